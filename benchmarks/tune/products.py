@@ -145,7 +145,8 @@ def row_candidates(product: LayerProduct) -> Iterator[RowTiling]:
     """Of one row: enough programs, and what they hold fits into registers."""
     outputs, depth, epilogue, _ = product
     halves = 2 if epilogue == GATED else 1
-    for tile, block, held, warps in itertools.product((2, 4, 8, 16), (512, 1024, 2048), (1, 2, 3, 4), (4, 8)):
+    blocks, chunks_held = (256, 512, 1024, 2048), (1, 2, 3, 4, 6, 8, 12, 16)
+    for tile, block, held, warps in itertools.product((2, 4, 8, 16), blocks, chunks_held, (2, 4, 8)):
         chunks = ceil_div(depth, block)
         if depth % block or held > chunks or tile < halves or held < min(chunks, 2):
             continue

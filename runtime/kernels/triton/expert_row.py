@@ -40,7 +40,7 @@ from runahead.runtime.kernels.triton.expert_tilings import (
     expert_row_tiling,
 )
 from runahead.runtime.kernels.triton.recurrent_rows import logistic
-from runahead.runtime.kernels.triton.row_product import outputs_of_row
+from runahead.runtime.kernels.triton.row_product import outputs_of_row, side_by_side
 
 # Guesses, which no tuner tries.
 _SHARED_ROWS: Final = 8  # of a shared expert: outputs of a program of the first kernel
@@ -56,14 +56,15 @@ def _gate_up_kernel(
     RENORMALISED: tl.constexpr, LOGISTIC: tl.constexpr, CORRECTED: tl.constexpr,
     GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr,
     FACTOR: tl.constexpr, COPIES: tl.constexpr, BEGIN: tl.constexpr, OWN: tl.constexpr, OUTPUTS: tl.constexpr,
-    DEPTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, GATED: tl.constexpr, SHARED: tl.constexpr,
-    SHARED_ROWS: tl.constexpr, SHARED_BLOCK: tl.constexpr, SHARED_HELD: tl.constexpr, SHARED_BIAS: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    DEPTH: tl.constexpr, ROWS: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr, GATED: tl.constexpr,
+    SHARED: tl.constexpr, SHARED_ROWS: tl.constexpr, SHARED_SIDE: tl.constexpr, SHARED_BLOCK: tl.constexpr,
+    SHARED_HELD: tl.constexpr, SHARED_BIAS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The first program names the row's experts, numbered from BEGIN on, and leaves their shares. The next are for
     SHARED_ROWS of the shared expert's SHARED outputs each; 0: there is none. Then one program for ROWS outputs of one
     of the row's experts, which it finds by itself. Of an expert that is not among OWN, and so another rank's, none of
-    its numbers is read, and zeros are left. GATED: or else by a squared ReLU."""
+    its numbers is read, and zeros are left. GATED: or else by a squared ReLU. SIDE: weights' rows that the threads hold
+    side by side; each thread reads for itself what they are multiplied by, and waits for no other until the sums."""
     let_dependents_start(DEPENDENT)
     FIRST: tl.constexpr = 1 + (SHARED + SHARED_ROWS - 1) // SHARED_ROWS
     TILES: tl.constexpr = (OUTPUTS + ROWS - 1) // ROWS
@@ -82,11 +83,11 @@ def _gate_up_kernel(
         if (program > 0) & (program < FIRST):
             outputs_of_row(
                 program - 1, x, shared, shared_bias, gamma, shared_out, x, eps, SHARED, DEPTH, SHARED_ROWS,
-                SHARED_BLOCK, SHARED_HELD, True, _GATED if GATED else _SQUARED, SHARED_BIAS, False, DEPENDENT, False,
+                SHARED_SIDE, SHARED_BLOCK, SHARED_HELD, True, _GATED if GATED else _SQUARED, SHARED_BIAS, False,
+                DEPENDENT, False,
             )  # fmt: skip
     if program >= FIRST:
         tile, place = (program - FIRST) % TILES, (program - FIRST) // TILES
-        k = tl.arange(0, BLOCK)
         wait_for_predecessors(DEPENDENT)
         is_live = tl.load(live) > 0  # what does not hang on it goes on meanwhile
         chosen, places, _ = chosen_experts(
@@ -100,31 +101,28 @@ def _gate_up_kernel(
             if OWN < COUNT:
                 length = tl.where((expert >= 0) & (expert < OWN), DEPTH, 0)
             HALVES: tl.constexpr = 2 if GATED else 1
-            r = tl.arange(0, HALVES * ROWS)
+            PARTS: tl.constexpr = ROWS // SIDE
+            r = tl.arange(0, HALVES * PARTS)[:, None, None] * SIDE + tl.arange(0, SIDE)[None, :, None]
             row = tl.minimum(tile * ROWS + r % ROWS, OUTPUTS - 1) + r // ROWS * OUTPUTS
+            k = tl.arange(0, BLOCK)[None, None, :] + tl.zeros([1, SIDE, 1], tl.int32)
             matrix = weight + expert.to(tl.int64) * (HALVES * OUTPUTS * DEPTH)
-            w_at = matrix + row.to(tl.int64)[:, None] * DEPTH + k[None, :]
-            acc = tl.zeros([HALVES * ROWS, BLOCK], tl.float32)
-            squares = tl.zeros([BLOCK], tl.float32)
-            for first in tl.static_range(0, DEPTH, 2 * BLOCK):
-                near, far = first + k < length, first + BLOCK + k < length
-                w0 = tl.load(w_at + first, mask=near[None, :], other=0.0)
-                w1 = tl.load(w_at + first + BLOCK, mask=far[None, :], other=0.0)
-                v = tl.load(x + first + k, mask=near, other=0.0).to(tl.float32)
-                g = tl.load(gamma + first + k, mask=near, other=0.0).to(tl.float32)
-                acc += w0.to(tl.float32) * (v * g)[None, :]
+            w_at = matrix + row.to(tl.int64) * DEPTH + k
+            acc = tl.zeros([HALVES * PARTS, SIDE, BLOCK], tl.float32)
+            squares = tl.zeros([1, SIDE, BLOCK], tl.float32)
+            for first in tl.static_range(0, DEPTH, BLOCK):
+                ok = first + k < length
+                w = tl.load(w_at + first, mask=ok, other=0.0)
+                v = tl.load(x + first + k, mask=ok, other=0.0).to(tl.float32)
+                g = tl.load(gamma + first + k, mask=ok, other=0.0).to(tl.float32)
+                acc += w.to(tl.float32) * (v * g)
                 squares += v * v
-                v = tl.load(x + first + BLOCK + k, mask=far, other=0.0).to(tl.float32)
-                g = tl.load(gamma + first + BLOCK + k, mask=far, other=0.0).to(tl.float32)
-                acc += w1.to(tl.float32) * (v * g)[None, :]
-                squares += v * v
-            total = tl.sum(acc, 1) * tl.rsqrt(tl.sum(squares, 0) / DEPTH + eps)
+            total = tl.sum(acc, 2, keep_dims=True) * tl.rsqrt(tl.sum(squares, 2, keep_dims=True) / DEPTH + eps)
             if GATED:
-                gate, up = tl.split(tl.trans(tl.reshape(total, [2, ROWS])))
+                gate, up = tl.split(tl.permute(tl.reshape(total, [2, PARTS, SIDE]), (1, 2, 0)))
                 total = gated(gate, up, False)
             else:
-                total = squared_relu(total)
-            output = tile * ROWS + tl.arange(0, ROWS)
+                total = squared_relu(tl.reshape(total, [PARTS, SIDE]))
+            output = tile * ROWS + tl.arange(0, PARTS)[:, None] * SIDE + tl.arange(0, SIDE)[None, :]
             tl.store(out + place * OUTPUTS + output, total.to(out.dtype.element_ty), mask=output < OUTPUTS)
 
 
@@ -230,7 +228,8 @@ def experts_of_one_row(
         gates = expert_row_tiling(ExpertProduct(which, chosen, own, width, hidden, itemsize))
     if downs is None:
         downs = expert_row_tiling(ExpertProduct(LAST, chosen, own, hidden, width, itemsize))
-    block = min(triton.next_power_of_2(hidden), _SHARED_WEIGHTS // (halves * _SHARED_ROWS))
+    shared_block = min(triton.next_power_of_2(hidden), _SHARED_WEIGHTS // (halves * _SHARED_ROWS))
+    block = min(triton.next_power_of_2(hidden), gates.weights // (2 * gates.rows))
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
     _gate_up_kernel[(1 + triton.cdiv(beside, _SHARED_ROWS) + triton.cdiv(width, gates.rows) * chosen,)](
         residual,
@@ -251,12 +250,14 @@ def experts_of_one_row(
         OUTPUTS=width,
         DEPTH=hidden,
         ROWS=gates.rows,
-        BLOCK=min(triton.next_power_of_2(hidden), gates.weights // (2 * gates.rows)),
+        SIDE=side_by_side(gates.rows, block, gates.warps, itemsize),
+        BLOCK=block,
         GATED=has_gates,
         SHARED=beside,
         SHARED_ROWS=_SHARED_ROWS,
-        SHARED_BLOCK=block,
-        SHARED_HELD=min(_SHARED_HELD, triton.cdiv(hidden, block)),
+        SHARED_SIDE=side_by_side(_SHARED_ROWS, shared_block, gates.warps, itemsize),
+        SHARED_BLOCK=shared_block,
+        SHARED_HELD=min(_SHARED_HELD, triton.cdiv(hidden, shared_block)),
         SHARED_BIAS=first.bias is not None,
         DEPENDENT=dependent,
         num_warps=gates.warps,

@@ -25,108 +25,102 @@ ADD: Final = 1  # out += product
 GATED: Final = 2  # out = activation(gate) * up, of the product's two halves
 SQUARED: Final = 3  # out = relu(product)^2
 EPILOGUES: Final = ("store", "add", "gated", "squared")  # their names
+_READ_AT_ONCE: Final = 32 * 16  # bytes that a warp reads by one instruction
 _ADD, _GATED, _SQUARED = tl.constexpr(ADD), tl.constexpr(GATED), tl.constexpr(SQUARED)
 
 
 @triton.jit
-def _weights(base, gamma, first, DEPTH: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr):
-    """BLOCK entries of the depth: of the matrix's rows, and of the norm's weight."""
-    k = first + tl.arange(0, BLOCK)
+def _weights(base, gamma, k, DEPTH: tl.constexpr, NORM: tl.constexpr):
+    """Entries of the depth: of the matrix's rows, and of the norm's weight."""
     g = 1.0
     if NORM:
         g = tl.load(gamma + k, mask=k < DEPTH, other=0.0)
-    return tl.load(base + first, mask=(k < DEPTH)[None, :], other=0.0), g
+    return tl.load(base + k, mask=k < DEPTH, other=0.0), g
 
 
 @triton.jit
-def _chunk(x, g, first, DEPTH: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr):
-    """BLOCK entries of the row, times the norm's weight, and their squares."""
-    k = first + tl.arange(0, BLOCK)
-    v = tl.load(x + k, mask=k < DEPTH, other=0.0).to(tl.float32)
-    square = v * v
-    if NORM:
-        v *= g.to(tl.float32)
-    return v, square
+def _and(held, one):
+    """A tuple that is longer by one."""
+    return held + (one,)  # noqa: RUF005 (of which a kernel knows nothing)
 
 
 @triton.jit
 def outputs_of_row(
     tile, x, weight, bias, gamma, out, places, eps, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, HELD: tl.constexpr, NORM: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr,
-    PLACED: tl.constexpr, DEPENDENT: tl.constexpr, GELU: tl.constexpr,
+    SIDE: tl.constexpr, BLOCK: tl.constexpr, HELD: tl.constexpr, NORM: tl.constexpr, EPILOGUE: tl.constexpr,
+    HAS_BIAS: tl.constexpr, PLACED: tl.constexpr, DEPENDENT: tl.constexpr, GELU: tl.constexpr,
 ):  # fmt: skip
-    """What a program does for ROWS outputs, from tile * ROWS on; the wait is in it. HELD: chunks of BLOCK weights that
-    are asked for before the wait."""
+    """What a program does for ROWS outputs, from tile * ROWS on; the wait is in it. SIDE: see `side_by_side`. HELD:
+    chunks of BLOCK weights that are asked for before the wait."""
     HALVES: tl.constexpr = 2 if EPILOGUE == _GATED else 1
-    CHUNKS: tl.constexpr = (DEPTH + BLOCK - 1) // BLOCK
-    r = tl.arange(0, ROWS * HALVES)
-    output = tile * ROWS + r % ROWS
-    ok = output < OUTPUTS
-    row = tl.where(ok, output, 0) + r // ROWS * OUTPUTS
-    k = tl.arange(0, BLOCK)
-    base = weight + row.to(tl.int64)[:, None] * DEPTH + k[None, :]
-    w0, g0 = _weights(base, gamma, 0, DEPTH, BLOCK, NORM)
-    if HELD > 1:
-        w1, g1 = _weights(base, gamma, BLOCK, DEPTH, BLOCK, NORM)
-    if HELD > 2:
-        w2, g2 = _weights(base, gamma, 2 * BLOCK, DEPTH, BLOCK, NORM)
-    if HELD > 3:
-        w3, g3 = _weights(base, gamma, 3 * BLOCK, DEPTH, BLOCK, NORM)
+    PARTS: tl.constexpr = ROWS // SIDE
+    r = tl.arange(0, HALVES * PARTS)[:, None, None] * SIDE + tl.arange(0, SIDE)[None, :, None]
+    row = tl.minimum(tile * ROWS + r % ROWS, OUTPUTS - 1) + r // ROWS * OUTPUTS
+    base = weight + row.to(tl.int64) * DEPTH
+    k = tl.arange(0, BLOCK)[None, None, :] + tl.zeros([1, SIDE, 1], tl.int32)
+    held, scales = (), ()
+    for c in tl.static_range(HELD):
+        w, g = _weights(base, gamma, c * BLOCK + k, DEPTH, NORM)
+        held, scales = _and(held, w), _and(scales, g)
     if HAS_BIAS:
-        added = tl.load(bias + row, mask=ok, other=0.0)
+        added = tl.load(bias + row)
+    output = tile * ROWS + tl.arange(0, PARTS)[:, None] * SIDE + tl.arange(0, SIDE)[None, :]
     wait_for_predecessors(DEPENDENT)
-    if EPILOGUE == _ADD:  # asked for with the row, so that nothing is waited for at the end
-        old = tl.load(out + output, mask=ok, other=0.0)
-    v, squares = _chunk(x, g0, 0, DEPTH, BLOCK, NORM)
-    acc = w0.to(tl.float32) * v[None, :]
-    if HELD > 1:
-        v, square = _chunk(x, g1, BLOCK, DEPTH, BLOCK, NORM)
-        acc += w1.to(tl.float32) * v[None, :]
-        squares += square
-    if HELD > 2:
-        v, square = _chunk(x, g2, 2 * BLOCK, DEPTH, BLOCK, NORM)
-        acc += w2.to(tl.float32) * v[None, :]
-        squares += square
-    if HELD > 3:
-        v, square = _chunk(x, g3, 3 * BLOCK, DEPTH, BLOCK, NORM)
-        acc += w3.to(tl.float32) * v[None, :]
-        squares += square
-    for c in tl.static_range(HELD, CHUNKS):
-        w, g = _weights(base, gamma, c * BLOCK, DEPTH, BLOCK, NORM)
-        v, square = _chunk(x, g, c * BLOCK, DEPTH, BLOCK, NORM)
-        acc += w.to(tl.float32) * v[None, :]
-        squares += square
-    total = tl.sum(acc, 1)
+    acc = tl.zeros([HALVES * PARTS, SIDE, BLOCK], tl.float32)
+    if EPILOGUE == _ADD:  # one thread of a row's begins with it, so that nothing is waited for at the end
+        WIDE: tl.constexpr = 128 // weight.dtype.element_ty.primitive_bitwidth
+        reader = tl.arange(0, BLOCK // WIDE)[None, None, :]
+        old = tl.load(out + row + 0 * reader, mask=(reader == 0) & (tile * ROWS + r < OUTPUTS), other=0.0)
+        old = tl.where(tl.arange(0, WIDE) == 0, old.to(tl.float32)[:, :, :, None], 0.0)
+        acc = tl.reshape(old, [PARTS, SIDE, BLOCK])
+    squares = tl.zeros([1, SIDE, BLOCK], tl.float32)
+    for first in tl.static_range(0, DEPTH, BLOCK):
+        if first < HELD * BLOCK:
+            w, g = held[first // BLOCK], scales[first // BLOCK]
+        else:
+            w, g = _weights(base, gamma, first + k, DEPTH, NORM)
+        v = tl.load(x + first + k, mask=first + k < DEPTH, other=0.0).to(tl.float32)
+        if NORM:
+            squares += v * v
+            v *= g.to(tl.float32)
+        acc += w.to(tl.float32) * v
+    total = tl.sum(acc, 2, keep_dims=True)
     if NORM:
-        total *= tl.rsqrt(tl.sum(squares, 0) / DEPTH + eps)
+        total *= tl.rsqrt(tl.sum(squares, 2, keep_dims=True) / DEPTH + eps)
     if HAS_BIAS:
         total += added.to(tl.float32)
     if EPILOGUE == _GATED:
-        gate, up = tl.split(tl.trans(tl.reshape(total, [2, ROWS])))
+        gate, up = tl.split(tl.permute(tl.reshape(total, [2, PARTS, SIDE]), (1, 2, 0)))
         total = gated(gate, up, GELU)
-        output = tile * ROWS + tl.arange(0, ROWS)
-        ok = output < OUTPUTS
+    else:
+        total = tl.reshape(total, [PARTS, SIDE])
     if EPILOGUE == _SQUARED:
         total = squared_relu(total)
     if PLACED:
         out += tl.load(places).to(tl.int64) * OUTPUTS
-    if EPILOGUE == _ADD:
-        total += old.to(tl.float32)
-    tl.store(out + output, total.to(out.dtype.element_ty), mask=ok)
+    tl.store(out + output, total.to(out.dtype.element_ty), mask=output < OUTPUTS)
 
 
 @triton.jit
 def _row_product_kernel(
     x, weight, bias, gamma, out, places, eps, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, HELD: tl.constexpr, NORM: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr,
-    PLACED: tl.constexpr, DEPENDENT: tl.constexpr, GELU: tl.constexpr,
+    SIDE: tl.constexpr, BLOCK: tl.constexpr, HELD: tl.constexpr, NORM: tl.constexpr, EPILOGUE: tl.constexpr,
+    HAS_BIAS: tl.constexpr, PLACED: tl.constexpr, DEPENDENT: tl.constexpr, GELU: tl.constexpr,
 ):  # fmt: skip
     """One program for ROWS outputs."""
     let_dependents_start(DEPENDENT)
     outputs_of_row(
-        tl.program_id(0), x, weight, bias, gamma, out, places, eps, OUTPUTS, DEPTH, ROWS, BLOCK, HELD, NORM, EPILOGUE,
-        HAS_BIAS, PLACED, DEPENDENT, GELU,
+        tl.program_id(0), x, weight, bias, gamma, out, places, eps, OUTPUTS, DEPTH, ROWS, SIDE, BLOCK, HELD, NORM,
+        EPILOGUE, HAS_BIAS, PLACED, DEPENDENT, GELU,
     )  # fmt: skip
+
+
+def side_by_side(rows: int, block: int, warps: int, itemsize: int) -> int:
+    """How many of a program's rows of weights its threads read side by side, each 16 bytes of a block: a power of two.
+
+    What these are multiplied by each thread then reads in the same places, so that no thread waits for another until
+    the sums; and with as many rows as warps not even then, but for what is stored."""
+    return max(1, min(rows, warps * _READ_AT_ONCE // (block * itemsize)))
 
 
 def row_product(
@@ -158,6 +152,7 @@ def row_product(
         OUTPUTS=outputs,
         DEPTH=depth,
         ROWS=tiling.rows,
+        SIDE=side_by_side(tiling.rows, tiling.block, tiling.warps, linear.weight.element_size()),
         BLOCK=tiling.block,
         HELD=min(tiling.held, triton.cdiv(depth, tiling.block)),
         NORM=norm is not None,
