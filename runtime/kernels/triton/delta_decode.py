@@ -23,6 +23,7 @@ from runahead.runtime.kernels.triton.dependent_launch import let_dependents_star
 from runahead.runtime.kernels.triton.recurrent_rows import (
     convolved,
     logistic,
+    newest_tap,
     row_of,
     shift_channels,
     softplus,
@@ -94,30 +95,34 @@ def _delta_row_kernel(
     q_sum = sum_of_kept(conv_state, conv_weight, source, q_channel, in_key & goes_on, CHANNELS, WINDOW)
     k_sum = sum_of_kept(conv_state, conv_weight, source, k_channel, in_key & goes_on, CHANNELS, WINDOW)
     v_sum = sum_of_kept(conv_state, conv_weight, source, v_channel, in_head & goes_on, CHANNELS, WINDOW)
+    q_tap = newest_tap(conv_weight, conv_weight, q_channel, in_key, WINDOW, False)
+    k_tap = newest_tap(conv_weight, conv_weight, k_channel, in_key, WINDOW, False)
+    v_tap = newest_tap(conv_weight, conv_weight, v_channel, in_head, WINDOW, False)
+    slope, bias = tl.load(a + head), tl.load(dt_bias + head).to(tl.float32)
     wait_for_predecessors(DEPENDENT)
     line = projected + start.to(tl.int64) * WIDTH
     if live:
         q_new = tl.load(line + INNER + q_channel, mask=in_key, other=0.0).to(tl.float32)
         k_new = tl.load(line + INNER + k_channel, mask=in_key, other=0.0).to(tl.float32)
         v_new = tl.load(line + INNER + v_channel, mask=in_head, other=0.0).to(tl.float32)
-        query = convolved(q_sum, q_new, conv_weight, conv_weight, q_channel, in_key, WINDOW, False)
-        key = convolved(k_sum, k_new, conv_weight, conv_weight, k_channel, in_key, WINDOW, False)
-        value = convolved(v_sum, v_new, conv_weight, conv_weight, v_channel, in_head, WINDOW, False)
-        query = query_of(query, KEY_DIM)
         b = tl.load(line + INNER + CHANNELS + head).to(tl.float32)
         dt = tl.load(line + INNER + CHANNELS + VALUE_HEADS + head).to(tl.float32)
-        held = written_to(held, key, value, b, dt + tl.load(dt_bias + head).to(tl.float32), tl.load(a + head))
-        tl.store(of_head + slot * SIZE, held, mask=in_tile)
-        if SNAPSHOTS:
-            tl.store(of_head + copy * SIZE, held, mask=in_tile & (copy >= 0))
+        key, value = convolved(k_sum, k_new, k_tap), convolved(v_sum, v_new, v_tap)
+        held = written_to(held, key, value, b, dt + bias, slope)
+        query = query_of(convolved(q_sum, q_new, q_tap), KEY_DIM)
         own = made + row.to(tl.int64) * INNER
         tl.store(own + place, tl.sum(held * query[None, :], 1), mask=in_head)
         tl.debug_barrier()
+        meeting = arrived + row * KEY_HEADS + of_keys
+        is_last = tl.atomic_add(meeting, 1, sem="acq_rel") == EACH * TILES - 1
+        # Behind the meeting, which waits until what was written before it is there for all to see.
+        tl.store(of_head + slot * SIZE, held, mask=in_tile)
+        if SNAPSHOTS:
+            tl.store(of_head + copy * SIZE, held, mask=in_tile & (copy >= 0))
         shift_channels(
             conv_state, slot, source, copy, v_channel, v_new, in_head, goes_on, CHANNELS, WINDOW, KEPT, SNAPSHOTS
         )
-        meeting = arrived + row * KEY_HEADS + of_keys
-        if tl.atomic_add(meeting, 1, sem="acq_rel") == EACH * TILES - 1:
+        if is_last:
             tl.store(meeting, 0)
             shift_channels(
                 conv_state, slot, source, copy, q_channel, q_new, in_key, goes_on, CHANNELS, WINDOW, KEPT, SNAPSHOTS

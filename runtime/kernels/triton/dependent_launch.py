@@ -37,3 +37,13 @@ def let_dependents_start(DEPENDENT: tl.constexpr):
 def wait_for_predecessors(DEPENDENT: tl.constexpr):
     if DEPENDENT:
         tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def ask_ahead(at, DEPENDENT: tl.constexpr):
+    """Bring weights that a program reads last of all into the L2 cache, while it waits. at: addresses, any of which
+    are those of memory that is there."""
+    if DEPENDENT:
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at.to(tl.int64)], tl.int32, is_pure=False, pack=1
+        )

@@ -18,10 +18,11 @@ import triton.language as tl
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import Mamba2
-from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
+from runahead.runtime.kernels.triton.dependent_launch import ask_ahead, let_dependents_start, wait_for_predecessors
 from runahead.runtime.kernels.triton.recurrent_rows import (
     convolved,
     logistic,
+    newest_tap,
     row_of,
     shift_channels,
     softplus,
@@ -87,6 +88,12 @@ def _mamba2_row_kernel(
     x_sum = sum_of_kept(conv_state, conv_weight, source, x_channel, in_head & goes_on, CHANNELS, WINDOW)
     b_sum = sum_of_kept(conv_state, conv_weight, source, b_channel, in_state & goes_on, CHANNELS, WINDOW)
     c_sum = sum_of_kept(conv_state, conv_weight, source, c_channel, in_state & goes_on, CHANNELS, WINDOW)
+    x_tap = newest_tap(conv_weight, conv_bias, x_channel, in_head, WINDOW, HAS_BIAS)
+    b_tap = newest_tap(conv_weight, conv_bias, b_channel, in_state, WINDOW, HAS_BIAS)
+    c_tap = newest_tap(conv_weight, conv_bias, c_channel, in_state, WINDOW, HAS_BIAS)
+    slope, straight = tl.load(a + head), tl.load(d + head).to(tl.float32)
+    bias = tl.load(dt_bias + head).to(tl.float32)
+    ask_ahead(gamma + tl.minimum(x_channel, INNER - 1), DEPENDENT)
     wait_for_predecessors(DEPENDENT)
     line = projected + start.to(tl.int64) * WIDTH
     if live:
@@ -94,23 +101,22 @@ def _mamba2_row_kernel(
         b_new = tl.load(line + INNER + b_channel, mask=in_state, other=0.0).to(tl.float32)
         c_new = tl.load(line + INNER + c_channel, mask=in_state, other=0.0).to(tl.float32)
         z = tl.load(line + x_channel, mask=in_head, other=0.0).to(tl.float32)
-        x = convolved(x_sum, x_new, conv_weight, conv_bias, x_channel, in_head, WINDOW, HAS_BIAS)
-        b = convolved(b_sum, b_new, conv_weight, conv_bias, b_channel, in_state, WINDOW, HAS_BIAS)
-        c = convolved(c_sum, c_new, conv_weight, conv_bias, c_channel, in_state, WINDOW, HAS_BIAS)
         raw = tl.load(line + INNER + CHANNELS + head).to(tl.float32)
-        dt = step_of(raw, tl.load(dt_bias + head).to(tl.float32), low, high)
-        held = moved_on(held, x, b, dt, tl.load(a + head))
+        x, b, c = convolved(x_sum, x_new, x_tap), convolved(b_sum, b_new, b_tap), convolved(c_sum, c_new, c_tap)
+        held = moved_on(held, x, b, step_of(raw, bias, low, high), slope)
+        y = gated_output(held, c, x, straight, z)
+        tl.store(made + row.to(tl.int64) * INNER + x_channel, y, mask=in_head)
+        tl.debug_barrier()
+        meeting = arrived + row * GROUPS + group
+        is_last = tl.atomic_add(meeting, 1, sem="acq_rel") == HEADS // GROUPS * TILES - 1
+        # Behind the meeting, which waits until what was written before it is there for all to see.
         tl.store(of_head + slot * SIZE, held, mask=in_tile)
         if SNAPSHOTS:
             tl.store(of_head + copy * SIZE, held, mask=in_tile & (copy >= 0))
-        y = gated_output(held, c, x, tl.load(d + head).to(tl.float32), z)
-        tl.store(made + row.to(tl.int64) * INNER + x_channel, y, mask=in_head)
-        tl.debug_barrier()
         shift_channels(
             conv_state, slot, source, copy, x_channel, x_new, in_head, goes_on, CHANNELS, WINDOW, KEPT, SNAPSHOTS
         )
-        meeting = arrived + row * GROUPS + group
-        if tl.atomic_add(meeting, 1, sem="acq_rel") == HEADS // GROUPS * TILES - 1:
+        if is_last:
             tl.store(meeting, 0)
             shift_channels(
                 conv_state, slot, source, copy, b_channel, b_new, in_state, goes_on, CHANNELS, WINDOW, KEPT, SNAPSHOTS

@@ -68,14 +68,21 @@ def sum_of_kept(conv_state, conv_weight, source, channel, ok, CHANNELS: tl.const
 
 
 @triton.jit
-def convolved(
-    total, newest, conv_weight, conv_bias, channel, ok, WINDOW: tl.constexpr, HAS_BIAS: tl.constexpr
-):  # fmt: skip
-    """SiLU of the whole sum: `total` of the tokens before, then the token itself, then the bias."""
-    weight = tl.load(conv_weight + channel * WINDOW + WINDOW - 1, mask=ok, other=0.0)
-    total += newest * weight.to(tl.float32)
+def newest_tap(conv_weight, conv_bias, channel, ok, WINDOW: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """By what a convolution multiplies the token itself, and its bias, 0 if it has none: float32, as `channel`."""
+    weight = tl.load(conv_weight + channel * WINDOW + WINDOW - 1, mask=ok, other=0.0).to(tl.float32)
+    bias = tl.zeros(channel.shape, tl.float32)
     if HAS_BIAS:
-        total += tl.load(conv_bias + channel, mask=ok, other=0.0).to(tl.float32)
+        bias = tl.load(conv_bias + channel, mask=ok, other=0.0).to(tl.float32)
+    return weight, bias
+
+
+@triton.jit
+def convolved(total, newest, tap):
+    """SiLU of the whole sum: `total` of the tokens before, then the token itself, then the bias."""
+    weight, bias = tap
+    total += newest * weight
+    total += bias
     return total * logistic(total)
 
 

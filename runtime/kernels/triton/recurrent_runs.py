@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch
-from runahead.runtime.kernels.triton.recurrent_rows import convolved
+from runahead.runtime.kernels.triton.recurrent_rows import convolved, newest_tap
 
 
 @triton.jit
@@ -61,7 +61,7 @@ def convolved_of(
         projected, kept, conv_state, line, slot, source, channel, step, again, ok, goes_on, FIRST, WIDTH, INPUTS,
         CHANNELS, WINDOW, MOST,
     )  # fmt: skip
-    return convolved(total, newest, conv_weight, conv_bias, channel, ok, WINDOW, HAS_BIAS)
+    return convolved(total, newest, newest_tap(conv_weight, conv_bias, channel, ok, WINDOW, HAS_BIAS))
 
 
 @triton.jit
