@@ -53,18 +53,7 @@ def candidates(step: Step, limit: int, only: str) -> dict[str, list[Way]]:
     dice.shuffle(plans)
     found: dict[str, list[Way]] = {ATTENTION: [*_of_few_kernels(plans, limit)]}
     for key, (product, columns) in step.asked.items():
-        by_lanes: list[products.AnyTiling] = []
-        ways: list[products.AnyTiling] = []
-        if columns == 1:
-            ways += products.row_candidates(product)
-        else:
-            ways += products.rows_candidates(product, columns)
-            by_lanes += products.lanes_candidates(product, columns)
-        dice.shuffle(ways)
-        dice.shuffle(by_lanes)
-        ways = by_lanes[: limit // 4] + ways  # of which there are many more
-        both = [replace(way, dependent=on) for way in ways[: limit // 2] for on in (True, False)]
-        found[key] = [_not_measured(product, columns), *both]
+        found[key] = [_not_measured(product, columns), *_ways_of(product, columns, limit, dice)]
     for key, asked in step.asked_experts.items():
         if asked.columns:
             cuts: list[Way] = [*experts.tilings(asked.product, asked.columns)]
@@ -73,6 +62,24 @@ def candidates(step: Step, limit: int, only: str) -> dict[str, list[Way]]:
         dice.shuffle(cuts)
         found[key] = cuts[:limit]
     return {key: ways for key, ways in found.items() if any(part in key for part in only.split(","))}
+
+
+def _ways_of(product: LayerProduct, columns: int, limit: int, dice: random.Random) -> Iterator[products.AnyTiling]:
+    """Each with another beside it. Of one row all are launched programmatically, and every second asks for weights of
+    later programs; of several every second is not launched so."""
+    if columns == 1:
+        of_row = [*products.row_candidates(product)]
+        dice.shuffle(of_row)
+        later = itertools.cycle((2 * attention.PROCESSORS, 4 * attention.PROCESSORS))
+        for of_one, ahead in zip(of_row[: limit // 2], later, strict=False):
+            yield from (of_one, replace(of_one, ahead=ahead))
+        return
+    by_lanes = [*products.lanes_candidates(product, columns)]
+    others = [*products.rows_candidates(product, columns)]
+    dice.shuffle(others)
+    dice.shuffle(by_lanes)
+    for way in (by_lanes[: limit // 4] + others)[: limit // 2]:  # of others there are many more
+        yield from (replace(way, dependent=on) for on in (True, False))
 
 
 def _not_measured(product: LayerProduct, columns: int) -> products.AnyTiling:

@@ -40,10 +40,24 @@ def wait_for_predecessors(DEPENDENT: tl.constexpr):
 
 
 @triton.jit
-def ask_ahead(at, DEPENDENT: tl.constexpr):
-    """Bring weights that a program reads last of all into the L2 cache, while it waits. at: addresses, any of which
-    are those of memory that is there."""
+def ask_ahead(at, BYTES: tl.constexpr, DEPENDENT: tl.constexpr):
+    """Bring so many bytes of weights, from the address `at` on, into the L2 cache while the program waits: what it, or
+    a program that can't begin yet, reads later. Both are multiples of 16."""
     if DEPENDENT:
         tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at.to(tl.int64)], tl.int32, is_pure=False, pack=1
+            """
+            {
+                .reg .pred first;
+                .reg .b32 thread;
+                mov.u32 thread, %tid.x;
+                setp.eq.u32 first, thread, 0;
+                @first cp.async.bulk.prefetch.L2.global [$1], $2;
+                mov.u32 $0, 0;
+            }
+            """,
+            "=r,l,r",
+            [at.to(tl.int64), BYTES],
+            tl.int32,
+            is_pure=False,
+            pack=1,
         )

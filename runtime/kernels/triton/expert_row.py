@@ -83,7 +83,7 @@ def _gate_up_kernel(
         if (program > 0) & (program < FIRST):
             outputs_of_row(
                 program - 1, x, shared, shared_bias, gamma, shared_out, x, eps, SHARED, DEPTH, SHARED_ROWS,
-                SHARED_SIDE, SHARED_BLOCK, SHARED_HELD, True, _GATED if GATED else _SQUARED, SHARED_BIAS, False,
+                SHARED_SIDE, SHARED_BLOCK, SHARED_HELD, 0, True, _GATED if GATED else _SQUARED, SHARED_BIAS, False,
                 DEPENDENT, False,
             )  # fmt: skip
     if program >= FIRST:

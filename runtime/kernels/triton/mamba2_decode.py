@@ -93,7 +93,9 @@ def _mamba2_row_kernel(
     c_tap = newest_tap(conv_weight, conv_bias, c_channel, in_state, WINDOW, HAS_BIAS)
     slope, straight = tl.load(a + head), tl.load(d + head).to(tl.float32)
     bias = tl.load(dt_bias + head).to(tl.float32)
-    ask_ahead(gamma + tl.minimum(x_channel, INNER - 1), DEPENDENT)
+    if SHARE % 8 == 0:  # or else it lies at no multiple of 16 bytes
+        if program % (HEADS // GROUPS * TILES) == 0:
+            ask_ahead(gamma + group * SHARE, SHARE * (gamma.dtype.element_ty.primitive_bitwidth // 8), DEPENDENT)
     wait_for_predecessors(DEPENDENT)
     line = projected + start.to(tl.int64) * WIDTH
     if live:

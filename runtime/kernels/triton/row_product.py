@@ -17,7 +17,7 @@ import triton.language as tl
 
 from runahead.runtime.kernels.layers import Activation, Linear, Norm
 from runahead.runtime.kernels.triton.activation import gated, squared_relu
-from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
+from runahead.runtime.kernels.triton.dependent_launch import ask_ahead, let_dependents_start, wait_for_predecessors
 from runahead.runtime.kernels.triton.tilings import RowTiling
 
 STORE: Final = 0  # out = product
@@ -47,11 +47,12 @@ def _and(held, one):
 @triton.jit
 def outputs_of_row(
     tile, x, weight, bias, gamma, out, places, eps, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr,
-    SIDE: tl.constexpr, BLOCK: tl.constexpr, HELD: tl.constexpr, NORM: tl.constexpr, EPILOGUE: tl.constexpr,
-    HAS_BIAS: tl.constexpr, PLACED: tl.constexpr, DEPENDENT: tl.constexpr, GELU: tl.constexpr,
+    SIDE: tl.constexpr, BLOCK: tl.constexpr, HELD: tl.constexpr, AHEAD: tl.constexpr, NORM: tl.constexpr,
+    EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PLACED: tl.constexpr, DEPENDENT: tl.constexpr, GELU: tl.constexpr,
 ):  # fmt: skip
     """What a program does for ROWS outputs, from tile * ROWS on; the wait is in it. SIDE: see `side_by_side`. HELD:
-    chunks of BLOCK weights that are asked for before the wait."""
+    chunks of BLOCK weights that are asked for before the wait. AHEAD: so many programs on, that one's weights are
+    brought into the L2 cache besides; 0: none's."""
     HALVES: tl.constexpr = 2 if EPILOGUE == _GATED else 1
     PARTS: tl.constexpr = ROWS // SIDE
     r = tl.arange(0, HALVES * PARTS)[:, None, None] * SIDE + tl.arange(0, SIDE)[None, :, None]
@@ -62,6 +63,12 @@ def outputs_of_row(
     for c in tl.static_range(HELD):
         w, g = _weights(base, gamma, c * BLOCK + k, DEPTH, NORM)
         held, scales = _and(held, w), _and(scales, g)
+    if AHEAD > 0:
+        if (tile + AHEAD) * ROWS < OUTPUTS:
+            first = tl.minimum((tile + AHEAD) * ROWS, OUTPUTS - ROWS).to(tl.int64)
+            BYTES: tl.constexpr = ROWS * DEPTH * (weight.dtype.element_ty.primitive_bitwidth // 8)
+            for half in tl.static_range(HALVES):
+                ask_ahead(weight + (half * OUTPUTS + first) * DEPTH, BYTES, DEPENDENT)
     if HAS_BIAS:
         added = tl.load(bias + row)
     output = tile * ROWS + tl.arange(0, PARTS)[:, None] * SIDE + tl.arange(0, SIDE)[None, :]
@@ -104,14 +111,14 @@ def outputs_of_row(
 @triton.jit
 def _row_product_kernel(
     x, weight, bias, gamma, out, places, eps, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr,
-    SIDE: tl.constexpr, BLOCK: tl.constexpr, HELD: tl.constexpr, NORM: tl.constexpr, EPILOGUE: tl.constexpr,
-    HAS_BIAS: tl.constexpr, PLACED: tl.constexpr, DEPENDENT: tl.constexpr, GELU: tl.constexpr,
+    SIDE: tl.constexpr, BLOCK: tl.constexpr, HELD: tl.constexpr, AHEAD: tl.constexpr, NORM: tl.constexpr,
+    EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PLACED: tl.constexpr, DEPENDENT: tl.constexpr, GELU: tl.constexpr,
 ):  # fmt: skip
     """One program for ROWS outputs."""
     let_dependents_start(DEPENDENT)
     outputs_of_row(
-        tl.program_id(0), x, weight, bias, gamma, out, places, eps, OUTPUTS, DEPTH, ROWS, SIDE, BLOCK, HELD, NORM,
-        EPILOGUE, HAS_BIAS, PLACED, DEPENDENT, GELU,
+        tl.program_id(0), x, weight, bias, gamma, out, places, eps, OUTPUTS, DEPTH, ROWS, SIDE, BLOCK, HELD, AHEAD,
+        NORM, EPILOGUE, HAS_BIAS, PLACED, DEPENDENT, GELU,
     )  # fmt: skip
 
 
@@ -140,6 +147,7 @@ def row_product(
     """
     outputs, depth = linear.weight.shape
     outputs //= 2 if epilogue == GATED else 1
+    assert tiling.ahead == 0 or depth * linear.weight.element_size() % 16 == 0
     options: dict[str, Any] = {"launch_pdl": True} if tiling.dependent else {}
     _row_product_kernel[(triton.cdiv(outputs, tiling.rows),)](
         x,
@@ -155,6 +163,7 @@ def row_product(
         SIDE=side_by_side(tiling.rows, tiling.block, tiling.warps, linear.weight.element_size()),
         BLOCK=tiling.block,
         HELD=min(tiling.held, triton.cdiv(depth, tiling.block)),
+        AHEAD=tiling.ahead,
         NORM=norm is not None,
         EPILOGUE=epilogue,
         HAS_BIAS=linear.bias is not None,
