@@ -5,7 +5,7 @@ then the highest below that, and so on: as many rounds as experts are chosen. On
 back up. To compare every expert with every other takes about as long for 64 or 128 of them; for 512 that is a kernel of
 750 KB in the place of one of 140 (docs/decisions/0036-experts.md).
 
-Values keep three dimensions through all of it. What is reduced in fewer and spread out again changes places among the
+Values keep two dimensions through all of it. What is reduced to one and spread out again changes places among the
 threads, by way of shared memory and with barriers.
 """
 
@@ -14,7 +14,7 @@ threads, by way of shared memory and with barriers.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import triton
 import triton.language as tl
@@ -25,7 +25,7 @@ _NEVER = tl.constexpr(float("-inf"))
 _LEAST_SUM = tl.constexpr(LEAST_SUM)
 _BELOW_ALL = tl.constexpr(-(1 << 31))
 _ABOVE_ALL = tl.constexpr((1 << 31) - 1)
-_SIDE_BY_SIDE = tl.constexpr(128)  # values that the lanes of a warp hold, four each
+_IN_COPIES: Final = 128  # experts of which each warp has a copy, at most: four of a lane
 
 
 @triton.jit
@@ -37,35 +37,33 @@ def _in_order(value):
 
 @triton.jit
 def numbers_of_experts(PADDED: tl.constexpr, COPIES: tl.constexpr):
-    """[n, COPIES, m], 0 to PADDED - 1 in each copy. As a compiler shares such a tensor out, a warp has a copy: the
-    lanes of one hold m values side by side, and what is ahead of these is left to the others."""
-    SIDE: tl.constexpr = PADDED if PADDED < _SIDE_BY_SIDE else _SIDE_BY_SIDE
-    first = tl.arange(0, PADDED // SIDE)[:, None, None] * SIDE
-    return first + tl.arange(0, SIDE)[None, None, :] + tl.zeros([1, COPIES, 1], tl.int32)
+    """[COPIES, PADDED], 0 to PADDED - 1 in each copy. As a compiler shares such a tensor out, each warp has one of
+    several copies, and all warps together a single one."""
+    return tl.arange(0, PADDED)[None, :] + tl.zeros([COPIES, 1], tl.int32)
 
 
 @triton.jit
 def _most(x):
-    """Of each copy, [1, COPIES, 1]. First of what a lane holds; then of numbers a warp has an instruction."""
-    return tl.max(tl.max(x, 0, keep_dims=True), 2, keep_dims=True)
+    """Of each copy, [COPIES, 1]."""
+    return tl.max(x, 1, keep_dims=True)
 
 
 @triton.jit
 def _lowest(x):
-    """Of each copy, [1, COPIES, 1]."""
-    return tl.min(tl.min(x, 0, keep_dims=True), 2, keep_dims=True)
+    """Of each copy, [COPIES, 1]."""
+    return tl.min(x, 1, keep_dims=True)
 
 
 @triton.jit
 def _sum(x):
-    """Of each copy, [1, COPIES, 1]."""
-    return tl.sum(tl.sum(x, 0, keep_dims=True), 2, keep_dims=True)
+    """Of each copy, [COPIES, 1]."""
+    return tl.sum(x, 1, keep_dims=True)
 
 
 @triton.jit
 def sum_of_a_copy(x):
-    """One number. x: [n, COPIES, m], with the same numbers in each copy."""
-    return tl.max(tl.max(tl.max(_sum(x), 0), 1), 0)
+    """One number. x: [COPIES, m], with the same numbers in each copy."""
+    return tl.max(tl.sum(x, 1), 0)
 
 
 @triton.jit
@@ -83,13 +81,6 @@ def _highest(order, e, CHOSEN: tl.constexpr):
     for _ in range(ahead + 1, CHOSEN):
         last = _lowest(tl.where((order == least) & (e > last), e, _ABOVE_ALL))
     return (order > least) | ((order == least) & (e <= last))
-
-
-@triton.jit
-def _up_to(x):
-    """The sum of what is there in a copy up to each place, it included. x: [n, COPIES, m]."""
-    ahead = tl.sum(x, 2, keep_dims=True)
-    return tl.cumsum(x, 2) + (tl.cumsum(ahead, 0) - ahead)
 
 
 @triton.jit
@@ -154,7 +145,7 @@ def chosen_experts(
         kept = _of_best_groups(tl.reshape(value, [PADDED]), COUNT, PADDED, GROUPS, PADDED_GROUPS, CHOSEN_GROUPS)
         value = tl.where(tl.reshape(kept, e.shape), value, _NEVER)
     chosen = _highest(tl.where(inside, _in_order(value), _BELOW_ALL), e, CHOSEN)
-    return chosen, _up_to(chosen.to(tl.int32)) - 1, score
+    return chosen, tl.cumsum(chosen.to(tl.int32), 1) - 1, score
 
 
 @triton.jit
@@ -182,9 +173,10 @@ def padded(count: int) -> int:
     return max(1 << (count - 1).bit_length(), 16)
 
 
-def choice_parts(choice: Choice, count: int, scores: int, copies: int = 1) -> dict[str, Any]:
-    """What kernels are made for that choose and share, by name. count: experts. scores: numbers of a token. copies:
-    where the choice has no groups."""
+def choice_parts(choice: Choice, count: int, scores: int, warps: int = 1) -> dict[str, Any]:
+    """What kernels are made for that choose and share, by name. count: experts. scores: numbers of a token. warps: of
+    which each may have a copy, where experts are few enough and the choice has no groups."""
+    copies = warps if padded(count) <= _IN_COPIES and not choice.limits_groups else 1
     groups = choice.groups if choice.limits_groups else 0
     return {
         "COUNT": count,
@@ -198,5 +190,5 @@ def choice_parts(choice: Choice, count: int, scores: int, copies: int = 1) -> di
         "PADDED_GROUPS": triton.next_power_of_2(max(groups, 1)),
         "CHOSEN_GROUPS": choice.chosen_groups if groups else 0,
         "FACTOR": choice.scale,
-        "COPIES": 1 if groups else copies,
+        "COPIES": copies,
     }
