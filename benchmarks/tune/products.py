@@ -39,6 +39,7 @@ from runahead.runtime.kernels.triton.tilings import (
     RowTiling,
     Tiling,
     measured_tiling,
+    rows_in_table,
     tiling_key,
 )
 from runahead.runtime.models.weights import described
@@ -231,7 +232,16 @@ def jobs(names: list[str], batches: list[int], limit: int, exact: bool) -> Itera
                 yield Job(product, rows, _of_each_number_of_parts(product, columns_of(rows), found, limit))
                 continue
             both = [replace(tiling, dependent=dependent) for tiling in found[:limit] for dependent in (True, False)]
-            yield Job(product, rows, both)
+            yield Job(product, rows, [*_known(product, rows), *both])
+
+
+def _known(product: LayerProduct, rows: int) -> list[AnyTiling]:
+    """What the table has, if it has something: what replaces it was measured beside it."""
+    columns = 1 if rows == 1 else rows_in_table(rows)
+    entry = measured_tiling(product.outputs, product.depth, columns, EPILOGUES[product.epilogue])
+    if entry is None:
+        return []
+    return [RowTiling(**entry) if rows == 1 else Tiling(**entry)]
 
 
 def _of_each_number_of_parts(

@@ -128,7 +128,7 @@ def chosen_experts(
     An expert is chosen if fewer than CHOSEN are ahead of it: those of higher scores, or values, and of equal ones those
     of lower numbers. A score that is no number is behind all others. SCORES: numbers of a token, of which the experts'
     scores come first. GROUPS: 0: any expert may be chosen. COPIES: with as many as the program has warps each warp has
-    a copy, and none waits for another; 1 where there are groups.
+    a copy, and none waits for another in a round; 1 where there are groups.
     """
     e = numbers_of_experts(PADDED, COPIES)
     inside = e < COUNT
@@ -141,7 +141,6 @@ def chosen_experts(
     value = tl.where(value == value, value, _NEVER)
     if GROUPS > 0:
         tl.static_assert(COPIES == 1)
-        value = tl.where(inside, value, _NEVER)
         kept = _of_best_groups(tl.reshape(value, [PADDED]), COUNT, PADDED, GROUPS, PADDED_GROUPS, CHOSEN_GROUPS)
         value = tl.where(tl.reshape(kept, e.shape), value, _NEVER)
     chosen = _highest(tl.where(inside, _in_order(value), _BELOW_ALL), e, CHOSEN)

@@ -1,10 +1,9 @@
 """Experts of a launch of one row: float32 multiply-adds, since the matrix units would idle.
 
 Two kernels follow the product that makes the scores. One program of the first names the row's experts, and those that
-read weights find by themselves which expert they are for;
-the second has each output's sum over all experts of the row. Nothing has to be listed, and no result meets another.
-The shared expert is in the same two kernels: what they read of it hangs on no choice, and they ask for the first of it
-before they wait.
+read weights find by themselves which expert they are for; the second has each output's sum over all experts of the row.
+Nothing has to be listed, and no result meets another. The shared expert is in the same two kernels: what they read of
+it hangs on no choice, and they ask for the first of it before they wait.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -69,16 +68,6 @@ def _gate_up_kernel(
     FIRST: tl.constexpr = 1 + (SHARED + SHARED_ROWS - 1) // SHARED_ROWS
     TILES: tl.constexpr = (OUTPUTS + ROWS - 1) // ROWS
     program = tl.program_id(0)
-    if program == 0:
-        wait_for_predecessors(DEPENDENT)
-        chosen, places, score = chosen_experts(
-            scores, correction, program, COUNT, SCORES, CHOSEN, PADDED, LOGISTIC, CORRECTED, GROUPS, PADDED_GROUPS,
-            CHOSEN_GROUPS, COPIES,
-        )  # fmt: skip
-        share = shares_of(score, chosen, COUNT, PADDED, RENORMALISED, LOGISTIC, FACTOR, COPIES)
-        e = numbers_of_experts(PADDED, COPIES)
-        tl.store(named + places, e - BEGIN, mask=chosen)
-        tl.store(shares + places, share, mask=chosen)
     if SHARED > 0:
         if (program > 0) & (program < FIRST):
             outputs_of_row(
@@ -86,43 +75,48 @@ def _gate_up_kernel(
                 SHARED_SIDE, SHARED_BLOCK, SHARED_HELD, 0, True, _GATED if GATED else _SQUARED, SHARED_BIAS, False,
                 DEPENDENT, False,
             )  # fmt: skip
-    if program >= FIRST:
-        tile, place = (program - FIRST) % TILES, (program - FIRST) // TILES
+    if (program == 0) | (program >= FIRST):
         wait_for_predecessors(DEPENDENT)
         is_live = tl.load(live) > 0  # what does not hang on it goes on meanwhile
-        chosen, places, _ = chosen_experts(
-            scores, correction, 0 * tile, COUNT, SCORES, CHOSEN, PADDED, LOGISTIC, CORRECTED, GROUPS, PADDED_GROUPS,
+        chosen, places, score = chosen_experts(
+            scores, correction, 0 * program, COUNT, SCORES, CHOSEN, PADDED, LOGISTIC, CORRECTED, GROUPS, PADDED_GROUPS,
             CHOSEN_GROUPS, COPIES,
         )  # fmt: skip
-        if is_live:
-            mine = chosen & (places == place)
-            expert = sum_of_a_copy(tl.where(mine, numbers_of_experts(PADDED, COPIES), 0)) - BEGIN
+        e = numbers_of_experts(PADDED, COPIES)
+        if program == 0:
+            share = shares_of(score, chosen, COUNT, PADDED, RENORMALISED, LOGISTIC, FACTOR, COPIES)
+            tl.store(named + places, e - BEGIN, mask=chosen)
+            tl.store(shares + places, share, mask=chosen)
+        elif is_live:
+            tile, place = (program - FIRST) % TILES, (program - FIRST) // TILES
+            expert = sum_of_a_copy(tl.where(chosen & (places == place), e, 0)) - BEGIN
             length = DEPTH
             if OWN < COUNT:
                 length = tl.where((expert >= 0) & (expert < OWN), DEPTH, 0)
             HALVES: tl.constexpr = 2 if GATED else 1
-            PARTS: tl.constexpr = ROWS // SIDE
-            r = tl.arange(0, HALVES * PARTS)[:, None, None] * SIDE + tl.arange(0, SIDE)[None, :, None]
+            PARTS: tl.constexpr = HALVES * ROWS // SIDE
+            r = tl.arange(0, PARTS)[:, None, None] * SIDE + tl.arange(0, SIDE)[None, :, None]
             row = tl.minimum(tile * ROWS + r % ROWS, OUTPUTS - 1) + r // ROWS * OUTPUTS
             k = tl.arange(0, BLOCK)[None, None, :] + tl.zeros([1, SIDE, 1], tl.int32)
             matrix = weight + expert.to(tl.int64) * (HALVES * OUTPUTS * DEPTH)
             w_at = matrix + row.to(tl.int64) * DEPTH + k
-            acc = tl.zeros([HALVES * PARTS, SIDE, BLOCK], tl.float32)
-            squares = tl.zeros([1, SIDE, BLOCK], tl.float32)
             for first in tl.static_range(0, DEPTH, BLOCK):
                 ok = first + k < length
                 w = tl.load(w_at + first, mask=ok, other=0.0)
                 v = tl.load(x + first + k, mask=ok, other=0.0).to(tl.float32)
                 g = tl.load(gamma + first + k, mask=ok, other=0.0).to(tl.float32)
-                acc += w.to(tl.float32) * (v * g)
-                squares += v * v
+                products, square = w.to(tl.float32) * (v * g), v * v
+                if first == 0:
+                    acc, squares = products, square
+                else:
+                    acc, squares = acc + products, squares + square
             total = tl.sum(acc, 2, keep_dims=True) * tl.rsqrt(tl.sum(squares, 2, keep_dims=True) / DEPTH + eps)
             if GATED:
-                gate, up = tl.split(tl.permute(tl.reshape(total, [2, PARTS, SIDE]), (1, 2, 0)))
+                gate, up = tl.split(tl.trans(tl.reshape(total, [2, ROWS])))
                 total = gated(gate, up, False)
             else:
-                total = squared_relu(tl.reshape(total, [PARTS, SIDE]))
-            output = tile * ROWS + tl.arange(0, PARTS)[:, None] * SIDE + tl.arange(0, SIDE)[None, :]
+                total = squared_relu(tl.reshape(total, [ROWS]))
+            output = tile * ROWS + tl.arange(0, ROWS)
             tl.store(out + place * OUTPUTS + output, total.to(out.dtype.element_ty), mask=output < OUTPUTS)
 
 
@@ -149,7 +143,7 @@ def _down_kernel(
         if SHARED_BIAS:
             added = tl.load(shared_bias + row)
     wait_for_predecessors(DEPENDENT)
-    # All of it is asked for together; of a masked row the first two are anything, and are not used.
+    # All of it is asked for together; of a masked row the shares are anything, and nothing is used.
     is_live, expert = tl.load(live) > 0, tl.load(named + p, mask=p < CHOSEN, other=0).to(tl.int64)
     share, old = tl.load(shares + p, mask=p < CHOSEN, other=0.0), tl.load(residual + row)
     if SHARED > 0:
@@ -250,12 +244,12 @@ def experts_of_one_row(
         OUTPUTS=width,
         DEPTH=hidden,
         ROWS=gates.rows,
-        SIDE=side_by_side(gates.rows, block, gates.warps, itemsize),
+        SIDE=side_by_side(halves * gates.rows, block, gates.warps, itemsize),
         BLOCK=block,
         GATED=has_gates,
         SHARED=beside,
         SHARED_ROWS=_SHARED_ROWS,
-        SHARED_SIDE=side_by_side(_SHARED_ROWS, shared_block, gates.warps, itemsize),
+        SHARED_SIDE=side_by_side(halves * _SHARED_ROWS, shared_block, gates.warps, itemsize),
         SHARED_BLOCK=shared_block,
         SHARED_HELD=min(_SHARED_HELD, triton.cdiv(hidden, shared_block)),
         SHARED_BIAS=first.bias is not None,

@@ -54,8 +54,8 @@ def outputs_of_row(
     chunks of BLOCK weights that are asked for before the wait. AHEAD: so many programs on, that one's weights are
     brought into the L2 cache besides; 0: none's."""
     HALVES: tl.constexpr = 2 if EPILOGUE == _GATED else 1
-    PARTS: tl.constexpr = ROWS // SIDE
-    r = tl.arange(0, HALVES * PARTS)[:, None, None] * SIDE + tl.arange(0, SIDE)[None, :, None]
+    PARTS: tl.constexpr = HALVES * ROWS // SIDE
+    r = tl.arange(0, PARTS)[:, None, None] * SIDE + tl.arange(0, SIDE)[None, :, None]
     row = tl.minimum(tile * ROWS + r % ROWS, OUTPUTS - 1) + r // ROWS * OUTPUTS
     base = weight + row.to(tl.int64) * DEPTH
     k = tl.arange(0, BLOCK)[None, None, :] + tl.zeros([1, SIDE, 1], tl.int32)
@@ -65,46 +65,54 @@ def outputs_of_row(
         held, scales = _and(held, w), _and(scales, g)
     if AHEAD > 0:
         if (tile + AHEAD) * ROWS < OUTPUTS:
-            first = tl.minimum((tile + AHEAD) * ROWS, OUTPUTS - ROWS).to(tl.int64)
+            later = tl.minimum((tile + AHEAD) * ROWS, OUTPUTS - ROWS).to(tl.int64)
             BYTES: tl.constexpr = ROWS * DEPTH * (weight.dtype.element_ty.primitive_bitwidth // 8)
             for half in tl.static_range(HALVES):
-                ask_ahead(weight + (half * OUTPUTS + first) * DEPTH, BYTES, DEPENDENT)
+                ask_ahead(weight + (half * OUTPUTS + later) * DEPTH, BYTES, DEPENDENT)
     if HAS_BIAS:
         added = tl.load(bias + row)
-    output = tile * ROWS + tl.arange(0, PARTS)[:, None] * SIDE + tl.arange(0, SIDE)[None, :]
     wait_for_predecessors(DEPENDENT)
-    acc = tl.zeros([HALVES * PARTS, SIDE, BLOCK], tl.float32)
     if EPILOGUE == _ADD:  # one thread of a row's begins with it, so that nothing is waited for at the end
-        WIDE: tl.constexpr = 128 // weight.dtype.element_ty.primitive_bitwidth
+        tl.static_assert(not NORM)
+        MOST: tl.constexpr = 128 // weight.dtype.element_ty.primitive_bitwidth
+        WIDE: tl.constexpr = MOST if MOST < BLOCK else BLOCK
         reader = tl.arange(0, BLOCK // WIDE)[None, None, :]
-        old = tl.load(out + row + 0 * reader, mask=(reader == 0) & (tile * ROWS + r < OUTPUTS), other=0.0)
+        old = tl.load(out + row + 0 * reader, mask=reader == 0, other=0.0)
         old = tl.where(tl.arange(0, WIDE) == 0, old.to(tl.float32)[:, :, :, None], 0.0)
         acc = tl.reshape(old, [PARTS, SIDE, BLOCK])
-    squares = tl.zeros([1, SIDE, BLOCK], tl.float32)
     for first in tl.static_range(0, DEPTH, BLOCK):
         if first < HELD * BLOCK:
             w, g = held[first // BLOCK], scales[first // BLOCK]
         else:
             w, g = _weights(base, gamma, first + k, DEPTH, NORM)
         v = tl.load(x + first + k, mask=first + k < DEPTH, other=0.0).to(tl.float32)
+        square = v * v
         if NORM:
-            squares += v * v
             v *= g.to(tl.float32)
-        acc += w.to(tl.float32) * v
+        products = w.to(tl.float32) * v
+        if first == 0:
+            squares = square
+        else:
+            squares += square
+        if first == 0 and EPILOGUE != _ADD:
+            acc = products
+        else:
+            acc += products
     total = tl.sum(acc, 2, keep_dims=True)
     if NORM:
         total *= tl.rsqrt(tl.sum(squares, 2, keep_dims=True) / DEPTH + eps)
     if HAS_BIAS:
         total += added.to(tl.float32)
     if EPILOGUE == _GATED:
-        gate, up = tl.split(tl.permute(tl.reshape(total, [2, PARTS, SIDE]), (1, 2, 0)))
+        gate, up = tl.split(tl.trans(tl.reshape(total, [2, ROWS])))
         total = gated(gate, up, GELU)
     else:
-        total = tl.reshape(total, [PARTS, SIDE])
+        total = tl.reshape(total, [ROWS])
     if EPILOGUE == _SQUARED:
         total = squared_relu(total)
     if PLACED:
         out += tl.load(places).to(tl.int64) * OUTPUTS
+    output = tile * ROWS + tl.arange(0, ROWS)
     tl.store(out + output, total.to(out.dtype.element_ty), mask=output < OUTPUTS)
 
 
@@ -123,7 +131,8 @@ def _row_product_kernel(
 
 
 def side_by_side(rows: int, block: int, warps: int, itemsize: int) -> int:
-    """How many of a program's rows of weights its threads read side by side, each 16 bytes of a block: a power of two.
+    """How many of a program's `rows` of weights its threads read side by side, each 16 bytes of a block: a power of
+    two, as the others are.
 
     What these are multiplied by each thread then reads in the same places, so that no thread waits for another until
     the sums; and with as many rows as warps not even then, but for what is stored."""
@@ -143,10 +152,11 @@ def row_product(
     """out (epilogue)= norm(x) @ weight.T + bias, for one row.
 
     x: contiguous, its first row is used, [in]. linear: weight [out, in], twice as many rows if GATED. norm: over x;
-    None: x as it is. out: contiguous, its first row, [out]. activation: of the gate, if GATED.
+    None: x as it is, as always if ADD. out: contiguous, its first row, [out]. activation: of the gate, if GATED.
     """
     outputs, depth = linear.weight.shape
-    outputs //= 2 if epilogue == GATED else 1
+    halves = 2 if epilogue == GATED else 1
+    outputs //= halves
     assert tiling.ahead == 0 or depth * linear.weight.element_size() % 16 == 0
     options: dict[str, Any] = {"launch_pdl": True} if tiling.dependent else {}
     _row_product_kernel[(triton.cdiv(outputs, tiling.rows),)](
@@ -160,7 +170,7 @@ def row_product(
         OUTPUTS=outputs,
         DEPTH=depth,
         ROWS=tiling.rows,
-        SIDE=side_by_side(tiling.rows, tiling.block, tiling.warps, linear.weight.element_size()),
+        SIDE=side_by_side(halves * tiling.rows, tiling.block, tiling.warps, linear.weight.element_size()),
         BLOCK=tiling.block,
         HELD=min(tiling.held, triton.cdiv(depth, tiling.block)),
         AHEAD=tiling.ahead,

@@ -111,12 +111,14 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
 
 class Compiled(msgspec.Struct, frozen=True):
     """One kernel in one form. shared: bytes of shared memory that a program takes. has: which of INSTRUCTIONS.
-    unordered: arguments that one of its threads may have written before another has read them."""
+    unordered: arguments that one of its threads may have written before another has read them. barriers: for all its
+    warps."""
 
     kernel: str
     shared: int
     has: tuple[str, ...]
     unordered: tuple[str, ...] = ()
+    barriers: int = 0
 
 
 class NoGpu:
@@ -193,7 +195,8 @@ def _pretend(orders: Orders, found: dict[str, Compiled]) -> None:
         kernel = run(self, *passed, grid=grid, warmup=True, **options)
         has = tuple(one for one in INSTRUCTIONS if one in kernel.asm["ptx"])
         unordered = read_elsewhere(kernel.asm["ttgir"])
-        found[kernel.hash] = Compiled(self.fn.__name__, kernel.metadata.shared, has, unordered)
+        barriers = kernel.asm["ptx"].count("bar.sync")
+        found[kernel.hash] = Compiled(self.fn.__name__, kernel.metadata.shared, has, unordered, barriers)
 
     JITFunction.run = compile_alone
 

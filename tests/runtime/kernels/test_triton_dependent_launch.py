@@ -134,7 +134,7 @@ def test_a_product_of_one_row(monkeypatch: pytest.MonkeyPatch, epilogue: int, he
     out, tiling = torch.randn(1, OUTPUTS), RowTiling(16, 64, held, 2, False)
 
     def run() -> None:
-        row_product.row_product(x, linear, norm, out, epilogue, tiling)
+        row_product.row_product(x, linear, None if epilogue == ADD else norm, out, epilogue, tiling)
 
     made = [x, out] if epilogue == ADD else [x]
     check(monkeypatch, row_product, made, [out], run, OUTPUTS // 16)

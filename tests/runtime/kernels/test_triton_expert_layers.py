@@ -138,6 +138,7 @@ CHOICES: Final[dict[str, tuple[int, Choice]]] = {
     "renormalised and scaled": (40, Choice(3, True, "logistic", scale=2.5)),
     "softmax, scaled": (11, Choice(3, True, scale=1.5)),
     "corrected": (40, Choice(4, True, "logistic", correction_of(40))),
+    "corrected below zero": (11, Choice(3, True, "logistic", correction_of(11) - 10.0)),
     "softmax, corrected": (11, Choice(3, False, correction=correction_of(11))),
     "groups": (12, Choice(3, False, "logistic", groups=4, chosen_groups=2)),
     "softmax, groups": (10, Choice(3, True, groups=2, chosen_groups=1)),

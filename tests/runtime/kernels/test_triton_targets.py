@@ -151,6 +151,9 @@ def test_every_kernel_compiles_and_fits(
     found = compiled(orders, tmp_path)
     assert {kernel.kernel for kernel in found} == launched_kernels(capability)
     check(found, capability, dependent)
+    if dependent:
+        # Each thread reads what it needs where it needs it: there are 18, and were 77, where experts have no groups.
+        assert min(kernel.barriers for kernel in found if kernel.kernel == "_gate_up_kernel") < 25
 
 
 @pytest.mark.usefixtures("only_if_asked")
