@@ -95,22 +95,23 @@ def _gate_up_kernel(
                 length = tl.where((expert >= 0) & (expert < OWN), DEPTH, 0)
             HALVES: tl.constexpr = 2 if GATED else 1
             PARTS: tl.constexpr = HALVES * ROWS // SIDE
-            r = tl.arange(0, PARTS)[:, None, None] * SIDE + tl.arange(0, SIDE)[None, :, None]
+            r = tl.arange(0, HALVES * ROWS)[:, None]
             row = tl.minimum(tile * ROWS + r % ROWS, OUTPUTS - 1) + r // ROWS * OUTPUTS
-            k = tl.arange(0, BLOCK)[None, None, :] + tl.zeros([1, SIDE, 1], tl.int32)
             matrix = weight + expert.to(tl.int64) * (HALVES * OUTPUTS * DEPTH)
-            w_at = matrix + row.to(tl.int64) * DEPTH + k
+            w_at = matrix + row.to(tl.int64) * DEPTH + tl.arange(0, BLOCK)[None, :]
+            k = tl.arange(0, BLOCK)[None, :] + tl.zeros([SIDE, 1], tl.int32)
             for first in tl.static_range(0, DEPTH, BLOCK):
                 ok = first + k < length
-                w = tl.load(w_at + first, mask=ok, other=0.0)
+                w = tl.load(w_at + first, mask=first + tl.arange(0, BLOCK)[None, :] < length, other=0.0)
                 v = tl.load(x + first + k, mask=ok, other=0.0).to(tl.float32)
                 g = tl.load(gamma + first + k, mask=ok, other=0.0).to(tl.float32)
-                products, square = w.to(tl.float32) * (v * g), v * v
+                products, square = tl.reshape(w, [PARTS, SIDE, BLOCK]).to(tl.float32) * (v * g)[None, :, :], v * v
                 if first == 0:
                     acc, squares = products, square
                 else:
                     acc, squares = acc + products, squares + square
-            total = tl.sum(acc, 2, keep_dims=True) * tl.rsqrt(tl.sum(squares, 2, keep_dims=True) / DEPTH + eps)
+            scale = tl.rsqrt(tl.sum(squares, 1, keep_dims=True) / DEPTH + eps)
+            total = tl.sum(acc, 2, keep_dims=True) * scale[None, :, :]
             if GATED:
                 gate, up = tl.split(tl.trans(tl.reshape(total, [2, ROWS])))
                 total = gated(gate, up, False)

@@ -30,12 +30,13 @@ _ADD, _GATED, _SQUARED = tl.constexpr(ADD), tl.constexpr(GATED), tl.constexpr(SQ
 
 
 @triton.jit
-def _weights(base, gamma, k, DEPTH: tl.constexpr, NORM: tl.constexpr):
-    """Entries of the depth: of the matrix's rows, and of the norm's weight."""
+def _weights(base, gamma, first, k, DEPTH: tl.constexpr, NORM: tl.constexpr):
+    """Entries of the depth from `first` on: of the matrix's rows, [rows, BLOCK], and of the norm's weight, as `k`."""
     g = 1.0
     if NORM:
-        g = tl.load(gamma + k, mask=k < DEPTH, other=0.0)
-    return tl.load(base + k, mask=k < DEPTH, other=0.0), g
+        g = tl.load(gamma + first + k, mask=first + k < DEPTH, other=0.0)
+    inside = first + tl.arange(0, k.shape[1])[None, :] < DEPTH
+    return tl.load(base + first, mask=inside, other=0.0), g
 
 
 @triton.jit
@@ -55,13 +56,13 @@ def outputs_of_row(
     brought into the L2 cache besides; 0: none's."""
     HALVES: tl.constexpr = 2 if EPILOGUE == _GATED else 1
     PARTS: tl.constexpr = HALVES * ROWS // SIDE
-    r = tl.arange(0, PARTS)[:, None, None] * SIDE + tl.arange(0, SIDE)[None, :, None]
+    r = tl.arange(0, HALVES * ROWS)[:, None]
     row = tl.minimum(tile * ROWS + r % ROWS, OUTPUTS - 1) + r // ROWS * OUTPUTS
-    base = weight + row.to(tl.int64) * DEPTH
-    k = tl.arange(0, BLOCK)[None, None, :] + tl.zeros([1, SIDE, 1], tl.int32)
+    base = weight + row.to(tl.int64) * DEPTH + tl.arange(0, BLOCK)[None, :]
+    k = tl.arange(0, BLOCK)[None, :] + tl.zeros([SIDE, 1], tl.int32)
     held, scales = (), ()
     for c in tl.static_range(HELD):
-        w, g = _weights(base, gamma, c * BLOCK + k, DEPTH, NORM)
+        w, g = _weights(base, gamma, c * BLOCK, k, DEPTH, NORM)
         held, scales = _and(held, w), _and(scales, g)
     if AHEAD > 0:
         if (tile + AHEAD) * ROWS < OUTPUTS:
@@ -76,20 +77,21 @@ def outputs_of_row(
         tl.static_assert(not NORM)
         MOST: tl.constexpr = 128 // weight.dtype.element_ty.primitive_bitwidth
         WIDE: tl.constexpr = MOST if MOST < BLOCK else BLOCK
-        reader = tl.arange(0, BLOCK // WIDE)[None, None, :]
-        old = tl.load(out + row + 0 * reader, mask=reader == 0, other=0.0)
-        old = tl.where(tl.arange(0, WIDE) == 0, old.to(tl.float32)[:, :, :, None], 0.0)
+        reader = tl.arange(0, BLOCK // WIDE)[None, :]
+        # Times 1, and readers side by side, as no compiler can know better: so each has it where it begins with it.
+        old = tl.load(out + row * tl.num_programs(1) + reader, mask=reader == 0, other=0.0)
+        old = tl.where(tl.arange(0, WIDE) == 0, old.to(tl.float32)[:, :, None], 0.0)
         acc = tl.reshape(old, [PARTS, SIDE, BLOCK])
     for first in tl.static_range(0, DEPTH, BLOCK):
         if first < HELD * BLOCK:
             w, g = held[first // BLOCK], scales[first // BLOCK]
         else:
-            w, g = _weights(base, gamma, first + k, DEPTH, NORM)
+            w, g = _weights(base, gamma, first, k, DEPTH, NORM)
         v = tl.load(x + first + k, mask=first + k < DEPTH, other=0.0).to(tl.float32)
         square = v * v
         if NORM:
             v *= g.to(tl.float32)
-        products = w.to(tl.float32) * v
+        products = tl.reshape(w, [PARTS, SIDE, BLOCK]).to(tl.float32) * v[None, :, :]
         if first == 0:
             squares = square
         else:
@@ -100,9 +102,9 @@ def outputs_of_row(
             acc += products
     total = tl.sum(acc, 2, keep_dims=True)
     if NORM:
-        total *= tl.rsqrt(tl.sum(squares, 2, keep_dims=True) / DEPTH + eps)
+        total *= tl.rsqrt(tl.sum(squares, 1, keep_dims=True) / DEPTH + eps)[None, :, :]
     if HAS_BIAS:
-        total += added.to(tl.float32)
+        total += tl.reshape(added, [PARTS, SIDE, 1]).to(tl.float32)
     if EPILOGUE == _GATED:
         gate, up = tl.split(tl.trans(tl.reshape(total, [2, ROWS])))
         total = gated(gate, up, GELU)
@@ -135,7 +137,8 @@ def side_by_side(rows: int, block: int, warps: int, itemsize: int) -> int:
     two, as the others are.
 
     What these are multiplied by each thread then reads in the same places, so that no thread waits for another until
-    the sums; and with as many rows as warps not even then, but for what is stored."""
+    the sums; and with as many rows as warps not even then, but for what is stored. What is read has two dimensions:
+    how threads share out three of them differs between versions of Triton."""
     return max(1, min(rows, warps * _READ_AT_ONCE // (block * itemsize)))
 
 
