@@ -232,24 +232,24 @@ def jobs(names: list[str], batches: list[int], limit: int, exact: bool) -> Itera
                 yield Job(product, rows, _of_each_number_of_parts(product, columns_of(rows), found, limit))
                 continue
             both = [replace(tiling, dependent=dependent) for tiling in found[:limit] for dependent in (True, False)]
-            yield Job(product, rows, [*_known(product, rows), *both])
+            known = _known(product, 1 if rows == 1 else rows_in_table(rows))
+            yield Job(product, rows, [*known, *both])
 
 
-def _known(product: LayerProduct, rows: int) -> list[AnyTiling]:
-    """What the table has, if it has something: what replaces it was measured beside it."""
-    columns = 1 if rows == 1 else rows_in_table(rows)
+def _known(product: LayerProduct, columns: int) -> list[AnyTiling]:
+    """What the table has, if it has something: what replaces it was measured beside it. columns: 1: of one row."""
     entry = measured_tiling(product.outputs, product.depth, columns, EPILOGUES[product.epilogue])
     if entry is None:
         return []
-    return [RowTiling(**entry) if rows == 1 else Tiling(**entry)]
+    return [RowTiling(**entry) if columns == 1 else Tiling(**entry)]
 
 
 def _of_each_number_of_parts(
     product: LayerProduct, columns: int, candidates: list[AnyTiling], limit: int
 ) -> list[AnyTiling]:
     """Up to `limit` of each, and what is known to be best for this number of rows."""
-    known = measured_tiling(product.outputs, product.depth, columns, EPILOGUES[product.epilogue])
-    chosen: list[AnyTiling] = [] if known is None or known.get("lanes", 1) > 1 else [Tiling(**known)]
+    known = _known(product, columns)
+    chosen: list[AnyTiling] = [one for one in known if isinstance(one, Tiling) and one.lanes == 1]
     counts: Counter[int] = Counter()
     for tiling in candidates:
         assert isinstance(tiling, Tiling)

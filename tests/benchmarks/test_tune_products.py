@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
+import pytest
+
 from tests.runtime.kernels.triton_device import triton_device
 
 triton_device()
 
 from benchmarks.tune.products import jobs, products  # noqa: E402
+from runahead.runtime.kernels.triton import tilings  # noqa: E402
 from runahead.runtime.kernels.triton.row_product import ADD, GATED, STORE  # noqa: E402
 from runahead.runtime.kernels.triton.tiling_counts import LayerProduct  # noqa: E402
+from runahead.runtime.kernels.triton.tilings import RowTiling, Tiling, tiling_key  # noqa: E402
 
 
 def test_a_dense_shape_has_four_products_a_layer_and_the_head() -> None:
@@ -45,3 +51,14 @@ def test_each_product_of_each_number_of_rows_has_ways_to_be_cut() -> None:
     found = list(jobs(["30B-A3B", "7B-A1B"], [1, 8, 64], 30, False))
     assert len(found) == (4 + 6) * 3
     assert [job for job in found if not job.candidates] == []
+
+
+@pytest.mark.parametrize(("rows", "way"), [(1, RowTiling(32, 16, 1, 4)), (8, Tiling(16, 48, 1, 2, 4))])
+def test_what_the_table_has_is_measured_beside_what_may_replace_it(
+    monkeypatch: pytest.MonkeyPatch, rows: int, way: RowTiling | Tiling
+) -> None:
+    product, *_ = products("7B-A1B")
+    key = tiling_key(product.outputs, product.depth, rows, "store")
+    monkeypatch.setattr(tilings, "_measured", lambda: {key: asdict(way)})
+    of_product = next(job for job in jobs(["7B-A1B"], [rows], 2, False) if job.product == product)
+    assert of_product.candidates[0] == way and len(of_product.candidates) == 1 + 2 * 2
