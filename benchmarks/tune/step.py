@@ -65,14 +65,11 @@ def candidates(step: Step, limit: int, only: str) -> dict[str, list[Way]]:
 
 
 def _ways_of(product: LayerProduct, columns: int, limit: int, dice: random.Random) -> Iterator[products.AnyTiling]:
-    """Each with another beside it. Of one row all are launched programmatically, and every second asks for weights of
-    later programs; of several every second is not launched so."""
+    """Of one row all are launched programmatically; of several every second is not."""
     if columns == 1:
         of_row = [*products.row_candidates(product)]
         dice.shuffle(of_row)
-        later = itertools.cycle((2 * attention.PROCESSORS, 4 * attention.PROCESSORS))
-        for of_one, ahead in zip(of_row[: limit // 2], later, strict=False):
-            yield from (of_one, replace(of_one, ahead=ahead))
+        yield from of_row[:limit]
         return
     by_lanes = [*products.lanes_candidates(product, columns)]
     others = [*products.rows_candidates(product, columns)]

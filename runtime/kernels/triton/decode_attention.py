@@ -286,6 +286,7 @@ def decode_attention(
     group, queries = shape.heads // shape.kv_heads, triton.next_power_of_2(queries)
     share = share_of(queries, group, shape.head_dim, plan.share)
     lines = max(triton.next_power_of_2(group * share), 16)
+    warps = plan.warps if queries == 1 else max(plan.warps, _WARPS_OF_SEVERAL)
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
     _decode_kernel[(plan.programs,)](
         qkv,
@@ -320,7 +321,7 @@ def decode_attention(
         LINES=lines,
         PART_LINES=buffers.partial.shape[1],
         DIM_PAD=dim_pad,
-        PARTS=parts_at_a_time(buffers, dim_pad),
+        PARTS=parts_at_a_time(buffers, dim_pad, warps),
         STAGES=plan.stages,
         EARLY=plan.early,
         EXACT=plan.exact,
@@ -328,7 +329,7 @@ def decode_attention(
         CAP=weights.score_cap * LOG2_E,
         DEPENDENT=dependent,
         SINCE=weights.first,
-        num_warps=plan.warps if queries == 1 else max(plan.warps, _WARPS_OF_SEVERAL),
+        num_warps=warps,
         enable_fp_fusion=not plan.exact,
         **options,
     )

@@ -16,9 +16,10 @@ import triton.language as tl
 from runahead.runtime.kernels.layers import AttentionShape
 from runahead.runtime.kernels.triton.decode_queries import lines_of, share_of
 from runahead.runtime.kernels.triton.decode_work import AttentionPlan
+from runahead.runtime.kernels.triton.unrolled import longer
 
 _PARTS: Final = 16  # parts of a row that are added up at a time, at most
-_PARTS_WORDS: Final = 8192  # float32 numbers of theirs that a program holds meanwhile
+_PARTS_WORDS: Final = 96  # float32 numbers of theirs that a thread holds meanwhile, unless one part has more
 _JOIN_STAGES = tl.constexpr(4)  # parts on their way at a time, where they are added one after the other
 
 
@@ -62,22 +63,30 @@ def add_parts(
             )
             top, total, acc = with_part(top, total, acc, part_top, part_total, loaded)
     else:
-        p = tl.arange(0, PARTS)
+        # Part by part, so that a thread has the same numbers of each, and none waits for another.
         for first in range(0, parts, PARTS):
-            at = ((begin_items + first + p) * HEADS + head_share)[:, None] * PART_LINES + line[None, :]
-            ok = (first + p < parts)[:, None] & line_ok[None, :]
-            part_top = tl.load(partial_top + at, mask=ok, other=float("-inf"), cache_modifier=".cg")
-            part_total = tl.load(partial_total + at, mask=ok, other=0.0, cache_modifier=".cg")
-            where = at[:, :, None] * HEAD_DIM + d[None, None, :]
-            loaded = tl.load(
-                partial + where, mask=ok[:, :, None] & (d < HEAD_DIM)[None, None, :], other=0.0, cache_modifier=".cg"
-            )
-            new_top = tl.maximum(top, tl.max(part_top, 0))
+            tops, totals, accs = (), (), ()
+            for p in tl.static_range(PARTS):
+                at = ((begin_items + first + p) * HEADS + head_share) * PART_LINES + line
+                ok = line_ok & (first + p < parts)
+                part_top = tl.load(partial_top + at, mask=ok, other=float("-inf"), cache_modifier=".cg")
+                part_total = tl.load(partial_total + at, mask=ok, other=0.0, cache_modifier=".cg")
+                where = at[:, None] * HEAD_DIM + d[None, :]
+                loaded = tl.load(
+                    partial + where, mask=ok[:, None] & (d < HEAD_DIM)[None, :], other=0.0, cache_modifier=".cg"
+                )
+                tops, totals, accs = longer(tops, part_top), longer(totals, part_total), longer(accs, loaded)
+            new_top = top
+            for p in tl.static_range(PARTS):
+                new_top = tl.maximum(new_top, tops[p])
             shift = tl.where(new_top == float("-inf"), 0.0, new_top)
-            weight = tl.exp2(part_top - shift[None, :])
             kept = tl.exp2(top - shift)
-            total = total * kept + tl.sum(part_total * weight, 0)
-            acc = acc * kept[:, None] + tl.sum(loaded * weight[:, :, None], 0)
+            total *= kept
+            acc *= kept[:, None]
+            for p in tl.static_range(PARTS):
+                weight = tl.exp2(tops[p] - shift)
+                total += totals[p] * weight
+                acc += accs[p] * weight[:, None]
             top = new_top
     # `maximum` passes a NaN over: a part that has one says so by its total, by which everything is divided.
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
@@ -122,6 +131,7 @@ def make_part_buffers(
     )
 
 
-def parts_at_a_time(buffers: PartBuffers, dim_pad: int) -> int:
-    """How many parts a program holds while it adds them up. dim_pad: numbers that it holds of a head."""
-    return max(1, min(_PARTS, _PARTS_WORDS // (buffers.partial.shape[1] * dim_pad)))
+def parts_at_a_time(buffers: PartBuffers, dim_pad: int, warps: int) -> int:
+    """How many parts a program of so many warps holds while it adds them up. dim_pad: numbers that it holds of a
+    head."""
+    return max(1, min(_PARTS, 32 * warps * _PARTS_WORDS // (buffers.partial.shape[1] * dim_pad)))

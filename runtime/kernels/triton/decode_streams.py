@@ -26,9 +26,10 @@ from runahead.runtime.kernels.triton.dependent_launch import dependent_launch_wo
 from runahead.runtime.kernels.triton.expert_layers import PackedExperts, Results, live_tokens
 from runahead.runtime.kernels.triton.logistic_gates import logistic_mul
 from runahead.runtime.kernels.triton.loose_products import sizes_of
-from runahead.runtime.kernels.triton.recurrent_layers import Recurrent, States, of_decode_rows, states_in
+from runahead.runtime.kernels.triton.recurrent_layers import Recurrent, States, norm_left, of_decode_rows, states_in
 from runahead.runtime.kernels.triton.row_product import ADD, EPILOGUES, GATED, SQUARED, STORE, row_product
 from runahead.runtime.kernels.triton.rows_product import Residual, columns_of, rows_product
+from runahead.runtime.kernels.triton.state_tiling import LONE_ROW
 from runahead.runtime.kernels.triton.tilings import row_tiling, rows_in_table, rows_tiling
 from runahead.runtime.rounding import ceil_div
 
@@ -207,6 +208,15 @@ class OneRow(RowStream):
         out = self._empty(linear, epilogue)
         self._product(self._residual, linear, norm, out, epilogue, activation)
         return out
+
+    def recurrent(self, weights: Recurrent, place: int) -> None:
+        projected, states = self._normed_product(weights.norm, weights.proj, STORE), states_in(self._cache, place)
+        norm = norm_left(weights, states)
+        mixed = of_decode_rows(
+            projected, weights, states, self._batch, self._buffers, normed=norm is None, tiling=LONE_ROW,
+            dependent=self._depends(True),
+        )  # fmt: skip
+        self._product(mixed, weights.out, norm, self._residual, ADD)
 
     def _stored(self, x: torch.Tensor, linear: Linear, out: torch.Tensor) -> torch.Tensor:
         self._product(x, linear, None, out, STORE)

@@ -23,6 +23,7 @@ from runahead.runtime.kernels.triton.dependent_launch import let_dependents_star
 from runahead.runtime.kernels.triton.recurrent_rows import (
     convolved,
     logistic,
+    moved_channels,
     newest_tap,
     row_of,
     shift_channels,
@@ -99,6 +100,9 @@ def _delta_row_kernel(
     k_tap = newest_tap(conv_weight, conv_weight, k_channel, in_key, WINDOW, False)
     v_tap = newest_tap(conv_weight, conv_weight, v_channel, in_head, WINDOW, False)
     slope, bias = tl.load(a + head), tl.load(dt_bias + head).to(tl.float32)
+    q_later = moved_channels(conv_state, source, q_channel, in_key & goes_on, CHANNELS, WINDOW, KEPT)
+    k_later = moved_channels(conv_state, source, k_channel, in_key & goes_on, CHANNELS, WINDOW, KEPT)
+    v_later = moved_channels(conv_state, source, v_channel, in_head & goes_on, CHANNELS, WINDOW, KEPT)
     wait_for_predecessors(DEPENDENT)
     line = projected + start.to(tl.int64) * WIDTH
     if live:
@@ -119,17 +123,11 @@ def _delta_row_kernel(
         tl.store(of_head + slot * SIZE, held, mask=in_tile)
         if SNAPSHOTS:
             tl.store(of_head + copy * SIZE, held, mask=in_tile & (copy >= 0))
-        shift_channels(
-            conv_state, slot, source, copy, v_channel, v_new, in_head, goes_on, CHANNELS, WINDOW, KEPT, SNAPSHOTS
-        )
+        shift_channels(conv_state, slot, copy, v_channel, v_later, v_new, in_head, CHANNELS, WINDOW, KEPT, SNAPSHOTS)
         if is_last:
             tl.store(meeting, 0)
-            shift_channels(
-                conv_state, slot, source, copy, q_channel, q_new, in_key, goes_on, CHANNELS, WINDOW, KEPT, SNAPSHOTS
-            )
-            shift_channels(
-                conv_state, slot, source, copy, k_channel, k_new, in_key, goes_on, CHANNELS, WINDOW, KEPT, SNAPSHOTS
-            )
+            shift_channels(conv_state, slot, copy, q_channel, q_later, q_new, in_key, CHANNELS, WINDOW, KEPT, SNAPSHOTS)
+            shift_channels(conv_state, slot, copy, k_channel, k_later, k_new, in_key, CHANNELS, WINDOW, KEPT, SNAPSHOTS)
             j = tl.arange(0, VALUE_PAD)
             ok = j < VALUE_DIM
             weight = tl.load(gamma + j, mask=ok, other=0.0).to(tl.float32)

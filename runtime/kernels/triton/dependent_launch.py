@@ -3,9 +3,9 @@
 A kernel that takes part lets its successor start with its first instruction. Before it waits, until all before it have
 ended and what they wrote is visible, it may ask for what no launch changes (weights) and for what was ready before the
 first product of F began: lengths, where a row's query tokens begin, block tables, how attention is cut, older keys and
-values. For that product is launched as usual, when apply and the beginning of F have ended. Nothing else is read before
-the wait and nothing at all is written, and every program executes it, so that the end of a kernel means the end of all
-before.
+values, recurrent states. For that product is launched as usual, when apply and the beginning of F have ended. Nothing
+else is read before the wait and nothing at all is written, and every program executes it, so that the end of a kernel
+means the end of all before.
 
 Source: CUDA Programming Guide, "Programmatic Dependent Launch and Synchronization".
 """
@@ -37,27 +37,3 @@ def let_dependents_start(DEPENDENT: tl.constexpr):
 def wait_for_predecessors(DEPENDENT: tl.constexpr):
     if DEPENDENT:
         tl.extra.cuda.gdc_wait()
-
-
-@triton.jit
-def ask_ahead(at, BYTES: tl.constexpr, DEPENDENT: tl.constexpr):
-    """Bring so many bytes of weights, from the address `at` on, into the L2 cache while the program waits: what it, or
-    a program that can't begin yet, reads later. Both are multiples of 16."""
-    if DEPENDENT:
-        tl.inline_asm_elementwise(
-            """
-            {
-                .reg .pred first;
-                .reg .b32 thread;
-                mov.u32 thread, %tid.x;
-                setp.eq.u32 first, thread, 0;
-                @first cp.async.bulk.prefetch.L2.global [$1], $2;
-                mov.u32 $0, 0;
-            }
-            """,
-            "=r,l,r",
-            [at.to(tl.int64), BYTES],
-            tl.int32,
-            is_pure=False,
-            pack=1,
-        )

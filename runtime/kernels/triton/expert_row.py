@@ -49,6 +49,21 @@ _GATED, _SQUARED = tl.constexpr(row_product.GATED), tl.constexpr(row_product.SQU
 
 
 @triton.jit
+def _chunk(w_at, x, gamma, first, k, length):
+    """Of a depth's entries from `first` on, those before `length`: weights, [rows, BLOCK], what they are multiplied by,
+    and the norm's weight, both as `k`, [SIDE, BLOCK]."""
+    inside = first + tl.arange(0, k.shape[1])[None, :] < length
+    w, ok = tl.load(w_at + first, mask=inside, other=0.0), first + k < length
+    return w, tl.load(x + first + k, mask=ok, other=0.0), tl.load(gamma + first + k, mask=ok, other=0.0)
+
+
+@triton.jit
+def _multiplied(acc, squares, w, v, g):
+    v = v.to(tl.float32)
+    return acc + tl.reshape(w, acc.shape).to(tl.float32) * (v * g.to(tl.float32))[None, :, :], squares + v * v
+
+
+@triton.jit
 def _gate_up_kernel(
     x, scores, correction, live, weight, shared, shared_bias, gamma, named, shares, out, shared_out, eps,
     COUNT: tl.constexpr, SCORES: tl.constexpr, CHOSEN: tl.constexpr, PADDED: tl.constexpr,
@@ -72,8 +87,8 @@ def _gate_up_kernel(
         if (program > 0) & (program < FIRST):
             outputs_of_row(
                 program - 1, x, shared, shared_bias, gamma, shared_out, x, eps, SHARED, DEPTH, SHARED_ROWS,
-                SHARED_SIDE, SHARED_BLOCK, SHARED_HELD, 0, True, _GATED if GATED else _SQUARED, SHARED_BIAS, False,
-                DEPENDENT, False,
+                SHARED_SIDE, SHARED_BLOCK, SHARED_HELD, True, _GATED if GATED else _SQUARED, SHARED_BIAS,
+                False, DEPENDENT, False,
             )  # fmt: skip
     if (program == 0) | (program >= FIRST):
         wait_for_predecessors(DEPENDENT)
@@ -100,16 +115,18 @@ def _gate_up_kernel(
             matrix = weight + expert.to(tl.int64) * (HALVES * OUTPUTS * DEPTH)
             w_at = matrix + row.to(tl.int64) * DEPTH + tl.arange(0, BLOCK)[None, :]
             k = tl.arange(0, BLOCK)[None, :] + tl.zeros([SIDE, 1], tl.int32)
-            for first in tl.static_range(0, DEPTH, BLOCK):
-                ok = first + k < length
-                w = tl.load(w_at + first, mask=first + tl.arange(0, BLOCK)[None, :] < length, other=0.0)
-                v = tl.load(x + first + k, mask=ok, other=0.0).to(tl.float32)
-                g = tl.load(gamma + first + k, mask=ok, other=0.0).to(tl.float32)
-                products, square = tl.reshape(w, [PARTS, SIDE, BLOCK]).to(tl.float32) * (v * g)[None, :, :], v * v
-                if first == 0:
-                    acc, squares = products, square
-                else:
-                    acc, squares = acc + products, squares + square
+            w0, v0, g0 = _chunk(w_at, x, gamma, 0, k, length)
+            w1, v1, g1 = _chunk(w_at, x, gamma, BLOCK, k, length)
+            acc = tl.zeros([PARTS, SIDE, BLOCK], tl.float32)
+            squares = tl.zeros([SIDE, BLOCK], tl.float32)
+            for first in tl.range(2 * BLOCK, DEPTH, 2 * BLOCK):
+                w2, v2, g2 = _chunk(w_at, x, gamma, first, k, length)
+                w3, v3, g3 = _chunk(w_at, x, gamma, first + BLOCK, k, length)
+                acc, squares = _multiplied(acc, squares, w0, v0, g0)
+                acc, squares = _multiplied(acc, squares, w1, v1, g1)
+                w0, v0, g0, w1, v1, g1 = w2, v2, g2, w3, v3, g3
+            acc, squares = _multiplied(acc, squares, w0, v0, g0)
+            acc, squares = _multiplied(acc, squares, w1, v1, g1)
             scale = tl.rsqrt(tl.sum(squares, 1, keep_dims=True) / DEPTH + eps)
             total = tl.sum(acc, 2, keep_dims=True) * scale[None, :, :]
             if GATED:

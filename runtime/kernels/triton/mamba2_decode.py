@@ -1,8 +1,9 @@
 """Mamba-2 of rows with one query token, in one kernel: convolution, steps, state, output and the norm with its gate.
 
 A program has some numbers of one head, with what the head keeps of them; what B and C are, each finds for itself. The
-norm is over all heads of a group: the program of a group that comes last takes it, and moves on what the convolution
-has seen of B and C, which the others have read by then. A row's state is read and written once.
+norm is over all heads of a group: the program of a group that comes last takes it, unless it is left to whoever reads
+the result, and moves on what the convolution has seen of B and C, which the others have read by then. A row's state is
+read and written once.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -18,10 +19,11 @@ import triton.language as tl
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import Mamba2
-from runahead.runtime.kernels.triton.dependent_launch import ask_ahead, let_dependents_start, wait_for_predecessors
+from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
 from runahead.runtime.kernels.triton.recurrent_rows import (
     convolved,
     logistic,
+    moved_channels,
     newest_tap,
     row_of,
     shift_channels,
@@ -57,9 +59,11 @@ def _mamba2_row_kernel(
     seq_lens, positions, query_start_loc, made, out, arrived, low, high, eps, HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr, GROUPS: tl.constexpr, STATE: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr,
     STATE_PAD: tl.constexpr, GROUP_PAD: tl.constexpr, HAS_BIAS: tl.constexpr, KEPT: tl.constexpr,
-    DEPENDENT: tl.constexpr, SNAPSHOTS: tl.constexpr,
+    NORMED: tl.constexpr, DEPENDENT: tl.constexpr, SNAPSHOTS: tl.constexpr,
 ):  # fmt: skip
-    """One program for TILE numbers of a head of a row."""
+    """One program for TILE numbers of a head of a row. NORMED: the norm is taken here, for which a group's programs
+    meet when their outputs are there. Otherwise they meet to tell who moves B and C on, and have then read all that is
+    written over: it was read before the wait."""
     let_dependents_start(DEPENDENT)
     INNER: tl.constexpr = HEADS * HEAD_DIM
     SHARE: tl.constexpr = INNER // GROUPS
@@ -93,9 +97,9 @@ def _mamba2_row_kernel(
     c_tap = newest_tap(conv_weight, conv_bias, c_channel, in_state, WINDOW, HAS_BIAS)
     slope, straight = tl.load(a + head), tl.load(d + head).to(tl.float32)
     bias = tl.load(dt_bias + head).to(tl.float32)
-    if SHARE % 8 == 0:  # or else it lies at no multiple of 16 bytes
-        if program % (HEADS // GROUPS * TILES) == 0:
-            ask_ahead(gamma + group * SHARE, SHARE * (gamma.dtype.element_ty.primitive_bitwidth // 8), DEPENDENT)
+    x_later = moved_channels(conv_state, source, x_channel, in_head & goes_on, CHANNELS, WINDOW, KEPT)
+    b_later = moved_channels(conv_state, source, b_channel, in_state & goes_on, CHANNELS, WINDOW, KEPT)
+    c_later = moved_channels(conv_state, source, c_channel, in_state & goes_on, CHANNELS, WINDOW, KEPT)
     wait_for_predecessors(DEPENDENT)
     line = projected + start.to(tl.int64) * WIDTH
     if live:
@@ -104,36 +108,42 @@ def _mamba2_row_kernel(
         c_new = tl.load(line + INNER + c_channel, mask=in_state, other=0.0).to(tl.float32)
         z = tl.load(line + x_channel, mask=in_head, other=0.0).to(tl.float32)
         raw = tl.load(line + INNER + CHANNELS + head).to(tl.float32)
+        meeting = arrived + row * GROUPS + group
+        LAST: tl.constexpr = HEADS // GROUPS * TILES - 1
+        if not NORMED:
+            tl.debug_barrier()
+            is_last = tl.atomic_add(meeting, 1, sem="acq_rel") == LAST
         x, b, c = convolved(x_sum, x_new, x_tap), convolved(b_sum, b_new, b_tap), convolved(c_sum, c_new, c_tap)
         held = moved_on(held, x, b, step_of(raw, bias, low, high), slope)
         y = gated_output(held, c, x, straight, z)
-        tl.store(made + row.to(tl.int64) * INNER + x_channel, y, mask=in_head)
-        tl.debug_barrier()
-        meeting = arrived + row * GROUPS + group
-        is_last = tl.atomic_add(meeting, 1, sem="acq_rel") == HEADS // GROUPS * TILES - 1
-        # Behind the meeting, which waits until what was written before it is there for all to see.
+        if NORMED:
+            tl.store(made + row.to(tl.int64) * INNER + x_channel, y, mask=in_head)
+            tl.debug_barrier()
+            is_last = tl.atomic_add(meeting, 1, sem="acq_rel") == LAST
+        else:
+            tl.store(out + start.to(tl.int64) * INNER + x_channel, y.to(out.dtype.element_ty), mask=in_head)
+        # Behind the meeting: it waits until all that was written before it is there for all to see.
         tl.store(of_head + slot * SIZE, held, mask=in_tile)
         if SNAPSHOTS:
             tl.store(of_head + copy * SIZE, held, mask=in_tile & (copy >= 0))
-        shift_channels(
-            conv_state, slot, source, copy, x_channel, x_new, in_head, goes_on, CHANNELS, WINDOW, KEPT, SNAPSHOTS
-        )
+        shift_channels(conv_state, slot, copy, x_channel, x_later, x_new, in_head, CHANNELS, WINDOW, KEPT, SNAPSHOTS)
         if is_last:
             tl.store(meeting, 0)
             shift_channels(
-                conv_state, slot, source, copy, b_channel, b_new, in_state, goes_on, CHANNELS, WINDOW, KEPT, SNAPSHOTS
+                conv_state, slot, copy, b_channel, b_later, b_new, in_state, CHANNELS, WINDOW, KEPT, SNAPSHOTS
             )
             shift_channels(
-                conv_state, slot, source, copy, c_channel, c_new, in_state, goes_on, CHANNELS, WINDOW, KEPT, SNAPSHOTS
+                conv_state, slot, copy, c_channel, c_later, c_new, in_state, CHANNELS, WINDOW, KEPT, SNAPSHOTS
             )
-            i = tl.arange(0, GROUP_PAD)
-            ok = i < SHARE
-            at = group * SHARE + i
-            value = tl.load(made + row.to(tl.int64) * INNER + at, mask=ok, other=0.0, cache_modifier=".cg")
-            scale = tl.rsqrt(tl.sum(value * value, 0) / SHARE + eps)
-            weight = tl.load(gamma + at, mask=ok, other=0.0).to(tl.float32)
-            value = (value * scale * weight).to(out.dtype.element_ty)
-            tl.store(out + start.to(tl.int64) * INNER + at, value, mask=ok)
+            if NORMED:
+                i = tl.arange(0, GROUP_PAD)
+                ok = i < SHARE
+                at = group * SHARE + i
+                value = tl.load(made + row.to(tl.int64) * INNER + at, mask=ok, other=0.0, cache_modifier=".cg")
+                scale = tl.rsqrt(tl.sum(value * value, 0) / SHARE + eps)
+                weight = tl.load(gamma + at, mask=ok, other=0.0).to(tl.float32)
+                value = (value * scale * weight).to(out.dtype.element_ty)
+                tl.store(out + start.to(tl.int64) * INNER + at, value, mask=ok)
     elif count == 1:
         nothing = tl.zeros([TILE], out.dtype.element_ty)
         tl.store(out + start.to(tl.int64) * INNER + x_channel, nothing, mask=in_head)
@@ -148,6 +158,7 @@ def mamba2_of_one_token(
     arrived: torch.Tensor,
     *,
     dependent: bool,
+    normed: bool = True,
     tiling: StateTiling = STATES,
 ) -> None:
     """What `weights.out` reads of rows with one query token, and their states one token further, in place.
@@ -156,7 +167,7 @@ def mamba2_of_one_token(
     channels] and [state slots, heads, head_dim, state]; slots of rows that are masked or have another number of query
     tokens stay as they are. out: contiguous [T, inner]; rows of several query tokens are not written, and of masked
     rows it is zeros. arrived: int32 [rows * groups or more], zeros, which it is again afterwards. dependent: launched
-    programmatically. tiling: how states are cut.
+    programmatically. normed: or else without the norm, which is left to whoever reads it. tiling: how states are cut.
     """
     assert batch.state_slots is not None, "a model that keeps states is given a batch that names no state slots"
     shape, rows = weights.shape, batch.num_rows
@@ -180,7 +191,7 @@ def mamba2_of_one_token(
         batch.seq_lens,
         batch.positions,
         batch.query_start_loc,
-        torch.empty((rows, shape.inner), dtype=torch.float32, device=projected.device),
+        torch.empty((rows, shape.inner), dtype=torch.float32, device=projected.device) if normed else out,
         out,
         arrived,
         low,
@@ -196,6 +207,7 @@ def mamba2_of_one_token(
         STATE_PAD=triton.next_power_of_2(shape.state),
         GROUP_PAD=triton.next_power_of_2(shape.inner // shape.groups),
         HAS_BIAS=weights.conv_bias is not None,
+        NORMED=normed,
         DEPENDENT=dependent,
         SNAPSHOTS=batch.states_read_from is not None,
         num_warps=tiling.warps,

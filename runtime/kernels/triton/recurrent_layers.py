@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.kernels.layers import GatedDelta, Mamba2
+from runahead.runtime.kernels.layers import GatedDelta, Mamba2, Norm
 from runahead.runtime.kernels.triton.decode_buffers import DecodeBuffers
 from runahead.runtime.kernels.triton.delta_chunks import delta_of_chunks
 from runahead.runtime.kernels.triton.delta_decode import delta_of_one_token
@@ -15,6 +15,7 @@ from runahead.runtime.kernels.triton.mamba2_chunks import mamba2_of_chunks
 from runahead.runtime.kernels.triton.mamba2_decode import mamba2_of_one_token
 from runahead.runtime.kernels.triton.mamba2_runs import mamba2_of_runs
 from runahead.runtime.kernels.triton.recurrent_chunks import ChunkRows, length_of_sub_chunks
+from runahead.runtime.kernels.triton.state_tiling import STATES, StateTiling
 
 Recurrent = Mamba2 | GatedDelta
 # Of one mixer, float32: each [state slots, *shape], and behind them the inputs of drafts, [slots of rows, K, inputs].
@@ -39,11 +40,14 @@ def of_decode_rows(
     buffers: DecodeBuffers,
     *,
     out: torch.Tensor | None = None,
+    normed: bool = True,
+    tiling: StateTiling = STATES,
     dependent: bool = False,
 ) -> torch.Tensor:
     """What `weights.out` reads of rows with one query token, or one and drafts, [T, inner], and their states as far as
     their newest tokens; masked ones leave zeros. projected: what `weights.proj` gives. out: where it is put; other
-    rows' tokens there stay as they are.
+    rows' tokens there stay as they are. normed: or else without the norm that `norm_left` names.
+    tiling: how states are cut where rows have no drafts.
 
     Where rows may have drafts, every launch of theirs goes by the same kernel: a token has the same bits in each.
     """
@@ -51,17 +55,32 @@ def of_decode_rows(
     *of_rows, kept = states
     has_drafts = kept.shape[1] > 0
     assert has_drafts or batch.decode_queries == 1, "slots have no room for the inputs of drafts"
+    assert normed or norm_left(weights, states) is not None, "there is no norm to leave"
     groups = weights.shape.groups if isinstance(weights, Mamba2) else weights.shape.key_heads
     arrived = buffers.meetings(batch.num_rows * groups, projected.device)
     if out is None:
         out = projected.new_empty((projected.shape[0], weights.shape.inner))
-    if isinstance(weights, Mamba2):
-        of_mamba2, given = (mamba2_of_runs, states) if has_drafts else (mamba2_of_one_token, (*of_rows,))
-        of_mamba2(projected, weights, given, batch, out, arrived, dependent=dependent)
+    if isinstance(weights, Mamba2) and has_drafts:
+        mamba2_of_runs(projected, weights, states, batch, out, arrived, dependent=dependent)
+    elif isinstance(weights, Mamba2):
+        mamba2_of_one_token(
+            projected, weights, (*of_rows,), batch, out, arrived, dependent=dependent, normed=normed, tiling=tiling
+        )
+    elif has_drafts:
+        delta_of_runs(projected, weights, states, batch, out, arrived, dependent=dependent)
     else:
-        of_delta, given = (delta_of_runs, states) if has_drafts else (delta_of_one_token, (*of_rows,))
-        of_delta(projected, weights, given, batch, out, arrived, dependent=dependent)
+        delta_of_one_token(projected, weights, (*of_rows,), batch, out, arrived, dependent=dependent, tiling=tiling)
     return out
+
+
+def norm_left(weights: Recurrent, states: States) -> Norm | None:
+    """The norm, over all of a row, that `of_decode_rows` can leave to the product which reads the result: nobody then
+    waits for the row's other programs. None: it can't, or the mixer has none over all of a row. What has no norm yet
+    float16 may not hold."""
+    if not isinstance(weights, Mamba2) or weights.shape.groups > 1 or weights.out.weight.dtype == torch.float16:
+        return None
+    has_drafts = states[-1].shape[1] > 0
+    return None if has_drafts else weights.gated_norm
 
 
 def of_several_tokens(projected: torch.Tensor, weights: Recurrent, states: States, rows: ChunkRows) -> torch.Tensor:

@@ -87,15 +87,24 @@ def convolved(total, newest, tap):
 
 
 @triton.jit
-def shift_channels(
-    conv_state, slot, source, copy, channel, newest, ok, goes_on, CHANNELS: tl.constexpr, WINDOW: tl.constexpr,
-    KEPT: tl.constexpr, SNAPSHOTS: tl.constexpr,
+def moved_channels(
+    conv_state, source, channel, ok, CHANNELS: tl.constexpr, WINDOW: tl.constexpr, KEPT: tl.constexpr
 ):  # fmt: skip
-    """One token further: the oldest goes, the newest comes. KEPT: WINDOW - 1 or more, a power of two."""
+    """What a convolution keeps, each in the place of the one before it: [KEPT, channels], without the newest. ok: of
+    channels that there are, and of a row that goes on. KEPT: WINDOW - 1 or more, a power of two."""
     tap = tl.arange(0, KEPT)[:, None]
     seen = conv_state + (source * (WINDOW - 1) + tap + 1) * CHANNELS + channel[None, :]
-    later = tl.load(seen, mask=(tap < WINDOW - 2) & ok[None, :] & goes_on, other=0.0)
-    tl.debug_barrier()  # what is written here is read by other threads
+    return tl.load(seen, mask=(tap < WINDOW - 2) & ok[None, :], other=0.0)
+
+
+@triton.jit
+def shift_channels(
+    conv_state, slot, copy, channel, later, newest, ok, CHANNELS: tl.constexpr, WINDOW: tl.constexpr,
+    KEPT: tl.constexpr, SNAPSHOTS: tl.constexpr,
+):  # fmt: skip
+    """One token further: the oldest goes, the newest comes. later: `moved_channels`. Whoever reads what is written over
+    here has done so: a program's own threads have had a barrier since, others' have met."""
+    tap = tl.arange(0, KEPT)[:, None]
     later = tl.where(tap == WINDOW - 2, newest[None, :], later)
     there = (tap < WINDOW - 1) & ok[None, :]
     tl.store(conv_state + (slot * (WINDOW - 1) + tap) * CHANNELS + channel[None, :], later, mask=there)

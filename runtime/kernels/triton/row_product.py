@@ -17,8 +17,9 @@ import triton.language as tl
 
 from runahead.runtime.kernels.layers import Activation, Linear, Norm
 from runahead.runtime.kernels.triton.activation import gated, squared_relu
-from runahead.runtime.kernels.triton.dependent_launch import ask_ahead, let_dependents_start, wait_for_predecessors
+from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
 from runahead.runtime.kernels.triton.tilings import RowTiling
+from runahead.runtime.kernels.triton.unrolled import longer
 
 STORE: Final = 0  # out = product
 ADD: Final = 1  # out += product
@@ -40,20 +41,13 @@ def _weights(base, gamma, first, k, DEPTH: tl.constexpr, NORM: tl.constexpr):
 
 
 @triton.jit
-def _and(held, one):
-    """A tuple that is longer by one."""
-    return held + (one,)  # noqa: RUF005 (of which a kernel knows nothing)
-
-
-@triton.jit
 def outputs_of_row(
     tile, x, weight, bias, gamma, out, places, eps, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr,
-    SIDE: tl.constexpr, BLOCK: tl.constexpr, HELD: tl.constexpr, AHEAD: tl.constexpr, NORM: tl.constexpr,
+    SIDE: tl.constexpr, BLOCK: tl.constexpr, HELD: tl.constexpr, NORM: tl.constexpr,
     EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PLACED: tl.constexpr, DEPENDENT: tl.constexpr, GELU: tl.constexpr,
 ):  # fmt: skip
     """What a program does for ROWS outputs, from tile * ROWS on; the wait is in it. SIDE: see `side_by_side`. HELD:
-    chunks of BLOCK weights that are asked for before the wait. AHEAD: so many programs on, that one's weights are
-    brought into the L2 cache besides; 0: none's."""
+    chunks of BLOCK weights that are asked for before the wait."""
     HALVES: tl.constexpr = 2 if EPILOGUE == _GATED else 1
     PARTS: tl.constexpr = HALVES * ROWS // SIDE
     r = tl.arange(0, HALVES * ROWS)[:, None]
@@ -63,25 +57,18 @@ def outputs_of_row(
     held, scales = (), ()
     for c in tl.static_range(HELD):
         w, g = _weights(base, gamma, c * BLOCK, k, DEPTH, NORM)
-        held, scales = _and(held, w), _and(scales, g)
-    if AHEAD > 0:
-        if (tile + AHEAD) * ROWS < OUTPUTS:
-            later = tl.minimum((tile + AHEAD) * ROWS, OUTPUTS - ROWS).to(tl.int64)
-            BYTES: tl.constexpr = ROWS * DEPTH * (weight.dtype.element_ty.primitive_bitwidth // 8)
-            for half in tl.static_range(HALVES):
-                ask_ahead(weight + (half * OUTPUTS + later) * DEPTH, BYTES, DEPENDENT)
+        held, scales = longer(held, w), longer(scales, g)
     if HAS_BIAS:
         added = tl.load(bias + row)
     wait_for_predecessors(DEPENDENT)
-    if EPILOGUE == _ADD:  # one thread of a row's begins with it, so that nothing is waited for at the end
-        tl.static_assert(not NORM)
+    if EPILOGUE == _ADD:  # one thread of a row's has it, so that nothing is waited for at the end
         MOST: tl.constexpr = 128 // weight.dtype.element_ty.primitive_bitwidth
         WIDE: tl.constexpr = MOST if MOST < BLOCK else BLOCK
         reader = tl.arange(0, BLOCK // WIDE)[None, :]
         # Times 1, and readers side by side, as no compiler can know better: so each has it where it begins with it.
         old = tl.load(out + row * tl.num_programs(1) + reader, mask=reader == 0, other=0.0)
         old = tl.where(tl.arange(0, WIDE) == 0, old.to(tl.float32)[:, :, None], 0.0)
-        acc = tl.reshape(old, [PARTS, SIDE, BLOCK])
+        old = tl.reshape(old, [PARTS, SIDE, BLOCK])
     for first in tl.static_range(0, DEPTH, BLOCK):
         if first < HELD * BLOCK:
             w, g = held[first // BLOCK], scales[first // BLOCK]
@@ -93,16 +80,19 @@ def outputs_of_row(
             v *= g.to(tl.float32)
         products = tl.reshape(w, [PARTS, SIDE, BLOCK]).to(tl.float32) * v[None, :, :]
         if first == 0:
-            squares = square
+            squares, acc = square, products
+            if EPILOGUE == _ADD and not NORM:
+                acc += old
         else:
             squares += square
-        if first == 0 and EPILOGUE != _ADD:
-            acc = products
-        else:
             acc += products
-    total = tl.sum(acc, 2, keep_dims=True)
     if NORM:
-        total *= tl.rsqrt(tl.sum(squares, 1, keep_dims=True) / DEPTH + eps)[None, :, :]
+        scale = tl.rsqrt(tl.sum(squares, 1, keep_dims=True) / DEPTH + eps)[None, :, :]
+        if EPILOGUE == _ADD:  # a sum that is scaled can't begin with it
+            acc = acc * scale + old
+    total = tl.sum(acc, 2, keep_dims=True)
+    if NORM and EPILOGUE != _ADD:
+        total *= scale
     if HAS_BIAS:
         total += tl.reshape(added, [PARTS, SIDE, 1]).to(tl.float32)
     if EPILOGUE == _GATED:
@@ -121,14 +111,14 @@ def outputs_of_row(
 @triton.jit
 def _row_product_kernel(
     x, weight, bias, gamma, out, places, eps, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr,
-    SIDE: tl.constexpr, BLOCK: tl.constexpr, HELD: tl.constexpr, AHEAD: tl.constexpr, NORM: tl.constexpr,
+    SIDE: tl.constexpr, BLOCK: tl.constexpr, HELD: tl.constexpr, NORM: tl.constexpr,
     EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PLACED: tl.constexpr, DEPENDENT: tl.constexpr, GELU: tl.constexpr,
 ):  # fmt: skip
     """One program for ROWS outputs."""
     let_dependents_start(DEPENDENT)
     outputs_of_row(
-        tl.program_id(0), x, weight, bias, gamma, out, places, eps, OUTPUTS, DEPTH, ROWS, SIDE, BLOCK, HELD, AHEAD,
-        NORM, EPILOGUE, HAS_BIAS, PLACED, DEPENDENT, GELU,
+        tl.program_id(0), x, weight, bias, gamma, out, places, eps, OUTPUTS, DEPTH, ROWS, SIDE, BLOCK, HELD, NORM,
+        EPILOGUE, HAS_BIAS, PLACED, DEPENDENT, GELU,
     )  # fmt: skip
 
 
@@ -155,12 +145,11 @@ def row_product(
     """out (epilogue)= norm(x) @ weight.T + bias, for one row.
 
     x: contiguous, its first row is used, [in]. linear: weight [out, in], twice as many rows if GATED. norm: over x;
-    None: x as it is, as always if ADD. out: contiguous, its first row, [out]. activation: of the gate, if GATED.
+    None: x as it is. out: contiguous, its first row, [out]. activation: of the gate, if GATED.
     """
     outputs, depth = linear.weight.shape
     halves = 2 if epilogue == GATED else 1
     outputs //= halves
-    assert tiling.ahead == 0 or depth * linear.weight.element_size() % 16 == 0
     options: dict[str, Any] = {"launch_pdl": True} if tiling.dependent else {}
     _row_product_kernel[(triton.cdiv(outputs, tiling.rows),)](
         x,
@@ -176,7 +165,6 @@ def row_product(
         SIDE=side_by_side(halves * tiling.rows, tiling.block, tiling.warps, linear.weight.element_size()),
         BLOCK=tiling.block,
         HELD=min(tiling.held, triton.cdiv(depth, tiling.block)),
-        AHEAD=tiling.ahead,
         NORM=norm is not None,
         EPILOGUE=epilogue,
         HAS_BIAS=linear.bias is not None,

@@ -39,15 +39,13 @@ _EXACT_WHOLE: Final = 2048  # tokens of a row that is one item of it where there
 @dataclass(frozen=True, slots=True)
 class RowTiling:
     """Of a product of one row. rows: outputs of a program. block: entries of the depth that it looks at together. held:
-    such chunks that it asks for before it waits. dependent: launched programmatically. ahead: so many programs on, that
-    one's weights are asked for too, for the L2 cache: it may not find room before the wait is over. 0: none's."""
+    such chunks that it asks for before it waits. dependent: launched programmatically."""
 
     rows: int
     block: int
     held: int
     warps: int
     dependent: bool = True
-    ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True)

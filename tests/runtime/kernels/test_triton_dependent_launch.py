@@ -134,7 +134,7 @@ def test_a_product_of_one_row(monkeypatch: pytest.MonkeyPatch, epilogue: int, he
     out, tiling = torch.randn(1, OUTPUTS), RowTiling(16, 64, held, 2, False)
 
     def run() -> None:
-        row_product.row_product(x, linear, None if epilogue == ADD else norm, out, epilogue, tiling)
+        row_product.row_product(x, linear, None if epilogue == ADD and held == 1 else norm, out, epilogue, tiling)
 
     made = [x, out] if epilogue == ADD else [x]
     check(monkeypatch, row_product, made, [out], run, OUTPUTS // 16)
@@ -324,18 +324,18 @@ def test_attention_of_several_query_tokens_a_row(monkeypatch: pytest.MonkeyPatch
     check(monkeypatch, decode_attention, [rows.qkv], [out, rows.keys, rows.values, buffers.partial], run, 5)
 
 
-@pytest.mark.parametrize(
-    ("shape", "module"), [(recurrent_mixers.MAMBA2[1], mamba2_decode), (recurrent_mixers.DELTA[1], delta_decode)]
-)
-def test_a_recurrent_mixer_may_ask_for_its_states(monkeypatch: pytest.MonkeyPatch, shape: Any, module: Any) -> None:
-    mixer: Any = recurrent_mixers.mixer_of(shape)
+@pytest.mark.parametrize("normed", [True, False, None], ids=["Mamba-2", "Mamba-2 without its norm", "a delta net"])
+def test_a_recurrent_mixer_may_ask_for_its_states(monkeypatch: pytest.MonkeyPatch, normed: bool | None) -> None:
+    module: Any = delta_decode if normed is None else mamba2_decode
+    shape: Any = (recurrent_mixers.DELTA if normed is None else recurrent_mixers.MAMBA2)[1]
+    how, mixer = {} if normed is None else {"normed": normed}, recurrent_mixers.mixer_of(shape)
     batch = batch_of([Row(2, 7, 1), Row(0, 0, 1), Row(3, 5, 1, alive=False)])
     projected, states = recurrent_mixers.drawn(3, shape), recurrent_mixers.held_states(mixer)
     arrived, out = torch.zeros(16, dtype=torch.int32), torch.full((3, shape.inner), NAN)
     of = module.delta_of_one_token if module is delta_decode else module.mamba2_of_one_token
 
     def run() -> None:
-        of(projected, mixer, states, batch, out, arrived, dependent=False)
+        of(projected, mixer, states, batch, out, arrived, dependent=False, **how)
 
     heads = shape.value_heads if module is delta_decode else shape.heads
     check(monkeypatch, module, [projected], [out, *states], run, 3 * heads)

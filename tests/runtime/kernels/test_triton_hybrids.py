@@ -44,6 +44,7 @@ OFTEN = (
     (VendorRows, "BambaForCausalLM"),
     (FusedRows, "NemotronHForCausalLM"),
     (OneRow, "NemotronHForCausalLM"),
+    (OneRow, "GraniteMoeHybridForCausalLM"),
     (VendorRows, "NemotronHForCausalLM"),
 )
 DRAFTED_OFTEN = "GraniteMoeHybridForCausalLM", HALF

@@ -14,7 +14,6 @@ from tests.runtime.kernels.triton_device import TOLERANCE, relative_error, trito
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import Linear, Norm  # noqa: E402
-from runahead.runtime.kernels.triton.dependent_launch import dependent_launch_works  # noqa: E402
 from runahead.runtime.kernels.triton.loose_products import head_of_one_row, product_of_rows  # noqa: E402
 from runahead.runtime.kernels.triton.put_rows import put_rows  # noqa: E402
 from runahead.runtime.kernels.triton.row_product import ADD, GATED, SQUARED, STORE, row_product  # noqa: E402
@@ -30,12 +29,7 @@ EPS = 1e-5
 DTYPES = (torch.float32, torch.bfloat16)
 NAN = float("nan")
 DEPTH = 192
-# In the last one, programs ask for weights of programs that can't begin yet.
-OF_ROW = [
-    RowTiling(4, 64, 3, 2, False),
-    RowTiling(8, 128, 1, 4, False),
-    RowTiling(2, 256, 1, 1, dependent_launch_works(), ahead=3),
-]
+OF_ROW = [RowTiling(4, 64, 3, 2, False), RowTiling(8, 128, 1, 4, False), RowTiling(2, 256, 1, 1, False)]
 
 
 def matrix(rows: int, depth: int, dtype: torch.dtype) -> torch.Tensor:
@@ -90,6 +84,9 @@ def test_the_products_of_one_row(dtype: torch.dtype, biased: bool, outputs: int,
     before = residual.clone()
     row_product(x, linear, None, residual, ADD, tiling)
     assert relative_error(residual, before.double() + product(x, linear)) < TOLERANCE[dtype]
+    residual.copy_(before)
+    row_product(x, linear, norm, residual, ADD, tiling)
+    assert relative_error(residual, before.double() + product(normed(x, norm), linear)) < TOLERANCE[dtype]
 
 
 TILINGS = [

@@ -14,6 +14,7 @@ DEVICE = triton_device()
 from runahead.runtime.kernels.layers import DeltaShape, Mamba2, Mamba2Shape  # noqa: E402
 from runahead.runtime.kernels.triton.delta_decode import delta_of_one_token  # noqa: E402
 from runahead.runtime.kernels.triton.mamba2_decode import mamba2_of_one_token  # noqa: E402
+from runahead.runtime.kernels.triton.state_tiling import LONE_ROW, STATES, StateTiling  # noqa: E402
 from tests.gpu.gpu_chain import moved  # noqa: E402
 from tests.runtime.kernels.poisoned_memory import poison_new_memory  # noqa: E402
 from tests.runtime.kernels.recurrent_batches import Row, batch_of  # noqa: E402
@@ -39,17 +40,25 @@ def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def one_token(
-    mixer: Mixer, projected: torch.Tensor, states: tuple[torch.Tensor, ...], rows: Sequence[Row]
+    mixer: Mixer,
+    projected: torch.Tensor,
+    states: tuple[torch.Tensor, ...],
+    rows: Sequence[Row],
+    tiling: StateTiling = STATES,
+    *,
+    normed: bool = True,
 ) -> torch.Tensor:
-    """By the kernel. states: on the device, changed in place."""
+    """By the kernel. states: on the device, changed in place. normed: of Mamba-2, whether the kernel takes the norm."""
     batch = moved(batch_of(rows), DEVICE)
     arrived = torch.zeros(64, dtype=torch.int32, device=DEVICE)
     out = torch.empty((len(projected), mixer.shape.inner), dtype=projected.dtype, device=DEVICE)
     weights = moved(mixer, DEVICE)
     if isinstance(mixer, Mamba2):
-        mamba2_of_one_token(projected.to(DEVICE), weights, states, batch, out, arrived, dependent=False)
+        mamba2_of_one_token(
+            projected.to(DEVICE), weights, states, batch, out, arrived, dependent=False, normed=normed, tiling=tiling
+        )
     else:
-        delta_of_one_token(projected.to(DEVICE), weights, states, batch, out, arrived, dependent=False)
+        delta_of_one_token(projected.to(DEVICE), weights, states, batch, out, arrived, dependent=False, tiling=tiling)
     assert not arrived.any()
     return out.cpu()
 
@@ -71,6 +80,30 @@ def test_tokens_one_after_the_other_are_those_of_the_reference(
         assert relative_error(one, other) < 1e-5, "states are float32, whatever the dtype"
 
 
+@pytest.mark.parametrize("shape", MAMBA2)
+def test_the_norm_may_be_left_to_whoever_reads_the_result(shape: Mamba2Shape) -> None:
+    mixer, projected = mamba2(shape, torch.float32), drawn(len(ROWS), shape)
+    expected_states, states = held_states(mixer), moved(held_states(mixer), DEVICE)
+    expected = by_the_reference(mixer, projected, expected_states, ROWS)
+    found = one_token(mixer, projected, states, ROWS, normed=False).view(len(ROWS), shape.groups, -1)
+    scale = (found.square().mean(2, keepdim=True) + mixer.gated_norm.eps).rsqrt()
+    normed = (found * scale).flatten(1) * mixer.gated_norm.weight
+    assert relative_error(normed, expected) < 1e-5 < relative_error(found.flatten(1), expected)
+    for one, other in zip(states, expected_states, strict=True):
+        assert relative_error(one, other) < 1e-5
+
+
+@pytest.mark.parametrize("shape", [*MAMBA2, *DELTA])
+def test_states_cut_for_a_lone_row_move_on_as_others_do(shape: Mamba2Shape | DeltaShape) -> None:
+    mixer, projected = mixer_of(shape), drawn(1, shape)
+    tiling = StateTiling(LONE_ROW.words // 4, LONE_ROW.warps)  # the tests' shapes are smaller than models'
+    expected_states, states = held_states(mixer), moved(held_states(mixer), DEVICE)
+    expected = by_the_reference(mixer, projected, expected_states, ROWS[:1])
+    assert relative_error(one_token(mixer, projected, states, ROWS[:1], tiling), expected) < 1e-5
+    for one, other in zip(states, expected_states, strict=True):
+        assert relative_error(one, other) < 1e-5
+
+
 def test_steps_are_limited_and_a_convolution_may_have_no_bias() -> None:
     mixer = mamba2(MAMBA2[0], torch.float32, bias=False, limits=(0.1, 0.5))
     projected, states = drawn(3, mixer.shape), moved(held_states(mixer), DEVICE)
@@ -78,21 +111,21 @@ def test_steps_are_limited_and_a_convolution_may_have_no_bias() -> None:
     assert relative_error(one_token(mixer, projected, states, ROWS), expected) < 1e-5
 
 
-@pytest.mark.parametrize("shape", [MAMBA2[1], DELTA[1]])
+@pytest.mark.parametrize(("shape", "normed"), [(MAMBA2[1], True), (MAMBA2[1], False), (DELTA[1], True)])
 def test_masked_rows_and_those_of_several_tokens_leave_their_states_as_they_are(
-    shape: Mamba2Shape | DeltaShape,
+    shape: Mamba2Shape | DeltaShape, normed: bool
 ) -> None:
     mixer = mixer_of(shape)
     before = held_states(mixer)
     states = moved(held_states(mixer), DEVICE)
     projected = drawn(5, shape)
-    projected[[1, 2]] = torch.nan
-    rows = [Row(3, 4, 1), Row(1, 6, 1, alive=False), Row(4, 0, 1, alive=False), Row(2, 5, 2)]
-    found = one_token(mixer, projected, states, rows)
-    alone = one_token(mixer, projected[:1], moved(held_states(mixer), DEVICE), rows[:1])
-    assert torch.equal(found[:1], alone)
-    assert found[1:3].eq(0).all(), "masked rows leave zeros"
-    assert found[3:].isnan().all(), "a row of several tokens is somebody else's"
+    projected[[3, 4]] = torch.nan
+    rows = [Row(2, 5, 2), Row(3, 4, 1), Row(1, 6, 1, alive=False), Row(4, 0, 1, alive=False)]
+    found = one_token(mixer, projected, states, rows, normed=normed)
+    alone = one_token(mixer, projected[2:3], moved(held_states(mixer), DEVICE), rows[1:2], normed=normed)
+    assert found[:2].isnan().all(), "a row of several tokens is somebody else's"
+    assert torch.equal(found[2:3], alone)
+    assert found[3:].eq(0).all(), "masked rows leave zeros"
     for tensor, was in zip(states, before, strict=True):
         others = [slot for slot in range(len(was)) if slot != 3]
         assert torch.equal(tensor.cpu()[others], was[others])
