@@ -19,8 +19,8 @@ from benchmarks.gpu_table.errors import BenchmarkError
 from benchmarks.gpu_table.settings import Settings
 from benchmarks.gpu_table.shapes import Shape
 from benchmarks.gpu_table.token_times import gaps_in, times_of
-from runahead.runtime.kernels.layer_products import products_of
-from runahead.runtime.kernels.layers import Experts, Layer
+from runahead.runtime.kernels.layer_products import idle_in, products_of
+from runahead.runtime.kernels.layers import Layer
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.weights import described
 from runahead.runtime.wire import messages as m
@@ -77,13 +77,8 @@ def products_ms(config: ModelConfig, tokens: int) -> float:
 
 def _weights_of_a_token(layer: Layer) -> int:
     """Numbers in the matrices that a token is multiplied with: of experts, those that it chooses."""
-    dense = layer.feed_forward
-    if isinstance(dense, Experts):
-        linears = products_of(replace(layer, feed_forward=None))
-        linears += [dense.router, *dense.gate_up[: dense.chosen], *dense.down[: dense.chosen]]
-    else:
-        linears = products_of(layer)
-    return sum(linear.weight.numel() for linear in linears)
+    every = sum(linear.weight.numel() for linear in products_of(layer))
+    return every - idle_in([layer])
 
 
 def of_long_prompts(shape: Shape, longest: int) -> Shape:

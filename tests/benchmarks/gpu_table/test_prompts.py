@@ -102,6 +102,15 @@ def test_products_take_as_long_as_their_multiplications_at_the_measured_rate() -
     assert 140 < products_ms(config, 8192) < 155
 
 
+def test_a_token_s_products_are_those_of_the_experts_that_it_chooses_and_of_the_shared_one() -> None:
+    """Of the shape of Granite 4.0 H Tiny: 36 layers of Mamba-2, 4 of attention, 6 of 64 experts and a shared one."""
+    hidden, experts, shared = 1536, 6 * 3 * 512, 3 * 1024
+    mixers = 36 * (6448 + 3072) + 4 * (2560 + 1536)
+    numbers = hidden * (mixers + 40 * (64 + experts + shared))
+    found = products_ms(SHAPES["7B-A1B"].described(), 2048)
+    assert found == pytest.approx(2 * numbers * 2048 / 780e12 * 1e3)
+
+
 def test_a_model_is_given_the_context_that_the_longest_prompt_needs() -> None:
     assert of_long_prompts(SHAPES["8B"], 33_024).described().max_position_embeddings == 33_024
     assert of_long_prompts(SHAPES["8B"], 600).described().max_position_embeddings == 32_768
