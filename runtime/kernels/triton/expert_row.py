@@ -59,6 +59,7 @@ def _chunk(w_at, x, gamma, first, k, length):
 
 @triton.jit
 def _multiplied(acc, squares, w, v, g):
+    """The sums of products, and of squares, and what a chunk adds to them."""
     v = v.to(tl.float32)
     return acc + tl.reshape(w, acc.shape).to(tl.float32) * (v * g.to(tl.float32))[None, :, :], squares + v * v
 
@@ -119,6 +120,7 @@ def _gate_up_kernel(
             w1, v1, g1 = _chunk(w_at, x, gamma, BLOCK, k, length)
             acc = tl.zeros([PARTS, SIDE, BLOCK], tl.float32)
             squares = tl.zeros([SIDE, BLOCK], tl.float32)
+            # Unrolled, the compiler would ask for a chunk where it is used, and too few would be on their way.
             for first in tl.range(2 * BLOCK, DEPTH, 2 * BLOCK):
                 w2, v2, g2 = _chunk(w_at, x, gamma, first, k, length)
                 w3, v3, g3 = _chunk(w_at, x, gamma, first + BLOCK, k, length)
