@@ -70,31 +70,34 @@ AnyTiling: TypeAlias = Tiling | RowTiling
 
 
 def rows_candidates(product: LayerProduct, columns: int) -> Iterator[Tiling]:
-    """Of a few rows: what the matrix units take, fits into shared memory, and keeps the memory busy."""
+    """Of a few rows: what the matrix units take, fits into shared memory, and keeps the memory busy. From 32 rows on a
+    program may have half of them, so that it reads less of them, and another reads its weights from the caches."""
     outputs, depth, epilogue, _ = product
     halves = 2 if epilogue == GATED else 1
-    for tile, block, splits, stages, warps, held in itertools.product(
-        (16, 32, 64, 128), (64, 128, 256, 512), (1, 2, 3, 4, 6, 7, 8), (1, 3, 4, 5, 6), (4, 8), (False, True)
+    taken_of = (columns,) if columns < 32 else (columns, columns // 2)
+    for tile, block, splits, stages, warps, held, taken in itertools.product(
+        (16, 32, 64, 128), (64, 128, 256, 512), (1, 2, 3, 4, 6, 7, 8), (1, 3, 4, 5, 6), (4, 8), (False, True), taken_of
     ):
         if depth % (splits * block) or tile // halves < 8 or (outputs * splits * columns > SPLIT_WORDS and splits > 1):
             continue
         in_loop = depth // splits // block - held
         if (in_loop == 0) != (stages == 1) or (in_loop and (stages > in_loop + 1 or block == 512)):
             continue
-        programs = ceil_div(outputs, tile) * splits
-        if outputs >= _HEAD and (splits > 1 or tile < 64 or held):
+        programs = ceil_div(outputs, tile) * splits * (columns // taken)
+        if outputs >= _HEAD and (splits > 1 or tile < 64 or held or taken < columns):
             continue
         if outputs < _HEAD and not min(_BUSY, outputs // _LEAST_TILE) <= programs <= (600 if splits > 1 else 1100):
             continue
-        if (warps == 8 and tile < 64) or (tile == 16 and (columns > 16 or block < 128)):
+        if (warps == 8 and tile < 64) or (tile == 16 and (taken > 16 or block < 128)):
             continue
         if held and tile * block * 2 > 32 * warps * 128 * 4:
             continue
-        shared = (tile + columns) * block * 2 * (stages if in_loop else 1)
+        shared = (tile + taken) * block * 2 * (stages if in_loop else 1)
         in_flight = min(programs / _PROCESSORS, max(_SHARED // shared, 1)) * shared  # bytes, of a processor
         if shared > _SHARED or (outputs >= _BUSY * _LEAST_TILE and in_flight < 20 * 1024):
             continue
-        yield Tiling(tile // halves, block, splits, stages, warps, held)
+        whole = Tiling(tile // halves, block, splits, stages, warps, held)
+        yield whole if taken == columns else replace(whole, columns=taken)
 
 
 def lanes_candidates(product: LayerProduct, columns: int) -> Iterator[Tiling]:

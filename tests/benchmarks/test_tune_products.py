@@ -10,7 +10,7 @@ from tests.runtime.kernels.triton_device import triton_device
 
 triton_device()
 
-from benchmarks.tune.products import jobs, products  # noqa: E402
+from benchmarks.tune.products import jobs, products, rows_candidates  # noqa: E402
 from runahead.runtime.kernels.triton import tilings  # noqa: E402
 from runahead.runtime.kernels.triton.row_product import ADD, GATED, STORE  # noqa: E402
 from runahead.runtime.kernels.triton.tiling_counts import LayerProduct  # noqa: E402
@@ -51,6 +51,15 @@ def test_each_product_of_each_number_of_rows_has_ways_to_be_cut() -> None:
     found = list(jobs(["30B-A3B", "7B-A1B"], [1, 8, 64], 30, False))
     assert len(found) == (4 + 6) * 3
     assert [job for job in found if not job.candidates] == []
+
+
+@pytest.mark.parametrize(("rows", "taken"), [(8, {8}), (16, {16}), (32, {16, 32}), (64, {32, 64})])
+def test_from_32_rows_on_a_program_may_have_half_of_them(rows: int, taken: set[int]) -> None:
+    """Where a program has all, `columns` is no less than they are."""
+    ways = list(rows_candidates(LayerProduct(5120, 2048, STORE, True), rows))
+    assert {min(way.columns, rows) for way in ways} == taken
+    head = list(rows_candidates(LayerProduct(151936, 2048, STORE, False), rows))
+    assert {min(way.columns, rows) for way in head} == {rows}, "of a vocabulary every program reads as much"
 
 
 @pytest.mark.parametrize(("rows", "way"), [(1, RowTiling(32, 16, 1, 4)), (8, Tiling(16, 48, 1, 2, 4))])
