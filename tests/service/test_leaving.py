@@ -125,12 +125,23 @@ def leaves_among_its_tokens(service: LocalService, stub: Any, before: ServerStat
         client.messages_of(stream, 3)
 
 
-def leaves_while_its_text_waits(service: LocalService, stub: Any) -> None:
+def leaves_while_its_text_waits(service: LocalService, stub: Any) -> tuple[ServerStats, ServerStats]:
+    """What is said before it comes and when it has gone. On a busy machine the other texts may be done before its own
+    comes: then that is refused, since it is too long, before the client has left."""
+
+    def gone(stats: ServerStats) -> int:
+        return stats.front_end.cancelled + stats.front_end.refused
+
+    before = wait_for(stub, has_everything)
     busy = [stub.Tokenize.future(TokenizeRequest(text=UNCUT_TEXT), timeout=TIMEOUT_S) for _ in range(4)]
     with a_request(service, GenerateRequest(text="a" * 50_000)):
-        wait_for(stub, lambda stats: stats.requests.preparing == 1)
+        wait_for(
+            stub,
+            lambda stats: stats.requests.preparing == 1 or gone(stats) > gone(before),
+        )
     for call in busy:
         call.cancel()
+    return before, wait_for(stub, lambda stats: has_everything(stats) and gone(stats) > gone(before))
 
 
 LEAVES: dict[str, Callable[[LocalService, Any, ServerStats], None]] = {
@@ -160,11 +171,12 @@ def test_a_client_whose_connection_ends_leaves_nothing_behind(
 def test_a_client_that_leaves_while_its_text_waits_is_unknown_to_the_engine_again(
     service: LocalService, stub: Any, bystander: Bystander
 ) -> None:
-    before = wait_for(stub, has_everything)
-    leaves_while_its_text_waits(service, stub)
-    after = wait_for(stub, has_everything)
+    for _ in range(TRIES):
+        before, after = leaves_while_its_text_waits(service, stub)
+        if after.front_end.cancelled > before.front_end.cancelled:
+            break
+    assert after.front_end.cancelled == before.front_end.cancelled + 1, "its text waited when it left"
     assert after.requests.submitted == before.requests.submitted
-    assert after.front_end.cancelled == before.front_end.cancelled + 1
     bystander.first_tokens_s(1)
 
 
