@@ -58,7 +58,8 @@ class ExpertTiling:
 @dataclass(frozen=True, slots=True)
 class ExpertRowTiling:
     """Of a lone row's kernel. rows: outputs of a program, of the first kernel with a gate and an `up` each. weights:
-    that a program asks for together, of the first kernel while it multiplies as many. warps: of a program."""
+    that a program asks for together; of the first kernel twice as many, while it multiplies those before. warps: of a
+    program."""
 
     rows: int
     weights: int
