@@ -1,9 +1,9 @@
 """Which experts a token is sent to, and by what shares: the part of a kernel that whoever needs it computes by itself.
 
-What is computed stands at `runahead.runtime.kernels.choice.Choice`. A program has a token. It finds the highest value,
-then the highest below that, and so on: as many rounds as experts are chosen. Only where values are equal does it go
-back up. To compare every expert with every other takes about as long for 64 or 128 of them; for 512 that is a kernel of
-750 KB in the place of one of 140 (docs/decisions/0036-experts.md).
+What is computed stands at `runahead.runtime.kernels.choice.Choice`. A program has a token, or a few. It finds the
+highest value, then the highest below that, and so on: as many rounds as experts are chosen. Only where values are equal
+does it go back up. To compare every expert with every other takes about as long for 64 or 128 of them; for 512 that is
+a kernel of 750 KB in the place of one of 140 (docs/decisions/0036-experts.md).
 
 Values keep two dimensions through all of it. What is reduced to one and spread out again changes places among the
 threads, by way of shared memory and with barriers.
@@ -68,18 +68,21 @@ def sum_of_a_copy(x):
 
 @triton.jit
 def _highest(order, e, CHOSEN: tl.constexpr):
-    """Which CHOSEN experts have the highest numbers, and of equal ones the lowest `e`. order: as `_in_order` has it, of
-    what is no expert _BELOW_ALL."""
+    """Which CHOSEN experts of each copy have the highest numbers, and of equal ones the lowest `e`. order: as
+    `_in_order` has it, of what is no expert _BELOW_ALL."""
     least = _most(order)
     for _ in tl.static_range(CHOSEN - 1):
         least = _most(tl.where(order < least, order, _BELOW_ALL))
-    ahead = sum_of_a_copy((order > least).to(tl.int32))
-    while ahead >= CHOSEN:  # numbers are equal: that was too low
-        least = _lowest(tl.where(order > least, order, _ABOVE_ALL))
-        ahead = sum_of_a_copy((order > least).to(tl.int32))
+    ahead = _sum((order > least).to(tl.int32))
     last = _lowest(tl.where(order == least, e, _ABOVE_ALL))
-    for _ in range(ahead + 1, CHOSEN):
-        last = _lowest(tl.where((order == least) & (e > last), e, _ABOVE_ALL))
+    if tl.max(tl.abs(ahead - (CHOSEN - 1))) > 0:  # of some copy numbers are equal: that was too low
+        while tl.max(ahead) >= CHOSEN:
+            least = tl.where(ahead >= CHOSEN, _lowest(tl.where(order > least, order, _ABOVE_ALL)), least)
+            ahead = _sum((order > least).to(tl.int32))
+        last = _lowest(tl.where(order == least, e, _ABOVE_ALL))
+        for known in range(tl.min(ahead) + 1, CHOSEN):
+            further = _lowest(tl.where((order == least) & (e > last), e, _ABOVE_ALL))
+            last = tl.where(known > ahead, further, last)
     return (order > least) | ((order == least) & (e <= last))
 
 
@@ -127,8 +130,9 @@ def chosen_experts(
 
     An expert is chosen if fewer than CHOSEN are ahead of it: those of higher scores, or values, and of equal ones those
     of lower numbers. A score that is no number is behind all others. SCORES: numbers of a token, of which the experts'
-    scores come first. GROUPS: 0: any expert may be chosen. COPIES: with as many as the program has warps each warp has
-    a copy, and none waits for another in a round; 1 where there are groups.
+    scores come first. GROUPS: 0: any expert may be chosen. COPIES: with as many as the program has warps, or more,
+    each warp has whole copies, and none waits for another in a round; 1 where there are groups. token: of all copies,
+    or of each, int32 [COPIES, 1].
     """
     e = numbers_of_experts(PADDED, COPIES)
     inside = e < COUNT

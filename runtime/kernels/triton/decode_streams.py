@@ -326,7 +326,8 @@ class FusedRows(RowStream):
         self._product(sums.scaled, experts.router, scores, STORE, squares=squares)
         arrived = self._buffers.arrived(self._device)
         results = experts.results(
-            sums.scaled, scores, self._live, arrived, self._depends, squares, with_shared=True
+            sums.scaled, scores, self._live, arrived, self._depends, squares, with_shared=True,
+            together=not self._exact,
         )  # fmt: skip
         self._pending = partial(self._add_results, experts, results)
 

@@ -68,18 +68,19 @@ class PackedExperts:
         depends: Callable[[bool], bool] = _as_launched,
         squares: tuple[torch.Tensor, int, float] | None = None,
         with_shared: bool = False,
+        together: bool = False,
     ) -> Results:
         """What each of T tokens gets from each of its experts, times its share, and with_shared: from the shared one.
 
         x: the norm of the residual, [T, hidden]; with squares, as `route` has them, what its scale is still to be
         applied to. scores: float32 [T, scored]. live: int [T]. arrived: as `route` has it. depends: says of the next
-        kernel whether it is launched programmatically.
+        kernel whether it is launched programmatically. together: as `route` has it.
         """
         weights, (_, hidden, width) = self.weights, self.down.shape
         chosen = weights.chosen
         routed = route(
             scores, live, weights.choice, arrived, beside=self.scored - weights.count, share=weights.share,
-            squares=squares, depth=hidden, dependent=depends(True),
+            squares=squares, depth=hidden, dependent=depends(True), together=together,
         )  # fmt: skip
         entries = x.shape[0] * chosen
         gated = x.new_empty((entries, width))

@@ -2,7 +2,8 @@
 
 A token's scores are made by a product before. Here they become its experts and their shares, by a program for each
 token; then a program for each expert lists its tokens, ascending, and each list is cut into items: an expert and up to
-`block` of its tokens. There are as many items as there could be at most, and those that are nothing say so; so a
+`block` of its tokens. Of a few tokens one program does all of it: the sums of shares then have an order that hangs on
+how many there are. There are as many items as there could be at most, and those that are nothing say so; so a
 captured graph holds for every choice, and no count comes to the host. Grouping tokens by expert and giving blocks of
 them to programs is how the published kernels for experts do it, first in MegaBlocks (Gale and others, 2022,
 arXiv:2211.15841).
@@ -31,6 +32,9 @@ FEW_TOKENS: Final = 64  # up to so many, an item has 16 of them
 MOST_CHOSEN: Final = 127  # experts of a token: a place among them is kept in 8 bits
 _LISTED: Final = 1024  # tokens that a program lists at a time
 _ITEMS_AT_ONCE: Final = 64
+_TOGETHER: Final = 16  # tokens of which one program does all, at most
+_EXPERTS_TOGETHER: Final = 128  # of such a launch, at most; with scores by fours a warp has all of a token's
+_WARPS_TOGETHER: Final = 8
 _ITEM, _AT_ONCE = tl.constexpr(ITEM), tl.constexpr(_ITEMS_AT_ONCE)
 
 
@@ -50,10 +54,10 @@ class Routing:
 
 
 @triton.jit
-def _write_items(counts, items, num_items, PADDED: tl.constexpr, BLOCK: tl.constexpr):
-    """counts: entries of each expert, [PADDED]. Each expert's items are written at once, the first of all, then the
-    second; what is left over has no entries, and nothing else that is read."""
-    e = tl.arange(0, PADDED)
+def _write_items(counts, items, num_items, PADDED: tl.constexpr, BLOCK: tl.constexpr, BEGIN: tl.constexpr):
+    """counts: entries of each expert, [PADDED], of which number BEGIN is called 0. Each expert's items are written at
+    once, the first of all, then the second; what is left over has no entries, and nothing else that is read."""
+    e = tl.arange(0, PADDED) - BEGIN
     blocks = (counts + BLOCK - 1) // BLOCK
     ends = tl.cumsum(blocks, 0)
     for nth in range(0, tl.max(blocks, 0)):
@@ -121,7 +125,44 @@ def _list_kernel(
         tl.store(arrived, 0)
         e = tl.arange(0, PADDED_OWN)
         found = tl.load(counts + e, mask=e < OWN, other=0, cache_modifier=".cg")
-        _write_items(found, items, num_items, PADDED_OWN, BLOCK)
+        _write_items(found, items, num_items, PADDED_OWN, BLOCK, 0)
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_items"])
+def _route_few_kernel(
+    scores, correction, live, squares, shares, entries, items, scale, eps, num_tokens, num_items, COUNT: tl.constexpr,
+    SCORES: tl.constexpr, CHOSEN: tl.constexpr, PADDED: tl.constexpr, RENORMALISED: tl.constexpr,
+    LOGISTIC: tl.constexpr, CORRECTED: tl.constexpr, GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr,
+    CHOSEN_GROUPS: tl.constexpr, FACTOR: tl.constexpr, COPIES: tl.constexpr, BEGIN: tl.constexpr, OWN: tl.constexpr,
+    BLOCK: tl.constexpr, DEPTH: tl.constexpr, SQUARES: tl.constexpr, ALL_SQUARES: tl.constexpr, STRIDE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """One program for all of up to COPIES tokens, and for the lists of experts BEGIN to BEGIN + OWN - 1."""
+    let_dependents_start(DEPENDENT)
+    t = tl.arange(0, COPIES)
+    there = t < num_tokens
+    token = tl.minimum(t, num_tokens - 1)[:, None]
+    e = numbers_of_experts(PADDED, COPIES)
+    wait_for_predecessors(DEPENDENT)
+    is_live = tl.load(live + t, mask=there, other=0) > 0
+    if SQUARES > 0:
+        s = tl.arange(0, ALL_SQUARES)[:, None]
+        of_tiles = tl.load(squares + s * STRIDE + t[None, :], mask=(s < SQUARES) & there[None, :], other=0.0)
+    chosen, place, score = chosen_experts(
+        scores, correction, token, COUNT, SCORES, CHOSEN, PADDED, LOGISTIC, CORRECTED, GROUPS, PADDED_GROUPS,
+        CHOSEN_GROUPS, COPIES,
+    )  # fmt: skip
+    share = shares_of(score, chosen, COUNT, PADDED, RENORMALISED, LOGISTIC, FACTOR, COPIES)
+    chosen = chosen & is_live[:, None]
+    entry = token * CHOSEN + place
+    tl.store(shares + entry, share, mask=chosen)
+    own = e - BEGIN
+    taken = (chosen & (own >= 0) & (own < OWN)).to(tl.int32)
+    nth = tl.cumsum(taken, 0) - 1
+    tl.store(entries + own * num_tokens + nth, entry, mask=taken > 0)
+    _write_items(tl.sum(taken, 0), items, num_items, PADDED, BLOCK, BEGIN)
+    if SQUARES > 0:
+        tl.store(scale + t, tl.rsqrt(tl.sum(of_tiles, 0).to(tl.float32) / DEPTH + eps), mask=there)
 
 
 def warps_for(count: int) -> int:
@@ -149,6 +190,7 @@ def route(
     depth: int = 0,
     dependent: bool = False,
     warps: int | None = None,
+    together: bool = False,
 ) -> Routing:
     """Send tokens to experts.
 
@@ -156,7 +198,8 @@ def route(
     choose. arrived: int32 [1], zero before and after. share: whose experts tokens are listed for; they choose among
     all. squares: float64 [tiles, T or more] sums of squares of what the scores were made of, how many tiles, and the
     eps of its norm over `depth` numbers: its scale is left too. dependent: launched programmatically. warps: of the
-    program of a token, None for the fastest.
+    program of a token, None for the fastest. together: a share's bits may hang on how many tokens there are; of a few
+    one program does all, which needs neither `arrived` nor `warps`.
     """
     (tokens, scored), chosen = scores.shape, choice.chosen
     count = scored - beside
@@ -171,6 +214,10 @@ def route(
         torch.empty(tokens, dtype=torch.float32, device=device),
         block,
     )
+    few = tokens <= _TOGETHER and padded(count) <= _EXPERTS_TOGETHER and scored % 4 == 0
+    if together and few and not choice.limits_groups:
+        _route_few(scores, live, choice, count, own, found, squares, depth, dependent)
+        return found
     places = torch.empty((tokens, count), dtype=torch.int8, device=device)
     counts = torch.empty(len(own), dtype=torch.int32, device=device)
     made, tiles, eps = (scores, 0, 0.0) if squares is None else squares
@@ -213,3 +260,44 @@ def route(
         **options,
     )
     return found
+
+
+def _route_few(
+    scores: torch.Tensor,
+    live: torch.Tensor,
+    choice: Choice,
+    count: int,
+    own: range,
+    found: Routing,
+    squares: tuple[torch.Tensor, int, float] | None,
+    depth: int,
+    dependent: bool,
+) -> None:
+    """All that `route` finds, by one program. count: experts, of which tokens are listed for `own`."""
+    (tokens, scored), items = scores.shape, found.items.shape[0]
+    made, tiles, eps = (scores, 0, 0.0) if squares is None else squares
+    options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
+    _route_few_kernel[(1,)](
+        scores,
+        scores if choice.correction is None else choice.correction,
+        live,
+        made,
+        found.shares,
+        found.entries,
+        found.items,
+        found.scale,
+        eps,
+        tokens,
+        items,
+        BEGIN=own.start,
+        OWN=len(own),
+        BLOCK=found.block,
+        DEPTH=depth,
+        SQUARES=tiles,
+        ALL_SQUARES=triton.next_power_of_2(max(tiles, 1)),
+        STRIDE=0 if squares is None else made.shape[1],
+        DEPENDENT=dependent,
+        num_warps=_WARPS_TOGETHER,
+        **{**choice_parts(choice, count, scored), "COPIES": max(triton.next_power_of_2(tokens), _WARPS_TOGETHER)},
+        **options,
+    )

@@ -31,5 +31,5 @@ def launch_a_share() -> None:
     arrived = empty(1, dtype=torch.int32)
     for tokens in (256, 8):
         scores, live = empty(tokens, COUNT, dtype=torch.float32), empty(tokens, dtype=torch.int32)
-        packed.results(empty(tokens, HIDDEN), scores, live, arrived)
+        packed.results(empty(tokens, HIDDEN), scores, live, arrived, together=tokens == 8)
     packed.add_of_one_row(empty(1, HIDDEN), empty(1, COUNT, dtype=torch.float32), arrived, dependent=False)

@@ -181,16 +181,16 @@ def test_the_final_norm(monkeypatch: pytest.MonkeyPatch) -> None:
     check(monkeypatch, norms, [x], [found], run, 3)
 
 
-def test_what_sends_tokens_to_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("together", "programs"), [(False, 5 + 8), (True, 1)])  # a token's each, an expert's each
+def test_what_sends_tokens_to_experts(monkeypatch: pytest.MonkeyPatch, together: bool, programs: int) -> None:
     torch.manual_seed(3)
-    scores, squares, shares = torch.randn(5, 7), torch.rand(4, 8, dtype=torch.float64), torch.full((10,), NAN)
-    live, arrived = torch.ones(5, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
-    choice = Choice(2, renormalised=True)
+    scores, squares, shares = torch.randn(5, 8), torch.rand(4, 8, dtype=torch.float64), torch.full((10,), NAN)
+    given = scores, torch.ones(5, dtype=torch.int32), Choice(2, True), torch.zeros(1, dtype=torch.int32)
 
     def run() -> None:
-        shares.copy_(routing.route(scores, live, choice, arrived, squares=(squares, 4, 1e-5), depth=64).shares)
+        shares.copy_(routing.route(*given, squares=(squares, 4, 1e-5), depth=64, together=together).shares)
 
-    check(monkeypatch, routing, [scores, squares], [shares], run, 5 + 7)  # one for each token, one for each expert
+    check(monkeypatch, routing, [scores, squares], [shares], run, programs)
 
 
 def test_what_lists_the_tokens_of_experts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,9 +39,17 @@ def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     poison_new_memory(monkeypatch)
 
 
-def routed(scores: torch.Tensor, live: torch.Tensor, chosen: int, renormalised: bool = True, **further: Any) -> Routing:
+def routed(
+    scores: torch.Tensor,
+    live: torch.Tensor,
+    chosen: int,
+    renormalised: bool = True,
+    *,
+    together: bool = False,
+    **further: Any,
+) -> Routing:
     arrived, choice = torch.zeros(1, dtype=torch.int32, device=DEVICE), Choice(chosen, renormalised, **further)
-    found = route(scores.to(DEVICE), live.int().to(DEVICE), choice, arrived)
+    found = route(scores.to(DEVICE), live.int().to(DEVICE), choice, arrived, together=together)
     assert int(arrived) == 0
     return found
 
@@ -61,9 +69,12 @@ def entries_by_expert(found: Routing) -> dict[int, list[int]]:
 
 
 CASES = [  # tokens, experts, chosen, kind
-    (1, 7, 2, "random"),
+    (1, 8, 2, "random"),
+    (5, 12, 3, "ties"),
     (5, 11, 3, "ties"),
-    (9, 3, 3, "random"),
+    (9, 4, 4, "random"),
+    (13, 60, 4, "ties"),
+    (16, 128, 8, "ties"),
     (64, 11, 2, "random"),
     (64, 5, 1, "all choose one"),
     (70, 11, 3, "all choose one"),
@@ -72,9 +83,10 @@ CASES = [  # tokens, experts, chosen, kind
 ]
 
 
+@pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize(("tokens", "experts", "chosen", "kind"), CASES)
 def test_tokens_are_listed_by_expert_and_those_that_do_not_live_nowhere(
-    tokens: int, experts: int, chosen: int, kind: str
+    tokens: int, experts: int, chosen: int, kind: str, together: bool
 ) -> None:
     scores, live = scores_for(kind, tokens, experts), torch.arange(tokens) % 3 != 1
     order = torch.argsort(scores, dim=1, descending=True, stable=True)[:, :chosen].sort(1).values
@@ -83,7 +95,7 @@ def test_tokens_are_listed_by_expert_and_those_that_do_not_live_nowhere(
         for place, expert in enumerate(order[token].tolist()):
             if live[token]:
                 expected.setdefault(expert, []).append(token * chosen + place)
-    found = routed(scores, live, chosen)
+    found = routed(scores, live, chosen, together=together)
     assert entries_by_expert(found) == expected
     shares = torch.softmax(scores.double(), 1).gather(1, order)
     shares /= shares.sum(1, keepdim=True)
@@ -93,7 +105,7 @@ def test_tokens_are_listed_by_expert_and_those_that_do_not_live_nowhere(
 
 def test_more_tokens_than_a_program_lists_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routing, "_LISTED", 16)
-    test_tokens_are_listed_by_expert_and_those_that_do_not_live_nowhere(70, 11, 3, "all choose one")
+    test_tokens_are_listed_by_expert_and_those_that_do_not_live_nowhere(70, 11, 3, "all choose one", together=False)
 
 
 def test_as_many_items_whatever_tokens_choose() -> None:
@@ -105,23 +117,25 @@ def test_as_many_items_whatever_tokens_choose() -> None:
     assert len(sizes) == 1
 
 
-@pytest.mark.parametrize("tokens", [6, 80])
-def test_where_nobody_lives_every_item_is_nothing(tokens: int) -> None:
-    found = routed(drawn(tokens, 7), torch.zeros(tokens), 2)
+@pytest.mark.parametrize(("tokens", "together"), [(6, True), (6, False), (80, False)])
+def test_where_nobody_lives_every_item_is_nothing(tokens: int, together: bool) -> None:
+    found = routed(drawn(tokens, 8), torch.zeros(tokens), 2, together=together)
     assert entries_by_expert(found) == {}
 
 
-def test_shares_that_are_not_renormalised_are_parts_of_all() -> None:
-    scores = drawn(4, 7)
-    found = routed(scores, torch.ones(4), 2, renormalised=False)
+@pytest.mark.parametrize("together", [True, False])
+def test_shares_that_are_not_renormalised_are_parts_of_all(together: bool) -> None:
+    scores = drawn(4, 8)
+    found = routed(scores, torch.ones(4), 2, renormalised=False, together=together)
     expected = torch.softmax(scores.double(), 1).topk(2).values.sum(1)
     torch.testing.assert_close(found.shares.view(4, 2).cpu().double().sum(1), expected, rtol=1e-5, atol=0)
 
 
-def test_a_score_that_is_no_number_is_in_all_of_its_token_s_shares_and_in_no_other_s() -> None:
-    scores = drawn(3, 7)
+@pytest.mark.parametrize("together", [True, False])
+def test_a_score_that_is_no_number_is_in_all_of_its_token_s_shares_and_in_no_other_s(together: bool) -> None:
+    scores = drawn(3, 8)
     scores[1, 4] = torch.nan
-    found = routed(scores, torch.ones(3), 2)
+    found = routed(scores, torch.ones(3), 2, together=together)
     shares = found.shares.view(3, 2).cpu()
     assert shares[1].isnan().all()
     assert shares[[0, 2]].isfinite().all()
@@ -146,15 +160,18 @@ CHOICES: Final[dict[str, tuple[int, Choice]]] = {
 }
 
 
+@pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("kind", ["random", "ties"])
 @pytest.mark.parametrize(("experts", "choice"), CHOICES.values(), ids=CHOICES)
-def test_each_kind_of_choice_is_that_of_the_reference(experts: int, choice: Choice, kind: str) -> None:
-    """Of several tokens by the routing kernel, and of a lone one, whose programs choose by themselves."""
+def test_each_kind_of_choice_is_that_of_the_reference(experts: int, choice: Choice, kind: str, together: bool) -> None:
     if kind == "ties" and choice.correction is not None:
         choice = replace(choice, correction=choice.correction.round())
     scores, arrived = scores_for(kind, 9, experts), torch.zeros(1, dtype=torch.int32, device=DEVICE)
     live = torch.arange(9, device=DEVICE) % 4 != 2
-    found = route(scores.to(DEVICE), live.int(), choice, arrived)
+    beside = -experts % 4  # scores by fours, some of which are no expert's
+    scores = torch.cat((scores, torch.full((9, beside), 9.0)), 1)
+    found = route(scores.to(DEVICE), live.int(), choice, arrived, beside=beside, together=together)
+    scores = scores[:, :experts]
     named, shares = by_the_reference(scores, choice)
     expected: dict[int, list[int]] = {}
     for token in live.nonzero()[:, 0].tolist():

@@ -51,13 +51,14 @@ def part_of(case: Case, share: Share) -> Case:
     return replace(case, packed=packed)
 
 
-def listed(case: Case, share: Share) -> Routing:
+def listed(case: Case, share: Share, together: bool = False) -> Routing:
     arrived = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-    found = route(case.scores, case.live, case.packed.weights.choice, arrived, share=share)
+    found = route(case.scores, case.live, case.packed.weights.choice, arrived, share=share, together=together)
     assert int(arrived) == 0
     return found
 
 
+@pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("of", [2, 4])
 @pytest.mark.parametrize(
     ("tokens", "experts", "choice", "kind"),
@@ -70,13 +71,13 @@ def listed(case: Case, share: Share) -> Routing:
     ],
 )
 def test_tokens_are_listed_for_each_expert_by_exactly_one_rank(
-    tokens: int, experts: int, choice: int | Choice, kind: str, of: int
+    tokens: int, experts: int, choice: int | Choice, kind: str, of: int, together: bool
 ) -> None:
     case = Case.of(tokens, experts, choice, kind, torch.float32, hidden=16, width=16)
-    whole = listed(case, Share())
+    whole = listed(case, Share(), together)
     expected, found, live = entries_by_expert(whole), dict[int, list[int]](), case.live.bool()
     for share in ranks(of):
-        part, begin = listed(case, share), share.part_of(experts, "experts").start
+        part, begin = listed(case, share, together), share.part_of(experts, "experts").start
         assert torch.equal(part.shares.view(tokens, -1)[live], whole.shares.view(tokens, -1)[live])
         found |= {begin + number: entries for number, entries in entries_by_expert(part).items()}
         assert len(part.entries) == experts // of
