@@ -5,8 +5,8 @@ through the states of several layers, more than the GPU's caches hold. Of each n
 and with `--drafts` as many more, whose inputs are replayed before.
 
 What a way computes is compared with the default's, bit by bit: where bits differ, one way must do for every number of
-rows, with drafts and without (`STATES` beside the kernels), but for one row without drafts (`LONE_ROW`), whose launches
-have other bits anyway and leave the norm of one group to the product that follows.
+rows, with drafts and without (`STATES` beside the kernels), but for one row (`LONE_ROW`, with drafts `LONE_RUN`), whose
+launches have other bits anyway, and without drafts leave the norm of one group to the product that follows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from runahead.runtime.kernels.triton.delta_runs import delta_of_runs
 from runahead.runtime.kernels.triton.dependent_launch import dependent_launch_works
 from runahead.runtime.kernels.triton.mamba2_decode import mamba2_of_one_token
 from runahead.runtime.kernels.triton.mamba2_runs import mamba2_of_runs
-from runahead.runtime.kernels.triton.state_tiling import LONE_ROW, STATES, StateTiling
+from runahead.runtime.kernels.triton.state_tiling import LONE_ROW, LONE_RUN, STATES, StateTiling
 from runahead.runtime.models.weights import described
 
 NAMES: Final = ("7B-A1B", "8B-hybrid", "9B-hybrid", "40B-A3B-delta")
@@ -167,7 +167,7 @@ def main() -> None:
     compile_side_by_side("benchmarks.tune.states", [f"--shape={chosen.shape}", f"--drafts={chosen.drafts}"])
     for rows in map(int, chosen.rows.split(",")):
         bench = Bench(mixer, rows, chosen.drafts, device)
-        default = STATES if rows > 1 or chosen.drafts else LONE_ROW
+        default = STATES if rows > 1 else LONE_RUN if chosen.drafts else LONE_ROW
         usual = bench.left(default)
         found = []
         for tiling in dict.fromkeys((default, *tilings())):

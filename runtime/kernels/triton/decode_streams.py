@@ -29,7 +29,6 @@ from runahead.runtime.kernels.triton.loose_products import sizes_of
 from runahead.runtime.kernels.triton.recurrent_layers import Recurrent, States, norm_left, of_decode_rows, states_in
 from runahead.runtime.kernels.triton.row_product import ADD, EPILOGUES, GATED, SQUARED, STORE, row_product
 from runahead.runtime.kernels.triton.rows_product import Residual, columns_of, rows_product
-from runahead.runtime.kernels.triton.state_tiling import LONE_ROW
 from runahead.runtime.kernels.triton.tilings import row_tiling, rows_in_table, rows_tiling
 from runahead.runtime.rounding import ceil_div
 
@@ -52,6 +51,7 @@ class RowStream(ABC):
         self._rows, self._device = batch.num_tokens, batch.token_ids.device
         self._plan = buffers.plan(batch, ends.embedding.dtype, exact)
         self._windows = buffers.windows(self._device, batch.are_lines)
+        self._lone = batch.num_rows == 1 and not exact
         self._may_depend = False
         self._residual = self._ends.embedding.new_empty((self._rows, self._ends.embedding.shape[1]))
         self._work: AttentionWork
@@ -75,7 +75,9 @@ class RowStream(ABC):
 
     def _mixed(self, projected: torch.Tensor, weights: Recurrent, states: States) -> torch.Tensor:
         """What the mixer's second product reads, [rows, inner]; the states of live rows move on."""
-        return of_decode_rows(projected, weights, states, self._batch, self._buffers, dependent=self._depends(True))
+        return of_decode_rows(
+            projected, weights, states, self._batch, self._buffers, lone=self._lone, dependent=self._depends(True)
+        )
 
     def _attended(self, qkv: torch.Tensor, weights: Attention, place: int) -> torch.Tensor:
         """The heads' results, [rows, heads * D], the cache being written first.
@@ -213,7 +215,7 @@ class OneRow(RowStream):
         projected, states = self._normed_product(weights.norm, weights.proj, STORE), states_in(self._cache, place)
         norm = norm_left(weights, states)
         mixed = of_decode_rows(
-            projected, weights, states, self._batch, self._buffers, normed=norm is None, tiling=LONE_ROW,
+            projected, weights, states, self._batch, self._buffers, normed=norm is None, lone=self._lone,
             dependent=self._depends(True),
         )  # fmt: skip
         self._product(mixed, weights.out, norm, self._residual, ADD)

@@ -22,13 +22,49 @@ from runahead.runtime.kernels.triton.delta_decode import normed_and_gated, query
 from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
 from runahead.runtime.kernels.triton.recurrent_rows import row_of
 from runahead.runtime.kernels.triton.recurrent_runs import (
+    chosen_of,
     convolved_of,
+    drafts_of,
     input_of,
-    keep_inputs,
+    keep_drafts,
     leave_channels,
+    one_further,
     places_of,
+    seen_before,
+    taps_of,
 )
 from runahead.runtime.kernels.triton.state_tiling import STATES, StateTiling
+
+
+@triton.jit
+def _inputs_at(
+    place, projected, kept, line, slot, q_channel, k_channel, v_channel, head, again, end, in_head, in_key,
+    INNER: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr, CHANNELS: tl.constexpr, VALUE_HEADS: tl.constexpr,
+    MOST: tl.constexpr,
+):  # fmt: skip
+    """What a token brings, float32: query, key, value, how much of the value is written, and how far the state decays,
+    before the bias. end: of the run, from where all is 0."""
+    more = place < end
+    q = input_of(projected, kept, line, slot, q_channel, place, again, in_key & more, INNER, WIDTH, INPUTS, MOST)
+    k = input_of(projected, kept, line, slot, k_channel, place, again, in_key & more, INNER, WIDTH, INPUTS, MOST)
+    v = input_of(projected, kept, line, slot, v_channel, place, again, in_head & more, INNER, WIDTH, INPUTS, MOST)
+    at = CHANNELS + head
+    b = input_of(projected, kept, line, slot, at, place, again, more, INNER, WIDTH, INPUTS, MOST)
+    dt = input_of(projected, kept, line, slot, at + VALUE_HEADS, place, again, more, INNER, WIDTH, INPUTS, MOST)
+    return q, k, v, b, dt
+
+
+@triton.jit
+def _made_of(
+    own, projected, line, head, number, j, end, EACH: tl.constexpr, VALUE_DIM: tl.constexpr, INNER: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Output number `number`, of EACH heads of a token from `head` on and then of the next one's, and what it is
+    multiplied by: float32, zeros from `end` on."""
+    ok = (j < VALUE_DIM) & (number < end)
+    token, at = number // EACH, (head + number % EACH) * VALUE_DIM + j
+    y = tl.load(own + token * INNER + at, mask=ok, other=0.0, cache_modifier=".cg")
+    return y, tl.load(projected + (line + token) * WIDTH + at, mask=ok, other=0.0).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["queries"])
@@ -37,7 +73,7 @@ def _delta_run_kernel(
     replayed, seq_lens, positions, query_start_loc, made, out, arrived, eps, queries, KEY_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, WINDOW: tl.constexpr,
     MOST: tl.constexpr, TILE: tl.constexpr, KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, EACH_PAD: tl.constexpr,
-    MOST_PAD: tl.constexpr, KEPT: tl.constexpr, DEPENDENT: tl.constexpr, SNAPSHOTS: tl.constexpr,
+    MOST_PAD: tl.constexpr, DEPENDENT: tl.constexpr, SNAPSHOTS: tl.constexpr,
 ):  # fmt: skip
     """One program for TILE numbers of a head of values of a row with up to `queries` query tokens."""
     let_dependents_start(DEPENDENT)
@@ -72,74 +108,92 @@ def _delta_run_kernel(
     of_head = state + (head * VALUE_DIM + dim[:, None]) * KEY_DIM + i[None, :]
     in_tile = in_head[:, None] & in_key[None, :]
     held = tl.load(of_head + source * SIZE, mask=in_tile & goes_on, other=0.0)
+    q_seen = seen_before(conv_state, source, q_channel, in_key & goes_on, CHANNELS, WINDOW)
+    k_seen = seen_before(conv_state, source, k_channel, in_key & goes_on, CHANNELS, WINDOW)
+    v_seen = seen_before(conv_state, source, v_channel, in_head & goes_on, CHANNELS, WINDOW)
+    q_taps = taps_of(conv_weight, conv_weight, q_channel, in_key, WINDOW, False)
+    k_taps = taps_of(conv_weight, conv_weight, k_channel, in_key, WINDOW, False)
+    v_taps = taps_of(conv_weight, conv_weight, v_channel, in_head, WINDOW, False)
+    slope = tl.load(a + head)
+    bias = tl.load(dt_bias + head).to(tl.float32)
     wait_for_predecessors(DEPENDENT)
     line = start.to(tl.int64)
     own = made + row.to(tl.int64) * queries * INNER
     if live:
-        slope = tl.load(a + head)
-        bias = tl.load(dt_bias + head).to(tl.float32)
+        q_left, k_left, v_left = q_seen, k_seen, v_seen
+        q_there, k_there, v_there = q_seen, k_seen, v_seen
+        ahead = _inputs_at(
+            0, projected, kept, line, slot, q_channel, k_channel, v_channel, head, again, again + count, in_head,
+            in_key, INNER, WIDTH, INPUTS, CHANNELS, VALUE_HEADS, MOST,
+        )  # fmt: skip
         for step in range(again + count):
-            key = convolved_of(
-                projected, kept, conv_state, conv_weight, conv_weight, line, slot, source, k_channel, step, again,
-                in_key, goes_on, INNER, WIDTH, INPUTS, CHANNELS, WINDOW, MOST, False,
+            q_new, k_new, v_new, b, dt = ahead
+            # What the next token brings is asked for before anything waits for this one's.
+            ahead = _inputs_at(
+                step + 1, projected, kept, line, slot, q_channel, k_channel, v_channel, head, again, again + count,
+                in_head, in_key, INNER, WIDTH, INPUTS, CHANNELS, VALUE_HEADS, MOST,
             )  # fmt: skip
-            value = convolved_of(
-                projected, kept, conv_state, conv_weight, conv_weight, line, slot, source, v_channel, step, again,
-                in_head, goes_on, INNER, WIDTH, INPUTS, CHANNELS, WINDOW, MOST, False,
-            )  # fmt: skip
-            b = input_of(
-                projected, kept, conv_state, line, slot, source, CHANNELS + head, step, again, live, goes_on, INNER,
-                WIDTH, INPUTS, CHANNELS, WINDOW, MOST,
-            )  # fmt: skip
-            dt = input_of(
-                projected, kept, conv_state, line, slot, source, CHANNELS + VALUE_HEADS + head, step, again, live,
-                goes_on, INNER, WIDTH, INPUTS, CHANNELS, WINDOW, MOST,
-            )  # fmt: skip
+            query = convolved_of(q_seen, q_new, q_taps, WINDOW)
+            key = convolved_of(k_seen, k_new, k_taps, WINDOW)
+            value = convolved_of(v_seen, v_new, v_taps, WINDOW)
+            q_seen = one_further(q_seen, q_new, WINDOW)
+            k_seen = one_further(k_seen, k_new, WINDOW)
+            v_seen = one_further(v_seen, v_new, WINDOW)
             held = written_to(held, key, value, b, dt + bias, slope)
             if step == again:  # the newest token: what follows is not certain
                 tl.store(of_head + slot * SIZE, held, mask=in_tile)
+            q_left = chosen_of(step == again, q_seen, q_left, WINDOW)
+            k_left = chosen_of(step == again, k_seen, k_left, WINDOW)
+            v_left = chosen_of(step == again, v_seen, v_left, WINDOW)
             if SNAPSHOTS:
                 if (copy >= 0) & (step + 1 == after):
                     tl.store(of_head + copy * SIZE, held, mask=in_tile)
+                q_there = chosen_of(step + 1 == after, q_seen, q_there, WINDOW)
+                k_there = chosen_of(step + 1 == after, k_seen, k_there, WINDOW)
+                v_there = chosen_of(step + 1 == after, v_seen, v_there, WINDOW)
             if step >= again:
-                query = convolved_of(
-                    projected, kept, conv_state, conv_weight, conv_weight, line, slot, source, q_channel, step, again,
-                    in_key, goes_on, INNER, WIDTH, INPUTS, CHANNELS, WINDOW, MOST, False,
-                )  # fmt: skip
                 y = tl.sum(held * query_of(query, KEY_DIM)[None, :], 1)
                 tl.store(own + (step - again) * INNER + place, y, mask=in_head)
         tl.debug_barrier()
-        leave_channels(
-            projected, kept, conv_state, line, slot, source, copy, v_channel, again, count, after, in_head, goes_on,
-            INNER, WIDTH, INPUTS, CHANNELS, WINDOW, MOST, MOST_PAD, KEPT, SNAPSHOTS,
-        )  # fmt: skip
         meeting = arrived + row * KEY_HEADS + of_keys
-        if tl.atomic_add(meeting, 1, sem="acq_rel") == EACH * TILES - 1:
+        is_last = tl.atomic_add(meeting, 1, sem="acq_rel") == EACH * TILES - 1
+        v_drafts = drafts_of(projected, line, v_channel, count, in_head, INNER, WIDTH, MOST_PAD)
+        leave_channels(conv_state, slot, v_channel, v_left, in_head, CHANNELS, WINDOW)
+        if SNAPSHOTS:
+            leave_channels(conv_state, copy, v_channel, v_there, in_head & (copy >= 0), CHANNELS, WINDOW)
+        if is_last:
             tl.store(meeting, 0)
-            leave_channels(
-                projected, kept, conv_state, line, slot, source, copy, q_channel, again, count, after, in_key, goes_on,
-                INNER, WIDTH, INPUTS, CHANNELS, WINDOW, MOST, MOST_PAD, KEPT, SNAPSHOTS,
-            )  # fmt: skip
-            leave_channels(
-                projected, kept, conv_state, line, slot, source, copy, k_channel, again, count, after, in_key, goes_on,
-                INNER, WIDTH, INPUTS, CHANNELS, WINDOW, MOST, MOST_PAD, KEPT, SNAPSHOTS,
-            )  # fmt: skip
             each = tl.arange(0, EACH_PAD)
             steps = CHANNELS + of_keys * EACH + each
             is_own = each < EACH
-            keep_inputs(projected, kept, line, slot, steps, count, is_own, INNER, WIDTH, INPUTS, MOST, MOST_PAD)
-            steps += VALUE_HEADS
-            keep_inputs(projected, kept, line, slot, steps, count, is_own, INNER, WIDTH, INPUTS, MOST, MOST_PAD)
+            q_drafts = drafts_of(projected, line, q_channel, count, in_key, INNER, WIDTH, MOST_PAD)
+            k_drafts = drafts_of(projected, line, k_channel, count, in_key, INNER, WIDTH, MOST_PAD)
+            b_drafts = drafts_of(projected, line, steps, count, is_own, INNER, WIDTH, MOST_PAD)
+            step_drafts = drafts_of(projected, line, steps + VALUE_HEADS, count, is_own, INNER, WIDTH, MOST_PAD)
             j = tl.arange(0, VALUE_PAD)
             ok = j < VALUE_DIM
             weight = tl.load(gamma + j, mask=ok, other=0.0).to(tl.float32)
+            leave_channels(conv_state, slot, q_channel, q_left, in_key, CHANNELS, WINDOW)
+            leave_channels(conv_state, slot, k_channel, k_left, in_key, CHANNELS, WINDOW)
+            if SNAPSHOTS:
+                leave_channels(conv_state, copy, q_channel, q_there, in_key & (copy >= 0), CHANNELS, WINDOW)
+                leave_channels(conv_state, copy, k_channel, k_there, in_key & (copy >= 0), CHANNELS, WINDOW)
+            keep_drafts(kept, slot, q_channel, q_drafts, count, in_key, INPUTS, MOST, MOST_PAD)
+            keep_drafts(kept, slot, k_channel, k_drafts, count, in_key, INPUTS, MOST, MOST_PAD)
+            keep_drafts(kept, slot, steps, b_drafts, count, is_own, INPUTS, MOST, MOST_PAD)
+            keep_drafts(kept, slot, steps + VALUE_HEADS, step_drafts, count, is_own, INPUTS, MOST, MOST_PAD)
+            made_next = _made_of(
+                own, projected, line, of_keys * EACH, 0, j, count * EACH, EACH, VALUE_DIM, INNER, WIDTH
+            )
             for number in range(count * EACH):
-                token = number // EACH
-                at = (of_keys * EACH + number % EACH) * VALUE_DIM + j
-                y = tl.load(own + token * INNER + at, mask=ok, other=0.0, cache_modifier=".cg")
-                z = tl.load(projected + (line + token) * WIDTH + at, mask=ok, other=0.0).to(tl.float32)
+                y, z = made_next
+                made_next = _made_of(
+                    own, projected, line, of_keys * EACH, number + 1, j, count * EACH, EACH, VALUE_DIM, INNER, WIDTH
+                )
+                token, at = number // EACH, (of_keys * EACH + number % EACH) * VALUE_DIM + j
                 y = normed_and_gated(y, z, weight, eps, VALUE_DIM).to(out.dtype.element_ty)
                 tl.store(out + (line + token) * INNER + at, y, mask=ok)
+        keep_drafts(kept, slot, v_channel, v_drafts, count, in_head, INPUTS, MOST, MOST_PAD)
     elif count <= queries:
         nothing = tl.zeros([TILE], out.dtype.element_ty)
         for token in range(count):
@@ -199,7 +253,6 @@ def delta_of_runs(
         VALUE_PAD=triton.next_power_of_2(shape.value_dim),
         EACH_PAD=triton.next_power_of_2(shape.value_heads // shape.key_heads),
         MOST_PAD=triton.next_power_of_2(most),
-        KEPT=triton.next_power_of_2(shape.window - 1),
         DEPENDENT=dependent,
         SNAPSHOTS=batch.states_read_from is not None,
         num_warps=tiling.warps,

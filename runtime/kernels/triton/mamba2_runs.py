@@ -10,7 +10,7 @@ that programs share are kept by the one of a group that comes last.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 import triton
@@ -22,13 +22,36 @@ from runahead.runtime.kernels.triton.dependent_launch import let_dependents_star
 from runahead.runtime.kernels.triton.mamba2_decode import gated_output, moved_on, step_of
 from runahead.runtime.kernels.triton.recurrent_rows import row_of
 from runahead.runtime.kernels.triton.recurrent_runs import (
+    chosen_of,
     convolved_of,
+    drafts_of,
     input_of,
-    keep_inputs,
+    keep_drafts,
     leave_channels,
+    one_further,
     places_of,
+    seen_before,
+    taps_of,
 )
 from runahead.runtime.kernels.triton.state_tiling import STATES, StateTiling
+
+_HELD_BY_A_THREAD: Final = 64  # outputs of one token, where it holds those of two
+
+
+@triton.jit
+def _inputs_at(
+    place, projected, kept, line, slot, x_channel, b_channel, c_channel, head, again, end, in_head, in_state,
+    INNER: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr, CHANNELS: tl.constexpr, MOST: tl.constexpr,
+):  # fmt: skip
+    """What a token brings, float32: x, B, C, how long its step is before the bias, and what its output is multiplied
+    by; the last is 0 for tokens that are replayed, which have no output. end: of the run, from where all is 0."""
+    more = place < end
+    x = input_of(projected, kept, line, slot, x_channel, place, again, in_head & more, INNER, WIDTH, INPUTS, MOST)
+    b = input_of(projected, kept, line, slot, b_channel, place, again, in_state & more, INNER, WIDTH, INPUTS, MOST)
+    c = input_of(projected, kept, line, slot, c_channel, place, again, in_state & more, INNER, WIDTH, INPUTS, MOST)
+    raw = input_of(projected, kept, line, slot, CHANNELS + head, place, again, more, INNER, WIDTH, INPUTS, MOST)
+    gate = projected + (line + place - again) * WIDTH + x_channel
+    return x, b, c, raw, tl.load(gate, mask=in_head & more & (place >= again), other=0.0).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["queries"])
@@ -37,10 +60,11 @@ def _mamba2_run_kernel(
     copied_after, replayed, seq_lens, positions, query_start_loc, made, out, arrived, low, high, eps, queries,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, GROUPS: tl.constexpr, STATE: tl.constexpr, WINDOW: tl.constexpr,
     MOST: tl.constexpr, TILE: tl.constexpr, STATE_PAD: tl.constexpr, GROUP_PAD: tl.constexpr, EACH_PAD: tl.constexpr,
-    MOST_PAD: tl.constexpr, HAS_BIAS: tl.constexpr, KEPT: tl.constexpr, DEPENDENT: tl.constexpr,
+    MOST_PAD: tl.constexpr, HAS_BIAS: tl.constexpr, HOLDS_TWO: tl.constexpr, DEPENDENT: tl.constexpr,
     SNAPSHOTS: tl.constexpr,
 ):  # fmt: skip
-    """One program for TILE numbers of a head of a row with up to `queries` query tokens."""
+    """One program for TILE numbers of a head of a row with up to `queries` query tokens. HOLDS_TWO: the outputs of a
+    group are few enough for the registers to hold those of two tokens."""
     let_dependents_start(DEPENDENT)
     INNER: tl.constexpr = HEADS * HEAD_DIM
     SHARE: tl.constexpr = INNER // GROUPS
@@ -72,68 +96,90 @@ def _mamba2_run_kernel(
     of_head = state + (head * HEAD_DIM + dim[:, None]) * STATE + n[None, :]
     in_tile = in_head[:, None] & in_state[None, :]
     held = tl.load(of_head + source * SIZE, mask=in_tile & goes_on, other=0.0)
+    x_seen = seen_before(conv_state, source, x_channel, in_head & goes_on, CHANNELS, WINDOW)
+    b_seen = seen_before(conv_state, source, b_channel, in_state & goes_on, CHANNELS, WINDOW)
+    c_seen = seen_before(conv_state, source, c_channel, in_state & goes_on, CHANNELS, WINDOW)
+    x_taps = taps_of(conv_weight, conv_bias, x_channel, in_head, WINDOW, HAS_BIAS)
+    b_taps = taps_of(conv_weight, conv_bias, b_channel, in_state, WINDOW, HAS_BIAS)
+    c_taps = taps_of(conv_weight, conv_bias, c_channel, in_state, WINDOW, HAS_BIAS)
+    slope, straight = tl.load(a + head), tl.load(d + head).to(tl.float32)
+    bias = tl.load(dt_bias + head).to(tl.float32)
     wait_for_predecessors(DEPENDENT)
     line = start.to(tl.int64)
     own = made + row.to(tl.int64) * queries * INNER
     if live:
-        slope = tl.load(a + head)
-        straight = tl.load(d + head).to(tl.float32)
-        bias = tl.load(dt_bias + head).to(tl.float32)
+        x_left, b_left, c_left = x_seen, b_seen, c_seen
+        x_there, b_there, c_there = x_seen, b_seen, c_seen
+        ahead = _inputs_at(
+            0, projected, kept, line, slot, x_channel, b_channel, c_channel, head, again, again + count, in_head,
+            in_state, INNER, WIDTH, INPUTS, CHANNELS, MOST,
+        )  # fmt: skip
         for step in range(again + count):
-            x = convolved_of(
-                projected, kept, conv_state, conv_weight, conv_bias, line, slot, source, x_channel, step, again,
-                in_head, goes_on, INNER, WIDTH, INPUTS, CHANNELS, WINDOW, MOST, HAS_BIAS,
+            x_new, b_new, c_new, raw, z = ahead
+            # What the next token brings is asked for before anything waits for this one's.
+            ahead = _inputs_at(
+                step + 1, projected, kept, line, slot, x_channel, b_channel, c_channel, head, again, again + count,
+                in_head, in_state, INNER, WIDTH, INPUTS, CHANNELS, MOST,
             )  # fmt: skip
-            b = convolved_of(
-                projected, kept, conv_state, conv_weight, conv_bias, line, slot, source, b_channel, step, again,
-                in_state, goes_on, INNER, WIDTH, INPUTS, CHANNELS, WINDOW, MOST, HAS_BIAS,
-            )  # fmt: skip
-            raw = input_of(
-                projected, kept, conv_state, line, slot, source, CHANNELS + head, step, again, live, goes_on, INNER,
-                WIDTH, INPUTS, CHANNELS, WINDOW, MOST,
-            )  # fmt: skip
+            x = convolved_of(x_seen, x_new, x_taps, WINDOW)
+            b = convolved_of(b_seen, b_new, b_taps, WINDOW)
+            c = convolved_of(c_seen, c_new, c_taps, WINDOW)
+            x_seen = one_further(x_seen, x_new, WINDOW)
+            b_seen = one_further(b_seen, b_new, WINDOW)
+            c_seen = one_further(c_seen, c_new, WINDOW)
             held = moved_on(held, x, b, step_of(raw, bias, low, high), slope)
             if step == again:  # the newest token: what follows is not certain
                 tl.store(of_head + slot * SIZE, held, mask=in_tile)
+            x_left = chosen_of(step == again, x_seen, x_left, WINDOW)
+            b_left = chosen_of(step == again, b_seen, b_left, WINDOW)
+            c_left = chosen_of(step == again, c_seen, c_left, WINDOW)
             if SNAPSHOTS:
                 if (copy >= 0) & (step + 1 == after):
                     tl.store(of_head + copy * SIZE, held, mask=in_tile)
+                x_there = chosen_of(step + 1 == after, x_seen, x_there, WINDOW)
+                b_there = chosen_of(step + 1 == after, b_seen, b_there, WINDOW)
+                c_there = chosen_of(step + 1 == after, c_seen, c_there, WINDOW)
             if step >= again:
-                c = convolved_of(
-                    projected, kept, conv_state, conv_weight, conv_bias, line, slot, source, c_channel, step, again,
-                    in_state, goes_on, INNER, WIDTH, INPUTS, CHANNELS, WINDOW, MOST, HAS_BIAS,
-                )  # fmt: skip
-                z = tl.load(projected + (line + step - again) * WIDTH + x_channel, mask=in_head, other=0.0)
-                y = gated_output(held, c, x, straight, z.to(tl.float32))
+                y = gated_output(held, c, x, straight, z)
                 tl.store(own + (step - again) * INNER + x_channel, y, mask=in_head)
         tl.debug_barrier()
-        leave_channels(
-            projected, kept, conv_state, line, slot, source, copy, x_channel, again, count, after, in_head, goes_on,
-            INNER, WIDTH, INPUTS, CHANNELS, WINDOW, MOST, MOST_PAD, KEPT, SNAPSHOTS,
-        )  # fmt: skip
         meeting = arrived + row * GROUPS + group
-        if tl.atomic_add(meeting, 1, sem="acq_rel") == EACH * TILES - 1:
+        is_last = tl.atomic_add(meeting, 1, sem="acq_rel") == EACH * TILES - 1
+        x_drafts = drafts_of(projected, line, x_channel, count, in_head, INNER, WIDTH, MOST_PAD)
+        leave_channels(conv_state, slot, x_channel, x_left, in_head, CHANNELS, WINDOW)
+        if SNAPSHOTS:
+            leave_channels(conv_state, copy, x_channel, x_there, in_head & (copy >= 0), CHANNELS, WINDOW)
+        if is_last:
             tl.store(meeting, 0)
-            leave_channels(
-                projected, kept, conv_state, line, slot, source, copy, b_channel, again, count, after, in_state,
-                goes_on, INNER, WIDTH, INPUTS, CHANNELS, WINDOW, MOST, MOST_PAD, KEPT, SNAPSHOTS,
-            )  # fmt: skip
-            leave_channels(
-                projected, kept, conv_state, line, slot, source, copy, c_channel, again, count, after, in_state,
-                goes_on, INNER, WIDTH, INPUTS, CHANNELS, WINDOW, MOST, MOST_PAD, KEPT, SNAPSHOTS,
-            )  # fmt: skip
             each = tl.arange(0, EACH_PAD)
             steps = CHANNELS + group * EACH + each
-            keep_inputs(projected, kept, line, slot, steps, count, each < EACH, INNER, WIDTH, INPUTS, MOST, MOST_PAD)
+            b_drafts = drafts_of(projected, line, b_channel, count, in_state, INNER, WIDTH, MOST_PAD)
+            c_drafts = drafts_of(projected, line, c_channel, count, in_state, INNER, WIDTH, MOST_PAD)
+            step_drafts = drafts_of(projected, line, steps, count, each < EACH, INNER, WIDTH, MOST_PAD)
             i = tl.arange(0, GROUP_PAD)
             ok = i < SHARE
             at = group * SHARE + i
+            made_next = tl.load(own + at, mask=ok, other=0.0, cache_modifier=".cg")
             weight = tl.load(gamma + at, mask=ok, other=0.0).to(tl.float32)
+            leave_channels(conv_state, slot, b_channel, b_left, in_state, CHANNELS, WINDOW)
+            leave_channels(conv_state, slot, c_channel, c_left, in_state, CHANNELS, WINDOW)
+            if SNAPSHOTS:
+                leave_channels(conv_state, copy, b_channel, b_there, in_state & (copy >= 0), CHANNELS, WINDOW)
+                leave_channels(conv_state, copy, c_channel, c_there, in_state & (copy >= 0), CHANNELS, WINDOW)
+            keep_drafts(kept, slot, b_channel, b_drafts, count, in_state, INPUTS, MOST, MOST_PAD)
+            keep_drafts(kept, slot, c_channel, c_drafts, count, in_state, INPUTS, MOST, MOST_PAD)
+            keep_drafts(kept, slot, steps, step_drafts, count, each < EACH, INPUTS, MOST, MOST_PAD)
             for further in range(count):
-                value = tl.load(own + further * INNER + at, mask=ok, other=0.0, cache_modifier=".cg")
+                value = made_next
+                after_it, more = own + (further + 1) * INNER + at, further + 1 < count
+                if HOLDS_TWO:
+                    made_next = tl.load(after_it, mask=ok & more, other=0.0, cache_modifier=".cg")
                 scale = tl.rsqrt(tl.sum(value * value, 0) / SHARE + eps)
                 value = (value * scale * weight).to(out.dtype.element_ty)
                 tl.store(out + (line + further) * INNER + at, value, mask=ok)
+                if not HOLDS_TWO:
+                    made_next = tl.load(after_it, mask=ok & more, other=0.0, cache_modifier=".cg")
+        keep_drafts(kept, slot, x_channel, x_drafts, count, in_head, INPUTS, MOST, MOST_PAD)
     elif count <= queries:
         nothing = tl.zeros([TILE], out.dtype.element_ty)
         for further in range(count):
@@ -164,6 +210,7 @@ def mamba2_of_runs(
     assert queries <= 1 + most, "more drafts than a slot has room for"
     tile = tiling.tile(shape.head_dim, shape.state)
     low, high = weights.dt_limits
+    group_pad = triton.next_power_of_2(shape.inner // shape.groups)
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
     _mamba2_run_kernel[(rows, shape.heads * triton.cdiv(shape.head_dim, tile))](
         projected,
@@ -195,11 +242,11 @@ def mamba2_of_runs(
         MOST=most,
         TILE=tile,
         STATE_PAD=triton.next_power_of_2(shape.state),
-        GROUP_PAD=triton.next_power_of_2(shape.inner // shape.groups),
+        GROUP_PAD=group_pad,
         EACH_PAD=triton.next_power_of_2(shape.heads // shape.groups),
         MOST_PAD=triton.next_power_of_2(most),
         HAS_BIAS=weights.conv_bias is not None,
-        KEPT=triton.next_power_of_2(shape.window - 1),
+        HOLDS_TWO=group_pad <= _HELD_BY_A_THREAD * 32 * tiling.warps,
         DEPENDENT=dependent,
         SNAPSHOTS=batch.states_read_from is not None,
         num_warps=tiling.warps,

@@ -15,7 +15,7 @@ from runahead.runtime.kernels.triton.mamba2_chunks import mamba2_of_chunks
 from runahead.runtime.kernels.triton.mamba2_decode import mamba2_of_one_token
 from runahead.runtime.kernels.triton.mamba2_runs import mamba2_of_runs
 from runahead.runtime.kernels.triton.recurrent_chunks import ChunkRows, length_of_sub_chunks
-from runahead.runtime.kernels.triton.state_tiling import STATES, StateTiling
+from runahead.runtime.kernels.triton.state_tiling import LONE_ROW, LONE_RUN, STATES
 
 Recurrent = Mamba2 | GatedDelta
 # Of one mixer, float32: each [state slots, *shape], and behind them the inputs of drafts, [slots of rows, K, inputs].
@@ -41,15 +41,17 @@ def of_decode_rows(
     *,
     out: torch.Tensor | None = None,
     normed: bool = True,
-    tiling: StateTiling = STATES,
+    lone: bool = False,
     dependent: bool = False,
 ) -> torch.Tensor:
     """What `weights.out` reads of rows with one query token, or one and drafts, [T, inner], and their states as far as
     their newest tokens; masked ones leave zeros. projected: what `weights.proj` gives. out: where it is put; other
     rows' tokens there stay as they are. normed: or else without the norm that `norm_left` names.
-    tiling: how states are cut where rows have no drafts.
+    lone: of a single row, whose bits need not be those that it has among others; its states are cut in a way of their
+    own.
 
-    Where rows may have drafts, every launch of theirs goes by the same kernel: a token has the same bits in each.
+    Where rows may have drafts, every launch of theirs goes by the same kernel: a token has the same bits in each, but
+    for those of a lone row.
     """
     batch = batch.in_rows or batch
     *of_rows, kept = states
@@ -57,17 +59,18 @@ def of_decode_rows(
     assert has_drafts or batch.decode_queries == 1, "slots have no room for the inputs of drafts"
     assert normed or norm_left(weights, states) is not None, "there is no norm to leave"
     groups = weights.shape.groups if isinstance(weights, Mamba2) else weights.shape.key_heads
+    tiling = STATES if not lone else LONE_RUN if has_drafts else LONE_ROW
     arrived = buffers.meetings(batch.num_rows * groups, projected.device)
     if out is None:
         out = projected.new_empty((projected.shape[0], weights.shape.inner))
     if isinstance(weights, Mamba2) and has_drafts:
-        mamba2_of_runs(projected, weights, states, batch, out, arrived, dependent=dependent)
+        mamba2_of_runs(projected, weights, states, batch, out, arrived, dependent=dependent, tiling=tiling)
     elif isinstance(weights, Mamba2):
         mamba2_of_one_token(
             projected, weights, (*of_rows,), batch, out, arrived, dependent=dependent, normed=normed, tiling=tiling
         )
     elif has_drafts:
-        delta_of_runs(projected, weights, states, batch, out, arrived, dependent=dependent)
+        delta_of_runs(projected, weights, states, batch, out, arrived, dependent=dependent, tiling=tiling)
     else:
         delta_of_one_token(projected, weights, (*of_rows,), batch, out, arrived, dependent=dependent, tiling=tiling)
     return out

@@ -10,6 +10,7 @@ certain.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# mypy: disable-error-code=assignment
 # (a kernel's pointers have no Python type)
 
 from __future__ import annotations
@@ -24,85 +25,97 @@ from runahead.runtime.kernels.triton.recurrent_rows import convolved, newest_tap
 
 @triton.jit
 def input_of(
-    projected, kept, conv_state, line, slot, source, column, place, again, ok, goes_on, FIRST: tl.constexpr,
-    WIDTH: tl.constexpr, INPUTS: tl.constexpr, CHANNELS: tl.constexpr, WINDOW: tl.constexpr, MOST: tl.constexpr,
+    projected, kept, line, slot, column, place, again, ok, FIRST: tl.constexpr, WIDTH: tl.constexpr,
+    INPUTS: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
-    """Inputs of a run, float32, of these columns at these places; zeros where the row begins and before that.
+    """Inputs of a run at a place of it, float32, of these columns.
 
     line: the row's first query token. again: how many tokens are replayed. ok: of those that there are. FIRST, WIDTH:
     where a token's inputs begin in what the first product has given of it, and how much that is. INPUTS: of a token,
-    the CHANNELS that are convolved and what comes behind them. MOST: drafts of a row.
+    the channels that are convolved and what comes behind them. MOST: drafts of a row.
     """
-    token = line + place - again
-    new = tl.load(projected + token * WIDTH + FIRST + column, mask=ok & (place >= again), other=0.0).to(tl.float32)
-    is_old = (place >= 0) & (place < again)
-    old = tl.load(kept + (slot * MOST + place) * INPUTS + column, mask=ok & is_old, other=0.0)
-    before = conv_state + (source * (WINDOW - 1) + WINDOW - 1 + place) * CHANNELS + column
-    seen = tl.load(before, mask=ok & (place < 0) & goes_on, other=0.0)
-    return tl.where(place >= again, new, tl.where(place >= 0, old, seen))
+    token = projected + (line + place - again) * WIDTH + FIRST
+    new = tl.load(token + column, mask=ok & (place >= again), other=0.0).to(tl.float32)
+    old = tl.load(kept + (slot * MOST + place) * INPUTS + column, mask=ok & (place < again), other=0.0)
+    return tl.where(place >= again, new, old)
 
 
 @triton.jit
-def convolved_of(
-    projected, kept, conv_state, conv_weight, conv_bias, line, slot, source, channel, step, again, ok, goes_on,
-    FIRST: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr, CHANNELS: tl.constexpr, WINDOW: tl.constexpr,
-    MOST: tl.constexpr, HAS_BIAS: tl.constexpr,
-):  # fmt: skip
-    """The convolution that ends at place `step`, and its SiLU. The order of the sum is that of `sum_of_kept`."""
-    total = tl.zeros(channel.shape, tl.float32)
+def seen_before(conv_state, source, channel, ok, CHANNELS: tl.constexpr, WINDOW: tl.constexpr):
+    """What a convolution has kept of the WINDOW - 1 tokens before a run, the oldest first: a tuple, as `channel`. ok:
+    of channels that there are, and of a row that goes on."""
+    seen = ()
     for tap in tl.static_range(WINDOW - 1):
-        seen = input_of(
-            projected, kept, conv_state, line, slot, source, channel, step - (WINDOW - 1) + tap, again, ok, goes_on,
-            FIRST, WIDTH, INPUTS, CHANNELS, WINDOW, MOST,
-        )  # fmt: skip
-        weight = tl.load(conv_weight + channel * WINDOW + tap, mask=ok, other=0.0)
-        total += seen * weight.to(tl.float32)
-    newest = input_of(
-        projected, kept, conv_state, line, slot, source, channel, step, again, ok, goes_on, FIRST, WIDTH, INPUTS,
-        CHANNELS, WINDOW, MOST,
-    )  # fmt: skip
-    return convolved(total, newest, newest_tap(conv_weight, conv_bias, channel, ok, WINDOW, HAS_BIAS))
+        at = conv_state + (source * (WINDOW - 1) + tap) * CHANNELS + channel
+        seen = seen + (tl.load(at, mask=ok, other=0.0),)  # noqa: RUF005 (Triton has no *)
+    return seen
 
 
 @triton.jit
-def keep_inputs(
-    projected, kept, line, slot, column, count, ok, FIRST: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr,
-    MOST: tl.constexpr, MOST_PAD: tl.constexpr,
+def taps_of(conv_weight, conv_bias, channel, ok, WINDOW: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """By what a convolution multiplies what it sees, the oldest first, and behind that its bias: a tuple, float32, as
+    `channel`."""
+    taps = ()
+    for tap in tl.static_range(WINDOW - 1):
+        weight = tl.load(conv_weight + channel * WINDOW + tap, mask=ok, other=0.0)
+        taps = taps + (weight.to(tl.float32),)  # noqa: RUF005
+    weight, bias = newest_tap(conv_weight, conv_bias, channel, ok, WINDOW, HAS_BIAS)
+    return taps + (weight, bias)  # noqa: RUF005
+
+
+@triton.jit
+def convolved_of(seen, newest, taps, WINDOW: tl.constexpr):
+    """The convolution that ends at `newest`, and its SiLU. The order of the sum is that of `sum_of_kept`."""
+    total = tl.zeros(newest.shape, tl.float32)
+    for tap in tl.static_range(WINDOW - 1):
+        total += seen[tap] * taps[tap]
+    return convolved(total, newest, (taps[WINDOW - 1], taps[WINDOW]))
+
+
+@triton.jit
+def one_further(seen, newest, WINDOW: tl.constexpr):
+    """What the convolution sees of the tokens before, one token later."""
+    further = ()
+    for tap in tl.static_range(WINDOW - 2):
+        further = further + (seen[tap + 1],)  # noqa: RUF005
+    return further + (newest,)  # noqa: RUF005
+
+
+@triton.jit
+def chosen_of(take, seen, otherwise, WINDOW: tl.constexpr):
+    """One of two of what a convolution sees."""
+    found = ()
+    for tap in tl.static_range(WINDOW - 1):
+        found = found + (tl.where(take, seen[tap], otherwise[tap]),)  # noqa: RUF005
+    return found
+
+
+@triton.jit
+def leave_channels(conv_state, slot, channel, seen, ok, CHANNELS: tl.constexpr, WINDOW: tl.constexpr):
+    """`seen` becomes what a convolution has kept in a slot."""
+    for tap in tl.static_range(WINDOW - 1):
+        tl.store(conv_state + (slot * (WINDOW - 1) + tap) * CHANNELS + channel, seen[tap], mask=ok)
+
+
+@triton.jit
+def drafts_of(
+    projected, line, column, count, ok, FIRST: tl.constexpr, WIDTH: tl.constexpr, MOST_PAD: tl.constexpr
 ):  # fmt: skip
-    """These columns of the drafts among the row's `count` query tokens go into its slot. Nobody reads what is there any
-    more. MOST_PAD: MOST or more, a power of two."""
+    """These columns of the drafts' inputs among the row's `count` query tokens, [MOST_PAD, columns]. MOST_PAD: as many
+    as a row may have or more, a power of two."""
     j = tl.arange(0, MOST_PAD)[:, None]
     mine = (j < count - 1) & ok[None, :]
-    new = tl.load(projected + (line + 1 + j) * WIDTH + FIRST + column[None, :], mask=mine, other=0.0)
-    tl.store(kept + (slot * MOST + j) * INPUTS + column[None, :], new.to(tl.float32), mask=mine)
+    return tl.load(projected + (line + 1 + j) * WIDTH + FIRST + column[None, :], mask=mine, other=0.0)
 
 
 @triton.jit
-def leave_channels(
-    projected, kept, conv_state, line, slot, source, copy, channel, again, count, after, ok, goes_on,
-    FIRST: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr, CHANNELS: tl.constexpr, WINDOW: tl.constexpr,
-    MOST: tl.constexpr, MOST_PAD: tl.constexpr, KEPT: tl.constexpr, SNAPSHOTS: tl.constexpr,
+def keep_drafts(
+    kept, slot, column, drafts, count, ok, INPUTS: tl.constexpr, MOST: tl.constexpr, MOST_PAD: tl.constexpr
 ):  # fmt: skip
-    """What the convolution will see again behind the newest token, and in a snapshot behind the `after` first tokens of
-    the run; and the inputs of the drafts. KEPT: WINDOW - 1 or more, a power of two."""
-    tap = tl.arange(0, KEPT)[:, None]
-    at = channel[None, :]
-    there = (tap < WINDOW - 1) & ok[None, :]
-    seen = input_of(
-        projected, kept, conv_state, line, slot, source, at, again - (WINDOW - 2) + tap, again, there, goes_on, FIRST,
-        WIDTH, INPUTS, CHANNELS, WINDOW, MOST,
-    )  # fmt: skip
-    if SNAPSHOTS:
-        copied = there & (copy >= 0)
-        seen_there = input_of(
-            projected, kept, conv_state, line, slot, source, at, after - (WINDOW - 1) + tap, again, copied, goes_on,
-            FIRST, WIDTH, INPUTS, CHANNELS, WINDOW, MOST,
-        )  # fmt: skip
-    tl.debug_barrier()  # what is written here is read by other threads
-    tl.store(conv_state + (slot * (WINDOW - 1) + tap) * CHANNELS + at, seen, mask=there)
-    if SNAPSHOTS:
-        tl.store(conv_state + (copy * (WINDOW - 1) + tap) * CHANNELS + at, seen_there, mask=copied)
-    keep_inputs(projected, kept, line, slot, channel, count, ok, FIRST, WIDTH, INPUTS, MOST, MOST_PAD)
+    """What `drafts_of` has found goes into the row's slot. Nobody reads what is there any more."""
+    j = tl.arange(0, MOST_PAD)[:, None]
+    mine = (j < count - 1) & ok[None, :]
+    tl.store(kept + (slot * MOST + j) * INPUTS + column[None, :], drafts.to(tl.float32), mask=mine)
 
 
 def places_of(batch: ForwardBatch) -> tuple[torch.Tensor, ...]:

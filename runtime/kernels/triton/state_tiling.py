@@ -22,10 +22,11 @@ class StateTiling:
         return max(1, min(int(triton.next_power_of_2(size)), held))
 
 
-# The same for any number of rows from two on, and with drafts for one too, so that a row's bits hang on itself alone
-# among others. The fastest over all of them on an H200 (`python -m benchmarks.tune.states`):
+# The same for any number of rows from two on, and for one too in exact launches, so that a row's bits hang on itself
+# alone among others. The fastest over all of them on an H200 (`python -m benchmarks.tune.states`):
 # docs/decisions/0047-recurrent-states-on-a-gpu.md.
 STATES: Final = StateTiling(8192, 2)
-# Of a launch of one row without drafts, whose products have bits of their own anyway: numbers as many as above would
-# be too few programs. Measured in the launch, as described there.
+# Of other launches of one row, whose products have bits of their own anyway: numbers as many as above would be too few
+# programs. Measured in the launch, as described there, and where a row has drafts in 0041-drafts-on-a-gpu.md.
 LONE_ROW: Final = StateTiling(2048, 4)
+LONE_RUN: Final = StateTiling(2048, 4)

@@ -15,8 +15,11 @@ DEVICE = triton_device()
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache  # noqa: E402
 from runahead.runtime.kernels.reference.forward import ReferenceKernels  # noqa: E402
+from runahead.runtime.kernels.triton import recurrent_layers  # noqa: E402
 from runahead.runtime.kernels.triton.decode_streams import FusedRows, OneRow  # noqa: E402
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
+from runahead.runtime.kernels.triton.mamba2_runs import mamba2_of_runs  # noqa: E402
+from runahead.runtime.kernels.triton.state_tiling import LONE_RUN, STATES, StateTiling  # noqa: E402
 from runahead.runtime.kernels.triton.vendor_rows import VendorRows  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
 from tests.runtime.kernels.hybrid_configs import HALVED, HYBRIDS, hybrid  # noqa: E402
@@ -197,3 +200,23 @@ def test_with_exact_kernels_a_row_has_the_bits_that_it_has_alone(
     with torch.inference_mode():
         watched = Watched(hybrid(architecture), 23, 64, exact=True)
         assert differing(watched, crowds((1, 2, 5), 64, (20,))) == []
+
+
+@pytest.mark.parametrize(("rows", "exact", "tiling"), [(1, False, LONE_RUN), (2, False, STATES), (1, True, STATES)])
+def test_states_of_a_lone_row_with_drafts_are_cut_into_more_programs_unless_its_bits_are_those_among_others(
+    rows: int, exact: bool, tiling: StateTiling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = list[StateTiling]()
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        cut.append(options["tiling"])
+        mamba2_of_runs(*arguments, **options)
+
+    monkeypatch.setattr(recurrent_layers, "mamba2_of_runs", noted)
+    model, _ = pair("GraniteMoeHybridForCausalLM", HALF, exact)
+    of_rows = torch.ones(rows, dtype=torch.int32, device=model.device)
+    batch = replace(
+        launch([2] * rows, [2] * rows, model), is_decode=True, decode_queries=2, replayed=of_rows - 1, certain=of_rows
+    )
+    model.forward(batch, poisoned_cache(model, rows, drafts=3))
+    assert set(cut) == {tiling}

@@ -14,8 +14,10 @@ from tests.runtime.kernels.triton_device import relative_error, triton_device
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import DeltaShape, Mamba2, Mamba2Shape  # noqa: E402
+from runahead.runtime.kernels.triton import mamba2_runs  # noqa: E402
 from runahead.runtime.kernels.triton.delta_runs import delta_of_runs  # noqa: E402
 from runahead.runtime.kernels.triton.mamba2_runs import mamba2_of_runs  # noqa: E402
+from runahead.runtime.kernels.triton.state_tiling import LONE_RUN, STATES, StateTiling  # noqa: E402
 from tests.gpu.gpu_chain import moved  # noqa: E402
 from tests.runtime.kernels.poisoned_memory import poison_new_memory  # noqa: E402
 from tests.runtime.kernels.recurrent_batches import Row, batch_of  # noqa: E402
@@ -55,7 +57,12 @@ def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def runs(
-    mixer: Mixer, projected: torch.Tensor, states: tuple[torch.Tensor, ...], rows: Sequence[Row], queries: int = 0
+    mixer: Mixer,
+    projected: torch.Tensor,
+    states: tuple[torch.Tensor, ...],
+    rows: Sequence[Row],
+    queries: int = 0,
+    tiling: StateTiling = STATES,
 ) -> torch.Tensor:
     """By the kernel. states: on the device, changed in place. queries: of a row, at most; 0: as many as a row has."""
     batch = batch_of(rows)
@@ -64,9 +71,9 @@ def runs(
     out = torch.empty((len(projected), mixer.shape.inner), dtype=projected.dtype, device=DEVICE)
     weights = moved(mixer, DEVICE)
     if isinstance(mixer, Mamba2):
-        mamba2_of_runs(projected.to(DEVICE), weights, states, batch, out, arrived, dependent=False)
+        mamba2_of_runs(projected.to(DEVICE), weights, states, batch, out, arrived, dependent=False, tiling=tiling)
     else:
-        delta_of_runs(projected.to(DEVICE), weights, states, batch, out, arrived, dependent=False)
+        delta_of_runs(projected.to(DEVICE), weights, states, batch, out, arrived, dependent=False, tiling=tiling)
     assert not arrived.any()
     return out.cpu()
 
@@ -93,6 +100,21 @@ def test_launches_one_after_the_other_are_those_of_the_reference(
     for one, other in zip(of_rows, expected_of_rows, strict=True):
         assert relative_error(one, other) < 1e-5, "states are float32, whatever the dtype"
     assert torch.equal(kept.cpu().nan_to_num(7.0), expected_kept.nan_to_num(7.0)), "inputs are kept as they are"
+
+
+@pytest.mark.parametrize("shape", OF_EACH)
+def test_runs_of_states_cut_for_a_lone_row_and_outputs_of_one_token_at_a_time(
+    shape: Mamba2Shape | DeltaShape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mamba2_runs, "_HELD_BY_A_THREAD", 0)
+    mixer, tiling = mixer_of(shape), StateTiling(LONE_RUN.words // 4, LONE_RUN.warps)  # as small as the shapes are
+    expected_states, states = with_runs(mixer, held_states(mixer), DRAFTS), fresh(mixer)
+    for seed, (row, *_) in enumerate((LIFE[0], LIFE[2][:1], LIFE[3][1:])):
+        projected = drawn(row.count, shape, seed=seed)
+        expected = by_the_reference(mixer, projected, expected_states, [row])
+        assert relative_error(runs(mixer, projected, states, [row], tiling=tiling), expected) < 1e-5
+    for one, other in zip(states[:2], expected_states[:2], strict=True):
+        assert relative_error(one, other) < 1e-5
 
 
 @pytest.mark.large
