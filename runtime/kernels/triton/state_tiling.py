@@ -29,4 +29,4 @@ STATES: Final = StateTiling(8192, 2)
 # Of other launches of one row, whose products have bits of their own anyway: numbers as many as above would be too few
 # programs. Measured in the launch, as described there, and where a row has drafts in 0041-drafts-on-a-gpu.md.
 LONE_ROW: Final = StateTiling(2048, 4)
-LONE_RUN: Final = StateTiling(2048, 4)
+LONE_RUN: Final = StateTiling(4096, 4)
