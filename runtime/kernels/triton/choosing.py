@@ -25,7 +25,7 @@ _NEVER = tl.constexpr(float("-inf"))
 _LEAST_SUM = tl.constexpr(LEAST_SUM)
 _BELOW_ALL = tl.constexpr(-(1 << 31))
 _ABOVE_ALL = tl.constexpr((1 << 31) - 1)
-_IN_COPIES: Final = 128  # experts of which each warp has a copy, at most: four of a lane
+IN_COPIES: Final = 128  # experts of which each warp has a copy, at most: four of a lane
 
 
 @triton.jit
@@ -176,10 +176,10 @@ def padded(count: int) -> int:
     return max(1 << (count - 1).bit_length(), 16)
 
 
-def choice_parts(choice: Choice, count: int, scores: int, warps: int = 1) -> dict[str, Any]:
-    """What kernels are made for that choose and share, by name. count: experts. scores: numbers of a token. warps: of
-    which each may have a copy, where experts are few enough and the choice has no groups."""
-    copies = warps if padded(count) <= _IN_COPIES and not choice.limits_groups else 1
+def choice_parts(choice: Choice, count: int, scores: int, copies: int = 1) -> dict[str, Any]:
+    """What kernels are made for that choose and share, by name. count: experts. scores: numbers of a token. copies:
+    as many as there are warps, or tokens, where experts are few enough and the choice has no groups; or else one."""
+    copies = copies if padded(count) <= IN_COPIES and not choice.limits_groups else 1
     groups = choice.groups if choice.limits_groups else 0
     return {
         "COUNT": count,

@@ -59,8 +59,8 @@ def _made_of(
     own, projected, line, head, number, j, end, EACH: tl.constexpr, VALUE_DIM: tl.constexpr, INNER: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Output number `number`, of EACH heads of a token from `head` on and then of the next one's, and what it is
-    multiplied by: float32, zeros from `end` on."""
+    """Output `number` of the run, counted over EACH heads from `head` on and then over tokens, and its gate: float32,
+    zeros from `end` on."""
     ok = (j < VALUE_DIM) & (number < end)
     token, at = number // EACH, (head + number % EACH) * VALUE_DIM + j
     y = tl.load(own + token * INNER + at, mask=ok, other=0.0, cache_modifier=".cg")

@@ -35,7 +35,7 @@ from runahead.runtime.kernels.triton.recurrent_runs import (
 )
 from runahead.runtime.kernels.triton.state_tiling import STATES, StateTiling
 
-_HELD_BY_A_THREAD: Final = 64  # outputs of one token, where it holds those of two
+_MOST_OF_A_THREAD: Final = 64  # outputs of one token that it may have, if it is to hold those of two
 
 
 @triton.jit
@@ -43,8 +43,8 @@ def _inputs_at(
     place, projected, kept, line, slot, x_channel, b_channel, c_channel, head, again, end, in_head, in_state,
     INNER: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr, CHANNELS: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
-    """What a token brings, float32: x, B, C, how long its step is before the bias, and what its output is multiplied
-    by; the last is 0 for tokens that are replayed, which have no output. end: of the run, from where all is 0."""
+    """What a token brings, float32: x, B, C, how long its step is before the bias, and its gate, 0 for tokens that
+    are replayed, which have no output. end: of the run, from where all is 0."""
     more = place < end
     x = input_of(projected, kept, line, slot, x_channel, place, again, in_head & more, INNER, WIDTH, INPUTS, MOST)
     b = input_of(projected, kept, line, slot, b_channel, place, again, in_state & more, INNER, WIDTH, INPUTS, MOST)
@@ -246,7 +246,7 @@ def mamba2_of_runs(
         EACH_PAD=triton.next_power_of_2(shape.heads // shape.groups),
         MOST_PAD=triton.next_power_of_2(most),
         HAS_BIAS=weights.conv_bias is not None,
-        HOLDS_TWO=group_pad <= _HELD_BY_A_THREAD * 32 * tiling.warps,
+        HOLDS_TWO=group_pad <= _MOST_OF_A_THREAD * 32 * tiling.warps,
         DEPENDENT=dependent,
         SNAPSHOTS=batch.states_read_from is not None,
         num_warps=tiling.warps,

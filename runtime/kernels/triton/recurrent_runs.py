@@ -6,12 +6,12 @@ newest token is written, the inputs of the drafts are kept, and what the drafts 
 of a run are counted from 0; what the convolution has kept of tokens before it has places below 0.
 
 Every token of a run goes through the same loop. So its bits are the same as a draft, replayed, or as a token that is
-certain.
+certain, in launches that cut states in the same way.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 # mypy: disable-error-code=assignment
-# (a kernel's pointers have no Python type)
+# (a kernel's pointers have no Python type, and a tuple that becomes longer changes its own)
 
 from __future__ import annotations
 

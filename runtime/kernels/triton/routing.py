@@ -23,7 +23,14 @@ import triton.language as tl
 
 from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.share import WHOLE, Share
-from runahead.runtime.kernels.triton.choosing import choice_parts, chosen_experts, numbers_of_experts, padded, shares_of
+from runahead.runtime.kernels.triton.choosing import (
+    IN_COPIES,
+    choice_parts,
+    chosen_experts,
+    numbers_of_experts,
+    padded,
+    shares_of,
+)
 from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
 from runahead.runtime.rounding import ceil_div
 
@@ -33,7 +40,6 @@ MOST_CHOSEN: Final = 127  # experts of a token: a place among them is kept in 8 
 _LISTED: Final = 1024  # tokens that a program lists at a time
 _ITEMS_AT_ONCE: Final = 64
 _TOGETHER: Final = 16  # tokens of which one program does all, at most
-_EXPERTS_TOGETHER: Final = 128  # of such a launch, at most; with scores by fours a warp has all of a token's
 _WARPS_TOGETHER: Final = 8
 _ITEM, _AT_ONCE = tl.constexpr(ITEM), tl.constexpr(_ITEMS_AT_ONCE)
 
@@ -198,8 +204,9 @@ def route(
     choose. arrived: int32 [1], zero before and after. share: whose experts tokens are listed for; they choose among
     all. squares: float64 [tiles, T or more] sums of squares of what the scores were made of, how many tiles, and the
     eps of its norm over `depth` numbers: its scale is left too. dependent: launched programmatically. warps: of the
-    program of a token, None for the fastest. together: a share's bits may hang on how many tokens there are; of a few
-    one program does all, which needs neither `arrived` nor `warps`.
+    program of a token, None for the fastest. together: a share's bits may hang on how many tokens there are. Of a few
+    one program then does all, which needs neither `arrived` nor `warps`, where experts are few enough, a token's scores
+    are a multiple of 4, so that a warp has all of them, and the choice has no groups.
     """
     (tokens, scored), chosen = scores.shape, choice.chosen
     count = scored - beside
@@ -214,14 +221,40 @@ def route(
         torch.empty(tokens, dtype=torch.float32, device=device),
         block,
     )
-    few = tokens <= _TOGETHER and padded(count) <= _EXPERTS_TOGETHER and scored % 4 == 0
+    made, tiles, eps = (scores, 0, 0.0) if squares is None else squares
+    options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
+    of_norm = {
+        "DEPTH": depth,
+        "SQUARES": tiles,
+        "ALL_SQUARES": triton.next_power_of_2(max(tiles, 1)),
+        "STRIDE": 0 if squares is None else made.shape[1],
+    }
+    few = tokens <= _TOGETHER and padded(count) <= IN_COPIES and scored % 4 == 0
     if together and few and not choice.limits_groups:
-        _route_few(scores, live, choice, count, own, found, squares, depth, dependent)
+        _route_few_kernel[(1,)](
+            scores,
+            scores if choice.correction is None else choice.correction,
+            live,
+            made,
+            found.shares,
+            found.entries,
+            found.items,
+            found.scale,
+            eps,
+            tokens,
+            items,
+            BEGIN=own.start,
+            OWN=len(own),
+            BLOCK=block,
+            DEPENDENT=dependent,
+            num_warps=_WARPS_TOGETHER,
+            **of_norm,
+            **choice_parts(choice, count, scored, max(triton.next_power_of_2(tokens), _WARPS_TOGETHER)),
+            **options,
+        )
         return found
     places = torch.empty((tokens, count), dtype=torch.int8, device=device)
     counts = torch.empty(len(own), dtype=torch.int32, device=device)
-    made, tiles, eps = (scores, 0, 0.0) if squares is None else squares
-    options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
     _route_kernel[(tokens,)](
         scores,
         scores if choice.correction is None else choice.correction,
@@ -231,12 +264,9 @@ def route(
         places,
         found.scale,
         eps,
-        DEPTH=depth,
-        SQUARES=tiles,
-        ALL_SQUARES=triton.next_power_of_2(max(tiles, 1)),
-        STRIDE=0 if squares is None else made.shape[1],
         DEPENDENT=dependent,
         num_warps=warps_for(count) if warps is None else warps,
+        **of_norm,
         **choice_parts(choice, count, scored),
         **options,
     )
@@ -260,44 +290,3 @@ def route(
         **options,
     )
     return found
-
-
-def _route_few(
-    scores: torch.Tensor,
-    live: torch.Tensor,
-    choice: Choice,
-    count: int,
-    own: range,
-    found: Routing,
-    squares: tuple[torch.Tensor, int, float] | None,
-    depth: int,
-    dependent: bool,
-) -> None:
-    """All that `route` finds, by one program. count: experts, of which tokens are listed for `own`."""
-    (tokens, scored), items = scores.shape, found.items.shape[0]
-    made, tiles, eps = (scores, 0, 0.0) if squares is None else squares
-    options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
-    _route_few_kernel[(1,)](
-        scores,
-        scores if choice.correction is None else choice.correction,
-        live,
-        made,
-        found.shares,
-        found.entries,
-        found.items,
-        found.scale,
-        eps,
-        tokens,
-        items,
-        BEGIN=own.start,
-        OWN=len(own),
-        BLOCK=found.block,
-        DEPTH=depth,
-        SQUARES=tiles,
-        ALL_SQUARES=triton.next_power_of_2(max(tiles, 1)),
-        STRIDE=0 if squares is None else made.shape[1],
-        DEPENDENT=dependent,
-        num_warps=_WARPS_TOGETHER,
-        **{**choice_parts(choice, count, scored), "COPIES": max(triton.next_power_of_2(tokens), _WARPS_TOGETHER)},
-        **options,
-    )

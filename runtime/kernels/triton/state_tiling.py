@@ -26,7 +26,8 @@ class StateTiling:
 # alone among others. The fastest over all of them on an H200 (`python -m benchmarks.tune.states`):
 # docs/decisions/0047-recurrent-states-on-a-gpu.md.
 STATES: Final = StateTiling(8192, 2)
-# Of other launches of one row, whose products have bits of their own anyway: numbers as many as above would be too few
-# programs. Measured in the launch, as described there, and where a row has drafts in 0041-drafts-on-a-gpu.md.
+# Of other launches of one row, whose products have bits of their own anyway: with as many numbers a program as above
+# there would be too few programs. Measured in the launch, as described there, and for rows with drafts in
+# docs/decisions/0041-drafts-on-a-gpu.md.
 LONE_ROW: Final = StateTiling(2048, 4)
 LONE_RUN: Final = StateTiling(4096, 4)

@@ -154,7 +154,7 @@ def test_a_whole_share_asks_for_the_kernels_of_before(monkeypatch: pytest.Monkey
             return launch
 
     for module, names in (
-        (routing, ("_route_kernel", "_list_kernel")),
+        (routing, ("_route_kernel", "_list_kernel", "_route_few_kernel")),
         (expert_row, ("_gate_up_kernel", "_down_kernel")),
     ):
         for name in names:
@@ -162,7 +162,9 @@ def test_a_whole_share_asks_for_the_kernels_of_before(monkeypatch: pytest.Monkey
     Case.of(70, 8, 3, "random", torch.float32).made()
     lone = Case.of(1, 8, 3, "random", torch.float32)
     lone.packed.add_of_one_row(lone.x.clone(), lone.scores, lone.live, dependent=False)
-    for name in ("_list_kernel", "_gate_up_kernel"):
+    few = Case.of(5, 8, 3, "random", torch.float32)
+    routing.route(few.scores, few.live, Choice(3, True), few.live[:1], together=True)
+    for name in ("_list_kernel", "_route_few_kernel", "_gate_up_kernel"):
         assert (asked[name]["BEGIN"], asked[name]["OWN"]) == (0, asked[name]["COUNT"])
     assert asked["_list_kernel"]["PADDED_OWN"] == asked["_route_kernel"]["PADDED"]
     assert asked["_down_kernel"]["OWN"] == 0

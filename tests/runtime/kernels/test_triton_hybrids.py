@@ -18,7 +18,6 @@ from runahead.runtime.kernels.reference.forward import ReferenceKernels  # noqa:
 from runahead.runtime.kernels.triton import recurrent_layers  # noqa: E402
 from runahead.runtime.kernels.triton.decode_streams import FusedRows, OneRow  # noqa: E402
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
-from runahead.runtime.kernels.triton.mamba2_runs import mamba2_of_runs  # noqa: E402
 from runahead.runtime.kernels.triton.state_tiling import LONE_RUN, STATES, StateTiling  # noqa: E402
 from runahead.runtime.kernels.triton.vendor_rows import VendorRows  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
@@ -203,20 +202,24 @@ def test_with_exact_kernels_a_row_has_the_bits_that_it_has_alone(
 
 
 @pytest.mark.parametrize(("rows", "exact", "tiling"), [(1, False, LONE_RUN), (2, False, STATES), (1, True, STATES)])
+@pytest.mark.parametrize(("architecture", "kernel"), [("Granite", "mamba2_of_runs"), ("Qwen3Next", "delta_of_runs")])
+@pytest.mark.parametrize("queries", [1, 2])
 def test_states_of_a_lone_row_with_drafts_are_cut_into_more_programs_unless_its_bits_are_those_among_others(
-    rows: int, exact: bool, tiling: StateTiling, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cut = list[StateTiling]()
+    queries: int, architecture: str, kernel: str, rows: int, exact: bool, tiling: StateTiling,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    cut, launched = list[StateTiling](), getattr(recurrent_layers, kernel)
 
     def noted(*arguments: Any, **options: Any) -> Any:
         cut.append(options["tiling"])
-        mamba2_of_runs(*arguments, **options)
+        launched(*arguments, **options)
 
-    monkeypatch.setattr(recurrent_layers, "mamba2_of_runs", noted)
-    model, _ = pair("GraniteMoeHybridForCausalLM", HALF, exact)
+    monkeypatch.setattr(recurrent_layers, kernel, noted)
+    model, _ = pair(next(name for name in HYBRIDS if name.startswith(architecture)), HALF, exact)
     of_rows = torch.ones(rows, dtype=torch.int32, device=model.device)
     batch = replace(
-        launch([2] * rows, [2] * rows, model), is_decode=True, decode_queries=2, replayed=of_rows - 1, certain=of_rows
-    )
+        launch([queries] * rows, [queries] * rows, model), is_decode=True, decode_queries=queries,
+        replayed=of_rows - 1, certain=of_rows,
+    )  # fmt: skip
     model.forward(batch, poisoned_cache(model, rows, drafts=3))
     assert set(cut) == {tiling}

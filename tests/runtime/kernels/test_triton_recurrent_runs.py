@@ -82,6 +82,14 @@ def fresh(mixer: Mixer) -> tuple[torch.Tensor, ...]:
     return moved(with_runs(mixer, held_states(mixer), DRAFTS), DEVICE)
 
 
+def are_as_expected(states: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> None:
+    *of_rows, kept = states
+    *expected_of_rows, expected_kept = expected
+    for one, other in zip(of_rows, expected_of_rows, strict=True):
+        assert relative_error(one, other) < 1e-5, "states are float32, whatever the dtype"
+    assert torch.equal(kept.cpu().nan_to_num(7.0), expected_kept.nan_to_num(7.0)), "inputs are kept as they are"
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(HALF, marks=pytest.mark.large)])
 @pytest.mark.parametrize("shape", [*OF_EACH, *OTHERS])
 def test_launches_one_after_the_other_are_those_of_the_reference(
@@ -95,26 +103,27 @@ def test_launches_one_after_the_other_are_those_of_the_reference(
         found = runs(mixer, projected, states, rows)
         assert found.isfinite().all()
         assert relative_error(found, expected) < CLOSE[dtype]
-    *of_rows, kept = states
-    *expected_of_rows, expected_kept = expected_states
-    for one, other in zip(of_rows, expected_of_rows, strict=True):
-        assert relative_error(one, other) < 1e-5, "states are float32, whatever the dtype"
-    assert torch.equal(kept.cpu().nan_to_num(7.0), expected_kept.nan_to_num(7.0)), "inputs are kept as they are"
+    are_as_expected(states, expected_states)
 
 
 @pytest.mark.parametrize("shape", OF_EACH)
-def test_runs_of_states_cut_for_a_lone_row_and_outputs_of_one_token_at_a_time(
+def test_a_row_whose_heads_are_cut_into_several_programs_goes_through_its_life(
     shape: Mamba2Shape | DeltaShape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mamba2_runs, "_HELD_BY_A_THREAD", 0)
-    mixer, tiling = mixer_of(shape), StateTiling(LONE_RUN.words // 4, LONE_RUN.warps)  # as small as the shapes are
+    """As a lone row's heads of models are; these are smaller. Registers are taken to hold the outputs of one token."""
+    monkeypatch.setattr(mamba2_runs, "_MOST_OF_A_THREAD", 0)
+    mixer, tiling = mixer_of(shape), StateTiling(LONE_RUN.words // 8, LONE_RUN.warps)
+    size, kept_of_each = (
+        (shape.head_dim, shape.state) if isinstance(shape, Mamba2Shape) else (shape.value_dim, shape.key_dim)
+    )
+    assert tiling.tile(size, kept_of_each) < size
     expected_states, states = with_runs(mixer, held_states(mixer), DRAFTS), fresh(mixer)
-    for seed, (row, *_) in enumerate((LIFE[0], LIFE[2][:1], LIFE[3][1:])):
+    for seed, row in enumerate(row for rows in LIFE for row in rows if row.state_slot == LIFE[0][0].state_slot):
         projected = drawn(row.count, shape, seed=seed)
         expected = by_the_reference(mixer, projected, expected_states, [row])
         assert relative_error(runs(mixer, projected, states, [row], tiling=tiling), expected) < 1e-5
-    for one, other in zip(states[:2], expected_states[:2], strict=True):
-        assert relative_error(one, other) < 1e-5
+    assert seed == len(LIFE) - 1
+    are_as_expected(states, expected_states)
 
 
 @pytest.mark.large
