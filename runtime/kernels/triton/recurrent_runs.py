@@ -10,8 +10,7 @@ certain, in launches that cut states in the same way.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
-# mypy: disable-error-code=assignment
-# (a kernel's pointers have no Python type, and a tuple that becomes longer changes its own)
+# (a kernel's pointers have no Python type)
 
 from __future__ import annotations
 
@@ -21,6 +20,7 @@ import triton.language as tl
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.triton.recurrent_rows import convolved, newest_tap
+from runahead.runtime.kernels.triton.unrolled import longer
 
 
 @triton.jit
@@ -47,7 +47,7 @@ def seen_before(conv_state, source, channel, ok, CHANNELS: tl.constexpr, WINDOW:
     seen = ()
     for tap in tl.static_range(WINDOW - 1):
         at = conv_state + (source * (WINDOW - 1) + tap) * CHANNELS + channel
-        seen = seen + (tl.load(at, mask=ok, other=0.0),)  # noqa: RUF005 (Triton has no *)
+        seen = longer(seen, tl.load(at, mask=ok, other=0.0))
     return seen
 
 
@@ -58,9 +58,9 @@ def taps_of(conv_weight, conv_bias, channel, ok, WINDOW: tl.constexpr, HAS_BIAS:
     taps = ()
     for tap in tl.static_range(WINDOW - 1):
         weight = tl.load(conv_weight + channel * WINDOW + tap, mask=ok, other=0.0)
-        taps = taps + (weight.to(tl.float32),)  # noqa: RUF005
+        taps = longer(taps, weight.to(tl.float32))
     weight, bias = newest_tap(conv_weight, conv_bias, channel, ok, WINDOW, HAS_BIAS)
-    return taps + (weight, bias)  # noqa: RUF005
+    return longer(longer(taps, weight), bias)
 
 
 @triton.jit
@@ -77,8 +77,8 @@ def one_further(seen, newest, WINDOW: tl.constexpr):
     """What the convolution sees of the tokens before, one token later."""
     further = ()
     for tap in tl.static_range(WINDOW - 2):
-        further = further + (seen[tap + 1],)  # noqa: RUF005
-    return further + (newest,)  # noqa: RUF005
+        further = longer(further, seen[tap + 1])
+    return longer(further, newest)
 
 
 @triton.jit
@@ -86,7 +86,7 @@ def chosen_of(take, seen, otherwise, WINDOW: tl.constexpr):
     """One of two of what a convolution sees."""
     found = ()
     for tap in tl.static_range(WINDOW - 1):
-        found = found + (tl.where(take, seen[tap], otherwise[tap]),)  # noqa: RUF005
+        found = longer(found, tl.where(take, seen[tap], otherwise[tap]))
     return found
 
 
