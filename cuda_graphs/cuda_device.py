@@ -14,6 +14,7 @@ import math
 import select
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
@@ -43,6 +44,10 @@ class CudaProgram(Program, Protocol):
 
     def forward(self, shape: LaunchShape, between: Callable[[], None] = unwatched) -> None:
         """F. between: called whenever a piece of it has been enqueued, a layer as a rule."""
+
+    def warming_up(self) -> AbstractContextManager[None]:
+        """Entered around the launches of a warm-up: the program may wait for the device in them, to find what is
+        fastest for a shape."""
 
     def meet(self, shape: LaunchShape) -> None:
         """To warm up: apply and F, but of layers that are alike not all."""
@@ -272,7 +277,7 @@ class CudaDevice:
         No plan is staged, so apply masks every row, and nothing but the null block is written.
         """
         self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
+        with torch.cuda.stream(self.stream), self._program.warming_up():
             for key in keys:
                 if key.piece in (Piece.LAUNCH, Piece.MIXED):
                     self._whole(key.shape)

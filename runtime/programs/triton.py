@@ -7,6 +7,7 @@ device memory alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from runahead.runtime.kernels.triton.mask_state import make_mask_state
 from runahead.runtime.kernels.triton.prompt_logprobs import make_prompt_buffers
 from runahead.runtime.kernels.triton.sampling import Runs, make_sampler_buffers, sample_rows_cuda
 from runahead.runtime.kernels.triton.tiling_counts import tiling_counts
+from runahead.runtime.kernels.triton.vendor_product import choosing_products
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.decoder import Decoder
@@ -217,6 +219,9 @@ class TritonProgram:
             self._forward_runs(shape, between)
         elif not shape.is_closing:
             self._forward_rows(shape, between)
+
+    def warming_up(self) -> AbstractContextManager[None]:
+        return choosing_products()
 
     def meet(self, shape: LaunchShape) -> None:
         self.apply(shape)

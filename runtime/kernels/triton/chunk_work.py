@@ -44,9 +44,9 @@ class ChunkWork:
 @triton.jit
 def _items_of(count, length, TOKENS: tl.constexpr, SPLIT_TOKENS: tl.constexpr, PARTS: tl.constexpr,
               PART_KEYS: tl.constexpr, HEADS: tl.constexpr, PROGRAMS: tl.constexpr):  # fmt: skip
-    """Tiles of rows with so many query tokens, and into how many parts what a tile sees is cut: as many as keep the
-    programs busy with this row alone, of PART_KEYS tokens or more each."""
-    tiles = (count + TOKENS - 1) // TOKENS
+    """Tiles of rows with so many query tokens, none of masked rows, and into how many parts what a tile sees is cut: as
+    many as keep the programs busy with this row alone, of PART_KEYS tokens or more each."""
+    tiles = tl.where(length > 0, (count + TOKENS - 1) // TOKENS, 0)
     lines = tl.maximum(tiles * HEADS, 1)
     parts = tl.minimum((PROGRAMS + lines - 1) // lines, (length + PART_KEYS - 1) // PART_KEYS)
     parts = tl.minimum(tl.maximum(parts, 1), PARTS)
@@ -82,10 +82,9 @@ def _cut_kernel(
 
 
 def plan_of_launch(plan: ChunkPlan, batch: ForwardBatch, *, exact: bool = False) -> ChunkPlan:
-    """The plan, without parts where none may be cut (exact), or none would be: one row has all tokens of a long launch.
-    A form of the kernel that could leave parts takes 5 % longer."""
-    is_alone = batch.num_rows == 1 and batch.num_tokens > SPLIT_LAUNCH
-    return replace(plan, parts=1) if exact or is_alone else plan
+    """The plan, without parts where none may be cut (exact), or the launch has query tokens enough to keep all programs
+    busy. A form of the kernel that could leave parts takes 5 % longer."""
+    return replace(plan, parts=1) if exact or batch.num_tokens > SPLIT_LAUNCH else plan
 
 
 def rows_looked_at(rows: int) -> int:

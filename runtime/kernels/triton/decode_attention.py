@@ -99,7 +99,7 @@ def _decode_kernel(
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr,
     QUERIES: tl.constexpr, SHARE: tl.constexpr, LINES: tl.constexpr, PART_LINES: tl.constexpr, DIM_PAD: tl.constexpr,
     PARTS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr, EXACT: tl.constexpr,
-    HAS_NORM: tl.constexpr, CAP: tl.constexpr, DEPENDENT: tl.constexpr, SINCE: tl.constexpr,
+    HAS_NORM: tl.constexpr, CAP: tl.constexpr, DEPENDENT: tl.constexpr, SINCE: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
     """EARLY: an item's first tile is asked for early, before the wait for the program's first item, and while the item
     before is finished for the others."""
@@ -114,7 +114,7 @@ def _decode_kernel(
     begin = tl.program_id(0)
     row, seq_len, first_token, end, before, parts, tiles = _item(begin, items, all_items, num_rows, HEADS)
     if QUERIES > 1:  # as constant, and on the way to all that is read of the row
-        of_row, in_row = queries_of(row, query_start_loc, QUERIES)
+        of_row, in_row = queries_of(row, query_start_loc, QUERIES, RAGGED)
     else:
         in_row = 1
     if EARLY:
@@ -135,7 +135,7 @@ def _decode_kernel(
             first_query = of_row
             count = in_row
         else:
-            first_query, count = queries_of(row, query_start_loc, QUERIES)
+            first_query, count = queries_of(row, query_start_loc, QUERIES, RAGGED)
         old_len = seq_len - count
         of_line, head, ok = lines_of(head_share % SHARES, kv_head, count, LINES, GROUP, QUERIES, SHARE)
         of_real, real_head, real = lines_of(head_share % SHARES, kv_head, count, PART_LINES, GROUP, QUERIES, SHARE)
@@ -239,7 +239,7 @@ def _decode_kernel(
         if following < all_items:  # or else nothing keeps the kernels that wait for this one
             row, seq_len, first_token, end, before, parts, tiles = _item(following, items, all_items, num_rows, HEADS)
             if QUERIES > 1:
-                of_row, in_row = queries_of(row, query_start_loc, QUERIES)
+                of_row, in_row = queries_of(row, query_start_loc, QUERIES, RAGGED)
             if EARLY:
                 key, value, seen = _tile(
                     first_token, end, seq_len - in_row, following % HEADS // SHARES, keys, values,
@@ -265,6 +265,7 @@ def decode_attention(
     dependent: bool,
     queries: int = 1,
     query_start_loc: torch.Tensor | None = None,
+    ragged: bool = False,
 ) -> None:
     """Write the new keys and values into the cache, and attention's result into `out`, for a few query tokens a row.
 
@@ -276,9 +277,11 @@ def decode_attention(
     window, head norms, score_cap and first position count. queries: the most query tokens of a row, 1 to MAX_QUERIES,
     and 1 where the first position is not 0. query_start_loc: int32 [R + 1] where each row's query tokens begin, needed
     if it may have more than one; a query token before position 0 gets zeros, and one that belongs to no row gets
-    nothing.
+    nothing. ragged: the launch is a mixed one, and the work was cut so: the tokens of rows with another number of query
+    tokens than one get nothing.
     """
-    assert 1 <= queries <= MAX_QUERIES and (queries == 1 or query_start_loc is not None)
+    assert 1 <= queries <= MAX_QUERIES and ((queries == 1 and not ragged) or query_start_loc is not None)
+    assert queries == 1 or not ragged, "no row of a mixed launch verifies drafts"
     assert not weights.first or queries == 1, "no draft head has several"
     rows, block_size, shape = seq_lens.shape[0], keys.shape[1], weights.shape
     q_norm, k_norm = weights.q_norm, weights.k_norm
@@ -329,6 +332,7 @@ def decode_attention(
         CAP=weights.score_cap * LOG2_E,
         DEPENDENT=dependent,
         SINCE=weights.first,
+        RAGGED=ragged,
         num_warps=warps,
         enable_fp_fusion=not plan.exact,
         **options,

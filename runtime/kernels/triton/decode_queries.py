@@ -33,10 +33,13 @@ def share_of(queries: int, group: int, head_dim: int, most: int = 0) -> int:
 
 
 @triton.jit
-def queries_of(row, query_start_loc, QUERIES: tl.constexpr):
-    """A row's first query token, and how many it has. Where no row has more than one, it is the token at its place."""
+def queries_of(row, query_start_loc, QUERIES: tl.constexpr, RAGGED: tl.constexpr):
+    """A row's first query token and its number of query tokens. Where all rows have one, it is the token at the row's
+    place; RAGGED: other rows of the launch have more, and this one has one."""
     first = row
     count = 1
+    if RAGGED:
+        first = tl.load(query_start_loc + row)
     if QUERIES > 1:
         first = tl.load(query_start_loc + row)
         count = tl.load(query_start_loc + row + 1) - first

@@ -3,6 +3,9 @@
 Attention runs on a fixed number of programs, whatever the lengths are. What each of them does is found here, on the
 device, from the lengths of this launch, so that a captured graph holds for every context. Into how many items a row is
 cut hangs on its own length and on the bucket alone, and so do its bits: whoever else is in the launch changes nothing.
+
+In a mixed launch only rows with one query token are cut: the others are prompt chunks, whose attention is
+`chunk_attention`'s.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -27,15 +30,17 @@ _RECORD = tl.constexpr(RECORD)
 TOTAL: Final = 4  # numbers of a window's total, so that it begins at 16 bytes: Triton compiles for that, or for less
 _TOTAL = tl.constexpr(TOTAL)
 _ROWS_OF_A_PROGRAM: Final = 16  # that it cuts into items
+_ROWS_OF_MIXED: Final = 512  # that a mixed launch is taken to have at least, so that one form serves them all
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """How attention is cut. tile: tokens that a program looks at together. chunk: tiles of an item, or more where a row
-    would have over MAX_PARTS items. stages: tiles on their way at a time. early: an item's first tile is asked for
-    before its turn. exact: a row's parts, of `chunk` tiles, are added up one after the other, be they items or not. So
-    no bit hangs on what is an item: a row of up to `whole` tokens is one. share: query tokens of a row that a program
-    looks at together, at most, a power of two; 0: all of them, where their sums fit."""
+    """How attention is cut. tile: tokens that a program looks at together. chunk: tiles of an item at most, or more
+    where a row would have over MAX_PARTS items; unless the plan is exact, a row's items are equally long. stages: tiles
+    on their way at a time. early: an item's first tile is asked for before its turn. exact: a row's parts, of `chunk`
+    tiles, are added up one after the other, be they items or not. So no bit hangs on what is an item: a row of up to
+    `whole` tokens is one. share: query tokens of a row that a program looks at together, at most, a power of two; 0:
+    all of them, where their sums fit."""
 
     tile: int
     chunk: int
@@ -67,9 +72,10 @@ class AttentionWork:
 
 @triton.jit(do_not_specialize=["num_tokens", "num_rows"])
 def _begin_kernel(
-    token_ids, table, gamma, residual, scaled, squares, seq_lens, query_start_loc, windows, items, total, num_tokens,
-    num_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, QUERIES: tl.constexpr, TILE: tl.constexpr,
-    MINE: tl.constexpr, CHUNK: tl.constexpr, WHOLE: tl.constexpr, SCALED: tl.constexpr, SCALE: tl.constexpr,
+    token_ids, table, gamma, residual, scaled, squares, seq_lens, query_start_loc, windows, items, total, chunk_lens,
+    num_tokens, num_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, QUERIES: tl.constexpr,
+    TILE: tl.constexpr, MINE: tl.constexpr, CHUNK: tl.constexpr, WHOLE: tl.constexpr, EXACT: tl.constexpr,
+    RAGGED: tl.constexpr, SCALED: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
     """Programs 0 to num_tokens - 1 embed a token each; then come some for each window that cut attention into items."""
     program = tl.program_id(0)
@@ -77,8 +83,8 @@ def _begin_kernel(
         _embed(token_ids, table, gamma, residual, scaled, squares, program, WIDTH, BLOCK, SCALED, SCALE)
     else:
         _cut(
-            seq_lens, query_start_loc, windows, items, total, num_rows, program - num_tokens, ROWS, MINE, QUERIES, TILE,
-            CHUNK, WHOLE,
+            seq_lens, query_start_loc, windows, items, total, chunk_lens, num_rows, program - num_tokens, ROWS, MINE,
+            QUERIES, TILE, CHUNK, WHOLE, EXACT, RAGGED,
         )  # fmt: skip
 
 
@@ -104,38 +110,54 @@ def _embed(
 @triton.jit
 def _items_of(
     r, window, seq_lens, query_start_loc, num_rows, QUERIES: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
-    WHOLE: tl.constexpr,
+    WHOLE: tl.constexpr, EXACT: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
-    """Rows' lengths, the tiles before what they see, the tiles of a part, and how many items they are."""
+    """Rows' lengths, the tiles before what they see, the tiles of a part, and how many items they are. RAGGED: none,
+    of a row that has not one query token."""
     length = tl.load(seq_lens + r, mask=r < num_rows, other=0)
     first_end = length  # of what the row's first query token sees
-    if QUERIES > 1:
+    decodes = r < num_rows
+    if (QUERIES > 1) | RAGGED:
         next_row = tl.load(query_start_loc + 1 + r, mask=r < num_rows, other=0)
-        first_end -= next_row - tl.load(query_start_loc + r, mask=r < num_rows, other=0) - 1
+        queries = next_row - tl.load(query_start_loc + r, mask=r < num_rows, other=0)
+        if RAGGED:
+            decodes = decodes & (queries == 1)
+        else:
+            first_end -= queries - 1
     hidden = tl.where(window > 0, tl.maximum(first_end - window, 0) // TILE, 0)
     tiles = (length + TILE - 1) // TILE - hidden
     each = tl.maximum((tiles + _MAX_PARTS - 1) // _MAX_PARTS, CHUNK)
     count = tl.maximum((tiles + each - 1) // each, 1)  # a masked row has one too, which leaves zeros
+    if not EXACT:
+        each = tl.maximum((tiles + count - 1) // count, 1)
+        count = tl.maximum((tiles + each - 1) // each, 1)
     count = tl.where(length <= WHOLE, 1, count)
-    return length, hidden, each, tl.where(r < num_rows, count, 0)
+    return length, hidden, each, tl.where(decodes, count, 0)
 
 
 @triton.jit
 def _cut(
-    seq_lens, query_start_loc, windows, items, total, num_rows, program, ROWS: tl.constexpr, MINE: tl.constexpr,
-    QUERIES: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr, WHOLE: tl.constexpr,
+    seq_lens, query_start_loc, windows, items, total, chunk_lens, num_rows, program, ROWS: tl.constexpr,
+    MINE: tl.constexpr, QUERIES: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr, WHOLE: tl.constexpr,
+    EXACT: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
     """The items of MINE rows, for one window: of each its row, its first token and the one after its last, the row's
-    first item, its items, the tiles of a part, and the row's length."""
+    first item, its items, the tiles of a part, and the row's length. RAGGED: and the lengths of rows that have no items
+    here."""
     PROGRAMS: tl.constexpr = ROWS // MINE
     which = program // PROGRAMS
     window = tl.load(windows + which)
     r = tl.arange(0, ROWS)
-    _, _, _, counts = _items_of(r, window, seq_lens, query_start_loc, num_rows, QUERIES, TILE, CHUNK, WHOLE)
+    _, _, _, counts = _items_of(
+        r, window, seq_lens, query_start_loc, num_rows, QUERIES, TILE, CHUNK, WHOLE, EXACT, RAGGED
+    )
     mine = program % PROGRAMS * MINE + tl.arange(0, MINE)
     length, hidden, each, count = _items_of(
-        mine, window, seq_lens, query_start_loc, num_rows, QUERIES, TILE, CHUNK, WHOLE
+        mine, window, seq_lens, query_start_loc, num_rows, QUERIES, TILE, CHUNK, WHOLE, EXACT, RAGGED
     )
+    if RAGGED:
+        if which == 0:
+            tl.store(chunk_lens + mine, tl.where(count > 0, 0, length), mask=mine < num_rows)
     before = tl.sum(tl.where(r[None, :] < mine[:, None], counts[None, :], 0), 1)
     p = tl.arange(0, _MAX_PARTS)[None, :]
     ok = p < count[:, None]
@@ -167,6 +189,7 @@ def begin_decode(
     scale: float = 1.0,
     queries: int = 1,
     query_start_loc: torch.Tensor | None = None,
+    chunk_lens: torch.Tensor | None = None,
 ) -> AttentionWork:
     """Embed query tokens into `residual`, [T or more, hidden], and cut attention over rows of these lengths.
 
@@ -174,11 +197,16 @@ def begin_decode(
     seq_lens: int32 [R]. windows: int32 [W] tokens that a query sees, 0: all; W may be 0. scaled, squares, gamma, all or
     none: the residual times gamma, [hidden], and the sums of its squares, float64 [1, T or more]. scale: multiplies
     what is embedded. queries: query tokens of a row, at most; with more than one, query_start_loc says where each row's
-    begin, int32 [R + 1].
+    begin, int32 [R + 1]. chunk_lens: int32 [R], of a mixed launch, which needs query_start_loc and a window: becomes
+    the lengths of the rows with another number of query tokens than one, which are not cut, and 0 of the others.
     """
-    assert queries == 1 or query_start_loc is not None
+    ragged = chunk_lens is not None
+    assert (queries == 1 and not ragged) or query_start_loc is not None
+    assert not ragged or (queries == 1 and windows.shape[0])
     tokens, rows, width = token_ids.shape[0], seq_lens.shape[0], table.shape[1]
     all_rows, kinds, device = triton.next_power_of_2(rows), windows.shape[0], seq_lens.device
+    if ragged:
+        all_rows = max(all_rows, _ROWS_OF_MIXED)
     mine = min(all_rows, _ROWS_OF_A_PROGRAM)
     items = torch.empty((kinds, rows * MAX_PARTS, RECORD), dtype=torch.int32, device=device)
     total = torch.empty((kinds, TOTAL), dtype=torch.int32, device=device)
@@ -194,6 +222,7 @@ def begin_decode(
         windows,
         items,
         total,
+        seq_lens if chunk_lens is None else chunk_lens,
         tokens,
         rows,
         WIDTH=width,
@@ -204,6 +233,8 @@ def begin_decode(
         TILE=plan.tile,
         CHUNK=plan.chunk,
         WHOLE=plan.whole,
+        EXACT=plan.exact,
+        RAGGED=ragged,
         SCALED=gamma is not None,
         SCALE=scale,
         num_warps=4,

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-import torch.nn.functional as functional
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.layers import (
@@ -36,6 +35,7 @@ from runahead.runtime.kernels.triton.loose_products import head_of_one_row, prod
 from runahead.runtime.kernels.triton.mixed_streams import ExactMixedRows, ManyRows
 from runahead.runtime.kernels.triton.put_rows import put_rows
 from runahead.runtime.kernels.triton.tilings import takes_depth, takes_products_of
+from runahead.runtime.kernels.triton.vendor_product import vendor_product
 from runahead.runtime.kernels.triton.vendor_rows import VendorRows
 
 Stream = RowStream | ManyRows | ExactMixedRows
@@ -124,7 +124,7 @@ class TritonKernelSet:
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         if not self._exact:
-            return functional.linear(x, weight, bias)
+            return vendor_product(x, Linear(weight, bias))
         out = x.new_empty((x.shape[0], weight.shape[0]))
         product_of_rows(x, Linear(weight, bias), out, exact=True)
         return out
@@ -143,7 +143,8 @@ class TritonKernelSet:
         elif hidden.shape[0] <= MAX_ROWS and fits:
             product_of_rows(hidden, Linear(weight, None), out, places=places)
         else:
-            put_rows(functional.linear(hidden, weight), out, places)
+            found = torch.empty((hidden.shape[0], weight.shape[0]), dtype=torch.float32, device=hidden.device)
+            put_rows(vendor_product(hidden, Linear(weight, None), found), out, places)
         if cap:
             bound_logits(out, cap, places)
 

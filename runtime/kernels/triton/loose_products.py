@@ -15,6 +15,7 @@ from runahead.runtime.kernels.triton.logistic_gates import logistic_mul
 from runahead.runtime.kernels.triton.row_product import EPILOGUES, STORE, row_product
 from runahead.runtime.kernels.triton.rows_product import rows_product
 from runahead.runtime.kernels.triton.tilings import row_tiling, rows_in_table, rows_tiling, takes_depth
+from runahead.runtime.kernels.triton.vendor_product import vendor_product
 
 
 def sizes_of(weight: torch.Tensor) -> tuple[int, int]:
@@ -39,9 +40,9 @@ def with_shared(x: torch.Tensor, made: torch.Tensor, scores: torch.Tensor, exper
     shared = experts.shared
     if shared is None:
         return made
-    made_of_x = functional.linear(x, shared.gate_up.weight, shared.gate_up.bias)
+    made_of_x = vendor_product(x, shared.gate_up)
     gated = gated_mul(made_of_x) if experts.has_gates else squared_relu_of(made_of_x)
-    of_shared = functional.linear(gated, shared.down.weight, shared.down.bias)
+    of_shared = vendor_product(gated, shared.down)
     if shared.share is not None:
         logistic_mul(of_shared, scores[:, experts.weights.count :])
     return torch.add(made, of_shared)

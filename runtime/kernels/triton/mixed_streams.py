@@ -6,15 +6,16 @@ from dataclasses import replace
 from functools import cached_property
 
 import torch
-import torch.nn.functional as functional
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.kernels.layers import Attention, Dense, Ends, Linear, Ungated
+from runahead.runtime.kernels.layers import Attention, Dense, Ends, Ungated
 from runahead.runtime.kernels.triton import embedding
 from runahead.runtime.kernels.triton.activation import gated_mul, squared_relu_of
 from runahead.runtime.kernels.triton.chunk_attention import ChunkAttention
+from runahead.runtime.kernels.triton.decode_attention import decode_attention
 from runahead.runtime.kernels.triton.decode_buffers import DecodeBuffers
 from runahead.runtime.kernels.triton.decode_streams import FusedRows
+from runahead.runtime.kernels.triton.decode_work import begin_decode
 from runahead.runtime.kernels.triton.expert_layers import PackedExperts, live_tokens
 from runahead.runtime.kernels.triton.logistic_gates import logistic_mul
 from runahead.runtime.kernels.triton.loose_products import scores_of, with_shared
@@ -28,38 +29,52 @@ from runahead.runtime.kernels.triton.recurrent_layers import (
     of_several_tokens,
     states_in,
 )
+from runahead.runtime.kernels.triton.tilings import mixed_plan
+from runahead.runtime.kernels.triton.vendor_product import vendor_product
 
 
 class ManyRows:
-    """Any batch: the vendor's products, and a kernel for each thing beside them."""
+    """A mixed launch: every token is a row of the vendor's products, and attention alone looks at the kind of row.
+
+    Rows with one query token go through the split-KV kernel of decode launches, the others through that of chunks."""
 
     def __init__(self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers) -> None:
         self._batch, self._cache, self._ends, self._buffers = batch, cache, ends, buffers
-        self._attention = ChunkAttention(batch, cache, ends.ropes)
-        self._sum = LateSum(embedding.embed(batch.token_ids, ends.embedding, ends.embedding_scale))
+        self._decodes: MixedDecodes | None = None
+        chunks = batch
+        if batch.num_rows > 1 and buffers.attentions:
+            self._decodes = MixedDecodes(batch, cache, ends, buffers)
+            chunks = replace(batch, seq_lens=self._decodes.chunk_lens)
+            residual = self._decodes.residual
+        else:
+            residual = embedding.embed(batch.token_ids, ends.embedding, ends.embedding_scale)
+        self._attention = ChunkAttention(chunks, cache, ends.ropes)
+        self._sum = LateSum(residual)
 
     def attention(self, weights: Attention, place: int) -> None:
         x = self._sum.normed(weights.norm)
-        qkv = _product(x, weights.qkv)
+        qkv = vendor_product(x, weights.qkv)
         weights = norm_across_heads(qkv, weights)
         attended = self._attention.attended(qkv, weights, place)
+        if self._decodes is not None:
+            self._decodes.attend(qkv, attended, weights, place)
         if weights.gate is not None:
-            logistic_mul(attended, _product(x, weights.gate))
-        self._sum.add(_product(attended, weights.o), weights.post_norm)
+            logistic_mul(attended, vendor_product(x, weights.gate))
+        self._sum.add(vendor_product(attended, weights.o), weights.post_norm)
 
     def recurrent(self, weights: Recurrent, place: int) -> None:
-        projected = _product(self._sum.normed(weights.norm), weights.proj)
+        projected = vendor_product(self._sum.normed(weights.norm), weights.proj)
         mixed = of_any_tokens(projected, weights, states_in(self._cache, place), self._rows, self._buffers)
-        self._sum.add(_product(mixed, weights.out))
+        self._sum.add(vendor_product(mixed, weights.out))
 
     def dense(self, weights: Dense) -> None:
-        gate_up = _product(self._sum.normed(weights.norm), weights.gate_up)
+        gate_up = vendor_product(self._sum.normed(weights.norm), weights.gate_up)
         gated = gated_mul(gate_up, weights.activation)
-        self._sum.add(_product(gated, weights.down), weights.post_norm)
+        self._sum.add(vendor_product(gated, weights.down), weights.post_norm)
 
     def ungated(self, weights: Ungated) -> None:
-        squared = squared_relu_of(_product(self._sum.normed(weights.norm), weights.up))
-        self._sum.add(_product(squared, weights.down))
+        squared = squared_relu_of(vendor_product(self._sum.normed(weights.norm), weights.up))
+        self._sum.add(vendor_product(squared, weights.down))
 
     def experts(self, experts: PackedExperts) -> None:
         x = self._sum.normed(experts.weights.norm)
@@ -84,8 +99,37 @@ class ManyRows:
         return self._sum.normed(self._ends.final_norm)
 
 
-def _product(x: torch.Tensor, linear: Linear) -> torch.Tensor:
-    return functional.linear(x, linear.weight, linear.bias)
+class MixedDecodes:
+    """The decode rows of a mixed launch: their attention, by the kernel of decode launches.
+
+    residual: [T, hidden], all of the launch's tokens embedded. chunk_lens: int32 [R], the other rows' lengths; 0 of
+    decode rows.
+    """
+
+    def __init__(self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers) -> None:
+        self._batch, self._cache, self._ropes, self._buffers = batch, cache, ends.ropes, buffers
+        self._plan = mixed_plan(buffers.widest_head, batch.seq_lens.device)
+        self.residual = ends.embedding.new_empty((batch.num_tokens, ends.embedding.shape[1]))
+        self.chunk_lens = torch.empty_like(batch.seq_lens)
+        self._work = begin_decode(
+            batch.token_ids, ends.embedding, self.residual, batch.seq_lens, buffers.windows(batch.seq_lens.device),
+            self._plan, scale=ends.embedding_scale, query_start_loc=batch.query_start_loc, chunk_lens=self.chunk_lens,
+        )  # fmt: skip
+
+    def attend(self, qkv: torch.Tensor, out: torch.Tensor, weights: Attention, place: int) -> None:
+        """Write the decode rows' keys and values into the cache and their results into `out`, [T, heads * D].
+
+        qkv: contiguous [T, (heads + 2 * kv_heads) * D], neither normalized by head nor rotated. place: of the layer's
+        keys and values.
+        """
+        batch, shape = self._batch, weights.shape
+        kind = self._buffers.kind(shape, weights.window)
+        decode_attention(
+            qkv, out, self._cache.keys[place], self._cache.values[place], batch.block_tables, batch.seq_lens,
+            self._work.items[kind], self._work.total[kind], self._ropes[weights.rope], weights, self._plan,
+            self._buffers.parts(shape, batch, self._plan), dependent=False, query_start_loc=batch.query_start_loc,
+            ragged=True,
+        )  # fmt: skip
 
 
 class _ChunkTokens(FusedRows):

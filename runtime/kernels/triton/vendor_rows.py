@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as functional
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.layers import Activation, Ends, Linear, Norm
@@ -14,6 +13,7 @@ from runahead.runtime.kernels.triton.decode_streams import RowStream
 from runahead.runtime.kernels.triton.expert_layers import PackedExperts
 from runahead.runtime.kernels.triton.loose_products import scores_of, with_shared
 from runahead.runtime.kernels.triton.row_product import GATED, SQUARED
+from runahead.runtime.kernels.triton.vendor_product import vendor_product
 
 
 class VendorRows(RowStream):
@@ -30,19 +30,19 @@ class VendorRows(RowStream):
     def _normed_product(
         self, norm: Norm | None, linear: Linear, epilogue: int, activation: Activation = "silu"
     ) -> torch.Tensor:
-        product = functional.linear(self._sum.normed(norm), linear.weight, linear.bias)
+        product = vendor_product(self._sum.normed(norm), linear)
         if epilogue == SQUARED:
             return squared_relu_of(product)
         return gated_mul(product, activation) if epilogue == GATED else product
 
     def _stored(self, x: torch.Tensor, linear: Linear, out: torch.Tensor) -> torch.Tensor:
-        return out.copy_(functional.linear(x, linear.weight, linear.bias))
+        return vendor_product(x, linear, out)
 
     def left(self) -> torch.Tensor:
         return self._sum.whole()
 
     def _add(self, x: torch.Tensor, linear: Linear, post_norm: Norm | None) -> None:
-        self._sum.add(functional.linear(x, linear.weight, linear.bias), post_norm)
+        self._sum.add(vendor_product(x, linear), post_norm)
 
     def experts(self, experts: PackedExperts) -> None:
         x = self._sum.normed(experts.weights.norm)

@@ -40,7 +40,7 @@ INSTRUCTIONS: Final = ("griddepcontrol.wait", "wgmma", "tcgen05", "ldmatrix")
 _PARTS: Final = (
     "GELU", "GATED", "ALL", "SQUARES", "SCALED", "ADDED", "GATE_FIRST", "EACH", "MASKED", "HOLDS", "EVERY", "SNAPSHOTS",
     "FORCES", "DRAFTS", "REPLAYS", "LOGISTIC", "CORRECTED", "GROUPS", "CAP", "FIRST", "BEGIN", "OWN",
-    "SHARED", "SHARED_BIAS", "SHARE", "NORM", "NORMED",
+    "SHARED", "SHARED_BIAS", "SHARE", "NORM", "NORMED", "RAGGED",
 )  # fmt: skip
 # Models with recurrent states, which no other has, in small sizes that take less long: those of real sizes are among
 # the shapes of `make kernels`.
@@ -177,12 +177,15 @@ def _pretend(orders: Orders, found: dict[str, Compiled]) -> None:
     known = gpu.Gpu("a GPU", capability if orders.dependent else _OLDEST, SHARED_MEMORY[capability])
     vars(gpu)["current_gpu"] = cache(lambda: known)
     vars(torch.cuda)["get_device_properties"] = lambda device: SimpleNamespace(multi_processor_count=_PROCESSORS)
-    from runahead.runtime.kernels.triton import tilings
+    from runahead.runtime.kernels.triton import tilings, vendor_product
 
-    plan, device = tilings.attention_plan, torch.device("cuda")
-    vars(tilings)["attention_plan"] = lambda *asked: plan(
-        *(device if isinstance(one, torch.device) else one for one in asked)
-    )
+    device = torch.device("cuda")
+    for name in ("attention_plan", "mixed_plan"):
+        plan = getattr(tilings, name)
+        vars(tilings)[name] = lambda *asked, plan=plan: plan(
+            *(device if isinstance(one, torch.device) else one for one in asked)
+        )
+    vars(vendor_product)["vendor_library"] = lambda: None
     triton.runtime.driver.set_active(NoGpu(capability))
     run, seen = JITFunction.run, set[tuple[Any, ...]]()
 
@@ -267,6 +270,7 @@ def _launch_everything(orders: Orders) -> None:
         LaunchShape(0, rows, Form.FULL, rows, rows, is_decode=True),
         *(LaunchShape(0, some, Form.PLAIN, some, some, is_decode=True) for some in sorted(orders.rows, reverse=True)),
         mixed,
+        mixed._replace(rows=2),
         mixed._replace(prompt_logprobs=True),
         LaunchShape(0, 1, Form.PLAIN, rows=0, tokens=0, is_decode=False),
     ):

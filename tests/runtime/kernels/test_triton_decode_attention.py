@@ -237,3 +237,56 @@ def test_launched_dependently_the_bits_are_the_same(plan: AttentionPlan) -> None
     expected = attend(rows.only(everybody), plan)
     for _ in range(5):
         assert torch.equal(attend(rows.only(everybody), plan, dependent=True), expected)
+
+
+@pytest.mark.parametrize("plan", [PLANS[0], PLANS[2], PLANS[3]])
+@pytest.mark.parametrize("window", [0, 50])
+def test_rows_of_one_token_in_a_mixed_launch_get_what_a_decode_launch_gives_and_others_nothing(
+    window: int, plan: AttentionPlan
+) -> None:
+    torch.manual_seed(4)
+    plan = replace(plan, early=False)
+    lengths, counts = [200, 77, 0, 400, 33, 0], [1, 30, 1, 1, 2, 0]
+    decodes = [row for row, count in enumerate(counts) if count == 1]
+    rows = make_rows(lengths, SHAPES[0], DTYPES[1], window=window, normed=True)
+    alone = rows.only(decodes)
+    expected = attend(alone, plan)
+
+    starts = torch.tensor([0, *counts]).cumsum(0).to(DEVICE, torch.int32)
+    tokens = sum(counts) + 3  # the last ones belong to no row
+    shape, mixed = rows.weights.shape, rows.only(list(range(len(lengths))))
+    qkv = torch.full((tokens, rows.qkv.shape[1]), float("nan"), dtype=rows.qkv.dtype, device=DEVICE)
+    first = starts[:-1].long()[decodes]
+    qkv[first] = rows.qkv[decodes]
+    table, token_ids = torch.randn(9, 48, device=DEVICE), torch.randint(0, 9, (tokens,), device=DEVICE)
+    residual, chunk_lens = torch.empty((tokens, 48), device=DEVICE), torch.full_like(rows.seq_lens, -1)
+    windows = torch.tensor([7, window], dtype=torch.int32, device=DEVICE)
+    work = begin_decode(
+        token_ids, table, residual, rows.seq_lens, windows, plan, query_start_loc=starts, chunk_lens=chunk_lens
+    )
+    assert torch.equal(residual, table[token_ids])
+    assert chunk_lens.tolist() == [length if count != 1 else 0 for length, count in zip(lengths, counts, strict=True)]
+    out = torch.full((tokens, shape.q_size), 7.0, dtype=rows.qkv.dtype, device=DEVICE)
+    decode_attention(
+        qkv, out, mixed.keys, mixed.values, rows.tables, rows.seq_lens, work.items[1], work.total[1], rows.rope,
+        rows.weights, plan, make_part_buffers(len(lengths), shape, plan, CONTEXT, DEVICE), dependent=False,
+        query_start_loc=starts, ragged=True,
+    )  # fmt: skip
+    assert torch.equal(out[first].view_as(expected), expected)
+    others = torch.ones(tokens, dtype=torch.bool, device=DEVICE)
+    others[first] = False
+    assert (out[others] == 7.0).all(), "tokens of chunks and of no row are left as they are"
+    assert torch.equal(mixed.keys.nan_to_num(7.0), alone.keys.nan_to_num(7.0)), "the same keys are written"
+
+
+def test_items_of_a_row_are_equally_long_unless_the_plan_is_exact() -> None:
+    plan = AttentionPlan(tile=16, chunk=4, programs=7, warps=1, stages=1, early=False)
+    lengths = torch.tensor([65, 16 * 9], dtype=torch.int32, device=DEVICE)
+    windows, nothing = (
+        torch.zeros(1, dtype=torch.int32, device=DEVICE),
+        torch.zeros(0, dtype=torch.int64, device=DEVICE),
+    )
+    table = torch.zeros((1, 16), device=DEVICE)
+    for of_plan, ends in ((plan, [48, 65, 48, 96, 144]), (replace(plan, exact=True), [64, 65, 64, 128, 144])):
+        work = begin_decode(nothing, table, table, lengths, windows, of_plan)
+        assert work.items[0, : int(work.total[0, 0]), 2].tolist() == ends

@@ -104,7 +104,7 @@ def test_without_parts_a_row_s_bits_hang_neither_on_its_neighbours_nor_on_how_lo
         first += count
 
 
-@pytest.mark.parametrize(("length", "parts"), [(32, 1), (33, 2), (96, 3), (200, 4), (0, 1)])
+@pytest.mark.parametrize(("length", "parts"), [(32, 1), (33, 2), (96, 3), (200, 4), (0, 0)])
 def test_a_row_is_cut_into_as_many_parts_as_it_has_tokens_and_the_programs_have_room_for(
     length: int, parts: int
 ) -> None:
@@ -174,14 +174,15 @@ def test_plans_in_the_table_are_plans() -> None:
 
 
 @pytest.mark.parametrize(
-    ("exact", "counts", "parts"),
-    [(False, [70, 45], IN_PARTS.parts), (True, [70, 45], 1), (False, [115], 1)],
-    ids=["together", "exact", "alone"],
+    ("exact", "split", "parts"),
+    [(False, 115, IN_PARTS.parts), (True, 115, 1), (False, 114, 1)],
+    ids=["short", "exact", "long"],
 )
 def test_a_launch_is_cut_once_for_all_layers_of_a_shape_and_gives_what_it_gives_without_a_plan(
-    monkeypatch: pytest.MonkeyPatch, exact: bool, counts: list[int], parts: int
+    monkeypatch: pytest.MonkeyPatch, exact: bool, split: int, parts: int
 ) -> None:
-    monkeypatch.setattr(chunk_work, "SPLIT_LAUNCH", 114)
+    monkeypatch.setattr(chunk_work, "SPLIT_LAUNCH", split)
+    counts = [70, 45]
     heads, kv_heads, dim, block_size = SHAPES[0]
     torch.manual_seed(5)
     seen: list[ChunkPlan] = []
@@ -198,7 +199,7 @@ def test_a_launch_is_cut_once_for_all_layers_of_a_shape_and_gives_what_it_gives_
     for plan in (None, IN_PARTS):
         monkeypatch.setattr(chunk_attention, "chunk_plan", lambda shape, dtype, plan=plan: plan)
         torch.manual_seed(6)
-        lengths = [70, 130][-len(counts) :]
+        lengths = [70, 130]
         kv = paged(lengths, kv_heads, dim, block_size, 256 // block_size, torch.float32)
         of_rows = [torch.arange(length - count, length) for length, count in zip(lengths, counts, strict=True)]
         positions = torch.cat(of_rows).to(DEVICE)

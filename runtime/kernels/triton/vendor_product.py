@@ -1,0 +1,268 @@
+"""Matrix products by cuBLASLt, called directly: without split-K, and with one kernel pinned for each shape.
+
+Without split-K each output is one float32 accumulator that adds up the depth in ascending steps of 16, whatever kernel
+of the library computes it and however many rows there are (seen on an H200 for every kernel that the library proposes).
+So which kernel is pinned changes no bit, and the fastest one may be: the library's own choice takes up to twice as long
+at some numbers of rows. torch would add split-K, and its settings are the whole process's.
+
+Source: the cuBLAS manual, *Using the cuBLASLt API*.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as functional
+
+from runahead.runtime.kernels.layers import Linear
+from runahead.runtime.kernels.triton.gpu import current_gpu
+
+_CANDIDATES: Final = 8  # kernels that the library proposes for a shape, at most
+_ROUNDS: Final = 5  # in which each of them is timed
+# How much longer the library's first proposal may take: of few rows, and of so many that the GPU's power limits a busy
+# launch, where a kernel's rank in a short test says less.
+_CLEARLY: Final = 1.03
+_CLEARLY_OF_MANY: Final = 1.1
+_MANY: Final = 256  # rows
+_COLD_BYTES: Final = 80 << 20  # more than any L2 cache holds: weights of a timed product come from memory
+_COMPUTE_32F: Final = 68
+_HALVES: Final = (torch.bfloat16, torch.float16)
+_TYPES: Final = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}  # cudaDataType
+_TRANSPOSE_A, _EPILOGUE, _BIAS_POINTER, _BIAS_TYPE = 3, 7, 8, 26  # attributes of a product
+_TRANSPOSED, _WITH_BIAS = 1, 4
+# Of a preference: no workspace and no reduction scheme mean no split-K.
+_WORKSPACE, _REDUCTIONS, _ALIGNMENTS = 1, 3, (5, 6, 7, 8)
+_MOST_ALIGNED: Final = 256  # bytes that a kernel may ask for
+
+
+class _Found(ctypes.Structure):
+    """cublasLtMatmulHeuristicResult_t."""
+
+    _fields_ = (
+        ("algorithm", ctypes.c_uint64 * 8),
+        ("workspace", ctypes.c_size_t),
+        ("state", ctypes.c_int),
+        ("waves", ctypes.c_float),
+        ("reserved", ctypes.c_int * 4),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ProductShape:
+    """out = x @ weight.T: rows of x, outputs and depth of the weights, the dtypes of both and of the result, and the
+    bytes to which weights, x and out are aligned."""
+
+    rows: int
+    outputs: int
+    depth: int
+    dtype: torch.dtype
+    out: torch.dtype
+    aligned: tuple[int, int, int]
+    has_bias: bool = False
+
+
+@dataclass(slots=True)
+class Pinned:
+    """A shape's product as the library knows it. choice: which of the `count` kernels in `found` computes it. timed:
+    that was chosen by their times."""
+
+    product: ctypes.c_void_p
+    layouts: tuple[ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    found: Any  # array of _Found
+    count: int
+    choice: int = 0
+    timed: bool = False
+
+
+class VendorError(RuntimeError):
+    """cuBLASLt has refused a call: its name and the status."""
+
+
+class VendorLibrary:
+    """cuBLASLt on the current GPU. One thread uses it at a time."""
+
+    def __init__(self, path: str) -> None:
+        """path: of the library. Raises OSError and VendorError."""
+        self._library = ctypes.CDLL(path)
+        self._matmul = self._library.cublasLtMatmul
+        pointer, algorithm = ctypes.c_void_p, ctypes.POINTER(_Found)
+        self._matmul.argtypes = [*(pointer,) * 12, algorithm, pointer, ctypes.c_size_t, pointer]
+        self._handle = ctypes.c_void_p()
+        self._call("cublasLtCreate", ctypes.byref(self._handle))
+        self._one, self._zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
+        self._factors = ctypes.addressof(self._one), ctypes.addressof(self._zero)
+        self.pinned: dict[ProductShape, Pinned | None] = {}  # None: the library has no kernel
+        self._times = False
+
+    def product(self, x: torch.Tensor, linear: Linear, out: torch.Tensor) -> bool:
+        """out = x @ weight.T + bias, enqueued on the current stream; the bias is added to the float32 sums.
+
+        x: contiguous [T, in]. linear: contiguous weight [out, in], of x's dtype. out: contiguous [T, out], of x's dtype
+        or float32; of float32 without a bias. Returns False where the library has no such kernel, as for odd depths.
+        Raises VendorError.
+        """
+        weight, bias = linear.weight, linear.bias
+        assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
+        shape = ProductShape(
+            x.shape[0], weight.shape[0], weight.shape[1], x.dtype, out.dtype,
+            (_aligned(weight), _aligned(x), _aligned(out)), bias is not None,
+        )  # fmt: skip
+        if shape not in self.pinned:
+            self.pinned[shape] = self._described(shape)
+        pinned = self.pinned[shape]
+        if pinned is None:
+            return False
+        if self._times and not pinned.timed and not torch.cuda.is_current_stream_capturing():
+            self._choose(pinned, linear, out)
+        self.run(pinned, pinned.choice, x, linear, out)
+        return True
+
+    @contextmanager
+    def choosing(self) -> Iterator[None]:
+        """Inside, a product of a shape that is met for the first time waits for the GPU while the kernels that the
+        library proposes are timed. Elsewhere such a shape takes the library's first proposal."""
+        before, self._times = self._times, True
+        try:
+            yield
+        finally:
+            self._times = before
+
+    def run(self, pinned: Pinned, choice: int, x: torch.Tensor, linear: Linear, out: torch.Tensor) -> None:
+        """`product` of a shape that is pinned, by one of its kernels."""
+        weight, bias = linear.weight, linear.bias
+        if bias is not None:
+            self._set("MatmulDesc", pinned.product, _BIAS_POINTER, ctypes.c_void_p(bias.data_ptr()))
+        of_weight, of_x, of_out = pinned.layouts
+        one, zero = self._factors
+        to, stream = out.data_ptr(), torch.cuda.current_stream().cuda_stream
+        # A row of the library's matrices is a column of ours: it computes out.T = weight @ x.T.
+        status = self._matmul(
+            self._handle, pinned.product, one, weight.data_ptr(), of_weight, x.data_ptr(), of_x, zero, to, of_out, to,
+            of_out, ctypes.byref(pinned.found[choice]), None, 0, stream,
+        )  # fmt: skip
+        if status:
+            raise VendorError(f"cublasLtMatmul of {x.shape[0]} rows by {tuple(weight.shape)} failed with {status}")
+
+    def _choose(self, pinned: Pinned, linear: Linear, out: torch.Tensor) -> None:
+        """Pin the kernel that takes the least time; the library's first proposal unless another is clearly faster.
+
+        The candidates take turns and nothing waits between them, so that all are timed at the clocks of a busy GPU; x
+        is random, since products of equal numbers draw less power.
+        """
+        pinned.timed = True
+        if pinned.count == 1:
+            return
+        weight = linear.weight
+        copies = 1 + _COLD_BYTES // (weight.numel() * weight.element_size())
+        weights = [weight, *(torch.empty_like(weight) for _ in range(copies - 1))]
+        for copy in weights[1:]:
+            copy.copy_(weight)
+        draw = torch.Generator(weight.device).manual_seed(0)
+        x = torch.randn((out.shape[0], weight.shape[1]), generator=draw, dtype=weight.dtype, device=weight.device)
+        events = [[torch.cuda.Event(enable_timing=True) for _ in range(pinned.count + 1)] for _ in range(_ROUNDS + 1)]
+        for around in events:
+            around[0].record()
+            for choice in range(pinned.count):
+                for copy in weights:
+                    self.run(pinned, choice, x, replace(linear, weight=copy), out)
+                around[choice + 1].record()
+        events[-1][-1].synchronize()
+        times = [
+            statistics.median(float(around[choice].elapsed_time(around[choice + 1])) for around in events[1:])
+            for choice in range(pinned.count)
+        ]
+        clearly = _CLEARLY if out.shape[0] <= _MANY else _CLEARLY_OF_MANY
+        best = min(times)
+        pinned.choice = 0 if times[0] <= clearly * best else times.index(best)
+
+    def _described(self, shape: ProductShape) -> Pinned | None:
+        product = ctypes.c_void_p()
+        self._call("cublasLtMatmulDescCreate", ctypes.byref(product), _COMPUTE_32F, _TYPES[torch.float32])
+        self._set("MatmulDesc", product, _TRANSPOSE_A, ctypes.c_int32(_TRANSPOSED))
+        if shape.has_bias:
+            self._set("MatmulDesc", product, _EPILOGUE, ctypes.c_int32(_WITH_BIAS))
+            self._set("MatmulDesc", product, _BIAS_TYPE, ctypes.c_int32(_TYPES[shape.dtype]))
+        layouts = (
+            self._layout(shape.dtype, shape.depth, shape.outputs),
+            self._layout(shape.dtype, shape.depth, shape.rows),
+            self._layout(shape.out, shape.outputs, shape.rows),
+        )
+        preference = ctypes.c_void_p()
+        self._call("cublasLtMatmulPreferenceCreate", ctypes.byref(preference))
+        self._set("MatmulPreference", preference, _WORKSPACE, ctypes.c_uint64(0))
+        self._set("MatmulPreference", preference, _REDUCTIONS, ctypes.c_uint32(0))
+        for attribute, aligned in zip(_ALIGNMENTS, (*shape.aligned, shape.aligned[-1]), strict=True):
+            self._set("MatmulPreference", preference, attribute, ctypes.c_uint32(aligned))
+        found, count = (_Found * _CANDIDATES)(), ctypes.c_int()
+        status = self._library.cublasLtMatmulAlgoGetHeuristic(
+            self._handle, product, *layouts, layouts[-1], preference, _CANDIDATES, found, ctypes.byref(count)
+        )
+        self._call("cublasLtMatmulPreferenceDestroy", preference)
+        return None if status or not count.value else Pinned(product, layouts, found, count.value)
+
+    def _layout(self, dtype: torch.dtype, rows: int, columns: int) -> ctypes.c_void_p:
+        """Of a matrix whose columns lie one behind the other."""
+        layout = ctypes.c_void_p()
+        self._call(
+            "cublasLtMatrixLayoutCreate", ctypes.byref(layout), _TYPES[dtype], ctypes.c_uint64(rows),
+            ctypes.c_uint64(columns), ctypes.c_int64(rows),
+        )  # fmt: skip
+        return layout
+
+    def _set(self, kind: str, of: ctypes.c_void_p, attribute: int, value: Any) -> None:
+        self._call(
+            f"cublasLt{kind}SetAttribute", of, attribute, ctypes.byref(value), ctypes.c_size_t(ctypes.sizeof(value))
+        )
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        status = getattr(self._library, name)(*arguments)
+        if status:
+            raise VendorError(f"{name} failed with {status}")
+
+
+def _aligned(tensor: torch.Tensor) -> int:
+    """Bytes to which its first element is aligned, as far as it matters."""
+    address = tensor.data_ptr()
+    return min(address & -address or _MOST_ALIGNED, _MOST_ALIGNED)
+
+
+@cache
+def vendor_library() -> VendorLibrary | None:
+    """cuBLASLt of the current GPU, as torch has loaded it; None without a GPU."""
+    if current_gpu() is None:
+        return None
+    torch.cuda.init()
+    torch.cuda.current_blas_handle()  # loads the library
+    mapped = (line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines())
+    found = next((path for path in mapped if "libcublasLt.so" in path), None)
+    return None if found is None else VendorLibrary(found)
+
+
+def vendor_product(x: torch.Tensor, linear: Linear, out: torch.Tensor | None = None) -> torch.Tensor:
+    """x @ weight.T + bias by the vendor's library, without split-K in 16 bits; torch's own product where it has none.
+
+    x: [T, in]. out: contiguous [T, out] of x's dtype or float32; None: a new one of x's dtype. Returns it.
+    """
+    library = vendor_library() if x.dtype in _HALVES else None
+    if library is not None:
+        into = x.new_empty((x.shape[0], linear.weight.shape[0])) if out is None else out
+        if library.product(x.contiguous(), linear, into):
+            return into
+    found = functional.linear(x, linear.weight, linear.bias)
+    return found if out is None else out.copy_(found)
+
+
+@contextmanager
+def choosing_products() -> Iterator[None]:
+    """To warm up: see `VendorLibrary.choosing`."""
+    library = vendor_library()
+    with nullcontext() if library is None else library.choosing():
+        yield
