@@ -24,12 +24,13 @@ from runahead.runtime.kernels.triton.decode_buffers import DecodeBuffers
 from runahead.runtime.kernels.triton.decode_work import AttentionWork, begin_decode
 from runahead.runtime.kernels.triton.dependent_launch import dependent_launch_works
 from runahead.runtime.kernels.triton.expert_layers import PackedExperts, Results, live_tokens
+from runahead.runtime.kernels.triton.finish_product import add_scaled, finish_product
 from runahead.runtime.kernels.triton.logistic_gates import logistic_mul
-from runahead.runtime.kernels.triton.loose_products import sizes_of
+from runahead.runtime.kernels.triton.loose_products import sizes_of, sums_of
 from runahead.runtime.kernels.triton.recurrent_layers import Recurrent, States, norm_left, of_decode_rows, states_in
 from runahead.runtime.kernels.triton.row_product import ADD, EPILOGUES, GATED, SQUARED, STORE, row_product
 from runahead.runtime.kernels.triton.rows_product import Residual, columns_of, rows_product
-from runahead.runtime.kernels.triton.tilings import row_tiling, rows_in_table, rows_tiling
+from runahead.runtime.kernels.triton.tilings import is_one_sum, row_tiling, rows_in_table, rows_tiling
 from runahead.runtime.rounding import ceil_div
 
 MAX_ROWS: Final = 64
@@ -54,6 +55,7 @@ class RowStream(ABC):
         self._lone = batch.num_rows == 1 and not exact
         self._may_depend = False
         self._residual = self._ends.embedding.new_empty((self._rows, self._ends.embedding.shape[1]))
+        self._chunk_lens: torch.Tensor | None = None  # of a mixed launch, as `begin_decode` has it
         self._work: AttentionWork
         self._joined: torch.Tensor  # what a draft head has joined
 
@@ -100,22 +102,11 @@ class RowStream(ABC):
         """kind: the number of the window by which the work was cut."""
         shape, batch = weights.shape, self._batch
         decode_attention(
-            qkv,
-            attended,
-            self._cache.keys[place],
-            self._cache.values[place],
-            batch.block_tables,
-            batch.seq_lens,
-            self._work.items[kind],
-            self._work.total[kind],
-            self._ends.ropes[weights.rope],
-            weights,
-            self._plan,
-            self._buffers.parts(shape, batch, self._plan),
-            dependent=dependent,
-            queries=batch.decode_queries,
-            query_start_loc=batch.query_start_loc,
-        )
+            qkv, attended, self._cache.keys[place], self._cache.values[place], batch.block_tables, batch.seq_lens,
+            self._work.items[kind], self._work.total[kind], self._ends.ropes[weights.rope], weights, self._plan,
+            self._buffers.parts(shape, batch, self._plan), dependent=dependent, queries=batch.decode_queries,
+            query_start_loc=batch.query_start_loc, ragged=self._chunk_lens is not None,
+        )  # fmt: skip
 
     def dense(self, weights: Dense) -> None:
         gated = self._normed_product(weights.norm, weights.gate_up, GATED, weights.activation)
@@ -149,6 +140,7 @@ class RowStream(ABC):
             scale=self._ends.embedding_scale,
             queries=batch.decode_queries,
             query_start_loc=batch.query_start_loc,
+            chunk_lens=self._chunk_lens,
         )
 
     def fuse(self, join: Join, product: Linear | None) -> None:
@@ -290,8 +282,15 @@ class FusedRows(RowStream):
         return self._product(self._joined, product, self._sums.values, ADD, norm=norm, residual=self._sums)
 
     def _stored(self, x: torch.Tensor, linear: Linear, out: torch.Tensor) -> torch.Tensor:
+        if self._is_vendors(linear, normed=False):
+            return out.copy_(finish_product(sums_of(x, linear), linear, None, STORE))
         self._product(x, linear, out, STORE)
         return out
+
+    def _is_vendors(self, linear: Linear, *, normed: bool) -> bool:
+        """Whether the product is one sum, which the vendor's library may compute, and its kernel and what follows it
+        take no longer than one of ours. normed: a norm comes before it."""
+        return self._exact and is_one_sum(*sizes_of(linear.weight)) and (self._rows > MAX_ROWS or not normed)
 
     def look(self, out: torch.Tensor) -> None:
         self._looks.append(out)
@@ -311,9 +310,11 @@ class FusedRows(RowStream):
         self, norm: Norm | None, linear: Linear, epilogue: int, activation: Activation = "silu"
     ) -> torch.Tensor:
         self._complete(norm)
-        out = self._empty(linear, epilogue)
         sums = self._sums
         x, squares = (sums.values, None) if norm is None else (sums.scaled, (sums.squares, self._tiles, norm.eps))
+        if self._is_vendors(linear, normed=True):
+            return finish_product(sums_of(x, linear), linear, squares, epilogue, activation)
+        out = self._empty(linear, epilogue)
         self._product(x, linear, out, epilogue, activation=activation, squares=squares)
         return out
 
@@ -355,6 +356,9 @@ class FusedRows(RowStream):
         sums = self._sums
         if post_norm is None:
             assert norm is not None, "what is read without a norm is normalised before it is added"
+            if self._is_vendors(linear, normed=False):
+                add_scaled(sums_of(x, linear), linear.bias, sums.values, norm, sums.scaled, sums.squares)
+                return 1
             return self._product(x, linear, sums.values, ADD, norm=norm, residual=sums)
         out = self._stored(x, linear, self._empty(linear, STORE))
         made = (None, None) if norm is None else (sums.scaled, sums.squares)
@@ -377,7 +381,7 @@ class FusedRows(RowStream):
         tiling = replace(tiling, dependent=self._depends(tiling.dependent))
         rows_product(
             x, linear, out, epilogue, tiling, self._scratch, self._rows, squares=squares, norm=norm, residual=residual,
-            activation=activation,
+            activation=activation, rounded=self._exact and out.dtype == torch.bfloat16,
         )  # fmt: skip
         return ceil_div(linear.weight.shape[0], tiling.rows)
 

@@ -31,11 +31,11 @@ from runahead.runtime.kernels.triton.decode_streams import (
 )
 from runahead.runtime.kernels.triton.expert_layers import PackedExperts
 from runahead.runtime.kernels.triton.logit_bounds import bound_logits
-from runahead.runtime.kernels.triton.loose_products import head_of_one_row, product_of_rows
+from runahead.runtime.kernels.triton.loose_products import head_of_one_row, one_sum, product_of_rows
 from runahead.runtime.kernels.triton.mixed_streams import ExactMixedRows, ManyRows
 from runahead.runtime.kernels.triton.put_rows import put_rows
-from runahead.runtime.kernels.triton.tilings import takes_depth, takes_products_of
-from runahead.runtime.kernels.triton.vendor_product import vendor_product
+from runahead.runtime.kernels.triton.tilings import is_one_sum, takes_depth, takes_products_of
+from runahead.runtime.kernels.triton.vendor_product import exact_product, vendor_product
 from runahead.runtime.kernels.triton.vendor_rows import VendorRows
 
 Stream = RowStream | ManyRows | ExactMixedRows
@@ -136,7 +136,11 @@ class TritonKernelSet:
         self, hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, places: torch.Tensor, cap: float = 0.0
     ) -> None:
         fits = weight.dtype == torch.bfloat16 and takes_depth(weight.shape[1])
-        if self._exact:
+        if self._exact and hidden.shape[0] > MAX_ROWS and is_one_sum(*weight.shape):
+            found = torch.empty((hidden.shape[0], weight.shape[0]), dtype=torch.float32, device=hidden.device)
+            exact_product(hidden, weight, found, one_sum)
+            put_rows(found, out, places)
+        elif self._exact:
             product_of_rows(hidden, Linear(weight, None), out, exact=True, places=places)
         elif hidden.shape[0] == 1:
             head_of_one_row(hidden, weight, out, places)

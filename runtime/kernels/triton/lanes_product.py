@@ -171,5 +171,5 @@ def lanes_product_kernel(
         acc = _added(acc, w3, _lines(x_at, LAST + 3 * BLOCK, ok, GRAINS), LANES, EIGHTS, LINE_EIGHTS, GRAINS)
     product_end(
         tl.sum(acc, 0), tile, column, weights, rows, squares_in, out, places, scaled, squares_out, eps, num_rows,
-        OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED, GELU,
+        OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED, GELU, False,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from runahead.runtime.kernels.triton.logistic_gates import logistic_mul
 from runahead.runtime.kernels.triton.row_product import EPILOGUES, STORE, row_product
 from runahead.runtime.kernels.triton.rows_product import rows_product
 from runahead.runtime.kernels.triton.tilings import row_tiling, rows_in_table, rows_tiling, takes_depth
-from runahead.runtime.kernels.triton.vendor_product import vendor_product
+from runahead.runtime.kernels.triton.vendor_product import exact_product, vendor_product
 
 
 def sizes_of(weight: torch.Tensor) -> tuple[int, int]:
@@ -46,6 +46,19 @@ def with_shared(x: torch.Tensor, made: torch.Tensor, scores: torch.Tensor, exper
     if shared.share is not None:
         logistic_mul(of_shared, scores[:, experts.weights.count :])
     return torch.add(made, of_shared)
+
+
+def one_sum(x: torch.Tensor, linear: Linear, out: torch.Tensor) -> None:
+    """out = x @ weight.T, each value the sum of one accumulator. x: [T, in]. out: contiguous [T, outputs]."""
+    product_of_rows(x, linear, out, exact=True)
+
+
+def sums_of(x: torch.Tensor, linear: Linear) -> torch.Tensor:
+    """x @ weight.T without the bias, each value the sum of one accumulator: by the vendor's library, where it was found
+    to give that, or else by a kernel of ours. x: bfloat16 [T, in]. Returns [T, outputs]."""
+    out = x.new_empty((x.shape[0], linear.weight.shape[0]))
+    exact_product(x, linear.weight, out, one_sum)
+    return out
 
 
 def head_of_one_row(hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, places: torch.Tensor) -> None:

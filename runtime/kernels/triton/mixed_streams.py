@@ -26,7 +26,6 @@ from runahead.runtime.kernels.triton.recurrent_layers import (
     States,
     chunk_rows,
     of_any_tokens,
-    of_several_tokens,
     states_in,
 )
 from runahead.runtime.kernels.triton.tilings import mixed_plan
@@ -132,98 +131,32 @@ class MixedDecodes:
         )  # fmt: skip
 
 
-class _ChunkTokens(FusedRows):
-    """Every token is a row of its products. Its bits do not hang on where its chunk begins either: attention's tiles of
-    keys are the same for every query."""
+class ExactMixedRows(FusedRows):
+    """A mixed launch by the exact kernels. Every token is a row of its products; the attention and the states of decode
+    rows are computed as in a decode launch, those of chunks in tiles whose borders are the same for every chunk."""
 
     def __init__(self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers) -> None:
         super().__init__(batch, cache, ends, buffers, exact=True)
-        self._windows = self._windows[:0]  # its attention is not cut into items of decode launches
-        self._attention = ChunkAttention(batch, cache, ends.ropes, exact=True)
+        chunks = batch
+        if batch.num_rows > 1 and buffers.attentions:
+            self._chunk_lens = torch.empty_like(batch.seq_lens)
+            chunks = replace(batch, seq_lens=self._chunk_lens)
+        else:
+            self._windows = self._windows[:0]  # nothing is cut into items of decode attention
+        self._attention = ChunkAttention(chunks, cache, ends.ropes, exact=True)
 
     def _attended(self, qkv: torch.Tensor, weights: Attention, place: int) -> torch.Tensor:
-        return self._attention.attended(qkv, weights, place)
+        attended = self._attention.attended(qkv, weights, place)
+        if self._chunk_lens is not None:
+            self._attend(qkv, attended, weights, place, self._buffers.kind(weights.shape, weights.window), False)
+        return attended
 
     def _mixed(self, projected: torch.Tensor, weights: Recurrent, states: States) -> torch.Tensor:
-        """Of rows with several query tokens: those with one are the other half's."""
-        return of_several_tokens(projected, weights, states, self._long)
+        return of_any_tokens(projected, weights, states, self._chunk_rows, self._buffers)
 
     @cached_property
-    def _long(self) -> ChunkRows:
+    def _chunk_rows(self) -> ChunkRows:
         return chunk_rows(self._batch, self._ends.embedding.dtype)
 
     def _depends(self, wanted: bool) -> bool:
         return False
-
-
-class ExactMixedRows:
-    """Decode rows by the kernels of decode launches, so that a prompt beside them changes none of their bits; chunks by
-    the same products. Each half goes through every layer, and the other half's rows are masked in it."""
-
-    def __init__(self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers) -> None:
-        self._row_count = rows = batch.num_rows
-        tokens = batch.num_tokens
-        starts, slots = batch.query_start_loc, batch.slot_mapping
-        decodes = starts.diff() == 1  # a chunk of one token is a decode row, as where all are
-        # By query token: whether it is a decode row's, and which row's. What lies behind the last is nobody's.
-        places = torch.where(decodes, starts[:-1], tokens).long()
-        numbers = torch.arange(rows + 1, dtype=torch.int32, device=slots.device)
-        self._row = numbers.new_zeros(tokens + 1).index_copy(0, places, numbers[:-1])[:tokens]
-        self._decodes = decodes.new_zeros(tokens + 1).index_copy(0, places, decodes)[:tokens]
-        chunks = replace(
-            batch,
-            seq_lens=batch.seq_lens.masked_fill(decodes, 0),
-            slot_mapping=slots.masked_fill(self._decodes, 0),
-        )
-        first = starts[:-1].clamp(max=tokens - 1)  # a row without query tokens may begin behind all of them
-        only = replace(
-            batch,
-            token_ids=batch.token_ids[first],
-            positions=batch.positions[first],
-            slot_mapping=slots[first].masked_fill(~decodes, 0),
-            query_start_loc=numbers,
-            seq_lens=batch.seq_lens.masked_fill(~decodes, 0),
-            num_tokens=rows,
-            is_decode=True,
-        )
-        self._halves = (
-            _ChunkTokens(chunks, cache, ends, buffers),
-            FusedRows(only, cache, ends, buffers, exact=True),
-        )
-        self._looks: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []  # what looks, and what of each half
-
-    def attention(self, weights: Attention, place: int) -> None:
-        for half in self._halves:
-            half.attention(weights, place)
-
-    def recurrent(self, weights: Recurrent, place: int) -> None:
-        for half in self._halves:
-            half.recurrent(weights, place)
-
-    def dense(self, weights: Dense) -> None:
-        for half in self._halves:
-            half.dense(weights)
-
-    def ungated(self, weights: Ungated) -> None:
-        for half in self._halves:
-            half.ungated(weights)
-
-    def experts(self, experts: PackedExperts) -> None:
-        for half in self._halves:
-            half.experts(experts)
-
-    def look(self, out: torch.Tensor) -> None:
-        """See `RowStream.look`."""
-        of_chunks, of_decodes = torch.empty_like(out), out.new_empty((self._row_count, out.shape[1]))
-        for half, part in zip(self._halves, (of_chunks, of_decodes), strict=True):
-            half.look(part)
-        self._looks.append((out, of_chunks, of_decodes))
-
-    def end(self) -> torch.Tensor:
-        of_chunks, of_decodes = (half.end() for half in self._halves)
-        for out, *parts in self._looks:
-            out.copy_(self._whole(*parts))
-        return self._whole(of_chunks, of_decodes)
-
-    def _whole(self, of_chunks: torch.Tensor, of_decodes: torch.Tensor) -> torch.Tensor:
-        return torch.where(self._decodes[:, None], of_decodes[self._row], of_chunks)

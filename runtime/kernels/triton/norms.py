@@ -93,7 +93,7 @@ def _norm_across_heads_kernel(
     tl.store(at, (v * scale * w).to(qkv.dtype.element_ty), mask=inside)
 
 
-def _launch_shape(width: int) -> tuple[int, int]:
+def launch_shape(width: int) -> tuple[int, int]:
     """Elements of a program's block, and its warps."""
     block = triton.next_power_of_2(width)
     return block, min(max(block // 512, 1), 8)
@@ -106,7 +106,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, dependent: bo
     """
     tokens, width = x.shape
     out = torch.empty((tokens, width), dtype=x.dtype, device=x.device)
-    block, warps = _launch_shape(width)
+    block, warps = launch_shape(width)
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
     _rms_norm_kernel[(tokens,)](
         x, x.stride(0), weight, out, eps, WIDTH=width, BLOCK=block, DEPENDENT=dependent, num_warps=warps, **options
@@ -121,7 +121,7 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
     """
     tokens, width = x.shape
     out = torch.empty_like(x)
-    block, warps = _launch_shape(width)
+    block, warps = launch_shape(width)
     _add_rms_norm_kernel[(tokens,)](x, residual, weight, out, eps, WIDTH=width, BLOCK=block, num_warps=warps)
     return out
 
@@ -140,7 +140,7 @@ def add_normed(
     times the weight of the norm that follows, and `squares`, float64 [1 or more, T or more], the sums of its squares.
     """
     tokens, width = x.shape
-    block, warps = _launch_shape(width)
+    block, warps = launch_shape(width)
     _add_normed_kernel[(tokens,)](
         x,
         residual,
@@ -164,7 +164,7 @@ def norm_across_heads(qkv: torch.Tensor, weights: Attention) -> Attention:
     q_norm, k_norm, shape = weights.q_norm, weights.k_norm, weights.shape
     if not weights.norms_span_heads or q_norm is None or k_norm is None:
         return weights
-    block, warps = _launch_shape(shape.q_size)
+    block, warps = launch_shape(shape.q_size)
     _norm_across_heads_kernel[(qkv.shape[0], 2)](
         qkv,
         q_norm.weight,

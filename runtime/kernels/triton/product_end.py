@@ -70,10 +70,13 @@ def product_end(
     acc, tile, column, weights, rows, squares_in, out, places, scaled, squares_out, eps, num_rows,
     OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, SQUARES: tl.constexpr,
     STRIDE: tl.constexpr, STEP: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PLACED: tl.constexpr,
-    GELU: tl.constexpr,
+    GELU: tl.constexpr, ROUNDED: tl.constexpr,
 ):  # fmt: skip
     """acc: [ROWS outputs, COLUMNS rows of the batch]; GATED: [2 * ROWS, COLUMNS], as `gated_row` has them. weights,
-    rows: what `end_weights` and `end_rows` give."""
+    rows: what `end_weights` and `end_rows` give. ROUNDED: the sums are rounded to the dtype of `out` first, as the
+    vendor's library leaves them."""
+    if ROUNDED:
+        acc = acc.to(out.dtype.element_ty).to(tl.float32)
     first, second, following = weights
     squares, old = rows
     output = tile * ROWS + tl.arange(0, ROWS)

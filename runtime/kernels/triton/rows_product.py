@@ -52,7 +52,7 @@ def _rows_product_kernel(
     OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     SPLITS: tl.constexpr, SPREAD: tl.constexpr, STAGES: tl.constexpr, SQUARES: tl.constexpr, STRIDE: tl.constexpr,
     STEP: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PLACED: tl.constexpr, HELD: tl.constexpr,
-    DEPENDENT: tl.constexpr, GELU: tl.constexpr,
+    DEPENDENT: tl.constexpr, GELU: tl.constexpr, ROUNDED: tl.constexpr,
 ):  # fmt: skip
     """One program for ROWS outputs and COLUMNS rows of the batch; SPREAD: and a part of the depth."""
     let_dependents_start(DEPENDENT)
@@ -91,7 +91,7 @@ def _rows_product_kernel(
                 acc += tl.load(mine + s * SIZE, cache_modifier=".cg")
             product_end(
                 acc, tile, column, weights, rows, squares_in, out, places, scaled, squares_out, eps, num_rows,
-                OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED, GELU,
+                OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED, GELU, ROUNDED,
             )  # fmt: skip
     else:
         for s in range(1, SPLITS):
@@ -101,7 +101,7 @@ def _rows_product_kernel(
             )
         product_end(
             acc, tile, column, weights, rows, squares_in, out, places, scaled, squares_out, eps, num_rows,
-            OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED, GELU,
+            OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED, GELU, ROUNDED,
         )  # fmt: skip
 
 
@@ -141,6 +141,7 @@ def rows_product(
     residual: Residual | None = None,
     places: torch.Tensor | None = None,
     activation: Activation = "silu",
+    rounded: bool = False,
 ) -> None:
     """out (epilogue)= x @ weight.T + bias, for the first `num_rows` rows; rows past them are written by nobody.
 
@@ -148,7 +149,8 @@ def rows_product(
     rows if GATED. scratch: needed where the parts of the depth are spread over programs. squares: x is a `scaled`
     residual, whose sums of squares these are: float64 [tiles, num_rows or more], how many tiles, and the norm's eps.
     ADD: `out` is residual.values, and the rest of `residual` is made for `norm`. places: int32 [num_rows], the row of
-    `out` to which each row goes, with STORE; each to its own without it. activation: of the gate, if GATED.
+    `out` to which each row goes, with STORE; each to its own without it. activation: of the gate, if GATED. rounded:
+    the sums are rounded to the dtype of `out` before anything else is done with them; with lanes they never are.
     """
     outputs, depth = linear.weight.shape
     halves = 2 if epilogue == GATED else 1
@@ -219,6 +221,7 @@ def rows_product(
         num_rows,
         SPLITS=tiling.splits,
         SPREAD=spread,
+        ROUNDED=rounded,
         STAGES=tiling.stages,
         HELD=tiling.held,
         **options,

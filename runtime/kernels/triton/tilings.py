@@ -32,6 +32,7 @@ _TILE: Final = 64  # rows of the weights that a program has by default
 _BUSY: Final = 128  # programs that keep a GPU's memory busy
 _FEW_COLUMNS: Final = 64  # up to so many rows of the batch, a product waits for the weights
 _MOST_COLUMNS: Final = 128  # rows of the batch that a program has by default, at most
+_ONE_SUM: Final = 1 << 23  # numbers of the weights
 _EXACT_TILES: Final = 4  # of a part of exact attention
 _EXACT_WHOLE: Final = 2048  # tokens of a row that is one item of it where there are many rows
 
@@ -95,7 +96,9 @@ def rows_tiling(outputs: int, depth: int, columns: int, epilogue: str, exact: bo
         return Tiling(**found)
     columns = max(columns, LEAST_COLUMNS)
     splits = 0
-    if exact:
+    if exact and is_one_sum(outputs, depth):
+        splits = 1
+    elif exact:
         of_few = measured_tiling(outputs, depth, LEAST_COLUMNS, epilogue, exact)
         splits = _default(outputs, depth, LEAST_COLUMNS, epilogue, 0).splits if of_few is None else of_few["splits"]
     return _default(outputs, depth, columns, epilogue, splits)
@@ -146,6 +149,13 @@ def _shared_memory() -> int:
     """Bytes that a program may have."""
     gpu = current_gpu()
     return LEAST_SHARED_MEMORY if gpu is None else gpu.shared_memory
+
+
+def is_one_sum(outputs: int, depth: int) -> bool:
+    """Whether the exact kernels sum the whole depth of a product in one accumulator, as the vendor's library does
+    without split-K; outputs: rows of the weights. A smaller product would leave most of the GPU idle with few rows: it
+    has as many parts as its tilings say."""
+    return outputs * depth >= _ONE_SUM
 
 
 def takes_depth(depth: int) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
@@ -33,6 +33,7 @@ _CLEARLY: Final = 1.03
 _CLEARLY_OF_MANY: Final = 1.1
 _MANY: Final = 256  # rows
 _COLD_BYTES: Final = 80 << 20  # more than any L2 cache holds: weights of a timed product come from memory
+_SPLIT_BYTES: Final = 32 << 20  # of workspace, where products may be split
 _COMPUTE_32F: Final = 68
 _HALVES: Final = (torch.bfloat16, torch.float16)
 _TYPES: Final = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}  # cudaDataType
@@ -41,6 +42,9 @@ _TRANSPOSED, _WITH_BIAS = 1, 4
 # Of a preference: no workspace and no reduction scheme mean no split-K.
 _WORKSPACE, _REDUCTIONS, _ALIGNMENTS = 1, 3, (5, 6, 7, 8)
 _MOST_ALIGNED: Final = 256  # bytes that a kernel may ask for
+
+
+Chain = Callable[[torch.Tensor, Linear, torch.Tensor], None]  # given x, the weights and where the product goes
 
 
 class _Found(ctypes.Structure):
@@ -72,7 +76,7 @@ class ProductShape:
 @dataclass(slots=True)
 class Pinned:
     """A shape's product as the library knows it. choice: which of the `count` kernels in `found` computes it. timed:
-    that was chosen by their times."""
+    that was chosen by their times. exact: those that were found to have the bits of one float32 accumulator."""
 
     product: ctypes.c_void_p
     layouts: tuple[ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
@@ -80,6 +84,7 @@ class Pinned:
     count: int
     choice: int = 0
     timed: bool = False
+    exact: tuple[int, ...] = ()
 
 
 class VendorError(RuntimeError):
@@ -89,8 +94,10 @@ class VendorError(RuntimeError):
 class VendorLibrary:
     """cuBLASLt on the current GPU. One thread uses it at a time."""
 
-    def __init__(self, path: str) -> None:
-        """path: of the library. Raises OSError and VendorError."""
+    def __init__(self, path: str, *, split_k: bool = False) -> None:
+        """path: of the library. split_k: a product may be split along its depth, to see what that changes. Raises
+        OSError and VendorError."""
+        self._workspace = torch.empty(_SPLIT_BYTES if split_k else 0, dtype=torch.uint8, device="cuda")
         self._library = ctypes.CDLL(path)
         self._matmul = self._library.cublasLtMatmul
         pointer, algorithm = ctypes.c_void_p, ctypes.POINTER(_Found)
@@ -102,12 +109,13 @@ class VendorLibrary:
         self.pinned: dict[ProductShape, Pinned | None] = {}  # None: the library has no kernel
         self._times = False
 
-    def product(self, x: torch.Tensor, linear: Linear, out: torch.Tensor) -> bool:
+    def product(self, x: torch.Tensor, linear: Linear, out: torch.Tensor, chain: Chain | None = None) -> bool:
         """out = x @ weight.T + bias, enqueued on the current stream; the bias is added to the float32 sums.
 
         x: contiguous [T, in]. linear: contiguous weight [out, in], of x's dtype. out: contiguous [T, out], of x's dtype
-        or float32; of float32 without a bias. Returns False where the library has no such kernel, as for odd depths.
-        Raises VendorError.
+        or float32; of float32 without a bias. chain: computes the same with one float32 accumulator; then the library
+        does only where its kernel was found to have the same bits, while the service warmed up. Returns whether the
+        library does: it has no kernel for odd depths. Raises VendorError.
         """
         weight, bias = linear.weight, linear.bias
         assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
@@ -121,7 +129,9 @@ class VendorLibrary:
         if pinned is None:
             return False
         if self._times and not pinned.timed and not torch.cuda.is_current_stream_capturing():
-            self._choose(pinned, linear, out)
+            self._choose(pinned, linear, out, chain)
+        if chain is not None and pinned.choice not in pinned.exact:
+            return False
         self.run(pinned, pinned.choice, x, linear, out)
         return True
 
@@ -146,19 +156,25 @@ class VendorLibrary:
         # A row of the library's matrices is a column of ours: it computes out.T = weight @ x.T.
         status = self._matmul(
             self._handle, pinned.product, one, weight.data_ptr(), of_weight, x.data_ptr(), of_x, zero, to, of_out, to,
-            of_out, ctypes.byref(pinned.found[choice]), None, 0, stream,
+            of_out, ctypes.byref(pinned.found[choice]), self._workspace.data_ptr(), self._workspace.numel(), stream,
         )  # fmt: skip
         if status:
             raise VendorError(f"cublasLtMatmul of {x.shape[0]} rows by {tuple(weight.shape)} failed with {status}")
 
-    def _choose(self, pinned: Pinned, linear: Linear, out: torch.Tensor) -> None:
-        """Pin the kernel that takes the least time; the library's first proposal unless another is clearly faster.
+    def _choose(self, pinned: Pinned, linear: Linear, out: torch.Tensor, chain: Chain | None) -> None:
+        """Pin the kernel that takes the least time; the library's first proposal unless another is clearly faster. Of
+        those that have the bits of the chain, if there is one.
 
         The candidates take turns and nothing waits between them, so that all are timed at the clocks of a busy GPU; x
         is random, since products of equal numbers draw less power.
         """
         pinned.timed = True
-        if pinned.count == 1:
+        choices = list(range(pinned.count))
+        if chain is not None:
+            choices = self._exact(pinned, linear, out, chain)
+            pinned.exact = (*choices,)
+        if len(choices) < 2:
+            pinned.choice = next(iter(choices), 0)
             return
         weight = linear.weight
         copies = 1 + _COLD_BYTES // (weight.numel() * weight.element_size())
@@ -167,21 +183,36 @@ class VendorLibrary:
             copy.copy_(weight)
         draw = torch.Generator(weight.device).manual_seed(0)
         x = torch.randn((out.shape[0], weight.shape[1]), generator=draw, dtype=weight.dtype, device=weight.device)
-        events = [[torch.cuda.Event(enable_timing=True) for _ in range(pinned.count + 1)] for _ in range(_ROUNDS + 1)]
+        events = [[torch.cuda.Event(enable_timing=True) for _ in range(len(choices) + 1)] for _ in range(_ROUNDS + 1)]
         for around in events:
             around[0].record()
-            for choice in range(pinned.count):
+            for choice, behind in zip(choices, around[1:], strict=True):
                 for copy in weights:
                     self.run(pinned, choice, x, replace(linear, weight=copy), out)
-                around[choice + 1].record()
+                behind.record()
         events[-1][-1].synchronize()
         times = [
-            statistics.median(float(around[choice].elapsed_time(around[choice + 1])) for around in events[1:])
-            for choice in range(pinned.count)
+            statistics.median(float(around[i].elapsed_time(around[i + 1])) for around in events[1:])
+            for i in range(len(choices))
         ]
         clearly = _CLEARLY if out.shape[0] <= _MANY else _CLEARLY_OF_MANY
         best = min(times)
-        pinned.choice = 0 if times[0] <= clearly * best else times.index(best)
+        pinned.choice = choices[0 if times[0] <= clearly * best else times.index(best)]
+
+    def _exact(self, pinned: Pinned, linear: Linear, out: torch.Tensor, chain: Chain) -> list[int]:
+        """The kernels that have the bits of the chain, on sums that nearly cancel, so that they show their order."""
+        weight = linear.weight
+        draw = torch.Generator(weight.device).manual_seed(1)
+        half = torch.randn((out.shape[0], weight.shape[1] // 2), generator=draw, device=weight.device)
+        x = torch.cat((half, half.flip(1).neg_()), 1).to(weight.dtype)
+        near = Linear(torch.cat((weight[:, : half.shape[1]], weight[:, : half.shape[1]].flip(1)), 1), linear.bias)
+        expected = torch.empty_like(out)
+        chain(x, near, expected)
+        found = []
+        for choice in range(pinned.count):
+            self.run(pinned, choice, x, near, out)
+            found += [choice] if torch.equal(out, expected) else []
+        return found
 
     def _described(self, shape: ProductShape) -> Pinned | None:
         product = ctypes.c_void_p()
@@ -197,8 +228,9 @@ class VendorLibrary:
         )
         preference = ctypes.c_void_p()
         self._call("cublasLtMatmulPreferenceCreate", ctypes.byref(preference))
-        self._set("MatmulPreference", preference, _WORKSPACE, ctypes.c_uint64(0))
-        self._set("MatmulPreference", preference, _REDUCTIONS, ctypes.c_uint32(0))
+        self._set("MatmulPreference", preference, _WORKSPACE, ctypes.c_uint64(self._workspace.numel()))
+        if not self._workspace.numel():
+            self._set("MatmulPreference", preference, _REDUCTIONS, ctypes.c_uint32(0))
         for attribute, aligned in zip(_ALIGNMENTS, (*shape.aligned, shape.aligned[-1]), strict=True):
             self._set("MatmulPreference", preference, attribute, ctypes.c_uint32(aligned))
         found, count = (_Found * _CANDIDATES)(), ctypes.c_int()
@@ -237,13 +269,16 @@ def _aligned(tensor: torch.Tensor) -> int:
 @cache
 def vendor_library() -> VendorLibrary | None:
     """cuBLASLt of the current GPU, as torch has loaded it; None without a GPU."""
-    if current_gpu() is None:
-        return None
-    torch.cuda.init()
+    path = None if current_gpu() is None else library_path()
+    return None if path is None else VendorLibrary(path)
+
+
+def library_path() -> str | None:
+    """Of cuBLASLt, as torch has loaded it for the current GPU."""
+    torch.zeros((), device="cuda")  # makes the process's context, which torch warns of where it is missing
     torch.cuda.current_blas_handle()  # loads the library
     mapped = (line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines())
-    found = next((path for path in mapped if "libcublasLt.so" in path), None)
-    return None if found is None else VendorLibrary(found)
+    return next((path for path in mapped if "libcublasLt.so" in path), None)
 
 
 def vendor_product(x: torch.Tensor, linear: Linear, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -258,6 +293,17 @@ def vendor_product(x: torch.Tensor, linear: Linear, out: torch.Tensor | None = N
             return into
     found = functional.linear(x, linear.weight, linear.bias)
     return found if out is None else out.copy_(found)
+
+
+def exact_product(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, chain: Chain) -> None:
+    """out = x @ weight.T, each value the sum of one float32 accumulator over the depth, rounded once.
+
+    x: [T, in], bfloat16. weight: [out, in]. out: contiguous [T, out], bfloat16 or float32. chain: computes the same;
+    it does where the vendor's library was not found to, which is found out while the service warms up.
+    """
+    library, linear = vendor_library(), Linear(weight, None)
+    if library is None or not library.product(x.contiguous(), linear, out, chain):
+        chain(x, linear, out)
 
 
 @contextmanager

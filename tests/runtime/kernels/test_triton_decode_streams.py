@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from tests.runtime.kernels.matrix_units import multiply_as_matrix_units
 from tests.runtime.kernels.triton_device import relative_error, triton_device
 
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache  # noqa: E402
 from runahead.runtime.kernels.reference.forward import ReferenceKernels  # noqa: E402
+from runahead.runtime.kernels.triton import decode_streams  # noqa: E402
 from runahead.runtime.kernels.triton.decode_streams import FusedRows, OneRow  # noqa: E402
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
 from runahead.runtime.kernels.triton.vendor_rows import VendorRows  # noqa: E402
@@ -22,7 +24,7 @@ from runahead.runtime.models.dense_decoder import DenseConfig  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
 
 HALF = torch.bfloat16
-LLAMA, QWEN3 = "LlamaForCausalLM", "Qwen3ForCausalLM"
+LLAMA, QWEN3, GEMMA2 = "LlamaForCausalLM", "Qwen3ForCausalLM", "Gemma2ForCausalLM"
 BLOCK_SIZE, BLOCKS_A_ROW = 8, 6
 ERROR = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 
@@ -183,3 +185,36 @@ def test_exact_launches_of_decode_rows_and_chunks(architecture: str) -> None:
     for launch, counts in ((0, queries), (1, [1] * 5)):
         alive = (torch.tensor(lengths) > 0).repeat_interleave(torch.tensor(counts))
         assert relative_error(hidden[0][launch].cpu()[alive], hidden[1][launch][alive]) < ERROR[HALF]
+
+
+@pytest.mark.parametrize("architecture", [LLAMA, QWEN3, GEMMA2])
+def test_exact_products_and_what_follows_them_have_the_same_bits_in_one_kernel_and_in_two(
+    architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a decode launch and in a mixed one: our kernels that do all at once; sums, and then what follows them, for
+    products without a norm; and so for all."""
+    if DEVICE.type == "cpu":
+        multiply_as_matrix_units(monkeypatch)
+    torch.manual_seed(6)
+    own: dict[str, Any] = {
+        LLAMA: {"attention_bias": True, "mlp_bias": True},
+        GEMMA2: {"query_pre_attn_scalar": 20.0, "score_cap": 0.5, "logit_cap": 1.5},
+    }
+    config = gpu_chain.small_config(architecture=architecture, intermediate_size=128, **own.get(architecture, {}))
+    lengths, queries = [33, 21, 17], [1, 9, 1]
+    found = []
+    for one_sum, most_fused in ((False, 64), (True, 64), (True, 0)):
+        monkeypatch.setattr(decode_streams, "is_one_sum", lambda *sizes, one_sum=one_sum: one_sum)
+        monkeypatch.setattr(decode_streams, "MAX_ROWS", most_fused)
+        model = decoder(config, TritonKernelSet(exact=True), HALF)
+        cache = model.make_cache(len(lengths) * BLOCKS_A_ROW + 1, BLOCK_SIZE)
+        model.forward(ragged_batch(before := [32, 12, 16], before, [False] * 3, model.device), cache)
+        found.append(
+            (
+                model.forward(ragged_batch(lengths, queries, [True, False, True], model.device), cache),
+                model.forward(batch_of([n + 1 for n in lengths], 1, model.device), cache),
+            )
+        )
+    for others in found[1:]:
+        for one, other in zip(found[0], others, strict=True):
+            assert torch.equal(one, other)

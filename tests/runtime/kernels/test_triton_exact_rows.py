@@ -20,7 +20,9 @@ DEVICE = triton_device()
 pytestmark = pytest.mark.timeout(900)  # kernels for every bucket are compiled first
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache  # noqa: E402
+from runahead.runtime.kernels.triton import vendor_product as vendor  # noqa: E402
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
+from runahead.runtime.kernels.triton.vendor_product import choosing_products  # noqa: E402
 from runahead.runtime.models.config import ModelConfig  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
 from runahead.runtime.models.weights import dummy_weights  # noqa: E402
@@ -78,6 +80,10 @@ class Watched:
         dice = random.Random(seed)
         rows = len(crowd.lengths) + 1 + bool(crowd.prompt)
         batch = self._batch(crowd, dice)
+        with choosing_products():  # as if the launch warmed up: else no product would be the vendor's
+            return self._found(batch, rows, crowd)
+
+    def _found(self, batch: ForwardBatch, rows: int, crowd: Crowd) -> list[torch.Tensor]:
         hidden = self.model.forward(batch, self.cache)
         if not batch.is_decode:
             hidden = hidden.index_select(0, (batch.query_start_loc[1:] - 1).long())
@@ -190,3 +196,37 @@ def test_the_fastest_kernels_have_other_bits_in_other_buckets() -> None:
     config = replace(real, keys={**real.keys, "num_hidden_layers": 2}).described()
     watched = Watched(config, 613, 2048, exact=False)
     assert differing(watched, crowds(EVERY_BUCKET, 2048, (100,)))
+
+
+def split_library(monkeypatch: pytest.MonkeyPatch) -> vendor.VendorLibrary:
+    """The vendor's library, which may split products along their depth."""
+    path = vendor.library_path()
+    assert path is not None
+    library = vendor.VendorLibrary(path, split_k=True)
+    monkeypatch.setattr(vendor, "vendor_library", lambda: library)
+    return library
+
+
+def layers_of_8b(count: int) -> ModelConfig:
+    real = SHAPES["8B"]
+    return replace(real, keys={**real.keys, "num_hidden_layers": count}).described()
+
+
+@pytest.mark.gpu
+def test_kernels_of_the_library_that_split_the_depth_are_found_and_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = split_library(monkeypatch)
+    watched = Watched(layers_of_8b(2), 130, 2048, exact=True)
+    assert differing(watched, crowds(EVERY_BUCKET, 2048, (100,))) == []
+    asked = [pinned for pinned in library.pinned.values() if pinned is not None]
+    assert any(len(pinned.exact) < pinned.count for pinned in asked), "no kernel had other bits"
+    assert all(pinned.choice in pinned.exact for pinned in asked if pinned.exact)
+
+
+@pytest.mark.gpu
+def test_a_product_that_is_split_along_its_depth_shows_in_a_row_s_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the tests before would show nothing."""
+    library = split_library(monkeypatch)
+    seen = library.product
+    monkeypatch.setattr(library, "product", lambda x, linear, out, chain=None: seen(x, linear, out))
+    watched = Watched(layers_of_8b(2), 130, 2048, exact=True)
+    assert differing(watched, crowds(EVERY_BUCKET, 2048, (100,))) != []
