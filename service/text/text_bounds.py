@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from runahead.runtime.grammar.spelling import CHARACTERS_OF_BYTES
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.wire.messages import EngineInfo
 from runahead.service.contract.errors import Violation, invalid_argument
-from runahead.service.text.token_bytes import CHARACTERS_OF_BYTES, TokenBytes
+from runahead.service.text.token_bytes import TokenBytes
 
 _COMPOSED: Final = 3  # bytes of a text that canonical composition may make one byte of: a syllable of Hangul, 9 to 3
 _BYTE_NAMES: Final = tuple(f"<0x{byte:02X}>" for byte in range(256))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from runahead.runtime.checkpoint import Checkpoint, CheckpointError
+from runahead.runtime.grammar.spelling import is_byte_level
 from runahead.runtime.wire.engine_config import ConfigError
 from runahead.service.text.text_bounds import longest_token_bytes
 from runahead.service.text.text_cuts import LONG, can_be_cut, cut_behind
@@ -57,6 +58,9 @@ class TextTokenizer:
         special = {token.token_id for token in self.special_tokens}
         self.token_bytes: TokenBytes = token_bytes(tokenizer, special, description)
         self.longest_token_bytes = longest_token_bytes(description, self.token_bytes)
+        # A byte-level decoder takes an accent of an added token for a byte. The table does not.
+        has_accents = any(not token.content.isascii() for token in added.values())
+        self._decodes_by_table = has_accents and is_byte_level(description["decoder"])
         self._around = self._special_tokens_around() if can_be_cut(description) else None
 
     def encodes_at_once(self, text: str) -> bool:
@@ -111,6 +115,8 @@ class TextTokenizer:
         return None
 
     def _decode(self, ids: Sequence[int], include_special_tokens: bool) -> str:
+        if self._decodes_by_table:
+            return self.token_bytes.text(ids, include_special=include_special_tokens)
         (text,) = self._tokenizer.decode_batch([list(ids)], skip_special_tokens=not include_special_tokens)
         return str(text)
 

@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from runahead.service.text.token_bytes import CHARACTERS_OF_BYTES
+from runahead.runtime.grammar.spelling import CHARACTERS_OF_BYTES
 
 SPECIAL: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARK: Final = "<mark>"  # a token that is added, and not special

@@ -7,6 +7,7 @@ import codecs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
 from runahead.runtime.wire.engine_config import ConfigError
 from runahead.service.text.text import CompletionText
@@ -137,6 +138,22 @@ def test_special_tokens_have_bytes_and_no_text() -> None:
     assert BYTES_OF_BYTE_LEVEL.of(END_ID) == b"<|end|>"
     assert BYTES_OF_BYTE_LEVEL.text_of(END_ID) == b""
     assert BYTES_OF_BYTE_LEVEL.of(10_000) == b""
+
+
+def test_the_text_of_an_added_token_is_its_content() -> None:
+    """Each character of a byte-level vocabulary stands for a byte, and a character of an added token for itself."""
+    tokenizer = byte_level_tokenizer()
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in ("naïve", "日本", "<think>")])
+    tokenizer.add_special_tokens([AddedToken("<fin_é>", special=True)])
+    text = "a naïve 日本 é<think>b"
+    ids = tokenizer.encode(text).ids
+    added = {token_id for token_id in ids if token_id >= BYTE_LEVEL.get_vocab_size()}
+    assert len(added) == 3
+    table = token_bytes(tokenizer, {END_ID})
+    assert streamed(table, ids, (), False)[0] == text == table.text(ids, include_special=False)
+    assert streamed(table, ids, ("naïve",), False) == ("a ", 2, "naïve")
+    end = tokenizer.token_to_id("<fin_é>")
+    assert end is not None and table.of(end) == "<fin_é>".encode()
 
 
 def test_a_byte_token_of_the_sentencepiece_kind_is_one_byte() -> None:

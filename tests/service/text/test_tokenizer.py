@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tokenizers import decoders
+from tokenizers import AddedToken, decoders
 
 from runahead.runtime.checkpoint.folder import FolderCheckpoint
 from runahead.runtime.wire.engine_config import ConfigError
@@ -96,6 +96,16 @@ def test_special_tokens_are_listed_and_recognised_in_text() -> None:
     assert asyncio.run(tokenizer.decode([END_ID])) == ""
     assert asyncio.run(tokenizer.decode([END_ID], include_special_tokens=True)) == "<|end|>"
     tokenizer.close()
+
+
+def test_an_added_token_with_an_accent_comes_back_as_its_content() -> None:
+    tokenizer = byte_level_tokenizer()
+    tokenizer.add_tokens([AddedToken("naïve", normalized=False)])
+    text = TextTokenizer(tokenizer)
+    ids = asyncio.run(text.encode("a naïve é")).tolist()
+    assert asyncio.run(text.decode([*ids, END_ID])) == "a naïve é"
+    assert asyncio.run(text.decode([*ids, END_ID], include_special_tokens=True)) == "a naïve é<|end|>"
+    text.close()
 
 
 def test_a_long_text_is_tokenized_beside_the_event_loop() -> None:
