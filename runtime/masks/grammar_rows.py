@@ -33,7 +33,7 @@ from runahead.runtime.masks.mask_memory import (
     tokens_behind,
 )
 from runahead.runtime.masks.stops import NO_STOPS, Stops
-from runahead.runtime.token_mask import mask_words, token_mask
+from runahead.runtime.token_mask import mask_words
 
 COMPILED_KEPT: Final = 32  # grammars that were asked for last
 _LOOK_NS: Final = 5_000_000  # a look ahead that took longer is a request's last: others wait for their masks meanwhile
@@ -89,7 +89,7 @@ class _Followed:
 class GrammarRows:
     """memory: where masks go. compile_soon: takes a grammar's text; `compiled` is called when that is done. drafter:
     one like the device's; None: nothing is drafted but what grammars force. clock: ns, monotonic. spent: ns of the
-    processor's time that this thread has taken. ends: tokens that end a request, below `vocab_size`."""
+    processor's time that this thread has taken."""
 
     def __init__(
         self,
@@ -99,14 +99,12 @@ class GrammarRows:
         drafter: Drafter | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
         spent: Callable[[], int] = time.thread_time_ns,
-        ends: Sequence[int] = (),
     ) -> None:
         self._memory = memory
         self._compile_soon = compile_soon
         self._drafter = drafter
         self._clock = clock
         self._spent = spent
-        self._ends = token_mask(ends, vocab_size)
         self._mask: NDArray[np.int32] = np.zeros(mask_words(vocab_size), np.int32)
         self._grammars: OrderedDict[str, _Grammar] = OrderedDict()  # by their text, asked for last at the end
         self._requests: dict[int, _Followed] = {}
@@ -255,8 +253,6 @@ class GrammarRows:
             return False
         if matcher.is_stopped() and not matcher.is_accepting():
             mask[:] = 0  # nothing can follow, and nothing is complete: the matcher itself would allow an end
-        elif (mask & self._ends).any() and not matcher.is_accepting():
-            mask &= ~self._ends  # an end that is a text, too, to the tokenizer, and would be allowed as that
         if request.position + behind < request.stops.min_position:
             for token in request.stops.token_ids:
                 mask[token // 32] &= ~_BITS[token % 32]

@@ -80,8 +80,7 @@ def main() -> int:
         return EXIT_CANNOT_START
     compiler = Compiler(vocabulary)
     drafter = NgramDrafter(begin.max_rows, begin.context_length) if begin.context_length else None
-    ends = [token for token in begin.eos_token_ids if token < begin.vocab_size]
-    _serve(sock, reader, memory, compiler, GrammarRows(memory, begin.vocab_size, compiler.soon, drafter, ends=ends))
+    _serve(sock, reader, memory, compiler, GrammarRows(memory, begin.vocab_size, compiler.soon, drafter))
     return 0
 
 

@@ -74,7 +74,7 @@ def test_an_end_that_is_text_too_may_not_come_before_the_grammar_is_complete() -
     the, end, two = known.token_to_id("the"), known.token_to_id("Ġs"), known.encode(" s s").ids
     assert end is not None and set(two) == {end}
     vocabulary, vocab_size = load_vocabulary(tokenizer, known.get_vocab_size(), [end]), known.get_vocab_size()
-    rows = GrammarRows(MaskMemory(1, vocab_size), vocab_size, lambda grammar: None, ends=[end])
+    rows = GrammarRows(MaskMemory(1, vocab_size), vocab_size, lambda grammar: None)
     for order, text, may_end in ((1, "the( s){2}|the firs", False), (2, "the( s){0,2}|the firs", True)):
         rows.open(order, text)
         rows.compiled(text, new_matcher(vocabulary, LLMatcher.grammar_from_regex(text)), 5)
