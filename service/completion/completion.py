@@ -146,11 +146,12 @@ class Completion:
         self._ready_bytes += size
 
     def _ends_silently(self, batch: TokenBatch) -> bool:
-        """The last token is the one that ended the completion, and its text is not wanted."""
+        """The last token is the one that ended the completion, and its text is not wanted. A special token that is a
+        stop string ends it as that string."""
         end = batch.finished
         if end is None or end.stop_token_id < 0 or not batch.token_ids or self._request.text.include_stop:
             return False
-        return batch.token_ids[-1] == end.stop_token_id
+        return batch.token_ids[-1] == end.stop_token_id and not self._text.is_stop(end.stop_token_id)
 
     # ------------------------------------------------------------ the end
 

@@ -26,10 +26,13 @@ class CompletionText:
     begins before the end of the kept text, and a token that begins inside a character begins where the character does;
     without stop strings every token is kept, and at once. Constant time a token, amortised, for a fixed set of stop
     strings.
+
+    A special token has no text, unless its text is a stop string: then it ends the completion as that string does.
     """
 
     def __init__(self, table: TokenBytes, stops: tuple[str, ...] = (), include_stop: bool = False) -> None:
         self._table = table
+        self._stops = frozenset(stop.encode() for stop in stops)
         self._include_stop = include_stop
         self._partial = b""  # the beginning of a character
         self._matcher = StopMatcher(stops) if stops else None
@@ -46,7 +49,13 @@ class CompletionText:
 
     def push(self, token_id: int) -> TextPiece:
         """The next token."""
-        return self._advance(self._decoded(self._table.text_of(token_id)), 1)
+        table = self._table
+        data = table.of(token_id) if self.is_stop(token_id) else table.text_of(token_id)
+        return self._advance(self._decoded(data), 1)
+
+    def is_stop(self, token_id: int) -> bool:
+        """The token is special, and its text is a stop string."""
+        return token_id in self._table.special and self._table.of(token_id) in self._stops
 
     def finish(self, silent_tokens: int = 0) -> TextPiece:
         """The end: all that waited, and then `silent_tokens` that ended the completion and are left out of its text.

@@ -212,6 +212,29 @@ def test_include_stop_keeps_the_stop_string_and_nothing_after_it(service: Servic
     assert events[-1].finished.usage.completion_tokens == 1
 
 
+@pytest.mark.parametrize("include_stop", [False, True])
+@pytest.mark.parametrize("is_end", [False, True])
+def test_the_id_of_a_special_token_is_a_stop_string_where_its_text_is(
+    service: Service, is_end: bool, include_stop: bool
+) -> None:
+    """Whether the engine ends there or goes on."""
+    stopping = StoppingOptions(stop=["<|end|>", "x"], include_stop=include_stop, ignore_eos=not is_end)
+    call = service.stub.Generate(request(stopping=stopping), timeout=TIMEOUT_S)
+    submit = service.engine.next_submit()
+    if is_end:
+        service.engine.output(submit.handle, [*ids("ab"), END_ID], EngineReason.END_OF_SEQUENCE, END_ID)
+    else:
+        service.engine.output(submit.handle, [*ids("ab"), END_ID, *ids("c")])
+    events = list(call)
+    finished = events[-1].finished
+    assert text_of(events) == ("ab<|end|>" if include_stop else "ab")
+    assert tokens_of(events) == ([*ids("ab"), END_ID] if include_stop else ids("ab"))
+    assert (finished.reason, finished.stop.text) == (FinishReason.FINISH_REASON_STOP, "<|end|>")
+    assert finished.usage.completion_tokens == len(tokens_of(events))
+    if not is_end:
+        assert service.engine.next_cancel() == submit.handle
+
+
 def test_characters_are_never_cut_however_the_tokens_are(service: Service) -> None:
     call = service.stub.Generate(request(), timeout=TIMEOUT_S)
     submit = service.engine.next_submit()

@@ -23,12 +23,17 @@ byte_level_ids = st.lists(st.integers(0, BYTE_LEVEL.get_vocab_size() + 3), max_s
 sentencepiece_ids = st.lists(st.integers(0, SENTENCEPIECE.get_vocab_size() - 1), max_size=40)
 # Few letters, so that stop strings occur, overlap and begin in vain; characters of one to four bytes.
 texts = st.text("ab é漢🙂\n", max_size=40)
-stop_strings = st.lists(st.text("ab é漢🙂�", min_size=1, max_size=5), max_size=4, unique=True).map(tuple)
+# Some are the texts of special tokens.
+stop_texts = st.text("ab é漢🙂�", min_size=1, max_size=5) | st.sampled_from(["<|end|>", "</s>", "<|", "</"])
+stop_strings = st.lists(stop_texts, max_size=4, unique=True).map(tuple)
 
 
 def naive(table: TokenBytes, ids: list[int], stops: tuple[str, ...], include: bool) -> tuple[str, int, str | None]:
     """Text, kept tokens and the stop that matched, from the whole."""
-    pieces = [table.text_of(token_id) for token_id in ids]
+    pieces = [
+        table.of(token_id) if table.of(token_id).decode("utf-8", "replace") in stops else table.text_of(token_id)
+        for token_id in ids
+    ]
     text = b"".join(pieces).decode("utf-8", "replace")
     for end in range(1, len(text) + 1):
         for stop in sorted(stops, key=len, reverse=True):
@@ -132,6 +137,14 @@ def test_a_long_stream_costs_the_same_for_every_token() -> None:
     for _ in range(50_000):
         completion.push(a)
     assert len(completion._held) == 0 and len(completion._starts) == 0
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_a_special_token_whose_text_is_a_stop_string_ends_the_text_as_that_string(include: bool) -> None:
+    (hell,) = BYTE_LEVEL.encode("hell").ids
+    ended = streamed(BYTES_OF_BYTE_LEVEL, [hell, END_ID, hell], ("hello", "<|end|>"), include)
+    assert ended == (("hell<|end|>", 2, "<|end|>") if include else ("hell", 1, "<|end|>"))
+    assert streamed(BYTES_OF_BYTE_LEVEL, [hell, END_ID, hell], ("end",), include) == ("hellhell", 3, None)
 
 
 def test_special_tokens_have_bytes_and_no_text() -> None:
