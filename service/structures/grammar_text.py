@@ -10,7 +10,7 @@ from llguidance import LLMatcher
 from runahead.runtime.wire.parameters import MAX_STRUCTURE
 from runahead.service.structures.fault import StructureFault
 from runahead.service.structures.lark_check import check_lark
-from runahead.service.structures.schema_check import Schema, enforced, read_schema
+from runahead.service.structures.schema_check import Schema, enforced, parts, read_schema
 
 _HOW: Final = {
     # As much as texts for people have, and no more: a model that has begun to write spaces may never end.
@@ -45,7 +45,10 @@ def grammar_text(kind: str, text: str, most_depth: int) -> tuple[str, Schema | N
 def of_schema(schema: Schema) -> str:
     """The grammar of a schema of which all is enforced, with how its texts are written."""
     outer: dict[str, Any] = {} if schema is True else schema if isinstance(schema, dict) else {"anyOf": []}
-    return _of({"json_schema": {"x-guidance": _HOW, **outer}})
+    how: dict[str, Any] = dict(_HOW)
+    if any(isinstance(part, dict) and "oneOf" in part for _, part in parts(schema)):
+        how["coerce_one_of"] = True  # to anyOf: its branches exclude each other, see `check_one_of`
+    return _of({"json_schema": {"x-guidance": how, **outer}})
 
 
 def _of(grammar: dict[str, Any]) -> str:

@@ -13,6 +13,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from runahead.service.structures.fault import StructureFault
+from runahead.service.structures.schema_formats import replace_format
+from runahead.service.structures.schema_numbers import INTEGER_FORMATS, draw_in, exact_value, integers_of
+from runahead.service.structures.schema_unions import add_null, check_discriminator, check_multiples, check_one_of
 
 Schema = dict[str, Any] | bool
 
@@ -31,8 +34,6 @@ _SAID: Final = frozenset(
     {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema"}
 )
 _FORMATS: Final = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
-_BOUNDS: Final = ("exclusiveMinimum", "exclusiveMaximum")
-_INWARDS: Final = 1e-9
 _STRINGS: Final = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _SHOWN: Final = 60  # characters of a name that a sentence repeats
 
@@ -58,26 +59,44 @@ def read_schema(text: str, most_depth: int) -> Schema:
     return schema
 
 
-def enforced(schema: Schema, place: str = "#") -> Schema:
-    """The schema without what says nothing about what is valid. Raises StructureFault for the first keyword that is not
-    enforced, by its place."""
+def enforced(schema: Schema, place: str = "#", root: Schema | None = None) -> Schema:
+    """The schema as the library enforces it, without what says nothing about what is valid. Raises StructureFault for
+    the first keyword that is not enforced, by its place.
+
+    root: the whole schema, if this is a part of it.
+    """
     if isinstance(schema, bool):
         return schema
     if not isinstance(schema, dict):
         raise StructureFault(place, "must be a schema, an object or a boolean")
+    root = schema if root is None else root
     clean: dict[str, Any] = {}
     for key, value in schema.items():
         inner = f"{place}/{pointer(key)}"
-        if key in _SAID or (key.startswith("x-") and key != "x-guidance") or (key == "$id" and place == "#"):
+        if _says_nothing(key, value, place):
             continue
         if key not in _ENFORCED:
             raise StructureFault(inner, "is a keyword that is not enforced")
-        clean[key] = _part(key, value, inner)
+        clean[key] = _part(key, value, inner, root)
+    if "oneOf" in clean:
+        check_one_of(schema, place, root)
+    if "discriminator" in schema:
+        check_discriminator(schema, place, root)
+    check_multiples(schema, place, root)
     _check_format(clean, place)
     _check_least_properties(clean, place)
-    if clean.get("type") != "integer":
-        _draw_in(clean)
-    return clean
+    draw_in(clean, place)
+    return add_null(clean) if schema.get("nullable") is True else clean
+
+
+def _says_nothing(key: str, value: Any, place: str) -> bool:
+    """The keyword is passed over here: it is about people or tools, or turned off, or `enforced` looks at it."""
+    if key == "uniqueItems":
+        return value is False
+    if key == "nullable":
+        return isinstance(value, bool)
+    is_vendors = key.startswith("x-") and key != "x-guidance"
+    return key in _SAID or key == "discriminator" or is_vendors or (key == "$id" and place == "#")
 
 
 def parts(schema: Schema, place: str = "#") -> Iterator[tuple[str, Schema]]:
@@ -103,34 +122,40 @@ def pointer(name: str) -> str:
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
 
 
-def _part(key: str, value: Any, place: str) -> Any:
+def _part(key: str, value: Any, place: str, root: Schema) -> Any:
     """A keyword's value, cleaned where it holds schemas."""
     match _ENFORCED[key]:
         case "a schema":
-            return enforced(value, place)
+            return enforced(value, place, root)
         case "a list of schemas":
             if not isinstance(value, list):
                 raise StructureFault(place, "must be a list of schemas")
-            return [enforced(one, f"{place}/{index}") for index, one in enumerate(value)]
+            return [enforced(one, f"{place}/{index}", root) for index, one in enumerate(value)]
         case "schemas by names":
             if not isinstance(value, dict):
                 raise StructureFault(place, "must be an object of schemas")
-            return {name: enforced(one, f"{place}/{pointer(name)}") for name, one in value.items()}
+            return {name: enforced(one, f"{place}/{pointer(name)}", root) for name, one in value.items()}
     if key == "$ref" and not (isinstance(value, str) and re.match(r"#(/|$)", value)):
         raise StructureFault(place, "must lead to a place in this schema: # or #/…")
-    if key in _BOUNDS and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise StructureFault(place, "must be a number")
-    return value
+    return exact_value(value, place) if key in ("const", "enum") else value
 
 
 def _check_format(schema: dict[str, Any], place: str) -> None:
-    """Formats are enforced of strings alone."""
+    """Formats are enforced of strings and of integers alone."""
     if "format" not in schema:
         return
-    if schema["format"] not in _FORMATS:
-        raise StructureFault(f"{place}/format", f"is not enforced: formats are {', '.join(_FORMATS)}")
-    if schema.get("type") != "string":
-        raise StructureFault(f"{place}/format", "is enforced beside the type string alone")
+    name = schema["format"]
+    if name not in (*_FORMATS, *INTEGER_FORMATS):
+        raise StructureFault(
+            f"{place}/format", f"is not enforced: formats are {', '.join((*_FORMATS, *INTEGER_FORMATS))}"
+        )
+    of_type = "integer" if name in INTEGER_FORMATS else "string"
+    if schema.get("type") != of_type:
+        raise StructureFault(f"{place}/format", f"{name} is enforced beside the type {of_type} alone")
+    if of_type == "integer":
+        schema["allOf"] = [*schema.get("allOf", []), integers_of(schema.pop("format"))]
+    else:
+        replace_format(schema)
 
 
 def _check_least_properties(schema: dict[str, Any], place: str) -> None:
@@ -138,18 +163,6 @@ def _check_least_properties(schema: dict[str, Any], place: str) -> None:
     least, required = schema.get("minProperties"), schema.get("required", [])
     if isinstance(least, int) and isinstance(required, list) and least > len({str(name) for name in required}) + 1:
         raise StructureFault(f"{place}/minProperties", "is enforced for one more than are in required, and no more")
-
-
-def _draw_in(schema: dict[str, Any]) -> None:
-    """Exclusive bounds that are whole numbers, a billionth further in.
-
-    llguidance 1.9.1 lets such a bound itself through where the other one is less than 1 away: 2 for 2 < x < 2.75. What
-    is left out by this would be valid, and nothing that is let in is not.
-    """
-    for key, inwards in zip(_BOUNDS, (1, -1), strict=True):
-        bound = schema.get(key)
-        if bound is not None and float(bound).is_integer():
-            schema[key] = bound + inwards * max(_INWARDS, 4 * math.ulp(bound))
 
 
 def _depth(text: str) -> int:
