@@ -32,13 +32,17 @@ from runahead.runtime.masks.mask_memory import (
     MaskMemory,
     tokens_behind,
 )
+from runahead.runtime.masks.orders import Lost
 from runahead.runtime.masks.stops import NO_STOPS, Stops
 from runahead.runtime.token_mask import mask_words
+from runahead.runtime.wire.parameters import FinishReason
 
 COMPILED_KEPT: Final = 32  # grammars that were asked for last
 _LOOK_NS: Final = 5_000_000  # a look ahead that took longer is a request's last: others wait for their masks meanwhile
 _TOGETHER: Final = 8  # rows whose masks are written at once, at most
 _TOGETHER_NS: Final = 500_000  # beyond which those that are made are written: nobody waits for one that is slow
+_DEAD_END: Final = "NoExtension"  # how an error begins where no token can follow
+_MISMATCH: Final = "doesn't satisfy the grammar"  # of a token that a mask allowed
 _BITS: Final = (np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)
 
 
@@ -54,6 +58,8 @@ class Matcher(Protocol):
     def unsafe_compute_mask_ptr(self, trg_pointer: int, trg_byte_size: int) -> None: ...
 
     def is_error(self) -> bool: ...
+
+    def get_error(self) -> str: ...
 
     def is_stopped(self) -> bool: ...
 
@@ -109,7 +115,7 @@ class GrammarRows:
         self._grammars: OrderedDict[str, _Grammar] = OrderedDict()  # by their text, asked for last at the end
         self._requests: dict[int, _Followed] = {}
         self._by_slot: dict[int, _Followed] = {}  # who was given the slot last
-        self.lost: list[int] = []  # requests that no mask can be made for, not told yet
+        self.lost: list[Lost] = []  # requests that no mask can be made for, not told yet
 
     def open(self, order: int, grammar: str, stops: Stops = NO_STOPS) -> None:
         """A request with a grammar is queued."""
@@ -135,7 +141,7 @@ class GrammarRows:
         if matcher is None:
             del self._grammars[grammar]
             for request in waiting:
-                self._lose(request)
+                self._lose(request, FinishReason.STRUCTURE_COST)
             return
         known.matcher = matcher
         for request in waiting:
@@ -172,7 +178,7 @@ class GrammarRows:
                 continue  # it was lost
             assert request.matcher is not None, "a token was sampled under no mask"
             if not request.matcher.consume_token(token):
-                self._lose(request)
+                self._lose(request, _why(request.matcher))
                 continue
             if self._drafter is not None and request.slot >= 0:
                 self._drafter.took(np.array([request.slot]), np.array([request.position]), np.array([token], np.int32))
@@ -227,7 +233,7 @@ class GrammarRows:
             return False
         is_made = self._make(request, matcher, mask, 0)
         if not is_made:
-            self._lose(request)
+            self._lose(request, _why(matcher))
         return is_made
 
     def _write_ahead(
@@ -246,8 +252,8 @@ class GrammarRows:
             self._write_along(request, matcher.deep_copy(), run)
 
     def _make(self, request: _Followed, matcher: Matcher, mask: NDArray[np.int32], behind: int) -> bool:
-        """The mask behind so many drafts is made, in `mask`. matcher: behind them too. False: it has come to its
-        limits."""
+        """The mask behind so many drafts is made, in `mask`. matcher: behind them too. False: it has none, see
+        `_why`."""
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if matcher.is_error():  # its mask allows an end, which is not the grammar's
             return False
@@ -291,6 +297,14 @@ class GrammarRows:
             self._memory.figures[MASKS] += 1
             self._memory.figures[MASK_NS] += self._clock() - begun
 
-    def _lose(self, request: _Followed) -> None:
+    def _lose(self, request: _Followed, reason: FinishReason) -> None:
         if self._requests.pop(request.order, None) is not None:
-            self.lost.append(request.order)
+            self.lost.append(Lost(request.order, reason))
+
+
+def _why(matcher: Matcher) -> FinishReason:
+    """Why a matcher that is in an error follows its request no further, by the library's words."""
+    error = matcher.get_error()
+    if error.startswith(_DEAD_END):
+        return FinishReason.NOTHING_LEFT
+    return FinishReason.STRUCTURE_MISMATCH if _MISMATCH in error else FinishReason.STRUCTURE_COST

@@ -112,9 +112,9 @@ class MaskWorker:
             return never + self._end("it has ended")
         if self._is_silent(now):
             return never + self._end(f"it has carried out nothing for {self._silent_s:g} s")
-        mine = [order for order in lost if order in self._open]
-        self._open.difference_update(mine)
-        return never + [GivenUp(order, FinishReason.STRUCTURE_COST) for order in mine]
+        mine = [answer for answer in lost if answer.order in self._open]
+        self._open.difference_update(answer.order for answer in mine)
+        return never + [GivenUp(answer.order, FinishReason(answer.reason)) for answer in mine]
 
     def figures(self) -> MaskFigures:
         done = self.memory.figures.tolist()
@@ -210,7 +210,7 @@ class MaskWorker:
             while self._unsent:
                 del self._unsent[: self._socket.send(self._unsent)]
 
-    def _lost(self) -> list[int] | None:
+    def _lost(self) -> list[o.Lost] | None:
         """Requests that the worker has given up. None: it is gone."""
         try:
             data = self._socket.recv(_READ_BYTES)
@@ -227,4 +227,4 @@ class MaskWorker:
         for answer in answers:
             if isinstance(answer, o.Says):
                 self._report(f"the mask worker says: {answer.what}")
-        return [answer.order for answer in answers if isinstance(answer, o.Lost)]
+        return [answer for answer in answers if isinstance(answer, o.Lost)]

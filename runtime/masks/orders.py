@@ -62,9 +62,15 @@ Order = Begin | Open | Place | Take | Close
 
 
 class Lost(msgspec.Struct, frozen=True, array_like=True, tag=101):
-    """No mask can be made for the request any more: its grammar takes more than its limits, or is none."""
+    """No mask can be made for the request any more.
+
+    reason: a `FinishReason`. STRUCTURE_COST: its grammar takes more than its limits, or can't be compiled.
+    NOTHING_LEFT: nothing can follow its tokens. STRUCTURE_MISMATCH: its grammar does not take a token that its mask
+    allowed.
+    """
 
     order: int
+    reason: int
 
 
 class Says(msgspec.Struct, frozen=True, array_like=True, tag=102):

@@ -104,8 +104,8 @@ def _serve(sock: socket.socket, reader: FrameReader, memory: MaskMemory, compile
             while (body := reader.take()) is not None:
                 _carry_out(orders.read_order(body), rows)
                 memory.figures[HANDLED] += 1
-            for order in rows.lost:
-                sock.sendall(orders.frame(orders.Lost(order)))
+            for lost in rows.lost:
+                sock.sendall(orders.frame(lost))
             rows.lost.clear()
             for key, _ in selector.select():
                 if key.fileobj is compiler.done:

@@ -37,6 +37,9 @@ class FinishReason(enum.IntEnum):
     NOTHING_LEFT = 8  # its grammar, and what else it allows, leave no token: the request fails, the others go on
     STRUCTURE_LOST = 9  # who followed its grammar has died: the request fails
     STRUCTURE_COST = 10  # its grammar costs more than one may, and would do so again: the request fails
+    STRUCTURE_MISMATCH = (
+        11  # its grammar does not take a token that its mask allowed, a fault of ours: the request fails
+    )
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):

@@ -57,6 +57,7 @@ STATUS_OF: Final[Mapping[str, grpc.StatusCode]] = MappingProxyType(
         "NOT_SERVED": grpc.StatusCode.UNIMPLEMENTED,
         "NON_FINITE": grpc.StatusCode.INTERNAL,
         "UNEXPECTED": grpc.StatusCode.INTERNAL,
+        "STRUCTURE_MISMATCH": grpc.StatusCode.INTERNAL,
         "STRUCTURE_LOST": grpc.StatusCode.UNAVAILABLE,
         # The engine has stopped, or is about to, or does not answer.
         "SHUTDOWN": grpc.StatusCode.UNAVAILABLE,
@@ -159,8 +160,8 @@ def given_up(reason: int) -> ServiceError | None:
     """For a request that the engine has ended since it could not go on. None where it ended in another way.
 
     reason: a `FinishReason` of the wire. INTERNAL for logits that were NaN or infinite, as the model gave them or after
-    penalties; FAILED_PRECONDITION where all that the grammar allows is forbidden, or it costs more than it may;
-    UNAVAILABLE where who followed it is gone.
+    penalties, and where the grammar does not take a token that its mask allowed; FAILED_PRECONDITION where all that the
+    grammar allows is forbidden, or it costs more than it may; UNAVAILABLE where who followed it is gone.
     """
     match reason:
         case FinishReason.NON_FINITE:
@@ -180,6 +181,9 @@ def given_up(reason: int) -> ServiceError | None:
                 "and would do so again with the same seed"
             )
             return ServiceError("STRUCTURE_COST", sentence)
+        case FinishReason.STRUCTURE_MISMATCH:
+            sentence = "the request's structure does not take a token that it allowed, which is a fault of the server"
+            return ServiceError("STRUCTURE_MISMATCH", sentence)
     return None
 
 

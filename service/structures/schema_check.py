@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from runahead.service.structures.fault import StructureFault
 from runahead.service.structures.schema_formats import replace_format
+from runahead.service.structures.schema_names import spell_out_names
 from runahead.service.structures.schema_numbers import INTEGER_FORMATS, draw_in, exact_value, integers_of
 from runahead.service.structures.schema_unions import add_null, check_discriminator, check_multiples, check_one_of
 
@@ -86,6 +87,8 @@ def enforced(schema: Schema, place: str = "#", root: Schema | None = None) -> Sc
     _check_format(clean, place)
     _check_least_properties(clean, place)
     draw_in(clean, place)
+    if "patternProperties" in clean:
+        spell_out_names(clean)
     return add_null(clean) if schema.get("nullable") is True else clean
 
 

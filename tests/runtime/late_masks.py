@@ -64,6 +64,9 @@ class MadeUpMatcher:
     def unsafe_compute_mask_ptr(self, trg_pointer: int, trg_byte_size: int) -> None:
         ctypes.memmove(trg_pointer, token_mask(self.allowed(), VOCAB).tobytes(), trg_byte_size)
 
+    def get_error(self) -> str:
+        return ""
+
     def is_error(self) -> bool:
         return False
 

@@ -17,7 +17,8 @@ from tests.simulation.transcript import Transcript
 
 _PHASES: Final = ("WAITING", "PREFILL", "DECODE", "PAUSED", "LEAVING")
 _LIFECYCLE: Final = ("admitted", "chunk", "paused", "resumed", "evicted", "readmitted", "aborted", "finished")
-_OF_GRAMMARS: Final = (FinishReason.STRUCTURE_LOST, FinishReason.STRUCTURE_COST)  # nobody's is lost here
+# Nobody's grammar is lost here.
+_OF_GRAMMARS: Final = (FinishReason.STRUCTURE_LOST, FinishReason.STRUCTURE_COST, FinishReason.STRUCTURE_MISMATCH)
 _REASONS: Final = [reason.name for reason in FinishReason if reason and reason not in _OF_GRAMMARS]
 
 WANTED: Final = frozenset(

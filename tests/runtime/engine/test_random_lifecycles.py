@@ -18,6 +18,7 @@ _NEVER_HERE = (
     FinishReason.NOTHING_LEFT,
     FinishReason.STRUCTURE_LOST,
     FinishReason.STRUCTURE_COST,
+    FinishReason.STRUCTURE_MISMATCH,
 )
 
 

@@ -15,7 +15,9 @@ from runahead.runtime.drafters.ngram import NgramDrafter
 from runahead.runtime.grammar.matcher import load_vocabulary, new_matcher
 from runahead.runtime.masks.grammar_rows import COMPILED_KEPT, GrammarRows
 from runahead.runtime.masks.mask_memory import COMPILED, FOUND, MASKS, MaskMemory
+from runahead.runtime.masks.orders import Lost
 from runahead.runtime.token_mask import token_mask
+from runahead.runtime.wire.parameters import FinishReason
 from tests.runtime.late_masks import MadeUpMatcher
 from tests.runtime.masks.one_row import read_mask
 from tests.runtime.programs.hash_model import EOS, VOCAB
@@ -110,7 +112,7 @@ def test_a_grammar_that_is_none_loses_its_requests_alone() -> None:
         kept.rows.open(order, grammar)
     kept.rows.compiled("bad 5", None, 5)
     kept.compile("any 5")
-    assert kept.rows.lost == [1, 3]
+    assert kept.rows.lost == [Lost(1, FinishReason.STRUCTURE_COST), Lost(3, FinishReason.STRUCTURE_COST)]
     kept.rows.place(1, 0, 1, 4)
     kept.take(1, 9)
     kept.rows.close(1)
@@ -132,7 +134,33 @@ def test_a_matcher_in_trouble_loses_its_request_and_writes_no_mask() -> None:
     kept.rows.open(1, "any 5")
     kept.compile("any 5", Troubled("any 5"))
     kept.rows.place(1, 0, 1, 4)
-    assert kept.rows.lost == [1] and kept.allowed(0, 1, 4) is None
+    assert kept.rows.lost == [Lost(1, FinishReason.STRUCTURE_COST)] and kept.allowed(0, 1, 4) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("a{", FinishReason.STRUCTURE_MISMATCH),  # beside the mask
+        ('{"a":8,', FinishReason.NOTHING_LEFT),
+    ],
+)
+def test_the_reason_travels_with_a_request_that_is_followed_no_further(said: str, reason: FinishReason) -> None:
+    """The library lets the comma through, though no name is left."""
+    schema = (
+        '{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"],'
+        '"patternProperties":{"^a$":{"type":"integer"}},"additionalProperties":false,'
+        '"x-guidance":{"whitespace_flexible":false}}'
+    )
+    text = '{"grammars":[{"json_schema":' + schema + "}]}"
+    tokenizer = (BUNDLED_FOLDER / "tokenizer.json").read_text(encoding="utf-8")
+    vocabulary = load_vocabulary(tokenizer, 4096, [0])
+    rows = GrammarRows(MaskMemory(1, 4096), 4096, lambda grammar: None)
+    rows.open(1, text)
+    rows.compiled(text, new_matcher(vocabulary, text), 5)
+    rows.place(1, 0, 1, 10)
+    for token in vocabulary.tokenize_str(said):
+        rows.take(np.array([1]), np.array([token], np.int32))
+    assert rows.lost == [Lost(1, reason)]
 
 
 def test_where_nothing_can_follow_and_nothing_is_complete_the_mask_allows_nothing() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from runahead.runtime import models
 from runahead.runtime.checkpoint import open_checkpoint
+from runahead.runtime.grammar.matcher import load_vocabulary
 from runahead.runtime.masks.mask_worker import COMMAND, MaskWorker
 from runahead.runtime.masks.masks import GivenUp
 from runahead.runtime.masks.orders import Begin
@@ -26,6 +27,10 @@ from tests.runtime.masks.one_row import read_mask
 BUNDLED = Path(models.__path__[0]) / "bundled"
 YES = '{"grammars":[{"lark_grammar":"start: \\"yes\\""}]}'
 YES_OR_NO = '{"grammars":[{"lark_grammar":"start: \\"yes\\" | \\"no\\""}]}'
+DEAD_END = (
+    '{"grammars":[{"json_schema":{"type":"object","properties":{"a":{}},"required":["a"],'
+    '"patternProperties":{"^a$":{}},"additionalProperties":false,"x-guidance":{"whitespace_flexible":false}}}]}'
+)
 NO_GRAMMAR = '{"grammars":[{"lark_grammar":"start: nobody"}]}'
 
 
@@ -158,6 +163,17 @@ def test_it_ends_with_whoever_started_it() -> None:
         assert process is not None
         made._socket.close()
         assert process.wait(timeout=60) == 0
+
+
+def test_a_dead_end_is_told_from_a_limit() -> None:
+    with worker() as (made, _):
+        vocabulary = load_vocabulary(open_checkpoint(BUNDLED).tokenizer(), made._begin.vocab_size, (0,))
+        made.open(1, DEAD_END)
+        made.place(1, 0, 1, np.zeros(3, np.int32))
+        until(lambda: read_mask(made.memory, 0, 1, 3) is not None)
+        tokens = np.array(vocabulary.tokenize_str('{"a":8,'), np.int32)
+        made.take(np.full(len(tokens), 1), tokens)
+        assert given_up(made) == [GivenUp(1, FinishReason.NOTHING_LEFT)]
 
 
 def test_a_grammar_at_its_limits_is_told_from_a_worker_that_is_gone() -> None:

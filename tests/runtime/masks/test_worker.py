@@ -9,7 +9,9 @@ import pytest
 from runahead.runtime.masks import worker
 from runahead.runtime.masks.grammar_rows import GrammarRows
 from runahead.runtime.masks.mask_memory import MaskMemory
+from runahead.runtime.masks.orders import Lost
 from runahead.runtime.masks.worker import Compiler
+from runahead.runtime.wire.parameters import FinishReason
 
 TIMEOUT_S = 30.0
 
@@ -32,7 +34,7 @@ def test_a_request_whose_grammar_the_library_fails_over_is_lost_and_does_not_wai
     rows.place(7, 0, 1, 4)
     assert select.select([compiler.done], [], [], TIMEOUT_S)[0], "it says when it is done"
     compiler.collect(rows)
-    assert rows.lost == [7]
+    assert rows.lost == [Lost(7, FinishReason.STRUCTURE_COST)]
     compiler._pool.shutdown()
     compiler.done.close()
     compiler._tell.close()

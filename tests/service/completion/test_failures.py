@@ -72,6 +72,7 @@ def test_an_engine_that_speaks_nonsense_is_lost(service: Service) -> None:
         (FinishReason.NON_FINITE, grpc.StatusCode.INTERNAL),
         (FinishReason.NOTHING_LEFT, grpc.StatusCode.FAILED_PRECONDITION),
         (FinishReason.STRUCTURE_COST, grpc.StatusCode.FAILED_PRECONDITION),
+        (FinishReason.STRUCTURE_MISMATCH, grpc.StatusCode.INTERNAL),
         (FinishReason.STRUCTURE_LOST, grpc.StatusCode.UNAVAILABLE),
     ],
 )
