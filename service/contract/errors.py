@@ -167,7 +167,9 @@ def given_up(reason: int) -> ServiceError | None:
         case FinishReason.NON_FINITE:
             return ServiceError("NON_FINITE", "the model's logits are not finite, or the penalties made them so")
         case FinishReason.NOTHING_LEFT:
-            sentence = "no token is left at this position: the structure, the allowed tokens and the bias forbid all"
+            sentence = (
+                "no token is left at this position: the structure, allowed_token_ids and min_tokens forbid all of them"
+            )
             return ServiceError("NOTHING_LEFT", sentence)
         case FinishReason.STRUCTURE_LOST:
             sentence = (

@@ -19,11 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runahead.runtime.wire.messages import Logprobs
+from runahead.runtime.wire.parameters import FinishReason
 from runahead.service.contract.errors import (
     ERROR_DOMAIN,
     INTERNAL_SENTENCE,
     PUSHBACK_HEADER,
     STATUS_OF,
+    given_up,
     to_status,
     unavailable,
 )
@@ -103,6 +105,13 @@ def test_no_error_is_raised_for_a_reason_that_the_table_does_not_have() -> None:
 
 def test_a_reason_that_only_a_newer_engine_knows_is_unavailable() -> None:
     assert to_status(unavailable("MELTED", "too hot")).code == grpc.StatusCode.UNAVAILABLE
+
+
+def test_where_no_token_is_left_the_sentence_names_what_may_forbid_them() -> None:
+    """A bias is not among it: it is bounded, as docs/structured-output.md says."""
+    error = given_up(FinishReason.NOTHING_LEFT)
+    assert error is not None and "allowed_token_ids" in error.sentence and "min_tokens" in error.sentence
+    assert "bias" not in error.sentence
 
 
 def test_every_wrong_field_is_named_and_the_error_fits_into_the_metadata_that_a_client_takes(shared: Service) -> None:
