@@ -46,7 +46,10 @@ class ModelTokens:
     def __call__(self, text: str) -> list[int]:
         """The ids that a text is read as, if they spell it: no special token, and nothing that the tokenizer's
         normalizer changes. Otherwise those of the longest tokens that do."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        try:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        except BaseException:  # a panic is no Exception, and some expressions panic at long texts
+            return self.greedy(text)
         if b"".join(self.tokens[token_id] for token_id in ids if token_id < len(self.tokens)) == text.encode():
             return ids
         return self.greedy(text)

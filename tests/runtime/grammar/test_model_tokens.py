@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
-from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
 
 from runahead.runtime.grammar.matcher import load_vocabulary, new_matcher
 from runahead.service.text.token_bytes import token_bytes
@@ -143,6 +143,16 @@ def test_a_text_that_the_tokenizer_would_change_is_spelled_as_it_is_written() ->
     tokenizer.enable_truncation(1)
     ids = completed(vocabulary_of(tokenizer, END_ID), choice("Hell he"), END_ID, 1)
     assert tokenizer.decode(ids) == "Hell he"
+
+
+def test_a_text_that_the_tokenizer_panics_at_is_spelled_nevertheless() -> None:
+    tokenizer = byte_level_tokenizer()
+    backtracks = pre_tokenizers.Split(Regex("(a+)+b"), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([backtracks, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    text = "a" * 40
+    with pytest.raises(BaseException, match="retry-limit"):
+        tokenizer.encode(text)
+    assert tokenizer.decode(vocabulary_of(tokenizer, END_ID).tokenize_str(text)) == text
 
 
 def test_no_space_comes_before_a_text_that_goes_on() -> None:
