@@ -125,7 +125,7 @@ FORMATS: dict[str, tuple[list[str], list[str]]] = {
     ),
     "email": (
         ["joe.bloggs@example.com", "te~st@example.com", "a" * 64 + "@x"],
-        ["2962", ".test@example.com", "te..st@x", "test.@x", "a" * 65 + "@x", "a@" + "b" * 64, "a@-b", "a@b..c"],
+        ["2962", ".test@example.com", "te..st@x", "test.@x", "a@-b", "a@b..c"],
     ),
     "ipv4": (["192.168.0.1", "0.0.0.0"], ["127.0.0.0.1", "256.1.1.1", "087.10.0.1", "127.0", "1.2.3"]),
     "ipv6": (
