@@ -31,7 +31,7 @@ from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.config_values import flag, number
 from runahead.runtime.models.dense_decoder import attention, feed_forward, rope_of
 from runahead.runtime.models.head_files import HeadFiles, check_fits, check_width, read_tensors, targets_of
-from runahead.runtime.models.head_padding import check_tokens_end, is_padded, without_padding
+from runahead.runtime.models.head_padding import check_tokens_end, is_padded, whole_tensor, without_padding
 from runahead.runtime.models.llama import LLAMA, LlamaConfig
 from runahead.runtime.models.read_config import parse_config
 from runahead.runtime.models.speculators import PlainHead
@@ -131,6 +131,8 @@ def open_eagle3(
         else None
     )
 
+    if _TO_DRAFT in stored:
+        _check_draft_vocabulary(called, stored[_TO_DRAFT], vocab, known, targets)
     read_apart = {name: tensor for name, tensor in stored.items() if name not in (_TO_TARGET, _TO_DRAFT)}
     for name, tokens in ((_EMBEDDING, vocab), (_HEAD, known)):
         if name in read_apart:
@@ -237,6 +239,17 @@ def _check_own(
             f"{called} has no tensor d2t: nothing says which of the model's {vocab} tokens the {known} of its draft "
             "vocabulary are"
         )
+
+
+def _check_draft_vocabulary(
+    called: str, in_draft: StoredTensor, vocab: int, known: int, targets: torch.Tensor | None
+) -> None:
+    """Raises CheckpointError unless tensor t2d names the tokens that d2t does. targets: those of d2t; None: all."""
+    named = whole_tensor(in_draft)
+    expected = torch.zeros(vocab, dtype=torch.bool)
+    expected[torch.arange(known) if targets is None else targets] = True
+    if named is None or not torch.equal(named[:vocab] != 0, expected):
+        raise CheckpointError(f"{called}: tensor t2d names other tokens than d2t")
 
 
 def _built(

@@ -23,9 +23,11 @@ from runahead.runtime.models.head_entries import are_one_product
 from runahead.runtime.models.head_padding import MULTIPLES, is_padded, whole_tensor
 from runahead.runtime.models.memory import memory_of
 from runahead.runtime.models.torch_file import read_torch_file
-from runahead.runtime.models.weights import Pack, copy_stored, drawing
+from runahead.runtime.models.weights import Pack, copy_stored, drawing, is_copy
 
 _INTEGERS: Final = (torch.int64, torch.int32)
+_ROUNDED: Final = 2.0**-7  # twice the relative error of a number that is rounded to bfloat16
+_FLUSHED: Final = 1e-7  # absolute error of a number below those of float16
 _CPU: Final = torch.device("cpu")
 
 
@@ -34,7 +36,8 @@ class HeadFiles:
     """A head whose files fit its target. No weight is read yet.
 
     called: what messages call it. kind: of a head, in words. stored: its tensors, by the names that `build` asks for.
-    build: makes the head of them. copies: tensors that may be there too and that nothing is made of, with their shapes.
+    build: makes the head of them. copies: copies of the target's embedding, which may be there too and are not read,
+    with their shapes.
     in_file: what the files call a tensor.
     """
 
@@ -108,6 +111,16 @@ class HeadFiles:
             elif name not in expected:
                 raise CheckpointError(
                     f"{self.called} has a tensor {self.in_file(name)}, which {self.kind} does not have"
+                )
+
+    def check_copies(self, target: Decoder) -> None:
+        """Raises CheckpointError, naming the tensor, if one that counts as a copy of the target's is none. The two may
+        be rounded to different dtypes."""
+        for name in self.copies:
+            if name in self.stored and not is_copy(self.stored[name], target.weights.embedding, _ROUNDED, _FLUSHED):
+                raise CheckpointError(
+                    f"{self.called} has a tensor {self.in_file(name)} that differs from the model's embedding; heads "
+                    "that share the model's embedding are served"
                 )
 
     def expected(self) -> dict[str, tuple[int, ...]]:

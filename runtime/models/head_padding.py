@@ -13,17 +13,15 @@ from typing import Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from runahead.runtime.checkpoint import Checkpoint, CheckpointError, StoredTensor
 from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
 from runahead.runtime.models.token_texts import token_texts
 from runahead.runtime.models.torch_file import TorchTensor
-from runahead.runtime.models.weights import read_safetensors
+from runahead.runtime.models.weights import first_rows, read_safetensors
 from runahead.runtime.rounding import ceil_div
 
 MULTIPLES: Final = (64, 128, 256, 512)  # that vocabularies are filled up to
-_ROWS_AT_ONCE: Final = 4096
 
 
 def is_padded(rows: int, tokens: int) -> bool:
@@ -50,19 +48,8 @@ class FirstRows:
         self.whole.check((self.whole.shape[0], *shape[1:]))
 
     def pieces(self) -> Iterator[tuple[slice, NDArray[np.float32]]]:
-        if not isinstance(self.whole, SafetensorsTensor):
-            for rows, numbers in self.whole.pieces():
-                if rows.start < self.rows:
-                    yield slice(rows.start, min(rows.stop, self.rows)), numbers[: self.rows - rows.start]
-            return
-        try:
-            with safe_open(self.whole.path, framework="pt") as file:
-                stored = file.get_slice(self.whole.name)
-                for begin in range(0, self.rows, _ROWS_AT_ONCE):
-                    end = min(begin + _ROWS_AT_ONCE, self.rows)
-                    yield slice(begin, end), stored[begin:end].float().numpy()
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"tensor {self.whole.name} can't be read from {self.whole.path}: {error}") from error
+        for rows, numbers in first_rows(self.whole, self.rows):
+            yield rows, numbers.numpy()
 
 
 def without_padding(stored: StoredTensor, tokens: int) -> StoredTensor:

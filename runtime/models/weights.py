@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import torch
@@ -20,6 +20,8 @@ from runahead.runtime.models.registry import ARCHITECTURES
 Pack = Callable[[torch.Tensor], torch.Tensor]  # KernelSet.pack_weight
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_ROWS_AT_ONCE: Final = 4096
 _NORMS: Final = re.compile(r".*norm(_f)?\.weight")
 # Random numbers of float32 at a time, 64 MiB. A whole embedding of float32 beside the weights would take GiBs, which a
 # GPU's allocator keeps, and which the KV cache then lacks.
@@ -38,8 +40,8 @@ def load_weights(
     """Read every tensor that `config` asks for, converted to `dtype` on `device`, one after the other. share: a rank's
     part of experts and recurrent mixers; of attention and dense feed-forwards each rank has all, and so of the ends.
 
-    Raises ShareError where ranks can't have equal parts, CheckpointError as `check_weights`, and for a tensor that
-    can't be read after all.
+    Raises ShareError where ranks can't have equal parts, CheckpointError as `check_weights`, for a tensor that can't be
+    read after all, and for a tied head that is stored and differs from the embedding.
     """
     stored = check_weights(checkpoint, config)
     total = sum(tensor.size_bytes for tensor in stored.values())
@@ -56,6 +58,12 @@ def load_weights(
         return whole
 
     weights = ARCHITECTURES[config.architecture].weights(config, TensorReader(fill, pack, share))
+    if _has_tied_copy(config, stored) and not is_copy(stored[_HEAD], weights.embedding):
+        raise CheckpointError(
+            f"{checkpoint.path} has a tensor {checkpoint.tensor_in_file(_HEAD)} that differs from "
+            f"{checkpoint.tensor_in_file(_EMBEDDING)}, and by config.json (tie_word_embeddings) the two are one: set "
+            "tie_word_embeddings to false to serve the model with this head, or remove the tensor"
+        )
     if progress is not None and done != total:  # what was skipped: a tied head, rotary caches, other ranks' experts
         progress(total, total)
     return weights
@@ -120,6 +128,8 @@ def check_weights(checkpoint: Checkpoint, config: ModelConfig) -> Mapping[str, S
         if name not in stored:
             raise CheckpointError(f"{checkpoint.path} has no tensor {name}; {AGAIN}")
         stored[name].check(shape)
+    if _has_tied_copy(config, stored):
+        stored[_HEAD].check(expected[_EMBEDDING])
     passed_over = ARCHITECTURES[config.architecture].passed_over
     for name in stored:
         if name not in expected and not passed_over(config, name):
@@ -128,6 +138,38 @@ def check_weights(checkpoint: Checkpoint, config: ModelConfig) -> Mapping[str, S
                 f"not know{_hint(name)}"
             )
     return stored
+
+
+def _has_tied_copy(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> bool:
+    """Does the checkpoint store the head of a tied model, which is read from the embedding?"""
+    return config.tie_word_embeddings and _HEAD in stored
+
+
+def is_copy(stored: StoredTensor, of: torch.Tensor, rtol: float = 0.0, atol: float = 0.0) -> bool:
+    """Whether `stored`, converted to the dtype of `of`, has its numbers. rtol, atol: as `torch.allclose` has them.
+    Both are [rows, columns] of one shape. Raises CheckpointError."""
+    return all(
+        torch.allclose(numbers.to(of.dtype), of[rows].cpu(), rtol, atol, equal_nan=True)
+        for rows, numbers in first_rows(stored, len(of))
+    )
+
+
+def first_rows(stored: StoredTensor, rows: int) -> Iterator[tuple[slice, torch.Tensor]]:
+    """The first rows of a tensor, a bounded piece at a time: which rows, and float32 [rows, columns] on the CPU. Raises
+    CheckpointError."""
+    if not isinstance(stored, SafetensorsTensor):
+        for part, numbers in stored.pieces():
+            if part.start < rows:
+                yield slice(part.start, min(part.stop, rows)), torch.from_numpy(numbers[: rows - part.start])
+        return
+    try:
+        with safe_open(stored.path, framework="pt") as file:
+            whole = file.get_slice(stored.name)
+            for begin in range(0, rows, _ROWS_AT_ONCE):
+                end = min(begin + _ROWS_AT_ONCE, rows)
+                yield slice(begin, end), whole[begin:end].float()
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"tensor {stored.name} can't be read from {stored.path}: {error}") from error
 
 
 def _of_text(stored: Mapping[str, StoredTensor], whole: Whole) -> Mapping[str, StoredTensor]:

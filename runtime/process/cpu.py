@@ -86,6 +86,8 @@ def make_on_cpu(
         if files is not None:
             # A head of a folder of its own is what it is.
             drawn = config.load_format == "dummy" and config.drafter != "eagle"
+            if isinstance(files, HeadFiles) and config.load_format != "dummy":
+                files.check_copies(model)
             head = files.load(model, kernels, context, drawn=drawn)
     masks = make_masks(config, checkpoint, described, context)
     forced = forced_drafts(config, described) if masks else 0

@@ -20,6 +20,7 @@ from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.draft_model import read_by_a_step
 from runahead.runtime.models.layer_kinds import enqueued_layers
+from runahead.runtime.models.head_files import HeadFiles
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import KeptBytes, weight_bytes
 from runahead.runtime.process.drafting_files import drafting_files, kept_by_drafter, kept_with_drafter
@@ -104,6 +105,8 @@ def make_on_cuda(
         if files is not None:
             # A head of a folder of its own is what it is.
             drawn = config.load_format == "dummy" and config.drafter != "eagle"
+            if isinstance(files, HeadFiles) and config.load_format != "dummy":
+                files.check_copies(model)
             head = load_drafter(files, model, exactness.exact, context, drawn=drawn)
     log.info("tilings", **tilings_of(model, buckets_for(config.max_rows), exactness.exact))
     masks = make_masks(config, checkpoint, described, context)

@@ -10,14 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from runahead.runtime.checkpoint import CheckpointError, open_head
+from runahead.runtime.checkpoint import CheckpointError, open_checkpoint, open_head
 from runahead.runtime.kernels.layers import Layer, Linear
+from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.kernels.reference.linear import Products, product_ways
 from runahead.runtime.models.eagle import open_eagle
 from runahead.runtime.models.head_entries import unpacked
 from runahead.runtime.models.head_files import HeadFiles, may_have_head
+from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import memory_of
 from runahead.runtime.models.read_config import parse_config
+from tests.runtime.models.checkpoints import CASES, save
 from tests.runtime.models.eagle_heads import CONFIG, HIDDEN, VOCAB, random_head, write_head
 from tests.runtime.models.public_configs import PUBLIC
 
@@ -47,10 +50,22 @@ def test_a_head_without_its_embedding_has_its_own_numbers_alone(tmp_path: Path) 
     assert fused(head).bias is None
 
 
-def test_a_copy_of_the_targets_embedding_is_passed_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_copy_of_the_targets_embedding_is_passed_over_and_another_embedding_refused(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    save(CASES[0], tmp_path / "model")
+    checkpoint = open_checkpoint(tmp_path / "model")
+    target = load_model(checkpoint, torch.device("cpu"), torch.float32, "auto", ReferenceKernels())
     tensors = random_head()
-    copied = {**tensors, "embed_tokens.weight": torch.zeros(VOCAB, HIDDEN)}
-    assert opened(write_head(tmp_path, copied)).weights(as_it_is).parameters == sum(t.numel() for t in tensors.values())
+    copy = target.weights.embedding.to(dtype, copy=True)
+    head = opened(write_head(tmp_path / "copy", {**tensors, "embed_tokens.weight": copy}))
+    head.check_copies(target)
+    assert head.weights(as_it_is).parameters == sum(t.numel() for t in tensors.values())
+    copy[-1] *= 1.1
+    other = opened(write_head(tmp_path / "other", {**tensors, "embed_tokens.weight": copy}))
+    with pytest.raises(CheckpointError, match=r"tensor embed_tokens\.weight that differs from the model's embedding"):
+        other.check_copies(target)
 
 
 def test_a_head_may_say_which_tokens_it_guesses(tmp_path: Path) -> None:

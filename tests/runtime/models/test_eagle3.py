@@ -183,6 +183,7 @@ TWICE[1] = TWICE[0] - 1
         ("d2t", TWICE, "tensor d2t must give each of 100 tokens one of the model's 160 to itself"),
         ("d2t", -1 - torch.arange(KNOWN), "tensor d2t must give each of 100 tokens one of the model's 160 to itself"),
         ("t2d", torch.zeros(VOCAB - 1, dtype=torch.bool), "tensor t2d must say of each of the model's 160 tokens"),
+        ("t2d", torch.roll(TENSORS["t2d"], 1), "tensor t2d names other tokens than d2t"),
         ("layers.0.hidden_norm.weight", torch.ones(HIDDEN), "has a tensor twice"),
         ("input_norm.weight", torch.ones(3 * HIDDEN), "has a tensor input_norm.weight, which a head of EAGLE-3 does"),
         ("mask_hidden", torch.ones(HIDDEN), "has a tensor mask_hidden, which a head of EAGLE-3 does not have"),

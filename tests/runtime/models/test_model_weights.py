@@ -156,15 +156,39 @@ def test_random_weights_are_drawn_a_bounded_piece_at_a_time_whatever_a_tensor_s_
     assert abs(float(pieces.weights.final_norm.weight.mean()) - 1) < 0.02
 
 
-def test_what_old_checkpoints_carry_for_nothing_is_passed_over(tmp_path: Path) -> None:
+EMBEDDING = "model.embed_tokens.weight"
+
+
+@pytest.mark.parametrize("name", ["llama_tied_biased", "gemma2", "qwen3_5", "granite_hybrid_bfloat16_all_recurrent"])
+def test_a_tied_head_that_is_stored_too_is_passed_over_where_it_is_the_embedding(tmp_path: Path, name: str) -> None:
+    save(BY_NAME[name], tmp_path)
+    path = tmp_path / "model.safetensors"
+    if not path.is_file():
+        for shard in sorted(tmp_path.glob("model-*.safetensors")):
+            merged = load_file(path) if path.is_file() else {}
+            save_file(merged | load_file(shard), path)
+        (tmp_path / INDEX).unlink()
+    change(tmp_path, lambda tensors: tensors.update({"lm_head.weight": tensors[EMBEDDING].float().clone()}))
+    for dtype in (torch.float32, torch.bfloat16):
+        weights = load(tmp_path, dtype).weights
+        assert torch.equal(weights.lm_head, weights.embedding)
+    change(tmp_path, lambda tensors: tensors["lm_head.weight"][-1].neg_())
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight that differs from model\.embed_tokens\.weight"):
+        load(tmp_path)
+
+
+def test_a_tied_head_of_another_shape_is_refused_before_a_weight_is_read(tmp_path: Path) -> None:
     save(BY_NAME["llama_tied_biased"], tmp_path)
+    change(tmp_path, lambda tensors: tensors.update({"lm_head.weight": tensors[EMBEDDING][:-1].clone()}))
+    checkpoint = open_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight has shape \[159, 64\].*asks for \[160, 64\]"):
+        weights_module.check_weights(checkpoint, load_config(checkpoint))
 
-    def edit(tensors: dict[str, torch.Tensor]) -> None:
-        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
-        tensors["lm_head.weight"] = torch.zeros(160, 64)
 
-    change(tmp_path, edit)
-    assert torch.equal(load(tmp_path).weights.lm_head, load(tmp_path).weights.embedding)
+def test_a_rotary_cache_of_an_old_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    save(BY_NAME["llama"], tmp_path)
+    change(tmp_path, lambda tensors: tensors.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)}))
+    assert load(tmp_path).config.num_layers == 3
 
 
 Q_PROJ = "model.layers.2.self_attn.q_proj.weight"
