@@ -28,7 +28,7 @@ from runahead.runtime.models.mamba2_decoder import (
     read_mamba2,
     small_hybrid,
 )
-from runahead.runtime.models.partial_rotation import order_of_qkv, share_of
+from runahead.runtime.models.partial_rotation import order_of_qkv, rotated_of, share_of
 from runahead.runtime.models.rope_values import rope_of_a_part
 
 _NAME: Final = "BambaForCausalLM"
@@ -38,8 +38,10 @@ _SHARE: Final = 0.5  # of a head, that is rotated, whatever the file says
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BambaConfig(Mamba2Config):
-    """attention_bias: of queries, keys, values and the attention's output. mlp_bias: of the feed-forward."""
+    """rotated: numbers of a head that are rotated, its first. attention_bias: of queries, keys, values and the
+    attention's output. mlp_bias: of the feed-forward."""
 
+    rotated: int
     attention_bias: bool = False
     mlp_bias: bool = False
 
@@ -58,18 +60,15 @@ def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> BambaConfig
     if share != _SHARE:
         raise CheckpointError(f"partial_rotary_factor is {share!r}; that of {_NAME} is {_SHARE}")
     own: dict[str, Any] = {key: flag(raw, key) for key in ("attention_bias", "mlp_bias")}
-    return read_dense(
+    read = read_dense(
         BambaConfig, raw, eos_token_ids, architecture=_NAME, kv_heads=8, positions=262144, windows=all_tokens, eps=1e-5,
-        rope=rope_of_a_part, share=share, **read_mamba2(raw, _recurrent(raw)), **own,
+        rope=rope_of_a_part, share=share, rotated=0, **read_mamba2(raw, _recurrent(raw)), **own,
     )  # fmt: skip
-
-
-def _rotated(config: BambaConfig) -> int:
-    return int(config.head_dim * _SHARE)
+    return replace(read, rotated=rotated_of(read.head_dim, share))
 
 
 def _layer(config: BambaConfig, number: int, tensors: TensorReader) -> Layer:
-    bias, order = config.attention_bias, order_of_qkv(config, _rotated(config))
+    bias, order = config.attention_bias, order_of_qkv(config, config.rotated)
     second = feed_forward(config, number, tensors, bias=config.mlp_bias, block="feed_forward", norm="pre_ff_layernorm")
     if config.recurrent[number]:
         return Layer(mamba2(config, number, tensors), second)
@@ -77,7 +76,7 @@ def _layer(config: BambaConfig, number: int, tensors: TensorReader) -> Layer:
 
 
 def _weights(config: BambaConfig, tensors: TensorReader) -> ModelWeights:
-    rope = replace(rope_of(config), rotated=_rotated(config))
+    rope = replace(rope_of(config), rotated=config.rotated)
     return dense_weights(config, tensors, _layer, rope, final_norm="model.final_layernorm")
 
 

@@ -40,7 +40,8 @@ def rotated_of(head_dim: int, share: float) -> int:
 
 
 def head_order(head_dim: int, rotated: int) -> torch.Tensor:
-    """Of the numbers of a head: which of the checkpoint's is where. int64 [head_dim]"""
+    """Of the numbers of a head: which of the checkpoint's is where. int64 [head_dim]. Both are even."""
+    assert 0 <= rotated <= head_dim and rotated % 2 == head_dim % 2 == 0, (rotated, head_dim)
     middle = (rotated + head_dim) // 2
     parts = ((0, rotated // 2), (rotated, middle), (rotated // 2, rotated), (middle, head_dim))
     return torch.cat([torch.arange(*part) for part in parts])

@@ -38,13 +38,17 @@ class Rope:
     """How attentions rotate queries and keys.
 
     head_dim: 0 in a model that rotates nothing. rotated: numbers of a head that are rotated, half of them in each half
-    of the head, at its beginning; None: all. The others stay as they are.
+    of the head, at its beginning; None: all. The others stay as they are. Both are even.
     """
 
     head_dim: int
     theta: float
     scaling: RopeScaling
     rotated: int | None = None
+
+    def __post_init__(self) -> None:
+        rotated = self.head_dim if self.rotated is None else self.rotated
+        assert 0 <= rotated <= self.head_dim and rotated % 2 == self.head_dim % 2 == 0, self
 
 
 def rope_table(rope: Rope, positions: int, device: torch.device) -> RopeTable:

@@ -19,8 +19,8 @@ from runahead.runtime.models import weights
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.draft_model import read_by_a_step
-from runahead.runtime.models.layer_kinds import enqueued_layers
 from runahead.runtime.models.head_files import HeadFiles
+from runahead.runtime.models.layer_kinds import enqueued_layers
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import KeptBytes, weight_bytes
 from runahead.runtime.process.drafting_files import drafting_files, kept_by_drafter, kept_with_drafter

@@ -18,7 +18,7 @@ _MAMBA2: Final[Mapping[str, Any]] = {
 }
 HYBRIDS: Final[Mapping[str, Mapping[str, Any]]] = {
     # Groups, and a feed-forward of its own.
-    "BambaForCausalLM": {**_MAMBA2, "mamba": Mamba2Shape(4, 32, 2, 16, 4), "intermediate_size": 128},
+    "BambaForCausalLM": {**_MAMBA2, "mamba": Mamba2Shape(4, 32, 2, 16, 4), "intermediate_size": 128, "rotated": 8},
     # One group and an odd number of heads, experts and a shared one, all multipliers.
     "GraniteMoeHybridForCausalLM": {
         **_MAMBA2,
