@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, Final
 
 import grpc
 import structlog
@@ -34,6 +34,17 @@ from runahead.service.engine.request_stream import (
 
 log = structlog.get_logger(__name__)
 
+# Statuses that are sent already, a connection that is gone, a cancellation, and the end of the process. Anything else
+# ends the call: a panic in a library's Rust code is no Exception.
+_NOT_GUARDED: Final = (
+    grpc.aio.AbortError,
+    grpc.aio.InternalError,
+    asyncio.CancelledError,
+    GeneratorExit,
+    KeyboardInterrupt,
+    SystemExit,
+)
+
 
 @asynccontextmanager
 async def guarded(context: grpc.aio.ServicerContext[Any, Any], count: Callable[[str], None]) -> AsyncIterator[Call]:
@@ -45,9 +56,9 @@ async def guarded(context: grpc.aio.ServicerContext[Any, Any], count: Callable[[
     call = current_call()
     try:
         yield call
-    except (grpc.aio.AbortError, grpc.aio.InternalError):
-        raise  # it has its status already, or there is no connection any more that one could go by
-    except Exception as error:
+    except _NOT_GUARDED:
+        raise
+    except BaseException as error:
         if context.cancelled():
             return  # the client is gone, which is why something failed
         failure = _as_service_error(error, call)
@@ -83,7 +94,7 @@ def code_of_left(context: grpc.aio.ServicerContext[Any, Any]) -> grpc.StatusCode
     return grpc.StatusCode.DEADLINE_EXCEEDED if is_late else grpc.StatusCode.CANCELLED
 
 
-def _as_service_error(error: Exception, call: Call) -> ServiceError:
+def _as_service_error(error: BaseException, call: Call) -> ServiceError:
     match error:
         case ServiceError():
             return error

@@ -48,6 +48,15 @@ def can_be_cut(description: Mapping[str, Any]) -> bool:
     return not any(" " in token["content"] or (token["rstrip"] and token["content"][-1:].isalpha()) for token in added)
 
 
+def is_quick(description: Mapping[str, Any]) -> bool:
+    """Whether the time for a text is in proportion to its length, as far as regular expressions go: there is none but
+    known ones. description: as `can_be_cut` has it."""
+    parts = [description[name] for name in ("normalizer", "post_processor", "decoder")]
+    if not _by_known_alternatives(description["pre_tokenizer"]):
+        parts.append(description["pre_tokenizer"])
+    return not any(map(_has_expression, parts))
+
+
 def cut_behind(text: str, start: int, most: int) -> int | None:
     """The first place for a cut that makes a piece of PIECE characters or more; the text's end, if it is not longer.
 
@@ -75,6 +84,12 @@ def _by_known_alternatives(pre_tokenizer: Mapping[str, Any] | None) -> bool:
             alternatives = set(_alternatives(pattern))
             return bool(alternatives & _LETTERS) and alternatives <= _LETTERS | _OTHERS
     return False
+
+
+def _has_expression(part: Any) -> bool:
+    if isinstance(part, Mapping):
+        return "Regex" in part or any(map(_has_expression, part.values()))
+    return isinstance(part, list) and any(map(_has_expression, part))
 
 
 def _alternatives(pattern: str) -> list[str]:

@@ -15,12 +15,13 @@ from runahead.runtime.checkpoint import Checkpoint, CheckpointError
 from runahead.runtime.grammar.spelling import is_byte_level
 from runahead.runtime.wire.engine_config import ConfigError
 from runahead.service.text.text_bounds import longest_token_bytes
-from runahead.service.text.text_cuts import LONG, can_be_cut, cut_behind
+from runahead.service.text.text_cuts import LONG, can_be_cut, cut_behind, is_quick
 from runahead.service.text.token_bytes import TokenBytes, token_bytes
 from runahead.service.text.turn_pool import TurnPool
 
 _THREADS: Final = 2
-# What is shorter is done on the event loop, in half a millisecond: it would take as long to hand it over.
+# What is shorter is done on the event loop, in half a millisecond: it would take as long to hand it over. A tokenizer
+# with an unknown regular expression may take seconds for it, and has everything handed over.
 _INLINE_CHARACTERS: Final = 1024
 _INLINE_IDS: Final = 4096
 _LONG_IDS: Final = 1 << 16  # that take some 10 ms to be made text of
@@ -62,10 +63,11 @@ class TextTokenizer:
         has_accents = any(not token.content.isascii() for token in added.values())
         self._decodes_by_table = has_accents and is_byte_level(description["decoder"])
         self._around = self._special_tokens_around() if can_be_cut(description) else None
+        self._is_quick = is_quick(description)
 
     def encodes_at_once(self, text: str) -> bool:
         """`encode` waits for nothing."""
-        return len(text) <= _INLINE_CHARACTERS
+        return self._is_quick and len(text) <= _INLINE_CHARACTERS
 
     async def encode(self, text: str, add_special_tokens: bool = True, caller: int = 0) -> NDArray[np.int32]:
         """int32 [n]. A long text is tokenized beside the event loop, in pieces where that changes no token.
@@ -85,7 +87,7 @@ class TextTokenizer:
 
     async def decode(self, ids: Sequence[int], include_special_tokens: bool = False, caller: int = 0) -> str:
         """The text of a whole sequence, as the tokenizer itself defines it. caller: as for `encode`."""
-        if len(ids) <= _INLINE_IDS:
+        if self._is_quick and len(ids) <= _INLINE_IDS:
             return self._decode(ids, include_special_tokens)
         decoding = _Decoding(ids, include_special_tokens, self._decode)
         await self._pool.do(caller, decoding)

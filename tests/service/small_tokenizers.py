@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 END_ID = 256
 
@@ -19,6 +19,15 @@ def byte_level_tokenizer() -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])
+    return tokenizer
+
+
+def panicking_tokenizer() -> Tokenizer:
+    """One that panics on a text of 40 `a`: its expression backtracks until the library gives up."""
+    tokenizer = byte_level_tokenizer()
+    split = pre_tokenizers.Split(Regex("(a+)+b"), "isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
     return tokenizer
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import grpc
 import pytest
 from google.rpc import error_details_pb2
@@ -18,11 +20,12 @@ from runahead.v1 import (
     OutputOptions,
     StatsRequest,
     StoppingOptions,
+    TokenizeRequest,
 )
 from tests.service.fake_engine import INFO, TIMEOUT_S, FakeEngine
 from tests.service.rpc_errors import code, detail, failure, fields
 from tests.service.running_service import Service
-from tests.service.small_tokenizers import byte_level_tokenizer
+from tests.service.small_tokenizers import byte_level_tokenizer, panicking_tokenizer
 
 
 def request(**options: object) -> GenerateRequest:
@@ -240,3 +243,19 @@ def test_what_is_open_when_the_grace_is_over_ends_with_shutdown(service: Service
     error = failure(lambda: list(call))
     assert code(error) == grpc.StatusCode.UNAVAILABLE
     assert detail(error, error_details_pb2.ErrorInfo).reason == "SHUTDOWN"
+
+
+def test_a_panic_of_the_tokenizer_ends_the_call_with_internal_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.service.running_service.byte_level_tokenizer", panicking_tokenizer)
+    text, path = "a" * 40, tmp_path / "engine.sock"
+    with Service(FakeEngine(path), path) as service:
+        for call in (
+            lambda: list(service.stub.Generate(GenerateRequest(text=text), timeout=TIMEOUT_S)),
+            lambda: service.stub.GenerateOnce(GenerateOnceRequest(text=text), timeout=TIMEOUT_S),
+            lambda: service.stub.Tokenize(TokenizeRequest(text=text), timeout=TIMEOUT_S),
+        ):
+            error = failure(call)
+            assert (code(error), error.details()) == (grpc.StatusCode.INTERNAL, INTERNAL_SENTENCE)
+        assert len(service.stub.Tokenize(TokenizeRequest(text="word"), timeout=TIMEOUT_S).token_ids) == 4

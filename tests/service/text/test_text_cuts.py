@@ -15,7 +15,7 @@ from runahead.service.text import text_cuts, tokenizer
 from runahead.service.text.text_cuts import can_be_cut, cut_behind
 from runahead.service.text.tokenizer import TextTokenizer
 from tests.service.cut_tokenizers import BITS, NAMES, cut_tokenizer
-from tests.service.small_tokenizers import byte_level_tokenizer, sentencepiece_tokenizer
+from tests.service.small_tokenizers import byte_level_tokenizer, panicking_tokenizer, sentencepiece_tokenizer
 
 PIECE = 12  # characters, so that a text of some words has many
 
@@ -103,6 +103,22 @@ CHANGES = (
     lambda of: setattr(of, "pre_tokenizer", _split(r"\p{L}+|\s+", "removed")),
     lambda of: setattr(of.model, "dropout", 0.5),
 )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_short_texts_of_known_expressions_are_tokenized_at_once(name: str) -> None:
+    of = TextTokenizer(cut_tokenizer(name))
+    assert of.encodes_at_once("a" * 40)
+    of.close()
+
+
+def test_short_texts_wait_for_a_thread_where_an_expression_is_not_known() -> None:
+    normalizing = byte_level_tokenizer()
+    normalizing.normalizer = normalizers.Replace(Regex("(a+)+b"), "a")
+    for made, at_once in ((sentencepiece_tokenizer(), True), (panicking_tokenizer(), False), (normalizing, False)):
+        of = TextTokenizer(made)
+        assert of.encodes_at_once("a" * 40) == at_once
+        of.close()
 
 
 def test_a_text_without_a_place_for_a_cut_is_one_long_turn() -> None:
