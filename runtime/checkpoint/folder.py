@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ TEMPLATE_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "pad_token", "s
 
 _MAX_TEXT_BYTES: Final = 16 << 20
 _MAX_TOKENIZER_BYTES: Final = 256 << 20
+_MOST_DEEP: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,18 @@ def _read_object(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} can't be read as JSON: {error}; {FETCH}") from error
     if not isinstance(raw, dict):
         raise CheckpointError(f"{path} must hold a JSON object; {FETCH}")
+    if _is_deep(raw):
+        raise CheckpointError(f"{path} nests objects over {_MOST_DEEP} deep, which no such file of a model does")
     return raw
+
+
+def _is_deep(raw: Any) -> bool:
+    """Whether objects and lists are nested over `_MOST_DEEP` deep: what looks at each part calls itself so often."""
+    level = [raw]
+    for _ in range(_MOST_DEEP):
+        inner = [part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list)]
+        level = list(itertools.chain.from_iterable(inner))
+    return any(isinstance(part, dict | list) for part in level)
 
 
 def _read_text(path: Path, most: int) -> str:

@@ -109,7 +109,10 @@ class _Getter:
 
 
 def _refuse_what_is_no_model(path: Path, metadata: Metadata) -> None:
-    if metadata.get("split.count", 1) > 1:
+    parts = metadata.get("split.count", 1)
+    if not isinstance(parts, int):
+        raise CheckpointError(f"{path} has split.count {parts!r}, which must be a number; {FETCH}")
+    if parts > 1:
         raise of_split_gguf(path)
     kind = metadata.get("general.type", "model")
     if kind == "adapter":

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFReader, ReaderField, dequantize
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, ReaderField, dequantize
 from numpy.typing import NDArray
 
 from runahead.runtime.checkpoint.errors import CheckpointError
@@ -28,6 +28,17 @@ SUPPORTED: Final = tuple("F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q
 _PIECE: Final = 1 << 22  # numbers of a tensor that are dequantised at once: 16 MiB of float32
 # What the package raises for a header that makes no sense.
 _NOT_AS_EXPECTED: Final = (ValueError, KeyError, IndexError, TypeError, OverflowError, ZeroDivisionError, MemoryError)
+_ALIGNMENT: Final = "general.alignment"  # of tensors: the one key that the package reads itself
+_COUNT: Final = np.dtype("<u8")  # of characters, and of an array's values
+_KIND: Final = np.dtype("<u4")
+# Values of one number, by their kind.
+_NUMBERS: Final = {
+    getattr(GGUFValueType, name): np.dtype(dtype)
+    for name, dtype in {
+        "UINT8": "u1", "INT8": "i1", "UINT16": "<u2", "INT16": "<i2", "UINT32": "<u4", "INT32": "<i4",
+        "FLOAT32": "<f4", "UINT64": "<u8", "INT64": "<i8", "FLOAT64": "<f8", "BOOL": "?",
+    }.items()
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +139,7 @@ def open_gguf(path: Path) -> GgufCheckpoint:
     name of the first tensor that is cut off."""
     try:
         reader = _Reader(path)
-        metadata = {key: field.contents() for key, field in reader.fields.items()}
+        metadata = reader.metadata
     except CheckpointError:
         raise
     except OSError as error:
@@ -167,11 +178,23 @@ class _Bytes:
             raise ValueError(f"it has {self._all.size} bytes and should have {part.stop} or more")
         return self._all[part]
 
+    def numbers(self, begin: int, dtype: np.dtype[Any], count: int = 1) -> tuple[list[Any], int]:
+        """Numbers that lie one behind the other, and where they end. Raises ValueError beyond the file's end."""
+        end = begin + count * dtype.itemsize
+        return self[begin:end].view(dtype).tolist(), end
+
+    def text(self, begin: int) -> tuple[str, int]:
+        """A text behind its length, and where it ends. Raises ValueError."""
+        (length,), begin = self.numbers(begin, _COUNT)
+        return self[begin : begin + length].tobytes().decode(), begin + length
+
 
 class _Reader(GGUFReader):
-    """The package's reader, which says of which tensor it is that something is wrong with it."""
+    """The package's reader, which says of which tensor it is that something is wrong with it, and reads metadata in
+    time and memory in proportion to their bytes: the package makes several objects of each byte of an array."""
 
     tensors: list[Any]
+    metadata: dict[str, Any]
 
     @property
     def data(self) -> _Bytes:
@@ -180,6 +203,41 @@ class _Reader(GGUFReader):
     @data.setter
     def data(self, mapped: NDArray[np.uint8]) -> None:
         self._bytes = _Bytes(mapped)
+
+    def _build_fields(self, offs: int, count: int) -> int:
+        self.metadata = {}
+        for _ in range(count):
+            begin = offs
+            key, offs = self._bytes.text(offs)
+            if key in self.metadata:
+                raise KeyError(f"the key {key} is there twice")
+            (kind,), offs = self._bytes.numbers(offs, _KIND)
+            self.metadata[key], offs = self._value(kind, offs)
+            if key == _ALIGNMENT:
+                own = [np.array([self.metadata[key]])]
+                self._push_field(ReaderField(begin, key, own, [0], [GGUFValueType(kind)]), skip_sum=True)
+        return int(super()._build_fields(offs, 0))  # which leaves none to the package
+
+    def _value(self, kind: int, offs: int) -> tuple[Any, int]:
+        """A value of a key, and where it ends."""
+        if kind == GGUFValueType.STRING:
+            return self._bytes.text(offs)
+        if kind in _NUMBERS:
+            (number,), offs = self._bytes.numbers(offs, _NUMBERS[GGUFValueType(kind)])
+            return number, offs
+        if kind != GGUFValueType.ARRAY:
+            raise ValueError(f"a value is of the unknown kind {kind}")
+        (inner,), offs = self._bytes.numbers(offs, _KIND)
+        (count,), offs = self._bytes.numbers(offs, _COUNT)
+        if inner in _NUMBERS:
+            return self._bytes.numbers(offs, _NUMBERS[GGUFValueType(inner)], count)
+        if inner != GGUFValueType.STRING:
+            raise ValueError(f"an array has values of the kind {inner}, which are neither numbers nor texts")
+        texts = []
+        for _ in range(count):
+            text, offs = self._bytes.text(offs)
+            texts.append(text)
+        return texts, offs
 
     def _build_tensors(self, start_offs: int, fields: list[ReaderField]) -> None:
         tensors = {}

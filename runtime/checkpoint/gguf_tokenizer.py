@@ -92,7 +92,9 @@ def tokenizer_of(path: Path, metadata: Metadata) -> dict[str, Any]:
 
 def template_tokens_of(metadata: Metadata) -> dict[str, str]:
     """Texts of special tokens by the names under which a chat template asks for them."""
-    tokens = metadata.get(f"{_KEY}tokens", [])
+    tokens = metadata.get(f"{_KEY}tokens")
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+        return {}  # `tokenizer_of` refuses it
     ids = {name: metadata.get(f"{_KEY}{key}_token_id") for name, key in _NAMED.items()}
     return {name: tokens[i] for name, i in ids.items() if isinstance(i, int) and 0 <= i < len(tokens)}
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer
 
+_MOST_IDS: Final = 1 << 22  # more than any vocabulary has
 _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _STEP = Callable[[str], str | bytes]
 
@@ -22,7 +23,8 @@ class DecoderError(ValueError):
 
 
 def token_spelling(tokenizer: Tokenizer, description: Mapping[str, Any]) -> list[bytes]:
-    """Bytes by token id, special tokens spelled out. An id without a token has none.
+    """Bytes by token id, special tokens spelled out, without ids beyond any model's vocabulary. An id without a token
+    has none.
 
     The bytes of a byte-level tokenizer's added token are its content, unless the model's vocabulary has the token too:
     only there does a character stand for a byte. description: what the tokenizer's `to_str` says. Raises DecoderError.
@@ -32,8 +34,9 @@ def token_spelling(tokenizer: Tokenizer, description: Mapping[str, Any]) -> list
     added: set[str] = set()
     if is_byte_level(description["decoder"]):
         added = vocabulary.keys() - tokenizer.get_vocab(with_added_tokens=False).keys()
-    spelled = [b""] * (max(vocabulary.values(), default=-1) + 1)
-    for token, token_id in vocabulary.items():
+    known = {token_id: token for token, token_id in vocabulary.items() if token_id < _MOST_IDS}
+    spelled = [b""] * (max(known, default=-1) + 1)
+    for token_id, token in known.items():
         spelled[token_id] = token.encode() if token in added else _spell(token, steps)
     return spelled
 

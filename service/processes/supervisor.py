@@ -13,15 +13,14 @@ import signal
 import tempfile
 from collections.abc import Coroutine, Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import IO, Any, Final, TypeVar
 
 import structlog
 
-from runahead.runtime.checkpoint import check_files, open_head
 from runahead.runtime.wire.engine_config import ConfigError
 from runahead.service.engine.pulse import EngineWatch, stuck_after_s
 from runahead.service.processes import machine
+from runahead.service.processes.checkpoint_check import check_checkpoint
 from runahead.service.processes.engine_process import EngineProcess
 from runahead.service.processes.front_end_process import SIDE_COMMAND, FrontEndOrders, FrontEndProcess, SideOrders
 from runahead.service.processes.keeper import Keeper
@@ -173,12 +172,7 @@ class Supervisor:
         """The side server first, so that probes are answered while a model is loaded. Then what the checkpoint's files
         say, and front ends: what is refused of either is known before that."""
         await self._load_side()
-        check_files(Path(self._config.engine.model), has_weights=self._config.engine.load_format != "dummy")
-        drafting = Path(self._config.engine.draft_model)
-        if self._config.engine.drafter == "eagle":
-            open_head(drafting)
-        elif self._config.engine.drafter == "model":
-            check_files(drafting, has_weights=self._config.engine.load_format != "dummy")
+        await check_checkpoint(self._config.engine)
         for index in range(self._settings.frontends):
             await self._load(index)
         self._engine = await EngineProcess.start(self._config.engine, self._settings.log)

@@ -45,7 +45,8 @@ NO_TOKENS: Final = TokenBytes((), frozenset(), ())
 
 
 def token_bytes(tokenizer: Tokenizer, special: Set[int], description: Mapping[str, Any] | None = None) -> TokenBytes:
-    """The table of a tokenizer. description: what its `to_str` says, if that is there already, since it takes a while.
+    """The table of a tokenizer, without ids that are beyond any model's vocabulary. description: what its `to_str`
+    says, if that is there already, since it takes a while.
 
     Raises ConfigError for a kind of decoder that is not supported.
     """

@@ -25,6 +25,7 @@ _THREADS: Final = 2
 _INLINE_CHARACTERS: Final = 1024
 _INLINE_IDS: Final = 4096
 _LONG_IDS: Final = 1 << 16  # that take some 10 ms to be made text of
+_QUOTED: Final = 1000  # characters of the library's reasons that are told
 _NO_IDS: Final = np.zeros(0, np.int32)
 
 
@@ -198,8 +199,10 @@ def _load(checkpoint: Checkpoint) -> TextTokenizer:
         tokenizer = Tokenizer.from_str(checkpoint.tokenizer())
     except CheckpointError:
         raise
-    except Exception as error:  # the library raises nothing narrower
-        raise ConfigError(f"the tokenizer of {checkpoint.path} is not readable: {error}") from error
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises nothing narrower, and a panic is no Exception
+        raise ConfigError(f"the tokenizer of {checkpoint.path} is not readable: {str(error)[:_QUOTED]}") from error
     # A tokenizer may be saved with truncation or padding switched on; either would change prompts silently.
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -278,7 +278,8 @@ def test_a_missing_shard_is_refused_by_its_name_and_a_tensor_s(sharded: Path) ->
     ("index", "message"),
     [
         ({"weight_map": {"model.norm.weight": "../elsewhere.safetensors"}}, "outside the folder"),
-        ({"weight_map": {"no.such": None}}, "missing"),
+        ({"weight_map": {"no.such": "none.safetensors"}}, "missing"),
+        ({"weight_map": {"no.such": None}}, "can't be read"),
         ({"weights": {}}, "can't be read"),
         (None, "can't be read"),
     ],

@@ -121,3 +121,14 @@ def test_a_long_text_is_tokenized_beside_the_event_loop() -> None:
     assert tokens == 3 * 20_000
     assert turns > 10
     tokenizer.close()
+
+
+@pytest.mark.parametrize("token_id", [1 << 22, 1 << 28, (1 << 32) - 1])
+def test_ids_beyond_any_vocabulary_take_no_memory(tmp_path: Path, token_id: int) -> None:
+    description = json.loads(byte_level_tokenizer().to_str())
+    description["model"]["vocab"]["<far>"] = token_id
+    description["added_tokens"].append({**description["added_tokens"][0], "id": token_id, "content": "<far>"})
+    (tmp_path / "tokenizer.json").write_text(json.dumps(description))
+    table = load_tokenizer(FolderCheckpoint(tmp_path)).token_bytes
+    assert len(table.spelled) == byte_level_tokenizer().get_vocab_size()
+    assert table.of(token_id) == b""

@@ -1,0 +1,75 @@
+"""The process that looks at a checkpoint's files before anything else reads them, within bounds, and ends:
+`python -m runahead.runtime.checkpoint.check_process`.
+
+It reads a `CheckOrder` from standard input and writes a `CheckAnswer` to standard output. Files of strangers may take
+any time and memory to be parsed: the system ends this process beyond its bounds, and nothing else is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import sys
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from runahead.runtime.checkpoint.errors import CheckpointError
+from runahead.runtime.checkpoint.places import check_files, open_head
+
+PROCESSOR_S: Final = 60
+MEMORY_BYTES: Final = 2 << 30  # beside files that are mapped
+
+
+class CheckOrder(msgspec.Struct, frozen=True):
+    """model: its path. draft_model, draft_head: the path of one that drafts, or none. has_weights: weights are asked
+    for."""
+
+    model: str
+    draft_model: str = ""
+    draft_head: str = ""
+    has_weights: bool = True
+
+
+class CheckAnswer(msgspec.Struct, frozen=True):
+    """refused: why the files are not served; empty where they are."""
+
+    refused: str = ""
+
+
+def main() -> None:
+    order = msgspec.json.decode(sys.stdin.buffer.read(), type=CheckOrder)
+    _bound()
+    sys.stdout.buffer.write(msgspec.json.encode(CheckAnswer(_refusal(order))))
+
+
+def _bound() -> None:
+    """Of its own processor time and memory. Beyond the first the system ends this process."""
+    for kind, most in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_CPU, PROCESSOR_S),
+        (resource.RLIMIT_DATA, MEMORY_BYTES),
+    ):
+        with contextlib.suppress(ValueError, OSError):  # a lower bound is there already
+            resource.setrlimit(kind, (most, most))
+
+
+def _refusal(order: CheckOrder) -> str:
+    for path in filter(None, (order.model, order.draft_head, order.draft_model)):
+        try:
+            if path == order.draft_head:
+                open_head(Path(path))
+            else:
+                check_files(Path(path), has_weights=order.has_weights)
+        except CheckpointError as error:
+            return str(error)
+        except MemoryError:
+            return f"{path} takes over {MEMORY_BYTES >> 20} MiB of memory to be read, which no files of a model do"
+        except Exception as error:  # whatever a reader makes of files that nobody has foreseen
+            return str(CheckpointError(f"{path} can't be read: {type(error).__name__}: {error}"))
+    return ""
+
+
+if __name__ == "__main__":
+    main()

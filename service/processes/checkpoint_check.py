@@ -1,0 +1,52 @@
+"""The supervisor's side of the process that looks at a checkpoint's files."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from runahead.runtime.checkpoint import CheckpointError
+from runahead.runtime.checkpoint.check_process import PROCESSOR_S, CheckAnswer, CheckOrder
+from runahead.runtime.wire.engine_config import EngineConfig
+
+CHECK_MODULE: Final = "runahead.runtime.checkpoint.check_process"
+COMMAND: Final = (sys.executable, "-P", "-m", CHECK_MODULE)
+_WALL_S: Final = 600.0  # for files on a slow disk; the process's own bound ends what computes
+
+
+async def check_checkpoint(config: EngineConfig, command: Sequence[str] = COMMAND) -> None:
+    """Raises CheckpointError for files of the model, or of what drafts for it, that can't be served as far as their
+    headers say, or that take too much time or memory to be read. If cancelled, leaves no process behind."""
+    order = CheckOrder(
+        model=config.model,
+        draft_model=config.draft_model if config.drafter == "model" else "",
+        draft_head=config.draft_model if config.drafter == "eagle" else "",
+        has_weights=config.load_format != "dummy",
+    )
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        async with asyncio.timeout(_WALL_S):
+            said, _ = await process.communicate(msgspec.json.encode(order))
+    except TimeoutError:
+        raise CheckpointError(f"{config.model} was not read within {_WALL_S:.0f} s") from None
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+    refused = msgspec.json.decode(said, type=CheckAnswer).refused if process.returncode == 0 else _why(process, config)
+    if refused:
+        raise CheckpointError(refused)
+
+
+def _why(process: asyncio.subprocess.Process, config: EngineConfig) -> str:
+    if process.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+        return f"{config.model} takes over {PROCESSOR_S} s to be read, which no files of a model do"
+    return f"{config.model} can't be read: the process that looks at it ended with exit code {process.returncode}"
