@@ -21,13 +21,14 @@ from typing import Final, Literal, get_args
 import structlog
 
 from runahead.runtime.wire.engine_config import ConfigError
-from runahead.service.credentials.watched_files import UnreadableError, WatchedFiles
+from runahead.service.credentials.watched_files import UnreadableError, WatchedFiles, read_regular
 
 Right = Literal["generate", "control"]
 RIGHTS: Final[tuple[Right, ...]] = get_args(Right)
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]{16,512}=*")  # what a header `authorization: Bearer` can carry (RFC 6750)
+_SPACE: Final = re.compile(r"[ \t]+")
 _MOST_BYTES: Final = 1 << 20
 
 log = structlog.get_logger(__name__)
@@ -86,19 +87,19 @@ class CallersFile:
 def _read(path: Path) -> list[_Entry]:
     """Raises UnreadableError, or ConfigError, which names a line and never a token."""
     try:
-        with path.open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
+        data = read_regular(path, _MOST_BYTES + 1)
         if len(data) > _MOST_BYTES:
             raise ConfigError(f"callers file {path} has more than {_MOST_BYTES} bytes")
-        lines = data.decode().splitlines()
-    except OSError as error:
-        raise UnreadableError(f"callers file {path} can't be read: {error.strerror}") from error
+        # Not `splitlines`: what an editor shows as one line of a comment must not be two.
+        lines = data.decode().replace("\r\n", "\n").split("\n")
+    except UnreadableError as error:
+        raise UnreadableError(f"callers file {error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"callers file {path} is not UTF-8") from error
     entries: list[_Entry] = []
     for number, line in enumerate(lines, 1):
-        if line.strip() and not line.lstrip().startswith("#"):
-            entries.append(_entry(line.split(), f"line {number} of callers file {path}"))
+        if (words := _SPACE.split(line.strip(" \t"))) != [""] and not words[0].startswith("#"):
+            entries.append(_entry(words, f"line {number} of callers file {path}"))
     tokens = [entry.digest for entry in entries if not entry.certificate]
     certificates = [entry.certificate for entry in entries if entry.certificate]
     for credentials, kind in ((tokens, "token"), (certificates, "certificate name")):
@@ -119,6 +120,8 @@ def _entry(words: list[str], where: str) -> _Entry:
     if len(granted) != len(rights.split(",")):
         raise ConfigError(f"{where} must give its rights as {' or '.join(RIGHTS)}, or as {','.join(RIGHTS)}")
     if kind == "certificate":
+        if not credential.isprintable():
+            raise ConfigError(f"{where} has a name in a certificate with characters that can't be printed")
         return _Entry(Caller(name, granted), b"", credential)
     if not _TOKEN.fullmatch(credential):
         raise ConfigError(

@@ -1,20 +1,27 @@
 """TLS of the server's port, with certificates that are read again when their files change.
 
-A handshake takes the newest files that fit together; connections that are open stay as they are.
+A handshake takes the newest files that fit together, unless their certificate has expired and the one before has not;
+connections that are open stay as they are.
 """
 
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import grpc
 import structlog
 
 from runahead.runtime.wire.engine_config import ConfigError
-from runahead.service.credentials.watched_files import UnreadableError, WatchedFiles
+from runahead.service.credentials.certificate_times import valid_until
+from runahead.service.credentials.watched_files import UnreadableError, WatchedFiles, read_regular
+
+_WARNED: Final = timedelta(days=14)
+_MOST_BYTES: Final = 16 << 20  # of a file; more than all authorities that a system knows
 
 log = structlog.get_logger(__name__)
 
@@ -32,34 +39,74 @@ class TlsFiles:
         return (self.certificate, self.key, *(() if self.client_ca is None else (self.client_ca,)))
 
 
-def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
-    """Raises ConfigError naming the file that can't be used."""
-    watched = WatchedFiles(files.paths(), lambda: _configuration(files), "certificate_not_read")
+@dataclass(frozen=True, slots=True)
+class _Configuration:
+    """for_grpc: what its library takes. until: its certificates are valid."""
 
-    def newer() -> Any:
+    for_grpc: Any
+    until: datetime
+
+
+class _Certificates:
+    """What handshakes are given. clock: the time of day, in UTC."""
+
+    def __init__(self, files: TlsFiles, clock: Callable[[], datetime]) -> None:
+        self._files = files
+        self._clock = clock
+        self._told: tuple[datetime, str] | None = None
+        self._is_first = True  # of those that are read: none is in force
+        self._watched = WatchedFiles(files.paths(), self._read, "certificate_not_read")
+        self._is_first = False
+        self._tell_of_end()
+
+    @property
+    def for_grpc(self) -> Any:
+        return self._watched.contents.for_grpc
+
+    def newer(self) -> Any:
         """gRPC asks for it at every handshake, from threads of its own. None: what it has stays."""
-        if not watched.look():
-            return None
-        log.info("certificate_read", path=str(files.certificate))
-        return watched.contents
+        is_new = self._watched.look()
+        if is_new:
+            log.info("certificate_read", path=str(self._files.certificate))
+        self._tell_of_end()
+        return self.for_grpc if is_new else None
 
+    def _read(self) -> _Configuration:
+        """Raises ConfigError for a certificate that has expired, where the one in force has not."""
+        found, now = _configuration(self._files), self._clock()
+        if not self._is_first and found.until <= now < self._watched.contents.until:
+            raise ConfigError(f"{self._files.certificate} has expired, at {found.until}: the one before stays in force")
+        return found
+
+    def _tell_of_end(self) -> None:
+        """Logs once, `_WARNED` before the certificate in force expires, and once when it has."""
+        until, now = self._watched.contents.until, self._clock()
+        if now < until - _WARNED:
+            return
+        event = "certificate_expires" if now < until else "certificate_expired"
+        if self._told != (until, event):
+            self._told = until, event
+            (log.warning if now < until else log.error)(event, path=str(self._files.certificate), until=str(until))
+
+
+def server_credentials(
+    files: TlsFiles, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+) -> grpc.ServerCredentials:
+    """Raises ConfigError naming the file that can't be used."""
+    certificates = _Certificates(files, clock)
     credentials: grpc.ServerCredentials = grpc.dynamic_ssl_server_credentials(
-        watched.contents, newer, require_client_authentication=files.client_ca is not None
+        certificates.for_grpc, certificates.newer, require_client_authentication=files.client_ca is not None
     )
     return credentials
 
 
-def _configuration(files: TlsFiles) -> Any:
+def _configuration(files: TlsFiles) -> _Configuration:
     """Raises UnreadableError, or ConfigError, for a key that is not the certificate's too."""
-    contents = []
-    for path in files.paths():
-        try:
-            contents.append(path.read_bytes())
-        except OSError as error:
-            raise UnreadableError(f"{path} can't be read: {error.strerror}") from error
+    contents = [read_regular(path, _MOST_BYTES) for path in files.paths()]
     try:
         # gRPC would say that a certificate and a key do not fit only in its own log, at every handshake.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(files.certificate, files.key, password=_no_password)
+        until = valid_until(contents[0].decode("ascii", "replace"))
     except (ssl.SSLError, ValueError) as error:
         raise ConfigError(
             f"{files.certificate} and {files.key} are no certificate in PEM and its key, without a password: {error}"
@@ -72,7 +119,7 @@ def _configuration(files: TlsFiles) -> Any:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=authorities.decode("ascii"))
         except (ssl.SSLError, ValueError) as error:
             raise ConfigError(f"{files.client_ca} has no certificates in PEM: {error}") from error
-    return grpc.ssl_server_certificate_configuration([(contents[1], contents[0])], authorities)
+    return _Configuration(grpc.ssl_server_certificate_configuration([(contents[1], contents[0])], authorities), until)
 
 
 def _no_password() -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Generic, TypeVar
+from queue import SimpleQueue
+from typing import Final, Generic, TypeVar
 
 import structlog
 
@@ -14,6 +18,8 @@ from runahead.runtime.wire.engine_config import ConfigError
 Contents = TypeVar("Contents")
 Signature = tuple[tuple[int, ...] | None, ...]
 
+_LOOK_S: Final = 0.2  # for which a caller waits for a look: a file system that hangs must not keep an event loop
+
 log = structlog.get_logger(__name__)
 
 
@@ -21,8 +27,23 @@ class UnreadableError(ConfigError):
     """A file could not be read, for a reason that may pass without a change to it: no descriptor was free, say."""
 
 
+def read_regular(path: Path, most: int) -> bytes:
+    """At most `most` bytes of a file. Raises UnreadableError, also for a pipe or a device, which could block."""
+    try:
+        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(number, "rb") as file:
+            kind = os.fstat(number).st_mode
+            if stat.S_ISDIR(kind) or stat.S_ISREG(kind):
+                return file.read(most)
+    except OSError as error:
+        raise UnreadableError(f"{path} can't be read: {error.strerror}") from error
+    raise UnreadableError(f"{path} can't be read: it is no regular file")
+
+
 class WatchedFiles(Generic[Contents]):
     """What some files hold, as they were when they could last be used. Any thread may ask.
+
+    Files are looked at on a thread of its own, which may hang with their file system.
 
     read: reads all of `paths`. Raises UnreadableError, or ConfigError for contents that can't be used.
     failure: the event that is logged, once for each reason and state of the files, when they can't be used later on.
@@ -33,10 +54,18 @@ class WatchedFiles(Generic[Contents]):
         self._paths = paths
         self._read = read
         self._failure = failure
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of those who ask
         self._seen: Signature | None = None  # of what was last read; None reads again at the next call
         self._told: tuple[Signature, set[str]] = (), set()
         self._contents = self._read_whole()
+        self._is_new = False  # contents that nobody who asked knows of
+        self._looked = threading.Event()
+        self._looked.set()
+        self._is_late = False
+        looks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._looks = looks
+        threading.Thread(target=_carry_out, args=(looks,), name="watched-files", daemon=True).start()
+        weakref.finalize(self, looks.put, None)
 
     @property
     def contents(self) -> Contents:
@@ -44,17 +73,37 @@ class WatchedFiles(Generic[Contents]):
         return self._contents
 
     def look(self) -> bool:
-        """Reads files that have changed, or could not be read before. Whether other contents are in force now."""
+        """Reads files that have changed, or could not be read before. Whether other contents are in force now.
+
+        Waits for `_LOOK_S` at most, and not at all for a look that was late before and has not ended.
+        """
         with self._lock:
+            if self._looked.is_set():
+                self._looked.clear()
+                self._looks.put(self._look)
+            is_late = not self._looked.wait(0.0 if self._is_late else _LOOK_S)
+            if is_late and not self._is_late:
+                log.error(
+                    self._failure, why=f"{', '.join(map(str, self._paths))} can't be read: no answer in {_LOOK_S} s"
+                )
+            self._is_late = is_late
+            if is_late:
+                return False
+            is_new, self._is_new = self._is_new, False
+            return is_new
+
+    def _look(self) -> None:
+        """On the thread of its own."""
+        try:
             now = _signature(self._paths)
-            if now == self._seen:
-                return False
-            try:
-                self._contents = self._read_whole()
-            except ConfigError as error:
-                self._tell(now, str(error))
-                return False
-            return True
+            if now != self._seen:
+                try:
+                    self._contents = self._read_whole()
+                    self._is_new = True
+                except ConfigError as error:
+                    self._tell(now, str(error))
+        finally:
+            self._looked.set()
 
     def _tell(self, signature: Signature, why: str) -> None:
         if self._told[0] != signature:
@@ -85,6 +134,12 @@ class WatchedFiles(Generic[Contents]):
             return self._read()
         except ConfigError as error:
             return error
+
+
+def _carry_out(looks: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (look := looks.get()) is not None:
+        look()
+        del look  # which would keep its files, and so this thread
 
 
 def _signature(paths: Sequence[Path]) -> Signature:

@@ -47,17 +47,17 @@ class Authority:
         )
         self.pem = self._certificate.public_bytes(Encoding.PEM)
 
-    def server(self, common_name: str = "server") -> Pair:
-        """For 127.0.0.1 and localhost."""
+    def server(self, common_name: str = "server", days: float = 30) -> Pair:
+        """For 127.0.0.1 and localhost. days: from now until it expires."""
         names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-        return self._signed(common_name, names)
+        return self._signed(common_name, names, days)
 
     def client(self, common_name: str, *alternative_names: str) -> Pair:
         return self._signed(common_name, [x509.DNSName(name) for name in alternative_names])
 
-    def _signed(self, common_name: str, alternative_names: list[x509.GeneralName]) -> Pair:
+    def _signed(self, common_name: str, alternative_names: list[x509.GeneralName], days: float = 30) -> Pair:
         key = ec.generate_private_key(ec.SECP256R1())
-        builder = _builder(_name(common_name), self._name, key)
+        builder = _builder(_name(common_name), self._name, key, days)
         if alternative_names:
             builder = builder.add_extension(x509.SubjectAlternativeName(alternative_names), critical=False)
         signed = builder.sign(self._key, hashes.SHA256())
@@ -69,7 +69,9 @@ def _name(common_name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: float = 30
+) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
@@ -77,6 +79,6 @@ def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivate
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
+        .not_valid_before(now - timedelta(days=60))
+        .not_valid_after(now + timedelta(days=days))
     )

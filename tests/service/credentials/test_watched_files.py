@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from runahead.service.credentials.tls import TlsFiles, server_credentials
 from runahead.service.credentials.watched_files import WatchedFiles
 from tests.service.certificates import Authority
 
+TIMEOUT_S = 10.0
 ALICE, BOB = "alice-token-0123456789", "bobby-token-0123456789"
 
 
@@ -143,6 +147,7 @@ class Handshakes:
     """What gRPC is given for the port: at the start, and at each handshake."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock = Clock()
         self.files = TlsFiles(folder / "server.crt", folder / "server.key", folder / "clients.crt")
         made: dict[str, Any] = {}
 
@@ -157,7 +162,7 @@ class Handshakes:
         self._made = made
 
     def begin(self) -> Any:
-        server_credentials(self.files)
+        server_credentials(self.files, self.clock)
         return self._made["first"]
 
     def next(self) -> Any:
@@ -213,3 +218,124 @@ def test_files_that_can_not_be_read_at_the_start_are_refused(tmp_path: Path) -> 
         CallersFile(tmp_path / "callers")
     with pytest.raises(ConfigError, match="can't be read: Is a directory"):
         CallersFile(tmp_path)
+
+
+# ------------------------------------------------------------ what blocks, and what expires
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_file_that_could_block_is_refused_and_changes_nothing_later_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    path = tmp_path / "callers"
+    callers = callers_file(path)
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    assert known(callers) == [ALICE]
+    assert "".join(capsys.readouterr()).count("it is no regular file") == 1
+    with pytest.raises(ConfigError, match=r"callers can't be read: it is no regular file$"):
+        CallersFile(path)
+    with pytest.raises(ConfigError, match=r"callers can't be read: it is no regular file$"):
+        server_credentials(TlsFiles(path, path, None))
+    replace(path, f"bob generate token {BOB}\n")
+    assert known(callers) == [BOB]
+
+
+def test_a_file_system_that_hangs_keeps_nobody_for_longer_than_one_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    answers = threading.Event()
+    hanging = False
+
+    def read() -> str:
+        assert not hanging or answers.wait(TIMEOUT_S)
+        return path.read_text()
+
+    files = WatchedFiles((path,), read, "not_read")
+    waited: list[float | None] = []
+    wait = threading.Event.wait
+
+    def noted(event: threading.Event, timeout: float | None = None) -> bool:
+        if event is not answers:
+            waited.append(timeout)
+        return wait(event, timeout)
+
+    hanging = True
+    replace(path, "new")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Event, "wait", noted)
+        assert [files.look() for _ in range(3)] == [False] * 3
+    assert (files.contents, waited) == ("old", [0.2, 0.0, 0.0])
+    assert "".join(capsys.readouterr()).count("no answer in 0.2 s") == 1, "it is said once"
+    answers.set()
+    while not files.look():
+        pass
+    assert files.contents == "new"
+
+
+def test_the_thread_of_files_that_nobody_has_any_more_ends(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    callers = callers_file(tmp_path / "callers")
+    assert known(callers) == [ALICE]
+    (thread,) = set(threading.enumerate()) - before
+    del callers
+    gc.collect()
+    thread.join(TIMEOUT_S)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("end", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\r"])
+def test_what_an_editor_shows_as_one_line_is_one(tmp_path: Path, end: str) -> None:
+    path = tmp_path / "callers"
+    path.write_text(f"alice generate token {ALICE}\n# a comment{end}bob generate token {BOB}\n", newline="")
+    assert known(CallersFile(path)) == [ALICE]
+    path.write_text(f"alice generate token {ALICE}\r\nbob\tgenerate  token {BOB}\r\n", newline="")
+    assert known(CallersFile(path)) == [ALICE, BOB]
+    for line in (f"alice{end}generate token {ALICE}", f"batch generate certificate a{end}b"):
+        path.write_text(line + "\n", newline="")
+        with pytest.raises(ConfigError, match="line 1 of callers file"):
+            CallersFile(path)
+
+
+class Clock:
+    """A time of day that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = datetime.now(UTC)
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+def test_a_certificate_that_has_expired_does_not_take_the_place_of_one_that_has_not(
+    handshakes: Handshakes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = handshakes.begin()
+    Authority().server(days=-1).write(tmp_path, "server")
+    assert [handshakes.next() for _ in range(3)] == [None] * 3
+    logged = "".join(capsys.readouterr())
+    assert logged.count("certificate_not_read") == 1 and "the one before stays in force" in logged
+    new = Authority().server()
+    new.write(tmp_path, "server")
+    given = handshakes.next()
+    assert given is not None and given[0] == new.certificate != first[0]
+
+
+def test_a_certificate_that_expires_soon_or_has_expired_is_said_once(
+    handshakes: Handshakes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = handshakes.clock
+    handshakes.begin()  # 30 days
+    for days, event in ((15, ""), (3, "certificate_expires"), (1, ""), (13, "certificate_expired"), (1, "")):
+        clock.now += timedelta(days=days)
+        assert [handshakes.next() for _ in range(2)] == [None] * 2
+        logged = "".join(capsys.readouterr())
+        events = [name for name in ("certificate_expires", "certificate_expired") if name in logged]
+        assert events == ([event] if event else []) and len(logged.splitlines()) == len(events)
+    Authority().server(days=31).write(tmp_path, "server")
+    assert handshakes.next() is not None, "both have expired: the new one it is"
