@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from runahead.runtime.wire.engine_config import ConfigError
+from runahead.service.commands.ends import interruptible
 from runahead.service.commands.shell_completion import SHELLS, completion_script
 from runahead.service.settings import settings
 from runahead.service.settings.cli_parser import EXIT_USAGE, Parser, parse
@@ -52,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "abort": abort_command.run,
         "models": models_command.run,
     }
+    interruptible()
     return clients[parsed.command](parsed)
 
 
@@ -157,4 +159,7 @@ def _with_settings(parsed: argparse.Namespace) -> int:
     except (settings.SettingsError, ConfigError) as error:
         print(f"runahead {parsed.command}: {error}", file=sys.stderr)
         return EXIT_USAGE
-    return server.run(config) if parsed.command == "serve" else kernels_command.run(config)
+    if parsed.command == "serve":
+        return server.run(config)
+    interruptible()
+    return kernels_command.run(config)

@@ -1,6 +1,6 @@
 """`python -m runahead`: the same as the command `runahead`."""
 
-from runahead.service.cli import main
+from runahead.service.main import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

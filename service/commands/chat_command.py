@@ -16,12 +16,10 @@ from runahead.service.commands.chat_template import ChatError
 from runahead.service.commands.client_calls import Cancelled, ClientCalls
 from runahead.service.commands.client_channel import connection
 from runahead.service.commands.client_failure import (
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
     EXIT_USAGE,
     describe_failure,
-    nobody_reads,
 )
+from runahead.service.commands.ends import EXIT_FAILED, EXIT_INTERRUPTED
 from runahead.service.commands.generate_command import tokens_per_second
 from runahead.service.commands.request_flags import (
     UsageError,
@@ -80,8 +78,6 @@ def run(arguments: argparse.Namespace) -> int:
             _say(f"runahead chat: {describe_failure(error, arguments.url)}")
         except KeyboardInterrupt:
             return EXIT_INTERRUPTED
-        except BrokenPipeError:
-            return nobody_reads()
     return EXIT_FAILED
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any, Final, Protocol
 
-from runahead.service.commands.request_flags import UsageError
+from runahead.service.commands.request_flags import MOST_CHARACTERS, UsageError
 
 PROMPT: Final = "> "
 NOT_UTF8: Final = "a message is not UTF-8"
@@ -36,7 +36,9 @@ class PipedLines:
 
     def __iter__(self) -> Iterator[str]:
         try:
-            for line in sys.stdin:
+            for line in iter(lambda: sys.stdin.readline(MOST_CHARACTERS + 1), ""):
+                if len(line) > MOST_CHARACTERS:
+                    raise UsageError(f"a line on standard input has more than {MOST_CHARACTERS} characters")
                 yield _checked(line.rstrip("\r\n"))
         except UnicodeDecodeError as error:
             raise UsageError(NOT_UTF8) from error

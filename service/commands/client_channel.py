@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Final
 
 import grpc
 
 from runahead.service.commands.request_flags import UsageError
+from runahead.service.settings.bounded_files import read_file
 from runahead.service.settings.loopback import is_loopback
+
+_MOST_BYTES: Final = 16 << 20  # of a file
 
 Metadata = Sequence[tuple[str, str]]
 
@@ -87,6 +90,6 @@ def _token(path: str) -> str:
 
 def _read(flag: str, path: str) -> bytes:
     try:
-        return Path(path).read_bytes()
+        return read_file(path, _MOST_BYTES)
     except (OSError, ValueError) as error:
         raise UsageError(f"{flag} {path} can't be read: {getattr(error, 'strerror', None) or error}") from error

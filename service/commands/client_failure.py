@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import Any, Final
 
 import grpc
@@ -13,9 +11,7 @@ from grpc_status import rpc_status
 _NOT_CONNECTED: Final = "failed to connect"  # as gRPC says it, and then the system's reason
 _NOBODY: Final = ("Connection refused", "No such file or directory")
 
-EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
-EXIT_INTERRUPTED: Final = 130
 
 
 def describe_failure(error: grpc.RpcError, url: str) -> str:
@@ -40,9 +36,3 @@ def describe_failure(error: grpc.RpcError, url: str) -> str:
         if detail.Unpack(info) and info.reason == "NO_CREDENTIALS":
             line += "\n  --token-file FILE sends the token in that file"
     return line
-
-
-def nobody_reads() -> int:
-    """After BrokenPipeError: whoever read standard output has gone. Returns the exit status."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its exit
-    return EXIT_FAILED

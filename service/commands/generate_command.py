@@ -15,12 +15,10 @@ from runahead.service.commands.chat_template import ChatError
 from runahead.service.commands.client_calls import ClientCalls
 from runahead.service.commands.client_channel import connection
 from runahead.service.commands.client_failure import (
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
     EXIT_USAGE,
     describe_failure,
-    nobody_reads,
 )
+from runahead.service.commands.ends import EXIT_FAILED, EXIT_INTERRUPTED
 from runahead.service.commands.request_flags import UsageError, build_request, seconds_of
 from runahead.service.commands.terminal_text import Screen
 from runahead.v1 import generate_pb2
@@ -52,8 +50,6 @@ def run(arguments: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             print("\nrunahead generate: interrupted, the request is cancelled", file=sys.stderr)
             return EXIT_INTERRUPTED
-        except BrokenPipeError:
-            return nobody_reads()
         except ChatError as error:
             print(f"runahead generate: {error}", file=sys.stderr)
             return EXIT_FAILED

@@ -11,10 +11,10 @@ import msgspec
 
 from runahead.runtime.checkpoint import CheckpointError, check_files
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, check_config
+from runahead.service.commands.ends import EXIT_INTERRUPTED
 from runahead.service.processes.engine_process import EngineProcess, EngineStartError
 from runahead.service.settings.server_config import EXIT_CANNOT_START, EXIT_OK, ServerConfig
 
-EXIT_INTERRUPTED: Final = 130
 _STOP_S: Final = 30.0
 
 

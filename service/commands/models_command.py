@@ -7,10 +7,12 @@ import subprocess
 import sys
 from typing import Final
 
-# Prints them: a process of its own, since the engine's floors are not for the service to load.
+# Lists them: a process of its own, since the engine's floors are not for the service to load.
 _LISTING: Final = "runahead.runtime.models"
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Returns the exit code of the process that prints."""
-    return subprocess.run([sys.executable, "-P", "-m", _LISTING]).returncode
+    """Returns the exit code of the process that knows them."""
+    done = subprocess.run([sys.executable, "-P", "-m", _LISTING], stdout=subprocess.PIPE, text=True)
+    print(done.stdout, end="")
+    return done.returncode

@@ -11,12 +11,10 @@ import grpc
 
 from runahead.service.commands.client_channel import connection
 from runahead.service.commands.client_failure import (
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
     EXIT_USAGE,
     describe_failure,
-    nobody_reads,
 )
+from runahead.service.commands.ends import EXIT_FAILED, EXIT_INTERRUPTED
 from runahead.service.commands.request_flags import UsageError, seconds_of
 from runahead.v1 import generation_service_pb2_grpc
 
@@ -56,8 +54,6 @@ def one_call(
             return show(method(stub)(request, timeout=timeout_s, metadata=connected.metadata))
         except KeyboardInterrupt:
             return EXIT_INTERRUPTED
-        except BrokenPipeError:
-            return nobody_reads()
         except grpc.RpcError as error:
             print(f"runahead {command}: {describe_failure(error, arguments.url)}", file=sys.stderr)
             return EXIT_FAILED

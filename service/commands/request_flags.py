@@ -16,6 +16,7 @@ from runahead.runtime.wire.setting import shown
 from runahead.service.commands.structure_flags import add_structure_flags, structure_of
 from runahead.v1 import generate_pb2
 
+MOST_CHARACTERS: Final = 64 << 20  # of what is read from standard input at once
 _GROUPS: Final = ("sampling", "stopping", "output")
 _MAX_TIMEOUT_S: Final = 31_536_000.0  # a year; a deadline too far in the future would wrap around into the past
 _HELP: Final = {
@@ -228,4 +229,7 @@ def _read_prompt(given: str | None) -> str:
         return given
     if sys.stdin.isatty():
         raise UsageError("there is no prompt; give one as an argument or on standard input")
-    return sys.stdin.read()
+    text = sys.stdin.read(MOST_CHARACTERS + 1)
+    if len(text) > MOST_CHARACTERS:
+        raise UsageError(f"the prompt on standard input has more than {MOST_CHARACTERS} characters")
+    return text

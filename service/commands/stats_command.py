@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import io
+import select
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import grpc
 
 from runahead.service.commands.client_channel import Connection, connection
-from runahead.service.commands.client_failure import EXIT_FAILED, EXIT_USAGE, describe_failure, nobody_reads
+from runahead.service.commands.client_failure import EXIT_USAGE, describe_failure
+from runahead.service.commands.ends import EXIT_FAILED
 from runahead.service.commands.request_flags import UsageError, seconds_of
 from runahead.service.commands.stats_view import Blocks, JsonLines, Screen, View
 from runahead.v1 import generation_service_pb2_grpc, stats_pb2
@@ -57,8 +60,6 @@ def _show(figures: Iterator[stats_pb2.ServerStats], view: View, arguments: argpa
             view.end()  # a terminal is as it was before anything is said of a failure
     except KeyboardInterrupt:
         return 0
-    except BrokenPipeError:
-        return nobody_reads()
     except grpc.RpcError as error:
         has_seen_enough = arguments.timeout is not None and not arguments.once
         if has_seen_enough and error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -87,8 +88,32 @@ def _watched(
 ) -> Iterator[stats_pb2.ServerStats]:
     stub = generation_service_pb2_grpc.GenerationServiceStub(connected.channel)
     call = stub.WatchStats(request, timeout=timeout_s, metadata=connected.metadata)
+    is_read = _while_read(call.cancel)
     try:
         for response in call:
             yield response.stats
+    except grpc.RpcError:
+        if not is_read():
+            raise BrokenPipeError from None
+        raise
     finally:
         call.cancel()
+
+
+def _while_read(end: Callable[[], object]) -> Callable[[], bool]:
+    """Calls `end` when the other end of standard output is closed, which a write alone would show, and figures that do
+    not change are not written. Returns whether it is open."""
+    closed = threading.Event()
+    poll = select.poll()
+    try:
+        poll.register(sys.stdout.fileno(), 0)  # errors are always looked for
+    except (OSError, ValueError):  # it is no file
+        return lambda: True
+
+    def watch() -> None:
+        poll.poll()
+        closed.set()
+        end()
+
+    threading.Thread(target=watch, name="reader", daemon=True).start()
+    return lambda: not closed.is_set()

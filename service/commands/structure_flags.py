@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Final
 
 from runahead.runtime.wire.setting import shown
+from runahead.service.settings.bounded_files import TooLargeError, read_file
 from runahead.v1 import Choice, Structure
 
+_MOST_BYTES: Final = 16 << 20  # of a file
 _FLAGS: Final = ("json_schema", "json_object", "regex", "choice", "grammar")
 
 
@@ -45,9 +46,13 @@ def structure_of(arguments: argparse.Namespace) -> Structure | None:
 
 def _read(name: str, path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return read_file(path, _MOST_BYTES).decode("utf-8")
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        why: object = error
+        if isinstance(error, OSError):
+            why = error.strerror
+        elif not isinstance(error, TooLargeError):
+            why = "it is no text in UTF-8"
         raise ValueError(f"{_flag(name)} must be a file that can be read, and is {shown(path)}: {why}") from error
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from runahead.service.commands.chain_picture import picture
 from runahead.service.commands.chrome_trace import chrome_trace
-from runahead.service.commands.client_failure import EXIT_FAILED
+from runahead.service.commands.ends import EXIT_FAILED
 from runahead.service.commands.one_call import add_timeout_flag, one_call
 from runahead.service.commands.request_flags import UsageError
 from runahead.service.commands.timeline import STAGES, Span, TimedLaunch, Timeline, timeline_of
@@ -44,17 +44,18 @@ def _show(timeline: Timeline, arguments: argparse.Namespace) -> int:
     if not timeline.launches:
         print("runahead trace: no launch was made yet", file=sys.stderr)
         return EXIT_FAILED
-    try:
-        print("\n".join([*(each_launch(timeline) if arguments.each else ()), *figures(timeline)]), flush=True)
-        if arguments.out is not None:
-            arguments.out.write_text(json.dumps(chrome_trace(timeline)) + "\n", encoding="utf-8")
-        if arguments.picture is not None:
-            arguments.picture.write_text(picture([(arguments.url, timeline)]), encoding="utf-8")
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        print(f"runahead trace: {error.filename} can't be written: {error.strerror}", file=sys.stderr)
-        return EXIT_FAILED
+    print("\n".join([*(each_launch(timeline) if arguments.each else ()), *figures(timeline)]), flush=True)
+    made: list[tuple[Path, str]] = []
+    if arguments.out is not None:
+        made.append((arguments.out, json.dumps(chrome_trace(timeline)) + "\n"))
+    if arguments.picture is not None:
+        made.append((arguments.picture, picture([(arguments.url, timeline)])))
+    for path, text in made:
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:  # which names no file where there is no room for what is written
+            print(f"runahead trace: {path} can't be written: {error.strerror}", file=sys.stderr)
+            return EXIT_FAILED
     return 0
 
 

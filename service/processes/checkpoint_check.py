@@ -14,6 +14,7 @@ import msgspec
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.checkpoint.check_process import PROCESSOR_S, CheckAnswer, CheckOrder
 from runahead.runtime.wire.engine_config import EngineConfig
+from runahead.service.processes.interrupts import blocked_interrupts
 
 CHECK_MODULE: Final = "runahead.runtime.checkpoint.check_process"
 COMMAND: Final = (sys.executable, "-P", "-m", CHECK_MODULE)
@@ -29,9 +30,10 @@ async def check_checkpoint(config: EngineConfig, command: Sequence[str] = COMMAN
         draft_head=config.draft_model if config.drafter == "eagle" else "",
         has_weights=config.load_format != "dummy",
     )
-    process = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-    )
+    with blocked_interrupts():
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        )
     try:
         async with asyncio.timeout(_WALL_S):
             said, _ = await process.communicate(msgspec.json.encode(order))

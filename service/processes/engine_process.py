@@ -12,6 +12,7 @@ import msgspec
 
 from runahead.runtime.log_output import LogOutput
 from runahead.runtime.wire.engine_config import EngineConfig
+from runahead.service.processes.interrupts import blocked_interrupts
 from runahead.service.processes.socket_folder import SocketFolder
 
 _READY: Final = b"ready"
@@ -51,9 +52,10 @@ class EngineProcess:
         """
         folder = SocketFolder.make()
         try:
-            process = await asyncio.create_subprocess_exec(
-                *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-            )
+            with blocked_interrupts():
+                process = await asyncio.create_subprocess_exec(
+                    *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+                )
         except BaseException:
             folder.remove()
             raise

@@ -14,6 +14,7 @@ import msgspec
 
 from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.service.log.library_lines import LibraryLines
+from runahead.service.processes.interrupts import blocked_interrupts
 from runahead.service.settings.settings import FrontEndSettings
 
 FRONT_END_MODULE: Final = "runahead.service.servers.serve_front_end"
@@ -100,12 +101,13 @@ class FrontEndProcess:
         library_lines, descriptor = await LibraryLines.of(name)
         orders = msgspec.structs.replace(orders, library_lines=descriptor)
         try:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                pass_fds=(orders.board, descriptor),
-            )
+            with blocked_interrupts():
+                process = await asyncio.create_subprocess_exec(
+                    *command,
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    pass_fds=(orders.board, descriptor),
+                )
         finally:
             os.close(descriptor)
         front_end = cls(process, library_lines)

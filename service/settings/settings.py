@@ -24,10 +24,12 @@ from runahead.runtime.checkpoint import BUNDLED, BUNDLED_FOLDER, BUNDLED_HEAD, m
 from runahead.runtime.log_output import Format, Level, LogOutput
 from runahead.runtime.wire.engine_config import EngineConfig, EngineSettings, check_config
 from runahead.runtime.wire.setting import Setting, settings_of, shown
+from runahead.service.settings.bounded_files import TooLargeError, read_file
 from runahead.service.settings.cli_parser import did_you_mean
 from runahead.service.settings.loopback import LOOPBACK
 from runahead.service.settings.variables import CONFIG_VARIABLE, ENV_PREFIX, is_injected, old_variable_of, variable_of
 
+_MOST_BYTES: Final = 1 << 20  # of a file of settings
 _LOG: Final = LogOutput()  # its defaults are these settings' defaults
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -347,7 +349,9 @@ def _model_path(model: str) -> Path:
 
 def _read_file(path: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return tomllib.loads(read_file(path, _MOST_BYTES).decode("utf-8"))
+    except TooLargeError as error:
+        raise SettingsError(f"config file {path} can't be read: {error}") from error
     except OSError as error:
         raise SettingsError(f"config file {path} can't be read: {error.strerror}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:

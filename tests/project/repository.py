@@ -18,7 +18,7 @@ TOOLS: Final = ("benchmarks",)
 TESTS: Final = ("tests",)
 KERNELS: Final = ("runtime/kernels/triton",)  # a kernel is one function, however long
 ENTRY_POINTS: Final = (
-    "service/cli.py",  # the command `runahead`
+    "service/main.py",  # the command `runahead`
     "protos/runahead/__main__.py",  # python -m runahead
     "service/commands/template_process.py",  # a chat starts it by its name
     "service/structures/compile_process.py",  # a front end starts it by its name

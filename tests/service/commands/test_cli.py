@@ -241,6 +241,14 @@ def test_a_reader_that_goes_away_ends_the_client_without_a_traceback(url: str) -
     assert "Exception" not in done.stderr
 
 
+def test_an_output_without_room_is_named_and_the_call_ends(url: str, service: ScriptedService) -> None:
+    command = f"'{sys.executable}' -m runahead generate endless --url {url} > /dev/full"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    sentence = "runahead: standard output can't be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, sentence)
+    assert service.cancelled.wait(30)
+
+
 def test_a_prompt_that_is_not_utf8_is_a_usage_error(url: str, service: ScriptedService) -> None:
     command = [sys.executable, "-m", "runahead", "generate", "--url", url]
     for encoding in ("utf-8", "utf-8:surrogateescape"):

@@ -1,0 +1,58 @@
+"""What the command `runahead` runs first: it loads next to nothing, and no end of the command line is a traceback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import suppress
+from typing import Final
+
+from runahead.service.commands.ends import EXIT_INTERRUPTED, nobody_reads
+
+_SERVERS: Final = ("serve", "kernels")  # which write nothing to standard output
+_STANDARD: Final = 3  # descriptors: input, output and errors
+
+
+def main() -> int:
+    """Runs one command; returns the exit status. 1: standard output can't be written. 130: interrupted."""
+    is_open = _open_standard_streams()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # While modules load, an interrupt ends the process without a word. Commands call `interruptible` then.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if not is_open and sys.argv[1:2] not in ([name] for name in _SERVERS):
+        return _not_written("it is closed")
+    from runahead.service import cli
+
+    try:
+        try:
+            return cli.main()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        return nobody_reads()
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        return _not_written(error.strerror or "it is closed")
+
+
+def _not_written(why: str) -> int:
+    with suppress(OSError):
+        print(f"runahead: standard output can't be written: {why}", file=sys.stderr)
+    return nobody_reads()
+
+
+def _open_standard_streams() -> bool:
+    """Opens the null device in place of those that are closed, so that no file or socket has their numbers. Whether
+    standard output was open."""
+    while (number := os.open(os.devnull, os.O_RDWR)) < _STANDARD:
+        os.set_inheritable(number, True)
+    os.close(number)
+    is_open = sys.stdout is not None
+    sys.stdin = sys.stdin or os.fdopen(0, "r")
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
+    return is_open
