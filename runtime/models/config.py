@@ -13,7 +13,7 @@ class ModelConfig:
 
     An architecture adds its own fields in a subclass, which its file alone reads: everybody else has a `ModelConfig`.
 
-    eos_token_ids: of config.json and generation_config.json together, ascending.
+    eos_token_ids: of config.json, generation_config.json and tokenizer_config.json together, ascending.
     dtype: the dtype the checkpoint says it is in.
     """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from runahead.runtime.checkpoint import Checkpoint, CheckpointError
@@ -13,6 +14,7 @@ from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.config_keys import NEUTRAL, UNREAD
 from runahead.runtime.models.config_values import token_ids
 from runahead.runtime.models.registry import ARCHITECTURES, NOT_SERVED
+from runahead.runtime.models.token_texts import end_of_tokenizer
 
 _TEXT: Final = "text_config"
 _OF_BOTH: Final = frozenset(  # which a file of a model of several parts may have beside the text's, or among them
@@ -21,13 +23,17 @@ _OF_BOTH: Final = frozenset(  # which a file of a model of several parts may hav
 
 
 def load_config(checkpoint: Checkpoint) -> ModelConfig:
-    """Read `config.json`, and `generation_config.json` where there is one.
+    """Read `config.json`, and end tokens from `generation_config.json` and `tokenizer_config.json` too.
 
     Raises CheckpointError for a file that is missing or no JSON object, and for a value that is not supported.
     """
     raw = _text_of(checkpoint.config())
     eos = {*token_ids(raw, "eos_token_id"), *token_ids(checkpoint.generation_config(), "eos_token_id")}
-    return parse_config(raw, tuple(sorted(eos)))
+    config = parse_config(raw, tuple(sorted(eos)))
+    own = end_of_tokenizer(checkpoint)
+    if own is None or own in eos or own >= config.vocab_size:
+        return config
+    return replace(config, eos_token_ids=tuple(sorted({*eos, own})))
 
 
 def parse_config(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> ModelConfig:

@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from runahead.runtime.checkpoint import Checkpoint, CheckpointError
 
 
@@ -23,3 +25,27 @@ def token_texts(checkpoint: Checkpoint) -> dict[int, str]:
         raise CheckpointError(
             f"the tokenizer of {checkpoint.path} has no vocabulary that can be read: {error!r}"
         ) from error
+
+
+class _Added(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _Tokenizer(msgspec.Struct):
+    """What is read of `tokenizer.json`: a vocabulary takes long to be made objects of."""
+
+    added_tokens: list[_Added] = []
+
+
+def end_of_tokenizer(checkpoint: Checkpoint) -> int | None:
+    """The id of the token that the tokenizer's own configuration names as the end of a sequence; None where it names
+    none, or none that is an added token. Raises CheckpointError for a configuration that can't be read."""
+    text = checkpoint.template_tokens().get("eos_token") if checkpoint.has_tokenizer else None
+    if text is None:
+        return None
+    try:
+        added = msgspec.json.decode(checkpoint.tokenizer(), type=_Tokenizer).added_tokens
+    except (CheckpointError, msgspec.MsgspecError, RecursionError):
+        return None  # who reads the whole file says what is wrong with it
+    return next((token.id for token in added if token.content == text and token.id >= 0), None)

@@ -117,6 +117,25 @@ def test_end_tokens_of_both_files_are_taken_together(tmp_path: Path) -> None:
     assert config.dtype is torch.bfloat16
 
 
+def test_an_end_token_that_the_tokenizer_s_configuration_alone_names_is_taken(tmp_path: Path) -> None:
+    write(tmp_path, "config.json", {**RAW, "eos_token_id": 7})
+    write(tmp_path, "tokenizer.json", {"added_tokens": [{"id": 5, "content": "<|im_end|>", "special": True}]})
+    for named, expected in (
+        ("<|im_end|>", (5, 7)),
+        ({"content": "<|im_end|>"}, (5, 7)),
+        ("<unknown>", (7,)),
+        (None, (7,)),
+    ):
+        write(tmp_path, "tokenizer_config.json", {"eos_token": named})
+        assert load_config(open_checkpoint(tmp_path)).eos_token_ids == expected
+    write(tmp_path, "tokenizer_config.json", {"eos_token": "<|im_end|>"})
+    for token_id in (7, RAW["vocab_size"], -1):
+        write(tmp_path, "tokenizer.json", {"added_tokens": [{"id": token_id, "content": "<|im_end|>"}]})
+        assert load_config(open_checkpoint(tmp_path)).eos_token_ids == (7,), "it is named twice, or never drawn"
+    (tmp_path / "tokenizer.json").write_text("no tokenizer")
+    assert load_config(open_checkpoint(tmp_path)).eos_token_ids == (7,), "the front end refuses it"
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
