@@ -12,6 +12,8 @@ from typing import Final, Literal
 import msgspec
 import structlog
 
+from runahead.runtime.log_stream import stream_stderr
+
 Level = Literal["debug", "info", "warning", "error"]
 Format = Literal["auto", "console", "json"]
 
@@ -39,7 +41,8 @@ def draws_on_a_terminal(output: LogOutput) -> bool:
 
 
 def log_to_stderr(output: LogOutput) -> None:
-    """Sends this process's events to standard error, from now on."""
+    """Sends this process's events to standard error, from now on. No write there blocks or raises any more."""
+    stream_stderr()
     on_terminal = sys.stderr.isatty()
     for_people = output.format == "console" or (output.format == "auto" and on_terminal)
     structlog.configure(

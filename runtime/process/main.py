@@ -9,13 +9,15 @@ Exit codes: 0 after a shutdown, 1 if the chain broke, 2 if it could not start.
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import gc
+import mmap
 import os
 import resource
 import secrets
 import signal
 import sys
+import threading
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -34,6 +36,7 @@ from runahead.runtime.engine.loop_guard import LoopGuard
 from runahead.runtime.engine.ranges import name_stages
 from runahead.runtime.engine.watchdog import LaunchHungError, NoProgressError
 from runahead.runtime.log_output import LogOutput, log_to_stderr
+from runahead.runtime.log_stream import count_dropped_lines_in, end_log
 from runahead.runtime.models.cpu_kernels import NoKernelsError
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.process.parts import Assembled
@@ -50,11 +53,13 @@ _SHUTDOWN_SENTENCE: Final = "the server is shutting down"
 
 
 class Orders(msgspec.Struct, frozen=True):
-    """The first line of standard input."""
+    """The first line of standard input. dropped_lines: where to count lines that the log dropped, as the descriptor of
+    a file and the number of a 64-bit word in it."""
 
     socket: str
     config: EngineConfig
     log: LogOutput = LogOutput()
+    dropped_lines: tuple[int, int] | None = None
 
 
 def main() -> int:
@@ -67,6 +72,8 @@ def main() -> int:
     try:
         orders = msgspec.json.decode(_first_line(), type=Orders)
         log_to_stderr(orders.log)
+        if orders.dropped_lines is not None:
+            count_dropped_lines_in(_word(*orders.dropped_lines))
         _check_nvtx(orders.config)
         parts = assemble(orders.config, shown_loading(orders.log), shown_captures(orders.log))
         links = SocketLinks(
@@ -107,6 +114,13 @@ def main() -> int:
     return code
 
 
+def _word(descriptor: int, place: int) -> memoryview:
+    """int64 [1], in memory that processes share. Closes the descriptor. Raises OSError."""
+    shared = memoryview(mmap.mmap(descriptor, 0)).cast("q")
+    os.close(descriptor)
+    return shared[place : place + 1]
+
+
 def _check_nvtx(config: EngineConfig) -> None:
     """Raises ConfigError where ranges are asked for and torch has none."""
     if config.nvtx and not torch.backends.cuda.is_built():
@@ -123,12 +137,12 @@ def _run(engine: Engine, links: SocketLinks, log: structlog.stdlib.BoundLogger, 
         log.info("engine_stopped", launches=engine.ledger.launched)
     except LaunchHungError as error:
         log.error("launch_hung", what=str(error), launches=engine.ledger.launched)
-        faulthandler.dump_traceback(sys.stderr)
+        _print_stacks()
         links.broadcast(m.Failed("DEVICE", _DEVICE_SENTENCE))
         code = EXIT_BROKEN
     except NoProgressError as error:
         log.error("no_progress", what=str(error), launches=engine.ledger.launched)
-        faulthandler.dump_traceback(sys.stderr)
+        _print_stacks()
         links.broadcast(m.Failed("INTERNAL", _INTERNAL_SENTENCE))
         code = EXIT_BROKEN
     except DeviceError:
@@ -152,8 +166,17 @@ def _run(engine: Engine, links: SocketLinks, log: structlog.stdlib.BoundLogger, 
 def _stop_standing(engine: Engine, log: structlog.stdlib.BoundLogger) -> None:
     """The loop's thread is somewhere and does not come back: the sockets close with the process, and say so."""
     log.error("loop_hung", launches=engine.ledger.launched)
-    faulthandler.dump_traceback(sys.stderr)
+    _print_stacks()
+    end_log()
     os._exit(EXIT_BROKEN)
+
+
+def _print_stacks() -> None:
+    """Of Python's threads, to standard error."""
+    frames = sys._current_frames()
+    for thread in threading.enumerate():
+        if (frame := frames.get(thread.ident or 0)) is not None:
+            print(f"Thread {thread.name}:\n{''.join(traceback.format_stack(frame))}", file=sys.stderr)
 
 
 def _first_line() -> bytes:
@@ -175,5 +198,6 @@ def _welcome(parts: Assembled) -> Callable[[], m.Welcome]:
 if __name__ == "__main__":
     exit_code = main()
     if exit_code == EXIT_BROKEN:
+        end_log()
         os._exit(exit_code)  # a device that hangs would keep an orderly exit from ending
     sys.exit(exit_code)

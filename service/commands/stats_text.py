@@ -57,6 +57,7 @@ def stats_lines(stats: stats_pb2.ServerStats) -> list[str]:
     if stats.processes:
         groups["memory"] = ", ".join(
             f"{process.name} {process.resident_bytes / 2**20:.0f} MiB, {process.descriptors} descriptors"
+            + (f", {process.log_lines_dropped} lines not logged" if process.log_lines_dropped else "")
             for process in stats.processes
         )
     if stats.version:

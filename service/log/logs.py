@@ -15,6 +15,7 @@ from typing import Any, Final
 import structlog
 
 from runahead.runtime.log_output import LEVELS, LogOutput, log_to_stderr
+from runahead.runtime.log_stream import LogStream
 from runahead.service.log.library_lines import printable
 from runahead.service.log.line_budget import LineBudget
 
@@ -88,6 +89,6 @@ def configure_serving_logs(output: LogOutput, library_lines: int) -> None:
     own = os.dup(sys.stderr.fileno())
     os.dup2(library_lines, sys.stderr.fileno())
     os.close(library_lines)
-    sys.stderr = os.fdopen(own, "w", encoding="utf-8", errors="backslashreplace", buffering=1)
+    sys.stderr = LogStream(own)
     configure_logs(output)
     UncaughtErrors().install()

@@ -45,8 +45,17 @@ class EngineProcess:
         return self._folder.socket
 
     @classmethod
-    async def start(cls, config: EngineConfig, log: LogOutput, command: Sequence[str] = COMMAND) -> EngineProcess:
+    async def start(
+        cls,
+        config: EngineConfig,
+        log: LogOutput,
+        command: Sequence[str] = COMMAND,
+        dropped_lines: tuple[int, int] | None = None,
+    ) -> EngineProcess:
         """Returns when the engine listens. If cancelled, leaves nothing behind.
+
+        dropped_lines: where it counts lines that its log dropped, as the descriptor of a file and the number of a
+        64-bit word in it.
 
         Raises ConfigError where there is no folder for its socket, and EngineStartError.
         """
@@ -54,14 +63,17 @@ class EngineProcess:
         try:
             with blocked_interrupts():
                 process = await asyncio.create_subprocess_exec(
-                    *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+                    *command,
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    pass_fds=() if dropped_lines is None else dropped_lines[:1],
                 )
         except BaseException:
             folder.remove()
             raise
         engine = cls(process, folder)
         try:
-            await engine._greet(config, log)
+            await engine._greet({"config": config, "log": log, "dropped_lines": dropped_lines})
         except BaseException:
             await engine.stop(grace_s=0.0)
             raise
@@ -103,10 +115,9 @@ class EngineProcess:
             self._folder.remove()
         return await self._process.wait()
 
-    async def _greet(self, config: EngineConfig, log: LogOutput) -> None:
+    async def _greet(self, orders: dict[str, object]) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
-        orders = {"socket": str(self.socket), "config": config, "log": log}
-        self._process.stdin.write(msgspec.json.encode(orders) + b"\n")
+        self._process.stdin.write(msgspec.json.encode({"socket": str(self.socket), **orders}) + b"\n")
         try:
             await self._process.stdin.drain()
         except ConnectionError:

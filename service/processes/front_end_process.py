@@ -48,12 +48,21 @@ class FrontEndOrders(msgspec.Struct, frozen=True, kw_only=True):
     linger_s: float
     library_lines: int = -1
 
+    @property
+    def name(self) -> str:
+        """The process's name in logs and figures."""
+        return f"front_end_{self.index + 1}"
+
 
 class SideOrders(FrontEndOrders, frozen=True, kw_only=True):
     """The first line of the side server's. health_port, metrics_port: to listen on from then on; 0 is any."""
 
     health_port: int
     metrics_port: int
+
+    @property
+    def name(self) -> str:
+        return "side_server"
 
 
 class ServeOrder(msgspec.Struct, frozen=True):
@@ -96,9 +105,7 @@ class FrontEndProcess:
 
         Raises FrontEndStartError.
         """
-        is_side = isinstance(orders, SideOrders)
-        name = "side_server" if is_side else f"front_end_{orders.index + 1}"
-        library_lines, descriptor = await LibraryLines.of(name)
+        library_lines, descriptor = await LibraryLines.of(orders.name)
         orders = msgspec.structs.replace(orders, library_lines=descriptor)
         try:
             with blocked_interrupts():

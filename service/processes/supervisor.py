@@ -17,6 +17,7 @@ from typing import IO, Any, Final, TypeVar
 
 import structlog
 
+from runahead.runtime.log_stream import count_dropped_lines_in
 from runahead.runtime.wire.engine_config import ConfigError
 from runahead.service.engine.pulse import EngineWatch, stuck_after_s
 from runahead.service.processes import machine
@@ -95,6 +96,7 @@ class Supervisor:
         self._ports = ports
         self._memory = memory
         self._board = Board(self._settings.frontends + 1, memory)  # the side server has the last line
+        count_dropped_lines_in(self._board.processes.dropped_lines("supervisor"))
         self._version = full_version()
         self._signals = _Signals()
         self._front_ends: dict[int, FrontEndProcess] = {}  # those that have started, by their index
@@ -175,7 +177,8 @@ class Supervisor:
         await check_checkpoint(self._config.engine)
         for index in range(self._settings.frontends):
             await self._load(index)
-        self._engine = await EngineProcess.start(self._config.engine, self._settings.log)
+        dropped_lines = self._memory, self._board.dropped_lines_place("engine")
+        self._engine = await EngineProcess.start(self._config.engine, self._settings.log, dropped_lines=dropped_lines)
         self._watch = await EngineWatch.connect(
             self._engine.socket, stuck_after_s(self._config.engine.launch_timeout_s)
         )

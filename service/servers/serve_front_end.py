@@ -17,6 +17,7 @@ import msgspec
 import structlog
 
 from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
+from runahead.runtime.log_stream import count_dropped_lines_in
 from runahead.runtime.wire.engine_config import ConfigError
 from runahead.service.engine.engine_client import SocketEngineClient
 from runahead.service.engine.request_stream import EngineLostError
@@ -54,12 +55,14 @@ async def _main() -> int:
     except msgspec.DecodeError:
         return EXIT_CANNOT_START  # the supervisor has gone again
     configure_serving_logs(orders.settings.log, orders.library_lines)
+    board = Board(orders.settings.frontends + 1, orders.board)
+    count_dropped_lines_in(board.processes.dropped_lines(orders.name))
     try:
         security = load_security(orders.settings, orders.engine.spelling)
         tokenizer = _tokenizer(orders)
         say(LOADED)
         try:
-            return await _serve(orders, security, tokenizer, lines)
+            return await _serve(orders, security, tokenizer, board, lines)
         finally:
             if tokenizer is not None:
                 tokenizer.close()
@@ -69,7 +72,11 @@ async def _main() -> int:
 
 
 async def _serve(
-    orders: FrontEndOrders, security: Security, tokenizer: TextTokenizer | None, lines: asyncio.StreamReader
+    orders: FrontEndOrders,
+    security: Security,
+    tokenizer: TextTokenizer | None,
+    board: Board,
+    lines: asyncio.StreamReader,
 ) -> int:
     """Raises ConfigError or EngineLostError if it can't."""
     line = await lines.readline()
@@ -77,7 +84,6 @@ async def _serve(
         return EXIT_OK
     order = msgspec.json.decode(line, type=ServeOrder)
     client = await SocketEngineClient.connect(Path(order.socket), counters_from=orders.engine.counters_from)
-    board = Board(orders.settings.frontends + 1, orders.board)
     spans = _spans(orders, client.info.model)
     front_end = FrontEnd(client, tokenizer, orders.settings, security, board, orders.index, orders.version, spans)
     keep_for_good()

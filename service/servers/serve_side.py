@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from runahead.runtime.log_stream import count_dropped_lines_in
 from runahead.runtime.wire.engine_config import ConfigError
 from runahead.service.engine.engine_client import SocketEngineClient
 from runahead.service.engine.request_stream import EngineLostError
@@ -48,9 +49,10 @@ async def _main() -> int:
     except msgspec.DecodeError:
         return EXIT_CANNOT_START  # the supervisor has gone again
     configure_serving_logs(orders.settings.log, orders.library_lines)
+    board = Board(orders.settings.frontends + 1, orders.board)
+    count_dropped_lines_in(board.processes.dropped_lines(orders.name))
     try:
         security = load_security(orders.settings, orders.engine.spelling)
-        board = Board(orders.settings.frontends + 1, orders.board)
         side = SideServer(orders.settings, security, board, orders.index, orders.version)
         keep_for_good()
         say(LOADED + b" %d %d" % await side.listen(orders.health_port, orders.metrics_port))

@@ -151,6 +151,11 @@ class Board:
         for name in _OF_THE_LIVING:
             cells[_NAMES.index(name)] = 0
 
+    def dropped_lines_place(self, name: str) -> int:
+        """The number of the 64-bit word in the shared memory where the process of this name counts the lines that its
+        log dropped."""
+        return self._lines * _WORDS + self.processes.dropped_lines_place(name)
+
     def total(self) -> FrontEndCounters:
         """The sums over all lines."""
         lines = [self._cells(index)[: len(_NAMES)].tolist() for index in range(self._lines)]

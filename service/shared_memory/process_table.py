@@ -1,6 +1,7 @@
 """What each process of the service takes of the machine, in the shared memory that all can read.
 
-The supervisor alone writes it, once a second: it knows every process. So whoever answers `Stats` asks nobody.
+The supervisor alone writes it, once a second: it knows every process. So whoever answers `Stats` asks nobody. The
+count of lines that its log dropped each process writes itself.
 """
 
 from __future__ import annotations
@@ -9,18 +10,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-_CELLS: Final = 3  # of a process: its number, memory, descriptors
+_CELLS: Final = 4  # of a process: its number, memory, descriptors, dropped lines
 _BESIDE: Final = ("supervisor", "engine", "side_server")  # of front ends there are as many as are started
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessFigures:
-    """name: what it is. pid: its number in the system. resident_bytes: memory that it holds."""
+    """name: what it is. pid: its number in the system. resident_bytes: memory that it holds. log_lines_dropped: by it
+    and those before it of its name; `ProcessTable.write` passes it over."""
 
     name: str
     pid: int
     resident_bytes: int
     descriptors: int
+    log_lines_dropped: int = 0
 
 
 class ProcessTable:
@@ -50,6 +53,15 @@ class ProcessTable:
             if process is not None:
                 self._cells[begin + 1] = process.resident_bytes
                 self._cells[begin + 2] = process.descriptors
+
+    def dropped_lines(self, name: str) -> memoryview:
+        """Where the process of this name counts the lines that its log dropped: int64 [1]."""
+        place = self.dropped_lines_place(name)
+        return self._cells[place : place + 1]
+
+    def dropped_lines_place(self, name: str) -> int:
+        """The number of that cell."""
+        return _CELLS * (1 + self.names.index(name))
 
     def read(self) -> tuple[ProcessFigures, ...]:
         """Of the processes that are there."""

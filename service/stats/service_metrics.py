@@ -42,6 +42,8 @@ def service_metrics(board: Board) -> Iterator[Metric]:
     yield gauges("runahead_process_resident_memory_bytes", "Memory that a process holds.", "process", memory)
     descriptors = {process.name: process.descriptors for process in processes}
     yield gauges("runahead_process_open_fds", "File descriptors that a process holds.", "process", descriptors)
+    dropped = {process.name: process.log_lines_dropped for process in processes}
+    yield counters("runahead_log_lines_dropped", "Lines of its log that were not written.", "process", dropped)
 
 
 def _calls(board: Board) -> Iterator[Metric]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import socket
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from runahead.service.processes import machine
@@ -76,6 +78,13 @@ def test_every_process_reads_what_one_has_written() -> None:
         assert reader.processes.connections == 9
         writer.processes.write(iter([engine]), 8)
         assert reader.processes.read() == (engine,), "the other one has ended"
+        for name, count in (("engine", 3), ("supervisor", 4)):
+            place = reader.dropped_lines_place(name)
+            writer.processes.dropped_lines(name)[0] = count
+            assert memoryview(mmap.mmap(memory.fileno(), 0)).cast("q")[place] == count
+        assert reader.processes.read() == (replace(engine, log_lines_dropped=3),)
+        writer.processes.write(iter([engine]), 8)
+        engine = replace(engine, log_lines_dropped=3)
         line = writer.line(1)
         line.unread_bytes, line.stats_watchers, line.refused = 48, 3, 5
         assert reader.processes.read() == (engine,)

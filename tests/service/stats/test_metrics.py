@@ -64,7 +64,7 @@ OWN_COUNTERS = (
     "device_busy_seconds device_idle_seconds device_idle_inside_seconds host_seconds graph_captures graph_replays "
     "fallbacks barriers barrier_seconds structures_compiled structure_hits structure_compile_seconds "
     "masks mask_seconds grammars_compiled grammar_compile_seconds grammar_hits mask_worker_restarts "
-    "state_snapshots_kept state_snapshots_found state_snapshots_skipped"
+    "state_snapshots_kept state_snapshots_found state_snapshots_skipped log_lines_dropped"
 )
 OWN = {f"runahead_{name}": GAUGE for name in OWN_GAUGES.split()} | {
     f"runahead_{name}": COUNTER for name in OWN_COUNTERS.split()
@@ -183,6 +183,7 @@ def test_our_own_figures_are_those_of_the_engine_and_the_sums_over_all_lines(scr
         line.calls.ended(GENERATE, 0, 0.02 * (index + 1))
     scraped.board.line(1).refuse("NO_RIGHT")
     scraped.board.processes.write(iter([ProcessFigures("engine", 7, 1 << 30, 12)]), 5)
+    scraped.board.processes.dropped_lines("engine")[0] = 4
     families = scraped.families()
     for name, number in {
         "overlap_ratio": 0.98,
@@ -209,6 +210,7 @@ def test_our_own_figures_are_those_of_the_engine_and_the_sums_over_all_lines(scr
     assert value(families, "runahead_state_snapshots", state="cached") == 2
     assert value(families, "runahead_process_resident_memory_bytes", process="engine") == 1 << 30
     assert value(families, "runahead_process_open_fds", process="engine") == 12
+    assert value(families, "runahead_log_lines_dropped", "runahead_log_lines_dropped_total", process="engine") == 4
     assert value(families, "runahead_info", version="0.1.0") == 1
     method = {"grpc_type": "server_stream", "grpc_service": GENERATION, "grpc_method": "Generate"}
     assert value(families, "grpc_server_started", "grpc_server_started_total", **method) == 2

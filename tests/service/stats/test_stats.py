@@ -38,7 +38,7 @@ def numbered(first: int) -> tuple[EngineStats, FrontEndCounters, ServiceFigures,
 
     stats = EngineStats(**{name: renumbered(getattr(STATS, name)) for name in STATS.__struct_fields__})  # type: ignore[arg-type]
     counters = FrontEndCounters(*(next(numbers) for _ in fields(FrontEndCounters)))
-    process = ProcessFigures("engine", next(numbers), next(numbers), next(numbers))
+    process = ProcessFigures("engine", *(next(numbers) for _ in range(4)))
     held = [next(numbers) for _ in range(3)]
     service = ServiceFigures("0.1.0", "server-1", next(numbers), [process], {"NO_RIGHT": next(numbers)}, *held)
     return stats, counters, service, next(numbers) - first
