@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from runahead.cuda_graphs.device import DeviceError
+from runahead.runtime.stall import Stall
 
 
 class LaunchHungError(DeviceError):
@@ -15,21 +16,9 @@ class NoProgressError(RuntimeError):
     """Requests are being served, and none has come any further for too long."""
 
 
-class _Stall:
-    """For how long a figure has not changed while it should."""
-
-    def __init__(self, now: float) -> None:
-        self._figure: tuple[int, ...] = ()
-        self._since = now
-
-    def seconds(self, now: float, is_awaited: bool, figure: tuple[int, ...]) -> float:
-        if not is_awaited or figure != self._figure:
-            self._figure, self._since = figure, now
-        return now - self._since
-
-
 class Watchdog:
-    """limit_s: how long launches may be in flight without a mark, and requests be served without a token or a chunk.
+    """limit_s: how long launches may be in flight without a mark, and requests be served without a token or a chunk, of
+    the time in which the loop itself ran.
 
     clock: seconds, monotonic.
     """
@@ -37,8 +26,8 @@ class Watchdog:
     def __init__(self, limit_s: float, clock: Callable[[], float]) -> None:
         self.limit_s = limit_s
         self._clock = clock
-        self._marks = _Stall(clock())
-        self._work = _Stall(clock())
+        self._marks = Stall(limit_s)
+        self._work = Stall(limit_s)
 
     def look(self, in_flight: int, marks: tuple[int, ...], requests: int, work: tuple[int, ...]) -> None:
         """Called after every wait. marks: of launches. work: done for requests.

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from runahead.runtime.drafters.drafter import NO_DRAFT, Drafter
 from runahead.runtime.masks.mask_memory import (
+    ASKED,
     COMPILE_NS,
     COMPILED,
     FOUND,
@@ -123,6 +124,7 @@ class GrammarRows:
         known = self._grammars.get(grammar)
         if known is None:
             known = self._grammars[grammar] = _Grammar()
+            self._memory.figures[ASKED] += 1
             self._compile_soon(grammar)
         else:
             self._memory.figures[FOUND] += 1

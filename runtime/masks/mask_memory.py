@@ -39,6 +39,7 @@ MASK_NS: Final = 2  # that these took
 COMPILED: Final = 3  # grammars
 COMPILE_NS: Final = 4  # that these took
 FOUND: Final = 5  # grammars that had been compiled before
+ASKED: Final = 6  # grammars that it has begun to compile, or will
 _FIGURES: Final = 8
 
 NO_RUN: Final = np.zeros(0, np.int32)

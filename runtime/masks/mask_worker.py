@@ -23,6 +23,7 @@ from runahead.runtime.masks import mask_memory as m
 from runahead.runtime.masks import orders as o
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.masks.masks import GivenUp, MaskFigures
+from runahead.runtime.masks.overdue import Overdue
 from runahead.runtime.masks.stops import NO_STOPS, Stops
 from runahead.runtime.masks.worker_errors import WorkerErrors
 from runahead.runtime.wire.frames import FrameReader
@@ -31,15 +32,16 @@ from runahead.runtime.wire.parameters import FinishReason
 WORKER_MODULE: Final = "runahead.runtime.masks.worker"
 # -P: nothing in the current directory can stand in for a module.
 COMMAND: Final = (sys.executable, "-P", "-m", WORKER_MODULE)
-SILENT_S: Final = 20.0  # a worker that has orders, and has carried out none for so long, is ended
+PROCESSOR_S: Final = 20.0  # of its processor time, in which a worker has carried out no order: it is ended
+RUNNING_S: Final = 60.0  # the same of the time in which the engine ran
 _READ_BYTES: Final = 1 << 16
 _NS: Final = 1e-9
 
 
 class MaskWorker:
     """begin: the first order. report: told of each death, in a sentence that repeats nothing of a request. command:
-    what is started, with the numbers of two descriptors behind it. silent_s: a worker that has orders, and has carried
-    out none for so long, is ended.
+    what is started, with the numbers of two descriptors behind it. processor_s, running_s: of its processor time, and
+    of the time in which the engine ran: a worker that takes longer for one order, or to compile one grammar, is ended.
 
     The worker is started for the first request, and is at its orders when it has read the tokenizer.
     """
@@ -49,13 +51,14 @@ class MaskWorker:
         begin: o.Begin,
         report: Callable[[str], None],
         command: Sequence[str] = COMMAND,
-        silent_s: float = SILENT_S,
+        processor_s: float = PROCESSOR_S,
+        running_s: float = RUNNING_S,
     ) -> None:
         """Raises OSError where there is no memory."""
         self._begin = begin
         self._report = report
         self._command = command
-        self._silent_s = silent_s
+        self._most_s = processor_s, running_s
         size = MaskMemory.size(begin.max_rows, begin.vocab_size, begin.drafts)
         self._file = os.memfd_create("runahead-masks")
         os.truncate(self._file, size)
@@ -110,8 +113,8 @@ class MaskWorker:
         lost = self._lost()
         if lost is None:
             return never + self._end("it has ended")
-        if self._is_silent(now):
-            return never + self._end(f"it has carried out nothing for {self._silent_s:g} s")
+        if why := self._overdue(now, self._process.pid):
+            return never + self._end(why)
         mine = [answer for answer in lost if answer.order in self._open]
         self._open.difference_update(answer.order for answer in mine)
         return never + [GivenUp(answer.order, FinishReason(answer.reason)) for answer in mine]
@@ -157,8 +160,7 @@ class MaskWorker:
         self._reader = FrameReader()
         self._unsent = bytearray()
         self._sent = int(self.memory.figures[m.HANDLED])  # orders, those of workers before this one too
-        self._handled = self._sent
-        self._moved_at: float | None = None  # when `look` last found it at work, or without any
+        self._orders, self._compiling = Overdue(*self._most_s), Overdue(*self._most_s)
         self._unsent += o.frame(self._begin)
         self._flush()
 
@@ -187,11 +189,11 @@ class MaskWorker:
         for line in self._errors.lines():
             self._report(f"the mask worker says: {line}")
 
-    def _is_silent(self, now: float) -> bool:
-        handled = int(self.memory.figures[m.HANDLED])
-        if self._moved_at is None or handled != self._handled or handled == self._sent:
-            self._handled, self._moved_at = handled, now
-        return now - self._moved_at >= self._silent_s
+    def _overdue(self, now: float, pid: int) -> str:
+        """Why the worker is to be ended, if it is."""
+        handled, asked, compiled = self.memory.figures[[m.HANDLED, m.ASKED, m.COMPILED]].tolist()
+        why = self._orders.why(now, pid, handled != self._sent, handled)
+        return why or self._compiling.why(now, pid, asked != compiled, compiled)
 
     # ------------------------------------------------------------ the socket
 

@@ -24,7 +24,7 @@ from runahead.runtime.drafters.ngram import NgramDrafter
 from runahead.runtime.grammar.matcher import VocabularyError, load_vocabulary, new_matcher
 from runahead.runtime.masks import orders
 from runahead.runtime.masks.grammar_rows import GrammarRows, Matcher
-from runahead.runtime.masks.mask_memory import HANDLED, MaskMemory
+from runahead.runtime.masks.mask_memory import ASKED, COMPILED, HANDLED, MaskMemory
 from runahead.runtime.wire.frames import FrameReader
 
 EXIT_CANNOT_START: Final = 2
@@ -72,6 +72,7 @@ def main() -> int:
     if begin is None:
         return 0
     memory = MaskMemory(begin.max_rows, begin.vocab_size, begin.drafts, int(sys.argv[2]))
+    memory.figures[ASKED] = memory.figures[COMPILED]  # the worker before this one may have left some
     try:
         text = open_checkpoint(Path(begin.model)).tokenizer()
         vocabulary = load_vocabulary(text, begin.vocab_size, begin.eos_token_ids)

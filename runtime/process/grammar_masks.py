@@ -6,7 +6,7 @@ import structlog
 
 from runahead.runtime.checkpoint import Checkpoint
 from runahead.runtime.grammar.extra import is_installed
-from runahead.runtime.masks.mask_worker import SILENT_S, MaskWorker
+from runahead.runtime.masks.mask_worker import PROCESSOR_S, RUNNING_S, MaskWorker
 from runahead.runtime.masks.orders import Begin
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.process.parts import forced_drafts
@@ -31,5 +31,10 @@ def make_masks(config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig,
         context_length=context if config.drafter == "ngram" else 0,  # a head guesses nothing of these rows
     )
     # It is ended before the engine is, which stops where nobody's request comes further.
-    silent_s = min(SILENT_S, config.launch_timeout_s / 2)
-    return MaskWorker(begin, lambda what: log.error("mask_worker", what=what), silent_s=silent_s)
+    most_s = config.launch_timeout_s / 2
+    return MaskWorker(
+        begin,
+        lambda what: log.error("mask_worker", what=what),
+        processor_s=min(PROCESSOR_S, most_s),
+        running_s=min(RUNNING_S, most_s),
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any, Final
 
 import grpc
@@ -18,6 +18,7 @@ from runahead.service.calls.guard import abort_with, code_of_left, guarded, note
 from runahead.service.contract.errors import ServiceError, invalid_argument, shutting_down
 from runahead.service.contract.limits import LIMITS
 from runahead.service.contract.wire_faults import wire_faults
+from runahead.service.engine.running_time import running_timeout
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 _Serve = Callable[[object, _Context], Awaitable[Any]]
@@ -213,10 +214,10 @@ async def _read(context: _Context) -> Any:
 
 
 @contextmanager
-def _upload(timeout_s: float) -> Iterator[asyncio.Timeout]:
+def _upload(timeout_s: float) -> Iterator[AbstractAsyncContextManager[None]]:
     """A time-out for what the body waits for. Raises ServiceError when it is over."""
     try:
-        yield asyncio.timeout(timeout_s)
+        yield running_timeout(timeout_s)
     except TimeoutError:
         raise ServiceError("UPLOAD_TIMEOUT", f"the request was not there whole within {timeout_s:g} s") from None
 

@@ -10,6 +10,7 @@ import grpc
 from google.protobuf.message import Message
 
 from runahead.service.engine.request_stream import StalledReaderError
+from runahead.service.engine.running_time import LOOKS
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -28,7 +29,7 @@ class StreamWriter:
         self._loop = asyncio.get_running_loop()
         self._headers: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._since: float | None = None  # when the write that is under way has begun
+        self._looks: int | None = None  # at the write that is under way
         self._stalled = False
         task = asyncio.current_task()
         assert task is not None
@@ -47,7 +48,7 @@ class StreamWriter:
     async def begin(self, headers: Sequence[tuple[str, str]] = ()) -> None:
         """Sends the headers, these among them, apart from any message, since a client that takes no message still
         takes them; and without them no status could end the call. Raises StalledReaderError."""
-        self._timer = self._loop.call_later(self._stalled_s, self._look)
+        self._look_again()
         self._headers = asyncio.ensure_future(self._context.send_initial_metadata(tuple(headers)))
         self._headers.add_done_callback(lambda headers: headers.cancelled() or headers.exception())
         await self._take(asyncio.shield(self._headers))
@@ -57,7 +58,7 @@ class StreamWriter:
         return self._take(self._context.write(event))
 
     async def _take(self, writing: Awaitable[None]) -> None:
-        self._since = self._loop.time()
+        self._looks = 0
         try:
             await writing
         except asyncio.CancelledError:
@@ -66,14 +67,19 @@ class StreamWriter:
             self._task.uncancel()
             raise StalledReaderError(self._stalled_s) from None
         finally:
-            self._since = None
+            self._looks = None
+
+    def _look_again(self) -> None:
+        """One timer a stream, which no write touches."""
+        self._timer = self._loop.call_later(self._stalled_s / LOOKS, self._look)
 
     def _look(self) -> None:
-        """One timer a stream, which most writes never touch: it is set anew when it goes off too early."""
-        now = self._loop.time()
-        due = (now if self._since is None else self._since) + self._stalled_s
-        if due > now:
-            self._timer = self._loop.call_at(due, self._look)
+        """Counts looks at a write, of which the first may come at once: the time in which this process was stopped
+        counts as one."""
+        if self._looks is not None:
+            self._looks += 1
+        if self._looks is None or self._looks <= LOOKS:
+            self._look_again()
         else:
             self._stalled = True
             self._task.cancel()

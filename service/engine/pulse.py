@@ -13,11 +13,11 @@ import structlog
 
 from runahead.runtime.wire.messages import PROTOCOL_VERSION, Hello, encode_frame
 from runahead.service.engine.request_stream import EngineLostError
+from runahead.service.engine.running_time import LOOKS
 
 # A heartbeat comes every 0.5 s, and up to 0.25 s later where the loop waits meanwhile. With two of them missing the
 # service stops being ready, within 2 s.
 SILENT_S: Final = 1.5
-LOOKS: Final = 8  # within a limit: silence is noticed at most so much of it late
 
 log = structlog.get_logger(__name__)
 

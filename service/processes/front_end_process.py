@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from runahead.runtime.wire.engine_config import EngineConfig
+from runahead.service.engine.running_time import running_timeout
 from runahead.service.log.library_lines import LibraryLines
 from runahead.service.processes.interrupts import blocked_interrupts
 from runahead.service.settings.settings import FrontEndSettings
@@ -144,12 +145,12 @@ class FrontEndProcess:
         return await self._process.wait()
 
     async def wait_stuck(self, silent_s: float) -> None:
-        """Returns when its event loop, which says now and again that it turns, has said nothing for so long. Never, if
-        it has ended."""
+        """Returns when its event loop, which says now and again that it turns, has said nothing for so long while this
+        process ran. Never, if it has ended."""
         assert self._process.stdout is not None
         while True:
             try:
-                async with asyncio.timeout(silent_s):
+                async with running_timeout(silent_s):
                     line = await self._process.stdout.readline()
             except TimeoutError:
                 return
@@ -178,7 +179,7 @@ class FrontEndProcess:
         nothing, and is ended then."""
         assert self._process.stdout is not None
         try:
-            async with asyncio.timeout(START_S):
+            async with running_timeout(START_S):
                 line = await self._process.stdout.readline()
         except TimeoutError:
             await self.kill()

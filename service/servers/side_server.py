@@ -41,7 +41,7 @@ from runahead.v1 import add_GenerationServiceServicer_to_server, generation_serv
 _CONNECTIONS: Final = 1024  # to each port
 _IDLE_S: Final = 15.0  # for which a connection may have no call: whoever asks again connects again
 _LOOK_S: Final = 0.1  # from one look at who serves to the next
-_SILENT_S: Final = 3.0  # without a word of a front end, which says one each second
+_SILENT_S: Final = 3.0  # without a word of a front end, which says one each second; looks that come late count once
 _LAST_WORDS_S: Final = 0.25  # for calls that end by themselves now
 _END_S: Final = 1.0  # for statuses to reach clients
 _SCRAPE_S: Final = 0.5  # for which Prometheus waits for the engine
@@ -75,7 +75,10 @@ class SideServer:
         self._feed: StatsFeed | None = None
         self._is_heard = False
         self._looking: asyncio.Task[None] | None = None
-        self._heard: dict[int, tuple[int, float]] = {}  # of front ends, by line: their last word, and when it came
+        self._looks = 0  # at the board
+        self._heard: dict[
+            int, tuple[int, int]
+        ] = {}  # of front ends, by line: their last word, and the look that saw it
         self._metrics: MetricsServer | None = None
 
     async def listen(self, health_port: int, metrics_port: int) -> tuple[int, int]:
@@ -155,6 +158,7 @@ class SideServer:
     async def _look(self) -> None:
         """At the board, which says of itself nothing."""
         while True:
+            self._looks += 1
             self._tell()
             await asyncio.sleep(_LOOK_S)
 
@@ -163,9 +167,9 @@ class SideServer:
 
     def _somebody_serves(self) -> bool:
         """A front end that hangs does not: its event loop says nothing. What a dead one has said is forgotten."""
-        now, words = asyncio.get_running_loop().time(), self._board.serving()
+        words = self._board.serving()
         self._heard = {line: last for line, last in self._heard.items() if line in words}
         for line, word in words.items():
             if self._heard.get(line, (None,))[0] != word:
-                self._heard[line] = word, now
-        return any(now - self._heard[line][1] < _SILENT_S for line in words)
+                self._heard[line] = word, self._looks
+        return any((self._looks - self._heard[line][1]) * _LOOK_S < _SILENT_S for line in words)

@@ -14,6 +14,7 @@ import structlog
 from runahead.service.contract.errors import ServiceError, no_structure
 from runahead.service.contract.limits import LIMITS
 from runahead.service.contract.structure import StructureSource
+from runahead.service.engine.running_time import running_timeout
 from runahead.service.structures.orders import Answer, Ask, Ready, Vocabulary
 
 log = structlog.get_logger(__name__)
@@ -48,7 +49,7 @@ class Compiler:
         process = await self._started()
         ask = Ask(source.kind, source.text, LIMITS.structure_depth)
         try:
-            async with asyncio.timeout(_WALL * self._vocabulary.compile_s):
+            async with running_timeout(_WALL * self._vocabulary.compile_s):
                 answer = await _exchange(process, ask, Answer)
         except TimeoutError:
             await self._end(process)
@@ -88,7 +89,7 @@ class Compiler:
         self._process = process
         ready = None
         try:
-            async with asyncio.timeout(_START_S):
+            async with running_timeout(_START_S):
                 ready = await _exchange(process, self._vocabulary, Ready)
         except TimeoutError:
             pass

@@ -16,6 +16,7 @@ import pytest
 from runahead.runtime import models
 from runahead.runtime.checkpoint import open_checkpoint
 from runahead.runtime.grammar.matcher import load_vocabulary
+from runahead.runtime.masks.mask_memory import ASKED, HANDLED
 from runahead.runtime.masks.mask_worker import COMMAND, MaskWorker
 from runahead.runtime.masks.masks import GivenUp
 from runahead.runtime.masks.orders import Begin
@@ -31,14 +32,18 @@ DEAD_END = (
     '{"grammars":[{"json_schema":{"type":"object","properties":{"a":{}},"required":["a"],'
     '"patternProperties":{"^a$":{}},"additionalProperties":false,"x-guidance":{"whitespace_flexible":false}}}]}'
 )
+STOPPED = (sys.executable, "-c", "import signal; signal.pause()")
 NO_GRAMMAR = '{"grammars":[{"lark_grammar":"start: nobody"}]}'
 
 
 @contextmanager
-def worker(command: tuple[str, ...] = COMMAND, silent_s: float = 20.0) -> Iterator[tuple[MaskWorker, list[str]]]:
+def worker(
+    command: tuple[str, ...] = COMMAND, processor_s: float = 20.0, running_s: float = 60.0
+) -> Iterator[tuple[MaskWorker, list[str]]]:
     config = load_config(open_checkpoint(BUNDLED))
     said: list[str] = []
-    made = MaskWorker(Begin(str(BUNDLED), config.vocab_size, config.eos_token_ids, 4), said.append, command, silent_s)
+    begin = Begin(str(BUNDLED), config.vocab_size, config.eos_token_ids, 4)
+    made = MaskWorker(begin, said.append, command, processor_s, running_s)
     try:
         yield made, said
     finally:
@@ -136,12 +141,48 @@ def test_one_that_died_while_nobody_needed_it_costs_nobody_a_request() -> None:
 
 
 def test_one_that_does_nothing_is_ended() -> None:
-    with worker((sys.executable, "-c", "import signal; signal.pause()"), 7.0) as (made, said):
+    with worker(STOPPED, running_s=8.0) as (made, said):
         made.open(1, YES)
-        assert list(made.look(100.0)) == []
-        assert list(made.look(100.0 + 6.5)) == []
-        assert list(made.look(100.0 + 7.0)) == [GivenUp(1, FinishReason.STRUCTURE_LOST)]
+        assert [list(made.look(100.0 + second)) for second in range(8)] == [[]] * 8
+        assert list(made.look(108.0)) == [GivenUp(1, FinishReason.STRUCTURE_LOST)]
         assert made.pid is None and len(said) == 1
+
+
+def test_a_gap_between_two_looks_is_no_silence() -> None:
+    """The engine was stopped with its worker."""
+    with worker(STOPPED, running_s=8.0) as (made, _):
+        made.open(1, YES)
+        assert [list(made.look(now)) for now in (100.0, 200.0, 300.0, 301.0, 302.0, 303.0, 304.0, 305.0)] == [[]] * 8
+        assert list(made.look(306.0)) == [GivenUp(1, FinishReason.STRUCTURE_LOST)]
+
+
+def test_the_time_of_an_order_begins_with_it() -> None:
+    """Before it the worker had nothing to do, and nobody looked."""
+    with worker(STOPPED, running_s=8.0) as (made, _):
+        for order in (1, 2):
+            made.open(order, YES)
+            assert [list(made.look(100.0 * order + second)) for second in range(8)] == [[]] * 8
+            made.memory.figures[HANDLED] = made._sent  # it has carried it out
+            assert list(made.look(100.0 * order + 8.0)) == []
+            made._open.discard(order)  # as when it has given the request up
+
+
+def test_one_that_computes_for_too_long_is_ended_by_its_own_time_alone() -> None:
+    with worker((sys.executable, "-c", "while True: pass"), processor_s=0.5) as (made, said):
+        made.open(1, YES)
+        assert given_up(made) == [GivenUp(1, FinishReason.STRUCTURE_LOST)], "on a clock that stands still"
+        assert "processor time" in said[0]
+
+
+def test_one_that_compiles_for_ever_is_ended_though_it_carries_out_orders() -> None:
+    with worker(STOPPED, running_s=8.0) as (made, _):
+        made.open(1, YES)
+        made.memory.figures[ASKED] += 1
+        for second in range(8):
+            assert list(made.look(100.0 + second)) == []
+            made.close(2)
+            made.memory.figures[HANDLED] = made._sent
+        assert list(made.look(108.0)) == [GivenUp(1, FinishReason.STRUCTURE_LOST)]
 
 
 def test_one_that_can_not_be_started_loses_the_request() -> None:

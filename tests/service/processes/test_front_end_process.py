@@ -81,6 +81,22 @@ threading.Event().wait()
     run(tmp_path, SERVES + alive, body)
 
 
+def test_a_supervisor_that_was_stopped_does_not_take_a_front_end_for_stuck(tmp_path: Path) -> None:
+    async def body(front_end: FrontEndProcess) -> None:
+        loop, stopped_s = asyncio.get_running_loop(), 0.0
+        awake = loop.time
+        loop.time = lambda: awake() + stopped_s  # type: ignore[method-assign]
+        stuck = asyncio.ensure_future(front_end.wait_stuck(4.0))
+        for _ in range(3):
+            stopped_s += 6.0
+            for _ in range(10):
+                await asyncio.sleep(0)
+        assert not stuck.done()
+        stuck.cancel()
+
+    run(tmp_path, LOADS + STOPS, body)
+
+
 def test_one_that_has_ended_is_not_stuck(tmp_path: Path) -> None:
     async def body(front_end: FrontEndProcess) -> None:
         stuck = asyncio.ensure_future(front_end.wait_stuck(0.05))
