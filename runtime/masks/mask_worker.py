@@ -26,6 +26,7 @@ from runahead.runtime.masks.masks import GivenUp, MaskFigures
 from runahead.runtime.masks.overdue import Overdue
 from runahead.runtime.masks.stops import NO_STOPS, Stops
 from runahead.runtime.masks.worker_errors import WorkerErrors
+from runahead.runtime.process_end import described
 from runahead.runtime.wire.frames import FrameReader
 from runahead.runtime.wire.parameters import FinishReason
 
@@ -34,6 +35,7 @@ WORKER_MODULE: Final = "runahead.runtime.masks.worker"
 COMMAND: Final = (sys.executable, "-P", "-m", WORKER_MODULE)
 PROCESSOR_S: Final = 20.0  # of its processor time, in which a worker has carried out no order: it is ended
 RUNNING_S: Final = 60.0  # the same of the time in which the engine ran
+_LAST_S: Final = 0.1  # from the end of a process's socket to its own
 _READ_BYTES: Final = 1 << 16
 _NS: Final = 1e-9
 
@@ -61,7 +63,8 @@ class MaskWorker:
         self._most_s = processor_s, running_s
         size = MaskMemory.size(begin.max_rows, begin.vocab_size, begin.drafts)
         self._file = os.memfd_create("runahead-masks")
-        os.truncate(self._file, size)
+        # A store to a page that there is no memory for would end a process by SIGBUS.
+        os.posix_fallocate(self._file, 0, size)
         self.memory = MaskMemory(begin.max_rows, begin.vocab_size, begin.drafts, self._file)
         self._open: set[int] = set()  # requests that the process knows
         self._never: list[GivenUp] = []  # those that there was none for, not told yet
@@ -78,7 +81,7 @@ class MaskWorker:
 
     def open(self, order: int, grammar: str, stops: Stops = NO_STOPS) -> None:
         if self._process is not None and not self._open and self._lost() is None:
-            self._end("it has ended")  # while it had nothing to do
+            self._end(self._how_it_ended())  # while it had nothing to do
         if self._process is None:
             try:
                 self._start()
@@ -112,7 +115,7 @@ class MaskWorker:
         self._pass_on()
         lost = self._lost()
         if lost is None:
-            return never + self._end("it has ended")
+            return never + self._end(self._how_it_ended())
         if why := self._overdue(now, self._process.pid):
             return never + self._end(why)
         mine = [answer for answer in lost if answer.order in self._open]
@@ -173,6 +176,13 @@ class MaskWorker:
             assert self._process.stderr is not None
             self._process.stderr.close()
             self._process = None
+
+    def _how_it_ended(self) -> str:
+        """It has closed its socket, and is about to be gone at least."""
+        assert self._process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return f"it has ended ({described(self._process.wait(_LAST_S))})"
+        return "it has ended"
 
     def _end(self, why: str) -> list[GivenUp]:
         """Returns the requests that the worker knew. The next request gets another one."""

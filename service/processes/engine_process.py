@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from runahead.runtime.log_output import LogOutput
+from runahead.runtime.process_end import described
 from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.service.processes.interrupts import blocked_interrupts
 from runahead.service.processes.socket_folder import SocketFolder
@@ -25,7 +26,7 @@ class EngineStartError(RuntimeError):
     """The engine's process ended before it was ready; it has said why on standard error."""
 
     def __init__(self, exit_code: int) -> None:
-        super().__init__(f"the engine could not start (exit code {exit_code}); the reason is in its log above")
+        super().__init__(f"the engine could not start ({described(exit_code)}); the reason is in its log above")
         self.exit_code = exit_code
 
 

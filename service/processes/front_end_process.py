@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from runahead.runtime.process_end import described
 from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.service.engine.running_time import running_timeout
 from runahead.service.log.library_lines import LibraryLines
@@ -81,7 +82,7 @@ class FrontEndStartError(RuntimeError):
         if exit_code is None:
             super().__init__(f"a front end said nothing for {START_S:g} s while it started, and was ended")
         else:
-            super().__init__(f"a front end could not start (exit code {exit_code}); the reason is in its log above")
+            super().__init__(f"a front end could not start ({described(exit_code)}); the reason is in its log above")
         self.exit_code = exit_code
 
 

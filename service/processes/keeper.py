@@ -8,6 +8,7 @@ from typing import Final
 
 import structlog
 
+from runahead.runtime.process_end import end_fields
 from runahead.service.processes.front_end_process import FrontEndProcess, FrontEndStartError
 from runahead.service.processes.restarts import Restarts
 
@@ -48,7 +49,7 @@ class Keeper:
                 self._cleared()
                 if self._is_over():
                     return  # that is why
-                log.error(f"{self._kind}_died", exit_code=exit_code, **self._named)
+                log.error(f"{self._kind}_died", **end_fields(exit_code), **self._named)
             delay_s = restarts.died(loop.time() - began if has_begun else 0.0)
             if delay_s is None:
                 log.error(f"{self._kind}_given_up", **self._named)

@@ -12,12 +12,13 @@ import os
 import signal
 import tempfile
 from collections.abc import Coroutine, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import IO, Any, Final, TypeVar
 
 import structlog
 
 from runahead.runtime.log_stream import count_dropped_lines_in
+from runahead.runtime.process_end import end_fields
 from runahead.runtime.wire.engine_config import ConfigError
 from runahead.service.engine.pulse import EngineWatch, stuck_after_s
 from runahead.service.processes import machine
@@ -53,8 +54,7 @@ async def supervise(config: ServerConfig, ports: Ports) -> int:
 
     Raises CheckpointError, ConfigError, EngineLostError, EngineStartError or FrontEndStartError if it can't start.
     """
-    with _shared_memory() as memory:
-        memory.truncate(Board.size(config.front_end.frontends + 1))
+    with _shared_memory(Board.size(config.front_end.frontends + 1)) as memory:
         supervisor = Supervisor(config, ports, memory.fileno())
         try:
             return await supervisor.run()
@@ -64,12 +64,24 @@ async def supervise(config: ServerConfig, ports: Ports) -> int:
             signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
 
 
-def _shared_memory() -> IO[bytes]:
-    """A file without a name. Raises ConfigError where none can be made: on a root that can't be written to, say."""
-    try:
-        return tempfile.TemporaryFile()
-    except FileNotFoundError as error:
-        raise ConfigError("no folder for temporary files can be written to; set TMPDIR to one that can") from error
+def _shared_memory(size: int) -> IO[bytes]:
+    """A file without a name, of `size` bytes. Raises ConfigError where none can be made: on a root that can't be
+    written to, say."""
+    with ExitStack() as held:
+        try:
+            memory = held.enter_context(tempfile.TemporaryFile())
+            # A store to a page of a hole that has no room on the disk would end the process by SIGBUS.
+            memory.write(bytes(size))
+            memory.flush()
+        except FileNotFoundError as error:
+            raise ConfigError("no folder for temporary files can be written to; set TMPDIR to one that can") from error
+        except OSError as error:
+            raise ConfigError(
+                f"{tempfile.gettempdir()!r}, the folder for temporary files, can't hold the {size} bytes that the "
+                f"processes share: {error.strerror}; TMPDIR names another one"
+            ) from error
+        held.pop_all()
+    return memory
 
 
 class _Signals:
@@ -140,7 +152,7 @@ class Supervisor:
             await self._drain()
             return EXIT_SUPERVISOR_FAILED
         if self._engine.has_ended:
-            log.error("engine_lost", exit_code=await ended)
+            log.error("engine_lost", **end_fields(await ended))
             return await self._after_the_engine()
         log.error("no_front_end_left")
         await self._end_side()
@@ -158,7 +170,7 @@ class Supervisor:
         if self._watch is not None:
             self._watch.close()
         if self._engine is not None:
-            log.info("engine_ended", exit_code=await self._engine.stop(self._grace_left_s()))
+            log.info("engine_ended", **end_fields(await self._engine.stop(self._grace_left_s())))
 
     def _grace_left_s(self) -> float:
         """Of the engine, which has some seconds of it at least: one that is well ends in less."""

@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 import msgspec
 import structlog
 
+from runahead.runtime.process_end import end_fields
 from runahead.service.contract.errors import ServiceError, no_structure
 from runahead.service.contract.limits import LIMITS
 from runahead.service.contract.structure import StructureSource
@@ -59,7 +60,7 @@ class Compiler:
         code = await self._end(process)
         if answer is not None:
             return answer
-        log.info("structure_ended_its_process", exit_code=code)
+        log.info("structure_ended_its_process", **end_fields(code))
         return Answer(sentence=self._why(code))
 
     async def close(self) -> None:
@@ -75,7 +76,7 @@ class Compiler:
             if process.returncode is None and not process.stdout.at_eof():  # type: ignore[union-attr]
                 return process
             code = await self._end(process)  # while it was asked for nothing: that is no structure's fault
-            log.info("structure_process_ended", exit_code=code)
+            log.info("structure_process_ended", **end_fields(code))
         if self._closed:
             raise _unavailable("the server is shutting down")
         # What a terminal sends to all of a group it ignores, as this process does.
@@ -95,7 +96,7 @@ class Compiler:
             pass
         if ready is None:
             code = await self._end(process)
-            log.warning("structure_process_not_started", exit_code=code)
+            log.warning("structure_process_not_started", **end_fields(code))
             raise _unavailable("the process that compiles structures can't be started")
         if ready.unusable:
             await self._end(process)

@@ -185,6 +185,19 @@ def test_one_that_compiles_for_ever_is_ended_though_it_carries_out_orders() -> N
         assert list(made.look(108.0)) == [GivenUp(1, FinishReason.STRUCTURE_LOST)]
 
 
+def test_its_memory_is_there_before_anybody_writes_to_it() -> None:
+    with worker() as (made, _):
+        about = os.fstat(made._file)
+        assert about.st_blocks * 512 >= about.st_size > 0
+
+
+def test_one_that_a_signal_ends_is_reported_with_it() -> None:
+    with worker((sys.executable, "-c", "import os; os.kill(os.getpid(), 7)")) as (made, said):
+        made.open(1, YES)
+        assert lost(made) == [1]
+        assert "it has ended (signal SIGBUS)" in said[0]
+
+
 def test_one_that_can_not_be_started_loses_the_request() -> None:
     with worker(("/nonexistent/python",)) as (made, said):
         made.open(1, YES)
@@ -239,8 +252,8 @@ def test_what_it_writes_aside_is_logged_where_it_can_repeat_nothing_of_a_request
         assert lost(made) == [1]
         assert said == [
             f"the mask worker says: {panic}",
-            "the mask worker is gone: it has ended; 1 requests with a grammar end with it; 1 lines that it wrote are "
-            "not shown, since they may repeat a request",
+            "the mask worker is gone: it has ended (exit code 3); 1 requests with a grammar end with it; 1 lines that "
+            "it wrote are not shown, since they may repeat a request",
         ]
     assert capfd.readouterr() == ("", ""), "nothing of it is inherited"
 

@@ -103,6 +103,8 @@ def test_where_no_socket_fits_a_sentence_says_what_to_set(tmp_path: Path, monkey
 def test_an_engine_that_can_not_start_gives_its_exit_code(command: Callable[[str], list[str]]) -> None:
     with pytest.raises(EngineStartError) as failed:
         asyncio.run(EngineProcess.start(CONFIG, LOG, command("sys.exit(2)")))
+    with pytest.raises(EngineStartError, match="signal SIGBUS"):
+        asyncio.run(EngineProcess.start(CONFIG, LOG, command("import os; os.kill(os.getpid(), 7)")))
     assert failed.value.exit_code == 2
 
 

@@ -177,7 +177,7 @@ def run(body: Any, frontends: int = 1) -> None:
                     return FakeSide(world, orders)
                 return FakeFrontEnd(world, orders.index)
 
-            async def start_engine(*_: object) -> FakeEngine:
+            async def start_engine(*_: object, dropped_lines: tuple[int, int]) -> FakeEngine:
                 return world.engine
 
             async def connect(*_: object) -> FakeWatch:
