@@ -25,6 +25,7 @@ from runahead.runtime.grammar.matcher import VocabularyError, load_vocabulary, n
 from runahead.runtime.masks import orders
 from runahead.runtime.masks.grammar_rows import GrammarRows, Matcher
 from runahead.runtime.masks.mask_memory import ASKED, COMPILED, HANDLED, MaskMemory
+from runahead.runtime.parent_death import signal_at_parents_death
 from runahead.runtime.wire.frames import FrameReader
 
 EXIT_CANNOT_START: Final = 2
@@ -64,6 +65,7 @@ class Compiler:
 
 def main() -> int:
     """Carry out orders until nobody is left to give them. Returns the exit code."""
+    signal_at_parents_death()
     for number in (signal.SIGINT, signal.SIGTERM):  # also of a group of processes: the engine decides what they mean
         signal.signal(number, signal.SIG_IGN)
     sock = socket.socket(fileno=int(sys.argv[1]))

@@ -38,6 +38,7 @@ from runahead.runtime.engine.watchdog import LaunchHungError, NoProgressError
 from runahead.runtime.log_output import LogOutput, log_to_stderr
 from runahead.runtime.log_stream import count_dropped_lines_in, end_log
 from runahead.runtime.models.cpu_kernels import NoKernelsError
+from runahead.runtime.parent_death import signal_at_parents_death
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.process.parts import Assembled
 from runahead.runtime.process.progress import shown_captures, shown_loading
@@ -65,6 +66,9 @@ class Orders(msgspec.Struct, frozen=True):
 def main() -> int:
     """Run the engine until its parent is gone, or wants it to be. Returns the exit code."""
     log = structlog.get_logger("engine")
+    # It goes on where it was stopped, sees the end of its input, and takes the folder of its socket away. A loop that
+    # does not come to that is ended by its guard.
+    signal_at_parents_death(signal.SIGCONT)
     for number in (signal.SIGINT, signal.SIGTERM):  # also of a group of processes: its parent decides what they mean
         signal.signal(number, signal.SIG_IGN)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

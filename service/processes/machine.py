@@ -4,13 +4,44 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from runahead.service.shared_memory.process_table import ProcessFigures
 
+_ZOMBIE: Final = "Z"
 _ESTABLISHED: Final = "01"
 _TABLES: Final = ("tcp", "tcp6")
+
+
+class Orphans:
+    """Children of this process that it has not started: where it is PID 1 of a container, orphans become its own."""
+
+    def __init__(self) -> None:
+        self._ended: set[int] = set()
+
+    def reap(self, own: Iterable[int]) -> None:
+        """To be called again and again. own: processes that somebody here waits for. A child that ends while it is
+        started is not among them yet, but is waited for: so one is reaped that had ended at the last look already."""
+        ended = set(_ended_children()).difference(own)
+        for pid in ended & self._ended:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        self._ended = ended
+
+
+def _ended_children(proc: Path = Path("/proc")) -> Iterator[int]:
+    """Those that nobody has reaped. None is reaped by this."""
+    with suppress(ChildProcessError):  # there is no child at all
+        if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return
+    for folder in proc.glob("[0-9]*"):
+        with suppress(OSError):  # it has ended meanwhile
+            # "number (name) state parent ...", where the name may have spaces and brackets.
+            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            if state == _ZOMBIE and int(parent) == os.getpid():
+                yield int(folder.name)
 
 
 def processes(pids: Iterable[tuple[str, int]], proc: Path = Path("/proc")) -> Iterator[ProcessFigures]:

@@ -257,8 +257,10 @@ class Supervisor:
     # ------------------------------------------------------------ while it serves
 
     async def _take_stock(self) -> None:
-        """Writes on the board what each process takes of the machine, again and again."""
+        """Writes on the board what each process takes of the machine, and reaps orphans, again and again."""
+        orphans = machine.Orphans()
         while True:
+            orphans.reap(pid for _, pid in self._pids())
             self._board.processes.write(
                 machine.processes(self._pids()), machine.connections(self._ports.service.number)
             )

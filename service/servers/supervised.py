@@ -11,13 +11,15 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
+from runahead.runtime.parent_death import signal_at_parents_death
 from runahead.service.processes.front_end_process import ALIVE, ALIVE_S
 
 _LINE_BYTES: Final = 16 << 20
 
 
 def leave_signals_to_the_supervisor() -> None:
-    """Those, too, that a whole group of processes gets."""
+    """Those, too, that a whole group of processes gets. When it is gone, so is this process."""
+    signal_at_parents_death()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 

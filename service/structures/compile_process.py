@@ -22,6 +22,7 @@ from llguidance import LLTokenizer
 
 from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
 from runahead.runtime.grammar.matcher import GrammarError, VocabularyError, load_vocabulary, new_matcher
+from runahead.runtime.parent_death import signal_at_parents_death
 from runahead.service.structures.fault import StructureFault
 from runahead.service.structures.grammar_text import grammar_text, of_schema
 from runahead.service.structures.orders import Answer, Ask, Ready, Vocabulary
@@ -37,6 +38,7 @@ _WORDS: Final = 300  # characters of the library's reasons that are told
 
 def main() -> int:
     """Answers until the input ends. Returns the exit code."""
+    signal_at_parents_death()
     said = sys.stdin.buffer
     orders = msgspec.json.decode(said.readline(), type=Vocabulary)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import mmap
 import os
 import socket
+import subprocess
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -50,6 +52,30 @@ def test_a_connection_of_this_machine_is_counted() -> None:
         assert machine.connections(port) == 0
         with socket.create_connection(("127.0.0.1", port)):
             assert machine.connections(port) == 1
+
+
+ADOPTED = """
+import ctypes, os, subprocess
+from runahead.service.processes.machine import Orphans, _ended_children
+assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER: orphans become this process's, as PID 1's
+orphans = Orphans()
+orphans.reap([])
+own = [subprocess.Popen(["true"]) for _ in range(2)]
+for _ in range(3):
+    subprocess.run(["sh", "-c", "(exit 3) & exit 0"], check=True)
+while len(set(_ended_children())) < 5:
+    pass
+orphans.reap([own[0].pid])
+print(len(set(_ended_children())))
+assert own[1].wait() == 0  # somebody waits for it, as for every child of ours
+orphans.reap([own[0].pid])
+print(set(_ended_children()) == {own[0].pid}, own[0].wait(), own[1].wait())
+"""
+
+
+def test_orphans_are_reaped_and_no_child_that_somebody_waits_for() -> None:
+    done = subprocess.run([sys.executable, "-c", ADOPTED], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "5\nTrue 0 0\n"
 
 
 def test_of_processes_those_are_found_that_live(tmp_path: Path) -> None:

@@ -190,6 +190,14 @@ def test_a_killed_supervisor_leaves_no_process_and_no_folder(service: LocalServi
         assert not [path.name for path in places.iterdir() if path.name.startswith("runahead-engine-")]
 
 
+@pytest.mark.parametrize("module", [ENGINE_MODULE, FRONT_END_MODULE, SIDE_MODULE], ids=["engine", "front end", "side"])
+def test_a_stopped_process_does_not_outlive_a_killed_supervisor(service: LocalService, module: str) -> None:
+    with watched(running(service, module)[0]) as end:
+        os.kill(running(service, module)[0], signal.SIGSTOP)
+        service.process.kill()
+        assert has_ended(end, END_S)
+
+
 def test_a_killed_engine_ends_the_streams_of_all_front_ends_once_and_then_the_service(service: LocalService) -> None:
     with stubs(service) as by_number:
         calls = [opened(stub, f"r{number}") for number, stub in by_number.items()]
