@@ -50,11 +50,17 @@ class LibraryLines(asyncio.Protocol):
     @classmethod
     async def of(cls, process: str) -> tuple[LibraryLines, int]:
         """Begins to read. Returns the descriptor, too, that a process is to have for standard error. Whoever hands it
-        on closes it then. Writing to it never waits: what does not fit is lost."""
+        on closes it then. Writing to it never waits: what does not fit is lost. Raises OSError."""
         lines = cls(process)
         reader, writer = _pipe_of_writes()
         os.set_blocking(writer, False)
-        await asyncio.get_running_loop().connect_read_pipe(lambda: lines, os.fdopen(reader, "rb", 0))
+        pipe = os.fdopen(reader, "rb", 0)
+        try:
+            await asyncio.get_running_loop().connect_read_pipe(lambda: lines, pipe)
+        except BaseException:
+            pipe.close()
+            os.close(writer)
+            raise
         return lines, writer
 
     async def wait_ended(self) -> None:

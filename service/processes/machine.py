@@ -33,10 +33,13 @@ class Orphans:
 
 def _ended_children(proc: Path = Path("/proc")) -> Iterator[int]:
     """Those that nobody has reaped. None is reaped by this."""
-    with suppress(ChildProcessError):  # there is no child at all
+    try:
         if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return
-    for folder in proc.glob("[0-9]*"):
+        folders = list(proc.glob("[0-9]*"))
+    except OSError:  # there is no child at all, or no descriptor to look with
+        return
+    for folder in folders:
         with suppress(OSError):  # it has ended meanwhile
             # "number (name) state parent ...", where the name may have spaces and brackets.
             state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]

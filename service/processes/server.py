@@ -31,4 +31,6 @@ def run(config: ServerConfig) -> int:
             print(f"runahead serve: {error}", file=sys.stderr, flush=True)
     except (ConfigError, CheckpointError, EngineLostError, EngineStartError) as error:
         print(f"runahead serve: {error}", file=sys.stderr, flush=True)
+    except OSError as error:  # such as too many open files
+        print(f"runahead serve: the system refuses what the service needs: {error}", file=sys.stderr, flush=True)
     return EXIT_CANNOT_START

@@ -24,6 +24,7 @@ COMPILE_MODULE: Final = "runahead.service.structures.compile_process"
 COMMAND: Final = (sys.executable, "-P", "-m", COMPILE_MODULE)
 _START_S: Final = 60.0  # to load the library and the model's tokens, on a machine that is busy
 _WALL: Final = 20  # times its processor time, which a structure may take on a machine that is busy
+_NOT_STARTED: Final = "the process that compiles structures can't be started"
 _LINE_BYTES: Final = 8 << 20  # of an answer, whatever the process has become
 
 T = TypeVar("T")
@@ -80,13 +81,17 @@ class Compiler:
         if self._closed:
             raise _unavailable("the server is shutting down")
         # What a terminal sends to all of a group it ignores, as this process does.
-        process = await asyncio.create_subprocess_exec(
-            *COMMAND,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            limit=_LINE_BYTES,
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *COMMAND,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                limit=_LINE_BYTES,
+            )
+        except OSError as error:
+            log.warning("structure_process_not_started", why=error.strerror)
+            raise _unavailable(_NOT_STARTED) from None
         self._process = process
         ready = None
         try:
@@ -97,7 +102,7 @@ class Compiler:
         if ready is None:
             code = await self._end(process)
             log.warning("structure_process_not_started", **end_fields(code))
-            raise _unavailable("the process that compiles structures can't be started")
+            raise _unavailable(_NOT_STARTED)
         if ready.unusable:
             await self._end(process)
             self._unusable = ready.unusable
