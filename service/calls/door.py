@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any, Final
 
@@ -25,6 +25,8 @@ _Serve = Callable[[object, _Context], Awaitable[Any]]
 # Turns of the event loop. Of 300 calls that were left in their upload, 80 were taken for calls without a message where
 # there was no turn, 33 with one, none with two.
 _TURNS_BEHIND_AN_END: Final = 2
+_QUIET_S: Final = 0.05  # without a new call before the server is stopped, and for its goodbyes to be written
+_QUIET_LOOKS: Final = 10  # for such a time
 
 
 class OpenCalls:
@@ -33,6 +35,8 @@ class OpenCalls:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ended = False
+        self._came = 0  # calls since then
+        self._says_goodbye = asyncio.Event()  # the library, to each connection
 
     @asynccontextmanager
     async def entered(self, context: _Context, call: Call) -> AsyncIterator[None]:
@@ -40,6 +44,8 @@ class OpenCalls:
         task = asyncio.current_task()
         assert task is not None
         if self._ended:
+            self._came += 1
+            await self._says_goodbye.wait()
             await abort_with(context, call, shutting_down())
         self._tasks.add(task)
         try:
@@ -55,14 +61,28 @@ class OpenCalls:
         finally:
             self._tasks.discard(task)
 
-    async def end(self, within_s: float) -> None:
+    async def end(self, within_s: float, stop: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """UNAVAILABLE, reason SHUTDOWN, for every call that comes, and for each open one that has not ended by itself
-        `within_s` seconds later."""
+        `within_s` seconds later. Then stops the server, and returns when it has stopped.
+
+        The library resets a call that comes between the server's stop and the client's knowledge of it, and the client
+        sees CANCELLED. So a call that comes now is answered behind the goodbye to its connection: a client that calls
+        again after each answer makes its next call on another connection.
+        """
         self._ended = True
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=within_s)
         for task in self._tasks:
             task.cancel()
+        for _ in range(_QUIET_LOOKS):
+            came = self._came
+            await asyncio.sleep(_QUIET_S)
+            if self._came == came:
+                break
+        stopping = asyncio.ensure_future(stop())
+        await asyncio.sleep(_QUIET_S)
+        self._says_goodbye.set()
+        await stopping
 
 
 class Door(grpc.aio.ServerInterceptor):

@@ -129,7 +129,6 @@ class FrontEnd:
         for wait in waits:
             wait.cancel()
         self._engine.close("SHUTDOWN", SHUTDOWN_SENTENCE)
-        await self._calls.end(_LAST_WORDS_S)
-        await self._server.stop(_END_S)
+        await self._calls.end(_LAST_WORDS_S, lambda: self._server.stop(_END_S))
         await self.servicer.end()
         self._looking.cancel()

@@ -126,11 +126,13 @@ class SideServer:
             self._looking.cancel()
         if self._engine is not None:
             self._engine.close("SHUTDOWN", SHUTDOWN_SENTENCE)
-        await self._calls.end(_LAST_WORDS_S)
-        servers = [server for server in (self._health_server, self._control_server) if server is not None]
-        await asyncio.gather(*(server.stop(_END_S) for server in servers))
+        await self._calls.end(_LAST_WORDS_S, self._stop_servers)
         if self._metrics is not None:
             await asyncio.to_thread(self._metrics.close)  # somebody's scrape may wait for this event loop
+
+    async def _stop_servers(self) -> None:
+        servers = [server for server in (self._health_server, self._control_server) if server is not None]
+        await asyncio.gather(*(server.stop(_END_S) for server in servers))
 
     def _engine_figures(self, loop: asyncio.AbstractEventLoop) -> tuple[EngineInfo, EngineStats] | None:
         """Asked by other threads than the loop's. None: the engine does not answer at once."""
