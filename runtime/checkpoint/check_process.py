@@ -17,6 +17,7 @@ import msgspec
 
 from runahead.runtime.checkpoint.errors import CheckpointError
 from runahead.runtime.checkpoint.places import check_files, open_head
+from runahead.runtime.parent_death import signal_at_parents_death
 
 PROCESSOR_S: Final = 60
 MEMORY_BYTES: Final = 2 << 30  # beside files that are mapped
@@ -39,6 +40,7 @@ class CheckAnswer(msgspec.Struct, frozen=True):
 
 
 def main() -> None:
+    signal_at_parents_death()
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=CheckOrder)
     _bound()
     sys.stdout.buffer.write(msgspec.json.encode(CheckAnswer(_refusal(order))))
