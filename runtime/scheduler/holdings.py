@@ -290,7 +290,7 @@ class Holdings:
         if rows.epoch[slot] != eviction.epoch:
             return Release()
         request.tokens = rows.history[slot, : rows.committed_len[slot]].copy()
-        request.computed = int(rows.least_len[slot])
+        request.computed = int(rows.least_len[slot]) + bool(rows.waits[slot])
         request.last_token_s = rows.token_times.last_s(slot)
         request.evictions += 1
         gone = Release(row_slot=slot, penalty_slot=request.penalty_slot)

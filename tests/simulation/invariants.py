@@ -12,6 +12,7 @@ from runahead.runtime.scheduler.request import MAX_EVICTIONS, Request
 from runahead.runtime.scheduler.rows import RowPhase
 from tests.simulation.assembly import SimulatedChain
 from tests.simulation.oracle import STATE_INIT, next_state
+from tests.simulation.policy import blocks_needed
 from tests.simulation.programs import NOT_FINITE, StateProgram
 
 
@@ -124,6 +125,25 @@ def _snapshots_are_what_they_are_found_by(chain: SimulatedChain, program: StateP
         assert list(seen[-len(tokens) :]) == tokens, f"snapshot {snapshot} is not of what it is found by"
 
 
+def counts_of_the_queue(chain: SimulatedChain) -> None:
+    """What admission keeps from turn to turn, counted again from scratch: the blocks that running rows lack, and the
+    available blocks of the prefix of the request that is next."""
+    scheduler = chain.engine.scheduler
+    counted, right = scheduler.waiting._needed_by_rows(), blocks_needed(scheduler)
+    assert counted == right, f"running rows are said to lack {counted} blocks, soon and at most, and lack {right}"
+    walk = scheduler.waiting._walk
+    if walk is not None:
+        hit = walk.hit
+        unheld = sum(block in scheduler.pool._cached for block in hit.blocks)
+        assert hit.unheld == unheld, f"{hit.unheld} blocks of a prefix are said to be available, and {unheld} are"
+
+
+def forced_runs(chain: SimulatedChain) -> None:
+    """Grammars alone force tokens: on the device no row without one has a forced run."""
+    rows = chain.program.rows
+    assert not np.count_nonzero(rows.forced & rows.alive & (rows.mask_epoch == 0)), "a row without a grammar is forced"
+
+
 INVARIANTS: Final[tuple[Callable[[SimulatedChain], None], ...]] = (
     conservation,
     one_owner,
@@ -131,6 +151,8 @@ INVARIANTS: Final[tuple[Callable[[SimulatedChain], None], ...]] = (
     bounds,
     ranks,
     findable,
+    counts_of_the_queue,
+    forced_runs,
 )
 
 

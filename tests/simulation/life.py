@@ -15,6 +15,7 @@ from runahead.runtime.wire.preparation import prepared_submit
 from tests.runtime.chain import EVERYTHING
 from tests.simulation.assembly import make_chain
 from tests.simulation.book import Book
+from tests.simulation.columns import RowColumns
 from tests.simulation.invariants import INVARIANTS, Evictions, Hanging, Progress, Staged
 from tests.simulation.lengths import check_lengths
 from tests.simulation.script import ANYONE, Ask, Event, Kind, Script, Wires
@@ -65,6 +66,7 @@ class Life:
         self.book = Book(script, self.wires, script.world.turn_work or EVERYTHING)
         self.witness = Witness(script, self.wires)
         self._progress, self._evictions, self._staged = Progress(depth), Evictions(self.chain), Staged()
+        self._columns = RowColumns(self.chain)
         self._hanging = Hanging(script.world.launch_timeout_s, script.world.turn_s)
         self._turn = 0
         self._asks = list(enumerate(script.asks))  # not sent yet
@@ -230,6 +232,7 @@ class Life:
         for invariant in INVARIANTS:
             self._check(invariant.__name__, lambda invariant=invariant: invariant(self.chain))  # type: ignore[misc]
         self._check("staged plans", lambda: self._staged.look(self.chain))
+        self._check("columns", self._columns.look)
         self._check("progress", lambda: self._progress.look(self.chain))
         self._check("evictions", lambda: self._evictions.look(self.chain))
         self._check("watchdog", lambda: self._hanging.look(self.chain))

@@ -22,6 +22,18 @@ def _order_of_service(row: Request) -> tuple[int, bool, int]:
     return -row.priority, row.evictions < MAX_EVICTIONS, row.order
 
 
+def blocks_needed(scheduler: Scheduler) -> tuple[int, int]:
+    """Blocks that running rows lack: for what is known of each, or to go on; and for their greatest lengths."""
+    rows, pool = scheduler.rows, scheduler.pool
+    soon = most = 0
+    for request in scheduler.holdings.requests():
+        if rows.phase[request.row_slot] in (RowPhase.PREFILL, RowPhase.DECODE):
+            lacks = scheduler.holdings.blocks_at_most(request) - len(request.blocks)
+            soon += min(lacks, max(1, pool.blocks_for(request.tokens.size) - len(request.blocks)))
+            most += lacks
+    return soon, most
+
+
 class HeldToItsWord(Scheduler):
     """Asserts, as ledger rules 7 and 8 and the promise about logits that are not finite say it.
 
@@ -44,6 +56,7 @@ class HeldToItsWord(Scheduler):
         allocate_row, ending = held.allocate_row, commits._ending
 
         def checked_allocate_row(request: Request, hit: Hit) -> None:
+            self._check_room(request, hit)
             assert not held.paused, "a request was admitted while rows wait for blocks"
             ready = [one for one in self.waiting if held.penalty_slots.free or not one.sampling.has_penalty]
             better = [other for other in ready if other.rank < request.rank]
@@ -65,6 +78,36 @@ class HeldToItsWord(Scheduler):
         self.may_decode = self.rows.decoding().size
         self.prompts = int(np.count_nonzero(self.rows.phase == RowPhase.PREFILL))
         return super().plan()
+
+    def _continued(self) -> Planned | None:
+        """A plan of a course is the plan that the columns ask for: it has every row, none of them beside a row that
+        pauses or prefills, and a block for each row whose tokens do not fit into those that it holds."""
+        rows, slots = self.rows, self.rows.decoding()
+        needs = rows.most_len[slots] + 1 > rows.num_blocks[slots] * self.pool.block_size
+        lengths = rows.most_len[slots] + 1
+        planned = super()._continued()
+        if planned is not None:
+            plan = planned.plan
+            assert not self.holdings.paused and not np.count_nonzero(rows.phase == RowPhase.PREFILL)
+            assert plan.rows.tolist() == slots.tolist(), "a course goes on without a row, or with one that may not"
+            assert plan.samples.all() and not plan.drafts, "a row of a course has no token, or a draft"
+            given = {slot for slot, _, block in plan.appends.tolist() if block in self.holdings.request(slot).blocks}
+            assert given == set(slots[needs].tolist()), "a course gives a block to a row that has room, or forgets one"
+            assert rows.most_len[slots].tolist() == lengths.tolist(), "a course goes on with other lengths"
+            assert plan.needs_full == bool(rows.needs_full[slots].any()), "a course has another form than its rows need"
+            assert plan.masked == bool(rows.may_hold[slots].any()), "a course has no masks for its rows, or for nobody"
+        return planned
+
+    def _check_room(self, request: Request, hit: Hit) -> None:
+        """A request gets a row when its blocks are there, and those that running rows need: what is known of each and a
+        block to go on; of one that was evicted 1, 3 or all blocks more, after its first, second and third time."""
+        own, own_most = self.pool.blocks_for(request.tokens.size), self.holdings.blocks_at_most(request)
+        soon, most = blocks_needed(self)
+        needed = min(own_most, own + (0, 1, 3)[request.evictions]) + soon if request.evictions < 3 else own_most + most
+        unheld = sum(block in self.pool._cached for block in hit.blocks)
+        assert hit.unheld == unheld, f"{hit.unheld} blocks of a prefix are said to be available, and {unheld} are"
+        left = self.pool.available - unheld
+        assert needed - len(hit.blocks) <= left, "a request was admitted without room for it and the rows beside it"
 
     def _share_out(self, crossing: NDArray[np.int64], wanted: NDArray[np.int64], chunks: NDArray[np.int64]) -> None:
         rows, pool = self.rows, self.pool

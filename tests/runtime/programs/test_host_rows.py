@@ -51,6 +51,27 @@ def test_a_row_that_was_left_out_of_plans_comes_back_without_the_drafts_that_it_
     assert rows.drafted[[0, 2]].tolist() == [0, 0]
 
 
+def test_a_row_that_is_held_has_no_drafts_looked_at_whatever_its_ring_slot_holds() -> None:
+    rings = allocate_rings(RingLayout(4, 256, 256, MAX_ROWS, 1, drafts=3))
+    rows = HostRows(rings, MAX_ROWS, 4, VOCAB, BLOCK, 4, 4, masks=MaskMemory(MAX_ROWS, VOCAB, 3))
+    decoding(rows, {0: 6, 1: 7})
+    rows.mask_epoch[0] = 5
+    rings.drafted[:] = 3  # of a launch before
+    number = rows.begin()
+    places, _, _ = rows.judged(np.arange(2), np.arange(2), 3)
+    assert places.tolist() == [1]
+    assert rings.drafted[rings.slot(number), 0] == 0
+
+
+def test_an_admission_leaves_no_forced_run_of_the_row_before_it_in_its_slot() -> None:
+    """A row whose drafts a grammar forces gets none from the drafter."""
+    rings = allocate_rings(RingLayout(4, 256, 256, MAX_ROWS, 1, drafts=3, prompt_tokens=40))
+    rows = HostRows(rings, MAX_ROWS, 4, VOCAB, BLOCK, 4, 4)
+    rows.forced[2] = True
+    admit(rows, 1, admission(2, PLAIN, ()))
+    assert not rows.forced[2]
+
+
 def test_a_decode_row_asks_with_its_last_token_at_its_last_position() -> None:
     rows = make_rows()
     decoding(rows, {0: 6, 2: 9})

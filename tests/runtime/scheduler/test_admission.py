@@ -96,3 +96,20 @@ def test_a_chain_that_is_idle_before_a_logged_launch_is_not_drained_again_and_ag
     stats = chain.engine.stats()
     assert stats.barriers["logging"] == stats.launches
     assert reads
+
+
+@pytest.mark.parametrize(("evictions", "more"), [(0, 0), (1, 1), (2, 3), (3, 5)])
+def test_the_more_often_a_request_was_evicted_the_more_room_it_gets(evictions: int, more: int) -> None:
+    """After its third time, all that it and the rows beside it may become."""
+    chain = make_chain(2, schedule=no_step, num_blocks=1 + 40, max_rows=2)
+    chain.submit(1, [3] * 8, max_tokens=40, ignore_eos=True)
+    chain.turn()
+    scheduler = chain.engine.scheduler
+    chain.submit(2, [4] * 8, max_tokens=41, ignore_eos=True)
+    tracked = chain.engine.registry.by_id("r1")
+    assert tracked is not None
+    beside = scheduler.waiting._needed_by_rows()[evictions >= 3]
+    tracked.request.evictions = evictions
+    size = scheduler.pool.block_size
+    own = -(-8 // size) + more
+    assert scheduler.waiting._blocks_needed(tracked.request) == own + beside

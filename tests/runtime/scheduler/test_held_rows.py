@@ -152,6 +152,48 @@ def test_launches_of_rows_that_may_be_held_take_over_what_they_can_and_nothing_e
     assert counts["plans"] > 20 and counts["commits"] > 20 and (counts["borders"] or holds)
 
 
+class Together(Written):
+    """Launches in flight are committed together, before the next ones are planned: a row may be held several times
+    between two plans, and then be at a border with room for a whole block."""
+
+    def launch(self) -> bool:
+        course, is_launched = self.scheduler._course, super().launch()
+        if is_launched and self.scheduler._course not in (None, course):
+            rows, size = self.scheduler.rows, self.scheduler.pool.block_size
+            held = self.plans[-1].rows
+            room = rows.num_blocks[held] * size - rows.most_len[held]
+            self.counts["rooms for a block"] += int(np.count_nonzero(room == size))
+        return is_launched
+
+    def turn(self) -> bool:
+        while self.ledger.has_room and (self.launch() or self.give_back()):
+            pass
+        uncommitted = self.ledger.uncommitted
+        for _ in range(uncommitted):
+            self.commit()
+        return uncommitted > 0
+
+
+class TogetherAnew(Together, Anew):
+    """The same, with every plan made anew."""
+
+
+def test_plans_of_rows_that_are_held_exactly_at_a_border_are_those_that_would_be_made_anew() -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(8):
+        games: list[Written] = []
+        for kind in (Together, TogetherAnew):
+            game = kind(run_ahead=3, seed=seed, holds=0.6)
+            for handle in range(1, 3):
+                game.submit(handle, 6, 60, may_hold=True)
+            game.run()
+            games.append(game)
+        assert games[0].written == games[1].written
+        assert games[0].said == games[1].said
+        counts += games[0].counts
+    assert counts["rooms for a block"] > 20 and counts["plans"] > 100
+
+
 def test_a_row_that_waits_for_nothing_may_not_be_held() -> None:
     game = Played()
     game.submit(1, 5, 10)

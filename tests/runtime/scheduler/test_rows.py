@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from runahead.runtime.scheduler.rows import RowPhase, Rows
 
@@ -71,3 +72,43 @@ def test_a_phase_that_is_not_the_free_lists_is_found() -> None:
     rows.phase[1] = RowPhase.DECODE
     with pytest.raises(RuntimeError, match="free row slots"):
         rows.check()
+
+
+def decoding(number: int) -> tuple[Rows, NDArray[np.int64]]:
+    """A row of 5 tokens that may be held, in the F of launch `number`, and its slot."""
+    rows = Rows(1, 4, 16)
+    slots = np.array([rows.allocate()])
+    rows.begin(0, np.arange(5, dtype=np.int32), 2, 0)
+    rows.may_hold[0] = True
+    rows.plan_chunk(0, 5, number)
+    rows.enter(0, RowPhase.DECODE)
+    rows.note_launch(slots, number, np.array([True]))
+    return rows, slots
+
+
+NONE_BROUGHT = np.zeros(1, np.int64)
+
+
+def test_a_row_that_is_held_and_in_no_plan_waits_until_it_is_planned_or_another_has_its_slot() -> None:
+    rows, slots = decoding(7)
+    rows.correct_bounds(slots, 8, NONE_BROUGHT)
+    assert rows.waits[0]
+    assert (rows.least_len[0], rows.most_len[0], rows.state_len[0]) == (4, 4, 5), "its state stays as F has left it"
+    rows.plan_decode(slots, rows.least_len[slots] + 1, rows.most_len[slots] + 1, 0)
+    assert not rows.waits[0]
+    rows.note_launch(slots, 9, np.array([True]))
+    rows.correct_bounds(slots, 10, NONE_BROUGHT)
+    assert rows.waits[0]
+    rows.fence(0)
+    rows.release(0)
+    rows.begin(rows.allocate(), np.arange(5, dtype=np.int32), 2, 0)
+    assert not rows.waits[0]
+
+
+def test_a_row_that_is_held_and_planned_again_does_not_wait() -> None:
+    rows, slots = decoding(7)
+    rows.plan_decode(slots, rows.least_len[slots], rows.most_len[slots] + 1, 0)
+    rows.note_launch(slots, 8, np.array([True]))
+    rows.correct_bounds(slots, 8, NONE_BROUGHT)
+    assert not rows.waits[0]
+    assert (rows.least_len[0], rows.most_len[0], rows.state_len[0]) == (5, 5, 5)
