@@ -71,6 +71,7 @@ class Intake:
 
     def take(self) -> None:
         """Do what the messages ask for that have arrived, as much as is a turn's work."""
+        self._give_way()
         arrived, left = iter(self._links.receive()), self._turn_work
         self._gather()
         while left > 0:
@@ -85,6 +86,14 @@ class Intake:
                 self._doing = self._begin(*message)
             else:
                 return
+
+    def _give_way(self) -> None:
+        """A row leaves for a caller that has none and has waited for one, where nothing else makes room for it."""
+        waiting = self._scheduler.waiting
+        request = waiting.who_gives_way(self._clock() - self._scheduler.limits.patience_s) if waiting else None
+        if request is not None:
+            request.gives_way = True
+            self._scheduler.evict(request)
 
     @property
     def has_more(self) -> bool:
@@ -162,6 +171,9 @@ class Intake:
             max_len=min(prompt.size + submit.stopping.max_tokens, self._scheduler.limits.context_length),
             priority=submit.priority,
             salt=submit.cache_salt,
+            caller=submit.caller,
+            outranks=submit.outranks,
+            submitted_s=submitted_at,
             prompt_ids=np.frombuffer(submit.prompt_ids, np.int32),
             block_keys=submit.block_keys,
             may_hold=bool(submit.structure),

@@ -16,6 +16,7 @@ from runahead.runtime.memory.prefix_cache import Hit, PrefixWalk
 from runahead.runtime.memory.slot_pool import NO_SLOT, SlotPool
 from runahead.runtime.memory.snapshot_pool import NO_SNAPSHOT, SnapshotPool
 from runahead.runtime.rounding import ceil_div
+from runahead.runtime.scheduler.callers import Callers
 from runahead.runtime.scheduler.ledger import Ledger
 from runahead.runtime.scheduler.outcomes import Deferred, Eviction, Filled, Release
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
@@ -39,6 +40,7 @@ class Holdings:
         self.state_slots = SlotPool(rows.max_rows if limits.has_state else 0, "state slot")
         self.snapshots = SnapshotPool(limits.snapshots, limits.snapshot_tokens // pool.block_size, pool.block_size)
         self.by_slot: list[Request | None] = [None] * rows.max_rows
+        self.callers = Callers(rows, self.by_slot)
         self.paused: frozenset[int] = frozenset()
         self._limits = limits
         self._ledger = ledger
@@ -76,6 +78,7 @@ class Holdings:
             self.pool.share(hit.blocks)
         request.blocks = hit.blocks[:]
         request.shared = request.registered = len(hit.blocks)
+        request.begun_at = len(hit.blocks) * self.pool.block_size
         request.begins_as = hit.snapshot
         if hit.snapshot != NO_SNAPSHOT:
             self.snapshots.begin_with(hit.snapshot)
@@ -217,6 +220,7 @@ class Holdings:
         self._give_up_blocks(request)
         self._ledger.defer(int(rows.last_naming[slot]), Release(row_slot=slot, penalty_slot=request.penalty_slot))
         self._leave(request)
+        self.callers.leave(request.caller)
 
     def evict(self, request: Request) -> None:
         """The row is in no further plan. Its tokens in flight still count; then its request waits again."""
@@ -254,6 +258,7 @@ class Holdings:
         request.drafted += self.rows.drafted[slot]
         request.accepted += self.rows.accepted[slot]
         request.generated = int(self.rows.committed_len[slot]) - request.prompt.size
+        self.callers.row_ended(request)
         self.rows.fence(slot)
         if request.penalty_slot != NO_SLOT:
             self.penalty_slots.fence(request.penalty_slot)
@@ -292,7 +297,8 @@ class Holdings:
         request.tokens = rows.history[slot, : rows.committed_len[slot]].copy()
         request.computed = int(rows.least_len[slot]) + bool(rows.waits[slot])
         request.last_token_s = rows.token_times.last_s(slot)
-        request.evictions += 1
+        request.evictions += not request.gives_way
+        request.gives_way = False
         gone = Release(row_slot=slot, penalty_slot=request.penalty_slot)
         self._leave(request)
         return self.release(gone)

@@ -25,6 +25,7 @@ class SchedulerLimits:
     has_state: a row holds a state slot beside its blocks, and a prefix is found up to a snapshot of the state alone.
     snapshots: of states, that there is room for. snapshot_tokens: from one border with a snapshot to the next.
     admissions: rows that may begin with one launch: to make their records takes the loop's time, which is everybody's.
+    patience_s: how long a caller waits without a row before a row of another one leaves.
     """
 
     context_length: int
@@ -46,6 +47,7 @@ class SchedulerLimits:
     snapshots: int = 0
     snapshot_tokens: int = 0
     admissions: int = 8
+    patience_s: float = 1.0
 
     @property
     def finds_prefixes(self) -> bool:

@@ -41,7 +41,11 @@ class Request:
     snapshots: of its state, int32, at each border that one of its blocks ends at; NO_SNAPSHOT: none is taken there.
     Those behind its registered blocks are its own no more.
     begins_as: the snapshot that its state begins as.
-    evictions: how often it gave up its row and its blocks.
+    caller: who asks; empty where nobody is asked. outranks: its priority counts beside other callers' requests, too.
+    submitted_s: when it came, on the engine's clock.
+    evictions: how often it gave up its row and its blocks for want of blocks.
+    gives_way: its row was told to leave for a caller that has none.
+    begun_at: of its tokens, those that its row found in the prefix cache.
     computed: of its tokens, those that had been through the model when it did so last.
     next_prompt_logprob: place in the prompt of the next token whose log-probability is to be sent.
     last_token_s: when its last token before its last eviction was sent, on the engine's clock. NaN: it had none.
@@ -60,6 +64,9 @@ class Request:
     max_len: int
     priority: int = 0
     salt: str = ""
+    caller: str = ""
+    outranks: bool = True
+    submitted_s: float = 0.0
     prompt_ids: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     block_keys: bytes = b""
     order: int = 0
@@ -75,6 +82,8 @@ class Request:
     shared: int = 0
     registered: int = 0
     evictions: int = 0
+    gives_way: bool = False
+    begun_at: int = 0
     computed: int = 0
     next_prompt_logprob: int = 1
     last_token_s: float = math.nan
@@ -102,8 +111,13 @@ class Request:
         return self.evictions >= MAX_EVICTIONS
 
     @property
+    def precedence(self) -> int:
+        """Its priority beside requests of other callers."""
+        return self.priority if self.outranks else 0
+
+    @property
     def rank(self) -> tuple[int, bool, int]:
-        """Higher priority first, of equals those that are protected, then first come first served.
+        """Among its caller's: higher priority first, of equals those that are protected, then first come first served.
 
         It changes with an eviction alone, while the request is in no queue.
         """

@@ -33,7 +33,7 @@ from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.scheduler.plan_builder import NO_APPENDS, PlanBuilder
 from runahead.runtime.scheduler.planned import Planned
 from runahead.runtime.scheduler.prompt_parts import prompt_parts
-from runahead.runtime.scheduler.rationing import Need, choose_victim, ration
+from runahead.runtime.scheduler.rationing import Need, choose_victim, order_of_service, ration
 from runahead.runtime.scheduler.request import NeverFits, Request
 from runahead.runtime.scheduler.rows import RowPhase, Rows
 from runahead.runtime.scheduler.tally import NO_EVENTS, Tally
@@ -86,6 +86,7 @@ class Scheduler:
             )
         self._arrivals += 1
         request.order = self._arrivals
+        self.holdings.callers.enter(request.caller)
         self.waiting.add(request)
         self.tally.counters["submitted"] += 1
 
@@ -100,6 +101,7 @@ class Scheduler:
             self.holdings.forget_written(request)
         if request.row_slot == NO_SLOT:
             self.waiting.remove(request)
+            self.holdings.callers.leave(request.caller)
         else:
             self.holdings.end_row(request)
         self.tally.finished[reason.name] += 1
@@ -269,9 +271,8 @@ class Scheduler:
         blocks += [self._chunk_blocks(slot) for slot in chunks.tolist()]
         shortage = None
         if sum(blocks) > pool.available:
-            shortage = ration(
-                [Need(held.request(slot), n) for slot, n in zip(slots, blocks, strict=True)], pool.available
-            )
+            needs = [Need(held.request(slot), n) for slot, n in zip(slots, blocks, strict=True)]
+            shortage = ration(needs, pool.available, order_of_service(held.callers.running()))
         paused = frozenset(request.row_slot for request in shortage.waiting) if shortage else frozenset[int]()
         self.tally.event("paused", len(paused - held.paused))
         self.tally.event("resumed", len(held.paused - paused))
@@ -320,8 +321,8 @@ class Scheduler:
         return going
 
     def _plan_prefill(self, builder: PlanBuilder, slots: list[int]) -> None:
-        """The next chunk of each of these rows, by rank, while the budget lasts."""
-        for slot in sorted(slots, key=lambda s: self.holdings.request(s).rank):
+        """The next chunk of each of these rows, in the order of service, while the budget lasts."""
+        for slot in self.holdings.callers.in_order(slots):
             if not self._plan_chunk(builder, slot):
                 return
 
@@ -378,7 +379,7 @@ class Scheduler:
                 raise LedgerError("an admitted row's first chunk does not fit the plan that was measured for it")
 
     def _count_admission(self, request: Request, cached: int) -> None:
-        if request.evictions:
+        if request.computed:
             self.tally.counters["recomputed_tokens"] += max(0, request.computed - cached)
             self.tally.event("readmitted")
             return

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from heapq import merge
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heapreplace, merge
 from operator import attrgetter
 from typing import Final
 
@@ -18,59 +19,159 @@ from runahead.runtime.memory.prefix_cache import Hit, PrefixWalk
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.scheduler.holdings import Holdings
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
+from runahead.runtime.scheduler.rationing import order_of_service
 from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import RowPhase
 
 _PREFILL: Final = int(RowPhase.PREFILL)
 _DECODE: Final = int(RowPhase.DECODE)
 _rank: Final = attrgetter("rank")
+_Turn = tuple[int, bool, int, int]
 _LOOKED_AT: Final = 36  # blocks of a prefix that one look adds, in some 75 microseconds; mostly a turn has two
 
 
-class WaitingQueue:
-    """Requests without a row: higher priority first, then first come first served.
+def _turn_of(request: Request, has_row: bool, served: int) -> _Turn:
+    """What the first requests of callers are sorted by."""
+    return -request.precedence, has_row, served, request.order
 
-    Those that need a penalty slot wait in a line of their own, so that they can be passed while there is none.
+
+@dataclass(slots=True)
+class _Line:
+    """Requests of one caller by rank. penalised: those that need a penalty slot, so that they can be passed while there
+    is none."""
+
+    plain: list[Request] = field(default_factory=list)
+    penalised: list[Request] = field(default_factory=list)
+
+    def of(self, request: Request) -> list[Request]:
+        return self.penalised if request.sampling.has_penalty else self.plain
+
+    def in_order(self, penalised: bool = True) -> Iterator[Request]:
+        """By rank. penalised: those that need a penalty slot, too."""
+        return merge(self.plain, self.penalised, key=_rank) if penalised else iter(self.plain)
+
+
+class WaitingQueue:
+    """Requests without a row. Callers take turns: one without a row comes first, of others the one that was served the
+    fewest tokens. Of one caller those of a higher priority come first, then first come first served. A request that
+    outranks others' comes before all of a lower precedence.
     """
 
     def __init__(self, holdings: Holdings) -> None:
-        self._plain: list[Request] = []
-        self._penalised: list[Request] = []
+        self._lines: dict[str, _Line] = {}  # by caller, of those with a request here
+        self._count = 0
         self._holdings = holdings
         self._looked_for: Request | None = None  # whose prefix the walk is about
         self._walk: PrefixWalk | None = None
         self._running: tuple[int, int] = (0, 0)  # see `_needed_by_rows`
         self._running_at = (-1, -1)
+        self._first: Request | None = None  # see `first`
+        self._first_at = (-1, -1, False)
+        self._changes = 0  # grows with each request that comes or goes
 
     def __len__(self) -> int:
-        return len(self._plain) + len(self._penalised)
+        return self._count
 
     def __iter__(self) -> Iterator[Request]:
-        return merge(self._plain, self._penalised, key=_rank)
+        return self._in_turn()
 
     def add(self, request: Request) -> None:
-        line = self._line_of(request)
+        line = self._lines.setdefault(request.caller, _Line()).of(request)
         if not line or line[-1].rank < request.rank:
             line.append(request)  # as nearly everybody
         else:
             insort(line, request, key=_rank)
+        self._count += 1
+        self._changes += 1
 
     def remove(self, request: Request) -> None:
         """It is admitted, or has ended. Raises ValueError if it does not wait."""
-        line = self._line_of(request)
+        own = self._lines.get(request.caller, _Line())
+        line = own.of(request)
         place = bisect_left(line, request.rank, key=_rank)
         if place == len(line) or line[place] is not request:
             raise ValueError("the request does not wait")
         del line[place]
+        if not own.plain and not own.penalised:
+            del self._lines[request.caller]
+        self._count -= 1
+        self._changes += 1
         if request is self._looked_for:
             self._looked_for, self._walk = None, None
 
     def first(self) -> Request | None:
-        """Whose turn it is, of those who lack no penalty slot."""
-        line, other = self._plain, self._penalised
-        if other and self._holdings.penalty_slots.free and (not line or other[0].rank < line[0].rank):
-            line = other
-        return line[0] if line else None
+        """Whose turn it is, of those who lack no penalty slot. It is decided again when a request comes or goes, and
+        when a row begins, ends or moves on to another phase."""
+        now = self._changes, self._holdings.rows.changes, self._holdings.penalty_slots.free > 0
+        if now != self._first_at:
+            self._first = next(self._in_turn(penalised=now[2]), None)
+            self._first_at = now
+        return self._first
+
+    def _in_turn(self, penalised: bool = True) -> Iterator[Request]:
+        """All, in the order in which they would get rows. penalised: those that need a penalty slot, too."""
+        if len(self._lines) == 1:
+            (line,) = self._lines.values()
+            yield from line.in_order(penalised)
+            return
+        callers = self._holdings.callers
+        rows, served = callers.rows(), callers.served(self._lines)
+        heads = []
+        for caller, line in self._lines.items():
+            requests = line.in_order(penalised)
+            if (request := next(requests, None)) is not None:
+                heads.append((_turn_of(request, rows[caller] > 0, served[caller]), request, requests))
+        heapify(heads)
+        while heads:
+            _, request, requests = heads[0]
+            yield request
+            served[request.caller] += request.tokens.size
+            if (following := next(requests, None)) is None:
+                heappop(heads)
+            else:
+                heapreplace(heads, (_turn_of(following, True, served[request.caller]), following, requests))
+
+    def who_gives_way(self, before_s: float) -> Request | None:
+        """The row that has to leave for the request whose turn it is: the youngest one of the caller that holds most.
+
+        None where the request came later than this, on the engine's clock, its caller has a row, there is room or some
+        is coming, or no caller of this precedence or a lower one has two rows.
+        """
+        held = self._holdings
+        if not held.callers.are_several:
+            return None
+        request, rows = self.first() or next(iter(self), None), held.callers.rows()
+        if request is None or rows[request.caller] or request.submitted_s > before_s:
+            return None
+        if max(rows.values(), default=0) < 2:
+            return None
+        slots = held.penalty_slots
+        lacks_penalty_slot = request.sampling.has_penalty and not slots.free
+        if not lacks_penalty_slot and (self.next_admission() or self._is_looking() or self._comes_soon(request)):
+            return None
+        if held.rows.fenced or (lacks_penalty_slot and slots.fenced):
+            return None
+        order = order_of_service(held.callers.running())
+        others = [
+            one
+            for one in order
+            if rows[one.caller] > 1
+            and one.precedence <= request.precedence
+            and (one.sampling.has_penalty or not lacks_penalty_slot)
+        ]
+        return max(others, key=lambda one: (rows[one.caller], order[one]), default=None)
+
+    def _is_looking(self) -> bool:
+        """There is room for the first request, whose cached prefix is not looked up to its end."""
+        return self._next_with_room() is not None and self._walk is not None and not self._walk.at_end
+
+    def _comes_soon(self, request: Request) -> bool:
+        """A row slot is free and the blocks that the request lacks are coming."""
+        held, pool = self._holdings, self._holdings.pool
+        found = self._walk.hit if self._walk is not None and request is self._looked_for else None
+        shared = len(found.blocks) - found.unheld if found is not None else 0
+        missing = self._blocks_needed(request) - shared - pool.available
+        return bool(held.rows.free and pool.fenced) and missing <= pool.fenced
 
     def next_admission(self) -> tuple[Request, Hit] | None:
         """The first in the queue, and the cached prefix that it begins with; None if it must wait.
@@ -130,11 +231,14 @@ class WaitingQueue:
 
     def _next(self, count: int) -> list[Request]:
         """The first ones, of those who lack no penalty slot."""
-        penalised = self._penalised[: min(count, self._holdings.penalty_slots.free)]
-        return sorted([*self._plain[:count], *penalised], key=_rank)[:count]
-
-    def _line_of(self, request: Request) -> list[Request]:
-        return self._penalised if request.sampling.has_penalty else self._plain
+        found, slots = list[Request](), self._holdings.penalty_slots.free
+        for request in self._in_turn(penalised=slots > 0):
+            if len(found) == count:
+                break
+            slots -= request.sampling.has_penalty
+            if slots >= 0 or not request.sampling.has_penalty:
+                found.append(request)
+        return found
 
     def _blocks_needed(self, request: Request) -> int:
         """Blocks that must be there, or shared, before a request gets a row, so that rows are not evicted soon after.

@@ -24,7 +24,7 @@ from runahead.runtime.wire.parameters import (
 from runahead.runtime.wire.prompt_launches import PromptLaunches
 from runahead.runtime.wire.trace import MAX_TRACED, Trace
 
-PROTOCOL_VERSION: Final = 9
+PROTOCOL_VERSION: Final = 10
 MAX_HANDLE: Final = (1 << 63) - 1
 MAX_ANNOUNCED: Final = 100_000  # requests that a front end may have announced at once
 HEARTBEAT_S: Final = 0.5  # from one heartbeat of the engine to the next, about
@@ -48,7 +48,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=2):
     clock, which all processes of a machine share, so that time spent in a socket counts too. The engine limits it to
     the time between the connection and its own reading of the message; None stands for the latter. announced: it takes
     the place of the announcement with its handle. If that has ended meanwhile, so has the request. structure: a grammar
-    that the completion must match, in llguidance's own JSON, `{"grammars": [...]}`; empty: none.
+    that the completion must match, in llguidance's own JSON, `{"grammars": [...]}`; empty: none. caller: who asks;
+    empty where nobody is asked. outranks: the priority counts beside requests of other callers, too.
     """
 
     handle: Annotated[int, msgspec.Meta(ge=1, le=MAX_HANDLE)]
@@ -63,6 +64,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=2):
     submitted_at: float | None = None
     announced: bool = False
     structure: Annotated[str, msgspec.Meta(max_length=MAX_STRUCTURE)] = ""
+    caller: _Text = ""
+    outranks: bool = True
 
 
 class Announce(msgspec.Struct, frozen=True, array_like=True, tag=6):

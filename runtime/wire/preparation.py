@@ -25,11 +25,13 @@ def prepared_submit(
     submitted_at: float | None = None,
     announced: bool = False,
     structure: str = "",
+    caller: str = "",
+    outranks: bool = True,
 ) -> m.Submit:
     """The message that asks for a completion of `prompt`, int32 [n].
 
-    block_size: of the engine's KV blocks if it has a prefix cache, else 0. submitted_at, announced,
-    structure: see `Submit`.
+    block_size: of the engine's KV blocks if it has a prefix cache, else 0. submitted_at, announced, structure, caller,
+    outranks: see `Submit`.
     """
     tokens = np.ascontiguousarray(prompt, np.dtype("<i4"))
     repeats = sampling.repetition_penalty != 1
@@ -46,6 +48,8 @@ def prepared_submit(
         submitted_at=submitted_at,
         announced=announced,
         structure=structure,
+        caller=caller,
+        outranks=outranks,
     )
 
 

@@ -26,15 +26,17 @@ HEALTH: Final = frozenset(f"/grpc.health.v1.Health/{method}" for method in ("Che
 COMPLETIONS: Final = frozenset({_SERVICE + "Generate", _SERVICE + "GenerateOnce", FACADE + "Generate"})
 WORK: Final = COMPLETIONS | {_SERVICE + method for method in ("Tokenize", "Detokenize")}
 
+_ANY_WORK: Final = frozenset[Right]({"generate", "control"})  # whoever may do more than call health
+
 # One of these rights is needed. Abort reaches a caller's own requests with the first, everybody's with the second.
 RIGHTS_FOR: Final[Mapping[str, frozenset[Right]]] = MappingProxyType(
     {
         **{method: frozenset[Right]({"generate"}) for method in WORK},
         **{_SERVICE + method: frozenset[Right]({"control"}) for method in ("Stats", "Trace", "WatchStats")},
-        **{_SERVICE + method: frozenset(RIGHTS) for method in ("Abort", "GetModelInfo")},
+        **{_SERVICE + method: _ANY_WORK for method in ("Abort", "GetModelInfo")},
         **{FACADE + method: frozenset[Right]({"control"}) for method in ("GetServerInfo", "GetLoads")},
-        **{FACADE + method: frozenset(RIGHTS) for method in ("Abort", "HealthCheck", "GetModelInfo")},
-        **{method: frozenset(RIGHTS) for method in _REFLECTION},
+        **{FACADE + method: _ANY_WORK for method in ("Abort", "HealthCheck", "GetModelInfo")},
+        **dict.fromkeys(_REFLECTION, _ANY_WORK),
     }
 )
 

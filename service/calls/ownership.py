@@ -31,7 +31,13 @@ class Ownership:
     def own(self, request: CheckedRequest, *, shares_prefixes: bool) -> CheckedRequest:
         """The caller's request as the engine gets it. Unless prefixes are shared, it finds the caller's alone."""
         salt = request.cache_salt if shares_prefixes else self._prefix + request.cache_salt
-        return replace(request, engine_id=self._prefix + request.request_id, cache_salt=salt)
+        return replace(
+            request,
+            engine_id=self._prefix + request.request_id,
+            cache_salt=salt,
+            caller=self.caller.name,
+            outranks="priority" in self.caller.rights,
+        )
 
     def engine_id(self, request_id: str) -> str:
         """The engine's name for an id that the caller gives."""

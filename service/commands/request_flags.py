@@ -22,7 +22,7 @@ _MAX_TIMEOUT_S: Final = 31_536_000.0  # a year; a deadline too far in the future
 _HELP: Final = {
     "request_id": "name of the request, for Abort (default: the server's choice)",
     "cache_salt": "share cached prefixes only with requests of the same salt",
-    "priority": "higher is admitted first",
+    "priority": "higher is admitted first, of one caller's",
     "add_special_tokens": "put the tokenizer's special tokens around the prompt, if it is text (default)",
     "temperature": "0 is greedy",
     "top_k": "draw from the k most likely tokens; 0 is off",

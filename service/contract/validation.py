@@ -69,6 +69,7 @@ class CheckedRequest:
     are tokens.
 
     engine_id: what the engine knows the request by, if that is not its id: see `runahead.service.calls.ownership`.
+    caller: who asks; empty where nobody is asked. outranks: its priority counts beside other callers' requests, too.
     prompt: text, or int32 [n] token ids. echo: the prompt's tokens are sent back.
     structure: what the completion must be; grammar: what was made of it, as `Submit` has it, empty until then.
     """
@@ -83,6 +84,8 @@ class CheckedRequest:
     cache_salt: str
     add_special_tokens: bool
     engine_id: str = ""
+    caller: str = ""
+    outranks: bool = True
     structure: StructureSource | None = None
     grammar: str = ""
 

@@ -23,7 +23,7 @@ import structlog
 from runahead.runtime.wire.engine_config import ConfigError
 from runahead.service.credentials.watched_files import UnreadableError, WatchedFiles, read_regular
 
-Right = Literal["generate", "control"]
+Right = Literal["generate", "control", "priority"]
 RIGHTS: Final[tuple[Right, ...]] = get_args(Right)
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -118,7 +118,7 @@ def _entry(words: list[str], where: str) -> _Entry:
         raise ConfigError(f"{where} must begin with a name of 1 to 64 of the characters A-Z a-z 0-9 . _ -")
     granted = frozenset(right for right in RIGHTS if right in rights.split(","))
     if len(granted) != len(rights.split(",")):
-        raise ConfigError(f"{where} must give its rights as {' or '.join(RIGHTS)}, or as {','.join(RIGHTS)}")
+        raise ConfigError(f"{where} must give its rights as {' or '.join(RIGHTS)}, or as several of them with commas")
     if kind == "certificate":
         if not credential.isprintable():
             raise ConfigError(f"{where} has a name in a certificate with characters that can't be printed")

@@ -178,6 +178,8 @@ class SocketEngineClient(asyncio.Protocol):
                 submitted_at=stream.submitted_at,
                 announced=announced is not None,
                 structure=request.grammar,
+                caller=request.caller,
+                outranks=request.outranks,
             )
         )
         return stream

@@ -114,7 +114,7 @@ class RowColumns:
             return freed
 
         def logged_admission(request: Request, cached: int) -> None:
-            if request.evictions:
+            if request.order in self._computed:
                 self._recomputed += max(0, self._computed[request.order] - cached)
             count_admission(request, cached)
 

@@ -54,6 +54,7 @@ def make_script(seed: int, mode: Mode | None = None) -> Script:
     script = _Author(seed, mode or mode_of(seed)).write()
     draft_rows = draft_rows_of(seed, script.world)
     script = replace(script, world=replace(script.world, turn_work=turn_work_of(seed), draft_rows=draft_rows))
+    script = _with_callers(seed, script)
     if script.world.mode is Mode.STATE:
         script = replace(script, asks=_with_grammars(seed, script.asks))
     if seed % _SIEGES == _SIEGES - 1:
@@ -67,6 +68,23 @@ def _with_grammars(seed: int, asks: tuple[Ask, ...]) -> tuple[Ask, ...]:
     if dice.random() > 0.4:
         return asks
     return tuple(ask if ask.is_sick or dice.random() < 0.4 else _structured(ask, dice) for ask in asks)
+
+
+def _with_callers(seed: int, script: Script) -> Script:
+    """Of some seeds: requests are of several callers, a few of whom may outrank the others. Who has no row gets one of
+    who has several, at once or after a while."""
+    dice = random.Random(f"{seed} callers")
+    if dice.random() > 0.6:
+        return script
+    names = ("alice",) * dice.choice((2, 6)) + ("bob", "carol")[: dice.choice((1, 2))]
+    outranking = {name for name in ("alice", "bob", "carol") if dice.random() < 0.2}
+    callers = [dice.choice(names) for _ in script.asks]
+    asks = [
+        replace(ask, caller=caller, outranks=caller in outranking)
+        for ask, caller in zip(script.asks, callers, strict=True)
+    ]
+    world = replace(script.world, patience_s=dice.choice((0.0, 0.0, 0.0, 1.0)))
+    return replace(script, world=world, asks=tuple(asks))
 
 
 def _structured(ask: Ask, dice: random.Random) -> Ask:

@@ -92,10 +92,13 @@ def bounds(chain: SimulatedChain) -> None:
 
 
 def ranks(chain: SimulatedChain) -> None:
-    """Who waits is sorted by priority and arrival, and no paused row is gone."""
+    """Who waits is sorted by priority and arrival among its caller's requests, and no paused row is gone."""
     scheduler = chain.engine.scheduler
-    waiting = [request.rank for request in scheduler.waiting]
-    assert waiting == sorted(waiting), "the queue is not in order"
+    waiting = list(scheduler.waiting)
+    assert len(waiting) == len(set(waiting)) == len(scheduler.waiting), "a request waits twice, or nowhere"
+    for caller in {request.caller for request in waiting}:
+        own = [request.rank for request in waiting if request.caller == caller]
+        assert own == sorted(own), "the queue is not in order"
     for slot in scheduler.holdings.paused:
         assert scheduler.holdings.by_slot[slot] is not None, "a paused row has no request"
 
@@ -210,7 +213,8 @@ class Progress:
 
 
 class Evictions:
-    """No request is told to leave more than MAX_EVICTIONS times, unless a row of a higher priority is there.
+    """No request is told to leave more than MAX_EVICTIONS times, unless a row of a higher precedence is there,
+    or a caller without a row.
 
     It is looked at when a row is told to leave: one that takes its blocks may have come, and may go, in the same turn.
     """
@@ -224,13 +228,14 @@ class Evictions:
     def _watched(self, request: Request) -> None:
         scheduler = self._scheduler
         others = [
-            other.priority
+            other.precedence
             for other in scheduler.holdings.requests()
             if other is not request and scheduler.rows.phase[other.row_slot] != RowPhase.LEAVING
         ]
-        if request.evictions >= MAX_EVICTIONS and max(others, default=request.priority) <= request.priority:
+        is_outranked = max(others, default=request.precedence) > request.precedence
+        if request.evictions >= MAX_EVICTIONS and not is_outranked and not request.gives_way:
             times = request.evictions + 1
-            self._broken = f"{request.request_id} was evicted {times} times, by nobody of a higher priority"
+            self._broken = f"{request.request_id} was evicted {times} times, by nobody of a higher precedence"
         self._evict(request)
 
     def look(self, chain: SimulatedChain) -> None:

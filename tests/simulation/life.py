@@ -16,6 +16,7 @@ from tests.runtime.chain import EVERYTHING
 from tests.simulation.assembly import make_chain
 from tests.simulation.book import Book
 from tests.simulation.columns import RowColumns
+from tests.simulation.fairness import FairShares
 from tests.simulation.invariants import INVARIANTS, Evictions, Hanging, Progress, Staged
 from tests.simulation.lengths import check_lengths
 from tests.simulation.script import ANYONE, Ask, Event, Kind, Script, Wires
@@ -67,6 +68,7 @@ class Life:
         self.witness = Witness(script, self.wires)
         self._progress, self._evictions, self._staged = Progress(depth), Evictions(self.chain), Staged()
         self._columns = RowColumns(self.chain)
+        self._shares = FairShares(self.chain, script.world, depth, len({ask.caller for ask in script.asks}))
         self._hanging = Hanging(script.world.launch_timeout_s, script.world.turn_s)
         self._turn = 0
         self._asks = list(enumerate(script.asks))  # not sent yet
@@ -90,6 +92,7 @@ class Life:
             self.witness.count("device failed" if self._failure is Kind.FAIL else "hung launch found")
         self._check("one terminal", self._check_terminals)
         self._check("counted ends", self._check_ends)
+        self.witness.count("row left for a caller without one", self._shares.left)
         self.witness.close(self.chain, self.transcript, self.book, self._progress.longest)
         heard = {handle: self.transcript.heard[handle] for handle in self._sent}
         return Told(heard, self._failure is not None, self.witness)
@@ -131,6 +134,8 @@ class Life:
             priority=ask.priority,
             cache_salt=ask.salt,
             structure=ask.grammar,
+            caller=ask.caller,
+            outranks=ask.outranks,
         )
 
     def _look_before(self) -> None:
@@ -233,6 +238,7 @@ class Life:
             self._check(invariant.__name__, lambda invariant=invariant: invariant(self.chain))  # type: ignore[misc]
         self._check("staged plans", lambda: self._staged.look(self.chain))
         self._check("columns", self._columns.look)
+        self._check("fair shares", lambda: self._shares.look(self.chain))
         self._check("progress", lambda: self._progress.look(self.chain))
         self._check("evictions", lambda: self._evictions.look(self.chain))
         self._check("watchdog", lambda: self._hanging.look(self.chain))
@@ -275,4 +281,6 @@ class Life:
         scheduler = self.chain.engine.scheduler
         assert scheduler.holdings.state_slots.free == scheduler.holdings.state_slots.total, "a state slot is not free"
         assert not scheduler.waiting and not any(scheduler.holdings.by_slot), "a request is left"
+        callers = scheduler.holdings.callers
+        assert not callers._requests and not callers._served, "a caller without a request is known"
         assert len(self.chain.engine.registry) == 0, "the registry knows a request"

@@ -17,9 +17,16 @@ from runahead.runtime.scheduler.rows import RowPhase, Rows
 from runahead.runtime.scheduler.scheduler import Scheduler
 
 
-def _order_of_service(row: Request) -> tuple[int, bool, int]:
-    """Higher priority first, of equals those evicted as often as may be, then first come first served."""
+def _rank(row: Request) -> tuple[int, bool, int]:
+    """Of one caller: higher priority first, of equals those evicted as often as may be, then first come first
+    served."""
     return -row.priority, row.evictions < MAX_EVICTIONS, row.order
+
+
+def _order_of_service(row: Request, rows: list[Request]) -> tuple[int, bool, int, int]:
+    """Higher precedence first, of equals those evicted as often as may be, then callers in turn. rows: all that run."""
+    before = [one for one in rows if one.caller == row.caller and _rank(one) < _rank(row)]
+    return -row.precedence, row.evictions < MAX_EVICTIONS, len(before), row.order
 
 
 def blocks_needed(scheduler: Scheduler) -> tuple[int, int]:
@@ -59,8 +66,10 @@ class HeldToItsWord(Scheduler):
             self._check_room(request, hit)
             assert not held.paused, "a request was admitted while rows wait for blocks"
             ready = [one for one in self.waiting if held.penalty_slots.free or not one.sampling.has_penalty]
-            better = [other for other in ready if other.rank < request.rank]
-            assert not better, "a request was admitted before a better one"
+            better = [other for other in ready if other.caller == request.caller and _rank(other) < _rank(request)]
+            assert not better, "a request was admitted before a better one of its caller"
+            turn = self._turn_of(request)
+            assert all(turn <= self._turn_of(one) for one in ready), "a request was admitted before its caller's turn"
             allocate_row(request, hit)
 
         def checked_ending(slot: int, token: int, stopped: bool, failed: bool, nothing_left: bool) -> Ending:
@@ -73,6 +82,13 @@ class HeldToItsWord(Scheduler):
 
         held.allocate_row = checked_allocate_row  # type: ignore[method-assign]
         commits._ending = checked_ending  # type: ignore[method-assign]
+
+    def _turn_of(self, request: Request) -> tuple[int, bool]:
+        """Higher precedence first, then callers without a row. Tokens served count as they were when the turn was
+        decided."""
+        phase = self.rows.phase
+        rows = [one for one in self.holdings.requests() if phase[one.row_slot] != RowPhase.LEAVING]
+        return -request.precedence, any(one.caller == request.caller for one in rows)
 
     def plan(self) -> Planned | None:
         self.may_decode = self.rows.decoding().size
@@ -125,7 +141,7 @@ class HeldToItsWord(Scheduler):
         super()._share_out(crossing, wanted, chunks)
         evicted = [row for row in going if rows.phase[row.row_slot] == RowPhase.LEAVING]
         assert len(evicted) <= 1, "two rows were evicted for one plan"
-        waiting = sorted((row for row in going if row.row_slot in needs), key=_order_of_service)
+        waiting = sorted((row for row in going if row.row_slot in needs), key=lambda row: _order_of_service(row, going))
         while waiting and needs[waiting[0].row_slot] <= available:
             available -= needs[waiting.pop(0).row_slot]
         for row in waiting:
@@ -139,13 +155,15 @@ class HeldToItsWord(Scheduler):
         self, victim: Request, waiting: list[Request], going: list[Request], at_most: int, needs: dict[int, int]
     ) -> None:
         """Nobody is evicted while free + coming covers the need, nor before all wait or one of a higher priority does;
-        then it is the youngest of the lowest priority, of those that were not evicted too often if there are any."""
+        then it is the last that is served of the lowest precedence, of those not evicted too often if there are any."""
         first = waiting[0]
         assert needs[first.row_slot] > at_most, "a row was evicted while what is free and coming covers the need"
         assert victim is not first, "the first that waits was evicted"
-        assert len(waiting) == len(going) or victim.priority < first.priority, "a row was evicted while others go on"
+        is_outranked = victim.precedence < first.precedence
+        assert len(waiting) == len(going) or is_outranked, "a row was evicted while others go on"
         others = [row for row in going if row is not first]
-        assert victim.priority == min(row.priority for row in others), "a row of a higher priority was evicted"
-        alike = [row for row in others if row.priority == victim.priority and row.evictions < MAX_EVICTIONS]
-        assert all(row.order <= victim.order for row in alike), "an older row was evicted"
+        assert victim.precedence == min(row.precedence for row in others), "a row of a higher precedence was evicted"
+        alike = [row for row in others if row.precedence == victim.precedence and row.evictions < MAX_EVICTIONS]
+        keys = {row: _order_of_service(row, going) for row in others}
+        assert all(keys[row] <= keys[victim] for row in alike), "a row that is served later was not evicted"
         assert not alike or victim.evictions < MAX_EVICTIONS, "a row was evicted more often than any may be"

@@ -58,7 +58,8 @@ class World:
     for which the device does nothing now and then. turn_work: pieces of work that a turn does for what has arrived; 0:
     as many as there are. snapshots: of states that there is room for, where rows have one, of a row at every
     snapshot_blocks-th border. draft_rows: above 0, launches with drafts are forms of their own, of up to so many rows
-    that all decode, as on a GPU. Seconds are of the simulated clock, and exact in binary."""
+    that all decode, as on a GPU. patience_s: see `SchedulerLimits`. Seconds are of the simulated clock, and exact in
+    binary."""
 
     mode: Mode
     depths: tuple[int, ...]
@@ -84,6 +85,7 @@ class World:
     snapshots: int = 0
     snapshot_blocks: int = 0
     draft_rows: int = 0
+    patience_s: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,8 @@ class Ask:
     bias: tuple[tuple[int, float], ...] = ()
     allowed: tuple[int, ...] = ()
     logprobs: int = -1
+    caller: str = ""
+    outranks: bool = True  # its priority counts beside other callers', too
     grammar: str = ""  # of `tests.runtime.late_masks.MadeUpMatcher`
 
     @property

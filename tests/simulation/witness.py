@@ -57,6 +57,7 @@ WANTED: Final = frozenset(
         *("non-finite row", "non-finite chunk", "non-finite hidden state in decode", "device failed"),
         *("hung launch found", "slow device waited for", "aborted too long before it came"),
         *("prompt log-probabilities", "prompt log-probabilities after an eviction"),
+        "row left for a caller without one",
         *("penalised row evicted", "its penalty slot reused"),
         *("snapshot logged", "row compared", "paused row compared", "evicted by a higher priority"),
         *(f"drawn {how}" for how in ("greedily", "at a temperature", "with filters", "with a bias", "with penalties")),

@@ -28,6 +28,7 @@ def holding(tokens: int, *, has_state: bool) -> tuple[Holdings, Request]:
     holdings = Holdings(limits, rows, pool, ledger)
     prompt = np.arange(tokens, dtype=np.int32) + 3
     request = Request(1, 1, "r1", prompt, SamplingParams(), StoppingParams(9), tokens + 9, may_hold=True)
+    holdings.callers.enter(request.caller)
     holdings.allocate_row(request, Hit(int32_array([]), 0))
     rows.begin(0, prompt, 0, 0)
     rows.may_hold[0] = True

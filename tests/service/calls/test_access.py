@@ -38,12 +38,14 @@ from tests.service.rpc_errors import code, detail, failure, fields
 from tests.service.running_service import Service
 
 ALICE, BOB, OPS = "alice-token-0123456789", "bob-token-0123456789", "ops-token-0123456789"
+WEB = "web-token-0123456789"
 CALLERS = f"""
 # name  rights            credential
 alice   generate          token {ALICE}
 bob     generate          token {BOB}
 ops     generate,control  token {OPS}
 watch   control           token watch-token-0123456789
+web     generate,priority token {WEB}
 """
 SERVICE = generation_service_pb2.DESCRIPTOR.services_by_name["GenerationService"]
 OURS = [f"/{SERVICE.full_name}/{method.name}" for method in SERVICE.methods]
@@ -216,6 +218,20 @@ def test_an_id_in_use_by_somebody_else_is_free(service: Service) -> None:
         stream.cancel()
 
 
+def test_the_engine_learns_who_asks_and_whose_priority_counts_across_callers(service: Service) -> None:
+    for token, caller, outranks in ((ALICE, "alice", False), (WEB, "web", True), (OPS, "ops", False)):
+        open_request(service, token, "r1", priority=7).cancel()
+        submit = service.engine.next_submit()
+        assert (submit.caller, submit.priority, submit.outranks) == (caller, 7, outranks)
+        service.engine.next_cancel()
+
+
+def test_the_right_to_priority_alone_allows_no_call(service: Service, tmp_path: Path) -> None:
+    (tmp_path / "callers").write_text(CALLERS.replace("generate,priority", "priority"))
+    for method in OURS:
+        assert reason(call(service, method, bearer(WEB))) == "NO_RIGHT"
+
+
 def test_a_caller_finds_its_own_prefixes_alone(service: Service) -> None:
     salts: set[str] = set()
     for token, salt in ((ALICE, ""), (BOB, ""), (ALICE, "bob/"), (ALICE, "s"), (BOB, "s")):
@@ -308,7 +324,7 @@ def test_a_file_that_is_wrong_for_a_while_changes_nothing_and_is_logged_without_
         ("# nobody\n", "names nobody"),
         (f"alice {ALICE}", "line 1 of .* must be: NAME RIGHTS token TOKEN"),
         (f"\nal/ice generate token {ALICE}", "line 2 of .* must begin with a name"),
-        (f"alice all token {ALICE}", "must give its rights as generate or control"),
+        (f"alice all token {ALICE}", "must give its rights as generate or control or priority, or as several"),
         (f"alice generate,generate token {ALICE}", "must give its rights"),
         ("alice generate token short", "a token that must be 16 to 512"),
         (f"alice generate password {ALICE}", "must be: NAME RIGHTS"),
@@ -340,4 +356,4 @@ def test_every_token_is_compared_in_constant_time_whichever_it_is(
     for token in (ALICE, OPS, "nobody", ""):
         compared.clear()
         file.by_token(token.encode())
-        assert compared == [(32, 32)] * 4, "digests of one length, each of them, whichever is found"
+        assert compared == [(32, 32)] * 5, "digests of one length, each of them, whichever is found"

@@ -1,0 +1,203 @@
+"""Callers share rows: each has its turn, whatever another has waiting, and at whatever priority."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runahead.runtime.scheduler.rationing import Need, choose_victim, order_of_service, ration
+from runahead.runtime.scheduler.request import Request
+from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
+from runahead.runtime.wire.preparation import prepared_submit
+from tests.runtime.chain import Chain, make_chain
+from tests.runtime.pressure import whole
+from tests.simulation.clock import Clock
+
+DEPTHS = [0, 1, 2, 4]
+
+
+def ask(
+    chain: Chain, caller: str, handle: int, tokens: int, *, priority: int = 0, outranks: bool = False, length: int = 3
+) -> None:
+    prompt = np.arange(length, dtype=np.int32) + 2 + handle
+    stopping = StoppingParams(tokens, ignore_eos=True)
+    chain.tell(
+        prepared_submit(
+            handle, f"{caller}/{handle}", prompt, SamplingParams(seed=0), stopping,
+            block_size=chain.engine.scheduler.pool.block_size, priority=priority, caller=caller, outranks=outranks,
+        )
+    )  # fmt: skip
+
+
+def finished(chain: Chain) -> list[int]:
+    """Handles in the order in which they ended."""
+    return [end.handle for output in chain.outputs() for end in output.finished]
+
+
+def crowded(depth: int, clock: Clock, **options: Any) -> Chain:
+    """Sixteen long requests of one caller at a high priority, four of which have all rows, and a short one of another's
+    behind them."""
+    chain = make_chain(depth, max_rows=4, clock=clock, **options)
+    for handle in range(1, 17):
+        ask(chain, "alice", handle, 100, priority=1000)
+    chain.turn_until(lambda: len(chain.admitted()) == 4)
+    for _ in range(10):
+        chain.turn()
+    ask(chain, "bob", 17, 2)
+    return chain
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_a_caller_without_a_row_gets_one_after_a_second_of_a_caller_who_has_all(depth: int) -> None:
+    clock = Clock()
+    chain = crowded(depth, clock)
+    for _ in range(8):
+        chain.turn()
+        clock.pass_by(0.125)
+    assert 17 not in chain.admitted()
+    assert "evicted" not in chain.engine.stats().events
+    for _ in range(8):
+        clock.pass_by(0.125)
+        chain.turn()
+    assert 17 in chain.finished()
+    assert chain.engine.stats().events["evicted"].count == 1
+    chain.run()
+    assert chain.tokens() == {
+        **{handle: whole([2 + handle, 3 + handle, 4 + handle], 100) for handle in range(1, 17)},
+        17: whole([19, 20, 21], 2),
+    }
+    chain.check_nothing_is_left()
+
+
+def test_a_row_leaves_though_the_prefix_of_another_request_is_not_looked_up_to_its_end() -> None:
+    clock = Clock()
+    chain = crowded(1, clock)
+    chain.turn()
+    waiting, other = chain.engine.scheduler.waiting, chain.engine.registry.by_id("alice/5")
+    assert other is not None
+    waiting._looked_for, waiting._walk = other.request, chain.engine.scheduler.holdings.walk(other.request)
+    clock.pass_by(1.5)
+    chain.turn_until(lambda: 17 in chain.finished(), limit=12)
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_rows_that_hold_all_blocks_leave_one_after_the_other_until_there_is_room(depth: int) -> None:
+    """What a row gives back is not given to the rows beside it that wait for blocks, again and again."""
+    clock = Clock()
+    chain = crowded(depth, clock, num_blocks=20)
+    chain.turn()
+    clock.pass_by(1.5)
+    chain.turn_until(lambda: 17 in chain.finished(), limit=24)
+    chain.run()
+    assert sorted(chain.finished()) == list(range(1, 18))
+    assert chain.tokens()[4] == whole([6, 7, 8], 100)
+
+
+def test_a_row_that_left_for_a_caller_is_not_counted_as_evicted_for_want_of_blocks() -> None:
+    """Or a caller's rows would be protected soon, and leave for nobody any more."""
+    clock = Clock()
+    chain = crowded(1, clock)
+    for handle in range(18, 26):
+        chain.turn()
+        clock.pass_by(1.5)
+        chain.turn_until(lambda handle=handle: handle - 1 in chain.finished(), limit=12)  # type: ignore[misc]
+        ask(chain, "bob", handle, 2)
+    assert not any(tracked.request.evictions for tracked in chain.engine.registry.all())
+
+
+def test_a_caller_s_last_row_leaves_for_nobody() -> None:
+    """Two callers with a row each could otherwise take it from each other for ever."""
+    clock = Clock()
+    chain = make_chain(1, max_rows=1, clock=clock)
+    ask(chain, "alice", 1, 60)
+    chain.turn_until(lambda: 1 in chain.admitted())
+    ask(chain, "bob", 2, 2)
+    chain.turn()
+    clock.pass_by(5.0)
+    chain.run()
+    assert finished(chain) == [1, 2]
+
+
+def test_callers_take_turns_by_the_tokens_that_they_were_served() -> None:
+    """Where there is one row: one caller's requests are five times as long as the other's."""
+    chain = make_chain(1, max_rows=1)
+    for place in range(3):
+        ask(chain, "alice", 1 + place, 50)
+    for place in range(12):
+        ask(chain, "bob", 4 + place, 8)
+    chain.run()
+    order = ["alice" if handle < 4 else "bob" for handle in finished(chain)]
+    assert order[0] == "alice"
+    assert order[1:6] == ["bob"] * 5 and order[6] == "alice", "as many tokens, with their prompts"
+
+
+def test_a_caller_that_comes_late_has_saved_no_turns() -> None:
+    chain = make_chain(1, max_rows=1)
+    for place in range(6):
+        ask(chain, "alice", 1 + place, 20)
+    chain.turn_until(lambda: 4 in chain.admitted())
+    for place in range(6):
+        ask(chain, "bob", 7 + place, 20)
+    chain.run()
+    order = ["alice" if handle < 7 else "bob" for handle in finished(chain)]
+    assert order == ["alice"] * 4 + ["bob", "alice"] * 2 + ["bob"] * 4
+
+
+@pytest.mark.parametrize("outranks", [False, True])
+def test_priority_orders_within_a_caller_and_across_callers_where_it_may(outranks: bool) -> None:
+    chain = make_chain(1, max_rows=1)
+    ask(chain, "carol", 1, 30)
+    chain.turn_until(lambda: 1 in chain.admitted())
+    ask(chain, "bob", 2, 4)
+    ask(chain, "alice", 3, 4, priority=1, outranks=outranks)
+    ask(chain, "alice", 4, 4, priority=2, outranks=outranks)
+    chain.run()
+    assert finished(chain) == ([1, 4, 3, 2] if outranks else [1, 2, 4, 3])
+
+
+def test_a_caller_that_outranks_another_keeps_its_rows() -> None:
+    clock = Clock()
+    chain = make_chain(1, max_rows=2, clock=clock)
+    for handle in (1, 2, 3):
+        ask(chain, "alice", handle, 30 + handle, priority=1, outranks=True)
+    chain.turn_until(lambda: 2 in chain.admitted())
+    ask(chain, "bob", 4, 2)
+    chain.turn()
+    clock.pass_by(5.0)
+    chain.run()
+    assert list(chain.admitted()) == [1, 2, 3, 4]
+    assert "evicted" not in chain.engine.stats().events
+
+
+def request(order: int, caller: str, priority: int = 0, *, outranks: bool = False, evictions: int = 0) -> Request:
+    prompt = np.array([3, 4], np.int32)
+    return Request(
+        1, order, f"r{order}", prompt, SamplingParams(), StoppingParams(9), 11, priority=priority, order=order,
+        caller=caller, outranks=outranks, evictions=evictions,
+    )  # fmt: skip
+
+
+def test_rows_of_callers_are_served_in_turn_and_the_youngest_of_who_holds_most_leaves_first() -> None:
+    rows = [request(1, "alice"), request(2, "alice"), request(3, "alice", 9), request(4, "bob"), request(5, "bob")]
+    keys = order_of_service(rows)
+    assert [one.order for one in sorted(rows, key=keys.__getitem__)] == [3, 4, 1, 5, 2]
+    shortage = ration([Need(one, 1) for one in rows], 2, keys)
+    assert shortage is not None
+    assert [one.order for one in shortage.waiting] == [1, 5, 2]
+    assert choose_victim(ration([Need(one, 1) for one in rows], 0, keys) or shortage, rows) is rows[1]
+
+
+def test_a_need_is_served_by_the_place_of_its_row_among_all_that_run() -> None:
+    """Rows of its caller that need nothing count, too."""
+    rows = [request(1, "alice"), request(2, "alice"), request(3, "bob")]
+    shortage = ration([Need(rows[1], 1), Need(rows[2], 1)], 1, order_of_service(rows))
+    assert shortage is not None
+    assert shortage.waiting == (rows[1],)
+
+
+def test_a_protected_row_is_served_before_other_callers_rows_unless_these_outrank_it() -> None:
+    rows = [request(1, "alice"), request(2, "bob", evictions=3), request(3, "carol", 1, outranks=True)]
+    keys = order_of_service(rows)
+    assert [one.order for one in sorted(rows, key=keys.__getitem__)] == [3, 2, 1]
