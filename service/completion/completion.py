@@ -146,8 +146,7 @@ class Completion:
         self._ready_bytes += size
 
     def _ends_silently(self, batch: TokenBatch) -> bool:
-        """The last token is the one that ended the completion, and its text is not wanted. A special token that is a
-        stop string ends it as that string."""
+        """The last token ended the completion by its id, not as a stop string, and its text is not wanted."""
         end = batch.finished
         if end is None or end.stop_token_id < 0 or not batch.token_ids or self._request.text.include_stop:
             return False
