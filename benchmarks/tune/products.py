@@ -38,6 +38,7 @@ from runahead.runtime.kernels.triton.tilings import (
     TABLE,
     RowTiling,
     Tiling,
+    is_one_sum,
     measured_tiling,
     rows_in_table,
     tiling_key,
@@ -231,6 +232,8 @@ def jobs(names: list[str], batches: list[int], limit: int, exact: bool) -> Itera
                 found += (rows_candidates if columns <= _FEW else many_candidates)(product, columns)
                 found += [] if exact else lanes_candidates(product, columns)
             random.Random(rows).shuffle(found)
+            if exact and is_one_sum(product.outputs, product.depth):
+                found = [tiling for tiling in found if _parts(tiling) == 1]
             if exact:
                 yield Job(product, rows, _of_each_number_of_parts(product, columns_of(rows), found, limit))
                 continue

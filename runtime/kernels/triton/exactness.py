@@ -3,7 +3,8 @@ and where it is known to cost little.
 
 `measured_exact.json` says what it costs: by GPU, by model as `shape_key` calls it, by rows of a launch, how long a
 decode step takes with the exact kernels, in parts of what it takes with the fastest. `python -m benchmarks.tune.exact`
-writes it. Nothing is measured at a start: two starts alike must give the same bits.
+writes it. The choice is not measured at a start: two starts alike must choose the same. (What warm-up times, it
+chooses among products with the same bits: `vendor_product`.)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The kernel set of CUDA: Triton kernels, and the vendor's matrix products through torch where those are faster."""
+"""The kernel set of CUDA: Triton kernels, and the vendor's matrix products where those are faster."""
 
 from __future__ import annotations
 

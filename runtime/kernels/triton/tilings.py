@@ -93,6 +93,7 @@ def rows_tiling(outputs: int, depth: int, columns: int, epilogue: str, exact: bo
     every number of rows."""
     found = measured_tiling(outputs, depth, columns, epilogue, exact)
     if found is not None:
+        assert not exact or found["splits"] == 1 or not is_one_sum(outputs, depth), "the table splits one sum"
         return Tiling(**found)
     columns = max(columns, LEAST_COLUMNS)
     splits = 0

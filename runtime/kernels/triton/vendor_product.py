@@ -1,9 +1,10 @@
 """Matrix products by cuBLASLt, called directly: without split-K, and with one kernel pinned for each shape.
 
 Without split-K each output is one float32 accumulator that adds up the depth in ascending steps of 16, whatever kernel
-of the library computes it and however many rows there are (seen on an H200 for every kernel that the library proposes).
-So which kernel is pinned changes no bit, and the fastest one may be: the library's own choice takes up to twice as long
-at some numbers of rows. torch would add split-K, and its settings are the whole process's.
+of the library computes it and however many rows there are. That was seen on one H200, in bfloat16, for every kernel
+that the library proposes. The exact kernels compare each one while the service warms up and take none that differs, so
+that the pinned kernel changes no bit there and may be the fastest one. The library's own choice takes up to twice as
+long at some numbers of rows; torch would add split-K, and its settings are the whole process's.
 
 Source: the cuBLAS manual, *Using the cuBLASLt API*.
 """
@@ -11,11 +12,10 @@ Source: the cuBLAS manual, *Using the cuBLASLt API*.
 from __future__ import annotations
 
 import ctypes
-import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,15 +24,9 @@ import torch.nn.functional as functional
 
 from runahead.runtime.kernels.layers import Linear
 from runahead.runtime.kernels.triton.gpu import current_gpu
+from runahead.runtime.kernels.triton.vendor_choice import Chain, choose_kernel
 
 _CANDIDATES: Final = 8  # kernels that the library proposes for a shape, at most
-_ROUNDS: Final = 5  # in which each of them is timed
-# How much longer the library's first proposal may take: of few rows, and of so many that the GPU's power limits a busy
-# launch, where a kernel's rank in a short test says less.
-_CLEARLY: Final = 1.03
-_CLEARLY_OF_MANY: Final = 1.1
-_MANY: Final = 256  # rows
-_COLD_BYTES: Final = 80 << 20  # more than any L2 cache holds: weights of a timed product come from memory
 _SPLIT_BYTES: Final = 32 << 20  # of workspace, where products may be split
 _COMPUTE_32F: Final = 68
 _HALVES: Final = (torch.bfloat16, torch.float16)
@@ -42,9 +36,6 @@ _TRANSPOSED, _WITH_BIAS = 1, 4
 # Of a preference: no workspace and no reduction scheme mean no split-K.
 _WORKSPACE, _REDUCTIONS, _ALIGNMENTS = 1, 3, (5, 6, 7, 8)
 _MOST_ALIGNED: Final = 256  # bytes that a kernel may ask for
-
-
-Chain = Callable[[torch.Tensor, Linear, torch.Tensor], None]  # given x, the weights and where the product goes
 
 
 class _Found(ctypes.Structure):
@@ -129,7 +120,9 @@ class VendorLibrary:
         if pinned is None:
             return False
         if self._times and not pinned.timed and not torch.cuda.is_current_stream_capturing():
-            self._choose(pinned, linear, out, chain)
+            candidates = range(pinned.count)
+            pinned.choice, pinned.exact = choose_kernel(partial(self.run, pinned), candidates, linear, out, chain)
+            pinned.timed = True
         if chain is not None and pinned.choice not in pinned.exact:
             return False
         self.run(pinned, pinned.choice, x, linear, out)
@@ -161,59 +154,6 @@ class VendorLibrary:
         if status:
             raise VendorError(f"cublasLtMatmul of {x.shape[0]} rows by {tuple(weight.shape)} failed with {status}")
 
-    def _choose(self, pinned: Pinned, linear: Linear, out: torch.Tensor, chain: Chain | None) -> None:
-        """Pin the kernel that takes the least time; the library's first proposal unless another is clearly faster. Of
-        those that have the bits of the chain, if there is one.
-
-        The candidates take turns and nothing waits between them, so that all are timed at the clocks of a busy GPU; x
-        is random, since products of equal numbers draw less power.
-        """
-        pinned.timed = True
-        choices = list(range(pinned.count))
-        if chain is not None:
-            choices = self._exact(pinned, linear, out, chain)
-            pinned.exact = (*choices,)
-        if len(choices) < 2:
-            pinned.choice = next(iter(choices), 0)
-            return
-        weight = linear.weight
-        copies = 1 + _COLD_BYTES // (weight.numel() * weight.element_size())
-        weights = [weight, *(torch.empty_like(weight) for _ in range(copies - 1))]
-        for copy in weights[1:]:
-            copy.copy_(weight)
-        draw = torch.Generator(weight.device).manual_seed(0)
-        x = torch.randn((out.shape[0], weight.shape[1]), generator=draw, dtype=weight.dtype, device=weight.device)
-        events = [[torch.cuda.Event(enable_timing=True) for _ in range(len(choices) + 1)] for _ in range(_ROUNDS + 1)]
-        for around in events:
-            around[0].record()
-            for choice, behind in zip(choices, around[1:], strict=True):
-                for copy in weights:
-                    self.run(pinned, choice, x, replace(linear, weight=copy), out)
-                behind.record()
-        events[-1][-1].synchronize()
-        times = [
-            statistics.median(float(around[i].elapsed_time(around[i + 1])) for around in events[1:])
-            for i in range(len(choices))
-        ]
-        clearly = _CLEARLY if out.shape[0] <= _MANY else _CLEARLY_OF_MANY
-        best = min(times)
-        pinned.choice = choices[0 if times[0] <= clearly * best else times.index(best)]
-
-    def _exact(self, pinned: Pinned, linear: Linear, out: torch.Tensor, chain: Chain) -> list[int]:
-        """The kernels that have the bits of the chain, on sums that nearly cancel, so that they show their order."""
-        weight = linear.weight
-        draw = torch.Generator(weight.device).manual_seed(1)
-        half = torch.randn((out.shape[0], weight.shape[1] // 2), generator=draw, device=weight.device)
-        x = torch.cat((half, half.flip(1).neg_()), 1).to(weight.dtype)
-        near = Linear(torch.cat((weight[:, : half.shape[1]], weight[:, : half.shape[1]].flip(1)), 1), linear.bias)
-        expected = torch.empty_like(out)
-        chain(x, near, expected)
-        found = []
-        for choice in range(pinned.count):
-            self.run(pinned, choice, x, near, out)
-            found += [choice] if torch.equal(out, expected) else []
-        return found
-
     def _described(self, shape: ProductShape) -> Pinned | None:
         product = ctypes.c_void_p()
         self._call("cublasLtMatmulDescCreate", ctypes.byref(product), _COMPUTE_32F, _TYPES[torch.float32])
@@ -234,11 +174,12 @@ class VendorLibrary:
         for attribute, aligned in zip(_ALIGNMENTS, (*shape.aligned, shape.aligned[-1]), strict=True):
             self._set("MatmulPreference", preference, attribute, ctypes.c_uint32(aligned))
         found, count = (_Found * _CANDIDATES)(), ctypes.c_int()
-        status = self._library.cublasLtMatmulAlgoGetHeuristic(
+        self._library.cublasLtMatmulAlgoGetHeuristic(
             self._handle, product, *layouts, layouts[-1], preference, _CANDIDATES, found, ctypes.byref(count)
         )
         self._call("cublasLtMatmulPreferenceDestroy", preference)
-        return None if status or not count.value else Pinned(product, layouts, found, count.value)
+        proposed = [one for one in found[: count.value] if one.state == 0]
+        return Pinned(product, layouts, (_Found * len(proposed))(*proposed), len(proposed)) if proposed else None
 
     def _layout(self, dtype: torch.dtype, rows: int, columns: int) -> ctypes.c_void_p:
         """Of a matrix whose columns lie one behind the other."""
@@ -277,7 +218,7 @@ def library_path() -> str | None:
     """Of cuBLASLt, as torch has loaded it for the current GPU."""
     torch.zeros((), device="cuda")  # makes the process's context, which torch warns of where it is missing
     torch.cuda.current_blas_handle()  # loads the library
-    mapped = (line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines())
+    mapped = (line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines())
     return next((path for path in mapped if "libcublasLt.so" in path), None)
 
 
