@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ from typing import Final
 from runahead.service.commands.ends import EXIT_INTERRUPTED, nobody_reads
 
 _SERVERS: Final = ("serve", "kernels")  # which write nothing to standard output
+_OF_OUTPUT: Final = (errno.EBADF, errno.EIO, errno.ENOSPC)
 _STANDARD: Final = 3  # descriptors: input, output and errors
 
 
@@ -34,7 +36,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except OSError as error:
-        if error.filename is not None:
+        if error.filename is not None or error.errno not in _OF_OUTPUT:
             raise
         return _not_written(error.strerror or "it is closed")
 

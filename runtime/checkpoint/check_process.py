@@ -48,19 +48,21 @@ def main() -> None:
 
 def _bound() -> None:
     """Of its own processor time and memory. Beyond the first the system ends this process."""
-    for kind, most in (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_CPU, PROCESSOR_S),
-        (resource.RLIMIT_DATA, MEMORY_BYTES),
+    for kind, soft, hard in (
+        (resource.RLIMIT_CORE, 0, 0),
+        (resource.RLIMIT_CPU, PROCESSOR_S, PROCESSOR_S + 5),  # by a signal of its own, which no want of memory sends
+        (resource.RLIMIT_DATA, MEMORY_BYTES, MEMORY_BYTES),
     ):
         with contextlib.suppress(ValueError, OSError):  # a lower bound is there already
-            resource.setrlimit(kind, (most, most))
+            resource.setrlimit(kind, (soft, hard))
 
 
 def _refusal(order: CheckOrder) -> str:
-    for path in filter(None, (order.model, order.draft_head, order.draft_model)):
+    for path, is_head in ((order.model, False), (order.draft_head, True), (order.draft_model, False)):
+        if not path:
+            continue
         try:
-            if path == order.draft_head:
+            if is_head:
                 open_head(Path(path))
             else:
                 check_files(Path(path), has_weights=order.has_weights)

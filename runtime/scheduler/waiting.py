@@ -140,8 +140,10 @@ class WaitingQueue:
         held = self._holdings
         if not held.callers.are_several:
             return None
-        request, rows = self.first() or next(iter(self), None), held.callers.rows()
-        if request is None or rows[request.caller] or request.submitted_s > before_s:
+        rows = held.callers.rows()
+        heads = (self.first(), next(iter(self), None))  # the second may lack a penalty slot
+        request = next((one for one in heads if one is not None and not rows[one.caller]), None)
+        if request is None or request.submitted_s > before_s:
             return None
         if max(rows.values(), default=0) < 2:
             return None

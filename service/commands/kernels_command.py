@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from runahead.runtime.checkpoint import CheckpointError, check_files
+from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, check_config
 from runahead.service.commands.ends import EXIT_INTERRUPTED
+from runahead.service.processes.checkpoint_check import check_checkpoint
 from runahead.service.processes.engine_process import EngineProcess, EngineStartError
 from runahead.service.settings.server_config import EXIT_CANNOT_START, EXIT_OK, ServerConfig
 
@@ -33,15 +33,15 @@ def run(config: ServerConfig) -> int:
 
 
 def _checked(config: EngineConfig) -> EngineConfig:
-    """The same with random weights, on whose values no kernel depends. Raises ConfigError and CheckpointError."""
+    """The same with random weights, on whose values no kernel depends. Raises ConfigError."""
     check_config(config, config.spelling)
     if config.device != "cuda":
         raise ConfigError(f"{config.spelling('device')} {config.device} needs no kernels compiled; cuda does")
-    check_files(Path(config.model), has_weights=False)
     return msgspec.structs.replace(config, load_format="dummy")
 
 
 async def _start_and_stop(engine: EngineConfig, config: ServerConfig) -> int:
-    """The exit code of the engine's process. Raises EngineStartError."""
+    """The exit code of the engine's process. Raises CheckpointError and EngineStartError."""
+    await check_checkpoint(engine)
     started = await EngineProcess.start(engine, config.front_end.log)
     return await started.stop(_STOP_S)

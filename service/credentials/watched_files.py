@@ -78,10 +78,10 @@ class WatchedFiles(Generic[Contents]):
         Waits for `_LOOK_S` at most, and not at all for a look that was late before and has not ended.
         """
         with self._lock:
-            if self._looked.is_set():
+            if begins := self._looked.is_set():
                 self._looked.clear()
                 self._looks.put(self._look)
-            is_late = not self._looked.wait(0.0 if self._is_late else _LOOK_S)
+            is_late = not self._looked.wait(_LOOK_S if begins else 0.0)
             if is_late and not self._is_late:
                 log.error(
                     self._failure, why=f"{', '.join(map(str, self._paths))} can't be read: no answer in {_LOOK_S} s"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import msgspec
 
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.checkpoint.check_process import PROCESSOR_S, CheckAnswer, CheckOrder
+from runahead.runtime.process_end import described
 from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.service.processes.interrupts import blocked_interrupts
 
@@ -32,7 +34,10 @@ async def check_checkpoint(config: EngineConfig, command: Sequence[str] = COMMAN
     )
     with blocked_interrupts():
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # stacks of more threads would count as its memory
         )
     try:
         async with asyncio.timeout(_WALL_S):
@@ -43,12 +48,15 @@ async def check_checkpoint(config: EngineConfig, command: Sequence[str] = COMMAN
         with suppress(ProcessLookupError):
             process.kill()
         await process.wait()
-    refused = msgspec.json.decode(said, type=CheckAnswer).refused if process.returncode == 0 else _why(process, config)
-    if refused:
+    if refused := _refused(process.returncode or 0, said, config):
         raise CheckpointError(refused)
 
 
-def _why(process: asyncio.subprocess.Process, config: EngineConfig) -> str:
-    if process.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+def _refused(code: int, said: bytes, config: EngineConfig) -> str:
+    """Why the files are not served; empty where they are."""
+    if code == -signal.SIGXCPU:
         return f"{config.model} takes over {PROCESSOR_S} s to be read, which no files of a model do"
-    return f"{config.model} can't be read: the process that looks at it ended with exit code {process.returncode}"
+    with suppress(msgspec.DecodeError):  # an answer that was cut off
+        if code == 0:
+            return msgspec.json.decode(said, type=CheckAnswer).refused
+    return f"{config.model} can't be read: the process that looks at it ended with {described(code)}"

@@ -19,13 +19,14 @@ DEPTHS = [0, 1, 2, 4]
 
 
 def ask(
-    chain: Chain, caller: str, handle: int, tokens: int, *, priority: int = 0, outranks: bool = False, length: int = 3
-) -> None:
+    chain: Chain, caller: str, handle: int, tokens: int, *, priority: int = 0, outranks: bool = False, length: int = 3,
+    penalty: float = 0.0,
+) -> None:  # fmt: skip
     prompt = np.arange(length, dtype=np.int32) + 2 + handle
     stopping = StoppingParams(tokens, ignore_eos=True)
     chain.tell(
         prepared_submit(
-            handle, f"{caller}/{handle}", prompt, SamplingParams(seed=0), stopping,
+            handle, f"{caller}/{handle}", prompt, SamplingParams(seed=0, presence_penalty=penalty), stopping,
             block_size=chain.engine.scheduler.pool.block_size, priority=priority, caller=caller, outranks=outranks,
         )
     )  # fmt: skip
@@ -80,6 +81,21 @@ def test_a_row_leaves_though_the_prefix_of_another_request_is_not_looked_up_to_i
     waiting._looked_for, waiting._walk = other.request, chain.engine.scheduler.holdings.walk(other.request)
     clock.pass_by(1.5)
     chain.turn_until(lambda: 17 in chain.finished(), limit=12)
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_a_caller_that_lacks_a_penalty_slot_gets_one_whatever_else_another_has_waiting(depth: int) -> None:
+    clock = Clock()
+    chain = make_chain(depth, max_rows=4, penalty_slots=2, clock=clock)
+    for handle in range(1, 3):
+        ask(chain, "alice", handle, 100, penalty=0.5)
+    for handle in range(3, 9):
+        ask(chain, "alice", handle, 100)
+    chain.turn_until(lambda: len(chain.admitted()) == 4)
+    ask(chain, "bob", 9, 2, penalty=0.5)
+    chain.turn()
+    clock.pass_by(1.5)
+    chain.turn_until(lambda: 9 in chain.finished(), limit=16)
 
 
 @pytest.mark.parametrize("depth", DEPTHS)

@@ -78,6 +78,15 @@ def test_a_process_that_dies_is_a_sentence(tmp_path: Path) -> None:
     assert sentence == f"{tmp_path} can't be read: the process that looks at it ended with exit code 7"
 
 
+@pytest.mark.parametrize(
+    ("program", "end"),
+    [("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "signal SIGKILL"), ("print('{')", "exit code 0")],
+)
+def test_a_process_that_is_killed_or_cut_off_is_a_sentence_of_its_own(tmp_path: Path, program: str, end: str) -> None:
+    sentence = refused(EngineConfig(model=str(tmp_path)), program)
+    assert sentence == f"{tmp_path} can't be read: the process that looks at it ended with {end}"
+
+
 def test_a_check_that_is_cancelled_leaves_no_process(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

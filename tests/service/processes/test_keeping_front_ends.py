@@ -160,8 +160,12 @@ class World:
 def nothing_real(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """And no time between two starts."""
     monkeypatch.setattr(restarts, "BACK_OFF_S", (0.0, 0.0, 0.0))
-    monkeypatch.setattr(supervisor, "check_files", lambda folder, has_weights: None)
+    monkeypatch.setattr(supervisor, "check_checkpoint", checked)
     yield
+
+
+async def checked(config: EngineConfig) -> None:
+    """The checkpoint's files are as they should be."""
 
 
 def run(body: Any, frontends: int = 1) -> None:
