@@ -1,4 +1,5 @@
-"""Launches of experts of which a rank has a part, for whoever compiles kernels: after it has put a GPU in place."""
+"""Launches for whoever compiles kernels, after it has put a GPU in place: experts of which a rank has a part, and what
+follows a product of the vendor's library, which no GPU that is not there has."""
 
 from __future__ import annotations
 
@@ -10,12 +11,26 @@ from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.layers import Experts, Linear, Norm
 from runahead.runtime.kernels.share import Share
 from runahead.runtime.kernels.triton.expert_layers import PackedExperts
+from runahead.runtime.kernels.triton.finish_product import add_scaled, finish_product
+from runahead.runtime.kernels.triton.row_product import GATED, SQUARED, STORE
 
 COUNT, CHOSEN, HIDDEN, WIDTH = 128, 8, 2048, 768
 
 
+def launch_what_follows_products() -> None:
+    """On tensors without memory: each epilogue, and the sum with the residual."""
+    empty = partial(torch.empty, dtype=torch.bfloat16, device="meta")
+    squares = empty(4, 256, dtype=torch.float64)
+    for epilogue in (STORE, GATED, SQUARED):
+        linear = Linear(empty(WIDTH, HIDDEN), empty(WIDTH))
+        finish_product(empty(256, WIDTH), linear, (squares, 4, 1e-6), epilogue, "gelu_tanh")
+    residual, scaled = empty(256, HIDDEN), empty(256, HIDDEN)
+    add_scaled(empty(256, HIDDEN), empty(HIDDEN), residual, Norm(empty(HIDDEN), 1e-6), scaled, squares)
+
+
 def launch_a_share() -> None:
-    """On tensors without memory: many tokens, few, and a lone row."""
+    """On tensors without memory: many tokens, few, and a lone row. And what follows products."""
+    launch_what_follows_products()
     share = Share(1, 4)
     empty, own = partial(torch.empty, dtype=torch.bfloat16, device="meta"), len(share.part_of(COUNT, "experts"))
     packed = PackedExperts.of(

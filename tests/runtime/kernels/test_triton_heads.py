@@ -54,7 +54,7 @@ KINDS: Final[dict[str, tuple[Make, dict[str, Any]]]] = {
 }
 MODEL: Final = "model"  # a whole one, with layers and heads of its own shapes
 OF_ALL: Final = "eagle-3 with norms"  # which has most that a head may have: what every run looks at
-ERROR: Final = 0.05  # of bfloat16, over the norm of what is expected
+ERROR: Final = 0.06  # of bfloat16, over the norm of what is expected; the interpreter cuts bits off instead of rounding
 
 pytestmark = [
     pytest.mark.timeout(600),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from runahead.runtime import models
 from runahead.runtime.checkpoint import Checkpoint, open_checkpoint
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.log_output import LogOutput
+from runahead.runtime.log_stream import end_log
 from runahead.runtime.models import draft_model
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import KeptBytes
@@ -264,9 +266,11 @@ def test_the_engine_s_process_ends_with_one_sentence_and_was_never_ready(
     orders = msgspec.json.encode(main.Orders("/nowhere", CONFIG, LogOutput(level="error", format="json")))
     monkeypatch.setattr(main, "_first_line", lambda: orders)
     monkeypatch.setattr("signal.signal", lambda number, handler: None)
+    monkeypatch.setattr("sys.stderr", sys.stderr)  # which the process makes a stream with a thread of its own
     try:
         assert main.main() == main.EXIT_CANNOT_START
     finally:
+        end_log()
         structlog.reset_defaults()
     output = capfd.readouterr()
     assert output.out == ""
