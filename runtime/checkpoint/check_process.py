@@ -47,11 +47,16 @@ def main() -> None:
 
 
 def _bound() -> None:
-    """Of its own processor time and memory. Beyond the first the system ends this process."""
+    """Of its own processor time and memory. Beyond the first the system ends this process. The stacks of libraries'
+    threads, of which a machine with many cores has many, are there already and do not count."""
+    memory = MEMORY_BYTES
+    with contextlib.suppress(OSError):
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5])
+        memory += pages * resource.getpagesize()
     for kind, soft, hard in (
         (resource.RLIMIT_CORE, 0, 0),
         (resource.RLIMIT_CPU, PROCESSOR_S, PROCESSOR_S + 5),  # by a signal of its own, which no want of memory sends
-        (resource.RLIMIT_DATA, MEMORY_BYTES, MEMORY_BYTES),
+        (resource.RLIMIT_DATA, memory, memory),
     ):
         with contextlib.suppress(ValueError, OSError):  # a lower bound is there already
             resource.setrlimit(kind, (soft, hard))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -34,10 +33,7 @@ async def check_checkpoint(config: EngineConfig, command: Sequence[str] = COMMAN
     )
     with blocked_interrupts():
         process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # stacks of more threads would count as its memory
+            *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
         )
     try:
         async with asyncio.timeout(_WALL_S):
