@@ -9,6 +9,7 @@ import pytest
 
 from runahead.runtime.scheduler.rationing import Need, choose_victim, order_of_service, ration
 from runahead.runtime.scheduler.request import Request
+from runahead.runtime.scheduler.rows import RowPhase
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from runahead.runtime.wire.preparation import prepared_submit
 from tests.runtime.chain import Chain, make_chain
@@ -121,6 +122,25 @@ def test_a_row_that_left_for_a_caller_is_not_counted_as_evicted_for_want_of_bloc
         chain.turn_until(lambda handle=handle: handle - 1 in chain.finished(), limit=12)  # type: ignore[misc]
         ask(chain, "bob", handle, 2)
     assert not any(tracked.request.evictions for tracked in chain.engine.registry.all())
+
+
+def test_no_other_row_leaves_while_one_is_on_its_way() -> None:
+    clock = Clock()
+    chain = crowded(2, clock)
+    chain.turn()
+    scheduler = chain.engine.scheduler
+    leaves = scheduler.waiting.who_gives_way(float("inf"))
+    assert leaves is not None
+    scheduler.rows.phase[leaves.row_slot] = RowPhase.LEAVING
+    assert scheduler.waiting.who_gives_way(float("inf")) is None
+
+
+def test_the_queue_is_in_the_order_of_turns() -> None:
+    chain = make_chain(1, max_rows=1)
+    for handle, caller, length in ((1, "alice", 3), (2, "alice", 3), (3, "alice", 3), (4, "bob", 9), (5, "bob", 3)):
+        ask(chain, caller, handle, 40, length=length)
+    chain.turn_until(lambda: 1 in chain.admitted())
+    assert [one.request_id for one in chain.engine.scheduler.waiting] == ["bob/4", "alice/2", "alice/3", "bob/5"]
 
 
 def test_a_caller_s_last_row_leaves_for_nobody() -> None:
