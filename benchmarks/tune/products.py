@@ -53,6 +53,7 @@ _HEAD: Final = 100_000  # outputs from here on: a head
 _MOST_TILES: Final = 1024
 _FEW: Final = 64  # rows of the batch that a program takes
 _LEAST_TILE: Final = 16  # outputs of a program on the matrix units
+_TILES_OF_WARPS: Final = {1: (16, 32), 2: (32, 64), 4: (16, 32, 64, 128), 8: (64, 128)}  # outputs of a program
 _BUSY: Final = 60  # programs, at least, where there can be so many
 
 
@@ -77,7 +78,13 @@ def rows_candidates(product: LayerProduct, columns: int) -> Iterator[Tiling]:
     halves = 2 if epilogue == GATED else 1
     taken_of = (columns,) if columns < 32 else (columns, columns // 2)
     for tile, block, splits, stages, warps, held, taken in itertools.product(
-        (16, 32, 64, 128), (64, 128, 256, 512), (1, 2, 3, 4, 6, 7, 8), (1, 3, 4, 5, 6), (4, 8), (False, True), taken_of
+        (16, 32, 64, 128),
+        (64, 128, 256, 512),
+        (1, 2, 3, 4, 6, 7, 8),
+        (1, 2, 3, 4, 5, 6, 7, 10),
+        (1, 2, 4, 8),
+        (False, True),
+        taken_of,
     ):
         if depth % (splits * block) or tile // halves < 8 or (outputs * splits * columns > SPLIT_WORDS and splits > 1):
             continue
@@ -89,7 +96,7 @@ def rows_candidates(product: LayerProduct, columns: int) -> Iterator[Tiling]:
             continue
         if outputs < _HEAD and not min(_BUSY, outputs // _LEAST_TILE) <= programs <= (600 if splits > 1 else 1100):
             continue
-        if (warps == 8 and tile < 64) or (tile == 16 and (taken > 16 or block < 128)):
+        if tile not in _TILES_OF_WARPS[warps] or (tile == 16 and (taken > 16 or block < 128)):
             continue
         if held and tile * block * 2 > 32 * warps * 128 * 4:
             continue
