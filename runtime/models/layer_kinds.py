@@ -30,12 +30,6 @@ def layer_kinds(layers: Sequence[Layer]) -> tuple[LayerKind, ...]:
     return tuple(LayerKind(count, *kind) for kind, count in kinds.items())
 
 
-def enqueued_layers(layers: Sequence[Layer]) -> int:
-    """How many layers of a dense model a host takes as long for, where it enqueues kernel by kernel: one with experts
-    has about twice the kernels."""
-    return sum(2 if isinstance(layer.feed_forward, Experts) else 1 for layer in layers)
-
-
 def _kind(layer: Layer) -> tuple[str, int, str, ExpertCounts | None]:
     """The fields of a `LayerKind` after its count."""
     mixer, feed_forward = layer.mixer, layer.feed_forward

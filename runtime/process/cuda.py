@@ -10,7 +10,7 @@ import msgspec
 import structlog
 import torch
 
-from runahead.cuda_graphs.buckets import buckets_for
+from runahead.cuda_graphs.buckets import MOST_FORWARD_TOKENS, buckets_for
 from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings, free_bytes
 from runahead.cuda_graphs.rings import RingLayout, RingMemory, ring_bytes
 from runahead.runtime.checkpoint import Checkpoint
@@ -18,9 +18,7 @@ from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.models import weights
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
-from runahead.runtime.models.draft_model import read_by_a_step
 from runahead.runtime.models.head_files import HeadFiles
-from runahead.runtime.models.layer_kinds import enqueued_layers
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import KeptBytes, weight_bytes
 from runahead.runtime.process.drafting_files import drafting_files, kept_by_drafter, kept_with_drafter
@@ -42,7 +40,7 @@ from runahead.runtime.process.parts import (
 )
 from runahead.runtime.process.pool_fit import TRIAL_BLOCKS, Needs, PoolFit, overhead, room_for_weights
 from runahead.runtime.process.progress import Progress
-from runahead.runtime.process.sizes import Gpu, forward_tokens
+from runahead.runtime.process.sizes import Gpu
 from runahead.runtime.programs.triton import (
     NoExactKernelsError,
     TritonProgram,
@@ -199,7 +197,7 @@ class _Maker:
             is_trial=is_trial,
             masked=self.masks is not None,
             forced_rows=FORCED_ROWS if self.head is not None and self.forced else 0,
-            forward_tokens=forward_tokens(enqueued_layers(self.model.weights.layers), read_by_a_step(self.model)),
+            forward_tokens=MOST_FORWARD_TOKENS,
         )
         if not is_trial:
             try:

@@ -25,8 +25,6 @@ _MOST_TOKENS: Final = 8192
 _CHUNK: Final = 2048
 _LEAST_ROWS: Final = 8
 _LEAST_TOKENS: Final = 512  # up to which a launch with prompts is one graph
-# A layer's numbers, times query tokens, that a GPU takes about as long for as the host to enqueue a layer's kernels.
-_TOKENS_AND_NUMBERS: Final = 120_000_000_000
 # A launch carries _MOST_TOKENS on a GPU with that much memory or more, for weights of that many bytes or less. A
 # smaller GPU is taken for slower, and larger weights for more work a token.
 _FULL_MEMORY: Final = 64 * GIB
@@ -100,13 +98,6 @@ def with_sizes(config: EngineConfig, machine: Gpu | Cpu, model: ModelSize) -> tu
     if asked and found:
         why += "; set: " + ", ".join(asked)
     return msgspec.structs.replace(config, **sizes), why
-
-
-def forward_tokens(layers: int, numbers: int) -> int:
-    """Query tokens, at most, of a launch with prompts in which a GPU would wait for the host, if its F came kernel by
-    kernel: its F is better a graph. layers: of the model, as `enqueued_layers` counts them. numbers: of its weights
-    that a token meets."""
-    return _TOKENS_AND_NUMBERS * layers // max(1, numbers)
 
 
 def _on_a_cpu(cpu: Cpu, model: ModelSize) -> dict[str, int]:

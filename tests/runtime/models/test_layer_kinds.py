@@ -11,7 +11,7 @@ import pytest
 
 from runahead.runtime.checkpoint import open_checkpoint
 from runahead.runtime.kernels.layer_products import layers_to_meet, products_of
-from runahead.runtime.models.layer_kinds import enqueued_layers, layer_kinds
+from runahead.runtime.models.layer_kinds import layer_kinds
 from runahead.runtime.models.read_config import load_config, parse_config
 from runahead.runtime.models.registry import ARCHITECTURES
 from runahead.runtime.models.weights import described
@@ -41,11 +41,6 @@ def test_an_expert_that_every_token_gets_is_counted_by_itself() -> None:
     kinds = kinds_of("Qwen3-Next 80B-A3B")
     assert [(kind.mixer, kind.count) for kind in kinds] == [("gated_delta", 36), ("attention", 12)]
     assert {kind.experts for kind in kinds} == {ExpertCounts(512, 10, 1)}
-
-
-@pytest.mark.parametrize(("name", "layers"), [("Qwen3 0.6B", 28), ("Mixtral 8x7B", 64), ("GLM-4.5", 3 + 2 * 89)])
-def test_a_layer_with_experts_is_enqueued_as_two(name: str, layers: int) -> None:
-    assert enqueued_layers(described(parse_config(PUBLIC[name], ())).layers) == layers
 
 
 def test_a_layer_that_is_half_of_one_says_which_half() -> None:

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from runahead.runtime import models
 from runahead.runtime.process.assemble import assemble
-from runahead.runtime.process.sizes import GIB, NAMES, Cpu, Gpu, ModelSize, forward_tokens, with_sizes
+from runahead.runtime.process.sizes import GIB, NAMES, Cpu, Gpu, ModelSize, with_sizes
 from runahead.runtime.wire.engine_config import EngineConfig, check_config
 
 BUNDLED = Path(models.__path__[0]) / "bundled"
@@ -165,19 +165,3 @@ def test_a_start_says_what_was_chosen_and_why() -> None:
     assert (prompts.chunk, prompts.launch, prompts.queued, prompts.why) == (128, 256, 512, said["why"])
     assert parts.scheduler.limits.max_prefill_tokens == 256
     assert parts.scheduler.ledger.run_ahead_tokens == 512
-
-
-@pytest.mark.parametrize(
-    ("layers", "numbers", "least", "most"),
-    [
-        (32, 7_505_000_000, 448, 512),  # 8B: launches that are no graph keep the device busy
-        (28, 596_000_000, 5000, 6000),
-        (96, 3_000_000_000, 3600, 4000),  # 30B-A3B: of its experts a token meets few, and they are many kernels
-        (80, 70_000_000_000, 100, 200),
-        (2, 0, 1 << 30, 1 << 40),
-    ],
-)
-def test_small_models_of_many_layers_have_larger_launches_in_graphs(
-    layers: int, numbers: int, least: int, most: int
-) -> None:
-    assert least <= forward_tokens(layers, numbers) <= most
