@@ -29,6 +29,7 @@ def chain_facts(
         "ring_slots": device.rings.layout.slots,
         "prefill_chunk": limits.prefill_chunk,
         "max_prefill_tokens": limits.max_prefill_tokens,
+        "mixed_prefill_tokens": limits.mixed_prefill_tokens,
         "max_rows": scheduler.rows.max_rows,
         "context_length": limits.context_length,
         "blocks": pool.total,

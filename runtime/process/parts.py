@@ -306,6 +306,7 @@ def make_scheduler(
         eos_token_ids=model.eos_token_ids,
         prefill_chunk=config.prefill_chunk,
         max_prefill_tokens=config.max_prefill_tokens,
+        mixed_prefill_tokens=config.mixed_prefill_tokens or config.max_prefill_tokens,
         plan_words=PLAN_WORDS,
         bulk_words=ring_layout(config, model, context, forced).bulk_words,
         penalty_slots=config.penalty_slots,
@@ -363,7 +364,11 @@ def engine_info(made: MadeOnDevice, context: int, checkpoint: Checkpoint) -> Eng
         drafter=config.drafter,
         draft_parameters=made.draft_parameters,
         prompt_launches=PromptLaunches(
-            config.prefill_chunk, config.max_prefill_tokens, config.run_ahead_tokens, made.why_sizes
+            config.prefill_chunk,
+            config.max_prefill_tokens,
+            config.run_ahead_tokens,
+            made.why_sizes,
+            config.mixed_prefill_tokens or config.max_prefill_tokens,
         ),
     )
 

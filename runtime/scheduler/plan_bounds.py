@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,6 +27,7 @@ class SchedulerLimits:
     snapshots: of states, that there is room for. snapshot_tokens: from one border with a snapshot to the next.
     admissions: rows that may begin with one launch: to make their records takes the loop's time, which is everybody's.
     patience_s: how long a caller waits without a row before a row of another one leaves.
+    mixed_prefill_tokens: prompt tokens that a launch may carry while rows decode in it, unless they are one chunk.
     """
 
     context_length: int
@@ -48,6 +50,7 @@ class SchedulerLimits:
     snapshot_tokens: int = 0
     admissions: int = 8
     patience_s: float = 1.0
+    mixed_prefill_tokens: int = sys.maxsize
 
     @property
     def finds_prefixes(self) -> bool:

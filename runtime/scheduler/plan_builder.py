@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,15 +19,24 @@ class PlanBuilder:
     """One launch's plan in the making.
 
     plan_words, bulk_words: int32 words of the two slots. max_prefill_tokens: prompt tokens a launch may carry.
+    mixed_prefill_tokens: the same where rows decode in it; one chunk may be longer.
     prompts_owed: requests, and those of their chunks that leave log-probabilities of the prompt.
     """
 
-    def __init__(self, number: int, plan_words: int, bulk_words: int, max_prefill_tokens: int) -> None:
+    def __init__(
+        self,
+        number: int,
+        plan_words: int,
+        bulk_words: int,
+        max_prefill_tokens: int,
+        mixed_prefill_tokens: int = sys.maxsize,
+    ) -> None:
         self.number = number
         self._drafts = self._guesses = 0
         self._plan_words = plan_words
         self._bulk_words = bulk_words
-        self._prefill_left = max_prefill_tokens
+        self._prefill_left = self._longest_chunk = max_prefill_tokens
+        self._mixed_prefill_tokens = mixed_prefill_tokens
         self._decode = NO_SLOTS
         self._appends: list[tuple[int, int, int]] = []
         self._chunks: list[Chunk] = []
@@ -51,7 +61,7 @@ class PlanBuilder:
         """Room for a chunk of `tokens`, its `blocks` and, where there is one, the admission record of its row?"""
         words = 1 + CHUNK_WORDS + APPEND_WORDS * blocks + (1 if record_words else 0)
         return (
-            tokens <= self._prefill_left
+            tokens <= (self._prefill_left if self._chunks else self._longest_chunk)
             and tokens + 1 + record_words <= self._bulk_words  # one for the chunk's target
             and words <= self._words_left(self.rows)
         )
@@ -64,6 +74,8 @@ class PlanBuilder:
         """Rows that go on decoding. drafts: query tokens of one of them, in addition to its newest token, at most.
         guesses: of these, those that the drafter may make."""
         self._decode, self._drafts, self._guesses = slots, drafts, guesses
+        if slots.size:
+            self._prefill_left = min(self._prefill_left, self._mixed_prefill_tokens)
 
     def drop_drafts(self) -> NDArray[np.int32]:
         """Rows go on decoding without drafts: which ones. [n]"""

@@ -256,12 +256,8 @@ class Scheduler:
 
     def _builder(self, number: int) -> PlanBuilder:
         limits = self.limits
-        return PlanBuilder(
-            number,
-            limits.plan_words,
-            limits.bulk_words,
-            min(limits.max_prefill_tokens, self.ledger.prompt_room),
-        )
+        tokens = min(limits.max_prefill_tokens, self.ledger.prompt_room)
+        return PlanBuilder(number, limits.plan_words, limits.bulk_words, tokens, limits.mixed_prefill_tokens)
 
     def _share_out(self, crossing: NDArray[np.int64], wanted: NDArray[np.int64], chunks: NDArray[np.int64]) -> None:
         """Decide which rows wait for blocks, and whether one gives up its own."""

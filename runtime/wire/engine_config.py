@@ -93,6 +93,15 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_prefill_tokens: Annotated[
         int, Meta(ge=FOUND_OUT, le=1 << 15, description="prompt tokens a launch may carry; 0: by device and model")
     ] = FOUND_OUT
+    mixed_prefill_tokens: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1 << 15,
+            description="prompt tokens that a launch may carry while rows decode in it, unless they are one chunk; "
+            "0: as many as any launch",
+        ),
+    ] = 0
     prefix_cache: Annotated[bool, Meta(description="prompts share the KV blocks of prefixes computed before")] = True
     state_snapshots: Annotated[
         int,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from runahead.runtime.wire import messages as m
+from runahead.runtime.wire import prompt_launches
 from runahead.service.contract.limits import LIMITS
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.service.structures.structures import why_none
@@ -76,18 +77,23 @@ def model_info(
             row_state_bytes=info.state_bytes,
             drafter=info.drafter,
             draft_parameters=info.draft_parameters,
-            prompt_launches=PromptLaunches(
-                chunk_tokens=info.prompt_launches.chunk,
-                launch_tokens=info.prompt_launches.launch,
-                queued_tokens=info.prompt_launches.queued,
-                why=info.prompt_launches.why,
-            ),
+            prompt_launches=_prompt_launches(info.prompt_launches),
             state_snapshots=info.snapshots,
             state_snapshot_blocks=info.snapshot_blocks,
         ),
         server_id=server_id,
         layers=[_layer_kind(kind) for kind in info.layers],
         drafters=info.drafters,
+    )
+
+
+def _prompt_launches(launches: prompt_launches.PromptLaunches) -> PromptLaunches:
+    return PromptLaunches(
+        chunk_tokens=launches.chunk,
+        launch_tokens=launches.launch,
+        queued_tokens=launches.queued,
+        why=launches.why,
+        mixed_tokens=launches.mixed,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -349,12 +350,14 @@ def make_chain(
     admissions: int = 512,
     drafts: int = 0,
     forced_drafts: int = 0,
+    mixed_prefill_tokens: int = sys.maxsize,
     **engine_options: Any,
 ) -> Chain:
     """A chain of the given depth; 0 is serial.
 
     ring_slots: run_ahead + 2 unless a test wants too few. counters_from: launches and epochs begin after this number.
     admissions: rows that may begin with one launch. drafts, forced_drafts: of a row, and of one with a grammar.
+    mixed_prefill_tokens: see `SchedulerLimits`.
     engine_options: more of those of `Engine`.
     """
     rings = _rings(ring_slots or run_ahead + 2, plan_words, max_rows, max_prefill_tokens, max(drafts, forced_drafts))
@@ -370,20 +373,15 @@ def make_chain(
     )
     device = device_type(program, rings, schedule, launched=counters_from)
     limits = SchedulerLimits(
-        context_length,
-        VOCAB,
-        eos,
-        prefill_chunk,
-        max_prefill_tokens,
-        plan_words,
-        BULK_WORDS,
+        context_length, VOCAB, eos, prefill_chunk, max_prefill_tokens, plan_words, BULK_WORDS,
         penalty_slots=penalty_slots,
         prefix_cache=prefix_cache,
         drafts=drafts,
         forced_drafts=forced_drafts,
         history=drafts > 0,
         admissions=admissions,
-    )
+        mixed_prefill_tokens=mixed_prefill_tokens,
+    )  # fmt: skip
     ledger = WatchedLedger(run_ahead, run_ahead_tokens, counters_from)
     rows = Rows(max_rows, MAX_STOP_IDS, context_length, epoch=counters_from)
     scheduler = Scheduler(limits, rows, BlockPool(num_blocks, block_size), ledger)

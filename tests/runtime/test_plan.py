@@ -226,6 +226,24 @@ def test_whatever_the_builder_says_fits_can_be_staged() -> None:
 
 
 @pytest.mark.parametrize(
+    ("decoding", "chunks", "fits"),
+    [
+        (0, (30,), 34),  # no row decodes: up to max_prefill_tokens
+        (2, (), 64),  # one chunk may be as long as any launch
+        (2, (5,), 11),
+        (2, (16,), 0),
+    ],
+)
+def test_beside_rows_that_decode_several_chunks_are_shorter(decoding: int, chunks: tuple[int, ...], fits: int) -> None:
+    builder = PlanBuilder(1, 256, 1024, 64, mixed_prefill_tokens=16)
+    builder.decode(np.arange(decoding, dtype=np.int32))
+    for slot, count in enumerate(chunks, 100):
+        assert builder.fits(count, 1, 0)
+        builder.chunk(Chunk(slot, 0, np.zeros(count, np.int32), True))
+    assert builder.fits(fits, 1, 0) and not builder.fits(fits + 1, 1, 0)
+
+
+@pytest.mark.parametrize(
     ("last_slots", "last_samples", "changed"),
     [([2, 4], [True, True], False), ([2, 4], [True, False], True), ([2, 5], [True, True], True), ([2], [True], True)],
     ids=["the same rows", "one was not sampled", "another row", "a row more"],

@@ -164,6 +164,7 @@ class _Author:
             prefix_cache=dice.random() < 0.85,
             log_interval=dice.choice((0, 0, 1, 3, 7)),
             log_mode=dice.choice((LogMode.EVENTS, LogMode.BARRIER)),
+            **({"mixed_prefill_tokens": prefill_chunk} if self.seed % 4 == 1 else {}),
             **(snapshots_of(self.seed) if mode in STATES else {}),
             **self._times(),
         )

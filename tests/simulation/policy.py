@@ -93,7 +93,13 @@ class HeldToItsWord(Scheduler):
     def plan(self) -> Planned | None:
         self.may_decode = self.rows.decoding().size
         self.prompts = int(np.count_nonzero(self.rows.phase == RowPhase.PREFILL))
-        return super().plan()
+        planned = super().plan()
+        if planned is not None:
+            chunks = [chunk.tokens.size for chunk in planned.plan.chunks]
+            decodes = planned.plan.rows.size > len(chunks)
+            most = self.limits.mixed_prefill_tokens if decodes else self.limits.max_prefill_tokens
+            assert len(chunks) < 2 or sum(chunks) <= most, "a launch carries more prompt tokens than it may"
+        return planned
 
     def _continued(self) -> Planned | None:
         """A plan of a course is the plan that the columns ask for: it has every row, none of them beside a row that

@@ -36,6 +36,12 @@ OTHERS = {
 }
 
 
+@pytest.mark.parametrize(("asked", "found"), [(0, 256), (64, 64), (300, 300)])
+def test_a_launch_in_which_rows_decode_may_carry_what_was_set_or_as_much_as_any(asked: int, found: int) -> None:
+    config = msgspec.structs.replace(CONFIG, mixed_prefill_tokens=asked)
+    assert make_scheduler(config, small_config(), 200, 2048).limits.mixed_prefill_tokens == found
+
+
 @pytest.mark.parametrize("name", READ)
 def test_a_setting_is_what_the_chain_works_with(name: str) -> None:
     model = small_config(max_position_embeddings=2048)

@@ -200,3 +200,38 @@ def test_no_call_of_a_launch_would_wait_for_the_device_and_the_tokens_are_the_sa
     assert device.most <= 700
     assert (device.most >= 600) == (run_ahead > 0), "one runs and one is queued"
     assert (chain.engine.stats().held_back > 0) == (run_ahead > 1), "a third would have been queued"
+
+
+@pytest.mark.parametrize(("mixed", "most"), [(8, 8), (20, 20), (64, 48)])
+def test_prompts_beside_rows_that_decode_are_spread_over_launches(mixed: int, most: int) -> None:
+    chain = make_chain(2, schedule=no_step, max_prefill_tokens=64, prefill_chunk=8, mixed_prefill_tokens=mixed)
+    chain.submit(1, [3] * 4, max_tokens=100, ignore_eos=True)
+    chain.turn_until(lambda: chain.tokens())
+    for handle in range(2, 8):
+        chain.submit(handle, [handle] * 8, max_tokens=2, ignore_eos=True)
+    found = prompt_tokens_of_launches(chain)
+    assert max(found) == min(mixed // 8 * 8, most)
+    assert sum(found) == 48
+
+
+def test_prompts_alone_fill_a_launch_whatever_they_may_beside_others() -> None:
+    chain = make_chain(2, schedule=no_step, max_prefill_tokens=64, prefill_chunk=8, mixed_prefill_tokens=8)
+    for handle in range(1, 7):
+        chain.submit(handle, [handle] * 8, max_tokens=1, ignore_eos=True)
+    assert max(prompt_tokens_of_launches(chain)) == 48
+
+
+def prompt_tokens_of_launches(chain: Chain) -> list[int]:
+    """Prompt tokens of each launch, until all requests but the first have ended."""
+    found: list[int] = []
+    make = chain.engine.scheduler.plan
+
+    def plan() -> Any:
+        planned = make()
+        if planned is not None and planned.plan.chunks:
+            found.append(sum(chunk.tokens.size for chunk in planned.plan.chunks))
+        return planned
+
+    chain.engine.scheduler.plan = plan  # type: ignore[method-assign]
+    chain.run()
+    return found
