@@ -13,15 +13,16 @@ from runahead.runtime.scheduler.rows import RowPhase, Rows
 class Callers:
     """Callers with a request that waits or has a row.
 
-    A caller that comes begins with as many tokens as the one that was served least, so that nobody saves up turns.
-    by_slot: whose row each slot is.
+    Tokens count while callers wait beside each other. A caller of which nothing waited begins with the tokens of the
+    waiting caller that was served least, and where nothing waits all callers begin anew: nobody saves up turns while
+    it has all the rows that it asks for. by_slot: whose row each slot is.
     """
 
     def __init__(self, rows: Rows, by_slot: list[Request | None]) -> None:
         self._rows = rows
         self._by_slot = by_slot
         self._requests = Counter[str]()  # of each caller
-        self._served: dict[str, int] = {}  # tokens of its rows that have ended
+        self._served: dict[str, int] = {}  # of each: with the tokens of its rows, those that it was served
         self._counted: Counter[str] = Counter()  # see `rows`
         self._counted_at = -1
 
@@ -31,8 +32,17 @@ class Callers:
 
     def enter(self, caller: str) -> None:
         """A request of the caller is queued."""
-        if caller not in self._requests:
-            self._served[caller] = min(self.served(self._requests).values(), default=0)
+        if self._requests.keys() - {caller}:
+            rows = Counter(one.caller for one in self._by_slot if one is not None)
+            waiting = [one for one, requests in self._requests.items() if requests > rows[one]]
+            if not waiting:
+                served = self.served(self._requests)
+                self._served = {one: self._served[one] - served[one] for one in self._requests}
+            elif caller not in waiting:
+                own = self.served([caller])[caller] if caller in self._requests else 0
+                lifted = max(own, min(self.served(waiting).values()))
+                self._served[caller] = self._served.get(caller, 0) + lifted - own
+        self._served.setdefault(caller, 0)
         self._requests[caller] += 1
 
     def leave(self, caller: str) -> None:
@@ -46,7 +56,7 @@ class Callers:
         self._served[request.caller] += self._tokens_of(request)
 
     def served(self, callers: Iterable[str]) -> dict[str, int]:
-        """Tokens that rows of these callers have computed, prompts too, and those of the rows that they have now."""
+        """Tokens that rows of these callers have computed for the first time, prompts too, since they count."""
         found = {caller: self._served[caller] for caller in callers}
         for request in self._by_slot:
             if request is not None and request.caller in found:
@@ -76,4 +86,8 @@ class Callers:
         return [request.row_slot for request in found]
 
     def _tokens_of(self, request: Request) -> int:
-        return int(self._rows.committed_len[request.row_slot]) - request.begun_at
+        rows, slot = self._rows, request.row_slot
+        computed = int(rows.least_len[slot])
+        if computed >= rows.known_len[slot]:  # past its prompt
+            computed = int(rows.committed_len[slot])
+        return max(0, computed - request.begun_at)

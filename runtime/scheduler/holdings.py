@@ -78,7 +78,7 @@ class Holdings:
             self.pool.share(hit.blocks)
         request.blocks = hit.blocks[:]
         request.shared = request.registered = len(hit.blocks)
-        request.begun_at = len(hit.blocks) * self.pool.block_size
+        request.begun_at = max(request.begun_at, len(hit.blocks) * self.pool.block_size, request.computed)
         request.begins_as = hit.snapshot
         if hit.snapshot != NO_SNAPSHOT:
             self.snapshots.begin_with(hit.snapshot)

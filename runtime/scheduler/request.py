@@ -45,7 +45,7 @@ class Request:
     submitted_s: when it came, on the engine's clock.
     evictions: how often it gave up its row and its blocks for want of blocks.
     gives_way: its row was told to leave for a caller that has none.
-    begun_at: of its tokens, those that its row found in the prefix cache.
+    begun_at: of its tokens, those that its row found in the prefix cache or that a row of it had computed before.
     computed: of its tokens, those that had been through the model when it did so last.
     next_prompt_logprob: place in the prompt of the next token whose log-probability is to be sent.
     last_token_s: when its last token before its last eviction was sent, on the engine's clock. NaN: it had none.

@@ -7,19 +7,21 @@ looks at all of them. What is known of the first one's cached prefix is kept fro
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace, merge
 from operator import attrgetter
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from runahead.runtime.memory.prefix_cache import Hit, PrefixWalk
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.scheduler.holdings import Holdings
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
-from runahead.runtime.scheduler.rationing import order_of_service
+from runahead.runtime.scheduler.rationing import ServiceKey, order_of_service
 from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import RowPhase
 
@@ -68,6 +70,7 @@ class WaitingQueue:
         self._first: Request | None = None  # see `first`
         self._first_at = (-1, -1, False)
         self._changes = 0  # grows with each request that comes or goes
+        self._without_row: dict[str, float] = {}  # see `who_gives_way`
 
     def __len__(self) -> int:
         return self._count
@@ -131,19 +134,23 @@ class WaitingQueue:
             else:
                 heapreplace(heads, (_turn_of(following, True, served[request.caller]), following, requests))
 
-    def who_gives_way(self, before_s: float) -> Request | None:
+    def who_gives_way(self, now_s: float, patience_s: float) -> Request | None:
         """The row that has to leave for the request whose turn it is: the youngest one of the caller that holds most.
 
-        None where the request came later than this, on the engine's clock, its caller has a row, there is room or some
-        is coming, or no caller of this precedence or a lower one has two rows.
+        None where the request's caller has a row, or has lacked one for less than patience_s; where there is room, or
+        some is coming; where no caller of this precedence or a lower one has two rows; and where the request would lack
+        blocks if all rows left that may. It is asked in every turn, at now_s on the engine's clock.
         """
         held = self._holdings
-        if not held.callers.are_several:
+        if not held.callers.are_several or not self._lines:
+            self._without_row = {}
             return None
         rows = held.callers.rows()
+        lacking = self._without_row
+        self._without_row = {caller: lacking.get(caller, now_s) for caller in self._lines if not rows[caller]}
         heads = (self.first(), next(iter(self), None))  # the second may lack a penalty slot
         request = next((one for one in heads if one is not None and not rows[one.caller]), None)
-        if request is None or request.submitted_s > before_s:
+        if request is None or self._without_row[request.caller] > now_s - patience_s:
             return None
         if max(rows.values(), default=0) < 2:
             return None
@@ -161,7 +168,33 @@ class WaitingQueue:
             and one.precedence <= request.precedence
             and (one.sampling.has_penalty or not lacks_penalty_slot)
         ]
-        return max(others, key=lambda one: (rows[one.caller], order[one]), default=None)
+        if not others or not self._finds_room(request, self._staying(order, others)):
+            return None
+        return max(others, key=lambda one: (rows[one.caller], order[one]))
+
+    def _staying(self, order: Mapping[Request, ServiceKey], leaving: Sequence[Request]) -> list[Request]:
+        """The rows that stay if these leave, the youngest first, as long as their callers keep a row. order: of all."""
+        staying, may_leave, rows = list[Request](), set(leaving), Counter(self._holdings.callers.rows())
+        for one in sorted(order, key=order.__getitem__, reverse=True):
+            if one in may_leave and rows[one.caller] > 1:
+                rows[one.caller] -= 1
+            else:
+                staying.append(one)
+        return staying
+
+    def _finds_room(self, request: Request, staying: Sequence[Request]) -> bool:
+        """The request has all the blocks that it needs where only these rows run. Its cached prefix is looked up for
+        that; until all of it is, False."""
+        pool, taken = self._holdings.pool, np.zeros(self._holdings.pool.total + 1, np.bool_)
+        for one in staying:
+            taken[np.asarray(one.blocks)] = True
+        soon, at_most = self._needs_of(np.array([one.row_slot for one in staying], np.int64))
+        missing = self._needed_beside(request, soon, at_most) - (pool.total - int(np.count_nonzero(taken)))
+        if missing <= 0:
+            return True
+        if request is self.first() and self._walk_of(request).look(_LOOKED_AT):
+            missing -= int(np.count_nonzero(taken[np.asarray(self._walk_of(request).hit.blocks)]))
+        return missing <= 0
 
     def _is_looking(self) -> bool:
         """There is room for the first request, whose cached prefix is not looked up to its end."""
@@ -185,12 +218,17 @@ class WaitingQueue:
         if found is None:
             return None
         request, needed = found
+        walk = self._walk_of(request)
+        if not walk.look(_LOOKED_AT):
+            return None
+        hit = walk.hit
+        return None if needed - len(hit.blocks) > pool.available - hit.unheld else (request, hit)
+
+    def _walk_of(self, request: Request) -> PrefixWalk:
+        """The search for the cached prefix of the request whose turn it is."""
         if self._walk is None or request is not self._looked_for:
             self._looked_for, self._walk = request, self._holdings.walk(request)
-        if not self._walk.look(_LOOKED_AT):
-            return None
-        hit = self._walk.hit
-        return None if needed - len(hit.blocks) > pool.available - hit.unheld else (request, hit)
+        return self._walk
 
     def look_further(self) -> bool:
         """Go on with the prefix that is not looked up to its end, if it keeps somebody waiting. False: none does."""
@@ -249,7 +287,10 @@ class WaitingQueue:
         more often it was evicted, the more of what it may become. A protected request needs room for itself and for all
         running rows at their longest.
         """
-        soon, at_most = self._needed_by_rows()
+        return self._needed_beside(request, *self._needed_by_rows())
+
+    def _needed_beside(self, request: Request, soon: int, at_most: int) -> int:
+        """The same beside rows that still need so many blocks: see `_needs_of`."""
         most = self._holdings.blocks_at_most(request)
         if request.is_protected:
             return most + at_most
@@ -262,10 +303,14 @@ class WaitingQueue:
         rows, pool = self._holdings.rows, self._holdings.pool
         now = rows.changes, pool.allocated_total
         if now != self._running_at:
-            running = ((rows.phase == _PREFILL) | (rows.phase == _DECODE)).nonzero()[0]
-            have, size = rows.num_blocks[running], pool.block_size
-            may_need = ceil_div(rows.max_len[running] - 1, size) - have  # the last token is never forwarded
-            soon = np.maximum(1, ceil_div(rows.known_len[running], size) - have)
-            self._running = sum(np.minimum(may_need, soon).tolist()), sum(may_need.tolist())
+            self._running = self._needs_of(((rows.phase == _PREFILL) | (rows.phase == _DECODE)).nonzero()[0])
             self._running_at = now
         return self._running
+
+    def _needs_of(self, running: NDArray[np.int64]) -> tuple[int, int]:
+        """Blocks that these rows still need: soon, and at most. [n]"""
+        rows, size = self._holdings.rows, self._holdings.pool.block_size
+        have = rows.num_blocks[running]
+        may_need = ceil_div(rows.max_len[running] - 1, size) - have  # the last token is never forwarded
+        soon = np.maximum(1, ceil_div(rows.known_len[running], size) - have)
+        return sum(np.minimum(may_need, soon).tolist()), sum(may_need.tolist())

@@ -23,7 +23,7 @@ def ask(
     chain: Chain, caller: str, handle: int, tokens: int, *, priority: int = 0, outranks: bool = False, length: int = 3,
     penalty: float = 0.0,
 ) -> None:  # fmt: skip
-    prompt = np.arange(length, dtype=np.int32) + 2 + handle
+    prompt = np.arange(length, dtype=np.int32) % 60 + 2 + handle
     stopping = StoppingParams(tokens, ignore_eos=True)
     chain.tell(
         prepared_submit(
@@ -48,6 +48,8 @@ def crowded(depth: int, clock: Clock, **options: Any) -> Chain:
     for _ in range(10):
         chain.turn()
     ask(chain, "bob", 17, 2)
+    chain.turn()
+    chain.turn()
     return chain
 
 
@@ -95,6 +97,7 @@ def test_a_caller_that_lacks_a_penalty_slot_gets_one_whatever_else_another_has_w
     chain.turn_until(lambda: len(chain.admitted()) == 4)
     ask(chain, "bob", 9, 2, penalty=0.5)
     chain.turn()
+    chain.turn()
     clock.pass_by(1.5)
     chain.turn_until(lambda: 9 in chain.finished(), limit=16)
 
@@ -121,6 +124,7 @@ def test_a_row_that_left_for_a_caller_is_not_counted_as_evicted_for_want_of_bloc
         clock.pass_by(1.5)
         chain.turn_until(lambda handle=handle: handle - 1 in chain.finished(), limit=12)  # type: ignore[misc]
         ask(chain, "bob", handle, 2)
+        chain.turn()
     assert not any(tracked.request.evictions for tracked in chain.engine.registry.all())
 
 
@@ -129,10 +133,11 @@ def test_no_other_row_leaves_while_one_is_on_its_way() -> None:
     chain = crowded(2, clock)
     chain.turn()
     scheduler = chain.engine.scheduler
-    leaves = scheduler.waiting.who_gives_way(float("inf"))
+    assert scheduler.waiting.who_gives_way(clock() + 0.5, 1.0) is None
+    leaves = scheduler.waiting.who_gives_way(clock() + 1.0, 1.0)
     assert leaves is not None
     scheduler.rows.phase[leaves.row_slot] = RowPhase.LEAVING
-    assert scheduler.waiting.who_gives_way(float("inf")) is None
+    assert scheduler.waiting.who_gives_way(clock() + 1.0, 1.0) is None
 
 
 def test_the_queue_is_in_the_order_of_turns() -> None:
@@ -150,6 +155,7 @@ def test_a_caller_s_last_row_leaves_for_nobody() -> None:
     ask(chain, "alice", 1, 60)
     chain.turn_until(lambda: 1 in chain.admitted())
     ask(chain, "bob", 2, 2)
+    chain.turn()
     chain.turn()
     clock.pass_by(5.0)
     chain.run()
@@ -201,10 +207,116 @@ def test_a_caller_that_outranks_another_keeps_its_rows() -> None:
     chain.turn_until(lambda: 2 in chain.admitted())
     ask(chain, "bob", 4, 2)
     chain.turn()
+    chain.turn()
     clock.pass_by(5.0)
     chain.run()
     assert list(chain.admitted()) == [1, 2, 3, 4]
     assert "evicted" not in chain.engine.stats().events
+
+
+def test_no_row_leaves_where_no_room_would_come_of_it() -> None:
+    """Alice has three rows; carol's one holds so much that bob's prompt fits beside none of alice's rows."""
+    clock = Clock()
+    chain = make_chain(1, max_rows=6, num_blocks=41, context_length=512, clock=clock)
+    size = chain.engine.scheduler.pool.block_size
+    ask(chain, "carol", 1, 40, length=14 * size)
+    for handle in (2, 3, 4):
+        ask(chain, "alice", handle, 40, length=2 * size)
+    chain.turn_until(lambda: len(chain.admitted()) == 4)
+    ask(chain, "bob", 5, 2, length=24 * size)
+    for _ in range(8):
+        chain.turn()
+        clock.pass_by(1.0)
+    assert "evicted" not in chain.engine.stats().events
+    chain.run()
+    assert sorted(chain.finished()) == [1, 2, 3, 4, 5]
+    assert "evicted" not in chain.engine.stats().events
+
+
+def test_a_row_leaves_for_a_prompt_of_which_the_rows_that_stay_hold_the_beginning() -> None:
+    clock = Clock()
+    chain = make_chain(1, max_rows=6, num_blocks=41, context_length=512, clock=clock)
+    size = chain.engine.scheduler.pool.block_size
+    ask(chain, "carol", 1, 70, length=24 * size)
+    chain.turn_until(lambda: chain.engine.scheduler.pool.findable >= 24)
+    for handle in (2, 3, 4):
+        ask(chain, "alice", handle, 70, length=3 * size)
+    chain.turn_until(lambda: len(chain.admitted()) == 4)
+    prompt = np.arange(28 * size, dtype=np.int32) % 60 + 3
+    chain.tell(
+        prepared_submit(
+            5, "bob/5", prompt, SamplingParams(seed=0), StoppingParams(2, ignore_eos=True), block_size=size,
+            caller="bob", outranks=False,
+        )
+    )  # fmt: skip
+    chain.turn()
+    chain.turn()
+    clock.pass_by(1.5)
+    chain.turn_until(lambda: 5 in chain.finished(), limit=40)
+    assert "evicted" in chain.engine.stats().events
+
+
+def test_a_caller_that_has_lost_its_last_row_waits_from_then_on() -> None:
+    clock = Clock()
+    chain = make_chain(1, max_rows=3, clock=clock)
+    ask(chain, "bob", 1, 100)
+    for handle in (2, 3):
+        ask(chain, "alice", handle, 100)
+    chain.turn_until(lambda: len(chain.admitted()) == 3)
+    clock.pass_by(9.0)
+    ask(chain, "carol", 4, 100, priority=1, outranks=True)
+    chain.turn()
+    scheduler = chain.engine.scheduler
+    lost = chain.engine.registry.by_id("bob/1")
+    assert lost is not None
+    scheduler.evict(lost.request)
+    chain.turn_until(lambda: 4 in chain.admitted())
+    chain.turn()
+    clock.pass_by(0.5)
+    chain.turn()
+    assert chain.engine.stats().events["evicted"].count == 1
+    clock.pass_by(0.75)
+    chain.turn()
+    assert chain.engine.stats().events["evicted"].count == 2
+
+
+@pytest.mark.parametrize("asking", [("alice", "bob"), ("bob", "alice")], ids="-".join)
+def test_a_caller_that_always_has_a_request_saves_up_no_turns(asking: tuple[str, str]) -> None:
+    """Alice has had a row all along, and was served little; bob was served much. Then both want more."""
+    chain = make_chain(1, max_rows=4, context_length=512)
+    ask(chain, "alice", 1, 400)
+    for place in range(12):
+        ask(chain, "bob", 2 + place, 60 if place < 9 else 5)
+    chain.turn_until(lambda: 13 in chain.admitted())
+    for place in range(12):
+        ask(chain, asking[0], 20 + place, 10)
+    for place in range(12):
+        ask(chain, asking[1], 40 + place, 10)
+    chain.run()
+    order = [asking[handle // 40] for handle in finished(chain) if handle >= 20]
+    assert 4 <= order[:12].count("alice") <= 6
+
+
+def test_a_prefill_that_is_computed_again_is_charged_once() -> None:
+    chain = make_chain(1, max_rows=2, num_blocks=200, prefix_cache=False)
+    scheduler = chain.engine.scheduler
+    ask(chain, "alice", 1, 30, length=100)
+    ask(chain, "bob", 2, 30)
+    served = list[int]()
+
+    def look() -> int:
+        served.append(scheduler.holdings.callers.served(["alice"])["alice"])
+        return served[-1]
+
+    chain.turn_until(lambda: 1 in chain.admitted() and look() > 0)
+    assert served[-1] < 100
+    tracked = chain.engine.registry.by_id("alice/1")
+    assert tracked is not None
+    scheduler.evict(tracked.request)
+    chain.turn_until(lambda: look() >= 101)
+    assert max(served) <= 104
+    assert served == sorted(served)
+    assert scheduler.tally.counters["recomputed_tokens"]
 
 
 def request(order: int, caller: str, priority: int = 0, *, outranks: bool = False, evictions: int = 0) -> Request:
