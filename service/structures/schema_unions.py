@@ -121,6 +121,8 @@ def _branches_exclude(union: dict[str, Any], other: dict[str, Any], root: Any, d
 
 def _conditions(schema: Any, root: Any, depth: int) -> Iterator[Any]:
     """Schemas that a value must match all of: this one, what it refers to, and those of its `allOf`."""
+    if isinstance(schema, dict) and schema.get("nullable") is True:
+        schema = add_null({key: value for key, value in schema.items() if key != "nullable"})
     yield schema
     if not isinstance(schema, dict) or depth > _DEEPEST:
         return

@@ -39,6 +39,9 @@ OVERLAPPING: list[dict[str, Any]] = [
     {"oneOf": [{"properties": {"kind": {"const": 1}}}, {"properties": {"kind": {"const": 2}}}]},
     {"$defs": {"a": {"oneOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}}, "$ref": "#/$defs/a"},
     {"oneOf": [{"$ref": "#/$defs/none"}, {"type": "null"}]},
+    {"oneOf": [{"type": "integer", "nullable": True}, {"type": "string", "nullable": True}]},
+    {"oneOf": [{"const": 1, "nullable": True}, {"type": "null"}]},
+    {"oneOf": [{"$ref": "#/$defs/a", "nullable": True}, {"type": "null"}], "$defs": {"a": {"type": "string"}}},
 ]
 
 
@@ -108,6 +111,7 @@ def test_a_discriminator_that_says_more_than_the_branches_is_refused(schema: Any
         {"const": "a"},
         {"$ref": "#/$defs/a", "$defs": {"a": {"type": "boolean"}}},
         {"oneOf": [{"const": 1}, {"const": 2}]},
+        {"oneOf": [{"type": "integer", "maximum": 3, "minimum": 1}, {"type": "boolean"}]},
         {"type": "string", "format": "ipv4"},
     ],
     ids=json.dumps,
