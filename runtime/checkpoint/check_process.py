@@ -16,7 +16,8 @@ from typing import Final
 import msgspec
 
 from runahead.runtime.checkpoint.errors import CheckpointError
-from runahead.runtime.checkpoint.places import check_files, open_head
+from runahead.runtime.checkpoint.places import check_files, open_checkpoint, open_head
+from runahead.runtime.checkpoint.tokenizer_size import size_of_tokenizer
 from runahead.runtime.parent_death import signal_at_parents_death
 
 PROCESSOR_S: Final = 60
@@ -25,25 +26,27 @@ MEMORY_BYTES: Final = 2 << 30  # beside files that are mapped
 
 class CheckOrder(msgspec.Struct, frozen=True):
     """model: its path. draft_model, draft_head: the path of one that drafts, or none. has_weights: weights are asked
-    for."""
+    for. has_tokenizer: the tokenizer is used."""
 
     model: str
     draft_model: str = ""
     draft_head: str = ""
     has_weights: bool = True
+    has_tokenizer: bool = True
 
 
 class CheckAnswer(msgspec.Struct, frozen=True):
-    """refused: why the files are not served; empty where they are."""
+    """refused: why the files are not served; empty where they are. tokenizer_vocab: see `EngineConfig`."""
 
     refused: str = ""
+    tokenizer_vocab: int = 0
 
 
 def main() -> None:
     signal_at_parents_death()
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=CheckOrder)
     _bound()
-    sys.stdout.buffer.write(msgspec.json.encode(CheckAnswer(_refusal(order))))
+    sys.stdout.buffer.write(msgspec.json.encode(_answer(order)))
 
 
 def _bound() -> None:
@@ -62,7 +65,8 @@ def _bound() -> None:
             resource.setrlimit(kind, (soft, hard))
 
 
-def _refusal(order: CheckOrder) -> str:
+def _answer(order: CheckOrder) -> CheckAnswer:
+    tokenizer_vocab = 0
     for path, is_head in ((order.model, False), (order.draft_head, True), (order.draft_model, False)):
         if not path:
             continue
@@ -71,13 +75,16 @@ def _refusal(order: CheckOrder) -> str:
                 open_head(Path(path))
             else:
                 check_files(Path(path), has_weights=order.has_weights)
+            if path == order.model and order.has_tokenizer:
+                tokenizer_vocab = size_of_tokenizer(open_checkpoint(Path(path)))
         except CheckpointError as error:
-            return str(error)
+            return CheckAnswer(str(error))
         except MemoryError:
-            return f"{path} takes over {MEMORY_BYTES >> 20} MiB of memory to be read, which no files of a model do"
+            most = MEMORY_BYTES >> 20
+            return CheckAnswer(f"{path} takes over {most} MiB of memory to be read, which no files of a model do")
         except Exception as error:  # whatever a reader makes of files that nobody has foreseen
-            return str(CheckpointError(f"{path} can't be read: {type(error).__name__}: {error}"))
-    return ""
+            return CheckAnswer(str(CheckpointError(f"{path} can't be read: {type(error).__name__}: {error}")))
+    return CheckAnswer(tokenizer_vocab=tokenizer_vocab)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from collections.abc import Set
 import numpy as np
 from numpy.typing import NDArray
 
+from runahead.runtime.rounding import ceil_div
 from runahead.runtime.scheduler.admission_record import eos_and_stop_ids
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.block_keys import KEY_BYTES
@@ -54,7 +55,7 @@ def check_message(message: m.ToEngine, info: m.EngineInfo, last_handle: int, ann
         if sampling.bias_ids or sampling.bias_values or stopping.stop_token_ids:
             _check_ids(message, info)
         if sampling.allowed_mask:
-            _check_mask(sampling.allowed_mask, info.vocab_size)
+            _check_mask(sampling.allowed_mask, info.vocab_size, info.sampled_vocab or info.vocab_size)
         if message.structure:
             _check_structure(stopping, info)
         if stopping.min_tokens > stopping.max_tokens:
@@ -113,11 +114,12 @@ def _check_ids(submit: m.Submit, info: m.EngineInfo) -> None:
         raise ProtocolError(f"a Submit ends with any of {ends} ids, and a row holds {MAX_STOP_IDS}")
 
 
-def _check_mask(mask: bytes, vocab_size: int) -> None:
+def _check_mask(mask: bytes, vocab_size: int, sampled_vocab: int) -> None:
     words = _words(mask, "allowed_mask").view(np.uint32)
-    spare = words.size * 32 - vocab_size  # bits behind the vocabulary, in the last word
-    if not 0 <= spare < 32 or (spare and int(words[-1]) >> (32 - spare)):
-        raise ProtocolError(f"a Submit's allowed_mask of {words.size} words does not fit {vocab_size} ids")
+    bit = sampled_vocab % 32
+    last = ceil_div(sampled_vocab, 32)  # words that may have bits set, in the last one those below `bit`
+    if words.size != ceil_div(vocab_size, 32) or words[last:].any() or (bit and int(words[last - 1]) >> bit):
+        raise ProtocolError(f"a Submit's allowed_mask of {words.size} words does not fit {sampled_vocab} ids")
     if not words.any():
         raise ProtocolError("a Submit's allowed_mask allows nothing")
 

@@ -35,6 +35,7 @@ from runahead.runtime.process.parts import (
     forced_drafts,
     most_drafts,
     ring_layout,
+    sampled_vocab,
     sized,
     snapshot_tokens,
     snapshots_in,
@@ -139,6 +140,7 @@ def _program(
         drafter=NgramDrafter(config.max_rows, context) if config.drafter == "ngram" else None,
         head=head,
         masks=None if masks is None else masks.memory,
+        sampled_vocab=sampled_vocab(config, model.config),
     )
 
 

@@ -33,6 +33,7 @@ from runahead.runtime.process.parts import (
     forced_drafts,
     most_drafts,
     ring_layout,
+    sampled_vocab,
     sized,
     snapshot_tokens,
     snapshots_in,
@@ -184,6 +185,7 @@ class _Maker:
             snapshots=self.snapshots,
             snapshot_tokens=snapshot_tokens(config),
             head=self.head,
+            sampled_vocab=sampled_vocab(config, self.model.config),
         )
         device = CudaDevice(
             program,

@@ -334,6 +334,14 @@ def _choice(draft_rows: int, draft_step: float) -> DraftChoice:
     return ChoiceOfAHead(draft_step) if draft_step else ChoiceByAcceptance()
 
 
+def sampled_vocab(config: EngineConfig, model: ModelConfig) -> int:
+    """Ids below this may be sampled. What the vocabulary has beyond the tokenizer's ids and the ends of sequences is
+    padding."""
+    if not config.tokenizer_vocab:
+        return model.vocab_size
+    return min(model.vocab_size, max(config.tokenizer_vocab, *(token_id + 1 for token_id in model.eos_token_ids), 1))
+
+
 def engine_info(made: MadeOnDevice, context: int, checkpoint: Checkpoint) -> EngineInfo:
     """What the engine says of itself. checkpoint: the model's."""
     config, model = made.config, made.model
@@ -370,6 +378,7 @@ def engine_info(made: MadeOnDevice, context: int, checkpoint: Checkpoint) -> Eng
             made.why_sizes,
             config.mixed_prefill_tokens or config.max_prefill_tokens,
         ),
+        sampled_vocab=sampled_vocab(config, model.config),
     )
 
 

@@ -18,12 +18,13 @@ _DRAWN_AT_ONCE: Final = 16  # drafts of rows that draw, sampled before it is kno
 
 
 class HostSampler:
-    """Samples from what F has left. logits: float32 [max_rows + 1, 1 + K, vocab], by row slot. state, penalties: the
-    memory of `rows`."""
+    """Samples from what F has left. logits: float32 [max_rows + 1, 1 + K, vocab], by row slot, of the tokens that may
+    be sampled. state, penalties: the memory of `rows`. vocab: how many tokens these are."""
 
     def __init__(self, rows: HostRows, logits: NDArray[np.float32], state: RowState, penalties: PenaltyState) -> None:
         self._rows = rows
         self._logits = logits
+        self.vocab = logits.shape[-1]
         self._state = state
         self._penalties = penalties
 
@@ -47,6 +48,7 @@ class HostSampler:
     def guessed(self, logits: torch.Tensor, slots: NDArray[np.int64], ahead: int) -> NDArray[np.int32]:
         """Tokens of these rows, so many positions beyond their length, as they will be sampled in the plain form from
         such logits, with the noise of that position. float32 [n, vocab], [n], returns [n]"""
+        logits = logits[:, : self.vocab]
         if not are_drawn(self._state, slots).any():
             likeliest: NDArray[np.int32] = logits.numpy().argmax(axis=1).astype(np.int32)
             return likeliest

@@ -33,7 +33,7 @@ class HostProgram:
     next S; K as many drafts as the rings have cells for. snapshots: of recurrent states, at every snapshot_tokens-th
     token of a row. launched: the number that the first launch comes after.
     drafter: for launches with drafts; head: a drafter with weights, in its place. masks: of rows with a grammar; None:
-    no row has one.
+    no row has one. sampled_vocab: ids below this may be sampled; None: all.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class HostProgram:
         drafter: Drafter | None = None,
         head: DraftNetwork | None = None,
         masks: MaskMemory | None = None,
+        sampled_vocab: int | None = None,
     ) -> None:
         self._model = model
         self._rings = rings
@@ -65,7 +66,7 @@ class HostProgram:
         penalties = PenaltyState(torch.from_numpy(self.rows.counts), torch.from_numpy(self.rows.in_prompt))
         self._cache = model.make_cache(num_blocks, block_size, max_rows, snapshots, rings.layout.drafts)
         self._logits = np.zeros((max_rows + 1, 1 + rings.layout.drafts, vocab), np.float32)
-        self._sampler = HostSampler(self.rows, self._logits, state, penalties)
+        self._sampler = HostSampler(self.rows, self._logits[..., :sampled_vocab], state, penalties)
         self._head: HeadDrafter | None = None
         if head is not None:
             self._head = HeadDrafter(head, self.rows, num_blocks, self._sampler.guessed)
@@ -98,7 +99,7 @@ class HostProgram:
             self._logits[queries.sample_slots, queries.sample_offsets] = logits.numpy()
         finite = np.isfinite(hidden.numpy()).all(axis=1)
         if shape.prompt_logprobs:
-            leave_prompt_logprobs(self._model, self.rows, hidden, queries, finite)
+            leave_prompt_logprobs(self._model, self.rows, hidden, queries, finite, self._sampler.vocab)
         self.rows.write_finite(finite, queries)
         if places is not None:
             self.rows.leave_states(queries.slots, places.lengths)

@@ -106,7 +106,7 @@ class TritonProgram:
     `masks.drafts` tokens, and all logits lie by row slot: a row that is held has its run until an S takes it. So
     something is proposed for the lowest `slots_with_drafts` alone (`DraftState.kept_slots`). snapshots: of recurrent
     states, that there is room for, at every snapshot_tokens-th token of a row. head: a drafter with layers, in the
-    place of the one that looks up what followed before.
+    place of the one that looks up what followed before. sampled_vocab: ids below this may be sampled; None: all.
 
     Raises ValueError where a drafter may make more drafts of a row than there can be masks behind.
     """
@@ -129,6 +129,7 @@ class TritonProgram:
         snapshots: int = 0,
         snapshot_tokens: int = 0,
         head: GpuDraftNetwork | None = None,
+        sampled_vocab: int | None = None,
     ) -> None:
         if masks is not None and masks.drafts < drafts:
             raise ValueError(
@@ -166,8 +167,9 @@ class TritonProgram:
         self._run_logits = self._logits
         if of_drafts is None or not of_drafts.holds:
             self._run_logits = torch.zeros((lines, vocab), dtype=torch.float32, device=model.device)
-        self._sampler = make_sampler_buffers(max(max_rows, lines), vocab, rings.layout.max_top, model.device)
-        self._prompt = make_prompt_buffers(max_tokens, vocab, rings.layout.max_top, model.device)
+        sizes = (vocab, rings.layout.max_top, model.device, sampled_vocab)
+        self._sampler = make_sampler_buffers(max(max_rows, lines), *sizes)
+        self._prompt = make_prompt_buffers(max_tokens, *sizes)
         self._head: GpuDrafter | None = None
         if head is not None:
             self._head = GpuDrafter(

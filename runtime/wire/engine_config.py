@@ -199,9 +199,11 @@ class EngineConfig(EngineSettings, frozen=True, kw_only=True):
 
     model: the path of a checkpoint, a folder or a file. spelled: what messages call a setting, by its name: the flag or
     the variable, say, by which somebody gave it. One that is not in it is called by its name.
+    tokenizer_vocab: one more than the tokenizer's highest id; 0: no tokenizer is used, or it is not known.
     """
 
     model: str
+    tokenizer_vocab: int = 0
     spelled: dict[str, str] = {}
 
     def spelling(self, name: str) -> str:

@@ -181,6 +181,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     drafter: str = "none"
     draft_parameters: int = 0
     prompt_launches: PromptLaunches = PromptLaunches(0, 0, 0, "")
+    sampled_vocab: int = 0  # ids below this may be sampled; 0: all of the vocabulary
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=101):

@@ -247,6 +247,13 @@ def _check_sampling(
     allowed = found.require_ids(
         options.allowed_token_ids, info.vocab_size, info.vocab_size, "sampling.allowed_token_ids"
     )
+    sampled = np.fromiter(allowed, np.int64, len(allowed))
+    sampled = sampled[sampled < (info.sampled_vocab or info.vocab_size)]
+    found.require(
+        sampled.size > 0 or not allowed,
+        "sampling.allowed_token_ids",
+        f"has no id below {info.sampled_vocab}: the tokenizer has no token for the ids above, and none is sampled",
+    )
     return SamplingParams(
         temperature=temperature,
         top_k=min(top_k, info.vocab_size),
@@ -255,7 +262,7 @@ def _check_sampling(
         seed=options.seed if options.HasField("seed") else secrets.randbits(64),
         bias_ids=tuple(bias),
         bias_values=tuple(bias.values()),
-        allowed_mask=allowed_mask(np.fromiter(allowed, np.int64), info.vocab_size) if allowed else b"",
+        allowed_mask=allowed_mask(sampled, info.vocab_size) if sampled.size else b"",
         logprobs=_check_logprobs(output, "logprobs", found),
         prompt_logprobs=_check_logprobs(output, "prompt_logprobs", found),
         **penalties,

@@ -22,14 +22,19 @@ COMMAND: Final = (sys.executable, "-P", "-m", CHECK_MODULE)
 _WALL_S: Final = 600.0  # for files on a slow disk; the process's own bound ends what computes
 
 
-async def check_checkpoint(config: EngineConfig, command: Sequence[str] = COMMAND) -> None:
-    """Raises CheckpointError for files of the model, or of what drafts for it, that can't be served as far as their
+async def check_checkpoint(
+    config: EngineConfig, command: Sequence[str] = COMMAND, *, has_tokenizer: bool = True
+) -> int:
+    """Returns `EngineConfig.tokenizer_vocab`; 0 where the tokenizer is not used (has_tokenizer).
+
+    Raises CheckpointError for files of the model, or of what drafts for it, that can't be served as far as their
     headers say, or that take too much time or memory to be read. If cancelled, leaves no process behind."""
     order = CheckOrder(
         model=config.model,
         draft_model=config.draft_model if config.drafter == "model" else "",
         draft_head=config.draft_model if config.drafter == "eagle" else "",
         has_weights=config.load_format != "dummy",
+        has_tokenizer=has_tokenizer,
     )
     with blocked_interrupts():
         process = await asyncio.create_subprocess_exec(
@@ -44,15 +49,16 @@ async def check_checkpoint(config: EngineConfig, command: Sequence[str] = COMMAN
         with suppress(ProcessLookupError):
             process.kill()
         await process.wait()
-    if refused := _refused(process.returncode or 0, said, config):
-        raise CheckpointError(refused)
+    answer = _answer(process.returncode or 0, said, config)
+    if answer.refused:
+        raise CheckpointError(answer.refused)
+    return answer.tokenizer_vocab
 
 
-def _refused(code: int, said: bytes, config: EngineConfig) -> str:
-    """Why the files are not served; empty where they are."""
+def _answer(code: int, said: bytes, config: EngineConfig) -> CheckAnswer:
     if code == -signal.SIGXCPU:
-        return f"{config.model} takes over {PROCESSOR_S} s to be read, which no files of a model do"
+        return CheckAnswer(f"{config.model} takes over {PROCESSOR_S} s to be read, which no files of a model do")
     with suppress(msgspec.DecodeError):  # an answer that was cut off
         if code == 0:
-            return msgspec.json.decode(said, type=CheckAnswer).refused
-    return f"{config.model} can't be read: the process that looks at it ended with {described(code)}"
+            return msgspec.json.decode(said, type=CheckAnswer)
+    return CheckAnswer(f"{config.model} can't be read: the process that looks at it ended with {described(code)}")

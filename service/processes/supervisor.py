@@ -13,8 +13,10 @@ import signal
 import tempfile
 from collections.abc import Coroutine, Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import IO, Any, Final, TypeVar
 
+import msgspec
 import structlog
 
 from runahead.runtime.log_stream import count_dropped_lines_in
@@ -186,7 +188,10 @@ class Supervisor:
         """The side server first, so that probes are answered while a model is loaded. Then what the checkpoint's files
         say, and front ends: what is refused of either is known before that."""
         await self._load_side()
-        await check_checkpoint(self._config.engine)
+        engine = self._config.engine
+        tokenizer_vocab = await check_checkpoint(engine, has_tokenizer=self._settings.tokenizer != "none")
+        engine = msgspec.structs.replace(engine, tokenizer_vocab=tokenizer_vocab)
+        self._config = replace(self._config, engine=engine)
         for index in range(self._settings.frontends):
             await self._load(index)
         dropped_lines = self._memory, self._board.dropped_lines_place("engine")

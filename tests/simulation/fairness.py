@@ -8,8 +8,8 @@ from itertools import chain as joined
 from runahead.runtime.scheduler.rationing import order_of_service
 from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import RowPhase
-from tests.simulation.assembly import SimulatedChain
 from runahead.runtime.scheduler.scheduler import Scheduler
+from tests.simulation.assembly import SimulatedChain
 from tests.simulation.script import World
 
 

@@ -87,6 +87,7 @@ def sample_rows(
     """Sample the token at position `seq_len` for each row of `logits`. Nothing is written but the result.
 
     logits: float32 [n, vocab] on the CPU, row i belonging to slots[i], int64 [n]. A slot may be named more than once.
+        The state's masks and counts may be of a larger vocabulary, the rest of which is not sampled.
     form: in `plain`, every parameter but temperature and seed is ignored.
     max_top: columns of the top log-probabilities.
     ahead: int64 [n], positions beyond `seq_len`; None: 0 for all. What was said in between, penalties don't count.
@@ -210,7 +211,7 @@ def _edit(
     if penalty_slot >= 0:
         penalize(
             logits,
-            penalties.counts[penalty_slot].numpy(),
+            penalties.counts[penalty_slot].numpy()[: logits.size],
             penalties.in_prompt[penalty_slot].numpy(),
             state.repetition_penalty.numpy()[slot],
             state.presence_penalty.numpy()[slot],

@@ -42,10 +42,14 @@ class PromptBuffers:
     partial_max: torch.Tensor  # float32 [T, tiles of the vocabulary] +inf: logits there are not finite
     partial_arg: torch.Tensor  # int32 [n, tiles of the vocabulary]
     found: LogprobBuffers
+    sampled_vocab: int  # ids below this may be sampled
 
 
-def make_prompt_buffers(max_tokens: int, vocab_size: int, max_top: int, device: torch.device) -> PromptBuffers:
-    """Buffers for launches of up to `max_tokens` query tokens."""
+def make_prompt_buffers(
+    max_tokens: int, vocab_size: int, max_top: int, device: torch.device, sampled_vocab: int | None = None
+) -> PromptBuffers:
+    """Buffers for launches of up to `max_tokens` query tokens. sampled_vocab: ids below this may be sampled; None:
+    all."""
     tokens = triton.cdiv(max_tokens, _TILE) * _TILE
     found = make_logprob_buffers(_TILE, vocab_size, max_top, device)
     tiles = found.tile_mass.shape[1]
@@ -58,6 +62,7 @@ def make_prompt_buffers(max_tokens: int, vocab_size: int, max_top: int, device: 
         partial_max=torch.zeros((tokens, tiles), dtype=torch.float32, device=device),
         partial_arg=torch.zeros((_TILE, tiles), dtype=torch.int32, device=device),
         found=found,
+        sampled_vocab=vocab_size if sampled_vocab is None else sampled_vocab,
     )
 
 
@@ -155,7 +160,15 @@ def leave_prompt_logprobs(
         places = buffers.places[first : first + _TILE]
         identity = buffers.places[:_TILE]
         peaks = buffers.partial_max[first : first + _TILE]
-        scan(buffers.logits, identity, places, buffers.wanted, peaks, buffers.partial_arg)
+        scan(
+            buffers.logits,
+            identity,
+            places,
+            buffers.wanted,
+            peaks,
+            buffers.partial_arg,
+            sampled_vocab=buffers.sampled_vocab,
+        )
         enqueue_logprobs(
             buffers.logits,
             identity,

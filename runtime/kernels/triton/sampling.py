@@ -66,10 +66,14 @@ class SamplerBuffers:
     scores: torch.Tensor  # float32 [rows, vocab] logits of edited rows
     listed: torch.Tensor  # int32 [rows, vocab] tokens about the border, those of a tile from where it begins
     list_lengths: torch.Tensor  # int32 [rows, tiles] how many these are
+    sampled_vocab: int  # ids below this may be sampled
 
 
-def make_sampler_buffers(rows: int, vocab_size: int, max_top: int, device: torch.device) -> SamplerBuffers:
-    """Buffers for up to `rows` rows: 8 bytes for each of their vocabulary entries, and a little."""
+def make_sampler_buffers(
+    rows: int, vocab_size: int, max_top: int, device: torch.device, sampled_vocab: int | None = None
+) -> SamplerBuffers:
+    """Buffers for up to `rows` rows: 8 bytes for each of their vocabulary entries, and a little. sampled_vocab: ids
+    below this may be sampled; None: all."""
     tiles = triton.cdiv(vocab_size, TILE)
 
     def f32(*shape: int) -> torch.Tensor:
@@ -102,6 +106,7 @@ def make_sampler_buffers(rows: int, vocab_size: int, max_top: int, device: torch
         scores=f32(rows, vocab_size),
         listed=i32(rows, vocab_size),
         list_lengths=i32(rows, tiles),
+        sampled_vocab=vocab_size if sampled_vocab is None else sampled_vocab,
     )
 
 
@@ -127,7 +132,8 @@ def sample_rows_cuda(
 ) -> Sampled:
     """Enqueue the sampling of n rows. Semantics are those of `reference.sampling.sample_rows`.
 
-    logits: float32 [rows, vocab], rows contiguous in themselves. slots: int32 or int64 [n] of `state`.
+    logits: float32 [rows, vocab], rows contiguous in themselves; ids that may not be sampled become -inf there.
+    slots: int32 or int64 [n] of `state`.
     logit_rows: int32 or int64 [n], the row of `logits` that each slot samples from; `slots` itself where logits are
     kept by row slot. Without it, row i belongs to slots[i]. runs: n is a multiple of its width, and a row of a run that
     nothing was drafted for has a slot that is not alive. masks: rows with a grammar are among these, and were judged in
@@ -213,6 +219,7 @@ class _Run:
             sampled,
             self.runs.width,
             self.masks is not None,
+            buffers.sampled_vocab,
         )
 
     def edit(self) -> None:
@@ -248,6 +255,7 @@ class _Run:
             MASK_LINES=0 if masks is None else masks.words.shape[1],
             MAX_STOP_IDS=state.stop_ids.shape[1],
             MAX_BIAS=state.bias_ids.shape[1],
+            SAMPLED_VOCAB=buffers.sampled_vocab,
             BIAS_BLOCK=_BIAS_BLOCK,
             **constants,
         )

@@ -53,11 +53,16 @@ def _scan_kernel(
     RUNS: tl.constexpr,
     MASKED: tl.constexpr,
     VOCAB: tl.constexpr,
+    SAMPLED_VOCAB: tl.constexpr,
     TILES: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """The highest raw logit of a tile and its id; +inf if one of them is not finite. For the sampler, also what kind of
-    row it is."""
+    row it is.
+
+    Logits of ids from SAMPLED_VOCAB on become -inf, in a store of the last tiles, and the kernels behind this one need
+    not know of them.
+    """
     tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
     is_alive = tl.load(alive + slot) != 0
@@ -66,6 +71,10 @@ def _scan_kernel(
         inside = i < VOCAB
         base = logits + tl.load(logit_rows + row).to(tl.int64) * logits_stride
         x = tl.load(base + i, mask=inside, other=float("-inf"))
+        if SAMPLED_VOCAB < VOCAB:
+            tl.store(base + i, float("-inf"), mask=inside & (i >= SAMPLED_VOCAB))
+            inside = i < SAMPLED_VOCAB
+            x = tl.where(inside, x, float("-inf"))
         finite = tl.abs(x) < float("inf")  # a NaN is not
         bad = tl.max((inside & (finite == 0)).to(tl.int32), 0)
         x = tl.where(finite, x, float("-inf"))
@@ -89,13 +98,14 @@ def scan(
     sampled: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
     width: int = 1,
     masked: bool = False,
+    sampled_vocab: int | None = None,
 ) -> None:
     """Enqueue the search for the peaks of n rows: float32 and int32 [n, tiles], for rows whose slot is alive.
 
     logits: float32 [rows, vocab]. logit_rows, slots: int [n] each row's place there, and in `alive`, int8.
     sampled: where the rows are to be sampled, `seq_len` and `parameters` of the row state and `kinds`, int8 [n], which
     is written for all rows. width: so many rows here are the run of one row of the row state. masked: some of the rows
-    have a grammar.
+    have a grammar. sampled_vocab: logits of ids from this on become -inf; None: there are none.
     """
     seq_len, parameters, kinds = (slots, slots, alive) if sampled is None else sampled  # placeholders, not read
     _scan_kernel[(partial_max.shape[1], slots.shape[0])](
@@ -114,6 +124,7 @@ def scan(
         RUNS=width > 1,
         MASKED=masked,
         VOCAB=logits.shape[1],
+        SAMPLED_VOCAB=logits.shape[1] if sampled_vocab is None else sampled_vocab,
         TILES=partial_max.shape[1],
         TILE=TILE,
         num_warps=4,

@@ -58,12 +58,14 @@ def edit_kernel(
     MAX_STOP_IDS: tl.constexpr,
     MAX_BIAS: tl.constexpr,
     BIAS_BLOCK: tl.constexpr,
+    SAMPLED_VOCAB: tl.constexpr,
 ):
     """Copies the logits of an edited row to `scores`, penalised, -inf where a token may not be drawn, biased; and finds
     the highest of each tile with its id.
 
     +inf where a penalty has left float32, masked or not, or a bias where the token is not masked: the row has failed.
     masks: what the launch has copied of the rows' masks, MASK_LINES of each row. MASKED: there are rows with a grammar.
+    SAMPLED_VOCAB: the logits of ids from here on are -inf, and stay so.
     """
     row, first, end = share_of_rows(kinds, EDITED, count, TILES, ROWS_PAD)
     if first < end:
@@ -87,6 +89,8 @@ def edit_kernel(
                 VOCAB, RUNS,
             )  # fmt: skip
             lost = (tl.abs(x) < float("inf")) == 0
+            if SAMPLED_VOCAB < VOCAB:
+                lost = lost & (i < SAMPLED_VOCAB)
             word = tl.load(allowed + slot * mask_words + i // 32, mask=inside & limited, other=0)
             permitted = ((word >> (i % 32)) & 1) != 0
             if MASKED:
@@ -96,6 +100,8 @@ def edit_kernel(
                 permitted = tl.where(ruled, may_come & (permitted | (limited == 0)), permitted)
                 x = tl.where(permitted | (ruled == 0), x, float("-inf"))
             x = tl.where(permitted | (limited == 0), x, float("-inf"))
+            if SAMPLED_VOCAB < VOCAB:
+                permitted = permitted & (i < SAMPLED_VOCAB)
             tl.store(lowest_allowed + row * TILES + tile, tl.min(tl.where(permitted, i, NO_TOKEN), 0))
             for index in range(0, masked_stops):
                 x = tl.where(i == tl.load(stop_ids + slot * MAX_STOP_IDS + index), float("-inf"), x)
