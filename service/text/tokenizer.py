@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from runahead.runtime.checkpoint import Checkpoint, CheckpointError
 from runahead.runtime.grammar.spelling import is_byte_level
 from runahead.runtime.wire.engine_config import ConfigError
+from runahead.service.text.bounded_tokenizer import BoundedTokenizer
 from runahead.service.text.text_bounds import longest_token_bytes
 from runahead.service.text.text_cuts import LONG, can_be_cut, cut_behind, is_quick
 from runahead.service.text.token_bytes import TokenBytes, token_bytes
@@ -63,8 +64,9 @@ class TextTokenizer:
         # A byte-level decoder takes an accent of an added token for a byte. The table does not.
         has_accents = any(not token.content.isascii() for token in added.values())
         self._decodes_by_table = has_accents and is_byte_level(description["decoder"])
-        self._around = self._special_tokens_around() if can_be_cut(description) else None
         self._is_quick = is_quick(description)
+        self._bounded = None if self._is_quick else BoundedTokenizer(tokenizer.to_str())
+        self._around = self._special_tokens_around() if can_be_cut(description) else None
 
     def encodes_at_once(self, text: str) -> bool:
         """`encode` waits for nothing."""
@@ -100,10 +102,14 @@ class TextTokenizer:
         return self._pool.waiting
 
     def close(self) -> None:
-        """Ends the threads."""
+        """Ends the threads, and processes."""
         self._pool.close()
+        if self._bounded is not None:
+            self._bounded.close()
 
     def _encode(self, text: str, add_special_tokens: bool) -> NDArray[np.int32]:
+        if self._bounded is not None:
+            return self._bounded.encode(text, add_special_tokens)
         # The batch call, unlike the single one, lets other threads run.
         (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
         return np.asarray(encoding.ids, np.int32)
@@ -120,6 +126,8 @@ class TextTokenizer:
     def _decode(self, ids: Sequence[int], include_special_tokens: bool) -> str:
         if self._decodes_by_table:
             return self.token_bytes.text(ids, include_special=include_special_tokens)
+        if self._bounded is not None:
+            return self._bounded.decode(ids, include_special_tokens)
         (text,) = self._tokenizer.decode_batch([list(ids)], skip_special_tokens=not include_special_tokens)
         return str(text)
 
