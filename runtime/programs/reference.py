@@ -31,9 +31,8 @@ class HostProgram:
 
     num_blocks counts the null block. Logits stay by row slot, float32 [max_rows + 1, 1 + K, vocab], from one F to the
     next S; K as many drafts as the rings have cells for. snapshots: of recurrent states, at every snapshot_tokens-th
-    token of a row. launched: the number that the first launch comes after.
-    drafter: for launches with drafts; head: a drafter with weights, in its place. masks: of rows with a grammar; None:
-    no row has one. sampled_vocab: ids below this may be sampled; None: all.
+    token of a row. launched: the number before the first launch's. drafter: for launches with drafts; head: a drafter
+    with weights, in its place. masks: of rows with a grammar. sampled_vocab: ids below this may be sampled; None: all.
     """
 
     def __init__(
