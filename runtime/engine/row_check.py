@@ -68,6 +68,11 @@ def _parameter(name: str, value: Callable[[Request], float]) -> _Field:
     return _column(lambda live: np.array([value(request) for request in live.requests], dtype))
 
 
+def _of_rows_that_stay(field: _Field) -> _Field:
+    """A row that leaves has given up what this names, and the device learns nothing of it."""
+    return lambda live: field(live.those(lambda request: live.rows.phase[request.row_slot] != RowPhase.LEAVING))
+
+
 def _lists(values: Callable[[Request], Any], dtype: type[np.generic]) -> _Field:
     """A list for each row, of a length of its own. What lies behind its end means nothing."""
 
@@ -163,8 +168,8 @@ FIELDS: Final[Mapping[str, _Field]] = {
     "allowed_words": _parameter("allowed_words", lambda request: len(request.sampling.allowed_mask) // 4),
     "allowed": _allowed,
     "penalty_slot": _parameter("penalty_slot", lambda request: request.penalty_slot),
-    "state_slot": _parameter("state_slot", lambda request: request.state_slot),
-    "begins_as": _parameter("begins_as", lambda request: request.begins_as),
+    "state_slot": _of_rows_that_stay(_parameter("state_slot", lambda request: request.state_slot)),
+    "begins_as": _of_rows_that_stay(_parameter("begins_as", lambda request: request.begins_as)),
     "counts": _by_penalty_slot(_counts),
     "in_prompt": _by_penalty_slot(_in_prompt),
 }
