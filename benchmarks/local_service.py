@@ -10,16 +10,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from types import MappingProxyType
+from typing import IO, Any, Final
 
 START_S: Final = 300.0  # on a GPU kernels may have to be compiled first, beside others that do
 STOP_S: Final = 30.0
 LOG_LINES: Final = 30
 # Any that are free: several services may run here. The log says which they are, so that it is never silent about it.
 BESIDE: Final = ("--health-port", "0", "--control-port", "0", "--metrics-port", "0")
+Output = Callable[[Path], IO[bytes]]
 LOGS: Final = ("--log-format", "json", "--log-level", "info")
 
 
@@ -41,19 +43,37 @@ class LocalService:
     log: Path
 
 
+def _to_file(log: Path) -> IO[bytes]:
+    return log.open("wb")
+
+
 @contextlib.contextmanager
-def local_service(flags: Sequence[str] = (), start_s: float = START_S) -> Iterator[LocalService]:
+def local_service(
+    flags: Sequence[str] = (),
+    start_s: float = START_S,
+    *,
+    output: Output = _to_file,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[LocalService]:
     """Runs `runahead serve` with `flags` on a free loopback port, ready when the body begins, gone when it has ended.
 
-    start_s: seconds that it may take to be ready. Raises ServiceFailed.
+    start_s: seconds that it may take to be ready. output: what the service writes to, whose bytes come to the given
+    file. environment: variables beside this process's own. Raises ServiceFailed.
     """
-    with started_service(flags, start_s) as service:
+    with started_service(flags, start_s, output=output, environment=environment) as service:
         yield service
         _stop(service)
 
 
 @contextlib.contextmanager
-def started_service(flags: Sequence[str] = (), start_s: float = START_S, port: int = 0) -> Iterator[LocalService]:
+def started_service(
+    flags: Sequence[str] = (),
+    start_s: float = START_S,
+    port: int = 0,
+    *,
+    output: Output = _to_file,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[LocalService]:
     """The same for a body that ends the service itself: whatever is left is ended by force, and nothing is said of it.
 
     port: 0: any that is free, chosen by the service, so that nobody else can have got it meanwhile. Raises
@@ -62,14 +82,16 @@ def started_service(flags: Sequence[str] = (), start_s: float = START_S, port: i
     with tempfile.TemporaryDirectory(prefix="runahead-") as folder:
         log = Path(folder) / "service.log"
         command = [sys.executable, "-m", "runahead", "serve", "--host", "127.0.0.1", "--port", str(port)]
-        with log.open("wb") as output:
+        log.touch()
+        with output(log) as written:
             # A session of its own: the service and whatever it starts can be looked for, and ended, by their group.
             process = subprocess.Popen(
                 [*command, *BESIDE, *LOGS, *flags],
                 stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
+                stdout=written,
+                stderr=written,
                 start_new_session=True,
+                env={**os.environ, **environment},
             )
         try:
             ports = _until_serving(process, log, start_s)

@@ -20,13 +20,14 @@ from benchmarks.load.table import Table, load_average, machine
 from benchmarks.local_service import ServiceFailed, local_service
 from benchmarks.soak.call_faults import WANTED
 from benchmarks.soak.growth import MIB, Series, of_session, slope
+from benchmarks.soak.machine_faults import MACHINE_WANTED, Machine, ServiceLog, small_tmpdir
 from benchmarks.soak.raw_faults import RAW_WANTED, STALLED_S, UPLOAD_S
 from benchmarks.soak.run import FRONT_ENDS, Soak, leaked_descriptors
 from benchmarks.soak.world import World
 
 SLOPE_GOAL = 1.0  # MiB a minute
 FLAGS = (
-    "--frontends", str(FRONT_ENDS), "--num-blocks", "150", "--max-streams", "120", "--no-request-log",
+    "--frontends", str(FRONT_ENDS), "--num-blocks", "150", "--max-streams", "120",
     "--upload-timeout-s", str(UPLOAD_S), "--stalled-stream-s", str(STALLED_S),
     "--max-connection-idle-s", "5",  # a client of gRPC may keep a connection that it was told to close
 )  # fmt: skip
@@ -73,7 +74,10 @@ def _memory(table: Table, series: Series, half_s: float) -> None:
 
 def _counts(table: Table, soak: Soak) -> None:
     """Of everything that had to happen, and of what else did. The engine and the service count for themselves."""
-    stats, wanted = soak.stats, [*WANTED, *RAW_WANTED, "front ends killed", "ordinary completions that ended well"]
+    stats, wanted = (
+        soak.stats,
+        [*WANTED, *RAW_WANTED, *MACHINE_WANTED, "front ends killed", "ordinary completions that ended well"],
+    )
     counts = dict(soak.world.counts)
     seen = {f"the engine's own count: {name}": stats.lifecycle.events[name].count for name in ("paused", "evicted")}
     seen |= {
@@ -81,6 +85,9 @@ def _counts(table: Table, soak: Soak) -> None:
         for phase in ("WAITING", "PREFILL", "DECODE")
     }
     seen["the service's own count: streams that nobody reads"] = stats.front_end.slow_readers
+    seen["the service's own count: lines of the log that were dropped"] = sum(
+        process.log_lines_dropped for process in stats.processes
+    )
     seen["the service's own count: front ends lost"] = stats.lifecycle.front_ends_lost
     for name in [*wanted, *seen]:
         count = counts.pop(name, 0) + seen.get(name, 0)
@@ -98,24 +105,28 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of when what is done (1)")
     chosen = parser.parse_args()
     print(machine(), flush=True)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, small_tmpdir(Path(folder) / "tmp") as tmpdir:
         world = World(chosen.seed)
         callers = Path(folder) / "callers"
         callers.write_text(world.callers_file, encoding="utf-8")
+        log = ServiceLog(Path(folder))
+        environment = {} if tmpdir is None else {"TMPDIR": str(tmpdir)}
         try:
-            with local_service([*FLAGS, "--callers", str(callers)]) as service:
-                processes = len(of_session(service.process.pid))
+            flags = [*FLAGS, "--callers", str(callers)]
+            with local_service(flags, output=log.open, environment=environment) as service:
                 world.url = service.url
-                soak = Soak(world, chosen.seconds)
+                soak = Soak(world, chosen.seconds, Machine(world, service.process.pid, log, tmpdir))
                 asyncio.run(soak.run())
                 table = report(soak)
                 left = len(of_session(service.process.pid))
-                table.add_bound("processes", f"{processes} → {left}", "flat", holds=left == processes)
-                if left != processes:
-                    table.wrong.append(f"there were {processes} processes, and are {left}")
+                table.add_bound("processes", f"{soak.processes} → {left}", "flat", holds=left == soak.processes)
+                if left != soak.processes:
+                    table.wrong.append(f"there were {soak.processes} processes, and are {left}")
         except ServiceFailed as error:
             print(f"WRONG: {error}")
             return 1
+        finally:
+            log.close()
     print(f"{table.text()}\nat the end {load_average()}", flush=True)
     return 1 if table.wrong else 0
 

@@ -21,6 +21,10 @@ _RESETS: Final = 30
 _CANCEL: Final = struct.pack(">I", 8)
 
 
+class WrongEnd(OSError):
+    """A call has ended with another status than it should."""
+
+
 def _headers(world: World) -> dict[str, str]:
     return dict(world.metadata("rude"))
 
@@ -102,7 +106,7 @@ def _ends(world: World, client: RawClient, stream: int, code: int, name: str) ->
     if b"grpc-status" + bytes([len(status)]) + status in payload:
         world.happened(name)
     else:
-        world.wrong.append(f"{name}: ended with {payload[:200]!r}, and not with the status {code}")
+        raise WrongEnd(f"{name}: ended with {payload[:200]!r}, and not with the status {code}")
 
 
 RAW_FAULTS: Final[Sequence[tuple[RawFault, float]]] = (
@@ -123,7 +127,9 @@ async def keep_doing_raw(world: World, fault: RawFault, every_s: float) -> None:
         try:
             await asyncio.to_thread(fault, world)
         except (EOFError, OSError) as error:  # a time-out is an OSError
-            if any(killed_s >= began_s - 1.0 for killed_s in world.killed_s):
+            if any(ended_s >= began_s - 1.0 for _, ended_s in world.standstills_s):
+                world.happened("connections that met a standstill")  # whose time-outs are these tests' own
+            elif any(killed_s >= began_s - 1.0 for killed_s in world.killed_s):
                 world.happened("calls that ended with their front end")
             else:
                 world.wrong.append(f"{fault.__name__}: {type(error).__name__} {error}")

@@ -15,7 +15,8 @@ import grpc
 from benchmarks.load.calls import completed
 from benchmarks.load.cases import asked, calm_answers, cases
 from benchmarks.soak.call_faults import FAULTS, keep_doing
-from benchmarks.soak.growth import Sample, Series, sample_of
+from benchmarks.soak.growth import Sample, Series, of_session, sample_of
+from benchmarks.soak.machine_faults import BETWEEN_S, Machine, keep_disturbing
 from benchmarks.soak.raw_faults import RAW_FAULTS, keep_doing_raw
 from benchmarks.soak.world import World, completion, now_s
 from runahead.v1 import GenerateRequest, GenerationServiceStub, StatsRequest, stats_pb2
@@ -29,11 +30,12 @@ EVERY_S = 1.0
 
 @dataclass(slots=True)
 class Soak:
-    """quiet: processes when nothing was open, by name, before and after. stats: the last figures. slowest_s: of the
-    canary's answers."""
+    """before, after: processes when nothing was open, by name. stats: the last figures. slowest_s: of the canary's
+    answers. processes: how many there were before, with those that Stats does not name."""
 
     world: World
     seconds: float
+    machine: Machine | None = None
     series: dict[tuple[str, int], Series] = field(default_factory=dict)
     before: dict[str, Sample] = field(default_factory=dict)
     after: dict[str, Sample] = field(default_factory=dict)
@@ -41,6 +43,7 @@ class Soak:
     canaries: int = 0
     slowest_s: float = 0.0
     begun_s: float = 0.0
+    processes: int = 0
 
     async def run(self) -> None:
         """All of it. What was wrong is in `world.wrong`."""
@@ -51,8 +54,11 @@ class Soak:
         answers = await calm_answers(stub, wanted, world.metadata("steady"))
         canary = completion(16, seed=7)
         (song,) = await calm_answers(stub, [canary], world.metadata("canary"))
+        if self.machine is not None:
+            await self.machine.ask_for_a_structure("a structure before all")  # its processes are there from then on
         await self._wait_quiet(stub)
         self.before = self._samples(self.stats)
+        self.processes = 0 if self.machine is None else len(of_session(self.machine.leader))
         self.begun_s = now_s()
         tasks = [
             asyncio.create_task(self._watch(stub)),
@@ -62,6 +68,8 @@ class Soak:
             *(asyncio.create_task(keep_doing(world, fault, every_s)) for fault, every_s in FAULTS),
             *(asyncio.create_task(keep_doing_raw(world, fault, every_s)) for fault, every_s in RAW_FAULTS),
         ]
+        if self.machine is not None:
+            tasks.append(asyncio.create_task(keep_disturbing(self.machine, self.begun_s + self.seconds)))
         asyncio.get_running_loop().call_later(self.seconds, world.ended.set)
         await asyncio.gather(*tasks)
         for channel in world.channels:
@@ -116,12 +124,14 @@ class Soak:
             after_s, number = KILL_EVERY_S, number + 1
             is_early = now_s() - self.begun_s < self.seconds / 2 - 10.0
             name = f"front_end_{1 + number % FRONT_ENDS}" if is_early else "front_end_2"
-            pids = [process.pid for process in self.stats.processes if process.name == name]
-            for pid in pids:
-                self.world.killed_s.append(now_s())
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-                    self.world.happened("front ends killed")
+            async with self.world.machine:
+                pids = [process.pid for process in self.stats.processes if process.name == name]
+                for pid in pids:
+                    self.world.killed_s.append(now_s())
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                        self.world.happened("front ends killed")
+                await self.world.pause(BETWEEN_S)
 
     async def _ask(self, stub: GenerationServiceStub) -> None:
         self.stats = (await stub.Stats(StatsRequest(), timeout=20.0, metadata=self.world.metadata("ops"))).stats

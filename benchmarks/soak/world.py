@@ -33,7 +33,9 @@ EXCUSED_S = 5.0  # after a front end was killed, calls may find that it is gone
 
 @dataclass(slots=True)
 class World:
-    """tokens: of each caller. counts: of what has happened, by name. killed_s: when front ends were killed."""
+    """tokens: of each caller. counts: of what has happened, by name. killed_s: when front ends were killed.
+    standstills_s: from when until when processes were stopped. machine: whoever kills or stops processes has it.
+    """
 
     seed: int
     url: str = ""
@@ -41,6 +43,8 @@ class World:
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     killed_s: list[float] = field(default_factory=list)
+    standstills_s: list[tuple[float, float]] = field(default_factory=list)
+    machine: asyncio.Lock = field(default_factory=asyncio.Lock)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     channels: list[grpc.aio.Channel] = field(default_factory=list)
     _names: Iterator[int] = field(default_factory=itertools.count)

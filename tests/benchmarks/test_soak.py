@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import grpc
 import pytest
@@ -20,6 +20,7 @@ from benchmarks.load.calls import Call
 from benchmarks.soak.__main__ import report
 from benchmarks.soak.call_faults import Fault, aborted, cancelled, deadlines, duplicate, invalid, stranger
 from benchmarks.soak.growth import MIB, Sample, Series, of_session, sample_of, slope
+from benchmarks.soak.machine_faults import Machine, ServiceLog
 from benchmarks.soak.raw_faults import keep_doing_raw
 from benchmarks.soak.run import FRONT_ENDS, SPARE, Soak, leaked_descriptors, still_held
 from benchmarks.soak.world import World
@@ -103,6 +104,75 @@ def test_a_connection_that_ends_by_itself_is_wrong_unless_a_front_end_was_killed
     world = asyncio.run(soak())
     assert world.counts["calls that ended with their front end"] == was_killed
     assert world.wrong == ([] if was_killed else ["meets_the_end: EOFError the server has closed the connection"])
+
+
+def test_a_connection_that_meets_a_standstill_is_excused() -> None:
+    async def soak() -> World:
+        world, loop = World(seed=1), asyncio.get_running_loop()
+
+        def meets_a_standstill(world: World) -> None:
+            world.standstills_s.append((time.monotonic(), time.monotonic()))
+            loop.call_soon_threadsafe(world.ended.set)
+            raise TimeoutError
+
+        await keep_doing_raw(world, meets_a_standstill, every_s=0.001)
+        return world
+
+    world = asyncio.run(soak())
+    assert world.counts["connections that met a standstill"] == 1 and not world.wrong
+
+
+def test_a_log_that_is_left_is_told_to_its_writer_and_read_again_later(tmp_path: Path) -> None:
+    log, copied = ServiceLog(tmp_path), tmp_path / "copied"
+    with log.open(copied) as writer:
+        writer.write(b"one\n")
+        until(lambda: copied.exists() and copied.read_bytes() == b"one\n")
+        log.leave()
+        with pytest.raises(BrokenPipeError):
+            writer.write(b"two\n")
+        log.come_back()
+        until(lambda: written(writer, b"three\n"))
+        until(lambda: copied.read_bytes().endswith(b"three\n"))
+    log.close()
+    assert b"two" not in copied.read_bytes()
+
+
+def written(writer: IO[bytes], line: bytes) -> bool:
+    try:
+        writer.write(line)
+    except BrokenPipeError:  # nobody has opened it again yet
+        return False
+    return True
+
+
+def until(reached: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30.0
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+
+
+def test_a_process_that_is_stopped_goes_on_and_is_a_standstill(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
+    world = World(seed=1)
+    machine = Machine(world, process.pid, ServiceLog(tmp_path), None)
+
+    async def stop() -> list[str]:
+        stopping = asyncio.create_task(machine.one_stopped())
+        states = list[str]()
+        while not stopping.done():
+            states.append(state_of(process.pid))
+            await asyncio.sleep(0.01)
+        return states
+
+    assert "T" in asyncio.run(stop())
+    process.communicate(b"\n")
+    assert process.returncode == 0 and len(world.standstills_s) == 1
+    assert world.counts["a process was stopped"] == 1
 
 
 def ended(code: grpc.StatusCode, *, began_s: float = 100.0, fault: str = "") -> Call:
@@ -247,4 +317,4 @@ def test_a_short_run_against_the_real_service_finds_nothing_wrong() -> None:
     found = {name: line for line in lines for name in ("the canary", "front ends killed", "processes") if name in line}
     assert " answers, all alike" in found["the canary"], f"after {time.monotonic() - begun:.0f} s"
     assert found["front ends killed"].split()[3] == "1"
-    assert "5 → 5" in found["processes"]
+    assert "7 → 7" in found["processes"]
