@@ -11,15 +11,19 @@ from google.protobuf.descriptor import FileDescriptor
 from google.rpc import error_details_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from runahead.service.calls.access import HEALTH, RIGHTS_FOR
+
 _V1ALPHA: Final = "grpc.reflection.v1alpha"
 _V1: Final = "grpc.reflection.v1"
 _METHOD: Final = "ServerReflectionInfo"
+_METHODS: Final = RIGHTS_FOR.keys() | HEALTH  # of every service: whatever has no rights is not served
 
 REFLECTION_SERVICES: Final = (f"{_V1}.ServerReflection", f"{_V1ALPHA}.ServerReflection")
 
 
 def add_reflection(server: grpc.aio.Server, files: Iterable[FileDescriptor], services: Iterable[str]) -> None:
-    """Serves `services` and their `files`, with all that these import, under both versions of the protocol.
+    """Serves `services` and their `files`, with all that these import, under both versions of the protocol. A method
+    that the server does not have is left out.
 
     The details of errors are described, too, so that a client that knows no .proto file can show them.
 
@@ -64,7 +68,19 @@ def _add_file(pool: descriptor_pool.DescriptorPool, file: FileDescriptor, known:
     known.add(file.name)
     for dependency in file.dependencies:
         _add_file(pool, dependency, known)
-    pool.AddSerializedFile(file.serialized_pb)
+    pool.AddSerializedFile(_served(file).SerializeToString())
+
+
+def _served(file: FileDescriptor) -> descriptor_pb2.FileDescriptorProto:
+    """The file without the methods that this server does not have."""
+    proto = descriptor_pb2.FileDescriptorProto()
+    file.CopyToProto(proto)
+    for service in proto.service:
+        path = f"/{proto.package}.{service.name}/"
+        kept = [method for method in service.method if path + method.name in _METHODS]
+        del service.method[:]
+        service.method.extend(kept)
+    return proto
 
 
 def _renamed(file: FileDescriptor) -> descriptor_pb2.FileDescriptorProto:
