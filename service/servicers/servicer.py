@@ -188,6 +188,11 @@ class GenerationServicer(GenerationServiceServicer):
         """Structures that wait to be compiled."""
         return self._structures.waiting
 
+    @property
+    def queued_tokens(self) -> int:
+        """Tokens of prompts that wait for a row, of all front ends."""
+        return int(self._board.held.in_all()[Resource.QUEUED_TOKENS])
+
     async def end(self) -> None:
         """Ends what it has started."""
         await self._structures.close()

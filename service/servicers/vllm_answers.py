@@ -21,6 +21,7 @@ _REASONS: Final = {
     FinishReason.FINISH_REASON_CONTEXT_LENGTH: "length",
     FinishReason.FINISH_REASON_ABORTED: "abort",
 }
+_MOST_INT32: Final = 2**31 - 1
 _ENTRY_BYTES: Final = 10  # of a log-probability and its id in a message
 
 
@@ -122,21 +123,35 @@ def server_info(info: EngineInfo, stats: EngineStats) -> Any:
     )
 
 
-def loads(info: EngineInfo, stats: EngineStats, version: str) -> Any:
-    """One rank's. What the engine does not know of at a moment (the tokens that it generates in a second, those that
-    wait) stays 0, which means unknown there."""
+def loads(info: EngineInfo, stats: EngineStats, queued_tokens: int, version: str, include: Iterable[str]) -> Any:
+    """The load of the only rank. queued_tokens: of prompts that wait for a row. include: names of sections, a filter.
+
+    Without a name, or with `all`, every section is filled. A name that this protocol has no field for fills nothing.
+    `gen_throughput` stays 0, which means unknown.
+    """
     used = stats.blocks_total - stats.blocks_free - stats.blocks_cached
-    load = pb.SchedulerLoad(
-        num_running_reqs=stats.running,
-        num_waiting_reqs=stats.waiting,
-        num_total_reqs=stats.running + stats.waiting,
-        num_used_tokens=used * info.block_size,
-        max_total_num_tokens=stats.blocks_total * info.block_size,
-        token_usage=used / stats.blocks_total if stats.blocks_total else 0.0,
-        cache_hit_rate=stats.cached_tokens / stats.queried_tokens if stats.queried_tokens else 0.0,
-        utilization=stats.running / info.max_rows,
-        max_running_requests=info.max_rows,
-    )
+    queues = {
+        "num_running_reqs": stats.running,
+        "num_waiting_reqs": stats.waiting,
+        "num_total_reqs": stats.running + stats.waiting,
+        "num_waiting_uncached_tokens": min(queued_tokens, _MOST_INT32),
+    }
+    memory = {
+        "num_used_tokens": used * info.block_size,
+        "max_total_num_tokens": stats.blocks_total * info.block_size,
+        "token_usage": used / stats.blocks_total if stats.blocks_total else 0.0,
+    }
+    core = {
+        **queues,
+        **memory,
+        "cache_hit_rate": stats.cached_tokens / stats.queried_tokens if stats.queried_tokens else 0.0,
+        "utilization": stats.running / info.max_rows,
+        "max_running_requests": info.max_rows,
+    }
+    sections: dict[str, dict[str, float]] = {"all": core, "core": core, "queues": queues, "memory": memory}
+    load = pb.SchedulerLoad()
+    for name in set(include) or ("all",):
+        load.MergeFrom(pb.SchedulerLoad(**sections.get(name, {})))
     now = datetime.now(UTC).isoformat()
     return pb.GetLoadsResponse(timestamp=now, version=version, dp_rank_count=1, loads=[load])
 

@@ -8,7 +8,7 @@ and figures. What is not served is UNIMPLEMENTED, as any method that there is no
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any
 
 import grpc
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
@@ -37,7 +37,6 @@ from runahead.service.servicers.vllm_answers import (
 from runahead.service.servicers.vllm_requests import generate_request, named_as_there
 from runahead.v1 import AbortRequest, GenerateRequest, Token
 
-_SECTIONS: Final = frozenset({"core", "all"})
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -141,7 +140,8 @@ class VllmServicer:
         async with guarded(context, self._service.counters.refuse):
             check_known(request)
             _check_loads(request)
-            answer.CopyFrom(loads(self._engine.info, await self._engine.stats(), self._version))
+            stats, queued_tokens = await self._engine.stats(), self._service.queued_tokens
+            answer.CopyFrom(loads(self._engine.info, stats, queued_tokens, self._version, request.include))
         return answer
 
 
@@ -152,13 +152,6 @@ async def _prompt(opened: OpenCompletion, top: int) -> Any:
 
 
 def _check_loads(request: Any) -> None:
-    """Raises ServiceError (INVALID_ARGUMENT)."""
-    violations = []
+    """Raises ServiceError (INVALID_ARGUMENT). Sections of `include` are a filter, and none is wrong."""
     if request.dp_rank:
-        violations.append(Violation("dp_rank", "dp_rank must be 0, the only rank there is, or unset"))
-    for index, section in enumerate(request.include):
-        if section not in _SECTIONS:
-            violations.append(Violation(f"include[{index}]", f"include[{index}] must be core or all: there is no more"))
-            break
-    if violations:
-        raise invalid_argument(violations)
+        raise invalid_argument([Violation("dp_rank", "dp_rank must be 0, the only rank there is, or unset")])

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import msgspec
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.rpc import error_details_pb2
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
 from smg_grpc_proto.generated import common_pb2
@@ -20,6 +21,7 @@ from runahead.runtime.wire.parameters import FinishReason
 from runahead.service.calls.access import RIGHTS_FOR
 from runahead.service.settings.extras import check_extras
 from runahead.service.settings.settings import FrontEndSettings, flag_of
+from runahead.v1 import StatsRequest
 from tests.service.fake_engine import INFO, STATS, TIMEOUT_S, FakeEngine
 from tests.service.log_lines import log_lines
 from tests.service.rpc_errors import code, detail, failure, fields, words
@@ -147,7 +149,37 @@ def test_the_model_the_server_and_its_load_are_described(service: Service) -> No
     assert load.token_usage == pytest.approx(used / STATS.blocks_total)
     assert (load.max_running_requests, load.utilization) == (INFO.max_rows, 2 / INFO.max_rows)
     error = failure(lambda: stub(service).GetLoads(pb.GetLoadsRequest(dp_rank=1, include=["x"]), timeout=TIMEOUT_S))
-    assert fields(error) == ["dp_rank", "include[0]"]
+    assert fields(error) == ["dp_rank"]
+
+
+QUEUES = {"num_running_reqs", "num_waiting_reqs", "num_total_reqs", "num_waiting_uncached_tokens"}
+MEMORY = {"num_used_tokens", "max_total_num_tokens", "token_usage"}
+CORE = QUEUES | MEMORY | {"cache_hit_rate", "utilization", "max_running_requests"}
+
+
+@pytest.mark.parametrize(
+    ("include", "filled"),
+    [
+        ([], CORE),
+        (["all"], CORE),
+        (["core"], CORE),
+        (["core", "disagg", "queues", "memory"], CORE),
+        (["queues"], QUEUES),
+        (["memory", "speculative"], MEMORY),
+        (["disagg", "lora", "of tomorrow"], set()),
+    ],
+)
+def test_sections_of_a_load_are_a_filter_and_none_is_refused(
+    service: Service, include: list[str], filled: set[str]
+) -> None:
+    call = generate(service)
+    handle = service.engine.next_submit().handle  # its three tokens wait for a row
+    answer = stub(service).GetLoads(pb.GetLoadsRequest(include=include), timeout=TIMEOUT_S)
+    assert {field.name for field, _ in answer.loads[0].ListFields()} == filled
+    assert answer.loads[0].num_waiting_uncached_tokens == (3 if "num_waiting_uncached_tokens" in filled else 0)
+    assert dict(service.stub.Stats(StatsRequest(), timeout=TIMEOUT_S).stats.refusals) == {}
+    service.engine.output(handle, [5], FinishReason.LENGTH)
+    list(call)
 
 
 def test_health_is_that_of_the_service(service: Service) -> None:
@@ -208,7 +240,7 @@ def test_its_completions_count_for_the_limit_and_have_a_line_in_the_log(tmp_path
         assert dict(call.initial_metadata())["x-request-id"] == line["x_request_id"]
 
 
-def test_reflection_describes_it(service: Service) -> None:
+def test_reflection_describes_it_with_the_methods_that_it_has(service: Service) -> None:
     reflect: Any = service.channel.stream_stream(
         "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
         request_serializer=ServerReflectionRequest.SerializeToString,
@@ -217,10 +249,14 @@ def test_reflection_describes_it(service: Service) -> None:
     questions = [
         ServerReflectionRequest(list_services=""),
         ServerReflectionRequest(file_containing_symbol=common_pb2.FlushCacheRequest.DESCRIPTOR.full_name),
+        ServerReflectionRequest(file_containing_symbol=SERVICE),
     ]
-    listed, file = list(reflect(iter(questions), timeout=TIMEOUT_S))
+    listed, file, engine = list(reflect(iter(questions), timeout=TIMEOUT_S))
     assert SERVICE in [each.name for each in listed.list_services_response.service]
     assert file.file_descriptor_response.file_descriptor_proto
+    files = map(FileDescriptorProto.FromString, engine.file_descriptor_response.file_descriptor_proto)
+    (described,) = (each for described in files for each in described.service)
+    assert {method.name for method in described.method} == set(SERVED)
 
 
 def test_the_setting_without_the_extra_is_refused_by_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
