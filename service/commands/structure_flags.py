@@ -10,7 +10,7 @@ from runahead.service.settings.bounded_files import TooLargeError, read_file
 from runahead.v1 import Choice, Structure
 
 _MOST_BYTES: Final = 16 << 20  # of a file
-_FLAGS: Final = ("json_schema", "json_object", "regex", "choice", "grammar")
+_FLAGS: Final = ("json_schema", "json_object", "regex", "choice", "grammar", "ebnf")
 
 
 def add_structure_flags(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +22,7 @@ def add_structure_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--regex", metavar="TEXT", help="a text that all of this regular expression matches")
     parser.add_argument("--choice", action="append", metavar="TEXT", help="one of several texts; may be repeated")
     parser.add_argument("--grammar", metavar="FILE", help="a text of the grammar in a file, in the words of Lark")
+    parser.add_argument("--ebnf", metavar="FILE", help="a text of the grammar in a file, in EBNF (GBNF)")
 
 
 def structure_of(arguments: argparse.Namespace) -> Structure | None:
@@ -33,7 +34,7 @@ def structure_of(arguments: argparse.Namespace) -> Structure | None:
         flags = " and ".join(map(_flag, given))
         raise ValueError(f"{flags} can't be given together: a completion has one structure")
     ((name, value),) = given.items()
-    if name in ("json_schema", "grammar"):
+    if name in ("json_schema", "grammar", "ebnf"):
         value = _read(name, value)
     try:
         structure = Structure(choice=Choice(texts=value) if name == "choice" else None)

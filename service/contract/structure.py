@@ -13,11 +13,11 @@ from runahead.service.contract.limits import LIMITS
 from runahead.service.contract.violations import Violations
 from runahead.v1 import GenerateOnceRequest, GenerateRequest
 
-Kind = Literal["json_schema", "regex", "choice", "grammar"]
+Kind = Literal["json_schema", "regex", "choice", "grammar", "ebnf"]
 
 _ANY_OBJECT: Final = '{"type":"object"}'
 _BESIDE: Final = "must not be set beside structure, whose end is an end-of-sequence token"
-_MISSING: Final = "is empty: set json_schema, json_object, regex, choice or grammar"
+_MISSING: Final = "is empty: set json_schema, json_object, regex, choice, grammar or ebnf"
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,13 +130,13 @@ def loads(info: EngineInfo, stats: EngineStats, queued_tokens: int, version: str
     `gen_throughput` stays 0, which means unknown.
     """
     used = stats.blocks_total - stats.blocks_free - stats.blocks_cached
-    queues = {
+    queues: dict[str, float] = {
         "num_running_reqs": stats.running,
         "num_waiting_reqs": stats.waiting,
         "num_total_reqs": stats.running + stats.waiting,
         "num_waiting_uncached_tokens": min(queued_tokens, _MOST_INT32),
     }
-    memory = {
+    memory: dict[str, float] = {
         "num_used_tokens": used * info.block_size,
         "max_total_num_tokens": stats.blocks_total * info.block_size,
         "token_usage": used / stats.blocks_total if stats.blocks_total else 0.0,
@@ -148,7 +148,7 @@ def loads(info: EngineInfo, stats: EngineStats, queued_tokens: int, version: str
         "utilization": stats.running / info.max_rows,
         "max_running_requests": info.max_rows,
     }
-    sections: dict[str, dict[str, float]] = {"all": core, "core": core, "queues": queues, "memory": memory}
+    sections = {"all": core, "core": core, "queues": queues, "memory": memory}
     load = pb.SchedulerLoad()
     for name in set(include) or ("all",):
         load.MergeFrom(pb.SchedulerLoad(**sections.get(name, {})))

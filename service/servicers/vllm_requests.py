@@ -39,6 +39,7 @@ _NAMES: Final = (
     ("stopping.", "sampling_params."),
     ("output.", "sampling_params."),
     ("structure.choice.texts", "sampling_params.choice.choices"),
+    ("structure.ebnf", "sampling_params.grammar"),
     ("structure.", "sampling_params."),
     ("token_ids.ids", "tokenized.input_ids"),
     ("prompt", "input"),
@@ -108,9 +109,7 @@ def _check_supported(request: Any, found: Violations) -> None:
     found.require(
         params.n <= 1, "sampling_params.n", f"must be 1, and is {params.n}: one completion is made of a prompt"
     )
-    if (constraint := params.WhichOneof("constraint")) in ("grammar", "structural_tag"):
-        found.require(False, f"sampling_params.{constraint}", _NO)
-    for name in ("truncate_prompt_tokens", "grammar_from_first_token"):
+    for name in ("structural_tag", "truncate_prompt_tokens", "grammar_from_first_token"):
         found.require(not _is_set(params, name), f"sampling_params.{name}", _NO)
     found.require(
         not params.stop or params.skip_special_tokens,
@@ -141,6 +140,8 @@ def _fill_structure(ours: GenerateRequest, params: Any) -> None:
     if constraint == "choice":
         ours.structure.choice.texts.extend(params.choice.choices)
         ours.structure.choice.SetInParent()
+    elif constraint == "grammar":
+        ours.structure.ebnf = params.grammar
     elif constraint in ("json_schema", "json_object", "regex"):
         setattr(ours.structure, constraint, getattr(params, constraint))
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 from llguidance import LLMatcher
 
 from runahead.runtime.wire.parameters import MAX_STRUCTURE
+from runahead.service.structures.ebnf import lark_of
 from runahead.service.structures.fault import StructureFault
 from runahead.service.structures.lark_check import check_lark
 from runahead.service.structures.schema_check import Schema, enforced, parts, read_schema
@@ -35,6 +36,8 @@ def grammar_text(kind: str, text: str, most_depth: int) -> tuple[str, Schema | N
     elif kind == "choice":
         grammar = _of({"lark_grammar": "start: " + " | ".join(map(_literal, json.loads(text)))})
     else:
+        if kind == "ebnf":
+            text = lark_of(text, most_depth)
         check_lark(text, most_depth)
         grammar = _of({"lark_grammar": text})
     if len(grammar) > MAX_STRUCTURE:

@@ -76,6 +76,7 @@ def test_a_structure_is_taken_from_its_flag_or_from_the_file_that_it_names(tmp_p
     assert not request_of().HasField("structure")
     assert request_of("--json-schema", str(file)).structure.json_schema == '{"type": "string"}'
     assert request_of("--grammar", str(file)).structure.grammar == '{"type": "string"}'
+    assert request_of("--ebnf", str(file)).structure.ebnf == '{"type": "string"}'
     assert request_of("--json-object").structure.json_object
     assert request_of("--regex", "a+").structure.regex == "a+"
     assert list(request_of("--choice", "yes", "--choice", "no").structure.choice.texts) == ["yes", "no"]

@@ -107,6 +107,7 @@ BAD = {
     "an empty schema": (with_(structure=Structure(json_schema="")), "structure.json_schema"),
     "an empty expression": (with_(structure=Structure(regex="")), "structure.regex"),
     "an empty grammar": (with_(structure=Structure(grammar="")), "structure.grammar"),
+    "an empty grammar in EBNF": (with_(structure=Structure(ebnf="")), "structure.ebnf"),
     "a long schema": (with_(structure=Structure(json_schema=" " * ((1 << 17) + 1))), "structure.json_schema"),
     "a long grammar": (with_(structure=Structure(grammar="é" * (1 << 17))), "structure.grammar"),
     "no object": (with_(structure=Structure(json_object=False)), "structure.json_object"),

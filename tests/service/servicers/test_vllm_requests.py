@@ -89,7 +89,7 @@ UNSUPPORTED = [
     (pb.SamplingParams(n=2), "sampling_params.n"),
     (pb.SamplingParams(json_schema=""), "sampling_params.json_schema"),
     (pb.SamplingParams(regex="a" * ((1 << 17) + 1)), "sampling_params.regex"),
-    (pb.SamplingParams(grammar="a"), "sampling_params.grammar"),
+    (pb.SamplingParams(grammar=""), "sampling_params.grammar"),
     (pb.SamplingParams(structural_tag="a"), "sampling_params.structural_tag"),
     (pb.SamplingParams(json_object=False), "sampling_params.json_object"),
     (pb.SamplingParams(choice=pb.ChoiceConstraint()), "sampling_params.choice.choices"),
@@ -150,7 +150,7 @@ NO_EFFECT = {
 }
 
 
-STRUCTURES = {f"sampling_params.{name}" for name in ("json_schema", "json_object", "regex")}
+STRUCTURES = {f"sampling_params.{name}" for name in ("json_schema", "json_object", "regex", "grammar")}
 STOP = "sampling_params.stop", "sampling_params.skip_special_tokens"  # which has to be set with it
 
 
@@ -218,6 +218,7 @@ def test_the_length_of_the_prompt_is_bounded_as_ours(service: Service) -> None:
         (pb.SamplingParams(json_schema="{}"), Structure(json_schema="{}")),
         (pb.SamplingParams(json_object=True), Structure(json_object=True)),
         (pb.SamplingParams(regex="a"), Structure(regex="a")),
+        (pb.SamplingParams(grammar='root ::= "a"'), Structure(ebnf='root ::= "a"')),
         (pb.SamplingParams(choice=pb.ChoiceConstraint(choices=["a", "b"])), Structure(choice=Choice(texts=["a", "b"]))),
     ],
 )

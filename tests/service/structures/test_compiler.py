@@ -55,6 +55,7 @@ GOOD: dict[str, tuple[Kind, object]] = {
     "an expression": ("regex", r"a|\d{3}/"),
     "a choice": ("choice", ["yes", 'n"o', "\x7f\n", "日本"]),
     "a grammar": ("grammar", 'start: "a" start | "b"'),
+    "a grammar in EBNF": ("ebnf", 'root ::= "a" root | "b"'),
 }
 
 WRONG: dict[str, tuple[Kind, object, str, str]] = {
@@ -81,6 +82,8 @@ WRONG: dict[str, tuple[Kind, object, str, str]] = {
     "a rule that is not there": ("grammar", "start: nowhere", "", "unknown name"),
     "a rule that leads to itself": ("grammar", "start: start", "", "has nothing that matches"),
     "a directive": ("grammar", 'start: a\na: %json {"not": {}}', "line 2", "directive"),
+    "a rule of EBNF that is not there": ("ebnf", "root ::= nowhere", "", "not found"),
+    "a rule of EBNF that leads to itself": ("ebnf", "root ::= root", "", "has nothing that matches"),
     "too many ways": (
         "grammar",
         "start: " + " ".join(f'"{chr(97 + n % 26)}"?' for n in range(3000)),

@@ -82,6 +82,7 @@ def submitted(service: Service, asked: GenerateRequest) -> m.Submit:
         ({"json_object": True}, {"json_schema": {**SPACED, "type": "object"}}),
         ({"choice": Choice(texts=["a", "b", "a"])}, {"lark_grammar": 'start: "a" | "b"'}),
         ({"grammar": 'start: "x"'}, {"lark_grammar": 'start: "x"'}),
+        ({"ebnf": 'root ::= "x"'}, {"lark_grammar": 'start: "x"'}),
     ],
 )
 def test_the_engine_gets_the_grammar_of_a_structure(service: Service, kind: dict[str, Any], grammar: object) -> None:
@@ -122,6 +123,7 @@ def once(asked: GenerateRequest) -> GenerateOnceRequest:
         ),
         ({"regex": "("}, "structure.regex", "structure.regex can't be compiled"),
         ({"grammar": "start: a\na: @b"}, "structure.grammar", "(line 2)"),
+        ({"ebnf": "root ::= a\na = b"}, "structure.ebnf", "(line 2)"),
     ],
 )
 def test_a_structure_that_is_wrong_is_refused_by_its_place_and_never_reaches_the_engine(
