@@ -35,7 +35,7 @@ RIGHTS_FOR: Final[Mapping[str, frozenset[Right]]] = MappingProxyType(
         **{_SERVICE + method: frozenset[Right]({"control"}) for method in ("Stats", "Trace", "WatchStats")},
         **{_SERVICE + method: _ANY_WORK for method in ("Abort", "GetModelInfo")},
         **{FACADE + method: frozenset[Right]({"control"}) for method in ("GetServerInfo", "GetLoads")},
-        **{FACADE + method: _ANY_WORK for method in ("Abort", "HealthCheck", "GetModelInfo")},
+        **{FACADE + method: _ANY_WORK for method in ("Abort", "HealthCheck", "GetModelInfo", "GetTokenizer")},
         **dict.fromkeys(_REFLECTION, _ANY_WORK),
     }
 )

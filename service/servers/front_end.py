@@ -72,7 +72,8 @@ class FrontEnd:
             # Loaded only where it is wanted: it needs an extra.
             from runahead.service.servicers.vllm_servicer import VllmServicer
 
-            VllmServicer(self.servicer, engine, self._health, version, settings.stalled_stream_s).add_to(self._server)
+            vllm = VllmServicer(self.servicer, engine, self._health, tokenizer, version, settings.stalled_stream_s)
+            vllm.add_to(self._server)
         if settings.reflection:
             files = [generation_service_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR]
             services = [GENERATION, HEALTH]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from hashlib import sha256
 from typing import Any, Final
 
+from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from runahead.runtime.wire.figures import EngineStats
@@ -21,6 +23,7 @@ _REASONS: Final = {
     FinishReason.FINISH_REASON_CONTEXT_LENGTH: "length",
     FinishReason.FINISH_REASON_ABORTED: "abort",
 }
+_CHUNK_BYTES: Final = 1 << 18
 _MOST_INT32: Final = 2**31 - 1
 _ENTRY_BYTES: Final = 10  # of a log-probability and its id in a message
 
@@ -154,6 +157,15 @@ def loads(info: EngineInfo, stats: EngineStats, queued_tokens: int, version: str
         load.MergeFrom(pb.SchedulerLoad(**sections.get(name, {})))
     now = datetime.now(UTC).isoformat()
     return pb.GetLoadsResponse(timestamp=now, version=version, dp_rank_count=1, loads=[load])
+
+
+def tokenizer_chunks(archive: bytes) -> Iterator[Any]:
+    """A zip archive in messages, of which the last has its SHA-256."""
+    for offset in range(0, len(archive), _CHUNK_BYTES):
+        is_last = offset + _CHUNK_BYTES >= len(archive)
+        yield common_pb2.GetTokenizerChunk(
+            data=archive[offset : offset + _CHUNK_BYTES], sha256=sha256(archive).hexdigest() if is_last else ""
+        )
 
 
 def _top(token: Token) -> Any:

@@ -11,13 +11,14 @@ from contextlib import suppress
 from typing import Any
 
 import grpc
+from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from runahead.service.calls.access import FACADE
 from runahead.service.calls.call import Call
 from runahead.service.calls.guard import guarded
 from runahead.service.calls.stream_writer import StreamWriter
-from runahead.service.contract.errors import Violation, invalid_argument
+from runahead.service.contract.errors import Violation, invalid_argument, no_tokenizer
 from runahead.service.contract.validation import check_known
 from runahead.service.engine.engine_client import EngineClient
 from runahead.service.engine.request_stream import StalledReaderError
@@ -33,27 +34,31 @@ from runahead.service.servicers.vllm_answers import (
     model_info,
     output_logprobs,
     server_info,
+    tokenizer_chunks,
 )
 from runahead.service.servicers.vllm_requests import generate_request, named_as_there
+from runahead.service.text.tokenizer import TextTokenizer
 from runahead.v1 import AbortRequest, GenerateRequest, Token
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class VllmServicer:
-    """health: of the server. version: of the server. stalled_s: see `StreamWriter`."""
+    """health, version: of the server. tokenizer: None, it serves token ids alone. stalled_s: see `StreamWriter`."""
 
     def __init__(
         self,
         service: GenerationServicer,
         engine: EngineClient,
         health: HealthServicer,
+        tokenizer: TextTokenizer | None,
         version: str,
         stalled_s: float,
     ) -> None:
         self._service = service
         self._engine = engine
         self._health = health
+        self._tokenizer = tokenizer
         self._version = version
         self._stalled_s = stalled_s
 
@@ -62,7 +67,12 @@ class VllmServicer:
         served = {
             "Generate": grpc.unary_stream_rpc_method_handler(
                 self.Generate, pb.GenerateRequest.FromString, pb.GenerateResponse.SerializeToString
-            )
+            ),
+            "GetTokenizer": grpc.unary_stream_rpc_method_handler(
+                self.GetTokenizer,
+                common_pb2.GetTokenizerRequest.FromString,
+                common_pb2.GetTokenizerChunk.SerializeToString,
+            ),
         }
         for name, method in (
             ("Abort", self.Abort),
@@ -110,6 +120,19 @@ class VllmServicer:
             end = complete(ids, opened.finished, None if is_streamed else output_logprobs(kept, top), prompt)
             with suppress(StalledReaderError):  # all is in the library's hands: nothing follows the end
                 await writer.write(end)
+
+    async def GetTokenizer(self, request: Any, context: _Context) -> None:
+        async with (
+            guarded(context, self._service.counters.refuse) as call,
+            StreamWriter(context, self._stalled_s) as writer,
+        ):
+            check_known(request)
+            if self._tokenizer is None:
+                raise no_tokenizer()
+            archive = await self._tokenizer.archive()
+            await writer.begin(call.trace.headers)
+            for part in tokenizer_chunks(archive):
+                await writer.write(part)
 
     async def Abort(self, request: Any, context: _Context) -> Any:
         async with guarded(context, self._service.counters.refuse):

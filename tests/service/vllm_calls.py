@@ -19,7 +19,7 @@ from tests.service.running_service import Service
 from tests.service.small_tokenizers import byte_level_tokenizer
 
 SERVICE = "vllm.grpc.engine.VllmEngine"
-SERVED = ("Generate", "Abort", "HealthCheck", "GetModelInfo", "GetServerInfo", "GetLoads")
+SERVED = ("Generate", "Abort", "HealthCheck", "GetModelInfo", "GetServerInfo", "GetLoads", "GetTokenizer")
 ALL = [method.name for method in pb.DESCRIPTOR.services_by_name["VllmEngine"].methods]
 ALICE, BOB, OPS = ("alice-token-0123456789", "bob-token-0123456789", "ops-token-0123456789")
 

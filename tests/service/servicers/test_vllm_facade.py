@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import json
+import zipfile
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ from google.rpc import error_details_pb2
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
 from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
+from tokenizers import Tokenizer
 
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import ConfigError
@@ -180,6 +185,19 @@ def test_sections_of_a_load_are_a_filter_and_none_is_refused(
     assert dict(service.stub.Stats(StatsRequest(), timeout=TIMEOUT_S).stats.refusals) == {}
     service.engine.output(handle, [5], FinishReason.LENGTH)
     list(call)
+
+
+def test_the_tokenizer_comes_as_files_that_tokenize_alike(service: Service) -> None:
+    parts = list(stub(service).GetTokenizer(common_pb2.GetTokenizerRequest(), timeout=TIMEOUT_S))
+    whole = b"".join(part.data for part in parts)
+    assert [part.sha256 for part in parts] == [*[""] * (len(parts) - 1), sha256(whole).hexdigest()]
+    with zipfile.ZipFile(io.BytesIO(whole)) as archive:
+        tokenizer = Tokenizer.from_str(archive.read("tokenizer.json").decode())
+        config = json.loads(archive.read("tokenizer_config.json"))
+    assert tokenizer.encode("def f(x):").ids == ids("def f(x):")
+    assert config == {"chat_template": "{{ messages }}", "eos_token": "<|end|>"}
+    again = stub(service).GetTokenizer(common_pb2.GetTokenizerRequest(), timeout=TIMEOUT_S)
+    assert b"".join(part.data for part in again) == whole
 
 
 def test_health_is_that_of_the_service(service: Service) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 import torch
+from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2_grpc
 from tokenizers import decoders
 
 from benchmarks.local_service import BESIDE, local_service
@@ -40,7 +41,7 @@ TIMEOUT_S = 60.0
 PROMPT = TokenIds(ids=[7, 3, 150, 3, 9])
 GREEDY = SamplingOptions(temperature=0.0)
 TOKENS = 12
-FLAGS = ["--max-rows", "4", "--num-blocks", "64", "--threads", "1", "--no-request-log"]
+FLAGS = ["--max-rows", "4", "--num-blocks", "64", "--threads", "1", "--no-request-log", "--vllm-facade"]
 (LLAMA,) = (case for case in CASES if case.name == "llama")
 
 
@@ -241,3 +242,11 @@ def test_random_weights_keep_the_tokenizer_that_lies_beside_them(tmp_path: Path)
         grpc.insecure_channel(service.url) as channel,
     ):
         assert GenerationServiceStub(channel).GetModelInfo(GetModelInfoRequest(), timeout=TIMEOUT_S).has_tokenizer
+
+
+def test_a_router_gets_no_tokenizer_and_is_told_why(served: Served) -> None:
+    with grpc.insecure_channel(served.url) as channel:
+        asked = vllm_engine_pb2_grpc.VllmEngineStub(channel).GetTokenizer(common_pb2.GetTokenizerRequest(), timeout=5)
+        error = failure(lambda: list(asked))
+    assert code(error) == grpc.StatusCode.FAILED_PRECONDITION
+    assert "started without a tokenizer" in words(error)
