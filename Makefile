@@ -31,7 +31,7 @@ $(error MODEL is $(MODEL); the demo has bundled and smollm2)
 endif
 .DELETE_ON_ERROR:
 .PHONY: help setup demo demo-bundled demo-smollm2 smollm2-parity test rest computed models kernels coverage check format lint types \
-	imports protos contract serve bench load soak bench-gpu eval parity structures sim long-run mutants mutation proxy validators manifests \
+	imports protos contract serve bench load soak bench-gpu eval parity structures sim long-run mutants mutation proxy router validators manifests \
 	container clients clean FORCE
 
 help: ## show this list
@@ -144,6 +144,9 @@ validators: $(STAMPS)/validators ## an environment with what `make manifests` va
 manifests: $(STAMPS)/test $(STAMPS)/validators ## deploy/k8s rendered, validated with tools of their own environment, and run as a pod
 	@$(BIN)/python -m pytest tests/deploy/test_validators.py tests/deploy/test_pod.py --validators $(VENV)/validators $(ARGS)
 
+router: $(STAMPS)/test $(STAMPS)/router proxy ## a router and the OpenAI client from PyPI, in front of two replicas with tokens on (3 minutes)
+	@$(BIN)/python -m pytest tests/router --router $(VENV)/router $(ARGS)
+
 clients: $(STAMPS)/clients ## the examples in clients/, of every language whose toolchain is here, against a service
 	@$(BIN)/python -m pytest tests/clients $(ARGS)
 
@@ -178,6 +181,12 @@ $(STAMPS)/validators: tests/deploy/validators.txt tests/deploy/promtool.sh | $(S
 	@$(PYTHON) -m venv $(VENV)/validators
 	@PIP_CONSTRAINT= PIP_BUILD_CONSTRAINT= $(VENV)/validators/bin/python -m pip install --quiet --requirement $<
 	@tests/deploy/promtool.sh $(VENV)/validators
+	@touch $@
+
+$(STAMPS)/router: tests/router/requirements.txt | $(STAMPS)/venv
+	@echo "installing a router and the OpenAI client into $(VENV)/router"
+	@$(PYTHON) -m venv $(VENV)/router
+	@PIP_CONSTRAINT= $(VENV)/router/bin/python -m pip install --quiet --requirement $<
 	@touch $@
 
 # Each installs the package in place, stubs generated from protos/, with the extras that its targets need. A larger one

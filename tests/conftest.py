@@ -66,6 +66,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="JSON Schemas that completions have to fit at each depth (24)",
     )
     parser.addoption("--large", action="store_true", help="run what is too large for every run, too")
+    parser.addoption("--router", metavar="FOLDER", help="an environment with a router: tests/router runs it")
     parser.addoption(
         "--validators",
         metavar="FOLDER",

@@ -34,7 +34,8 @@ class Service:
     security: Security = field(default_factory=lambda: Security(Access(), None))
     traces: Traces | None = None
     channel_credentials: grpc.ChannelCredentials | None = None
-    port: int = 0
+    host: str = "127.0.0.1"
+    port: int = 0  # any that is free
     front_end: FrontEnd = field(init=False, repr=False)
     _loop: asyncio.AbstractEventLoop = field(init=False, repr=False)
     _ready: threading.Event = field(default_factory=threading.Event)
@@ -60,8 +61,8 @@ class Service:
         options = [("grpc.use_local_subchannel_pool", 1)]
         credentials = credentials or self.channel_credentials
         if credentials is None:
-            return grpc.insecure_channel(f"127.0.0.1:{self.port}", options)
-        return grpc.secure_channel(f"127.0.0.1:{self.port}", credentials, options)
+            return grpc.insecure_channel(f"{self.host}:{self.port}", options)
+        return grpc.secure_channel(f"{self.host}:{self.port}", credentials, options)
 
     def stop(self, grace_s: float) -> None:
         """Begins a graceful stop, and returns at once."""
@@ -78,7 +79,7 @@ class Service:
         client = await SocketEngineClient.connect(self.socket)
         settings = msgspec.structs.replace(self.settings, max_streams=self.max_streams)
         self.front_end = FrontEnd(client, tokenizer, settings, self.security, traces=self.traces)
-        self.port = await self.front_end.start("127.0.0.1", 0)
+        self.port = await self.front_end.start(self.host, self.port)
         self._ready.set()
         await self._stop.wait()
         await self.front_end.stop(self._grace_s)

@@ -30,7 +30,6 @@ CALLS: Final[dict[str, dict[str, str]]] = {
 }
 # By what was asked: words of the refusal.
 REFUSED: Final = {
-    "n": "sampling_params.n must be 1",
     "no tokens": "sampling_params.max_tokens must be 1 to",
     "too many tokens": "sampling_params.max_tokens must be 1 to",
     "a broken regex": "sampling_params.regex can't be compiled",
