@@ -33,9 +33,11 @@ PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf
 # Flags of programs that are not ours.
 OTHERS: Final = {
     "--against": "buf",
+    "--api-key": "smg",
     "--build-arg": "podman",
     "--cacert": "buf",
     "--cap-drop": "podman",
+    "--chat-template": "smg",
     "--data": "buf",
     "--device": "podman",
     "--dry-run": "kubectl",
@@ -58,6 +60,7 @@ OTHERS: Final = {
     "--reflect-header": "buf",
     "--rm": "podman",
     "--short": "git",
+    "--worker-urls": "smg",
     "--strict": "kubernetes-validate",
     "--tag": "podman",
     "--target": "podman",
