@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import subprocess
@@ -10,8 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import yaml
 
-from tests.deploy.rendering import Manifests, Object, is_of_router
+from runahead.service.credentials.callers import Caller, CallersFile
+from tests.deploy.rendering import Manifests, Object, is_of_router, kubectl
+from tests.project.repository import ROOT
 from tests.service.certificates import Authority
 from tests.service.hostile.proxy import HAPROXY
 
@@ -64,8 +68,10 @@ def test_the_proxy_listens_where_the_router_asks_and_asks_where_the_pods_listen(
 ) -> None:
     made = manifests(name)
     proxy, router = proxy_and_router(made)
-    places = re.findall(r'presetenv RUNAHEAD_PLACE_\d "(127\.0\.0\.1:\d+)"', configuration(made))
-    assert [f"grpc://{place}" for place in places] == [each for each in router["args"] if each.startswith("grpc://")]
+    listeners = re.findall(r'presetenv RUNAHEAD_LISTEN_\d "(127\.0\.0\.1:\d+)"', configuration(made))
+    assert [f"grpc://{listener}" for listener in listeners] == [
+        each for each in router["args"] if each.startswith("grpc://")
+    ]
     space = made.deployment["metadata"]["namespace"]
     given = variables(proxy, space)
     headless = made.one("Service", "runahead-pods")
@@ -100,6 +106,22 @@ def test_credentials_are_of_a_secret_that_is_named_and_required(name: str, manif
     assert variables(proxy, "x")["RUNAHEAD_TOKEN"] == "runahead-router/token"
     assert variables(router, "x")["API_KEY"] == "runahead-router/api-key"
     assert "--api-key=$(API_KEY)" in router["args"]
+
+
+@pytest.mark.skipif(not Path("/usr/bin/openssl").exists(), reason="this machine has no openssl")
+def test_the_lines_of_the_document_make_the_secret_and_a_caller_with_the_rights(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "routers.md").read_text(encoding="utf-8")
+    (lines,) = re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    *before, create = lines.splitlines()
+    create = create.replace("kubectl", str(kubectl())) + " --dry-run=client -o yaml"
+    script = "\n".join([*before, create])
+    done = subprocess.run(["sh", "-ec", script], cwd=tmp_path, check=True, capture_output=True, text=True)
+    secret = yaml.safe_load(done.stdout)
+    assert (secret["metadata"]["name"], secret["metadata"]["namespace"]) == ("runahead-router", "runahead")
+    given = {key: base64.b64decode(value) for key, value in secret["data"].items()}
+    assert set(given) == {"token", "api-key"} and all(value.isalnum() for value in given.values()), "no line's end"
+    caller = CallersFile(tmp_path / "callers").by_token(given["token"])
+    assert caller == Caller("router", frozenset({"generate", "control"}))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -19,7 +19,7 @@ from tests.service.fake_engine import TIMEOUT_S
 from tests.service.hostile.proxy import HAPROXY
 
 CONFIGURATION: Final = K8S / "components" / "router" / "haproxy.cfg"
-PLACES: Final = 4
+LISTENERS: Final = 4
 _NAME: Final = "runahead-pods.runahead.svc.cluster.local"
 _RESOLVERS: Final = "    parse-resolv-conf\n"
 
@@ -58,7 +58,7 @@ class NameServer:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """ports: of the places, on 127.0.0.1. names: says where replicas are. log: the proxy's."""
+    """ports: of the listeners, on 127.0.0.1. names: says where replicas are. log: the proxy's."""
 
     ports: Sequence[int]
     names: NameServer
@@ -76,10 +76,10 @@ def hop(folder: Path, addresses: Sequence[str], port: int, token: str, options: 
         stack.callback(names.close)
         configuration, log = folder / "haproxy.cfg", folder / "haproxy.log"
         configuration.write_text(written.replace(_RESOLVERS, f"    nameserver here 127.0.0.1:{names.port}\n"))
-        ports = _free_ports(PLACES)
+        ports = _free_ports(LISTENERS)
         environment = {
             **os.environ,
-            **{f"RUNAHEAD_PLACE_{place}": f"127.0.0.1:{each}" for place, each in enumerate(ports, 1)},
+            **{f"RUNAHEAD_LISTEN_{listener}": f"127.0.0.1:{each}" for listener, each in enumerate(ports, 1)},
             "RUNAHEAD_REPLICAS": f"{_NAME}:{port}",
             "RUNAHEAD_REPLICA_OPTIONS": options,
             "RUNAHEAD_TOKEN": token,

@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import yaml
+
 from benchmarks.local_service import LocalService, started_service
+from tests.deploy.rendering import K8S
 from tests.project.repository import ROOT
 from tests.router.hop import Hop, hop
 
@@ -22,6 +25,7 @@ TOKEN: Final = "router-token-0123456789"
 KEY: Final = "key-of-clients"
 HOSTS: Final = ("127.0.0.1", "127.0.0.2")
 FLAGS: Final = ("--vllm-facade", "--threads", "1", "--max-rows", "8", "--num-blocks", "600")
+DEPLOYMENT: Final = K8S / "components" / "router" / "deployment.yaml"
 CHAT_TEMPLATE: Final = "{% for message in messages %}{{ message.content }}{% endfor %}"
 _START_S: Final = 90.0
 
@@ -38,7 +42,8 @@ class Router:
 
     def openai(self, *names: str) -> dict[str, Any]:
         """The answers of `openai_calls`, in the router's environment."""
-        command = [self.environment / "bin" / "python", ROOT / "tests" / "router" / "openai_calls.py", self.url, KEY]
+        calls = ROOT / "tests" / "router" / "openai_calls.py"
+        command = [str(self.environment / "bin" / "python"), str(calls), self.url, KEY]
         done = subprocess.run([*command, *names], capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr
         found: dict[str, Any] = json.loads(done.stdout)
@@ -71,10 +76,8 @@ def router(environment: Path, folder: Path) -> Iterator[Router]:
         template, log = folder / "template.jinja", folder / "router.log"
         template.write_text(CHAT_TEMPLATE)
         own, metrics = (free_port() for _ in range(2))
-        command = [str(environment / "bin" / "smg"), "launch", "--backend", "vllm", "--policy", "round_robin"]
-        command += ["--host", "127.0.0.1", "--port", str(own)]
-        command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics), "--api-key", KEY]
-        command += ["--chat-template", str(template), "--worker-startup-check-interval", "2"]
+        command = [str(environment / "bin" / "smg"), "launch", *_arguments(own, metrics)]
+        command += ["--chat-template", str(template)]
         command += ["--health-check-interval-secs", "2", "--load-monitor-interval", "2"]
         command += ["--worker-urls", *(f"grpc://127.0.0.1:{each}" for each in proxy.ports)]
         output = stack.enter_context(log.open("wb"))
@@ -84,6 +87,23 @@ def router(environment: Path, folder: Path) -> Iterator[Router]:
         made = Router(environment, f"http://127.0.0.1:{own}", log, proxy, replicas)
         wait_for_workers(made, 2)
         yield made
+
+
+def _arguments(port: int, metrics_port: int) -> list[str]:
+    """The router's arguments in deploy/k8s, on this machine. All replicas get calls, whatever prefixes they have."""
+    (made,) = yaml.safe_load_all(DEPLOYMENT.read_text(encoding="utf-8"))
+    given: list[str] = made["spec"]["template"]["spec"]["containers"][0]["args"]
+    here = {
+        "--host": "127.0.0.1",
+        "--port": str(port),
+        "--prometheus-host": "127.0.0.1",
+        "--prometheus-port": str(metrics_port),
+        "--api-key": KEY,
+        "--policy": "round_robin",
+    }
+    pairs = [each.partition("=") for each in given[: given.index("--worker-urls")]]
+    assert here.keys() <= {name for name, _, _ in pairs}
+    return [f"{name}={here.get(name, value)}" for name, _, value in pairs]
 
 
 def healthy(made: Router) -> list[dict[str, Any]]:

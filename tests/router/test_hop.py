@@ -57,10 +57,10 @@ def replicas(tmp_path: Path) -> Iterator[list[Service]]:
 
 
 @contextmanager
-def router_of(hop: Hop, place: int) -> Iterator[Any]:
-    """What a router has of a place: a channel without a credential."""
+def router_of(hop: Hop, listener: int) -> Iterator[Any]:
+    """What a router has of a listener: a channel without a credential."""
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
-    with grpc.insecure_channel(f"127.0.0.1:{hop.ports[place - 1]}", options) as channel:
+    with grpc.insecure_channel(f"127.0.0.1:{hop.ports[listener - 1]}", options) as channel:
         yield vllm_engine_pb2_grpc.VllmEngineStub(channel)
 
 
@@ -71,8 +71,8 @@ def until(found: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def is_served(hop: Hop, place: int) -> bool:
-    with router_of(hop, place) as stub:
+def is_served(hop: Hop, listener: int) -> bool:
+    with router_of(hop, listener) as stub:
         try:
             return bool(stub.HealthCheck(pb.HealthCheckRequest(), timeout=TIMEOUT_S).healthy)
         except grpc.RpcError as error:
@@ -80,14 +80,14 @@ def is_served(hop: Hop, place: int) -> bool:
             return False
 
 
-def places(hop: Hop) -> list[int]:
+def served(hop: Hop) -> list[int]:
     """Those that have a replica."""
-    return [place for place in range(1, len(hop.ports) + 1) if is_served(hop, place)]
+    return [listener for listener in range(1, len(hop.ports) + 1) if is_served(hop, listener)]
 
 
-def served_by(hop: Hop, place: int, replicas: list[Service], metadata: Any = None) -> Service:
-    """The replica that gets a completion of a place."""
-    with router_of(hop, place) as stub:
+def served_by(hop: Hop, listener: int, replicas: list[Service], metadata: Any = None) -> Service:
+    """The replica that gets a completion of a listener."""
+    with router_of(hop, listener) as stub:
         call = stub.Generate(request(), timeout=TIMEOUT_S, metadata=metadata)
         until(lambda: any(not each.engine.submitted.empty() for each in replicas))
         (reached,) = (each for each in replicas if not each.engine.submitted.empty())
@@ -112,42 +112,42 @@ def test_the_configuration_is_one_that_the_proxy_takes_and_listens_on_loopback_a
         assert re.search(rf'presetenv {name} "127\.0\.0\.1:', text)
 
 
-def test_each_place_has_a_replica_that_knows_the_caller(tmp_path: Path, replicas: list[Service]) -> None:
+def test_each_listener_has_a_replica_that_knows_the_caller(tmp_path: Path, replicas: list[Service]) -> None:
     with hop(tmp_path, HOSTS, replicas[0].port, TOKEN) as proxy:
-        until(lambda: places(proxy) == [1, 2])
-        assert {served_by(proxy, place, replicas).host for place in (1, 2)} == set(HOSTS)
+        until(lambda: served(proxy) == [1, 2])
+        assert {served_by(proxy, listener, replicas).host for listener in (1, 2)} == set(HOSTS)
         again = served_by(proxy, 1, replicas, bearer("somebody-elses-0123456789"))
         assert again.host == served_by(proxy, 1, replicas).host, (
-            "a place stays its replica's, whatever the caller sends"
+            "a listener stays its replica's, whatever the caller sends"
         )
     assert TOKEN not in proxy.log.read_text()
 
 
-def test_a_place_without_a_replica_is_unavailable_and_takes_the_next_one(
+def test_a_listener_without_a_replica_is_unavailable_and_gets_the_next_one(
     tmp_path: Path, replicas: list[Service]
 ) -> None:
     with hop(tmp_path, HOSTS[:1], replicas[0].port, TOKEN) as proxy:
-        until(lambda: places(proxy) == [1])
+        until(lambda: served(proxy) == [1])
         with router_of(proxy, 2) as stub:
             error = failure(lambda: stub.HealthCheck(pb.HealthCheckRequest(), timeout=TIMEOUT_S))
-        assert (code(error), words(error)) == (grpc.StatusCode.UNAVAILABLE, "no replica is at this place")
+        assert (code(error), words(error)) == (grpc.StatusCode.UNAVAILABLE, "no replica is behind this listener")
         proxy.names.addresses.append(HOSTS[1])
-        until(lambda: places(proxy) == [1, 2])
+        until(lambda: served(proxy) == [1, 2])
         assert served_by(proxy, 1, replicas).host == HOSTS[0]
         proxy.names.addresses.remove(HOSTS[0])
-        until(lambda: places(proxy) == [2])
+        until(lambda: served(proxy) == [2])
         assert served_by(proxy, 2, replicas).host == HOSTS[1]
 
 
-def test_a_replica_that_is_gone_takes_its_place_along_and_no_other(tmp_path: Path, replicas: list[Service]) -> None:
+def test_a_replica_that_is_gone_leaves_its_listener_alone_empty(tmp_path: Path, replicas: list[Service]) -> None:
     first = replicas[0]
     with ExitStack() as stack:
         other = stack.enter_context(replica(tmp_path, "127.0.0.3", first.port))
         with hop(tmp_path, (HOSTS[0], "127.0.0.3"), first.port, TOKEN) as proxy:
-            until(lambda: places(proxy) == [1, 2])
-            gone = next(place for place in (1, 2) if served_by(proxy, place, [first, other]) is other)
+            until(lambda: served(proxy) == [1, 2])
+            gone = next(listener for listener in (1, 2) if served_by(proxy, listener, [first, other]) is other)
             stack.close()
-            until(lambda: places(proxy) == [3 - gone])
+            until(lambda: served(proxy) == [3 - gone])
             assert served_by(proxy, 3 - gone, [first]) is first
 
 
@@ -166,8 +166,8 @@ def test_with_the_options_of_tls_a_replica_is_reached_through_tls_and_known_by_i
         hop(tmp_path, HOSTS[:1], only.port, TOKEN, TLS.format(tmp_path / "ca.crt")) as proxy,
     ):
         if is_known:
-            until(lambda: places(proxy) == [1])
+            until(lambda: served(proxy) == [1])
             assert served_by(proxy, 1, [only]) is only
         else:
             until(lambda: "SSL handshake failure" in proxy.log.read_text())
-            assert places(proxy) == []
+            assert served(proxy) == []

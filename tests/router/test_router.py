@@ -143,7 +143,19 @@ def test_a_client_without_the_key_is_refused_by_the_router(running: Router) -> N
         urllib.request.urlopen(asked, timeout=30)
 
 
-def test_a_replica_that_is_killed_costs_its_own_calls_and_another_one_takes_its_place(
+def test_a_replica_that_is_added_gets_a_listener_and_calls(running: Router, tmp_path: Path) -> None:
+    wait_for_workers(running, 2)
+    with replica(tmp_path, "127.0.0.3", running.replicas[0].ports["service"]) as added:
+        running.hop.names.addresses.append("127.0.0.3")
+        wait_for_workers(running, 3)
+        until = time.monotonic() + 60
+        while not [line for line in logged(added.log, "call") if line["method"].endswith("/Generate")]:
+            assert time.monotonic() < until
+            running.openai("completion")
+    running.hop.names.addresses.remove("127.0.0.3")
+
+
+def test_a_replica_that_is_killed_costs_its_own_calls_and_the_next_one_gets_its_listener(
     running: Router, found: dict[str, Any], tmp_path: Path
 ) -> None:
     killed = running.replicas[1]
