@@ -58,7 +58,7 @@ class VllmServicer:
         self._service = service
         self._engine = engine
         self._health = health
-        self._tokenizer = tokenizer
+        self._tokenizer = None if tokenizer is None else list(tokenizer_chunks(tokenizer.archive()))
         self._version = version
         self._stalled_s = stalled_s
 
@@ -129,9 +129,8 @@ class VllmServicer:
             check_known(request)
             if self._tokenizer is None:
                 raise no_tokenizer()
-            archive = await self._tokenizer.archive()
             await writer.begin(call.trace.headers)
-            for part in tokenizer_chunks(archive):
+            for part in self._tokenizer:
                 await writer.write(part)
 
     async def Abort(self, request: Any, context: _Context) -> Any:

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from runahead.runtime.checkpoint import Checkpoint, CheckpointError
 from runahead.runtime.grammar.spelling import is_byte_level
 from runahead.runtime.wire.engine_config import ConfigError
-from runahead.service.text.archive import Archiving
+from runahead.service.text.archive import archive_of
 from runahead.service.text.bounded_tokenizer import BoundedTokenizer
 from runahead.service.text.text_bounds import longest_token_bytes
 from runahead.service.text.text_cuts import LONG, can_be_cut, cut_behind, is_quick
@@ -68,7 +68,6 @@ class TextTokenizer:
         self._is_quick = is_quick(description)
         self._bounded = None if self._is_quick else BoundedTokenizer(tokenizer.to_str())
         self._around = self._special_tokens_around() if can_be_cut(description) else None
-        self._archive = b""
 
     def encodes_at_once(self, text: str) -> bool:
         """`encode` waits for nothing."""
@@ -98,13 +97,12 @@ class TextTokenizer:
         await self._pool.do(caller, decoding)
         return decoding.text
 
-    async def archive(self) -> bytes:
-        """The tokenizer as a zip archive of `tokenizer.json` and `tokenizer_config.json`. It is made once."""
-        if not self._archive:
-            archiving = Archiving(self._tokenizer.to_str, self.chat_template, self.template_tokens)
-            await self._pool.do(0, archiving)
-            self._archive = archiving.archive
-        return self._archive
+    def archive(self) -> bytes:
+        """The tokenizer as a zip archive of `tokenizer.json` and `tokenizer_config.json`.
+
+        Of 150,000 tokens it holds the interpreter for about a second: it is made before anybody is served.
+        """
+        return archive_of(self._tokenizer.to_str(), self.chat_template, self.template_tokens)
 
     @property
     def waiting(self) -> int:
