@@ -19,6 +19,10 @@ class PackedTensor(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
     @property
+    def dtype(self) -> str:
+        """How it is stored: a dtype, or a quantization in words."""
+
+    @property
     def size_bytes(self) -> int:
         """Bytes that it takes in the file."""
 

@@ -9,11 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from runahead.runtime.checkpoint.checkpoint import StoredTensor
 from runahead.runtime.checkpoint.errors import CheckpointError
+from runahead.runtime.checkpoint.quantized.find import dequantized
+from runahead.runtime.checkpoint.quantized.read_config import read_modelopt_file, read_quantization
+from runahead.runtime.checkpoint.quantized.scheme import Quantization
 from runahead.runtime.checkpoint.refusals import FETCH, of_missing_tokenizer, of_missing_weights, refuse_lfs_pointer
 from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor, read_header, read_shards
 
 CONFIG: Final = "config.json"
+TEXT_CONFIG: Final = "text_config"  # of a model of several parts
+MODELOPT_CONFIG: Final = "hf_quant_config.json"
 GENERATION_CONFIG: Final = "generation_config.json"
 WEIGHTS: Final = "model.safetensors"
 WEIGHTS_INDEX: Final = "model.safetensors.index.json"  # which of several files has which tensor
@@ -55,12 +61,27 @@ class FolderCheckpoint:
         path = self.path / GENERATION_CONFIG
         return _read_object(path) if path.is_file() else {}
 
-    def tensors(self) -> Mapping[str, SafetensorsTensor]:
-        """From the sharded index if there is one, else from `model.safetensors`.
+    def quantization(self) -> Quantization | None:
+        """As `config.json` says, of the model or its text part, or else ModelOpt's file. None: not quantized. Raises
+        CheckpointError for a method that is not supported."""
+        raw = self.config() if (self.path / CONFIG).is_file() else {}
+        text = raw.get(TEXT_CONFIG)
+        found = read_quantization(raw) or (read_quantization(text) if isinstance(text, dict) else None)
+        if found is None and (self.path / MODELOPT_CONFIG).is_file():
+            return read_modelopt_file(_read_object(self.path / MODELOPT_CONFIG))
+        return found
 
-        Raises CheckpointError for a missing file or shard, an unreadable header, a tensor that the file ends before,
-        and an index that does not agree with its shards.
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        """From the sharded index if there is one, else from `model.safetensors`. Quantized weights have the names and
+        shapes that they have without it.
+
+        Raises CheckpointError for a missing file or shard, an unreadable header, a tensor that the file ends before, an
+        index that does not agree with its shards, and parts of quantized weights that do not fit together.
         """
+        stored, quantization = self._tensors_in_files(), self.quantization()
+        return stored if quantization is None else dequantized(stored, quantization)
+
+    def _tensors_in_files(self) -> Mapping[str, SafetensorsTensor]:
         if (self.path / WEIGHTS_INDEX).is_file():
             return read_shards(self.path, WEIGHTS_INDEX)
         path = self.path / WEIGHTS

@@ -37,7 +37,8 @@ class _Index(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsTensor:
-    """A `StoredTensor` of a safetensors file. dtype: F32, BF16, F16, or one that `check` refuses. part: of the matrices
+    """A `StoredTensor` of a safetensors file. dtype: F32, BF16, F16, or one that `check` refuses. offset: of its first
+    byte in the file. part: of the matrices
     that the file has under this name which one, its first row, and the first one behind; None: all that there is."""
 
     name: str
@@ -45,6 +46,7 @@ class SafetensorsTensor:
     dtype: str
     shape: tuple[int, ...]
     size_bytes: int
+    offset: int
     part: tuple[int, int, int] | None = None
 
     def rows_of(self, number: int, begin: int, end: int) -> SafetensorsTensor:
@@ -90,7 +92,7 @@ def read_header(path: Path) -> dict[str, SafetensorsTensor]:
         entries = {
             name: msgspec.json.decode(entry, type=_Entry) for name, entry in described.items() if name != "__metadata__"
         }
-        tensors = [_stored(path, name, entry) for name, entry in entries.items()]
+        tensors = [_stored(path, name, entry, 8 + length) for name, entry in entries.items()]
     except _NOT_AS_EXPECTED as error:
         raise CheckpointError(f"{path} has a corrupt header: {error!r}; {AGAIN}") from error
     ends = {name: entry.data_offsets[1] for name, entry in entries.items()}
@@ -100,11 +102,11 @@ def read_header(path: Path) -> dict[str, SafetensorsTensor]:
     return {tensor.name: tensor for tensor in tensors}
 
 
-def _stored(path: Path, name: str, entry: _Entry) -> SafetensorsTensor:
+def _stored(path: Path, name: str, entry: _Entry, data: int) -> SafetensorsTensor:
     begin, end = entry.data_offsets
     if not 0 <= begin <= end:
         raise ValueError(f"offsets of {name} are {begin} to {end}")
-    return SafetensorsTensor(name, path, entry.dtype, entry.shape, end - begin)
+    return SafetensorsTensor(name, path, entry.dtype, entry.shape, end - begin, data + begin)
 
 
 def read_shards(folder: Path, index: str) -> dict[str, SafetensorsTensor]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 from runahead.runtime.checkpoint import CheckpointError, StoredTensor
+from runahead.runtime.checkpoint.quantized.tensor import QuantizedTensor
 from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
 from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.layers import Experts, Linear
@@ -108,7 +109,7 @@ def one_by_one(config: ExpertsConfig, stored: Mapping[str, StoredTensor]) -> dic
     }
     for name, tensor in stored.items():
         stacked = _STACKED.fullmatch(name)
-        if stacked is None or not isinstance(tensor, SafetensorsTensor):
+        if stacked is None or not isinstance(tensor, SafetensorsTensor | QuantizedTensor):
             found[name] = tensor
             continue
         rows, columns, names = parts[stacked["which"]]

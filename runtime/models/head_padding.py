@@ -41,6 +41,10 @@ class FirstRows:
         return (self.rows, *self.whole.shape[1:])
 
     @property
+    def dtype(self) -> str:
+        return self.whole.dtype
+
+    @property
     def size_bytes(self) -> int:
         return self.whole.size_bytes
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from runahead.runtime.checkpoint import Checkpoint, CheckpointError
-from runahead.runtime.checkpoint.refusals import UNQUANTIZED
+from runahead.runtime.checkpoint.folder import TEXT_CONFIG
+from runahead.runtime.checkpoint.quantized.read_config import read_quantization
 from runahead.runtime.models.architecture import Architecture, Whole
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.config_keys import NEUTRAL, UNREAD
@@ -16,7 +17,6 @@ from runahead.runtime.models.config_values import token_ids
 from runahead.runtime.models.registry import ARCHITECTURES, NOT_SERVED
 from runahead.runtime.models.token_texts import end_of_tokenizer
 
-_TEXT: Final = "text_config"
 _OF_BOTH: Final = frozenset(  # which a file of a model of several parts may have beside the text's, or among them
     "tie_word_embeddings dtype torch_dtype bos_token_id eos_token_id quantization_config".split()
 )
@@ -44,7 +44,7 @@ def parse_config(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Mode
     """
     raw = _text_of(raw)
     architecture = _architecture(raw)
-    _refuse_quantized(raw)
+    read_quantization(raw)  # it refuses what is not supported; weights are dequantized where they are read
     _refuse_other_keys(raw, architecture)
     config: ModelConfig = architecture.read(raw, eos_token_ids)
     return config
@@ -64,18 +64,24 @@ def _part(raw: Mapping[str, Any], text: Architecture[Any], whole: Whole) -> Mapp
     """Keys that stand beside the text's and among them have to say the same."""
     if raw.get("model_type", whole.model_type) != whole.model_type:
         raise CheckpointError(f"model_type is {raw['model_type']!r}; that of {whole.name} is {whole.model_type!r}")
-    if not isinstance(raw.get(_TEXT), dict):
-        raise CheckpointError(f"{_TEXT} is {raw.get(_TEXT)!r}; that of {whole.name} must say what its text part is")
-    known = _OF_BOTH.union({"architectures", "model_type", _TEXT}, *(each.keys for each in (*UNREAD, *whole.unread)))
+    if not isinstance(raw.get(TEXT_CONFIG), dict):
+        raise CheckpointError(
+            f"{TEXT_CONFIG} is {raw.get(TEXT_CONFIG)!r}; that of {whole.name} must say what its text part is"
+        )
+    known = _OF_BOTH.union(
+        {"architectures", "model_type", TEXT_CONFIG}, *(each.keys for each in (*UNREAD, *whole.unread))
+    )
     if unknown := sorted(raw.keys() - known):
         raise CheckpointError(
             f"config.json has keys that are not understood for {whole.name} and may change what the model computes: "
             f"{', '.join(unknown)}; a key that is known to change nothing can be taken out of the file"
         )
-    found = {**raw[_TEXT], "architectures": [text.name]}
+    found = {**raw[TEXT_CONFIG], "architectures": [text.name]}
     for key in sorted(_OF_BOTH & {key for key in raw if raw[key] is not None}):
         if found.get(key) not in (None, raw[key]):
-            raise CheckpointError(f"{key} is {raw[key]!r}, and {found[key]!r} in {_TEXT}: they contradict each other")
+            raise CheckpointError(
+                f"{key} is {raw[key]!r}, and {found[key]!r} in {TEXT_CONFIG}: they contradict each other"
+            )
         found[key] = raw[key]
     return found
 
@@ -95,16 +101,6 @@ def _architecture(raw: Mapping[str, Any]) -> Architecture[Any]:
     if raw.get("model_type", found.model_type) != found.model_type:
         raise CheckpointError(f"model_type is {raw['model_type']!r}; that of {found.name} is {found.model_type!r}")
     return found
-
-
-def _refuse_quantized(raw: Mapping[str, Any]) -> None:
-    if raw.get("quantization_config") is not None:
-        method = raw["quantization_config"]
-        method = method.get("quant_method", method) if isinstance(method, dict) else method
-        raise CheckpointError(
-            f"quantization_config is {method!r}; of checkpoints in the Hugging Face layout only unquantised ones are "
-            f"supported: {UNQUANTIZED}"
-        )
 
 
 def _refuse_other_keys(raw: Mapping[str, Any], architecture: Architecture[Any]) -> None:

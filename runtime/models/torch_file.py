@@ -39,6 +39,10 @@ class TorchTensor:
         return tuple(self.tensor.shape)
 
     @property
+    def dtype(self) -> str:
+        return str(self.tensor.dtype).removeprefix("torch.")
+
+    @property
     def size_bytes(self) -> int:
         return self.tensor.numel() * self.tensor.itemsize
 

@@ -10,7 +10,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from runahead.runtime.checkpoint import Checkpoint, CheckpointError, StoredTensor
-from runahead.runtime.checkpoint.refusals import AGAIN, UNQUANTIZED
+from runahead.runtime.checkpoint.quantized.find import without_empty_biases
+from runahead.runtime.checkpoint.refusals import AGAIN
 from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
 from runahead.runtime.kernels.share import WHOLE, Share
 from runahead.runtime.models.architecture import ModelWeights, TensorReader, TensorStack, Whole
@@ -22,6 +23,7 @@ Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _ROWS_AT_ONCE: Final = 4096
+_OF_QUANTIZED: Final = (".qweight", ".qzeros", ".g_idx", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".SCB")
 _NORMS: Final = re.compile(r".*norm(_f)?\.weight")
 # Random numbers of float32 at a time, 64 MiB. A whole embedding of float32 beside the weights would take GiBs, which a
 # GPU's allocator keeps, and which the KV cache then lacks.
@@ -124,6 +126,7 @@ def check_weights(checkpoint: Checkpoint, config: ModelConfig) -> Mapping[str, S
     stored = stored if unstacked is None else unstacked(config, stored)
     _, stacks = _described(config)
     expected = {name: stack.shape(i) for stack in stacks for i, name in enumerate(stack.names)}
+    stored = without_empty_biases(stored, expected)
     for name, shape in expected.items():
         if name not in stored:
             raise CheckpointError(f"{checkpoint.path} has no tensor {name}; {AGAIN}")
@@ -194,8 +197,8 @@ def _of_text(stored: Mapping[str, StoredTensor], whole: Whole) -> Mapping[str, S
 
 def _hint(name: str) -> str:
     """What to do about a tensor whose name says what the model is."""
-    if name.endswith((".qweight", ".qzeros", ".g_idx", ".weight_packed", ".weight_scale", ".SCB")):
-        return f": the model is quantised, by GPTQ or AWQ for instance, which is not supported; {UNQUANTIZED}"
+    if name.endswith(_OF_QUANTIZED):
+        return f": it is part of a quantized weight, and quantization_config does not say of which kind; {AGAIN}"
     if ".lora_" in name:
         return ": it is a LoRA adapter's; merge the adapter into its base model first"
     return ""

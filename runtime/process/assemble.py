@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import structlog
 import torch
 
@@ -45,6 +46,9 @@ def assemble(config: EngineConfig, loading: Progress, capturing: Progress | None
     made = make(config, checkpoint, described, context, loading, capturing or shown_captures(_LINES))
     if config.prefix_cache and not finds_prefixes(config, described, made.snapshots):
         structlog.get_logger("engine").info("prefix_cache_off", why=why_no_prefixes(config, described, context))
+    info = engine_info(made, context, checkpoint)
+    for weights in info.weights:
+        structlog.get_logger("engine").info("weights", **msgspec.structs.asdict(weights))
     return Assembled(
         made.device,
         make_scheduler(
@@ -57,7 +61,7 @@ def assemble(config: EngineConfig, loading: Progress, capturing: Progress | None
             made.draft_step,
             made.snapshots,
         ),
-        engine_info(made, context, checkpoint),
+        info,
         made.poison,
         made.masks or NoMasks(),
     )

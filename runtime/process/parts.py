@@ -23,6 +23,7 @@ from runahead.runtime.models.head_files import may_have_head
 from runahead.runtime.models.layer_kinds import layer_kinds
 from runahead.runtime.models.memory import KeptBytes, memory_of
 from runahead.runtime.models.mtp import comes_with_head, names_head
+from runahead.runtime.models.weight_formats import weight_formats
 from runahead.runtime.models.weights import check_weights, described
 from runahead.runtime.plan import PLAN_WORDS
 from runahead.runtime.process.progress import Progress
@@ -369,6 +370,7 @@ def engine_info(made: MadeOnDevice, context: int, checkpoint: Checkpoint) -> Eng
         structures=made.masks is not None,
         layers=layer_kinds(model.weights.layers),
         drafters=drafters_of(config, model.config, checkpoint),
+        weights=() if config.load_format == "dummy" else weight_formats(checkpoint, model.config, model.dtype),
         drafter=config.drafter,
         draft_parameters=made.draft_parameters,
         prompt_launches=PromptLaunches(

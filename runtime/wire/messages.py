@@ -152,6 +152,17 @@ class LayerKind(msgspec.Struct, frozen=True):
     experts: ExpertCounts | None = None
 
 
+class WeightFormat(msgspec.Struct, frozen=True):
+    """How many of the model's tensors the files store alike. stored_as, held_as: as the contract's `WeightFormat` has
+    them. stored_bytes: in the files."""
+
+    stored_as: str
+    held_as: str
+    tensors: int
+    parameters: int
+    stored_bytes: int
+
+
 class EngineInfo(msgspec.Struct, frozen=True):
     """What the engine serves, and the limits it was started with."""
 
@@ -182,6 +193,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     draft_parameters: int = 0
     prompt_launches: PromptLaunches = PromptLaunches(0, 0, 0, "")
     sampled_vocab: int = 0  # ids below this may be sampled; 0: all of the vocabulary
+    weights: tuple[WeightFormat, ...] = ()  # none: they are random
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=101):

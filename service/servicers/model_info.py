@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire import prompt_launches
 from runahead.service.contract.limits import LIMITS
@@ -17,6 +19,7 @@ from runahead.v1 import (
     Limits,
     PromptLaunches,
     SpecialToken,
+    WeightFormat,
 )
 
 
@@ -70,9 +73,7 @@ def model_info(
             block_size=info.block_size,
             penalty_slots=info.penalty_slots,
             prefix_cache=info.prefix_cache,
-            exactness=Exactness(
-                exact=info.exactness.exact, why=info.exactness.why, largest_ratio=info.exactness.largest_ratio
-            ),
+            exactness=Exactness(**msgspec.structs.asdict(info.exactness)),
             structures=structures,
             row_state_bytes=info.state_bytes,
             drafter=info.drafter,
@@ -84,6 +85,7 @@ def model_info(
         server_id=server_id,
         layers=[_layer_kind(kind) for kind in info.layers],
         drafters=info.drafters,
+        weights=[WeightFormat(**msgspec.structs.asdict(weights)) for weights in info.weights],
     )
 
 

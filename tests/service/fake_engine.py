@@ -46,6 +46,7 @@ INFO = m.EngineInfo(
         m.LayerKind(1, "mamba2", 0, "dense"),
     ),
     drafters=("ngram",),
+    weights=(m.WeightFormat("fp8 per-channel", "float32", 21, 400, 500), m.WeightFormat("BF16", "float32", 3, 40, 80)),
     prompt_launches=PromptLaunches(32, 64, 96, "it is small"),
 )
 

@@ -50,6 +50,7 @@ from runahead.v1.model_pb2 import (
     SpecialToken,
     TokenizeRequest,
     TokenizeResponse,
+    WeightFormat,
 )
 from runahead.v1.stats_pb2 import (
     BarrierStats,
@@ -148,5 +149,6 @@ __all__ = [
     "Usage",
     "WatchStatsRequest",
     "WatchStatsResponse",
+    "WeightFormat",
     "add_GenerationServiceServicer_to_server",
 ]

@@ -143,7 +143,7 @@ def test_an_end_token_that_the_tokenizer_s_configuration_alone_names_is_taken(tm
         ({"architectures": None}, "architectures is None"),
         ({"architectures": ["GptOssForCausalLM"]}, "which is not served: gpt-oss keeps its experts in MXFP4 and gives"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config is 'fp8'"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config is 'hqq'"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "rope_scaling has rope_type 'dynamic'"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "short_factor is None; it must be a list"),
         (

@@ -130,7 +130,7 @@ def test_what_a_published_file_leaves_out_is_as_the_library_has_it() -> None:
         ({"model_type": "qwen3"}, "model_type is 'qwen3'; that of Qwen3_5ForConditionalGeneration is 'qwen3_5'"),
         ({"audio_config": {}}, "not understood for Qwen3_5ForConditionalGeneration .*: audio_config"),
         ({"tie_word_embeddings": True}, "tie_word_embeddings is True, and False in text_config: they contradict"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config is 'fp8'"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config is 'hqq'"),
     ],
     ids=str,
 )

@@ -92,6 +92,9 @@ def test_model_info_says_what_is_served_and_what_the_limits_are(service: Service
     experts = info.layers[1].experts
     assert (experts.count, experts.per_token, experts.shared) == (8, 2, 1)
     assert (list(info.drafters), info.engine.drafter) == (["ngram"], "none")
+    weights = [(found.stored_as, found.held_as, found.tensors) for found in info.weights]
+    assert weights == [("fp8 per-channel", "float32", 21), ("BF16", "float32", 3)]
+    assert [(found.parameters, found.stored_bytes) for found in info.weights] == [(400, 500), (40, 80)]
 
 
 def test_tokenize_and_detokenize_are_each_others_reverse(service: Service) -> None:
