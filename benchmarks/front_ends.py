@@ -63,7 +63,7 @@ async def front_ends(count: int, folder: Path, **chosen: Any) -> AsyncIterator[t
         number = port.number
         for index in range(count):
             orders = FrontEndOrders(
-                engine=EngineConfig(model=str(BUNDLED_FOLDER)),
+                engine=EngineConfig(model=str(BUNDLED_FOLDER), device="cpu"),
                 settings=settings,
                 index=index,
                 board=memory,

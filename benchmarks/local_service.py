@@ -22,6 +22,7 @@ LOG_LINES: Final = 30
 # Any that are free: several services may run here. The log says which they are, so that it is never silent about it.
 BESIDE: Final = ("--health-port", "0", "--control-port", "0", "--metrics-port", "0")
 Output = Callable[[Path], IO[bytes]]
+DEVICE: Final = ("--device", "cpu")  # unless the flags name another
 LOGS: Final = ("--log-format", "json", "--log-level", "info")
 
 
@@ -86,7 +87,7 @@ def started_service(
         with output(log) as written:
             # A session of its own: the service and whatever it starts can be looked for, and ended, by their group.
             process = subprocess.Popen(
-                [*command, *BESIDE, *LOGS, *flags],
+                [*command, *BESIDE, *DEVICE, *LOGS, *flags],
                 stdin=subprocess.DEVNULL,
                 stdout=written,
                 stderr=written,

@@ -10,7 +10,7 @@ from typing import Final
 from runahead.runtime.wire.engine_config import ConfigError
 from runahead.service.commands.ends import interruptible
 from runahead.service.commands.shell_completion import SHELLS, completion_script
-from runahead.service.settings import settings
+from runahead.service.settings import setting_flags, settings
 from runahead.service.settings.cli_parser import EXIT_USAGE, Parser, parse
 from runahead.service.version import full_version
 
@@ -66,20 +66,7 @@ def _parser(command: str) -> tuple[Parser, dict[str, Parser]]:
     parser = Parser(prog="runahead", description="Generates tokens from a language model, over gRPC.")
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    serve = commands.add_parser(
-        "serve",
-        help="run the service",
-        description="Runs the service. Each setting is a flag, an environment variable and a key of the TOML file that "
-        "--config names; a flag wins over the environment, the environment over the file.",
-    )
-    settings.add_flags(serve)
-    kernels = commands.add_parser(
-        "kernels",
-        help="compile the kernels for this GPU that a start of the service needs",
-        description="Compiles what `runahead serve` with the same flags, variables and file would compile on this GPU, "
-        "into the folder that --kernel-cache names, and ends. Of the checkpoint only config.json is read.",
-    )
-    settings.add_flags(kernels)
+    _add_servers(commands)
     client = commands.add_parser(
         "generate",
         help="stream a completion from a running service to the terminal",
@@ -127,6 +114,31 @@ def _parser(command: str) -> tuple[Parser, dict[str, Parser]]:
     )
     completion.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
     return parser, commands.choices
+
+
+def _add_servers(commands: argparse._SubParsersAction[Parser]) -> None:
+    serve = commands.add_parser(
+        "serve",
+        help="run the service",
+        usage="runahead serve [--config FILE] [--SETTING VALUE ...]",
+        description="Runs the service. Each setting is a flag, an environment variable and a key of the TOML file that "
+        "--config names; a flag wins over the environment, the environment over the file.\n\n"
+        "example:\n"
+        "  runahead serve --model ~/models/qwen3-0.6b --port 50061\n"
+        "  runahead generate 'Once upon a time' --url 127.0.0.1:50061",
+    )
+    setting_flags.add_flags(serve)
+    kernels = commands.add_parser(
+        "kernels",
+        help="compile the kernels for this GPU that a start of the service needs",
+        usage="runahead kernels [--config FILE] [--SETTING VALUE ...]",
+        description="Compiles what `runahead serve` with the same flags, variables and file would compile on this GPU, "
+        "into the folder that --kernel-cache names, and ends. Of the checkpoint only config.json is read. The other "
+        "flags of `runahead serve` are accepted too, and change no kernel.\n\n"
+        "example:\n"
+        "  runahead kernels --model ~/models/qwen3-0.6b --kernel-cache /var/cache/kernels",
+    )
+    setting_flags.add_flags(kernels, setting_flags.changes_kernels)
 
 
 def _add_client_flags(generate: Parser, chat: Parser, stats: Parser, trace: Parser, abort: Parser) -> None:

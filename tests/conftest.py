@@ -33,6 +33,9 @@ def _has_cuda_driver() -> bool:
     return True
 
 
+# Services that a test starts run on the CPU, also beside a GPU, unless the test names another device.
+os.environ.setdefault("RUNAHEAD__DEVICE", "cpu")
+
 # Before triton is imported anywhere, which looks at it then: without a GPU its kernels run in its interpreter, on
 # tensors in ordinary memory. On a machine with one, TRITON_INTERPRET=1 asks for the same.
 if not _has_cuda_driver():

@@ -14,6 +14,7 @@ from runahead.runtime.log_output import LogOutput
 from runahead.runtime.masks.masks import NoMasks
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.process.cpu import make_on_cpu
+from runahead.runtime.process.device_choice import with_device
 from runahead.runtime.process.parts import (
     Assembled,
     MakeOnDevice,
@@ -39,6 +40,7 @@ def assemble(config: EngineConfig, loading: Progress, capturing: Progress | None
     NoKernelsError for a processor on which no kernels of the CPU device keep rows apart.
     """
     check_config(config, config.spelling)
+    config = with_device(config)
     make = _maker(config)
     checkpoint = open_checkpoint(Path(config.model))
     described = load_config(checkpoint)
@@ -72,7 +74,7 @@ def _maker(config: EngineConfig) -> MakeOnDevice:
     if config.device == "cpu":
         return make_on_cpu
     if not torch.cuda.is_available():
-        raise ConfigError(f"{config.spelling('device')} cuda is set and torch finds no CUDA GPU")
+        raise ConfigError(f"{config.spelling('device')} cuda needs a CUDA GPU, and torch finds none")
     from runahead.runtime.process.cuda import make_on_cuda  # not where there is no GPU: it loads Triton
 
     return make_on_cuda

@@ -21,6 +21,7 @@ from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.head_files import HeadFiles
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import KeptBytes, weight_bytes
+from runahead.runtime.process.device_choice import check_gpu
 from runahead.runtime.process.drafting_files import drafting_files, kept_by_drafter, kept_with_drafter
 from runahead.runtime.process.grammar_masks import make_masks
 from runahead.runtime.process.memory_facts import DraftingBytes, memory_facts
@@ -60,7 +61,6 @@ from runahead.runtime.scheduler.plan_bounds import FORCED_ROWS
 from runahead.runtime.wire.engine_config import AUTO_DRAFTS, ConfigError, EngineConfig
 from runahead.runtime.wire.messages import Exactness
 
-LEAST_CAPABILITY: Final = (8, 0)
 DRAFT_ROWS: Final = 32  # of a launch that verifies drafts, at most
 MIB: Final = 1 << 20
 SAMPLER_BYTES: Final = 8  # of the sampler's buffers for each entry of the vocabulary and row, about
@@ -326,16 +326,6 @@ def draft_memory(
         line = masks.lines[0].nbytes  # of a row slot, with what lies behind drafts
         found |= {"mask_bytes": slots * line, "mask_host_bytes": masks.words.nbytes}
     return found
-
-
-def check_gpu(name: str, capability: tuple[int, int]) -> None:
-    """Raises ConfigError for a GPU whose matrix units know no bfloat16."""
-    if capability < LEAST_CAPABILITY:
-        needed, found = (".".join(map(str, one)) for one in (LEAST_CAPABILITY, capability))
-        raise ConfigError(
-            f"the kernels need a GPU of compute capability {needed} or more (A100, RTX 30 and later); "
-            f"{name} has {found}; --device cpu serves without one"
-        )
 
 
 def _check_memory(

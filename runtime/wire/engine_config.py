@@ -26,7 +26,7 @@ LAUNCH_TIMEOUT_S = 120.0
 # numbers; what bounds them is this alone.
 MAX_CONTEXT = 1 << 22
 
-DeviceName = Literal["cpu", "cuda"]
+DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -38,12 +38,20 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A field is a setting: its name, type, bounds, description and default. `runahead.runtime.wire.setting` says what
     else a declaration may hold."""
 
-    served_name: Annotated[str, Meta(description="name that clients see (default: the folder's or file's)")] = ""
+    served_name: Annotated[
+        str, Meta(description="name that clients see (default: the folder's or file's)", extra={"group": "Model"})
+    ] = ""
     load_format: Annotated[
         Literal["auto", "dummy"],
         Meta(description="auto: the checkpoint's; dummy: random weights of the configured shape"),
     ] = "auto"
-    device: Annotated[DeviceName, Meta(description="where launches run")] = "cpu"
+    device: Annotated[
+        DeviceName,
+        Meta(
+            description="where launches run; auto: on a GPU that works, else on the CPU",
+            extra={"group": "Device", "main": True},
+        ),
+    ] = "auto"
     dtype: Annotated[
         DtypeName,
         Meta(description="of weights and arithmetic; auto: float32 on the CPU, the checkpoint's own on CUDA"),
@@ -52,13 +60,24 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "on", "off"],
         Meta(description="no request's tokens depend on those beside it; auto: where that is known to cost little"),
     ] = "auto"
+    threads: Annotated[
+        int, Meta(ge=0, le=1024, description="torch threads on the CPU; 0: one core is left to the host, or more")
+    ] = 0
+    kernel_cache: Annotated[
+        str,
+        Meta(
+            description="folder of kernels compiled for the GPU, which the next start finds there; empty: "
+            "TRITON_CACHE_DIR or ~/.triton/cache",
+            extra={"metavar": "FOLDER"},
+        ),
+    ] = ""
     run_ahead: Annotated[
         int,
         Meta(
             ge=SERIAL,
             le=4,
             description="launches that may be queued ahead of the committed one; serial: none",
-            extra={"words": {"serial": SERIAL}},
+            extra={"group": "Launches and memory", "main": True, "words": {"serial": SERIAL}},
         ),
     ] = 2
     run_ahead_tokens: Annotated[
@@ -71,11 +90,18 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = FOUND_OUT
     max_rows: Annotated[
-        int, Meta(ge=FOUND_OUT, le=512, description="requests that decode together; 0: by device and model")
+        int,
+        Meta(
+            ge=FOUND_OUT,
+            le=512,
+            description="requests that decode together; 0: by device and model",
+            extra={"main": True},
+        ),
     ] = FOUND_OUT
     max_queue: Annotated[int, Meta(ge=1, le=1 << 20, description="requests that may wait for a row")] = 1024
     context_length: Annotated[
-        int, Meta(ge=0, le=MAX_CONTEXT, description="tokens a request may hold; 0: the model's own")
+        int,
+        Meta(ge=0, le=MAX_CONTEXT, description="tokens a request may hold; 0: the model's own", extra={"main": True}),
     ] = 0
     block_size: Annotated[int, Meta(ge=8, le=256, description="tokens a KV block holds, a power of two")] = 16
     num_blocks: Annotated[  # the null block included
@@ -123,7 +149,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             description="what guesses tokens that a launch verifies; ngram: what followed before in the same request; "
             "eagle: a head that was trained for the model; mtp: the head that comes with the model's checkpoint; "
-            "model: a smaller model of the same vocabulary"
+            "model: a smaller model of the same vocabulary",
+            extra={"group": "Drafts"},
         ),
     ] = "none"
     draft_model: Annotated[
@@ -142,33 +169,29 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
             extra={"words": {"auto": AUTO_DRAFTS}},
         ),
     ] = AUTO_DRAFTS
-    log_interval: Annotated[
-        int, Meta(ge=0, le=1 << 30, description="a snapshot is logged every so many launches; 0: never")
-    ] = 0
-    log_mode: Annotated[
-        Literal["events", "barrier"],
-        Meta(description="events: from marks that have passed; barrier: the chain drains before a logged launch"),
-    ] = "events"
-    nvtx: Annotated[bool, Meta(description="name the loop's stages for a profiler; needs a torch for CUDA")] = False
-    threads: Annotated[
-        int, Meta(ge=0, le=1024, description="torch threads on the CPU; 0: one core is left to the host, or more")
-    ] = 0
-    kernel_cache: Annotated[
-        str,
-        Meta(
-            description="folder of kernels compiled for the GPU, which the next start finds there; empty: "
-            "TRITON_CACHE_DIR or ~/.triton/cache",
-            extra={"metavar": "FOLDER"},
-        ),
-    ] = ""
     launch_timeout_s: Annotated[
         float,
         Meta(
             gt=0,
             le=604_800,
             description="the engine stops if a launch, a request or its loop has not come further for so long",
+            extra={"group": "Processes"},
         ),
     ] = LAUNCH_TIMEOUT_S
+    log_interval: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1 << 30,
+            description="a snapshot is logged every so many launches; 0: never",
+            extra={"group": "Logs"},
+        ),
+    ] = 0
+    log_mode: Annotated[
+        Literal["events", "barrier"],
+        Meta(description="events: from marks that have passed; barrier: the chain drains before a logged launch"),
+    ] = "events"
+    nvtx: Annotated[bool, Meta(description="name the loop's stages for a profiler; needs a torch for CUDA")] = False
     # What an older GPU gets, tried on a newer one: programmatic dependent launch is off, nothing counts as measured,
     # tiles fit 99 KiB of shared memory, and kernels are compiled in the form for that compute capability.
     gpu_capability: Annotated[
@@ -268,7 +291,8 @@ def _check_lengths(config: EngineSettings, spelling: Spelling, given: Spelling) 
 
 
 def _check_pairs(config: EngineSettings, spelling: Spelling, given: Spelling) -> None:
-    """Settings each of which could be, and which together can't: one of them would have no effect, or nothing would."""
+    """Settings each of which could be, and which together can't: one of them would have no effect, or nothing would.
+    Device auto contradicts nothing before the start knows which device there is."""
     cuda = f"{spelling('device')} cuda"
     if config.device == "cpu" and config.dtype not in ("auto", "float32"):
         raise ConfigError(
@@ -280,21 +304,21 @@ def _check_pairs(config: EngineSettings, spelling: Spelling, given: Spelling) ->
             f"{given('max_prefill_tokens')} must be at least {given('prefill_chunk')}, or no prompt could ever be "
             "prefilled"
         )
-    if config.jitter_seed is not None and config.device != "cpu":
+    if config.jitter_seed is not None and config.device == "cuda":
         raise ConfigError(
             f"{spelling('jitter_seed')} is a test mode of the CPU device and can't be combined with {cuda}"
         )
-    if config.kernel_cache and config.device != "cuda":
+    if config.kernel_cache and config.device == "cpu":
         raise ConfigError(
             f"{spelling('kernel_cache')} must be empty with {spelling('device')} {config.device}, for which no kernels "
             f"are compiled, and is {shown(config.kernel_cache)}"
         )
-    if config.gpu_capability != "auto" and config.device != "cuda":
+    if config.gpu_capability != "auto" and config.device == "cpu":
         raise ConfigError(
             f"{given('gpu_capability')} is a test mode of the CUDA device and can't be combined with "
             f"{spelling('device')} {config.device}"
         )
-    if config.threads and config.device != "cpu":
+    if config.threads and config.device == "cuda":
         raise ConfigError(f"{given('threads')} are the CPU device's and have no effect with {cuda}")
     if config.run_ahead != SERIAL and 0 < config.run_ahead_tokens < config.prefill_chunk:
         asked = config.max_prefill_tokens

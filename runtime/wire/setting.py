@@ -1,8 +1,10 @@
 """What the declaration of a setting says: its values, its description, and the sentence for a value that it can't have.
 
 A setting is a field of a struct, of a type that is `Annotated` with one `msgspec.Meta`. Its bounds and description are
-there. `Meta.extra` may have: `words`, the numbers that are written as words; `metavar`, what stands for the value in a
-help text, where FILE and FOLDER also tell a shell what to complete; `hidden`, true for a test mode that no help shows.
+there. `Meta.extra` may have: `group`, the title under which help and documents show this setting and the ones declared
+after it, up to the next group; `main`, true for a setting that they show before all groups; `words`, the numbers that
+are written as words; `metavar`, what stands for the value in a help text, where FILE and FOLDER also tell a shell what
+to complete; `hidden`, true for a test mode that no help shows.
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ _LITERAL: Final[Any] = Literal  # made of values that are known when it runs
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting. type: as declared. base: of that, without bounds and without None."""
+    """One setting. group: its title in help and documents. type: as declared. base: of that, without bounds and
+    without None."""
 
     name: str
+    group: str
     default: Any
     type: Any
     base: Any
@@ -34,6 +38,10 @@ class Setting:
     @property
     def is_hidden(self) -> bool:
         return bool(self._extra.get("hidden"))
+
+    @property
+    def is_main(self) -> bool:
+        return bool(self._extra.get("main"))
 
     @property
     def choices(self) -> tuple[object, ...]:
@@ -118,10 +126,13 @@ class Setting:
 def settings_of(struct: type[msgspec.Struct]) -> dict[str, Setting]:
     """The settings that a struct declares, by name, in its order."""
     found: dict[str, Setting] = {}
+    group = ""
     for field in msgspec.structs.fields(struct):
         for declared in (field.type, *get_args(field.type)):  # the second: of a setting that may be None
             if get_origin(declared) is Annotated:
-                found[field.name] = Setting(field.name, field.default, field.type, *get_args(declared))
+                base, meta = get_args(declared)
+                group = (meta.extra or {}).get("group", group)
+                found[field.name] = Setting(field.name, group, field.default, field.type, base, meta)
                 break
     return found
 

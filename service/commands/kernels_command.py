@@ -33,11 +33,13 @@ def run(config: ServerConfig) -> int:
 
 
 def _checked(config: EngineConfig) -> EngineConfig:
-    """The same with random weights, on whose values no kernel depends. Raises ConfigError."""
+    """The same for a GPU, and with random weights, on whose values no kernel depends. Raises ConfigError."""
     check_config(config, config.spelling)
-    if config.device != "cuda":
-        raise ConfigError(f"{config.spelling('device')} {config.device} needs no kernels compiled; cuda does")
-    return msgspec.structs.replace(config, load_format="dummy")
+    if config.device == "cpu":
+        raise ConfigError(f"{config.spelling('device')} cpu needs no kernels compiled; cuda does")
+    on_gpu = msgspec.structs.replace(config, device="cuda", load_format="dummy")
+    check_config(on_gpu, config.spelling)
+    return on_gpu
 
 
 async def _start_and_stop(engine: EngineConfig, config: ServerConfig) -> int:

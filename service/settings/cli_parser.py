@@ -11,17 +11,27 @@ from typing import Any, Final, NoReturn
 EXIT_USAGE: Final = 2
 
 
+class _Paragraphs(argparse.HelpFormatter):
+    """Wraps a description and an epilog line by line, and leaves indented lines, which are examples, as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines = (
+            line if line.startswith(" ") else super(_Paragraphs, self)._fill_text(line, width, indent)
+            for line in text.splitlines()
+        )
+        return "\n".join(lines)
+
+
 class Parser(argparse.ArgumentParser):
     """Answers a mistake with one sentence instead of a page of usage, and knows its flags by name."""
 
     def __init__(self, **options: Any) -> None:
-        self.actions: list[argparse.Action] = []
-        super().__init__(**options, allow_abbrev=False)
+        super().__init__(**options, allow_abbrev=False, formatter_class=_Paragraphs)
 
-    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
-        action = super().add_argument(*names, **options)
-        self.actions.append(action)
-        return action
+    @property
+    def actions(self) -> list[argparse.Action]:
+        """Its flags and arguments, those of groups included."""
+        return self._actions
 
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_USAGE, f"{self.prog}: {message} (see {self.prog} --help)\n")

@@ -7,7 +7,6 @@ over the file, the file over the default. This is the only module that reads the
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import re
@@ -38,14 +37,6 @@ class SettingsError(ValueError):
     """A setting that is unknown or impossible. One sentence that names it."""
 
 
-class _Offered(tuple[str, ...]):
-    """Values that a shell offers for a flag. The parser lets others through: `load_settings` refuses them, and those of
-    a variable or a file, with one sentence."""
-
-    def __contains__(self, value: object) -> bool:
-        return True
-
-
 class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings that the engine does not get. A field is a setting, declared as those of the engine are: see
     `runahead.runtime.wire.engine_config.EngineSettings`.
@@ -57,7 +48,7 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Meta(
             description="checkpoint folder, GGUF file, or 'bundled' for the model in the package",
-            extra={"metavar": "PATH"},
+            extra={"group": "Model", "main": True, "metavar": "PATH"},
         ),
     ] = BUNDLED
     tokenizer: Annotated[
@@ -67,9 +58,12 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
             "given"
         ),
     ] = "auto"
-    host: Annotated[str, Meta(description="address to listen on")] = LOOPBACK
-    port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0: any free one")] = 50051
-    insecure: Annotated[bool, Meta(description="allow an address that other machines can reach")] = False
+    host: Annotated[str, Meta(description="address to listen on", extra={"group": "Addresses", "main": True})] = (
+        LOOPBACK
+    )
+    port: Annotated[
+        int, Meta(ge=0, le=65535, description="port to listen on; 0: any free one", extra={"main": True})
+    ] = 50051
     health_host: Annotated[str, Meta(description="address to answer health probes on, to everybody")] = LOOPBACK
     health_port: Annotated[
         int, Meta(ge=0, le=65535, description="port to answer health probes on, in plain text; 0: any free one")
@@ -82,6 +76,18 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
     metrics_port: Annotated[
         int, Meta(ge=0, le=65535, description="port of /metrics, over HTTP in plain text; 0: any free one")
     ] = 9464
+    vllm_facade: Annotated[
+        bool, Meta(description="serve vllm.grpc.engine.VllmEngine too, for routers; needs the extra vllm-facade")
+    ] = False
+    reflection: Annotated[bool, Meta(description="describe the services to clients that ask")] = True
+    insecure: Annotated[
+        bool,
+        Meta(description="allow an address that other machines can reach", extra={"group": "Callers", "main": True}),
+    ] = False
+    callers: Annotated[
+        str,
+        Meta(description="who may call: a line for each token or certificate", extra={"main": True, "metavar": "FILE"}),
+    ] = ""
     tls_cert: Annotated[
         str, Meta(description="certificate of the server, PEM, with its chain behind it", extra={"metavar": "FILE"})
     ] = ""
@@ -90,22 +96,20 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Meta(description="clients must have a certificate of these authorities, PEM", extra={"metavar": "FILE"}),
     ] = ""
-    callers: Annotated[
-        str,
-        Meta(description="who may call: a line for each token or certificate", extra={"metavar": "FILE"}),
-    ] = ""
     plaintext_tokens: Annotated[
         bool, Meta(description="allow tokens without TLS on an address that other machines can reach")
     ] = False
     share_prefix_cache: Annotated[
         bool, Meta(description="callers find each other's prefixes, and can tell by the time which are there")
     ] = False
-    vllm_facade: Annotated[
-        bool, Meta(description="serve vllm.grpc.engine.VllmEngine too, for routers; needs the extra vllm-facade")
-    ] = False
-    reflection: Annotated[bool, Meta(description="describe the services to clients that ask")] = True
     max_connections: Annotated[
-        int, Meta(ge=1, le=1_000_000, description="connections that clients may have; more are closed at once")
+        int,
+        Meta(
+            ge=1,
+            le=1_000_000,
+            description="connections that clients may have; more are closed at once",
+            extra={"group": "Connections and calls"},
+        ),
     ] = 4096
     max_connection_streams: Annotated[
         int,
@@ -159,10 +163,15 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
     pending_timeout_s: Annotated[
         int, Meta(ge=1, le=3600, description="whole seconds after which such a call is given up")
     ] = 10
-    frontends: Annotated[
-        int, Meta(ge=1, le=64, description="processes that serve clients, on one port and with one engine")
-    ] = 1
-    max_streams: Annotated[int, Meta(ge=1, le=100_000, description="completions open at once; more are refused")] = 1024
+    max_streams: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=100_000,
+            description="completions open at once; more are refused",
+            extra={"group": "Limits on what calls hold"},
+        ),
+    ] = 1024
     max_caller_streams: Annotated[
         int, Meta(ge=0, le=100_000, description="of these, of one caller; 0: half where callers have names, else all")
     ] = 0
@@ -184,19 +193,36 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_caller_uploads: Annotated[
         int, Meta(ge=0, le=1_000_000, description="of these, of one caller; 0: half where callers have names, else all")
     ] = 0
+    stalled_stream_s: Annotated[
+        float, Meta(ge=0.001, le=3600, description="seconds after which a completion that nobody reads from is ended")
+    ] = 60.0
     structure_compile_s: Annotated[
-        float, Meta(ge=0.01, le=60, description="seconds of processor time that a structure may take to be compiled")
+        float,
+        Meta(
+            ge=0.01,
+            le=60,
+            description="seconds of processor time that a structure may take to be compiled",
+            extra={"group": "Structures"},
+        ),
     ] = 1.0
     structure_memory_mb: Annotated[
         int, Meta(ge=8, le=4096, description="MiB of memory that a structure may take to be compiled")
     ] = 64
-    stalled_stream_s: Annotated[
-        float, Meta(ge=0.001, le=3600, description="seconds after which a completion that nobody reads from is ended")
-    ] = 60.0
+    frontends: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=64,
+            description="processes that serve clients, on one port and with one engine",
+            extra={"group": "Processes", "main": True},
+        ),
+    ] = 1
     shutdown_grace_s: Annotated[
         float, Meta(ge=0, le=3600, description="seconds that a shutdown waits for open completions")
     ] = 10.0
-    log_level: Annotated[Level, Meta(description="least severe event that is logged, by the engine too")] = _LOG.level
+    log_level: Annotated[
+        Level, Meta(description="least severe event that is logged, by the engine too", extra={"group": "Logs"})
+    ] = _LOG.level
     request_log: Annotated[bool, Meta(description="one line in the log for each completion, at level info")] = True
     otlp_endpoint: Annotated[
         str,
@@ -229,20 +255,6 @@ class Settings:
 
 def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """One flag for each setting, and `--config`. Values stay text until `load_settings`."""
-    parser.add_argument("--config", metavar="FILE", help=f"TOML file with settings [{CONFIG_VARIABLE}]")
-    for name, setting in SETTINGS.items():
-        help_text = f"{setting.description} [{variable_of(name)}, default {default_text(setting) or 'unset'}]"
-        if setting.is_hidden:
-            help_text = argparse.SUPPRESS
-        if setting.base is bool:
-            parser.add_argument(flag_of(name), action=argparse.BooleanOptionalAction, default=None, help=help_text)
-        else:
-            offered = _Offered(map(str, setting.choices)) or None
-            parser.add_argument(flag_of(name), metavar=setting.metavar, choices=offered, help=help_text)
 
 
 def load_settings(
@@ -314,11 +326,6 @@ def _spelled(settings: Settings) -> dict[str, str]:
     """What the engine's refusals call each setting, as text that can be sent: a file's name may hold any bytes."""
     called = {name: settings.spelling(name) for name in SETTINGS}
     return {name: text.encode("utf-8", "backslashreplace").decode("utf-8") for name, text in called.items()}
-
-
-def default_text(setting: Setting) -> str:
-    """A setting's default, as it would be written."""
-    return str(setting.default).lower() if setting.base is bool else setting.written_default
 
 
 def _model_path(model: str) -> Path:

@@ -7,7 +7,8 @@ import msgspec
 from runahead.runtime.wire.engine_config import ConfigError
 from runahead.service.settings.cli_parser import Parser
 from runahead.service.settings.server_config import ServerConfig, check_server_config
-from runahead.service.settings.settings import FrontEndSettings, SettingsError, add_flags, engine_config, load_settings
+from runahead.service.settings.setting_flags import add_flags
+from runahead.service.settings.settings import FrontEndSettings, SettingsError, engine_config, load_settings
 from tests.deploy.rendering import Manifests
 
 

@@ -1,34 +1,39 @@
-"""The table in `docs/settings.md`, written from the declarations: `python -m tests.project.settings_table`."""
+"""The tables in `docs/settings.md`, written from the declarations: `python -m tests.project.settings_table`."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from runahead.runtime.wire.setting import Setting
-from runahead.service.settings.settings import SETTINGS, default_text, flag_of
+from runahead.service.settings.setting_flags import default_text, groups_of
+from runahead.service.settings.settings import SETTINGS, flag_of
 from runahead.service.settings.variables import variable_of
 from tests.project.repository import ROOT
 
 PAGE: Final = ROOT / "docs/settings.md"
 COMMAND: Final = "python -m tests.project.settings_table"
+_TITLE: Final = "## All settings\n"
 _HEAD: Final = ("| flag | variable | default; or other values | what |", "|---|---|---|---|")
 
 
-def table_rows() -> list[str]:
-    """One row for each setting that the help shows."""
-    rows: list[str] = []
-    for name, setting in SETTINGS.items():
-        if not setting.is_hidden:
-            rows.append(f"| `{flag_of(name)}` | `{variable_of(name)}` | {_values(setting)} | {setting.description} |")
-    return rows
+def tables() -> str:
+    """A heading and a table for each group of `runahead serve --help`, a row for each setting that it shows."""
+    return "".join(
+        "\n".join(["", f"### {title}", "", *_HEAD, *map(_row, settings), ""])
+        for title, settings in groups_of(SETTINGS.values()).items()
+    )
 
 
-def rows_of(page: str) -> list[str]:
-    """The rows of the table that stands in a document. Raises ValueError where there is none."""
-    lines = page.splitlines()
-    begin = lines.index(_HEAD[0]) + len(_HEAD)
-    end = next((at for at in range(begin, len(lines)) if not lines[at].startswith("|")), len(lines))
-    return lines[begin:end]
+def tables_of(page: str) -> str:
+    """The tables that stand in a document. Raises ValueError where there are none."""
+    begin = page.index(_TITLE) + len(_TITLE)
+    lines = page[begin:].splitlines(keepends=True)
+    end = next(at for at, line in enumerate(lines) if not line.startswith(("|", "### ", "\n")))
+    return "".join(lines[:end]).rstrip("\n") + "\n"
+
+
+def _row(setting: Setting) -> str:
+    return f"| `{flag_of(setting.name)}` | `{variable_of(setting.name)}` | {_values(setting)} | {setting.description} |"
 
 
 def _values(setting: Setting) -> str:
@@ -42,5 +47,4 @@ def _values(setting: Setting) -> str:
 
 if __name__ == "__main__":
     text = PAGE.read_text(encoding="utf-8")
-    old = "\n".join([*_HEAD, *rows_of(text)])
-    PAGE.write_text(text.replace(old, "\n".join([*_HEAD, *table_rows()])), encoding="utf-8")
+    PAGE.write_text(text.replace(tables_of(text), tables()), encoding="utf-8")

@@ -21,11 +21,11 @@ from runahead.service.commands import (
     stats_command,
     trace_command,
 )
-from runahead.service.settings import settings
+from runahead.service.settings import setting_flags, settings
 from runahead.service.settings.cli_parser import Parser
 from runahead.v1 import generate_pb2
 from tests.project.repository import ROOT, TESTS, TOOLS, calls, documents, name_of, sources
-from tests.project.settings_table import COMMAND, PAGE, rows_of, table_rows
+from tests.project.settings_table import COMMAND, PAGE, tables, tables_of
 
 README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
 MAKEFILE: Final = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -100,7 +100,7 @@ def flags_of(*commands: str) -> set[str]:
     parsers = [Parser() for _ in commands]
     for command, parser in zip(commands, parsers, strict=True):
         if command == "serve":
-            settings.add_flags(parser)
+            setting_flags.add_flags(parser)
         else:
             clients[command].add_flags(parser)
             client_channel.add_connection_flags(parser)
@@ -145,9 +145,9 @@ def test_the_documents_name_flags_and_targets_at_all() -> None:
 
 
 def test_the_page_of_settings_lists_every_one_as_it_is_declared() -> None:
-    rows = rows_of(PAGE.read_text(encoding="utf-8"))
-    assert rows == table_rows(), f"{COMMAND} writes them"
-    assert "| `--max-queue` | `RUNAHEAD__MAX_QUEUE` | `1024` | requests that may wait for a row |" in rows
+    found = tables_of(PAGE.read_text(encoding="utf-8"))
+    assert found == tables(), f"{COMMAND} writes them"
+    assert "| `--max-queue` | `RUNAHEAD__MAX_QUEUE` | `1024` | requests that may wait for a row |" in found.splitlines()
 
 
 def test_every_file_of_settings_that_a_document_shows_is_taken_as_it_is(tmp_path: Path) -> None:

@@ -108,6 +108,7 @@ def structured_engine(depth: int, **config: Any) -> Iterator[StructuredEngine]:
         "load_format": "dummy",
         "max_rows": 8,
         "context_length": 512,
+        "device": "cpu",
         "threads": 1,
         "prefix_cache": False,
         **config,

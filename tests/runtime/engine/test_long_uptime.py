@@ -155,7 +155,7 @@ def told_by_the_host_device(folder: Path, depth: int, counters_from: int) -> dic
     """
     config = EngineConfig(
         model=str(folder), run_ahead=depth, max_rows=3, block_size=8, prefill_chunk=16, max_prefill_tokens=32,
-        num_blocks=100, threads=1, jitter_seed=depth, counters_from=counters_from,
+        num_blocks=100, device="cpu", threads=1, jitter_seed=depth, counters_from=counters_from,
     )  # fmt: skip
     parts = assemble(config, lambda done, total: None)
     links = MemoryLinks()

@@ -32,7 +32,7 @@ class Life:
         settings = {"max_rows": 5, "block_size": 8, "prefill_chunk": 16, "max_prefill_tokens": 32, "num_blocks": 26}
         parts = assemble(
             EngineConfig(
-                model=str(folder), run_ahead=depth, context_length=128, threads=1, jitter_seed=depth,
+                model=str(folder), run_ahead=depth, context_length=128, device="cpu", threads=1, jitter_seed=depth,
                 **{**settings, **sizes},  # type: ignore[arg-type]
             ),
             lambda done, total: None,

@@ -34,8 +34,8 @@ class Made:
 
     def __init__(self) -> None:
         config = EngineConfig(
-            model=str(BUNDLED), max_rows=ROWS, context_length=1024, threads=1, num_blocks=300, prefill_chunk=128,
-            max_prefill_tokens=TOKENS,
+            model=str(BUNDLED), max_rows=ROWS, context_length=1024, device="cpu", threads=1, num_blocks=300,
+            prefill_chunk=128, max_prefill_tokens=TOKENS,
         )  # fmt: skip
         parts = assemble(config, lambda done, total: None)
         launch, self.shapes = parts.device.launch, list[LaunchShape]()

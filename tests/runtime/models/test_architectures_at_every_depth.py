@@ -37,7 +37,7 @@ def completions(folder: Path, depth: int, vocab: int, drawn: bool = False, count
     """What the engine generates, in the CPU device's test mode: delays, and poison in what is given back."""
     config = EngineConfig(
         model=str(folder), load_format="dummy" if drawn else "auto", run_ahead=depth, max_rows=4, block_size=8,
-        prefill_chunk=16, max_prefill_tokens=32, num_blocks=100, threads=1, jitter_seed=depth,
+        prefill_chunk=16, max_prefill_tokens=32, num_blocks=100, device="cpu", threads=1, jitter_seed=depth,
     )  # fmt: skip
     parts = assemble(config, lambda done, total: None)
     links = MemoryLinks()

@@ -134,7 +134,7 @@ def test_threads_that_somebody_asked_for_are_taken_as_they_are_or_refused(
     save(CASES[0], tmp_path)
     monkeypatch.setattr(cpu_kernels, "product_ways", lambda: (ThreadsTogether(),))
     with pytest.raises(NoKernelsError):
-        assemble(EngineConfig(model=str(tmp_path), max_rows=4, num_blocks=40, threads=4), nothing)
+        assemble(EngineConfig(model=str(tmp_path), max_rows=4, num_blocks=40, device="cpu", threads=4), nothing)
     monkeypatch.setattr(os, "cpu_count", lambda: 9)
     assemble(EngineConfig(model=str(tmp_path), max_rows=4, num_blocks=40), nothing).device.close()
     assert torch.get_num_threads() == 2, "8, 4, 2"
@@ -178,7 +178,7 @@ def test_every_kind_of_window_is_tried_and_the_trial_stays_small(monkeypatch: py
 def test_an_engine_is_served_by_the_way_that_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(CASES[0], tmp_path)
     monkeypatch.setattr(cpu_kernels, "product_ways", lambda: (RowsTogether(), OneDnnProducts()))
-    parts = assemble(EngineConfig(model=str(tmp_path), max_rows=4, num_blocks=40, threads=1), nothing)
+    parts = assemble(EngineConfig(model=str(tmp_path), max_rows=4, num_blocks=40, device="cpu", threads=1), nothing)
     served = parts.device._program._model.kernels  # type: ignore[attr-defined]
     parts.device.close()
     assert type(served._products) is OneDnnProducts
@@ -189,7 +189,7 @@ def test_a_start_is_refused_before_any_weight_is_read(tmp_path: Path, monkeypatc
     monkeypatch.setattr(cpu, "load_model", lambda *parts: pytest.fail("the weights were read"))
     monkeypatch.setattr(cpu_kernels, "product_ways", lambda: (RowsTogether(),))
     with pytest.raises(NoKernelsError):
-        assemble(EngineConfig(model=str(tmp_path), max_rows=4, num_blocks=40, threads=1), nothing)
+        assemble(EngineConfig(model=str(tmp_path), max_rows=4, num_blocks=40, device="cpu", threads=1), nothing)
 
 
 def started(tmp_path: Path, before: str) -> subprocess.CompletedProcess[str]:

@@ -94,7 +94,9 @@ def test_the_states_of_all_rows_leave_less_memory_for_blocks() -> None:
 def test_a_start_logs_what_memory_is_taken_for(tmp_path: Path, name: str) -> None:
     save(next(case for case in CASES if case.name == name), tmp_path)
     with capture_logs() as events:
-        parts = assemble(EngineConfig(model=str(tmp_path), max_rows=4, num_blocks=40, threads=1), lambda *_: None)
+        parts = assemble(
+            EngineConfig(model=str(tmp_path), max_rows=4, num_blocks=40, device="cpu", threads=1), lambda *_: None
+        )
     program = parts.device._program  # type: ignore[attr-defined]
     parts.device.close()
     (memory,) = [event for event in events if event["event"] == "memory"]

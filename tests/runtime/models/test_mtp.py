@@ -116,7 +116,7 @@ def test_a_model_that_comes_with_no_heads_is_refused(tmp_path: Path) -> None:
         opened(tmp_path)
     drawn: Literal["auto", "dummy"]
     for drawn in ("auto", "dummy"):
-        config = EngineConfig(model=str(tmp_path), drafter="mtp", load_format=drawn, threads=1)
+        config = EngineConfig(model=str(tmp_path), drafter="mtp", load_format=drawn, device="cpu", threads=1)
         with pytest.raises(CheckpointError, match=r"^drafter mtp drafts with a head that comes with the checkpoint"):
             assemble(config, lambda done, total: None)
 

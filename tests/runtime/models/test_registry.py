@@ -151,6 +151,8 @@ def test_what_an_architecture_alone_knows_is_asked_for_by_nobody_else(
     assert type(load_config(open_checkpoint(tmp_path))) is OwnConfig
     with torch.inference_mode():
         assert torch.equal(logits(tmp_path), expected)
-    parts = assemble(EngineConfig(model=str(tmp_path), max_rows=4, num_blocks=40, threads=1), lambda done, total: None)
+    parts = assemble(
+        EngineConfig(model=str(tmp_path), max_rows=4, num_blocks=40, device="cpu", threads=1), lambda done, total: None
+    )
     parts.device.close()
     assert parts.info.architecture == NEW

@@ -20,7 +20,7 @@ from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.models.load import load_model
 from runahead.runtime.process import cuda
 from runahead.runtime.process.assemble import assemble
-from runahead.runtime.process.cuda import LEAST_CAPABILITY, check_gpu
+from runahead.runtime.process.device_choice import LEAST_CAPABILITY, check_gpu
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
 
 BUNDLED = Path(models.__path__[0]) / "bundled"

@@ -72,7 +72,7 @@ def gated_engine(run_ahead: int, queued: int = 0) -> Iterator[tuple[Engine, Memo
     """An engine over the bundled model as its configuration makes it. queued: of the gate."""
     threads = torch.get_num_threads()
     config = EngineConfig(
-        model=str(BUNDLED), run_ahead=run_ahead, max_rows=4, num_blocks=40, context_length=256, threads=1
+        model=str(BUNDLED), run_ahead=run_ahead, max_rows=4, num_blocks=40, context_length=256, device="cpu", threads=1
     )
     parts = assemble(config, lambda done, total: None)
     assert isinstance(parts.device, HostDevice)

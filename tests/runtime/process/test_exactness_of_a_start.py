@@ -24,7 +24,7 @@ BUNDLED = Path(models.__path__[0]) / "bundled"
 
 def started(**settings: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the engine's info and its one line in the log say."""
-    base: dict[str, Any] = {"model": str(BUNDLED), "max_rows": 4, "context_length": 256}
+    base: dict[str, Any] = {"model": str(BUNDLED), "device": "cpu", "max_rows": 4, "context_length": 256}
     with capture_logs() as events:
         parts = assemble(EngineConfig(**(base | settings)), lambda done, total: None)
     (said,) = [event for event in events if event["event"] == "exactness"]

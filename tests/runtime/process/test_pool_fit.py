@@ -343,8 +343,9 @@ def test_what_ends_a_capture_may_fail_of_an_allocation_in_it() -> None:
 def test_what_drafts_counts_in_what_memory_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bundled model drafts for itself: twice its weights."""
     config = EngineConfig(
-        model=str(BUNDLED), max_rows=4, threads=1, drafter="model", draft_model=str(BUNDLED), num_blocks=400
-    )
+        model=str(BUNDLED), device="cpu", max_rows=4, threads=1, drafter="model", draft_model=str(BUNDLED),
+        num_blocks=400,
+    )  # fmt: skip
     parts, events = start(config)
     parts.device.close()
     facts = named(events, "memory")
@@ -383,7 +384,7 @@ class FailingZeros:
 def test_on_the_cpu_too_a_smaller_pool_is_tried_once(fails: int, monkeypatch: pytest.MonkeyPatch) -> None:
     allocator = FailingZeros(fails)
     monkeypatch.setattr("runahead.runtime.models.memory.torch.zeros", allocator)
-    config = EngineConfig(model=str(BUNDLED), max_rows=4, threads=1)
+    config = EngineConfig(model=str(BUNDLED), max_rows=4, device="cpu", threads=1)
     if fails == 2:
         with pytest.raises(ConfigError, match=r"memory ran out: the weights take \d+ MiB, \d+ KV blocks \d+ MiB"):
             start(config)

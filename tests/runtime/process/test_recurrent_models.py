@@ -46,7 +46,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def started(folder: Path, **settings: object) -> Assembled:
-    threads = int(settings.get("device") != "cuda")
+    settings = {"device": "cpu", **settings}
+    threads = int(settings["device"] == "cpu")
     config = EngineConfig(model=str(folder), max_rows=4, num_blocks=40, threads=threads, **settings)  # type: ignore[arg-type]
     parts = assemble(config, lambda done, total: None)
     parts.device.close()

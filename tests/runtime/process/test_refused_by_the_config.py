@@ -33,7 +33,7 @@ CONFIG: dict[str, Any] = {
 def start(folder: Path, config: dict[str, Any], **settings: Any) -> None:
     """Start an engine on a folder that holds a `config.json` and nothing else."""
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    assemble(EngineConfig(model=str(folder), threads=1, **settings), lambda done, total: None)
+    assemble(EngineConfig(**{"model": str(folder), "device": "cpu", **settings}), lambda done, total: None)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_what_can_be_gets_as_far_as_the_weights(tmp_path: Path) -> None:
             "context_length",
             "needs 262145: set {} to less",
         ),
-        ({}, {"device": "cuda"}, "device", "{} cuda is set and torch finds no CUDA GPU"),
+        ({}, {"device": "cuda"}, "device", "{} cuda needs a CUDA GPU, and torch finds none"),
     ],
     ids=["context", "the model's own context", "memory", "no GPU"],
 )

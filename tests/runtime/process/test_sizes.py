@@ -23,7 +23,7 @@ SMALL_GPU = Gpu("NVIDIA GeForce RTX 4090", 24 * GIB)
 LLAMA_8B = ModelSize(16_060_522_496, 131_072, 8192)
 QWEN_0_6B = ModelSize(1_192_099_840, 114_688, 40_960)
 ON_CUDA = EngineConfig(model="any", device="cuda")
-ON_CPU = EngineConfig(model="any")
+ON_CPU = EngineConfig(model="any", device="cpu")
 
 
 def sizes(config: EngineConfig) -> tuple[int, ...]:
@@ -154,7 +154,9 @@ def test_a_launch_that_was_set_may_be_queued_on_a_cpu() -> None:
 
 def test_a_start_says_what_was_chosen_and_why() -> None:
     with capture_logs() as events:
-        parts = assemble(EngineConfig(model=str(BUNDLED), max_rows=3, threads=1), lambda done, total: None)
+        parts = assemble(
+            EngineConfig(model=str(BUNDLED), max_rows=3, device="cpu", threads=1), lambda done, total: None
+        )
     parts.device.close()
     (said,) = [event for event in events if event["event"] == "sizes"]
     assert {name: said[name] for name in NAMES} == {

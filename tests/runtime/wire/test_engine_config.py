@@ -33,7 +33,7 @@ def test_the_defaults_can_be() -> None:
         ({"max_prefill_tokens": 8}, ("max_prefill_tokens (8)", "block_size (16)")),
         ({"run_ahead_tokens": 15}, ("run_ahead_tokens (15)", "block_size (16)")),
         ({"jitter_seed": 1, "device": "cuda"}, ("jitter_seed", "cuda")),
-        ({"gpu_capability": "8.0"}, ("gpu_capability (8.0)", "device cpu")),
+        ({"gpu_capability": "8.0", "device": "cpu"}, ("gpu_capability (8.0)", "device cpu")),
         ({"gpu_capability": "7.5", "device": "cuda"}, ("gpu_capability", "8.0", "7.5")),
         ({"counters_from": -1}, ("counters_from", "0", "-1")),
         ({"counters_from": 1 << 63}, ("counters_from",)),
@@ -49,7 +49,7 @@ def test_a_setting_that_cannot_be_is_named(changes: dict[str, object], named: tu
     ("changes", "named"),
     [
         ({"threads": 3, "device": "cuda"}, ("threads", "3", "device cuda")),
-        ({"kernel_cache": "/kernels"}, ("kernel_cache must be empty", "device cpu", "/kernels")),
+        ({"kernel_cache": "/kernels", "device": "cpu"}, ("kernel_cache must be empty", "device cpu", "/kernels")),
         ({"run_ahead_tokens": 127, "prefill_chunk": 128}, ("run_ahead_tokens", "127", "prefill_chunk", "128")),
         (
             {"run_ahead_tokens": 16, "prefill_chunk": 128, "max_prefill_tokens": 4096},
@@ -88,6 +88,7 @@ def test_settings_that_cannot_go_together_are_both_named(changes: dict[str, obje
         {"num_blocks": 65, "max_rows": 64},
         {"num_blocks": 65, "context_length": 1025},
         {"threads": 3},
+        {"dtype": "bfloat16", "kernel_cache": "/kernels"},  # there may be a GPU
         {"device": "cuda"},
         {"max_rows": 1, "penalty_slots": 16},
         {"drafter": "ngram"},

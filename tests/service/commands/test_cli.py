@@ -284,7 +284,7 @@ def test_every_field_of_the_request_has_a_flag_with_a_help_text() -> None:
         (["srve"], "runahead: 'srve' is no command; did you mean serve?"),
         (["completion", "bsh"], "bsh"),
         (["serve", "--port", "70000"], "--port must be between 0 and 65535, and is 70000"),
-        (["serve", "--device", "tpu"], "--device must be cpu or cuda"),
+        (["serve", "--device", "tpu"], "--device must be auto, cpu or cuda"),
         (["serve", "--host", "0.0.0.0"], "--insecure"),
         (["serve", "--model", "some-org/some-model"], "hf download some-org/some-model"),
         (["serve", "--max-rows", "513"], "--max-rows must be between 0 and 512, and is 513"),
@@ -293,7 +293,10 @@ def test_every_field_of_the_request_has_a_flag_with_a_help_text() -> None:
         (["serve", "--log-mode", "drain"], "--log-mode must be events or barrier"),
         (["serve", "--prefill-chunk", "24"], "--prefill-chunk (24) must be a multiple of --block-size (16)"),
         (["serve", "--num-blocks", "1"], "--num-blocks must be at least 2 (one is the null block), and is 1"),
-        (["serve", "--dtype", "bfloat16"], "--device cpu computes in float32; --dtype bfloat16 can't be combined"),
+        (
+            ["serve", "--device=cpu", "--dtype=bfloat16"],
+            "--device cpu computes in float32; --dtype bfloat16 can't be combined",
+        ),
         (["serve", "--config", "absent.toml"], "absent.toml"),
         (["juggle"], "runahead: 'juggle' is no command (see runahead --help)"),
         ([], "COMMAND"),
@@ -335,6 +338,7 @@ def test_every_setting_reaches_the_server(monkeypatch: pytest.MonkeyPatch, tmp_p
         return 0
 
     monkeypatch.setattr("runahead.service.processes.server.run", run)
+    monkeypatch.delenv("RUNAHEAD__DEVICE")
     flags = [f"--model={tmp_path}", "--host=::", "--insecure", "--port=1", "--max-streams=2", "--log-level=error"]
     flags += ["--shutdown-grace-s=0.5", "--tokenizer=none", "--log-format=json"]
     assert cli.main(["serve", *flags, "--run-ahead=serial", "--max-rows=3"]) == 0

@@ -58,6 +58,17 @@ def test_the_engine_starts_with_the_services_settings_but_for_its_weights_and_is
     assert engines.stopped == 1
 
 
+def test_without_a_device_kernels_are_compiled_for_the_gpu(
+    engines: Engines, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RUNAHEAD__DEVICE")
+    assert cli.main(["kernels", "--model", str(model)]) == 0
+    ((config, _),) = engines.started
+    assert config.device == "cuda"
+    assert cli.main(["kernels", "--model", str(model), "--threads", "2"]) == 2
+    assert "--threads (2) are the CPU device's and have no effect with --device cuda" in capsys.readouterr().err
+
+
 def test_an_engine_that_can_not_start_or_fails_is_no_success(
     engines: Engines, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -72,7 +83,7 @@ def test_an_engine_that_can_not_start_or_fails_is_no_success(
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ([], "runahead kernels: --device cpu needs no kernels compiled; cuda does"),
+        (["--device", "cpu"], "runahead kernels: --device cpu needs no kernels compiled; cuda does"),
         (
             ["--device", "cuda", "--max-rows", "513"],
             "runahead kernels: --max-rows must be between 0 and 512, and is 513",

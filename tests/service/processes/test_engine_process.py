@@ -191,7 +191,7 @@ def serve(model: Path, port: int, **options: object) -> subprocess.CompletedProc
         "from runahead.service.settings.server_config import ServerConfig\n"
         "from runahead.service.settings.settings import FrontEndSettings\n"
         f"front_end = FrontEndSettings(port=int(sys.argv[2]), **{options!r})\n"
-        "sys.exit(run(ServerConfig(EngineConfig(model=sys.argv[1]), front_end)))"
+        "sys.exit(run(ServerConfig(EngineConfig(model=sys.argv[1], device='cpu'), front_end)))"
     )
     command = [sys.executable, "-c", program, str(model), str(port)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -12,12 +12,12 @@ import pytest
 
 from runahead.runtime.checkpoint import BUNDLED_FOLDER, BUNDLED_HEAD
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, EngineSettings
+from runahead.service.settings.setting_flags import add_flags
 from runahead.service.settings.settings import (
     SETTINGS,
     FrontEndSettings,
     Settings,
     SettingsError,
-    add_flags,
     engine_config,
     flag_of,
     load_settings,
@@ -127,7 +127,7 @@ def test_a_switch_can_be_turned_off_again_by_a_flag() -> None:
         ({}, "port = [", {}, "can't be read"),
         ({}, "", {"port": "70000"}, "--port must be between 0 and 65535, and is 70000"),
         ({}, "", {"run_ahead": "5"}, "--run-ahead must be .*serial"),
-        ({}, "", {"device": "tpu"}, "--device must be cpu or cuda"),
+        ({}, "", {"device": "tpu"}, "--device must be auto, cpu or cuda"),
         ({}, "", {"exact": "always"}, "--exact must be auto, on or off, and is 'always'"),
         ({}, "", {"tokenizer": "mine"}, "--tokenizer must be auto or none, and is 'mine'"),
         ({"RUNAHEAD__INSECURE": "perhaps"}, "", {}, "RUNAHEAD__INSECURE must be true or false"),
@@ -199,6 +199,7 @@ def test_no_setting_takes_all_that_is_no_value() -> None:
     }
     assert takes_all == {
         "served_name",
+        "kernel_cache",
         "host",
         "health_host",
         "metrics_host",
@@ -298,7 +299,12 @@ def test_a_head_of_no_folder_is_the_bundled_models_and_nobody_elses(tmp_path: Pa
         ({}, {}, "num_blocks = 1", r"^num_blocks in .*\.toml must be at least 2 \(one is the null block\), and is 1$"),
         ({"max_rows": "9"}, {}, "num_blocks = 9", r"^--max-rows \(9\) .* 9 \(num_blocks in .*\.toml\) can serve: "),
         ({"log_mode": "barrier"}, {}, "", "^--log-mode barrier has no effect with --log-interval 0: no launch"),
-        ({"dtype": "float16"}, {}, "", "^--device cpu computes in float32; --dtype float16 can't be combined with it$"),
+        (
+            {"device": "cpu", "dtype": "float16"},
+            {},
+            "",
+            "^--device cpu computes in float32; --dtype float16 can't be combined with it$",
+        ),
     ],
 )
 def test_settings_that_cannot_go_together_are_called_what_the_user_called_them(

@@ -1,0 +1,63 @@
+"""Which device an engine runs on, where nobody has named one: a GPU that works, else the CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Final
+
+import msgspec
+import structlog
+import torch
+
+from runahead.runtime.wire.engine_config import ConfigError, DeviceName, EngineConfig, check_config
+
+LEAST_CAPABILITY: Final = (8, 0)
+
+
+def with_device(config: EngineConfig) -> EngineConfig:
+    """The same settings with `cpu` or `cuda` in place of `auto`; logged.
+
+    Raises ConfigError where other settings can't be combined with the device that was found.
+    """
+    if config.device != "auto":
+        return config
+    why_no_gpu = _why_no_gpu()
+    device: DeviceName = "cpu" if why_no_gpu else "cuda"
+    why = why_no_gpu or torch.cuda.get_device_name(torch.cuda.current_device())
+    structlog.get_logger("engine").info("device", asked="auto", device=device, why=why)
+    found = msgspec.structs.replace(config, device=device)
+    try:
+        check_config(found, config.spelling)
+    except ConfigError as error:
+        raise ConfigError(f"{config.spelling('device')} auto has found {device} ({why}): {error}") from error
+    return found
+
+
+def check_gpu(name: str, capability: tuple[int, int]) -> None:
+    """Raises ConfigError for a GPU whose matrix units know no bfloat16."""
+    if capability < LEAST_CAPABILITY:
+        needed, found = (".".join(map(str, one)) for one in (LEAST_CAPABILITY, capability))
+        raise ConfigError(
+            f"the kernels need a GPU of compute capability {needed} or more (A100, RTX 30 and later); "
+            f"{name} has {found}; --device cpu serves without one"
+        )
+
+
+def _why_no_gpu() -> str:
+    """Why launches can't run on a GPU here; empty where they can. Tries one operation on it: a driver may list a GPU
+    that has failed, or that another process holds exclusively."""
+    if not torch.backends.cuda.is_built():
+        return "torch is built without CUDA"
+    if not torch.cuda.is_available():
+        return "torch finds no CUDA GPU"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    try:
+        device = torch.device("cuda", torch.cuda.current_device())
+        check_gpu(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
+        torch.ones(1, device=device).add(1).cpu()
+    except ConfigError as error:
+        return str(error)
+    except RuntimeError as error:
+        return f"the GPU fails: {str(error).partition(chr(10))[0]}"
+    return ""
