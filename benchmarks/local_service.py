@@ -120,7 +120,7 @@ def _until_serving(process: subprocess.Popen[bytes], log: Path, start_s: float) 
     while time.monotonic() < deadline:
         if found := logged(log, "serving"):
             names = {"port": "service", "health_port": "health", "control_port": "control", "metrics_port": "metrics"}
-            return {name: int(found[0][key]) for key, name in names.items()}
+            return {name: int(found[0][key]) for key, name in names.items() if found[0][key] != "off"}
         if (code := process.poll()) is not None:
             raise _failed(log, f"the service exited with status {code} before it was ready")
         time.sleep(0.05)

@@ -1,8 +1,8 @@
 """The engine's process: `python -m runahead.runtime.process.main`, started by the supervisor of a service.
 
 The first line of standard input is JSON: {"socket": path, "config": EngineConfig, "log": LogOutput}. One line on
-standard output, `ready`, says that the engine listens there. It ends when standard input does: its parent has closed
-it, or has died. Signals are the parent's.
+standard output, `ready DEVICE`, says that the engine listens there. It ends when standard input does: its parent has
+closed it, or has died. Signals are the parent's.
 Exit codes: 0 after a shutdown, 1 if the chain broke, 2 if it could not start.
 """
 
@@ -112,7 +112,7 @@ def main() -> int:
     if orders.config.log_interval == 1 and orders.config.log_mode == "barrier":
         interval, mode = map(orders.config.spelling, ("log_interval", "log_mode"))
         log.warning("serial", why=f"{interval} is 1 and {mode} is barrier: the chain drains before every launch")
-    print("ready", flush=True)
+    print("ready", parts.info.device, flush=True)
     code = _run(engine, links, log, orders.config.launch_timeout_s)
     parts.masks.stop()
     return code

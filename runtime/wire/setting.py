@@ -3,8 +3,8 @@
 A setting is a field of a struct, of a type that is `Annotated` with one `msgspec.Meta`. Its bounds and description are
 there. `Meta.extra` may have: `group`, the title under which help and documents show this setting and the ones declared
 after it, up to the next group; `main`, true for a setting that they show before all groups; `words`, the numbers that
-are written as words; `metavar`, what stands for the value in a help text, where FILE and FOLDER also tell a shell what
-to complete; `hidden`, true for a test mode that no help shows.
+are written as words, the least ones; `metavar`, what stands for the value in a help text, where FILE and FOLDER also
+tell a shell what to complete; `hidden`, true for a test mode that no help shows.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin
 import msgspec
 
 _SHOWN: Final = 80
+_FEW: Final = 16  # values, which are listed
 _LITERAL: Final[Any] = Literal  # made of values that are known when it runs
 
 
@@ -44,12 +45,18 @@ class Setting:
         return bool(self._extra.get("main"))
 
     @property
+    def words(self) -> tuple[str, ...]:
+        """Of the numbers that are written as words."""
+        return tuple(self._words)
+
+    @property
     def choices(self) -> tuple[object, ...]:
         """All values as they are written, where they are few; else empty."""
         if words := self._words:
             assert self.meta.ge is not None and self.meta.le is not None, "words stand among numbers with bounds"
+            numbers = range(int(self.meta.ge), int(self.meta.le) + 1)
             written = {number: word for word, number in words.items()}
-            return tuple(written.get(number, number) for number in range(int(self.meta.ge), int(self.meta.le) + 1))
+            return tuple(written.get(number, number) for number in numbers) if len(numbers) <= _FEW else ()
         return get_args(self.base) if get_origin(self.base) is Literal else ()
 
     @property
@@ -63,6 +70,8 @@ class Setting:
         """What stands for the value in a help text."""
         if self.choices:
             return "|".join(map(str, self.choices))
+        if self._words:
+            return "|".join((*self._words, "N"))
         return str(self._extra.get("metavar") or ("TEXT" if self.base is str else "N"))
 
     def read(self, written: object, *, strict: bool) -> object:
@@ -73,10 +82,14 @@ class Setting:
         try:
             if isinstance(written, str):
                 written.encode("utf-8")  # bytes of a flag or a variable that are no text
+                if written in self._words:
+                    return self._words[written]
             value = msgspec.convert(written, _LITERAL[self.choices] if self.choices else self.type, strict=strict)
         except (msgspec.ValidationError, UnicodeError) as error:
             raise ValueError(self._refusal(written, strict)) from error
-        return self._words.get(value, value)
+        if value in self._words.values():
+            raise ValueError(self._refusal(written, strict))  # a number that only its word stands for
+        return value
 
     def check(self, value: object) -> None:
         """Looks at a value that a struct holds. Raises ValueError as `read` does."""
@@ -94,12 +107,19 @@ class Setting:
         words: Mapping[Any, int] = self._extra.get("words", {})
         return words
 
+    @property
+    def _least(self) -> object:
+        """The least value that is written as a number."""
+        return max(self._words.values(), default=-1) + 1 if self._words else self.meta.ge
+
     def _refusal(self, value: object, strict: bool) -> str:
         if self.choices or not self._is_number(value, strict):
             return f"must be {self._values()}, and is {shown(value)}"
         number = str(value) if len(str(value)) <= _SHOWN else shown(value)
         if self.meta.gt is not None:
             return f"must be more than {self.meta.gt} and at most {self.meta.le}, and is {number}"
+        if self._words:
+            return f"must be {self._values()}, and is {number}"
         return f"must be between {self.meta.ge} and {self.meta.le}, and is {number}"
 
     def _is_number(self, value: object, strict: bool) -> bool:
@@ -120,7 +140,8 @@ class Setting:
         kind = "a number" if self.base is float else "a whole number"
         if self.meta.gt is not None:
             return f"{kind} above {self.meta.gt}, at most {self.meta.le}"
-        return f"{kind} from {self.meta.ge} to {self.meta.le}"
+        numbers = f"{kind} from {self._least} to {self.meta.le}"
+        return ", ".join(self._words) + f" or {numbers}" if self._words else numbers
 
 
 def settings_of(struct: type[msgspec.Struct]) -> dict[str, Setting]:

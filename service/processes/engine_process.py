@@ -34,11 +34,13 @@ class EngineProcess:
     """A running engine, the folder of its socket, and the pipe whose end tells it that its parent is gone.
 
     The engine is spawned, never forked from a process that runs gRPC. Its log goes to this process's standard error.
+    device: which one it has found or was told, known when it is ready.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, folder: SocketFolder) -> None:
         self._process = process
         self._folder = folder
+        self.device = ""
 
     @property
     def socket(self) -> Path:
@@ -123,6 +125,7 @@ class EngineProcess:
             await self._process.stdin.drain()
         except ConnectionError:
             raise EngineStartError(await self._process.wait()) from None
-        line = await self._process.stdout.readline()
-        if line.strip() != _READY:
+        ready, _, device = (await self._process.stdout.readline()).strip().partition(b" ")
+        if ready != _READY:
             raise EngineStartError(await self._process.wait())
+        self.device = device.decode("ascii", "replace")

@@ -57,7 +57,8 @@ class FrontEndOrders(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SideOrders(FrontEndOrders, frozen=True, kw_only=True):
-    """The first line of the side server's. health_port, metrics_port: to listen on from then on; 0 is any."""
+    """The first line of the side server's. health_port, metrics_port: to listen on from then on; 0 is any,
+    NO_PORT none."""
 
     health_port: int
     metrics_port: int

@@ -13,13 +13,19 @@ from contextlib import ExitStack
 from typing import Final
 
 from runahead.runtime.wire.engine_config import ConfigError, Spelling
+from runahead.service.settings.settings import NO_PORT
 
 _TAKEN: Final = (errno.EADDRINUSE, errno.EACCES)  # where another number helps
 _LOCK: Final = "\0runahead/{}/{}"  # a name in Linux's abstract namespace: no file, and one for each network namespace
 
 
+class PortTakenError(ConfigError):
+    """Another process has the port, or only a privileged one may have it: another number helps."""
+
+
 class Port:
-    """host: as it was given. number: of the port; 0 where it is any, and not known before it is listened on."""
+    """host: as it was given. number: of the port; 0 where it is any, and not known before it is listened on; NO_PORT
+    where there is none."""
 
     def __init__(self, host: str, number: int, held: ExitStack) -> None:
         self.host = host
@@ -50,13 +56,19 @@ class Port:
                     number = holder.getsockname()[1]
         except OSError as error:
             held.close()
-            other = f"; {spelling('port')} takes another number, or 0 for any free port"
-            raise ConfigError(
-                f"{host} port {number} can't be listened on: {error.strerror}{other if error.errno in _TAKEN else ''}"
-            ) from error
+            sentence = f"{host} port {number} can't be listened on: {error.strerror}"
+            if error.errno not in _TAKEN:
+                raise ConfigError(sentence) from error
+            other = f"{spelling('port')} takes another number, or 0 for any free port"
+            raise PortTakenError(f"{sentence}; {other}") from error
         except UnicodeError as error:
             raise ConfigError(f"{spelling('host')} {host!r} is no host name or address") from error
         return cls(host, number, held)
+
+    @property
+    def in_words(self) -> int | str:
+        """The number, or `off`."""
+        return "off" if self.number == NO_PORT else self.number
 
     def close(self) -> None:
         """Idempotent."""

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from typing import Final
+
+import structlog
 
 from runahead.runtime.wire.engine_config import ConfigError, Spelling
-from runahead.service.processes.port import Port
+from runahead.service.processes.port import Port, PortTakenError
 from runahead.service.settings.loopback import LOOPBACK
-from runahead.service.settings.settings import FrontEndSettings
+from runahead.service.settings.settings import AUTO_PORT, NO_PORT, FrontEndSettings
+
+_FIRST: Final = {"health": 50052, "control": 50053, "metrics": 9464}  # of a side port that nobody has set
+_STEP: Final = 10  # from one set of side ports to the next
+_SETS: Final = 100
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,18 +32,23 @@ class Ports:
 
     @classmethod
     def reserve(cls, settings: FrontEndSettings, spelling: Spelling) -> Ports:
-        """Before anything is loaded. Raises ConfigError naming the port that somebody has."""
+        """Before anything is loaded. Where a side port that nobody has set is taken, all side ports that nobody has set
+        move on together, which is logged. Raises ConfigError naming the port that somebody has."""
+        hosts = {"health": settings.health_host, "control": LOOPBACK, "metrics": settings.metrics_host}
+        asked = {name: int(getattr(settings, f"{name}_port")) for name in hosts}
         shared = settings.frontends > 1
         with ExitStack() as held:
             service = Port.reserve(settings.host, settings.port, shared=shared, spelling=spelling)
             held.enter_context(closing(service))
-            health = _beside(settings.health_host, settings.health_port, "health", spelling)
-            held.enter_context(closing(health))
-            control = _beside(LOOPBACK, settings.control_port, "control", spelling)
-            held.enter_context(closing(control))
-            metrics = _beside(settings.metrics_host, settings.metrics_port, "metrics", spelling)
+            beside: dict[str, Port] = {}
+            for name, number in asked.items():
+                if number != AUTO_PORT:
+                    beside[name] = held.enter_context(closing(_beside(hosts[name], number, name, spelling)))
+            unset = {name: hosts[name] for name in asked if name not in beside}
+            for name, port in _moved_on(unset, spelling).items():
+                beside[name] = port
             held.pop_all()
-        return cls(service, health, control, metrics)
+        return cls(service, **beside)
 
     def close(self) -> None:
         """Idempotent."""
@@ -42,9 +56,39 @@ class Ports:
             port.close()
 
 
-def _beside(host: str, number: int, name: str, spelling: Spelling) -> Port:
+def _moved_on(hosts: dict[str, str], spelling: Spelling) -> dict[str, Port]:
+    """The first set of ports that are all free. Raises ConfigError where there is none."""
+    why = ""
+    for offset in range(0, _SETS * _STEP, _STEP):
+        try:
+            found = _set(hosts, offset, spelling)
+        except PortTakenError as error:
+            why = why or str(error).partition(";")[0]
+            if offset == (_SETS - 1) * _STEP:
+                raise
+        else:
+            break
+    if why:
+        log.info("side_ports_moved", why=why, **{f"{name}_port": port.number for name, port in found.items()})
+    return found
+
+
+def _set(hosts: dict[str, str], offset: int, spelling: Spelling) -> dict[str, Port]:
     """Raises ConfigError."""
+    with ExitStack() as held:
+        found = {
+            name: held.enter_context(closing(_beside(host, _FIRST[name] + offset, name, spelling)))
+            for name, host in hosts.items()
+        }
+        held.pop_all()
+    return found
+
+
+def _beside(host: str, number: int, name: str, spelling: Spelling) -> Port:
+    """Raises ConfigError, which says which side port it is."""
+    if number == NO_PORT:
+        return Port(host, NO_PORT, ExitStack())
     try:
         return Port.reserve(host, number, shared=False, spelling=lambda setting: spelling(f"{name}_{setting}"))
     except ConfigError as error:
-        raise ConfigError(f"the {name} port: {error}") from error
+        raise type(error)(f"the {name} port: {error}") from error

@@ -10,6 +10,7 @@ from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.wire.engine_config import ConfigError
 from runahead.service.engine.request_stream import EngineLostError
 from runahead.service.log.logs import configure_logs
+from runahead.service.processes import start_lines
 from runahead.service.processes.engine_process import EngineStartError
 from runahead.service.processes.front_end_process import FrontEndStartError
 from runahead.service.processes.ports import Ports
@@ -24,6 +25,7 @@ def run(config: ServerConfig) -> int:
     try:
         check_server_config(config)
         configure_logs(config.front_end.log)
+        start_lines.say_loading(config)
         with contextlib.closing(Ports.reserve(config.front_end, config.engine.spelling)) as ports:
             return asyncio.run(supervise(config, ports))
     except FrontEndStartError as error:

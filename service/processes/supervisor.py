@@ -23,7 +23,7 @@ from runahead.runtime.log_stream import count_dropped_lines_in
 from runahead.runtime.process_end import end_fields
 from runahead.runtime.wire.engine_config import ConfigError
 from runahead.service.engine.pulse import EngineWatch, stuck_after_s
-from runahead.service.processes import machine
+from runahead.service.processes import machine, start_lines
 from runahead.service.processes.checkpoint_check import check_checkpoint
 from runahead.service.processes.engine_process import EngineProcess
 from runahead.service.processes.front_end_process import SIDE_COMMAND, FrontEndOrders, FrontEndProcess, SideOrders
@@ -132,13 +132,14 @@ class Supervisor:
             "serving",
             host=self._ports.service.host,
             port=self._ports.service.number,
-            health_port=self._ports.health.number,
-            control_port=self._ports.control.number,
-            metrics_port=self._ports.metrics.number,
+            health_port=self._ports.health.in_words,
+            control_port=self._ports.control.in_words,
+            metrics_port=self._ports.metrics.in_words,
             model=self._config.engine.served_name,
             run_ahead=self._config.engine.run_ahead,
             front_ends=len(self._front_ends),
         )
+        start_lines.say_serving(self._config, self._ports.service.number, self._engine.device)
         self._keepers = [asyncio.create_task(self._keep(index)) for index in self._front_ends]
         self._side_keeper = asyncio.create_task(self._keep_side())
         told = asyncio.create_task(self._signals.stop.wait())

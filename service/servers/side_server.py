@@ -32,7 +32,7 @@ from runahead.service.servicers.control_servicer import ControlServicer
 from runahead.service.servicers.health import HealthServicer
 from runahead.service.servicers.reflection import add_reflection
 from runahead.service.settings.loopback import LOOPBACK
-from runahead.service.settings.settings import FrontEndSettings
+from runahead.service.settings.settings import NO_PORT, FrontEndSettings
 from runahead.service.shared_memory.board import Board
 from runahead.service.stats.metrics_server import MetricsServer, ServiceCollector
 from runahead.service.stats.stats_feed import StatsFeed
@@ -69,8 +69,7 @@ class SideServer:
         self._calls = OpenCalls()
         self._health = HealthServicer((GENERATION,), _CONNECTIONS, settings.stalled_stream_s)
         self._health.set_ready(False)
-        self._health_server = self._server(Access())
-        self._control_server: grpc.aio.Server | None = None
+        self._servers: list[grpc.aio.Server] = []
         self._engine: EngineClient | None = None
         self._feed: StatsFeed | None = None
         self._is_heard = False
@@ -83,31 +82,30 @@ class SideServer:
 
     async def listen(self, health_port: int, metrics_port: int) -> tuple[int, int]:
         """Serves health and metrics, in plain text and to everybody: the server lives, and is not ready. Returns the
-        ports. Raises ConfigError."""
+        ports; NO_PORT, which is not listened on, as it is. Raises ConfigError."""
         loop = asyncio.get_running_loop()
         collector = ServiceCollector(self._board, self._version, lambda: self._engine_figures(loop))
-        self._metrics = MetricsServer(self._settings.metrics_host, metrics_port, collector)
-        port = listen(self._health_server, self._settings.health_host, health_port)
-        await self._health_server.start()
+        if metrics_port != NO_PORT:
+            self._metrics = MetricsServer(self._settings.metrics_host, metrics_port, collector)
+            metrics_port = self._metrics.port
+        if health_port != NO_PORT:
+            server = self._server(Access())
+            health_port = listen(server, self._settings.health_host, health_port)
+            await server.start()
+            self._servers.append(server)
         self._health.set_serving(True)
-        return port, self._metrics.port
+        return health_port, metrics_port
 
     async def serve(self, engine: EngineClient, control_port: int) -> int:
-        """Serves the control port, and is ready from when somebody serves. Returns the port. Raises ConfigError."""
+        """Serves the control port, unless it is NO_PORT, and is ready from when somebody serves. Returns the port.
+        Raises ConfigError."""
         self._engine = engine
-        self._feed = StatsFeed(engine, self._board, self._line, self._version, self._settings.stalled_stream_s)
-        server = self._server(self._security.access)
-        add_GenerationServiceServicer_to_server(ControlServicer(engine, self._feed, self._line), server)
-        if self._settings.reflection:
-            files = generation_service_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR
-            add_reflection(server, files, (GENERATION, HEALTH))
-        port = listen(server, LOOPBACK, control_port, self._security.credentials)
-        await server.start()
-        self._control_server = server
+        if control_port != NO_PORT:
+            control_port = await self._serve_control(engine, control_port)
         self._is_heard = True
         engine.tell_of_silence(self._on_silence)
         self._looking = asyncio.create_task(self._look())
-        return port
+        return control_port
 
     def drain(self) -> None:
         """Not ready any more. Who watches is told, and ended. Stats and Abort are served until `stop`."""
@@ -130,9 +128,21 @@ class SideServer:
         if self._metrics is not None:
             await asyncio.to_thread(self._metrics.close)  # somebody's scrape may wait for this event loop
 
+    async def _serve_control(self, engine: EngineClient, port: int) -> int:
+        """Returns the port. Raises ConfigError."""
+        self._feed = StatsFeed(engine, self._board, self._line, self._version, self._settings.stalled_stream_s)
+        server = self._server(self._security.access)
+        add_GenerationServiceServicer_to_server(ControlServicer(engine, self._feed, self._line), server)
+        if self._settings.reflection:
+            files = generation_service_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR
+            add_reflection(server, files, (GENERATION, HEALTH))
+        port = listen(server, LOOPBACK, port, self._security.credentials)
+        await server.start()
+        self._servers.append(server)
+        return port
+
     async def _stop_servers(self) -> None:
-        servers = [server for server in (self._health_server, self._control_server) if server is not None]
-        await asyncio.gather(*(server.stop(_END_S) for server in servers))
+        await asyncio.gather(*(server.stop(_END_S) for server in self._servers))
 
     def _engine_figures(self, loop: asyncio.AbstractEventLoop) -> tuple[EngineInfo, EngineStats] | None:
         """Asked by other threads than the loop's. None: the engine does not answer at once."""

@@ -69,5 +69,5 @@ def _add_flag(container: argparse._ActionsContainer, setting: Setting, help_text
         switch = argparse.BooleanOptionalAction
         container.add_argument(flag_of(setting.name), action=switch, default=None, help=help_text)
     else:
-        offered = _Offered(map(str, setting.choices)) or None
+        offered = _Offered(map(str, setting.choices or setting.words)) or None
         container.add_argument(flag_of(setting.name), metavar=setting.metavar, choices=offered, help=help_text)

@@ -26,15 +26,15 @@ from runahead.runtime.wire.setting import Setting, settings_of, shown
 from runahead.service.settings.bounded_files import TooLargeError, read_file
 from runahead.service.settings.cli_parser import did_you_mean
 from runahead.service.settings.loopback import LOOPBACK
-from runahead.service.settings.variables import CONFIG_VARIABLE, ENV_PREFIX, is_injected, old_variable_of, variable_of
+from runahead.service.settings.variables import CONFIG_VARIABLE, ENV_PREFIX, own_variables, variable_of
+from runahead.service.settings.variables import SettingsError as SettingsError
 
+AUTO_PORT: Final = -2
+NO_PORT: Final = -1
+_PORT_WORDS: Final = {"words": {"auto": AUTO_PORT, "off": NO_PORT}}
 _MOST_BYTES: Final = 1 << 20  # of a file of settings
 _LOG: Final = LogOutput()  # its defaults are these settings' defaults
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-
-
-class SettingsError(ValueError):
-    """A setting that is unknown or impossible. One sentence that names it."""
 
 
 class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,16 +66,34 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 50051
     health_host: Annotated[str, Meta(description="address to answer health probes on, to everybody")] = LOOPBACK
     health_port: Annotated[
-        int, Meta(ge=0, le=65535, description="port to answer health probes on, in plain text; 0: any free one")
-    ] = 50052
+        int,
+        Meta(
+            ge=AUTO_PORT,
+            le=65535,
+            description="port to answer health probes on, in plain text; auto: 50052, or further where a side port is "
+            "taken; 0: any free one",
+            extra=_PORT_WORDS,
+        ),
+    ] = AUTO_PORT
     control_port: Annotated[
         int,
-        Meta(ge=0, le=65535, description="port for Stats, Trace and Abort from this machine; 0: any free one"),
-    ] = 50053
+        Meta(
+            ge=AUTO_PORT,
+            le=65535,
+            description="port for Stats, Trace and Abort from this machine; auto: 50053 or further; 0: any free one",
+            extra=_PORT_WORDS,
+        ),
+    ] = AUTO_PORT
     metrics_host: Annotated[str, Meta(description="address to serve Prometheus on, to everybody")] = LOOPBACK
     metrics_port: Annotated[
-        int, Meta(ge=0, le=65535, description="port of /metrics, over HTTP in plain text; 0: any free one")
-    ] = 9464
+        int,
+        Meta(
+            ge=AUTO_PORT,
+            le=65535,
+            description="port of /metrics, over HTTP in plain text; auto: 9464 or further; 0: any free one",
+            extra=_PORT_WORDS,
+        ),
+    ] = AUTO_PORT
     vllm_facade: Annotated[
         bool, Meta(description="serve vllm.grpc.engine.VllmEngine too, for routers; needs the extra vllm-facade")
     ] = False
@@ -279,7 +297,7 @@ def load_settings(
     for name, value in (_read_file(config_file) if config_file else {}).items():
         _require_known(name, f"key {name!r} in {config_file}", SETTINGS)
         take(name, value, f"{name} in {config_file}", strict=True)
-    for variable, text in _own_variables(environment).items():
+    for variable, text in own_variables(environment, SETTINGS).items():
         name = variable.removeprefix(ENV_PREFIX).lower()
         _require_known(variable, f"environment variable {variable}", [variable_of(known) for known in SETTINGS])
         take(name, text, variable, strict=False)
@@ -363,22 +381,6 @@ def _read_file(path: str) -> dict[str, Any]:
         raise SettingsError(f"config file {path} can't be read: {error.strerror}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise SettingsError(f"config file {path} can't be read as TOML: {error}") from error
-
-
-def _own_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables of settings, and others that begin as they do. Raises SettingsError for one under its old name."""
-    given = {variable: text for variable, text in environment.items() if not is_injected(variable, text)}
-    for name in ("config", *SETTINGS):
-        if (old := old_variable_of(name)) in given:
-            raise SettingsError(
-                f"environment variable {old} is not read any more; set {variable_of(name)}, with two underscores, and "
-                f"unset {old}"
-            )
-    return {
-        variable: text
-        for variable, text in given.items()
-        if variable.startswith(ENV_PREFIX) and variable != CONFIG_VARIABLE
-    }
 
 
 def _require_known(name: str, what: str, known: Iterable[str]) -> None:

@@ -9,6 +9,7 @@ variables of a Service called `runahead--` and more, and `is_injected` knows the
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 ENV_PREFIX: Final = "RUNAHEAD__"
@@ -31,6 +32,10 @@ _INJECTED: Final = tuple(  # name and value; a name may be read in several ways,
 )
 
 
+class SettingsError(ValueError):
+    """A setting that is unknown or impossible. One sentence that names it."""
+
+
 def variable_of(name: str) -> str:
     """The variable of a setting."""
     return ENV_PREFIX + name.upper()
@@ -44,3 +49,20 @@ def old_variable_of(name: str) -> str:
 def is_injected(variable: str, value: str) -> bool:
     """Whether Kubernetes has set the variable, to describe a Service: its name and its value both say so."""
     return any(pattern.fullmatch(f"{variable}={value}") for pattern in _INJECTED)
+
+
+def own_variables(environment: Mapping[str, str], settings: Iterable[str]) -> dict[str, str]:
+    """Variables of settings, and others that begin as they do. settings: their names. Raises SettingsError for one
+    under its old name."""
+    given = {variable: text for variable, text in environment.items() if not is_injected(variable, text)}
+    for name in ("config", *settings):
+        if (old := old_variable_of(name)) in given:
+            raise SettingsError(
+                f"environment variable {old} is not read any more; set {variable_of(name)}, with two underscores, and "
+                f"unset {old}"
+            )
+    return {
+        variable: text
+        for variable, text in given.items()
+        if variable.startswith(ENV_PREFIX) and variable != CONFIG_VARIABLE
+    }

@@ -39,7 +39,7 @@ def _row(setting: Setting) -> str:
 def _values(setting: Setting) -> str:
     """The default, and where values are few the others."""
     default = default_text(setting)
-    others = [f"`{choice}`" for choice in setting.choices if str(choice) != default]
+    others = [f"`{choice}`" for choice in setting.choices or setting.words if str(choice) != default]
     if not others:
         return f"`{default}`" if default else ""
     return f"`{default}`; or {', '.join(others)}"

@@ -10,7 +10,6 @@ import torch
 from structlog.testing import capture_logs
 
 from runahead.runtime.checkpoint import BUNDLED_FOLDER
-from runahead.runtime.process import device_choice
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.process.device_choice import with_device
 from runahead.runtime.wire.engine_config import ConfigError, DeviceName, EngineConfig

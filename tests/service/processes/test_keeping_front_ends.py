@@ -48,6 +48,7 @@ class Ending:
 
 class FakeEngine(Ending):
     socket = Path("/nowhere")
+    device = "cpu"
     pid = -1
 
     def kill(self) -> None:

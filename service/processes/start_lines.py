@@ -1,0 +1,46 @@
+"""What `runahead serve` says to a person at a terminal, beside its log: what it loads, and in the end what to call."""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+from runahead.runtime.log_output import draws_on_a_terminal, printable
+from runahead.service.settings.server_config import ServerConfig
+from runahead.service.settings.settings import FrontEndSettings
+
+_EVERY: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # every address of a machine: where itself calls it
+
+
+def say_loading(config: ServerConfig) -> None:
+    """Before anything that takes time."""
+    _say(config, f"loading {config.engine.served_name}")
+
+
+def say_serving(config: ServerConfig, port: int, device: str) -> None:
+    """In one line: the address, the model, the device, and a command that calls this service from another terminal."""
+    settings, host = config.front_end, config.front_end.host.strip("[]")
+    prompt = "--token-ids 1,2,3" if settings.tokenizer == "none" else "'def fibonacci(n):'"
+    call = f"runahead generate {prompt} {_flags(settings, _address(_EVERY.get(host, host), port))}"
+    _say(config, f"{_address(host, port)} serves {config.engine.served_name} on {device}; call it: {call}")
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _flags(settings: FrontEndSettings, url: str) -> str:
+    """Of a client on this machine; what only the caller knows is a word in capitals."""
+    flags = [f"--url {url}"]
+    if settings.tls_cert:
+        flags.append("--ca FILE")
+    if settings.tls_client_ca:
+        flags.append("--cert FILE --key FILE")
+    if settings.callers:
+        flags.append("--token-file FILE")
+    return " ".join(flags)
+
+
+def _say(config: ServerConfig, line: str) -> None:
+    if draws_on_a_terminal(config.front_end.log):
+        print(printable(line), file=sys.stderr, flush=True)
