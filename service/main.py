@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import sys
 from contextlib import suppress
 from typing import Final
 
-from runahead.service.commands.ends import EXIT_INTERRUPTED, nobody_reads
+from runahead.service.commands.ends import EXIT_INTERRUPTED, end_at_interrupts, nobody_reads
 
 _SERVERS: Final = ("serve", "kernels")  # which write nothing to standard output
 _OF_OUTPUT: Final = (errno.EBADF, errno.EIO, errno.ENOSPC)
@@ -19,9 +18,7 @@ _STANDARD: Final = 3  # descriptors: input, output and errors
 def main() -> int:
     """Runs one command; returns the exit status. 1: standard output can't be written. 130: interrupted."""
     is_open = _open_standard_streams()
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # While modules load, an interrupt ends the process without a word. Commands call `interruptible` then.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    end_at_interrupts()  # while modules load; commands call `interruptible` then
     if not is_open and sys.argv[1:2] not in ([name] for name in _SERVERS):
         return _not_written("it is closed")
     from runahead.service import cli

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
+
+BARRIERS: Final = ("logging", "shutdown")  # reasons for which the chain is drained
+FALLBACKS: Final = ("closing", "drafts", "mixed", "prompt_logprobs")  # reasons for which a launch was not one graph
 
 
 class EventStats(msgspec.Struct, frozen=True):

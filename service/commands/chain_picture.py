@@ -14,7 +14,10 @@ from runahead.service.commands.timeline import Span, TimedLaunch, Timeline
 SHOWN: Final = 5  # launches of the slowest panel
 WIDTH: Final = 960
 LEFT: Final = 110
-_PANEL: Final = 150
+_PANEL: Final = 164
+_LETTER: Final = 8.0  # the widest digit or letter, about, in pixels
+_GAP: Final = 6.0  # between two labels
+_IN_MS: Final = 100_000.0  # microseconds that a picture spans, from which on its times are in milliseconds
 _HOST, _DEVICE, _IDLE, _INK = "#4c78a8", "#59a14f", "#e15759", "#222222"
 
 
@@ -26,15 +29,38 @@ def picture(panels: Sequence[tuple[str, Timeline]], caption: str = "") -> str:
     shown = [(name, timeline, _typical(timeline.launches)) for name, timeline in panels]
     span = max(launches[-1].device[1] - launches[0].device[0] for _, _, launches in shown)
     scale = (WIDTH - LEFT - 20) / span
-    drawing = _Drawing(_PANEL * len(panels) + 60)
+    drawing = _Drawing(_PANEL * len(panels) + (90 if caption else 68))
     for place, (name, timeline, launches) in enumerate(shown):
         _draw_panel(drawing, name, timeline, launches[0].device[0], 20 + place * _PANEL, span, scale)
     end = 20 + _PANEL * len(panels)
     for tick in range(0, int(span), _tick(span)):
         drawing.line(LEFT + tick * scale, end - 12, LEFT + tick * scale, end - 6)
-        drawing.text(LEFT + tick * scale, end + 8, f"{tick} µs", anchor="middle")
-    drawing.text(10, end + 30, caption)
+        drawing.text(LEFT + tick * scale, end + 8, _time(tick, span), anchor="middle")
+    _draw_legend(drawing, end + 34)
+    drawing.text(10, end + 58, caption)
     return str(drawing)
+
+
+def _draw_legend(drawing: _Drawing, y: float) -> None:
+    """One line: what each colour and mark stands for. y: of its letters' base."""
+    x = 10.0
+    for colour, words in ((_HOST, "host at work"), (_DEVICE, "device runs a launch"), (_IDLE, "device is idle")):
+        drawing.bar(x, y - 11, 14, 12, colour, words)
+        drawing.text(x + 20, y, words)
+        x += 32 + len(words) * _LETTER
+    drawing.line(x + 2, y - 12, x + 12, y + 2)
+    words = "launch N: enqueued, begins"
+    drawing.text(x + 20, y, words)
+    x += 32 + len(words) * _LETTER
+    drawing.mark(x + 6, y - 9, "tokens are seen")
+    drawing.text(x + 20, y, "its tokens reach the host")
+
+
+def _time(microseconds: float, span: float, digits: int = 0) -> str:
+    """In the unit that suits a picture of so many microseconds. digits: behind the point of microseconds."""
+    if span >= _IN_MS:
+        return f"{microseconds / 1e3:.{digits + 1}f}".removesuffix(".0") + " ms"
+    return f"{microseconds:.{digits}f} µs"
 
 
 def _typical(launches: Sequence[TimedLaunch]) -> Sequence[TimedLaunch]:
@@ -63,7 +89,7 @@ def _work(waits: Sequence[Span]) -> Iterator[Span]:
 def _draw_panel(
     drawing: _Drawing, name: str, timeline: Timeline, zero: float, top: float, span: float, scale: float
 ) -> None:
-    host, device, height = top + 28, top + 84, 26
+    host, device, height = top + 42, top + 98, 26
 
     def x(at: float) -> float:
         return LEFT + (at - zero) * scale
@@ -73,36 +99,40 @@ def _draw_panel(
         if begin < end:
             drawing.bar(x(begin), y, (end - begin) * scale, height, colour, title)
 
-    drawing.text(10, top + 10, f"{name}: {_heading(timeline.launches)}")
+    drawing.text(10, top + 10, f"{name}: {_heading(timeline.launches, span)}")
     drawing.text(10, host + 18, "host at work")
     drawing.text(10, device + 18, "device")
     for begin, end in _work(timeline.waits):
-        bar(begin, end, host, _HOST, f"{end - begin:.0f} µs")
+        bar(begin, end, host, _HOST, _time(end - begin, span))
+    labelled_to = float(LEFT)  # of the labels above the host's bar
     for launch in timeline.launches:
         begin, end = launch.device
-        bar(begin, end, device, _DEVICE, f"{launch.kind} launch {launch.number}: {end - begin:.0f} µs")
-        if zero <= begin and end <= zero + span:
+        width = len(str(launch.number)) * _LETTER
+        bar(begin, end, device, _DEVICE, f"{launch.kind} launch {launch.number}: {_time(end - begin, span)}")
+        if zero <= begin and end <= zero + span and (end - begin) * scale >= width:
             drawing.text((x(begin) + x(end)) / 2, device + 18, str(launch.number), colour="#ffffff", anchor="middle")
         enqueued, tokens = launch.launch[1], launch.commit[0]
         if zero <= enqueued <= zero + span:
             drawing.line(x(enqueued), host - 4, x(enqueued), host + height)
-            drawing.text(x(enqueued), host - 7, str(launch.number), anchor="middle")
+            if x(enqueued) - width / 2 >= labelled_to:
+                drawing.text(x(enqueued), host - 7, str(launch.number), anchor="middle")
+                labelled_to = x(enqueued) + width / 2 + _GAP
             if zero <= begin <= zero + span:
                 drawing.line(x(enqueued), host + height, x(begin), device)
         if zero <= tokens <= zero + span:
             drawing.mark(x(tokens), host + height, f"tokens of launch {launch.number} are seen")
     for before, after in pairwise(timeline.launches):
         idle = before.device[1], after.device[0]
-        bar(*idle, device, _IDLE, f"idle: {idle[1] - idle[0]:.1f} µs")
+        bar(*idle, device, _IDLE, f"idle: {_time(idle[1] - idle[0], span, 1)}")
 
 
-def _heading(launches: Sequence[TimedLaunch]) -> str:
+def _heading(launches: Sequence[TimedLaunch], span: float) -> str:
     pairs = [(before, after) for before, after in pairwise(launches) if not after.first_after_idle]
     if not pairs:
         return f"launch {launches[0].number}"
     step = statistics.median(after.device[0] - before.device[0] for before, after in pairs)
     idle = statistics.median(max(0.0, after.device[0] - before.device[1]) for before, after in pairs)
-    return f"a step takes {step:.0f} µs, the device is idle for {idle:.0f} of them"
+    return f"a step takes {_time(step, span)}, the device is idle for {_time(idle, span)} of it"
 
 
 class _Drawing:

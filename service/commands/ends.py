@@ -12,10 +12,20 @@ EXIT_FAILED: Final = 1
 EXIT_INTERRUPTED: Final = 130
 
 
+def end_at_interrupts() -> None:
+    """From now on an interrupt ends the process without a word, unless interrupts are ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end)
+
+
 def interruptible() -> None:
     """From now on an interrupt raises KeyboardInterrupt, unless interrupts are ignored."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+    if signal.getsignal(signal.SIGINT) is _end:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _end(*_: object) -> None:
+    os._exit(EXIT_INTERRUPTED)
 
 
 def nobody_reads() -> int:

@@ -19,7 +19,7 @@ from runahead.service.commands.client_failure import (
     describe_failure,
 )
 from runahead.service.commands.ends import EXIT_FAILED, EXIT_INTERRUPTED
-from runahead.service.commands.request_flags import UsageError, build_request, seconds_of
+from runahead.service.commands.request_flags import UsageError, build_request, is_greedy, seconds_of
 from runahead.service.commands.terminal_text import Screen
 from runahead.v1 import generate_pb2
 
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"runahead generate: {error}", file=sys.stderr)
         return EXIT_USAGE
     calls = ClientCalls(connected, timeout_s)
-    completion = _Completion(request.output)
+    completion = _Completion(request)
     with connected.channel:
         try:
             if arguments.chat:
@@ -68,8 +68,8 @@ def _as_message(
         return model.request(request, model.prompt([*beginning(system), {"role": "user", "content": request.text}]))
 
 
-def describe_finish(finished: generate_pb2.Finished) -> str:
-    """One line: reason, usage, seed and pace."""
+def describe_finish(finished: generate_pb2.Finished, *, is_greedy: bool = False) -> str:
+    """One line: reason, usage, seed and pace. is_greedy: no seed has drawn a token."""
     reason = generate_pb2.FinishReason.Name(finished.reason).removeprefix("FINISH_REASON_")
     matched = finished.stop.WhichOneof("match")
     pace, drafted = tokens_per_second(finished), finished.usage.drafted_tokens
@@ -78,7 +78,7 @@ def describe_finish(finished: generate_pb2.Finished) -> str:
         f"{finished.usage.prompt_tokens} prompt tokens ({finished.usage.cached_tokens} cached)",
         f"{finished.usage.completion_tokens} completion tokens",
         *([f"{finished.usage.accepted_tokens} of {drafted} drafts right"] if drafted else []),
-        f"seed {finished.seed}",
+        *([] if is_greedy else [f"seed {finished.seed}"]),
     ]
     timing = finished.timing
     if timing.HasField("first_token"):
@@ -101,7 +101,9 @@ class _Completion:
     line_end: what ends the line on which text stands, if there is any.
     """
 
-    def __init__(self, output: generate_pb2.OutputOptions) -> None:
+    def __init__(self, request: generate_pb2.GenerateRequest) -> None:
+        output = request.output
+        self._is_greedy = is_greedy(request)
         self._screen = Screen()
         self.has_text = True
         self.line_end = ""
@@ -123,7 +125,7 @@ class _Completion:
             self._show_prompt(response.prompt.tokens)
         elif event == "finished":
             self._screen.write("\n")
-            print(f"[{describe_finish(response.finished)}]", file=sys.stderr)
+            print(f"[{describe_finish(response.finished, is_greedy=self._is_greedy)}]", file=sys.stderr)
 
     def _show_prompt(self, tokens: Any) -> None:
         if self._echo:

@@ -160,6 +160,11 @@ def with_chat_defaults(options: generate_pb2.GenerateRequest) -> generate_pb2.Ge
     return request
 
 
+def is_greedy(request: generate_pb2.GenerateRequest) -> bool:
+    """Whether no token is drawn, so that the seed has no effect."""
+    return request.sampling.HasField("temperature") and request.sampling.temperature == 0
+
+
 def system_of(arguments: argparse.Namespace) -> str | None:
     """The system prompt. Raises UsageError."""
     given: str | None = arguments.system

@@ -12,9 +12,9 @@ from typing import Final
 
 from prometheus_client.core import Metric
 
-from runahead.runtime.wire.figures import EngineStats
+from runahead.runtime.wire.figures import BARRIERS, FALLBACKS, EngineStats
 from runahead.runtime.wire.messages import EngineInfo
-from runahead.service.stats.metrics_families import counter, counters, engine_histogram, gauge, gauges
+from runahead.service.stats.metrics_families import counter, counters, engine_histogram, from_zero, gauge, gauges
 
 # What an end is called there, by the engine's name for it.
 _FINISHED: Final = {
@@ -130,6 +130,12 @@ def _chain(stats: EngineStats) -> Iterator[Metric]:
     yield counter("runahead_host_seconds", "Of the engine's loop itself, without waits.", stats.host_s)
     yield counter("runahead_graph_captures", "Graphs captured.", stats.graph_captures)
     yield counter("runahead_graph_replays", "Graphs replayed.", stats.graph_replays)
-    yield counters("runahead_fallbacks", "Launches that were not one graph, by reason.", "reason", stats.fallbacks)
-    yield counters("runahead_barriers", "Drains of the chain, by reason.", "reason", stats.barriers)
-    yield counters("runahead_barrier_seconds", "What drains of the chain cost, by reason.", "reason", stats.barrier_s)
+    yield counters(
+        "runahead_fallbacks",
+        "Launches that were not one graph, by reason.",
+        "reason",
+        from_zero(FALLBACKS, stats.fallbacks),
+    )
+    barriers, seconds = from_zero(BARRIERS, stats.barriers), from_zero(BARRIERS, stats.barrier_s)
+    yield counters("runahead_barriers", "Drains of the chain, by reason.", "reason", barriers)
+    yield counters("runahead_barrier_seconds", "What drains of the chain cost, by reason.", "reason", seconds)

@@ -47,6 +47,12 @@ def counters(
     return family
 
 
+def from_zero(known: Sequence[str], values: Mapping[str, float]) -> Mapping[str, float]:
+    """With 0 for each known value of the label that has no number yet: PromQL's `rate` leaves out a series' first
+    sample."""
+    return {**dict.fromkeys(known, 0), **values}
+
+
 def engine_histogram(name: str, what: str, times: HistogramStats, labels: Mapping[str, str]) -> Metric:
     """Times as the engine counts them."""
     family = HistogramMetricFamily(name, what, labels=list(labels))

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
-from runahead.service.shared_memory.board import Board
+from runahead.service.shared_memory.board import REFUSALS, Board
 from runahead.service.shared_memory.call_table import BOUNDS_S, CODES
 from runahead.service.shared_memory.held import Resource
-from runahead.service.stats.metrics_families import add_histogram, counter, counters, gauge, gauges
+from runahead.service.stats.metrics_families import add_histogram, counter, counters, from_zero, gauge, gauges
 
 _METHOD = ("grpc_type", "grpc_service", "grpc_method")
 
@@ -37,7 +37,8 @@ def service_metrics(board: Board) -> Iterator[Metric]:
     yield counter("runahead_stop_strings", "Completions that a stop string ended.", total.stop_strings)
     yield counter("runahead_cancelled", "Completions whose client went away or was too late.", total.cancelled)
     yield counter("runahead_slow_readers", "Completions that ended since too much was unread.", total.slow_readers)
-    yield counters("runahead_refusals", "Calls that were refused, by reason.", "reason", board.refusals())
+    refusals = from_zero(REFUSALS, board.refusals())
+    yield counters("runahead_refusals", "Calls that were refused, by reason.", "reason", refusals)
     memory = {process.name: process.resident_bytes for process in processes}
     yield gauges("runahead_process_resident_memory_bytes", "Memory that a process holds.", "process", memory)
     descriptors = {process.name: process.descriptors for process in processes}

@@ -118,7 +118,7 @@ def _size(source: StructureSource, answer: Answer) -> int:
 def _violation(source: StructureSource, answer: Answer) -> Violation:
     """A place in a schema is a part of the path; a line of a grammar, of the sentence."""
     if answer.place.startswith("#"):
-        path = source.field + answer.place
+        path = source.field + ("" if answer.place == "#" else answer.place)
         return Violation(path, f"{path} {answer.sentence}")
     if answer.place:
         return Violation(source.field, f"{source.field} {answer.sentence} ({answer.place})")

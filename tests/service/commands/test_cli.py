@@ -107,6 +107,14 @@ def test_the_text_goes_to_standard_output_and_the_end_to_standard_error(
     assert "first token after 8 ms, then 200 tokens/s" in printed.err
 
 
+@pytest.mark.parametrize(("temperature", "has_seed"), [("0", False), ("0.5", True)])
+def test_the_seed_is_said_where_it_has_drawn_tokens(
+    url: str, capsys: pytest.CaptureFixture[str], temperature: str, has_seed: bool
+) -> None:
+    assert cli.main(["generate", "def f():\n", "--url", url, "--temperature", temperature]) == 0
+    assert ("seed 11" in capsys.readouterr().err) is has_seed
+
+
 @pytest.mark.parametrize("prompt", [["def f():\n"], ["--token-ids", "10,11"]], ids=["text", "ids"])
 def test_a_token_without_bytes_leaves_nothing_in_the_text_of_a_server_with_a_tokenizer(
     url: str, capsys: pytest.CaptureFixture[str], prompt: list[str]

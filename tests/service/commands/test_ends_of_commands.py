@@ -145,11 +145,11 @@ def interrupted_at(module: str, *arguments: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize("module", ["argparse", "msgspec", "grpc._cython.cygrpc", "google.protobuf.descriptor"])
 def test_an_interrupt_while_a_client_loads_ends_it_without_a_word(module: str) -> None:
-    assert interrupted_at(module, "generate", "x", "--url", "127.0.0.1:1") == (-signal.SIGINT, "")
+    assert interrupted_at(module, "generate", "x", "--url", "127.0.0.1:1") == (130, "")
 
 
 @pytest.mark.parametrize("module", ["asyncio", "runahead.service.processes.supervisor", "tokenizers", "torch._utils"])
 def test_an_interrupt_while_a_service_starts_is_no_traceback(module: str) -> None:
     code, said = interrupted_at(module, "serve", "--port", "0", "--health-port", "0")
-    assert code in (0, -signal.SIGINT), said
+    assert code in (0, 130), said
     assert "Traceback" not in said and "KeyboardInterrupt" not in said, said

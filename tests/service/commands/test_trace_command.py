@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import grpc
+import msgspec
 import pytest
 
 from benchmarks.local_service import LocalService, local_service
@@ -145,13 +146,57 @@ def test_the_picture_shows_launches_that_are_like_the_others() -> None:
     assert shown == {"6", "7", "8", "9", "10"}
 
 
+def labels(drawn: str) -> list[tuple[float, float, float, str]]:
+    """Of each text of a picture its left and right end, its base and its words, by letters of the widest kind."""
+    found = []
+    for element in ET.fromstring(drawn).iter(f"{SVG}text"):
+        words, x = element.text or "", float(element.attrib["x"])
+        left = x - 4 * len(words) if element.get("text-anchor") == "middle" else x
+        found.append((left, left + 8 * len(words), float(element.attrib["y"]), words))
+    return found
+
+
+def test_no_label_of_a_picture_lies_on_another() -> None:
+    """Long numbers of launches that are enqueued one right after the other, and of some that hardly take time."""
+    at_once = [launch(123_456 + place, 600 * place, enqueued_s=1000 + (1500 + place) * 1e-6) for place in range(6)]
+    short = [launch(123_456 + place, 600 * place) for place in range(6)]
+    short = [msgspec.structs.replace(each, end_ns=each.start_ns + 20_000) for each in short]
+    panels = [
+        (name, timeline_of(as_response(type(TRACED)(tuple(launches), ()), shares_clock=False)))
+        for name, launches in (("at once", at_once), ("short", short))
+    ]
+    found = labels(picture(panels, "a caption"))
+    assert [words for *_, words in found].count("123456") < 4, "some are left out"
+    for place, (left, right, base, words) in enumerate(found):
+        for other_left, other_right, other_base, others in found[place + 1 :]:
+            assert abs(base - other_base) >= 13 or right <= other_left or other_right <= left, (words, others)
+
+
+def test_a_picture_has_a_legend_of_its_colours_and_marks() -> None:
+    drawn = picture([("a", MADE_UP)])
+    words = [words for *_, words in labels(drawn)]
+    for meaning in ("host at work", "device runs a launch", "device is idle", "launch N: enqueued, begins"):
+        assert meaning in words
+    assert "its tokens reach the host" in words
+
+
+def test_times_of_six_digits_are_in_milliseconds() -> None:
+    slow = type(TRACED)(tuple(launch(number, 200_000 * number) for number in range(1, 6)), ())
+    words = " ".join(
+        words for *_, words in labels(picture([("a", timeline_of(as_response(slow, shares_clock=False)))]))
+    )
+    assert "a step takes 200 ms, the device is idle for 199.4 ms of it" in words
+    assert "µs" not in words
+    assert "200 ms" in words and "ms" not in " ".join(words for *_, words in labels(picture([("a", MADE_UP)])))
+
+
 def test_two_timelines_are_drawn_to_one_scale() -> None:
     slow = Timeline(tuple(MADE_UP.launches), MADE_UP.waits, 0.0)
     root = ET.fromstring(picture([("serial", slow), ("run_ahead=2", MADE_UP)], "a caption"))
     texts = [element.text or "" for element in root.iter(f"{SVG}text")]
     assert [text for text in texts if text.startswith(("serial:", "run_ahead=2:"))] == [
-        "serial: a step takes 600 µs, the device is idle for 0 of them",
-        "run_ahead=2: a step takes 600 µs, the device is idle for 0 of them",
+        "serial: a step takes 600 µs, the device is idle for 0 µs of it",
+        "run_ahead=2: a step takes 600 µs, the device is idle for 0 µs of it",
     ]
     assert "a caption" in texts
 

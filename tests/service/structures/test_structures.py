@@ -121,6 +121,7 @@ def once(asked: GenerateRequest) -> GenerateOnceRequest:
             "structure.json_schema#/items/not",
             "structure.json_schema#/items/not is a keyword that is not enforced",
         ),
+        ({"json_schema": "[]"}, "structure.json_schema", "structure.json_schema must be an object, or true"),
         ({"regex": "("}, "structure.regex", "structure.regex can't be compiled"),
         ({"grammar": "start: a\na: @b"}, "structure.grammar", "(line 2)"),
         ({"ebnf": "root ::= a\na = b"}, "structure.ebnf", "(line 2)"),
