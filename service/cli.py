@@ -44,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stats_command,
         trace_command,
     )
+    from runahead.service.commands.bench import command as bench_command
 
     clients: dict[str, Callable[[argparse.Namespace], int]] = {
         "generate": generate_command.run,
@@ -51,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "stats": stats_command.run,
         "trace": trace_command.run,
         "abort": abort_command.run,
+        "bench": bench_command.run,
         "models": models_command.run,
     }
     interruptible()
@@ -97,8 +99,15 @@ def _parser(command: str) -> tuple[Parser, dict[str, Parser]]:
         help="end requests of a running service",
         description="Ends requests of a running service by their ids, and prints what became of each.",
     )
+    bench = commands.add_parser(
+        "bench",
+        help="measure a running service under load",
+        description="Sends requests to a running service at random times, without waiting for the ones before, and "
+        "prints what their clients saw: first token, gaps between messages, tokens a second, and the share of requests "
+        "that met a goal. Prompts are random token ids, and answers have the length that is asked for.",
+    )
     if command not in _SERVERS:
-        _add_client_flags(client, chat, stats, trace, abort)
+        _add_client_flags(client, chat, stats, trace, abort, bench)
     commands.add_parser(
         "models",
         help="list the architectures that are served",
@@ -141,7 +150,9 @@ def _add_servers(commands: argparse._SubParsersAction[Parser]) -> None:
     setting_flags.add_flags(kernels, setting_flags.changes_kernels)
 
 
-def _add_client_flags(generate: Parser, chat: Parser, stats: Parser, trace: Parser, abort: Parser) -> None:
+def _add_client_flags(
+    generate: Parser, chat: Parser, stats: Parser, trace: Parser, abort: Parser, bench: Parser
+) -> None:
     from runahead.service.commands import (
         abort_command,
         chat_command,
@@ -150,13 +161,15 @@ def _add_client_flags(generate: Parser, chat: Parser, stats: Parser, trace: Pars
         stats_command,
         trace_command,
     )
+    from runahead.service.commands.bench import command as bench_command
 
     request_flags.add_flags(generate)
     chat_command.add_flags(chat)
     stats_command.add_flags(stats)
     trace_command.add_flags(trace)
     abort_command.add_flags(abort)
-    for parser in (generate, chat, stats, trace, abort):
+    bench_command.add_flags(bench)
+    for parser in (generate, chat, stats, trace, abort, bench):
         client_channel.add_connection_flags(parser)
 
 

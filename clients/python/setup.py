@@ -1,4 +1,5 @@
-"""The build of `runahead-client`: stubs generated from protos/ as the package `runahead_client.v1`.
+"""The build of `runahead-client`: stubs generated from protos/ as the package `runahead_client.v1`, and the modules of
+`runahead bench` as `runahead_client.bench`.
 
 protoc writes imports as the folders of a .proto file are called, `from runahead.v1 import ...`. That name belongs to
 the server's package, and two packages must not install the same files, so the stubs are given the client's name here.
@@ -26,6 +27,16 @@ GENERATED: Final = HERE / "generated"
 # Where a generated module, or the list of exports that the server has too, says in which package it is: in its imports,
 # and in the name that its messages give as their module. Paths of methods and full names of messages stay as they are.
 _PACKAGE: Final = re.compile(r"^(from |import )runahead\.v1\b|(')runahead\.v1(?=\.\w+_pb2')", re.MULTILINE)
+
+# Of `runahead bench`: they import one another, the stubs, gRPC and the standard library.
+BENCH: Final = (
+    *(f"service/commands/bench/{name}.py" for name in ("__init__", "calls", "command", "figures", "workload")),
+    "service/commands/client_channel.py",
+    "service/commands/usage_error.py",
+    "service/settings/bounded_files.py",
+    "service/settings/loopback.py",
+)
+_FROM_SERVICE: Final = re.compile(r"^from runahead\.service\.(?:commands|settings)(?:\.bench)?(?=[. ])", re.MULTILINE)
 
 
 def under_the_clients_name(module: str) -> str:
@@ -57,8 +68,12 @@ def generate() -> None:
         (package / "v1" / path.name).write_text(under_the_clients_name(path.read_text(encoding="utf-8")))
     for path in sources:
         shutil.copy(path, package / "v1")
+    (package / "bench").mkdir()
+    for module in map(ROOT.joinpath, BENCH):
+        text = _FROM_SERVICE.sub("from runahead_client.bench", module.read_text(encoding="utf-8"))
+        (package / "bench" / module.name).write_text(under_the_clients_name(text), encoding="utf-8")
     (package / "__init__.py").write_text(
-        '"""Stubs of runahead\'s gRPC service, a package for each of its versions."""\n'
+        '"""Stubs of runahead\'s gRPC service, a package for each of its versions, and a measurement of one."""\n'
     )
     (package / "py.typed").touch()
 
@@ -71,10 +86,11 @@ class BuildStubs(build_py):
         super().run()
 
 
-(GENERATED / "runahead_client/v1").mkdir(parents=True, exist_ok=True)  # setuptools looks for it before it builds
+for name in ("v1", "bench"):  # setuptools looks for them before it builds
+    (GENERATED / "runahead_client" / name).mkdir(parents=True, exist_ok=True)
 setup(
     version=tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"],
-    packages=["runahead_client", "runahead_client.v1"],
+    packages=["runahead_client", "runahead_client.bench", "runahead_client.v1"],
     package_dir={"": "generated"},
     package_data={"runahead_client": ["py.typed"], "runahead_client.v1": ["*.proto", "*.pyi"]},
     cmdclass={"build_py": BuildStubs},

@@ -9,7 +9,7 @@ from typing import Final
 
 import grpc
 
-from runahead.service.commands.request_flags import UsageError
+from runahead.service.commands.usage_error import UsageError
 from runahead.service.settings.bounded_files import read_file
 from runahead.service.settings.loopback import is_loopback
 
@@ -24,6 +24,28 @@ class Connection:
 
     channel: grpc.Channel
     metadata: Metadata
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A server as the flags describe it. credentials: None: plain text. metadata: of each call."""
+
+    url: str
+    credentials: grpc.ChannelCredentials | None
+    options: Sequence[tuple[str, int]]
+    metadata: Metadata
+
+    def channel(self) -> grpc.Channel:
+        if self.credentials is None:
+            return grpc.insecure_channel(self.url, self.options)
+        return grpc.secure_channel(self.url, self.credentials, self.options)
+
+    def aio_channel(self) -> grpc.aio.Channel:
+        """With a connection that no other channel shares."""
+        options = [*self.options, ("grpc.use_local_subchannel_pool", 1)]
+        if self.credentials is None:
+            return grpc.aio.insecure_channel(self.url, options)
+        return grpc.aio.secure_channel(self.url, self.credentials, options)
 
 
 def add_connection_flags(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +65,12 @@ def add_connection_flags(parser: argparse.ArgumentParser) -> None:
 
 def connection(arguments: argparse.Namespace) -> Connection:
     """What the flags describe. Raises UsageError."""
+    server = endpoint(arguments)
+    return Connection(server.channel(), server.metadata)
+
+
+def endpoint(arguments: argparse.Namespace) -> Endpoint:
+    """What the flags describe. Raises UsageError."""
     check_url(arguments.url)
     has_tls = arguments.tls or arguments.ca is not None or arguments.cert is not None
     if (arguments.cert is None) != (arguments.key is None):
@@ -59,11 +87,11 @@ def connection(arguments: argparse.Namespace) -> Connection:
     # gRPC would ask a proxy of the environment even for localhost, and what is in plain text would leave this machine.
     options = [("grpc.enable_http_proxy", 0)] if to_this_machine else []
     if not has_tls:
-        return Connection(grpc.insecure_channel(arguments.url, options), metadata)
+        return Endpoint(arguments.url, None, options, metadata)
     credentials = grpc.ssl_channel_credentials(
         *(None if path is None else _read(flag, path) for flag, path in _files(arguments))
     )
-    return Connection(grpc.secure_channel(arguments.url, credentials, options), metadata)
+    return Endpoint(arguments.url, credentials, options, metadata)
 
 
 def _files(arguments: argparse.Namespace) -> list[tuple[str, str | None]]:

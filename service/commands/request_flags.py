@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from runahead.runtime.wire.setting import shown
 from runahead.service.commands.structure_flags import add_structure_flags, structure_of
+from runahead.service.commands.usage_error import UsageError as UsageError
 from runahead.v1 import generate_pb2
 
 MOST_CHARACTERS: Final = 64 << 20  # of what is read from standard input at once
@@ -54,14 +54,6 @@ _VALUES: Final = {  # what a value of each type looks like, to end a sentence wi
     FieldDescriptor.TYPE_UINT64: "a whole number from 0 to 18446744073709551615",
     FieldDescriptor.TYPE_STRING: _TEXT,
 }
-
-
-class UsageError(ValueError):
-    """A flag whose value is invalid. One sentence that names the flag, what it accepts and what it was given."""
-
-    @classmethod
-    def of(cls, flag: str, accepts: str, given: object) -> UsageError:
-        return cls(f"--{flag.replace('_', '-')} must be {accepts}, and is {shown(given)}")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

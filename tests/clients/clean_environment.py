@@ -24,6 +24,7 @@ def client_wheel(scratch: Path) -> Path:
     sources, wheels = scratch / "sources", scratch / "wheels"
     shutil.copytree(ROOT / "clients/python", sources / "clients/python", ignore=shutil.ignore_patterns("generated"))
     shutil.copytree(ROOT / "protos", sources / "protos", ignore=shutil.ignore_patterns("*_pb2*", "__pycache__"))
+    shutil.copytree(ROOT / "service", sources / "service", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", sources)
     # Without isolation: what the build needs is among the requirements of the tests.
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]

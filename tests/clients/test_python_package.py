@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import runahead.v1
+from benchmarks.local_service import local_service
 from tests.clients.clean_environment import NEEDED, clean_environment, client_wheel
 from tests.project.repository import ROOT
 
@@ -85,6 +86,17 @@ def test_every_stub_is_there_and_says_that_it_is_the_clients(wheel: Path) -> Non
             assert "from runahead." not in text and "import runahead." not in text, name
             assert "'runahead.v1." not in text.replace("'runahead.v1.GenerationService'", ""), name
     assert "'/runahead.v1.GenerationService/Generate'" in modules["runahead_client/v1/generation_service_pb2_grpc.py"]
+
+
+def test_the_bench_of_the_package_measures_a_service_without_the_servers_package(scratch: Path) -> None:
+    command = clean_environment(scratch).parent / "runahead-bench"
+    with local_service(["--threads", "1", "--num-blocks", "300"]) as service:
+        flags = ["--url", service.url, "--rate", "0", "--requests", "3", "--prompt-tokens", "9", "--output-tokens", "4"]
+        done = subprocess.run([str(command), *flags, "--json"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["requests"], found["failed"]) == (3, 0)
+    assert found["tokens"] == found["wanted_tokens"] > 0
 
 
 def test_both_packages_live_in_one_process(wheel: Path, tmp_path: Path) -> None:

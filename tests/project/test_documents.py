@@ -21,6 +21,7 @@ from runahead.service.commands import (
     stats_command,
     trace_command,
 )
+from runahead.service.commands.bench import command as bench_command
 from runahead.service.settings import setting_flags, settings
 from runahead.service.settings.cli_parser import Parser
 from runahead.v1 import generate_pb2
@@ -96,6 +97,7 @@ def flags_of(*commands: str) -> set[str]:
         "stats": stats_command,
         "trace": trace_command,
         "abort": abort_command,
+        "bench": bench_command,
     }
     parsers = [Parser() for _ in commands]
     for command, parser in zip(commands, parsers, strict=True):
@@ -130,10 +132,10 @@ def test_every_make_target_that_a_document_names_exists(path: Path) -> None:
 
 @pytest.mark.parametrize("path", list(documents()), ids=name_of)
 def test_every_flag_that_a_document_names_exists(path: Path) -> None:
-    commands = ("serve", "generate", "chat", "stats", "trace", "abort")
+    commands = ("serve", "generate", "chat", "stats", "trace", "abort", "bench")
     everywhere = flags_of(*commands) | flags_of_tools() | {"--version", *OTHERS}
     for line in code(path):
-        command = re.match(r"runahead (serve|generate|chat|stats|trace|abort)\b", line)
+        command = re.match(r"runahead (serve|generate|chat|stats|trace|abort|bench)\b", line)
         known = flags_of(command[1]) if command else everywhere
         assert not set(_FLAG.findall(line)) - known, line
 

@@ -1,0 +1,94 @@
+"""An open loop: each request is sent when it is due, whatever became of the ones before."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import grpc
+
+from runahead.service.commands.bench.workload import Planned
+from runahead.service.commands.client_channel import Metadata
+from runahead.v1 import generate_pb2, generation_service_pb2_grpc
+
+_OVER_S: Final = 0.2  # from the beginning of a run to its first request, for connections to be made
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What the client of one request saw; seconds from when it was due.
+
+    first_token_s: None: none came. gaps_s: between two messages with tokens. late_s: how late it was sent. failure: the
+    status and its message, empty for a request that finished.
+    """
+
+    wanted: int
+    late_s: float = 0.0
+    first_token_s: float | None = None
+    end_s: float = 0.0
+    tokens: int = 0
+    gaps_s: list[float] = field(default_factory=list)
+    failure: str = ""
+
+    @property
+    def token_s(self) -> float:
+        """Mean time a token after the first; 0 where there was no other."""
+        if self.first_token_s is None or self.tokens < 2:
+            return 0.0
+        return (self.end_s - self.first_token_s) / (self.tokens - 1)
+
+
+async def run(
+    channels: Sequence[grpc.aio.Channel], requests: Sequence[Planned], metadata: Metadata, timeout_s: float | None
+) -> tuple[list[Outcome], float]:
+    """Outcomes in the order of the requests, and the seconds from the first one's time to the last one's end."""
+    stubs = [generation_service_pb2_grpc.GenerationServiceStub(channel) for channel in channels]
+    messages = [_message(request) for request in requests]
+    begun = time.perf_counter() + _OVER_S
+    calls = (
+        _call(stubs[place % len(stubs)], messages[place], begun + request.due_s, metadata, timeout_s)
+        for place, request in enumerate(requests)
+    )
+    outcomes = await asyncio.gather(*calls)
+    ends = (request.due_s + outcome.end_s for request, outcome in zip(requests, outcomes, strict=True))
+    return list(outcomes), max(ends, default=0.0)
+
+
+def _message(request: Planned) -> generate_pb2.GenerateRequest:
+    return generate_pb2.GenerateRequest(
+        token_ids=generate_pb2.TokenIds(ids=request.prompt),
+        sampling=generate_pb2.SamplingOptions(temperature=0),
+        stopping=generate_pb2.StoppingOptions(max_tokens=request.max_tokens, ignore_eos=True),
+    )
+
+
+async def _call(
+    stub: generation_service_pb2_grpc.GenerationServiceStub,
+    message: generate_pb2.GenerateRequest,
+    due: float,
+    metadata: Metadata,
+    timeout_s: float | None,
+) -> Outcome:
+    """due: on the clock of `time.perf_counter`."""
+    outcome = Outcome(message.stopping.max_tokens)
+    await asyncio.sleep(max(0.0, due - time.perf_counter()))
+    outcome.late_s = max(0.0, time.perf_counter() - due)
+    last = due
+    try:
+        async for response in stub.Generate(message, metadata=metadata, timeout=timeout_s):
+            if not response.HasField("delta"):
+                continue
+            now = time.perf_counter()
+            if outcome.first_token_s is None:
+                outcome.first_token_s = now - due
+            else:
+                outcome.gaps_s.append(now - last)
+            last = now
+            outcome.tokens += len(response.delta.tokens)
+    except grpc.aio.AioRpcError as error:
+        outcome.failure = f"{error.code().name}: {error.details()}"
+    outcome.end_s = time.perf_counter() - due
+    return outcome
