@@ -13,7 +13,7 @@ from runahead.service.processes.port import Port, PortTakenError
 from runahead.service.settings.loopback import LOOPBACK
 from runahead.service.settings.settings import AUTO_PORT, NO_PORT, FrontEndSettings
 
-_FIRST: Final = {"health": 50052, "control": 50053, "metrics": 9464}  # of a side port that nobody has set
+FIRST: Final = {"health": 50052, "control": 50053, "metrics": 9464}  # of a side port that nobody has set
 _STEP: Final = 10  # from one set of side ports to the next
 _SETS: Final = 100
 
@@ -77,7 +77,7 @@ def _set(hosts: dict[str, str], offset: int, spelling: Spelling) -> dict[str, Po
     """Raises ConfigError."""
     with ExitStack() as held:
         found = {
-            name: held.enter_context(closing(_beside(host, _FIRST[name] + offset, name, spelling)))
+            name: held.enter_context(closing(_beside(host, FIRST[name] + offset, name, spelling)))
             for name, host in hosts.items()
         }
         held.pop_all()

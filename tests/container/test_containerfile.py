@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import pytest
 
+from runahead.service.processes.ports import FIRST
 from runahead.service.settings.settings import FrontEndSettings
 from tests.container.__main__ import PYTHONS, TARGET
 from tests.container.containerfile import read_containerfile
@@ -51,7 +52,7 @@ def test_an_image_is_started_by_a_user_with_a_number_and_ends_when_it_is_asked(n
 
 def test_the_ports_that_an_image_names_are_those_of_the_settings_that_others_may_reach() -> None:
     settings = FrontEndSettings()
-    assert READ.targets[TARGET].expose == [settings.port, settings.health_port, settings.metrics_port]
+    assert READ.targets[TARGET].expose == [settings.port, FIRST["health"], FIRST["metrics"]]
 
 
 def test_what_is_built_where_no_target_is_named_is_for_cpus() -> None:

@@ -31,7 +31,7 @@ def a_free_port() -> int:
 def first(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Numbers that stand for 50052, 50053 and 9464, which others on this machine may have."""
     found = {name: a_free_port() for name in NAMES}
-    monkeypatch.setattr(ports, "_FIRST", found)
+    monkeypatch.setattr(ports, "FIRST", found)
     return found
 
 
