@@ -1,4 +1,4 @@
-"""Which device an engine runs on, where nobody has named one: a GPU that works, else the CPU."""
+"""The device of an engine whose settings say `auto`: a GPU that works, else the CPU."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from runahead.service.processes.port import Port, PortTakenError
 from runahead.service.settings.loopback import LOOPBACK
 from runahead.service.settings.settings import AUTO_PORT, NO_PORT, FrontEndSettings
 
-FIRST: Final = {"health": 50052, "control": 50053, "metrics": 9464}  # of a side port that nobody has set
+FIRST: Final = {"health": 50052, "control": 50053, "metrics": 9464}  # of an unset side port
 _STEP: Final = 10  # from one set of side ports to the next
 _SETS: Final = 100
 
@@ -32,8 +32,8 @@ class Ports:
 
     @classmethod
     def reserve(cls, settings: FrontEndSettings, spelling: Spelling) -> Ports:
-        """Before anything is loaded. Where a side port that nobody has set is taken, all side ports that nobody has set
-        move on together, which is logged. Raises ConfigError naming the port that somebody has."""
+        """Before anything is loaded. Where an unset side port is taken, all unset side ports move on together, which is
+        logged. Raises ConfigError naming the port that somebody has."""
         hosts = {"health": settings.health_host, "control": LOOPBACK, "metrics": settings.metrics_host}
         asked = {name: int(getattr(settings, f"{name}_port")) for name in hosts}
         shared = settings.frontends > 1

@@ -97,7 +97,7 @@ class SideServer:
         return health_port, metrics_port
 
     async def serve(self, engine: EngineClient, control_port: int) -> int:
-        """Serves the control port, unless it is NO_PORT, and is ready from when somebody serves. Returns the port.
+        """Serves the control port, unless it is NO_PORT, and is ready once a front end serves. Returns the port.
         Raises ConfigError."""
         self._engine = engine
         if control_port != NO_PORT:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from runahead.service.commands.bench.calls import Outcome
 
@@ -78,12 +79,12 @@ def figures(rate: float, outcomes: Sequence[Outcome], seconds: float, goal: Goal
     )
 
 
-_HEADS = (
+_HEADS: Final = (
     "rate/s", "requests", "failed", "tokens/s", "first token ms p50", "p99", "gap ms p50", "p99", "max", "ms/token",
     "good %", "good/s",
 )  # fmt: skip
 
-_NARROWEST = 8  # column, in characters
+_NARROWEST: Final = 8  # column, in characters
 
 
 def head() -> str:

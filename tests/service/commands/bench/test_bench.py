@@ -14,14 +14,14 @@ from runahead.service import cli
 from runahead.service.commands.bench import calls
 from runahead.service.commands.bench.calls import Outcome
 from runahead.service.commands.bench.figures import Figures, Goal, figures, head, row
-from runahead.service.commands.bench.workload import Lengths, planned
+from runahead.service.commands.bench.workload import Lengths, Planned, planned
 from runahead.v1 import generate_pb2, generation_service_pb2_grpc, model_pb2
 
 GOAL = Goal(first_token_ms=200, token_ms=25)
 PROMPTS, ANSWERS = Lengths(400, 0.7), Lengths(125, 0.7)
 
 
-def plan(rate: float, count: int = 400, seed: int = 77, context: int = 4096):  # type: ignore[no-untyped-def]
+def plan(rate: float, count: int = 400, seed: int = 77, context: int = 4096) -> list[Planned]:
     return planned(rate, count, PROMPTS, ANSWERS, vocab=1000, context=context, seed=seed)
 
 
