@@ -195,7 +195,7 @@ def test_a_start_is_refused_before_any_weight_is_read(tmp_path: Path, monkeypatc
 def started(tmp_path: Path, before: str) -> subprocess.CompletedProcess[str]:
     """The engine's process over the bundled model, after `before`; its input ends at once, and so does it."""
     program = f"import sys\nfrom runahead.runtime.process.main import main\n{before}\nsys.exit(main())"
-    config = {"model": str(BUNDLED), "num_blocks": 130, "threads": 1}
+    config = {"model": str(BUNDLED), "device": "cpu", "num_blocks": 130, "threads": 1}
     orders = json.dumps({"socket": str(tmp_path / "engine"), "config": config}) + "\n"
     command = [sys.executable, "-c", program]
     return subprocess.run(command, input=orders, capture_output=True, text=True, timeout=120, check=False)
@@ -203,7 +203,7 @@ def started(tmp_path: Path, before: str) -> subprocess.CompletedProcess[str]:
 
 def test_what_was_found_is_logged_at_the_start(tmp_path: Path) -> None:
     process = started(tmp_path, "")
-    assert process.stdout == "ready\n"
+    assert process.stdout == "ready cpu\n"
     lines = [json.loads(line) for line in process.stderr.splitlines()]
     events = [line["event"] for line in lines]
     first = [events.index(event) for event in ("trying_kernels", "kernels_tried", "loading", "chain")]

@@ -41,7 +41,7 @@ ASKED: dict[str, Any] = {  # none of them the default
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    config = {"model": str(BUNDLED), **ASKED}
+    config = {"model": str(BUNDLED), "device": "cpu", **ASKED}
     with subprocess.Popen(
         COMMAND,
         stdin=subprocess.PIPE,
@@ -52,7 +52,7 @@ def engine(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(json.dumps({"socket": str(tmp_path / "engine"), "config": config}) + "\n")
         process.stdin.flush()
-        assert process.stdout.readline() == "ready\n"
+        assert process.stdout.readline() == "ready cpu\n"
         yield process
         process.kill()
 

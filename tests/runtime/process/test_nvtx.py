@@ -36,7 +36,7 @@ sys.exit(main())
 
 @pytest.mark.parametrize("nvtx", [True, False])
 def test_the_switch_alone_says_whether_there_are_ranges(nvtx: bool, tmp_path: Path) -> None:
-    config = {"model": str(BUNDLED), "nvtx": nvtx, "threads": 1, "num_blocks": 130}
+    config = {"model": str(BUNDLED), "device": "cpu", "nvtx": nvtx, "threads": 1, "num_blocks": 130}
     submit = m.Submit(
         1, "r1", np.array([5, 6, 7], np.int32).tobytes(), SamplingParams(), StoppingParams(4, ignore_eos=True)
     )
@@ -47,7 +47,7 @@ def test_the_switch_alone_says_whether_there_are_ranges(nvtx: bool, tmp_path: Pa
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(json.dumps({"socket": str(tmp_path / "engine"), "config": config}) + "\n")
         process.stdin.flush()
-        assert process.stdout.readline() == "ready\n"
+        assert process.stdout.readline() == "ready cpu\n"
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(60)
             sock.connect(str(tmp_path / "engine"))

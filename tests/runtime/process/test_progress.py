@@ -101,14 +101,18 @@ def test_a_second_attempt_is_counted_from_its_own_first_graph(monkeypatch: pytes
 def started(config: dict[str, Any], log: dict[str, str], folder: Path) -> str:
     """What the engine's process writes to a terminal. Its input ends at once, and so does it when it is ready."""
     ours, theirs = pty.openpty()
-    orders = {"socket": str(folder / "engine"), "config": {"model": str(BUNDLED), **config}, "log": log}
+    orders = {
+        "socket": str(folder / "engine"),
+        "config": {"model": str(BUNDLED), "device": "cpu", **config},
+        "log": log,
+    }
     with subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=theirs) as process:
         os.close(theirs)
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(json.dumps(orders).encode() + b"\n")
         process.stdin.close()
         written = b"".join(pieces(ours))
-        assert process.stdout.read() == b"ready\n"
+        assert process.stdout.read() == b"ready cpu\n"
     os.close(ours)
     return written.decode()
 
