@@ -303,12 +303,8 @@ def _launch_by_tables(program: Any, rows: int, mixed: LaunchShape, orders: Order
 
 
 def _launch_masked(program_with: Callable[..., Any], rows: int, vocab_size: int, mixed: LaunchShape) -> None:
-    """Launches whose S looks for masks, of rows without drafts, and some whose vocabulary is padded. mixed: one with a
-    prompt."""
-    padded = program_with(sampled_vocab=vocab_size - 7)
-    for form in Form:
-        padded.sample(LaunchShape(0, rows, form, rows, rows, is_decode=True))
-    masked = program_with(masks=MaskMemory(rows, vocab_size))
+    """Launches whose S looks for masks, of rows without drafts and a padded vocabulary. mixed: one with a prompt."""
+    masked = program_with(masks=MaskMemory(rows, vocab_size), sampled_vocab=vocab_size - 7)
     for launch in (LaunchShape(0, rows, Form.FULL, rows, rows, is_decode=True, masked=True), mixed):
         masked.sample(launch)
         masked.apply(launch)
