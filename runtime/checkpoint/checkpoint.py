@@ -64,8 +64,8 @@ class Checkpoint(Protocol):
     def tokenizer(self) -> str:
         """What `tokenizer.json` holds, as text."""
 
-    def chat_template(self) -> str | None:
-        """The default chat template."""
+    def chat_templates(self) -> Mapping[str, str]:
+        """The chat templates by their names; one that has no name is `default`."""
 
     def template_tokens(self) -> Mapping[str, str]:
         """Texts of special tokens by the names under which a chat template asks for them, such as eos_token."""

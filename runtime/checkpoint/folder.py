@@ -27,6 +27,7 @@ TORCH_WEIGHTS: Final = "pytorch_model.bin"
 TOKENIZER: Final = "tokenizer.json"
 TOKENIZER_CONFIG: Final = "tokenizer_config.json"
 CHAT_TEMPLATE: Final = "chat_template.jinja"
+MORE_CHAT_TEMPLATES: Final = "additional_chat_templates"  # a folder, of NAME.jinja
 # What a chat template may ask for by name.
 TEMPLATE_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -98,16 +99,18 @@ class FolderCheckpoint:
             raise of_missing_tokenizer(self.path)
         return _read_text(path, _MAX_TOKENIZER_BYTES)
 
-    def chat_template(self) -> str | None:
-        """From its own file, or from `tokenizer_config.json`."""
-        own = self.path / CHAT_TEMPLATE
-        if own.is_file():
-            return _read_text(own, _MAX_TEXT_BYTES)
-        template = self._tokenizer_config().get("chat_template")
-        if isinstance(template, list):  # several, by name
-            named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-            template = named.get("default")
-        return template if isinstance(template, str) else None
+    def chat_templates(self) -> Mapping[str, str]:
+        """From their own files, or from `tokenizer_config.json`."""
+        files = {path.stem: path for path in sorted((self.path / MORE_CHAT_TEMPLATES).glob("*.jinja"))}
+        if (own := self.path / CHAT_TEMPLATE).is_file():
+            files["default"] = own
+        if files:
+            return {name: _read_text(path, _MAX_TEXT_BYTES) for name, path in files.items()}
+        templates = self._tokenizer_config().get("chat_template")
+        if not isinstance(templates, list):  # of several, by name
+            templates = [{"name": "default", "template": templates}]
+        named = {entry.get("name"): entry.get("template") for entry in templates if isinstance(entry, dict)}
+        return {name: text for name, text in named.items() if isinstance(name, str) and isinstance(text, str)}
 
     def template_tokens(self) -> Mapping[str, str]:
         """From `tokenizer_config.json`, where each is a text, or an object that has it as its content."""

@@ -29,6 +29,7 @@ _PIECE: Final = 1 << 22  # numbers of a tensor that are dequantised at once: 16 
 # What the package raises for a header that makes no sense.
 _NOT_AS_EXPECTED: Final = (ValueError, KeyError, IndexError, TypeError, OverflowError, ZeroDivisionError, MemoryError)
 _ALIGNMENT: Final = "general.alignment"  # of tensors: the one key that the package reads itself
+_CHAT_TEMPLATE: Final = "tokenizer.chat_template"  # behind it, of one that has a name: a dot and the name
 _COUNT: Final = np.dtype("<u8")  # of characters, and of an array's values
 _KIND: Final = np.dtype("<u4")
 # Values of one number, by their kind.
@@ -126,9 +127,13 @@ class GgufCheckpoint:
     def tokenizer(self) -> str:
         return json.dumps(tokenizer_of(self.path, self.metadata), ensure_ascii=False)
 
-    def chat_template(self) -> str | None:
-        template = self.metadata.get("tokenizer.chat_template")
-        return template if isinstance(template, str) else None
+    def chat_templates(self) -> Mapping[str, str]:
+        named = {key.partition(_CHAT_TEMPLATE): text for key, text in self.metadata.items() if isinstance(text, str)}
+        return {
+            name.removeprefix(".") or "default": text
+            for (before, key, name), text in named.items()
+            if key and not before and name[:1] in ("", ".")
+        }
 
     def template_tokens(self) -> Mapping[str, str]:
         return template_tokens_of(self.metadata)

@@ -24,7 +24,7 @@ _REFLECTION: Final = frozenset(
 )
 HEALTH: Final = frozenset(f"/grpc.health.v1.Health/{method}" for method in ("Check", "List", "Watch"))
 COMPLETIONS: Final = frozenset({_SERVICE + "Generate", _SERVICE + "GenerateOnce", FACADE + "Generate"})
-WORK: Final = COMPLETIONS | {_SERVICE + method for method in ("Tokenize", "Detokenize")}
+WORK: Final = COMPLETIONS | {_SERVICE + method for method in ("RenderChat", "Tokenize", "Detokenize")}
 
 _ANY_WORK: Final = frozenset[Right]({"generate", "control"})  # whoever may do more than call health
 

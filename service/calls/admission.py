@@ -103,6 +103,11 @@ class Admission:
         with self.line.held.holding(account.number, amounts) as holding:
             yield holding
 
+    def hold_more(self, account: Account, holding: Holding, amounts: Amounts) -> None:
+        """A call that goes on holds as much more. Raises what `require` raises, and it holds what it held."""
+        self.require(account, amounts)
+        holding.add(amounts)
+
     def require(self, account: Account, amounts: Amounts) -> None:
         """Raises ServiceError: RESOURCE_EXHAUSTED unless there is room for as much more, or UNAVAILABLE after `close`.
 

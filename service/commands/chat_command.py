@@ -18,6 +18,7 @@ from runahead.service.commands.client_channel import connection
 from runahead.service.commands.client_failure import (
     EXIT_USAGE,
     describe_failure,
+    refused_fields,
 )
 from runahead.service.commands.ends import EXIT_FAILED, EXIT_INTERRUPTED
 from runahead.service.commands.generate_command import tokens_per_second
@@ -99,7 +100,7 @@ class _Chat:
         info = self._model.info
         if self._is_typed:
             _say(f"{printable(info.model)}, a context of {info.context_length} tokens. /help names the commands.")
-        self._model.template.start()
+        self._model.prepare()
         try:
             for line in lines:
                 if line.strip() == "/exit":
@@ -107,7 +108,7 @@ class _Chat:
                 status = self._line(line)
                 if status and not self._is_typed:
                     return status
-                self._model.template.start()
+                self._model.prepare()
         except UsageError as error:
             _say(f"runahead chat: {error}")
             return EXIT_USAGE
@@ -142,7 +143,8 @@ class _Chat:
             _say(f"runahead chat: {error}")
             return EXIT_FAILED
         except grpc.RpcError as error:
-            _say(f"\nrunahead chat: {describe_failure(error, self._url)}")
+            hint = "; /reset begins a new conversation" if "chat" in refused_fields(error) else ""
+            _say(f"\nrunahead chat: {describe_failure(error, self._url)}{hint}")
             return EXIT_FAILED
         self._screen.write("\n")
         _say(f"[{self._end_of(finished)}]")

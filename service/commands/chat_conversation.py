@@ -34,7 +34,7 @@ class Conversation:
         is, with the part of the answer that was shown, if any was.
         """
         messages: list[Message] = [*self._said, {"role": "user", "content": text}]
-        request = self._model.request(self._options, self._model.prompt([*self._beginning, *messages]))
+        request = self._model.request(self._options, [*self._beginning, *messages])
         parts: list[str] = []
         finished = generate_pb2.Finished()
         try:

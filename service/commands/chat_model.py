@@ -1,4 +1,5 @@
-"""The served model as a chat needs it: what makes token ids of messages, and what ends an answer."""
+"""The served model as a chat needs it: how messages become a request. A server that renders chats gets the messages;
+for an older one, or one without jinja2, they are rendered here, and it gets token ids."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ from runahead.service.commands.client_calls import ClientCalls
 from runahead.service.commands.request_flags import with_chat_defaults
 from runahead.v1 import generate_pb2, model_pb2
 
+Request = generate_pb2.GenerateRequest
+
 
 class ContextFull(ChatError):
     """A conversation has grown larger than what the model can be given."""
@@ -19,10 +22,10 @@ class ContextFull(ChatError):
 
 @dataclass(frozen=True, slots=True)
 class ChatModel:
-    """A context manager: at its end the template's process is gone."""
+    """A context manager: at its end the template's process is gone. template: None where the server renders chats."""
 
     info: model_pb2.GetModelInfoResponse
-    template: ChatTemplate
+    template: ChatTemplate | None
     calls: ClientCalls
 
     @classmethod
@@ -31,6 +34,8 @@ class ChatModel:
         info = calls.model_info()
         if not info.has_tokenizer:
             raise ChatError("the server has no tokenizer (--tokenizer none), and a chat is text")
+        if info.chat:
+            return cls(info, None, calls)
         if not info.chat_template:
             raise ChatError(
                 f"the served model {printable(info.model)} has no chat template: it can only continue a text, with "
@@ -42,36 +47,40 @@ class ChatModel:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self.template.__exit__()
+        if self.template is not None:
+            self.template.__exit__()
 
-    def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of the messages and of the beginning of an answer to them.
+    def prepare(self) -> None:
+        """Gets ready for the next message, while somebody still thinks about it."""
+        if self.template is not None:
+            self.template.start()
 
-        Raises ContextFull, ChatError for messages that the template refuses, and what calls raise.
+    def request(self, options: generate_pb2.GenerateRequest, messages: Sequence[Message]) -> Request:
+        """The options with these messages as prompt, what ends an answer, and a chat's own defaults for what is unset.
+
+        Raises, where the server does not render chats: ContextFull, ChatError for messages that the template refuses,
+        and what calls raise.
         """
-        text = self.template.render(messages)
-        if not text:
-            raise ChatError("the model's chat template makes no text of these messages")
+        request = with_chat_defaults(options)
+        if self.template is None:
+            request.chat.messages.extend(generate_pb2.ChatMessage(**message) for message in messages)
+            return request
+        request.token_ids.ids[:] = self._prompt(self.template.render(messages))
+        if not options.stopping.ignore_eos:
+            given = set(options.stopping.stop_token_ids)
+            request.stopping.stop_token_ids.extend(end for end in self._ends() if end not in given)
+        return request
+
+    def _prompt(self, text: str) -> list[int]:
+        """Token ids of a rendered text."""
         most_bytes, most_tokens = self.info.limits.prompt_text_bytes, self.info.limits.prompt_tokens
-        try:
-            size = len(text.encode("utf-8"))
-        except UnicodeEncodeError:
-            raise ChatError("the model's chat template writes something that is no text") from None
+        size = len(text.encode())
         if size > most_bytes:
             raise _too_long(f"{size} bytes", f"{most_bytes} bytes of text")
         ids = self.calls.tokens_of(text)
         if len(ids) > most_tokens:
             raise _too_long(f"{len(ids)} tokens", f"a prompt of {most_tokens} tokens in its context")
         return ids
-
-    def request(self, options: generate_pb2.GenerateRequest, ids: Sequence[int]) -> generate_pb2.GenerateRequest:
-        """The options with these ids as prompt, what ends an answer, and a chat's own defaults for what is unset."""
-        request = with_chat_defaults(options)
-        request.token_ids.ids[:] = ids
-        if not options.stopping.ignore_eos:
-            given = set(options.stopping.stop_token_ids)
-            request.stopping.stop_token_ids.extend(end for end in self._ends() if end not in given)
-        return request
 
     def _ends(self) -> list[int]:
         """The token that ends an answer by the tokenizer's configuration, where the server does not end at it anyway: a

@@ -1,28 +1,28 @@
-"""A checkpoint's chat template, rendered for a client: by a process of its own, within bounds of time and memory."""
+"""A checkpoint's chat template, rendered on the client's side where the server does not: by a process of its own."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import re
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from importlib import metadata
+from datetime import datetime
 from types import TracebackType
-from typing import Any, Final
+from typing import Final
+
+import msgspec
 
 from runahead.runtime.log_output import printable
+from runahead.service.chat.jinja2_package import why_no_jinja2
+from runahead.service.chat.orders import TEMPLATE_MODULE, Asked, Rendered, Templates
 
-TEMPLATE_MODULE: Final = "runahead.service.commands.template_process"
 _COMMAND: Final = (sys.executable, "-P", "-X", "utf8", "-m", TEMPLATE_MODULE)
 # Its bound on processor time, three seconds, ends a template that computes; this one what else may keep the process.
 _WALL_S: Final = 60.0
-_MOST_BYTES: Final = 32 << 20  # of its answer, whatever the process has become
-_LEAST_JINJA2: Final = (3, 1, 6)  # those before have known ways out of the sandbox
-_INSTALL: Final = "pip install 'runahead-server[chat]'"
+_MOST_BYTES: Final = 32 << 20  # of its answers, whatever the process has become
+_MOST_RENDERED: Final = 4 << 20  # bytes of a rendered text: four times what any server takes
 
 Message = Mapping[str, str]  # its role and its content
 
@@ -39,9 +39,9 @@ class ChatTemplate:
 
     def __init__(self, template: str, tokens: Mapping[str, str]) -> None:
         """Raises ChatError where jinja2 is missing or too old."""
-        _check_jinja2()
-        self._template = template
-        self._tokens = dict(tokens)
+        if why := why_no_jinja2():
+            raise ChatError(f"there can be no chat: {why}")
+        self._orders = Templates({"default": template}, dict(tokens), (), _MOST_RENDERED)
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> ChatTemplate:
@@ -71,18 +71,18 @@ class ChatTemplate:
         timer = threading.Timer(_WALL_S, process.kill)
         timer.start()
         try:
-            answer = _ask(process, {"template": self._template, "messages": messages, "tokens": self._tokens})
+            asked = Asked(messages, datetime.now().isoformat())
+            answer = _ask(process, self._orders, asked)
         finally:
             timer.cancel()
             self._end(process)
-        if "text" in answer:
-            return str(answer["text"])
-        if "refused" in answer:
-            raise ChatError(f"the model's chat template refuses these messages: {_line(answer['refused'])}")
-        reason = _line(answer["failed"]) if "failed" in answer else _how_it_ended(process.returncode)
-        raise ChatError(
-            f"the model's chat template can't be rendered: {reason}; `runahead generate` without --chat does without it"
-        )
+        if answer is None:
+            reason = f"the chat {_how_it_ended(process.returncode)}"
+        elif answer.fault:
+            reason = _line(f"{answer.field or 'the chat'} {answer.sentence}")
+        else:
+            return answer.text
+        raise ChatError(f"{reason}; `runahead generate` without --chat does without the chat template")
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         self._process = None
@@ -94,40 +94,29 @@ class ChatTemplate:
         process.wait()
 
 
-def _ask(process: subprocess.Popen[bytes], asked: dict[str, Any]) -> dict[str, Any]:
-    """What the process answers; nothing where it ended without an answer."""
+def _ask(process: subprocess.Popen[bytes], orders: Templates, asked: Asked) -> Rendered | None:
+    """What the process answers; None where it ended without an answer."""
     assert process.stdin is not None and process.stdout is not None
     with contextlib.suppress(BrokenPipeError):
-        process.stdin.write(json.dumps(asked).encode())
+        process.stdin.write(b"".join(msgspec.json.encode(said) + b"\n" for said in (orders, asked)))
         process.stdin.close()
-    answer = process.stdout.read(_MOST_BYTES + 1)
-    if len(answer) > _MOST_BYTES:
-        return {"failed": f"the prompt takes more than {_MOST_BYTES >> 20} MiB"}
+    answers = process.stdout.read(_MOST_BYTES)
+    if len(answers) == _MOST_BYTES:
+        return None
     process.wait()
-    try:
-        decoded = json.loads(answer)
-    except ValueError:
-        return {}
-    return decoded if isinstance(decoded, dict) else {}
+    _, _, answer = answers.partition(b"\n")
+    with contextlib.suppress(msgspec.DecodeError):
+        return msgspec.json.decode(answer, type=Rendered)
+    return None
 
 
 def _how_it_ended(code: int | None) -> str:
-    if code in (-signal.SIGXCPU, -signal.SIGKILL):
-        return "it takes longer than a template may"
-    return f"the process that renders it ended with exit code {code}"
+    if code in (-signal.SIGPROF, -signal.SIGKILL):
+        return "takes longer to be rendered than a chat may"
+    return f"is not rendered: the process that does it ended with exit code {code}"
 
 
 def _line(words: object) -> str:
     """Words of a template on one line, of a length that can be read, and without what a terminal would act on."""
     text = printable(" ".join(str(words).split()))
     return text if len(text) <= 300 else text[:300] + "…"
-
-
-def _check_jinja2() -> None:
-    try:
-        found = metadata.version("jinja2")
-    except metadata.PackageNotFoundError:
-        raise ChatError(f"a chat needs the package jinja2, which renders the model's template: {_INSTALL}") from None
-    if tuple(int(number) for number in re.findall(r"\d+", found)[:3]) < _LEAST_JINJA2:
-        least = ".".join(map(str, _LEAST_JINJA2))
-        raise ChatError(f"a chat needs jinja2 {least} or newer, and here is {found}: {_INSTALL}")

@@ -14,6 +14,14 @@ _NOBODY: Final = ("Connection refused", "No such file or directory")
 EXIT_USAGE: Final = 2
 
 
+def refused_fields(error: grpc.RpcError) -> list[str]:
+    """Paths of the fields that the server objects to."""
+    status = rpc_status.from_call(error)
+    violations = error_details_pb2.BadRequest()
+    details = status.details if status else ()
+    return [item.field for detail in details if detail.Unpack(violations) for item in violations.field_violations]
+
+
 def describe_failure(error: grpc.RpcError, url: str) -> str:
     """Status and message; a line for each field that the server objects to, beside the one that the message names, and
     which flag would have sent the token that the server asks for."""

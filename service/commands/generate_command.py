@@ -65,7 +65,7 @@ def _as_message(
     """The request with its text as a user's message, in the model's chat template. Raises ChatError, and what calls
     raise."""
     with ChatModel.ask(calls) as model:
-        return model.request(request, model.prompt([*beginning(system), {"role": "user", "content": request.text}]))
+        return model.request(request, [*beginning(system), {"role": "user", "content": request.text}])
 
 
 def describe_finish(finished: generate_pb2.Finished, *, is_greedy: bool = False) -> str:

@@ -8,8 +8,8 @@ from typing import Final
 import msgspec
 
 from runahead.runtime.wire import messages
-from runahead.runtime.wire.parameters import FinishReason as EngineReason
 from runahead.service.completion.completion_clock import CompletionClock
+from runahead.service.completion.finish_reason import reason_of
 from runahead.service.completion.token_messages import scored_token
 from runahead.service.completion.usage import usage
 from runahead.service.contract.errors import ServiceError, given_up
@@ -19,14 +19,6 @@ from runahead.service.engine.request_stream import TokenBatch
 from runahead.service.text.text import CompletionText, TextPiece
 from runahead.service.text.token_bytes import TokenBytes
 from runahead.v1 import Delta, Finished, FinishReason, MatchedStop, Token
-
-_REASONS = {
-    EngineReason.END_OF_SEQUENCE: FinishReason.FINISH_REASON_END_OF_SEQUENCE,
-    EngineReason.STOP: FinishReason.FINISH_REASON_STOP,
-    EngineReason.LENGTH: FinishReason.FINISH_REASON_LENGTH,
-    EngineReason.CONTEXT_LENGTH: FinishReason.FINISH_REASON_CONTEXT_LENGTH,
-    EngineReason.ABORTED: FinishReason.FINISH_REASON_ABORTED,
-}
 
 _TOKEN_BYTES: Final = 16  # of a Token in a message, without its `bytes` and log-probabilities
 _CHARACTER_BYTES: Final = 4  # of UTF-8, at most
@@ -161,7 +153,7 @@ class Completion:
         if matched is not None:
             stop = MatchedStop(text=matched)
         elif end is not None:
-            reason = _REASONS[EngineReason(end.reason)]
+            reason = reason_of(end, self._request.text.turn_ends)
             stop = MatchedStop(token_id=end.stop_token_id) if end.stop_token_id >= 0 else None
         return Finished(
             reason=reason,

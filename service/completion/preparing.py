@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from runahead.service.calls.admission import Account
+from runahead.service.chat.chats import Chats
 from runahead.service.completion.prompt_events import check_once_prompt
 from runahead.service.completion.texts import Texts
+from runahead.service.contract.chat import CheckedChat
 from runahead.service.contract.validation import CheckedRequest
 from runahead.service.engine.engine_client import EngineClient
 from runahead.service.engine.request_stream import RequestStream
+from runahead.service.shared_memory.held import Holding
 from runahead.service.structures.structures import Structures
 from runahead.service.text.token_bytes import TokenBytes
 
@@ -23,49 +27,74 @@ _NO_TOKENS: Final = np.zeros(0, np.int32)
 class Preparing:
     """table: the bytes of tokens."""
 
-    def __init__(self, engine: EngineClient, texts: Texts, structures: Structures, table: TokenBytes) -> None:
+    def __init__(
+        self, engine: EngineClient, texts: Texts, chats: Chats, structures: Structures, table: TokenBytes
+    ) -> None:
         self._engine = engine
+        self._chats = chats
         self._texts = texts
         self._structures = structures
         self._table = table
 
     async def submitted(
-        self, request: CheckedRequest, account: Account, *, once: bool
-    ) -> tuple[RequestStream, NDArray[np.int32]]:
-        """The stream of the request, to be released, and its prompt's tokens, int32 [n]. once: all that is sent back of
-        them is one message.
+        self, request: CheckedRequest, account: Account, holding: Holding, *, once: bool
+    ) -> tuple[RequestStream, CheckedRequest, NDArray[np.int32]]:
+        """The stream of the request, to be released, the request as it was submitted, and its prompt's tokens, int32
+        [n]. holding: what it holds, to which a chat's prompt is added. once: all that is sent back of the tokens is one
+        message.
 
-        While a long text waits for the tokenizer, or a structure to be compiled, the engine knows the request by its
-        id, so that it can be aborted and nobody else can have the id. If it ends meanwhile, its stream has ended, and
-        there are no tokens. Raises ServiceError, INVALID_ARGUMENT or what `Structures.grammar` raises, or
-        EngineLostError.
+        While a long text waits for the tokenizer, a chat to be rendered, or a structure to be compiled, the engine
+        knows the request by its id, so that it can be aborted and nobody else can have the id. If it ends meanwhile,
+        its stream has ended, and there are no tokens. Raises ServiceError, INVALID_ARGUMENT or what
+        `Structures.grammar` and `Chats.text` raise, or EngineLostError.
         """
-        text, structure = request.prompt, request.structure
-        is_short = not isinstance(text, str) or self._texts.tokenizes_at_once(text)
+        given, structure = request.prompt, request.structure
+        if isinstance(given, CheckedChat):
+            self._chats.require()
+        is_short = self._texts.tokenizes_at_once(given) if isinstance(given, str) else isinstance(given, np.ndarray)
         if is_short and (structure is None or self._structures.is_known(structure)):
-            ready, prompt = await self._prepared(request, account, once)
-            return self._engine.submit(ready, prompt), prompt
-        if isinstance(text, str):
-            self._texts.check_can_fit(text)
+            ready, prompt = await self._prepared(request, account, holding, once)
+            return self._engine.submit(ready, prompt), ready, prompt
+        if isinstance(given, str):
+            self._texts.check_can_fit(given)
         stream = self._engine.announce(request)
         try:
-            made = await stream.unless_ended(self._prepared(request, account, once))
+            made = await stream.unless_ended(self._prepared(request, account, holding, once))
             if made is None:
-                return stream, _NO_TOKENS
+                return stream, request, _NO_TOKENS
             ready, prompt = made
-            return self._engine.submit(ready, prompt, stream), prompt
+            return self._engine.submit(ready, prompt, stream), ready, prompt
         except BaseException:
             self._engine.release(stream)
             raise
 
     async def _prepared(
-        self, request: CheckedRequest, account: Account, once: bool
+        self, request: CheckedRequest, account: Account, holding: Holding, once: bool
     ) -> tuple[CheckedRequest, NDArray[np.int32]]:
-        """The request with its grammar, and its prompt's tokens, int32 [n]."""
+        """The request with its grammar and, of a chat, its ends, and its prompt's tokens, int32 [n]."""
         if request.structure is not None:
             request = replace(request, grammar=await self._structures.grammar(request.structure, account.number))
-        text = request.prompt
-        prompt = await self._texts.prompt(text, request.add_special_tokens, account) if isinstance(text, str) else text
+        given = request.prompt
+        if isinstance(given, CheckedChat):
+            prompt = await self._texts.chat_prompt(given, account, holding)
+            request = with_turn_ends(request, await self._chats.end_token_ids())
+        elif isinstance(given, str):
+            prompt = await self._texts.prompt(given, request.add_special_tokens, account)
+        else:
+            prompt = given
         if once:
             check_once_prompt(request, prompt, self._table)
         return request, prompt
+
+
+def with_turn_ends(request: CheckedRequest, ends: tuple[int, ...]) -> CheckedRequest:
+    """A chat's request, which ends at these tokens too, unless end-of-sequence tokens do not end it."""
+    own = request.stopping.stop_token_ids
+    added = tuple(token_id for token_id in ends if token_id not in own)
+    if request.stopping.ignore_eos or not added:
+        return request
+    return replace(
+        request,
+        stopping=msgspec.structs.replace(request.stopping, stop_token_ids=tuple(sorted({*own, *added}))),
+        text=replace(request.text, turn_ends=added),
+    )

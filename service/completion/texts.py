@@ -6,21 +6,25 @@ import asyncio
 from typing import Final
 
 import numpy as np
+from google.protobuf.internal.containers import RepeatedScalarFieldContainer
 from numpy.typing import NDArray
 
 from runahead.runtime.wire.messages import EngineInfo
 from runahead.service.calls.admission import Account, Admission
+from runahead.service.chat.chats import Chats
+from runahead.service.contract.chat import CheckedChat
 from runahead.service.contract.errors import no_tokenizer
 from runahead.service.contract.limits import LIMITS
 from runahead.service.contract.validation import (
     check_detokenize,
     check_prompt_tokens,
+    check_render_chat,
     check_tokenize,
 )
-from runahead.service.shared_memory.held import Resource
+from runahead.service.shared_memory.held import Holding, Resource
 from runahead.service.text.text_bounds import check_can_fit
 from runahead.service.text.tokenizer import TextTokenizer
-from runahead.v1 import DetokenizeRequest, TokenizeRequest, TokenizeResponse
+from runahead.v1 import DetokenizeRequest, RenderChatRequest, RenderChatResponse, TokenizeRequest, TokenizeResponse
 
 _ID_BYTES: Final = 4  # what an id counts that is turned into text
 _IDS_AT_ONCE: Final = 1 << 14  # that are put into an answer before other calls have their turn: a millisecond
@@ -30,22 +34,25 @@ class Texts:
     """tokenizer: None where the service has none, and each method raises ServiceError (FAILED_PRECONDITION). info: of
     the engine."""
 
-    def __init__(self, tokenizer: TextTokenizer | None, admission: Admission, info: EngineInfo) -> None:
+    def __init__(self, tokenizer: TextTokenizer | None, chats: Chats, admission: Admission, info: EngineInfo) -> None:
+        self._chats = chats
         self._tokenizer = tokenizer
         self._admission = admission
         self._info = info
 
-    async def prompt(self, text: str, add_special_tokens: bool, account: Account) -> NDArray[np.int32]:
-        """The tokens of a prompt, int32 [n], for which there is room already. Raises ServiceError (INVALID_ARGUMENT)
-        where they are too many, as far as can be before they are counted."""
-        self.check_can_fit(text)
+    async def prompt(
+        self, text: str, add_special_tokens: bool, account: Account, field: str = "text"
+    ) -> NDArray[np.int32]:
+        """The tokens of a prompt, int32 [n], for which there is room already. field: where it comes from. Raises
+        ServiceError (INVALID_ARGUMENT) where they are too many, as far as can be before they are counted."""
+        self.check_can_fit(text, field)
         prompt = await self._there().encode(text, add_special_tokens, account.number)
-        check_prompt_tokens(prompt, "text", self._info)
+        check_prompt_tokens(prompt, field, self._info)
         return prompt
 
-    def check_can_fit(self, text: str) -> None:
+    def check_can_fit(self, text: str, field: str = "text") -> None:
         """Raises ServiceError (INVALID_ARGUMENT) for a text of too many tokens, whatever they are."""
-        check_can_fit(text, self._there().longest_token_bytes, self._info)
+        check_can_fit(text, self._there().longest_token_bytes, self._info, field)
 
     def tokenizes_at_once(self, text: str) -> bool:
         """It is so short that `prompt` does not wait for anything."""
@@ -58,9 +65,25 @@ class Texts:
             check_tokenize(request)
             special = request.add_special_tokens or not request.HasField("add_special_tokens")
             ids = await self._there().encode(request.text, special, account.number)
-            for begin in range(0, len(ids), _IDS_AT_ONCE):
-                response.token_ids.extend(ids[begin : begin + _IDS_AT_ONCE].tolist())
-                await asyncio.sleep(0)  # a long answer takes turns with other calls
+            await _fill(response.token_ids, ids)
+
+    async def render(self, request: RenderChatRequest, account: Account, response: RenderChatResponse) -> None:
+        """Fills the response. Raises ServiceError, for want of room too."""
+        work = max(LIMITS.work_bytes, request.chat.ByteSize())
+        with self._admission.holding(account, {Resource.TOKENIZING_BYTES: work}) as holding:
+            response.text = await self._chats.text(check_render_chat(request), account.number)
+            self._admission.hold_more(account, holding, {Resource.TOKENIZING_BYTES: text_bytes(response.text)})
+            await _fill(response.token_ids, await self._there().encode(response.text, False, account.number))
+
+    async def chat_prompt(self, chat: CheckedChat, account: Account, holding: Holding) -> NDArray[np.int32]:
+        """The tokens of a chat's prompt, int32 [n]. holding: of its completion, which holds the rendered text as well
+        from then on. Raises what `Chats.text` and `prompt` raise, and ServiceError for want of room."""
+        text = await self._chats.text(chat, account.number)
+        size = text_bytes(text)
+        queued = min(size, self._info.context_length) - holding.amount(Resource.QUEUED_TOKENS)
+        more = {Resource.TOKENIZING_BYTES: size, Resource.QUEUED_TOKENS: max(0, queued)}
+        self._admission.hold_more(account, holding, more)
+        return await self.prompt(text, False, account, "chat")
 
     async def detokenize(self, request: DetokenizeRequest, account: Account) -> str:
         """Raises ServiceError, for want of room too."""
@@ -73,6 +96,13 @@ class Texts:
         if self._tokenizer is None:
             raise no_tokenizer()
         return self._tokenizer
+
+
+async def _fill(answer: RepeatedScalarFieldContainer[int], ids: NDArray[np.int32]) -> None:
+    """Puts ids into an answer. A long one takes turns with other calls."""
+    for begin in range(0, len(ids), _IDS_AT_ONCE):
+        answer.extend(ids[begin : begin + _IDS_AT_ONCE].tolist())
+        await asyncio.sleep(0)
 
 
 def text_bytes(text: str) -> int:

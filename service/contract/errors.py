@@ -39,6 +39,7 @@ STATUS_OF: Final[Mapping[str, grpc.StatusCode]] = MappingProxyType(
         "NO_RIGHT": grpc.StatusCode.PERMISSION_DENIED,
         "NO_TOKENIZER": grpc.StatusCode.FAILED_PRECONDITION,
         "NO_STRUCTURE": grpc.StatusCode.FAILED_PRECONDITION,
+        "NO_CHAT_TEMPLATE": grpc.StatusCode.FAILED_PRECONDITION,
         "NOTHING_LEFT": grpc.StatusCode.FAILED_PRECONDITION,
         "STRUCTURE_COST": grpc.StatusCode.FAILED_PRECONDITION,
         # Of the service in all, and of a caller: see `runahead.service.calls.admission`.
@@ -51,6 +52,7 @@ STATUS_OF: Final[Mapping[str, grpc.StatusCode]] = MappingProxyType(
         "UPLOADS_LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
         "CALLER_UPLOADS_LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
         "QUEUE_FULL": grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "CHAT_COST": grpc.StatusCode.RESOURCE_EXHAUSTED,
         "WATCHERS_LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
         "STALLED_READER": grpc.StatusCode.RESOURCE_EXHAUSTED,
         "SLOW_READER": grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -59,6 +61,7 @@ STATUS_OF: Final[Mapping[str, grpc.StatusCode]] = MappingProxyType(
         "UNEXPECTED": grpc.StatusCode.INTERNAL,
         "STRUCTURE_MISMATCH": grpc.StatusCode.INTERNAL,
         "STRUCTURE_LOST": grpc.StatusCode.UNAVAILABLE,
+        "CHAT_LOST": grpc.StatusCode.UNAVAILABLE,
         # The engine has stopped, or is about to, or does not answer.
         "SHUTDOWN": grpc.StatusCode.UNAVAILABLE,
         "DEVICE": grpc.StatusCode.UNAVAILABLE,
@@ -134,6 +137,11 @@ def no_structure(why: str) -> ServiceError:
     """FAILED_PRECONDITION for a request with a structure, on a server that can't follow one. why: the end of a
     sentence."""
     return ServiceError("NO_STRUCTURE", f"this server takes no structure: {why}")
+
+
+def no_chat_template(why: str) -> ServiceError:
+    """FAILED_PRECONDITION for a chat that no template can be rendered for. why: a sentence without its end."""
+    return ServiceError("NO_CHAT_TEMPLATE", f"this server takes no chat: {why}")
 
 
 def slow_reader() -> ServiceError:

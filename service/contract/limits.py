@@ -66,6 +66,7 @@ class Limits:
     structure_cache_bytes: int = 16 << 20
     choices: int = 1024
     choice_bytes: int = 1024
+    chat_messages: int = 1024
     stats_watchers: int = 32
     unknown_bytes: int = 4096  # fields that the server does not know, up to which each is named
     # Field violations that one error reports, and of one list: the error must fit into the 8 KiB of metadata that

@@ -46,3 +46,6 @@ def _look_through(message: Message, path: str, found: dict[str, str]) -> None:
     for field, value in message.ListFields():
         if isinstance(value, Message):
             _look_through(value, f"{path}{field.name}.", found)
+        elif field.message_type is not None and not field.message_type.GetOptions().map_entry:
+            for index, entry in enumerate(value):
+                _look_through(entry, f"{path}{field.name}[{index}].", found)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from runahead.runtime.wire.messages import EngineInfo
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from runahead.runtime.wire.preparation import allowed_mask
+from runahead.service.contract.chat import CheckedChat, check_chat
 from runahead.service.contract.errors import Violation, invalid_argument
 from runahead.service.contract.limits import LIMITS
 from runahead.service.contract.structure import StructureSource, check_structure
@@ -31,6 +32,7 @@ from runahead.v1 import (
     GenerateOnceRequest,
     GenerateRequest,
     OutputOptions,
+    RenderChatRequest,
     SamplingOptions,
     StoppingOptions,
     TokenizeRequest,
@@ -55,27 +57,28 @@ _PENALTIES: Final = (
 class TextParams:
     """What the front end does with a completion's tokens. The engine never sees it.
 
-    max_tokens_per_message: 0 is no bound.
+    max_tokens_per_message: 0 is no bound. turn_ends: of `stop_token_ids`, those that end an answer to a chat.
     """
 
     stop: tuple[str, ...]
     include_stop: bool
     max_tokens_per_message: int
+    turn_ends: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedRequest:
-    """A request that the engine can take. Only the length of a prompt in text is not checked: it is known once there
-    are tokens.
+    """A request that the engine can take. Only the length of a prompt in text, or of a chat, is not checked: it is
+    known once there are tokens.
 
     engine_id: what the engine knows the request by, if that is not its id: see `runahead.service.calls.ownership`.
     caller: who asks; empty where nobody is asked. outranks: its priority counts beside other callers' requests, too.
-    prompt: text, or int32 [n] token ids. echo: the prompt's tokens are sent back.
+    prompt: text, a chat, or int32 [n] token ids. echo: the prompt's tokens are sent back.
     structure: what the completion must be; grammar: what was made of it, as `Submit` has it, empty until then.
     """
 
     request_id: str
-    prompt: str | NDArray[np.int32]
+    prompt: str | CheckedChat | NDArray[np.int32]
     sampling: SamplingParams
     stopping: StoppingParams
     text: TextParams
@@ -143,6 +146,15 @@ def check_known(request: Message) -> None:
     found.raise_if_any()
 
 
+def check_render_chat(request: RenderChatRequest) -> CheckedChat:
+    """Raises ServiceError (INVALID_ARGUMENT)."""
+    found = Violations()
+    found.require_known(request)
+    chat = check_chat(request.chat, found)
+    found.raise_if_any()
+    return chat
+
+
 def check_tokenize(request: TokenizeRequest) -> None:
     """Raises ServiceError (INVALID_ARGUMENT), for a text over `Limits.prompt_text_bytes` too."""
     found = Violations()
@@ -196,13 +208,19 @@ def _is_request_id(text: str) -> bool:
     return len(text) <= LIMITS.request_id_length and _REQUEST_ID.fullmatch(text) is not None
 
 
-def _check_prompt_field(request: AnyGenerateRequest, info: EngineInfo, found: Violations) -> str | NDArray[np.int32]:
+def _check_prompt_field(
+    request: AnyGenerateRequest, info: EngineInfo, found: Violations
+) -> str | CheckedChat | NDArray[np.int32]:
     which = request.WhichOneof("prompt")
+    if which == "chat":
+        sentence = "must not be set beside chat, whose template writes special tokens"
+        found.require(not request.HasField("add_special_tokens"), "add_special_tokens", sentence)
+        return check_chat(request.chat, found)
     if which == "text":
         if found.require(bool(request.text), "text", "must not be empty"):
             _check_text_bytes(request.text, "text", found)
         return request.text
-    found.require(which is not None, "prompt", "is missing: set text or token_ids")
+    found.require(which is not None, "prompt", "is missing: set text, chat or token_ids")
     found.require(not request.add_special_tokens or which is None, "add_special_tokens", "is about text, not token_ids")
     ids, field = request.token_ids.ids, "token_ids.ids"
     if which is None or not _check_length(len(ids), field, info, found):

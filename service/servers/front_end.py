@@ -107,7 +107,8 @@ class FrontEnd:
         self.servicer.counters.beat()
         self.servicer.counters.unread_bytes = self._engine.unread_bytes
         self.servicer.counters.waiting_structures = self.servicer.waiting_structures
-        self.servicer.counters.waiting_texts = 0 if self._tokenizer is None else self._tokenizer.waiting
+        texts = 0 if self._tokenizer is None else self._tokenizer.waiting
+        self.servicer.counters.waiting_texts = texts + self.servicer.waiting_chats
 
     def engine_lost(self) -> None:
         """No longer healthy. New calls end with UNAVAILABLE, as the open ones did."""

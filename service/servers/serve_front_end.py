@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import structlog
@@ -32,6 +32,7 @@ from runahead.service.servers.supervised import (
     say_that_it_lives,
     told_lines,
 )
+from runahead.service.settings.bounded_files import read_file
 from runahead.service.settings.server_config import EXIT_CANNOT_START, EXIT_ENGINE_LOST, EXIT_OK, EXIT_SERVER_ENDED
 from runahead.service.shared_memory.board import Board
 from runahead.service.text.tokenizer import TextTokenizer, load_tokenizer
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from runahead.service.calls.spans import Spans
 
 log = structlog.get_logger(__name__)
+
+_TEMPLATE_BYTES: Final = 1 << 20  # of a file with a chat template
 
 
 def main() -> int:
@@ -147,6 +150,9 @@ def _tokenizer(orders: FrontEndOrders) -> TextTokenizer | None:
     Raises ConfigError or CheckpointError.
     """
     if orders.settings.tokenizer == "none":
+        if orders.settings.chat_template:
+            spelling = orders.engine.spelling
+            raise ConfigError(f"{spelling('chat_template')} has no effect with {spelling('tokenizer')} none")
         return None
     checkpoint = open_checkpoint(Path(orders.engine.model))
     if orders.engine.load_format == "dummy" and not checkpoint.has_tokenizer:
@@ -155,7 +161,20 @@ def _tokenizer(orders: FrontEndOrders) -> TextTokenizer | None:
             why=f"{checkpoint.path} has no tokenizer; random weights are served without: token ids only",
         )
         return None
-    return load_tokenizer(checkpoint)
+    return load_tokenizer(checkpoint, _chat_template(orders))
+
+
+def _chat_template(orders: FrontEndOrders) -> str | None:
+    """The template that the settings name; None: none. Raises ConfigError for a file that can't be read."""
+    path = orders.settings.chat_template
+    if not path:
+        return None
+    spelling = orders.engine.spelling("chat_template")
+    try:
+        return read_file(path, _TEMPLATE_BYTES).decode("utf-8")
+    except (OSError, ValueError) as error:  # what is no path, too large, or no UTF-8 is a ValueError
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{spelling} {path} can't be read: {why}") from error
 
 
 if __name__ == "__main__":

@@ -64,4 +64,4 @@ class ControlServicer(GenerationServiceServicer):
             "NOT_SERVED", "the control port serves Stats, WatchStats, Trace and Abort; call the service's own"
         )
 
-    Generate = GenerateOnce = GetModelInfo = Tokenize = Detokenize = _elsewhere
+    Generate = GenerateOnce = GetModelInfo = Tokenize = Detokenize = RenderChat = _elsewhere

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from runahead.runtime.wire import messages as m
@@ -24,15 +26,16 @@ from runahead.v1 import (
 
 
 def model_info(
-    info: m.EngineInfo, server_id: str, tokenizer: TextTokenizer | None, settings: FrontEndSettings
+    info: m.EngineInfo,
+    server_id: str,
+    tokenizer: TextTokenizer | None,
+    settings: FrontEndSettings,
+    chat_ends: Sequence[int] | None,
 ) -> GetModelInfoResponse:
     """The served model, its tokenizer's special tokens and template, and the limits; without a tokenizer, those about
-    text are 0."""
+    text are 0. chat_ends: tokens that end an answer to a chat; None: there are no chats."""
     specials = () if tokenizer is None else tokenizer.special_tokens
     structures = tokenizer is not None and not why_none(info)
-    stops, text_bytes, stop_bytes = LIMITS.stop_strings, LIMITS.prompt_text_bytes, LIMITS.stop_string_bytes
-    if tokenizer is None:
-        stops = text_bytes = stop_bytes = 0
     return GetModelInfoResponse(
         model=info.model,
         architecture=info.architecture,
@@ -42,28 +45,10 @@ def model_info(
         eos_token_ids=info.eos_token_ids,
         bos_token_id=info.bos_token_id if info.bos_token_id >= 0 else None,
         special_tokens=[SpecialToken(id=special.token_id, content=special.content) for special in specials],
-        chat_template=None if tokenizer is None else tokenizer.chat_template,
+        chat_template=None if tokenizer is None else tokenizer.chat_templates.get("default"),
         has_tokenizer=tokenizer is not None,
         template_tokens=None if tokenizer is None else tokenizer.template_tokens,
-        limits=Limits(
-            prompt_tokens=info.context_length - 1,
-            prompt_text_bytes=text_bytes,
-            max_tokens=LIMITS.max_tokens,
-            top_logprobs=LIMITS.top_logprobs,
-            stop_strings=stops,
-            stop_string_bytes=stop_bytes,
-            stop_token_ids=LIMITS.stop_token_ids,
-            logit_bias_entries=LIMITS.logit_bias_entries,
-            request_id_length=LIMITS.request_id_length,
-            abort_ids=LIMITS.abort_ids,
-            message_bytes=settings.max_request_bytes,
-            streams=settings.max_streams,
-            unread_bytes=LIMITS.unread_bytes,
-            queue=info.max_queue,
-            unread_prompt_bytes=LIMITS.unread_prompt_bytes,
-            once_prompt_bytes=LIMITS.once_prompt_bytes,
-            structure_bytes=LIMITS.structure_bytes if structures else 0,
-        ),
+        limits=_limits(info, settings, has_text=tokenizer is not None, structures=structures),
         engine=EngineConfiguration(
             device=info.device,
             dtype=info.dtype,
@@ -85,7 +70,35 @@ def model_info(
         server_id=server_id,
         layers=[_layer_kind(kind) for kind in info.layers],
         drafters=info.drafters,
+        chat=chat_ends is not None,
+        chat_end_token_ids=chat_ends,
         weights=[WeightFormat(**msgspec.structs.asdict(weights)) for weights in info.weights],
+    )
+
+
+def _limits(info: m.EngineInfo, settings: FrontEndSettings, *, has_text: bool, structures: bool) -> Limits:
+    """has_text: there is a tokenizer. structures: requests may have one."""
+    stops, text_bytes, stop_bytes = LIMITS.stop_strings, LIMITS.prompt_text_bytes, LIMITS.stop_string_bytes
+    if not has_text:
+        stops = text_bytes = stop_bytes = 0
+    return Limits(
+        prompt_tokens=info.context_length - 1,
+        prompt_text_bytes=text_bytes,
+        max_tokens=LIMITS.max_tokens,
+        top_logprobs=LIMITS.top_logprobs,
+        stop_strings=stops,
+        stop_string_bytes=stop_bytes,
+        stop_token_ids=LIMITS.stop_token_ids,
+        logit_bias_entries=LIMITS.logit_bias_entries,
+        request_id_length=LIMITS.request_id_length,
+        abort_ids=LIMITS.abort_ids,
+        message_bytes=settings.max_request_bytes,
+        streams=settings.max_streams,
+        unread_bytes=LIMITS.unread_bytes,
+        queue=info.max_queue,
+        unread_prompt_bytes=LIMITS.unread_prompt_bytes,
+        once_prompt_bytes=LIMITS.once_prompt_bytes,
+        structure_bytes=LIMITS.structure_bytes if structures else 0,
     )
 
 

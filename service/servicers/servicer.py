@@ -19,6 +19,7 @@ from runahead.service.calls.call import Call
 from runahead.service.calls.guard import guarded
 from runahead.service.calls.ownership import Ownership
 from runahead.service.calls.stream_writer import StreamWriter
+from runahead.service.chat.chats import Chats
 from runahead.service.completion.completion import Completion
 from runahead.service.completion.preparing import Preparing
 from runahead.service.completion.prompt_events import PromptEvents
@@ -63,6 +64,8 @@ from runahead.v1 import (
     GetModelInfoRequest,
     GetModelInfoResponse,
     Prompt,
+    RenderChatRequest,
+    RenderChatResponse,
     StatsRequest,
     StatsResponse,
     TokenizeRequest,
@@ -164,10 +167,11 @@ class GenerationServicer(GenerationServiceServicer):
         self._drained = asyncio.Event()
         self._board = board
         self._admission = admission
-        self._texts = Texts(tokenizer, admission, engine.info)
+        self._chats = Chats(tokenizer, engine.info)
+        self._texts = Texts(tokenizer, self._chats, admission, engine.info)
         self.counters = admission.line
         self._structures = Structures(engine.info, settings, self.counters)
-        self._preparing = Preparing(engine, self._texts, self._structures, self._token_bytes)
+        self._preparing = Preparing(engine, self._texts, self._chats, self._structures, self._token_bytes)
         self.counters.answered_by = index + 1
         self._feed = StatsFeed(engine, board, self.counters, version, settings.stalled_stream_s)
 
@@ -193,9 +197,15 @@ class GenerationServicer(GenerationServiceServicer):
         """Tokens of prompts that wait for a row, of all front ends."""
         return int(self._board.held.in_all()[Resource.QUEUED_TOKENS])
 
+    @property
+    def waiting_chats(self) -> int:
+        """Chats that wait to be rendered."""
+        return self._chats.waiting
+
     async def end(self) -> None:
         """Ends what it has started."""
         await self._structures.close()
+        await self._chats.close()
 
     async def Generate(self, request: GenerateRequest, context: _Context) -> None:
         stalled_s = self._settings.stalled_stream_s
@@ -265,12 +275,19 @@ class GenerationServicer(GenerationServiceServicer):
     async def GetModelInfo(self, request: GetModelInfoRequest, context: _Context) -> GetModelInfoResponse:
         async with guarded(context, self.counters.refuse):
             check_known(request)
-        return model_info(self._engine.info, self._engine.server_id, self._tokenizer, self._settings)
+            chat_ends = await self._chats.end_token_ids() if self._chats.are_served else None
+        return model_info(self._engine.info, self._engine.server_id, self._tokenizer, self._settings, chat_ends)
 
     async def Tokenize(self, request: TokenizeRequest, context: _Context) -> TokenizeResponse:
         response = TokenizeResponse()
         async with guarded(context, self.counters.refuse):
             await self._texts.tokenize(request, self._admission.account(context), response)
+        return response
+
+    async def RenderChat(self, request: RenderChatRequest, context: _Context) -> RenderChatResponse:
+        response = RenderChatResponse()
+        async with guarded(context, self.counters.refuse):
+            await self._texts.render(request, self._admission.account(context), response)
         return response
 
     async def Detokenize(self, request: DetokenizeRequest, context: _Context) -> DetokenizeResponse:
@@ -294,7 +311,7 @@ class GenerationServicer(GenerationServiceServicer):
         """Submits a request, and releases it in the engine however the body ends."""
         account = self._admission.account(context)
         with self._place(request, account) as holding:
-            stream, checked, prompt = await self._submit(request, call, account)
+            stream, checked, prompt = await self._submit(request, call, account, holding)
             holding.keep(Resource.TOKENIZING_BYTES)
             holding.keep(Resource.QUEUED_TOKENS, len(prompt))
             stream.tell_of_admission(partial(holding.keep, Resource.QUEUED_TOKENS))
@@ -340,9 +357,10 @@ class GenerationServicer(GenerationServiceServicer):
     def _place(self, request: AnyGenerateRequest, account: Account) -> Iterator[Holding]:
         """What a completion holds, asked for before its text is looked at. Raises what `Admission.holding` raises.
 
-        How many tokens a text has is not known yet: at most one a byte, and no more than the context.
+        How many tokens a text has is not known yet: at most one a byte, and no more than the context. Of a chat its
+        message counts for now.
         """
-        size = text_bytes(request.text) if request.HasField("text") else 0
+        size = text_bytes(request.text) if request.HasField("text") else request.chat.ByteSize()
         tokens = min(size or len(request.token_ids.ids), self._engine.info.context_length)
         wanted = {Resource.STREAMS: 1, Resource.QUEUED_TOKENS: tokens, Resource.TOKENIZING_BYTES: size}
         try:
@@ -356,7 +374,7 @@ class GenerationServicer(GenerationServiceServicer):
             self._drained.set()
 
     async def _submit(
-        self, request: AnyGenerateRequest, call: Call, account: Account
+        self, request: AnyGenerateRequest, call: Call, account: Account, holding: Holding
     ) -> tuple[RequestStream, CheckedRequest, NDArray[np.int32]]:
         """The stream of the request, to be released, and its prompt's tokens, int32 [n]. Raises ServiceError
         (INVALID_ARGUMENT) or EngineLostError."""
@@ -368,8 +386,7 @@ class GenerationServicer(GenerationServiceServicer):
             call.request_id = checked.request_id
             owner = Ownership(current_caller())
             owned = owner.own(checked, shares_prefixes=self._settings.share_prefix_cache)
-            stream, prompt = await self._preparing.submitted(owned, account, once=once)
-            return stream, owned, prompt
+            return await self._preparing.submitted(owned, account, holding, once=once)
         except ServiceError:
             self.counters.refused += 1
             raise

@@ -12,6 +12,7 @@ from runahead.service.settings.settings import FrontEndSettings
 # By setting: the extra, and the packages that are looked for.
 _NEEDED: Final = {
     "vllm_facade": ("vllm-facade", ("smg_grpc_proto.generated.vllm_engine_pb2",)),
+    "chat_template": ("chat", ("jinja2",)),
     "otlp_endpoint": ("otel", ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.grpc")),
 }
 

@@ -58,6 +58,13 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
             "given"
         ),
     ] = "auto"
+    chat_template: Annotated[
+        str,
+        Meta(
+            description="template of chats, in Jinja; empty: the checkpoint's, if it has one",
+            extra={"metavar": "FILE"},
+        ),
+    ] = ""
     host: Annotated[str, Meta(description="address to listen on", extra={"group": "Addresses", "main": True})] = (
         LOOPBACK
     )

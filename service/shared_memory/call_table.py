@@ -27,6 +27,7 @@ METHODS: Final = (
     (_UNARY, _GENERATION, "GetModelInfo"),
     (_UNARY, _GENERATION, "Tokenize"),
     (_UNARY, _GENERATION, "Detokenize"),
+    (_UNARY, _GENERATION, "RenderChat"),
     (_UNARY, _HEALTH, "Check"),
     (_UNARY, _HEALTH, "List"),
     (_SERVER_STREAM, _HEALTH, "Watch"),

@@ -145,9 +145,19 @@ class Holding:
         if self._amounts:
             line.add(number, self._amounts)
 
+    def amount(self, resource: Resource) -> int:
+        """What it holds of a resource."""
+        return self._amounts.get(resource, 0)
+
+    def add(self, amounts: Amounts) -> None:
+        """It holds as much more."""
+        for resource, amount in amounts.items():
+            self._amounts[resource] = self.amount(resource) + amount
+        self._line.add(self._number, amounts)
+
     def keep(self, resource: Resource, amount: int = 0) -> None:
         """It holds no more than so much of a resource from now on."""
-        less = self._amounts.get(resource, 0) - amount
+        less = self.amount(resource) - amount
         if less > 0:
             self._amounts[resource] = amount
             self._line.add(self._number, {resource: -less})

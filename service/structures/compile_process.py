@@ -25,8 +25,9 @@ from runahead.runtime.grammar.matcher import GrammarError, VocabularyError, load
 from runahead.runtime.parent_death import signal_at_parents_death
 from runahead.service.structures.fault import StructureFault
 from runahead.service.structures.grammar_text import grammar_text, of_schema
-from runahead.service.structures.orders import Answer, Ask, Ready, Vocabulary
+from runahead.service.structures.orders import Answer, Ask, Vocabulary
 from runahead.service.structures.schema_check import Schema, parts
+from runahead.service.workers.ready import Ready
 
 _STATM: Final = Path("/proc/self/statm")
 _DATA: Final = 5  # its field of what `RLIMIT_DATA` bounds, in pages

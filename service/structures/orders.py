@@ -18,12 +18,6 @@ class Vocabulary(msgspec.Struct, frozen=True):
     memory_mb: int
 
 
-class Ready(msgspec.Struct, frozen=True):
-    """The answer to a `Vocabulary`. unusable: why no grammar can be followed in it; empty: it can."""
-
-    unusable: str = ""
-
-
 class Ask(msgspec.Struct, frozen=True):
     """A structure, as `runahead.service.contract.structure.StructureSource` has it. depth: of lists, objects and
     brackets inside each other."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import OrderedDict
 from pathlib import Path
@@ -18,7 +17,7 @@ from runahead.service.settings.settings import FrontEndSettings
 from runahead.service.shared_memory.board import FrontEndCounters
 from runahead.service.structures.compiler import Compiler
 from runahead.service.structures.orders import Answer, Vocabulary
-from runahead.service.structures.turns import Turns
+from runahead.service.workers.turns import Turns
 
 _ENTRY_BYTES: Final = 500  # of one that is remembered, beside its texts
 
@@ -72,12 +71,8 @@ class Structures:
         if self._refusal:
             raise no_structure(self._refusal)
         if (answer := self._remembered(source)) is None:
-            await self._turns.take(caller)
             # Whoever stops waiting ends no work that others may ask for next.
-            compiling = asyncio.ensure_future(self._compiled(source))
-            compiling.add_done_callback(lambda task: task.cancelled() or task.exception())
-            compiling.add_done_callback(lambda _: self._turns.give_back())
-            answer = await asyncio.shield(compiling)
+            answer = await self._turns.do(caller, lambda: self._compiled(source))
         if answer.sentence:
             raise invalid_argument([_violation(source, answer)])
         return answer.grammar

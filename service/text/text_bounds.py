@@ -36,10 +36,10 @@ def longest_token_bytes(description: Mapping[str, Any], table: TokenBytes) -> in
     return factor * max(longest, table.longest[0])
 
 
-def check_can_fit(text: str, longest_token: int | None, info: EngineInfo) -> None:
+def check_can_fit(text: str, longest_token: int | None, info: EngineInfo, field: str = "text") -> None:
     """Raises ServiceError (INVALID_ARGUMENT) for a text of more tokens than the context takes, whatever they are.
 
-    longest_token: what `longest_token_bytes` says.
+    longest_token: what `longest_token_bytes` says. field: where the text comes from.
     """
     if longest_token is None:
         return
@@ -47,10 +47,10 @@ def check_can_fit(text: str, longest_token: int | None, info: EngineInfo) -> Non
     least = ceil_div(size, longest_token)
     if least > longest_prompt:
         sentence = (
-            f"text has {size} bytes, which are at least {least} tokens, and the context of {info.context_length} "
+            f"{field} has {size} bytes, which are at least {least} tokens, and the context of {info.context_length} "
             f"leaves room for a prompt of {longest_prompt}"
         )
-        raise invalid_argument([Violation("text", sentence)])
+        raise invalid_argument([Violation(field, sentence)])
 
 
 def _shrinks_by(normalizer: Mapping[str, Any] | None) -> int:

@@ -42,17 +42,21 @@ class SpecialTokenText:
 class TextTokenizer:
     """The tokenizer of a checkpoint, to be used on one event loop.
 
-    template_tokens: texts of special tokens by the names under which the chat template asks for them.
+    chat_templates: by their names. template_tokens: texts of special tokens by the names under which chat templates ask
+    for them.
     longest_token_bytes: bytes of a text that one token takes at most; None where that can't be said.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, chat_template: str | None = None, template_tokens: Mapping[str, str] | None = None
+        self,
+        tokenizer: Tokenizer,
+        chat_templates: Mapping[str, str] | None = None,
+        template_tokens: Mapping[str, str] | None = None,
     ) -> None:
         """Raises ConfigError for a kind of decoder that is not supported."""
         self._tokenizer = tokenizer
         self._pool = TurnPool(_THREADS, "tokenize")
-        self.chat_template = chat_template
+        self.chat_templates = dict(chat_templates or {})
         self.template_tokens = dict(template_tokens or {})
         added = tokenizer.get_added_tokens_decoder()
         self.special_tokens = tuple(
@@ -102,7 +106,7 @@ class TextTokenizer:
 
         Of 150,000 tokens it holds the interpreter for about a second: it is made before anybody is served.
         """
-        return archive_of(self._tokenizer.to_str(), self.chat_template, self.template_tokens)
+        return archive_of(self._tokenizer.to_str(), self.chat_templates.get("default"), self.template_tokens)
 
     @property
     def waiting(self) -> int:
@@ -198,19 +202,19 @@ class _Decoding:
         return True
 
 
-def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
-    """The tokenizer of a checkpoint.
+def load_tokenizer(checkpoint: Checkpoint, chat_template: str | None = None) -> TextTokenizer:
+    """The tokenizer of a checkpoint. chat_template: in place of those that it has.
 
     Raises ConfigError naming the file that is missing, unreadable or of a kind that is not supported, and the setting
     by which the checkpoint is served nevertheless.
     """
     try:
-        return _load(checkpoint)
+        return _load(checkpoint, chat_template)
     except (CheckpointError, ConfigError) as error:
         raise ConfigError(f"{error}; with --tokenizer none it is served to those who send token ids") from error
 
 
-def _load(checkpoint: Checkpoint) -> TextTokenizer:
+def _load(checkpoint: Checkpoint, chat_template: str | None) -> TextTokenizer:
     try:
         tokenizer = Tokenizer.from_str(checkpoint.tokenizer())
     except CheckpointError:
@@ -222,4 +226,5 @@ def _load(checkpoint: Checkpoint) -> TextTokenizer:
     # A tokenizer may be saved with truncation or padding switched on; either would change prompts silently.
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return TextTokenizer(tokenizer, checkpoint.chat_template(), checkpoint.template_tokens())
+    templates = checkpoint.chat_templates() if chat_template is None else {"default": chat_template}
+    return TextTokenizer(tokenizer, templates, checkpoint.template_tokens())

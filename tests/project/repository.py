@@ -20,7 +20,7 @@ KERNELS: Final = ("runtime/kernels/triton",)  # a kernel is one function, howeve
 ENTRY_POINTS: Final = (
     "service/main.py",  # the command `runahead`
     "protos/runahead/__main__.py",  # python -m runahead
-    "service/commands/template_process.py",  # a chat starts it by its name
+    "service/chat/template_process.py",  # a front end, and a chat's client, start it by its name
     "service/structures/compile_process.py",  # a front end starts it by its name
     "runtime/masks/worker.py",  # an engine starts it by its name
     "runtime/models/__main__.py",  # `runahead models` starts it by its name

@@ -33,6 +33,7 @@ class Service:
     settings: FrontEndSettings = field(default_factory=FrontEndSettings)
     security: Security = field(default_factory=lambda: Security(Access(), None))
     traces: Traces | None = None
+    chat_template: str = "{{ messages }}"
     channel_credentials: grpc.ChannelCredentials | None = None
     host: str = "127.0.0.1"
     port: int = 0  # any that is free
@@ -75,7 +76,11 @@ class Service:
 
     async def _serve(self) -> None:
         self._loop, self._stop, self._grace_s = asyncio.get_running_loop(), asyncio.Event(), 0.0
-        tokenizer = TextTokenizer(byte_level_tokenizer(), "{{ messages }}", {"eos_token": "<|end|>"})
+        tokenizer = TextTokenizer(
+            byte_level_tokenizer(),
+            {"default": self.chat_template} if self.chat_template else {},
+            {"eos_token": "<|end|>"},
+        )
         client = await SocketEngineClient.connect(self.socket)
         settings = msgspec.structs.replace(self.settings, max_streams=self.max_streams)
         self.front_end = FrontEnd(client, tokenizer, settings, self.security, traces=self.traces)

@@ -93,6 +93,7 @@ def metadata_of(config: Any) -> dict[str, Any]:
         "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.add_bos_token": False,
         "tokenizer.chat_template": TEMPLATE,
+        "tokenizer.chat_template.tool_use": TEMPLATE,
     }
 
 

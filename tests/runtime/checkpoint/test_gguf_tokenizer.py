@@ -109,7 +109,7 @@ def test_special_tokens_are_found_in_a_text_and_a_marked_one_is_text(tmp_path: P
     assert ids == [2, TOKENS.index("in"), TOKENS.index(MARK)]
     assert asyncio.run(tokenizer.decode(ids)) == f"in{MARK}"
     assert tokenizer.token_bytes.of(TOKENS.index("Ġthe")) == b" the"
-    assert tokenizer.chat_template == TEMPLATE
+    assert tokenizer.chat_templates == {"default": TEMPLATE, "tool_use": TEMPLATE}
     assert tokenizer.template_tokens == {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
     tokenizer.close()
 

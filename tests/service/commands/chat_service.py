@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import grpc
 
+from runahead.service.contract.errors import Violation, invalid_argument, to_status
 from runahead.v1 import generate_pb2, generation_service_pb2_grpc, model_pb2
 
 BEGIN, END = "<|im_start|>", "<|im_end|>"
@@ -49,6 +50,12 @@ class ChatService(generation_service_pb2_grpc.GenerationServiceServicer):
 
     def Generate(self, request: Any, context: Any) -> Iterator[generate_pb2.GenerateResponse]:
         prompt = bytes(request.token_ids.ids).decode()
+        if request.HasField("chat"):
+            prompt = said(*((message.role, message.content) for message in request.chat.messages))
+            if len(prompt) > self.info.limits.prompt_tokens:
+                sentence = f"chat has {len(prompt)} tokens, and the context has less"
+                error = invalid_argument([Violation("chat", sentence)])
+                context.abort_with_status(to_status(error))
         self.prompts.append(prompt)
         self.requests.append(request)
         message = prompt.rpartition(f"{BEGIN}user\n")[2].partition(END)[0]

@@ -145,6 +145,32 @@ def test_a_call_that_fails_is_said_and_the_next_message_is_read(terminal: Termin
     assert service.prompts[1] == said(("user", "hello"))
 
 
+def test_a_server_that_renders_chats_is_sent_the_messages_and_nothing_is_rendered_here(
+    service: ChatService, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.info.chat = True
+    done = piped(url, "hello\nand now\n", "--system", "Be brief.")
+    assert (done.returncode, done.stdout.decode()) == (0, "You said hello.\nYou said and now.\n")
+    system, first = ("system", "Be brief."), ("user", "hello")
+    answer = ("assistant", "You said hello.")
+    assert service.prompts == [said(system, first), said(system, first, answer, ("user", "and now"))]
+    assert not service.special_tokens_asked_for, "nothing was tokenized for the client"
+    assert all(request.HasField("chat") and not request.stopping.stop_token_ids for request in service.requests)
+    monkeypatch.setattr(metadata, "version", lambda _: pytest.fail("jinja2 is not looked for"))
+    assert cli.main(["generate", "--url", url, "--chat", "one"]) == 0
+    assert service.prompts[2] == said(("user", "one"))
+
+
+def test_a_conversation_that_such_a_server_finds_too_long_is_said_with_what_to_do(
+    service: ChatService, url: str
+) -> None:
+    service.info.chat = True
+    done = piped(url, "x" * 400 + "\n")
+    assert done.returncode == 1
+    assert "INVALID_ARGUMENT: chat has" in done.stderr.decode()
+    assert "; /reset begins a new conversation" in done.stderr.decode()
+
+
 # ---------------------------------------------------------------- without a terminal
 
 
@@ -226,7 +252,7 @@ def test_a_model_that_is_not_for_chats_gets_a_sentence(
 
 
 @BOTH
-@pytest.mark.parametrize(("version", "sentence"), [(None, "needs the package jinja2"), ("3.1.5", "3.1.6 or newer")])
+@pytest.mark.parametrize(("version", "sentence"), [(None, "the package jinja2"), ("3.1.5", "3.1.6 or newer")])
 def test_without_jinja2_the_sentence_says_what_to_install(
     command: list[str],
     version: str | None,

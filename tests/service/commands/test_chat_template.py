@@ -11,87 +11,12 @@ from typing import Final
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from runahead.service.chat.orders import MEMORY_BYTES
 from runahead.service.commands.chat_template import ChatError, ChatTemplate, Message
-from runahead.service.commands.template_process import MEMORY_BYTES
+from tests.service.chat.templates import ANSWER, CHATML, CONVERSATIONS, MISTRAL, TEMPLATES, TOKENS, USER
 from tests.service.commands.terminal import PATIENCE_S
 from tests.service.service_processes import has_ended, watched
 from tests.service.small_tokenizers import byte_level_tokenizer
-
-TOKENS: Final = {"bos_token": "<s>", "eos_token": "</s>"}
-SYSTEM: Final[Message] = {"role": "system", "content": 'Be <brief> & "kind".'}
-USER: Final[Message] = {"role": "user", "content": "  What is é?\n"}
-ANSWER: Final[Message] = {"role": "assistant", "content": "A letter.\n\n"}
-AGAIN: Final[Message] = {"role": "user", "content": "{{ 7 * 7 }} {% raise %}"}
-
-CHATML: Final = """{% for message in messages %}
-{% if loop.first and messages[0]['role'] != 'system' %}
-{{ '<|im_start|>system\\nYou are a helpful assistant<|im_end|>\\n' }}
-{% endif %}
-{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}
-{% endfor %}
-{% if add_generation_prompt %}
-{{ '<|im_start|>assistant\\n' }}
-{% endif %}"""
-LLAMA_3: Final = """{{- bos_token }}
-{%- if not date_string is defined %}
-    {%- set date_string = strftime_now("%Y") if strftime_now is defined else "2024" %}
-{%- endif %}
-{%- if messages[0]['role'] == 'system' %}
-    {%- set system_message = messages[0]['content']|trim %}
-    {%- set messages = messages[1:] %}
-{%- else %}
-    {%- set system_message = "" %}
-{%- endif %}
-{{- "<|start_header_id|>system<|end_header_id|>\\n\\nToday: " + date_string + "\\n" + system_message + "<|eot_id|>" }}
-{%- for message in messages %}
-    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}
-    {{- message['content'] | trim + '<|eot_id|>' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
-{%- endif %}"""
-MISTRAL: Final = """{%- if messages[0]["role"] == "system" %}
-    {%- set system_message = messages[0]["content"] %}
-    {%- set loop_messages = messages[1:] %}
-{%- else %}
-    {%- set loop_messages = messages %}
-{%- endif %}
-{%- set ns = namespace() %}
-{%- set ns.index = 0 %}
-{%- for message in loop_messages %}
-    {%- if (message["role"] == "user") != (ns.index % 2 == 0) %}
-        {{- raise_exception("conversation roles must alternate user/assistant/user/assistant/...") }}
-    {%- endif %}
-    {%- set ns.index = ns.index + 1 %}
-{%- endfor %}
-{{- bos_token }}
-{%- for message in loop_messages %}
-    {%- if message["role"] == "user" %}
-        {%- if loop.last and system_message is defined %}
-            {{- "[INST] " + system_message + "\\n\\n" + message["content"] + "[/INST]" }}
-        {%- else %}
-            {{- "[INST] " + message["content"] + "[/INST]" }}
-        {%- endif %}
-    {%- else %}
-        {{- " " + message["content"]|trim + eos_token}}
-    {%- endif %}
-{%- endfor %}"""
-TOOLS: Final = """{%- macro describe(message, depth=1) %}{{ message | tojson(indent=2) }}#{{ depth }}{% endmacro %}
-{%- if tools %}
-    {%- for tool in tools %}{{ tool | tojson }}{% endfor %}
-{%- else %}no tools{{ tools is none }}{{ documents is none }}
-{%- endif %}
-{%- for message in messages %}
-    {%- if message.tool_calls is defined %}{% continue %}{% endif %}
-    {%- if message.role == 'assistant' %}
-        {%- generation %}{{ message.content | tojson }}{{ eos_token }}{% endgeneration %}
-    {%- else %}
-        {{- describe(message, loop.index) }}{{ dict(a=1).items() | list }}{{ unk_token }}
-    {%- endif %}
-    {%- if loop.index > 5 %}{% break %}{% endif %}
-{% endfor %}"""
-TEMPLATES: Final = {"chatml": CHATML, "llama-3": LLAMA_3, "mistral": MISTRAL, "tools": TOOLS}
-CONVERSATIONS: Final = {"one": [USER], "several": [USER, ANSWER, AGAIN], "system": [SYSTEM, USER, ANSWER, AGAIN]}
 
 
 def rendered(template: str, messages: list[Message] | None = None) -> str:
@@ -120,10 +45,10 @@ def test_a_template_that_refuses_says_why_in_one_line() -> None:
     with pytest.raises(ChatError) as refusal:
         rendered(MISTRAL, [USER, USER])
     assert str(refusal.value) == (
-        "the model's chat template refuses these messages: conversation roles must alternate "
-        "user/assistant/user/assistant/..."
+        "messages are refused by the chat template: conversation roles must alternate "
+        "user/assistant/user/assistant/...; `runahead generate` without --chat does without the chat template"
     )
-    with pytest.raises(ChatError, match=re.escape("these messages: a \N{REPLACEMENT CHARACTER}]0;x b")):
+    with pytest.raises(ChatError, match=re.escape("the chat template: a \N{REPLACEMENT CHARACTER}]0;x b")):
         rendered("{{ raise_exception('a\\n\\x1b]0;x\\nb') }}")
 
 
@@ -148,8 +73,7 @@ def test_a_template_reaches_nothing_but_its_values(template: str) -> None:
     try:
         text = rendered(template)
     except ChatError as error:
-        text = str(error).removeprefix("the model's chat template can't be rendered: ")
-        assert text != str(error)
+        text = "" if "to an empty prompt" in str(error) else str(error)
     # Either nothing, or a sentence that says what is not allowed, and quotes at most the name that was asked for.
     assert not re.search("<class|<function|root:|datetime'", text)
     assert not text or re.search("unsafe|undefined|not safe|has no attribute|can't have|no loader|not allowed", text), (
@@ -161,24 +85,24 @@ BROKEN: Final = {
     "syntax": ("{% for %}", "Expected an expression"),
     "a value that is not there": ("{{ messages[0].content.a.b }}", "has no attribute"),
     "an operation": ("{{ 1 / 0 }}", "ZeroDivisionError"),
-    "a recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "it calls itself without an end"),
+    "a recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "the chat template calls itself without an end"),
     "a text without an end": (
         "{% for a in range(90000) %}{% for b in range(90000) %}{{ 'x' * 9000 }}{% endfor %}{% endfor %}",
-        "it makes more than 4194304 characters of the messages",
+        "is rendered to more than 4194304 bytes",
     ),
-    "memory": ("{{ ('x' * 10000000000) | length }}", f"it needs more than {MEMORY_BYTES >> 20} MiB of memory"),
+    "memory": ("{{ ('x' * 10000000000) | length }}", f"needs more than {MEMORY_BYTES >> 20} MiB of memory"),
     "a loop without an end": (
         "{% for a in range(90000) %}{% for b in range(90000) %}{% set c = a * b %}{% endfor %}{% endfor %}",
-        "it takes longer than a template may",
+        "takes longer to be rendered than a chat may",
     ),
-    "a number without an end": ("{{ 9 ** (9 ** 9) }}", "it takes longer than a template may"),
+    "a number without an end": ("{{ 9 ** (9 ** 9) }}", "takes longer to be rendered than a chat may"),
 }
 
 
 @pytest.mark.parametrize(("template", "sentence"), BROKEN.values(), ids=list(BROKEN))
 def test_a_template_that_does_not_work_is_ended_with_a_sentence(template: str, sentence: str) -> None:
     with ChatTemplate(template, TOKENS) as chat_template:
-        with pytest.raises(ChatError, match="the model's chat template can't be rendered: ") as refusal:
+        with pytest.raises(ChatError, match="the chat ") as refusal:
             chat_template.render([USER])
         assert sentence in str(refusal.value)
         assert len(str(refusal.value)) < 500 and "\n" not in str(refusal.value)

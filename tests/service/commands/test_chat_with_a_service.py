@@ -1,8 +1,7 @@
-"""A chat with a whole service: the bundled model, to whose tokenizer a chat template was added."""
+"""A chat with a whole service: the bundled model, with a chat template that was given at its start."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
@@ -12,15 +11,19 @@ from typing import Final
 import grpc
 import pytest
 
-from benchmarks.local_service import LocalService, local_service
-from runahead.runtime.checkpoint import BUNDLED_FOLDER
+from benchmarks.local_service import BESIDE, LocalService, local_service
 from runahead.v1 import (
+    Chat,
+    ChatMessage,
     GenerateOnceRequest,
     GenerationServiceStub,
+    GetModelInfoRequest,
+    RenderChatRequest,
     SamplingOptions,
     ServerStats,
     StatsRequest,
     StoppingOptions,
+    TokenizeRequest,
 )
 from tests.service.commands.terminal import CTRL_C, CTRL_D, PATIENCE_S, on_a_terminal
 
@@ -30,13 +33,9 @@ TOKENS: Final = 12
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalService]:
-    folder = tmp_path_factory.mktemp("model")
-    for path in BUNDLED_FOLDER.iterdir():
-        (folder / path.name).symlink_to(path)
-    config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    (folder / "tokenizer_config.json").unlink()
-    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TEMPLATE}), encoding="utf-8")
-    with local_service(["--model", str(folder)]) as running:
+    file = tmp_path_factory.mktemp("template") / "template.jinja"
+    file.write_text(TEMPLATE, encoding="utf-8")
+    with local_service(["--chat-template", str(file)]) as running:
         yield running
 
 
@@ -95,3 +94,35 @@ def test_one_message_is_answered_as_the_first_of_a_chat(service: LocalService, s
     flags = ["--max-tokens", str(TOKENS)]
     done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert done.stdout == completed(stub, "# user: def f(x):\n# assistant:") + "\n"
+
+
+def test_messages_in_a_request_are_the_prompt_of_their_template(stub: GenerationServiceStub) -> None:
+    chat = Chat(messages=[ChatMessage(role="user", content="def f(x):")])
+    shown = stub.RenderChat(RenderChatRequest(chat=chat), timeout=PATIENCE_S)
+    assert shown.text == "# user: def f(x):\n# assistant:"
+    assert (
+        shown.token_ids
+        == stub.Tokenize(TokenizeRequest(text=shown.text, add_special_tokens=False), timeout=PATIENCE_S).token_ids
+    )
+    request = GenerateOnceRequest(
+        chat=chat, sampling=SamplingOptions(temperature=0), stopping=StoppingOptions(max_tokens=TOKENS)
+    )
+    answer = stub.GenerateOnce(request, timeout=PATIENCE_S)
+    assert answer.text == completed(stub, shown.text)
+    info = stub.GetModelInfo(GetModelInfoRequest(), timeout=PATIENCE_S)
+    assert info.chat and info.chat_template == TEMPLATE and set(info.eos_token_ids) <= set(info.chat_end_token_ids)
+    stats_when(stub, lambda stats: stats.requests.preparing == 0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--chat-template", "/nowhere"], "--chat-template /nowhere can't be read: No such file or directory"),
+        (["--chat-template", "/dev/zero"], "--chat-template /dev/zero can't be read: it has more than 1 MiB"),
+        (["--chat-template", "x", "--tokenizer", "none"], "--chat-template has no effect with --tokenizer none"),
+    ],
+)
+def test_a_template_that_can_not_be_used_ends_the_start(flags: list[str], sentence: str) -> None:
+    command = [sys.executable, "-m", "runahead", "serve", "--port", "0", *BESIDE, *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 2 and sentence in done.stderr, done.stderr

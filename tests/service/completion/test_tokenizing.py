@@ -15,6 +15,7 @@ import pytest
 
 from runahead.service.calls.access import Access
 from runahead.service.calls.admission import Admission
+from runahead.service.chat.chats import Chats
 from runahead.service.completion.texts import Texts
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.service.shared_memory.board import Board
@@ -177,7 +178,7 @@ def test_a_long_answer_takes_turns_with_other_calls(monkeypatch: pytest.MonkeyPa
         return ids
 
     async def turns_meanwhile() -> int:
-        texts, turns = Texts(tokenizer, admission, INFO), 0
+        texts, turns = Texts(tokenizer, Chats(tokenizer, INFO), admission, INFO), 0
         response = TokenizeResponse()
         request, account = TokenizeRequest(text="x"), admission.account_of("alice")
         filled = asyncio.ensure_future(texts.tokenize(request, account, response))

@@ -23,6 +23,8 @@ from runahead.service.contract.validation import check_request
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.v1 import (
     AbortRequest,
+    Chat,
+    ChatMessage,
     Choice,
     DetokenizeRequest,
     GenerateOnceRequest,
@@ -282,7 +284,18 @@ def test_of_several_unknown_fields_some_are_named() -> None:
     assert named == [*map(str, range(99, 99 + LIMITS.list_violations)), "request"], "each once"
 
 
-@pytest.mark.parametrize("method", ["GenerateOnce", "Abort", "Stats", "GetModelInfo", "Tokenize", "Detokenize"])
+def test_an_unknown_field_of_a_chat_s_message_is_named() -> None:
+    message = ChatMessage(role="user", content="x").SerializeToString() + b"\x98\x06\x01"
+    chat = Chat(messages=[ChatMessage(role="user"), ChatMessage.FromString(message)])
+    with pytest.raises(ServiceError) as refused:
+        check_request(GenerateRequest(chat=chat), INFO)
+    (violation,) = refused.value.details[0].field_violations  # type: ignore[attr-defined]
+    assert violation.field == "chat.messages[1].99"
+
+
+@pytest.mark.parametrize(
+    "method", ["GenerateOnce", "Abort", "Stats", "GetModelInfo", "Tokenize", "Detokenize", "RenderChat"]
+)
 def test_a_field_of_a_newer_contract_is_refused_by_every_method(shared: Service, method: str) -> None:
     call: Any = shared.channel.unary_unary(f"/runahead.v1.GenerationService/{method}")
     error = failure(lambda: call(b"\x98\x06\x01", timeout=TIMEOUT_S))  # field 99

@@ -17,10 +17,13 @@ import pytest
 from runahead.service.processes.front_end_process import FRONT_END_MODULE
 from runahead.v1 import (
     AbortRequest,
+    Chat,
+    ChatMessage,
     DetokenizeRequest,
     GenerateOnceRequest,
     GenerateRequest,
     OutputOptions,
+    RenderChatRequest,
     SamplingOptions,
     StatsRequest,
     StoppingOptions,
@@ -51,6 +54,10 @@ def conversation(random_: random.Random) -> bytes:
         ("GenerateOnce", GenerateOnceRequest(text="x = ", stopping=_SHORT).SerializeToString()),
         ("Tokenize", TokenizeRequest(text="some text " * 20).SerializeToString()),
         ("Detokenize", DetokenizeRequest(token_ids=list(range(50))).SerializeToString()),
+        (
+            "RenderChat",
+            RenderChatRequest(chat=Chat(messages=[ChatMessage(role="user", content="é")])).SerializeToString(),
+        ),
         ("Abort", AbortRequest(request_ids=["a", "b"]).SerializeToString()),
         ("Stats", StatsRequest().SerializeToString()),
     ]

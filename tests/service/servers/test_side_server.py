@@ -38,7 +38,7 @@ from tests.service.rpc_errors import code, failure
 from tests.service.side_clients import reason, scrape, status
 
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
-NOT_HERE = ("Generate", "GenerateOnce", "GetModelInfo", "Tokenize", "Detokenize")
+NOT_HERE = ("Generate", "GenerateOnce", "GetModelInfo", "Tokenize", "Detokenize", "RenderChat")
 ALICE, OPS = "alices-token-0123456789", "the-operators-token-0123"
 
 

@@ -69,8 +69,8 @@ def test_the_environment_may_name_the_file(config_file: Path) -> None:
 
 def test_every_setting_can_be_given_in_all_three_places(config_file: Path) -> None:
     changed: dict[str, Any] = {
-        "model": "elsewhere", "served_name": "name", "load_format": "dummy", "tokenizer": "none", "device": "cuda",
-        "dtype": "bfloat16", "exact": "on",
+        "model": "elsewhere", "served_name": "name", "load_format": "dummy", "tokenizer": "none", "chat_template": "t",
+        "device": "cuda", "dtype": "bfloat16", "exact": "on",
         "run_ahead": 4, "run_ahead_tokens": 7, "max_rows": 8, "max_queue": 9, "context_length": 10, "block_size": 32,
         "num_blocks": 12, "prefill_chunk": 64, "max_prefill_tokens": 65, "prefix_cache": False, "penalty_slots": 5,
         "mixed_prefill_tokens": 66,
@@ -207,6 +207,7 @@ def test_no_setting_takes_all_that_is_no_value() -> None:
         "tls_key",
         "tls_client_ca",
         "callers",
+        "chat_template",
         "otlp_endpoint",
     }
 

@@ -46,8 +46,8 @@ def source(text: object, kind: Kind = "json_schema") -> StructureSource:
 
 
 def pid_of(made: Compiler) -> int:
-    assert made._process is not None
-    return made._process.pid
+    assert made.worker.process is not None
+    return made.worker.process.pid
 
 
 GOOD: dict[str, tuple[Kind, object]] = {
@@ -147,12 +147,12 @@ def test_a_process_that_was_killed_is_nobodys_fault_and_another_is_started() -> 
 def test_a_process_that_ended_while_it_was_asked_for_nothing_is_missed_by_no_structure(number: signal.Signals) -> None:
     async def body(made: Compiler) -> None:
         await made.compile(source({}))
-        process = made._process
+        process = made.worker.process
         assert process is not None
         process.send_signal(number)
         await process.wait()
         assert (await made.compile(source({}))).grammar
-        assert made._process is not process
+        assert made.worker.process is not process
 
     with_compiler(body)
 
@@ -161,7 +161,7 @@ def test_a_process_that_is_stopped_is_ended_in_time_and_another_is_started(monke
     monkeypatch.setattr(compiler, "_WALL", 0.01)
 
     async def body(made: Compiler) -> None:
-        await made._started()
+        await made.worker.started()
         before = pid_of(made)
         os.kill(before, signal.SIGSTOP)
         with pytest.raises(ServiceError, match="not compiled in time"):
@@ -180,7 +180,7 @@ def test_tokens_in_which_no_grammar_is_followed_are_told_and_not_tried_again() -
             with pytest.raises(ServiceError, match="no end-of-sequence token") as refused:
                 await made.compile(source({}))
             assert refused.value.reason == "NO_STRUCTURE"
-            assert made._process is None
+            assert made.worker.process is None
 
     with_compiler(body, eos_token_ids=())
 
@@ -188,7 +188,7 @@ def test_tokens_in_which_no_grammar_is_followed_are_told_and_not_tried_again() -
 def test_a_process_that_does_not_start_is_told_of_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(made: Compiler) -> None:
         with monkeypatch.context() as broken:
-            broken.setattr(compiler, "COMMAND", ("false",))
+            broken.setattr(made.worker, "command", ("false",))
             with pytest.raises(ServiceError, match="can't be started"):
                 await made.compile(source({}))
         assert (await made.compile(source({}))).grammar
@@ -213,11 +213,11 @@ def test_an_answer_that_is_the_processes_last_is_taken_and_another_process_answe
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     script = 'read a; echo \'{}\'; read b; echo \'{"grammar":"G","is_last":true}\''
-    monkeypatch.setattr(compiler, "COMMAND", ("sh", "-c", script))
 
     async def body(made: Compiler) -> None:
+        monkeypatch.setattr(made.worker, "command", ("sh", "-c", script))
         for _ in range(2):
             assert await made.compile(source({})) == Answer(grammar="G", is_last=True)
-            assert made._process is None
+            assert made.worker.process is None
 
     with_compiler(body)

@@ -55,16 +55,19 @@ def test_truncation_and_padding_saved_with_a_tokenizer_change_no_prompt(tmp_path
 @pytest.mark.parametrize(
     ("template", "expected"),
     [
-        ("plain", "plain"),
-        ([{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}], "d"),
-        (None, None),
+        ("plain", {"default": "plain"}),
+        (
+            [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}, {"name": 1}, "x"],
+            {"tool_use": "t", "default": "d"},
+        ),
+        (None, {}),
     ],
 )
-def test_the_chat_template_is_the_text_of_the_default_one(
-    tmp_path: Path, template: object, expected: str | None
+def test_the_chat_templates_are_texts_by_their_names(
+    tmp_path: Path, template: object, expected: dict[str, str]
 ) -> None:
     loaded = load_tokenizer(FolderCheckpoint(checkpoint(tmp_path, chat_template=template)))
-    assert loaded.chat_template == expected
+    assert loaded.chat_templates == expected
     loaded.close()
 
 
@@ -78,7 +81,13 @@ def test_tokens_that_a_template_asks_for_are_texts_whether_they_are_written_so_o
 def test_a_template_of_its_own_file_wins(tmp_path: Path) -> None:
     (checkpoint(tmp_path, chat_template="other") / "chat_template.jinja").write_text("own", encoding="utf-8")
     loaded = load_tokenizer(FolderCheckpoint(tmp_path))
-    assert loaded.chat_template == "own"
+    assert loaded.chat_templates == {"default": "own"}
+    loaded.close()
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates/tool_use.jinja").write_text("more", encoding="utf-8")
+    assert FolderCheckpoint(tmp_path).chat_templates() == {"default": "own", "tool_use": "more"}
+    loaded = load_tokenizer(FolderCheckpoint(tmp_path), "given")
+    assert loaded.chat_templates == {"default": "given"}
     loaded.close()
 
 

@@ -7,9 +7,10 @@ everything but the values that it is given; what it takes of time and memory, it
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Final, NoReturn
+from types import CodeType
+from typing import Any, NoReturn
 
 from jinja2 import TemplateError
 from jinja2.exceptions import SecurityError
@@ -18,8 +19,6 @@ from jinja2.nodes import Node, Scope
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
-
-MOST_CHARACTERS: Final = 4 << 20  # of a rendered text: four times what any server takes
 
 
 class RefusedByTemplate(TemplateError):
@@ -50,37 +49,43 @@ class _PublicNamespace(Namespace):
         super().__setitem__(name, value)
 
 
-def render(template: str, messages: Sequence[Mapping[str, str]], tokens: Mapping[str, str]) -> str:
-    """The prompt that asks for the next answer.
+def compiled(template: str) -> CodeType:
+    """A template's code. Raises TemplateSyntaxError where it is none, and what an operation on constants raises."""
+    return _new_sandbox().compile(template)
 
-    messages: each with its role and content. tokens: special tokens by the names under which the template asks for
-    them.
+
+def rendered(code: CodeType, values: Mapping[str, Any], now: datetime, most_bytes: int) -> str:
+    """The text that a template makes of these variables, in a sandbox that nothing else has been in.
+
+    code: see `compiled`. now: local time. most_bytes: of the text in UTF-8.
 
     Raises RefusedByTemplate, TooLong, and whatever a template can raise that does not make sense: TemplateError,
     MemoryError, RecursionError, or any other exception of an operation in it.
     """
-    environment = ImmutableSandboxedEnvironment(
+    sandbox = _new_sandbox()
+    sandbox.globals.update(strftime_now=now.strftime)
+    template = sandbox.template_class.from_code(sandbox, code, sandbox.make_globals(None))
+    parts: list[str] = []
+    size = 0
+    for part in template.generate(values):
+        parts.append(part)
+        size += len(part.encode())
+        if size > most_bytes:
+            raise TooLong(f"is rendered to more than {most_bytes} bytes")
+    return "".join(parts)
+
+
+def _new_sandbox() -> ImmutableSandboxedEnvironment:
+    sandbox = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, LoopControlExtension]
     )
-    environment.filters["tojson"] = _to_json
-    environment.globals.update(raise_exception=_refuse, strftime_now=_now, dict=_dict, namespace=_namespace)
-    values = {**tokens, "messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
-    parts: list[str] = []
-    characters = 0
-    for part in environment.from_string(template).generate(values):
-        parts.append(part)
-        characters += len(part)
-        if characters > MOST_CHARACTERS:
-            raise TooLong(f"it makes more than {MOST_CHARACTERS} characters of the messages")
-    return "".join(parts)
+    sandbox.filters["tojson"] = _to_json
+    sandbox.globals.update(raise_exception=_refuse, strftime_now=str, dict=_dict, namespace=_namespace)
+    return sandbox
 
 
 def _refuse(message: object) -> NoReturn:
     raise RefusedByTemplate(str(message))
-
-
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)
 
 
 def _dict(*arguments: Any, **values: Any) -> dict[Any, Any]:

@@ -1,17 +1,21 @@
-"""One after the other, callers in turns."""
+"""Callers in turns, one at a time or several."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class Turns:
-    """One turn at a time. Of those who wait, the caller has the next whose last one was longest ago; of one caller's,
-    who came first. Used on one event loop."""
+    """Up to `places` turns at a time. Of those who wait, the caller has the next whose last one was longest ago; of one
+    caller's, who came first. Used on one event loop."""
 
-    def __init__(self) -> None:
-        self._taken = False
+    def __init__(self, places: int = 1) -> None:
+        self._free = places
         self._given = 0  # so far
         self._last: dict[int, int] = {}  # the caller's last turn, of those who wait
         self._waiting: dict[int, deque[asyncio.Future[None]]] = {}
@@ -21,10 +25,18 @@ class Turns:
         """How many wait."""
         return sum(not mine.cancelled() for lane in self._waiting.values() for mine in lane)
 
+    async def do(self, caller: int, work: Callable[[], Awaitable[T]]) -> T:
+        """Does the work within a turn. If cancelled, work that has begun still ends first, and then its turn."""
+        await self.take(caller)
+        working = asyncio.ensure_future(work())
+        working.add_done_callback(lambda task: task.cancelled() or task.exception())
+        working.add_done_callback(lambda _: self.give_back())
+        return await asyncio.shield(working)
+
     async def take(self, caller: int) -> None:
         """Returns when it is the caller's turn, which is to be given back. If cancelled, it is nobody's."""
-        if not self._taken:
-            self._taken = True
+        if self._free:
+            self._free -= 1
             return
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._last.setdefault(caller, self._given)
@@ -50,4 +62,4 @@ class Turns:
                     self._last[caller] = self._given
                 mine.set_result(None)
                 return
-        self._taken = False
+        self._free += 1

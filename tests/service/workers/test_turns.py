@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from runahead.service.structures.turns import Turns
+from runahead.service.workers.turns import Turns
 
 
 def run(body: Callable[[Turns, list[str]], Awaitable[None]]) -> list[str]:
@@ -68,3 +68,38 @@ def test_a_turn_that_comes_as_its_caller_goes_is_given_on() -> None:
         assert gone.cancelled() and stays.done()
 
     assert run(body) == ["3"]
+
+
+def test_as_many_turns_as_there_are_places_go_on_at_once() -> None:
+    async def body() -> None:
+        turns, log = Turns(places=2), list[str]()
+        await turns.take(1)
+        await turns.take(1)
+        third = await wait_for_it(turns, 2, log, "third")
+        assert (turns.waiting, log) == (1, [])
+        turns.give_back()
+        await third
+        assert (turns.waiting, log) == (0, ["third"])
+
+    asyncio.run(asyncio.wait_for(body(), 10.0))
+
+
+def test_work_whose_caller_has_left_keeps_its_turn_until_it_ends() -> None:
+    async def body() -> None:
+        turns, ends, done = Turns(), asyncio.Event(), list[str]()
+
+        async def work() -> None:
+            await ends.wait()
+            done.append("work")
+
+        leaving = asyncio.ensure_future(turns.do(1, work))
+        await settled()
+        leaving.cancel()
+        await settled()
+        behind = await wait_for_it(turns, 2, done, "behind")
+        assert leaving.cancelled() and turns.waiting == 1
+        ends.set()
+        await behind
+        assert done == ["work", "behind"]
+
+    asyncio.run(asyncio.wait_for(body(), 10.0))

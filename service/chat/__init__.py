@@ -1,0 +1,1 @@
+"""Chats: a checkpoint's template makes a prompt of messages, in processes that can reach nothing."""

@@ -1,0 +1,171 @@
+"""The chats of one front end: who renders them, and what ends an answer to one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Final
+
+import structlog
+
+from runahead.runtime.wire.messages import EngineInfo
+from runahead.service.chat.jinja2_package import why_no_jinja2
+from runahead.service.chat.orders import RENDER_S, TEMPLATE_MODULE, Asked, Rendered, Templates
+from runahead.service.contract.chat import CheckedChat
+from runahead.service.contract.errors import ServiceError, Violation, invalid_argument, no_chat_template, no_tokenizer
+from runahead.service.contract.limits import LIMITS
+from runahead.service.text.tokenizer import TextTokenizer
+from runahead.service.workers.turns import Turns
+from runahead.service.workers.worker_process import UnusableError, WorkerLostError, WorkerProcess
+
+log = structlog.get_logger(__name__)
+
+_WORKERS: Final = 2
+_WALL: Final = 20  # times its processor time, which a rendering may take on a machine that is busy
+_ANSWER: Final = "an answer of the assistant"
+_NOBODY: Final = -1  # in place of a caller's number
+
+
+class Chats:
+    """Renders chats in processes of its own, which are started when they are needed. To be used on one event loop, and
+    closed.
+
+    tokenizer: None where the service has none. info: of the engine.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer | None, info: EngineInfo) -> None:
+        templates = {} if tokenizer is None else tokenizer.chat_templates
+        self._tokenizer = tokenizer
+        self._eos_token_ids = info.eos_token_ids
+        self._refusal = _why_none(templates) if tokenizer is not None else ""
+        special = () if tokenizer is None else tokenizer.special_tokens
+        self._ids = {token.content: token.token_id for token in special}
+        self._tokens = {} if tokenizer is None else tokenizer.template_tokens
+        self._orders = Templates(templates, self._tokens, list(self._ids), LIMITS.prompt_text_bytes)
+        self._turns = Turns(_WORKERS)
+        self._workers = [self._new_worker() for _ in range(_WORKERS)]
+        self._idle = list(self._workers)  # the one used last at the end
+        self._ends: tuple[int, ...] | None = None
+
+    @property
+    def are_served(self) -> bool:
+        """Requests may have a chat."""
+        return self._tokenizer is not None and not self._refusal
+
+    @property
+    def waiting(self) -> int:
+        """Chats that wait for a turn."""
+        return self._turns.waiting
+
+    def require(self) -> None:
+        """Raises ServiceError (FAILED_PRECONDITION) where chats are not served."""
+        if self._tokenizer is None:
+            raise no_tokenizer()
+        if self._refusal:
+            raise no_chat_template(self._refusal)
+
+    async def text(self, chat: CheckedChat, caller: int) -> str:
+        """The prompt that the model's template makes of a chat. caller: callers take turns.
+
+        Raises ServiceError: what `require` raises, INVALID_ARGUMENT with the field's path, FAILED_PRECONDITION for a
+        template that is none, RESOURCE_EXHAUSTED for a chat that takes too much, and UNAVAILABLE where its process was
+        lost.
+        """
+        self.require()
+        asked = Asked(
+            messages=chat.messages,
+            now=datetime.now().isoformat(),
+            tools_json=chat.tools_json,
+            options_json=chat.options_json,
+            add_generation_prompt=chat.add_generation_prompt,
+            continue_last=chat.continue_last,
+            template_name=chat.template_name,
+            refuse_special_tokens=chat.refuse_special_tokens,
+        )
+        answer = await self._turns.do(caller, lambda: self._rendered(asked))
+        if answer.fault == "template":
+            raise no_chat_template(f"the model's is no template of Jinja: {answer.sentence}")
+        if answer.fault:
+            field = f"chat.{answer.field}" if answer.field else "chat"
+            sentence = f"{field} {answer.sentence}"
+            if answer.fault == "cost":
+                raise ServiceError("CHAT_COST", sentence)
+            raise invalid_argument([Violation(field, sentence)])
+        return answer.text
+
+    async def end_token_ids(self) -> tuple[int, ...]:
+        """The tokens that end an answer: what the template writes behind one, the tokenizer's end of a sequence, and
+        the model's. Empty where chats are not served."""
+        if not self.are_served:
+            return ()
+        if self._ends is None:
+            try:
+                turn_end = await self._turn_end()
+            except ServiceError as error:
+                if error.reason == "CHAT_LOST":
+                    return self._all_ends("")  # this time
+                log.warning("chat_end_unknown", reason=error.reason, why=error.sentence)
+                turn_end = ""
+            self._ends = self._all_ends(turn_end)
+        return self._ends
+
+    async def close(self) -> None:
+        """Ends the processes."""
+        for worker in self._workers:
+            await worker.close()
+
+    def _new_worker(self) -> WorkerProcess:
+        # Of the environment nothing but where this code was found.
+        environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
+        return WorkerProcess(TEMPLATE_MODULE, self._orders, "chat", "renders chats", environment)
+
+    async def _turn_end(self) -> str:
+        """The special token that the template writes behind an answer. Empty: none."""
+        messages = ({"role": "user", "content": "A question."}, {"role": "assistant", "content": _ANSWER})
+        text = await self.text(CheckedChat(messages, "", "", False, False, "", False), _NOBODY)
+        behind = text.rpartition(_ANSWER)[2].lstrip()
+        return max((content for content in self._ids if content and behind.startswith(content)), key=len, default="")
+
+    def _all_ends(self, turn_end: str) -> tuple[int, ...]:
+        named = [self._ids[text] for text in (turn_end, self._tokens.get("eos_token", "")) if text in self._ids]
+        return tuple(dict.fromkeys([*named, *self._eos_token_ids]))
+
+    async def _rendered(self, asked: Asked) -> Rendered:
+        """Within a turn, so that a worker is idle."""
+        worker = self._idle.pop()
+        try:
+            answer = await worker.ask(asked, Rendered, _WALL * RENDER_S)
+            if isinstance(answer, int):
+                return _of_a_process_that_ended(answer)
+            if answer.is_last:
+                await worker.end()
+            return answer
+        except (UnusableError, WorkerLostError) as error:
+            raise _lost(str(error)) from None
+        except TimeoutError:
+            raise _lost("a chat was not rendered in time") from None
+        finally:
+            self._idle.append(worker)
+
+
+def _of_a_process_that_ended(code: int) -> Rendered:
+    """Raises ServiceError where it was not the chat that has ended it."""
+    if code == -signal.SIGPROF:
+        return Rendered(fault="cost", sentence=f"takes more than {RENDER_S:g} s of processor time to be rendered")
+    if code in (-signal.SIGABRT, -signal.SIGSEGV):  # what a library does where it is refused memory
+        return Rendered(fault="cost", sentence="needs more memory to be rendered than a chat may take")
+    raise _lost("the process that rendered the request's chat was ended")
+
+
+def _why_none(templates: Mapping[str, str]) -> str:
+    """Why chats are not served, as a sentence without its end. Empty: they are."""
+    if not templates:
+        return "the model has no chat template, and none was given with --chat-template"
+    return why_no_jinja2()
+
+
+def _lost(sentence: str) -> ServiceError:
+    return ServiceError("CHAT_LOST", f"{sentence}; the request may be sent again")

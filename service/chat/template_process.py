@@ -1,0 +1,82 @@
+"""The process that renders chats: `python -m runahead.service.chat.template_process`.
+
+It reads lines of JSON from standard input and writes one for each to standard output, which
+`runahead.service.chat.orders` has. A template is a stranger's program, and no signal or thread of the same process
+could end one that computes a number of a billion digits: so it runs here, where the system ends it beyond its processor
+time, refuses it memory, and lets it reach nothing. At the input's end whoever has asked is gone, and it ends.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import Final
+
+import msgspec
+from jinja2 import TemplateError, TemplateSyntaxError
+
+from runahead.runtime.parent_death import signal_at_parents_death
+from runahead.service.chat.chat_values import ChatFault
+from runahead.service.chat.orders import MEMORY_BYTES, RENDER_S, Asked, Fault, Rendered, Templates
+from runahead.service.chat.rendering import Rendering, load_modules
+from runahead.service.chat.template_sandbox import RefusedByTemplate, TooLong
+from runahead.service.workers.confinement import confine
+from runahead.service.workers.ready import Ready
+
+_RENDERINGS: Final = 256  # of one process
+_WORDS: Final = 512  # characters of a template's own words that are told
+
+
+def main() -> int:
+    """Answers until the input ends. Returns the exit code."""
+    signal_at_parents_death()
+    said = sys.stdin.buffer
+    orders = msgspec.json.decode(said.readline(), type=Templates)
+    load_modules()
+    _say(Ready(warning=confine(MEMORY_BYTES)))
+    rendering = Rendering(orders)
+    for count, line in enumerate(said, 1):
+        signal.setitimer(signal.ITIMER_PROF, RENDER_S)
+        answer = _answer(rendering, line)
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        is_last = count == _RENDERINGS or answer.fault == "cost"
+        _say(msgspec.structs.replace(answer, is_last=is_last))
+        if is_last:
+            break
+    return 0
+
+
+def _answer(rendering: Rendering, line: bytes) -> Rendered:
+    try:
+        return Rendered(rendering.text(msgspec.json.decode(line, type=Asked)))
+    except ChatFault as fault:
+        return Rendered(fault="request", field=fault.field, sentence=fault.sentence)
+    except RefusedByTemplate as error:
+        return _refused(f"are refused by the chat template: {error}", field="messages")
+    except TooLong as error:
+        return _refused(str(error), fault="cost")
+    except MemoryError:
+        return _refused(f"needs more than {MEMORY_BYTES >> 20} MiB of memory to be rendered", fault="cost")
+    except RecursionError:
+        return _refused("can't be rendered: the chat template calls itself without an end")
+    except TemplateSyntaxError as error:
+        return _refused(f"{error} (line {error.lineno})", fault="template")
+    except TemplateError as error:
+        return _refused(f"can't be rendered: {error}")
+    except Exception as error:  # whatever an operation of the template raises
+        return _refused(f"can't be rendered: {type(error).__name__}: {error}")
+
+
+def _refused(words: str, *, fault: Fault = "request", field: str = "") -> Rendered:
+    """Words on one line, without characters that are no text."""
+    line = " ".join(words.encode("utf-8", "replace").decode().split())
+    return Rendered(fault=fault, field=field, sentence=line if len(line) <= _WORDS else line[: _WORDS - 1] + "…")
+
+
+def _say(message: Ready | Rendered) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

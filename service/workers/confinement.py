@@ -1,0 +1,84 @@
+"""What a process gives up before it runs a stranger's program: files, sockets, other processes."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import platform
+import resource
+import struct
+import sys
+from typing import Final
+
+_PR_SET_NO_NEW_PRIVS: Final = 38
+_PR_SET_SECCOMP: Final = 22
+_SECCOMP_MODE_FILTER: Final = 2
+_ALLOW: Final = 0x7FFF0000
+_REFUSE: Final = 0x00050000 | 1  # with EPERM
+# Instructions of a filter, see seccomp(2): load a word, compare with a constant, return.
+_LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06
+_NUMBER_AT, _ARCHITECTURE_AT = 0, 4  # in what a filter is given
+
+# By machine: the name of its calls in a filter, and the numbers of those that are left to a process which reads and
+# writes its pipes, takes memory, and counts its time: read, write, lseek, mmap, mprotect, munmap, brk, rt_sigaction,
+# rt_sigprocmask, rt_sigreturn, mremap, madvise, getpid, exit, getrlimit, getrusage, gettid, futex, clock_gettime,
+# exit_group, tgkill, getrandom, setitimer, restart_syscall, sigaltstack, fstat, sched_yield, membarrier, rseq.
+_CALLS: Final = {
+    "x86_64": (
+        0xC000003E,
+        (0, 1, 8, 9, 10, 11, 12, 13, 14, 15, 25, 28, 39, 60, 97, 98, 186, 202, 228, 231, 234, 318, 38, 219, 131, 5, 24,
+         324, 334),
+    ),
+    "aarch64": (
+        0xC00000B7,
+        (63, 64, 62, 222, 226, 215, 214, 134, 135, 139, 216, 233, 172, 93, 163, 165, 178, 98, 113, 94, 131, 278, 103,
+         128, 132, 80, 124, 283, 293),
+    ),
+}  # fmt: skip
+
+
+def confine(memory_bytes: int) -> str:
+    """From now on this process opens no file and no socket, starts no process and takes no more than this of addresses;
+    what it has open stays open. What it needs of modules must be loaded before.
+
+    Returns what could not be taken from it, as a sentence; empty: nothing. The bounds hold on every system that has
+    them, the filter of system calls on Linux alone.
+    """
+    for name, most in (
+        ("RLIMIT_CORE", 0),
+        ("RLIMIT_FSIZE", 0),
+        ("RLIMIT_NOFILE", 3),  # its standard streams
+        ("RLIMIT_NPROC", 0),
+        ("RLIMIT_AS", memory_bytes),
+    ):
+        with contextlib.suppress(ValueError, OSError, AttributeError):  # macOS has no bound on the address space
+            resource.setrlimit(getattr(resource, name), (most, most))
+    calls = _CALLS.get(platform.machine())
+    if sys.platform != "linux" or calls is None:
+        return f"there is no filter of system calls for {sys.platform} on {platform.machine()}"
+    return _filter_calls(*calls)
+
+
+def _filter_calls(architecture: int, allowed: tuple[int, ...]) -> str:
+    """All but these calls fail with EPERM. Returns why not, or an empty text."""
+    code = [
+        _instruction(_LOAD, _ARCHITECTURE_AT),
+        _instruction(_EQUAL, architecture, if_not=len(allowed) + 1),
+        _instruction(_LOAD, _NUMBER_AT),
+        *(_instruction(_EQUAL, number, if_so=len(allowed) - place) for place, number in enumerate(allowed)),
+        _instruction(_RETURN, _REFUSE),
+        _instruction(_RETURN, _ALLOW),
+    ]
+    instructions = ctypes.create_string_buffer(b"".join(code))
+    program = ctypes.create_string_buffer(struct.pack("@HP", len(code), ctypes.addressof(instructions)))
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or library.prctl(
+        _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, program, 0, 0
+    ):
+        return f"the system takes no filter of system calls (error {ctypes.get_errno()})"
+    return ""
+
+
+def _instruction(code: int, constant: int, *, if_so: int = 0, if_not: int = 0) -> bytes:
+    """if_so, if_not: instructions that are passed over behind a comparison."""
+    return struct.pack("=HBBI", code, if_so, if_not, constant)

@@ -1,0 +1,142 @@
+"""A process that answers a front end's questions: one line of JSON for each. It is started when it is first asked, and
+ended when it does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Mapping
+from typing import Final, TypeVar
+
+import msgspec
+import structlog
+
+from runahead.runtime.process_end import end_fields
+from runahead.service.engine.running_time import running_timeout
+from runahead.service.workers.ready import Ready
+
+log = structlog.get_logger(__name__)
+
+_START_S: Final = 60.0  # to load its libraries, on a machine that is busy
+_LINE_BYTES: Final = 8 << 20  # of an answer, whatever the process has become
+
+T = TypeVar("T")
+
+
+class UnusableError(Exception):
+    """Workers with these orders can answer nothing. The words are the end of a sentence."""
+
+
+class WorkerLostError(Exception):
+    """There is no answer, and no question is to blame: no process could be started, or none may be any more. The words
+    are a sentence."""
+
+
+class WorkerProcess:
+    """One process, which is asked one question at a time. To be used by one task at a time, and closed.
+
+    module: what `python -m` runs: it reads its orders and answers `Ready`, and then one line for each question. orders:
+    its first line. name: what log events call it. work: what it does, as sentences call it. environment: its variables;
+    None: this process's.
+    """
+
+    def __init__(
+        self, module: str, orders: msgspec.Struct, name: str, work: str, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.command: tuple[str, ...] = (sys.executable, "-P", "-X", "utf8", "-m", module)
+        self.process: asyncio.subprocess.Process | None = None
+        self._orders = orders
+        self._name = name
+        self._not_started = f"the process that {work} can't be started"
+        self._environment = environment
+        self._unusable = ""
+        self._closed = False
+
+    async def ask(self, question: msgspec.Struct, kind: type[T], within_s: float) -> T | int:
+        """The answer; or the exit code, where the process ended instead. within_s: seconds that it may take, while this
+        process runs.
+
+        Raises UnusableError, WorkerLostError, and TimeoutError, after which the process is gone.
+        """
+        process = await self.started()
+        try:
+            async with running_timeout(within_s):
+                answer = await _exchange(process, question, kind)
+        except TimeoutError:
+            await self.end()
+            raise
+        if answer is not None:
+            return answer
+        code = await self.end()
+        log.info(f"{self._name}_ended_its_process", **end_fields(code))
+        return code
+
+    async def started(self) -> asyncio.subprocess.Process:
+        """The process, which has said that it is ready. Raises UnusableError and WorkerLostError."""
+        if self._unusable:
+            raise UnusableError(self._unusable)
+        if (process := self.process) is not None:
+            if process.returncode is None and not process.stdout.at_eof():  # type: ignore[union-attr]
+                return process
+            code = await self.end()  # while it was asked for nothing: that is no question's fault
+            log.info(f"{self._name}_process_ended", **end_fields(code))
+        if self._closed:
+            raise WorkerLostError("the server is shutting down")
+        # What a terminal sends to all of a group it ignores, as this process does.
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self.command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                limit=_LINE_BYTES,
+                env=self._environment,
+            )
+        except OSError as error:
+            log.warning(f"{self._name}_process_not_started", why=error.strerror)
+            raise WorkerLostError(self._not_started) from None
+        self.process = process
+        ready = None
+        with contextlib.suppress(TimeoutError):
+            async with running_timeout(_START_S):
+                ready = await _exchange(process, self._orders, Ready)
+        if ready is None:
+            code = await self.end()
+            log.warning(f"{self._name}_process_not_started", **end_fields(code))
+            raise WorkerLostError(self._not_started)
+        if ready.unusable:
+            await self.end()
+            self._unusable = ready.unusable
+            raise UnusableError(self._unusable)
+        if ready.warning:
+            log.warning(f"{self._name}_process_less_confined", why=ready.warning)
+        return process
+
+    async def end(self) -> int:
+        """Ends the process, if there is one. Its exit code; 0 where there was none."""
+        process, self.process = self.process, None
+        if process is None:
+            return 0
+        with contextlib.suppress(ProcessLookupError):
+            if process.returncode is None and not process.stdout.at_eof():  # type: ignore[union-attr]
+                process.kill()
+        assert process.stdin is not None
+        process.stdin.close()
+        return await process.wait()
+
+    async def close(self) -> None:
+        """Ends the process. There is no other any more."""
+        self._closed = True
+        await self.end()
+
+
+async def _exchange(process: asyncio.subprocess.Process, said: msgspec.Struct, kind: type[T]) -> T | None:
+    """What the process answers; None where it has ended, or says what it can't."""
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        process.stdin.write(msgspec.json.encode(said) + b"\n")
+        await process.stdin.drain()
+        return msgspec.json.decode(await process.stdout.readline(), type=kind)
+    except (ConnectionError, ValueError):  # a line that is too long, and what is no JSON, are a ValueError
+        return None
