@@ -1,4 +1,4 @@
-// Streams a completion, aborts another, and reads what a refusal says.
+// Streams a completion and the answer of a chat, aborts a completion, and reads what a refusal says.
 //
 //     build/generate HOST:PORT [CA_FILE TOKEN_FILE]
 //
@@ -61,13 +61,28 @@ void WithinAMinute(grpc::ClientContext& context) {
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(1));
 }
 
-// Prints text as it arrives: `accepted` comes first, then deltas, and `finished` last.
-grpc::Status Stream(Service& service) {
+v1::GenerateRequest Completion() {
   v1::GenerateRequest request;
   request.set_text("def read_lines(path):\n");
   request.mutable_sampling()->set_temperature(0);
   request.mutable_stopping()->set_max_tokens(32);
+  return request;
+}
 
+// The server makes a prompt of the messages, with the model's chat template. A model without one takes no chat.
+v1::GenerateRequest Chat() {
+  v1::GenerateRequest request = Completion();
+  v1::ChatMessage* message = request.mutable_chat()->add_messages();  // in place of the text
+  message->set_role("system");
+  message->set_content("Answer in one sentence.");
+  message = request.mutable_chat()->add_messages();
+  message->set_role("user");
+  message->set_content("How does Python read the lines of a file?");
+  return request;
+}
+
+// Prints text as it arrives: `accepted` comes first, then deltas, and `finished` last.
+grpc::Status Stream(Service& service, const v1::GenerateRequest& request) {
   grpc::ClientContext context;
   WithinAMinute(context);
   auto reader = service.Generate(&context, request);
@@ -160,8 +175,11 @@ int main(int argc, char** argv) {
   }
   auto channel = Connect(argv[1], argc == 4 ? argv[2] : "", argc == 4 ? argv[3] : "");
   auto service = v1::GenerationService::NewStub(channel);
-  auto status = Stream(*service);
+  auto status = Stream(*service, Completion());
   if (status.ok()) {
+    if (auto answer = Stream(*service, Chat()); !answer.ok()) {
+      Explain(answer);
+    }
     status = Abort(*service);
   }
   if (!status.ok()) {

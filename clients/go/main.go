@@ -1,4 +1,4 @@
-// Streams a completion, aborts another, and reads what a refusal says.
+// Streams a completion and the answer of a chat, aborts a completion, and reads what a refusal says.
 //
 //	go run . HOST:PORT [CA_FILE TOKEN_FILE]
 //
@@ -93,13 +93,24 @@ func each(ctx context.Context, service pb.GenerationServiceClient, request *pb.G
 	}
 }
 
+var completion = &pb.GenerateRequest{
+	Prompt:   &pb.GenerateRequest_Text{Text: "def read_lines(path):\n"},
+	Sampling: &pb.SamplingOptions{Temperature: proto.Float32(0)},
+	Stopping: &pb.StoppingOptions{MaxTokens: proto.Int32(32)},
+}
+
+// The server makes a prompt of the messages, with the model's chat template. A model without one takes no chat.
+var chat = &pb.GenerateRequest{
+	Prompt: &pb.GenerateRequest_Chat{Chat: &pb.Chat{Messages: []*pb.ChatMessage{
+		{Role: proto.String("system"), Content: proto.String("Answer in one sentence.")},
+		{Role: proto.String("user"), Content: proto.String("How does Python read the lines of a file?")},
+	}}},
+	Sampling: &pb.SamplingOptions{Temperature: proto.Float32(0)},
+	Stopping: &pb.StoppingOptions{MaxTokens: proto.Int32(32)},
+}
+
 // stream prints text as it arrives: accepted comes first, then deltas, and finished last.
-func stream(ctx context.Context, service pb.GenerationServiceClient) error {
-	request := &pb.GenerateRequest{
-		Prompt:   &pb.GenerateRequest_Text{Text: "def read_lines(path):\n"},
-		Sampling: &pb.SamplingOptions{Temperature: proto.Float32(0)},
-		Stopping: &pb.StoppingOptions{MaxTokens: proto.Int32(32)},
-	}
+func stream(ctx context.Context, service pb.GenerationServiceClient, request *pb.GenerateRequest) error {
 	return each(ctx, service, request, func(response *pb.GenerateResponse) error {
 		switch event := response.Event.(type) {
 		case *pb.GenerateResponse_Delta:
@@ -176,11 +187,16 @@ func main() {
 	}
 	defer connection.Close()
 	service, ctx := pb.NewGenerationServiceClient(connection), context.Background()
-	for _, part := range []func(context.Context, pb.GenerationServiceClient) error{stream, abort} {
-		if err := part(ctx, service); err != nil {
-			explain(err)
-			os.Exit(1)
-		}
+	if err := stream(ctx, service, completion); err != nil {
+		explain(err)
+		os.Exit(1)
+	}
+	if err := stream(ctx, service, chat); err != nil {
+		explain(err)
+	}
+	if err := abort(ctx, service); err != nil {
+		explain(err)
+		os.Exit(1)
 	}
 	explain(refused(ctx, service))
 }

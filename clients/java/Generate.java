@@ -1,4 +1,4 @@
-// Streams a completion, aborts another, and reads what a refusal says.
+// Streams a completion and the answer of a chat, aborts a completion, and reads what a refusal says.
 //
 //     java Generate HOST:PORT [CA_FILE TOKEN_FILE]
 //
@@ -27,6 +27,8 @@ import java.util.List;
 import java.util.Map;
 import java.util.concurrent.TimeUnit;
 import runahead.v1.AbortRequest;
+import runahead.v1.Chat;
+import runahead.v1.ChatMessage;
 import runahead.v1.Finished;
 import runahead.v1.GenerateRequest;
 import runahead.v1.GenerateResponse;
@@ -56,6 +58,25 @@ public final class Generate {
   private static final Metadata.Key<String> AUTHORIZATION =
       Metadata.Key.of("authorization", Metadata.ASCII_STRING_MARSHALLER);
 
+  private static final GenerateRequest COMPLETION =
+      GenerateRequest.newBuilder()
+          .setText("def read_lines(path):\n")
+          .setSampling(SamplingOptions.newBuilder().setTemperature(0))
+          .setStopping(StoppingOptions.newBuilder().setMaxTokens(32))
+          .build();
+
+  /** The server makes a prompt of the messages, with the model's chat template. */
+  private static final GenerateRequest CHAT =
+      COMPLETION.toBuilder()
+          .setChat( // in place of the text
+              Chat.newBuilder()
+                  .addMessages(ChatMessage.newBuilder().setRole("system").setContent("Answer in one sentence."))
+                  .addMessages(
+                      ChatMessage.newBuilder()
+                          .setRole("user")
+                          .setContent("How does Python read the lines of a file?")))
+          .build();
+
   private final GenerationServiceBlockingStub service;
 
   private Generate(GenerationServiceBlockingStub service) {
@@ -78,7 +99,8 @@ public final class Generate {
     }
     try {
       Generate example = new Generate(service);
-      example.stream();
+      example.stream(COMPLETION);
+      example.chat();
       example.abort();
       example.refused();
     } catch (StatusRuntimeException error) {
@@ -95,13 +117,7 @@ public final class Generate {
   }
 
   /** Prints text as it arrives: `accepted` comes first, then deltas, and `finished` last. */
-  private void stream() {
-    GenerateRequest request =
-        GenerateRequest.newBuilder()
-            .setText("def read_lines(path):\n")
-            .setSampling(SamplingOptions.newBuilder().setTemperature(0))
-            .setStopping(StoppingOptions.newBuilder().setMaxTokens(32))
-            .build();
+  private void stream(GenerateRequest request) {
     Iterator<GenerateResponse> responses = withinAMinute().generate(request);
     while (responses.hasNext()) {
       GenerateResponse response = responses.next();
@@ -113,6 +129,15 @@ public final class Generate {
         System.out.printf(
             "%nfinished: %s, %d tokens%n", finished.getReason(), finished.getUsage().getCompletionTokens());
       }
+    }
+  }
+
+  /** Streams the answer of a chat. A model without a chat template takes none. */
+  private void chat() {
+    try {
+      stream(CHAT);
+    } catch (StatusRuntimeException error) {
+      explain(error);
     }
   }
 

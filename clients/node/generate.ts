@@ -1,4 +1,4 @@
-// Streams a completion, aborts another, and reads what a refusal says.
+// Streams a completion and the answer of a chat, aborts a completion, and reads what a refusal says.
 //
 //     npm start HOST:PORT [CA_FILE TOKEN_FILE]
 //
@@ -46,13 +46,29 @@ function connect(address: string, caFile?: string, tokenFile?: string): Generati
 
 const withinAMinute = () => ({ deadline: Date.now() + 60_000 });
 
+const completion = GenerateRequest.fromPartial({
+  prompt: { $case: "text", value: "def read_lines(path):\n" },
+  sampling: { temperature: 0 },
+  stopping: { maxTokens: 32 },
+});
+
+// The server makes a prompt of the messages, with the model's chat template.
+const question = GenerateRequest.fromPartial({
+  prompt: {
+    $case: "chat",
+    value: {
+      messages: [
+        { role: "system", content: "Answer in one sentence." },
+        { role: "user", content: "How does Python read the lines of a file?" },
+      ],
+    },
+  },
+  sampling: { temperature: 0 },
+  stopping: { maxTokens: 32 },
+});
+
 // Prints text as it arrives: `accepted` comes first, then deltas, and `finished` last.
-async function stream(service: GenerationServiceClient): Promise<void> {
-  const request = GenerateRequest.fromPartial({
-    prompt: { $case: "text", value: "def read_lines(path):\n" },
-    sampling: { temperature: 0 },
-    stopping: { maxTokens: 32 },
-  });
+async function stream(service: GenerationServiceClient, request: GenerateRequest): Promise<void> {
   for await (const { event } of service.generate(request, withinAMinute())) {
     if (event.$case === "delta") {
       process.stdout.write(event.value.text);
@@ -60,6 +76,15 @@ async function stream(service: GenerationServiceClient): Promise<void> {
       const { reason, usage } = event.value;
       console.log(`\nfinished: ${finishReasonToJSON(reason)}, ${usage?.completionTokens} tokens`);
     }
+  }
+}
+
+// Streams the answer of a chat. A model without a chat template takes none.
+async function chat(service: GenerationServiceClient): Promise<void> {
+  try {
+    await stream(service, question);
+  } catch (error) {
+    explain(error as ServiceError);
   }
 }
 
@@ -131,7 +156,8 @@ function explain(error: ServiceError): void {
 const [address, caFile, tokenFile] = process.argv.slice(2);
 const service = connect(address, caFile, tokenFile);
 try {
-  await stream(service);
+  await stream(service, completion);
+  await chat(service);
   await abort(service);
   await refused(service);
 } catch (error) {

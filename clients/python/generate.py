@@ -1,4 +1,4 @@
-"""Streams a completion, aborts another, and reads what a refusal says.
+"""Streams a completion and the answer of a chat, aborts a completion, and reads what a refusal says.
 
 python generate.py HOST:PORT [CA_FILE TOKEN_FILE]
 
@@ -17,6 +17,8 @@ from grpc_status import rpc_status
 from runahead_client.v1 import (
     AbortOutcome,
     AbortRequest,
+    Chat,
+    ChatMessage,
     FinishReason,
     GenerateRequest,
     GenerationServiceStub,
@@ -42,6 +44,23 @@ SERVICE_CONFIG = {
 }
 TIMEOUT_S = 60.0
 
+COMPLETION = GenerateRequest(
+    text="def read_lines(path):\n",
+    sampling=SamplingOptions(temperature=0),
+    stopping=StoppingOptions(max_tokens=32),
+)
+# The server makes a prompt of the messages, with the model's chat template.
+CHAT = GenerateRequest(
+    chat=Chat(
+        messages=[
+            ChatMessage(role="system", content="Answer in one sentence."),
+            ChatMessage(role="user", content="How does Python read the lines of a file?"),
+        ]
+    ),
+    sampling=SamplingOptions(temperature=0),
+    stopping=StoppingOptions(max_tokens=32),
+)
+
 
 def connect(address: str, ca_file: str | None = None, token_file: str | None = None) -> grpc.Channel:
     options = [("grpc.service_config", json.dumps(SERVICE_CONFIG))]
@@ -54,19 +73,22 @@ def connect(address: str, ca_file: str | None = None, token_file: str | None = N
     return grpc.secure_channel(address, credentials, options)
 
 
-def stream(service: GenerationServiceStub) -> None:
+def stream(service: GenerationServiceStub, request: GenerateRequest) -> None:
     """Prints text as it arrives: `accepted` comes first, then deltas, and `finished` last."""
-    request = GenerateRequest(
-        text="def read_lines(path):\n",
-        sampling=SamplingOptions(temperature=0),
-        stopping=StoppingOptions(max_tokens=32),
-    )
     for response in service.Generate(request, timeout=TIMEOUT_S):
         if response.HasField("delta"):
             print(response.delta.text, end="", flush=True)
         elif response.HasField("finished"):
             usage = response.finished.usage
             print(f"\nfinished: {FinishReason.Name(response.finished.reason)}, {usage.completion_tokens} tokens")
+
+
+def chat(service: GenerationServiceStub) -> None:
+    """Streams the answer of a chat. A model without a chat template takes none."""
+    try:
+        stream(service, CHAT)
+    except grpc.RpcError as error:
+        explain(error)
 
 
 def abort(service: GenerationServiceStub) -> None:
@@ -113,7 +135,8 @@ def main() -> int:
     with connect(*sys.argv[1:]) as channel:
         service = GenerationServiceStub(channel)
         try:
-            stream(service)
+            stream(service, COMPLETION)
+            chat(service)
             abort(service)
             refused(service)
         except grpc.RpcError as error:

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from generate import SERVICE_CONFIG, TIMEOUT_S, explain
+from generate import CHAT, COMPLETION, SERVICE_CONFIG, TIMEOUT_S, explain
 from runahead_client.v1 import (
     AbortOutcome,
     AbortRequest,
     FinishReason,
     GenerateRequest,
     GenerationServiceStub,
-    SamplingOptions,
     StoppingOptions,
 )
 
@@ -35,19 +34,22 @@ def connect(address: str, ca_file: str | None = None, token_file: str | None = N
     return grpc.aio.secure_channel(address, credentials, options)
 
 
-async def stream(service: Any) -> None:
+async def stream(service: Any, request: GenerateRequest) -> None:
     """Prints text as it arrives: `accepted` comes first, then deltas, and `finished` last."""
-    request = GenerateRequest(
-        text="def read_lines(path):\n",
-        sampling=SamplingOptions(temperature=0),
-        stopping=StoppingOptions(max_tokens=32),
-    )
     async for response in service.Generate(request, timeout=TIMEOUT_S):
         if response.HasField("delta"):
             print(response.delta.text, end="", flush=True)
         elif response.HasField("finished"):
             usage = response.finished.usage
             print(f"\nfinished: {FinishReason.Name(response.finished.reason)}, {usage.completion_tokens} tokens")
+
+
+async def chat(service: Any) -> None:
+    """Streams the answer of a chat. A model without a chat template takes none."""
+    try:
+        await stream(service, CHAT)
+    except grpc.aio.AioRpcError as error:
+        explain(error)
 
 
 async def abort(service: Any) -> None:
@@ -79,7 +81,8 @@ async def main() -> int:
     async with connect(*sys.argv[1:]) as channel:
         service: Any = GenerationServiceStub(channel)
         try:
-            await stream(service)
+            await stream(service, COMPLETION)
+            await chat(service)
             await abort(service)
             await refused(service)
         except grpc.aio.AioRpcError as error:

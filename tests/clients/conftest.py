@@ -17,6 +17,7 @@ from tests.clients.toolchains import EXAMPLES, MissingToolchainError, Program
 from tests.service.certificates import Authority
 
 REQUIRED_IN_CI: Final = {"cpp", "node", "python"}
+CHAT_TEMPLATE: Final = "{% for message in messages %}# {{ message.role }}: {{ message.content }}\n{% endfor %}# answer:"
 TOKEN: Final = "pUbXv5cQZcQyP2m8rK3sT1wE6hJ9"
 
 _LANGUAGES: Final = pytest.StashKey[Languages]()
@@ -55,14 +56,28 @@ def example(request: pytest.FixtureRequest, scratch: Path) -> Program:
 
 
 @pytest.fixture(scope="session")
-def address() -> Iterator[str]:
+def chat_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with one, since the bundled model has none."""
+    (file := tmp_path_factory.mktemp("template") / "template.jinja").write_text(CHAT_TEMPLATE)
+    return file
+
+
+@pytest.fixture(scope="session")
+def address(chat_template: Path) -> Iterator[str]:
     """Of a service for everybody on this machine."""
+    with local_service(["--chat-template", str(chat_template)]) as running:
+        yield running.url
+
+
+@pytest.fixture(scope="session")
+def without_chat_template() -> Iterator[str]:
+    """Address of a service of the bundled model as it is."""
     with local_service() as running:
         yield running.url
 
 
 @pytest.fixture(scope="session")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path, Path]]:
+def secured(tmp_path_factory: pytest.TempPathFactory, chat_template: Path) -> Iterator[tuple[str, Path, Path]]:
     """Address of a service that asks for TLS and a token, and the files with its authority and with the token."""
     folder = tmp_path_factory.mktemp("secured")
     authority = Authority()
@@ -70,7 +85,8 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Pat
     (ca := folder / "authority.crt").write_bytes(authority.pem)
     (token := folder / "token").write_text(f"{TOKEN}\n")
     (callers := folder / "callers").write_text(f"alice generate,control token {TOKEN}\n")
-    with local_service(["--tls-cert", str(certificate), "--tls-key", str(key), "--callers", str(callers)]) as running:
+    security = ["--tls-cert", str(certificate), "--tls-key", str(key), "--callers", str(callers)]
+    with local_service([*security, "--chat-template", str(chat_template)]) as running:
         yield running.url, ca, token
 
 

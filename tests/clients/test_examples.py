@@ -8,7 +8,14 @@ from pathlib import Path
 import grpc
 import pytest
 
-from runahead.v1 import GenerateOnceRequest, GenerateRequest, GenerationServiceStub, SamplingOptions, StoppingOptions
+from runahead.v1 import (
+    FinishReason,
+    GenerateOnceRequest,
+    GenerateRequest,
+    GenerationServiceStub,
+    SamplingOptions,
+    StoppingOptions,
+)
 from tests.clients.refusing_server import RefusingServer
 from tests.clients.toolchains import CLIENTS, Program
 from tests.project.repository import ROOT
@@ -36,10 +43,21 @@ def printed(stub: GenerationServiceStub) -> str:
         stopping=StoppingOptions(max_tokens=32),
     )
     once = stub.GenerateOnce(request, timeout=TIMEOUT_S)
+    system, user = "Answer in one sentence.", "How does Python read the lines of a file?"
+    asked = GenerateOnceRequest(
+        text=f"# system: {system}\n# user: {user}\n# answer:",
+        add_special_tokens=False,
+        sampling=SamplingOptions(temperature=0),
+        stopping=StoppingOptions(max_tokens=32),
+    )
+    answer = stub.GenerateOnce(asked, timeout=TIMEOUT_S)
+    ended, tokens = FinishReason.Name(answer.finished.reason), answer.finished.usage.completion_tokens
     sentence = "stopping.max_tokens must be 1 to 1048576, and is 0"
     return (
         f"{once.text}\n"
         "finished: FINISH_REASON_LENGTH, 32 tokens\n"
+        f"{answer.text}\n"
+        f"finished: {ended}, {tokens} tokens\n"
         "abort: ABORT_OUTCOME_ABORTED\n"
         "finished: FINISH_REASON_ABORTED\n"
         f"refused: INVALID_ARGUMENT: {sentence}\n"
@@ -58,6 +76,16 @@ def test_an_example_calls_through_tls_with_a_token(
 ) -> None:
     done = example.run(*secured)
     assert (done.returncode, done.stdout) == (0, printed), done.stderr
+
+
+def test_an_example_whose_model_has_no_chat_template_says_so_and_goes_on(
+    example: Program, without_chat_template: str
+) -> None:
+    done = example.run(without_chat_template)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    reason, aborted = lines.index("  reason NO_CHAT_TEMPLATE of runahead"), lines.index("abort: ABORT_OUTCOME_ABORTED")
+    assert reason < aborted and lines[reason - 1].startswith("refused: FAILED_PRECONDITION: this server takes no chat")
 
 
 def test_an_example_with_a_wrong_token_says_so(
