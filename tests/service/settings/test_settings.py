@@ -263,7 +263,8 @@ def test_every_setting_of_the_engine_reaches_it(tmp_path: Path) -> None:
     # These are refused beside device cuda, and tested above and below.
     of_the_cpu = {"threads": 0, "jitter_seed": None, "drafter": "none", "draft_tokens": 0, "draft_model": ""}
     of_the_cpu |= {"state_snapshots": 0, "state_snapshot_blocks": 0}
-    assert config == {**given, **of_the_cpu, "spelled": FLAGS}
+    of_the_start = {"tokenizer_vocab": 0}  # the check process finds it
+    assert config == {**given, **of_the_cpu, **of_the_start, "spelled": FLAGS}
 
 
 def test_the_settings_of_snapshots_reach_the_engine(tmp_path: Path) -> None:
