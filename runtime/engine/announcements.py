@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """A request whose prompt is being prepared in its front end."""
+    """A request whose prompt is being prepared in its front end. n: its completions."""
 
     owner: int
     handle: int
     request_id: str
+    n: int = 1
 
 
 @dataclass(slots=True)

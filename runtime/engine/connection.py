@@ -27,7 +27,8 @@ class Connection:
         self.greeted = False
         self.ended = False
         self.last_handle = 0  # of its requests: they count up
-        self.announced: set[int] = set()  # handles of requests that are announced, and neither submitted nor cancelled
+        # n by handle, of requests that are announced and neither submitted nor cancelled
+        self.announced: dict[int, int] = {}
 
     @property
     def has_more(self) -> bool:

@@ -19,6 +19,7 @@ from runahead.runtime.engine.publisher import Publisher
 from runahead.runtime.engine.structured import Structured
 from runahead.runtime.scheduler.request import NeverFits, Request
 from runahead.runtime.scheduler.scheduler import Scheduler
+from runahead.runtime.scheduler.shared_prompt import sampling_of
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.parameters import FinishReason
@@ -112,7 +113,8 @@ class Intake:
         match message:
             case m.Submit():
                 self._submit(owner, message)
-                yield 1 + (len(message.prompt) + len(message.prompt_ids) + len(message.block_keys)) // _LONG_BYTES
+                size = len(message.prompt) + len(message.prompt_ids) + len(message.block_keys)
+                yield message.n + size // _LONG_BYTES
             case m.Announce():
                 self._announce(owner, message)
                 yield 1
@@ -141,7 +143,7 @@ class Intake:
             self._asked.clear()
 
     def _announce(self, owner: int, announce: m.Announce) -> None:
-        announced = Announced(owner, announce.handle, announce.request_id)
+        announced = Announced(owner, announce.handle, announce.request_id, announce.n)
         at = self._clock() if announce.submitted_at is None else announce.submitted_at
         if self._registry.is_taken(announce.request_id):
             self._links.send(owner, _duplicate(announce.handle))
@@ -159,36 +161,48 @@ class Intake:
         if refusal is not None:
             self._links.send(owner, refusal)
             return
-        prompt = np.frombuffer(submit.prompt, np.int32)
-        request = Request(
-            owner=owner,
-            handle=submit.handle,
-            request_id=submit.request_id,
-            prompt=prompt,
-            sampling=submit.sampling,
-            stopping=submit.stopping,
-            max_len=min(prompt.size + submit.stopping.max_tokens, self._scheduler.limits.context_length),
-            priority=submit.priority,
-            salt=submit.cache_salt,
-            caller=submit.caller,
-            outranks=submit.outranks,
-            submitted_s=submitted_at,
-            prompt_ids=np.frombuffer(submit.prompt_ids, np.int32),
-            block_keys=submit.block_keys,
-            may_hold=bool(submit.structure),
-        )
+        requests = self._requests(owner, submit, submitted_at)
         try:
-            self._scheduler.submit(request)
+            for request in requests:  # if one fits all do
+                self._scheduler.submit(request)
         except NeverFits as error:
             field = "prompt" if error.prompt_alone else "stopping.max_tokens"
             self._links.send(owner, m.Refused(submit.handle, "INVALID_ARGUMENT", str(error), field))
             return
-        self._registry.add(Tracked(request, submitted_at))
-        if submit.structure:
-            self._structured.begin(request, submit.structure)
+        for request in requests:
+            self._registry.add(Tracked(request, submitted_at))
+            if submit.structure:
+                self._structured.begin(request, submit.structure)
         self._links.send(owner, m.Accepted(submit.handle))
         if was_aborted:
-            self._end(request)
+            self._abort_one(submit.request_id)
+
+    def _requests(self, owner: int, submit: m.Submit, submitted_at: float) -> list[Request]:
+        """A request for each completion, by index."""
+        prompt, limits = np.frombuffer(submit.prompt, np.int32), self._scheduler.limits
+        prompt_ids = np.frombuffer(submit.prompt_ids, np.int32)
+        requests = [
+            Request(
+                owner=owner,
+                handle=submit.handle + index,
+                request_id=submit.request_id,
+                prompt=prompt,
+                sampling=submit.sampling if not index else sampling_of(submit.sampling, index),
+                stopping=submit.stopping,
+                max_len=min(prompt.size + submit.stopping.max_tokens, limits.context_length),
+                priority=submit.priority,
+                salt=submit.cache_salt,
+                caller=submit.caller,
+                outranks=submit.outranks,
+                submitted_s=submitted_at,
+                prompt_ids=prompt_ids,
+                block_keys=submit.block_keys,
+                may_hold=bool(submit.structure),
+            )
+            for index in range(submit.n)
+        ]
+        self._scheduler.holdings.shared.share(requests)
+        return requests
 
     def _refusal(self, submit: m.Submit, needs_room: bool) -> m.Refused | None:
         """Why it is not taken. What a request can get wrong by itself, the front end has mostly refused before.
@@ -197,8 +211,12 @@ class Intake:
         """
         if self._registry.is_taken(submit.request_id):
             return _duplicate(submit.handle)
-        if needs_room and len(self._scheduler.waiting) >= self._max_queue + self._scheduler.rows.free:
-            return m.Refused(submit.handle, "RESOURCE_EXHAUSTED", f"{self._max_queue} requests are waiting already")
+        waiting, room = len(self._scheduler.waiting), self._max_queue + self._scheduler.rows.free
+        if needs_room and waiting + submit.n > room:
+            why = f"{self._max_queue} requests are waiting already"
+            if waiting < room:
+                why = f"{waiting} requests wait, and {submit.n} more are over the limit of {self._max_queue}"
+            return m.Refused(submit.handle, "RESOURCE_EXHAUSTED", why)
         if submit.sampling.has_penalty and not self._scheduler.holdings.penalty_slots.total:
             return m.Refused(
                 submit.handle, "INVALID_ARGUMENT", "penalties are off on this server (penalty_slots is 0)", "sampling"
@@ -221,25 +239,27 @@ class Intake:
         if abort.all_requests:
             ended = []
             for request_id in reversed(self._registry.ids()):
+                work = max(1, len(self._registry.all_of(request_id)))
                 if request_id.startswith(abort.reach) and self._registry.is_taken(request_id):
                     self._abort_one(request_id)
                     ended.append(request_id)
-                yield 1
+                yield work
             ended.reverse()
             self._links.send(owner, m.AbortResult(abort.call, tuple(ended), ("ABORTED",) * len(ended)))
             yield 1
             return
         found = []
         for request_id in abort.request_ids:
+            work = max(1, len(self._registry.all_of(request_id)))
             found.append(self._abort_one(request_id))
-            yield 1
+            yield work
         self._links.send(owner, m.AbortResult(abort.call, abort.request_ids, tuple(found)))
         yield 1
 
     def _abort_one(self, request_id: str) -> str:
-        tracked = self._registry.by_id(request_id)
-        if tracked is not None:
-            self._end(tracked.request)
+        if found := self._registry.all_of(request_id):
+            for tracked in found:
+                self._end(tracked.request)
             return "ABORTED"
         announced = self._registry.announced.by_id(request_id)
         if announced is not None:
@@ -261,8 +281,9 @@ class Intake:
         self.counters["aborted_preparing"] += 1
         self._registry.remember_finished(announced.request_id)
         self._links.send(announced.owner, m.Accepted(announced.handle))
-        finished = m.Finished(announced.handle, int(FinishReason.ABORTED))
-        self._links.send(announced.owner, m.Output(0, b"", b"", (), (finished,)))
+        handles = range(announced.handle, announced.handle + announced.n)
+        finished = tuple(m.Finished(handle, int(FinishReason.ABORTED)) for handle in handles)
+        self._links.send(announced.owner, m.Output(0, b"", b"", (), finished))
 
     def _drop(self, tracked: Tracked | None, reason: FinishReason) -> None:
         """End a request and tell nobody: its front end does not listen any more."""

@@ -237,14 +237,14 @@ class SocketLinks:
             raise ProtocolError("a front end spoke before its Hello")
         check_message(message, self._welcome().info, connection.last_handle, connection.announced)
         match message:
-            case m.Announce(handle=handle):
-                connection.last_handle = handle
-                connection.announced.add(handle)
-            case m.Submit(handle=handle):
-                connection.last_handle = max(handle, connection.last_handle)
-                connection.announced.discard(handle)
+            case m.Announce(handle=handle, n=n):
+                connection.last_handle = handle + n - 1
+                connection.announced[handle] = n
+            case m.Submit(handle=handle, n=n):
+                connection.last_handle = max(handle + n - 1, connection.last_handle)
+                connection.announced.pop(handle, None)
             case m.Cancel(handle=handle):
-                connection.announced.discard(handle)
+                connection.announced.pop(handle, None)
 
     def _greet(self, connection: Connection, hello: m.Hello) -> None:
         welcome = self._welcome()

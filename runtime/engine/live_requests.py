@@ -40,33 +40,44 @@ class Registry:
     announced: Announcements = field(default_factory=Announcements)
 
     _by_owner: defaultdict[int, dict[int, Tracked]] = field(default_factory=lambda: defaultdict(dict))  # by handle
-    _by_id: dict[str, Tracked] = field(default_factory=dict)
+    _by_id: dict[str, list[Tracked]] = field(default_factory=dict)  # the completions of a prompt have one id
+    _count: int = 0
     _finished: RememberedIds = field(default_factory=lambda: RememberedIds(MAX_REMEMBERED))
     _aborted_early: RememberedIds = field(default_factory=lambda: RememberedIds(MAX_REMEMBERED))
 
     def __len__(self) -> int:
-        return len(self._by_id)
+        return self._count
 
     def add(self, tracked: Tracked) -> None:
         request = tracked.request
         self._by_owner[request.owner][request.handle] = tracked
-        self._by_id[request.request_id] = tracked
+        self._by_id.setdefault(request.request_id, []).append(tracked)
+        self._count += 1
 
     def remove(self, request: Request) -> None:
-        """The request has ended; its id is remembered as finished."""
-        del self._by_id[request.request_id]
-        self.remember_finished(request.request_id)
+        """The request has ended; its id is remembered as finished, unless another completion has it."""
         own = self._by_owner[request.owner]
-        del own[request.handle]
+        tracked = own.pop(request.handle)
         if not own:
             del self._by_owner[request.owner]
+        same = self._by_id[request.request_id]
+        same.remove(tracked)
+        if not same:
+            del self._by_id[request.request_id]
+            self.remember_finished(request.request_id)
+        self._count -= 1
         self.removed(request)
 
     def by_handle(self, owner: int, handle: int) -> Tracked | None:
         return self._by_owner[owner].get(handle) if owner in self._by_owner else None
 
     def by_id(self, request_id: str) -> Tracked | None:
-        return self._by_id.get(request_id)
+        """The first completion of this id that lives."""
+        return next(iter(self._by_id.get(request_id, ())), None)
+
+    def all_of(self, request_id: str) -> list[Tracked]:
+        """The completions of this id that live, by index."""
+        return self._by_id.get(request_id, [])[:]
 
     def is_taken(self, request_id: str) -> bool:
         """A request with this id lives, or is announced."""
@@ -78,7 +89,7 @@ class Registry:
 
     def all(self) -> list[Tracked]:
         """All that live now."""
-        return list(self._by_id.values())
+        return [tracked for same in self._by_id.values() for tracked in same]
 
     def of_owner(self, owner: int) -> list[Tracked]:
         """Those of one front end that live now."""

@@ -8,7 +8,9 @@ over an array. Lists are gone through entry by entry; `runahead.runtime.wire.mes
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +30,7 @@ from runahead.runtime.wire.parameters import (
     StoppingParams,
 )
 
+_NONE: Final[Mapping[int, int]] = MappingProxyType({})
 _CANCELLED = (FinishReason.STOP, FinishReason.CANCELLED)
 _NUMBER_BYTES = 9  # of a number in MessagePack, at most
 _CHARACTER_BYTES = 4
@@ -42,10 +45,12 @@ def frame_bound(info: m.EngineInfo) -> int:
     return min(MAX_FRAME_BYTES, columns + lists + grammar + (1 << 16))
 
 
-def check_message(message: m.ToEngine, info: m.EngineInfo, last_handle: int, announced: Set[int] = frozenset()) -> None:
+def check_message(
+    message: m.ToEngine, info: m.EngineInfo, last_handle: int, announced: Mapping[int, int] = _NONE
+) -> None:
     """Raises ProtocolError, whose sentence names what is wrong and repeats nothing of a prompt.
 
-    last_handle: the newest on the connection. announced: handles of requests that are announced on it.
+    last_handle: the newest on the connection. announced: n by handle, of requests that are announced on it.
     """
     if isinstance(message, m.Submit | m.Announce):
         _check_handle(message, last_handle, announced)
@@ -64,15 +69,19 @@ def check_message(message: m.ToEngine, info: m.EngineInfo, last_handle: int, ann
         raise ProtocolError(f"a Cancel has the reason {message.reason.name}, which is the engine's to give")
 
 
-def _check_handle(message: m.Submit | m.Announce, last_handle: int, announced: Set[int]) -> None:
+def _check_handle(message: m.Submit | m.Announce, last_handle: int, announced: Mapping[int, int]) -> None:
     """It is new, or it is that of the announcement whose place the message takes."""
     kind = type(message).__name__
     if isinstance(message, m.Submit) and message.announced:
         if message.handle not in announced:
             raise ProtocolError(f"a Submit has handle {message.handle}, as if it had been announced")
+        if message.n != announced[message.handle]:
+            raise ProtocolError(f"a Submit has {message.n} completions, and {announced[message.handle]} were announced")
     elif message.handle <= last_handle:
         article = "an" if kind == "Announce" else "a"
         raise ProtocolError(f"{article} {kind} has handle {message.handle}, and {last_handle} was there before")
+    if message.handle > m.MAX_HANDLE - message.n + 1:
+        raise ProtocolError(f"there are no handles for {message.n} completions from {message.handle} on")
     if isinstance(message, m.Announce) and len(announced) >= m.MAX_ANNOUNCED:
         raise ProtocolError(f"a front end has announced more than {m.MAX_ANNOUNCED} requests at once")
 

@@ -66,7 +66,7 @@ class PrefixWalk:
                 return True
             self._keys.found(place, content)
             snapshots = self._snapshots
-            if snapshots and snapshots.ends_at_border(place) and snapshots.find(content) is not None:
+            if snapshots is not None and snapshots.find(content) is not None:
                 self._borders.append((place + 1, content))
         self.at_end = len(found) == self._most
         return self.at_end

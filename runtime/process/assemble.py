@@ -46,7 +46,7 @@ def assemble(config: EngineConfig, loading: Progress, capturing: Progress | None
     described = load_config(checkpoint)
     context = check_model(config, described)
     made = make(config, checkpoint, described, context, loading, capturing or shown_captures(_LINES))
-    if config.prefix_cache and not finds_prefixes(config, described, made.snapshots):
+    if config.prefix_cache and not finds_prefixes(config, described, made.snapshots, context):
         structlog.get_logger("engine").info("prefix_cache_off", why=why_no_prefixes(config, described, context))
     info = engine_info(made, context, checkpoint)
     for weights in info.weights:

@@ -31,13 +31,13 @@ from runahead.runtime.process.parts import (
     blocks_in,
     check_blocks,
     check_tensors,
+    device_border_tokens,
     dtype_of,
     forced_drafts,
     most_drafts,
     ring_layout,
     sampled_vocab,
     sized,
-    snapshot_tokens,
     snapshots_in,
 )
 from runahead.runtime.process.pool_fit import PoolFit, room_for_weights
@@ -135,7 +135,7 @@ def _program(
         context_length=context,
         penalty_slots=config.penalty_slots,
         snapshots=snapshots,
-        snapshot_tokens=snapshot_tokens(config),
+        snapshot_tokens=device_border_tokens(config, context),
         launched=config.counters_from,
         drafter=NgramDrafter(config.max_rows, context) if config.drafter == "ngram" else None,
         head=head,

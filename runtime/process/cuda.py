@@ -30,13 +30,13 @@ from runahead.runtime.process.parts import (
     blocks_in,
     check_blocks,
     check_tensors,
+    device_border_tokens,
     dtype_of,
     forced_drafts,
     most_drafts,
     ring_layout,
     sampled_vocab,
     sized,
-    snapshot_tokens,
     snapshots_in,
     state_bytes_held,
 )
@@ -183,7 +183,7 @@ class _Maker:
             exact=self.exact,
             masks=self.masks,
             snapshots=self.snapshots,
-            snapshot_tokens=snapshot_tokens(config),
+            snapshot_tokens=device_border_tokens(config, self.context),
             head=self.head,
             sampled_vocab=sampled_vocab(config, self.model.config),
         )

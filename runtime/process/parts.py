@@ -50,6 +50,8 @@ from runahead.runtime.wire.prompt_launches import PromptLaunches
 
 MAX_EOS_IDS: Final = MAX_STOP_IDS // 2  # the other half is the request's own stop ids
 _SNAPSHOT_TOKENS: Final = 512  # between two borders with a snapshot, unless a setting says so
+_PROMPT_STATES: Final = 4  # snapshots for the states behind shared prompts, where there are no others
+_STATE_UNIT: Final = 64  # on a GPU, a multiple of the tokens in a sub-chunk of the recurrence
 _NOT_OVER_STATES: Final = {  # drafters, and why they are refused beside recurrent states
     "eagle": "no head of EAGLE for such a model is read yet",
     "model": "a smaller model drafts only for models that keep keys and values alone, so far",
@@ -175,10 +177,10 @@ def state_bytes(model: ModelConfig) -> int:
     return sum(kept.state_bytes for kept in memory_of(described(model).layers).kept)
 
 
-def finds_prefixes(config: EngineConfig, model: ModelConfig, snapshots: int) -> bool:
+def finds_prefixes(config: EngineConfig, model: ModelConfig, snapshots: int, context: int) -> bool:
     """Whether prompts share blocks that were computed before. In a model with recurrent states only where there is room
     for snapshots: whoever began behind such blocks without one would lack the state that their tokens leave."""
-    return config.prefix_cache and (snapshots > 0 or not state_bytes(model))
+    return config.prefix_cache and (not state_bytes(model) or (snapshots > 0 and has_borders(config, context)))
 
 
 def snapshot_tokens(config: EngineConfig) -> int:
@@ -196,14 +198,29 @@ def has_borders(config: EngineConfig, context: int) -> bool:
 def snapshots_in(config: EngineConfig, kept: KeptBytes, context: int, memory: int | None) -> int:
     """Snapshots of states that there is room for, on a device that takes them. Unless a number is asked for, as many as
     rows: in at most a quarter of what the rows' states leave of `memory` bytes, where blocks are sized by it, and never
-    in what the blocks of one request of full length take. None: the number of blocks is given."""
-    if not kept.row or not config.prefix_cache or not has_borders(config, context):
+    in what the blocks of one request of full length take. None: the number of blocks is given. Where no cached prefix
+    is found, there are a few for the states behind shared prompts."""
+    if not kept.row:
         return 0
-    if config.state_snapshots or memory is None:
-        return config.state_snapshots or config.max_rows
+    asked, most = config.state_snapshots, config.max_rows
+    if not border_tokens(config, context):
+        asked, most = 0, min(_PROMPT_STATES, config.max_rows)
+    if asked or memory is None:
+        return asked or most
     left = memory - config.max_rows * kept.row
     spare = left - _blocks_of_one(config, context) * kept.block
-    return min(config.max_rows, max(0, min(left // 4, spare)) // kept.snapshot)
+    return min(most, max(0, min(left // 4, spare)) // kept.snapshot)
+
+
+def border_tokens(config: EngineConfig, context: int) -> int:
+    """Tokens from one border with a snapshot of a row's state to the next, where cached prefixes are found; else 0."""
+    return snapshot_tokens(config) if config.prefix_cache and has_borders(config, context) else 0
+
+
+def device_border_tokens(config: EngineConfig, context: int) -> int:
+    """The same for a device's program, which takes no 0: then more tokens than a row can have, so that no row comes to
+    a border."""
+    return border_tokens(config, context) or (_blocks_of_one(config, context)) * config.block_size
 
 
 def why_no_prefixes(config: EngineConfig, model: ModelConfig, context: int) -> str:
@@ -319,7 +336,8 @@ def make_scheduler(
         guesses_along_masks=config.drafter == "ngram",
         has_state=state_bytes(model) > 0,
         snapshots=snapshots,
-        snapshot_tokens=snapshot_tokens(config) if snapshots else 0,
+        snapshot_tokens=border_tokens(config, context) if snapshots else 0,
+        state_unit=_STATE_UNIT if config.device == "cuda" else 1,
     )
     ledger: Ledger[Deferred] = Ledger(config.run_ahead, config.run_ahead_tokens, config.counters_from)
     rows = Rows(config.max_rows, MAX_STOP_IDS, context, epoch=config.counters_from)
@@ -362,10 +380,10 @@ def engine_info(made: MadeOnDevice, context: int, checkpoint: Checkpoint) -> Eng
         dtype=str(model.dtype).removeprefix("torch."),
         parameters=model.num_parameters,
         penalty_slots=config.penalty_slots,
-        prefix_cache=finds_prefixes(config, model.config, made.snapshots),
+        prefix_cache=finds_prefixes(config, model.config, made.snapshots, context),
         state_bytes=bytes_kept(config, model.config, model.dtype).row,
         snapshots=made.snapshots,
-        snapshot_blocks=snapshot_tokens(config) // config.block_size if made.snapshots else 0,
+        snapshot_blocks=border_tokens(config, context) // config.block_size if made.snapshots else 0,
         exactness=made.exactness,
         structures=made.masks is not None,
         layers=layer_kinds(model.weights.layers),

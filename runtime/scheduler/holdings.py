@@ -22,6 +22,7 @@ from runahead.runtime.scheduler.outcomes import Deferred, Eviction, Filled, Rele
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import RowPhase, Rows
+from runahead.runtime.scheduler.shared_prompts import SharedPrompts
 from runahead.runtime.wire.block_keys import PrefixKeys
 
 _A_FEW: Final = 48  # blocks that join the prefix cache in a turn
@@ -42,6 +43,7 @@ class Holdings:
         self.by_slot: list[Request | None] = [None] * rows.max_rows
         self.callers = Callers(rows, self.by_slot)
         self.paused: frozenset[int] = frozenset()
+        self.shared = SharedPrompts(limits, rows.max_rows, pool, self.snapshots, self.state_slots)
         self._limits = limits
         self._ledger = ledger
         self._first_snapshot = ceil_div(limits.context_length, pool.block_size)  # place in a block table
@@ -72,8 +74,6 @@ class Holdings:
         self.by_slot[request.row_slot] = request
         if request.sampling.has_penalty:
             request.penalty_slot = self.penalty_slots.allocate()
-        if self._limits.has_state:
-            request.state_slot = self.state_slots.allocate()
         if hit.blocks:
             self.pool.share(hit.blocks)
         request.blocks = hit.blocks[:]
@@ -81,9 +81,17 @@ class Holdings:
         request.begun_at = max(request.begun_at, len(hit.blocks) * self.pool.block_size, request.computed)
         request.begins_as = hit.snapshot
         if hit.snapshot != NO_SNAPSHOT:
-            self.snapshots.begin_with(hit.snapshot)
-            self._ledger.defer(self._ledger.launched + 1, Release(snapshots=(hit.snapshot,)))
-            request.snapshots.extend([NO_SNAPSHOT] * (len(hit.blocks) // self.snapshots.every))
+            self._begin_with(hit.snapshot)
+            if self.snapshots.every:
+                request.snapshots.extend([NO_SNAPSHOT] * (len(hit.blocks) // self.snapshots.every))
+        if self._limits.has_state:
+            request.state_slot = self.shared.state_place(request, len(hit.blocks))
+        self.shared.has_begun(request)
+
+    def _begin_with(self, snapshot: int) -> None:
+        """The next launch, and no other, reads this snapshot for a row that begins."""
+        self.snapshots.begin_with(snapshot)
+        self._ledger.defer(self._ledger.launched + 1, Release(snapshots=(snapshot,)))
 
     def allocate_blocks(self, request: Request, count: int) -> list[int]:
         """More blocks for a row."""
@@ -134,14 +142,14 @@ class Holdings:
 
     def looks_for_prefix(self, request: Request) -> bool:
         """The prefix cache is asked for what the request's tokens begin with."""
-        return self._limits.finds_prefixes and not request.wants_prompt_logprobs
+        return self.shared.may_find(request) and not request.wants_prompt_logprobs
 
     def register(self, slots: list[int], numbers: list[int]) -> None:
         """Blocks that these rows fill may be found, once the launch has retired that is named for the row. [n]
 
         numbers: for each row, of the newest launch that holds it. [n]
         """
-        if not self._limits.finds_prefixes:
+        if not self._limits.finds_prefixes and not self.shared.private_salts:
             return
         filled: dict[int, Filled] = defaultdict(dict)
         full = (self._written[slots] // self.pool.block_size).tolist()
@@ -152,8 +160,11 @@ class Holdings:
             # A row that must end in a launch already enqueued counts tokens of later ones, for which it got no block.
             if registered == end or registered == len(blocks):
                 continue
+            end = min(end, len(blocks), self.shared.most_findable(request))
+            if registered >= end:
+                continue
             behind = filled[number]
-            for place in range(registered, min(end, len(blocks))):
+            for place in range(registered, end):
                 behind[blocks[place]] = request, slot, place, self._given_up_behind(request, place)
                 request.registered = place + 1
         for number, behind in filled.items():
@@ -161,9 +172,13 @@ class Holdings:
 
     def _given_up_behind(self, request: Request, place: int) -> int:
         """The snapshot of the row's state behind its block at this place, which the row gives up; or NO_SNAPSHOT."""
-        if not self.snapshots.ends_at_border(place):
+        prompt = request.shared_prompt
+        if request.prompt_state != NO_SNAPSHOT and prompt is not None and place == prompt.blocks - 1:
+            snapshot, request.prompt_state = request.prompt_state, NO_SNAPSHOT
+        elif self.snapshots.ends_at_border(place):
+            snapshot = request.snapshots[place // self.snapshots.every]
+        else:
             return NO_SNAPSHOT
-        snapshot = request.snapshots[place // self.snapshots.every]
         if snapshot != NO_SNAPSHOT:
             self.snapshots.fence([snapshot])
         return snapshot
@@ -198,6 +213,9 @@ class Holdings:
         end, freed = 0, list[int]()
         for is_good, block, request, place, snapshot in zip(good, blocks, requests, places, taken, strict=True):
             begin, end = end, end + 4 * size
+            if (prompt := request.shared_prompt) is not None:
+                prompt.found(request, place + 1)
+                is_good &= self.shared.may_find(request)
             if is_good:
                 content = (request.keys or self._keys(request)).content(place, tokens[begin:end])
                 self.pool.make_findable(block, content)
@@ -220,7 +238,12 @@ class Holdings:
         self._give_up_blocks(request)
         self._ledger.defer(int(rows.last_naming[slot]), Release(row_slot=slot, penalty_slot=request.penalty_slot))
         self._leave(request)
+        self.leave(request)
+
+    def leave(self, request: Request) -> None:
+        """The request has ended."""
         self.callers.leave(request.caller)
+        self.shared.has_ended(request)
 
     def evict(self, request: Request) -> None:
         """The row is in no further plan. Its tokens in flight still count; then its request waits again."""
@@ -236,21 +259,25 @@ class Holdings:
         if request.blocks:
             self.register([request.row_slot], [last])
             self.pool.fence(request.blocks)
+        ahead = self._snapshots_ahead(request)
+        if request.prompt_state != NO_SNAPSHOT:  # the row's state is there, and in no slot
+            request.state_slot = NO_SLOT
         if request.state_slot != NO_SLOT:
             self.state_slots.fence(request.state_slot)
-        ahead = self._snapshots_ahead(request)
         self.snapshots.fence(ahead)
-        if request.blocks or request.state_slot != NO_SLOT:
+        if request.blocks or request.state_slot != NO_SLOT or ahead:
             self._ledger.defer(last, Release(blocks=request.blocks, state_slot=request.state_slot, snapshots=ahead))
         request.blocks, request.snapshots, request.begins_as = array("i"), array("i"), NO_SNAPSHOT
-        request.state_slot = NO_SLOT
+        request.state_slot, request.prompt_state = NO_SLOT, NO_SNAPSHOT
         request.registered = request.shared = 0
 
     def _snapshots_ahead(self, request: Request) -> list[int]:
-        """Snapshots for borders that the row has not reached: they are its own."""
-        if not request.snapshots:
-            return []
-        return [one for one in request.snapshots[request.registered // self.snapshots.every :] if one != NO_SNAPSHOT]
+        """Snapshots for borders that the row has not reached, and the one in which its state is: they are its own."""
+        ahead = [] if request.prompt_state == NO_SNAPSHOT else [request.prompt_state]
+        if request.snapshots:
+            reached = request.registered // self.snapshots.every
+            ahead += [one for one in request.snapshots[reached:] if one != NO_SNAPSHOT]
+        return ahead
 
     def _leave(self, request: Request) -> None:
         """The row slot and the penalty slot are fenced, and no request has them any more."""

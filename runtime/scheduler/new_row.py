@@ -60,6 +60,15 @@ def begin_row(rows: Rows, request: Request, block_size: int, limits: SchedulerLi
     )
 
 
+def begin_again(rows: Rows, request: Request, block_size: int, limits: SchedulerLimits) -> Admission:
+    """The row goes on in the same slot from another state, behind the blocks that it has: its record once more."""
+    finite = rows.finite[request.row_slot]
+    admission = begin_row(rows, request, block_size, limits)
+    if not finite:
+        rows.not_finite(request.row_slot)
+    return admission
+
+
 def words_of(request: Request, prefix: int, block_size: int, limits: SchedulerLimits) -> int:
     """Words of the record, at most, of a request that begins with so many cached blocks."""
     counts = 0

@@ -24,7 +24,9 @@ class SchedulerLimits:
     costs one query token. history: the device is told of tokens that the cache holds, since its drafter looks at them.
     guesses_along_masks: the drafter guesses for rows with a grammar, too.
     has_state: a row holds a state slot beside its blocks, and a prefix is found up to a snapshot of the state alone.
-    snapshots: of states, that there is room for. snapshot_tokens: from one border with a snapshot to the next.
+    snapshots: of states, that there is room for. snapshot_tokens: from one border with a snapshot to the next; 0: only
+    the states behind shared prompts are kept. state_unit: a prompt that is cut at multiples of so many tokens leaves
+    the state that it leaves in one piece.
     admissions: rows that may begin with one launch: to make their records takes the loop's time, which is everybody's.
     patience_s: how long a caller waits without a row before a row of another one leaves.
     mixed_prefill_tokens: prompt tokens that a launch may carry while rows decode in it, unless they are one chunk.
@@ -48,6 +50,7 @@ class SchedulerLimits:
     has_state: bool = False
     snapshots: int = 0
     snapshot_tokens: int = 0
+    state_unit: int = 1
     admissions: int = 8
     patience_s: float = 1.0
     mixed_prefill_tokens: int = sys.maxsize
@@ -55,13 +58,13 @@ class SchedulerLimits:
     @property
     def finds_prefixes(self) -> bool:
         """Blocks are kept findable."""
-        return self.prefix_cache and (not self.has_state or self.snapshots > 0)
+        return self.prefix_cache and (not self.has_state or (self.snapshots > 0 and self.snapshot_tokens > 0))
 
     def cuts(self, starts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where chunks that begin at these positions end, if their prompts are long enough: at a multiple of the chunk
         size, or at a border with a snapshot, so that a chunk never goes beyond one. Either depends on the request
         alone. [n]"""
-        size, every = self.prefill_chunk, self.snapshot_tokens if self.snapshots else self.prefill_chunk
+        size, every = self.prefill_chunk, (self.snapshot_tokens if self.snapshots else 0) or self.prefill_chunk
         ends: NDArray[np.int64] = np.minimum((starts // size + 1) * size, (starts // every + 1) * every)
         return ends
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.memory.snapshot_pool import NO_SNAPSHOT
+from runahead.runtime.scheduler.shared_prompt import SharedPrompt
 from runahead.runtime.wire.block_keys import PrefixKeys
 from runahead.runtime.wire.engine_config import MOST_DRAFTS
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
@@ -53,6 +54,8 @@ class Request:
     drafted, accepted: drafts of its rows that launches have looked at, and those that were right, by their place in a
     run, int64 [MOST_DRAFTS], once it has no row.
     generated: tokens of its completion, likewise.
+    shared_prompt: what it has in common with other completions of its prompt; None: it is the only one.
+    prompt_state: the snapshot in which its state is while it computes a shared prompt.
     """
 
     owner: int
@@ -91,6 +94,8 @@ class Request:
     drafted: NDArray[np.int64] = field(default_factory=lambda: np.zeros(MOST_DRAFTS, np.int64))
     accepted: NDArray[np.int64] = field(default_factory=lambda: np.zeros(MOST_DRAFTS, np.int64))
     generated: int = 0
+    shared_prompt: SharedPrompt | None = None
+    prompt_state: int = NO_SNAPSHOT
 
     def __post_init__(self) -> None:
         self.tokens = self.prompt

@@ -27,7 +27,7 @@ from runahead.runtime.scheduler.draft_choice import DraftChoice, FixedChoice
 from runahead.runtime.scheduler.drafts import draft_policy
 from runahead.runtime.scheduler.holdings import Holdings
 from runahead.runtime.scheduler.ledger import NO_EPOCHS, NO_SLOTS, Ledger, LedgerError
-from runahead.runtime.scheduler.new_row import begin_row, words_of
+from runahead.runtime.scheduler.new_row import begin_again, begin_row, words_of
 from runahead.runtime.scheduler.outcomes import NOT_A_TOKEN, Deferred, Ending, Eviction, Release
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.scheduler.plan_builder import NO_APPENDS, PlanBuilder
@@ -101,7 +101,7 @@ class Scheduler:
             self.holdings.forget_written(request)
         if request.row_slot == NO_SLOT:
             self.waiting.remove(request)
-            self.holdings.callers.leave(request.caller)
+            self.holdings.leave(request)
         else:
             self.holdings.end_row(request)
         self.tally.finished[reason.name] += 1
@@ -324,7 +324,7 @@ class Scheduler:
 
     def _cut(self, start: int, request: Request) -> int:
         """Where a chunk from `start` on ends."""
-        return min(self.limits.cut(start), request.tokens.size)
+        return self.holdings.shared.cut(start, request)
 
     def _chunk_blocks(self, slot: int) -> int:
         end = self._cut(int(self.rows.least_len[slot]), self.holdings.request(slot))
@@ -334,9 +334,13 @@ class Scheduler:
         rows, request = self.rows, self.holdings.request(slot)
         start, have = int(rows.least_len[slot]), len(request.blocks)
         end = self._cut(start, request)
-        blocks = self.pool.blocks_for(end) - have
-        if not builder.fits(end - start, blocks, 0):
+        blocks, again = self.pool.blocks_for(end) - have, self.holdings.shared.is_at_state(request, start)
+        words = words_of(request, have, self.pool.block_size, self.limits) if again else 0
+        if not builder.fits(end - start, blocks, words):
             return False  # its blocks are there: rows that lack some pause, and are not planned
+        if again:
+            self.holdings.shared.leave_state(request)
+            builder.admit(begin_again(rows, request, self.pool.block_size, self.limits))
         builder.append_blocks(slot, have, self.holdings.allocate_blocks(request, blocks))
         last = end == request.tokens.size
         target = int(request.tokens[end]) if request.wants_prompt_logprobs and not last else NOT_A_TOKEN

@@ -71,6 +71,7 @@ class WaitingQueue:
         self._first_at = (-1, -1, False)
         self._changes = 0  # grows with each request that comes or goes
         self._without_row: dict[str, float] = {}  # see `who_gives_way`
+        self._held_back = dict[Request, None]()  # counted, and in no line: see `SharedPrompt.holds_back`
 
     def __len__(self) -> int:
         return self._count
@@ -78,17 +79,40 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Request]:
         return self._in_turn()
 
+    @property
+    def held_back(self) -> int:
+        """Requests that wait for the blocks of their prompt, which another completion computes."""
+        return len(self._held_back)
+
     def add(self, request: Request) -> None:
+        self._count += 1
+        if request.shared_prompt is not None and request.shared_prompt.holds_back(request):
+            self._held_back[request] = None
+        else:
+            self._line_up(request)
+
+    def _line_up(self, request: Request) -> None:
         line = self._lines.setdefault(request.caller, _Line()).of(request)
         if not line or line[-1].rank < request.rank:
             line.append(request)  # as nearly everybody
         else:
             insort(line, request, key=_rank)
-        self._count += 1
         self._changes += 1
+
+    def _let_in(self) -> None:
+        """Those line up whose prompts' blocks can be found by now."""
+        for request in list(self._held_back):
+            assert request.shared_prompt is not None
+            if not request.shared_prompt.holds_back(request):
+                del self._held_back[request]
+                self._line_up(request)
 
     def remove(self, request: Request) -> None:
         """It is admitted, or has ended. Raises ValueError if it does not wait."""
+        if request in self._held_back:
+            del self._held_back[request]
+            self._count -= 1
+            return
         own = self._lines.get(request.caller, _Line())
         line = own.of(request)
         place = bisect_left(line, request.rank, key=_rank)
@@ -105,6 +129,8 @@ class WaitingQueue:
     def first(self) -> Request | None:
         """Whose turn it is, of those who lack no penalty slot. It is decided again when a request comes or goes, and
         when a row begins, ends or moves on to another phase."""
+        if self._held_back:
+            self._let_in()
         now = self._changes, self._holdings.rows.changes, self._holdings.penalty_slots.free > 0
         if now != self._first_at:
             self._first = next(self._in_turn(penalised=now[2]), None)

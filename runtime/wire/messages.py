@@ -15,6 +15,7 @@ from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.frames import ProtocolError, framed
 from runahead.runtime.wire.parameters import (
     MAX_ABORT_IDS,
+    MAX_COMPLETIONS,
     MAX_STRUCTURE,
     MAX_TEXT,
     FinishReason,
@@ -24,11 +25,12 @@ from runahead.runtime.wire.parameters import (
 from runahead.runtime.wire.prompt_launches import PromptLaunches
 from runahead.runtime.wire.trace import MAX_TRACED, Trace
 
-PROTOCOL_VERSION: Final = 10
+PROTOCOL_VERSION: Final = 11
 MAX_HANDLE: Final = (1 << 63) - 1
 MAX_ANNOUNCED: Final = 100_000  # requests that a front end may have announced at once
 HEARTBEAT_S: Final = 0.5  # from one heartbeat of the engine to the next, about
 _Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
+_Completions = Annotated[int, msgspec.Meta(ge=1, le=MAX_COMPLETIONS)]
 
 
 # ---------------------------------------------------------------- front end to engine
@@ -49,7 +51,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=2):
     the time between the connection and its own reading of the message; None stands for the latter. announced: it takes
     the place of the announcement with its handle. If that has ended meanwhile, so has the request. structure: a grammar
     that the completion must match, in llguidance's own JSON, `{"grammars": [...]}`; empty: none. caller: who asks;
-    empty where nobody is asked. outranks: the priority counts beside requests of other callers, too.
+    empty where nobody is asked. outranks: the priority counts beside requests of other callers, too. n: completions of
+    the prompt. Completion i has the handle `handle` + i and the seed `sampling.seed` + i; all have the same id.
     """
 
     handle: Annotated[int, msgspec.Meta(ge=1, le=MAX_HANDLE)]
@@ -66,18 +69,20 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=2):
     structure: Annotated[str, msgspec.Meta(max_length=MAX_STRUCTURE)] = ""
     caller: _Text = ""
     outranks: bool = True
+    n: _Completions = 1
 
 
 class Announce(msgspec.Struct, frozen=True, array_like=True, tag=6):
     """A request whose prompt is still being prepared. From now on its id is taken, and an Abort reaches it.
 
     It has an answer only if it ends: Refused, or Accepted and a `Finished` with ABORTED. A Submit or a Cancel with its
-    handle follows in any case. submitted_at: as of `Submit`.
+    handle follows in any case. submitted_at, n: as of `Submit`, which has the same n.
     """
 
     handle: Annotated[int, msgspec.Meta(ge=1, le=MAX_HANDLE)]
     request_id: _Text
     submitted_at: float | None = None
+    n: _Completions = 1
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=3):

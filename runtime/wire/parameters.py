@@ -13,6 +13,7 @@ MAX_TOP_LOGPROBS = 20
 MAX_ABORT_IDS = 1024  # of one call: each is looked up, and may be remembered
 MAX_TEXT = 256  # characters of an id or a salt
 MAX_STRUCTURE = 1 << 18  # characters of a grammar
+MAX_COMPLETIONS = 16  # of one prompt
 
 # Bounds that hold for every model: a value outside of them is invalid, since a row's state could not hold it. NaN is
 # outside too. A row holds these values as float32, so each bound is one that float32 holds, rounded to the nearest.

@@ -27,11 +27,12 @@ def prepared_submit(
     structure: str = "",
     caller: str = "",
     outranks: bool = True,
+    n: int = 1,
 ) -> m.Submit:
     """The message that asks for a completion of `prompt`, int32 [n].
 
     block_size: of the engine's KV blocks if it has a prefix cache, else 0. submitted_at, announced, structure, caller,
-    outranks: see `Submit`.
+    outranks, n: see `Submit`.
     """
     tokens = np.ascontiguousarray(prompt, np.dtype("<i4"))
     repeats = sampling.repetition_penalty != 1
@@ -50,6 +51,7 @@ def prepared_submit(
         structure=structure,
         caller=caller,
         outranks=outranks,
+        n=n,
     )
 
 

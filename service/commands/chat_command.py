@@ -34,7 +34,7 @@ from runahead.service.commands.terminal_text import Screen, harmless
 from runahead.v1 import generate_pb2
 
 # A chat asks many times, its template writes the special tokens, and it shows text alone.
-_NOT_FOR_A_CHAT: Final = ("request_id", "add_special_tokens", "output")
+_NOT_FOR_A_CHAT: Final = ("request_id", "n", "add_special_tokens", "output")
 _HELP: Final = """\
 /help     shows this
 /reset    begins a new conversation; the system prompt stays

@@ -6,6 +6,7 @@ import argparse
 import codecs
 import contextlib
 import sys
+from collections import defaultdict
 from typing import Any
 
 import grpc
@@ -95,7 +96,8 @@ def tokens_per_second(finished: generate_pb2.Finished) -> float | None:
 
 
 class _Completion:
-    """Text on standard output as it arrives; log-probabilities, and how it ended, on standard error.
+    """Text on standard output as it arrives; log-probabilities, and how it ended, on standard error. Of several
+    completions each is shown when it has ended, behind a line on standard error with its index.
 
     has_text: the server has a tokenizer. One without gives ids alone, which are then written in place of the text.
     line_end: what ends the line on which text stands, if there is any.
@@ -104,6 +106,8 @@ class _Completion:
     def __init__(self, request: generate_pb2.GenerateRequest) -> None:
         output = request.output
         self._is_greedy = is_greedy(request)
+        self._are_several = request.n > 1
+        self._deltas: dict[int, list[generate_pb2.Delta]] = defaultdict(list)  # by index, of several that go on
         self._screen = Screen()
         self.has_text = True
         self.line_end = ""
@@ -114,18 +118,27 @@ class _Completion:
     def show(self, response: generate_pb2.GenerateResponse) -> None:
         event = response.WhichOneof("event")
         self.line_end = self.line_end if event == "accepted" else "\n"
-        if event == "delta":
-            self._screen.write(response.delta.text)
-            for token in response.delta.tokens:
-                if not self.has_text:
-                    self._screen.write(f"{token.id} ")
-                if token.HasField("logprob"):
-                    _print_token(token)
+        if event == "delta" and self._are_several:
+            self._deltas[response.delta.index].append(response.delta)
+        elif event == "delta":
+            self._show_delta(response.delta)
         elif event == "prompt":
             self._show_prompt(response.prompt.tokens)
         elif event == "finished":
+            if self._are_several:
+                print(f"[completion {response.finished.index}]", file=sys.stderr)
+            for delta in self._deltas.pop(response.finished.index, ()):
+                self._show_delta(delta)
             self._screen.write("\n")
             print(f"[{describe_finish(response.finished, is_greedy=self._is_greedy)}]", file=sys.stderr)
+
+    def _show_delta(self, delta: generate_pb2.Delta) -> None:
+        self._screen.write(delta.text)
+        for token in delta.tokens:
+            if not self.has_text:
+                self._screen.write(f"{token.id} ")
+            if token.HasField("logprob"):
+                _print_token(token)
 
     def _show_prompt(self, tokens: Any) -> None:
         if self._echo:

@@ -22,6 +22,7 @@ _MAX_TIMEOUT_S: Final = 31_536_000.0  # a year; a deadline too far in the future
 _HELP: Final = {
     "request_id": "name of the request, for Abort (default: the server's choice)",
     "cache_salt": "share cached prefixes only with requests of the same salt",
+    "n": "completions of the prompt, each printed when it has ended; their seeds count up from the first one's",
     "priority": "higher is admitted first, of one caller's",
     "add_special_tokens": "put the tokenizer's special tokens around the prompt, if it is text (default)",
     "temperature": "0 is greedy",
@@ -51,6 +52,7 @@ _TEXT: Final = "text in UTF-8"
 _VALUES: Final = {  # what a value of each type looks like, to end a sentence with
     FieldDescriptor.TYPE_FLOAT: "a number",
     FieldDescriptor.TYPE_INT32: "a whole number from -2147483648 to 2147483647",
+    FieldDescriptor.TYPE_UINT32: "a whole number from 0 to 4294967295",
     FieldDescriptor.TYPE_UINT64: "a whole number from 0 to 18446744073709551615",
     FieldDescriptor.TYPE_STRING: _TEXT,
 }

@@ -85,11 +85,18 @@ class ServiceError(Exception):
     """Ends a call with a status. The sentence and the details go to the client as they are.
 
     reason: a key of `STATUS_OF`; one that is not there, which only an engine gives, is UNAVAILABLE.
-    details: beside ErrorInfo. retry_s: when to try again, for RetryInfo; None where nobody can say.
+    details: beside ErrorInfo. retry_s: when to try again, for RetryInfo; None where nobody can say. metadata: of
+    ErrorInfo.
     """
 
     def __init__(
-        self, reason: str, sentence: str, details: Sequence[Message] = (), *, retry_s: float | None = None
+        self,
+        reason: str,
+        sentence: str,
+        details: Sequence[Message] = (),
+        *,
+        retry_s: float | None = None,
+        metadata: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         super().__init__(sentence)
         self.reason = reason
@@ -97,6 +104,12 @@ class ServiceError(Exception):
         self.sentence = sentence
         self.details = tuple(details)
         self.retry_s = retry_s
+        self.metadata = metadata
+
+    def at_index(self, index: int) -> ServiceError:
+        """The same, where this completion of several has ended the call."""
+        sentence = f"completion {index}: {self.sentence}"
+        return ServiceError(self.reason, sentence, self.details, retry_s=self.retry_s, metadata={"index": str(index)})
 
 
 def invalid_argument(violations: Sequence[Violation], reason: str = "INVALID_FIELD") -> ServiceError:
@@ -208,7 +221,8 @@ def to_status(error: ServiceError, request_id: str = "", headers: Sequence[tuple
     request_id: what RequestInfo calls the request. headers: what else a call is known by, `x-request-id` and the like;
     they are in the trailing metadata, and in RequestInfo as `serving_data`, NAME=VALUE with spaces between.
     """
-    details = [error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN), *error.details]
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN, metadata=error.metadata)
+    details = [info, *error.details]
     pushback: list[tuple[str, str]] = []
     if error.retry_s is not None:
         delay, milliseconds = Duration(), round(error.retry_s * 1000)

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from runahead.runtime.wire.parameters import MAX_ABORT_IDS, MAX_BIAS, MAX_TOP_LOGPROBS
+from runahead.runtime.wire.parameters import MAX_ABORT_IDS, MAX_BIAS, MAX_COMPLETIONS, MAX_TOP_LOGPROBS
 
 
 def _float32(value: float) -> float:
@@ -64,6 +64,7 @@ class Limits:
     structure_bytes: int = 1 << 17
     structure_depth: int = 64
     structure_cache_bytes: int = 16 << 20
+    completions: int = MAX_COMPLETIONS
     choices: int = 1024
     choice_bytes: int = 1024
     chat_messages: int = 1024

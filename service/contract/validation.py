@@ -10,10 +10,11 @@ import re
 import secrets
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
 
+import msgspec
 import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import NDArray
@@ -41,6 +42,7 @@ from runahead.v1 import (
 AnyGenerateRequest = GenerateRequest | GenerateOnceRequest  # they have the same fields
 
 _CALLER: Final = re.compile(r"^[A-Za-z0-9._~%-]{1,100}/")  # in front of an id
+_SEEDS: Final = 1 << 64
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]+")
 _REQUEST_ID_SENTENCE: Final = f"must be 1 to {LIMITS.request_id_length} of the characters A-Z a-z 0-9 . _ : -"
 _NO_PENALTY_SLOTS: Final = "is not supported by this server, which was started with penalty_slots 0"
@@ -74,7 +76,8 @@ class CheckedRequest:
     engine_id: what the engine knows the request by, if that is not its id: see `runahead.service.calls.ownership`.
     caller: who asks; empty where nobody is asked. outranks: its priority counts beside other callers' requests, too.
     prompt: text, a chat, or int32 [n] token ids. echo: the prompt's tokens are sent back.
-    structure: what the completion must be; grammar: what was made of it, as `Submit` has it, empty until then.
+    structure: what the completion must be; grammar: what was made of it, as `Submit` has it, empty until then. n: how
+    many completions there are to be; `sampling.seed` is that of the first.
     """
 
     request_id: str
@@ -91,6 +94,7 @@ class CheckedRequest:
     outranks: bool = True
     structure: StructureSource | None = None
     grammar: str = ""
+    n: int = 1
 
 
 def check_request(request: AnyGenerateRequest, info: EngineInfo, has_tokenizer: bool = True) -> CheckedRequest:
@@ -116,6 +120,7 @@ def check_request(request: AnyGenerateRequest, info: EngineInfo, has_tokenizer: 
         abs(request.priority) <= LIMITS.priority, "priority", f"must be within -{LIMITS.priority} and {LIMITS.priority}"
     )
     structure = check_structure(request, found)
+    n = _check_n(request, info, found)
     found.raise_if_any()
     return CheckedRequest(
         request_id=request_id,
@@ -128,7 +133,15 @@ def check_request(request: AnyGenerateRequest, info: EngineInfo, has_tokenizer: 
         cache_salt=request.cache_salt,
         add_special_tokens=request.add_special_tokens or not request.HasField("add_special_tokens"),
         structure=structure,
+        n=n,
     )
+
+
+def each_alone(request: CheckedRequest) -> list[CheckedRequest]:
+    """A request of its own for each completion, by index."""
+    seed = request.sampling.seed
+    seeds = [(seed + index) % _SEEDS for index in range(request.n)]
+    return [replace(request, sampling=msgspec.structs.replace(request.sampling, seed=one), n=1) for one in seeds]
 
 
 def check_prompt_tokens(ids: NDArray[np.int32], field: str, info: EngineInfo) -> None:
@@ -229,6 +242,19 @@ def _check_prompt_field(
     wide = np.fromiter(ids, np.int64, len(ids))
     found.require_range(wide, info.vocab_size, field)
     return np.minimum(wide, info.vocab_size).astype(np.int32)
+
+
+def _check_n(request: AnyGenerateRequest, info: EngineInfo, found: Violations) -> int:
+    if not request.HasField("n"):
+        return 1
+    most = most_completions(info)
+    found.require(1 <= request.n <= most, "n", f"must be 1 to {most}, and is {request.n}")
+    return request.n
+
+
+def most_completions(info: EngineInfo) -> int:
+    """Completions of one request, at most: those that have no row wait in the queue."""
+    return min(LIMITS.completions, info.max_rows + info.max_queue)
 
 
 def _check_length(count: int, field: str, info: EngineInfo, found: Violations) -> bool:

@@ -71,10 +71,13 @@ class EngineClient(Protocol):
         sent. Never blocks. Raises EngineLostError, also if the engine is silent."""
 
     def release(self, stream: RequestStream, reason: FinishReason = FinishReason.CANCELLED) -> None:
-        """The reader is done with a stream: nothing happens to it any more. Idempotent.
+        """The reader is done with a request: nothing happens to its streams any more. Idempotent.
 
-        A request that has not ended is cancelled in the engine, and counted there under `reason`.
+        Completions that have not ended are cancelled in the engine, and counted there under `reason`.
         """
+
+    def release_one(self, stream: RequestStream, reason: FinishReason) -> None:
+        """The same for the stream of one completion, of a request that was submitted."""
 
     async def abort(self, request_ids: tuple[str, ...], all_requests: bool, reach: str = "") -> AbortResult:
         """reach: how ids begin that `all_requests` means. Raises EngineLostError, also at once if the engine is
@@ -151,9 +154,9 @@ class SocketEngineClient(asyncio.Protocol):
     # ------------------------------------------------------------ calls
 
     def announce(self, request: CheckedRequest) -> RequestStream:
-        stream = self._new_stream()
+        stream = self._new_stream(request.n)
         self._announced.add(stream.handle)
-        self._send(Announce(stream.handle, request.engine_id or request.request_id, stream.submitted_at))
+        self._send(Announce(stream.handle, request.engine_id or request.request_id, stream.submitted_at, request.n))
         return stream
 
     def submit(
@@ -162,7 +165,7 @@ class SocketEngineClient(asyncio.Protocol):
         if announced is not None and announced.ended:
             return announced
         self._raise_if_lost_or_silent()
-        stream = announced or self._new_stream()
+        stream = announced or self._new_stream(request.n)
         self._announced.discard(stream.handle)
         stream.expect_prompt(len(prompt) - 1 if request.sampling.prompt_logprobs >= 0 else 0)
         self._send(
@@ -180,15 +183,25 @@ class SocketEngineClient(asyncio.Protocol):
                 structure=request.grammar,
                 caller=request.caller,
                 outranks=request.outranks,
+                n=request.n,
             )
         )
         return stream
 
     def release(self, stream: RequestStream, reason: FinishReason = FinishReason.CANCELLED) -> None:
         # Of a request that is announced the engine waits for a word, also if its stream has ended.
-        was_announced = stream.handle in self._announced
-        self._announced.discard(stream.handle)
-        if self._streams.pop(stream.handle, None) is not None or was_announced:
+        handle = stream.completions[0].handle
+        if handle in self._announced:
+            self._announced.discard(handle)
+            for one in stream.completions:
+                self._streams.pop(one.handle, None)
+            self._send(Cancel(handle, reason))
+            return
+        for one in stream.completions:
+            self.release_one(one, reason)
+
+    def release_one(self, stream: RequestStream, reason: FinishReason) -> None:
+        if self._streams.pop(stream.handle, None) is not None:
             self._send(Cancel(stream.handle, reason))
 
     async def abort(self, request_ids: tuple[str, ...], all_requests: bool, reach: str = "") -> AbortResult:
@@ -265,7 +278,9 @@ class SocketEngineClient(asyncio.Protocol):
                 if stream is not None and not stream.push_prompt(message):
                     self.release(stream)
             case Refused(handle=handle):
-                if stream := self._streams.pop(handle, None):
+                if stream := self._streams.get(handle):
+                    for one in stream.completions:
+                        self._streams.pop(one.handle, None)
                     stream.fail(RequestRefusedError(message.code, message.message, message.field))
             case AbortResult(call=call):
                 if (aborted := self._abort_calls.pop(call, None)) and not aborted.done():
@@ -304,18 +319,23 @@ class SocketEngineClient(asyncio.Protocol):
 
     # ------------------------------------------------------------ the rest
 
-    def _new_stream(self) -> RequestStream:
-        """Raises EngineLostError."""
+    def _new_stream(self, n: int = 1) -> RequestStream:
+        """That of the first of n completions. Raises EngineLostError."""
         self._raise_if_lost_or_silent()
-        self._last_handle += 1
-        stream = RequestStream(
-            self._last_handle,
-            LIMITS.unread_bytes,
-            unread_prompt_bytes=LIMITS.unread_prompt_bytes,
-            wake_in_turn=self._waking.add,
-        )
-        self._streams[stream.handle] = stream
-        return stream
+        first: RequestStream | None = None
+        for _ in range(n):
+            self._last_handle += 1
+            stream = RequestStream(
+                self._last_handle,
+                LIMITS.unread_bytes,
+                unread_prompt_bytes=LIMITS.unread_prompt_bytes,
+                wake_in_turn=self._waking.add,
+                first=first,
+            )
+            self._streams[stream.handle] = stream
+            first = first or stream
+        assert first is not None
+        return first
 
     def _on_silence(self, is_silent: bool) -> None:
         if is_silent:

@@ -80,6 +80,9 @@ class RequestStream:
     wake_in_turn: calls what it is given soon, for a stream that has new tokens: see `Waking`. None: at once.
     submitted_at: the moment that all its times begin at, here and in the engine: it is made when its request is
     submitted, or announced before. In seconds on the monotonic clock.
+    first: the stream of completion 0, where this one is of another completion of the same request; None: it is of
+    completion 0. Streams of one request have one reader and one bound, and if one fails all do. What is said of the
+    request and its prompt comes to the first.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class RequestStream:
         prompt_logprobs: int = 0,
         unread_prompt_bytes: int = 0,
         wake_in_turn: Callable[[Callable[[], None]], None] | None = None,
+        first: RequestStream | None = None,
     ) -> None:
         self.handle = handle
         self.submitted_at = time.monotonic()
@@ -111,11 +115,15 @@ class RequestStream:
         self._reader: asyncio.Future[None] | None = None
         self._wake_in_turn = wake_in_turn
         self._has_turn = False  # its reader is going to be woken in its turn
+        self._first = first or self
+        self.completions: list[RequestStream] = [] if first is None else first.completions  # of the request, by index
+        self.completions.append(self)
+        self._untaken = 0  # of `_unread` of the first, this one's
 
     @property
     def failure(self) -> Exception | None:
-        """Why the stream failed or was refused, if it did."""
-        return self._failure
+        """Why the request's streams failed or were refused, if they did."""
+        return next((one._failure for one in self.completions if one._failure is not None), None)
 
     @property
     def unread_bytes(self) -> int:
@@ -192,13 +200,17 @@ class RequestStream:
             raise self._failure
         token_ids, self._token_ids = self._token_ids, []
         logprobs, self._logprobs = self._logprobs, []
-        self._unread = 0
+        self._first._unread -= self._untaken
+        self._untaken = 0
         return TokenBatch(token_ids, logprobs, self._finished, self._admitted)
 
+    async def wait(self) -> None:
+        """Returns when something was said of the request since."""
+        await self._wait()
+
     def _wait(self) -> asyncio.Future[None]:
-        """Done when something was said since."""
-        self._reader = asyncio.get_running_loop().create_future()
-        return self._reader
+        reader = self._first._reader = asyncio.get_running_loop().create_future()
+        return reader
 
     # ------------------------------------------------------------ the connection's side
 
@@ -244,17 +256,21 @@ class RequestStream:
         """
         if self._prompt_next < self._prompt_end:
             raise ProtocolError(f"a token came before the log-probability of prompt token {self._prompt_next}")
-        self._unread += _TOKEN_BYTES if logprobs is None else _TOKEN_BYTES + _TOP_BYTES * len(logprobs.top_ids)
-        if self._unread > self._unread_limit:
+        size, first = _TOKEN_BYTES, self._first
+        if logprobs is not None:
+            size += _TOP_BYTES * len(logprobs.top_ids)
+        first._unread += size
+        if first._unread > self._unread_limit:
             self.fail(SlowReaderError())
             return False
+        self._untaken += size
         self._token_ids.append(token_id)
         self._logprobs.append(logprobs)
         if self._wake_in_turn is None:
             self._wake()
-        elif self._reader is not None and not self._has_turn:
-            self._has_turn = True
-            self._wake_in_turn(self._take_turn)
+        elif first._reader is not None and not first._has_turn:
+            first._has_turn = True
+            self._wake_in_turn(first._take_turn)
         return True
 
     def finish(self, finished: Finished) -> None:
@@ -264,25 +280,29 @@ class RequestStream:
             self._wake()
 
     def fail(self, failure: Exception) -> None:
-        """The end, by a failure. What was not taken is dropped."""
-        if self.ended:
-            return
-        self._failure = failure
-        self._token_ids.clear()
-        self._logprobs.clear()
-        self._prompt_parts.clear()
-        if self._reader is None and self._interrupt is not None:
-            self._interrupt()
-        self._wake()
+        """The end of all streams of the request that have not ended, by a failure. What was not taken of them is
+        dropped."""
+        failed = [one for one in self.completions if not one.ended]
+        for one in failed:
+            one._failure = failure
+            one._token_ids.clear()
+            one._logprobs.clear()
+            one._prompt_parts.clear()
+        first = self._first
+        if failed and first._reader is None and first._interrupt is not None:
+            first._interrupt()
+        if failed:
+            self._wake()
 
     def _take_turn(self) -> None:
         self._has_turn = False
         self._wake()
 
     def _wake(self) -> None:
-        if self._preparation is not None and self.ended:
-            self._preparation.cancel()
-        reader, self._reader = self._reader, None
+        first = self._first
+        if first._preparation is not None and first.ended:
+            first._preparation.cancel()
+        reader, first._reader = first._reader, None
         if reader is not None and not reader.done():
             reader.set_result(None)
 

@@ -9,6 +9,7 @@ import msgspec
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire import prompt_launches
 from runahead.service.contract.limits import LIMITS
+from runahead.service.contract.validation import most_completions
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.service.structures.structures import why_none
 from runahead.service.text.tokenizer import TextTokenizer
@@ -99,6 +100,7 @@ def _limits(info: m.EngineInfo, settings: FrontEndSettings, *, has_text: bool, s
         unread_prompt_bytes=LIMITS.unread_prompt_bytes,
         once_prompt_bytes=LIMITS.once_prompt_bytes,
         structure_bytes=LIMITS.structure_bytes if structures else 0,
+        completions=most_completions(info),
     )
 
 

@@ -12,7 +12,6 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.runtime.wire.parameters import FinishReason as EngineReason
 from runahead.service.calls.access import current_caller
 from runahead.service.calls.admission import Account, Admission
 from runahead.service.calls.call import Call
@@ -21,16 +20,19 @@ from runahead.service.calls.ownership import Ownership
 from runahead.service.calls.stream_writer import StreamWriter
 from runahead.service.chat.chats import Chats
 from runahead.service.completion.completion import Completion
+from runahead.service.completion.open_completion import OpenCompletion, so_far
 from runahead.service.completion.preparing import Preparing
 from runahead.service.completion.prompt_events import PromptEvents
 from runahead.service.completion.texts import Texts, text_bytes
 from runahead.service.contract.errors import ServiceError
+from runahead.service.contract.limits import LIMITS
 from runahead.service.contract.validation import (
     AnyGenerateRequest,
     CheckedRequest,
     check_known,
     check_once,
     check_request,
+    each_alone,
 )
 from runahead.service.engine.engine_client import EngineClient
 from runahead.service.engine.request_stream import (
@@ -55,7 +57,6 @@ from runahead.v1 import (
     Accepted,
     DetokenizeRequest,
     DetokenizeResponse,
-    Finished,
     GenerateOnceRequest,
     GenerateOnceResponse,
     GenerateRequest,
@@ -63,7 +64,6 @@ from runahead.v1 import (
     GenerationServiceServicer,
     GetModelInfoRequest,
     GetModelInfoResponse,
-    Prompt,
     RenderChatRequest,
     RenderChatResponse,
     StatsRequest,
@@ -74,70 +74,9 @@ from runahead.v1 import (
     TraceResponse,
     WatchStatsRequest,
 )
+from runahead.v1 import Completion as WholeCompletion
 
 _Context = grpc.aio.ServicerContext[Any, Any]
-
-
-class OpenCompletion:
-    """A request that the engine has queued, and the completion that is made of its tokens."""
-
-    def __init__(
-        self,
-        engine: EngineClient,
-        stream: RequestStream,
-        prompt: PromptEvents,
-        completion: Completion,
-        accepted: Accepted,
-    ) -> None:
-        self._engine = engine
-        self._stream = stream
-        self._prompt = prompt
-        self._completion = completion
-        self.accepted = accepted
-
-    @property
-    def finished(self) -> Finished:
-        """How it ended, once there is no delta any more. Nothing that happens to the engine changes it."""
-        assert self._completion.finished is not None
-        return self._completion.finished
-
-    @property
-    def cached_tokens(self) -> int:
-        """Of the prompt, taken from the prefix cache; 0 before it is known."""
-        return self._stream.admitted.cached_tokens if self._stream.admitted else 0
-
-    def interrupt_writes(self) -> None:
-        """From now on, a write that is stuck because nobody reads is cancelled if the stream fails.
-
-        Called when the call's headers are out: no status can be sent before.
-        """
-        self._stream.interrupt_with(_task().cancel)
-
-    async def prompt_events(self) -> AsyncIterator[Prompt]:
-        """The prompt's tokens where they were asked for, as the engine describes them, to be taken before any delta.
-
-        Fewer than all if the request ends before. Raises what `RequestStream.take_prompt` raises.
-        """
-        for event in self._prompt.without_logprobs():
-            yield event
-        while (part := await self._stream.take_prompt()) is not None:
-            for event in self._prompt.with_logprobs(part):
-                yield event
-
-    async def next_delta(self) -> GenerateResponse | None:
-        """An event with all tokens that are there, as many as it may carry; waits for one. None after the last.
-
-        Raises what `RequestStream.take` and `Completion.fill` raise.
-        """
-        completion, stream = self._completion, self._stream
-        while completion.has_room and (completion.is_empty or stream.has_more):
-            completion.add(await stream.take())
-            if completion.finished is not None:
-                # Before the end is written: a stream that is still open could fail meanwhile, and an error would follow
-                # the end.
-                self._engine.release(stream, EngineReason.STOP)
-        event = GenerateResponse()
-        return event if completion.fill(event.delta) else None
 
 
 class GenerationServicer(GenerationServiceServicer):
@@ -225,10 +164,12 @@ class GenerationServicer(GenerationServiceServicer):
             await writer.write(GenerateResponse(accepted=opened.accepted))
             async for prompt in opened.prompt_events():
                 await writer.write(GenerateResponse(prompt=prompt))
-            while (event := await opened.next_delta()) is not None:
-                await writer.write(event)
-            with suppress(StalledReaderError):  # all is in the library's hands: nothing follows the end
-                await writer.write(GenerateResponse(finished=opened.finished))
+            while (event := await opened.next_event()) is not None:
+                if not opened.is_over:
+                    await writer.write(event)
+                    continue
+                with suppress(StalledReaderError):  # all is in the library's hands: nothing follows the end
+                    await writer.write(event)
 
     async def GenerateOnce(self, request: GenerateOnceRequest, context: _Context) -> GenerateOnceResponse:
         response = GenerateOnceResponse()
@@ -237,16 +178,21 @@ class GenerationServicer(GenerationServiceServicer):
             self._in_time(),
             self._open(request, call, context) as opened,
         ):
-            text: list[str] = []
             async for prompt in opened.prompt_events():
                 response.prompt.tokens.extend(prompt.tokens)
                 await asyncio.sleep(0)  # a long prompt takes turns with other calls
-            while (event := await opened.next_delta()) is not None:
-                text.append(event.delta.text)
-                response.tokens.extend(event.delta.tokens)
-            response.text = "".join(text)
+            texts: list[list[str]] = [[] for _ in range(opened.n)]
+            whole: list[GenerateOnceResponse | WholeCompletion] = [response]
+            whole += (response.more.add() for _ in range(opened.n - 1))
+            while (event := await opened.next_event()) is not None:
+                if event.HasField("finished"):
+                    whole[event.finished.index].finished.CopyFrom(event.finished)
+                else:
+                    texts[event.delta.index].append(event.delta.text)
+                    whole[event.delta.index].tokens.extend(event.delta.tokens)
+            for one, text in zip(whole, texts, strict=True):
+                one.text = "".join(text)
             response.accepted.CopyFrom(opened.accepted)
-            response.finished.CopyFrom(opened.finished)
         return response
 
     async def Abort(self, request: AbortRequest, context: _Context) -> AbortResponse:
@@ -316,14 +262,16 @@ class GenerationServicer(GenerationServiceServicer):
             holding.keep(Resource.QUEUED_TOKENS, len(prompt))
             stream.tell_of_admission(partial(holding.keep, Resource.QUEUED_TOKENS))
             events = PromptEvents(checked, prompt, self._token_bytes)
-            completion = Completion(checked, len(prompt), self._token_bytes, stream.submitted_at)
+            completions = [
+                Completion(one, len(prompt), self._token_bytes, stream.submitted_at) for one in each_alone(checked)
+            ]
             call.submit(len(prompt), stream.submitted_at)
             try:
                 await stream.accepted()
                 accepted = Accepted(
                     request_id=checked.request_id, server_id=self._engine.server_id, prompt_tokens=len(prompt)
                 )
-                yield OpenCompletion(self._engine, stream, events, completion, accepted)
+                yield OpenCompletion(self._engine, stream, events, completions, accepted)
             except RequestRefusedError as refused:
                 self.counters.refused += 1
                 if refused.code == "RESOURCE_EXHAUSTED":
@@ -339,8 +287,9 @@ class GenerationServicer(GenerationServiceServicer):
                 raise stream.failure from None
             finally:
                 self._engine.release(stream)
-                call.note(completion.finished is not None, completion.so_far(stream.admitted))
-                self.counters.stop_strings += completion.stopped_by_string
+                has_finished = all(one.finished is not None for one in completions)
+                call.note(has_finished, so_far(completions, stream))
+                self.counters.stop_strings += sum(one.stopped_by_string for one in completions)
                 self.counters.slow_readers += isinstance(stream.failure, SlowReaderError)
 
     @asynccontextmanager
@@ -362,7 +311,8 @@ class GenerationServicer(GenerationServiceServicer):
         """
         size = text_bytes(request.text) if request.HasField("text") else request.chat.ByteSize()
         tokens = min(size or len(request.token_ids.ids), self._engine.info.context_length)
-        wanted = {Resource.STREAMS: 1, Resource.QUEUED_TOKENS: tokens, Resource.TOKENIZING_BYTES: size}
+        streams = min(max(request.n, 1), LIMITS.completions)  # what is more is refused when it is checked
+        wanted = {Resource.STREAMS: streams, Resource.QUEUED_TOKENS: tokens, Resource.TOKENIZING_BYTES: size}
         try:
             with self._admission.holding(account, wanted) as holding:
                 yield holding

@@ -14,7 +14,7 @@ from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.messages import EngineInfo
 from runahead.service.contract.errors import Violation, invalid_argument
 from runahead.service.contract.limits import LIMITS
-from runahead.v1 import Finished, FinishReason, Token
+from runahead.v1 import Delta, Finished, FinishReason, Token
 
 _REASONS: Final = {
     FinishReason.FINISH_REASON_END_OF_SEQUENCE: "stop",
@@ -64,9 +64,10 @@ def output_logprobs(tokens: Sequence[Token], top: int) -> Any:
     )
 
 
-def chunk(tokens: Sequence[Token], prompt_tokens: int, cached_tokens: int, top: int, prompt: Any) -> Any:
-    """Some tokens of a stream. prompt: its log-probabilities, in the first chunk. `completion_tokens` are the chunk's
-    own, which routers add up."""
+def chunk(delta: Delta, prompt_tokens: int, cached_tokens: int, top: int, prompt: Any) -> Any:
+    """Some tokens of a completion. prompt: its log-probabilities, in the first chunk of completion 0.
+    `completion_tokens` are the chunk's own, which routers add up."""
+    tokens = delta.tokens
     return pb.GenerateResponse(
         chunk=pb.GenerateStreamChunk(
             token_ids=[token.id for token in tokens],
@@ -75,6 +76,7 @@ def chunk(tokens: Sequence[Token], prompt_tokens: int, cached_tokens: int, top: 
             cached_tokens=cached_tokens,
             output_logprobs=output_logprobs(tokens, top),
             input_logprobs=prompt,
+            index=delta.index,
         )
     )
 
@@ -89,6 +91,7 @@ def complete(ids: Sequence[int], finished: Finished, scored: Any, prompt: Any) -
         cached_tokens=finished.usage.cached_tokens,
         output_logprobs=scored,
         input_logprobs=prompt,
+        index=finished.index,
     )
     if finished.reason == FinishReason.FINISH_REASON_STOP:  # what ended it beside the model's own end of sequence
         if finished.stop.WhichOneof("match") == "text":

@@ -65,6 +65,8 @@ def generate_request(request: Any, context_length: int) -> GenerateRequest:
     elif which == "tokenized":
         ours.token_ids.ids.extend(request.tokenized.input_ids)
         ours.token_ids.SetInParent()
+    if params.n:
+        ours.n = params.n
     _fill_sampling(ours, params, found)
     _fill_structure(ours, params)
     stopping = ours.stopping
@@ -106,9 +108,6 @@ def _check_supported(request: Any, found: Violations) -> None:
         found.require(not _is_set(request, name), name, _NO)
     rank = request.data_parallel_rank
     found.require(rank == 0, "data_parallel_rank", f"must be 0, the only rank there is, or unset, and is {rank}")
-    found.require(
-        params.n <= 1, "sampling_params.n", f"must be 1, and is {params.n}: one completion is made of a prompt"
-    )
     for name in ("structural_tag", "truncate_prompt_tokens", "grammar_from_first_token"):
         found.require(not _is_set(params, name), f"sampling_params.{name}", _NO)
     found.require(
@@ -152,6 +151,8 @@ def _is_set(message: Message, name: str) -> bool:
 
 def _name(text: str) -> str:
     """A path of ours, or a sentence that begins with one, as the facade's."""
+    if text == "n" or text.startswith("n "):
+        return f"sampling_params.{text}"
     for ours, theirs in _NAMES:
         if text.startswith(ours):
             return theirs + text.removeprefix(ours)

@@ -18,13 +18,14 @@ from runahead.service.calls.access import FACADE
 from runahead.service.calls.call import Call
 from runahead.service.calls.guard import guarded
 from runahead.service.calls.stream_writer import StreamWriter
+from runahead.service.completion.open_completion import OpenCompletion
 from runahead.service.contract.errors import Violation, invalid_argument, no_tokenizer
 from runahead.service.contract.validation import check_known
 from runahead.service.engine.engine_client import EngineClient
 from runahead.service.engine.request_stream import StalledReaderError
 from runahead.service.servicers.abort import abort
 from runahead.service.servicers.health import HealthServicer
-from runahead.service.servicers.servicer import GenerationServicer, OpenCompletion
+from runahead.service.servicers.servicer import GenerationServicer
 from runahead.service.servicers.vllm_answers import (
     check_input_logprobs,
     chunk,
@@ -106,20 +107,27 @@ class VllmServicer:
             check_input_logprobs(prompt_tokens, prompt_top)
             await writer.begin(call.trace.headers)
             opened.interrupt_writes()
-            prompt = await _prompt(opened, prompt_top)
-            ids: list[int] = []
-            kept: list[Token] = []
-            while (event := await opened.next_delta()) is not None:
-                tokens = event.delta.tokens
-                ids.extend(token.id for token in tokens)
+            prompts = {0: await _prompt(opened, prompt_top)}  # what is said of the prompt comes with completion 0
+            ids: list[list[int]] = [[] for _ in range(opened.n)]
+            kept: list[list[Token]] = [[] for _ in range(opened.n)]
+            while (event := await opened.next_event()) is not None:
+                if event.HasField("finished"):
+                    index = event.finished.index
+                    scored = None if is_streamed else output_logprobs(kept[index], top)
+                    end = complete(ids[index], event.finished, scored, prompts.pop(index, None))
+                    if not opened.is_over:
+                        await writer.write(end)
+                        continue
+                    with suppress(StalledReaderError):  # all is in the library's hands: nothing follows the end
+                        await writer.write(end)
+                    continue
+                index, tokens = event.delta.index, event.delta.tokens
+                ids[index].extend(token.id for token in tokens)
                 if not is_streamed:
-                    kept.extend(tokens if top >= 0 else ())
+                    kept[index].extend(tokens if top >= 0 else ())
                 elif tokens:
-                    await writer.write(chunk(tokens, prompt_tokens, opened.cached_tokens, top, prompt))
-                    prompt = None
-            end = complete(ids, opened.finished, None if is_streamed else output_logprobs(kept, top), prompt)
-            with suppress(StalledReaderError):  # all is in the library's hands: nothing follows the end
-                await writer.write(end)
+                    cached = opened.cached_tokens(index)
+                    await writer.write(chunk(event.delta, prompt_tokens, cached, top, prompts.pop(index, None)))
 
     async def GetTokenizer(self, request: Any, context: _Context) -> None:
         async with (

@@ -188,6 +188,7 @@ class Chain:
         sampling: SamplingParams | None = None,
         announced: bool = False,
         structure: str = "",
+        n: int = 1,
         **stopping: object,
     ) -> None:
         """Ask for a request; without an id of its own it is r<handle> from front end 1, r<owner>.<handle> from others.
@@ -208,6 +209,7 @@ class Chain:
                 cache_salt=cache_salt,
                 announced=announced,
                 structure=structure,
+                n=n,
             ),
             owner=owner,
         )

@@ -55,7 +55,7 @@ class NamingLedger(WatchedLedger):
         self._penalty_slots: dict[int, dict[int, int]] = {launched: {}}  # of a launch's rows, by row slot
         self._state_slots: dict[int, set[int]] = {}
         self._snapshots: dict[int, set[int]] = {}
-        self._begun: dict[int, int] = {}  # the epoch of a row slot whose first launch was seen
+        self._begun: dict[int, tuple[int, int]] = {}  # by row slot whose first launch was seen: epoch, and as what
         self.forms = Counter[str]()  # launches, by what `check_shape` says of them
 
     def enqueue(self, launch: Launch) -> None:
@@ -75,9 +75,11 @@ class NamingLedger(WatchedLedger):
         is not known."""
         scheduler = self.scheduler
         rows, every = scheduler.rows, scheduler.limits.snapshot_tokens if scheduler.limits.snapshots else 0
-        if self._begun.get(slot) != (epoch := int(rows.epoch[slot])):
-            self._begun[slot] = epoch
+        if self._begun.get(slot) != (begun := (int(rows.epoch[slot]), request.begins_as)):
+            self._begun[slot] = begun
             yield request.begins_as
+        if request.state_slot >= rows.max_rows:  # its state is in a snapshot
+            yield request.state_slot - rows.max_rows + 1
         if every:
             given_up = request.registered * scheduler.pool.block_size
             if has_chunk:  # it may end at a border, whose snapshot the row has given up with this very launch

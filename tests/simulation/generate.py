@@ -10,6 +10,7 @@ from runahead.runtime.engine.interval_log import LogMode
 from runahead.runtime.plan import PLAN_WORDS
 from tests.runtime.chain import tightest_plan
 from tests.runtime.programs.hash_model import VOCAB
+from tests.simulation.completions import with_completions
 from tests.simulation.script import DEPTHS, DRAFTING, DRAFTS, GRAMMARS, STATES, Ask, Event, Kind, Mode, Script, World
 from tests.simulation.sieges import besieged, besieged_in_its_prompt
 
@@ -57,6 +58,7 @@ def make_script(seed: int, mode: Mode | None = None) -> Script:
     script = _with_callers(seed, script)
     if script.world.mode is Mode.STATE:
         script = replace(script, asks=_with_grammars(seed, script.asks))
+    script = with_completions(seed, script)
     if seed % _SIEGES == _SIEGES - 1:
         return besieged(script)
     return besieged_in_its_prompt(script) if seed % _SIEGES == _SIEGES // 2 else script

@@ -31,7 +31,8 @@ def conservation(chain: SimulatedChain) -> None:
     running = int(np.count_nonzero((rows.phase != RowPhase.FREE) & (rows.phase != RowPhase.FENCED)))
     assert len(live) == running, "rows and requests do not agree"
     assert scheduler.holdings.penalty_slots.owned == sum(request.penalty_slot >= 0 for request in live)
-    assert scheduler.holdings.state_slots.owned == sum(request.state_slot >= 0 for request in live)
+    slots = scheduler.holdings.state_slots
+    assert slots.owned == sum(0 <= request.state_slot < slots.total for request in live)
     ahead = [one for request in live for one in scheduler.holdings._snapshots_ahead(request)]
     assert scheduler.holdings.snapshots.owned == len(ahead) == len(set(ahead)), "a snapshot has no owner, or two"
 
@@ -95,7 +96,10 @@ def ranks(chain: SimulatedChain) -> None:
     """Who waits is sorted by priority and arrival among its caller's requests, and no paused row is gone."""
     scheduler = chain.engine.scheduler
     waiting = list(scheduler.waiting)
-    assert len(waiting) == len(set(waiting)) == len(scheduler.waiting), "a request waits twice, or nowhere"
+    known = len(set(waiting)) + scheduler.waiting.held_back
+    assert len(waiting) + scheduler.waiting.held_back == known == len(scheduler.waiting), (
+        "a request waits twice, or nowhere"
+    )
     for caller in {request.caller for request in waiting}:
         own = [request.rank for request in waiting if request.caller == caller]
         assert own == sorted(own), "the queue is not in order"
@@ -123,7 +127,7 @@ def _snapshots_are_what_they_are_found_by(chain: SimulatedChain, program: StateP
             state = next_state(state, token)
         assert NOT_FINITE not in seen, f"snapshot {snapshot} is of a row that was not finite"
         assert state == program.states[place], f"snapshot {snapshot} was written over"
-        assert seen and not len(seen) % scheduler.limits.snapshot_tokens, f"snapshot {snapshot} is of no border"
+        assert seen and not len(seen) % chain.pool.block_size, f"snapshot {snapshot} is of no border"
         tokens = np.frombuffer(content.tokens, np.int32).tolist()
         assert list(seen[-len(tokens) :]) == tokens, f"snapshot {snapshot} is not of what it is found by"
 

@@ -16,6 +16,7 @@ from tests.runtime.chain import EVERYTHING
 from tests.simulation.assembly import make_chain
 from tests.simulation.book import Book
 from tests.simulation.columns import RowColumns
+from tests.simulation.completions import completions_of
 from tests.simulation.fairness import FairShares
 from tests.simulation.invariants import INVARIANTS, Evictions, Hanging, Progress, Staged
 from tests.simulation.lengths import check_lengths
@@ -121,7 +122,8 @@ class Life:
             if ask.owner not in self._lost:
                 self.witness.count("came when nothing was left", bool(self._sent) and self.chain.quiet)
                 self._sent[handle] = ask
-                self.chain.tell(self._submit(handle, ask), owner=ask.owner)
+                if not ask.index:
+                    self.chain.tell(self._submit(handle, ask), owner=ask.owner)
 
     def _submit(self, handle: int, ask: Ask) -> m.Submit:
         return prepared_submit(
@@ -136,6 +138,7 @@ class Life:
             structure=ask.grammar,
             caller=ask.caller,
             outranks=ask.outranks,
+            n=len(completions_of(self.script.asks, handle)),
         )
 
     def _look_before(self) -> None:
@@ -261,9 +264,10 @@ class Life:
         device failed."""
         served = set(self._served())
         on_their_way = {
-            self.wires.handle(owner, sent.handle)
+            self.wires.handle(owner, sent.handle + index)
             for owner, sent in self.chain.links.unread
             if isinstance(sent, m.Submit)
+            for index in range(sent.n)
         }
         for handle in self._sent:
             heard = self.transcript.heard[handle]

@@ -204,7 +204,8 @@ class StateProgram(SimulatedProgram):
         the latter is not finite, if it is one of them."""
         source, own, certain = int(places.read_from[row]), int(places.slots[row]), int(places.certain[row])
         state, seen = (STATE_INIT, ()) if is_first else (self.states[source], self.seen[source])
-        again = self.kept[own][: places.replayed[row]]
+        is_slot = own < len(self.kept)  # not a snapshot, which has no room for drafts
+        again = self.kept[own][: places.replayed[row]] if is_slot else []
         assert len(again) == places.replayed[row], "more is replayed than was kept"
         found = [(state, seen)]
         for at, token in enumerate((*again, *tokens), -len(again)):
@@ -214,7 +215,9 @@ class StateProgram(SimulatedProgram):
         if (snapshot := int(places.copied_to[row])) != NOWHERE:
             self.states[snapshot], self.seen[snapshot] = found[int(places.copied_after[row])]
             self.borders_in_runs += places.copied_after[row] <= len(again)
-        self.kept[own] = tokens[certain:]
+        assert is_slot or certain == len(tokens), "a row has drafts while its state is in a snapshot"
+        if is_slot:
+            self.kept[own] = tokens[certain:]
         behind = found[-1:] if is_chunk else found[len(again) + 1 :]
         self._run_states[slot] = [state for state, _ in behind]
 

@@ -97,7 +97,8 @@ class Ask:
 
     turn: when it is sent. sick_logits: position of the token whose logits are not finite. sick_hidden: position of the
     query token whose hidden state is not finite, and with it all that attends to it. -1: none. bias: ids, each once,
-    and values. The rest is as in `SamplingParams` and `StoppingParams`; numbers are exact in float32.
+    and values. index: which completion of its prompt it is; those of one prompt follow each other, and the first one's
+    message asks for all. The rest is as in `SamplingParams` and `StoppingParams`; numbers are exact in float32.
     """
 
     turn: int
@@ -127,6 +128,7 @@ class Ask:
     caller: str = ""
     outranks: bool = True  # its priority counts beside other callers', too
     grammar: str = ""  # of `tests.runtime.late_masks.MadeUpMatcher`
+    index: int = 0
 
     @property
     def sampling(self) -> SamplingParams:

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Final
 
 from tests.simulation.compare import check_script
+from tests.simulation.completions import completion, completions_of, without_asks
 from tests.simulation.life import Broken
-from tests.simulation.script import ANYONE, SERIAL, Ask, Script
+from tests.simulation.script import SERIAL, Ask, Script
 
 MOST_RUNS: Final = 400
 
@@ -47,7 +48,7 @@ def _smaller(script: Script, depth: int) -> Iterator[Script]:
     size = len(script.asks) // 2
     while size:
         for start in range(0, len(script.asks), size):
-            yield _without_asks(script, range(start, start + size))
+            yield without_asks(script, range(start, start + size))
         size //= 2
     size = max(1, len(script.events) // 2) if script.events else 0
     while size:
@@ -55,26 +56,16 @@ def _smaller(script: Script, depth: int) -> Iterator[Script]:
             yield replace(script, events=script.events[:start] + script.events[start + size :])
         size //= 2
     for handle, ask in enumerate(script.asks):
-        for simpler in _simpler(ask):
-            yield replace(script, asks=(*script.asks[:handle], simpler, *script.asks[handle + 1 :]))
+        for simpler in _simpler(ask) if not ask.index else ():
+            same = completions_of(script.asks, handle)
+            others = [completion(simpler, script.asks[one].index) for one in same[1:]]
+            yield replace(script, asks=(*script.asks[:handle], simpler, *others, *script.asks[same.stop :]))
     if world.device_seed >= 0:
         yield replace(script, world=replace(world, device_seed=-1))
     if world.log_interval:
         yield replace(script, world=replace(world, log_interval=0))
     if world.turn_s or world.pause_s:
         yield replace(script, world=replace(world, turn_s=0.0, pause_s=0.0))
-
-
-def _without_asks(script: Script, gone: range) -> Script:
-    """Events of requests that are left follow them to their new handles."""
-    kept = [handle for handle in range(len(script.asks)) if handle not in gone]
-    names = {ANYONE: ANYONE, **{old: new for new, old in enumerate(kept)}}
-    events = [
-        replace(event, handle=names[event.handle], also=tuple(names[one] for one in event.also if one in names))
-        for event in script.events
-        if event.handle in names
-    ]
-    return replace(script, asks=tuple(script.asks[handle] for handle in kept), events=tuple(events))
 
 
 def _simpler(ask: Ask) -> Iterator[Ask]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason
+from tests.simulation.completions import completions_of
 from tests.simulation.oracle import Entry
 from tests.simulation.script import Ask, Script, Wires
 
@@ -53,13 +54,13 @@ class Transcript:
         for owner, message in sent:
             match message:
                 case m.Accepted():
-                    _, heard = self._of(owner, message.handle, message, unheard=True)
-                    self._must(not heard.is_accepted and heard.refusal is None, message)
-                    heard.is_accepted = True
+                    for heard in self._of_all(owner, message.handle, message):
+                        self._must(not heard.is_accepted and heard.refusal is None, message)
+                        heard.is_accepted = True
                 case m.Refused():
-                    _, heard = self._of(owner, message.handle, message, unheard=True)
-                    self._must(not heard.is_accepted and heard.refusal is None, message)
-                    heard.refusal = message
+                    for heard in self._of_all(owner, message.handle, message):
+                        self._must(not heard.is_accepted and heard.refusal is None, message)
+                        heard.refusal = message
                 case m.Admitted():
                     _, heard = self._of(owner, message.handle, message)
                     self._must(heard.is_accepted and not heard.is_admitted, message)
@@ -86,6 +87,13 @@ class Transcript:
         heard = self.heard[handle]
         self._must(unheard or not heard.is_over, message)
         return self._script.asks[handle], heard
+
+    def _of_all(self, owner: int, number: int, message: object) -> list[Heard]:
+        """Of all completions of a prompt, of the first of which something is said."""
+        handle = self._wires.handle(owner, number)
+        if handle is None or self._script.asks[handle].index:
+            raise OutOfOrder(f"front end {owner} has sent no such request: {message}")
+        return [self.heard[one] for one in completions_of(self._script.asks, handle)]
 
     def _prompt(self, owner: int, message: m.PromptLogprobs) -> None:
         ask, heard = self._of(owner, message.handle, message)

@@ -58,6 +58,8 @@ WANTED: Final = frozenset(
         *("hung launch found", "slow device waited for", "aborted too long before it came"),
         *("prompt log-probabilities", "prompt log-probabilities after an eviction"),
         "row left for a caller without one",
+        *("several completions of a prompt", "completion waited for its prompt", "state in a snapshot"),
+        *("first completion ended before its prompt was shared", "shared blocks found without a prefix cache"),
         *("penalised row evicted", "its penalty slot reused"),
         *("snapshot logged", "row compared", "paused row compared", "evicted by a higher priority"),
         *(f"drawn {how}" for how in ("greedily", "at a temperature", "with filters", "with a bias", "with penalties")),
@@ -92,6 +94,8 @@ class Witness:
     def look(self, chain: SimulatedChain) -> None:
         """After a turn."""
         running = [request for request in chain.engine.scheduler.holdings.by_slot if request]
+        self.count("completion waited for its prompt", chain.engine.scheduler.waiting.held_back)
+        self.count("state in a snapshot", sum(request.prompt_state != NO_SNAPSHOT for request in running))
         for tracked in chain.engine.registry.all():
             request, handle = tracked.request, self._wires.of(tracked.request)
             if request.evictions > self._evictions[handle]:
@@ -195,9 +199,14 @@ class Witness:
             self.count("run trimmed inside", chain.program.trimmed)
 
     def _close_requests(self, transcript: Transcript) -> None:
-        for handle, heard in transcript.heard.items():
+        has_cache = self._script.world.prefix_cache
+        for handle, heard in list(transcript.heard.items()):
             ask = self._script.asks[handle]
             self.count("cache hit", heard.cached_tokens > 0)
+            self.count("shared blocks found without a prefix cache", heard.cached_tokens and not has_cache)
+            first = transcript.heard[handle - ask.index]
+            is_alone = ask.index > 0 and first.unheard and not first.tokens and bool(heard.tokens)
+            self.count("first completion ended before its prompt was shared", is_alone)
             self.count("prompt log-probabilities", len(heard.prompt_entries))
             for what, is_so in _how_drawn(ask).items():
                 self.count(f"drawn {what}", is_so * len(heard.tokens))

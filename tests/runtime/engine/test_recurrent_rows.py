@@ -40,7 +40,7 @@ class Life:
         assert isinstance(parts.device, HostDevice)
         self.device = parts.device
         self.links = MemoryLinks()
-        self.engine = Engine(parts.device, parts.scheduler, self.links, max_queue=10, poison=parts.poison)
+        self.engine = Engine(parts.device, parts.scheduler, self.links, max_queue=100, poison=parts.poison)
         self.cancelled = -1
 
     def ask(

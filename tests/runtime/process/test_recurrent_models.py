@@ -75,18 +75,19 @@ def test_prefixes_are_found_up_to_snapshots_of_which_there_are_as_many_as_is_ask
     assert snapshot_tokens(EngineConfig(model="", block_size=32)) == 512 == snapshot_tokens(EngineConfig(model=""))
 
 
-def test_without_a_prefix_cache_no_snapshot_takes_memory(folder: Path) -> None:
+def test_without_a_prefix_cache_there_are_snapshots_for_shared_prompts_alone(folder: Path) -> None:
     with capture_logs() as events:
         parts = started(folder, prefix_cache=False)
     (memory,) = [event for event in events if event["event"] == "memory"]
-    assert (memory["snapshot_bytes"], parts.info.snapshots, parts.info.snapshot_blocks) == (0, 0, 0)
+    assert (memory["snapshot_bytes"], parts.info.snapshots, parts.info.snapshot_blocks) == (4 * STATE_BYTES, 4, 0)
+    assert not parts.info.prefix_cache and not parts.scheduler.limits.finds_prefixes
     assert not [event for event in events if event["event"] == "prefix_cache_off"], "as it was asked for"
     kept = KeptBytes(block=1000, row=1 << 20, snapshot=1 << 20)
     found = {
         cached: snapshots_in(EngineConfig(model="", max_rows=8, prefix_cache=cached), kept, 4096, None)
         for cached in (True, False)
     }
-    assert found == {True: 8, False: 0}, "of requests that reach a border"
+    assert found == {True: 8, False: 4}
 
 
 def test_where_no_snapshot_has_room_no_prefix_is_found_and_the_log_says_why(
@@ -101,12 +102,12 @@ def test_where_no_snapshot_has_room_no_prefix_is_found_and_the_log_says_why(
     assert not parts.info.prefix_cache and not parts.scheduler.limits.finds_prefixes
 
 
-def test_where_no_request_reaches_a_border_no_snapshot_takes_memory_and_the_log_says_why(folder: Path) -> None:
+def test_where_no_request_reaches_a_border_no_prefix_is_found_and_the_log_says_why(folder: Path) -> None:
     with capture_logs() as events:
         parts = started(folder)
     (memory,) = [event for event in events if event["event"] == "memory"]
-    assert (memory["snapshot_bytes"], parts.info.snapshots, parts.info.snapshot_blocks) == (0, 0, 0)
-    assert not parts.info.prefix_cache
+    assert (memory["snapshot_bytes"], parts.info.snapshots, parts.info.snapshot_blocks) == (4 * STATE_BYTES, 4, 0)
+    assert not parts.info.prefix_cache and not parts.scheduler.limits.finds_prefixes
     assert [event["why"] for event in events if event["event"] == "prefix_cache_off"] == [
         "BambaForCausalLM keeps recurrent states, and with a snapshot every 512 tokens a context of 256 has none to go "
         "on from"
@@ -115,7 +116,7 @@ def test_where_no_request_reaches_a_border_no_snapshot_takes_memory_and_the_log_
 
 def test_the_last_token_that_a_request_may_begin_with_is_one_behind_a_border() -> None:
     config, kept = EngineConfig(model="", max_rows=8, state_snapshot_blocks=2), KeptBytes(block=1000, row=1 << 20)
-    assert [snapshots_in(config, kept, context, None) for context in (32, 33, 34)] == [0, 0, 8]
+    assert [snapshots_in(config, kept, context, None) for context in (32, 33, 34)] == [4, 4, 8]
 
 
 @pytest.mark.parametrize("asked", [{"state_snapshots": 3}, {"state_snapshot_blocks": 16}])

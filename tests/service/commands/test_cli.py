@@ -45,6 +45,12 @@ class ScriptedService(generation_service_pb2_grpc.GenerationServiceServicer):
             status = status_pb2.Status(code=code_pb2.INVALID_ARGUMENT, message="sampling.top_p must be above 0")
             status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation, other]))
             context.abort_with_status(rpc_status.to_status(status))
+        if request.text == "several":
+            for index, text in ((0, "a"), (1, "b"), (0, "c"), (1, "d")):
+                yield generate_pb2.GenerateResponse(delta=generate_pb2.Delta(text=text, index=index))
+            for index in (1, 0):
+                yield generate_pb2.GenerateResponse(finished=generate_pb2.Finished(index=index, seed=11 + index))
+            return
         yield generate_pb2.GenerateResponse(accepted=generate_pb2.Accepted(request_id="r", prompt_tokens=3))
         for prompt in self._prompt(request.output):
             yield generate_pb2.GenerateResponse(prompt=prompt)
@@ -115,6 +121,15 @@ def test_the_seed_is_said_where_it_has_drawn_tokens(
     assert ("seed 11" in capsys.readouterr().err) is has_seed
 
 
+def test_each_of_several_completions_is_printed_when_it_has_ended(url: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["generate", "several", "--n", "2", "--url", url]) == 0
+    printed = capfd.readouterr()
+    assert printed.out == "bd\nac\n"
+    lines = printed.err.splitlines()
+    assert lines[0::2] == ["[completion 1]", "[completion 0]"]
+    assert "seed 12" in lines[1] and "seed 11" in lines[3]
+
+
 @pytest.mark.parametrize("prompt", [["def f():\n"], ["--token-ids", "10,11"]], ids=["text", "ids"])
 def test_a_token_without_bytes_leaves_nothing_in_the_text_of_a_server_with_a_tokenizer(
     url: str, capsys: pytest.CaptureFixture[str], prompt: list[str]
@@ -142,7 +157,7 @@ def test_every_flag_reaches_its_field(url: str, service: ScriptedService) -> Non
         "--repetition-penalty 1.5 --presence-penalty 0.5 --frequency-penalty 0.75 --logit-bias 1=-2,3=0.5 "
         "--allowed-token-ids 4,5 --max-tokens 6 --min-tokens 2 --stop a --stop bc --stop-token-ids 8,9 --ignore-eos "
         "--include-stop --logprobs 0 --prompt-logprobs 1 --echo --max-tokens-per-message 3 --cache-salt s "
-        "--priority -1 --no-add-special-tokens"
+        "--priority -1 --n 3 --no-add-special-tokens"
     ).split()
     assert cli.main(["generate", "--url", url, "--token-ids", "10,11", *flags]) == 0
     sent = service.requests[0]
@@ -167,6 +182,7 @@ def test_every_flag_reaches_its_field(url: str, service: ScriptedService) -> Non
         output=generate_pb2.OutputOptions(logprobs=0, prompt_logprobs=1, echo=True, max_tokens_per_message=3),
         cache_salt="s",
         priority=-1,
+        n=3,
         add_special_tokens=False,
     )
     for group in ("sampling", "stopping", "output"):

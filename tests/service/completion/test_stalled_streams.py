@@ -14,10 +14,10 @@ import pytest
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason
 from runahead.service.completion.completion import Completion
+from runahead.service.completion.open_completion import OpenCompletion
 from runahead.service.contract.limits import LIMITS
 from runahead.service.contract.validation import check_request
 from runahead.service.engine.request_stream import RequestStream
-from runahead.service.servicers.servicer import OpenCompletion
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.service.text.token_bytes import token_bytes
 from runahead.v1 import (
@@ -99,10 +99,10 @@ def taken(stream: RequestStream, of: Completion) -> list[Delta]:
     """What a writer that never waits makes of all that is there."""
 
     async def body() -> list[Delta]:
-        opened = OpenCompletion(Any, stream, Any, of, Any)  # type: ignore[arg-type]
+        opened = OpenCompletion(Any, stream, Any, [of], Any)  # type: ignore[arg-type]
         deltas = []
         while stream.has_more or not of.is_empty:
-            event = await opened.next_delta()
+            event = await opened.next_event()
             assert event is not None
             deltas.append(event.delta)
         return deltas
@@ -114,12 +114,12 @@ def test_what_a_message_had_no_room_for_goes_with_what_comes_next() -> None:
     made, stream = completion(max_tokens_per_message=4), RequestStream(1, LIMITS.unread_bytes)
 
     async def body() -> list[int]:
-        opened = OpenCompletion(Any, stream, Any, made, Any)  # type: ignore[arg-type]
+        opened = OpenCompletion(Any, stream, Any, [made], Any)  # type: ignore[arg-type]
         sizes = []
         for arrived in (6, 3, 0, 1):
             for token in range(arrived):
                 stream.push(token, None)
-            event = await opened.next_delta()
+            event = await opened.next_event()
             assert event is not None
             sizes.append(len(event.delta.tokens))
         return sizes

@@ -81,6 +81,37 @@ def test_what_is_not_streamed_is_one_message(service: Service) -> None:
     assert len(whole.input_logprobs.token_ids) == 3
 
 
+def test_completions_of_one_prompt_have_their_indexes(service: Service) -> None:
+    call = generate(service, request(n=2, seed=7, logprobs=0, prompt_logprobs=0))
+    submit = service.engine.next_submit()
+    assert (submit.n, submit.sampling.seed) == (2, 7)
+    service.engine.send(m.Admitted(submit.handle, 0, 0.5))
+    service.engine.prompt_logprobs(submit.handle, 1, [-1.5, -2.5])
+    service.engine.send(m.Admitted(submit.handle + 1, 2, 0.5))
+    logprobs = [m.Logprobs(0, -0.25, (), ())]
+    service.engine.output(submit.handle + 1, [6], FinishReason.LENGTH, logprobs=logprobs, cached_tokens=2)
+    service.engine.output(submit.handle, [5], FinishReason.LENGTH, logprobs=logprobs)
+    found = list(call)
+    chunks = {one.chunk.index: one.chunk for one in found if one.HasField("chunk")}
+    wholes = {one.complete.index: one.complete for one in found if one.HasField("complete")}
+    assert {index: list(one.token_ids) for index, one in chunks.items()} == {0: [5], 1: [6]}
+    assert {index: list(one.output_ids) for index, one in wholes.items()} == {0: [5], 1: [6]}
+    assert {index: one.cached_tokens for index, one in wholes.items()} == {0: 0, 1: 2}
+    assert {index: one.cached_tokens for index, one in chunks.items()} == {0: 0, 1: 2}
+    assert (chunks[0].HasField("input_logprobs"), chunks[1].HasField("input_logprobs")) == (True, False)
+
+
+def test_completions_that_are_not_streamed_are_one_message_each(service: Service) -> None:
+    call = generate(service, request(stream=False, n=2, logprobs=0))
+    handle = service.engine.next_submit().handle
+    for index, token in enumerate((5, 6)):
+        service.engine.output(handle + index, [token], logprobs=[m.Logprobs(0, -0.25, (), ())])
+        service.engine.output(handle + index, [7], FinishReason.LENGTH, logprobs=[m.Logprobs(0, -0.5, (), ())])
+    found = [one.complete for one in call]
+    assert {one.index: list(one.output_ids) for one in found} == {0: [5, 7], 1: [6, 7]}
+    assert [list(one.output_logprobs.token_logprobs) for one in found] == [[-0.25, -0.5]] * 2
+
+
 @pytest.mark.parametrize(
     ("reason", "stop_token_id", "named", "matched"),
     [

@@ -86,7 +86,7 @@ def test_the_prompt_is_the_ids_or_the_text(service: Service) -> None:
 
 
 UNSUPPORTED = [
-    (pb.SamplingParams(n=2), "sampling_params.n"),
+    (pb.SamplingParams(n=17), "sampling_params.n"),
     (pb.SamplingParams(json_schema=""), "sampling_params.json_schema"),
     (pb.SamplingParams(regex="a" * ((1 << 17) + 1)), "sampling_params.regex"),
     (pb.SamplingParams(grammar=""), "sampling_params.grammar"),
