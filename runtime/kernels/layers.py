@@ -14,6 +14,7 @@ from typing import Final, Literal, TypeAlias
 import torch
 
 from runahead.runtime.kernels.choice import Choice
+from runahead.runtime.kernels.ranks import ONE_RANK, Ranks
 from runahead.runtime.kernels.share import WHOLE, Share
 
 Activation: TypeAlias = Literal["silu", "gelu_tanh"]
@@ -364,10 +365,11 @@ class Ends:
     """What a model has beside its layers: where a token comes in and where it leaves.
 
     ropes: an attention says which of them is its own. embedding_scale: what a token's row of the embedding is
-    multiplied by.
+    multiplied by. ranks: between which the model is divided, each with its tokens of the embedding.
     """
 
-    embedding: torch.Tensor  # [vocab, hidden]
+    embedding: torch.Tensor  # [vocab / ranks, hidden]
     final_norm: Norm  # over hidden
     ropes: tuple[RopeTable, ...]
     embedding_scale: float = 1.0
+    ranks: Ranks = ONE_RANK

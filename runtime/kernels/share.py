@@ -1,8 +1,4 @@
-"""Which part of a layer is a rank's own, where several GPUs have a model's experts and heads between them.
-
-Every process of today has all of a model: `WHOLE` is what everything defaults to, and what is still to be built for
-others stands in docs/decisions/0013-seats-for-drafts-and-ranks.md.
-"""
+"""The part of a model that one tensor-parallel rank has, and how a count of equal things is divided among ranks."""
 
 from __future__ import annotations
 
@@ -16,10 +12,10 @@ class ShareError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The part of rank `rank`, of those from 0 to `of` - 1. Raises ShareError for a rank that is none of these.
+    """The part of rank `rank`, of the ranks 0 to `of` - 1. Raises ShareError for a rank outside this range.
 
-    What adds to the residual is a partial sum of each rank: those of all ranks make what the whole layer adds. Whatever
-    is not divided, and may be added once, is the first rank's.
+    What adds to the residual is a partial sum of each rank: the sums of all ranks make what the whole layer adds. A
+    bias that is added once is the first rank's.
     """
 
     rank: int = 0
@@ -38,14 +34,27 @@ class Share:
         return self.rank == 0
 
     def part_of(self, count: int, what: str) -> range:
-        """Which of `count` things are the rank's own: as many for each, one behind the other. what: how a sentence
-        calls them. Raises ShareError."""
+        """Which of `count` things are the rank's own: the same number for each rank, adjacent. what: their name in the
+        error. Raises ShareError."""
         each, rest = divmod(count, self.of)
         if rest:
             raise ShareError(
                 f"{self.of} ranks can't have equal parts of {count} {what}; the number of ranks must divide {count}"
             )
         return range(self.rank * each, (self.rank + 1) * each)
+
+    def kv_heads_of(self, count: int) -> range:
+        """Which of `count` KV heads the rank's query heads read. Where there are fewer KV heads than ranks, several
+        ranks hold the same head. Raises ShareError where one count does not divide the other."""
+        if count >= self.of:
+            return self.part_of(count, "KV heads")
+        ranks_each, rest = divmod(self.of, count)
+        if rest:
+            raise ShareError(
+                f"{self.of} ranks can't repeat {count} KV heads equally; the number of KV heads must divide {self.of}"
+            )
+        head = self.rank // ranks_each
+        return range(head, head + 1)
 
 
 WHOLE: Final = Share()

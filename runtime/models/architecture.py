@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -21,28 +23,61 @@ ConfigT = TypeVar("ConfigT", bound=ModelConfig)  # an architecture's own
 @dataclass(frozen=True, slots=True)
 class TensorStack:
     """Tensors of a checkpoint that are stacked, by rows, into one of ours. rows: of each of them. dtype: of ours; None:
-    the model's."""
+    the model's. own: rows of the stack that a rank has, ascending; None: all. inputs: columns that a rank has of each
+    row; None: all."""
 
     names: tuple[str, ...]
     rows: tuple[int, ...]
     columns: tuple[int, ...] = ()  # (in,) for a matrix, () for a vector
     dtype: torch.dtype | None = None
+    own: tuple[range, ...] | None = None
+    inputs: range | None = None
 
     def shape(self, index: int) -> tuple[int, ...]:
+        """Of one of the tensors, whole."""
         return (self.rows[index], *self.columns)
 
+    @property
+    def own_rows(self) -> tuple[range, ...]:
+        return (range(sum(self.rows)),) if self.own is None else self.own
 
-def taken(tensor: torch.Tensor, places: torch.Tensor | None) -> torch.Tensor:
-    """These rows of a tensor, int64, in this order. None: as it is."""
-    return tensor if places is None else tensor[places.to(tensor.device)]
+    @property
+    def own_shape(self) -> tuple[int, ...]:
+        """Of the rank's part of the stack."""
+        columns = self.columns if self.inputs is None else (len(self.inputs),)
+        return (sum(map(len, self.own_rows)), *columns)
+
+    def pieces(self) -> Iterator[tuple[str, range]]:
+        """The tensors that the rank's part is read from, in order, each with its rows that are read."""
+        begin = 0
+        for name, rows in zip(self.names, self.rows, strict=True):
+            for own in self.own_rows:
+                first, last = max(own.start, begin), min(own.stop, begin + rows)
+                if first < last:
+                    yield name, range(first - begin, last - begin)
+            begin += rows
+
+    def part_of(self, whole: torch.Tensor) -> torch.Tensor:
+        """The rank's part of the stack. whole: all of it."""
+        if self.own is not None:
+            whole = torch.cat([whole[own.start : own.stop] for own in self.own])
+        return whole if self.inputs is None else whole[:, self.inputs.start : self.inputs.stop].contiguous()
+
+
+def _ranges(places: torch.Tensor) -> tuple[range, ...]:
+    """Runs of consecutive numbers. places: int64 [n], ascending."""
+    ends = ((places.diff() != 1).nonzero().flatten() + 1).tolist()
+    return tuple(
+        range(int(places[begin]), int(places[end - 1]) + 1) for begin, end in pairwise([0, *ends, places.numel()])
+    )
 
 
 class TensorReader:
     """Gives an architecture the tensors that it names, one after the other.
 
-    fill: makes the tensor of a stack: read, drawn, or without memory where a model is only described. pack: as
-    `KernelSet.pack_weight`. share: the rank's part of experts and of recurrent mixers, which an architecture asks for.
-    parameters: numbers given so far.
+    fill: makes the rank's part of a stack: read, drawn, or without memory where a model is only described. pack: as
+    `KernelSet.pack_weight`. share: the rank's part of the model, which an architecture asks for. parameters: numbers of
+    the tensors given so far, each of them whole.
     """
 
     def __init__(
@@ -65,12 +100,25 @@ class TensorReader:
         return TensorReader(fill, self.pack, self.share)
 
     def tensor(
-        self, names: tuple[str, ...], rows: tuple[int, ...], *columns: int, dtype: torch.dtype | None = None
+        self,
+        names: tuple[str, ...],
+        rows: tuple[int, ...],
+        *columns: int,
+        dtype: torch.dtype | None = None,
+        own: torch.Tensor | None = None,
+        inputs: range | None = None,
     ) -> torch.Tensor:
-        """The tensors of these names, stacked. rows: of each. dtype: None: the model's."""
-        tensor = self._fill(TensorStack(names, rows, columns, dtype))
-        self.parameters += tensor.numel()
-        return tensor
+        """The tensors of these names, stacked. rows: of each. dtype: None: the model's. own: int64, rows of the stack
+        that are given, each at most once, in this order; None: all. inputs: columns that are given; None: all."""
+        self.parameters += sum(rows) * math.prod(columns)
+        if own is None:
+            return self._fill(TensorStack(names, rows, columns, dtype, None, inputs))
+        ascending = own.sort().values
+        ranges = _ranges(ascending)
+        every = ranges == (range(sum(rows)),)
+        part = self._fill(TensorStack(names, rows, columns, dtype, None if every else ranges, inputs))
+        order = torch.searchsorted(ascending, own)
+        return part if bool((order.diff() == 1).all()) else part[order.to(part.device)]
 
     def norm(self, name: str, width: int, eps: float) -> Norm:
         return Norm(self.tensor((f"{name}.weight",), (width,)), eps)
@@ -82,18 +130,17 @@ class TensorReader:
         columns: int,
         *,
         bias: bool,
-        order: torch.Tensor | None = None,
-        inputs: torch.Tensor | None = None,
+        own: torch.Tensor | None = None,
+        inputs: range | None = None,
     ) -> Linear:
-        """One product of several that have the same input. rows: outputs of each. order: int64 [outputs], which output
-        of the checkpoint is where; None: as they are. inputs: int64, the rank's own of `columns`, of which it gives a
-        partial sum, the first rank with the bias; None: all."""
-        weight = taken(self.tensor(tuple(f"{name}.weight" for name in names), rows, columns), order)
-        if inputs is not None:
-            weight = taken(weight.T, inputs).T.contiguous()
-            bias = bias and self.share.is_first
-        own = taken(self.tensor(tuple(f"{name}.bias" for name in names), rows), order) if bias else None
-        return Linear(self.pack(weight), own)
+        """One product of several that have the same input. rows: outputs of each. own: int64, which outputs of the
+        checkpoint are given, in this order; None: all, as they are. inputs: the rank's own of `columns`, of which it
+        gives a partial sum, the first rank with the bias; None: all."""
+        weight = self.tensor(tuple(f"{name}.weight" for name in names), rows, columns, own=own, inputs=inputs)
+        added = None
+        if bias and (inputs is None or self.share.is_first):
+            added = self.tensor(tuple(f"{name}.bias" for name in names), rows, own=own)
+        return Linear(self.pack(weight), added)
 
     def linear_and_row(self, name: str, row: str, outputs: int, columns: int) -> tuple[Linear, torch.Tensor]:
         """A product without a bias, and a vector, [columns], of a matrix of one row. They are read into one tensor, in
@@ -114,8 +161,8 @@ class TensorReader:
     def linears_of_one(self, name: str, count: int, rows: int, columns: int, own: range) -> tuple[Linear, ...]:
         """Products that are alike and that the checkpoint has in one tensor, [count, rows, columns]. own: which of them
         are given, and keep their memory."""
-        whole = self.tensor((f"{name}.weight",), (count,), rows, columns)
-        part = whole if len(own) == count else whole[own.start : own.stop].clone()
+        mine = None if len(own) == count else torch.arange(own.start, own.stop)
+        part = self.tensor((f"{name}.weight",), (count,), rows, columns, own=mine)
         return tuple(Linear(self.pack(weight), None) for weight in part)
 
 

@@ -23,6 +23,7 @@ from runahead.runtime.kernels.reference.linear import (
     product_ways,
     rows_keep_their_bits,
 )
+from runahead.runtime.kernels.share import WHOLE, Share
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.registry import ARCHITECTURES
@@ -56,6 +57,26 @@ class KernelTrial:
     widest_forward: int
     threads: int
     seconds: float
+
+
+def kernels_of(products: str) -> ReferenceKernels:
+    """Kernels by the name of their products, as `KernelTrial.products` has it: tried by another process."""
+    return ReferenceKernels(next(way for way in product_ways() if type(way).__name__ == products))
+
+
+def products_of_a_rank(config: ModelConfig, ranks: int) -> tuple[tuple[int, int], ...]:
+    """(in, out) of every product of a rank's part; none where the model is whole, whose products are tried anyway."""
+    return () if ranks == 1 else tuple(_shapes(config, Share(0, ranks)))
+
+
+def tried_kernels(
+    config: ModelConfig, threads: int, more: Sequence[tuple[int, int]] = (), *, fixed: bool
+) -> tuple[ReferenceKernels, KernelTrial]:
+    """As `choose_kernels` with so many threads if they are fixed, else as `choose_kernels_and_threads`."""
+    if not fixed:
+        return choose_kernels_and_threads(config, threads, more)
+    torch.set_num_threads(threads)
+    return choose_kernels(config, more=more)
 
 
 def choose_kernels_and_threads(
@@ -152,8 +173,8 @@ def _small(config: ModelConfig) -> ModelConfig:
     return replace(small, vocab_size=min(config.vocab_size, _WIDEST_HEAD))
 
 
-def _shapes(config: ModelConfig) -> list[tuple[int, int]]:
-    """(in, out) of every product of a model, each once."""
-    model = described(config)
+def _shapes(config: ModelConfig, share: Share = WHOLE) -> list[tuple[int, int]]:
+    """(in, out) of every product of a model, or a rank's part of it, each once."""
+    model = described(config, share)
     weights = [linear.weight for layer in model.layers for linear in products_of(layer)]
     return list(dict.fromkeys((weight.shape[1], weight.shape[0]) for weight in (*weights, model.lm_head)))

@@ -13,6 +13,7 @@ from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.kernel_set import BoundKernels, KernelSet
 from runahead.runtime.kernels.layer_products import layers_to_meet
 from runahead.runtime.kernels.layers import Attention, Dense, Ends, FeedForward, Layer, Mamba2, Ungated
+from runahead.runtime.kernels.ranks import ONE_RANK, Ranks
 from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.memory import memory_of
@@ -25,18 +26,27 @@ Look = Callable[[int, Any], None]  # at a stream of the kernels, after so many l
 class Decoder:
     """A model's forward over a ragged batch and a paged cache. Kernels may keep buffers: a decoder serves one thread.
 
-    weights: packed by the same kernels. positions: rotary angles are tabled for this many; 0 takes the model's own.
+    weights: packed by the same kernels, of the rank's share. positions: rotary angles are tabled for this many; 0 takes
+    the model's own. ranks: between which the model is divided.
     """
 
-    def __init__(self, config: ModelConfig, weights: ModelWeights, kernels: KernelSet, positions: int = 0) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: ModelWeights,
+        kernels: KernelSet,
+        positions: int = 0,
+        ranks: Ranks = ONE_RANK,
+    ) -> None:
         self.config = config
+        self.ranks = ranks
         self.weights = weights
         self.kernels = kernels
         self.dtype = weights.embedding.dtype
         self.device = weights.embedding.device
         longest = positions or config.max_position_embeddings
         ropes = tuple(rope_table(rope, longest, self.device) for rope in weights.ropes)
-        self._kernels = kernels.bind(Ends(weights.embedding, weights.final_norm, ropes, weights.embedding_scale))
+        self._kernels = kernels.bind(Ends(weights.embedding, weights.final_norm, ropes, weights.embedding_scale, ranks))
         places = count(), count()
         self._layers = tuple(_bound(self._kernels, layer, *places) for layer in weights.layers)
         self._to_meet = layers_to_meet(weights.layers)
@@ -45,6 +55,11 @@ class Decoder:
     def num_parameters(self) -> int:
         """Trained numbers, a tied matrix counted once."""
         return self.weights.parameters
+
+    @property
+    def logit_width(self) -> int:
+        """Columns of what `logits` returns."""
+        return self.config.vocab_size if self.ranks.share.is_first else 0
 
     def make_cache(
         self, num_blocks: int, block_size: int, state_slots: int = 0, snapshots: int = 0, drafts: int = 0
@@ -82,11 +97,12 @@ class Decoder:
             return self._kernels.end(stream)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden: [n, hidden], rows of what `forward` returned. Returns float32 [n, vocab]."""
+        """hidden: [n, hidden], rows of what `forward` returned. Returns float32 [n, logit_width]: the whole vocabulary
+        on the first rank, nothing on the others."""
         logits = self.kernels.linear(hidden, self.weights.lm_head).float()
         if self.weights.logit_cap:
             self.kernels.bound(logits, self.weights.logit_cap)
-        return logits
+        return self.ranks.gather(logits)
 
 
 def _bound(

@@ -13,10 +13,12 @@ import torch
 
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Activation, Attention, AttentionShape, Dense, Layer
+from runahead.runtime.kernels.share import ShareError
 from runahead.runtime.models.architecture import ModelWeights, TensorReader
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.config_keys import READ_BY_ALL
 from runahead.runtime.models.config_values import common, flag, number
+from runahead.runtime.models.mixer_shares import part_of_heads, places_of
 from runahead.runtime.models.rope import Rope, RopeScaling
 from runahead.runtime.models.rope_values import check_factors, rope
 
@@ -206,13 +208,16 @@ def dense_weights(
     embedding_scale: float = 1.0,
     final_norm: str = "model.norm",
 ) -> ModelWeights:
-    """The embedding, the layers and the head. ropes: none: the one that the configuration names."""
-    vocab, hidden = config.vocab_size, config.hidden_size
-    embedding = tensors.tensor(("model.embed_tokens.weight",), (vocab,), hidden)
+    """The embedding, the layers and the head, or the rank's part: its tokens of the vocabulary. ropes: none: the one
+    that the configuration names. Raises ShareError."""
+    vocab, hidden, own = config.vocab_size, config.hidden_size, None
+    if not tensors.share.is_whole:
+        own = places_of(tensors.share.part_of(vocab, "tokens of the vocabulary"))
+    embedding = tensors.tensor(("model.embed_tokens.weight",), (vocab,), hidden, own=own)
     layers = tuple(layer(config, i, tensors) for i in range(config.num_layers))
     last = tensors.norm(final_norm, hidden, config.rms_norm_eps)
     tied = config.tie_word_embeddings
-    head = tensors.pack(embedding if tied else tensors.tensor(("lm_head.weight",), (vocab,), hidden))
+    head = tensors.pack(embedding if tied else tensors.tensor(("lm_head.weight",), (vocab,), hidden, own=own))
     return ModelWeights(embedding, layers, last, head, ropes or (rope_of(config),), tensors.parameters, embedding_scale)
 
 
@@ -237,27 +242,35 @@ def attention(
     post_norm: str | None = None,
     inputs: int = 0,
 ) -> Attention:
-    """The attention of a layer. head_norms: queries and keys are normalised, each head, or all of a token's together if
-    norms_span_heads. projections: what the layer calls those of queries, keys and values; one has them all. order: in
-    which their outputs are taken; None as they are. scale: of the scores; None is 1 over the square root of head_dim.
-    rope: which of the model's. norm, post_norm: what the layer calls those that it has. inputs: of queries, keys and
-    values; 0: hidden_size."""
+    """The attention of a layer, or the rank's heads of it. head_norms: queries and keys are normalised, each head, or
+    all of a token's together if norms_span_heads. projections: what the layer calls those of queries, keys and values;
+    one has them all. order: in which their outputs are taken; None as they are. scale: of the scores; None is 1 over
+    the square root of head_dim. rope: which of the model's. norm, post_norm: what the layer calls those that it has.
+    inputs: of queries, keys and values; 0: hidden_size. Raises ShareError."""
     own = f"model.layers.{layer}."
     prefix, eps = f"{own}self_attn.", config.rms_norm_eps
+    if norms_span_heads and not tensors.share.is_whole:
+        raise ShareError(
+            f"{tensors.share.of} ranks can't have parts of {config.architecture}: its norms of queries and keys are "
+            "taken over all heads of a token, which no rank has"
+        )
     scale = config.head_dim**-0.5 if scale is None else scale
     shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, scale)
     q_width, k_width = (shape.q_size, shape.kv_size) if norms_span_heads else (shape.head_dim, shape.head_dim)
     rows: tuple[int, ...] = (shape.q_size, shape.kv_size, shape.kv_size)
     rows = rows if len(projections) == len(rows) else (sum(rows),)
     names = tuple(prefix + name for name in projections)
+    part, outputs, attended = part_of_heads(shape, tensors.share)
+    if outputs is not None:
+        order = outputs if order is None else order[outputs]
     return Attention(
-        shape,
+        part,
         config.windows[layer],
         norm=None if norm is None else tensors.norm(own + norm, config.hidden_size, eps),
-        qkv=tensors.linear(names, rows, inputs or config.hidden_size, bias=qkv_bias, order=order),
+        qkv=tensors.linear(names, rows, inputs or config.hidden_size, bias=qkv_bias, own=order),
         q_norm=tensors.norm(f"{prefix}q_norm", q_width, eps) if head_norms else None,
         k_norm=tensors.norm(f"{prefix}k_norm", k_width, eps) if head_norms else None,
-        o=tensors.linear((f"{prefix}o_proj",), (config.hidden_size,), shape.q_size, bias=output_bias),
+        o=tensors.linear((f"{prefix}o_proj",), (config.hidden_size,), shape.q_size, bias=output_bias, inputs=attended),
         rope=rope,
         post_norm=None if post_norm is None else tensors.norm(own + post_norm, config.hidden_size, eps),
         norms_span_heads=norms_span_heads,
@@ -276,8 +289,8 @@ def feed_forward(
     norm: str | None = "post_attention_layernorm",
     post_norm: str | None = None,
 ) -> Dense:
-    """The gated feed-forward of a layer. block: what the layer calls it. projections: what it calls those of gate and
-    up; one has both. norm, post_norm: what the layer calls those that it has."""
+    """The gated feed-forward of a layer, or the rank's part of its width. block: what the layer calls it. projections:
+    what it calls those of gate and up; one has both. norm, post_norm: what the layer calls those that it has."""
     own, hidden, width, eps = (
         f"model.layers.{layer}.",
         config.hidden_size,
@@ -286,10 +299,14 @@ def feed_forward(
     )
     prefix = f"{own}{block}."
     rows = (width, width) if len(projections) == 2 else (2 * width,)
+    outputs, inputs = None, None
+    if not tensors.share.is_whole:
+        inputs = tensors.share.part_of(width, "intermediate numbers")
+        outputs = torch.cat([places_of(inputs), width + places_of(inputs)])
     return Dense(
         None if norm is None else tensors.norm(own + norm, hidden, eps),
-        tensors.linear(tuple(prefix + name for name in projections), rows, hidden, bias=bias),
-        tensors.linear((f"{prefix}down_proj",), (hidden,), width, bias=bias),
+        tensors.linear(tuple(prefix + name for name in projections), rows, hidden, bias=bias, own=outputs),
+        tensors.linear((f"{prefix}down_proj",), (hidden,), width, bias=bias, inputs=inputs),
         None if post_norm is None else tensors.norm(own + post_norm, hidden, eps),
         activation,
     )

@@ -18,7 +18,7 @@ from runahead.runtime.checkpoint import Checkpoint, CheckpointError, StoredTenso
 from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
 from runahead.runtime.models.token_texts import token_texts
 from runahead.runtime.models.torch_file import TorchTensor
-from runahead.runtime.models.weights import first_rows, read_safetensors
+from runahead.runtime.models.weights import read_safetensors, rows_of
 from runahead.runtime.rounding import ceil_div
 
 MULTIPLES: Final = (64, 128, 256, 512)  # that vocabularies are filled up to
@@ -52,7 +52,7 @@ class FirstRows:
         self.whole.check((self.whole.shape[0], *shape[1:]))
 
     def pieces(self) -> Iterator[tuple[slice, NDArray[np.float32]]]:
-        for rows, numbers in first_rows(self.whole, self.rows):
+        for rows, numbers in rows_of(self.whole, range(self.rows)):
             yield rows, numbers.numpy()
 
 

@@ -6,6 +6,7 @@ import torch
 
 from runahead.runtime.checkpoint import Checkpoint
 from runahead.runtime.kernels.kernel_set import KernelSet
+from runahead.runtime.kernels.ranks import ONE_RANK, Ranks
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.read_config import load_config
@@ -21,6 +22,7 @@ def load_model(
     progress: Progress | None = None,
     positions: int = 0,
     config: ModelConfig | None = None,
+    ranks: Ranks = ONE_RANK,
 ) -> Decoder:
     """The checkpoint's decoder, its configuration at `Decoder.config`.
 
@@ -32,7 +34,7 @@ def load_model(
     config = load_config(checkpoint) if config is None else config
     dtype = config.dtype if dtype is None else dtype
     if load_format == "dummy":
-        weights = dummy_weights(config, dtype, device, kernels.pack_weight)
+        weights = dummy_weights(config, dtype, device, kernels.pack_weight, share=ranks.share)
     else:
-        weights = load_weights(checkpoint, config, dtype, device, kernels.pack_weight, progress)
-    return Decoder(config, weights, kernels, positions)
+        weights = load_weights(checkpoint, config, dtype, device, kernels.pack_weight, progress, ranks.share)
+    return Decoder(config, weights, kernels, positions, ranks)

@@ -12,11 +12,11 @@ import torch
 
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Mamba2, Mamba2Shape, Norm
-from runahead.runtime.models.architecture import TensorReader, taken
+from runahead.runtime.models.architecture import TensorReader
 from runahead.runtime.models.config_keys import unread
 from runahead.runtime.models.config_values import flag, number
 from runahead.runtime.models.dense_decoder import READ_BY_DENSE, DenseConfig
-from runahead.runtime.models.recurrent_shares import part_of_mamba2
+from runahead.runtime.models.mixer_shares import part_of_mamba2
 
 _LIMITS: Final = "time_step_limit"
 _INFINITY: Final = {"__float__": "Infinity"}  # as `transformers` writes it: JSON has none
@@ -91,18 +91,19 @@ def mamba2(config: Mamba2Config, layer: int, tensors: TensorReader, *, eps: floa
     outputs = shape.inner + shape.channels + shape.heads
 
     def by_head(name: str) -> torch.Tensor:
-        return taken(tensors.tensor((prefix + name,), (shape.heads,)), part.heads)
+        return tensors.tensor((prefix + name,), (shape.heads,), own=part.heads)
 
     def by_channel(name: str, *columns: int) -> torch.Tensor:
-        return taken(tensors.tensor((prefix + name,), channels, *columns), part.channels)
+        return tensors.tensor((prefix + name,), channels, *columns, own=part.channels)
 
     def by_number(name: str) -> torch.Tensor:
-        return taken(tensors.tensor((prefix + name,), (shape.inner,)), part.inner)
+        own = None if part.inner is None else torch.arange(part.inner.start, part.inner.stop)
+        return tensors.tensor((prefix + name,), (shape.inner,), own=own)
 
     return Mamba2(
         part.shape,
         norm=tensors.norm(f"{own}input_layernorm", hidden, config.rms_norm_eps),
-        proj=tensors.linear((f"{prefix}in_proj",), (outputs,), hidden, bias=bias, order=part.outputs),
+        proj=tensors.linear((f"{prefix}in_proj",), (outputs,), hidden, bias=bias, own=part.outputs),
         conv_weight=by_channel("conv1d.weight", 1, shape.window),
         conv_bias=by_channel("conv1d.bias") if config.conv_bias else None,
         a=-torch.exp(by_head("A_log").float()),

@@ -34,7 +34,7 @@ from runahead.runtime.kernels.layers import (
     SharedExpert,
 )
 from runahead.runtime.models import dense_decoder
-from runahead.runtime.models.architecture import Architecture, HeadWeights, ModelWeights, OwnHeads, TensorReader, taken
+from runahead.runtime.models.architecture import Architecture, HeadWeights, ModelWeights, OwnHeads, TensorReader
 from runahead.runtime.models.config_keys import BIASES_AS_THEY_ARE, unread
 from runahead.runtime.models.config_values import flag, number
 from runahead.runtime.models.dense_decoder import (
@@ -54,9 +54,9 @@ from runahead.runtime.models.expert_decoder import (
     read_choice,
     read_sparse,
 )
+from runahead.runtime.models.mixer_shares import part_of_delta, part_of_heads, places_of
 from runahead.runtime.models.norms import one_added, with_one_added
 from runahead.runtime.models.partial_rotation import head_order, rotated_of, share_of
-from runahead.runtime.models.recurrent_shares import part_of_delta
 from runahead.runtime.models.rope import Rope
 from runahead.runtime.models.rope_values import rope_of_a_part
 
@@ -143,21 +143,24 @@ def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Qwen3NextCo
 
 
 def gated_attention(config: Qwen3NextConfig, layer: int, tensors: TensorReader) -> Attention:
-    """Of each head the checkpoint has first what makes its query, then what makes its gate."""
+    """Of each head the checkpoint has first what makes its query, then what makes its gate. Raises ShareError."""
     own, hidden, eps, size = f"model.layers.{layer}.", config.hidden_size, config.rms_norm_eps, config.head_dim
     prefix, bias = f"{own}self_attn.", config.attention_bias
     shape = AttentionShape(config.num_heads, config.num_kv_heads, size, size**-0.5)
     order = head_order(size, config.rotated)
-    heads = torch.arange(shape.heads)[:, None] * 2 * size
+    part, _, attended = part_of_heads(shape, tensors.share)
+    heads = places_of(tensors.share.part_of(shape.heads, "query heads"))[:, None] * 2 * size
+    kv_heads = places_of(tensors.share.kv_heads_of(shape.kv_heads))[:, None] * size
     queries, gates = (heads + order).flatten(), (heads + size + torch.arange(size)).flatten()
-    keys = (torch.arange(shape.kv_heads)[:, None] * size + order).flatten()
+    keys, values = (kv_heads + order).flatten(), (kv_heads + torch.arange(size)).flatten()
 
     def parts(kind: str, *columns: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Those of queries, keys and values together, and those of gates."""
-        q = tensors.tensor((f"{prefix}q_proj.{kind}",), (2 * shape.q_size,), *columns)
-        k = tensors.tensor((f"{prefix}k_proj.{kind}",), (shape.kv_size,), *columns)
-        v = tensors.tensor((f"{prefix}v_proj.{kind}",), (shape.kv_size,), *columns)
-        return torch.cat([q[queries.to(q.device)], k[keys.to(k.device)], v]), q[gates.to(q.device)]
+        both = torch.cat([queries, gates])
+        q = tensors.tensor((f"{prefix}q_proj.{kind}",), (2 * shape.q_size,), *columns, own=both)
+        k = tensors.tensor((f"{prefix}k_proj.{kind}",), (shape.kv_size,), *columns, own=keys)
+        v = tensors.tensor((f"{prefix}v_proj.{kind}",), (shape.kv_size,), *columns, own=values)
+        return torch.cat([q[: queries.numel()], k, v]), q[queries.numel() :].clone()
 
     def head_norm(name: str) -> Norm:
         norm = one_added(tensors.norm(f"{prefix}{name}", size, eps))
@@ -166,13 +169,13 @@ def gated_attention(config: Qwen3NextConfig, layer: int, tensors: TensorReader) 
     qkv, gate = parts("weight", hidden)
     qkv_bias, gate_bias = parts("bias") if bias else (None, None)
     return Attention(
-        shape,
+        part,
         0,
         norm=one_added(tensors.norm(f"{own}input_layernorm", hidden, eps)),
         qkv=Linear(tensors.pack(qkv), qkv_bias),
         q_norm=head_norm("q_norm"),
         k_norm=head_norm("k_norm"),
-        o=tensors.linear((f"{prefix}o_proj",), (hidden,), shape.q_size, bias=bias),
+        o=tensors.linear((f"{prefix}o_proj",), (hidden,), shape.q_size, bias=bias, inputs=attended),
         gate=Linear(tensors.pack(gate), gate_bias),
     )
 
@@ -206,15 +209,13 @@ def gated_delta(
         order = part.outputs if order is None else order[part.outputs]
 
     def by_head(name: str) -> torch.Tensor:
-        return taken(tensors.tensor((prefix + name,), heads), part.heads)
+        return tensors.tensor((prefix + name,), heads, own=part.heads)
 
     return GatedDelta(
         part.shape,
         norm=one_added(tensors.norm(f"{own}input_layernorm", hidden, eps)),
-        proj=tensors.linear(names, rows, hidden, bias=False, order=order),
-        conv_weight=taken(
-            tensors.tensor((f"{prefix}conv1d.weight",), (shape.channels,), 1, shape.window), part.channels
-        ),
+        proj=tensors.linear(names, rows, hidden, bias=False, own=order),
+        conv_weight=tensors.tensor((f"{prefix}conv1d.weight",), (shape.channels,), 1, shape.window, own=part.channels),
         a=-torch.exp(by_head("A_log").float()),
         dt_bias=by_head("dt_bias"),
         gated_norm=tensors.norm(f"{prefix}norm", shape.value_dim, eps),

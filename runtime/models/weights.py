@@ -39,8 +39,8 @@ def load_weights(
     progress: Progress | None = None,
     share: Share = WHOLE,
 ) -> ModelWeights:
-    """Read every tensor that `config` asks for, converted to `dtype` on `device`, one after the other. share: a rank's
-    part of experts and recurrent mixers; of attention and dense feed-forwards each rank has all, and so of the ends.
+    """Read every tensor that `config` asks for, converted to `dtype` on `device`, one after the other. share: of the
+    model, the rank's part; only the rows and columns of this part are read from safetensors files.
 
     Raises ShareError where ranks can't have equal parts, CheckpointError as `check_weights`, for a tensor that can't be
     read after all, and for a tied head that is stored and differs from the embedding.
@@ -51,16 +51,19 @@ def load_weights(
 
     def fill(stack: TensorStack) -> torch.Tensor:
         nonlocal done
-        whole = torch.empty((sum(stack.rows), *stack.columns), dtype=stack.dtype or dtype, device=device)
-        for name, part in zip(stack.names, whole.split(stack.rows), strict=True):
-            copy_stored(stored[name], part)
+        part, begin = torch.empty(stack.own_shape, dtype=stack.dtype or dtype, device=device), 0
+        for name, rows in stack.pieces():
+            copy_stored(stored[name], part[begin : begin + len(rows)], rows, stack.inputs)
+            begin += len(rows)
+        for name in stack.names:
             done += stored[name].size_bytes
             if progress is not None:
                 progress(done, total)
-        return whole
+        return part
 
     weights = ARCHITECTURES[config.architecture].weights(config, TensorReader(fill, pack, share))
-    if _has_tied_copy(config, stored) and not is_copy(stored[_HEAD], weights.embedding):
+    first = share.rank * len(weights.embedding)
+    if _has_tied_copy(config, stored) and not is_copy(stored[_HEAD], weights.embedding, first=first):
         raise CheckpointError(
             f"{checkpoint.path} has a tensor {checkpoint.tensor_in_file(_HEAD)} that differs from "
             f"{checkpoint.tensor_in_file(_EMBEDDING)}, and by config.json (tie_word_embeddings) the two are one: set "
@@ -72,10 +75,16 @@ def load_weights(
 
 
 def dummy_weights(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device, pack: Pack, seed: int = 0
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    pack: Pack,
+    seed: int = 0,
+    share: Share = WHOLE,
 ) -> ModelWeights:
-    """Random weights of the configured shape, the same for the same seed: norms near 1, products that keep scale."""
-    return ARCHITECTURES[config.architecture].weights(config, TensorReader(drawing(dtype, device, seed), pack))
+    """Random weights of the configured shape, the same for the same seed: norms near 1, products that keep scale.
+    share: the rank's part of them, which are the same numbers for any number of ranks."""
+    return ARCHITECTURES[config.architecture].weights(config, TensorReader(drawing(dtype, device, seed), pack, share))
 
 
 def drawing(dtype: torch.dtype, device: torch.device, seed: int = 0) -> Callable[[TensorStack], torch.Tensor]:
@@ -91,7 +100,7 @@ def drawing(dtype: torch.dtype, device: torch.device, seed: int = 0) -> Callable
             else:
                 drawn.mul_(0.02).add_(1.0 if _NORMS.fullmatch(stack.names[0]) else 0.0)
             piece.copy_(drawn)
-        return whole
+        return stack.part_of(whole)
 
     return fill
 
@@ -108,7 +117,7 @@ def _described(config: ModelConfig, share: Share = WHOLE) -> tuple[ModelWeights,
 
     def fill(stack: TensorStack) -> torch.Tensor:
         stacks.append(stack)
-        return torch.empty((sum(stack.rows), *stack.columns), dtype=stack.dtype, device="meta")
+        return torch.empty(stack.own_shape, dtype=stack.dtype, device="meta")
 
     return ARCHITECTURES[config.architecture].weights(config, TensorReader(fill, lambda weight: weight, share)), stacks
 
@@ -148,28 +157,29 @@ def _has_tied_copy(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> b
     return config.tie_word_embeddings and _HEAD in stored
 
 
-def is_copy(stored: StoredTensor, of: torch.Tensor, rtol: float = 0.0, atol: float = 0.0) -> bool:
-    """Whether `stored`, converted to the dtype of `of`, has its numbers. rtol, atol: as `torch.allclose` has them.
-    Both are [rows, columns] of one shape. Raises CheckpointError."""
+def is_copy(stored: StoredTensor, of: torch.Tensor, rtol: float = 0.0, atol: float = 0.0, first: int = 0) -> bool:
+    """Whether rows of `stored`, from row `first` on, converted to the dtype of `of`, have its numbers. rtol, atol: as
+    `torch.allclose` has them. of: [rows, columns]. Raises CheckpointError."""
     return all(
-        torch.allclose(numbers.to(of.dtype), of[rows].cpu(), rtol, atol, equal_nan=True)
-        for rows, numbers in first_rows(stored, len(of))
+        torch.allclose(numbers.to(of.dtype), of[rows.start - first : rows.stop - first].cpu(), rtol, atol, True)
+        for rows, numbers in rows_of(stored, range(first, first + len(of)))
     )
 
 
-def first_rows(stored: StoredTensor, rows: int) -> Iterator[tuple[slice, torch.Tensor]]:
-    """The first rows of a tensor, a bounded piece at a time: which rows, and float32 [rows, columns] on the CPU. Raises
-    CheckpointError."""
+def rows_of(stored: StoredTensor, rows: range) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Consecutive rows of a tensor, a bounded piece at a time: which rows, and float32 [rows, columns] on the CPU.
+    Raises CheckpointError."""
     if not isinstance(stored, SafetensorsTensor):
         for part, numbers in stored.pieces():
-            if part.start < rows:
-                yield slice(part.start, min(part.stop, rows)), torch.from_numpy(numbers[: rows - part.start])
+            first, last = max(part.start, rows.start), min(part.stop, rows.stop)
+            if first < last:
+                yield slice(first, last), torch.from_numpy(numbers[first - part.start : last - part.start])
         return
     try:
         with safe_open(stored.path, framework="pt") as file:
             whole = file.get_slice(stored.name)
-            for begin in range(0, rows, _ROWS_AT_ONCE):
-                end = min(begin + _ROWS_AT_ONCE, rows)
+            for begin in range(rows.start, rows.stop, _ROWS_AT_ONCE):
+                end = min(begin + _ROWS_AT_ONCE, rows.stop)
                 yield slice(begin, end), whole[begin:end].float()
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"tensor {stored.name} can't be read from {stored.path}: {error}") from error
@@ -204,25 +214,37 @@ def _hint(name: str) -> str:
     return ""
 
 
-def copy_stored(stored: StoredTensor, part: torch.Tensor) -> None:
-    """Into `part`, in its dtype and on its device. Raises CheckpointError."""
+def copy_stored(
+    stored: StoredTensor, part: torch.Tensor, rows: range | None = None, inputs: range | None = None
+) -> None:
+    """Into `part`, in its dtype and on its device. rows, inputs: rows and columns that are copied; None: all. Raises
+    CheckpointError."""
+    rows = range(stored.shape[0]) if rows is None else rows
     if isinstance(stored, SafetensorsTensor):
-        part.copy_(read_safetensors(stored))
+        part.copy_(read_safetensors(stored, rows, inputs))
         return
-    for rows, numbers in stored.pieces():
-        part[rows].copy_(torch.from_numpy(numbers))
+    for place, numbers in rows_of(stored, rows):
+        found = numbers if inputs is None else numbers[:, inputs.start : inputs.stop]
+        part[place.start - rows.start : place.stop - rows.start].copy_(found)
 
 
-def read_safetensors(stored: SafetensorsTensor) -> torch.Tensor:
-    """The tensor on the CPU, in the dtype it is stored in. Raises CheckpointError."""
+def read_safetensors(stored: SafetensorsTensor, rows: range | None = None, inputs: range | None = None) -> torch.Tensor:
+    """The tensor on the CPU, in the dtype it is stored in. rows, inputs: rows and columns that are read; None: all.
+    Raises CheckpointError."""
+    place: tuple[int | slice, ...] = ()
+    begin = 0
+    if stored.part is not None:
+        number, begin, _ = stored.part
+        place = (number,)
+    if stored.shape:
+        rows = range(stored.shape[0]) if rows is None else rows
+        place = (*place, slice(begin + rows.start, begin + rows.stop))
+    if inputs is not None:
+        place = (*place, slice(inputs.start, inputs.stop))
+    is_whole = stored.part is None and inputs is None and (rows is None or len(rows) == stored.shape[0])
     try:
         with safe_open(stored.path, framework="pt") as file:
-            tensor: torch.Tensor
-            if stored.part is None:
-                tensor = file.get_tensor(stored.name)
-            else:
-                number, begin, end = stored.part
-                tensor = file.get_slice(stored.name)[number, begin:end]
+            tensor: torch.Tensor = file.get_tensor(stored.name) if is_whole else file.get_slice(stored.name)[place]
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"tensor {stored.name} can't be read from {stored.path}: {error}") from error
     return tensor

@@ -17,6 +17,7 @@ from runahead.runtime.kernels.layers import AttentionShape
 from runahead.runtime.kernels.reference.linear import Products
 from runahead.runtime.kernels.reference.norm import RmsNorm
 from runahead.runtime.kernels.reference.rope import Rotation
+from runahead.runtime.kernels.share import Share
 
 # Floats are float32. A tensor and an array of one name are the same memory; `..._parts` are cut for a product.
 
@@ -34,7 +35,7 @@ class Buffers:
     norm: RmsNorm  # from the residual to what enters a product
     normed_parts: tuple[torch.Tensor, ...]  # of [T, hidden]
     residual_parts: tuple[torch.Tensor, ...]
-    branch: torch.Tensor  # [T, hidden], what is normalised before it is added to the residual
+    branch: torch.Tensor  # [T, hidden], what is summed over ranks, or normalised, before it is added to the residual
     branch_array: NDArray[np.float32]
     branch_norm: RmsNorm  # in place
 
@@ -56,6 +57,15 @@ class Buffers:
             branch_array=branch.numpy(),
             branch_norm=RmsNorm.of(branch.numpy(), branch.numpy()),
         )
+
+    def embed(self, embedding: NDArray[np.float32], share: Share) -> None:
+        """The tokens' rows of the embedding, into the residual; zeros for tokens of other ranks. embedding: [vocab /
+        ranks, hidden]."""
+        count = len(embedding)
+        places = self.token_ids - share.rank * count
+        np.take(embedding, places, axis=0, out=self.residual_array, mode="clip")
+        if not share.is_whole:
+            self.residual_array[(places < 0) | (places >= count)] = 0.0
 
     def take(self, batch: ForwardBatch) -> None:
         """The batch's tokens, padded to T."""
@@ -100,6 +110,26 @@ class AttentionBuffers:
             whole_q_norm=RmsNorm.of(whole_q, whole_q),
             whole_k_norm=RmsNorm.of(whole_k, whole_k),
             rotation=Rotation.of(by_head.reshape(tokens, heads, 2, -1)[:, :rotated]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """A layer's keys and values as the kernels write and read them."""
+
+    keys_by_slot: NDArray[np.float32]  # [KV slots, kv_heads, head_dim]
+    values_by_slot: NDArray[np.float32]
+    keys_by_dim: torch.Tensor  # [head_dim, KV slots * kv_heads]
+    values_by_head: torch.Tensor  # [KV slots * kv_heads, head_dim]
+
+    @staticmethod
+    def of(keys: torch.Tensor, values: torch.Tensor) -> LayerCache:
+        by_slot, head_dim = (-1, *keys.shape[2:]), keys.shape[-1]
+        return LayerCache(
+            keys.view(by_slot).numpy(),
+            values.view(by_slot).numpy(),
+            keys.view(-1, head_dim).t(),
+            values.view(-1, head_dim),
         )
 
 

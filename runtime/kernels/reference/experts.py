@@ -215,8 +215,8 @@ class BoundExperts:
             None if shared is None else BoundSharedExpert.of(shared, kind, products),
         )
 
-    def add(self, buffers: Buffers, own: ExpertBuffers, live: NDArray[np.intp]) -> None:
-        """To the residual, what the experts make of its norm, which has been computed."""
+    def write(self, buffers: Buffers, own: ExpertBuffers, live: NDArray[np.intp]) -> None:
+        """Into the branch, what the experts make of the residual's norm, which has been computed."""
         self.router.write(buffers.normed_parts, own.scores)
         total = buffers.branch_array
         total[:] = 0.0
@@ -226,7 +226,6 @@ class BoundExperts:
             total[group.tokens] += y
         if self.shared is not None:
             total[live] += self.shared.of_all(buffers, own)[live]
-        np.add(buffers.residual_array, total, out=buffers.residual_array)
 
     def _of(self, group: Group, normed: NDArray[np.float32], own: ExpertBuffers) -> NDArray[np.float32]:
         """What the group's expert makes of its tokens, [n, hidden]."""

@@ -33,7 +33,13 @@ from runahead.runtime.kernels.layers import (
     Ungated,
 )
 from runahead.runtime.kernels.reference.attention import AttentionPlan, KeptPlans, attend, silence_sparse_warning
-from runahead.runtime.kernels.reference.buffers import AttentionBuffers, Buffers, DenseBuffers, UngatedBuffers
+from runahead.runtime.kernels.reference.buffers import (
+    AttentionBuffers,
+    Buffers,
+    DenseBuffers,
+    LayerCache,
+    UngatedBuffers,
+)
 from runahead.runtime.kernels.reference.experts import BoundExperts, ExpertBuffers, live_tokens
 from runahead.runtime.kernels.reference.gated_delta import BoundDelta, DeltaBuffers
 from runahead.runtime.kernels.reference.linear import Product, Products, choose_products, linear
@@ -56,26 +62,6 @@ _Kind = TypeVar("_Kind")
 
 
 @dataclass(frozen=True, slots=True)
-class _LayerCache:
-    """A layer's keys and values as the kernels write and read them."""
-
-    keys_by_slot: NDArray[np.float32]  # [KV slots, kv_heads, head_dim]
-    values_by_slot: NDArray[np.float32]
-    keys_by_dim: torch.Tensor  # [head_dim, KV slots * kv_heads]
-    values_by_head: torch.Tensor  # [KV slots * kv_heads, head_dim]
-
-    @staticmethod
-    def of(keys: torch.Tensor, values: torch.Tensor) -> _LayerCache:
-        by_slot, head_dim = (-1, *keys.shape[2:]), keys.shape[-1]
-        return _LayerCache(
-            keys.view(by_slot).numpy(),
-            values.view(by_slot).numpy(),
-            keys.view(-1, head_dim).t(),
-            values.view(-1, head_dim),
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class _Workspace:
     """The buffers of a number of tokens: those of every layer, and by number those of each kind of layer."""
 
@@ -95,7 +81,7 @@ class ReferenceStream:
 
     num_tokens: int  # without padding
     work: _Workspace
-    caches: tuple[_LayerCache, ...]
+    caches: tuple[LayerCache, ...]
     plans: tuple[AttentionPlan, ...]  # by number
     live: NDArray[np.intp]  # which tokens are of live rows; empty where no layer asks
     runs: Runs | None  # tokens of live rows, with the rows' states; None where no layer keeps any
@@ -113,6 +99,7 @@ class ReferenceBoundKernels:
     def __init__(self, ends: Ends, products: Products) -> None:
         self._products = products
         self._embedding: NDArray[np.float32] = ends.embedding.float().numpy()
+        self._ranks = ends.ranks
         self._final_norm = NormWeight.of(ends.final_norm)
         self._embedding_scale = ends.embedding_scale
         self._ropes = tuple(map(rope_factors, ends.ropes))
@@ -126,7 +113,7 @@ class ReferenceBoundKernels:
         self._gated_delta: list[DeltaShape] = []
         self._gates: list[int] = []  # heads * head_dim
         self._work: dict[int, _Workspace] = {}  # by T
-        self._cache: tuple[KVCache, tuple[_LayerCache, ...]] | None = None
+        self._cache: tuple[KVCache, tuple[LayerCache, ...]] | None = None
         self._plans = KeptPlans()
 
     def attention(self, weights: Attention, place: int) -> Callable[[ReferenceStream], None]:
@@ -147,7 +134,7 @@ class ReferenceBoundKernels:
                     buffers.residual_parts if weights.norm is None else buffers.normed_parts, stream.work.gates[gates]
                 )
                 logistic_mul(stream.work.gates[gates].numpy(), attended.numpy())
-            _add(o, cut(attended), buffers, post_norm)
+            self._add(o, cut(attended), buffers, post_norm)
 
         return mix
 
@@ -179,7 +166,7 @@ class ReferenceBoundKernels:
             assert runs is not None
             buffers.norm.apply(norm)
             y = bound.mix(buffers.normed_parts, stream.work.mamba2[kind], runs, stream.states[place])
-            bound.out.add(y, buffers.residual)
+            self._add(bound.out, y, buffers)
 
         return mix
 
@@ -193,7 +180,7 @@ class ReferenceBoundKernels:
             assert runs is not None
             buffers.norm.apply(norm)
             y = bound.mix(buffers.normed_parts, stream.work.gated_delta[kind], runs, stream.states[place])
-            bound.out.add(y, buffers.residual)
+            self._add(bound.out, y, buffers)
 
         return mix
 
@@ -208,7 +195,7 @@ class ReferenceBoundKernels:
             buffers, own = stream.work.buffers, stream.work.dense[width]
             gate_up.write(_normed(buffers, norm), own.gate_up)
             gated_mul(own.gate, own.up, own.gated)
-            _add(down, own.gated_parts, buffers, post_norm)
+            self._add(down, own.gated_parts, buffers, post_norm)
 
         return feed_forward
 
@@ -222,7 +209,7 @@ class ReferenceBoundKernels:
             buffers.norm.apply(norm)
             up.write(buffers.normed_parts, own.up)
             squared_relu(own.up_array)
-            down.add(own.up_parts, buffers.residual)
+            self._add(down, own.up_parts, buffers)
 
         return feed_forward
 
@@ -235,7 +222,8 @@ class ReferenceBoundKernels:
         def feed_forward(stream: ReferenceStream) -> None:
             buffers = stream.work.buffers
             buffers.norm.apply(norm)
-            bound.add(buffers, stream.work.experts[kind], stream.live)
+            bound.write(buffers, stream.work.experts[kind], stream.live)
+            self._add_branch(buffers)
 
         return feed_forward
 
@@ -275,7 +263,7 @@ class ReferenceBoundKernels:
         buffers = work.buffers
         with np.errstate(all="ignore"):  # a NaN or an infinity stays in its row, and is found in the row's logits
             buffers.take(batch)
-            np.take(self._embedding, buffers.token_ids, axis=0, out=buffers.residual_array, mode="clip")
+            self._embed(buffers)
             if self._embedding_scale != 1.0:
                 np.multiply(buffers.residual_array, np.float32(self._embedding_scale), out=buffers.residual_array)
             for own, (_, rope) in zip(work.attention, self._shapes, strict=True):
@@ -295,6 +283,29 @@ class ReferenceBoundKernels:
 
     def _bound(self, linear: Linear) -> Product:
         return self._products.bind(linear.weight, linear.bias)
+
+    def _embed(self, buffers: Buffers) -> None:
+        """The rows of the embedding, of which a rank has those of its tokens, and zeros of the others."""
+        buffers.embed(self._embedding, self._ranks.share)
+        self._ranks.reduce(buffers.residual)
+
+    def _add(
+        self, product: Product, x: tuple[torch.Tensor, ...], buffers: Buffers, post_norm: NormWeight | None = None
+    ) -> None:
+        """Add the output of a layer's last product to the residual, summed over ranks and normalised by `post_norm`
+        before."""
+        if post_norm is None and self._ranks.share.is_whole:
+            product.add(x, buffers.residual)
+            return
+        product.write(x, buffers.branch)
+        self._add_branch(buffers, post_norm)
+
+    def _add_branch(self, buffers: Buffers, post_norm: NormWeight | None = None) -> None:
+        """Add the branch to the residual, summed over ranks and normalised by `post_norm` before."""
+        self._ranks.reduce(buffers.branch)
+        if post_norm is not None:
+            buffers.branch_norm.apply(post_norm)
+        np.add(buffers.residual_array, buffers.branch_array, out=buffers.residual_array)
 
     def _plan(self, batch: ForwardBatch, tokens: int, cache: KVCache) -> tuple[AttentionPlan, ...]:
         if not self._windows:
@@ -321,10 +332,10 @@ class ReferenceBoundKernels:
                 self._work[tokens] = work
         return work
 
-    def _caches_of(self, cache: KVCache) -> tuple[_LayerCache, ...]:
+    def _caches_of(self, cache: KVCache) -> tuple[LayerCache, ...]:
         if self._cache is None or self._cache[0] is not cache:
             self._plans = KeptPlans()  # they are made for a number of KV slots
-            views = tuple(_LayerCache.of(*pair) for pair in zip(cache.keys, cache.values, strict=True))
+            views = tuple(LayerCache.of(*pair) for pair in zip(cache.keys, cache.values, strict=True))
             self._cache = (cache, views)
         return self._cache[1]
 
@@ -377,16 +388,6 @@ def _normed(buffers: Buffers, norm: NormWeight | None) -> tuple[torch.Tensor, ..
         return buffers.residual_parts
     buffers.norm.apply(norm)
     return buffers.normed_parts
-
-
-def _add(product: Product, x: tuple[torch.Tensor, ...], buffers: Buffers, post_norm: NormWeight | None) -> None:
-    """What a layer's last product gives, added to the residual, or first normalised."""
-    if post_norm is None:
-        product.add(x, buffers.residual)
-        return
-    product.write(x, buffers.branch)
-    buffers.branch_norm.apply(post_norm)
-    np.add(buffers.residual_array, buffers.branch_array, out=buffers.residual_array)
 
 
 def _number(kinds: list[_Kind], kind: _Kind) -> int:

@@ -224,7 +224,8 @@ class Layer:
         buffers.residual_array[:] = 0.0
         buffers.residual_array[:count] = residual
         buffers.norm.apply(NormWeight.of(self.weights.norm))
-        self.bound.add(buffers, own, np.arange(count) if live is None else live)
+        self.bound.write(buffers, own, np.arange(count) if live is None else live)
+        buffers.residual_array[:] += buffers.branch_array
         return buffers
 
 

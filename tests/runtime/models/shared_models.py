@@ -60,7 +60,8 @@ def model_of(config: ModelConfig, share: Share, asked: list[str] | None = None) 
     def fill(stack: TensorStack) -> torch.Tensor:
         if asked is not None:
             asked.extend(stack.names)
-        return torch.cat([stored(name, stack.shape(number)) for number, name in enumerate(stack.names)])
+        whole = torch.cat([stored(name, stack.shape(number)) for number, name in enumerate(stack.names)])
+        return stack.part_of(whole)
 
     return ARCHITECTURES[config.architecture].weights(config, TensorReader(fill, lambda weight: weight, share))
 

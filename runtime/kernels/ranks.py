@@ -1,0 +1,67 @@
+"""How the ranks of a tensor-parallel model exchange numbers within a launch.
+
+A model calls `reduce` where a product that is cut by its inputs ends (embedding, attention output, feed-forward
+output), and `gather` where its logits end. A program calls `spread` for what only the first rank decides. Every rank
+makes the same calls in the same order: the plan and the row state, which are the same on all ranks, decide them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from runahead.runtime.kernels.share import WHOLE, Share
+
+
+class RanksError(RuntimeError):
+    """An exchange failed: a peer is gone or late, or makes another call. The sentence names the rank and the call."""
+
+
+class Ranks(Protocol):
+    """The exchange as one rank sees it."""
+
+    @property
+    def share(self) -> Share: ...
+
+    def reduce(self, partial: torch.Tensor) -> None:
+        """Replace `partial` by the sum of the ranks' partials, as `fold` defines it. float32, contiguous, of the same
+        shape on every rank. Raises RanksError."""
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        """part: float32 [n, width], the same shape on every rank. Returns the parts side by side in rank order on the
+        first rank, [n, ranks * width], and [n, 0] on the others. Raises RanksError."""
+
+    def spread(self, words: NDArray[np.int32]) -> None:
+        """Replace `words` by the first rank's. int32, contiguous, of the same shape on every rank. Raises
+        RanksError."""
+
+
+class OneRank:
+    """The exchange of a model that is whole: nothing to do."""
+
+    share: Final = WHOLE
+
+    def reduce(self, partial: torch.Tensor) -> None:
+        pass
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        return part
+
+    def spread(self, words: NDArray[np.int32]) -> None:
+        pass
+
+
+ONE_RANK: Final = OneRank()
+
+
+def fold(partials: Sequence[NDArray[np.float32]], out: NDArray[Any]) -> None:
+    """The sum over ranks: ((p0 + p1) + p2) + ..., in rank order, each addition rounded to float32. A partial of -0.0
+    counts as +0.0, so that -0.0 can mark a place that a peer has not written yet. out may be one of the partials' own
+    memory only if it is the first. All have one shape."""
+    np.add(partials[0], np.float32(0.0), out=out)
+    for partial in partials[1:]:
+        np.add(out, partial, out=out)
