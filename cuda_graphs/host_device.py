@@ -24,6 +24,7 @@ from runahead.cuda_graphs.shape import LaunchShape
 
 # Jitter of the test mode: how long the worker sleeps before S, before apply and before F.
 _MAX_DELAY_S = 0.002
+_SAMPLED, _ENDED = 0, 1  # marks
 
 
 def no_delay() -> None:
@@ -45,7 +46,8 @@ class HostDevice:
     """Runs a `Program` on a thread of its own.
 
     delay: called before each of the three parts of a launch. launched: the number that the first launch comes after, as
-    the program was told. clock: ns, monotonic; read before and after each part.
+    the program was told. clock: ns, monotonic; read before and after each part. marks: int64 [2], where the numbers of
+    the newest sampled and of the newest ended launch are kept; None: in memory of this device.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class HostDevice:
         *,
         launched: int = 0,
         clock: Callable[[], int] = time.monotonic_ns,
+        marks: NDArray[np.int64] | None = None,
     ) -> None:
         self.rings = rings
         self.counters = DeviceCounters()
@@ -66,7 +69,8 @@ class HostDevice:
         self._delay = delay
         self._clock = clock
         self._queue: queue.SimpleQueue[LaunchShape | None] = queue.SimpleQueue()
-        self._sampled = self._ended = launched
+        self._marks = np.zeros(2, np.int64) if marks is None else marks
+        self._marks[:] = launched
         self._awaited = (NEVER, NEVER)  # marks beyond these wake the host
         self._fault: BaseException | None = None
         self._mark_read, self._mark_write = os.pipe()
@@ -83,11 +87,11 @@ class HostDevice:
 
     def sampled(self) -> int:
         self._raise_fault()
-        return self._sampled
+        return int(self._marks[_SAMPLED])
 
     def ended(self) -> int:
         self._raise_fault()
-        return self._ended
+        return int(self._marks[_ENDED])
 
     def wait(self, sampled: int, ended: int, wake_fds: Sequence[int], timeout_s: float) -> None:
         self.counters.waits += 1
@@ -95,7 +99,7 @@ class HostDevice:
         # Written before the marks are looked at. The worker reads it after it has set a mark, so that no mark is
         # missed.
         self._awaited = (sampled, ended)
-        while self._fault is None and self._sampled <= sampled and self._ended <= ended:
+        while self._fault is None and self._marks[_SAMPLED] <= sampled and self._marks[_ENDED] <= ended:
             ready, _, _ = select.select([self._mark_read, *wake_fds], [], [], max(0.0, deadline - time.monotonic()))
             if self._mark_read not in ready:
                 break
@@ -128,7 +132,7 @@ class HostDevice:
         self.rings.start_ns[slot] = self._clock()
         self._program.sample(shape)
         sampled = self._clock()
-        self._sampled = shape.number
+        self._marks[_SAMPLED] = shape.number
         self._mark()
         self._delay()
         applying = self._clock()
@@ -139,13 +143,13 @@ class HostDevice:
         self._program.forward(shape)
         self.rings.end_ns[slot] = self._clock()
         self.rings.idle_ns[slot] = applying - sampled + forwarding - applied
-        self._ended = shape.number
+        self._marks[_ENDED] = shape.number
         self._mark()
 
     def _mark(self) -> None:
         """Wake the host, if it waits for what has happened. Each wake-up costs the worker the interpreter's lock."""
         sampled, ended = self._awaited
-        if self._sampled > sampled or self._ended > ended or self._fault is not None:
+        if self._marks[_SAMPLED] > sampled or self._marks[_ENDED] > ended or self._fault is not None:
             with contextlib.suppress(BlockingIOError):  # the pipe is full of marks already
                 os.write(self._mark_write, b"m")
 

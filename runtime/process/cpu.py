@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Final
 
@@ -10,19 +12,20 @@ import msgspec
 import structlog
 import torch
 
-from runahead.cuda_graphs.host_device import HostDevice, no_delay, seeded_delays
-from runahead.cuda_graphs.rings import RingMemory, allocate_rings
+from runahead.cuda_graphs.host_device import no_delay, seeded_delays
+from runahead.cuda_graphs.rings import RingMemory
 from runahead.runtime.checkpoint import Checkpoint
 from runahead.runtime.drafters.ngram import NgramDrafter
 from runahead.runtime.masks.mask_worker import MaskWorker
 from runahead.runtime.models import weights
 from runahead.runtime.models.config import ModelConfig
-from runahead.runtime.models.cpu_kernels import choose_kernels, choose_kernels_and_threads
+from runahead.runtime.models.cpu_kernels import products_of_a_rank, tried_kernels
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.draft_network import DraftNetwork
 from runahead.runtime.models.head_files import HeadFiles
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import weight_bytes
+from runahead.runtime.process.cpu_ranks import start_ranks
 from runahead.runtime.process.drafting_files import drafting_files, kept_by_drafter, kept_with_drafter
 from runahead.runtime.process.grammar_masks import make_masks
 from runahead.runtime.process.memory_facts import DraftingBytes, memory_facts
@@ -48,7 +51,8 @@ from runahead.runtime.programs.reference import HostProgram
 from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.runtime.wire.messages import Exactness
 
-_CACHE_BYTES: Final = 1 << 30  # what the KV cache may take where `num_blocks` is 0
+_CPU: Final = torch.device("cpu")
+_CACHE_BYTES: Final = 1 << 30  # what the KV caches of all ranks may take where `num_blocks` is 0
 
 
 def make_on_cpu(
@@ -63,60 +67,66 @@ def make_on_cpu(
     dtype = dtype_of(config, described)
     files = drafting_files(config, checkpoint, described, context)
     kept = kept_with_drafter(config, described, dtype, files)
-    drafting = files.weight_bytes if files else 0
-    config, why_sizes = sized(config, described, context, Cpu(_CACHE_BYTES), kept, drafting)
-    snapshots = snapshots_in(config, kept, context, None if config.num_blocks else _CACHE_BYTES)
-    blocks = config.num_blocks or blocks_in(_CACHE_BYTES, config, kept, context, snapshots)
+    cache, drafting = _CACHE_BYTES // config.tensor_parallel, files.weight_bytes if files else 0
+    config, why_sizes = sized(config, described, context, Cpu(cache), kept, drafting)
+    snapshots = snapshots_in(config, kept, context, None if config.num_blocks else cache)
+    blocks = config.num_blocks or blocks_in(cache, config, kept, context, snapshots)
     check_blocks(blocks, config, context, kept, snapshots)
     check_tensors(config, checkpoint, described)
     log = structlog.get_logger("engine")
-    threads = config.threads or max(1, (os.cpu_count() or 2) - 1)
+    threads = config.threads or max(1, ((os.cpu_count() or 2) - 1) // config.tensor_parallel)
     log.info("trying_kernels", threads=threads)  # seconds, for a model of a billion parameters
     of_drafter = files.shapes() if isinstance(files, HeadFiles) else ()  # a draft model has kernels of its own
-    if config.threads:
-        torch.set_num_threads(threads)
-        kernels, trial = choose_kernels(described, more=of_drafter)
-    else:
-        kernels, trial = choose_kernels_and_threads(described, threads, of_drafter)
+    more = (*of_drafter, *products_of_a_rank(described, config.tensor_parallel))
+    kernels, trial = tried_kernels(described, threads, more, fixed=config.threads > 0)
     log.info("kernels_tried", **asdict(trial))
     exactness = Exactness(True, "on the CPU there are no other kernels, whatever is asked for")
     log.info("exactness", asked=config.exact, **msgspec.structs.asdict(exactness))
-    cpu, head = torch.device("cpu"), None
-    with room_for_weights(weights.described(described).parameters * dtype.itemsize + drafting):
-        model = load_model(checkpoint, cpu, dtype, config.load_format, kernels, loading, context, described)
-        if files is not None:
-            # A head of a folder of its own is what it is.
-            drawn = config.load_format == "dummy" and config.drafter != "eagle"
-            if isinstance(files, HeadFiles) and config.load_format != "dummy":
-                files.check_copies(model)
-            head = files.load(model, kernels, context, drawn=drawn)
     masks = make_masks(config, checkpoint, described, context)
     forced = forced_drafts(config, described) if masks else 0
-    rings = allocate_rings(ring_layout(config, described, context, forced))
+    layout = ring_layout(config, described, context, forced)
+    with contextlib.ExitStack() as undo:
+        ranks = start_ranks(config, checkpoint, described, context, layout, trial, snapshots)
+        undo.callback(ranks.close)
+        head, rings = None, ranks.rings(layout)
+        with room_for_weights(weights.described(described).parameters * dtype.itemsize + drafting):
+            model = load_model(
+                checkpoint, _CPU, dtype, config.load_format, kernels, loading, context, described, ranks.exchange
+            )
+            if files is not None:
+                # A head of a folder of its own is what it is.
+                drawn = config.load_format == "dummy" and config.drafter != "eagle"
+                if isinstance(files, HeadFiles) and config.load_format != "dummy":
+                    files.check_copies(model)
+                head = files.load(model, kernels, context, drawn=drawn)
 
-    def program_with(blocks: int) -> HostProgram:
-        return _program(config, model, rings, context, blocks, snapshots, head, masks)
+        def program_with(blocks: int) -> HostProgram:
+            return host_program(config, model, rings, context, blocks, snapshots, head, masks)
 
-    def check(blocks: int) -> None:
-        check_blocks(blocks, config, context, kept, snapshots)
+        def check(blocks: int) -> None:
+            check_blocks(blocks, config, context, kept, snapshots)
 
-    of_head = None if head is None else DraftingBytes(head.weight_bytes, kept_by_drafter(config, dtype, files))
-    taken = weight_bytes(model.weights) + (of_head.weights if of_head else 0)
-    fit = PoolFit(config, taken, kept, snapshots, program_with, check)
-    program, blocks = fit.built(blocks)
-    facts = memory_facts(config, model, kept, blocks, snapshots, of_head)
-    log.info("memory", **facts, **_draft_memory(config, described, context, forced))
-    delay, poison = no_delay, None
-    if config.jitter_seed is not None:
-        delay, poison = seeded_delays(config.jitter_seed), RingPoison(program, rings)
-    device = HostDevice(program, rings, delay, launched=config.counters_from)
+        of_head = None if head is None else DraftingBytes(head.weight_bytes, kept_by_drafter(config, dtype, files))
+        taken = weight_bytes(model.weights) + (of_head.weights if of_head else 0)
+        program, blocks = PoolFit(config, taken, kept, snapshots, program_with, check).built(blocks)
+        program, blocks = ranks.agreed(program, blocks, program_with)
+        facts = memory_facts(config, model, kept, blocks, snapshots, of_head)
+        log.info("memory", **facts, **_draft_memory(config, described, context, forced))
+        poison = None if config.jitter_seed is None else RingPoison(program, rings)
+        device = ranks.device(program, rings, delays(config, 0), config.counters_from)
+        undo.pop_all()
     made = MadeOnDevice(config, why_sizes, model, blocks, device, poison, exactness, masks, snapshots=snapshots)
     if head is None:
         return made
     return replace(made, draft_step=head.step_share, draft_parameters=head.parameters)
 
 
-def _program(
+def delays(config: EngineConfig, rank: int) -> Callable[[], None]:
+    """Those of the test mode, others on each rank."""
+    return no_delay if config.jitter_seed is None else seeded_delays(config.jitter_seed + rank)
+
+
+def host_program(
     config: EngineConfig,
     model: Decoder,
     rings: RingMemory,
@@ -126,6 +136,8 @@ def _program(
     head: DraftNetwork | None,
     masks: MaskWorker | None,
 ) -> HostProgram:
+    """The program of a rank, with a pool of so many blocks. The first rank drafts for all."""
+    is_first = model.ranks.share.is_first
     return HostProgram(
         model,
         rings,
@@ -137,7 +149,7 @@ def _program(
         snapshots=snapshots,
         snapshot_tokens=device_border_tokens(config, context),
         launched=config.counters_from,
-        drafter=NgramDrafter(config.max_rows, context) if config.drafter == "ngram" else None,
+        drafter=NgramDrafter(config.max_rows, context) if config.drafter == "ngram" and is_first else None,
         head=head,
         masks=None if masks is None else masks.memory,
         sampled_vocab=sampled_vocab(config, model.config),

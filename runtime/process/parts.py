@@ -19,6 +19,7 @@ from runahead.runtime.masks.masks import Masks
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.division import part_of, why_not_divided
 from runahead.runtime.models.head_files import may_have_head
 from runahead.runtime.models.layer_kinds import layer_kinds
 from runahead.runtime.models.memory import KeptBytes, memory_of
@@ -107,7 +108,7 @@ def check_model(config: EngineConfig, model: ModelConfig) -> int:
 
     Raises ConfigError for a context that is longer than it may be, a model with too many end tokens, a head of a folder
     of its own or a draft model beside recurrent states, snapshots of states that a model does not keep or that no
-    request could begin with.
+    request could begin with, a model that can't be divided among as many ranks.
     """
     longest, setting = model.max_position_embeddings, config.spelling("context_length")
     if config.context_length > longest:
@@ -130,6 +131,8 @@ def check_model(config: EngineConfig, model: ModelConfig) -> int:
                 f"{config.spelling(name)} ({getattr(config, name)}) has no effect with {model.architecture}, which "
                 "keeps no recurrent states"
             )
+    if config.tensor_parallel > 1 and (why := why_not_divided(model, config.tensor_parallel)):
+        raise ConfigError(f"{config.spelling('tensor_parallel')} {config.tensor_parallel} can't be served: {why}")
     asks = config.state_snapshots != AUTO_SNAPSHOTS or config.state_snapshot_blocks != AUTO_SNAPSHOTS
     if asks and not has_borders(config, context):
         raise ConfigError(
@@ -168,8 +171,10 @@ def dtype_of(config: EngineConfig, model: ModelConfig) -> torch.dtype:
 
 
 def bytes_kept(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> KeptBytes:
-    """Bytes that the model keeps for each KV block, for each row and in each snapshot. dtype: of the KV cache."""
-    return memory_of(described(model).layers).bytes_kept(config.block_size, dtype, most_drafts(config))
+    """Bytes that a rank keeps for each KV block, for each row and in each snapshot. dtype: of the KV cache."""
+    return memory_of(part_of(model, config.tensor_parallel).layers).bytes_kept(
+        config.block_size, dtype, most_drafts(config)
+    )
 
 
 def state_bytes(model: ModelConfig) -> int:
@@ -379,6 +384,7 @@ def engine_info(made: MadeOnDevice, context: int, checkpoint: Checkpoint) -> Eng
         device=config.device,
         dtype=str(model.dtype).removeprefix("torch."),
         parameters=model.num_parameters,
+        tensor_parallel=config.tensor_parallel,
         penalty_slots=config.penalty_slots,
         prefix_cache=finds_prefixes(config, model.config, made.snapshots, context),
         state_bytes=bytes_kept(config, model.config, model.dtype).row,

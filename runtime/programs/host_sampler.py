@@ -10,19 +10,30 @@ import torch
 from numpy.typing import NDArray
 
 from runahead.cuda_graphs.shape import Form
+from runahead.runtime.kernels.ranks import ONE_RANK, Ranks
 from runahead.runtime.kernels.reference.sampling import NO_MASKS, are_drawn, sample_rows
 from runahead.runtime.kernels.row_state import PenaltyState, RowState
 from runahead.runtime.programs.host_rows import HostRows
+from runahead.runtime.programs.rank_rows import draft, take_over_sampled
 
 _DRAWN_AT_ONCE: Final = 16  # drafts of rows that draw, sampled before it is known which are kept
 
 
 class HostSampler:
     """Samples from what F has left. logits: float32 [max_rows + 1, 1 + K, vocab], by row slot, of the tokens that may
-    be sampled. state, penalties: the memory of `rows`. vocab: how many tokens these are."""
+    be sampled. state, penalties: the memory of `rows`. vocab: how many tokens these are. ranks: of which the first
+    alone has logits and samples."""
 
-    def __init__(self, rows: HostRows, logits: NDArray[np.float32], state: RowState, penalties: PenaltyState) -> None:
+    def __init__(
+        self,
+        rows: HostRows,
+        logits: NDArray[np.float32],
+        state: RowState,
+        penalties: PenaltyState,
+        ranks: Ranks = ONE_RANK,
+    ) -> None:
         self._rows = rows
+        self._ranks = ranks
         self._logits = logits
         self.vocab = logits.shape[-1]
         self._state = state
@@ -31,6 +42,15 @@ class HostSampler:
     def sample(self, places: NDArray[np.intp], slots: NDArray[np.int64], form: Form, drafts: int) -> None:
         """Advance these rows, and write their cells. places: in the row list. drafts: of a row in the F before, at
         most. [n], [n]"""
+        if self._ranks.share.is_first:
+            self._sample(places, slots, form, drafts)
+        take_over_sampled(self._rows, slots, self._ranks)
+
+    def draft(self) -> None:
+        """What the rows of F that decode may say next, on every rank: see `HostRows.draft`."""
+        draft(self._rows, self._ranks)
+
+    def _sample(self, places: NDArray[np.intp], slots: NDArray[np.int64], form: Form, drafts: int) -> None:
         masks: Mapping[int, Sequence[NDArray[np.int32]]] = {}
         if self._rows.masks is not None and form is Form.FULL:
             places, slots, masks = self._rows.judged(places, slots, drafts)

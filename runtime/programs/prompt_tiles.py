@@ -29,6 +29,8 @@ def leave_prompt_logprobs(
         tile = slice(first, first + _TILE)
         index = wanted.index[tile]
         logits = model.logits(hidden[torch.from_numpy(index)]).numpy()[:, :vocab]
+        if not model.ranks.share.is_first:
+            continue  # the first rank has all of them
         good = np.isfinite(logits).all(axis=1)
         finite[index[~good]] = False
         asked = np.where(good, wanted.asked[tile], np.int32(-1))

@@ -64,8 +64,8 @@ class HostProgram:
         state = RowState(**{name: torch.from_numpy(getattr(self.rows, name)) for name in ROW_TENSORS})
         penalties = PenaltyState(torch.from_numpy(self.rows.counts), torch.from_numpy(self.rows.in_prompt))
         self._cache = model.make_cache(num_blocks, block_size, max_rows, snapshots, rings.layout.drafts)
-        self._logits = np.zeros((max_rows + 1, 1 + rings.layout.drafts, vocab), np.float32)
-        self._sampler = HostSampler(self.rows, self._logits[..., :sampled_vocab], state, penalties)
+        self._logits = np.zeros((max_rows + 1, 1 + rings.layout.drafts, model.logit_width), np.float32)
+        self._sampler = HostSampler(self.rows, self._logits[..., :sampled_vocab], state, penalties, model.ranks)
         self._head: HeadDrafter | None = None
         if head is not None:
             self._head = HeadDrafter(head, self.rows, num_blocks, self._sampler.guessed)
@@ -86,7 +86,7 @@ class HostProgram:
     def forward(self, shape: LaunchShape) -> None:
         if self.rows.rows.size == 0:
             return
-        self.rows.draft()
+        self._sampler.draft()
         queries = self.rows.queries()
         places = state_places_of(self.rows, queries) if self._cache.states else None
         batch = batch_of(self.rows, queries, places)

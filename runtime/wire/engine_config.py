@@ -56,12 +56,20 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         DtypeName,
         Meta(description="of weights and arithmetic; auto: float32 on the CPU, the checkpoint's own on CUDA"),
     ] = "auto"
+    tensor_parallel: Annotated[
+        int, Meta(ge=1, le=8, description="ranks that have the model between them, a process each")
+    ] = 1
     exact: Annotated[
         Literal["auto", "on", "off"],
         Meta(description="no request's tokens depend on those beside it; auto: where that is known to cost little"),
     ] = "auto"
     threads: Annotated[
-        int, Meta(ge=0, le=1024, description="torch threads on the CPU; 0: one core is left to the host, or more")
+        int,
+        Meta(
+            ge=0,
+            le=1024,
+            description="torch threads on the CPU, of each rank; 0: one core is left to the host, or more",
+        ),
     ] = 0
     kernel_cache: Annotated[
         str,
@@ -320,6 +328,8 @@ def _check_pairs(config: EngineSettings, spelling: Spelling, given: Spelling) ->
         )
     if config.threads and config.device == "cuda":
         raise ConfigError(f"{given('threads')} are the CPU device's and have no effect with {cuda}")
+    if config.tensor_parallel > 1:
+        _check_ranks(config, spelling, given)
     if config.run_ahead != SERIAL and 0 < config.run_ahead_tokens < config.prefill_chunk:
         asked = config.max_prefill_tokens
         though = f", though launches may carry {asked} prompt tokens ({spelling('max_prefill_tokens')})"
@@ -357,6 +367,20 @@ def _check_pairs(config: EngineSettings, spelling: Spelling, given: Spelling) ->
     if config.log_mode == "barrier" and not config.log_interval:
         raise ConfigError(
             f"{spelling('log_mode')} barrier has no effect with {spelling('log_interval')} 0: no launch is ever logged"
+        )
+
+
+def _check_ranks(config: EngineSettings, spelling: Spelling, given: Spelling) -> None:
+    """Of settings beside more than one rank."""
+    if config.device == "cuda":
+        raise ConfigError(
+            f"{given('tensor_parallel')} can't be combined with {spelling('device')} {config.device} yet: so far ranks "
+            f"run on a CPU alone, and {spelling('tensor_parallel')} must be 1"
+        )
+    if config.drafter not in ("none", "ngram"):
+        raise ConfigError(
+            f"{given('tensor_parallel')} can't be combined with {spelling('drafter')} {config.drafter} yet: a drafter "
+            f"with weights is not divided among ranks; set {spelling('drafter')} none or ngram"
         )
 
 

@@ -199,6 +199,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     prompt_launches: PromptLaunches = PromptLaunches(0, 0, 0, "")
     sampled_vocab: int = 0  # ids below this may be sampled; 0: all of the vocabulary
     weights: tuple[WeightFormat, ...] = ()  # none: they are random
+    tensor_parallel: int = 1  # ranks that have the model between them
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=101):

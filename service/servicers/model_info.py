@@ -67,6 +67,7 @@ def model_info(
             prompt_launches=_prompt_launches(info.prompt_launches),
             state_snapshots=info.snapshots,
             state_snapshot_blocks=info.snapshot_blocks,
+            tensor_parallel=info.tensor_parallel,
         ),
         server_id=server_id,
         layers=[_layer_kind(kind) for kind in info.layers],

@@ -25,6 +25,7 @@ ENTRY_POINTS: Final = (
     "runtime/masks/worker.py",  # an engine starts it by its name
     "runtime/models/__main__.py",  # `runahead models` starts it by its name
     "runtime/process/main.py",  # the supervisor starts it by its name
+    "runtime/process/rank.py",  # an engine starts it by its name
     "service/servers/serve_front_end.py",  # and this one
     "service/servers/serve_side.py",  # and this one
     "benchmarks/bench.py",  # make bench, which measures the host on a device of its own

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 
 from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
 from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
@@ -20,6 +21,7 @@ from runahead.runtime.models.memory import memory_of
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.models.weights import described, dummy_weights, load_weights
 from tests.gpu.gpu_chain import small_config
+from tests.runtime.checkpoint.gguf_files import llama, write
 from tests.runtime.kernels.test_expert_shares import ranks
 from tests.runtime.models.checkpoints import CASES, Case, save
 from tests.runtime.models.shared_models import EXPERTS, RECURRENT, config_of
@@ -57,7 +59,17 @@ def heads_of(attention: Attention) -> list[list[torch.Tensor]]:
 def test_ranks_have_the_whole_model_s_numbers_between_them(name: str, of: int, tmp_path: Path) -> None:
     """Heads of queries, widths and tokens side by side are the whole's; a rank has the KV head that its heads read."""
     save(case_of(name), tmp_path)
-    whole, parts = load(tmp_path, WHOLE), [load(tmp_path, share) for share in ranks(of)]
+    check_parts(load(tmp_path, WHOLE), [load(tmp_path, share) for share in ranks(of)])
+
+
+@pytest.mark.parametrize("kind", [GGMLQuantizationType.F16, GGMLQuantizationType.Q4_0])
+def test_ranks_have_the_numbers_of_a_gguf_file_between_them(kind: GGMLQuantizationType, tmp_path: Path) -> None:
+    path = write(tmp_path / "tiny.gguf", llama(), {"attn_q": kind, "ffn_down": kind, "token_embd": kind})
+    check_parts(load(path, WHOLE), [load(path, share) for share in ranks(2)])
+
+
+def check_parts(whole: ModelWeights, parts: list[ModelWeights]) -> None:
+    of = len(parts)
     assert torch.equal(torch.cat([part.embedding for part in parts]), whole.embedding)
     assert torch.equal(torch.cat([part.lm_head for part in parts]), whole.lm_head)
     for number, layer in enumerate(whole.layers):

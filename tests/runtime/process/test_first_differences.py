@@ -39,7 +39,7 @@ def with_products(patch: pytest.MonkeyPatch, products: Products) -> None:
     def chosen(*_: Any, **__: Any) -> tuple[ReferenceKernels, KernelTrial]:
         return ReferenceKernels(products), KernelTrial("made up", {}, 0, 0, 0, 1, 0.0)
 
-    patch.setattr(cpu, "choose_kernels", chosen)
+    patch.setattr(cpu, "tried_kernels", chosen)
 
 
 def neighbours(asked: list[Asked]) -> Iterator[Pair]:

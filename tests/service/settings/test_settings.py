@@ -70,7 +70,7 @@ def test_the_environment_may_name_the_file(config_file: Path) -> None:
 def test_every_setting_can_be_given_in_all_three_places(config_file: Path) -> None:
     changed: dict[str, Any] = {
         "model": "elsewhere", "served_name": "name", "load_format": "dummy", "tokenizer": "none", "chat_template": "t",
-        "device": "cuda", "dtype": "bfloat16", "exact": "on",
+        "device": "cuda", "dtype": "bfloat16", "exact": "on", "tensor_parallel": 2,
         "run_ahead": 4, "run_ahead_tokens": 7, "max_rows": 8, "max_queue": 9, "context_length": 10, "block_size": 32,
         "num_blocks": 12, "prefill_chunk": 64, "max_prefill_tokens": 65, "prefix_cache": False, "penalty_slots": 5,
         "mixed_prefill_tokens": 66,
@@ -262,9 +262,13 @@ def test_every_setting_of_the_engine_reaches_it(tmp_path: Path) -> None:
     given = {name: SETTINGS[name].read(text, strict=False) for name, text in flags.items()}
     # These are refused beside device cuda, and tested above and below.
     of_the_cpu = {"threads": 0, "jitter_seed": None, "drafter": "none", "draft_tokens": 0, "draft_model": ""}
-    of_the_cpu |= {"state_snapshots": 0, "state_snapshot_blocks": 0}
+    of_the_cpu |= {"state_snapshots": 0, "state_snapshot_blocks": 0, "tensor_parallel": 1}
     of_the_start = {"tokenizer_vocab": 0}  # the check process finds it
     assert config == {**given, **of_the_cpu, **of_the_start, "spelled": FLAGS}
+
+
+def test_the_number_of_ranks_reaches_the_engine(tmp_path: Path) -> None:
+    assert engine_config(load_settings({"model": str(tmp_path), "tensor_parallel": "3"}, {})).tensor_parallel == 3
 
 
 def test_the_settings_of_snapshots_reach_the_engine(tmp_path: Path) -> None:

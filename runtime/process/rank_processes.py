@@ -1,0 +1,124 @@
+"""The processes of the ranks 1 and up: started by rank 0's, watched by the ends of their pipes, and ended with it."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import msgspec
+
+from runahead.runtime.process.rank_messages import BlocksMade, BlocksOffered, RankLoaded, RankOrders
+from runahead.runtime.process_end import described
+from runahead.runtime.wire.engine_config import ConfigError
+
+# -P: nothing in the current directory can stand in for a module.
+COMMAND: Final = (sys.executable, "-P", "-m", "runahead.runtime.process.rank")
+_END_S: Final = 2.0  # that a rank has to end in order, before it is killed
+
+Message = TypeVar("Message")
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    rank: int
+    process: subprocess.Popen[bytes]
+
+    def say(self, message: msgspec.Struct) -> None:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(msgspec.json.encode(message) + b"\n")
+            self.process.stdin.flush()
+        except OSError:
+            raise self._ended() from None
+
+    def hear(self, kind: type[Message]) -> Message:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise self._ended()
+        return msgspec.json.decode(line, type=kind)
+
+    def _ended(self) -> ConfigError:
+        code = self.process.wait()
+        return ConfigError(f"rank {self.rank} could not start ({described(code)}); the reason is in its log above")
+
+
+class RankProcesses:
+    """`Followers` that are processes, one for each of `orders`. Each inherits the segment's descriptor, and ends when
+    its standard input does. The log of all goes to this process's standard error.
+
+    Raises OSError where a process can't be made.
+    """
+
+    def __init__(self, orders: Sequence[RankOrders], command: Sequence[str] = COMMAND) -> None:
+        self._processes: list[_Process] = []
+        try:
+            for each in orders:
+                process = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(each.descriptor,)
+                )
+                self._processes.append(_Process(each.rank, process))
+            for begun, each in zip(self._processes, orders, strict=True):
+                begun.say(each)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """In rank order, from rank 1 on."""
+        return tuple(each.process.pid for each in self._processes)
+
+    def loaded(self) -> None:
+        """Wait until every rank has its weights. Raises ConfigError where one has ended, or differs from rank 0."""
+        for each in self._processes:
+            if differs := each.hear(RankLoaded).differs:
+                raise ConfigError(
+                    f"rank {each.rank} differs from rank 0 in {differs}: all ranks must read the same files with the "
+                    "same libraries"
+                )
+
+    def offer(self, blocks: int) -> int:
+        """Let every rank make a pool of so many KV blocks, or of fewer. Returns the least that any has memory for,
+        which all of them have in the end. Raises ConfigError where one has ended."""
+        for each in self._processes:
+            each.say(BlocksOffered(blocks))
+        least = min(blocks, *(each.hear(BlocksMade).blocks for each in self._processes))
+        for each in self._processes:
+            each.say(BlocksOffered(least, final=True))
+        for each in self._processes:
+            each.hear(BlocksMade)
+        return least
+
+    def sentinels(self) -> Sequence[int]:
+        """See `Followers.sentinels`: a rank says nothing more on its standard output, whose end is the process's."""
+        return [each.process.stdout.fileno() for each in self._processes if each.process.stdout is not None]
+
+    def lost(self) -> str:
+        """See `Followers.lost`."""
+        for each in self._processes:
+            if (code := each.process.poll()) is not None:
+                return f"rank {each.rank} has ended ({described(code)})"
+        return ""
+
+    def close(self) -> None:
+        """End all of them: their standard input ends, and who does not follow is killed."""
+        for each in self._processes:
+            assert each.process.stdin is not None
+            with contextlib.suppress(OSError):
+                each.process.stdin.close()
+        deadline = time.monotonic() + _END_S
+        for each in self._processes:
+            try:
+                each.process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                each.process.kill()
+                each.process.wait()
+        for each in self._processes:
+            assert each.process.stdout is not None
+            each.process.stdout.close()

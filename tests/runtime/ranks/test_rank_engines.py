@@ -1,0 +1,124 @@
+"""Whole engines of ranks say what one process says that computes their segments: at every depth, to the bit, through
+every event of a request's life. The CPU device's test mode delays each part of a launch, on each rank by another seed,
+and fills whatever is given back with nonsense, on every rank."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runahead.runtime.ranks.ranked_device import RankedDevice
+from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.parameters import SamplingParams
+from tests.runtime.models.checkpoints import CASES, save
+from tests.runtime.ranks.rank_engines import Life, Said, life
+
+PROMPTS = [[(31 * i + 7 * j + i * j) % 150 for j in range(length)] for i, length in enumerate((21, 40, 9, 33, 26, 17))]
+TOKENS = 24
+CANCELLED = 7
+ASKED: dict[int, SamplingParams] = {
+    0: SamplingParams(temperature=0.0),
+    1: SamplingParams(temperature=0.9, seed=11, logprobs=2),
+    2: SamplingParams(temperature=0.0, repetition_penalty=1.4, frequency_penalty=0.5),
+    3: SamplingParams(temperature=0.7, seed=12, top_k=20, top_p=0.9, prompt_logprobs=2),
+    4: SamplingParams(temperature=1.1, seed=13, min_p=0.05, bias_ids=(5, 9), bias_values=(3.0, -4.0)),
+    5: SamplingParams(temperature=0.0, logprobs=0, prompt_logprobs=0),
+}
+
+
+def folder_of(tmp: Path, name: str = "llama") -> Path:
+    save(next(case for case in CASES if case.name == name), tmp)
+    return tmp
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folder_of(tmp_path_factory.mktemp("llama"))
+
+
+def lived(own: Life) -> dict[int, Said]:
+    """Six requests of all kinds; one that begins like the first, one that stops by itself, one that is cancelled."""
+
+    def ask_late() -> None:
+        if own.engine.ledger.launched >= 6 and not late:
+            late.append(1)
+            own.ask(6, PROMPTS[0] + [7, 8], TOKENS)
+            own.ask(CANCELLED, PROMPTS[1][:12], 200)
+            own.ask(8, PROMPTS[3], 60, SamplingParams(temperature=1.5, seed=3), stop_token_ids=tuple(range(20, 40)))
+        if late and own.engine.ledger.launched >= 12 and len(late) == 1:
+            late.append(2)
+            own.links.tell(1, m.Cancel(CANCELLED))
+
+    late: list[int] = []
+    for handle, sampling in ASKED.items():
+        own.ask(handle, PROMPTS[handle], TOKENS, sampling)
+    own.run(ask_late)
+    said = own.said()
+    said.pop(CANCELLED, None)  # how far it came depends on the time
+    own.close()
+    return said
+
+
+@cache
+def oracle(folder: Path, of: int) -> dict[int, Said]:
+    """What the segments of one process say, in serial."""
+    with pytest.MonkeyPatch.context() as patched:
+        return lived(life(folder, 0, patched, segments=of, num_blocks=120))
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 4])
+@pytest.mark.parametrize("of", [2, 4])
+def test_ranks_say_what_segments_of_one_process_say(
+    of: int, depth: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a pool that is too small for all rows, and with a barrier before every eighth launch."""
+    own = life(
+        folder, depth, monkeypatch, ranks=of, threads=True, num_blocks=20, log_interval=8, log_mode="barrier"
+    )  # fmt: skip
+    said = lived(own)
+    assert said == oracle(folder, of)
+    assert all(len(each.ends) == 1 for each in said.values())
+    figures = own.engine.stats()
+    assert figures.events["evicted"].count > 0, "nobody was evicted: the pool is too large"
+    assert figures.cached_tokens > 0
+    assert len(own.programs) == of
+    for name in ("seq_len", "last_token", "alive", "held", "block_table", "parameters"):
+        columns = [getattr(program.rows, name)[:-1] for program in own.programs]
+        assert all(np.array_equal(column, columns[0]) for column in columns), f"ranks differ in {name}"
+
+
+def test_the_other_ranks_sample_and_draft_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a drafter guesses is rank 0's, and changes no token."""
+    own = life(folder, 2, monkeypatch, ranks=2, threads=True, num_blocks=120, drafter="ngram", draft_tokens=3)
+    repeated = [5, 6, 7, 8] * 6
+    own.ask(0, repeated, 40)
+    own.ask(1, PROMPTS[1], TOKENS, ASKED[1])
+    own.run()
+    found = own.said()
+    assert sum(own.engine.stats().drafted.values()) > 0
+    own.close()
+    with pytest.MonkeyPatch.context() as patched:
+        plain = life(folder, 0, patched, segments=2, num_blocks=120)
+        plain.ask(0, repeated, 40)
+        plain.ask(1, PROMPTS[1], TOKENS, ASKED[1])
+        plain.run()
+        plain.close()
+    assert found == plain.said()
+    follower = own.programs[1]
+    assert follower.rows.drafter is None
+    assert not follower.rows.rings.cells.any(), "a rank other than the first has written tokens"
+
+
+def test_tokens_are_those_of_the_whole_model_but_for_rounding(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = lived(life(folder, 0, monkeypatch, num_blocks=120))
+    assert whole[0].tokens == oracle(folder, 2)[0].tokens
+
+
+def test_two_processes_say_what_segments_of_one_process_say(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = life(folder, 4, monkeypatch, ranks=2, num_blocks=20)
+    device = own.parts.device
+    assert isinstance(device, RankedDevice)
+    assert lived(own) == oracle(folder, 2)

@@ -1,0 +1,139 @@
+"""How ranks are started and ended, with processes that say what a test wants, and what is refused before."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runahead.cuda_graphs.rings import RingLayout
+from runahead.runtime.checkpoint import CheckpointError
+from runahead.runtime.process import cpu_ranks
+from runahead.runtime.process.assemble import assemble
+from runahead.runtime.process.rank_messages import RankOrders, what_differs
+from runahead.runtime.process.rank_processes import RankProcesses
+from runahead.runtime.ranks.segment import SegmentLayout
+from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, check_config
+from tests.runtime.models.checkpoints import CASES, save
+from tests.runtime.ranks.rank_engines import SIZES
+
+HEARS = "import json, sys\norders = json.loads(sys.stdin.readline())\n"
+LOADED = HEARS + "print(json.dumps({'differs': ''}), flush=True)\n"
+OFFERS = LOADED + (
+    "for line in sys.stdin:\n"
+    "    blocks = json.loads(line)['blocks']\n"
+    "    print(json.dumps({'blocks': min(blocks, 100 * orders['rank'])}), flush=True)\n"
+)
+
+
+def started(script: str, ranks: int = 3) -> RankProcesses:
+    layout = SegmentLayout(ranks, RingLayout(4, 64, 64, 4, 4), 64)
+    orders = [
+        RankOrders(
+            rank=rank, descriptor=0, layout=layout, config=EngineConfig(model="m"), context=64, products="none",
+            threads=1, snapshots=0, digest={},
+        )
+        for rank in range(1, ranks)
+    ]  # fmt: skip
+    return RankProcesses(orders, (sys.executable, "-c", script))
+
+
+@pytest.fixture
+def starts(request: pytest.FixtureRequest) -> Callable[[str], RankProcesses]:
+    def start(script: str) -> RankProcesses:
+        processes = started(script)
+        request.addfinalizer(processes.close)
+        return processes
+
+    return start
+
+
+def test_all_ranks_have_as_many_blocks_as_the_least_of_them(starts: Callable[[str], RankProcesses]) -> None:
+    ranks = starts(OFFERS)
+    ranks.loaded()
+    assert ranks.offer(150) == 100
+    assert ranks.offer(80) == 80
+    assert ranks.lost() == ""
+
+
+def test_a_rank_that_has_found_something_else_is_refused_by_a_sentence(starts: Callable[[str], RankProcesses]) -> None:
+    ranks = starts(LOADED.replace("''", "'the versions of torch' if orders['rank'] == 2 else ''"))
+    with pytest.raises(ConfigError, match="rank 2 differs from rank 0 in the versions of torch"):
+        ranks.loaded()
+
+
+def test_a_rank_that_can_t_start_is_named_with_its_exit_code(starts: Callable[[str], RankProcesses]) -> None:
+    ranks = starts(HEARS + "sys.exit(orders['rank'] + 1)")
+    with pytest.raises(ConfigError, match=r"rank 1 could not start \(exit code 2\); the reason is in its log above"):
+        ranks.loaded()
+
+
+def test_a_rank_that_has_ended_is_named_and_its_pipe_says_so(starts: Callable[[str], RankProcesses]) -> None:
+    ranks = starts(LOADED + "sys.stdin.read() if orders['rank'] == 1 else sys.exit(7)")
+    ranks.loaded()
+    assert not ranks._processes[1].process.stdout.read(), "it ends"  # type: ignore[union-attr]
+    ranks._processes[1].process.wait(30.0)
+    assert ranks.lost() == "rank 2 has ended (exit code 7)"
+    assert len(ranks.sentinels()) == 2
+
+
+def test_ranks_that_do_not_end_with_their_input_are_killed() -> None:
+    ranks = started(LOADED + "import time\nwhile True: time.sleep(60)")
+    ranks.loaded()
+    begun = time.monotonic()
+    ranks.close()
+    assert {each.process.returncode for each in ranks._processes} == {-9}
+    assert time.monotonic() - begun < 30.0
+
+
+def test_what_differs_is_named() -> None:
+    assert what_differs({"a": "1", "b": "2"}, {"a": "1", "b": "3", "c": "4"}) == "b, c"
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"device": "cuda"}, r"tensor_parallel \(2\) can't be combined with device cuda yet"),
+        ({"drafter": "mtp"}, r"tensor_parallel \(2\) can't be combined with drafter mtp yet"),
+        ({"tensor_parallel": 9}, r"tensor_parallel .*8"),
+        ({"tensor_parallel": 0}, r"tensor_parallel .*1"),
+    ],
+)
+def test_settings_that_ranks_can_t_have_are_refused(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        check_config(EngineConfig(model="m", **{"tensor_parallel": 2, **settings}))
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("olmo2", "tensor_parallel 2 can't be served: 2 ranks can't have parts of Olmo2ForCausalLM: its norms"),
+        ("qwen3_moe", "tensor_parallel 2 can't be served: Qwen3MoeForCausalLM has experts"),
+        ("bamba", "tensor_parallel 2 can't be served: BambaForCausalLM keeps recurrent states"),
+    ],
+)
+def test_a_model_that_can_t_be_divided_is_refused_at_start(name: str, sentence: str, tmp_path: Path) -> None:
+    save(next(case for case in CASES if case.name == name), tmp_path)
+    with pytest.raises(ConfigError, match=sentence):
+        assemble(EngineConfig(model=str(tmp_path), tensor_parallel=2, **SIZES), lambda done, total: None)
+
+
+def test_a_start_that_fails_leaves_no_rank_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks have been started when rank 0 finds that it can't read its weights."""
+    save(next(case for case in CASES if case.name == "llama"), tmp_path)
+    ranks = list[RankProcesses]()
+
+    def start(orders: list[RankOrders]) -> RankProcesses:
+        ranks.append(RankProcesses(orders, (sys.executable, "-c", LOADED + "sys.stdin.read()")))
+        weights = tmp_path / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-64])
+        return ranks[0]
+
+    monkeypatch.setattr(cpu_ranks, "RankProcesses", start)
+    with pytest.raises(CheckpointError, match="is cut off"):
+        assemble(EngineConfig(model=str(tmp_path), tensor_parallel=2, **SIZES), lambda done, total: None)
+    assert [each.process.returncode for each in ranks[0]._processes] == [0]
