@@ -15,11 +15,11 @@ from runahead.runtime.masks.masks import NoMasks
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.process.cpu import make_on_cpu
 from runahead.runtime.process.device_choice import with_device
+from runahead.runtime.process.engine_info import engine_info
 from runahead.runtime.process.parts import (
     Assembled,
     MakeOnDevice,
     check_model,
-    engine_info,
     finds_prefixes,
     forced_drafts,
     make_scheduler,

@@ -1,11 +1,10 @@
 """What an engine is made of on whatever device: sizes and checks that follow from the configuration and the model, the
-scheduler, and what the engine says of itself."""
+scheduler."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import structlog
@@ -13,18 +12,15 @@ import torch
 
 from runahead.cuda_graphs.device import Device
 from runahead.cuda_graphs.rings import RingLayout
-from runahead.runtime.checkpoint import Checkpoint, model_name
+from runahead.runtime.checkpoint import Checkpoint
 from runahead.runtime.engine.poison import Poison
 from runahead.runtime.masks.masks import Masks
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.division import part_of, why_not_divided
-from runahead.runtime.models.head_files import may_have_head
-from runahead.runtime.models.layer_kinds import layer_kinds
 from runahead.runtime.models.memory import KeptBytes, memory_of
-from runahead.runtime.models.mtp import comes_with_head, names_head
-from runahead.runtime.models.weight_formats import weight_formats
+from runahead.runtime.models.mtp import names_head
 from runahead.runtime.models.weights import check_weights, described
 from runahead.runtime.plan import PLAN_WORDS
 from runahead.runtime.process.progress import Progress
@@ -47,7 +43,6 @@ from runahead.runtime.wire.engine_config import (
 )
 from runahead.runtime.wire.messages import EngineInfo, Exactness
 from runahead.runtime.wire.parameters import MAX_STOP_IDS, MAX_TOP_LOGPROBS
-from runahead.runtime.wire.prompt_launches import PromptLaunches
 
 MAX_EOS_IDS: Final = MAX_STOP_IDS // 2  # the other half is the request's own stop ids
 _SNAPSHOT_TOKENS: Final = 512  # between two borders with a snapshot, unless a setting says so
@@ -364,54 +359,3 @@ def sampled_vocab(config: EngineConfig, model: ModelConfig) -> int:
     if not config.tokenizer_vocab:
         return model.vocab_size
     return min(model.vocab_size, max(config.tokenizer_vocab, *(token_id + 1 for token_id in model.eos_token_ids), 1))
-
-
-def engine_info(made: MadeOnDevice, context: int, checkpoint: Checkpoint) -> EngineInfo:
-    """What the engine says of itself. checkpoint: the model's."""
-    config, model = made.config, made.model
-    return EngineInfo(
-        model=config.served_name or model_name(Path(config.model)),
-        architecture=model.config.architecture,
-        vocab_size=model.config.vocab_size,
-        context_length=context,
-        eos_token_ids=model.config.eos_token_ids,
-        bos_token_id=-1 if model.config.bos_token_id is None else model.config.bos_token_id,
-        max_rows=config.max_rows,
-        max_queue=config.max_queue,
-        num_blocks=made.blocks,
-        block_size=config.block_size,
-        run_ahead=config.run_ahead,
-        device=config.device,
-        dtype=str(model.dtype).removeprefix("torch."),
-        parameters=model.num_parameters,
-        tensor_parallel=config.tensor_parallel,
-        penalty_slots=config.penalty_slots,
-        prefix_cache=finds_prefixes(config, model.config, made.snapshots, context),
-        state_bytes=bytes_kept(config, model.config, model.dtype).row,
-        snapshots=made.snapshots,
-        snapshot_blocks=border_tokens(config, context) // config.block_size if made.snapshots else 0,
-        exactness=made.exactness,
-        structures=made.masks is not None,
-        layers=layer_kinds(model.weights.layers),
-        drafters=drafters_of(config, model.config, checkpoint),
-        weights=() if config.load_format == "dummy" else weight_formats(checkpoint, model.config, model.dtype),
-        drafter=config.drafter,
-        draft_parameters=made.draft_parameters,
-        prompt_launches=PromptLaunches(
-            config.prefill_chunk,
-            config.max_prefill_tokens,
-            config.run_ahead_tokens,
-            made.why_sizes,
-            config.mixed_prefill_tokens or config.max_prefill_tokens,
-        ),
-        sampled_vocab=sampled_vocab(config, model.config),
-    )
-
-
-def drafters_of(config: EngineConfig, model: ModelConfig, checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Drafters that a start could ask for with this model, some with a head that was made for it."""
-    comes = comes_with_head(checkpoint, model, has_weights=config.load_format != "dummy")
-    mtp = ("mtp",) if comes else ()
-    if state_bytes(model):
-        return ("ngram", *mtp)
-    return ("ngram", *(("eagle",) if may_have_head(model) else ()), *mtp, "model")

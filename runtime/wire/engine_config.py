@@ -64,12 +64,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="no request's tokens depend on those beside it; auto: where that is known to cost little"),
     ] = "auto"
     threads: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=1024,
-            description="torch threads on the CPU, of each rank; 0: one core is left to the host, or more",
-        ),
+        int, Meta(ge=0, le=1024, description="torch threads of a CPU rank; 0: one core is left to the host, or more")
     ] = 0
     kernel_cache: Annotated[
         str,

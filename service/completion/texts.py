@@ -15,11 +15,9 @@ from runahead.service.chat.chats import Chats
 from runahead.service.contract.chat import CheckedChat
 from runahead.service.contract.errors import no_tokenizer
 from runahead.service.contract.limits import LIMITS
+from runahead.service.contract.text_checks import check_detokenize, check_render_chat, check_tokenize
 from runahead.service.contract.validation import (
-    check_detokenize,
     check_prompt_tokens,
-    check_render_chat,
-    check_tokenize,
 )
 from runahead.service.shared_memory.held import Holding, Resource
 from runahead.service.text.text_bounds import check_can_fit

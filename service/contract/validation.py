@@ -26,17 +26,15 @@ from runahead.service.contract.chat import CheckedChat, check_chat
 from runahead.service.contract.errors import Violation, invalid_argument
 from runahead.service.contract.limits import LIMITS
 from runahead.service.contract.structure import StructureSource, check_structure
+from runahead.service.contract.text_checks import check_text_bytes
 from runahead.service.contract.violations import NO_TOKENIZER, Violations, id_sentence
 from runahead.v1 import (
     AbortRequest,
-    DetokenizeRequest,
     GenerateOnceRequest,
     GenerateRequest,
     OutputOptions,
-    RenderChatRequest,
     SamplingOptions,
     StoppingOptions,
-    TokenizeRequest,
 )
 
 AnyGenerateRequest = GenerateRequest | GenerateOnceRequest  # they have the same fields
@@ -159,31 +157,6 @@ def check_known(request: Message) -> None:
     found.raise_if_any()
 
 
-def check_render_chat(request: RenderChatRequest) -> CheckedChat:
-    """Raises ServiceError (INVALID_ARGUMENT)."""
-    found = Violations()
-    found.require_known(request)
-    chat = check_chat(request.chat, found)
-    found.raise_if_any()
-    return chat
-
-
-def check_tokenize(request: TokenizeRequest) -> None:
-    """Raises ServiceError (INVALID_ARGUMENT), for a text over `Limits.prompt_text_bytes` too."""
-    found = Violations()
-    found.require_known(request)
-    _check_text_bytes(request.text, "text", found)
-    found.raise_if_any()
-
-
-def check_detokenize(request: DetokenizeRequest, vocab_size: int) -> None:
-    """Raises ServiceError (INVALID_ARGUMENT), for too many ids or one out of range too."""
-    found = Violations()
-    found.require_known(request)
-    found.require_ids(request.token_ids, LIMITS.detokenize_ids, vocab_size, "token_ids")
-    found.raise_if_any()
-
-
 def check_once(request: GenerateOnceRequest) -> None:
     """What GenerateOnce does not take beside the fields' own rules. Raises ServiceError (INVALID_ARGUMENT)."""
     if request.output.HasField("max_tokens_per_message"):
@@ -231,7 +204,7 @@ def _check_prompt_field(
         return check_chat(request.chat, found)
     if which == "text":
         if found.require(bool(request.text), "text", "must not be empty"):
-            _check_text_bytes(request.text, "text", found)
+            check_text_bytes(request.text, "text", found)
         return request.text
     found.require(which is not None, "prompt", "is missing: set text, chat or token_ids")
     found.require(not request.add_special_tokens or which is None, "add_special_tokens", "is about text, not token_ids")
@@ -264,11 +237,6 @@ def _check_length(count: int, field: str, info: EngineInfo, found: Violations) -
         field,
         f"has {count} tokens, and the context of {info.context_length} leaves room for a prompt of {longest}",
     )
-
-
-def _check_text_bytes(text: str, field: str, found: Violations) -> None:
-    limit = LIMITS.prompt_text_bytes
-    found.require(len(text.encode()) <= limit, field, f"must be at most {limit} bytes of UTF-8")
 
 
 def _check_sampling(
