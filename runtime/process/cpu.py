@@ -34,7 +34,6 @@ from runahead.runtime.process.parts import (
     blocks_in,
     check_blocks,
     check_tensors,
-    device_border_tokens,
     dtype_of,
     forced_drafts,
     most_drafts,
@@ -46,6 +45,7 @@ from runahead.runtime.process.parts import (
 from runahead.runtime.process.pool_fit import PoolFit, room_for_weights
 from runahead.runtime.process.progress import Progress
 from runahead.runtime.process.sizes import Cpu
+from runahead.runtime.process.snapshot_borders import device_border_tokens
 from runahead.runtime.programs.poison import RingPoison
 from runahead.runtime.programs.reference import HostProgram
 from runahead.runtime.wire.engine_config import EngineConfig

@@ -30,7 +30,6 @@ from runahead.runtime.process.parts import (
     blocks_in,
     check_blocks,
     check_tensors,
-    device_border_tokens,
     dtype_of,
     forced_drafts,
     most_drafts,
@@ -43,6 +42,7 @@ from runahead.runtime.process.parts import (
 from runahead.runtime.process.pool_fit import TRIAL_BLOCKS, Needs, PoolFit, overhead, room_for_weights
 from runahead.runtime.process.progress import Progress
 from runahead.runtime.process.sizes import Gpu
+from runahead.runtime.process.snapshot_borders import device_border_tokens
 from runahead.runtime.programs.triton import (
     NoExactKernelsError,
     TritonProgram,

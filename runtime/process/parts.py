@@ -25,6 +25,8 @@ from runahead.runtime.models.weights import check_weights, described
 from runahead.runtime.plan import PLAN_WORDS
 from runahead.runtime.process.progress import Progress
 from runahead.runtime.process.sizes import NAMES, Cpu, Gpu, ModelSize, with_sizes
+from runahead.runtime.process.snapshot_borders import border_tokens, has_borders
+from runahead.runtime.process.snapshot_borders import snapshot_tokens as snapshot_tokens
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.scheduler.admission_record import largest_record_words
 from runahead.runtime.scheduler.draft_choice import ChoiceByAcceptance, ChoiceByForms, ChoiceOfAHead, DraftChoice
@@ -45,7 +47,6 @@ from runahead.runtime.wire.messages import EngineInfo, Exactness
 from runahead.runtime.wire.parameters import MAX_STOP_IDS, MAX_TOP_LOGPROBS
 
 MAX_EOS_IDS: Final = MAX_STOP_IDS // 2  # the other half is the request's own stop ids
-_SNAPSHOT_TOKENS: Final = 512  # between two borders with a snapshot, unless a setting says so
 _PROMPT_STATES: Final = 4  # snapshots for the states behind shared prompts, where there are no others
 _STATE_UNIT: Final = 64  # on a GPU, a multiple of the tokens in a sub-chunk of the recurrence
 _NOT_OVER_STATES: Final = {  # drafters, and why they are refused beside recurrent states
@@ -183,18 +184,6 @@ def finds_prefixes(config: EngineConfig, model: ModelConfig, snapshots: int, con
     return config.prefix_cache and (not state_bytes(model) or (snapshots > 0 and has_borders(config, context)))
 
 
-def snapshot_tokens(config: EngineConfig) -> int:
-    """Tokens from one border with a snapshot of a row's state to the next."""
-    blocks = config.state_snapshot_blocks or _SNAPSHOT_TOKENS // config.block_size
-    return blocks * config.block_size
-
-
-def has_borders(config: EngineConfig, context: int) -> bool:
-    """A request may begin behind a border with a snapshot: its tokens, one fewer than the context at most, go on beyond
-    the first one."""
-    return snapshot_tokens(config) < context - 1
-
-
 def snapshots_in(config: EngineConfig, kept: KeptBytes, context: int, memory: int | None) -> int:
     """Snapshots of states that there is room for, on a device that takes them. Unless a number is asked for, as many as
     rows: in at most a quarter of what the rows' states leave of `memory` bytes, where blocks are sized by it, and never
@@ -210,17 +199,6 @@ def snapshots_in(config: EngineConfig, kept: KeptBytes, context: int, memory: in
     left = memory - config.max_rows * kept.row
     spare = left - _blocks_of_one(config, context) * kept.block
     return min(most, max(0, min(left // 4, spare)) // kept.snapshot)
-
-
-def border_tokens(config: EngineConfig, context: int) -> int:
-    """Tokens from one border with a snapshot of a row's state to the next, where cached prefixes are found; else 0."""
-    return snapshot_tokens(config) if config.prefix_cache and has_borders(config, context) else 0
-
-
-def device_border_tokens(config: EngineConfig, context: int) -> int:
-    """The same for a device's program, which takes no 0: then more tokens than a row can have, so that no row comes to
-    a border."""
-    return border_tokens(config, context) or (_blocks_of_one(config, context)) * config.block_size
 
 
 def why_no_prefixes(config: EngineConfig, model: ModelConfig, context: int) -> str:

@@ -179,8 +179,9 @@ def asked_of_the_engine(service: Service, asked: Any) -> tuple[Any, ...] | str:
         time.sleep(0.001)
     submit = service.engine.next_submit()
     call.cancel()
-    service.engine.next_cancel()
-    return submit.request_id, submit.prompt, submit.sampling, submit.stopping
+    for _ in range(submit.n):
+        service.engine.next_cancel()
+    return submit.request_id, submit.prompt, submit.sampling, submit.stopping, submit.n
 
 
 def test_no_field_of_a_request_is_passed_over(service: Service) -> None:
