@@ -12,12 +12,12 @@ from runahead.runtime.models.mtp import comes_with_head
 from runahead.runtime.models.weight_formats import weight_formats
 from runahead.runtime.process.parts import (
     MadeOnDevice,
-    border_tokens,
     bytes_kept,
     finds_prefixes,
     sampled_vocab,
     state_bytes,
 )
+from runahead.runtime.process.snapshot_borders import border_tokens
 from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.runtime.wire.messages import EngineInfo
 from runahead.runtime.wire.prompt_launches import PromptLaunches
