@@ -137,10 +137,9 @@ class TensorReader:
         checkpoint are given, in this order; None: all, as they are. inputs: the rank's own of `columns`, of which it
         gives a partial sum, the first rank with the bias; None: all."""
         weight = self.tensor(tuple(f"{name}.weight" for name in names), rows, columns, own=own, inputs=inputs)
-        added = None
-        if bias and (inputs is None or self.share.is_first):
-            added = self.tensor(tuple(f"{name}.bias" for name in names), rows, own=own)
-        return Linear(self.pack(weight), added)
+        # Every rank asks for it, so that random weights are the same numbers on all of them.
+        added = self.tensor(tuple(f"{name}.bias" for name in names), rows, own=own) if bias else None
+        return Linear(self.pack(weight), added if inputs is None or self.share.is_first else None)
 
     def linear_and_row(self, name: str, row: str, outputs: int, columns: int) -> tuple[Linear, torch.Tensor]:
         """A product without a bias, and a vector, [columns], of a matrix of one row. They are read into one tensor, in

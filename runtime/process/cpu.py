@@ -48,7 +48,7 @@ from runahead.runtime.process.sizes import Cpu
 from runahead.runtime.process.snapshot_borders import device_border_tokens
 from runahead.runtime.programs.poison import RingPoison
 from runahead.runtime.programs.reference import HostProgram
-from runahead.runtime.wire.engine_config import EngineConfig
+from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
 from runahead.runtime.wire.messages import Exactness
 
 _CPU: Final = torch.device("cpu")
@@ -110,6 +110,10 @@ def make_on_cpu(
         taken = weight_bytes(model.weights) + (of_head.weights if of_head else 0)
         program, blocks = PoolFit(config, taken, kept, snapshots, program_with, check).built(blocks)
         program, blocks = ranks.agreed(program, blocks, program_with)
+        if blocks < config.num_blocks:
+            setting = f"{config.spelling('num_blocks')} {config.num_blocks}"
+            raise ConfigError(f"{setting} is more than a rank has memory for: {blocks}")
+        check(blocks)
         facts = memory_facts(config, model, kept, blocks, snapshots, of_head)
         log.info("memory", **facts, **_draft_memory(config, described, context, forced))
         poison = None if config.jitter_seed is None else RingPoison(program, rings)

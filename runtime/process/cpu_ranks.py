@@ -108,7 +108,7 @@ def start_ranks(
         orders = [
             RankOrders(
                 rank=rank, descriptor=descriptor, layout=layout, config=config, context=context,
-                products=trial.products, threads=trial.threads, snapshots=snapshots, digest=found,
+                products=trial.products, threads=trial.threads, snapshots=snapshots, digest=found, parent=os.getpid(),
             )
             for rank in range(1, ranks)
         ]  # fmt: skip

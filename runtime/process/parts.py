@@ -46,7 +46,7 @@ from runahead.runtime.wire.engine_config import (
 from runahead.runtime.wire.messages import EngineInfo, Exactness
 from runahead.runtime.wire.parameters import MAX_STOP_IDS, MAX_TOP_LOGPROBS
 
-MAX_EOS_IDS: Final = MAX_STOP_IDS // 2  # the other half is the request's own stop ids
+MAX_EOS_IDS: Final = MAX_STOP_IDS // 2 - 2  # the other half is the request's own stop ids, and two end a chat's answer
 _PROMPT_STATES: Final = 4  # snapshots for the states behind shared prompts, where there are no others
 _STATE_UNIT: Final = 64  # on a GPU, a multiple of the tokens in a sub-chunk of the recurrence
 _NOT_OVER_STATES: Final = {  # drafters, and why they are refused beside recurrent states

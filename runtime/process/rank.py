@@ -22,6 +22,7 @@ import torch
 from runahead.cuda_graphs.device import DeviceError
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.log_output import LogOutput, log_to_stderr
+from runahead.runtime.log_stream import end_log
 from runahead.runtime.parent_death import signal_at_parents_death
 from runahead.runtime.process.cpu import delays, host_program
 from runahead.runtime.process.cpu_ranks import load_rank
@@ -85,6 +86,8 @@ def main() -> int:
     log_to_stderr(LogOutput())
     try:
         orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=RankOrders)
+        if os.getppid() != orders.parent:  # it ended before its end could be signaled
+            raise ConfigError("rank 0 has ended before its ranks began")
         torch.set_num_threads(orders.threads)
         memory = map_memory(orders.descriptor, orders.layout)
         follow(orders, memory, _say, _hear, _end_with_input)
@@ -121,5 +124,5 @@ def _end_with_input() -> None:
 
 if __name__ == "__main__":
     exit_code = main()
-    sys.stderr.flush()
+    end_log()
     os._exit(exit_code)  # a launch that waits for other ranks would keep an orderly exit from ending

@@ -22,7 +22,7 @@ from runahead.runtime.wire.engine_config import EngineConfig
 class RankOrders(msgspec.Struct, frozen=True, kw_only=True):
     """rank: whose orders they are. descriptor: of the segment's memory, in the rank's process. config: with every size
     in it. context: tokens of a request, at most. products: how products are computed, by name. threads: of torch.
-    snapshots: of recurrent states. digest: as `digest` of rank 0."""
+    snapshots: of recurrent states. digest: as `digest` of rank 0. parent: the process of rank 0."""
 
     rank: int
     descriptor: int
@@ -33,6 +33,7 @@ class RankOrders(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     snapshots: int
     digest: dict[str, str]
+    parent: int
 
 
 class RankLoaded(msgspec.Struct, frozen=True):

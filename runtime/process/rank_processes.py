@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -76,10 +77,10 @@ class RankProcesses:
 
     def loaded(self) -> None:
         """Wait until every rank has its weights. Raises ConfigError where one has ended, or differs from rank 0."""
-        for each in self._processes:
-            if differs := each.hear(RankLoaded).differs:
+        for rank, answer in self._heard(RankLoaded):
+            if answer.differs:
                 raise ConfigError(
-                    f"rank {each.rank} differs from rank 0 in {differs}: all ranks must read the same files with the "
+                    f"rank {rank} differs from rank 0 in {answer.differs}: all ranks must read the same files with the "
                     "same libraries"
                 )
 
@@ -88,12 +89,23 @@ class RankProcesses:
         which all of them have in the end. Raises ConfigError where one has ended."""
         for each in self._processes:
             each.say(BlocksOffered(blocks))
-        least = min(blocks, *(each.hear(BlocksMade).blocks for each in self._processes))
+        least = min(blocks, *(answer.blocks for _, answer in self._heard(BlocksMade)))
         for each in self._processes:
             each.say(BlocksOffered(least, final=True))
-        for each in self._processes:
-            each.hear(BlocksMade)
+        for _ in self._heard(BlocksMade):
+            pass
         return least
+
+    def _heard(self, kind: type[Message]) -> Iterator[tuple[int, Message]]:
+        """What each rank says next, as they come: one that has ended is noticed while others still work."""
+        with selectors.DefaultSelector() as selector:
+            for each in self._processes:
+                assert each.process.stdout is not None
+                selector.register(each.process.stdout, selectors.EVENT_READ, each)
+            for _ in self._processes:
+                key, _ = selector.select()[0]
+                selector.unregister(key.fileobj)
+                yield key.data.rank, key.data.hear(kind)
 
     def sentinels(self) -> Sequence[int]:
         """See `Followers.sentinels`: a rank says nothing more on its standard output, whose end is the process's."""
@@ -101,9 +113,10 @@ class RankProcesses:
 
     def lost(self) -> str:
         """See `Followers.lost`."""
-        for each in self._processes:
-            if (code := each.process.poll()) is not None:
-                return f"rank {each.rank} has ended ({described(code)})"
+        ended = [(each.rank, code) for each in self._processes if (code := each.process.poll()) is not None]
+        # Those that were told to stop end with 0.
+        for rank, code in sorted(ended, key=lambda one: one[1] == 0):
+            return f"rank {rank} has ended ({described(code)})"
         return ""
 
     def close(self) -> None:

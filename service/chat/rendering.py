@@ -18,7 +18,7 @@ _MARK: Final = "<<the answer goes on here>>"
 # Modules that filters and methods load when they are first used, which a confined process can't.
 _LATE_MODULES: Final = (
     "decimal", "fractions", "pprint", "random", "textwrap", "unicodedata", "urllib.parse", "encodings.ascii",
-    "encodings.latin_1", "encodings.utf_16", "encodings.idna", "jinja2.debug",
+    "encodings.latin_1", "encodings.utf_16", "encodings.idna", "jinja2.constants", "jinja2.debug",
 )  # fmt: skip
 _WARM_UP: Final = (
     "{{ [1, 2.5, now]|tojson(indent=2) }}{{ 'a b'|title|trim|wordwrap(1)|urlize }}{% if x is none %}{% endif %}"

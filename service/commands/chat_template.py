@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -61,6 +62,7 @@ class ChatTemplate:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
+                env={"PYTHONPATH": os.pathsep.join(sys.path)},  # the template is a stranger's
             )
 
     def render(self, messages: Sequence[Message]) -> str:

@@ -45,7 +45,8 @@ class Ports:
                 if number != AUTO_PORT:
                     beside[name] = held.enter_context(closing(_beside(hosts[name], number, name, spelling)))
             unset = {name: hosts[name] for name in asked if name not in beside}
-            for name, port in _moved_on(unset, spelling).items():
+            own = {service.number, *(port.number for port in beside.values())}
+            for name, port in _moved_on(unset, own, spelling).items():
                 beside[name] = port
             held.pop_all()
         return cls(service, **beside)
@@ -56,12 +57,13 @@ class Ports:
             port.close()
 
 
-def _moved_on(hosts: dict[str, str], spelling: Spelling) -> dict[str, Port]:
-    """The first set of ports that are all free. Raises ConfigError where there is none."""
+def _moved_on(hosts: dict[str, str], own: set[int], spelling: Spelling) -> dict[str, Port]:
+    """The first set of ports that are all free. own: those that this service has, on whatever address. Raises
+    ConfigError where there is none."""
     why = ""
     for offset in range(0, _SETS * _STEP, _STEP):
         try:
-            found = _set(hosts, offset, spelling)
+            found = _set(hosts, offset, own, spelling)
         except PortTakenError as error:
             why = why or str(error).partition(";")[0]
             if offset == (_SETS - 1) * _STEP:
@@ -73,8 +75,11 @@ def _moved_on(hosts: dict[str, str], spelling: Spelling) -> dict[str, Port]:
     return found
 
 
-def _set(hosts: dict[str, str], offset: int, spelling: Spelling) -> dict[str, Port]:
+def _set(hosts: dict[str, str], offset: int, own: set[int], spelling: Spelling) -> dict[str, Port]:
     """Raises ConfigError."""
+    for name in hosts:
+        if FIRST[name] + offset in own:
+            raise PortTakenError(f"the {name} port: this service has {FIRST[name] + offset} already")
     with ExitStack() as held:
         found = {
             name: held.enter_context(closing(_beside(host, FIRST[name] + offset, name, spelling)))

@@ -65,7 +65,7 @@ class BoundedTokenizer:
         if answer is None:
             code = self._end(process)
             if code == -signal.SIGPROF:
-                sentence = f"takes more than {PROCESSOR_S:g} s of processor time to be tokenized"
+                sentence = f"{field} takes more than {PROCESSOR_S:g} s of processor time to be tokenized"
                 raise invalid_argument([Violation(field, sentence)])
             raise RuntimeError(f"a process that tokenizes has ended with {described(code)}")
         with self._lock:

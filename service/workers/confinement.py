@@ -22,16 +22,16 @@ _NUMBER_AT, _ARCHITECTURE_AT = 0, 4  # in what a filter is given
 # By machine: the name of its calls in a filter, and the numbers of those that are left to a process which reads and
 # writes its pipes, takes memory, and counts its time: read, write, lseek, mmap, mprotect, munmap, brk, rt_sigaction,
 # rt_sigprocmask, rt_sigreturn, mremap, madvise, getpid, exit, getrlimit, getrusage, gettid, futex, clock_gettime,
-# exit_group, tgkill, getrandom, setitimer, restart_syscall, sigaltstack, fstat, sched_yield, membarrier, rseq.
+# exit_group, getrandom, setitimer, restart_syscall, sigaltstack, fstat, sched_yield, membarrier, rseq.
 _CALLS: Final = {
     "x86_64": (
         0xC000003E,
-        (0, 1, 8, 9, 10, 11, 12, 13, 14, 15, 25, 28, 39, 60, 97, 98, 186, 202, 228, 231, 234, 318, 38, 219, 131, 5, 24,
+        (0, 1, 8, 9, 10, 11, 12, 13, 14, 15, 25, 28, 39, 60, 97, 98, 186, 202, 228, 231, 318, 38, 219, 131, 5, 24,
          324, 334),
     ),
     "aarch64": (
         0xC00000B7,
-        (63, 64, 62, 222, 226, 215, 214, 134, 135, 139, 216, 233, 172, 93, 163, 165, 178, 98, 113, 94, 131, 278, 103,
+        (63, 64, 62, 222, 226, 215, 214, 134, 135, 139, 216, 233, 172, 93, 163, 165, 178, 98, 113, 94, 278, 103,
          128, 132, 80, 124, 283, 293),
     ),
 }  # fmt: skip

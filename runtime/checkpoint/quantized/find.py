@@ -26,7 +26,7 @@ _SCALES: Final = ("_scale_inv", "_scale")
 # How activations and the KV cache would be quantized, which stay in the dtype that is served.
 _OF_ACTIVATIONS: Final = (
     ".input_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale", ".input_zero_point", ".output_zero_point",
-    ".prob_output_scale",
+    ".prob_output_scale", ".kv_scale",
 )  # fmt: skip
 _MARKERS: Final = {"packed": ".weight_packed", "gptq": ".qweight", "awq": ".qweight"}
 _PARTS: Final = (
@@ -113,8 +113,11 @@ class _Weight:
         if grid[1] == 1:
             shapes.append((*stack, grid[0]))
             shapes += [(*stack,)] if grid[0] == 1 else []
+        shapes.append((*stack, grid[0], 1, grid[1], 1))  # as ModelOpt exports scales of blocks
         self._take(scale, FLOATS, *shapes)
-        zeros = self._optional(f"{name}_zero_point", ("I8",), grid) if scheme.has_zero_points else None
+        zeros = None
+        if scheme.has_zero_points:
+            zeros = self._take(f"{name}_zero_point", ("I8",), *([grid] if stack else shapes))
         groups = self._groups(f"{name}_g_idx", columns)
         scales = Scales(self.stored[scale], block, grid, "scaled", scheme.bits, zeros, groups)
         return self._made(name, weight.shape, ByteCodes(weight), scales)

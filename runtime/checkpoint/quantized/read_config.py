@@ -57,7 +57,7 @@ _Schemes = tuple[tuple[tuple[str, ...], Scheme], ...]
 def _compressed_tensors(given: Mapping[str, Any]) -> _Schemes:
     if unknown := sorted(given.keys() - _COMPRESSED_TENSORS_KEYS):
         _refuse(unknown[0], given[unknown[0]], "which is not understood")
-    if given.get("quantization_status") not in (None, "compressed"):
+    if given.get("quantization_status") not in (None, "compressed", "frozen"):  # older tools' word for the same
         _refuse("quantization_status", given["quantization_status"], "and only 'compressed' is supported")
     if given.get("transform_config"):
         _refuse("transform_config", given["transform_config"], "which rotates activations and is not supported")

@@ -57,8 +57,13 @@ class Quantization:
         for targets, scheme in self.schemes:
             if any(_names(target, module) for target in targets):
                 return scheme
-        by_class = [scheme for targets, scheme in self.schemes if any(target.isidentifier() for target in targets)]
+        by_class = [scheme for targets, scheme in self.schemes if any(map(_is_class, targets))]
         return by_class[0] if by_class else self.schemes[0][1]
+
+
+def _is_class(target: str) -> bool:
+    """The name of a class, such as Linear, and not of a layer, such as lm_head."""
+    return target.isidentifier() and target[:1].isupper()
 
 
 def _names(target: str, module: str) -> bool:

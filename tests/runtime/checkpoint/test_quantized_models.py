@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from benchmarks.quantize import FORMATS, quantize
 from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
 from runahead.runtime.checkpoint.quantized import tensor as quantized_tensor
+from runahead.runtime.checkpoint.quantized.read_config import read_quantization
 from runahead.runtime.checkpoint.quantized.tensor import QuantizedTensor
 from runahead.runtime.kernels.layers import Attention
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
@@ -149,6 +150,49 @@ def test_blocks_are_the_same_under_the_name_that_modelopt_gives_them(tmp_path: P
     described = {"quant_method": "modelopt", "quant_algo": "fp8_pb_wo"}
     config.write_text(json.dumps({**json.loads(config.read_text()), "quantization_config": described}))
     assert open_checkpoint(tmp_path / "quantized").tensors() == before
+
+
+def test_scales_of_blocks_may_have_four_sizes_and_those_of_the_cache_are_passed_over(tmp_path: Path) -> None:
+    save(BY_NAME["llama_deep_sums"], tmp_path / "plain")
+    quantize(tmp_path / "plain", tmp_path / "quantized", "fp8-blocks")
+    expected = numbers_of(tmp_path / "quantized")
+    path = tmp_path / "quantized" / "model.safetensors"
+    tensors = load_file(path)
+    for name in [key for key in tensors if key.endswith("_scale_inv")]:
+        tensors[name] = tensors[name][:, None, :, None].contiguous()
+    tensors["model.layers.0.self_attn.kv_scale"] = torch.ones(1)
+    save_file(tensors, path)
+    found = numbers_of(tmp_path / "quantized")
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[name], expected[name]) for name in found)
+
+
+def numbers_of(folder: Path) -> dict[str, Any]:
+    stored = open_checkpoint(folder).tensors()
+    decoder(folder)
+    return {
+        name: np.concatenate([numbers for _, numbers in tensor.pieces()])
+        for name, tensor in stored.items()
+        if isinstance(tensor, QuantizedTensor)
+    }
+
+
+def test_the_name_of_a_layer_is_no_class_and_older_files_say_frozen() -> None:
+    weights = {"type": "int", "num_bits": 8, "strategy": "channel"}
+    described = {
+        "quant_method": "compressed-tensors", "format": "int-quantized", "quantization_status": "frozen",
+        "config_groups": {
+            "group_0": {"targets": ["lm_head"], "weights": weights, "format": "int-quantized"},
+            "group_1": {
+                "targets": ["Linear"], "weights": {**weights, "num_bits": 4, "strategy": "group", "group_size": 16},
+                "format": "pack-quantized",
+            },
+        },
+    }  # fmt: skip
+    quantization = read_quantization({"quantization_config": described})
+    assert quantization is not None
+    assert quantization.scheme_of("lm_head").bits == 8
+    assert quantization.scheme_of("model.layers.0.self_attn.q_proj").bits == 4
 
 
 def test_each_group_of_layers_has_its_own_scheme_and_a_pattern_counts_before_a_class(tmp_path: Path) -> None:

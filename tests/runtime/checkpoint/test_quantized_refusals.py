@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.quantize import quantize
 from runahead.runtime.checkpoint import CheckpointError, check_files, open_checkpoint
+from runahead.runtime.checkpoint.quantized.tensor import QuantizedTensor
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.read_config import load_config
@@ -156,6 +157,32 @@ def test_numbers_that_make_no_weight_are_refused_while_they_are_read(
         load_model(open_checkpoint(tmp_path), torch.device("cpu"), torch.float32, "auto", ReferenceKernels())
 
 
+def test_int8_with_zero_points_is_refused_without_them_and_takes_them_in_the_shape_of_its_scales(
+    plain: Path, tmp_path: Path
+) -> None:
+    quantize(plain, tmp_path, "int8-per-channel", GROUP)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"]["config_groups"]["group_0"]["weights"]["symmetric"] = False
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"quantized weight .*_proj has no tensor .*_proj\.weight_zero_point"):
+        check_files(tmp_path, has_weights=True)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    for name in [key for key in tensors if key.endswith(".weight_scale")]:
+        shape = tensors[name].shape if LAYER in name else tensors[name].flatten().shape
+        tensors[name.removesuffix("_scale") + "_zero_point"] = torch.full(shape, 3, dtype=torch.int8)
+    save_file(tensors, path)
+    numbers = dict(_pieces(tmp_path))
+    scale, codes = tensors[f"{LAYER}.weight_scale"], tensors[f"{LAYER}.weight"]
+    assert numbers[0].tolist() == ((codes.float() - 3) * scale.float()).tolist()
+
+
+def _pieces(folder: Path) -> list[tuple[int, Any]]:
+    stored = open_checkpoint(folder).tensors()[f"{LAYER}.weight"]
+    assert isinstance(stored, QuantizedTensor)
+    return [(rows.start, found) for rows, found in stored.pieces()]
+
+
 def test_groups_that_do_not_divide_a_layer_are_refused_by_its_name(plain: Path, tmp_path: Path) -> None:
     quantize(plain, tmp_path, "gptq-int4", GROUP)
     change_quantization(tmp_path, group_size=40)
@@ -190,7 +217,11 @@ def group(**changes: Any) -> dict[str, Any]:
             {"sparsity_config": {"format": "sparse-24-bitmask"}},
             "sparsity_config .*only the format 'dense'",
         ),
-        ("int4-packed", {"quantization_status": "frozen"}, "quantization_status .* is 'frozen', and only 'compressed'"),
+        (
+            "int4-packed",
+            {"quantization_status": "calibration"},
+            "quantization_status .* is 'calibration', and only 'compressed'",
+        ),
         ("int4-packed", {"config_groups": {}}, "config_groups in quantization_config is {}, which must"),
         (
             "int4-packed",

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from runahead.cuda_graphs.rings import RingLayout
 from runahead.runtime.checkpoint import CheckpointError
-from runahead.runtime.process import cpu_ranks
+from runahead.runtime.process import cpu_ranks, rank_processes
 from runahead.runtime.process.assemble import assemble
+from runahead.runtime.process.rank import EXIT_CANNOT_START
 from runahead.runtime.process.rank_messages import RankOrders, what_differs
 from runahead.runtime.process.rank_processes import RankProcesses
 from runahead.runtime.ranks.segment import SegmentLayout
@@ -35,7 +39,7 @@ def started(script: str, ranks: int = 3) -> RankProcesses:
     orders = [
         RankOrders(
             rank=rank, descriptor=0, layout=layout, config=EngineConfig(model="m"), context=64, products="none",
-            threads=1, snapshots=0, digest={},
+            threads=1, snapshots=0, digest={}, parent=os.getpid(),
         )
         for rank in range(1, ranks)
     ]  # fmt: skip
@@ -68,8 +72,35 @@ def test_a_rank_that_has_found_something_else_is_refused_by_a_sentence(starts: C
 
 def test_a_rank_that_can_t_start_is_named_with_its_exit_code(starts: Callable[[str], RankProcesses]) -> None:
     ranks = starts(HEARS + "sys.exit(orders['rank'] + 1)")
-    with pytest.raises(ConfigError, match=r"rank 1 could not start \(exit code 2\); the reason is in its log above"):
+    with pytest.raises(ConfigError, match=r"rank 1 could not .*exit code 2|rank 2 could not .*exit code 3"):
         ranks.loaded()
+
+
+def test_a_rank_that_has_ended_is_noticed_while_another_one_loads(starts: Callable[[str], RankProcesses]) -> None:
+    ranks = starts(HEARS + "sys.exit(9) if orders['rank'] == 2 else sys.stdin.read()")
+    with pytest.raises(ConfigError, match=r"rank 2 could not start \(exit code 9\)"):
+        ranks.loaded()
+
+
+def test_the_rank_that_failed_is_named_and_not_those_that_it_has_stopped(
+    starts: Callable[[str], RankProcesses],
+) -> None:
+    ranks = starts(LOADED + "sys.exit(7 * (orders['rank'] - 1))")
+    ranks.loaded()
+    for each in ranks._processes:
+        each.process.wait(30.0)
+    assert ranks.lost() == "rank 2 has ended (exit code 7)"
+
+
+def test_a_rank_whose_parent_ended_before_it_began_ends(capfd: pytest.CaptureFixture[str]) -> None:
+    layout = SegmentLayout(2, RingLayout(4, 64, 64, 4, 4), 64)
+    orders = RankOrders(
+        rank=1, descriptor=0, layout=layout, config=EngineConfig(model="m"), context=64, products="none", threads=1,
+        snapshots=0, digest={}, parent=os.getpid() + 1,
+    )  # fmt: skip
+    ended = subprocess.run(rank_processes.COMMAND, input=msgspec.json.encode(orders) + b"\n", check=False)
+    assert ended.returncode == EXIT_CANNOT_START
+    assert "rank 0 has ended before its ranks began" in capfd.readouterr().err
 
 
 def test_a_rank_that_has_ended_is_named_and_its_pipe_says_so(starts: Callable[[str], RankProcesses]) -> None:

@@ -83,6 +83,16 @@ def test_two_services_have_ports_of_their_own_before_either_listens(first: dict[
     assert not set(one.values()) & set(other.values())
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+def test_side_ports_move_on_from_the_service_s_own_whatever_its_address(
+    host: str, first: dict[str, int], held: ExitStack
+) -> None:
+    settings = FrontEndSettings(host=host, port=first["health"])
+    found = held.enter_context(closing(Ports.reserve(settings, str)))
+    assert found.service.number == first["health"]
+    assert found.health.number > first["health"]
+
+
 def test_a_port_that_was_set_stays_where_the_others_move(first: dict[str, int], held: ExitStack) -> None:
     held.enter_context(listener(first["control"]))
     mine = a_free_port()

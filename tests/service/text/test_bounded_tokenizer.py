@@ -50,7 +50,7 @@ def test_ids_and_texts_are_those_of_the_library(bounded: BoundedTokenizer, speci
 def test_a_text_with_many_expensive_matches_is_refused_and_the_next_is_not(bounded: BoundedTokenizer) -> None:
     error = refused(bounded)
     assert error.reason == "INVALID_FIELD"
-    assert error.sentence == "takes more than 5 s of processor time to be tokenized"
+    assert error.sentence == "text takes more than 5 s of processor time to be tokenized"
     assert bounded.encode("word", False).size == 4
     assert len(bounded._running) == 1
 

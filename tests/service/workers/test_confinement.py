@@ -10,8 +10,17 @@ from typing import Final
 import pytest
 
 PROBE: Final = """
-import json, os, socket, sys
+import ctypes, json, os, platform, socket, sys
 from runahead.service.workers.confinement import confine
+
+library = ctypes.CDLL(None, use_errno=True)
+tgkill = {"x86_64": 234, "aarch64": 131}[platform.machine()]
+
+
+def thread_signal(process):
+    if library.syscall(tgkill, process, process, 0):
+        raise OSError(ctypes.get_errno())
+
 
 warning = confine(1 << 29)
 tried = {}
@@ -23,6 +32,7 @@ for name, attempt in {
     "a process": lambda: os.fork(),
     "a program": lambda: os.execv("/bin/true", ["true"]),
     "a signal": lambda: os.kill(os.getppid(), 0),
+    "a signal to a thread": lambda: thread_signal(os.getppid()),
     "a descriptor": lambda: os.dup(0),
 }.items():
     try:
