@@ -260,7 +260,7 @@ class Holdings:
             self.register([request.row_slot], [last])
             self.pool.fence(request.blocks)
         ahead = self._snapshots_ahead(request)
-        if request.prompt_state != NO_SNAPSHOT:  # the row's state is there, and in no slot
+        if request.state_slot >= self.rows.max_rows:  # the row's state is in a snapshot, and in no slot
             request.state_slot = NO_SLOT
         if request.state_slot != NO_SLOT:
             self.state_slots.fence(request.state_slot)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from math import lcm
 
@@ -121,6 +122,8 @@ class SharedPrompts:
     def leave_state(self, request: Request) -> None:
         """The next launch copies the state to a slot of the row. The row's record has to be sent again."""
         request.begins_as, request.state_slot = request.prompt_state, self._state_slots.allocate()
+        # The record clears the row's part of the block table. Borders that the row has passed are in the cache by now.
+        request.snapshots = array("i", [NO_SNAPSHOT] * len(request.snapshots))
 
     def _border(self, request: Request) -> int:
         """Tokens of the shared part of a prompt, while the request's state is in a snapshot; else -1."""

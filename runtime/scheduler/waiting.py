@@ -168,6 +168,7 @@ class WaitingQueue:
         blocks if all rows left that may. It is asked in every turn, at now_s on the engine's clock.
         """
         held = self._holdings
+        self._let_in()  # whoever is first below is in a line now
         if not held.callers.are_several or not self._lines:
             self._without_row = {}
             return None

@@ -128,13 +128,14 @@ class Admission:
         own: list[int] | None = None  # looked for only where it decides something: that takes longest
         for resource, amount in amounts.items():
             limit, all_ = self._limits[resource], in_all[resource]
+            is_counted = resource is Resource.STREAMS  # several of one call are no single long one
             # Whoever may have all is refused by the service's limit, which is the one to set. Nobody is over a caller's
             # limit while all together are not.
             if amount and limit.of_a_caller < limit.in_all and all_ + amount > limit.of_a_caller:
                 own = own or self._table.of(account.number).tolist()
-                if own[resource] and own[resource] + amount > limit.of_a_caller:
+                if (own[resource] or is_counted) and own[resource] + amount > limit.of_a_caller:
                     raise self._refusal(resource, limit, own[resource], account)
-            if amount and all_ and all_ + amount > limit.in_all:
+            if amount and (all_ or is_counted) and all_ + amount > limit.in_all:
                 raise self._refusal(resource, limit, all_, None)
 
     def _refusal(self, resource: Resource, limit: Limit, held: int, account: Account | None) -> ServiceError:

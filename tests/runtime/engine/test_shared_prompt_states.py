@@ -101,3 +101,30 @@ def test_whoever_is_cancelled_leaves_the_others_the_state(
         assert handle == life.cancelled or found[handle] == expected
     snapshots = life.engine.scheduler.holdings.snapshots
     assert snapshots.free == snapshots.total
+
+
+def test_a_state_goes_back_to_its_slot_where_the_others_have_ended_meanwhile(folder: Path) -> None:
+    """The first completion's state is in a snapshot when nobody else wants the prompt any more."""
+    life = life_of(folder, 1, max_rows=3, num_blocks=40, prefix_cache=False, prefill_chunk=8, max_prefill_tokens=8)
+    ask(life, 1, PROMPTS[3], 5, n=2)
+    life.engine.turn()
+    life.engine.turn()
+    life.links.tell(1, m.Cancel(2))
+    life.run()
+    life.device.close()
+    slots = life.engine.scheduler.holdings.state_slots
+    assert slots.free == slots.total
+
+
+def test_a_barrier_finds_the_snapshots_of_a_row_whose_record_was_sent_again(folder: Path) -> None:
+    life = life_of(
+        folder, 2, max_rows=3, num_blocks=60, prefill_chunk=8, max_prefill_tokens=8, state_snapshot_blocks=2,
+        state_snapshots=16,
+    )  # fmt: skip
+    ask(life, 1, PROMPTS[3], 5, n=2)
+    for _ in range(14):
+        life.engine.turn()
+        life.engine.drain("logging")
+    assert life.engine.stats().running == 2
+    life.run()
+    life.device.close()

@@ -16,7 +16,9 @@ from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import RowPhase, Rows
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason, SamplingParams, StoppingParams
+from runahead.runtime.wire.preparation import prepared_submit
 from tests.runtime.chain import Chain, make_chain
+from tests.simulation.clock import Clock
 
 N = 16
 PROMPT = [3 + (7 * i + i * i) % 50 for i in range(43)]
@@ -262,3 +264,23 @@ def test_the_first_completion_has_its_state_in_a_snapshot_where_one_is_left_and_
     place = holdings.shared.state_place(first, 0)
     assert (place == 4, first.prompt_state == 1) == ((True, True) if state == "in a snapshot" else (False, False))
     assert holdings.shared.state_place(second, 0) < 4, "the others have a slot"
+
+
+@pytest.mark.parametrize("length", [9, 20, 40, 100])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_caller_whose_first_completion_has_ended_gets_a_row_for_the_others(seed: int, length: int) -> None:
+    """They line up while the first one's row slot is fenced, and another caller's requests wait."""
+    chain = make_chain(4, max_rows=2, clock=Clock(), schedule=seeded_schedule(seed))
+    for handle in range(1, 7):
+        chain.tell(asked("alice", handle, 40))
+    chain.tell(asked("bob", 20, 1, n=2, length=length))
+    chain.run()
+    assert chain.finished().keys() == {1, 2, 3, 4, 5, 6, 20, 21}
+
+
+def asked(caller: str, handle: int, tokens: int, n: int = 1, length: int = 3) -> m.Submit:
+    prompt = np.arange(length, dtype=np.int32) % 60 + 2
+    return prepared_submit(
+        handle, f"{caller}/{handle}", prompt, SamplingParams(seed=0), StoppingParams(tokens, ignore_eos=True),
+        block_size=BLOCK, priority=0, caller=caller, outranks=False, n=n,
+    )  # fmt: skip
