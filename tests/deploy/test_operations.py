@@ -14,21 +14,13 @@ import yaml
 
 from runahead.service.contract.errors import STATUS_OF
 from runahead.service.credentials.callers import Caller, CallersFile
+from tests.deploy.documented import BLOCKS, TEXT, line_with
 from tests.deploy.rendering import K8S, Manifests, kubectl, kustomized
 from tests.project.repository import PACKAGES, ROOT, sources
 
-TEXT: Final = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-BLOCKS: Final = re.findall(r"^```(\w+)\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
 SPANS: Final = set(re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", TEXT, flags=re.DOTALL | re.MULTILINE)))
 
 MakeManifests = Callable[[str], Manifests]
-
-
-def line_with(words: str) -> str:
-    """The one line of the document's commands that has these words."""
-    lines = {line for kind, block in BLOCKS if kind == "sh" for line in block.splitlines()}
-    (found,) = (line for line in lines if words in line and "--dry-run" not in line)
-    return found
 
 
 @pytest.mark.skipif(not Path("/usr/bin/openssl").exists(), reason="this machine has no openssl")
