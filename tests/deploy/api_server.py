@@ -6,6 +6,7 @@ no pod and runs no controller. Tests see what kubectl itself computes and sends,
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -104,6 +105,8 @@ class ApiServer:
 
     def _on_one(self, verb: str, kind: str, space: str, name: str, body: Any) -> tuple[int, Any]:
         there = self.objects.get((kind, space, name))
+        if there is None and verb == "PATCH" and body.get("kind") == kind:  # server-side apply
+            return self._create(kind, space, body)
         if there is None:
             return _failure(404, "NotFound", f'{kind} "{name}" not found')
         if verb == "DELETE":
@@ -135,7 +138,7 @@ def api_server(folder: Path) -> Iterator[tuple[ApiServer, Path]]:
 
         def _answer(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
-            body = json.loads(self.rfile.read(length)) if length else None
+            body = _read(self.rfile.read(length))
             status, answer = server.answer(self.command, self.path, body)
             text = json.dumps(answer).encode()
             self.send_response(status)
@@ -172,6 +175,41 @@ def api_server(folder: Path) -> Iterator[tuple[ApiServer, Path]]:
         http.shutdown()
         http.server_close()
         thread.join()
+
+
+def _read(body: bytes) -> Any:
+    """An object of JSON, or a Secret as `kubectl create secret` sends it: protobuf in an envelope of Kubernetes."""
+    if not body.startswith(b"k8s\0"):
+        return json.loads(body) if body else None
+    secret = dict(_fields(body[4:]))[2]
+    metadata = dict(_fields(dict(_fields(secret))[1]))
+    items = [dict(_fields(value)) for number, value in _fields(secret) if number == 2]
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": metadata[1].decode()},
+        "data": {item[1].decode(): base64.b64encode(item[2]).decode() for item in items},
+    }
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
+    """The fields of a protobuf message, by number, those that have a length; others are passed over."""
+    at = 0
+    while at < len(message):
+        key, at = _varint(message, at)
+        value, at = _varint(message, at)  # of wire type 0; the length of wire type 2
+        if key & 7 == 2:
+            yield key >> 3, message[at : at + value]
+            at += value
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    """The number that begins at a place, and the place behind it."""
+    value = shift = 0
+    while message[at] > 127:
+        value |= (message[at] & 127) << shift
+        at, shift = at + 1, shift + 7
+    return value | message[at] << shift, at + 1
 
 
 def _discovered(parts: list[str]) -> Any:

@@ -245,11 +245,6 @@ MISTAKES: Final[Mapping[str, tuple[str, Break, str]]] = {
         lambda manifests: manifests.pod.pop("enableServiceLinks"),
         "enableServiceLinks is not false",
     ),
-    "pods_are_restricted: a namespace that lets anything in": (
-        "base",
-        lambda manifests: manifests.one("Namespace")["metadata"]["labels"].clear(),
-        "does not enforce it",
-    ),
     "pods_are_restricted: the node's network": (
         "base",
         lambda manifests: manifests.pod.update(hostNetwork=True),
@@ -264,6 +259,21 @@ MISTAKES: Final[Mapping[str, tuple[str, Break, str]]] = {
         "tls-elsewhere",
         lambda manifests: manifests.one("GRPCRoute")["metadata"].update(namespace="runahead"),
         "GRPCRoute runahead is not in elsewhere",
+    ),
+    "deleting_leaves_what_others_made: a namespace": (
+        "base",
+        add("Namespace"),
+        "Namespace more would be deleted",
+    ),
+    "deleting_leaves_what_others_made: a claim": (
+        "gpu",
+        add("PersistentVolumeClaim"),
+        "PersistentVolumeClaim more would be deleted",
+    ),
+    "everything_has_the_label: settings without it": (
+        "base",
+        lambda manifests: next(manifests.of("ConfigMap"))["metadata"].pop("labels"),
+        "ConfigMap runahead-settings",
     ),
     "one_thing_says_how_many_pods: two": (
         "hpa",

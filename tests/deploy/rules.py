@@ -222,16 +222,20 @@ def pods_are_restricted(manifests: Manifests) -> Iterator[str]:
     for account in manifests.of("ServiceAccount"):
         if account.get("automountServiceAccountToken") is not False:
             yield f"the ServiceAccount {_name(account)} mounts its token"
-    for space in manifests.of("Namespace"):
-        if _labels(space).get("pod-security.kubernetes.io/enforce") != "restricted":
-            yield f"the Namespace {_name(space)} does not enforce it"
 
 
 def all_is_in_one_namespace(manifests: Manifests) -> Iterator[str]:
-    (space,) = map(_name, manifests.of("Namespace"))
+    space = manifests.deployment["metadata"]["namespace"]
     for each in manifests.objects:
-        if each["kind"] != "Namespace" and each["metadata"].get("namespace") != space:
+        if each["metadata"].get("namespace") != space:
             yield f"{each['kind']} {_name(each)} is not in {space}"
+
+
+def deleting_leaves_what_others_made(manifests: Manifests) -> Iterator[str]:
+    """`kubectl delete -k` deletes what is rendered: never tokens, a model, or the namespace that holds them."""
+    for each in manifests.objects:
+        if each["kind"] in ("Namespace", "PersistentVolumeClaim", "Secret"):
+            yield f"{each['kind']} {_name(each)} would be deleted with the service"
 
 
 def one_thing_says_how_many_pods(manifests: Manifests) -> Iterator[str]:
@@ -254,6 +258,13 @@ def settings_roll_out(manifests: Manifests) -> Iterator[str]:
         yield f"{names} have no hash"
 
 
+def everything_has_the_label(manifests: Manifests) -> Iterator[str]:
+    """What selects by it, `kubectl apply --prune -l` for one, leaves out an object that lacks it."""
+    for each in manifests.objects:
+        if _labels(each).get("app.kubernetes.io/name") != NAME:
+            yield f"{each['kind']} {_name(each)} has the labels {_labels(each)}"
+
+
 RULES: Final[tuple[Rule, ...]] = (
     settings_are_known_and_fit,
     probes_ask_what_the_server_answers,
@@ -267,6 +278,8 @@ RULES: Final[tuple[Rule, ...]] = (
     nothing_passes_unless_named,
     pods_are_restricted,
     all_is_in_one_namespace,
+    deleting_leaves_what_others_made,
+    everything_has_the_label,
     one_thing_says_how_many_pods,
     settings_roll_out,
 )

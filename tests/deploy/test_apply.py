@@ -40,7 +40,7 @@ class Operator:
             "PATH": path,
         }
         done = subprocess.run(
-            ["sh", "-c", commands],
+            ["sh", "-ec", commands],
             cwd=self.folder,
             env=environment,
             capture_output=True,
@@ -102,3 +102,53 @@ def test_an_autoscaler_is_taken_out_with_the_documents_lines_and_the_folder_has_
     operator.types(block_with("delete horizontalpodautoscaler"))
     assert operator.server.named("HorizontalPodAutoscaler") == set()
     assert replicas(operator) == 5
+
+
+def first_pod(operator: Operator) -> None:
+    """The commands before the first pod, but for the last, which waits for it."""
+    operator.writes("components:", "  - ../runahead/deploy/k8s/components/hpa")
+    operator.types(block_with("openssl rand").replace("kubectl -n runahead rollout status", ": "))
+
+
+def test_removing_leaves_the_namespace_the_tokens_and_the_model(operator: Operator) -> None:
+    first_pod(operator)
+    claim = {"kind": "PersistentVolumeClaim", "metadata": {"name": "runahead-model"}}
+    operator.server.objects["PersistentVolumeClaim", "runahead", "runahead-model"] = claim
+    other = "configMapGenerator: [{name: runahead-settings, behavior: merge, literals: [RUNAHEAD__MAX_ROWS=32]}]"
+    operator.writes("components:", "  - ../runahead/deploy/k8s/components/hpa", other)
+    operator.types("kubectl apply -k my-cluster")
+    assert len(operator.server.named("ConfigMap")) == 2
+    operator.types(block_with("kubectl delete -k"))
+    assert set(operator.server.objects) == {
+        ("Namespace", "", "runahead"),
+        ("Secret", "runahead", "runahead-callers"),
+        ("PersistentVolumeClaim", "runahead", "runahead-model"),
+    }
+
+
+def test_all_but_the_first_line_stay_inside_the_namespace(operator: Operator) -> None:
+    """So that whoever is `admin` of it may run them."""
+    first_pod(operator)
+    assert {kind for kind, space, _ in operator.server.objects if not space} == {"Namespace"}
+    operator.server.objects["Namespace", "", "runahead"].clear()
+    operator.types("kubectl apply -k my-cluster")
+    assert operator.server.objects["Namespace", "", "runahead"] == {}
+
+
+def test_prune_by_the_label_deletes_nothing_that_the_folder_has(operator: Operator) -> None:
+    first_pod(operator)
+    before = set(operator.server.objects)
+    operator.types("kubectl apply -k my-cluster --prune -l app.kubernetes.io/name=runahead")
+    assert set(operator.server.objects) == before
+
+
+def test_a_component_is_taken_out_with_the_documents_lines(operator: Operator) -> None:
+    first_pod(operator)
+    operator.types(block_with("--applyset"))
+    assert "HorizontalPodAutoscaler" in {kind for kind, *_ in operator.server.objects}
+    operator.writes()
+    operator.types(block_with("--applyset"))
+    left = {kind for kind, *_ in operator.server.objects}
+    assert "HorizontalPodAutoscaler" not in left
+    assert {"Deployment", "Secret", "Namespace"} <= left
+    assert operator.server.named("Secret") == {"runahead", "runahead-callers"}

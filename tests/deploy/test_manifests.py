@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.deploy.mistakes import MISTAKES
 from tests.deploy.rendering import COMPOSITIONS, K8S, Composition, Manifests, RenderingError, kustomized, render
@@ -39,6 +40,12 @@ def test_every_overlay_and_every_component_is_rendered() -> None:
     components = {path.name for path in (K8S / "components").iterdir()}
     assert {each.overlay for each in COMPOSITIONS.values()} == overlays
     assert {name for each in COMPOSITIONS.values() for name in each.components} == components
+
+
+def test_the_namespace_enforces_restricted_pods_and_has_no_label_that_prune_looks_for() -> None:
+    space = yaml.safe_load((K8S / "base" / "namespace.yaml").read_text(encoding="utf-8"))
+    assert space["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    assert "app.kubernetes.io/name" not in space["metadata"]["labels"]
 
 
 def test_the_base_needs_no_custom_resource(manifests: MakeManifests) -> None:
