@@ -152,3 +152,16 @@ def test_a_component_is_taken_out_with_the_documents_lines(operator: Operator) -
     assert "HorizontalPodAutoscaler" not in left
     assert {"Deployment", "Secret", "Namespace"} <= left
     assert operator.server.named("Secret") == {"runahead", "runahead-callers"}
+
+
+@pytest.mark.parametrize("name", ["fill", "client"])
+def test_the_pods_beside_the_service_are_made_with_the_documents_lines(name: str, operator: Operator) -> None:
+    first_pod(operator)
+    (operator.folder / "token").write_text("x")
+    block = block_with(f"pods/{name}.yaml").replace("=IMAGE ", "=registry.example.com/team/runahead:7 ")
+    applied = "\n".join(line for line in block.splitlines() if "apply" in line or "create" in line)
+    operator.types(applied)
+    made = operator.server.one("Pod", f"runahead-{name}")
+    assert made["spec"]["containers"][0]["image"] == "registry.example.com/team/runahead:7"
+    wanted = {volume.get("secret", {}).get("secretName") for volume in made["spec"]["volumes"]} - {None}
+    assert wanted <= operator.server.named("Secret")

@@ -28,7 +28,7 @@ def test_the_lines_before_apply_make_the_secret_that_the_pod_waits_for(
     tmp_path: Path, manifests: MakeManifests
 ) -> None:
     subprocess.run(["sh", "-ec", line_with("openssl rand")], cwd=tmp_path, check=True)
-    make = line_with("create secret generic").replace("kubectl", str(kubectl())) + " --dry-run=client -o yaml"
+    make = line_with("create secret generic runahead-callers").replace("kubectl", str(kubectl())) + " --dry-run=client -o yaml"
     done = subprocess.run(["sh", "-ec", make], cwd=tmp_path, check=True, capture_output=True, text=True)
     secret = yaml.safe_load(done.stdout)
     base = manifests("base")
@@ -47,7 +47,7 @@ def test_the_lines_before_apply_make_the_secret_that_the_pod_waits_for(
 
 def test_the_front_page_has_the_same_lines_for_who_is_in_the_project_s_folder() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-    for words in ("namespace.yaml", "openssl rand", "create secret generic"):
+    for words in ("namespace.yaml", "openssl rand", "create secret generic runahead-callers"):
         assert line_with(words).replace(" runahead/deploy/", " deploy/") in readme
 
 
