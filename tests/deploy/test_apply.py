@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import subprocess
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.api_server import ApiServer, api_server
-from tests.deploy.documented import block_with
+from tests.deploy.documented import block_with, line_with
 from tests.deploy.rendering import K8S, kubectl
 
 pytestmark = pytest.mark.timeout(300)
@@ -165,3 +166,30 @@ def test_the_pods_beside_the_service_are_made_with_the_documents_lines(name: str
     assert made["spec"]["containers"][0]["image"] == "registry.example.com/team/runahead:7"
     wanted = {volume.get("secret", {}).get("secretName") for volume in made["spec"]["volumes"]} - {None}
     assert wanted <= operator.server.named("Secret")
+
+
+def tokens_in(operator: Operator) -> bytes:
+    return base64.b64decode(operator.server.one("Secret", "runahead-callers")["data"]["callers"])
+
+
+def test_the_lines_of_the_first_pod_run_twice_leave_one_token(operator: Operator) -> None:
+    operator.writes()
+    lines = block_with("openssl rand").replace("kubectl -n runahead rollout status", ": ")
+    operator.types(lines)
+    assert "already exists" in operator.types(f"set +e\n{lines}")
+    assert tokens_in(operator) == (operator.folder / "callers").read_bytes()
+
+
+def test_nobody_else_of_the_machine_reads_the_tokens(operator: Operator) -> None:
+    first_pod(operator)
+    operator.types(line_with("cut -d"))
+    assert [(operator.folder / name).stat().st_mode & 0o777 for name in ("callers", "token")] == [0o600, 0o600]
+
+
+def test_tokens_that_are_replaced_stand_in_no_annotation(operator: Operator) -> None:
+    first_pod(operator)
+    with (operator.folder / "callers").open("a") as callers:
+        callers.write("you generate token 0123456789abcdef0123456789abcdef\n")
+    operator.types(block_with("--dry-run=client"))
+    assert tokens_in(operator) == (operator.folder / "callers").read_bytes()
+    assert not operator.server.one("Secret", "runahead-callers")["metadata"].get("annotations")

@@ -28,7 +28,10 @@ def test_the_lines_before_apply_make_the_secret_that_the_pod_waits_for(
     tmp_path: Path, manifests: MakeManifests
 ) -> None:
     subprocess.run(["sh", "-ec", line_with("openssl rand")], cwd=tmp_path, check=True)
-    make = line_with("create secret generic runahead-callers").replace("kubectl", str(kubectl())) + " --dry-run=client -o yaml"
+    make = (
+        line_with("create secret generic runahead-callers").replace("kubectl", str(kubectl()))
+        + " --dry-run=client -o yaml"
+    )
     done = subprocess.run(["sh", "-ec", make], cwd=tmp_path, check=True, capture_output=True, text=True)
     secret = yaml.safe_load(done.stdout)
     base = manifests("base")
