@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -12,6 +13,7 @@ import yaml
 from tests.deploy.mistakes import MISTAKES
 from tests.deploy.rendering import COMPOSITIONS, K8S, Composition, Manifests, RenderingError, kustomized, render
 from tests.deploy.rules import RULES, Rule
+from tests.deploy.validators import crd_of
 
 MakeManifests = Callable[[str], Manifests]
 
@@ -71,6 +73,45 @@ def test_two_autoscalers_are_refused(tmp_path: Path) -> None:
     both = Composition("base", ["hpa", "keda"])
     with pytest.raises(RenderingError, match="nonexistent key: replicas"):
         render(both, tmp_path)
+
+
+def test_a_pool_that_speaks_no_tls_is_refused_beside_pods_that_do(tmp_path: Path) -> None:
+    both = Composition("overlays/tls", ["inference-pool"])
+    with pytest.raises(RenderingError, match=re.escape("/spec/ports/0/appProtocol")):
+        render(both, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["gpu-with-all", "tls-elsewhere"])
+def test_routes_have_the_defaults_that_the_server_writes_into_lists(name: str, manifests: MakeManifests) -> None:
+    """A patch of a custom resource replaces a whole list: without its defaults an apply always finds a difference."""
+    routes = list(manifests(name).of("GRPCRoute"))
+    assert routes
+    for route in routes:
+        schema = crd_of(route)
+        assert schema
+        assert list(defaults_left_out(route, schema)) == []
+
+
+def test_a_default_that_is_left_out_is_seen(manifests: MakeManifests) -> None:
+    route = manifests("grpc-route").one("GRPCRoute")
+    del route["spec"]["rules"][0]["backendRefs"][0]["weight"]
+    schema = crd_of(route)
+    assert schema
+    assert list(defaults_left_out(route, schema)) == ["spec.rules[0].backendRefs[0].weight"]
+
+
+def defaults_left_out(value: Any, schema: Mapping[str, Any], where: str = "", in_list: bool = False) -> Iterator[str]:
+    """Fields inside of lists that the server fills in by the schema of the custom resource."""
+    if isinstance(value, list):
+        for place, each in enumerate(value):
+            yield from defaults_left_out(each, schema["items"], f"{where}[{place}]", True)
+    elif isinstance(value, dict):
+        for name, of_field in schema.get("properties", {}).items():
+            path = f"{where}.{name}".lstrip(".")
+            if name in value:
+                yield from defaults_left_out(value[name], of_field, path, in_list)
+            elif in_list and "default" in of_field:
+                yield path
 
 
 def test_a_folder_that_names_what_is_not_there_is_refused(tmp_path: Path) -> None:
