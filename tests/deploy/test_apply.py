@@ -193,3 +193,26 @@ def test_tokens_that_are_replaced_stand_in_no_annotation(operator: Operator) -> 
     operator.types(block_with("--dry-run=client"))
     assert tokens_in(operator) == (operator.folder / "callers").read_bytes()
     assert not operator.server.one("Secret", "runahead-callers")["metadata"].get("annotations")
+
+
+def test_settings_that_no_revision_names_are_deleted(operator: Operator) -> None:
+    for rows in (8, 16, 32):
+        literals = f"literals: [RUNAHEAD__MAX_ROWS={rows}]"
+        operator.writes(f"configMapGenerator: [{{name: runahead-settings, behavior: merge, {literals}}}]")
+        operator.types("kubectl apply -k my-cluster")
+        if rows > 8:  # as the controller of Deployments makes them; the first one has been given up
+            template = operator.server.one("Deployment")["spec"]["template"]
+            made = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": f"of-{rows}"}}
+            operator.server.objects["ReplicaSet", "runahead", f"of-{rows}"] = made | {"spec": {"template": template}}
+    operator.types(block_with("get replicasets"))
+    left = {
+        operator.server.one("ConfigMap", name)["data"]["RUNAHEAD__MAX_ROWS"]
+        for name in operator.server.named("ConfigMap")
+    }
+    assert left == {"16", "32"}
+
+
+def test_the_line_about_image_volumes_shows_whether_the_cluster_has_kept_it(operator: Operator) -> None:
+    operator.writes("components:", "  - ../runahead/deploy/k8s/components/model-image")
+    operator.types("kubectl apply -k my-cluster")
+    assert "runahead-model" in operator.types(block_with("jsonpath='{.spec.template.spec.volumes"))

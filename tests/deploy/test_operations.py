@@ -105,3 +105,14 @@ def test_seconds_of_a_pods_end_are_those_of_the_base(manifests: MakeManifests) -
     steps = re.findall(r"^\| (?:preStop|drain|) ?\|.*\| (\d+) s", TEXT, re.MULTILINE)
     grace = int(base.settings["RUNAHEAD__SHUTDOWN_GRACE_S"])
     assert list(map(int, steps)) == [sleep, grace, base.pod["terminationGracePeriodSeconds"]]
+
+
+@pytest.mark.parametrize("folder", ["base", "overlays/gpu", "overlays/tls"])
+def test_what_a_pod_asks_for_is_what_sizing_says(folder: str, manifests: MakeManifests) -> None:
+    (row,) = (line for line in TEXT.splitlines() if f"`{folder}`" in line and "Gi" in line)
+    cpu, memory, storage, gpus = (cell.strip() for cell in row.split("|")[2:6])
+    resources = manifests(folder.rpartition("/")[2]).container["resources"]
+    requests, limits = resources["requests"], resources["limits"]
+    assert (cpu, memory, gpus) == (requests["cpu"], requests["memory"], requests.get("nvidia.com/gpu", ""))
+    assert (memory, gpus) == (limits["memory"], limits.get("nvidia.com/gpu", ""))
+    assert storage == f"{requests['ephemeral-storage']}, {limits['ephemeral-storage']}"
