@@ -81,6 +81,8 @@ class ApiServer:
             kind, query = kinds[rest[0]], parse_qs(address.query)
             if len(rest) == 1:
                 return self._create(kind, space, body) if verb == "POST" else self._list(group, kind, space, query)
+            if rest[2:] == ["scale"]:
+                return 200, self._scale(self.objects[kind, space, rest[1]], body)
             return self._on_one(verb, kind, space, rest[1], body)
 
     def _create(self, kind: str, space: str, made: Object) -> tuple[int, Any]:
@@ -116,6 +118,13 @@ class ApiServer:
             self.patches.append((kind, name, body))
             return 200, self._keep(kind, space, _merged(there, body))
         return 200, self._keep(kind, space, body) if verb == "PUT" else there
+
+    def _scale(self, there: Object, patch: Any) -> Object:
+        """The number of replicas as `kubectl scale` reads and sets it."""
+        there["spec"]["replicas"] = (patch or there)["spec"]["replicas"]
+        metadata = {name: there["metadata"][name] for name in ("name", "namespace", "resourceVersion")}
+        spec = {"replicas": there["spec"]["replicas"]}
+        return {"apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": metadata, "spec": spec}
 
     def _keep(self, kind: str, space: str, made: Object) -> Object:
         self._version += 1
@@ -236,6 +245,9 @@ def _discovered(parts: list[str]) -> Any:
                 {"name": plural, "singularName": kind.lower(), "namespaced": namespaced, "kind": kind, "verbs": _VERBS}
                 for kind, (plural, namespaced) in _KINDS.get(group, {}).items()
             ]
+            if group == "apps/v1":
+                scale = {"name": "deployments/scale", "namespaced": True, "verbs": _VERBS}
+                resources.append(scale | {"group": "autoscaling", "version": "v1", "kind": "Scale"})
             return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group, "resources": resources}
     return None
 

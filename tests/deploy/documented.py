@@ -22,3 +22,9 @@ def block_with(words: str) -> str:
     """The one block of commands that has these words."""
     (found,) = (block for kind, block in BLOCKS if kind == "sh" and words in block)
     return found
+
+
+def blocks_of(document: str) -> list[str]:
+    """The blocks of commands of another document."""
+    text = (ROOT / "docs" / document).read_text(encoding="utf-8")
+    return re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)

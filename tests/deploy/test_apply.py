@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.api_server import ApiServer, api_server
-from tests.deploy.documented import block_with, line_with
+from tests.deploy.documented import block_with, blocks_of, line_with
 from tests.deploy.rendering import K8S, kubectl
 
 pytestmark = pytest.mark.timeout(300)
@@ -216,3 +216,26 @@ def test_the_line_about_image_volumes_shows_whether_the_cluster_has_kept_it(oper
     operator.writes("components:", "  - ../runahead/deploy/k8s/components/model-image")
     operator.types("kubectl apply -k my-cluster")
     assert "runahead-model" in operator.types(block_with("jsonpath='{.spec.template.spec.volumes"))
+
+
+@pytest.mark.parametrize("cluster", ["kind load", "podman push"])
+def test_from_a_clone_to_a_pod_whose_image_its_node_can_find(cluster: str, operator: Operator) -> None:
+    (block,) = (block for block in blocks_of("container.md") if cluster in block and "kubectl apply" in block)
+    assert block.count("\n") < 10
+    for program in ("podman", "kind"):
+        (operator.folder / "bin" / program).write_text(f'#!/bin/sh\necho {program} "$@" >>"{operator.folder}/calls"\n')
+        (operator.folder / "bin" / program).chmod(0o755)
+    operator.types(
+        "export REGISTRY=registry.example.org/team; cd runahead\n" + block.replace("kubectl -n runahead rollout", ": ")
+    )
+    assert replicas(operator) == (1 if cluster == "kind load" else 2)
+    image: str = operator.server.one("Deployment")["spec"]["template"]["spec"]["containers"][0]["image"]
+    full = image if "/" in image else f"docker.io/library/{image}"
+    calls = (operator.folder / "calls").read_text().splitlines()
+    assert calls[0].startswith("podman build") and f" --tag {full} " in calls[0]
+    assert calls[1:] == (
+        [f"podman save --output runahead.tar {full}", "kind load image-archive runahead.tar"]
+        if cluster == "kind load"
+        else [f"podman push {full}"]
+    )
+    assert operator.server.named("Secret") == {"runahead-callers"}
