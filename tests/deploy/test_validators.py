@@ -31,6 +31,16 @@ def test_custom_resources_are_as_their_projects_say(validators: Validators, text
     assert validators.custom({name: Manifests(text) for name, text in texts.items()}) == []
 
 
+def test_kubernetes_and_checkov_take_the_pods_beside_the_service(validators: Validators) -> None:
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in (K8S / "pods").glob("*.yaml")}
+    assert len(texts) == 3
+    assert validators.kubernetes({name: Manifests(text) for name, text in texts.items()}) == []
+    pods = {name: text for name, text in texts.items() if "kind: Pod\n" in text}
+    found = set().union(*validators.checkov(pods).values())
+    # They listen on nothing, so that they have no probes and no network policy.
+    assert found - accepted().keys() == {"CKV_K8S_8", "CKV_K8S_9", "CKV2_K8S_6"}
+
+
 def test_yamllint_finds_nothing(validators: Validators) -> None:
     assert validators.yamllint(K8S) == []
 
