@@ -136,11 +136,19 @@ def test_all_but_the_first_line_stay_inside_the_namespace(operator: Operator) ->
     assert operator.server.objects["Namespace", "", "runahead"] == {}
 
 
-def test_prune_by_the_label_deletes_nothing_that_the_folder_has(operator: Operator) -> None:
+def test_prune_by_the_label_keeps_the_folders_objects_the_namespace_and_the_model(operator: Operator) -> None:
     first_pod(operator)
+    operator.types("kubectl apply -f runahead/deploy/k8s/pods/claim.yaml")
     before = set(operator.server.objects)
     operator.types("kubectl apply -k my-cluster --prune -l app.kubernetes.io/name=runahead")
     assert set(operator.server.objects) == before
+
+
+def test_prune_by_the_label_finds_no_autoscaler_as_the_document_says(operator: Operator) -> None:
+    first_pod(operator)
+    operator.writes()
+    operator.types("kubectl apply -k my-cluster --prune -l app.kubernetes.io/name=runahead")
+    assert operator.server.named("HorizontalPodAutoscaler") == {"runahead"}
 
 
 def test_a_component_is_taken_out_with_the_documents_lines(operator: Operator) -> None:
