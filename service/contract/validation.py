@@ -259,7 +259,7 @@ def _check_sampling(
     allowed = found.require_ids(
         options.allowed_token_ids, info.vocab_size, info.vocab_size, "sampling.allowed_token_ids"
     )
-    sampled = np.fromiter(allowed, np.int64, len(allowed))
+    sampled = np.fromiter(allowed, np.int64, len(allowed)) if allowed else np.empty(0, np.int64)
     sampled = sampled[sampled < (info.sampled_vocab or info.vocab_size)]
     found.require(
         sampled.size > 0 or not allowed,

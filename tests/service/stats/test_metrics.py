@@ -261,7 +261,12 @@ def test_every_method_that_is_served_is_counted_under_its_name() -> None:
     named = {f"/{service}/{method}" for _, service, method in METHODS[:-1]}
     assert named == RIGHTS_FOR.keys() | HEALTH
     types = {method: kind for kind, _, method in METHODS}
-    assert [name for name, kind in types.items() if kind == "server_stream"] == ["Generate", "WatchStats", "Watch"]
+    assert [name for name, kind in types.items() if kind == "server_stream"] == [
+        "Generate",
+        "WatchStats",
+        "Watch",
+        "GetTokenizer",
+    ]
 
 
 def test_codes_have_the_names_that_grpc_s_other_servers_use() -> None:
