@@ -1,0 +1,160 @@
+"""One simulated replica beside a real one: the bundled model on this machine's CPU.
+
+Times of launches are measured with decode batches and lone prompts, and the two are then compared on arrivals that
+none of these times come from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import statistics
+from collections.abc import Sequence
+from typing import Final
+
+import grpc
+
+from benchmarks.fleet.costs import Costs
+from benchmarks.fleet.simulation import Fleet, simulate
+from benchmarks.fleet.traffic import Traffic
+from benchmarks.local_service import local_service
+from runahead.service.commands.bench import calls
+from runahead.service.commands.bench import figures as of_run
+from runahead.service.commands.bench.calls import Outcome
+from runahead.service.commands.bench.workload import Planned
+from runahead.v1 import GenerationServiceStub, GetModelInfoRequest, StatsRequest
+
+BOUND: Final = 0.15
+_LOAD: Final = 0.6  # of the rate that the measured times allow
+_ROWS: Final = (1, 4, 16)
+_SHORT, _LONG, _TIMES = 16, 128, 8
+_COMPARED: Final = ("first token p50 ms", "tokens/s", "cached %")
+_PRINTED: Final = (*_COMPARED, "first token p99 ms", "gap p50 ms", "gap p99 ms")
+
+
+def trace(rate: float, seconds: float, seed: int) -> Traffic:
+    """What both serve. rate: requests a second."""
+    return Traffic(rate, seconds, seed=seed, tenants=20, prefix=128, prompt=48, answer=48, spread=0.5)
+
+
+def prompts(traffic: Traffic, vocab: int) -> list[Planned]:
+    """The requests with token ids below `vocab`."""
+
+    def ids(seed: str, count: int) -> tuple[int, ...]:
+        return tuple(random.Random(seed).choices(range(2, vocab), k=count))
+
+    return [
+        Planned(
+            request.arrived / 1e3,
+            ids(f"tenant {request.tenant}", request.prefix) + ids(f"own {place}", request.prompt - request.prefix),
+            request.answer,
+        )
+        for place, request in enumerate(traffic.requests())
+    ]
+
+
+class Replica:
+    """A running service. Its requests have token ids of their own, so that no measurement finds another's prefix."""
+
+    def __init__(self, channel: grpc.aio.Channel, vocab: int) -> None:
+        self._channel, self.vocab = channel, vocab
+        self._dice = random.Random(0)
+
+    async def run(self, requests: Sequence[Planned]) -> tuple[list[Outcome], float]:
+        """Raises RuntimeError if one fails."""
+        outcomes, seconds = await calls.run([self._channel], requests, (), None)
+        if failures := [outcome.failure for outcome in outcomes if outcome.failure]:
+            raise RuntimeError(f"{len(failures)} requests failed, the first with {failures[0]}")
+        return outcomes, seconds
+
+    async def tokens(self) -> tuple[int, int]:
+        """Prompt tokens so far, and those of them that were cached."""
+        found = (await GenerationServiceStub(self._channel).Stats(StatsRequest())).stats.tokens
+        return found.prompt, found.cached
+
+    async def decode_ms(self, rows: int) -> float:
+        """A launch of so many rows: the median gap."""
+        outcomes, _ = await self.run([self._random(0.0, _SHORT, 128) for _ in range(rows)])
+        return 1e3 * statistics.median(gap for outcome in outcomes for gap in outcome.gaps_s)
+
+    async def first_token_ms(self, tokens: int) -> float:
+        """The median of prompts of so many tokens, one at a time."""
+        outcomes, _ = await self.run([self._random(0.4 * place, tokens, 1) for place in range(_TIMES)])
+        return 1e3 * statistics.median(outcome.first_token_s or 0.0 for outcome in outcomes)
+
+    def _random(self, due_s: float, tokens: int, answer: int) -> Planned:
+        return Planned(due_s, tuple(self._dice.choices(range(2, self.vocab), k=tokens)), answer)
+
+
+async def measured_costs(replica: Replica, kv_tokens: int) -> Costs:
+    """From decode batches and lone prompts, with the sizes of docs/settings.md for CPUs."""
+    await replica.decode_ms(4)  # warm-up
+    decode = [(rows, await replica.decode_ms(rows)) for rows in _ROWS]
+    short, long = [await replica.first_token_ms(tokens) for tokens in (_SHORT, _LONG)]
+    each = max(0.0, (long - short) / (_LONG - _SHORT))
+    least = max(0.0, decode[0][1] - each)
+    return Costs(
+        source="this machine",
+        decode_ms=decode,
+        prompt_ms=(least, each),
+        overhead_ms=max(0.0, short - least - each * _SHORT),
+        longest_prompt=2048,
+        kv_tokens=kv_tokens,
+        max_rows=64,
+        prefill_chunk=128,
+        max_prefill_tokens=256,
+        mixed_prefill_tokens=256,
+        run_ahead=2,
+    )
+
+
+def capacity(costs: Costs, traffic: Traffic) -> float:
+    """Requests a second that 16 rows and the prompts between their launches allow, nothing cached."""
+    requests = list(traffic.requests())
+    answer = statistics.mean(request.answer for request in requests)
+    prompt = statistics.mean(request.prompt for request in requests)
+    row_ms = costs.decode_table()[_ROWS[-1]] / _ROWS[-1]
+    return 1e3 / (answer * row_ms + costs.prompt_ms[0] + prompt * costs.prompt_ms[1])
+
+
+async def _both(url: str, seconds: float, seed: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Figures of the real replica and of the simulated one."""
+    async with grpc.aio.insecure_channel(url) as channel:
+        stub = GenerationServiceStub(channel)
+        info, stats = await stub.GetModelInfo(GetModelInfoRequest()), (await stub.Stats(StatsRequest())).stats
+        replica = Replica(channel, info.vocab_size)
+        costs = await measured_costs(replica, stats.blocks.total * info.engine.block_size)
+        print(f"decode {costs.decode_ms}, prompts {costs.prompt_ms}, overhead {costs.overhead_ms:.2f} ms")
+        traffic = trace(_LOAD * capacity(costs, trace(100.0, 60.0, seed)), seconds, seed)
+        prompt, cached = await replica.tokens()
+        outcomes, took = await replica.run(prompts(traffic, info.vocab_size))
+        now = await replica.tokens()
+        found = of_run.figures(traffic.rate, outcomes, took, of_run.Goal(200.0, 25.0))
+        real = {
+            "first token p50 ms": found.first_token_ms_p50 or 0.0,
+            "tokens/s": found.tokens_per_s,
+            "cached %": 100 * (now[1] - cached) / max(1, now[0] - prompt),
+            "first token p99 ms": found.first_token_ms_p99 or 0.0,
+            "gap p50 ms": found.gap_ms_p50 or 0.0,
+            "gap p99 ms": found.gap_ms_p99 or 0.0,
+        }
+        print(f"{len(outcomes)} requests, {traffic.rate:.2f} a second, sent up to {found.late_ms_p99} ms late (p99)")
+        return real, simulate(Fleet(1, "round-robin"), costs, traffic).numbers()
+
+
+def compare(real: dict[str, float], simulated: dict[str, float]) -> bool:
+    """Print both. Returns whether p50 of first tokens, tokens/s and hits are within the bound."""
+    print(f"{'':20} {'real':>10} {'simulated':>10} {'off by':>8}")
+    holds = True
+    for name in _PRINTED:
+        off = simulated[name] / real[name] - 1 if real[name] else 0.0 if simulated[name] == 0 else 1.0
+        missed = name in _COMPARED and abs(off) > BOUND
+        holds = holds and not missed
+        print(f"{name:20} {real[name]:10.2f} {simulated[name]:10.2f} {off:8.1%}{' missed' if missed else ''}")
+    return holds
+
+
+def main(seconds: float, seed: int) -> int:
+    """Returns 1 where a compared figure is further off than the bound."""
+    with local_service(["--no-request-log"]) as service:
+        return 0 if compare(*asyncio.run(_both(service.url, seconds, seed))) else 1
