@@ -219,9 +219,9 @@ class WaitingQueue:
         missing = self._needed_beside(request, soon, at_most) - (pool.total - int(np.count_nonzero(taken)))
         if missing <= 0:
             return True
-        if request is self.first() and self._walk_of(request).look(_LOOKED_AT):
-            missing -= int(np.count_nonzero(taken[np.asarray(self._walk_of(request).hit.blocks)]))
-        return missing <= 0
+        is_found = request is self.first() and self._walk_of(request).look(_LOOKED_AT)
+        cached = np.asarray(self._walk_of(request).hit.blocks if is_found else (), np.int64)
+        return missing <= int(np.count_nonzero(taken[cached]))
 
     def _is_looking(self) -> bool:
         """There is room for the first request, whose cached prefix is not looked up to its end."""
