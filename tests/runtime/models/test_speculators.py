@@ -113,7 +113,11 @@ def asking(**changes: Any) -> dict[str, Any]:
         ({"architectures": ["Medusa"]}, r"architectures is \['Medusa'\]; that of a head of speculators_model_type"),
         ({"auto_map": {"": "head.Other"}}, "auto_map is .*, which names code of the checkpoint's own: none is ever"),
         ({"tie_word_embeddings": True}, "tie_word_embeddings is True; a head is served where it is False or absent"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config is .*; a head is served where it is None"),
+        (
+            {"quantization_config": {"quant_method": "fp8"}},
+            "quantization_config is .*; a head is served where it is None",
+        ),
+        ({"quantization_config": {"bits": 4}}, "quantization_config is .*; supported are compressed-tensors, fp8"),
         ({"fc_bias": True}, "keys that are not understood for speculators_model_type eagle3 .*: fc_bias"),
         ({"speculators_config": [1]}, r"speculators_config is \[1\]; it must be an object with proposal_methods"),
         (asking(algorithm="eagle"), "speculators_model_type is 'eagle3', and algorithm in speculators_config 'eagle'"),
