@@ -31,9 +31,9 @@ _AWQ_ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)  # of the columns of a word, from i
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """config: the `quantization_config`, of the size of a group. write: the tensors of a layer, of its name, its
-    weight, float32 [rows, columns], and the size of a group. takes_stacks: of experts in one tensor. rows: a layer has
-    a multiple of so many."""
+    """config: returns `quantization_config` for a group size. write: returns a layer's tensors, given its name, its
+    weight, float32 [rows, columns], and the group size. takes_stacks: it takes experts that are stacked in one tensor.
+    rows: the number of rows of a layer must be a multiple of this."""
 
     config: Callable[[int], dict[str, Any]]
     write: Callable[[str, torch.Tensor, int], Tensors]
@@ -42,8 +42,8 @@ class Format:
 
 
 def quantize(source: Path, target: Path, name: str, group: int = 128) -> None:
-    """Writes the checkpoint of `source` to `target` in the format `name`. group: columns that share a scale; where it
-    does not divide those of a layer, the layer keeps its dtype."""
+    """Write the checkpoint of `source` to `target` in the format `name`. group: columns that share a scale. A layer
+    whose columns are no multiple of it keeps its dtype."""
     made = FORMATS[name]
     target.mkdir(parents=True, exist_ok=True)
     for file in source.iterdir():

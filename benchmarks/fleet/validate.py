@@ -54,7 +54,7 @@ def prompts(traffic: Traffic, vocab: int) -> list[Planned]:
 
 
 class Replica:
-    """A running service. Its requests have token ids of their own, so that no measurement finds another's prefix."""
+    """A running service. Each measurement uses different token ids, so that none hits another's cached prefix."""
 
     def __init__(self, channel: grpc.aio.Channel, vocab: int) -> None:
         self._channel, self.vocab = channel, vocab
@@ -68,17 +68,17 @@ class Replica:
         return outcomes, seconds
 
     async def tokens(self) -> tuple[int, int]:
-        """Prompt tokens so far, and those of them that were cached."""
+        """Return prompt tokens and cached prompt tokens so far."""
         found = (await GenerationServiceStub(self._channel).Stats(StatsRequest())).stats.tokens
         return found.prompt, found.cached
 
     async def decode_ms(self, rows: int) -> float:
-        """A launch of so many rows: the median gap."""
+        """Return the median gap between tokens of `rows` decoding rows, in ms."""
         outcomes, _ = await self.run([self._random(0.0, _SHORT, 128) for _ in range(rows)])
         return 1e3 * statistics.median(gap for outcome in outcomes for gap in outcome.gaps_s)
 
     async def first_token_ms(self, tokens: int) -> float:
-        """The median of prompts of so many tokens, one at a time."""
+        """Return the median time to first token of single prompts of `tokens` tokens, in ms."""
         outcomes, _ = await self.run([self._random(0.4 * place, tokens, 1) for place in range(_TIMES)])
         return 1e3 * statistics.median(outcome.first_token_s or 0.0 for outcome in outcomes)
 

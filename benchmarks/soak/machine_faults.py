@@ -1,4 +1,4 @@
-"""What happens to a machine beneath a service: nobody reads the log, TMPDIR is full, processes stop, or all of them do.
+"""Faults of the machine under a service: no log reader, a full TMPDIR, stopped processes, a frozen machine.
 
 One at a time, and none while a front end is killed. Calls go on meanwhile, and each has to end as if nothing were.
 """
