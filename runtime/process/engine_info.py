@@ -59,7 +59,7 @@ def engine_info(made: MadeOnDevice, context: int, checkpoint: Checkpoint) -> Eng
             config.max_prefill_tokens,
             config.run_ahead_tokens,
             made.why_sizes,
-            config.mixed_prefill_tokens or config.max_prefill_tokens,
+            config.mixed_prefill_tokens,
         ),
         sampled_vocab=sampled_vocab(config, model.config),
     )

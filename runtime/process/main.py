@@ -102,7 +102,7 @@ def main() -> int:
         log_interval=orders.config.log_interval,
         log_mode=LogMode(orders.config.log_mode),
         write_snapshot=lambda snapshot: log.info("snapshot", **asdict(snapshot)),
-        run_ahead_asked=orders.config.run_ahead,
+        run_ahead_asked=parts.info.run_ahead,
         masks=parts.masks,
     )
     if orders.config.nvtx:

@@ -302,7 +302,7 @@ def make_scheduler(
         eos_token_ids=model.eos_token_ids,
         prefill_chunk=config.prefill_chunk,
         max_prefill_tokens=config.max_prefill_tokens,
-        mixed_prefill_tokens=config.mixed_prefill_tokens or config.max_prefill_tokens,
+        mixed_prefill_tokens=config.mixed_prefill_tokens,
         plan_words=PLAN_WORDS,
         bulk_words=ring_layout(config, model, context, forced).bulk_words,
         penalty_slots=config.penalty_slots,

@@ -12,12 +12,20 @@ from typing import Final
 
 import msgspec
 
-from runahead.runtime.wire.engine_config import FOUND_OUT, EngineConfig, bounds_of_a_chunk, rows_beside
+from runahead.runtime.wire.engine_config import (
+    AUTO_RUN_AHEAD,
+    FOUND_OUT,
+    EngineConfig,
+    bounds_of_a_chunk,
+    rows_beside,
+)
 
-NAMES: Final = ("max_rows", "prefill_chunk", "max_prefill_tokens", "run_ahead_tokens")
+NAMES: Final = (
+    "run_ahead", "max_rows", "prefill_chunk", "max_prefill_tokens", "mixed_prefill_tokens", "run_ahead_tokens",
+)  # fmt: skip
 GIB: Final = 1 << 30
 
-_CPU: Final = {"max_rows": 64, "prefill_chunk": 128, "max_prefill_tokens": 256, "run_ahead_tokens": 512}
+_CPU: Final = {"run_ahead": 2, "max_rows": 64, "prefill_chunk": 128, "max_prefill_tokens": 256, "run_ahead_tokens": 512}
 
 # Of the GPU and model where they were measured to be fastest, and the most that the rule gives elsewhere.
 _MOST_ROWS: Final = 256
@@ -29,6 +37,14 @@ _LEAST_TOKENS: Final = 512  # up to which a launch with prompts is one graph
 # smaller GPU is taken for slower, and larger weights for more work a token.
 _FULL_MEMORY: Final = 64 * GIB
 _FULL_WEIGHTS: Final = 16 * GIB
+# With weights of so many bytes a step takes some milliseconds: one launch ahead covers the host's work, and a prompt that
+# arrives does not wait for a second one.
+_ONE_AHEAD_WEIGHTS: Final = 8 * GIB
+# Multiplications and additions a second that launches with prompts reach on such a GPU, two for each 16-bit weight and
+# token: 1,472 tokens of the 8B shape take 40 ms (one H200, docs/figures.md, *Random arrivals*).
+_PROMPT_FLOPS: Final = 590e12
+_BYTES_OF_A_WEIGHT: Final = 2
+_TOKEN_STEP: Final = 64
 _ROW_TOKENS: Final = 1024  # that each row should find room for in the KV cache at once, if its context is as long
 _POOL_SHARE: Final = 0.85  # of what the weights leave
 _STATE_SHARE: Final = 0.5  # of a CPU's cache, for the states of all rows
@@ -89,15 +105,24 @@ def with_sizes(config: EngineConfig, machine: Gpu | Cpu, model: ModelSize) -> tu
 
     Settings that `check_config` lets through contradict nothing afterwards either.
     """
-    asked = {name: getattr(config, name) for name in NAMES if getattr(config, name) != FOUND_OUT}
+    asked = {name: getattr(config, name) for name in NAMES if getattr(config, name) != _unset(name)}
     by_prompts = model.all_weight_bytes if config.drafter == "model" else model.weight_bytes
-    best = _on_a_cpu(machine, model) if isinstance(machine, Cpu) else _on_a_gpu(machine, model, by_prompts)
+    best = (
+        _on_a_cpu(machine, model)
+        if isinstance(machine, Cpu)
+        else _on_a_gpu(machine, model, by_prompts, config.token_gap_ms)
+    )
     sizes = _fitting(config, best | asked, asked)
     found = [name for name in NAMES if name not in asked]
     why = _why(machine, model, sizes, asked) if found else "all of them were set"
     if asked and found:
         why += "; set: " + ", ".join(asked)
     return msgspec.structs.replace(config, **sizes), why
+
+
+def _unset(name: str) -> int:
+    """The value of a setting that leaves it to the start."""
+    return AUTO_RUN_AHEAD if name == "run_ahead" else FOUND_OUT
 
 
 def _on_a_cpu(cpu: Cpu, model: ModelSize) -> dict[str, int]:
@@ -107,18 +132,23 @@ def _on_a_cpu(cpu: Cpu, model: ModelSize) -> dict[str, int]:
     return _CPU | {"max_rows": min(_CPU["max_rows"], max(1, rows))}
 
 
-def _on_a_gpu(gpu: Gpu, model: ModelSize, by_prompts: int) -> dict[str, int]:
+def _on_a_gpu(gpu: Gpu, model: ModelSize, by_prompts: int, gap_ms: int) -> dict[str, int]:
     """by_prompts: bytes of the weights that a prompt's token meets: those of a model that drafts, too, and not those of
-    a head, of which it meets one or two matrices."""
-    speed = min(1.0, gpu.memory / _FULL_MEMORY) * min(1.0, _FULL_WEIGHTS / max(1, by_prompts))
+    a head, of which it meets one or two matrices. gap_ms: `token_gap_ms`."""
+    of_gpu = min(1.0, gpu.memory / _FULL_MEMORY)
+    speed = of_gpu * min(1.0, _FULL_WEIGHTS / max(1, by_prompts))
     tokens = max(_LEAST_TOKENS, _power_of_two(_MOST_TOKENS * speed))
+    in_gap = gap_ms / 1000 * _PROMPT_FLOPS * of_gpu / (2 * max(1, by_prompts) / _BYTES_OF_A_WEIGHT)
+    mixed = max(_LEAST_TOKENS, int(in_gap) // _TOKEN_STEP * _TOKEN_STEP)
     room = max(0, gpu.memory - model.all_weight_bytes) * _POOL_SHARE
     row_bytes = min(model.context, _ROW_TOKENS) * model.token_bytes + model.row_bytes
     rows = _power_of_two(room / row_bytes) if row_bytes else _MOST_ROWS
     return {
+        "run_ahead": 1 if model.weight_bytes >= _ONE_AHEAD_WEIGHTS else 2,
         "max_rows": min(_MOST_ROWS, max(_LEAST_ROWS, rows)),
         "prefill_chunk": min(_CHUNK, tokens),
         "max_prefill_tokens": tokens,
+        "mixed_prefill_tokens": mixed,
     }
 
 
@@ -133,8 +163,11 @@ def _fitting(config: EngineConfig, sizes: dict[str, int], asked: dict[str, int])
         sizes["max_rows"] = min([*most_rows, config.num_blocks - 1] if config.num_blocks else most_rows)
     if "max_prefill_tokens" not in asked:
         sizes["max_prefill_tokens"] = max(sizes["max_prefill_tokens"], sizes["prefill_chunk"])
+    if "mixed_prefill_tokens" not in asked:
+        most_beside = sizes["max_prefill_tokens"]
+        sizes["mixed_prefill_tokens"] = min(sizes.get("mixed_prefill_tokens", most_beside), most_beside)
     if "run_ahead_tokens" not in asked:
-        full = sizes["max_prefill_tokens"] * (1 + config.run_ahead)  # every launch of the chain may be full
+        full = sizes["max_prefill_tokens"] * (1 + sizes["run_ahead"])  # every launch of the chain may be full
         on_cpu = max(_CPU["run_ahead_tokens"], sizes["prefill_chunk"], sizes["max_prefill_tokens"])
         sizes["run_ahead_tokens"] = on_cpu if config.device == "cpu" else full
     return sizes

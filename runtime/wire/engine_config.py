@@ -16,7 +16,7 @@ from runahead.runtime.plan import APPEND_WORDS, CHUNK_WORDS, HEADER_WORDS, PLAN_
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.wire.setting import settings_of, shown
 
-SERIAL = 0
+SERIAL, AUTO_RUN_AHEAD = 0, -1
 AUTO_DRAFTS = 0
 FOUND_OUT = 0  # a size that the start chooses: `runahead.runtime.process.sizes`
 AUTO_SNAPSHOTS = 0
@@ -77,12 +77,12 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     run_ahead: Annotated[
         int,
         Meta(
-            ge=SERIAL,
+            ge=AUTO_RUN_AHEAD,
             le=4,
-            description="launches that may be queued ahead of the committed one; serial: none",
-            extra={"group": "Launches and memory", "main": True, "words": {"serial": SERIAL}},
+            description="launches that may be queued ahead of the committed one; serial: none; auto: by model",
+            extra={"group": "Launches and memory", "main": True, "words": {"auto": AUTO_RUN_AHEAD, "serial": SERIAL}},
         ),
-    ] = 2
+    ] = AUTO_RUN_AHEAD
     run_ahead_tokens: Annotated[
         int,
         Meta(
@@ -125,12 +125,14 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     mixed_prefill_tokens: Annotated[
         int,
         Meta(
-            ge=0,
+            ge=FOUND_OUT,
             le=1 << 15,
-            description="prompt tokens that a launch may carry while rows decode in it, unless they are one chunk; "
-            "0: as many as any launch",
+            description="prompt tokens of a launch in which rows decode, or one chunk; 0: from token_gap_ms",
         ),
-    ] = 0
+    ] = FOUND_OUT
+    token_gap_ms: Annotated[
+        int, Meta(ge=1, le=10_000, description="milliseconds between a row's tokens that prompts beside it may cause")
+    ] = 40
     prefix_cache: Annotated[bool, Meta(description="prompts share the KV blocks of prefixes computed before")] = True
     state_snapshots: Annotated[
         int,

@@ -136,7 +136,6 @@ class Supervisor:
             control_port=self._ports.control.in_words,
             metrics_port=self._ports.metrics.in_words,
             model=self._config.engine.served_name,
-            run_ahead=self._config.engine.run_ahead,
             front_ends=len(self._front_ends),
         )
         start_lines.say_serving(self._config, self._ports.service.number, self._engine.device)

@@ -33,14 +33,14 @@ def sizes(config: EngineConfig) -> tuple[int, ...]:
 @pytest.mark.parametrize(
     ("gpu", "model", "expected"),
     [
-        (H200, LLAMA_8B, (256, 2048, 8192, 24_576)),
-        (H200, QWEN_0_6B, (256, 2048, 8192, 24_576)),
-        (H100, LLAMA_8B, (256, 2048, 8192, 24_576)),
-        (H200, ModelSize(61 * GIB, 98_304, 32_768), (256, 2048, 2048, 6144)),
-        (SMALL_GPU, LLAMA_8B, (32, 2048, 2048, 6144)),
-        (Gpu("small", 8 * GIB), QWEN_0_6B, (32, 1024, 1024, 3072)),
-        (Gpu("far too small", GIB), LLAMA_8B, (8, 512, 512, 1536)),  # which is refused for its memory
-        (H200, ModelSize(GIB, 0, 8192), (256, 2048, 8192, 24_576)),  # without attention
+        (H200, LLAMA_8B, (1, 256, 2048, 8192, 1408, 16_384)),
+        (H200, QWEN_0_6B, (2, 256, 2048, 8192, 8192, 24_576)),
+        (H100, LLAMA_8B, (1, 256, 2048, 8192, 1408, 16_384)),
+        (H200, ModelSize(61 * GIB, 98_304, 32_768), (1, 256, 2048, 2048, 512, 4096)),
+        (SMALL_GPU, LLAMA_8B, (1, 32, 2048, 2048, 512, 4096)),
+        (Gpu("small", 8 * GIB), QWEN_0_6B, (2, 32, 1024, 1024, 1024, 3072)),
+        (Gpu("far too small", GIB), LLAMA_8B, (1, 8, 512, 512, 512, 1024)),  # which is refused for its memory
+        (H200, ModelSize(GIB, 0, 8192), (2, 256, 2048, 8192, 8192, 24_576)),  # without attention
     ],
 )
 def test_a_gpu_gets_what_its_memory_and_the_weights_say(gpu: Gpu, model: ModelSize, expected: tuple[int, ...]) -> None:
@@ -65,9 +65,9 @@ def test_what_drafts_takes_room_from_rows_and_leaves_the_launches_as_they_are() 
     """It lies where keys and values could; a prompt's token meets little of a head."""
     heavier = replace(LLAMA_8B, draft_weight_bytes=3 * GIB)
     keeping = replace(LLAMA_8B, token_bytes=2 * LLAMA_8B.token_bytes)
-    assert sizes(with_sizes(ON_CUDA, SMALL_GPU, LLAMA_8B)[0]) == (32, 2048, 2048, 6144)
+    assert sizes(with_sizes(ON_CUDA, SMALL_GPU, LLAMA_8B)[0]) == (1, 32, 2048, 2048, 512, 4096)
     for model in (replace(heavier, draft_weight_bytes=6 * GIB), keeping):
-        assert sizes(with_sizes(ON_CUDA, SMALL_GPU, model)[0]) == (16, 2048, 2048, 6144)
+        assert sizes(with_sizes(ON_CUDA, SMALL_GPU, model)[0]) == (1, 16, 2048, 2048, 512, 4096)
     assert with_sizes(ON_CUDA, H200, heavier) == (
         with_sizes(ON_CUDA, H200, LLAMA_8B)[0],
         "by the rule for GPUs of 139 GiB and weights of 18.0 GiB, 3.0 GiB of them of what drafts, not measured on "
@@ -77,19 +77,19 @@ def test_what_drafts_takes_room_from_rows_and_leaves_the_launches_as_they_are() 
 
 def test_a_model_that_drafts_makes_launches_smaller_through_which_a_prompt_goes_whole() -> None:
     heavier = replace(QWEN_0_6B, draft_weight_bytes=31 * GIB)
-    assert sizes(with_sizes(ON_CUDA, H200, heavier)[0]) == (256, 2048, 8192, 24_576)
+    assert sizes(with_sizes(ON_CUDA, H200, heavier)[0]) == (2, 256, 2048, 8192, 8192, 24_576)
     by_model = msgspec.structs.replace(ON_CUDA, drafter="model")
-    assert sizes(with_sizes(by_model, H200, heavier)[0]) == (256, 2048, 2048, 6144)
+    assert sizes(with_sizes(by_model, H200, heavier)[0]) == (2, 256, 2048, 2048, 640, 6144)
 
 
 def test_a_cpu_gets_small_launches_whatever_the_model() -> None:
     for model in (LLAMA_8B, QWEN_0_6B):
-        assert sizes(with_sizes(ON_CPU, CPU, model)[0]) == (64, 128, 256, 512)
+        assert sizes(with_sizes(ON_CPU, CPU, model)[0]) == (2, 64, 128, 256, 256, 512)
 
 
 SETS = [
-    dict(zip(NAMES, values, strict=True))
-    for values in itertools.product((0, 3, 512), (0, 512), (0, 512, 1024), (0, 512, 100_000))
+    dict(zip(NAMES[1:], values, strict=True))
+    for values in itertools.product((0, 3, 512), (0, 512), (0, 512, 1024), (0, 64, 4096), (0, 512, 100_000))
 ]
 
 
@@ -105,7 +105,7 @@ def test_what_was_set_stays_and_the_rest_goes_with_it(machine: Gpu | Cpu, run_ah
         found, why = with_sizes(config, machine, LLAMA_8B)
         check_config(found)
         assert all(getattr(found, name) == value for name, value in asked.items() if value)
-        assert min(sizes(found)) > 0
+        assert min(sizes(found)[1:]) > 0
         assert all((name in why) == bool(value) for name, value in asked.items()) or all(asked.values())
 
 
@@ -152,6 +152,17 @@ def test_a_launch_that_was_set_may_be_queued_on_a_cpu() -> None:
     assert found.run_ahead_tokens == 1024
 
 
+@pytest.mark.parametrize(("gap", "tokens"), [(1, 512), (20, 704), (40, 1408), (100, 3648), (10_000, 8192)])
+def test_prompts_beside_rows_are_bounded_by_the_gap_between_two_tokens(gap: int, tokens: int) -> None:
+    config = msgspec.structs.replace(ON_CUDA, token_gap_ms=gap)
+    assert with_sizes(config, H200, LLAMA_8B)[0].mixed_prefill_tokens == tokens
+    assert with_sizes(config, SMALL_GPU, LLAMA_8B)[0].mixed_prefill_tokens == max(
+        512, min(2048, tokens * 24 // 64 // 64 * 64)
+    )
+    asked = msgspec.structs.replace(config, mixed_prefill_tokens=64)
+    assert with_sizes(asked, H200, LLAMA_8B)[0].mixed_prefill_tokens == 64
+
+
 def test_a_start_says_what_was_chosen_and_why() -> None:
     with capture_logs() as events:
         parts = assemble(
@@ -160,7 +171,8 @@ def test_a_start_says_what_was_chosen_and_why() -> None:
     parts.device.close()
     (said,) = [event for event in events if event["event"] == "sizes"]
     assert {name: said[name] for name in NAMES} == {
-        "max_rows": 3, "prefill_chunk": 128, "max_prefill_tokens": 256, "run_ahead_tokens": 512,
+        "run_ahead": 2, "max_rows": 3, "prefill_chunk": 128, "max_prefill_tokens": 256, "mixed_prefill_tokens": 256,
+        "run_ahead_tokens": 512,
     }  # fmt: skip
     assert said["why"] == "what a CPU gets; set: max_rows"
     prompts = parts.info.prompt_launches
