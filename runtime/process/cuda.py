@@ -345,6 +345,6 @@ def _check_memory(
 def _exactness(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> Exactness:
     """Raises ConfigError where it is asked for and can't be."""
     try:
-        return exactness_of(weights.described(model), dtype, config.exact, buckets_for(config.max_rows))
+        return exactness_of(weights.described(model), dtype, config.exact)
     except NoExactKernelsError as error:
         raise ConfigError(f"{config.spelling('exact')} on can't be: {error}") from error

@@ -37,8 +37,8 @@ _LEAST_TOKENS: Final = 512  # up to which a launch with prompts is one graph
 # smaller GPU is taken for slower, and larger weights for more work a token.
 _FULL_MEMORY: Final = 64 * GIB
 _FULL_WEIGHTS: Final = 16 * GIB
-# With weights of so many bytes a step takes some milliseconds: one launch ahead covers the host's work, and a prompt that
-# arrives does not wait for a second one.
+# With weights of so many bytes a step takes some milliseconds: one launch ahead covers the host's work, and a prompt
+# that arrives does not wait for a second one.
 _ONE_AHEAD_WEIGHTS: Final = 8 * GIB
 # Multiplications and additions a second that launches with prompts reach on such a GPU, two for each 16-bit weight and
 # token: 1,472 tokens of the 8B shape take 40 ms (one H200, docs/figures.md, *Random arrivals*).

@@ -20,7 +20,7 @@ from runahead.runtime.kernels.kernel_set import KernelSet
 from runahead.runtime.kernels.triton import exactness
 from runahead.runtime.kernels.triton.device_rows import DeviceRows
 from runahead.runtime.kernels.triton.draft_state import make_draft_state
-from runahead.runtime.kernels.triton.gpu import current_gpu, use_as
+from runahead.runtime.kernels.triton.gpu import use_as
 from runahead.runtime.kernels.triton.kernel_cache import use_kernel_cache
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
 from runahead.runtime.kernels.triton.mask_state import make_mask_state
@@ -57,20 +57,17 @@ def use_gpu_as(capability: str) -> None:
         use_as(capability)
 
 
-def exactness_of(weights: ModelWeights, dtype: torch.dtype, asked: str, buckets: Sequence[int]) -> Exactness:
-    """Whether the kernels of a `TritonProgram` are to be exact, on this GPU.
+def exactness_of(weights: ModelWeights, dtype: torch.dtype, asked: str) -> Exactness:
+    """Whether the kernels of a `TritonProgram` are to be exact.
 
-    weights: of the model, which may be without memory or values. asked: on, off or auto. buckets: numbers of rows that
-    graphs are captured for.
+    weights: of the model, which may be without memory or values. asked: on, off or auto.
 
     Raises NoExactKernelsError where that is asked for and can't be.
     """
     impossible = exactness.why_impossible(weights.layers, dtype)
     if asked == "on" and impossible:
         raise NoExactKernelsError(impossible)
-    gpu, key = current_gpu(), exactness.shape_key(weights.layers, weights.embedding.shape[0], dtype)
-    measured = {} if gpu is None or gpu.stands_for_older else exactness.measured_ratios(gpu.name, key)
-    return exactness.choose_exactness(asked, impossible, measured, buckets)
+    return exactness.choose_exactness(asked, impossible)
 
 
 def gpu_kernels(exact: bool) -> KernelSet:

@@ -128,13 +128,11 @@ ToEngine = Hello | Submit | Announce | Cancel | Abort | StatsQuery | TraceQuery
 class Exactness(msgspec.Struct, frozen=True):
     """Whether a row's tokens and log-probabilities hang on that row alone.
 
-    why: the reason for the choice, in words. largest_ratio: how long a decode step takes with the exact kernels, in
-    parts of what it takes with the fastest, in the bucket where that is most; None: not known.
+    why: the reason for the choice, in words.
     """
 
     exact: bool
     why: str
-    largest_ratio: float | None = None
 
 
 class ExpertCounts(msgspec.Struct, frozen=True):

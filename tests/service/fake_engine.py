@@ -39,7 +39,7 @@ INFO = m.EngineInfo(
     parameters=1000,
     penalty_slots=4,
     prefix_cache=True,
-    exactness=m.Exactness(True, "it costs little", 1.0625),
+    exactness=m.Exactness(True, "it costs little"),
     layers=(
         m.LayerKind(2, "attention", 24, "dense"),
         m.LayerKind(3, "attention", 0, "experts", m.ExpertCounts(8, 2, 1)),

@@ -44,13 +44,19 @@ class DecodeBuffers:
     def widest_head(self) -> int:
         return max((shape.head_dim for shape, _ in self.attentions), default=0)
 
+    @property
+    def _widest_group(self) -> int:
+        return max((shape.heads // shape.kv_heads for shape, _ in self.attentions), default=1)
+
     def plan(self, batch: ForwardBatch, dtype: torch.dtype, exact: bool) -> AttentionPlan:
         """How attention of launches with so many rows and query tokens is cut. dtype: of keys and values: plans were
         measured in bfloat16, and their tiles may be too large in float32."""
         measured = None
         if not exact and dtype == torch.bfloat16:
             measured = measured_plan((shape for shape, _ in self.attentions), batch.num_rows, batch.decode_queries)
-        return measured or attention_plan(batch.num_rows, self.widest_head, batch.token_ids.device, exact)
+        return measured or attention_plan(
+            batch.num_rows, self.widest_head, batch.token_ids.device, exact, self._widest_group
+        )
 
     def windows(self, device: torch.device, are_lines: bool = False) -> torch.Tensor:
         """Of every kind of attention, int32 [W]; of lines, one more that sees nothing but the newest token."""

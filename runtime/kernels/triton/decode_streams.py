@@ -282,15 +282,15 @@ class FusedRows(RowStream):
         return self._product(self._joined, product, self._sums.values, ADD, norm=norm, residual=self._sums)
 
     def _stored(self, x: torch.Tensor, linear: Linear, out: torch.Tensor) -> torch.Tensor:
-        if self._is_vendors(linear, normed=False):
+        if self._is_vendors(linear):
             return out.copy_(finish_product(sums_of(x, linear), linear, None, STORE))
         self._product(x, linear, out, STORE)
         return out
 
-    def _is_vendors(self, linear: Linear, *, normed: bool) -> bool:
-        """Whether the product is one sum, which the vendor's library may compute, and its kernel and what follows it
-        take no longer than one of ours. normed: a norm comes before it."""
-        return self._exact and is_one_sum(*sizes_of(linear.weight)) and (self._rows > MAX_ROWS or not normed)
+    def _is_vendors(self, linear: Linear) -> bool:
+        """Whether the vendor's library may compute the product: it is one sum, and of so many rows the library's kernel
+        and what follows it take no longer than one of ours."""
+        return self._exact and is_one_sum(*sizes_of(linear.weight)) and self._rows > MAX_ROWS
 
     def look(self, out: torch.Tensor) -> None:
         self._looks.append(out)
@@ -312,7 +312,7 @@ class FusedRows(RowStream):
         self._complete(norm)
         sums = self._sums
         x, squares = (sums.values, None) if norm is None else (sums.scaled, (sums.squares, self._tiles, norm.eps))
-        if self._is_vendors(linear, normed=True):
+        if self._is_vendors(linear):
             return finish_product(sums_of(x, linear), linear, squares, epilogue, activation)
         out = self._empty(linear, epilogue)
         self._product(x, linear, out, epilogue, activation=activation, squares=squares)
@@ -356,7 +356,7 @@ class FusedRows(RowStream):
         sums = self._sums
         if post_norm is None:
             assert norm is not None, "what is read without a norm is normalised before it is added"
-            if self._is_vendors(linear, normed=False):
+            if self._is_vendors(linear):
                 add_scaled(sums_of(x, linear), linear.bias, sums.values, norm, sums.scaled, sums.squares)
                 return 1
             return self._product(x, linear, sums.values, ADD, norm=norm, residual=sums)

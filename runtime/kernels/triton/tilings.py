@@ -33,7 +33,9 @@ _BUSY: Final = 128  # programs that keep a GPU's memory busy
 _FEW_COLUMNS: Final = 64  # up to so many rows of the batch, a product waits for the weights
 _MOST_COLUMNS: Final = 128  # rows of the batch that a program has by default, at most
 _ONE_SUM: Final = 1 << 23  # numbers of the weights
+_EXACT_TILE: Final = 32  # tokens of a tile of exact attention; twice as many where many heads share its keys
 _EXACT_TILES: Final = 4  # of a part of exact attention
+_MANY_HEADS: Final = 4
 _EXACT_WHOLE: Final = 2048  # tokens of a row that is one item of it where there are many rows
 
 
@@ -171,22 +173,30 @@ def takes_products_of(part: Layer | Mixer | FeedForward | Fuse) -> bool:
 
 
 @cache
-def attention_plan(rows: int, head_dim: int, device: torch.device, exact: bool = False) -> AttentionPlan:
+def attention_plan(
+    rows: int, head_dim: int, device: torch.device, exact: bool = False, group: int = 1
+) -> AttentionPlan:
     """Of decode launches of so many rows, the same up to the next power of two: a launch that is no bucket's runs by a
     plan that a bucket has. What is best was measured by `benchmarks.tune.attention` on an H200, at
     contexts of about 640 tokens: there the items of 8 KV heads are about as many as there are programs. What the table
     has, `measured_plan`, comes first. exact: tile, chunk and warps, on which a row's bits hang,
-    are the same for every number of rows."""
+    are the same for every number of rows. group: query heads of a KV head, the most of all layers."""
     rows = triton.next_power_of_2(rows)
     if device.type != "cuda":
         whole = 64 if exact and rows > 1 else 0
         return AttentionPlan(16, 2, _INTERPRETED_PROGRAMS, 1, stages=3, early=rows == 1, exact=exact, whole=whole)
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     wide = head_dim > 64
+    if exact and group >= _MANY_HEADS:
+        whole = _EXACT_WHOLE if rows > 16 else 0
+        per, stages = (3, 2) if rows <= 2 else (4, 5) if rows <= 16 or rows > 64 else (6 if rows == 32 else 2, 5)
+        return AttentionPlan(
+            2 * _EXACT_TILE, _EXACT_TILES // 2, per * processors, 4, stages, early=False, exact=True, whole=whole
+        )
     if exact:
         programs = (2 if wide and 1 < rows <= 16 else 4) * processors
         return AttentionPlan(
-            32, _EXACT_TILES, programs, 2 if wide else 1, 3 if rows == 1 else 5, rows == 1, True,
+            _EXACT_TILE, _EXACT_TILES, programs, 2 if wide else 1, 3 if rows == 1 else 5, rows == 1, True,
             whole=_EXACT_WHOLE if rows > 16 else 0,
         )  # fmt: skip
     if rows == 1:

@@ -9,11 +9,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from runahead.runtime import models
-from runahead.runtime.kernels.triton import exactness
-from runahead.runtime.kernels.triton.gpu import Gpu
 from runahead.runtime.process import cuda
 from runahead.runtime.process.assemble import assemble
-from runahead.runtime.programs import triton as programs
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
 from tests.runtime.process.test_captures_logged import a_gpu_on_the_cpu
 
@@ -31,7 +28,7 @@ def started(**settings: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     found = parts.info.exactness
     if settings.get("device") != "cuda":
         parts.device.close()
-    return {"exact": found.exact, "why": found.why, "largest_ratio": found.largest_ratio}, dict(said)
+    return {"exact": found.exact, "why": found.why}, dict(said)
 
 
 @pytest.mark.parametrize("asked", ["auto", "on", "off"])
@@ -40,32 +37,19 @@ def test_on_the_cpu_it_is_exact_whatever_is_asked_for(asked: str) -> None:
     assert found == {
         "exact": True,
         "why": "on the CPU there are no other kernels, whatever is asked for",
-        "largest_ratio": None,
     }
     assert said == {**found, "asked": asked, "event": "exactness", "log_level": "info"}
 
 
 @pytest.mark.usefixtures("a_gpu_on_the_cpu")
-@pytest.mark.parametrize(
-    ("asked", "measured", "exact"),
-    [
-        ("auto", {1: 1.0, 2: 1.0, 4: 1.02}, True),
-        ("auto", {1: 1.0, 2: 1.0, 4: 1.04}, False),
-        ("auto", {}, False),
-        ("on", {}, True),
-        ("off", {1: 1.0, 2: 1.0, 4: 1.0}, False),
-    ],
-)
+@pytest.mark.parametrize(("asked", "exact"), [("auto", False), ("on", True), ("off", False)])
 def test_on_a_gpu_the_kernels_are_those_that_were_chosen(
-    monkeypatch: pytest.MonkeyPatch, asked: str, measured: dict[int, float], exact: bool
+    monkeypatch: pytest.MonkeyPatch, asked: str, exact: bool
 ) -> None:
     taken: list[bool] = []
     monkeypatch.setattr(cuda, "gpu_kernels", taken.append)
-    monkeypatch.setattr(programs, "current_gpu", lambda: Gpu("a GPU", (9, 0), 1 << 17))
-    monkeypatch.setattr(exactness, "measured_ratios", lambda gpu, key: measured if gpu == "a GPU" else None)
     found, said = started(device="cuda", exact=asked)
     assert taken == [exact] == [found["exact"]] == [said["exact"]]
-    assert found["largest_ratio"] == (max(measured.values()) if measured else None)
     assert said["why"] == found["why"] != ""
 
 
@@ -79,13 +63,5 @@ def test_exact_in_float32_is_refused_on_a_gpu_before_the_weights_are_read(monkey
 @pytest.mark.usefixtures("a_gpu_on_the_cpu")
 def test_where_exact_kernels_can_not_be_and_nobody_asks_the_start_goes_on_without() -> None:
     found, _ = started(device="cuda", dtype="float32")
-    assert (found["exact"], found["largest_ratio"]) == (False, None)
+    assert found["exact"] is False
     assert "served in float32" in found["why"]
-
-
-@pytest.mark.usefixtures("a_gpu_on_the_cpu")
-def test_nothing_counts_as_measured_on_a_gpu_that_stands_for_an_older_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "current_gpu", lambda: Gpu("a GPU", (8, 0), 1 << 17, stands_for_older=True))
-    monkeypatch.setattr(exactness, "measured_ratios", lambda gpu, key: {1: 1.0, 2: 1.0, 4: 1.0})
-    found, _ = started(device="cuda")
-    assert found["exact"] is False and "nobody has measured" in found["why"]
