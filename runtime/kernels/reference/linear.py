@@ -17,6 +17,7 @@ import torch
 
 from runahead.runtime.rounding import ceil_div
 
+_COMPILED_ROWS: Final = 64
 _SEEN_TO_DIFFER: Final = ((256, 512), (64, 64), (704, 256), (100, 36))  # (in, out) of matrices
 
 
@@ -109,6 +110,9 @@ class OneDnnProducts:
 
     Measured one order of sums for every number of rows and threads, on AVX-512 and AVX2, slower than `BlasProducts` on
     the former.
+
+    oneDNN compiles a kernel for each number of rows of each matrix, about 0.5 MiB and 1 ms, and keeps 1,024 of them. So
+    a product of many rows is two products: a multiple of 64 rows, and the rest.
     """
 
     row_multiple = 2
@@ -130,14 +134,22 @@ class _OneDnnProduct:
     bias: torch.Tensor | None
 
     def write(self, x: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
-        out.copy_(self._of(x[0]))
+        for rows in compiled_parts(out.shape[0]):
+            out[rows].copy_(self._of(x[0][rows]))
 
     def add(self, x: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
-        out.add_(self._of(x[0]))
+        for rows in compiled_parts(out.shape[0]):
+            out[rows].add_(self._of(x[0][rows]))
 
     def _of(self, x: torch.Tensor) -> torch.Tensor:
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
         return product
+
+
+def compiled_parts(rows: int) -> tuple[slice, ...]:
+    """Parts of a product of this many rows, so that few numbers of rows occur: a multiple of 64, and fewer than 64."""
+    border = rows - rows % _COMPILED_ROWS
+    return tuple(part for part in (slice(0, border), slice(border, rows)) if part.start < part.stop)
 
 
 def _reorder(weight: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as functional
 
 from runahead.runtime.kernels.layers import Ends, Norm, RopeTable
+from runahead.runtime.kernels.reference import linear as linear_module
 from runahead.runtime.kernels.reference.forward import ReferenceBoundKernels, ReferenceKernels, ReferenceStream
 from runahead.runtime.kernels.reference.linear import (
     OneDnnProducts,
@@ -94,6 +95,22 @@ def test_products_added_to_what_is_there(products: Products, depth: int, out: in
     assert_rows_keep_their_bits(added, x, (1, 2, 3, 8, 10, 36, 72))
     expected = x @ weight.t() + (0 if bias is None else bias) + x[:, -1:]
     assert (added(x) - expected).abs().max() < 1e-3
+
+
+def test_onednn_meets_few_numbers_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps a compiled kernel for each, about half a MiB."""
+    seen, of = set[int](), linear_module._OneDnnProduct._of
+
+    def counted(product: linear_module._OneDnnProduct, x: torch.Tensor) -> torch.Tensor:
+        seen.add(x.shape[0])
+        return of(product, x)
+
+    monkeypatch.setattr(linear_module._OneDnnProduct, "_of", counted)
+    products = OneDnnProducts()
+    weight = products.pack(_draw(36, 100))
+    for rows in range(1, 577):
+        linear(products, _draw(rows, 100), weight)
+    assert len(seen) <= 31 + 9
 
 
 def test_products_are_chosen_by_trying() -> None:
