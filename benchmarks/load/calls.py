@@ -42,6 +42,8 @@ class Call:
         """What is wrong with the call, which may have been refused and nothing else; empty where nothing is."""
         if self.fault or self.is_refused:
             return self.fault
+        if self.is_finished and self.code != grpc.StatusCode.OK:
+            return f"a status {self.code.name} followed the end"
         if not self.is_finished:
             return f"ended with {self.code.name} ({self.reason}): {self.what}"
         if self.tokens != expected:
@@ -97,7 +99,5 @@ def reason_of(error: grpc.RpcError) -> str:
 
 def _note_failure(call: Call, error: grpc.RpcError) -> None:
     call.code, call.what, call.reason = error.code(), error.details() or "", reason_of(error)
-    if call.is_finished:
-        call.fault = call.fault or f"a status {call.code.name} followed the end"
-    elif call.code == grpc.StatusCode.DEADLINE_EXCEEDED and not call.reason:
+    if call.code == grpc.StatusCode.DEADLINE_EXCEEDED and not call.reason and not call.is_finished:
         call.fault = "the call had no end in time"

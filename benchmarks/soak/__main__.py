@@ -22,7 +22,7 @@ from benchmarks.soak.call_faults import WANTED
 from benchmarks.soak.growth import MIB, Series, of_session, slope
 from benchmarks.soak.machine_faults import MACHINE_WANTED, Machine, ServiceLog, small_tmpdir
 from benchmarks.soak.raw_faults import RAW_WANTED, STALLED_S, UPLOAD_S
-from benchmarks.soak.run import FRONT_ENDS, Soak, leaked_descriptors
+from benchmarks.soak.run import FRONT_ENDS, WARM_UP, Soak, leaked_descriptors
 from benchmarks.soak.world import World
 
 SLOPE_GOAL = 1.0  # MiB a minute
@@ -37,13 +37,14 @@ def report(soak: Soak) -> Table:
     """What is printed in the end. What was wrong is in the table too."""
     table, world = Table(), soak.world
     table.wrong += world.wrong
-    asked = max(1.0, soak.seconds / 2)
+    seconds = max(2.0, soak.seconds)
     found = f"{soak.canaries} answers, all alike, the slowest after {soak.slowest_s:.1f} s"
     table.add("the canary", found, "the same tokens each time")
+    table.add("the slowest call that ended as it should", f"{world.slowest_s:.1f} s")
     if not soak.canaries:
         table.wrong.append("the canary has had no answer")
     for series in sorted(soak.series.values(), key=lambda series: (series.name, series.samples[0].at_s)):
-        _memory(table, series, asked)
+        _memory(table, series, seconds)
     for name, before in soak.before.items():
         if after := soak.after.get(name):
             figures = f"threads {before.threads} → {after.threads}, descriptors {before.descriptors}"
@@ -55,16 +56,17 @@ def report(soak: Soak) -> Table:
     return table
 
 
-def _memory(table: Table, series: Series, half_s: float) -> None:
-    """Of a process that lived through the whole second half the slope, and of any the memory that it began and ended
-    with."""
+def _memory(table: Table, series: Series, seconds: float) -> None:
+    """The memory at the beginning and the end of a process. The slope over the second half of the soak, of a process
+    that had warmed up before it and lived to its end. seconds: of the soak."""
+    half_s = seconds / 2
     first, last = series.samples[0], series.samples[-1]
     most = max(sample.resident_bytes for sample in series.samples)
     figures = f"{first.resident_bytes / MIB:.0f} → {last.resident_bytes / MIB:.0f} MiB, most {most / MIB:.0f}"
     name = f"memory of {series.name}, from {first.at_s:.0f} s to {last.at_s:.0f} s"
     late = series.since(half_s)
     grows = slope(late)
-    lived = bool(late) and first.at_s <= half_s and late[-1].at_s - half_s > 0.9 * half_s
+    lived = bool(late) and first.at_s <= seconds * WARM_UP and late[-1].at_s - half_s > 0.9 * half_s
     if grows is None or not lived:
         table.add(name, figures)
         return

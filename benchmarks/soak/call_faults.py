@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import grpc
 
-from benchmarks.soak.world import World, completion, now_s
+from benchmarks.soak.world import PATIENCE_S, World, completion, now_s
 from runahead.v1 import (
     AbortRequest,
     FinishReason,
@@ -22,7 +22,6 @@ from runahead.v1 import (
 )
 
 Fault = Callable[[World, GenerationServiceStub, grpc.aio.Channel], Awaitable[None]]
-PATIENCE_S: Final = 120.0  # all processes may stand still for 20 s of it, several times
 _GENERATE: Final = "/runahead.v1.GenerationService/Generate"
 _INVALID: Final = (
     GenerateRequest(),
@@ -142,10 +141,12 @@ async def _reason(call: Any) -> int:
     return int(reason)
 
 
-async def deadlines(world: World, stub: GenerationServiceStub, channel: grpc.aio.Channel) -> None:
-    """A storm of calls that have a few milliseconds."""
+async def deadlines(
+    world: World, stub: GenerationServiceStub, channel: grpc.aio.Channel, step_s: float = 0.002
+) -> None:
+    """A storm of calls that have a few milliseconds: step_s, twice as long, and so on."""
     mine = world.metadata("noise")
-    calls = [stub.Generate(completion(300), timeout=0.002 * number, metadata=mine) for number in range(1, 21)]
+    calls = [stub.Generate(completion(300), timeout=step_s * number, metadata=mine) for number in range(1, 21)]
     for call in calls:
         await _ended(world, "deadlines that pass", call, grpc.StatusCode.DEADLINE_EXCEEDED)
 

@@ -20,7 +20,7 @@ from typing import IO, Final
 import grpc
 
 from benchmarks.soak.growth import of_session
-from benchmarks.soak.world import World, completion, now_s
+from benchmarks.soak.world import PATIENCE_S, World, completion, now_s
 from runahead.v1 import GenerationServiceStub, Structure
 
 BETWEEN_S: Final = 6.0  # from the end of one to the beginning of the next
@@ -163,7 +163,7 @@ class Machine:
 
 
 async def _last(stub: GenerationServiceStub, request: object, world: World) -> None:
-    call = stub.Generate(request, timeout=60.0, metadata=world.metadata("steady"))
+    call = stub.Generate(request, timeout=PATIENCE_S, metadata=world.metadata("steady"))
     while await call.read() is not grpc.aio.EOF:
         pass
 

@@ -18,13 +18,16 @@ from benchmarks.soak.call_faults import FAULTS, keep_doing
 from benchmarks.soak.growth import Sample, Series, of_session, sample_of
 from benchmarks.soak.machine_faults import BETWEEN_S, Machine, keep_disturbing
 from benchmarks.soak.raw_faults import RAW_FAULTS, keep_doing_raw
-from benchmarks.soak.world import World, completion, now_s
+from benchmarks.soak.world import PATIENCE_S, World, completion, now_s
 from runahead.v1 import GenerateRequest, GenerationServiceStub, StatsRequest, stats_pb2
 
 FRONT_ENDS = 2
 STEADY = 12  # ordinary callers
 KILL_EVERY_S = 40.0  # longer than a front end has to serve so as not to be given up
 QUIET_S = 60.0
+# Of the soak. Growth is measured in the second half, of processes that began before this: buffers, caches and the C
+# library's heaps fill up at first.
+WARM_UP = 0.25
 EVERY_S = 1.0
 
 
@@ -85,7 +88,8 @@ class Soak:
         draws, mine = self.world.draws(f"steady {number}"), self.world.metadata("steady")
         while not self.world.ended.is_set():
             case = draws.randrange(len(wanted))
-            call = await completed(stub, asked(wanted[case], self.world.new_id()), metadata=mine)
+            request = asked(wanted[case], self.world.new_id())
+            call = await completed(stub, request, metadata=mine, patience_s=PATIENCE_S)
             if self.world.judge("an ordinary completion", call, answers[case]):  # type: ignore[arg-type]
                 self.world.happened("ordinary completions that ended well")
             elif call.code == grpc.StatusCode.UNAVAILABLE:
@@ -100,7 +104,7 @@ class Soak:
     async def _sing(self, stub: GenerationServiceStub, canary: GenerateRequest, song: tuple[int, ...]) -> None:
         request = asked(canary, "")
         request.priority = 1000
-        call = await completed(stub, request, metadata=self.world.metadata("canary"))
+        call = await completed(stub, request, metadata=self.world.metadata("canary"), patience_s=PATIENCE_S)
         if self.world.judge("the canary", call, song):
             self.canaries += 1
             self.slowest_s = max(self.slowest_s, call.ended_s - call.began_s)
@@ -118,11 +122,11 @@ class Soak:
                         self.series.setdefault(key, Series(*key)).samples.append(sample)
 
     async def _kill(self, stub: GenerationServiceStub) -> None:
-        """Both front ends in turn, and in the second half the second alone: of the first the growth is measured."""
+        """Both front ends in turn, and from WARM_UP on the second alone: of the first the growth is measured."""
         after_s, number = min(KILL_EVERY_S, self.seconds / 4), 0
         while await self.world.pause(after_s):
             after_s, number = KILL_EVERY_S, number + 1
-            is_early = now_s() - self.begun_s < self.seconds / 2 - 10.0
+            is_early = now_s() - self.begun_s < self.seconds * WARM_UP - 10.0
             name = f"front_end_{1 + number % FRONT_ENDS}" if is_early else "front_end_2"
             async with self.world.machine:
                 pids = [process.pid for process in self.stats.processes if process.name == name]

@@ -28,6 +28,9 @@ CALLERS = {
 }
 # How a channel comes back after its front end was killed.
 RECONNECT = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
+# The deadline of calls that are to end well. On a busy machine one takes minutes: its caller has some 90 in the queue,
+# rows are evicted, and all processes stand still for 20 s now and then. A call without an end is lost all the same.
+PATIENCE_S = 600.0
 EXCUSED_S = 5.0  # after a front end was killed, calls may find that it is gone
 
 
@@ -35,6 +38,7 @@ EXCUSED_S = 5.0  # after a front end was killed, calls may find that it is gone
 class World:
     """tokens: of each caller. counts: of what has happened, by name. killed_s: when front ends were killed.
     standstills_s: from when until when processes were stopped. machine: whoever kills or stops processes has it.
+    slowest_s: of the calls that ended as they should.
     """
 
     seed: int
@@ -44,6 +48,7 @@ class World:
     wrong: list[str] = field(default_factory=list)
     killed_s: list[float] = field(default_factory=list)
     standstills_s: list[tuple[float, float]] = field(default_factory=list)
+    slowest_s: float = 0.0
     machine: asyncio.Lock = field(default_factory=asyncio.Lock)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     channels: list[grpc.aio.Channel] = field(default_factory=list)
@@ -88,6 +93,7 @@ class World:
         """Whether a completion has ended well; what is wrong with it is kept. A call that a killed front end took with
         it has ended, but not well."""
         wrong = call.wrong(expected)
+        self.slowest_s = max(self.slowest_s, 0.0 if wrong else call.ended_s - call.began_s)
         if wrong and self.excuses(call.code, call.began_s) and not call.fault:
             self.happened("calls that ended with their front end")
             return False
@@ -100,6 +106,7 @@ class World:
         code = grpc.StatusCode.OK if error is None else error.code()
         if code in codes:
             self.happened(name)
+            self.slowest_s = max(self.slowest_s, now_s() - began_s)
         elif self.excuses(code, began_s):
             self.happened("calls that ended with their front end")
         elif error is not None and reason_of(error).endswith("_LIMIT"):

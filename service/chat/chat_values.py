@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
@@ -12,6 +13,11 @@ from runahead.service.chat.orders import Asked
 RESERVED: Final = frozenset(
     "messages tools add_generation_prompt continue_final_message chat_template raise_exception strftime_now namespace "
     "dict range lipsum cycler joiner self loop caller varargs kwargs true false none True False None".split()
+)
+_VISIBLE: Final = re.compile(r"\S")
+# Roles of which templates make special tokens, such as <|user|>.
+_ROLES: Final = frozenset(
+    "system developer user assistant tool function ipython model context document documents observation".split()
 )
 
 
@@ -34,8 +40,12 @@ def chat_values(asked: Asked, tokens: Mapping[str, str], special: Sequence[str])
             for name, value in message.items():
                 path = f"messages[{index}].{'tool_calls_json' if name == 'tool_calls' else name}"
                 _refuse_special(value, path, special)
+            _refuse_part(message["role"].strip(), f"messages[{index}].role", special)
         _refuse_special(tools, "tools_json", special)
         _refuse_special(options, "options_json", special)
+    if asked.letter:
+        messages = [{**_spelled(message, asked.letter), "role": message["role"]} for message in messages]
+        tools, options = _spelled(tools, asked.letter), _spelled(options, asked.letter)
     return {
         **tokens,
         "documents": None,
@@ -101,6 +111,25 @@ def _refuse_special(value: Any, field: str, special: Sequence[str]) -> None:
         for content in special:
             if content in text:
                 raise ChatFault(field, f"spells the special token {content!r}, and refuse_special_tokens is set")
+
+
+def _refuse_part(role: str, field: str, special: Sequence[str]) -> None:
+    for content in special:
+        if role and role in content and role not in _ROLES:
+            raise ChatFault(field, f"is a part of the special token {content!r}, and refuse_special_tokens is set")
+
+
+def _spelled(value: Any, letter: str) -> Any:
+    """The value with this letter in place of each visible character of its texts. Names that a template may look up are
+    left."""
+    if isinstance(value, str):
+        return _VISIBLE.sub(letter, value)
+    if isinstance(value, dict):
+        named = (key if key.isidentifier() and key.isascii() else _spelled(key, letter) for key in value)
+        return dict(zip(named, (_spelled(inner, letter) for inner in value.values()), strict=True))
+    if isinstance(value, list):
+        return [_spelled(inner, letter) for inner in value]
+    return value
 
 
 def _texts(value: Any) -> Iterator[str]:

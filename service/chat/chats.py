@@ -67,8 +67,8 @@ class Chats:
         if self._refusal:
             raise no_chat_template(self._refusal)
 
-    async def text(self, chat: CheckedChat, caller: int) -> str:
-        """The prompt that the model's template makes of a chat. caller: callers take turns.
+    async def text(self, chat: CheckedChat, caller: int, letter: str = "") -> str:
+        """The prompt that the model's template makes of a chat. caller: callers take turns. letter: as `Asked` has it.
 
         Raises ServiceError: what `require` raises, INVALID_ARGUMENT with the field's path, FAILED_PRECONDITION for a
         template that is none, RESOURCE_EXHAUSTED for a chat that takes too much, and UNAVAILABLE where its process was
@@ -84,6 +84,7 @@ class Chats:
             continue_last=chat.continue_last,
             template_name=chat.template_name,
             refuse_special_tokens=chat.refuse_special_tokens,
+            letter=letter,
         )
         answer = await self._turns.do(caller, lambda: self._rendered(asked))
         if answer.fault == "template":

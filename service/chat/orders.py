@@ -27,7 +27,8 @@ class Templates(msgspec.Struct, frozen=True):
 
 class Asked(msgspec.Struct, frozen=True):
     """A chat to render. messages: the fields that are set of each, by their names in the contract. template_name: empty
-    for the default. now: the server's clock, local time in ISO 8601."""
+    for the default. now: the server's clock, local time in ISO 8601. letter: in place of each visible character of the
+    texts, roles left as they are; empty: the texts themselves."""
 
     messages: Sequence[Mapping[str, str]]
     now: str
@@ -37,6 +38,7 @@ class Asked(msgspec.Struct, frozen=True):
     continue_last: bool = False
     template_name: str = ""
     refuse_special_tokens: bool = False
+    letter: str = ""
 
 
 class Rendered(msgspec.Struct, frozen=True):

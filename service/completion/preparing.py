@@ -14,7 +14,7 @@ from runahead.service.chat.chats import Chats
 from runahead.service.completion.prompt_events import check_once_prompt
 from runahead.service.completion.texts import Texts
 from runahead.service.contract.chat import CheckedChat
-from runahead.service.contract.validation import CheckedRequest
+from runahead.service.contract.validation import CheckedRequest, check_chat_ends
 from runahead.service.engine.engine_client import EngineClient
 from runahead.service.engine.request_stream import RequestStream
 from runahead.service.shared_memory.held import Holding
@@ -78,6 +78,7 @@ class Preparing:
         if isinstance(given, CheckedChat):
             prompt = await self._texts.chat_prompt(given, account, holding)
             request = with_turn_ends(request, await self._chats.end_token_ids())
+            check_chat_ends(request)
         elif isinstance(given, str):
             prompt = await self._texts.prompt(given, request.add_special_tokens, account)
         else:

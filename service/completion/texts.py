@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from string import ascii_lowercase
 from typing import Final
 
 import numpy as np
@@ -13,7 +15,7 @@ from runahead.runtime.wire.messages import EngineInfo
 from runahead.service.calls.admission import Account, Admission
 from runahead.service.chat.chats import Chats
 from runahead.service.contract.chat import CheckedChat
-from runahead.service.contract.errors import no_tokenizer
+from runahead.service.contract.errors import ServiceError, Violation, invalid_argument, no_tokenizer
 from runahead.service.contract.limits import LIMITS
 from runahead.service.contract.text_checks import check_detokenize, check_render_chat, check_tokenize
 from runahead.service.contract.validation import (
@@ -25,6 +27,7 @@ from runahead.service.text.tokenizer import TextTokenizer
 from runahead.v1 import DetokenizeRequest, RenderChatRequest, RenderChatResponse, TokenizeRequest, TokenizeResponse
 
 _ID_BYTES: Final = 4  # what an id counts that is turned into text
+_LETTERS: Final = f"{ascii_lowercase}ƿ"
 _IDS_AT_ONCE: Final = 1 << 14  # that are put into an answer before other calls have their turn: a millisecond
 
 
@@ -69,9 +72,12 @@ class Texts:
         """Fills the response. Raises ServiceError, for want of room too."""
         work = max(LIMITS.work_bytes, request.chat.ByteSize())
         with self._admission.holding(account, {Resource.TOKENIZING_BYTES: work}) as holding:
-            response.text = await self._chats.text(check_render_chat(request), account.number)
+            chat = check_render_chat(request)
+            response.text = await self._chats.text(chat, account.number)
             self._admission.hold_more(account, holding, {Resource.TOKENIZING_BYTES: text_bytes(response.text)})
-            await _fill(response.token_ids, await self._there().encode(response.text, False, account.number))
+            ids = await self._there().encode(response.text, False, account.number)
+            await self._refuse_special(chat, ids, account)
+            await _fill(response.token_ids, ids)
 
     async def chat_prompt(self, chat: CheckedChat, account: Account, holding: Holding) -> NDArray[np.int32]:
         """The tokens of a chat's prompt, int32 [n]. holding: of its completion, which holds the rendered text as well
@@ -81,7 +87,32 @@ class Texts:
         queued = min(size, self._info.context_length) - holding.amount(Resource.QUEUED_TOKENS)
         more = {Resource.TOKENIZING_BYTES: size, Resource.QUEUED_TOKENS: max(0, queued)}
         self._admission.hold_more(account, holding, more)
-        return await self.prompt(text, False, account, "chat")
+        prompt = await self.prompt(text, False, account, "chat")
+        await self._refuse_special(chat, prompt, account)
+        return prompt
+
+    async def _refuse_special(self, chat: CheckedChat, ids: NDArray[np.int32], account: Account) -> None:
+        """Raises ServiceError (INVALID_ARGUMENT) for a chat that sets `refuse_special_tokens` and has more special
+        tokens than its template writes for other texts: a normalizer or the template makes them of the chat's texts.
+
+        ids: of the prompt, int32 [n]."""
+        if not chat.refuse_special_tokens:
+            return
+        tokenizer = self._there()
+        contents = {token.token_id: token.content for token in tokenizer.special_tokens}
+        spelled = "".join(contents.values()).lower()
+        letter = next(letter for letter in _LETTERS if letter not in spelled)
+        try:
+            other = await tokenizer.encode(await self._chats.text(chat, account.number, letter), False, account.number)
+        except ServiceError as error:
+            if error.reason != "INVALID_FIELD":
+                raise
+            raise _special(f"can't be checked: with other texts, {error.sentence}") from None
+        made = Counter(ids[np.isin(ids, list(contents))].tolist())
+        made.subtract(other.tolist())
+        for token_id, more in made.items():
+            if more > 0:
+                raise _special(f"is set, and the texts make the special token {contents[token_id]!r}")
 
     async def detokenize(self, request: DetokenizeRequest, account: Account) -> str:
         """Raises ServiceError, for want of room too."""
@@ -94,6 +125,11 @@ class Texts:
         if self._tokenizer is None:
             raise no_tokenizer()
         return self._tokenizer
+
+
+def _special(words: str) -> ServiceError:
+    field = "chat.refuse_special_tokens"
+    return invalid_argument([Violation(field, f"{field} {words}")])
 
 
 async def _fill(answer: RepeatedScalarFieldContainer[int], ids: NDArray[np.int32]) -> None:

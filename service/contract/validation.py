@@ -107,7 +107,7 @@ def check_request(request: AnyGenerateRequest, info: EngineInfo, has_tokenizer: 
     prompt = _check_prompt_field(request, info, found)
     stopping = _check_stopping(request.stopping, info, found)
     sampling = _check_sampling(request.sampling, request.output, info, found)
-    _check_something_to_draw(request.sampling.allowed_token_ids, stopping, info, found)
+    _check_something_to_draw(sampling, stopping, info.eos_token_ids, found)
     text = _check_text(request.stopping, request.output, found)
     found.require(
         len(request.cache_salt.encode()) <= LIMITS.cache_salt_bytes,
@@ -340,15 +340,23 @@ def _check_stopping(options: StoppingOptions, info: EngineInfo, found: Violation
     )
 
 
+def check_chat_ends(request: CheckedRequest) -> None:
+    """Of a chat's request, whose stop ids are known only now. Raises ServiceError (INVALID_ARGUMENT)."""
+    found = Violations()
+    _check_something_to_draw(request.sampling, request.stopping, (), found)
+    found.raise_if_any()
+
+
 def _check_something_to_draw(
-    allowed_token_ids: Sequence[int], stopping: StoppingParams, info: EngineInfo, found: Violations
+    sampling: SamplingParams, stopping: StoppingParams, eos_token_ids: Sequence[int], found: Violations
 ) -> None:
     """Below min_tokens the ids that end a row are masked: were nothing else allowed, nothing could be drawn."""
-    if not allowed_token_ids or not stopping.min_tokens:
+    if not sampling.allowed_mask or not stopping.min_tokens:
         return
-    ends = {*stopping.stop_token_ids, *(() if stopping.ignore_eos else info.eos_token_ids)}
+    ends = {*stopping.stop_token_ids, *(() if stopping.ignore_eos else eos_token_ids)}
+    allowed = np.unpackbits(np.frombuffer(sampling.allowed_mask, np.uint8), bitorder="little").nonzero()[0]
     found.require(
-        not ends.issuperset(allowed_token_ids),
+        not ends.issuperset(allowed.tolist()),
         "sampling.allowed_token_ids",
         "allows only tokens that end the completion, and min_tokens forbids these at first",
     )

@@ -25,7 +25,14 @@ from benchmarks.soak.raw_faults import keep_doing_raw
 from benchmarks.soak.run import FRONT_ENDS, SPARE, Soak, leaked_descriptors, still_held
 from benchmarks.soak.world import World
 from runahead.service.contract.errors import exhausted, stalled_reader, to_status
-from runahead.v1 import AbortResponse, StatsResponse, generate_pb2, generation_service_pb2_grpc, stats_pb2
+from runahead.v1 import (
+    AbortResponse,
+    GenerationServiceStub,
+    StatsResponse,
+    generate_pb2,
+    generation_service_pb2_grpc,
+    stats_pb2,
+)
 
 TOKENS = (1, 2, 3)
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
@@ -65,6 +72,11 @@ def done(world: World, fault: Fault) -> None:
     asyncio.run(once())
 
 
+async def long_deadlines(world: World, stub: GenerationServiceStub, channel: grpc.aio.Channel) -> None:
+    """Long enough for a service on a busy machine to answer first."""
+    await deadlines(world, stub, channel, step_s=60.0)
+
+
 @pytest.mark.parametrize(
     ("fault", "missed"),
     [
@@ -72,7 +84,7 @@ def done(world: World, fault: Fault) -> None:
         (stranger, "credentials: none: ended with OK, and not with UNAUTHENTICATED"),
         (duplicate, "an id that is in use: ended with OK, and not with ALREADY_EXISTS"),
         (aborted, "aborted: ended with FINISH_REASON_LENGTH"),
-        (deadlines, "deadlines that pass: ended with OK, and not with DEADLINE_EXCEEDED"),
+        (long_deadlines, "deadlines that pass: ended with OK, and not with DEADLINE_EXCEEDED"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -189,6 +201,26 @@ def test_a_call_that_is_lost_is_wrong_unless_a_front_end_was_killed_about_then()
     for late in (ended(UNAVAILABLE, began_s=104.0), ended(grpc.StatusCode.INTERNAL), ended(UNAVAILABLE, fault="two")):
         assert not world.judge("somebody", late, TOKENS)
     assert len(world.wrong) == 4, "long after it, with another code, or with an end too many it is wrong"
+
+
+def test_a_status_after_the_end_is_wrong_unless_a_front_end_was_killed_about_then() -> None:
+    world = World(seed=1)
+    cut_off = ended(UNAVAILABLE)
+    cut_off.tokens, cut_off.is_finished = TOKENS, True
+    assert not world.judge("somebody", cut_off, TOKENS)
+    assert world.wrong == ["somebody: a status UNAVAILABLE followed the end"]
+    world.killed_s.append(100.0)
+    assert not world.judge("somebody", cut_off, TOKENS)
+    assert len(world.wrong) == 1 and world.counts["calls that ended with their front end"] == 1
+
+
+def test_growth_is_measured_of_processes_that_had_warmed_up() -> None:
+    soak = Soak(World(seed=1), seconds=120.0, canaries=100)
+    soak.series["early", 1] = Series("early", 1, samples(9.0)[30:])
+    soak.series["late", 2] = Series("late", 2, samples(9.0)[31:])
+    lines = {line.split(",")[0]: line for line in report(soak).text().splitlines()}
+    assert "second half +9.00 MiB/min" in lines["memory of early"]
+    assert "second half" not in lines["memory of late"]
 
 
 def test_other_tokens_are_wrong_whatever_was_killed() -> None:

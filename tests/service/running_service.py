@@ -10,6 +10,7 @@ from pathlib import Path
 
 import grpc
 import msgspec
+from tokenizers import Tokenizer
 
 from runahead.service.calls.access import Access
 from runahead.service.calls.call_records import Traces
@@ -34,6 +35,7 @@ class Service:
     security: Security = field(default_factory=lambda: Security(Access(), None))
     traces: Traces | None = None
     chat_template: str = "{{ messages }}"
+    tokenizer: Tokenizer = field(default_factory=byte_level_tokenizer)
     channel_credentials: grpc.ChannelCredentials | None = None
     host: str = "127.0.0.1"
     port: int = 0  # any that is free
@@ -77,7 +79,7 @@ class Service:
     async def _serve(self) -> None:
         self._loop, self._stop, self._grace_s = asyncio.get_running_loop(), asyncio.Event(), 0.0
         tokenizer = TextTokenizer(
-            byte_level_tokenizer(),
+            self.tokenizer,
             {"default": self.chat_template} if self.chat_template else {},
             {"eos_token": "<|end|>"},
         )

@@ -11,6 +11,7 @@ import grpc
 import msgspec
 import numpy as np
 import pytest
+from tokenizers import AddedToken, normalizers
 
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason
@@ -26,6 +27,7 @@ from runahead.v1 import (
     GenerateRequest,
     GetModelInfoRequest,
     RenderChatRequest,
+    SamplingOptions,
     StoppingOptions,
 )
 from runahead.v1 import FinishReason as Reason
@@ -33,7 +35,7 @@ from tests.service.calls.test_access import reason as reason_of
 from tests.service.fake_engine import INFO, TIMEOUT_S, FakeEngine
 from tests.service.rpc_errors import code, failure, fields, words
 from tests.service.running_service import Service
-from tests.service.small_tokenizers import END_ID
+from tests.service.small_tokenizers import END_ID, byte_level_tokenizer
 
 TEMPLATE: Final = (
     "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}<|end|>{% endfor %}"
@@ -106,6 +108,19 @@ def test_an_answer_ends_at_the_token_that_the_template_writes_behind_one(
     assert (finished.stop.token_id == END_ID) == bool(ids)
 
 
+def test_an_answer_that_may_only_end_is_refused_where_min_tokens_forbids_its_end(service: Service) -> None:
+    def asked(*allowed: int, **stopping: Any) -> GenerateRequest:
+        options = StoppingOptions(min_tokens=2, max_tokens=4, **stopping)
+        return GenerateRequest(chat=chat(), sampling=SamplingOptions(allowed_token_ids=allowed), stopping=options)
+
+    error = failure(lambda: list(service.stub.Generate(asked(END_ID), timeout=TIMEOUT_S)))
+    assert fields(error) == ["sampling.allowed_token_ids"]
+    for request in (asked(END_ID, 7), asked(END_ID, ignore_eos=True)):
+        call = service.stub.Generate(request, timeout=TIMEOUT_S)
+        service.engine.output(service.engine.next_submit().handle, [7], FinishReason.LENGTH)
+        assert list(call)[-1].finished.reason == Reason.FINISH_REASON_LENGTH
+
+
 def test_the_model_s_info_says_that_chats_are_served_and_what_ends_one(service: Service) -> None:
     info = service.stub.GetModelInfo(GetModelInfoRequest(), timeout=TIMEOUT_S)
     assert info.chat and list(info.chat_end_token_ids) == [END_ID] and info.chat_template == TEMPLATE
@@ -131,6 +146,40 @@ REFUSED: Final[dict[str, tuple[GenerateRequest, list[str]]]] = {
     "a long prompt": (GenerateRequest(chat=chat(ChatMessage(role="user", content="x" * 64))), ["chat"]),
     "too large": (GenerateRequest(chat=chat(ChatMessage(role="u", content="x" * LIMITS.prompt_text_bytes))), ["chat"]),
 }
+
+
+JOINED: Final = "{% for m in messages %}<|{{ m.content }}|>{{ m.role }}:{{ m.name }}<|end|>{% endfor %}"
+STRICT: Final = {"refuse_special_tokens": True}
+
+
+@pytest.mark.parametrize(
+    ("message", "path"),
+    [
+        (ChatMessage(role="user", content="end"), "chat.refuse_special_tokens"),
+        (ChatMessage(role="user", content="no", name="＜｜ｅｎｄ｜＞"), "chat.refuse_special_tokens"),
+        (ChatMessage(role="end", content="no"), "chat.messages[0].role"),
+    ],
+    ids=["by the template", "by the normalizer", "a role that is a part of one"],
+)
+def test_texts_that_make_a_special_token_are_refused_by_who_asks_for_it(
+    tmp_path: Path, message: ChatMessage, path: str
+) -> None:
+    tokenizer = byte_level_tokenizer()
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.add_special_tokens([AddedToken("<|end|>", special=True, normalized=True)])
+    socket = tmp_path / "engine.sock"
+    with Service(FakeEngine(socket), socket, tokenizer=tokenizer, chat_template=JOINED) as service:
+        stub = service.stub
+        for call in (
+            lambda strict: stub.RenderChat(RenderChatRequest(chat=chat(message, **strict)), timeout=TIMEOUT_S),
+            lambda strict: stub.GenerateOnce(GenerateOnceRequest(chat=chat(message, **strict)), timeout=TIMEOUT_S),
+        ):
+            assert fields(failure(lambda call=call: call(STRICT))) == [path]  # type: ignore[misc]
+        loose = stub.RenderChat(RenderChatRequest(chat=chat(message)), timeout=TIMEOUT_S)
+        assert END_ID in loose.token_ids
+        fine = ChatMessage(role="user", content="Ａ <|en d|> \U0001f600", name="end")
+        shown = stub.RenderChat(RenderChatRequest(chat=chat(fine, **STRICT)), timeout=TIMEOUT_S)
+        assert list(shown.token_ids).count(END_ID) == 1
 
 
 @pytest.mark.parametrize(("request_", "paths"), REFUSED.values(), ids=list(REFUSED))
