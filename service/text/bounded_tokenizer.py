@@ -1,10 +1,13 @@
 """A tokenizer whose regular expressions may take any time: processes of its own use it, within a bound for each text.
 
-A thread can't be ended while the library looks for a match. A process can be.
+A thread can't be ended while the library looks for a match. A process can be. Whoever asks one waits a bounded time for
+it: it may be stopped, or wait for a processor.
 """
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import subprocess
 import sys
@@ -19,18 +22,22 @@ from numpy.typing import NDArray
 
 from runahead.runtime.process_end import described
 from runahead.service.contract.errors import ServiceError, Violation, exhausted, invalid_argument
-from runahead.service.text.tokenizer_process import PROCESSOR_S, Answer, Ask
+from runahead.service.text.tokenizer_process import MEMORY_BYTES, PROCESSOR_S, Answer, Ask
 
 COMMAND: Final = (sys.executable, "-P", "-m", "runahead.service.text.tokenizer_process")
+WALL_S: Final = 20 * PROCESSOR_S  # without a byte of a process, on a machine that is busy
+_LOOKS: Final = 8  # while a thread waits: where the whole machine stood still, that counts for one
+_CHUNK: Final = 1 << 16
 
 
 class BoundedTokenizer:
     """Used on several threads, which live as long as it does: each has a process at most. description: of the
-    tokenizer, as `tokenizer.json` has it."""
+    tokenizer, as `tokenizer.json` has it. wall_s: seconds that a process may be silent while it is asked."""
 
-    def __init__(self, description: str, command: Sequence[str] = COMMAND) -> None:
+    def __init__(self, description: str, command: Sequence[str] = COMMAND, wall_s: float = WALL_S) -> None:
         self._description = msgspec.json.encode(description) + b"\n"
         self._command = command
+        self._wall_s = wall_s
         self._running = set[subprocess.Popen[bytes]]()
         self._idle: list[subprocess.Popen[bytes]] = []
         self._lock = threading.Lock()
@@ -55,17 +62,26 @@ class BoundedTokenizer:
             self._end(process)
 
     def _answer(self, ask: Ask, field: str) -> Answer:
-        process = self._idle_one() or self._started()
-        assert process.stdin is not None and process.stdout is not None
+        process, said = self._idle_one(), msgspec.json.encode(ask) + b"\n"
+        if process is None:
+            process, said = self._started(), self._description + said
         answer = None
-        with suppress(OSError, ValueError):  # it has ended: what it said, if anything, is no whole line
-            process.stdin.write(msgspec.json.encode(ask) + b"\n")
-            process.stdin.flush()
-            answer = msgspec.json.decode(process.stdout.readline(), type=Answer)
+        try:
+            answer = msgspec.json.decode(_exchanged(process, said, self._wall_s), type=Answer)
+        except TimeoutError:
+            process.kill()
+            self._end(process)
+            sentence = f"a process that tokenizes did not answer within {self._wall_s:g} s"
+            raise exhausted("TOKENIZING_LIMIT", sentence, 1.0) from None
+        except (OSError, ValueError):  # it has ended: what it said, if anything, is no whole line
+            pass
         if answer is None:
             code = self._end(process)
             if code == -signal.SIGPROF:
                 sentence = f"{field} takes more than {PROCESSOR_S:g} s of processor time to be tokenized"
+                raise invalid_argument([Violation(field, sentence)])
+            if code == -signal.SIGABRT:
+                sentence = f"{field} takes more than {MEMORY_BYTES >> 20} MiB of memory to be tokenized"
                 raise invalid_argument([Violation(field, sentence)])
             raise RuntimeError(f"a process that tokenizes has ended with {described(code)}")
         with self._lock:
@@ -93,14 +109,13 @@ class BoundedTokenizer:
                 raise RuntimeError("the tokenizer is closed")
             try:
                 process = subprocess.Popen(
-                    self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                    self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
                 )
             except OSError as error:
                 raise _no_process(error) from None
             self._running.add(process)
         assert process.stdin is not None
-        with suppress(OSError):  # it has ended: whoever asks it finds that out
-            process.stdin.write(self._description)
+        os.set_blocking(process.stdin.fileno(), False)
         return process
 
     def _end(self, process: subprocess.Popen[bytes]) -> int:
@@ -113,6 +128,33 @@ class BoundedTokenizer:
         with self._lock:
             self._running.discard(process)
         return code
+
+
+def _exchanged(process: subprocess.Popen[bytes], said: bytes, wall_s: float) -> bytes:
+    """The line that a process answers; less of it where it has ended. Raises TimeoutError after `wall_s` seconds in
+    which nothing passed, and OSError."""
+    assert process.stdin is not None and process.stdout is not None
+    to, of, parts, left = process.stdin.fileno(), process.stdout.fileno(), list[bytes](), memoryview(said)
+    waiting = select.poll()
+    waiting.register(of, select.POLLIN)
+    waiting.register(to, select.POLLOUT)
+    looks = 0
+    while not parts or not parts[-1].endswith(b"\n"):
+        if not (ready := dict(waiting.poll(wall_s / _LOOKS * 1e3))):
+            looks += 1
+            if looks == _LOOKS:
+                raise TimeoutError
+            continue
+        looks = 0
+        if of in ready:
+            if not (part := os.read(of, _CHUNK)):
+                break
+            parts.append(part)
+        elif to in ready:
+            left = left[os.write(to, left) :]
+            if not left:
+                waiting.unregister(to)
+    return b"".join(parts)
 
 
 def _no_process(error: OSError) -> ServiceError:

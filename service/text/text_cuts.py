@@ -10,7 +10,7 @@ match; letters up to the cut are matched to the last of them, whether the text g
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 PIECE: Final = 8192  # characters of a piece, about: some 10 ms of work
@@ -31,6 +31,10 @@ _OTHERS: Final = frozenset(
         *(r"\s*[\r\n]+", r"\s*[\r\n]", r"\s+(?!\S)", r"\s+", r"\s", r"\n+", r"\r+", r"\t+", " {2,}"),
     }
 )
+# They look through all of a run of spaces for a line's end, and begin anew at each space where none is there. One of
+# the second has to match the whole run, before `\s` matches a space of it.
+_LOOK_THROUGH_SPACES: Final = frozenset({r"\s*[\r\n]+", r"\s*[\r\n]"})
+_MATCH_SPACES: Final = frozenset({r"\s+(?!\S)", r"\s+"})
 
 
 def can_be_cut(description: Mapping[str, Any]) -> bool:
@@ -50,10 +54,11 @@ def can_be_cut(description: Mapping[str, Any]) -> bool:
 
 def is_quick(description: Mapping[str, Any]) -> bool:
     """Whether the time for a text is in proportion to its length, as far as regular expressions go: there is none but
-    known ones. description: as `can_be_cut` has it."""
+    known ones, and none of these looks again and again through the same spaces. description: as `can_be_cut` has it."""
     parts = [description[name] for name in ("normalizer", "post_processor", "decoder")]
-    if not _by_known_alternatives(description["pre_tokenizer"]):
-        parts.append(description["pre_tokenizer"])
+    pre_tokenizer = description["pre_tokenizer"]
+    if not _by_known_alternatives(pre_tokenizer) or not _looks_once(_alternatives(_pattern(pre_tokenizer))):
+        parts.append(pre_tokenizer)
     return not any(map(_has_expression, parts))
 
 
@@ -74,6 +79,13 @@ def _by_known_alternatives(pre_tokenizer: Mapping[str, Any] | None) -> bool:
     match pre_tokenizer:
         case {"type": "ByteLevel", "use_regex": True, "add_prefix_space": False}:
             return True  # the expression of GPT-2, all alternatives of which are known
+    alternatives = set(_alternatives(_pattern(pre_tokenizer)))
+    return bool(alternatives & _LETTERS) and alternatives <= _LETTERS | _OTHERS
+
+
+def _pattern(pre_tokenizer: Mapping[str, Any] | None) -> str:
+    """The expression that cuts a text before a byte-level tokenizer; empty where there is none, or the library's."""
+    match pre_tokenizer:
         case {
             "type": "Sequence",
             "pretokenizers": [
@@ -81,9 +93,15 @@ def _by_known_alternatives(pre_tokenizer: Mapping[str, Any] | None) -> bool:
                 {"type": "ByteLevel", "use_regex": False, "add_prefix_space": False},
             ],
         }:
-            alternatives = set(_alternatives(pattern))
-            return bool(alternatives & _LETTERS) and alternatives <= _LETTERS | _OTHERS
-    return False
+            return pattern
+    return ""
+
+
+def _looks_once(alternatives: Sequence[str]) -> bool:
+    if not _LOOK_THROUGH_SPACES.intersection(alternatives):
+        return True
+    places = [place for place, one in enumerate(alternatives) if one in _MATCH_SPACES]
+    return bool(places) and r"\s" not in alternatives[: places[0]]
 
 
 def _has_expression(part: Any) -> bool:

@@ -63,6 +63,35 @@ def test_a_panic_ends_no_process(bounded: BoundedTokenizer) -> None:
     assert bounded._running == {process} and process.poll() is None
 
 
+def test_a_process_that_is_stopped_is_replaced_after_its_time(bounded: BoundedTokenizer) -> None:
+    bounded.encode("word", False)
+    (process,) = bounded._running
+    process.send_signal(signal.SIGSTOP)
+    bounded._wall_s = 0.4
+    for text in ("word", "long " * 100_000):  # of which the second does not fit into a pipe
+        with pytest.raises(ServiceError, match=r"a process that tokenizes did not answer within 0\.4 s") as error:
+            bounded.encode(text, False)
+        assert error.value.reason == "TOKENIZING_LIMIT" and process.returncode == -signal.SIGKILL
+        bounded._wall_s = bounded_tokenizer.WALL_S
+        assert bounded.encode("word", False).size == 4
+        (process,) = bounded._running
+        process.send_signal(signal.SIGSTOP)
+        bounded._wall_s = 0.4
+
+
+def test_a_text_that_needs_too_much_memory_is_refused_and_the_next_is_not() -> None:
+    hungry = "process.MEMORY_BYTES = 64 << 20\nprocess.main()"
+    program = IMPATIENT.replace("process.PROCESSOR_S = 0.3\nprocess.main()", hungry)
+    bounded = BoundedTokenizer(byte_level_tokenizer().to_str(), (sys.executable, "-P", "-c", program))
+    try:
+        with pytest.raises(ServiceError, match="text takes more than 1024 MiB of memory to be tokenized") as error:
+            bounded.encode("word " * 200_000, False)
+        assert error.value.reason == "INVALID_FIELD"
+        assert bounded.encode("word", False).size == 4
+    finally:
+        bounded.close()
+
+
 def test_a_process_that_has_ended_meanwhile_is_replaced(bounded: BoundedTokenizer) -> None:
     bounded.encode("word", False)
     (process,) = bounded._running

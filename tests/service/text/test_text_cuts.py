@@ -12,7 +12,7 @@ import pytest
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 
 from runahead.service.text import text_cuts, tokenizer
-from runahead.service.text.text_cuts import can_be_cut, cut_behind
+from runahead.service.text.text_cuts import can_be_cut, cut_behind, is_quick
 from runahead.service.text.tokenizer import TextTokenizer
 from tests.service.cut_tokenizers import BITS, NAMES, cut_tokenizer
 from tests.service.small_tokenizers import byte_level_tokenizer, panicking_tokenizer, sentencepiece_tokenizer
@@ -128,3 +128,22 @@ def test_a_text_without_a_place_for_a_cut_is_one_long_turn() -> None:
     assert not cut.is_long
     assert cut.turn()
     assert [len(part) for part in cut.parts] == [40_000, 4]
+
+
+@pytest.mark.parametrize(
+    ("expression", "quick"),
+    [
+        (r"\p{L}+|\s*[\r\n]+", False),
+        (r"\p{L}+|\s*[\r\n]| {2,}|\t+", False),
+        (r"\p{L}+|\s*[\r\n]+|\s|\s+", False),
+        (r"\p{L}+|\s*[\r\n]+|\s+", True),
+        (r"\p{L}+|\s*[\r\n]|\s+(?!\S)|\s", True),
+        (r"\p{L}+|\s", True),
+    ],
+    ids=["nothing else", "single kinds", "one by one", "all", "all but one", "no search"],
+)
+def test_an_expression_that_looks_through_the_same_spaces_again_is_not_quick(expression: str, quick: bool) -> None:
+    tokenizer = byte_level_tokenizer()
+    tokenizer.pre_tokenizer = _split(expression)
+    assert is_quick(described(tokenizer)) == quick
+    assert can_be_cut(described(tokenizer))
