@@ -213,8 +213,8 @@ class Holdings:
         end, freed = 0, list[int]()
         for is_good, block, request, place, snapshot in zip(good, blocks, requests, places, taken, strict=True):
             begin, end = end, end + 4 * size
-            if (prompt := request.shared_prompt) is not None:
-                prompt.found(request, place + 1)
+            if request.shared_prompt is not None:
+                self.shared.found(request, place + 1)
                 is_good &= self.shared.may_find(request)
             if is_good:
                 content = (request.keys or self._keys(request)).content(place, tokens[begin:end])

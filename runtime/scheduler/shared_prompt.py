@@ -41,14 +41,18 @@ class SharedPrompt:
         """The request is not to be admitted yet."""
         return request is not self.first and not self.is_ready
 
-    def found(self, request: Request, blocks: int) -> None:
-        """So many blocks of this completion, its first ones, can be found."""
-        self.is_ready |= request is self.first and blocks >= self.blocks
+    def found(self, request: Request, blocks: int) -> bool:
+        """So many blocks of this completion, its first ones, can be found. Whether the prompt is ready by that."""
+        return self._is_ready_by(request is self.first and blocks >= self.blocks)
 
-    def has_ended(self, request: Request) -> None:
-        """A completion has ended. Nobody waits for one that is gone."""
+    def has_ended(self, request: Request) -> bool:
+        """A completion has ended. Nobody waits for one that is gone. Whether the prompt is ready by that."""
         self.not_begun.discard(request)
-        self.is_ready |= request is self.first
+        return self._is_ready_by(request is self.first)
+
+    def _is_ready_by(self, event: bool) -> bool:
+        before, self.is_ready = self.is_ready, self.is_ready or event
+        return self.is_ready and not before
 
 
 def share(requests: Sequence[Request], blocks: int) -> None:

@@ -37,6 +37,7 @@ class SharedPrompts:
         self._pool = pool
         self._snapshots = snapshots
         self._state_slots = state_slots
+        self._ready = list[SharedPrompt]()  # since `take_ready`
 
     def share(self, requests: Sequence[Request]) -> None:
         """These are completions of one prompt, by index, that are not queued yet. They share as many of its full blocks
@@ -77,15 +78,27 @@ class SharedPrompts:
         """The request has got a row, which begins with blocks that were found."""
         prompt = request.shared_prompt
         if prompt is not None and prompt.is_open:
-            prompt.found(request, len(request.blocks))
+            self.found(request, len(request.blocks))
             prompt.not_begun.discard(request)
             self._forget(prompt)
+
+    def found(self, request: Request, blocks: int) -> None:
+        """So many blocks of the request, its first ones, can be found."""
+        prompt = request.shared_prompt
+        if prompt is not None and prompt.found(request, blocks):
+            self._ready.append(prompt)
+
+    def take_ready(self) -> list[SharedPrompt]:
+        """Prompts whose other completions may be admitted from now on. Each is returned once."""
+        taken, self._ready = self._ready, []
+        return taken
 
     def has_ended(self, request: Request) -> None:
         """The request has ended."""
         prompt = request.shared_prompt
         if prompt is not None and prompt.is_open:
-            prompt.has_ended(request)
+            if prompt.has_ended(request):
+                self._ready.append(prompt)
             self._forget(prompt)
 
     def _forget(self, prompt: SharedPrompt) -> None:

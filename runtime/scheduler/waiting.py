@@ -24,6 +24,7 @@ from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.scheduler.rationing import ServiceKey, order_of_service
 from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import RowPhase
+from runahead.runtime.scheduler.shared_prompt import SharedPrompt
 
 _PREFILL: Final = int(RowPhase.PREFILL)
 _DECODE: Final = int(RowPhase.DECODE)
@@ -70,8 +71,11 @@ class WaitingQueue:
         self._first: Request | None = None  # see `first`
         self._first_at = (-1, -1, False)
         self._changes = 0  # grows with each request that comes or goes
-        self._without_row: dict[str, float] = {}  # see `who_gives_way`
-        self._held_back = dict[Request, None]()  # counted, and in no line: see `SharedPrompt.holds_back`
+        self._without_row: dict[str, float] = {}  # since when callers here lack a row, the longest first
+        self._rows_then: Counter[str] = Counter()  # of each caller, when these were looked at
+        self._lines_moved = set[str]()  # callers whose line has begun or ended since
+        # Counted, and in no line: see `SharedPrompt.holds_back`.
+        self._held_back = dict[SharedPrompt, dict[Request, None]]()
 
     def __len__(self) -> int:
         return self._count
@@ -82,17 +86,21 @@ class WaitingQueue:
     @property
     def held_back(self) -> int:
         """Requests that wait for the blocks of their prompt, which another completion computes."""
-        return len(self._held_back)
+        return sum(map(len, self._held_back.values()))
 
     def add(self, request: Request) -> None:
         self._count += 1
-        if request.shared_prompt is not None and request.shared_prompt.holds_back(request):
-            self._held_back[request] = None
+        prompt = request.shared_prompt
+        if prompt is not None and prompt.holds_back(request):
+            self._held_back.setdefault(prompt, {})[request] = None
         else:
             self._line_up(request)
 
     def _line_up(self, request: Request) -> None:
-        line = self._lines.setdefault(request.caller, _Line()).of(request)
+        if request.caller not in self._lines:
+            self._lines[request.caller] = _Line()
+            self._lines_moved.add(request.caller)
+        line = self._lines[request.caller].of(request)
         if not line or line[-1].rank < request.rank:
             line.append(request)  # as nearly everybody
         else:
@@ -101,16 +109,17 @@ class WaitingQueue:
 
     def _let_in(self) -> None:
         """Those line up whose prompts' blocks can be found by now."""
-        for request in list(self._held_back):
-            assert request.shared_prompt is not None
-            if not request.shared_prompt.holds_back(request):
-                del self._held_back[request]
+        for prompt in self._holdings.shared.take_ready():
+            for request in self._held_back.pop(prompt, ()):
                 self._line_up(request)
 
     def remove(self, request: Request) -> None:
         """It is admitted, or has ended. Raises ValueError if it does not wait."""
-        if request in self._held_back:
-            del self._held_back[request]
+        prompt = request.shared_prompt
+        if prompt is not None and request in self._held_back.get(prompt, ()):
+            del self._held_back[prompt][request]
+            if not self._held_back[prompt]:
+                del self._held_back[prompt]
             self._count -= 1
             return
         own = self._lines.get(request.caller, _Line())
@@ -121,6 +130,7 @@ class WaitingQueue:
         del line[place]
         if not own.plain and not own.penalised:
             del self._lines[request.caller]
+            self._lines_moved.add(request.caller)
         self._count -= 1
         self._changes += 1
         if request is self._looked_for:
@@ -129,8 +139,7 @@ class WaitingQueue:
     def first(self) -> Request | None:
         """Whose turn it is, of those who lack no penalty slot. It is decided again when a request comes or goes, and
         when a row begins, ends or moves on to another phase."""
-        if self._held_back:
-            self._let_in()
+        self._let_in()
         now = self._changes, self._holdings.rows.changes, self._holdings.penalty_slots.free > 0
         if now != self._first_at:
             self._first = next(self._in_turn(penalised=now[2]), None)
@@ -170,18 +179,18 @@ class WaitingQueue:
         held = self._holdings
         self._let_in()  # whoever is first below is in a line now
         if not held.callers.are_several or not self._lines:
-            self._without_row = {}
+            self._without_row, self._rows_then, self._lines_moved = {}, Counter(), set(self._lines)
             return None
-        rows = held.callers.rows()
-        lacking = self._without_row
-        self._without_row = {caller: lacking.get(caller, now_s) for caller in self._lines if not rows[caller]}
-        heads = (self.first(), next(iter(self), None))  # the second may lack a penalty slot
-        request = next((one for one in heads if one is not None and not rows[one.caller]), None)
-        if request is None or self._without_row[request.caller] > now_s - patience_s:
+        rows, slots = held.callers.rows(), held.penalty_slots
+        self._look_who_lacks_a_row(rows, now_s)
+        lacking_s = next(iter(self._without_row.values()), now_s)  # of who lacks one for longest
+        if lacking_s > now_s - patience_s or max(rows.values(), default=0) < 2:
             return None
-        if max(rows.values(), default=0) < 2:
+        request = self.first()
+        if not slots.free and (request is None or rows[request.caller]):
+            request = next(iter(self))  # it lacks a penalty slot
+        if request is None or rows[request.caller] or self._without_row[request.caller] > now_s - patience_s:
             return None
-        slots = held.penalty_slots
         lacks_penalty_slot = request.sampling.has_penalty and not slots.free
         if not lacks_penalty_slot and (self.next_admission() or self._is_looking() or self._comes_soon(request)):
             return None
@@ -198,6 +207,16 @@ class WaitingQueue:
         if not others or not self._finds_room(request, self._staying(order, others)):
             return None
         return max(others, key=lambda one: (rows[one.caller], order[one]))
+
+    def _look_who_lacks_a_row(self, rows: Counter[str], now_s: float) -> None:
+        """Of callers that wait. Only those are looked at whose lines or rows have begun or ended since the last time.
+        rows: of each."""
+        for caller in self._lines_moved | (self._rows_then.keys() ^ rows.keys()):
+            if caller in self._lines and not rows[caller]:
+                self._without_row.setdefault(caller, now_s)
+            else:
+                self._without_row.pop(caller, None)
+        self._rows_then, self._lines_moved = rows, set()
 
     def _staying(self, order: Mapping[Request, ServiceKey], leaving: Sequence[Request]) -> list[Request]:
         """The rows that stay if these leave, the youngest first, as long as their callers keep a row. order: of all."""

@@ -76,7 +76,7 @@ class Preparing:
             request = replace(request, grammar=await self._structures.grammar(request.structure, account.number))
         given = request.prompt
         if isinstance(given, CheckedChat):
-            prompt = await self._texts.chat_prompt(given, account, holding)
+            prompt = await self._texts.chat_prompt(given, account, holding, request.n)
             request = with_turn_ends(request, await self._chats.end_token_ids())
             check_chat_ends(request)
         elif isinstance(given, str):

@@ -79,12 +79,12 @@ class Texts:
             await self._refuse_special(chat, ids, account)
             await _fill(response.token_ids, ids)
 
-    async def chat_prompt(self, chat: CheckedChat, account: Account, holding: Holding) -> NDArray[np.int32]:
-        """The tokens of a chat's prompt, int32 [n]. holding: of its completion, which holds the rendered text as well
-        from then on. Raises what `Chats.text` and `prompt` raise, and ServiceError for want of room."""
+    async def chat_prompt(self, chat: CheckedChat, account: Account, holding: Holding, n: int) -> NDArray[np.int32]:
+        """The tokens of a chat's prompt, int32 [tokens]. holding: of its n completions, which holds the rendered text
+        as well from then on. Raises what `Chats.text` and `prompt` raise, and ServiceError for want of room."""
         text = await self._chats.text(chat, account.number)
         size = text_bytes(text)
-        queued = min(size, self._info.context_length) - holding.amount(Resource.QUEUED_TOKENS)
+        queued = min(size, self._info.context_length) * n - holding.amount(Resource.QUEUED_TOKENS)
         more = {Resource.TOKENIZING_BYTES: size, Resource.QUEUED_TOKENS: max(0, queued)}
         self._admission.hold_more(account, holding, more)
         prompt = await self.prompt(text, False, account, "chat")

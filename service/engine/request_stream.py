@@ -176,7 +176,7 @@ class RequestStream:
         self._interrupt = interrupt
 
     def tell_of_admission(self, tell: Callable[[], object]) -> None:
-        """Called once, when the request is given a row."""
+        """Called once, when the completion is given a row."""
         self._when_admitted = tell
 
     async def take_prompt(self) -> PromptLogprobs | None:
@@ -222,8 +222,9 @@ class RequestStream:
     def admit(self, admitted: Admitted) -> None:
         """The request was given a row."""
         self._admitted = admitted
-        if self._when_admitted is not None:
-            self._when_admitted()
+        tell, self._when_admitted = self._when_admitted, None
+        if tell is not None:
+            tell()
 
     def push_prompt(self, part: PromptLogprobs) -> bool:
         """Log-probabilities of the prompt. False if the buffer has no room for them: the stream has failed then.

@@ -259,8 +259,9 @@ class GenerationServicer(GenerationServiceServicer):
         with self._place(request, account) as holding:
             stream, checked, prompt = await self._submit(request, call, account, holding)
             holding.keep(Resource.TOKENIZING_BYTES)
-            holding.keep(Resource.QUEUED_TOKENS, len(prompt))
-            stream.tell_of_admission(partial(holding.keep, Resource.QUEUED_TOKENS))
+            holding.keep(Resource.QUEUED_TOKENS, len(prompt) * checked.n)
+            for one in stream.completions:
+                one.tell_of_admission(partial(holding.give_back, Resource.QUEUED_TOKENS, len(prompt)))
             events = PromptEvents(checked, prompt, self._token_bytes)
             completions = [
                 Completion(one, len(prompt), self._token_bytes, stream.submitted_at) for one in each_alone(checked)
@@ -307,12 +308,13 @@ class GenerationServicer(GenerationServiceServicer):
         """What a completion holds, asked for before its text is looked at. Raises what `Admission.holding` raises.
 
         How many tokens a text has is not known yet: at most one a byte, and no more than the context. Of a chat its
-        message counts for now.
+        message counts for now. A prompt waits once for each of its completions.
         """
         size = text_bytes(request.text) if request.HasField("text") else request.chat.ByteSize()
         tokens = min(size or len(request.token_ids.ids), self._engine.info.context_length)
         streams = min(max(request.n, 1), LIMITS.completions)  # what is more is refused when it is checked
-        wanted = {Resource.STREAMS: streams, Resource.QUEUED_TOKENS: tokens, Resource.TOKENIZING_BYTES: size}
+        queued = tokens * streams
+        wanted = {Resource.STREAMS: streams, Resource.QUEUED_TOKENS: queued, Resource.TOKENIZING_BYTES: size}
         try:
             with self._admission.holding(account, wanted) as holding:
                 yield holding

@@ -162,6 +162,10 @@ class Holding:
             self._amounts[resource] = amount
             self._line.add(self._number, {resource: -less})
 
+    def give_back(self, resource: Resource, amount: int) -> None:
+        """It holds so much less of a resource, as far as it holds that."""
+        self.keep(resource, max(0, self.amount(resource) - amount))
+
     def close(self) -> None:
         """It holds nothing. Idempotent."""
         if held := {resource: -amount for resource, amount in self._amounts.items() if amount}:

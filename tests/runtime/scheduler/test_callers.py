@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
 
+from runahead.runtime.scheduler import waiting as waiting_module
 from runahead.runtime.scheduler.rationing import Need, choose_victim, order_of_service, ration
 from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import RowPhase
@@ -349,3 +351,36 @@ def test_a_protected_row_is_served_before_other_callers_rows_unless_these_outran
     rows = [request(1, "alice"), request(2, "bob", evictions=3), request(3, "carol", 1, outranks=True)]
     keys = order_of_service(rows)
     assert [one.order for one in sorted(rows, key=keys.__getitem__)] == [3, 2, 1]
+
+
+def test_a_turn_in_which_nobody_comes_or_goes_looks_at_no_caller_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, looks = Clock(), Counter[str]()
+    chain = make_chain(1, max_rows=2, clock=clock)
+    for handle in range(1, 3):
+        ask(chain, f"caller {handle}", handle, 100)
+    chain.turn_until(lambda: len(chain.admitted()) == 2)
+    for handle in range(3, 40):
+        ask(chain, f"caller {handle}", handle, 2)
+    waiting = chain.engine.scheduler.waiting
+    chain.turn_until(lambda: len(waiting._without_row) == 37)
+    of_first = waiting_module._turn_of
+
+    def turn_of(request: Request, has_row: bool, served: int) -> Any:
+        looks["first"] += 1
+        return of_first(request, has_row, served)
+
+    class Counted(dict[str, float]):
+        def setdefault(self, caller: str, now_s: float) -> float:  # type: ignore[override]
+            looks["lacks"] += 1
+            return super().setdefault(caller, now_s)
+
+    waiting._without_row = Counted(waiting._without_row)
+    monkeypatch.setattr(waiting_module, "_turn_of", turn_of)
+    for _ in range(4):
+        clock.pass_by(1.0)
+        chain.turn()
+    assert not looks
+    ask(chain, "caller 40", 40, 2)
+    chain.turn()
+    chain.turn()
+    assert looks == {"lacks": 1}

@@ -14,6 +14,7 @@ from runahead.runtime.scheduler.ledger import Ledger
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import RowPhase, Rows
+from runahead.runtime.scheduler.shared_prompt import SharedPrompt
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason, SamplingParams, StoppingParams
 from runahead.runtime.wire.preparation import prepared_submit
@@ -276,6 +277,33 @@ def test_a_caller_whose_first_completion_has_ended_gets_a_row_for_the_others(see
     chain.tell(asked("bob", 20, 1, n=2, length=length))
     chain.run()
     assert chain.finished().keys() == {1, 2, 3, 4, 5, 6, 20, 21}
+
+
+def test_a_row_leaves_for_a_completion_whose_first_one_was_cancelled_without_a_row() -> None:
+    clock = Clock()
+    chain = make_chain(1, max_rows=2, clock=clock)
+    for handle in range(1, 5):
+        chain.tell(asked("alice", handle, 100))
+    chain.turn_until(lambda: len(chain.admitted()) == 2)
+    chain.tell(asked("bob", 20, 1, n=2, length=20))
+    chain.turn()
+    chain.tell(m.Cancel(20))
+    chain.turn()
+    clock.pass_by(1.5)
+    chain.turn_until(lambda: 21 in chain.finished(), limit=24)
+
+
+def test_a_turn_looks_at_no_completion_that_waits_for_its_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = make_chain(1, max_rows=1, num_blocks=200, block_size=BLOCK)
+    chain.tell(asked("alice", 1, 40))
+    chain.turn_until(lambda: bool(chain.admitted()))
+    for handle in range(100, 200, 10):
+        chain.tell(asked("alice", handle, 1, n=10, length=20))
+    chain.turn()
+    waiting, looks = chain.engine.scheduler.waiting, list[Request]()
+    monkeypatch.setattr(SharedPrompt, "holds_back", lambda prompt, request: looks.append(request) or True)
+    chain.turn()
+    assert waiting.held_back == 90 and not looks
 
 
 def asked(caller: str, handle: int, tokens: int, n: int = 1, length: int = 3) -> m.Submit:

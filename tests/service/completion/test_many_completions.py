@@ -13,6 +13,7 @@ from google.rpc import error_details_pb2
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason as EngineReason
 from runahead.service.engine.request_stream import RequestStream, SlowReaderError
+from runahead.service.shared_memory.held import Resource
 from runahead.v1 import (
     FinishReason,
     GenerateOnceRequest,
@@ -225,3 +226,19 @@ def test_one_completion_is_sent_as_ever(service: Service) -> None:
     service.engine.output(submit.handle, ids("x"), EngineReason.LENGTH)
     _, ends, _ = by_index(call)
     assert (ends[0].index, ends[0].seed) == (0, submit.sampling.seed)
+
+
+def test_the_prompt_waits_once_for_each_completion_until_it_has_a_row(service: Service) -> None:
+    def queued() -> int:
+        return int(service.front_end.servicer._board.held.in_all()[Resource.QUEUED_TOKENS])
+
+    call = service.stub.Generate(request(3), timeout=TIMEOUT_S)
+    handle = service.engine.next_submit().handle
+    assert next(call).HasField("accepted") and queued() == 3 * 4
+    for rows, completion in enumerate((handle + 1, handle), start=1):
+        service.engine.send(m.Admitted(completion, 0, 0.1))
+        service.engine.output(completion, ids("o"))
+        assert next(call).HasField("delta") and queued() == (3 - rows) * 4
+    for completion in range(handle, handle + 3):
+        service.engine.output(completion, ids("o"), EngineReason.LENGTH)
+    assert len(list(call)) == 6 and queued() == 0
