@@ -28,7 +28,7 @@ from runahead.service.servers.front_end import GENERATION, HEALTH
 from runahead.service.servers.listening import listen
 from runahead.service.servers.security import Security
 from runahead.service.servers.server_options import server_options
-from runahead.service.servicers.control_servicer import ControlServicer
+from runahead.service.servicers.control_servicer import NOT_SERVED, ControlServicer
 from runahead.service.servicers.health import HealthServicer
 from runahead.service.servicers.reflection import add_reflection
 from runahead.service.settings.loopback import LOOPBACK
@@ -135,7 +135,7 @@ class SideServer:
         add_GenerationServiceServicer_to_server(ControlServicer(engine, self._feed, self._line), server)
         if self._settings.reflection:
             files = generation_service_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR
-            add_reflection(server, files, (GENERATION, HEALTH))
+            add_reflection(server, files, (GENERATION, HEALTH), {f"/{GENERATION}/{name}" for name in NOT_SERVED})
         port = listen(server, LOOPBACK, port, self._security.credentials)
         await server.start()
         self._servers.append(server)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import grpc
 
@@ -25,6 +25,7 @@ from runahead.v1 import (
     WatchStatsRequest,
 )
 
+NOT_SERVED: Final = ("Generate", "GenerateOnce", "GetModelInfo", "Tokenize", "Detokenize", "RenderChat")
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 

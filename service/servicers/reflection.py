@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import Any, Final
 
 import grpc
@@ -21,9 +21,14 @@ _METHODS: Final = RIGHTS_FOR.keys() | HEALTH  # of every service: whatever has n
 REFLECTION_SERVICES: Final = (f"{_V1}.ServerReflection", f"{_V1ALPHA}.ServerReflection")
 
 
-def add_reflection(server: grpc.aio.Server, files: Iterable[FileDescriptor], services: Iterable[str]) -> None:
+def add_reflection(
+    server: grpc.aio.Server,
+    files: Iterable[FileDescriptor],
+    services: Iterable[str],
+    not_served: Set[str] = frozenset(),
+) -> None:
     """Serves `services` and their `files`, with all that these import, under both versions of the protocol. A method
-    that the server does not have is left out.
+    that the server does not have is left out. not_served: paths of methods that are left out, too.
 
     The details of errors are described, too, so that a client that knows no .proto file can show them.
 
@@ -31,9 +36,9 @@ def add_reflection(server: grpc.aio.Server, files: Iterable[FileDescriptor], ser
     under the other name, and its file is v1alpha's, renamed.
     """
     pool = descriptor_pool.DescriptorPool()
-    known: set[str] = set()
+    known, methods = set[str](), _METHODS - not_served
     for file in (*files, reflection_pb2.DESCRIPTOR, error_details_pb2.DESCRIPTOR):
-        _add_file(pool, file, known)
+        _add_file(pool, file, known, methods)
     pool.AddSerializedFile(_renamed(reflection_pb2.DESCRIPTOR).SerializeToString())
     servicer = reflection.aio.ReflectionServicer((*services, *REFLECTION_SERVICES), pool=_PoolWithMethods(pool))
     handler = grpc.stream_stream_rpc_method_handler(
@@ -62,22 +67,22 @@ class _PoolWithMethods:
             return self._pool.FindMethodByName(symbol).containing_service.file
 
 
-def _add_file(pool: descriptor_pool.DescriptorPool, file: FileDescriptor, known: set[str]) -> None:
+def _add_file(pool: descriptor_pool.DescriptorPool, file: FileDescriptor, known: set[str], methods: Set[str]) -> None:
     if file.name in known:
         return
     known.add(file.name)
     for dependency in file.dependencies:
-        _add_file(pool, dependency, known)
-    pool.AddSerializedFile(_served(file).SerializeToString())
+        _add_file(pool, dependency, known, methods)
+    pool.AddSerializedFile(_served(file, methods).SerializeToString())
 
 
-def _served(file: FileDescriptor) -> descriptor_pb2.FileDescriptorProto:
+def _served(file: FileDescriptor, methods: Set[str]) -> descriptor_pb2.FileDescriptorProto:
     """The file without the methods that this server does not have."""
     proto = descriptor_pb2.FileDescriptorProto()
     file.CopyToProto(proto)
     for service in proto.service:
         path = f"/{proto.package}.{service.name}/"
-        kept = [method for method in service.method if path + method.name in _METHODS]
+        kept = [method for method in service.method if path + method.name in methods]
         del service.method[:]
         service.method.extend(kept)
     return proto

@@ -10,8 +10,10 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf import descriptor_pb2
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
+from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
 
 from runahead.service.calls.access import Access
 from runahead.service.credentials.callers import CallersFile
@@ -272,6 +274,19 @@ def test_what_takes_part_in_generating_is_not_served_on_the_control_port(side: S
     multicall: Any = side.control.unary_unary(f"/{GENERATION}/{method}")
     error = failure(lambda: multicall(b"", timeout=TIMEOUT_S))
     assert (code(error), reason(error)) == (grpc.StatusCode.UNIMPLEMENTED, "NOT_SERVED")
+
+
+def test_reflection_on_the_control_port_has_the_methods_that_it_serves(side: Side) -> None:
+    side.serve()
+    ask: Any = side.control.stream_stream(
+        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+        request_serializer=ServerReflectionRequest.SerializeToString,
+        response_deserializer=ServerReflectionResponse.FromString,
+    )
+    answer = next(ask(iter([ServerReflectionRequest(file_containing_symbol=GENERATION)]), timeout=TIMEOUT_S))
+    files = map(descriptor_pb2.FileDescriptorProto.FromString, answer.file_descriptor_response.file_descriptor_proto)
+    found = {method.name for file in files for service in file.service for method in service.method}
+    assert found == {"Abort", "Stats", "Trace", "WatchStats"}
 
 
 def test_the_health_port_serves_health_and_nothing_else(side: Side) -> None:
