@@ -190,7 +190,7 @@ def test_the_lines_of_the_first_pod_run_twice_leave_one_token(operator: Operator
 
 def test_nobody_else_of_the_machine_reads_the_tokens(operator: Operator) -> None:
     first_pod(operator)
-    operator.types(line_with("cut -d"))
+    operator.types(line_with("sed -n"))
     assert [(operator.folder / name).stat().st_mode & 0o777 for name in ("callers", "token")] == [0o600, 0o600]
 
 

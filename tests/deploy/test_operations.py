@@ -41,8 +41,10 @@ def test_the_lines_before_apply_make_the_secret_that_the_pod_waits_for(
     assert secret["data"].keys() == {item["key"] for item in wanted["items"]}
     given = tmp_path / "mounted"
     given.write_bytes(base64.b64decode(secret["data"]["callers"]))
+    with (tmp_path / "callers").open("a") as callers:
+        callers.write("you generate token 0123456789abcdef0123456789abcdef\n")  # as they may have more
     token = subprocess.run(
-        ["sh", "-ec", line_with("cut -d") + "; cat token"], cwd=tmp_path, check=True, capture_output=True
+        ["sh", "-ec", line_with("sed -n") + "; cat token"], cwd=tmp_path, check=True, capture_output=True
     ).stdout.strip()
     caller = CallersFile(given).by_token(token)
     assert caller == Caller("me", frozenset({"generate", "control"}))

@@ -17,11 +17,9 @@ from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from tests.runtime.chain import MemoryLinks
-from tests.runtime.models.checkpoints import CASES, save
 
 PROMPTS = [[(31 * i + 7 * j + i * j) % 150 for j in range(length)] for i, length in enumerate((21, 40, 9, 33, 26, 17))]
 TOKENS = 40
-FAMILIES = ("bamba_groups", "qwen3_next")
 GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -73,13 +71,6 @@ class Life:
                 for handle, token in zip(handles.tolist(), ids.tolist(), strict=True):
                     found[handle].append(token)
         return found
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp(request.param)
-    save(next(case for case in CASES if case.name == request.param), path)
-    return path
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,7 @@ import pytest
 
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
-from tests.runtime.engine.test_recurrent_rows import FAMILIES, Life
-from tests.runtime.models.checkpoints import CASES, save
+from tests.runtime.engine.test_recurrent_rows import Life
 
 N, BLOCK, TOKENS = 5, 8, 30
 # Of one block and less, up to a border with a snapshot, behind it, and within a chunk.
@@ -28,13 +27,6 @@ def ask(life: Life, handle: int, prompt: list[int], seed: int, n: int = 1, promp
 
 def life_of(folder: Path, depth: int, **sizes: Any) -> Life:
     return Life(folder, depth, **{"max_rows": N, "num_blocks": 120, **sizes})
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp(request.param)
-    save(next(case for case in CASES if case.name == request.param), path)
-    return path
 
 
 @pytest.fixture(scope="module")
