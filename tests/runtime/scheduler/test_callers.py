@@ -370,7 +370,7 @@ def test_a_turn_in_which_nobody_comes_or_goes_looks_at_no_caller_that_waits(monk
         return of_first(request, has_row, served)
 
     class Counted(dict[str, float]):
-        def setdefault(self, caller: str, now_s: float) -> float:  # type: ignore[override]
+        def setdefault(self, caller: str, now_s: float) -> float:
             looks["lacks"] += 1
             return super().setdefault(caller, now_s)
 

@@ -301,7 +301,12 @@ def test_a_turn_looks_at_no_completion_that_waits_for_its_prompt(monkeypatch: py
         chain.tell(asked("alice", handle, 1, n=10, length=20))
     chain.turn()
     waiting, looks = chain.engine.scheduler.waiting, list[Request]()
-    monkeypatch.setattr(SharedPrompt, "holds_back", lambda prompt, request: looks.append(request) or True)
+
+    def holds_back(prompt: SharedPrompt, request: Request) -> bool:
+        looks.append(request)
+        return True
+
+    monkeypatch.setattr(SharedPrompt, "holds_back", holds_back)
     chain.turn()
     assert waiting.held_back == 90 and not looks
 
