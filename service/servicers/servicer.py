@@ -274,24 +274,28 @@ class GenerationServicer(GenerationServiceServicer):
                 )
                 yield OpenCompletion(self._engine, stream, events, completions, accepted)
             except RequestRefusedError as refused:
-                self.counters.refused += 1
-                if refused.code == "RESOURCE_EXHAUSTED":
-                    raise self._admission.queue_full(refused.message, self._engine.info.max_queue) from refused
-                raise
+                raise self._refused(refused) from None
             except StalledReaderError:
                 self.counters.slow_readers += 1
                 raise
             except asyncio.CancelledError:
-                if stream.failure is None:
+                if (failure := stream.failure) is None:
                     raise
                 _task().uncancel()
-                raise stream.failure from None
+                raise (self._refused(failure) if isinstance(failure, RequestRefusedError) else failure) from None
             finally:
                 self._engine.release(stream)
                 has_finished = all(one.finished is not None for one in completions)
                 call.note(has_finished, so_far(completions, stream))
                 self.counters.stop_strings += sum(one.stopped_by_string for one in completions)
                 self.counters.slow_readers += isinstance(stream.failure, SlowReaderError)
+
+    def _refused(self, refused: RequestRefusedError) -> Exception:
+        """Counts a request that the engine refused. Returns what ends its call."""
+        self.counters.refused += 1
+        if refused.code == "RESOURCE_EXHAUSTED":
+            return self._admission.queue_full(refused.message, self._engine.info.max_queue)
+        return refused
 
     @asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:

@@ -35,7 +35,7 @@ class Service:
     security: Security = field(default_factory=lambda: Security(Access(), None))
     traces: Traces | None = None
     chat_template: str = "{{ messages }}"
-    tokenizer: Tokenizer = field(default_factory=byte_level_tokenizer)
+    tokenizer: Tokenizer | None = None  # None: `byte_level_tokenizer`
     channel_credentials: grpc.ChannelCredentials | None = None
     host: str = "127.0.0.1"
     port: int = 0  # any that is free
@@ -79,7 +79,7 @@ class Service:
     async def _serve(self) -> None:
         self._loop, self._stop, self._grace_s = asyncio.get_running_loop(), asyncio.Event(), 0.0
         tokenizer = TextTokenizer(
-            self.tokenizer,
+            self.tokenizer or byte_level_tokenizer(),
             {"default": self.chat_template} if self.chat_template else {},
             {"eos_token": "<|end|>"},
         )

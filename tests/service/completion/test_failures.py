@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import grpc
@@ -13,6 +14,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason
 from runahead.service.contract.errors import INTERNAL_SENTENCE
+from runahead.service.engine.request_stream import RequestRefusedError, RequestStream
 from runahead.v1 import (
     GenerateOnceRequest,
     GenerateRequest,
@@ -23,7 +25,7 @@ from runahead.v1 import (
     TokenizeRequest,
 )
 from tests.service.fake_engine import INFO, TIMEOUT_S, FakeEngine
-from tests.service.rpc_errors import code, detail, failure, fields
+from tests.service.rpc_errors import code, detail, failure, fields, words
 from tests.service.running_service import Service
 from tests.service.small_tokenizers import byte_level_tokenizer, panicking_tokenizer
 
@@ -245,12 +247,9 @@ def test_what_is_open_when_the_grace_is_over_ends_with_shutdown(service: Service
     assert detail(error, error_details_pb2.ErrorInfo).reason == "SHUTDOWN"
 
 
-def test_a_panic_of_the_tokenizer_ends_the_call_with_internal_and_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tests.service.running_service.byte_level_tokenizer", panicking_tokenizer)
+def test_a_panic_of_the_tokenizer_ends_the_call_with_internal_and_no_other(tmp_path: Path) -> None:
     text, path = "a" * 40, tmp_path / "engine.sock"
-    with Service(FakeEngine(path), path) as service:
+    with Service(FakeEngine(path), path, tokenizer=panicking_tokenizer()) as service:
         for call in (
             lambda: list(service.stub.Generate(GenerateRequest(text=text), timeout=TIMEOUT_S)),
             lambda: service.stub.GenerateOnce(GenerateOnceRequest(text=text), timeout=TIMEOUT_S),
@@ -259,3 +258,16 @@ def test_a_panic_of_the_tokenizer_ends_the_call_with_internal_and_no_other(
             error = failure(call)
             assert (code(error), error.details()) == (grpc.StatusCode.INTERNAL, INTERNAL_SENTENCE)
         assert len(service.stub.Tokenize(TokenizeRequest(text="word"), timeout=TIMEOUT_S).token_ids) == 4
+
+
+def test_a_refusal_that_meets_a_cancellation_is_a_refusal(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(stream: RequestStream) -> None:
+        stream.fail(RequestRefusedError("RESOURCE_EXHAUSTED", "8 requests are waiting", ""))
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(RequestStream, "accepted", refused)
+    error = failure(lambda: list(service.stub.Generate(GenerateRequest(text="once"), timeout=TIMEOUT_S)))
+    assert (code(error), words(error)) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "8 requests are waiting")
