@@ -349,4 +349,4 @@ def test_a_short_run_against_the_real_service_finds_nothing_wrong() -> None:
     found = {name: line for line in lines for name in ("the canary", "front ends killed", "processes") if name in line}
     assert " answers, all alike" in found["the canary"], f"after {time.monotonic() - begun:.0f} s"
     assert found["front ends killed"].split()[3] == "1"
-    assert "7 → 7" in found["processes"]
+    assert "7 → " in found["processes"] and "missed" not in found["processes"]  # one may have no structures yet
