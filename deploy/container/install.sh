@@ -10,8 +10,8 @@
 #   install.sh compiler                      a C compiler, for Triton where it has no kernels yet; see docs/container.md
 #
 # Variables. PYTHON: the interpreter whose pip the wheels are made with (python3). PYTHON_VERSION: of the image's Python
-# (that interpreter's). EXTRAS: of runahead's wheel (chat,gguf,otel,structure,vllm-facade). REVISION: the commit of the sources, where
-# they are no checkout. pip has its own: PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS.
+# (that interpreter's). EXTRAS: of runahead's wheel (chat,gguf,kv-events,otel,structure,vllm-facade). REVISION: the commit
+# of the sources, where they are no checkout. pip has its own: PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS.
 set -eu
 
 home=/opt/runahead
@@ -65,7 +65,7 @@ wheels() {
     fi
     "$python" -m pip wheel --quiet --no-deps --wheel-dir "$to" "$from"
     "$python" -m pip download --quiet --only-binary :all: ${PYTHON_VERSION:+--python-version "$PYTHON_VERSION"} \
-        --find-links "$to" --dest "$to" "$torch" "$(ls "$to"/runahead_server-*.whl)[${EXTRAS-chat,gguf,otel,structure,vllm-facade}]"
+        --find-links "$to" --dest "$to" "$torch" "$(ls "$to"/runahead_server-*.whl)[${EXTRAS-chat,gguf,kv-events,otel,structure,vllm-facade}]"
     # With which they are installed, and which does not stay.
     "$python" -m pip download --quiet --no-deps --only-binary :all: --dest "$to/pip" pip
 }

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from runahead.runtime.engine.announcements import Announced
+from runahead.runtime.engine.kv_followers import KvFollowers
 from runahead.runtime.engine.links import Links
 from runahead.runtime.engine.live_requests import Registry, Tracked
 from runahead.runtime.engine.publisher import Publisher
@@ -22,6 +23,7 @@ from runahead.runtime.scheduler.scheduler import Scheduler
 from runahead.runtime.scheduler.shared_prompt import sampling_of
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.figures import EngineStats
+from runahead.runtime.wire.kv_events import KvQuery
 from runahead.runtime.wire.parameters import FinishReason
 from runahead.runtime.wire.trace import Trace
 
@@ -69,12 +71,14 @@ class Intake:
         self._asked: deque[tuple[int, int]] = deque()  # (front end, call) of those who wait for Stats
         self._answers: deque[tuple[int, m.StatsReply]] = deque()  # not sent yet
         self._gathered_at = -STATS_S
+        self._followers = KvFollowers(links, (scheduler.pool, scheduler.holdings.snapshots))
 
     def take(self) -> None:
         """Do what the messages ask for that have arrived, as much as is a turn's work."""
         self._give_way()
         arrived, left = iter(self._links.receive()), self._turn_work
         self._gather()
+        self._followers.answer()
         while left > 0:
             if self._doing is not None:
                 work = next(self._doing, 0)
@@ -102,7 +106,7 @@ class Intake:
 
     def wait_s(self, most_s: float) -> float:
         """For how long the loop may wait for something to happen: not at all, or until somebody's answer is due."""
-        if self.has_more:
+        if self.has_more or self._followers.has_more:
             return 0.0
         if self._asked:
             return min(most_s, max(0.0, self._gathered_at + STATS_S - self._clock()))
@@ -132,6 +136,9 @@ class Intake:
                 traced = self._trace(message.launches)
                 self._links.send(owner, m.TraceReply(message.call, traced))
                 yield 1 + len(traced.launches) // _TRACED_WORK
+            case KvQuery(call=call):
+                self._followers.ask(owner, call)
+                yield 1
             case None:
                 yield from self._lose(owner)
 
@@ -296,6 +303,7 @@ class Intake:
     def _lose(self, owner: int) -> Iterator[int]:
         """The youngest end first, as in `_abort`."""
         self.counters["front_ends_lost"] += 1
+        self._followers.lose(owner)
         yield 1
         for announced in self._registry.announced.of_owner(owner):
             self._registry.announced.take(owner, announced.handle)

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from runahead.runtime.memory.block_changes import BlockChanges
 from runahead.runtime.memory.block_column import BlockColumn, in_bulk, int32_array, raise_for
 from runahead.runtime.memory.block_column import BlockPoolError as BlockPoolError
 from runahead.runtime.memory.cached_blocks import CachedBlocks
@@ -27,7 +28,12 @@ NULL_BLOCK = 0
 
 
 class BlockPool:
-    """Blocks 1 to num_blocks - 1."""
+    """Blocks 1 to num_blocks - 1.
+
+    changes: records which contents become findable and which are forgotten; None: nothing does.
+    """
+
+    group = 0  # under which its changes are recorded
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         if num_blocks < 2:
@@ -46,6 +52,7 @@ class BlockPool:
         self._places = BlockColumn(num_blocks)  # see `Watched`
         self._watched = Watched(self._places)
         self.allocated_total = 0  # blocks that `allocate` has given out so far
+        self.changes: BlockChanges | None = None
 
     # ------------------------------------------------------------ how many
 
@@ -157,6 +164,8 @@ class BlockPool:
         self._contents[block] = content
         self._is_findable.one[block] = True
         self._by_key[content.key] = block
+        if self.changes is not None:
+            self.changes.record(self.group, True, content)
         return True
 
     def find(self, content: Content) -> int | None:
@@ -169,6 +178,11 @@ class BlockPool:
     def holding(self, keys: Iterable[bytes]) -> list[int]:
         """The findable blocks with these keys."""
         return [self._by_key[key] for key in keys if key in self._by_key]
+
+    def unsalted_contents(self, begin: int, end: int) -> list[Content]:
+        """What the findable blocks from `begin` to before `end` hold, where the salt is empty."""
+        found = map(self._contents.get, range(begin, end))
+        return [content for content in found if content is not None and content.unsalted]
 
     def unheld(self, blocks: Sequence[int]) -> int:
         """How many of these blocks are available, and findable: sharing them leaves so many fewer to allocate."""
@@ -208,7 +222,10 @@ class BlockPool:
             watched.drop(watched.blocks[-1] in self._cached)
 
     def _forget(self, block: int, is_unheld: bool) -> None:
-        del self._by_key[self._contents.pop(block).key]
+        content = self._contents.pop(block)
+        del self._by_key[content.key]
+        if self.changes is not None:
+            self.changes.record(self.group, False, content)
         self._is_findable.one[block] = False
         self._watched.forget(block, is_unheld)
 

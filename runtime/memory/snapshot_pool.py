@@ -18,6 +18,8 @@ NO_SNAPSHOT: Final = 0
 class SnapshotPool(BlockPool):
     """Snapshots 1 to count; none if count is 0. every: blocks from one border with a snapshot to the next."""
 
+    group = 1
+
     def __init__(self, count: int, every: int, block_size: int) -> None:
         super().__init__(1 + max(1, count), block_size)
         self.every = every if count else 0

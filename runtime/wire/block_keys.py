@@ -20,11 +20,18 @@ class Content(NamedTuple):
     """What a full block holds.
 
     key: of its tokens and all before them. tokens: its own ids, int32 bytes. before: the key of what comes before it.
+    unsalted: its salt is empty.
     """
 
     key: bytes
     tokens: bytes
     before: bytes = b""
+    unsalted: bool = False
+
+
+def empty_prefix(salt: str) -> bytes:
+    """The key before the first block of a request with this salt."""
+    return sha256(sha256(salt.encode()).digest()).digest()
 
 
 class PrefixKeys:
@@ -35,8 +42,9 @@ class PrefixKeys:
     """
 
     def __init__(self, salt: str, given: bytes = b"") -> None:
-        self._keys = [sha256(sha256(salt.encode()).digest()).digest()]  # of the empty prefix, then of each block
+        self._keys = [empty_prefix(salt)]  # of the empty prefix, then of each block
         self._given = given
+        self._unsalted = not salt
 
     def from_place(self, place: int) -> list[bytes]:
         """Keys that were made for blocks from this place on."""
@@ -47,13 +55,13 @@ class PrefixKeys:
         before = self._keys[place]
         if place == len(self._keys) - 1:
             self._keys.append(sha256(before + tokens).digest())
-        return Content(self._keys[place + 1], tokens, before)
+        return Content(self._keys[place + 1], tokens, before, self._unsalted)
 
     def sought(self, place: int, tokens: bytes) -> Content:
         """As `content`, to look for: under the key that was given for the block, if its own is not known."""
         given = self._given[place * KEY_BYTES : (place + 1) * KEY_BYTES]
         if given and place == len(self._keys) - 1:
-            return Content(given, tokens, self._keys[place])
+            return Content(given, tokens, self._keys[place], self._unsalted)
         return self.content(place, tokens)
 
     def found(self, place: int, content: Content) -> None:

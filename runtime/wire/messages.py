@@ -13,6 +13,7 @@ import msgspec
 
 from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.frames import ProtocolError, framed
+from runahead.runtime.wire.kv_events import KvQuery, KvReply
 from runahead.runtime.wire.parameters import (
     MAX_ABORT_IDS,
     MAX_COMPLETIONS,
@@ -25,7 +26,7 @@ from runahead.runtime.wire.parameters import (
 from runahead.runtime.wire.prompt_launches import PromptLaunches
 from runahead.runtime.wire.trace import MAX_TRACED, Trace
 
-PROTOCOL_VERSION: Final = 11
+PROTOCOL_VERSION: Final = 12
 MAX_HANDLE: Final = (1 << 63) - 1
 MAX_ANNOUNCED: Final = 100_000  # requests that a front end may have announced at once
 HEARTBEAT_S: Final = 0.5  # from one heartbeat of the engine to the next, about
@@ -119,7 +120,7 @@ class TraceQuery(msgspec.Struct, frozen=True, array_like=True, tag=7):
     launches: Annotated[int, msgspec.Meta(ge=1, le=MAX_TRACED)]
 
 
-ToEngine = Hello | Submit | Announce | Cancel | Abort | StatsQuery | TraceQuery
+ToEngine = Hello | Submit | Announce | Cancel | Abort | StatsQuery | TraceQuery | KvQuery
 
 
 # ---------------------------------------------------------------- engine to front end
@@ -337,6 +338,7 @@ ToFrontEnd = (
     | AbortResult
     | StatsReply
     | TraceReply
+    | KvReply
     | Failed
 )
 

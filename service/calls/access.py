@@ -34,7 +34,10 @@ RIGHTS_FOR: Final[Mapping[str, frozenset[Right]]] = MappingProxyType(
         **{method: frozenset[Right]({"generate"}) for method in WORK},
         **{_SERVICE + method: frozenset[Right]({"control"}) for method in ("Stats", "Trace", "WatchStats")},
         **{_SERVICE + method: _ANY_WORK for method in ("Abort", "GetModelInfo")},
-        **{FACADE + method: frozenset[Right]({"control"}) for method in ("GetServerInfo", "GetLoads")},
+        **{
+            FACADE + method: frozenset[Right]({"control"})
+            for method in ("GetServerInfo", "GetLoads", "SubscribeKvEvents")
+        },
         **{FACADE + method: _ANY_WORK for method in ("Abort", "HealthCheck", "GetModelInfo", "GetTokenizer")},
         **dict.fromkeys(_REFLECTION, _ANY_WORK),
     }

@@ -26,6 +26,7 @@ class Limits:
     engine may compute a prompt faster than the front end can turn it into messages.
     unsent_bytes: what the engine has not read yet of all that it was sent, beyond which it gets no request.
     stats_watchers: calls of WatchStats open at once, of a process.
+    kv_subscribers: calls of SubscribeKvEvents open at once, of a process.
     work_bytes: what a call of Tokenize or Detokenize counts at least, so that many short ones are work too.
     event_bytes: where a delta, or a `prompt` event, is cut: what a stream whose reader stalls leaves in the library.
     structure_bytes: of a schema, an expression or a grammar, and of all texts of a choice together.
@@ -69,6 +70,7 @@ class Limits:
     choice_bytes: int = 1024
     chat_messages: int = 1024
     stats_watchers: int = 32
+    kv_subscribers: int = 16
     unknown_bytes: int = 4096  # fields that the server does not know, up to which each is named
     # Field violations that one error reports, and of one list: the error must fit into the 8 KiB of metadata that
     # clients take.

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.frames import FrameReader, ProtocolError
+from runahead.runtime.wire.kv_events import KvQuery, KvReply
 from runahead.runtime.wire.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -89,6 +90,11 @@ class EngineClient(Protocol):
     async def trace(self, launches: int) -> Trace:
         """Of the newest launches, so many. Raises EngineLostError as `stats` does."""
 
+    async def kv_events(self) -> KvReply:
+        """What has changed in the prefix cache since the last answer, as soon as anything has. Only the next question
+        brings what follows an answer, so that no question may be given up. Raises EngineLostError, also at once if the
+        engine is silent."""
+
     @property
     def unread_bytes(self) -> int:
         """What readers have not taken of all streams, as estimated."""
@@ -119,9 +125,8 @@ class SocketEngineClient(asyncio.Protocol):
         self._lost: asyncio.Future[EngineLostError] = loop.create_future()
         self._streams: dict[int, RequestStream] = {}
         self._announced = set[int]()  # of those announced, which are neither submitted nor released
-        self._abort_calls: dict[int, asyncio.Future[AbortResult]] = {}
-        self._stats_calls: dict[int, asyncio.Future[EngineStats]] = {}
-        self._trace_calls: dict[int, asyncio.Future[Trace]] = {}
+        self._calls: dict[int, asyncio.Future[Any]] = {}  # that an engine may answer which was silent meanwhile
+        self._brief_calls: dict[int, asyncio.Future[Any]] = {}  # that end when the engine falls silent
         self._last_handle = self._last_call = counters_from
         self._pulse = Pulse(silent_s, self._on_silence)
         self._waking = Waking()
@@ -205,28 +210,20 @@ class SocketEngineClient(asyncio.Protocol):
             self._send(Cancel(stream.handle, reason))
 
     async def abort(self, request_ids: tuple[str, ...], all_requests: bool, reach: str = "") -> AbortResult:
-        self._raise_if_lost_or_silent()
-        self._last_call += 1
-        answer: asyncio.Future[AbortResult] = asyncio.get_running_loop().create_future()
-        self._abort_calls[self._last_call] = answer
-        self._send(Abort(self._last_call, request_ids, all_requests, reach))
-        return await answer
+        result: AbortResult = await self._ask(self._calls, lambda call: Abort(call, request_ids, all_requests, reach))
+        return result
 
     async def stats(self) -> EngineStats:
-        self._raise_if_lost_or_silent()
-        self._last_call += 1
-        answer: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
-        self._stats_calls[self._last_call] = answer
-        self._send(StatsQuery(self._last_call))
-        return await answer
+        stats: EngineStats = await self._ask(self._brief_calls, StatsQuery)
+        return stats
 
     async def trace(self, launches: int) -> Trace:
-        self._raise_if_lost_or_silent()
-        self._last_call += 1
-        answer: asyncio.Future[Trace] = asyncio.get_running_loop().create_future()
-        self._trace_calls[self._last_call] = answer
-        self._send(TraceQuery(self._last_call, launches))
-        return await answer
+        trace: Trace = await self._ask(self._brief_calls, lambda call: TraceQuery(call, launches))
+        return trace
+
+    async def kv_events(self) -> KvReply:
+        reply: KvReply = await self._ask(self._calls, KvQuery)
+        return reply
 
     @property
     def unread_bytes(self) -> int:
@@ -282,15 +279,10 @@ class SocketEngineClient(asyncio.Protocol):
                     for one in stream.completions:
                         self._streams.pop(one.handle, None)
                     stream.fail(RequestRefusedError(message.code, message.message, message.field))
-            case AbortResult(call=call):
-                if (aborted := self._abort_calls.pop(call, None)) and not aborted.done():
-                    aborted.set_result(message)
-            case StatsReply(call=call, stats=stats):
-                if (answer := self._stats_calls.pop(call, None)) and not answer.done():
-                    answer.set_result(stats)
-            case TraceReply(call=call, trace=trace):
-                if (asked := self._trace_calls.pop(call, None)) and not asked.done():
-                    asked.set_result(trace)
+            case AbortResult(call=call) | KvReply(call=call):
+                _answer(self._calls, call, message)
+            case StatsReply(call=call, stats=answer) | TraceReply(call=call, trace=answer):
+                _answer(self._brief_calls, call, answer)
             case Failed(reason=reason, message=sentence):
                 self._lose(EngineLostError(reason, sentence))
             case Welcome():
@@ -340,11 +332,18 @@ class SocketEngineClient(asyncio.Protocol):
     def _on_silence(self, is_silent: bool) -> None:
         if is_silent:
             log.warning("engine_silent")
-            for calls in (self._stats_calls, self._trace_calls):
-                self._fail(calls, EngineLostError("ENGINE_SILENT", _SILENT_SENTENCE))
+            self._fail(self._brief_calls, EngineLostError("ENGINE_SILENT", _SILENT_SENTENCE))
         else:
             log.info("engine_heard_again")
         self._tell_of_silence(is_silent)
+
+    async def _ask(self, calls: dict[int, asyncio.Future[Any]], question: Callable[[int], ToEngine]) -> Any:
+        """The answer. question: made with the number of the call. Raises EngineLostError."""
+        self._raise_if_lost_or_silent()
+        self._last_call += 1
+        answer = calls[self._last_call] = asyncio.get_running_loop().create_future()
+        self._send(question(self._last_call))
+        return await answer
 
     def _fail(self, calls: dict[int, asyncio.Future[Any]], error: EngineLostError) -> None:
         for call in calls.values():
@@ -377,6 +376,11 @@ class SocketEngineClient(asyncio.Protocol):
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.fail(error.again())
-        self._fail(self._abort_calls, error)
-        self._fail(self._stats_calls, error)
-        self._fail(self._trace_calls, error)
+        self._fail(self._calls, error)
+        self._fail(self._brief_calls, error)
+
+
+def _answer(calls: dict[int, asyncio.Future[Any]], call: int, answer: object) -> None:
+    """Whoever asked may be gone."""
+    if (asked := calls.pop(call, None)) and not asked.done():
+        asked.set_result(answer)

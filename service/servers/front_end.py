@@ -72,7 +72,8 @@ class FrontEnd:
             # Loaded only where it is wanted: it needs an extra.
             from runahead.service.servicers.vllm_servicer import VllmServicer
 
-            vllm = VllmServicer(self.servicer, engine, self._health, tokenizer, version, settings.stalled_stream_s)
+            stalled_s, kv_events = settings.stalled_stream_s, settings.kv_events
+            vllm = VllmServicer(self.servicer, engine, self._health, tokenizer, version, stalled_s, kv_events)
             vllm.add_to(self._server)
         if settings.reflection:
             files = [generation_service_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR]
@@ -80,7 +81,8 @@ class FrontEnd:
             if settings.vllm_facade:
                 files.append(descriptor_pool.Default().FindFileContainingSymbol(_VLLM_ENGINE))
                 services.append(_VLLM_ENGINE)
-            add_reflection(self._server, files, services)
+            left_out = () if settings.kv_events else (FACADE + "SubscribeKvEvents",)
+            add_reflection(self._server, files, services, left_out)
 
     async def start(self, host: str, number: int) -> int:
         """Listens, and is healthy. number: of the port, 0 for any. Returns the port. Raises ConfigError."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import CancelledError
+from socket import gethostname
 from typing import Final
 
 import grpc
 import msgspec
+import structlog
 from grpc_health.v1 import health_pb2
 
 from runahead.runtime.wire.figures import EngineStats
@@ -24,6 +26,7 @@ from runahead.service.calls.door import Door, OpenCalls
 from runahead.service.contract.errors import SHUTDOWN_SENTENCE
 from runahead.service.engine.engine_client import EngineClient
 from runahead.service.engine.request_stream import EngineLostError
+from runahead.service.kv_events.feed import KvFeed
 from runahead.service.servers.front_end import GENERATION, HEALTH
 from runahead.service.servers.listening import listen
 from runahead.service.servers.security import Security
@@ -45,6 +48,8 @@ _SILENT_S: Final = 3.0  # without a word of a front end, which says one each sec
 _LAST_WORDS_S: Final = 0.25  # for calls that end by themselves now
 _END_S: Final = 1.0  # for statuses to reach clients
 _SCRAPE_S: Final = 0.5  # for which Prometheus waits for the engine
+
+log = structlog.get_logger(__name__)
 
 
 class SideServer:
@@ -79,6 +84,7 @@ class SideServer:
             int, tuple[int, int]
         ] = {}  # of front ends, by line: their last word, and the look that saw it
         self._metrics: MetricsServer | None = None
+        self._publishing: asyncio.Task[None] | None = None
 
     async def listen(self, health_port: int, metrics_port: int) -> tuple[int, int]:
         """Serves health and metrics, in plain text and to everybody: the server lives, and is not ready. Returns the
@@ -102,6 +108,8 @@ class SideServer:
         self._engine = engine
         if control_port != NO_PORT:
             control_port = await self._serve_control(engine, control_port)
+        if self._settings.kv_events_port != NO_PORT:
+            self._publishing = self._publish(engine)
         self._is_heard = True
         engine.tell_of_silence(self._on_silence)
         self._looking = asyncio.create_task(self._look())
@@ -120,8 +128,9 @@ class SideServer:
     async def stop(self) -> None:
         """Ends every call."""
         self.drain()
-        if self._looking is not None:
-            self._looking.cancel()
+        for task in (self._looking, self._publishing):
+            if task is not None:
+                task.cancel()
         if self._engine is not None:
             self._engine.close("SHUTDOWN", SHUTDOWN_SENTENCE)
         await self._calls.end(_LAST_WORDS_S, self._stop_servers)
@@ -140,6 +149,27 @@ class SideServer:
         await server.start()
         self._servers.append(server)
         return port
+
+    def _publish(self, engine: EngineClient) -> asyncio.Task[None]:
+        """Raises ConfigError."""
+        # Loaded only where it is wanted: it needs an extra.
+        from runahead.service.servers.kv_publisher import KvPublisher, topic
+
+        settings = self._settings
+        name = topic(settings.kv_events_pod or gethostname(), engine.info.model)
+        publisher = KvPublisher(
+            name, engine.info, settings.kv_events_host, settings.kv_events_port, settings.kv_events_replay_port
+        )
+        log.info("kv_events_published", topic=name.decode(), port=publisher.port, replay_port=publisher.replay_port)
+        publishing = asyncio.create_task(KvFeed(engine, publisher).run())
+
+        def end(task: asyncio.Task[None]) -> None:
+            publisher.close()
+            if not task.cancelled() and (error := task.exception()):
+                log.warning("kv_events_ended", why=str(error))
+
+        publishing.add_done_callback(end)
+        return publishing
 
     async def _stop_servers(self) -> None:
         await asyncio.gather(*(server.stop(_END_S) for server in self._servers))

@@ -37,6 +37,7 @@ from runahead.service.servicers.vllm_answers import (
     server_info,
     tokenizer_chunks,
 )
+from runahead.service.servicers.vllm_kv_events import KvEventsServicer
 from runahead.service.servicers.vllm_requests import generate_request, named_as_there
 from runahead.service.text.tokenizer import TextTokenizer
 from runahead.v1 import AbortRequest, GenerateRequest, Token
@@ -45,7 +46,8 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class VllmServicer:
-    """health, version: of the server. tokenizer: None, it serves token ids alone. stalled_s: see `StreamWriter`."""
+    """health, version: of the server. tokenizer: None, it serves token ids alone. stalled_s: see `StreamWriter`.
+    kv_events: who may subscribe is told which KV blocks are cached."""
 
     def __init__(
         self,
@@ -55,6 +57,7 @@ class VllmServicer:
         tokenizer: TextTokenizer | None,
         version: str,
         stalled_s: float,
+        kv_events: bool = False,
     ) -> None:
         self._service = service
         self._engine = engine
@@ -62,6 +65,7 @@ class VllmServicer:
         self._tokenizer = None if tokenizer is None else list(tokenizer_chunks(tokenizer.archive()))
         self._version = version
         self._stalled_s = stalled_s
+        self._kv_events = KvEventsServicer(service, engine, stalled_s) if kv_events else None
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """The methods that are served, and no others."""
@@ -75,6 +79,12 @@ class VllmServicer:
                 common_pb2.GetTokenizerChunk.SerializeToString,
             ),
         }
+        if self._kv_events is not None:
+            served["SubscribeKvEvents"] = grpc.unary_stream_rpc_method_handler(
+                self.SubscribeKvEvents,
+                common_pb2.SubscribeKvEventsRequest.FromString,
+                common_pb2.KvEventBatch.SerializeToString,
+            )
         for name, method in (
             ("Abort", self.Abort),
             ("HealthCheck", self.HealthCheck),
@@ -140,6 +150,11 @@ class VllmServicer:
             await writer.begin(call.trace.headers)
             for part in self._tokenizer:
                 await writer.write(part)
+
+    async def SubscribeKvEvents(self, request: Any, context: _Context) -> None:
+        assert self._kv_events is not None
+        async with guarded(context, self._service.counters.refuse):
+            await self._kv_events.subscribe(request, context)
 
     async def Abort(self, request: Any, context: _Context) -> Any:
         async with guarded(context, self._service.counters.refuse):

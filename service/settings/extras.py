@@ -7,12 +7,13 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from runahead.runtime.wire.engine_config import ConfigError, Spelling
-from runahead.service.settings.settings import FrontEndSettings
+from runahead.service.settings.settings import NO_PORT, FrontEndSettings
 
 # By setting: the extra, and the packages that are looked for.
 _NEEDED: Final = {
     "vllm_facade": ("vllm-facade", ("smg_grpc_proto.generated.vllm_engine_pb2",)),
     "chat_template": ("chat", ("jinja2",)),
+    "kv_events_port": ("kv-events", ("zmq",)),
     "otlp_endpoint": ("otel", ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.grpc")),
 }
 
@@ -20,7 +21,7 @@ _NEEDED: Final = {
 def check_extras(settings: FrontEndSettings, spelling: Spelling) -> None:
     """Raises ConfigError for a setting whose extra is not installed, and for an endpoint that is none."""
     for name, (extra, packages) in _NEEDED.items():
-        if getattr(settings, name) and not all(_is_there(package) for package in packages):
+        if getattr(settings, name) not in (False, "", NO_PORT) and not all(_is_there(package) for package in packages):
             raise ConfigError(
                 f"{spelling(name)} needs the extra {extra}, which is not installed: "
                 f"pip install 'runahead-server[{extra}]'"

@@ -10,6 +10,7 @@ from runahead.runtime.wire.setting import settings_of
 from runahead.service.settings.admission_limits import check_limits
 from runahead.service.settings.exposure import check_security
 from runahead.service.settings.extras import check_extras
+from runahead.service.settings.kv_event_settings import check_kv_events
 from runahead.service.settings.settings import FrontEndSettings
 
 EXIT_OK: Final = 0
@@ -45,5 +46,6 @@ def check_server_config(config: ServerConfig) -> None:
         except ValueError as error:
             raise ConfigError(f"{spelling(name)} {error}") from error
     check_security(config.front_end, spelling)
+    check_kv_events(config.front_end, config.engine)
     check_extras(config.front_end, spelling)
     check_limits(config.front_end, spelling)

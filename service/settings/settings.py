@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,19 +21,20 @@ from msgspec import Meta
 from runahead.runtime.checkpoint import BUNDLED, BUNDLED_FOLDER, BUNDLED_HEAD, model_name
 from runahead.runtime.log_output import Format, Level, LogOutput
 from runahead.runtime.wire.engine_config import EngineConfig, EngineSettings, check_config
-from runahead.runtime.wire.setting import Setting, settings_of, shown
+from runahead.runtime.wire.setting import Setting, settings_of
 from runahead.service.settings.bounded_files import TooLargeError, read_file
 from runahead.service.settings.cli_parser import did_you_mean
 from runahead.service.settings.loopback import LOOPBACK
+from runahead.service.settings.model_paths import head_path, model_path
 from runahead.service.settings.variables import CONFIG_VARIABLE, ENV_PREFIX, own_variables, variable_of
 from runahead.service.settings.variables import SettingsError as SettingsError
 
 AUTO_PORT: Final = -2
 NO_PORT: Final = -1
+_OFF: Final = {"words": {"off": NO_PORT}}
 _PORT_WORDS: Final = {"words": {"auto": AUTO_PORT, "off": NO_PORT}}
 _MOST_BYTES: Final = 1 << 20  # of a file of settings
 _LOG: Final = LogOutput()  # its defaults are these settings' defaults
-_HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,6 +127,33 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
     share_prefix_cache: Annotated[
         bool, Meta(description="callers find each other's prefixes, and can tell by the time which are there")
     ] = False
+    kv_events: Annotated[
+        bool,
+        Meta(
+            description="routers may subscribe to which KV blocks are cached, which tells them prompts; needs "
+            "--vllm-facade",
+            extra={"group": "Events of the KV cache"},
+        ),
+    ] = False
+    kv_events_host: Annotated[str, Meta(description="address to publish such events on over ZMQ, to everybody")] = (
+        LOOPBACK
+    )
+    kv_events_port: Annotated[
+        int,
+        Meta(
+            ge=NO_PORT,
+            le=65535,
+            description="port of the ZMQ stream, for llm-d and Dynamo; needs the extra kv-events; 0: any free one",
+            extra=_OFF,
+        ),
+    ] = NO_PORT
+    kv_events_replay_port: Annotated[
+        int,
+        Meta(ge=NO_PORT, le=65535, description="port to ask for the stream's past on; 0: any free one", extra=_OFF),
+    ] = NO_PORT
+    kv_events_pod: Annotated[
+        str, Meta(description="what the stream's topic calls this replica; empty: the machine's name")
+    ] = ""
     max_connections: Annotated[
         int,
         Meta(
@@ -323,8 +350,8 @@ def engine_config(settings: Settings) -> EngineConfig:
     """
     engine = _with_bundled_head(settings)
     check_config(engine, settings.spelling)
-    path = _model_path(settings.front_end.model)
-    chosen = msgspec.structs.asdict(engine) | {"draft_model": _head_path(engine.draft_model)}
+    path = model_path(settings.front_end.model)
+    chosen = msgspec.structs.asdict(engine) | {"draft_model": head_path(engine.draft_model)}
     served_name = settings.engine.served_name or model_name(path)
     return EngineConfig(**{**chosen, "model": str(path), "served_name": served_name, "spelled": _spelled(settings)})
 
@@ -340,43 +367,10 @@ def _with_bundled_head(settings: Settings) -> EngineSettings:
     return engine
 
 
-def _head_path(folder: str) -> str:
-    """Of the files of a draft head or model; empty where there are none."""
-    with contextlib.suppress(RuntimeError):  # the home of somebody unknown
-        return str(Path(folder).expanduser().absolute()) if folder else ""
-    return folder
-
-
 def _spelled(settings: Settings) -> dict[str, str]:
     """What the engine's refusals call each setting, as text that can be sent: a file's name may hold any bytes."""
     called = {name: settings.spelling(name) for name in SETTINGS}
     return {name: text.encode("utf-8", "backslashreplace").decode("utf-8") for name, text in called.items()}
-
-
-def _model_path(model: str) -> Path:
-    """Of a folder or a file, of whatever kind it is."""
-    if model == BUNDLED:
-        return BUNDLED_FOLDER
-    if not model:  # as a path it would be the folder that one is in
-        raise SettingsError(
-            "model is empty, which is no folder and no file: give 'bundled', a folder with config.json, or a GGUF file"
-        )
-    with contextlib.suppress(OSError, RuntimeError):  # too long for a path, or the home of somebody unknown
-        path = Path(model).expanduser()
-        if path.is_dir():
-            return path.resolve()
-        if path.exists():
-            return path.absolute()  # a link's own name: a download cache has other names for what links lead to
-    if not model.endswith(".gguf") and _HUB_ID.fullmatch(model):
-        name = model.split("/")[1]
-        raise SettingsError(
-            f"model {model!r} is no folder here and looks like a hub id; nothing is downloaded while serving, so fetch "
-            f"it first with `hf download {model} --local-dir {name}` and then give `--model {name}`"
-        )
-    raise SettingsError(
-        f"model {shown(model)} is no folder and no file; give a folder with config.json, safetensors and "
-        "tokenizer.json, or a GGUF file"
-    )
 
 
 def _read_file(path: str) -> dict[str, Any]:

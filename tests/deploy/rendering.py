@@ -18,6 +18,7 @@ from tests.project.repository import ROOT
 
 K8S: Final = ROOT / "deploy" / "k8s"
 NAME: Final = "runahead"
+_FIELDS: Final = {"status.podIP": "10.0.0.1"}  # of a pod
 
 Object = dict[str, Any]
 
@@ -53,6 +54,7 @@ COMPOSITIONS: Final[Mapping[str, Composition]] = {
     "inference-pool": Composition("base", ["inference-pool"]),
     "router": Composition("base", ["router"]),
     "tls-router-elsewhere": Composition("overlays/tls", ["router", "router-tls"], "namespace: elsewhere\n"),
+    "kv-events": Composition("base", ["kv-events"]),
     "model-claim": Composition("base", ["model-claim"]),
     "model-image": Composition("base", ["model-image"], _IMAGES),
     "gpu-with-all": Composition(
@@ -103,6 +105,12 @@ def is_of_router(each: Object) -> bool:
     return bool(each["metadata"].get("labels", {}).get("app.kubernetes.io/component") == "router")
 
 
+def _value(variable: Object) -> str:
+    """As kubelet gives it. Raises KeyError for a source that is not known here."""
+    value: str = variable["value"] if "value" in variable else _FIELDS[variable["valueFrom"]["fieldRef"]["fieldPath"]]
+    return value
+
+
 class Manifests:
     """Rendered objects, to be looked through. A test may change them.
 
@@ -150,7 +158,7 @@ class Manifests:
         variables: dict[str, str] = {}
         for source in self.container.get("envFrom", ()):
             variables |= self.one("ConfigMap", source["configMapRef"]["name"])["data"]
-        return variables | {each["name"]: each["value"] for each in self.container.get("env", ())}
+        return variables | {each["name"]: _value(each) for each in self.container.get("env", ())}
 
     def ports(self) -> dict[str, int]:
         """The container's, by name."""

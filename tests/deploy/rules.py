@@ -10,13 +10,14 @@ from typing import Any, Final
 
 from runahead.service.servers.front_end import GENERATION
 from runahead.service.settings.loopback import is_loopback
+from runahead.service.settings.settings import NO_PORT
 from tests.deploy.rendering import NAME, Manifests, Object
 from tests.deploy.served_settings import SettingsRefused, front_end_settings
 
 END_S: Final = 20  # that a service may take from its grace's end to its own: see Supervisor._drain and close
 PROBES: Final = ("startupProbe", "readinessProbe", "livenessProbe")
-# What a policy may let in: clients on the service's port, Prometheus on that of metrics. Kubelet's probes need none.
-OPEN_PORTS: Final = ("grpc", "metrics")
+# What a policy may let in: clients, Prometheus, readers of the KV cache's events. Kubelet's probes need no policy.
+OPEN_PORTS: Final = ("grpc", "metrics", "kv-events", "kv-replay")
 
 Rule = Callable[[Manifests], Iterator[str]]
 _GPU: Final = "nvidia.com/gpu"
@@ -41,6 +42,8 @@ def ports_are_the_servers(manifests: Manifests) -> Iterator[str]:
     """The container's ports are those that the settings name, on addresses that other machines reach."""
     settings = front_end_settings(manifests)
     wanted = {"grpc": settings.port, "health": settings.health_port, "metrics": settings.metrics_port}
+    events = {"kv-events": settings.kv_events_port, "kv-replay": settings.kv_events_replay_port}
+    wanted |= {name: port for name, port in events.items() if port != NO_PORT}
     if manifests.ports() != wanted:
         yield f"the container's ports are {manifests.ports()}, and the server's {wanted}"
     hosts = {"host": settings.host, "health_host": settings.health_host, "metrics_host": settings.metrics_host}

@@ -11,6 +11,7 @@ import numpy as np
 from runahead.runtime.engine.interval_log import Snapshot
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.figures import EngineStats
+from runahead.runtime.wire.kv_events import KvQuery, KvReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Begun:
         changes: dict[str, int] = {}
         if isinstance(message, m.Submit | m.Cancel):
             changes = {"handle": message.handle + self.handles}
-        elif isinstance(message, m.Abort | m.StatsQuery | m.TraceQuery):
+        elif isinstance(message, m.Abort | m.StatsQuery | m.TraceQuery | KvQuery):
             changes = {"call": message.call + self.calls}
         return owner + self.owners, message and msgspec.structs.replace(message, **changes)
 
@@ -41,7 +42,7 @@ class Begun:
             changes["launch"] = message.launch and message.launch - self.launches  # 0: an end between two launches
         elif isinstance(message, m.StatsReply):
             changes = {"call": message.call - self.calls, "stats": self.stats(message.stats)}
-        elif isinstance(message, m.AbortResult | m.TraceReply):
+        elif isinstance(message, m.AbortResult | m.TraceReply | KvReply):
             changes = {"call": message.call - self.calls}
         elif not isinstance(message, m.Welcome | m.Heartbeat | m.Failed):
             changes = {"handle": message.handle - self.handles}

@@ -16,6 +16,7 @@ from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.figures import EngineStats, EventStats, HistogramStats
 from runahead.runtime.wire.frames import FrameReader
 from runahead.runtime.wire.histogram import BOUNDS_S
+from runahead.runtime.wire.kv_events import KvChange, KvQuery, kv_reply
 from runahead.runtime.wire.parameters import FinishReason
 from runahead.runtime.wire.prompt_launches import PromptLaunches
 from runahead.runtime.wire.trace import Trace
@@ -152,6 +153,7 @@ class FakeEngine:
         self.answers_stats = True
         self.stats = STATS  # what it answers
         self.stats_queries = 0
+        self.kv_queries: queue.Queue[int] = queue.Queue()  # that wait for an answer
         self.trace = Trace((), ())  # what it answers, too
         self.live: dict[str, int] = {}
         self.preparing: dict[str, int] = {}  # handles of those that are announced, by id
@@ -173,6 +175,10 @@ class FakeEngine:
 
     def next_submit(self) -> m.Submit:
         return self.submitted.get(timeout=TIMEOUT_S)
+
+    def kv_changes(self, *changes: KvChange, cleared: bool = False, is_whole: bool = True) -> None:
+        """Answers the next question about the prefix cache, once it is asked."""
+        self.send(kv_reply(self.kv_queries.get(timeout=TIMEOUT_S), cleared, is_whole, changes))
 
     def next_cancel(self) -> int:
         return self.cancelled.get(timeout=TIMEOUT_S)
@@ -269,6 +275,8 @@ class FakeEngine:
                 self.stats_queries += 1
                 if self.answers_stats:
                     self.send(m.StatsReply(call, self.stats))
+            case KvQuery(call=call):
+                self.kv_queries.put(call)
             case m.TraceQuery(call=call, launches=launches):
                 if self.answers_stats:
                     self.send(m.TraceReply(call, Trace(self.trace.launches[-launches:], self.trace.waits)))

@@ -25,12 +25,12 @@ ALICE, BOB, OPS = ("alice-token-0123456789", "bob-token-0123456789", "ops-token-
 
 
 @contextmanager
-def served(folder: Path, callers: str = "", **options: Any) -> Iterator[Service]:
+def served(folder: Path, callers: str = "", *, kv_events: bool = False, **options: Any) -> Iterator[Service]:
     path, security = folder / "engine.sock", Security(Access(), None)
     if callers:
         (folder / "callers").write_text(callers)
         security = Security(Access(CallersFile(folder / "callers")), None)
-    settings = FrontEndSettings(vllm_facade=True)
+    settings = FrontEndSettings(vllm_facade=True, kv_events=kv_events)
     with Service(FakeEngine(path), path, settings=settings, security=security, **options) as running:
         yield running
 

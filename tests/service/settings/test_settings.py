@@ -91,6 +91,8 @@ def test_every_setting_can_be_given_in_all_three_places(config_file: Path) -> No
         "plaintext_tokens": True, "share_prefix_cache": True, "reflection": False, "request_log": False,
         "otlp_endpoint": "http://c:1", "vllm_facade": True, "structure_compile_s": 2.5, "structure_memory_mb": 99,
         "health_host": "::1", "health_port": 13, "control_port": 14, "metrics_host": "::1", "metrics_port": 15,
+        "kv_events": True, "kv_events_host": "::1", "kv_events_port": 16, "kv_events_replay_port": 17,
+        "kv_events_pod": "pod",
     }  # fmt: skip
     assert set(changed) == set(SETTINGS), "this test must name every setting"
     defaults = chosen(Settings())
@@ -209,6 +211,8 @@ def test_no_setting_takes_all_that_is_no_value() -> None:
         "callers",
         "chat_template",
         "otlp_endpoint",
+        "kv_events_host",
+        "kv_events_pod",
     }
 
 

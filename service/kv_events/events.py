@@ -1,0 +1,81 @@
+"""Events of the prefix cache, as routers read them, whatever the protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from runahead.runtime.wire.block_keys import empty_prefix
+from runahead.runtime.wire.messages import EngineInfo
+
+MOST_EVENTS: Final = 512  # in a batch
+KIND: Final = "full_attention"  # as routers call a cache that keeps every token of a prefix
+MEDIUM: Final = "GPU"  # as routers call the memory of the device, whichever it is
+_ROOT: Final = empty_prefix("")
+
+
+class Stored(NamedTuple):
+    """A block can be found. key, before: of it and of the block before it. tokens: its ids, int32 bytes."""
+
+    key: bytes
+    before: bytes
+    tokens: bytes
+
+    @property
+    def parent(self) -> bytes | None:
+        """The key of the block before it; None: it is a prompt's first."""
+        return None if self.before == _ROOT else self.before
+
+    @property
+    def ids(self) -> list[int]:
+        """Its token ids."""
+        ids: list[int] = np.frombuffer(self.tokens, "<i4").tolist()
+        return ids
+
+
+class Removed(NamedTuple):
+    """A block can't be found any more."""
+
+    key: bytes
+
+
+class Cleared(NamedTuple):
+    """No block can be found."""
+
+
+Event = Stored | Removed | Cleared
+
+
+def batches(events: Sequence[Event]) -> Iterator[list[Event]]:
+    """The events in order, MOST_EVENTS at most in each batch."""
+    left = iter(events)
+    while batch := list(islice(left, MOST_EVENTS)):
+        yield batch
+
+
+def runs(events: Sequence[Event]) -> Iterator[list[Event]]:
+    """The events in order, cut where one can't share a message with the one before: blocks that are stored share one
+    where each is the parent of the next, and blocks that are removed always do."""
+    run: list[Event] = []
+    for event in events:
+        if run and not _goes_on(run[-1], event):
+            yield run
+            run = []
+        run.append(event)
+    if run:
+        yield run
+
+
+def sliding_window(info: EngineInfo) -> int | None:
+    """Tokens that the model looks back at, if every layer with attention has the same window; else None."""
+    windows = {layer.window for layer in info.layers if layer.mixer == "attention"}
+    return (windows.pop() or None) if len(windows) == 1 else None
+
+
+def _goes_on(last: Event, event: Event) -> bool:
+    if isinstance(event, Stored):
+        return isinstance(last, Stored) and event.before == last.key
+    return isinstance(event, Removed) and isinstance(last, Removed)

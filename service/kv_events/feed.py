@@ -1,0 +1,70 @@
+"""Follows the engine's prefix cache, and hands on what changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+import structlog
+
+from runahead.runtime.wire.frames import ProtocolError
+from runahead.runtime.wire.kv_events import kv_changes
+from runahead.service.engine.engine_client import EngineClient
+from runahead.service.engine.request_stream import EngineLostError
+from runahead.service.kv_events.events import Cleared, Event
+from runahead.service.kv_events.mirror import KvMirror
+
+_PACE_S: Final = 0.02
+_SILENT_S: Final = 0.5  # before the next question to an engine that is silent
+_SENTENCE: Final = "the engine's events of the KV cache can't be read"
+
+log = structlog.get_logger(__name__)
+
+
+class Sink(Protocol):
+    """Who is handed the events."""
+
+    def begin(self, mirror: KvMirror) -> None:
+        """All blocks are known. Called once, before `add`. mirror: has what is there, from now on."""
+
+    def add(self, events: Sequence[Event]) -> None:
+        """What has changed, one event or more. The mirror has it already."""
+
+
+class KvFeed:
+    """To be run on the event loop of the engine's client. pace_s: from an answer of the engine to the next question."""
+
+    def __init__(self, engine: EngineClient, sink: Sink, pace_s: float = _PACE_S) -> None:
+        self._mirror = KvMirror(needs_snapshots=engine.info.state_bytes > 0)
+        self._engine = engine
+        self._sink = sink
+        self._pace_s = pace_s
+        self._has_begun = False
+
+    async def run(self) -> None:
+        """Until the engine is lost: raises EngineLostError then."""
+        while True:
+            try:
+                reply = await self._engine.kv_events()
+            except EngineLostError as error:
+                if error.reason != "ENGINE_SILENT":
+                    raise
+                await asyncio.sleep(_SILENT_S)
+                continue
+            events: list[Event] = []
+            if reply.cleared:
+                self._mirror.clear()
+                events.append(Cleared())
+            try:
+                events += self._mirror.apply(kv_changes(reply, self._engine.info.block_size))
+            except ProtocolError as error:
+                log.error("engine_protocol_error", error=str(error))
+                raise EngineLostError("PROTOCOL", _SENTENCE) from error
+            if self._has_begun:
+                if events:
+                    self._sink.add(events)
+            elif reply.is_whole:
+                self._has_begun = True
+                self._sink.begin(self._mirror)
+            await asyncio.sleep(self._pace_s)

@@ -1,0 +1,129 @@
+"""Events in numbered batches, the newest of which are kept: whoever has read up to one of them goes on behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from runahead.service.contract.errors import SHUTDOWN_SENTENCE
+from runahead.service.engine.engine_client import EngineClient
+from runahead.service.engine.request_stream import EngineLostError
+from runahead.service.kv_events.events import Cleared, Event, batches
+from runahead.service.kv_events.feed import KvFeed
+from runahead.service.kv_events.mirror import KvMirror
+
+_KEPT: Final = 1 << 16  # events
+_LEAST_NUMBER: Final = 1 << 32  # a snapshot of many parts has numbers below the first batch's
+
+
+class Batch(NamedTuple):
+    """number: one more than that of the batch before. taken_s: on the wall clock. part, parts: of a snapshot, which has
+    `blocks` in all; 0 parts: it is none."""
+
+    number: int
+    taken_s: float
+    events: Sequence[Event]
+    part: int = 0
+    parts: int = 0
+    blocks: int = 0
+
+
+class KvHistory:
+    """A sink of a `KvFeed`.
+
+    Numbers begin at random, so that a number that another process has given, or this one before its engine was started
+    again, is not taken for one of these. clock: seconds, of the wall. begin: the number before the first; None: at
+    random. kept: events.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time, begin: int | None = None, kept: int = _KEPT) -> None:
+        self._clock = clock
+        self._kept = kept
+        self._batches: deque[Batch] = deque()
+        self._events = 0  # in all of them
+        self._number = _LEAST_NUMBER + secrets.randbelow(1 << 61) if begin is None else begin  # of the newest batch
+        self._mirror: KvMirror | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Something can be read."""
+        return self._mirror is not None
+
+    def begin(self, mirror: KvMirror) -> None:
+        """See `Sink`."""
+        self._mirror = mirror
+
+    def add(self, events: Sequence[Event]) -> None:
+        """See `Sink`."""
+        for batch in batches(events):
+            self._number += 1
+            self._batches.append(Batch(self._number, self._clock(), batch))
+            self._events += len(batch)
+        while self._events > self._kept:
+            self._events -= len(self._batches.popleft().events)
+
+    def behind(self, number: int) -> list[Batch]:
+        """The batches behind this one; or, where they are not there any more, or never were, all blocks in the parts of
+        a snapshot, of which the last has the newest batch's number. Nothing can be read before `has_begun`."""
+        oldest = self._number - len(self._batches)  # the batch before it is not kept
+        if oldest <= number <= self._number:
+            return [self._batches[at] for at in range(number - oldest, len(self._batches))]
+        assert self._mirror is not None
+        blocks = self._mirror.blocks()
+        parts = [*batches([Cleared(), *blocks])]
+        first, now = self._number - len(parts) + 1, self._clock()
+        return [Batch(first + at, now, part, at, len(parts), len(blocks)) for at, part in enumerate(parts)]
+
+
+class KvReaders:
+    """A history that is kept from the first reader on, for as long as the engine is there."""
+
+    def __init__(self, engine: EngineClient) -> None:
+        self._engine = engine
+        self._history = KvHistory()
+        self._feeding: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._lost: EngineLostError | None = None
+
+    def begin(self, mirror: KvMirror) -> None:
+        """See `Sink`."""
+        self._history.begin(mirror)
+        self._tell()
+
+    def add(self, events: Sequence[Event]) -> None:
+        """See `Sink`."""
+        self._history.add(events)
+        self._tell()
+
+    async def behind(self, number: int, most_s: float | None) -> list[Batch]:
+        """What there is to read behind a batch, as soon as there is anything. Empty where there was nothing for
+        `most_s` seconds; None: for however long. Raises EngineLostError."""
+        if self._feeding is None:
+            self._feeding = asyncio.create_task(KvFeed(self._engine, self).run())
+            self._feeding.add_done_callback(self._on_end)
+        end = None if most_s is None else asyncio.get_running_loop().time() + most_s
+        while True:
+            if self._lost is not None:
+                raise self._lost.again()
+            if self._history.has_begun and (found := self._history.behind(number)):
+                return found
+            try:
+                async with asyncio.timeout_at(end):
+                    await self._changed.wait()
+            except TimeoutError:
+                return []
+
+    def _on_end(self, feeding: asyncio.Task[None]) -> None:
+        """The engine is lost, or what it says is not its protocol."""
+        error = None if feeding.cancelled() else feeding.exception()
+        self._lost = error if isinstance(error, EngineLostError) else EngineLostError("SHUTDOWN", SHUTDOWN_SENTENCE)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Those who wait look again."""
+        self._changed.set()
+        self._changed = asyncio.Event()

@@ -1,0 +1,203 @@
+"""Publishes the events of the KV cache over ZMQ, as vLLM's engine does, for llm-d and Dynamo. It needs the extra
+`kv-events`.
+
+A message has three parts: the topic `kv@POD@MODEL`, the number as 8 bytes, big-endian, and MessagePack of
+[time, [event, ...], rank]. Whoever has missed some asks at the replay port, with an empty part and the number of the
+first, and gets all from there on, each behind an empty part; the last answer has an empty payload.
+
+Numbers begin at 0. When many batches have been sent, they begin at 0 again with everything that is there: so whoever
+asks from 0 on always gets all of it, and what is kept for them is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+import structlog
+import zmq
+import zmq.asyncio
+
+from runahead.runtime.wire.engine_config import ConfigError
+from runahead.runtime.wire.messages import EngineInfo
+from runahead.service.kv_events.events import (
+    KIND,
+    MEDIUM,
+    Cleared,
+    Event,
+    Removed,
+    Stored,
+    batches,
+    runs,
+    sliding_window,
+)
+from runahead.service.kv_events.mirror import KvMirror
+from runahead.service.settings.settings import NO_PORT
+
+_MOST_BATCHES: Final = 10_000  # sent before the numbers begin again
+_MOST_BYTES: Final = 64 << 20  # the same, of their payloads
+_RANK: Final = 0
+_END: Final = (-1).to_bytes(8, "big", signed=True)  # the number of the last answer
+_MOST_ASKED: Final = 1024  # bytes of what a subscriber or an asker sends
+_UNREAD: Final = 4096  # messages that a subscriber or an asker may leave unread
+_LOOK_S: Final = 0.01  # from one look at whether an asker has read to the next
+_STALLED_S: Final = 2.0  # after which an asker that reads nothing is given up
+_AT_ONCE: Final = 64  # answers between two turns of the event loop
+
+log = structlog.get_logger(__name__)
+
+
+def topic(pod: str, model: str) -> bytes:
+    """Of every message."""
+    return f"kv@{pod}@{model}".encode()
+
+
+def payload(events: Sequence[Event], info: EngineInfo, taken_s: float) -> bytes:
+    """A batch, in MessagePack. taken_s: seconds on the wall clock."""
+    return msgspec.msgpack.encode((taken_s, [_event(run, info) for run in runs(events)], _RANK))
+
+
+def block_hash(key: bytes) -> int:
+    """The first 8 bytes of a block's key, as uint64: every version of both readers takes numbers."""
+    return int.from_bytes(key[:8], "big")
+
+
+class KvPublisher:
+    """A sink of a `KvFeed`. most_batches: that are sent before the numbers begin again. clock: seconds, of the wall.
+
+    host: an address. port, replay_port: 0 for any; NO_PORT for no replay. Raises ConfigError where they can't be had.
+    """
+
+    def __init__(
+        self,
+        name: bytes,
+        info: EngineInfo,
+        host: str,
+        port: int,
+        replay_port: int,
+        *,
+        most_batches: int = _MOST_BATCHES,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._topic = name
+        self._info = info
+        self._most_batches = most_batches
+        self._clock = clock
+        self._mirror: KvMirror | None = None
+        self._sent: list[bytes] = []  # payloads, by number
+        self._bytes = 0  # since the numbers began
+        self._batches = 0  # the same, without those that said what was there
+        self._context = zmq.asyncio.Context()
+        self._replay: Any = None
+        self._replaying: asyncio.Task[None] | None = None
+        try:
+            # It never waits: what a subscriber leaves unread is dropped, which it sees by the numbers.
+            self._publish: Any = self._context.socket(zmq.PUB, socket_class=zmq.Socket)
+            self.port = self._bind(self._publish, host, port)
+            self.replay_port = NO_PORT
+            if replay_port != NO_PORT:
+                self._replay = self._context.socket(zmq.ROUTER)
+                self._replay.setsockopt(zmq.ROUTER_MANDATORY, 1)
+                self.replay_port = self._bind(self._replay, host, replay_port)
+                self._replaying = asyncio.create_task(self._answer())
+        except ConfigError:
+            self._context.destroy(linger=0)
+            raise
+
+    def begin(self, mirror: KvMirror) -> None:
+        """See `Sink`."""
+        self._mirror = mirror
+        self._begin_again()
+
+    def add(self, events: Sequence[Event]) -> None:
+        """See `Sink`."""
+        for batch in batches(events):
+            self._batches += 1
+            self._send(batch)
+        if self._batches >= self._most_batches or self._bytes >= _MOST_BYTES:
+            self._begin_again()
+
+    def close(self) -> None:
+        """Nothing more is sent."""
+        if self._replaying is not None:
+            self._replaying.cancel()
+        self._context.destroy(linger=0)
+
+    def _begin_again(self) -> None:
+        assert self._mirror is not None
+        self._sent, self._bytes, self._batches = [], 0, 0
+        for batch in batches([Cleared(), *self._mirror.blocks()]):
+            self._send(batch)
+        self._bytes = 0
+
+    def _send(self, events: Sequence[Event]) -> None:
+        body, number = payload(events, self._info, self._clock()), len(self._sent)
+        self._sent.append(body)
+        self._bytes += len(body)
+        self._publish.send_multipart((self._topic, number.to_bytes(8, "big"), body))
+
+    async def _answer(self) -> None:
+        """One asker after the other."""
+        while True:
+            parts = await self._replay.recv_multipart()
+            if len(parts) != 3 or len(parts[2]) != 8:
+                log.warning("kv_replay_refused", parts=len(parts))
+                continue
+            try:
+                await self._tell(parts[0], int.from_bytes(parts[2], "big"))
+            except (TimeoutError, zmq.ZMQError) as error:  # it is gone, or reads nothing
+                log.info("kv_replay_given_up", why=str(error) or "it reads nothing")
+
+    async def _tell(self, asker: bytes, first: int) -> None:
+        """Raises TimeoutError or ZMQError."""
+        number, sent = first, self._sent
+        while number < len(sent) and sent is self._sent:  # else the numbers have begun again: it asks again by itself
+            await self._say((asker, b"", self._topic, number.to_bytes(8, "big"), sent[number]))
+            number += 1
+            if number % _AT_ONCE == 0:
+                await asyncio.sleep(0)
+        await self._say((asker, b"", b"", _END, b""))
+
+    async def _say(self, parts: tuple[bytes, ...]) -> None:
+        """Raises TimeoutError or ZMQError."""
+        async with asyncio.timeout(_STALLED_S):
+            while True:
+                try:
+                    # Past the asyncio layer, which would wait until any asker has room, and not this one.
+                    zmq.Socket.send_multipart(self._replay, parts, flags=zmq.DONTWAIT)
+                    return
+                except zmq.Again:
+                    await asyncio.sleep(_LOOK_S)
+
+    @staticmethod
+    def _bind(socket: Any, host: str, port: int) -> int:
+        """Returns the port. Raises ConfigError."""
+        for option, value in ((zmq.MAXMSGSIZE, _MOST_ASKED), (zmq.SNDHWM, _UNREAD), (zmq.LINGER, 0), (zmq.IPV6, 1)):
+            socket.setsockopt(option, value)
+        address = f"[{host.strip('[]')}]" if ":" in host else host
+        try:
+            socket.bind(f"tcp://{address}:{port or '*'}")
+        except zmq.ZMQError as error:
+            raise ConfigError(
+                f"the events of the KV cache can't be published on {host} port {port}: {error}"
+            ) from error
+        endpoint: bytes = socket.getsockopt(zmq.LAST_ENDPOINT)
+        return int(endpoint.rstrip(b"\0").rpartition(b":")[2])
+
+
+def _event(run: Sequence[Event], info: EngineInfo) -> tuple[Any, ...]:
+    """In the order of vLLM's fields: of a block, its LoRA and what else goes into its hash are unset."""
+    first = run[0]
+    if isinstance(first, Stored):
+        blocks = [block for block in run if isinstance(block, Stored)]
+        parent = None if first.parent is None else block_hash(first.parent)
+        ids = [token for block in blocks for token in block.ids]
+        hashes = [block_hash(block.key) for block in blocks]
+        window = sliding_window(info)
+        return ("BlockStored", hashes, parent, ids, info.block_size, None, MEDIUM, None, None, 0, KIND, window)
+    if isinstance(first, Removed):
+        return ("BlockRemoved", [block_hash(block.key) for block in run if isinstance(block, Removed)], MEDIUM, 0)
+    return ("AllBlocksCleared",)
