@@ -52,6 +52,11 @@ class Calls:
             "named tool": lambda: self.chat(tools=TOOLS, tool_choice=NAMED, max_tokens=600),
             "required tool": lambda: self.chat(tools=TOOLS, tool_choice="required", max_tokens=1500),
             "prompt list": lambda: self.completion(prompt=[PROMPT, "import "], max_tokens=4),
+            "several completions": lambda: [
+                self.completion(n=2, seed=7, temperature=1.0),
+                *(self.text(seed=seed, temperature=1.0) for seed in (7, 8)),
+            ],
+            "several chats": lambda: [self.chat(n=2, seed=7), self.indexes(self.chat(n=2, seed=7, stream=True))],
             "prompt of ids": lambda: self.completion(prompt=[5, 6, 7]),
             "echo": lambda: self.completion(echo=True, max_tokens=4),
             "echo with logprobs": lambda: self.completion(echo=True, logprobs=1, max_tokens=4),
@@ -90,6 +95,13 @@ class Calls:
         choices = [choice for chunk in chunks for choice in chunk["choices"]]
         texts = [choice["text"] if "text" in choice else choice["delta"]["content"] or "" for choice in choices]
         return {"texts": texts, "finish": choices[-1]["finish_reason"], "usage": chunks[-1]["usage"]}
+
+    def indexes(self, stream: Any) -> dict[int, str]:
+        """The text of each choice, by its index."""
+        texts: dict[int, str] = {}
+        for choice in (choice for chunk in stream for choice in chunk.model_dump()["choices"]):
+            texts[choice["index"]] = texts.get(choice["index"], "") + (choice["delta"]["content"] or "")
+        return texts
 
     def disconnect(self) -> int:
         stream = self.completion(stream=True, max_tokens=1500, extra_body={"ignore_eos": True})

@@ -31,14 +31,12 @@ _START_S: Final = 90.0
 
 
 @dataclass(frozen=True, slots=True)
-class Router:
-    """environment: the one that it is installed in. url: of the OpenAI endpoint. replicas: in the order of HOSTS."""
+class Launched:
+    """A router's process. environment: the one that it is installed in. url: of the OpenAI endpoint."""
 
     environment: Path
     url: str
     log: Path
-    hop: Hop
-    replicas: Sequence[LocalService]
 
     def openai(self, *names: str) -> dict[str, Any]:
         """The answers of `openai_calls`, in the router's environment."""
@@ -54,6 +52,14 @@ class Router:
         request = urllib.request.Request(self.url + path, headers={"authorization": f"Bearer {KEY}"})
         with urllib.request.urlopen(request, timeout=30) as answer:
             return json.load(answer)
+
+
+@dataclass(frozen=True, slots=True)
+class Router(Launched):
+    """replicas: in the order of HOSTS."""
+
+    hop: Hop
+    replicas: Sequence[LocalService]
 
 
 @contextmanager
@@ -73,24 +79,33 @@ def router(environment: Path, folder: Path) -> Iterator[Router]:
         port = first.ports["service"]
         replicas = [first, stack.enter_context(replica(folder, HOSTS[1], port))]
         proxy = stack.enter_context(hop(folder, HOSTS, port, TOKEN))
-        template, log = folder / "template.jinja", folder / "router.log"
-        template.write_text(CHAT_TEMPLATE)
-        own, metrics = (free_port() for _ in range(2))
-        command = [str(environment / "bin" / "smg"), "launch", *_arguments(own, metrics)]
-        command += ["--chat-template", str(template)]
-        command += ["--health-check-interval-secs", "2", "--load-monitor-interval", "2"]
-        command += ["--worker-urls", *(f"grpc://127.0.0.1:{each}" for each in proxy.ports)]
-        output = stack.enter_context(log.open("wb"))
-        offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
-        process = stack.enter_context(subprocess.Popen(command, env=offline, stdout=output, stderr=output))
-        stack.callback(process.kill)  # by itself it waits for connections that are idle
-        made = Router(environment, f"http://127.0.0.1:{own}", log, proxy, replicas)
-        wait_for_workers(made, 2)
-        yield made
+        urls = [f"127.0.0.1:{each}" for each in proxy.ports]
+        made = stack.enter_context(launched(environment, folder, urls, "round_robin"))
+        yield Router(made.environment, made.url, made.log, proxy, replicas)
 
 
-def _arguments(port: int, metrics_port: int) -> list[str]:
-    """The router's arguments in deploy/k8s, on this machine. All replicas get calls, whatever prefixes they have."""
+@contextmanager
+def launched(environment: Path, folder: Path, urls: Sequence[str], policy: str) -> Iterator[Launched]:
+    """A router that knows the two replicas behind these, HOST:PORT."""
+    template, log = folder / "template.jinja", folder / "router.log"
+    template.write_text(CHAT_TEMPLATE)
+    own, metrics = (free_port() for _ in range(2))
+    command = [str(environment / "bin" / "smg"), "launch", *_arguments(own, metrics, policy)]
+    command += ["--chat-template", str(template)]
+    command += ["--health-check-interval-secs", "2", "--load-monitor-interval", "2"]
+    command += ["--worker-urls", *(f"grpc://{url}" for url in urls)]
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    with log.open("wb") as output, subprocess.Popen(command, env=offline, stdout=output, stderr=output) as process:
+        try:
+            made = Launched(environment, f"http://127.0.0.1:{own}", log)
+            wait_for_workers(made, 2)
+            yield made
+        finally:
+            process.kill()  # by itself it waits for connections that are idle
+
+
+def _arguments(port: int, metrics_port: int, policy: str) -> list[str]:
+    """The router's arguments in deploy/k8s, on this machine."""
     (made,) = yaml.safe_load_all(DEPLOYMENT.read_text(encoding="utf-8"))
     given: list[str] = made["spec"]["template"]["spec"]["containers"][0]["args"]
     here = {
@@ -99,19 +114,19 @@ def _arguments(port: int, metrics_port: int) -> list[str]:
         "--prometheus-host": "127.0.0.1",
         "--prometheus-port": str(metrics_port),
         "--api-key": KEY,
-        "--policy": "round_robin",
+        "--policy": policy,
     }
     pairs = [each.partition("=") for each in given[: given.index("--worker-urls")]]
     assert here.keys() <= {name for name, _, _ in pairs}
     return [f"{name}={here.get(name, value)}" for name, _, value in pairs]
 
 
-def healthy(made: Router) -> list[dict[str, Any]]:
+def healthy(made: Launched) -> list[dict[str, Any]]:
     """The workers that the router would choose."""
     return [worker for worker in made.get("/workers")["workers"] if worker["is_healthy"]]
 
 
-def wait_for_workers(made: Router, count: int) -> None:
+def wait_for_workers(made: Launched, count: int) -> None:
     """Raises AssertionError with the end of the router's log."""
     deadline = time.monotonic() + _START_S
     while True:

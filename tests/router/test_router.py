@@ -63,6 +63,15 @@ def test_completions_and_chats_are_answered_whole_and_streamed(found: dict[str, 
         assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
 
 
+def test_several_completions_are_those_of_calls_alone(found: dict[str, Any]) -> None:
+    several, *alone = found["several completions"]["answer"]
+    choices = sorted(several["choices"], key=lambda each: each["index"])
+    assert [each["index"] for each in choices] == [0, 1] and [each["text"] for each in choices] == alone
+    assert several["usage"]["prompt_tokens"] == 5
+    whole, streamed = found["several chats"]["answer"]
+    assert {str(each["index"]): each["message"]["content"] for each in whole["choices"]} == streamed
+
+
 def test_parameters_reach_the_replica(found: dict[str, Any]) -> None:
     for name in ("seed", "greedy"):
         first, second = found[name]["answer"]
