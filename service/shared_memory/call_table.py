@@ -40,6 +40,7 @@ METHODS: Final = (
     (_UNARY, _FACADE, "GetServerInfo"),
     (_UNARY, _FACADE, "GetLoads"),
     (_SERVER_STREAM, _FACADE, "GetTokenizer"),
+    (_SERVER_STREAM, _FACADE, "SubscribeKvEvents"),
     # All that the service does not have: their names are the callers' choice, and there is no end of them.
     ("unknown", "unknown", "unknown"),
 )

@@ -266,6 +266,7 @@ def test_every_method_that_is_served_is_counted_under_its_name() -> None:
         "WatchStats",
         "Watch",
         "GetTokenizer",
+        "SubscribeKvEvents",
     ]
 
 
