@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from runahead.runtime.kernels.layers import Experts, FeedForward, Fuse, Layer, Linear, Mixer, SharedExpert
+from runahead.runtime.kernels.quantized_weight import GPU_DEPTHS
 
 
 def products_of(part: Layer | Mixer | FeedForward | SharedExpert | Fuse) -> list[Linear]:
@@ -16,6 +17,13 @@ def products_of(part: Layer | Mixer | FeedForward | SharedExpert | Fuse) -> list
         found += [item for item in (held if isinstance(held, tuple) else (held,)) if isinstance(item, Linear)]
         found += products_of(held) if isinstance(held, Mixer | FeedForward | SharedExpert) else []
     return found
+
+
+def may_stay_quantized(layers: Sequence[Layer], device: str) -> bool:
+    """Whether matrices of such layers may stay quantized. device: the type of it. The kernels of a GPU that take them
+    take the depth of every product, or none of the model's products."""
+    depths = [linear.weight.shape[1] for layer in layers for linear in products_of(layer)]
+    return device == "cpu" or not any(depth % GPU_DEPTHS for depth in depths)
 
 
 def layers_to_meet(layers: Sequence[Layer]) -> int:

@@ -14,6 +14,7 @@ from typing import Final, Literal, TypeAlias
 import torch
 
 from runahead.runtime.kernels.choice import Choice
+from runahead.runtime.kernels.quantized_weight import QuantizedWeight
 from runahead.runtime.kernels.ranks import ONE_RANK, Ranks
 from runahead.runtime.kernels.share import WHOLE, Share
 
@@ -34,10 +35,12 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A product, x @ weight.T + bias."""
+    """A product, x @ weight.T + bias. quantized: holds the weight, and `weight` has its shape and dtype alone (torch's
+    device `meta`)."""
 
     weight: torch.Tensor  # [out, in], packed by the kernel set
     bias: torch.Tensor | None  # [out]
+    quantized: QuantizedWeight | None = None
 
 
 @dataclass(frozen=True, slots=True)

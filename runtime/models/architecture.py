@@ -12,6 +12,7 @@ import torch
 
 from runahead.runtime.checkpoint import StoredTensor
 from runahead.runtime.kernels.layers import Attention, FeedForward, Fuse, Layer, Linear, Norm
+from runahead.runtime.kernels.quantized_weight import QuantizedWeight
 from runahead.runtime.kernels.share import WHOLE, Share
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.config_keys import Unread
@@ -76,8 +77,9 @@ class TensorReader:
     """Gives an architecture the tensors that it names, one after the other.
 
     fill: makes the rank's part of a stack: read, drawn, or without memory where a model is only described. pack: as
-    `KernelSet.pack_weight`. share: the rank's part of the model, which an architecture asks for. parameters: numbers of
-    the tensors given so far, each of them whole.
+    `KernelSet.pack_weight`. share: the rank's part of the model, which an architecture asks for. quantized: makes the
+    rank's part of a stack that stays quantized, and None of others. parameters: numbers of the tensors given so far,
+    each of them whole.
     """
 
     def __init__(
@@ -85,10 +87,12 @@ class TensorReader:
         fill: Callable[[TensorStack], torch.Tensor],
         pack: Callable[[torch.Tensor], torch.Tensor],
         share: Share = WHOLE,
+        quantized: Callable[[TensorStack], QuantizedWeight | None] = lambda stack: None,
     ):
         self._fill = fill
         self.pack = pack
         self.share = share
+        self._quantized = quantized
         self.parameters = 0
 
     def renamed(self, rename: Callable[[str], str]) -> TensorReader:
@@ -110,15 +114,21 @@ class TensorReader:
     ) -> torch.Tensor:
         """The tensors of these names, stacked. rows: of each. dtype: None: the model's. own: int64, rows of the stack
         that are given, each at most once, in this order; None: all. inputs: columns that are given; None: all."""
-        self.parameters += sum(rows) * math.prod(columns)
+        stack, order = self._stack(TensorStack(names, rows, columns, dtype, None, inputs), own)
+        part = self._fill(stack)
+        return part if order is None else part[order.to(part.device)]
+
+    def _stack(self, stack: TensorStack, own: torch.Tensor | None) -> tuple[TensorStack, torch.Tensor | None]:
+        """The stack with these of its rows, ascending, and in which order they are given; None: in this one."""
+        self.parameters += sum(stack.rows) * math.prod(stack.columns)
         if own is None:
-            return self._fill(TensorStack(names, rows, columns, dtype, None, inputs))
+            return stack, None
         ascending = own.sort().values
         ranges = _ranges(ascending)
-        every = ranges == (range(sum(rows)),)
-        part = self._fill(TensorStack(names, rows, columns, dtype, None if every else ranges, inputs))
+        every = ranges == (range(sum(stack.rows)),)
         order = torch.searchsorted(ascending, own)
-        return part if bool((order.diff() == 1).all()) else part[order.to(part.device)]
+        in_order = bool((order.diff() == 1).all())
+        return replace(stack, own=None if every else ranges), None if in_order else order
 
     def norm(self, name: str, width: int, eps: float) -> Norm:
         return Norm(self.tensor((f"{name}.weight",), (width,)), eps)
@@ -132,14 +142,24 @@ class TensorReader:
         bias: bool,
         own: torch.Tensor | None = None,
         inputs: range | None = None,
+        dequantized: bool = False,
     ) -> Linear:
         """One product of several that have the same input. rows: outputs of each. own: int64, which outputs of the
         checkpoint are given, in this order; None: all, as they are. inputs: the rank's own of `columns`, of which it
-        gives a partial sum, the first rank with the bias; None: all."""
-        weight = self.tensor(tuple(f"{name}.weight" for name in names), rows, columns, own=own, inputs=inputs)
+        gives a partial sum, the first rank with the bias; None: all. dequantized: the weight does not stay quantized,
+        since it is not read by a product of a layer alone."""
+        weights = tuple(f"{name}.weight" for name in names)
+        stack, order = self._stack(TensorStack(weights, rows, (columns,), None, None, inputs), own)
+        found = None if dequantized else self._quantized(stack)
+        if found is None:
+            weight = self._fill(stack)
+            weight = self.pack(weight if order is None else weight[order.to(weight.device)])
+        else:
+            found = found if order is None else found.rows(order)
+            weight = torch.empty(found.shape, dtype=found.dtype, device="meta")
         # Every rank asks for it, so that random weights are the same numbers on all of them.
         added = self.tensor(tuple(f"{name}.bias" for name in names), rows, own=own) if bias else None
-        return Linear(self.pack(weight), added if inputs is None or self.share.is_first else None)
+        return Linear(weight, added if inputs is None or self.share.is_first else None, found)
 
     def linear_and_row(self, name: str, row: str, outputs: int, columns: int) -> tuple[Linear, torch.Tensor]:
         """A product without a bias, and a vector, [columns], of a matrix of one row. They are read into one tensor, in

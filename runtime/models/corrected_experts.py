@@ -93,7 +93,7 @@ def corrected_experts(
     correction = tensors.tensor((f"{block}gate.e_score_correction_bias",), (count,), dtype=torch.float32)
     return Experts(
         norm=tensors.norm(f"{own}post_attention_layernorm", hidden, eps),
-        router=tensors.linear((f"{block}gate",), (count,), hidden, bias=False),
+        router=tensors.linear((f"{block}gate",), (count,), hidden, bias=False, dequantized=True),
         gate_up=tensors.linears([tuple(prefix + name for name in first) for prefix in each], rows, hidden),
         down=tensors.linears([(f"{prefix}down_proj",) for prefix in each], (hidden,), width),
         choice=Choice(
@@ -118,6 +118,6 @@ def _shared(
         return None
 
     def linear(names: tuple[str, ...], rows: tuple[int, ...], columns: int) -> Linear:
-        return tensors.linear(tuple(prefix + name for name in names), rows, columns, bias=bias)
+        return tensors.linear(tuple(prefix + name for name in names), rows, columns, bias=bias, dequantized=True)
 
     return SharedExpert(linear(first, (width,) * len(first), hidden), linear(("down_proj",), (hidden,), width))

@@ -86,7 +86,7 @@ def experts(
     mine = tensors.share.part_of(config.experts, "experts")
     each = [f"{own}{block}.experts.{number}." for number in mine]
     if router is None:
-        router = tensors.linear((f"{own}{block}.gate",), (config.experts,), hidden, bias=False)
+        router = tensors.linear((f"{own}{block}.gate",), (config.experts,), hidden, bias=False, dequantized=True)
     return Experts(
         norm=tensors.norm(f"{own}post_attention_layernorm", hidden, config.rms_norm_eps),
         router=router,

@@ -92,8 +92,9 @@ def _feed_forward(config: GraniteHybridConfig, layer: int, tensors: TensorReader
     norm = tensors.norm(f"{own}post_attention_layernorm", hidden, config.rms_norm_eps)
 
     def shared() -> tuple[Linear, Linear]:
-        gate_up = tensors.linear((f"{own}shared_mlp.input_linear",), (2 * width,), hidden, bias=False)
-        return gate_up, tensors.linear((f"{own}shared_mlp.output_linear",), (hidden,), width, bias=False)
+        names, beside = (f"{own}shared_mlp.input_linear", f"{own}shared_mlp.output_linear"), bool(config.experts)
+        gate_up = tensors.linear(names[:1], (2 * width,), hidden, bias=False, dequantized=beside)
+        return gate_up, tensors.linear(names[1:], (hidden,), width, bias=False, dequantized=beside)
 
     if not config.experts:
         return Dense(norm, *shared())
@@ -102,7 +103,7 @@ def _feed_forward(config: GraniteHybridConfig, layer: int, tensors: TensorReader
     beside = SharedExpert(*shared()) if tensors.share.is_first else None
     return Experts(
         norm=norm,
-        router=tensors.linear((f"{block}router.layer",), (count,), hidden, bias=False),
+        router=tensors.linear((f"{block}router.layer",), (count,), hidden, bias=False, dequantized=True),
         gate_up=tensors.linears_of_one(f"{block}input_linear", count, 2 * size, hidden, mine),
         down=tensors.linears_of_one(f"{block}output_linear", count, hidden, size, mine),
         choice=Choice(config.chosen, renormalised=True),

@@ -23,18 +23,19 @@ def load_model(
     positions: int = 0,
     config: ModelConfig | None = None,
     ranks: Ranks = ONE_RANK,
+    quantize: str = "none",
 ) -> Decoder:
     """The checkpoint's decoder, its configuration at `Decoder.config`.
 
     dtype: None takes the checkpoint's own. load_format: auto reads the weights, dummy draws random ones of the
     configured shape and needs the configuration only. progress: called with bytes done and bytes in all. positions: the
     longest context that will be asked for; 0 takes the model's own. config: the checkpoint's, where the caller has read
-    it before; None reads it. Raises CheckpointError.
+    it before; None reads it. quantize: as `load_weights` has it. Raises CheckpointError.
     """
     config = load_config(checkpoint) if config is None else config
     dtype = config.dtype if dtype is None else dtype
     if load_format == "dummy":
-        weights = dummy_weights(config, dtype, device, kernels.pack_weight, share=ranks.share)
+        weights = dummy_weights(config, dtype, device, kernels.pack_weight, share=ranks.share, quantize=quantize)
     else:
-        weights = load_weights(checkpoint, config, dtype, device, kernels.pack_weight, progress, ranks.share)
+        weights = load_weights(checkpoint, config, dtype, device, kernels.pack_weight, progress, ranks.share, quantize)
     return Decoder(config, weights, kernels, positions, ranks)

@@ -93,7 +93,8 @@ def _place_and_bytes(tensor: torch.Tensor) -> tuple[int, int]:
 
 def _tensors(part: Any) -> Iterator[torch.Tensor]:
     if isinstance(part, torch.Tensor):
-        yield part
+        if not part.is_meta:  # a quantized weight is held elsewhere
+            yield part
     elif isinstance(part, tuple):
         for item in part:
             yield from _tensors(item)

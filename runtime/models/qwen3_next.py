@@ -231,8 +231,10 @@ def experts_and_shared(config: Qwen3NextConfig, layer: int, tensors: TensorReade
         own = f"{block}shared_expert"
         router, share = tensors.linear_and_row(f"{block}gate", f"{own}_gate", config.experts, hidden)
         shared = SharedExpert(
-            tensors.linear((f"{own}.gate_proj", f"{own}.up_proj"), (width, width), hidden, bias=False),
-            tensors.linear((f"{own}.down_proj",), (hidden,), width, bias=False),
+            tensors.linear(
+                (f"{own}.gate_proj", f"{own}.up_proj"), (width, width), hidden, bias=False, dequantized=True
+            ),
+            tensors.linear((f"{own}.down_proj",), (hidden,), width, bias=False, dequantized=True),
             share,
         )
     projections = "gate_proj", "up_proj", "down_proj"

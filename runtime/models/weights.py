@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -13,9 +14,12 @@ from runahead.runtime.checkpoint import Checkpoint, CheckpointError, StoredTenso
 from runahead.runtime.checkpoint.quantized.find import without_empty_biases
 from runahead.runtime.checkpoint.refusals import AGAIN
 from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
+from runahead.runtime.kernels.layer_products import may_stay_quantized
+from runahead.runtime.kernels.quantized_weight import QuantizedWeight
 from runahead.runtime.kernels.share import WHOLE, Share
 from runahead.runtime.models.architecture import ModelWeights, TensorReader, TensorStack, Whole
 from runahead.runtime.models.config import ModelConfig
+from runahead.runtime.models.quantized_linears import held_quantized, made_quantized, read_quantized
 from runahead.runtime.models.registry import ARCHITECTURES
 
 Pack = Callable[[torch.Tensor], torch.Tensor]  # KernelSet.pack_weight
@@ -38,30 +42,46 @@ def load_weights(
     pack: Pack,
     progress: Progress | None = None,
     share: Share = WHOLE,
+    quantize: str = "none",
 ) -> ModelWeights:
-    """Read every tensor that `config` asks for, converted to `dtype` on `device`, one after the other. share: of the
-    model, the rank's part; only the rows and columns of this part are read from safetensors files.
+    """Read every tensor that `config` asks for, converted to `dtype` on `device`, one after the other; matrices that
+    are quantized stay so where the device's kernels take them. share: of the model, the rank's part; only the rows and
+    columns of this part are read from safetensors files. quantize: fp8 makes matrices of 16 bits or more FP8.
 
     Raises ShareError where ranks can't have equal parts, CheckpointError as `check_weights`, for a tensor that can't be
     read after all, and for a tied head that is stored and differs from the embedding.
     """
     stored = check_weights(checkpoint, config)
+    may_stay = may_stay_quantized(described(config, share).layers, device.type)
     total = sum(tensor.size_bytes for tensor in stored.values())
     done = 0
 
     def fill(stack: TensorStack) -> torch.Tensor:
-        nonlocal done
         part, begin = torch.empty(stack.own_shape, dtype=stack.dtype or dtype, device=device), 0
         for name, rows in stack.pieces():
             copy_stored(stored[name], part[begin : begin + len(rows)], rows, stack.inputs)
             begin += len(rows)
+        read(stack)
+        return part
+
+    def quantized(stack: TensorStack) -> QuantizedWeight | None:
+        held = held_quantized(stack, stored, dtype, device.type, quantize) if may_stay else None
+        if held is None:
+            return None
+        if held.is_made:
+            return made_quantized(stack, fill(replace(stack, inputs=None)))
+        found = read_quantized(held, stack, stored, dtype, device)
+        read(stack)
+        return found
+
+    def read(stack: TensorStack) -> None:
+        nonlocal done
         for name in stack.names:
             done += stored[name].size_bytes
             if progress is not None:
                 progress(done, total)
-        return part
 
-    weights = ARCHITECTURES[config.architecture].weights(config, TensorReader(fill, pack, share))
+    weights = ARCHITECTURES[config.architecture].weights(config, TensorReader(fill, pack, share, quantized))
     first = share.rank * len(weights.embedding)
     if _has_tied_copy(config, stored) and not is_copy(stored[_HEAD], weights.embedding, first=first):
         raise CheckpointError(
@@ -81,10 +101,18 @@ def dummy_weights(
     pack: Pack,
     seed: int = 0,
     share: Share = WHOLE,
+    quantize: str = "none",
 ) -> ModelWeights:
     """Random weights of the configured shape, the same for the same seed: norms near 1, products that keep scale.
-    share: the rank's part of them, which are the same numbers for any number of ranks."""
-    return ARCHITECTURES[config.architecture].weights(config, TensorReader(drawing(dtype, device, seed), pack, share))
+    share: the rank's part of them, which are the same numbers for any number of ranks. quantize: as `load_weights`."""
+    fill, may_stay = drawing(dtype, device, seed), may_stay_quantized(described(config, share).layers, device.type)
+
+    def quantized(stack: TensorStack) -> QuantizedWeight | None:
+        if not may_stay or held_quantized(stack, {}, dtype, device.type, quantize) is None:
+            return None
+        return made_quantized(stack, fill(replace(stack, inputs=None)))
+
+    return ARCHITECTURES[config.architecture].weights(config, TensorReader(fill, pack, share, quantized))
 
 
 def drawing(dtype: torch.dtype, device: torch.device, seed: int = 0) -> Callable[[TensorStack], torch.Tensor]:
@@ -108,18 +136,23 @@ def drawing(dtype: torch.dtype, device: torch.device, seed: int = 0) -> Callable
 def described(config: ModelConfig, share: Share = WHOLE) -> ModelWeights:
     """The model that `config` asks for, its tensors without memory or values (torch's device `meta`), not packed.
     share: as `load_weights` has it. Raises ShareError."""
-    return _described(config, share)[0]
+    return described_stacks(config, share)[0]
 
 
-def _described(config: ModelConfig, share: Share = WHOLE) -> tuple[ModelWeights, list[TensorStack]]:
-    """Beside the model, the stacks of tensors that it is made of."""
+def described_stacks(
+    config: ModelConfig, share: Share = WHOLE
+) -> tuple[ModelWeights, list[TensorStack], set[TensorStack]]:
+    """As `described`; beside the model, the stacks of tensors that it is made of, and those of them that are matrices
+    which may stay quantized."""
     stacks: list[TensorStack] = []
+    offered: set[TensorStack] = set()
 
     def fill(stack: TensorStack) -> torch.Tensor:
         stacks.append(stack)
         return torch.empty(stack.own_shape, dtype=stack.dtype, device="meta")
 
-    return ARCHITECTURES[config.architecture].weights(config, TensorReader(fill, lambda weight: weight, share)), stacks
+    tensors = TensorReader(fill, lambda weight: weight, share, offered.add)
+    return ARCHITECTURES[config.architecture].weights(config, tensors), stacks, offered
 
 
 def check_weights(checkpoint: Checkpoint, config: ModelConfig) -> Mapping[str, StoredTensor]:
@@ -133,7 +166,7 @@ def check_weights(checkpoint: Checkpoint, config: ModelConfig) -> Mapping[str, S
     stored = stored if whole is None else _of_text(stored, whole)
     unstacked = ARCHITECTURES[config.architecture].unstacked
     stored = stored if unstacked is None else unstacked(config, stored)
-    _, stacks = _described(config)
+    _, stacks, _ = described_stacks(config)
     expected = {name: stack.shape(i) for stack in stacks for i, name in enumerate(stack.names)}
     stored = without_empty_biases(stored, expected)
     for name, shape in expected.items():

@@ -17,7 +17,6 @@ from runahead.cuda_graphs.rings import RingMemory
 from runahead.runtime.checkpoint import Checkpoint
 from runahead.runtime.drafters.ngram import NgramDrafter
 from runahead.runtime.masks.mask_worker import MaskWorker
-from runahead.runtime.models import weights
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.cpu_kernels import products_of_a_rank, tried_kernels
 from runahead.runtime.models.decoder import Decoder
@@ -32,6 +31,7 @@ from runahead.runtime.process.memory_facts import DraftingBytes, memory_facts
 from runahead.runtime.process.parts import (
     MadeOnDevice,
     blocks_in,
+    bytes_to_load,
     check_blocks,
     check_tensors,
     dtype_of,
@@ -68,7 +68,8 @@ def make_on_cpu(
     files = drafting_files(config, checkpoint, described, context)
     kept = kept_with_drafter(config, described, dtype, files)
     cache, drafting = _CACHE_BYTES // config.tensor_parallel, files.weight_bytes if files else 0
-    config, why_sizes = sized(config, described, context, Cpu(cache), kept, drafting)
+    to_load = bytes_to_load(config, checkpoint, described, "cpu")
+    config, why_sizes = sized(config, to_load, context, Cpu(cache), kept, drafting)
     snapshots = snapshots_in(config, kept, context, None if config.num_blocks else cache)
     blocks = config.num_blocks or blocks_in(cache, config, kept, context, snapshots)
     check_blocks(blocks, config, context, kept, snapshots)
@@ -89,10 +90,11 @@ def make_on_cpu(
         ranks = start_ranks(config, checkpoint, described, context, layout, trial, snapshots)
         undo.callback(ranks.close)
         head, rings = None, ranks.rings(layout)
-        with room_for_weights(weights.described(described).parameters * dtype.itemsize + drafting):
+        with room_for_weights(to_load + drafting):
             model = load_model(
-                checkpoint, _CPU, dtype, config.load_format, kernels, loading, context, described, ranks.exchange
-            )
+                checkpoint, _CPU, dtype, config.load_format, kernels, loading, context, described, ranks.exchange,
+                config.quantize,
+            )  # fmt: skip
             if files is not None:
                 # A head of a folder of its own is what it is.
                 drawn = config.load_format == "dummy" and config.drafter != "eagle"

@@ -14,6 +14,7 @@ from runahead.cuda_graphs.buckets import MOST_FORWARD_TOKENS, buckets_for
 from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings, free_bytes
 from runahead.cuda_graphs.rings import RingLayout, RingMemory, ring_bytes
 from runahead.runtime.checkpoint import Checkpoint
+from runahead.runtime.kernels.ranks import ONE_RANK
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.models import weights
 from runahead.runtime.models.config import ModelConfig
@@ -28,6 +29,7 @@ from runahead.runtime.process.memory_facts import DraftingBytes, memory_facts
 from runahead.runtime.process.parts import (
     MadeOnDevice,
     blocks_in,
+    bytes_to_load,
     check_blocks,
     check_tensors,
     dtype_of,
@@ -88,18 +90,22 @@ def make_on_cuda(
     files = drafting_files(config, checkpoint, described, context)
     kept = kept_with_drafter(config, described, dtype, files)
     drafting = files.parameters * dtype.itemsize if files is not None else 0
-    config, why_sizes = sized(config, described, context, Gpu(name, memory), kept, drafting)
+    to_load = bytes_to_load(config, checkpoint, described, "cuda")
+    config, why_sizes = sized(config, to_load, context, Gpu(name, memory), kept, drafting)
     keep_kernels(config.kernel_cache, config.spelling("kernel_cache"))
     use_gpu_as(config.gpu_capability)
     exactness = _exactness(config, described, dtype)
     check_tensors(config, checkpoint, described)
-    to_load = weights.described(described).parameters * dtype.itemsize + drafting
+    to_load += drafting
     _check_memory(config, to_load, dtype, context, free, memory, kept)
     log = structlog.get_logger("engine")
     log.info("exactness", asked=config.exact, **msgspec.structs.asdict(exactness))
     kernels = gpu_kernels(exactness.exact)
     with room_for_weights(to_load):
-        model = load_model(checkpoint, device, dtype, config.load_format, kernels, loading, context, described)
+        model = load_model(
+            checkpoint, device, dtype, config.load_format, kernels, loading, context, described, ONE_RANK,
+            config.quantize,
+        )  # fmt: skip
         head = None
         if files is not None:
             # A head of a folder of its own is what it is.

@@ -51,7 +51,9 @@ def engine_info(made: MadeOnDevice, context: int, checkpoint: Checkpoint) -> Eng
         structures=made.masks is not None,
         layers=layer_kinds(model.weights.layers),
         drafters=drafters_of(config, model.config, checkpoint),
-        weights=() if config.load_format == "dummy" else weight_formats(checkpoint, model.config, model.dtype),
+        weights=()
+        if config.load_format == "dummy"
+        else weight_formats(checkpoint, model.config, model.dtype, model.device.type, config.quantize),
         drafter=config.drafter,
         draft_parameters=made.draft_parameters,
         prompt_launches=PromptLaunches(

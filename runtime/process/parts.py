@@ -12,7 +12,8 @@ import torch
 
 from runahead.cuda_graphs.device import Device
 from runahead.cuda_graphs.rings import RingLayout
-from runahead.runtime.checkpoint import Checkpoint
+from runahead.runtime.checkpoint import Checkpoint, CheckpointError
+from runahead.runtime.checkpoint.quantized.numbers import FLOATS
 from runahead.runtime.engine.poison import Poison
 from runahead.runtime.masks.masks import Masks
 from runahead.runtime.memory.block_pool import BlockPool
@@ -21,6 +22,7 @@ from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.division import part_of, why_not_divided
 from runahead.runtime.models.memory import KeptBytes, memory_of
 from runahead.runtime.models.mtp import names_head
+from runahead.runtime.models.weight_formats import held_bytes
 from runahead.runtime.models.weights import check_weights, described
 from runahead.runtime.plan import PLAN_WORDS
 from runahead.runtime.process.progress import Progress
@@ -140,22 +142,37 @@ def check_model(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def sized(
-    config: EngineConfig, model: ModelConfig, context: int, machine: Gpu | Cpu, kept: KeptBytes, drafting: int = 0
+    config: EngineConfig, weight_bytes: int, context: int, machine: Gpu | Cpu, kept: KeptBytes, drafting: int = 0
 ) -> tuple[EngineConfig, str]:
     """The settings with every size of a launch in them, and why those that nobody has set are what they are; logged.
-    kept: with what a drafter keeps in a KV block. drafting: bytes of the weights of a head or a model that drafts."""
-    weight_bytes = described(model).parameters * dtype_of(config, model).itemsize
+    weight_bytes: of the model. kept: with what a drafter keeps in a KV block. drafting: bytes of the weights of a head
+    or a model that drafts."""
     size = ModelSize(weight_bytes, kept.block // config.block_size, context, kept.row, drafting)
     found, why = with_sizes(config, machine, size)
     structlog.get_logger("engine").info("sizes", **{name: getattr(found, name) for name in NAMES}, why=why)
     return found, why
 
 
+def bytes_to_load(config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig, device: str) -> int:
+    """Of the model's weights on the device. device: the type of it. Raises CheckpointError for tensors that can't be
+    served."""
+    of_files = None if config.load_format == "dummy" else checkpoint
+    return held_bytes(of_files, model, dtype_of(config, model), device, config.quantize)
+
+
 def check_tensors(config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig) -> None:
     """Raises CheckpointError for tensors that can't be served, by what the files' headers say: before kernels are tried
     and the first of many GiB is read."""
-    if config.load_format != "dummy":
-        check_weights(checkpoint, model)
+    if config.load_format == "dummy":
+        return
+    stored = check_weights(checkpoint, model)
+    quantized = {name: tensor.dtype for name, tensor in stored.items() if tensor.dtype not in FLOATS}
+    if config.quantize != "none" and quantized:
+        name, dtype = next(iter(quantized.items()))
+        raise CheckpointError(
+            f"{config.spelling('quantize')} {config.quantize} needs weights in 16 or 32 bits, and the checkpoint "
+            f"{checkpoint.path} is quantized already, tensor {name} as {dtype}: leave the setting out"
+        )
 
 
 def dtype_of(config: EngineConfig, model: ModelConfig) -> torch.dtype:

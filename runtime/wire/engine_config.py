@@ -56,6 +56,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         DtypeName,
         Meta(description="of weights and arithmetic; auto: float32 on the CPU, the checkpoint's own on CUDA"),
     ] = "auto"
+    quantize: Annotated[Literal["none", "fp8"], Meta(description="fp8: matrices become FP8 at load")] = "none"
     tensor_parallel: Annotated[
         int, Meta(ge=1, le=8, description="ranks that have the model between them, a process each")
     ] = 1

@@ -16,7 +16,8 @@ from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
 from runahead.runtime.rounding import ceil_div
 
 _PIECE: Final = 1 << 22  # numbers that are dequantized at once: 16 MiB of float32
-_ROWS: Final = 8  # a piece begins at a multiple: in a word of AWQ lie numbers of so many rows
+_ROWS: Final = 8  # in a word of AWQ lie numbers of so many rows
+_SIGN: Final = 128  # what an int8 is above zero where it has no sign
 # AWQ: column c of eight lies in bits 4 * _AWQ[c] and up of a word.
 _AWQ: Final = np.array([0, 4, 1, 5, 2, 6, 3, 7])
 
@@ -27,8 +28,15 @@ class Codes(Protocol):
     @property
     def stored(self) -> SafetensorsTensor: ...
 
+    @property
+    def bits(self) -> int: ...
+
+    def codes(self, begin: int, end: int, matrix: int | None) -> NDArray[np.uint8]:
+        """The bits of each number, an integer's without a sign, [end - begin, columns]. matrix: of a stack of them
+        which one. Raises CheckpointError for NaN."""
+
     def rows(self, begin: int, end: int, matrix: int | None) -> NDArray[np.float32]:
-        """float32 [end - begin, columns], new. matrix: of a stack of them which one."""
+        """float32 [end - begin, columns], new. matrix: as `codes` has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +44,20 @@ class ByteCodes:
     """One number a byte, FP8 e4m3 or int8, [rows, columns], or a stack of such matrices."""
 
     stored: SafetensorsTensor
+    bits: int = 8
 
-    def rows(self, begin: int, end: int, matrix: int | None) -> NDArray[np.float32]:
+    def codes(self, begin: int, end: int, matrix: int | None) -> NDArray[np.uint8]:
         whole = mapped(self.stored)
         part = (whole if matrix is None else whole[matrix])[begin:end]
-        numbers: NDArray[np.float32] = part.astype(np.float32) if self.stored.dtype == "I8" else E4M3[part]
-        if np.isnan(numbers).any():
+        if self.stored.dtype == "I8":
+            return part.view(np.uint8) ^ np.uint8(_SIGN)
+        if (part & 127 == 127).any():
             raise CheckpointError(f"tensor {self.stored.name} holds NaN; {AGAIN}")
-        return numbers
+        return np.array(part)
+
+    def rows(self, begin: int, end: int, matrix: int | None) -> NDArray[np.float32]:
+        codes = self.codes(begin, end, matrix)
+        return E4M3[codes] if self.stored.dtype != "I8" else codes.astype(np.float32) - np.float32(_SIGN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +74,17 @@ class PackedCodes:
     columns: int
     offset: int = 0
 
-    def rows(self, begin: int, end: int, matrix: int | None) -> NDArray[np.float32]:
+    def codes(self, begin: int, end: int, matrix: int | None) -> NDArray[np.uint8]:
         words = mapped(self.stored)
         if self.layout == "awq":
-            packed = words[:, begin // _ROWS : ceil_div(end, _ROWS)]
-            return in_awq_order(unpacked(packed, self.bits))[:, : end - begin].T.astype(np.float32)
+            first = begin // _ROWS
+            packed = words[:, first : ceil_div(end, _ROWS)]
+            return in_awq_order(unpacked(packed, self.bits)).T[begin - first * _ROWS : end - first * _ROWS]
         packed = words[:, begin:end].T if self.layout == "gptq" else words[begin:end]
-        numbers = unpacked(packed, self.bits)[:, : self.columns].astype(np.float32)
-        numbers -= self.offset
-        return numbers
+        return unpacked(packed, self.bits)[:, : self.columns]
+
+    def rows(self, begin: int, end: int, matrix: int | None) -> NDArray[np.float32]:
+        return self.codes(begin, end, matrix).astype(np.float32) - np.float32(self.offset)
 
 
 def unpacked(words: NDArray[Any], bits: int) -> NDArray[np.uint8]:
@@ -177,6 +193,28 @@ class QuantizedTensor:
         size = self.size_bytes * (end - begin) // (matrices * rows)
         return replace(self, shape=(end - begin, columns), size_bytes=size, matrix=number, first_row=begin)
 
+    @property
+    def are_columns_in_order(self) -> bool:
+        """The groups of columns follow one another. Raises CheckpointError for a group that is not there."""
+        columns, size = self.shape[-1], self.scales.block[1]
+        return bool((self.scales.groups(columns) == np.arange(columns) // size).all())
+
+    def quantized_rows(
+        self, begin: int, end: int
+    ) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.float32] | None]:
+        """Rows as they are stored: their numbers, [rows, columns], an integer's without a sign; and of each row and
+        group of columns the scale and, where there are any, the zero point of these numbers, [rows, groups].
+
+        Raises CheckpointError as `pieces`.
+        """
+        codes = self.codes.codes(self.first_row + begin, self.first_row + end, self.matrix)
+        scales, zero_points = self.scales.read(self.matrix)
+        of_rows = np.arange(self.first_row + begin, self.first_row + end) // self.scales.block[0]
+        if zero_points is None:
+            return codes, scales[of_rows], None
+        unsigned = _SIGN if self.scales.layout == "scaled" else self.scales.zero_point_offset
+        return codes, scales[of_rows], zero_points[of_rows] + np.float32(unsigned)
+
     def check(self, shape: tuple[int, ...]) -> None:
         """Raises CheckpointError unless the weight has this shape."""
         if self.shape != shape:
@@ -200,7 +238,7 @@ class QuantizedTensor:
         rows, columns = self.shape
         scales, zero_points = self.scales.read(self.matrix)
         groups = self.scales.groups(columns)
-        step = max(1, _PIECE // columns // _ROWS) * _ROWS
+        step = max(1, _PIECE // columns)
         for begin in range(0, rows, step):
             end = min(begin + step, rows)
             first = self.first_row + begin

@@ -42,7 +42,7 @@ from runahead.runtime.kernels.reference.buffers import (
 )
 from runahead.runtime.kernels.reference.experts import BoundExperts, ExpertBuffers, live_tokens
 from runahead.runtime.kernels.reference.gated_delta import BoundDelta, DeltaBuffers
-from runahead.runtime.kernels.reference.linear import Product, Products, choose_products, linear
+from runahead.runtime.kernels.reference.linear import Product, Products, bound_product, choose_products, linear
 from runahead.runtime.kernels.reference.mamba2 import BoundMamba2, Mamba2Buffers
 from runahead.runtime.kernels.reference.norm import (
     NormWeight,
@@ -282,7 +282,7 @@ class ReferenceBoundKernels:
         return torch.from_numpy(norm.out[: stream.num_tokens].copy())
 
     def _bound(self, linear: Linear) -> Product:
-        return self._products.bind(linear.weight, linear.bias)
+        return bound_product(self._products, linear)
 
     def _embed(self, buffers: Buffers) -> None:
         """The rows of the embedding, of which a rank has those of its tokens, and zeros of the others."""

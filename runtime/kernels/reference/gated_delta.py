@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from runahead.runtime.kernels.layers import DeltaShape, GatedDelta
-from runahead.runtime.kernels.reference.linear import Product, Products
+from runahead.runtime.kernels.reference.linear import Product, Products, bound_product
 from runahead.runtime.kernels.reference.norm import NormWeight, RmsNorm, silu_mul
 from runahead.runtime.kernels.reference.recurrence import Convolution, Runs, softplus
 
@@ -58,8 +58,8 @@ class BoundDelta:
     def of(weights: GatedDelta, products: Products) -> BoundDelta:
         return BoundDelta(
             weights.shape,
-            products.bind(weights.proj.weight, weights.proj.bias),
-            products.bind(weights.out.weight, weights.out.bias),
+            bound_product(products, weights.proj),
+            bound_product(products, weights.out),
             Convolution(np.ascontiguousarray(weights.conv_weight.float().numpy()[:, 0].T), None),
             weights.a.float().numpy(),
             weights.dt_bias.float().numpy(),

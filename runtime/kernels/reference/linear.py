@@ -15,6 +15,8 @@ from typing import Final, Protocol
 import numpy as np
 import torch
 
+from runahead.runtime.kernels.layers import Linear
+from runahead.runtime.kernels.quantized_weight import QuantizedWeight
 from runahead.runtime.rounding import ceil_div
 
 _COMPILED_ROWS: Final = 64
@@ -155,6 +157,31 @@ def compiled_parts(rows: int) -> tuple[slice, ...]:
 def _reorder(weight: torch.Tensor) -> torch.Tensor:
     packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
     return packed
+
+
+@dataclass(frozen=True, slots=True)
+class _DequantizedProduct:
+    """Of a matrix that is dequantized for each product, so that the bits are those of the matrix in its dtype."""
+
+    products: Products
+    weight: QuantizedWeight
+    bias: torch.Tensor | None
+
+    def write(self, x: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+        self._bound().write(x, out)
+
+    def add(self, x: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+        self._bound().add(x, out)
+
+    def _bound(self) -> Product:
+        return self.products.bind(self.products.pack(self.weight.dequantized()), self.bias)
+
+
+def bound_product(products: Products, linear: Linear) -> Product:
+    """The product of a layer, whether its weight is quantized or not."""
+    if linear.quantized is not None:
+        return _DequantizedProduct(products, linear.quantized, linear.bias)
+    return products.bind(linear.weight, linear.bias)
 
 
 def linear(products: Products, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

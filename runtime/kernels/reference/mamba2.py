@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from runahead.runtime.kernels.layers import Mamba2, Mamba2Shape
-from runahead.runtime.kernels.reference.linear import Product, Products
+from runahead.runtime.kernels.reference.linear import Product, Products, bound_product
 from runahead.runtime.kernels.reference.norm import NormWeight, RmsNorm, silu_mul
 from runahead.runtime.kernels.reference.recurrence import Convolution, Runs, softplus
 
@@ -59,8 +59,8 @@ class BoundMamba2:
         norm = NormWeight.of(weights.gated_norm)
         return BoundMamba2(
             weights.shape,
-            products.bind(weights.proj.weight, weights.proj.bias),
-            products.bind(weights.out.weight, weights.out.bias),
+            bound_product(products, weights.proj),
+            bound_product(products, weights.out),
             Convolution(
                 np.ascontiguousarray(weights.conv_weight.float().numpy()[:, 0].T),
                 None if weights.conv_bias is None else weights.conv_bias.float().numpy(),

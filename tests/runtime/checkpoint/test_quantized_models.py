@@ -24,7 +24,6 @@ from runahead.runtime.checkpoint.quantized.tensor import QuantizedTensor
 from runahead.runtime.kernels.layers import Attention
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.models.decoder import Decoder
-from runahead.runtime.models.head_entries import unpacked
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.trial import Trial
 from tests.runtime.checkpoint.quantized_reader import dequantize_folder
@@ -275,4 +274,5 @@ def test_the_dtype_that_is_served_gets_each_number_rounded_once(tmp_path: Path) 
     exact, rounded = decoder(tmp_path / "quantized"), decoder(tmp_path / "quantized", torch.bfloat16)
     for one, other in zip(exact.weights.layers, rounded.weights.layers, strict=True):
         assert isinstance(one.mixer, Attention) and isinstance(other.mixer, Attention)
-        assert torch.equal(unpacked(one.mixer.qkv.weight).bfloat16(), unpacked(other.mixer.qkv.weight))
+        assert one.mixer.qkv.quantized is not None and other.mixer.qkv.quantized is not None
+        assert torch.equal(one.mixer.qkv.quantized.dequantized().bfloat16(), other.mixer.qkv.quantized.dequantized())

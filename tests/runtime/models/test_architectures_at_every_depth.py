@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,11 +34,14 @@ def prompts(vocab: int) -> list[list[int]]:
     return [[(37 * i + 11 * j) % vocab for j in range(length)] for i, length in enumerate(LENGTHS)]
 
 
-def completions(folder: Path, depth: int, vocab: int, drawn: bool = False, count: int = TOKENS) -> dict[int, list[int]]:
+def completions(
+    folder: Path, depth: int, vocab: int, drawn: bool = False, count: int = TOKENS, **settings: Any
+) -> dict[int, list[int]]:
     """What the engine generates, in the CPU device's test mode: delays, and poison in what is given back."""
     config = EngineConfig(
         model=str(folder), load_format="dummy" if drawn else "auto", run_ahead=depth, max_rows=4, block_size=8,
         prefill_chunk=16, max_prefill_tokens=32, num_blocks=100, device="cpu", threads=1, jitter_seed=depth,
+        **settings,
     )  # fmt: skip
     parts = assemble(config, lambda done, total: None)
     links = MemoryLinks()

@@ -1,0 +1,134 @@
+"""A matrix that stays quantized in memory. Every format of a checkpoint becomes this one layout while it is loaded."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+import torch
+
+from runahead.runtime.rounding import ceil_div
+
+Kind = Literal["fp8", "int8", "int4"]
+_HALF: Final = 64  # columns between the two numbers of a byte, at most
+_TILE: Final = 1 << 22  # numbers that are dequantized at once: 16 MiB of float32
+# What the kernels of a GPU take: depths and groups in multiples of these.
+GPU_DEPTHS: Final = 64
+_GPU_DEPTHS_INT4: Final = 128
+_GPU_GROUPS: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedWeight:
+    """A matrix [out, in]. An element is (number - zero point) * scale in float32, rounded once to `dtype`.
+
+    kind: fp8 is e4m3 and has no zero points. numbers: uint8 [out, in]; of int4 [out, in // 2], where byte j of every
+    `half` bytes has column j of their 2 * half columns in its low bits and column half + j in its high bits. scales:
+    [groups, out], float32, bfloat16 or float16. zero_points: uint8 [groups, out]; None: all are half of the range of
+    the numbers. group: columns that share a scale; the last group may have fewer.
+    """
+
+    kind: Kind
+    numbers: torch.Tensor
+    scales: torch.Tensor
+    zero_points: torch.Tensor | None
+    group: int
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        outputs, width = self.numbers.shape
+        return outputs, 2 * width if self.kind == "int4" else width
+
+    @property
+    def half(self) -> int:
+        """Columns between the two numbers of a byte of int4."""
+        return half_of(self.shape[1])
+
+    @property
+    def is_per_channel(self) -> bool:
+        """A row has one scale."""
+        return self.scales.shape[0] == 1
+
+    def rows(self, order: torch.Tensor) -> QuantizedWeight:
+        """Some of the rows. order: int64 [n], which ones."""
+        order = order.to(self.numbers.device)
+        zeros = None if self.zero_points is None else self.zero_points[:, order].contiguous()
+        return replace(self, numbers=self.numbers[order], scales=self.scales[:, order].contiguous(), zero_points=zeros)
+
+    def dequantized(self) -> torch.Tensor:
+        """The matrix, [out, in] of `dtype`, one tile of rows after the other."""
+        outputs, depth = self.shape
+        found = torch.empty((outputs, depth), dtype=self.dtype, device=self.numbers.device)
+        step = max(1, _TILE // depth)
+        for first in range(0, outputs, step):
+            rows = slice(first, min(first + step, outputs))
+            numbers = self._numbers(rows, depth)
+            if self.kind != "fp8":
+                numbers -= (
+                    1 << _BITS[self.kind] - 1 if self.zero_points is None else self._spread(self.zero_points, rows)
+                )
+            found[rows] = numbers.mul_(self._spread(self.scales, rows))
+        return found
+
+    def _numbers(self, rows: slice, depth: int) -> torch.Tensor:
+        """As they are stored, float32 [rows, in]."""
+        stored = self.numbers[rows]
+        if self.kind == "fp8":
+            return stored.view(torch.float8_e4m3fn).float()
+        if self.kind == "int8":
+            return stored.float()
+        pairs = stored.view(len(stored), -1, 1, self.half)
+        return torch.cat((pairs & 15, pairs >> 4), 2).view(len(stored), depth).float()
+
+    def _spread(self, of_groups: torch.Tensor, rows: slice) -> torch.Tensor:
+        """What groups have, for each column, float32 [rows, in], or [rows, 1] where there is one group."""
+        found = of_groups[:, rows].t().float()
+        return found if self.is_per_channel else found.repeat_interleave(self.group, 1)[:, : self.shape[1]]
+
+
+_BITS: Final[dict[Kind, int]] = {"fp8": 8, "int8": 8, "int4": 4}
+
+
+def half_of(depth: int) -> int:
+    """Columns between the two numbers of a byte of int4, of a matrix with so many; 0: they can't lie in pairs."""
+    return math.gcd(depth, 2 * _HALF) // 2
+
+
+def packed_pairs(numbers: torch.Tensor) -> torch.Tensor:
+    """Numbers of 4 bits in pairs, as `QuantizedWeight` has them: uint8 [out, in // 2]. numbers: uint8 [out, in]."""
+    outputs, depth = numbers.shape
+    pairs = numbers.view(outputs, -1, 2, half_of(depth))
+    return (pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(outputs, depth // 2)
+
+
+def quantized_to_fp8(weight: torch.Tensor) -> QuantizedWeight:
+    """FP8 with a float32 scale for each row, the greatest of its numbers over 448; 1 for a row of zeros. weight:
+    [out, in] of any dtype, which the result has for its own."""
+    scales = weight.abs().amax(1).float() / torch.finfo(torch.float8_e4m3fn).max
+    scales = torch.where(scales > 0, scales, 1.0)
+    numbers = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
+    step = max(1, _TILE // weight.shape[1])
+    for part, into, own in zip(weight.split(step), numbers.split(step), scales.split(step), strict=True):
+        into.copy_((part.float() / own[:, None]).to(torch.float8_e4m3fn).view(torch.uint8))
+    return QuantizedWeight("fp8", numbers, scales[None], None, weight.shape[1], weight.dtype)
+
+
+def stays_quantized(kind: Kind, depth: int, group: int, dtype: torch.dtype, device: str) -> bool:
+    """Whether kernels of the device take a matrix with so many columns, of this kind and groups, as it is; others are
+    dequantized while they are loaded. dtype: that is served. device: the type of it."""
+    if kind == "int4" and not half_of(depth):
+        return False
+    if device == "cpu":
+        return True
+    multiple = _GPU_DEPTHS_INT4 if kind == "int4" else GPU_DEPTHS
+    return dtype == torch.bfloat16 and not depth % multiple and (group >= depth or not group % _GPU_GROUPS)
+
+
+def quantized_bytes(
+    kind: Kind, outputs: int, depth: int, group: int, scale_bytes: int, *, has_zero_points: bool
+) -> int:
+    """Bytes that a `QuantizedWeight` takes. scale_bytes: of a scale."""
+    groups = ceil_div(depth, group)
+    return outputs * depth * _BITS[kind] // 8 + outputs * groups * (scale_bytes + has_zero_points)

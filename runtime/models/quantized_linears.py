@@ -1,0 +1,125 @@
+"""Which of a model's matrices stay quantized in memory, and how they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+
+from runahead.runtime.checkpoint import StoredTensor
+from runahead.runtime.checkpoint.quantized.numbers import FLOATS
+from runahead.runtime.checkpoint.quantized.tensor import QuantizedTensor
+from runahead.runtime.kernels.quantized_weight import (
+    Kind,
+    QuantizedWeight,
+    packed_pairs,
+    quantized_bytes,
+    quantized_to_fp8,
+    stays_quantized,
+)
+from runahead.runtime.models.architecture import TensorStack
+from runahead.runtime.rounding import ceil_div
+
+_KINDS: Final[dict[tuple[bool, int], Kind]] = {(True, 8): "fp8", (False, 8): "int8", (False, 4): "int4"}
+_SCALE_DTYPES: Final = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_ROWS_AT_ONCE: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """How a matrix is held. group: columns that share a scale. has_zero_points: some of the stored tensors have them.
+    is_made: it is quantized while it is loaded."""
+
+    kind: Kind
+    group: int
+    scales: torch.dtype
+    has_zero_points: bool = False
+    is_made: bool = False
+
+    def size_bytes(self, outputs: int, depth: int) -> int:
+        return quantized_bytes(
+            self.kind, outputs, depth, self.group, self.scales.itemsize, has_zero_points=self.has_zero_points
+        )
+
+
+def held_quantized(
+    stack: TensorStack, stored: Mapping[str, StoredTensor], dtype: torch.dtype, device: str, quantize: str = "none"
+) -> Held | None:
+    """How the rank's part of a stack of matrices stays quantized; None: it is held in `dtype`. stored: the checkpoint's
+    tensors; without those of the stack, its weights are random. device: the type of it. quantize: fp8 has matrices of
+    16 bits or more become FP8. Raises CheckpointError for a group of columns that is not there."""
+    columns = stack.columns[0]
+    depth = columns if stack.inputs is None else len(stack.inputs)
+    parts = [stored[name] for name in stack.names if name in stored]
+    held: Held | None
+    if all(isinstance(part, QuantizedTensor) for part in parts) and parts:
+        held = _held([part for part in parts if isinstance(part, QuantizedTensor)], columns)
+    else:
+        made = quantize == "fp8" and all(part.dtype in FLOATS for part in parts)
+        held = Held("fp8", columns, torch.float32, is_made=True) if made else None
+    if held is None or not stays_quantized(held.kind, depth, held.group, dtype, device):
+        return None
+    cut = 0 if stack.inputs is None or held.group >= columns else stack.inputs.start % held.group
+    return None if cut else held
+
+
+def _held(parts: list[QuantizedTensor], columns: int) -> Held | None:
+    """None: the matrices are quantized in different ways, or their columns are not in the order of their groups."""
+    found = {
+        (part.codes.stored.dtype == "F8_E4M3", part.codes.bits, min(part.scales.block[1], columns)) for part in parts
+    }
+    if len(found) > 1 or not all(len(part.shape) == 2 and part.are_columns_in_order for part in parts):
+        return None
+    is_float, bits, group = found.pop()
+    dtypes = {_SCALE_DTYPES[part.scales.stored.dtype] for part in parts}
+    zeros = any(part.scales.zero_points is not None for part in parts)
+    return Held(_KINDS[is_float, bits], group, dtypes.pop() if len(dtypes) == 1 else torch.float32, zeros)
+
+
+def read_quantized(
+    held: Held, stack: TensorStack, stored: Mapping[str, StoredTensor], dtype: torch.dtype, device: torch.device
+) -> QuantizedWeight:
+    """The rank's part of a stack of quantized matrices, on the device. Raises CheckpointError for a scale that is zero
+    or not finite, and an FP8 number that is NaN."""
+    outputs, columns = stack.own_shape
+    numbers = torch.empty((outputs, columns // (2 if held.kind == "int4" else 1)), dtype=torch.uint8, device=device)
+    groups = slice(None)
+    if stack.inputs is not None and held.group < stack.columns[0]:
+        groups = slice(stack.inputs.start // held.group, ceil_div(stack.inputs.stop, held.group))
+    inputs = slice(None) if stack.inputs is None else slice(stack.inputs.start, stack.inputs.stop)
+    scales, zero_points, first = [], [], 0
+    middle = 1 << (3 if held.kind == "int4" else 7)
+    for name, rows in stack.pieces():
+        tensor = stored[name]
+        assert isinstance(tensor, QuantizedTensor)
+        for begin in range(rows.start, rows.stop, _ROWS_AT_ONCE):
+            end = min(begin + _ROWS_AT_ONCE, rows.stop)
+            codes, of_groups, zeros = tensor.quantized_rows(begin, end)
+            part = torch.from_numpy(np.array(codes[:, inputs], order="C")).to(device)
+            numbers[first : first + len(part)] = packed_pairs(part) if held.kind == "int4" else part
+            first += len(part)
+            scales.append(np.broadcast_to(of_groups, (len(codes), of_groups.shape[1]))[:, groups])
+            zero_points.append(np.full_like(scales[-1], middle) if zeros is None else zeros[:, groups])
+    points = np.concatenate(zero_points)
+    has_points = held.has_zero_points and bool((points != middle).any())
+    return QuantizedWeight(
+        held.kind,
+        numbers,
+        torch.from_numpy(np.concatenate(scales)).to(held.scales).t().contiguous().to(device),
+        torch.from_numpy(points.astype(np.uint8)).t().contiguous().to(device) if has_points else None,
+        min(held.group, columns),
+        dtype,
+    )
+
+
+def made_quantized(stack: TensorStack, whole: torch.Tensor) -> QuantizedWeight:
+    """The rank's columns of matrices that are quantized while they are loaded. whole: the rank's rows with all of their
+    columns, of which each row's scale is made."""
+    found = quantized_to_fp8(whole)
+    if stack.inputs is None:
+        return found
+    numbers = found.numbers[:, stack.inputs.start : stack.inputs.stop].contiguous()
+    return QuantizedWeight("fp8", numbers, found.scales, None, numbers.shape[1], found.dtype)

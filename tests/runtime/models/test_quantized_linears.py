@@ -1,0 +1,213 @@
+"""Matrices that stay quantized in memory: their numbers, their bytes, ranks' parts of them, and FP8 made at load."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+import torch
+from safetensors.torch import load_file, save_file
+
+from benchmarks.quantize import FORMATS, quantize
+from runahead.runtime.checkpoint import BUNDLED_FOLDER, CheckpointError, open_checkpoint
+from runahead.runtime.kernels.layer_products import products_of
+from runahead.runtime.kernels.layers import Attention, Dense, Layer, Linear
+from runahead.runtime.kernels.quantized_weight import QuantizedWeight, quantized_to_fp8
+from runahead.runtime.kernels.share import WHOLE, Share
+from runahead.runtime.models.architecture import ModelWeights
+from runahead.runtime.models.memory import weight_bytes
+from runahead.runtime.models.read_config import load_config
+from runahead.runtime.models.weight_formats import held_bytes
+from runahead.runtime.models.weights import dummy_weights, load_weights
+from runahead.runtime.process.assemble import assemble
+from runahead.runtime.wire.engine_config import EngineConfig
+from tests.runtime.checkpoint.quantized_reader import dequantize_folder
+from tests.runtime.kernels.test_expert_shares import ranks
+from tests.runtime.models.checkpoints import CASES, save
+from tests.runtime.models.test_architectures_at_every_depth import completions
+from tests.runtime.models.test_shares_of_dense_models import check_parts
+
+CPU = torch.device("cpu")
+GROUP = 16
+
+
+def folder_of(case: str, name: str, tmp_path: Path, group: int = GROUP) -> Path:
+    save(next(one for one in CASES if one.name == case), tmp_path / "plain")
+    quantize(tmp_path / "plain", tmp_path / "quantized", name, group)
+    return tmp_path / "quantized"
+
+
+def load(folder: Path, share: Share = WHOLE, dtype: torch.dtype = torch.float32, **more: Any) -> ModelWeights:
+    checkpoint = open_checkpoint(folder)
+    return load_weights(checkpoint, load_config(checkpoint), dtype, CPU, lambda weight: weight, share=share, **more)
+
+
+def quantized_in(weights: ModelWeights) -> list[QuantizedWeight]:
+    every = [linear.quantized for layer in weights.layers for linear in products_of(layer)]
+    return [found for found in every if found is not None]
+
+
+def dequantized(weights: ModelWeights) -> ModelWeights:
+    """With the numbers of quantized matrices in their place."""
+
+    def plain(part: Any) -> Any:
+        if isinstance(part, Linear):
+            return part if part.quantized is None else Linear(part.quantized.dequantized(), part.bias)
+        if isinstance(part, Layer | Attention | Dense):
+            return replace(part, **{field.name: plain(getattr(part, field.name)) for field in fields(part)})
+        return part
+
+    return replace(weights, layers=tuple(map(plain, weights.layers)))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_matrices_of_every_format_stay_quantized_and_have_the_numbers_of_the_definition(
+    name: str, tmp_path: Path
+) -> None:
+    """But for columns in the order of activations, which are dequantized while they are loaded."""
+    folder = folder_of("llama", name, tmp_path)
+    weights, expected = load(folder), dequantize_folder(folder)
+    stay = 0 if "ordered" in name else 4 * len(weights.layers)
+    assert len(quantized_in(weights)) == stay
+    for number, layer in enumerate(dequantized(weights).layers):
+        assert isinstance(layer.mixer, Attention) and isinstance(layer.feed_forward, Dense)
+        prefix = f"model.layers.{number}."
+        for linear, names in (
+            (layer.mixer.qkv, ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
+            (layer.mixer.o, ("self_attn.o_proj",)),
+            (layer.feed_forward.gate_up, ("mlp.gate_proj", "mlp.up_proj")),
+            (layer.feed_forward.down, ("mlp.down_proj",)),
+        ):
+            parts = [expected[f"{prefix}{name}.weight"] for name in names]
+            assert torch.equal(linear.weight, torch.cat(parts)), names
+
+
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [
+        ("llama", "fp8-per-channel"), ("llama", "fp8-per-tensor"), ("llama_deep_sums", "fp8-blocks"),
+        ("phi3", "int4-packed-zeros"), ("qwen3_biased_grouped", "awq-int4"), ("llama", "gptq-int8"),
+    ],
+)  # fmt: skip
+def test_ranks_have_the_whole_model_s_numbers_between_them(case: str, name: str, tmp_path: Path) -> None:
+    folder = folder_of(case, name, tmp_path, 8)
+    parts = [load(folder, share) for share in ranks(2)]
+    assert any(map(quantized_in, parts))
+    check_parts(dequantized(load(folder)), [dequantized(part) for part in parts])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_bytes_reckoned_before_the_weights_are_read_are_those_that_they_take(name: str, tmp_path: Path) -> None:
+    folder = folder_of("llama", name, tmp_path)
+    checkpoint = open_checkpoint(folder)
+    reckoned = held_bytes(checkpoint, load_config(checkpoint), torch.bfloat16, "cpu")
+    taken = weight_bytes(load(folder, dtype=torch.bfloat16))
+    # GPTQ and AWQ always store zero points, which need no memory where all are half of the range.
+    assert 0 <= reckoned - taken <= 0.06 * taken
+    if "gptq" not in name and "awq" not in name:
+        assert reckoned == taken
+    plain = open_checkpoint(tmp_path / "plain")
+    whole = held_bytes(plain, load_config(plain), torch.bfloat16, "cpu")
+    assert (reckoned < whole) == ("ordered" not in name)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "stay"),
+    [("fp8-blocks", torch.bfloat16, True), ("fp8-blocks", torch.float16, False), ("awq-int4", torch.bfloat16, False)],
+)
+def test_a_gpu_holds_what_its_kernels_take(name: str, dtype: torch.dtype, stay: bool, tmp_path: Path) -> None:
+    """Groups of 16 columns are none of these, nor is float16."""
+    quantize(BUNDLED_FOLDER, tmp_path, name, 16)
+    checkpoint = open_checkpoint(tmp_path)
+    config = load_config(checkpoint)
+    whole = 2 * sum(numbers.numel() for numbers in dequantize_numbers(tmp_path))
+    assert (held_bytes(checkpoint, config, dtype, "cuda") < whole) == stay
+
+
+def dequantize_numbers(folder: Path) -> list[torch.Tensor]:
+    weights = load(folder)
+    ends = [weights.embedding, weights.final_norm.weight]
+    linears = [linear.weight for layer in weights.layers for linear in products_of(layer)]
+    return ends + linears
+
+
+def test_a_row_of_fp8_made_at_load_spans_the_range_and_a_row_of_zeros_stays_zero() -> None:
+    weight = torch.randn((70, 96), generator=torch.Generator().manual_seed(0)) * 0.02
+    weight[3] = 0.0
+    found = quantized_to_fp8(weight.bfloat16())
+    made, given = found.dequantized().float(), weight.bfloat16().float()
+    largest = found.numbers.view(torch.float8_e4m3fn).float().abs().amax(1)
+    assert largest[3] == 0.0 and (largest[torch.arange(70) != 3] == 448.0).all()
+    assert (made[3] == 0.0).all()
+    # Half of the last of three bits of the mantissa, of numbers that are normal, and bfloat16's own rounding.
+    step = found.scales[0][:, None] * 2.0**-9
+    assert ((made - given).abs() <= given.abs() * (2**-4 + 2**-8) + step).all()
+
+
+def test_quantize_fp8_holds_matrices_as_fp8_on_every_number_of_ranks(tmp_path: Path) -> None:
+    save(next(one for one in CASES if one.name == "llama"), tmp_path)
+    whole = load(tmp_path, quantize="fp8")
+    assert len(quantized_in(whole)) == 4 * len(whole.layers)
+    check_parts(dequantized(whole), [dequantized(load(tmp_path, share, quantize="fp8")) for share in ranks(2)])
+    config = load_config(open_checkpoint(tmp_path))
+    drawn = dummy_weights(config, torch.float32, CPU, lambda weight: weight, quantize="fp8")
+    assert len(quantized_in(drawn)) == len(quantized_in(whole))
+
+
+def test_quantize_fp8_serves_the_same_tokens_at_every_depth_and_says_what_it_holds(tmp_path: Path) -> None:
+    case = next(one for one in CASES if one.name == "llama")
+    save(case, tmp_path)
+    vocab = load_config(open_checkpoint(tmp_path)).vocab_size
+    serial = completions(tmp_path, 0, vocab, quantize="fp8")
+    for depth in (1, 2, 4):
+        assert completions(tmp_path, depth, vocab, quantize="fp8") == serial
+    config = EngineConfig(model=str(BUNDLED_FOLDER), quantize="fp8", max_rows=2, num_blocks=20, threads=1)
+    with structlog.testing.capture_logs() as lines:
+        parts = assemble(config, lambda done, total: None)
+    parts.device.close()
+    held = {weights.held_as: weights for weights in parts.info.weights}
+    assert set(held) == {"fp8", "float32"} and held["fp8"].stored_as == "BF16"
+    (memory,) = (line for line in lines if line["event"] == "memory")
+    assert memory["weight_bytes"] < 4 * (held["fp8"].parameters + held["float32"].parameters)
+
+
+def test_a_checkpoint_that_is_quantized_is_not_quantized_again(tmp_path: Path) -> None:
+    folder = folder_of("llama", "int4-packed", tmp_path)
+    config = EngineConfig(model=str(folder), quantize="fp8", max_rows=2, num_blocks=20, threads=1)
+    with pytest.raises(CheckpointError, match=r"quantize fp8 needs weights in 16 or 32 bits, and the checkpoint .* is"):
+        assemble(config, lambda done, total: None)
+
+
+def test_matrices_that_are_quantized_in_different_ways_are_dequantized_where_they_are_one_product(
+    tmp_path: Path,
+) -> None:
+    """Queries in FP8, keys and values in INT4, and `o` in FP8 alone."""
+    save(next(one for one in CASES if one.name == "llama"), tmp_path / "plain")
+    tensors: dict[str, torch.Tensor] = {}
+    expected: dict[str, torch.Tensor] = {}
+    groups: dict[str, Any] = {}
+    for kind, name in (("float-quantized", "fp8-per-channel"), ("pack-quantized", "int4-packed")):
+        quantize(tmp_path / "plain", tmp_path / name, name, GROUP)
+        raw = json.loads((tmp_path / name / "config.json").read_text())
+        packs = kind == "pack-quantized"
+        target = ["re:.*(k_proj|v_proj)"] if packs else ["Linear"]
+        groups[kind] = {**raw["quantization_config"]["config_groups"]["group_0"], "targets": target, "format": kind}
+        for found, given in (
+            (tensors, load_file(tmp_path / name / "model.safetensors")),
+            (expected, dequantize_folder(tmp_path / name)),
+        ):
+            found.update({key: one for key, one in given.items() if ("k_proj" in key or "v_proj" in key) == packs})
+    mixed = tmp_path / "mixed"
+    mixed.mkdir()
+    save_file(tensors, mixed / "model.safetensors")
+    described = {"quant_method": "compressed-tensors", "format": "mixed-precision", "config_groups": groups}
+    plain = json.loads((tmp_path / "plain" / "config.json").read_text())
+    (mixed / "config.json").write_text(json.dumps({**plain, "quantization_config": described}))
+    mixer = load(mixed).layers[0].mixer
+    assert isinstance(mixer, Attention) and mixer.o.quantized is not None and mixer.qkv.quantized is None
+    names = [f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkv"]
+    assert torch.equal(mixer.qkv.weight, torch.cat([expected[name] for name in names]))
