@@ -14,7 +14,6 @@ from runahead.cuda_graphs.buckets import MOST_FORWARD_TOKENS, buckets_for
 from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings, free_bytes
 from runahead.cuda_graphs.rings import RingLayout, RingMemory, ring_bytes
 from runahead.runtime.checkpoint import Checkpoint
-from runahead.runtime.kernels.ranks import ONE_RANK
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.models import weights
 from runahead.runtime.models.config import ModelConfig
@@ -57,6 +56,7 @@ from runahead.runtime.programs.triton import (
 )
 from runahead.runtime.programs.triton_draft_model import load_drafter
 from runahead.runtime.programs.triton_head import GpuDraftNetwork
+from runahead.runtime.ranks.exchange import ONE_RANK
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.scheduler.draft_choice import FORMS
 from runahead.runtime.scheduler.plan_bounds import FORCED_ROWS

@@ -289,7 +289,9 @@ class FusedRows(RowStream):
 
     def _is_vendors(self, linear: Linear) -> bool:
         """Whether the vendor's library may compute the product: it is one sum, and of so many rows the library's kernel
-        and what follows it take no longer than one of ours."""
+        and what follows it take no longer than one of ours. A product with a quantized weight takes its place."""
+        if linear.quantized is not None:
+            return True
         return self._exact and is_one_sum(*sizes_of(linear.weight)) and self._rows > MAX_ROWS
 
     def look(self, out: torch.Tensor) -> None:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
+from runahead.runtime.kernels.layer_products import products_of
 from runahead.runtime.kernels.layers import (
     Attention,
     Dense,
@@ -103,6 +104,7 @@ class TritonBoundKernels:
 
     def _look_at(self, part: Mixer | FeedForward | Fuse) -> None:
         self._fuses = self._fuses and takes_products_of(part)
+        self._exact = self._exact or any(linear.quantized is not None for linear in products_of(part))
 
 
 class TritonKernelSet:

@@ -12,6 +12,7 @@ from runahead.runtime.kernels.triton.activation import gated_mul, squared_relu_o
 from runahead.runtime.kernels.triton.dependent_launch import dependent_launch_works
 from runahead.runtime.kernels.triton.expert_layers import PackedExperts
 from runahead.runtime.kernels.triton.logistic_gates import logistic_mul
+from runahead.runtime.kernels.triton.quantized_product import quantized_sums
 from runahead.runtime.kernels.triton.row_product import EPILOGUES, STORE, row_product
 from runahead.runtime.kernels.triton.rows_product import rows_product
 from runahead.runtime.kernels.triton.tilings import row_tiling, rows_in_table, rows_tiling, takes_depth
@@ -56,6 +57,8 @@ def one_sum(x: torch.Tensor, linear: Linear, out: torch.Tensor) -> None:
 def sums_of(x: torch.Tensor, linear: Linear) -> torch.Tensor:
     """x @ weight.T without the bias, each value the sum of one accumulator: by the vendor's library, where it was found
     to give that, or else by a kernel of ours. x: bfloat16 [T, in]. Returns [T, outputs]."""
+    if linear.quantized is not None:
+        return quantized_sums(x, linear.quantized, one_sum)
     out = x.new_empty((x.shape[0], linear.weight.shape[0]))
     exact_product(x, linear.weight, out, one_sum)
     return out

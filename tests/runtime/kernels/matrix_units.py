@@ -31,3 +31,19 @@ def multiply_as_matrix_units(monkeypatch: pytest.MonkeyPatch) -> None:
         return interpreter.TensorHandle(total, d.dtype.scalar)
 
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
+
+
+def round_to_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter cuts a float32 off where a GPU rounds it to the nearest bfloat16, ties to even."""
+    from triton import language as tl
+    from triton.runtime import interpreter
+
+    original = interpreter._convert_float
+
+    def convert(numbers: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if (source, target) != (tl.float32, tl.bfloat16):
+            return original(numbers, source, target, rounding)
+        bits = np.ascontiguousarray(numbers, np.float32).view(np.uint32)
+        return ((bits + (0x7FFF + (bits >> 16 & 1))) >> 16).astype(np.uint16).reshape(numbers.shape)
+
+    monkeypatch.setattr(interpreter, "_convert_float", convert)

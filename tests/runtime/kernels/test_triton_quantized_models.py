@@ -1,0 +1,117 @@
+"""Models whose matrices stay quantized, by Triton's kernels: close to the reference, and a row's bits are its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.runtime.kernels.matrix_units import multiply_as_matrix_units, round_to_bfloat16
+from tests.runtime.kernels.quantized_weights import FORMS, quantized
+from tests.runtime.kernels.triton_device import triton_device
+
+DEVICE = triton_device()
+
+from runahead.runtime.kernels.layers import Attention, Dense, Layer, Linear  # noqa: E402
+from runahead.runtime.kernels.reference.forward import ReferenceKernels  # noqa: E402
+from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
+from runahead.runtime.models.architecture import ModelWeights  # noqa: E402
+from runahead.runtime.models.decoder import Decoder  # noqa: E402
+from runahead.runtime.models.trial import MASKED, Trial  # noqa: E402
+from runahead.runtime.models.weights import dummy_weights  # noqa: E402
+from tests.gpu.gpu_chain import small_config  # noqa: E402
+
+CONFIG = small_config(hidden_size=128, intermediate_size=256, num_heads=4, num_kv_heads=2, head_dim=64, num_layers=1)
+LENGTH = 6  # tokens of the watched row before the launch that is looked at
+CHOSEN = (FORMS[0], FORMS[7])  # FP8 with a scale for each output, INT4 in groups with zero points
+
+
+@pytest.fixture(autouse=True)
+def _whatever_the_order_of_numpy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    if DEVICE.type == "cpu":
+        multiply_as_matrix_units(monkeypatch)
+        round_to_bfloat16(monkeypatch)
+    with torch.inference_mode():
+        yield
+
+
+def each_linear(weights: ModelWeights, change: Any) -> ModelWeights:
+    """With other products in its layers."""
+
+    def changed(part: Any) -> Any:
+        if isinstance(part, Linear):
+            return change(part)
+        if isinstance(part, Layer | Attention | Dense):
+            return replace(part, **{field.name: changed(getattr(part, field.name)) for field in fields(part)})
+        return part
+
+    return replace(weights, layers=tuple(map(changed, weights.layers)))
+
+
+def drawn(form: Any) -> ModelWeights:
+    """Random weights with matrices of this form in every layer."""
+
+    def of_form(linear: Linear) -> Linear:
+        outputs, depth = linear.weight.shape
+        weight = quantized(form, outputs, depth, DEVICE)
+        return Linear(torch.empty(weight.shape, dtype=weight.dtype, device="meta"), linear.bias, weight)
+
+    plain = dummy_weights(CONFIG, torch.bfloat16, DEVICE, lambda weight: weight.contiguous())
+    return each_linear(plain, of_form)
+
+
+def logits_among(model: Decoder, others: int, prompt: int = 0) -> torch.Tensor:
+    """Of the watched row, behind tokens that it has alone, in a launch with others: rows that decode, every second one
+    masked, and a prompt."""
+    tokens = [[3 + 7 * row % 150 + place for place in range(LENGTH + 1)] for row in range(others + 1)]
+    trial = Trial(model, [*tokens, list(range(20, 20 + max(prompt, 1)))], 32, 16, seed=others)
+    trial.advance([(0, LENGTH)])
+    for row in range(1, others + 1):
+        trial.advance([(row, LENGTH)])
+    work = [(MASKED if row % 2 else row, 1) for row in range(1, others + 1)]
+    work.insert(others // 2, (0, 1))
+    if prompt:
+        work.append((others + 1, prompt))
+    return trial.advance(work)[others // 2][0].float().cpu()
+
+
+@pytest.mark.parametrize("form", CHOSEN, ids=("fp8", "int4"))
+def test_a_row_has_the_same_logits_alone_among_others_and_beside_prompts(form: Any) -> None:
+    model = Decoder(CONFIG, drawn(form), TritonKernelSet(), 64)
+    alone = logits_among(model, 0)
+    assert alone.isfinite().all()
+    for others, prompt in ((1, 0), (5, 0), (20, 0), (0, 9), (4, 17)):
+        assert torch.equal(logits_among(model, others, prompt), alone), (others, prompt)
+
+
+@pytest.mark.parametrize("form", CHOSEN, ids=("fp8", "int4"))
+def test_logits_are_close_to_the_reference_with_the_dequantized_weights(form: Any) -> None:
+    weights = drawn(form)
+    found = logits_among(Decoder(CONFIG, weights, TritonKernelSet(), 64), 2)
+
+    def dequantized(linear: Linear) -> Linear:
+        assert linear.quantized is not None
+        return Linear(linear.quantized.dequantized().cpu(), linear.bias)
+
+    kernels = ReferenceKernels()
+    plain = each_linear(weights, dequantized)
+    plain = replace(plain, embedding=plain.embedding.cpu(), lm_head=kernels.pack_weight(plain.lm_head.cpu()))
+    expected = logits_among(Decoder(CONFIG, _on_the_cpu(plain), kernels, 64), 2)
+    assert (found - expected).norm() <= 0.02 * expected.norm()
+
+
+def _on_the_cpu(weights: ModelWeights) -> ModelWeights:
+    def moved(part: Any) -> Any:
+        if isinstance(part, torch.Tensor):
+            return part.cpu()
+        if isinstance(part, tuple):
+            return tuple(map(moved, part))
+        if hasattr(part, "__dataclass_fields__"):
+            return replace(part, **{field.name: moved(getattr(part, field.name)) for field in fields(part)})
+        return part
+
+    moved_weights: ModelWeights = moved(weights)
+    return moved_weights
