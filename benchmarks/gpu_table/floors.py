@@ -63,27 +63,36 @@ class StepBytes:
         return 2 * self.state * rows
 
 
-def step_bytes(config: ModelConfig, dtype: torch.dtype) -> StepBytes:
-    """Of a model whose weights and cache are of `dtype`."""
+def step_bytes(config: ModelConfig, dtype: torch.dtype, quantize: str = "none") -> StepBytes:
+    """Of a model whose weights and cache are of `dtype`. quantize: the setting of that name; with fp8 the products that
+    have a name here are FP8 with a float32 scale for each output."""
     model = described(config)
     untied = 0 if config.tie_word_embeddings else model.embedding.numel()  # of which a step reads a row for each token
     kept = memory_of(model.layers).bytes_kept(1, dtype)
-    roles = Counter({"head": model.lm_head.numel()})
+    roles, saved = Counter({"head": model.lm_head.numel() * dtype.itemsize}), 0
     for layer in model.layers:  # which may be alike or not, and have a mixer, a feed-forward or both
-        roles.update({role: linear.weight.numel() for role, linear in _products(layer)})
+        for role, linear in _products(layer):
+            plain, size = linear.weight.numel() * dtype.itemsize, _bytes_of(linear, dtype, quantize)
+            roles[role] += size
+            saved += plain - size
     sparse = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, Experts)]
     sizes = {layer.gate_up[0].weight.numel() + layer.down[0].weight.numel() for layer in sparse}
     assert len(sizes) <= 1, "experts of one size"
     expert, count = sum(sizes), sum(layer.count for layer in sparse)
     return StepBytes(
-        weights=(model.parameters - untied - expert * count) * dtype.itemsize,
+        weights=(model.parameters - untied - expert * count) * dtype.itemsize - saved,
         kv_token=kept.block,
         layers=len(model.layers),
-        roles={role: numbers * dtype.itemsize for role, numbers in roles.items()},
+        roles=roles,
         expert=expert * dtype.itemsize,
         expert_layers=len(sparse),
         state=kept.row,
     )
+
+
+def _bytes_of(linear: Linear, dtype: torch.dtype, quantize: str) -> int:
+    outputs, depth = linear.weight.shape
+    return outputs * (depth + torch.float32.itemsize) if quantize == "fp8" else outputs * depth * dtype.itemsize
 
 
 def _products(layer: Layer) -> Iterator[tuple[str, Linear]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -75,8 +75,11 @@ def run_part(part: Part, run: Run) -> Result:
 
 def _bytes_on(device: DeviceName, shape: Shape) -> StepBytes:
     """In the dtype that the device computes in where no other is asked for."""
-    config = shape.described()
-    return step_bytes(config, torch.float32 if device == "cpu" else config.dtype)
+    return step_bytes(shape.described(), _dtype_on(device, shape))
+
+
+def _dtype_on(device: DeviceName, shape: Shape) -> torch.dtype:
+    return torch.float32 if device == "cpu" else shape.described().dtype
 
 
 # ------------------------------------------------------------ what the parts measure
@@ -237,6 +240,28 @@ def _first_tokens_exactly(shape: Shape, run: Run) -> Found:
     return first_token_part(shape, run, exact=True)
 
 
+def _quantised(shape: Shape, run: Run) -> Found:
+    """Bare graphs and the engine, greedy, in 16 bits and then in FP8 made at load, each by an engine of its own."""
+    prompt, most = shape.workload.prompt, shape.batches[-1]
+    found: list[Cell] = []
+    failures: list[str] = []
+    settings: Settings = {}
+    for quantize in ("none", "fp8"):
+        settings = run.settings(most, shape.workload.context) | {"quantize": quantize}
+        with measured_engine(shape, settings, shape.workload.chained, (prompt,) * most) as measured:
+            bytes_ = step_bytes(shape.described(), _dtype_on(run.device, shape), quantize)
+            named = shape if quantize == "none" else replace(shape, name=f"{shape.name} {quantize}")
+            cells = Cells(run, "step", named, bytes_, measured)
+            settings, nodes = measured.subject.settings, _nodes(measured.subject, shape.batches)
+            for rows in shape.batches:
+                batch, count = Batch((prompt,) * rows), nodes[rows, form_of("greedy")]
+                for way, measure in (("graph", bare_graphs), ("engine", through_the_engine)):
+                    cells.add(batch, partial(measure, batch=batch, repeats=run.repeats), way=way, nodes=count)
+        found += cells.found
+        failures += measured.failures
+    return Found(settings, found, failures=failures)
+
+
 def _models_of(shape: Shape, run: Run) -> Found:
     return _models((shape,), run)
 
@@ -255,6 +280,7 @@ _KINDS: Final = (
     ("prompts-exact", "the same with exact kernels", _first_tokens_exactly, {"0.6B": 3, "8B": 6, "tiny": 1}),
     ("kernels", "every kernel of a launch", _kernels, {"0.6B": 2, "8B": 3, "30B-A3B": 3, "7B-A1B": 4, "tiny": 1}),
     ("models", _MODELS, _models_of, {"30B-A3B": 2, "7B-A1B": 2}),
+    ("quantised", "decode steps in 16 bits and in FP8 made at load", _quantised, {"8B": 4, "tiny": 1}),
     ("hybrids", _MODELS, _models_of, {"8B-hybrid": 2, "9B-hybrid": 2, "40B-A3B-delta": 2}),
     (
         "verify",

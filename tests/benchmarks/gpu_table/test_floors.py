@@ -41,6 +41,18 @@ def test_a_tied_head_is_read_once_and_an_untied_embedding_not_at_all() -> None:
     assert bytes_of("8B").weights == 2 * (32 * per_layer + 128256 * 4096 + 4096)
 
 
+@pytest.mark.parametrize(("rows", "floor_ms"), [(1, 1.764), (8, 1.888), (64, 2.866), (256, 6.219)])
+def test_the_floor_of_fp8_has_a_byte_for_each_number_of_the_layers(rows: int, floor_ms: float) -> None:
+    """And a float32 scale for each output; the head stays in 16 bits."""
+    bytes_ = step_bytes(SHAPES["8B"].described(), torch.bfloat16, "fp8")
+    outputs, numbers = (
+        32 * ((32 + 2 * 8) * 128 + 2 * 4096 + 2 * 14336),
+        32 * ((32 + 2 * 8) * 128 * 4096 + 4096 * 4096 + 3 * 4096 * 14336),
+    )
+    assert bytes_.weights == bytes_of("8B").weights - numbers + 4 * outputs
+    assert bytes_.floor_ms(rows * CONTEXT) == pytest.approx(floor_ms, abs=0.002)
+
+
 def test_of_experts_those_that_are_named_are_read() -> None:
     bytes_ = bytes_of("30B-A3B")
     per_layer = (32 + 2 * 4) * 128 * 2048 + 32 * 128 * 2048 + 128 * 2048 + 2 * 2048 + 2 * 128
