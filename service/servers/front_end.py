@@ -81,8 +81,8 @@ class FrontEnd:
             if settings.vllm_facade:
                 files.append(descriptor_pool.Default().FindFileContainingSymbol(_VLLM_ENGINE))
                 services.append(_VLLM_ENGINE)
-            left_out = () if settings.kv_events else (FACADE + "SubscribeKvEvents",)
-            add_reflection(self._server, files, services, left_out)
+            not_served = set[str]() if settings.kv_events else {FACADE + "SubscribeKvEvents"}
+            add_reflection(self._server, files, services, not_served)
 
     async def start(self, host: str, number: int) -> int:
         """Listens, and is healthy. number: of the port, 0 for any. Returns the port. Raises ConfigError."""
