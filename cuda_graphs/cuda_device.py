@@ -101,7 +101,7 @@ class CudaDevice:
     have a grammar, and S then looks for their masks. forced_rows: of the largest launch of which it counts whether
     anybody guesses its drafts, since the program then does less; 0: of none.
     is_trial: the largest launch of each kind alone is warmed up and captured, and nothing may be launched: to see what
-    they take.
+    they take. marks_in: int64 [MARKS] of mapped memory, where other processes look for them; None: its own.
     taken: bytes of the GPU's memory, of what warmed up and of graphs, that construction has taken.
     """
 
@@ -120,6 +120,7 @@ class CudaDevice:
         masked: bool = False,
         forced_rows: int = 0,
         forward_tokens: int = 0,
+        marks_in: NDArray[np.int64] | None = None,
     ) -> None:
         self.rings = rings
         self.counters = DeviceCounters()
@@ -134,7 +135,7 @@ class CudaDevice:
         self._counter = torch.zeros(1, dtype=torch.int64, device="cuda")
         self._start_ns = torch.from_numpy(rings.start_ns)
         self._end_ns = torch.from_numpy(rings.end_ns)
-        self._marks = pinned((marks.MARKS,), np.int64)
+        self._marks = pinned((marks.MARKS,), np.int64) if marks_in is None else marks_in
         self._marks_on_device = torch.from_numpy(self._marks)
         self._watch = EnqueueWatch(torch.cuda.Event)
         self._counted = launched  # the newest launch whose bytes are in the counters

@@ -24,6 +24,7 @@ from benchmarks.gpu_table.found import DEPTHS, Found, measured_engine
 from benchmarks.gpu_table.kernel_times import LAUNCHES, on_the_gpu, traced
 from benchmarks.gpu_table.measured import Measured
 from benchmarks.gpu_table.prompt_parts import arrival_part, first_token_part
+from benchmarks.gpu_table.rank_parts import rank_part
 from benchmarks.gpu_table.results import Agreement, Cell, Result, Sampling
 from benchmarks.gpu_table.settings import RUN_AHEAD, Settings
 from benchmarks.gpu_table.shapes import SHAPES, Shape
@@ -311,6 +312,7 @@ def _arriving(load: Load) -> str:
 
 
 _TINY_MODELS: Final = SHAPES["tiny-experts"], SHAPES["tiny-hybrid"], SHAPES["tiny-halves"]
+_DIVIDED: Final = "decode steps and first tokens of a model that two GPUs have between them"
 _EXACTNESS: Final = "answers that differ alone and among others, with exact kernels and without"
 PARTS: Final = {
     part.name: part
@@ -341,6 +343,7 @@ PARTS: Final = {
             for name, shape, load, depths, about in _LOADS
         ),
         Part("models-tiny", f"tiny ones: {_MODELS}", 1, partial(_models, _TINY_MODELS), False),
+        Part("tp2", f"8B: {_DIVIDED}", 4, partial(rank_part, SHAPES["8B"], 2), False),
         Part("exactness", f"the bundled model: {_EXACTNESS}", 6, partial(_exactness, Crowd(), COMPARED), True),
         Part("exactness-tiny", f"a few requests: {_EXACTNESS}", 1, partial(_exactness, FEW, (0, 2)), False),
     )

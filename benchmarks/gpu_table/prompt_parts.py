@@ -50,9 +50,9 @@ def first_token_part(shape: Shape, run: Run, exact: bool = False) -> Found:
             settings = measured.subject.settings
             for rows in (0, workload.beside):
                 for tokens in workload.first:
-                    found.append(_prompt_time(measured, run, shape, setting, tokens, rows, exact))
+                    found.append(prompt_time(measured, run, shape, setting, tokens, rows, exact))
             together, tokens = workload.together
-            found.append(_prompt_time(measured, run, shape, setting, tokens, workload.beside, exact, together))
+            found.append(prompt_time(measured, run, shape, setting, tokens, workload.beside, exact, together))
         failures += measured.failures
     same = {name: value for name, value in settings.items() if name not in SETTINGS["rate"]}
     varied: Settings = {
@@ -61,7 +61,7 @@ def first_token_part(shape: Shape, run: Run, exact: bool = False) -> Found:
     return Found({**same, **varied}, prompts=found, failures=failures)
 
 
-def _prompt_time(
+def prompt_time(
     measured: Measured[Bench], run: Run, shape: Shape, setting: Setting, tokens: int, rows: int, exact: bool,
     together: int = 1,
 ) -> PromptTime:  # fmt: skip

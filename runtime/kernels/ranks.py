@@ -28,16 +28,33 @@ class Ranks(Protocol):
     def share(self) -> Share: ...
 
     def reduce(self, partial: torch.Tensor) -> None:
-        """Replace `partial` by the sum of the ranks' partials, as `fold` defines it. float32, contiguous, of the same
-        shape on every rank. Raises RanksError."""
+        """Replace `partial` by the sum of the ranks' partials, as `fold` defines it. float32, or bfloat16 on a GPU,
+        where the sum is rounded once; contiguous, of the same shape on every rank. Raises RanksError."""
 
     def gather(self, part: torch.Tensor) -> torch.Tensor:
         """part: float32 [n, width], the same shape on every rank. Returns the parts side by side in rank order on the
-        first rank, [n, ranks * width], and [n, 0] on the others. Raises RanksError."""
-
-    def spread(self, words: NDArray[np.int32]) -> None:
-        """Replace `words` by the first rank's. int32, contiguous, of the same shape on every rank. Raises
+        first rank, [n, ranks * width], and [n, 0] on the others. On a GPU they are good until the next call. Raises
         RanksError."""
+
+    def spread(self, words: Any) -> None:
+        """Replace `words` by the first rank's. int32, contiguous, of the same shape on every rank; an array, or on a
+        GPU a tensor. Raises RanksError."""
+
+
+class ResidualRanks(Ranks, Protocol):
+    """On a GPU: a sum over ranks that goes on to the residual."""
+
+    def reduce_add(
+        self,
+        partial: torch.Tensor,
+        residual: torch.Tensor,
+        following: torch.Tensor,
+        scaled: torch.Tensor,
+        squares: torch.Tensor,
+    ) -> None:
+        """`residual += ` the sum that `reduce` makes of `partial`. `scaled` becomes the residual times `following`, the
+        weight of the norm that follows, and the first row of `squares`, float64 [1 or more, T or more], the sums of its
+        squares. All other tensors bfloat16 [T, H] contiguous, `following` [H]."""
 
 
 class OneRank:
@@ -51,7 +68,7 @@ class OneRank:
     def gather(self, part: torch.Tensor) -> torch.Tensor:
         return part
 
-    def spread(self, words: NDArray[np.int32]) -> None:
+    def spread(self, words: Any) -> None:
         pass
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,14 +21,14 @@ from runahead.runtime.models.read_config import load_config
 from runahead.runtime.process.parts import dtype_of
 from runahead.runtime.process.rank_messages import RankOrders, digest, what_differs
 from runahead.runtime.process.rank_processes import RankProcesses
+from runahead.runtime.process.rank_start import start_processes
 from runahead.runtime.programs.reference import HostProgram
 from runahead.runtime.ranks.exchange import ONE_RANK, HostRanks, Ranks
 from runahead.runtime.ranks.ranked_device import Followers, RankedDevice
-from runahead.runtime.ranks.segment import Segment, SegmentLayout, make_memory
-from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
+from runahead.runtime.ranks.segment import Segment, SegmentLayout
+from runahead.runtime.wire.engine_config import EngineConfig
 
 _LEAST_NUMBERS: Final = 1 << 18  # of a step of an exchange: 1 MiB a rank
-_ORDERED: Final = ("x86_64", "AMD64")  # processors on which stores are seen in their order
 
 ProgramWith = Callable[[int], HostProgram]  # so many KV blocks
 
@@ -93,29 +92,17 @@ def start_ranks(
     ranks = config.tensor_parallel
     if ranks == 1:
         return CpuRanks()
-    setting = f"{config.spelling('tensor_parallel')} {ranks}"
-    if platform.machine() not in _ORDERED or not hasattr(os, "memfd_create"):
-        raise ConfigError(f"{setting} needs Linux on an x86-64 processor, on which ranks see stores in their order")
     layout = SegmentLayout(ranks, rings, max(_LEAST_NUMBERS, model.vocab_size // ranks))
-    try:
-        descriptor, memory = make_memory(layout)
-    except OSError as error:
-        raise ConfigError(f"{setting}: there is no memory for what ranks share: {error.strerror}") from error
-    try:
-        segment = Segment(layout, memory, config.counters_from)
-        segment.begin()
-        found = digest(checkpoint, model, layout, has_weights=config.load_format != "dummy")
-        orders = [
-            RankOrders(
-                rank=rank, descriptor=descriptor, layout=layout, config=config, context=context,
-                products=trial.products, threads=trial.threads, snapshots=snapshots, digest=found, parent=os.getpid(),
-            )
-            for rank in range(1, ranks)
-        ]  # fmt: skip
-        followers = RankProcesses(orders)
-    finally:
-        os.close(descriptor)
-    return CpuRanks(HostRanks(segment, 0, config.launch_timeout_s), segment, followers)
+
+    def orders_of(rank: int, descriptor: int, found: dict[str, str]) -> RankOrders:
+        return RankOrders(
+            rank=rank, descriptor=descriptor, layout=layout, config=config, context=context, products=trial.products,
+            threads=trial.threads, snapshots=snapshots, digest=found, parent=os.getpid(),
+        )  # fmt: skip
+
+    started = start_processes(config, checkpoint, model, layout, orders_of, RankProcesses)
+    exchange = HostRanks(started.segment, 0, config.launch_timeout_s)
+    return CpuRanks(exchange, started.segment, started.processes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
+import numpy as np
 import structlog
 import torch
+from numpy.typing import NDArray
 
 from runahead.cuda_graphs.buckets import MOST_FORWARD_TOKENS, buckets_for
 from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings, free_bytes
@@ -16,11 +19,14 @@ from runahead.cuda_graphs.rings import RingLayout, RingMemory, ring_bytes
 from runahead.runtime.checkpoint import Checkpoint
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.models import weights
+from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.division import part_of
 from runahead.runtime.models.head_files import HeadFiles
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import KeptBytes, weight_bytes
+from runahead.runtime.process.cuda_ranks import CudaRanks, start_ranks
 from runahead.runtime.process.device_choice import check_gpu
 from runahead.runtime.process.drafting_files import drafting_files, kept_by_drafter, kept_with_drafter
 from runahead.runtime.process.grammar_masks import make_masks
@@ -76,12 +82,29 @@ def make_on_cuda(
     loading: Progress,
     capturing: Progress,
 ) -> MadeOnDevice:
-    """A `MakeOnDevice`, of the current GPU. Its graphs are captured here.
+    """A `MakeOnDevice`, of the current GPU; of the first GPUs where there are several ranks. Its graphs are captured
+    here.
 
     Raises ConfigError for a GPU that the kernels do not run on or that is too small, and where no host memory is left
     that the GPU could reach, and OSError where a kernel must be compiled and can't, or masks can't lie where the GPU
     reads them.
     """
+    with ExitStack() as undo:
+        made = _make(config, checkpoint, described, context, loading, capturing, undo)
+        undo.pop_all()
+    return made
+
+
+def _make(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    described: ModelConfig,
+    context: int,
+    loading: Progress,
+    capturing: Progress,
+    undo: ExitStack,
+) -> MadeOnDevice:
+    """undo: what ends the other ranks is put there."""
     device = torch.device("cuda", torch.cuda.current_device())
     name = torch.cuda.get_device_name(device)
     check_gpu(name, torch.cuda.get_device_capability(device))
@@ -92,18 +115,24 @@ def make_on_cuda(
     drafting = files.parameters * dtype.itemsize if files is not None else 0
     to_load = bytes_to_load(config, checkpoint, described, "cuda")
     config, why_sizes = sized(config, to_load, context, Gpu(name, memory), kept, drafting)
+    part = part_of(described, config.tensor_parallel)
     keep_kernels(config.kernel_cache, config.spelling("kernel_cache"))
     use_gpu_as(config.gpu_capability)
-    exactness = _exactness(config, described, dtype)
+    exactness = _exactness(config, part, dtype)
     check_tensors(config, checkpoint, described)
-    to_load += drafting
+    to_load = to_load // config.tensor_parallel + drafting
     _check_memory(config, to_load, dtype, context, free, memory, kept)
     log = structlog.get_logger("engine")
     log.info("exactness", asked=config.exact, **msgspec.structs.asdict(exactness))
     kernels = gpu_kernels(exactness.exact)
+    masks = make_masks(config, checkpoint, described, context)
+    forced = forced_drafts(config, described) if masks is not None else 0
+    layout = ring_layout(config, described, context, forced)
+    ranks = start_ranks(config, checkpoint, described, context, layout, None if masks is None else forced)
+    undo.callback(ranks.close)
     with room_for_weights(to_load):
         model = load_model(
-            checkpoint, device, dtype, config.load_format, kernels, loading, context, described, ONE_RANK,
+            checkpoint, device, dtype, config.load_format, kernels, loading, context, described, ranks.exchange,
             config.quantize,
         )  # fmt: skip
         head = None
@@ -114,15 +143,15 @@ def make_on_cuda(
                 files.check_copies(model)
             head = load_drafter(files, model, exactness.exact, context, drawn=drawn)
     log.info("tilings", **tilings_of(model, buckets_for(config.max_rows), exactness.exact))
-    masks = make_masks(config, checkpoint, described, context)
-    forced = forced_drafts(config, described) if masks is not None else 0
-    rings = _rings(config, ring_layout(config, described, context, forced))
+    ranks.loaded()
+    rings = ranks.rings(layout, lambda layout: _rings(config, layout))
     kept = kept_with_drafter(config, described, model.dtype, files)
     snapshots = snapshots_in(config, kept, context, None if config.num_blocks else free_bytes() - overhead(memory))
     of_masks = None if masks is None else masks.memory
     of_head = kept_by_drafter(config, model.dtype, files)
-    make = _Maker(config, model, rings, context, exactness.exact, snapshots, of_masks, head, of_head)
-    found, blocks, snapshots = _fitted(make, kept, memory, capturing)
+    make = Maker(config, model, rings, context, exactness.exact, snapshots, of_masks, head, of_head, ranks.marks)
+    own, blocks, snapshots = _fitted(make, kept, memory, capturing, ranks)
+    found = ranks.device(own, config)
     made = MadeOnDevice(
         config, why_sizes, model, blocks, found, None, exactness, masks, draft_rows=make.draft_rows,
         snapshots=snapshots,
@@ -143,9 +172,9 @@ def _rings(config: EngineConfig, layout: RingLayout) -> RingMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class _Maker:
+class Maker:
     """Makes devices for a model with pools of any size, one after the other: they share the rings, and the masks. head:
-    that drafts; head_block: bytes that it keeps in a KV block."""
+    that drafts; head_block: bytes that it keeps in a KV block. marks: see `CudaDevice.marks_in`."""
 
     config: EngineConfig
     model: Decoder
@@ -156,6 +185,7 @@ class _Maker:
     masks: MaskMemory | None
     head: GpuDraftNetwork | None = None
     head_block: int = 0
+    marks: NDArray[np.int64] | None = None
 
     @property
     def draft_rows(self) -> int:
@@ -206,6 +236,7 @@ class _Maker:
             masked=self.masks is not None,
             forced_rows=FORCED_ROWS if self.head is not None and self.forced else 0,
             forward_tokens=MOST_FORWARD_TOKENS,
+            marks_in=self.marks,
         )
         if not is_trial:
             try:
@@ -228,7 +259,7 @@ class _Maker:
         """Bytes of the states of rows and snapshots, which every device holds."""
         return state_bytes_held(self.config, kept, self.snapshots)
 
-    def within(self, memory: int, kept: KeptBytes) -> _Maker:
+    def within(self, memory: int, kept: KeptBytes) -> Maker:
         """The same with no more snapshots than may take a part of `memory` bytes, where nobody has set their number."""
         most = None if self.config.num_blocks else memory
         return replace(self, snapshots=min(self.snapshots, snapshots_in(self.config, kept, self.context, most)))
@@ -256,7 +287,9 @@ class _Maker:
         return Needs(max(0, given_back - taken.graphs - pool), taken.launches, taken.graphs)
 
 
-def _fitted(make: _Maker, kept: KeptBytes, memory: int, capturing: Progress) -> tuple[CudaDevice, int, int]:
+def _fitted(
+    make: Maker, kept: KeptBytes, memory: int, capturing: Progress, ranks: CudaRanks
+) -> tuple[CudaDevice, int, int]:
     """The device, the blocks of its pool: as many as were asked for, or as many as memory holds after a trial; and the
     snapshots, which take no more of what the trial has left than `snapshots_in` says.
 
@@ -268,6 +301,9 @@ def _fitted(make: _Maker, kept: KeptBytes, memory: int, capturing: Progress) -> 
     left = free - needs.total - spare
     make = make.within(left, kept)
     blocks = config.num_blocks or blocks_in(left, config, kept, make.context, make.snapshots)
+    blocks = ranks.least(blocks)
+    if config.tensor_parallel > 1:  # a second attempt would need another agreement
+        make = replace(make, config=msgspec.structs.replace(config, num_blocks=blocks))
     check_blocks(blocks, config, make.context, kept, make.snapshots)
     log.info(
         "memory",
@@ -348,9 +384,11 @@ def _check_memory(
     check_blocks(blocks_in(free - weight_bytes - overhead(memory), config, kept, context), config, context, kept)
 
 
-def _exactness(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> Exactness:
-    """Raises ConfigError where it is asked for and can't be."""
+def _exactness(config: EngineConfig, part: ModelWeights, dtype: torch.dtype) -> Exactness:
+    """part: of a rank. Several ranks have the exact kernels alone. Raises ConfigError where they are asked for and
+    can't be."""
+    asked = config.exact if config.tensor_parallel == 1 else "on"
     try:
-        return exactness_of(weights.described(model), dtype, config.exact)
+        return exactness_of(part, dtype, asked)
     except NoExactKernelsError as error:
         raise ConfigError(f"{config.spelling('exact')} on can't be: {error}") from error

@@ -14,7 +14,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import torch
@@ -38,7 +38,11 @@ EXIT_CANNOT_START: Final = 2
 _SMALLER: Final = (9, 10)  # the pool that a rank makes over the one that it has no memory for
 
 Say = Callable[[msgspec.Struct], None]
-Hear = Callable[[], BlocksOffered]
+Hear = Callable[[type[Any]], Any]
+
+
+Follow = Callable[[RankOrders, memoryview, Say, Hear, Callable[[], None]], None]
+Message = TypeVar("Message")
 
 
 def follow(orders: RankOrders, memory: memoryview, say: Say, hear: Hear, began: Callable[[], None]) -> None:
@@ -49,9 +53,9 @@ def follow(orders: RankOrders, memory: memoryview, say: Say, hear: Hear, began: 
     """
     parts = load_rank(orders, memory, host_program)
     say(RankLoaded(parts.differs))
-    program, made = _within_memory(parts.program_with, hear().blocks)
+    program, made = _within_memory(parts.program_with, hear(BlocksOffered).blocks)
     say(BlocksMade(made))
-    final = hear()
+    final = hear(BlocksOffered)
     if final.blocks != made:
         program = parts.program_with(final.blocks)
     say(BlocksMade(final.blocks))
@@ -90,14 +94,25 @@ def main() -> int:
             raise ConfigError("rank 0 has ended before its ranks began")
         torch.set_num_threads(orders.threads)
         memory = map_memory(orders.descriptor, orders.layout)
-        follow(orders, memory, _say, _hear, _end_with_input)
+        _follower(orders)(orders, memory, _say, _hear, _end_with_input)
     except (ConfigError, CheckpointError, msgspec.MsgspecError, OSError, ValueError) as error:
         print(error, file=sys.stderr, flush=True)
         return EXIT_CANNOT_START
     except DeviceError:
         traceback.print_exc()
         return EXIT_BROKEN
+    except RuntimeError:  # of a GPU, or of what torch asks of it
+        traceback.print_exc()
+        return EXIT_CANNOT_START
     return 0
+
+
+def _follower(orders: RankOrders) -> Follow:
+    if orders.config.device == "cpu":
+        return follow
+    from runahead.runtime.process.cuda_follow import follow as follow_on_gpu  # it loads Triton
+
+    return follow_on_gpu
 
 
 def _say(message: msgspec.Struct) -> None:
@@ -105,11 +120,11 @@ def _say(message: msgspec.Struct) -> None:
     sys.stdout.buffer.flush()
 
 
-def _hear() -> BlocksOffered:
+def _hear(kind: type[Message]) -> Message:
     line = sys.stdin.buffer.readline()
     if not line:
-        raise ConfigError("rank 0 has ended before it said how many KV blocks there are")
-    return msgspec.json.decode(line, type=BlocksOffered)
+        raise ConfigError(f"rank 0 has ended before it said {kind.__name__}")
+    return msgspec.json.decode(line, type=kind)
 
 
 def _end_with_input() -> None:

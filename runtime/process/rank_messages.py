@@ -22,7 +22,8 @@ from runahead.runtime.wire.engine_config import EngineConfig
 class RankOrders(msgspec.Struct, frozen=True, kw_only=True):
     """rank: whose orders they are. descriptor: of the segment's memory, in the rank's process. config: with every size
     in it. context: tokens of a request, at most. products: how products are computed, by name. threads: of torch.
-    snapshots: of recurrent states. digest: as `digest` of rank 0. parent: the process of rank 0."""
+    snapshots: of recurrent states. digest: as `digest` of rank 0. parent: the process of rank 0. forced: drafts of a
+    row with a grammar; None: no row has one."""
 
     rank: int
     descriptor: int
@@ -34,6 +35,25 @@ class RankOrders(msgspec.Struct, frozen=True, kw_only=True):
     snapshots: int
     digest: dict[str, str]
     parent: int
+    forced: int | None = None
+
+
+class Mailbox(msgspec.Struct, frozen=True):
+    """handle: by which other ranks' GPUs open what the rank's own GPU is written into, in hexadecimal digits."""
+
+    handle: str
+
+
+class Mailboxes(msgspec.Struct, frozen=True):
+    """handles: of all ranks, in rank order."""
+
+    handles: tuple[str, ...]
+
+
+class Captured(msgspec.Struct, frozen=True):
+    """The rank's graphs are there. digest: of their keys, and of the exchanges within all launches so far."""
+
+    digest: str
 
 
 class RankLoaded(msgspec.Struct, frozen=True):

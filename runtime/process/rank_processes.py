@@ -13,7 +13,15 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from runahead.runtime.process.rank_messages import BlocksMade, BlocksOffered, RankLoaded, RankOrders
+from runahead.runtime.process.rank_messages import (
+    BlocksMade,
+    BlocksOffered,
+    Captured,
+    Mailbox,
+    Mailboxes,
+    RankLoaded,
+    RankOrders,
+)
 from runahead.runtime.process_end import described
 from runahead.runtime.wire.engine_config import ConfigError
 
@@ -87,14 +95,40 @@ class RankProcesses:
     def offer(self, blocks: int) -> int:
         """Let every rank make a pool of so many KV blocks, or of fewer. Returns the least that any has memory for,
         which all of them have in the end. Raises ConfigError where one has ended."""
-        for each in self._processes:
-            each.say(BlocksOffered(blocks))
-        least = min(blocks, *(answer.blocks for _, answer in self._heard(BlocksMade)))
-        for each in self._processes:
-            each.say(BlocksOffered(least, final=True))
+        self.say(BlocksOffered(blocks))
+        least = self.least_offered(blocks)
+        self.say(BlocksOffered(least, final=True))
         for _ in self._heard(BlocksMade):
             pass
         return least
+
+    def least_offered(self, blocks: int) -> int:
+        """The least number of KV blocks that a rank has found room for, this one's `blocks` among them. Raises
+        ConfigError where one has ended."""
+        return min(blocks, *(answer.blocks for _, answer in self._heard(BlocksMade)))
+
+    def mailboxes(self, own: str) -> tuple[str, ...]:
+        """The handles of all ranks, which every rank then has. own: of rank 0. Raises ConfigError where one has
+        ended."""
+        found = dict(self._heard(Mailbox))
+        handles = (own, *(found[each.rank].handle for each in self._processes))
+        self.say(Mailboxes(handles))
+        return handles
+
+    def captured(self, digest: str) -> None:
+        """Wait until every rank has its graphs. digest: of rank 0. Raises ConfigError where one has ended, or has
+        captured other graphs."""
+        for rank, answer in self._heard(Captured):
+            if answer.digest != digest:
+                raise ConfigError(
+                    f"rank {rank} has captured other graphs than rank 0, or other exchanges within them: all ranks "
+                    "must run the same program with the same libraries"
+                )
+
+    def say(self, message: msgspec.Struct) -> None:
+        """To every rank. Raises ConfigError where one has ended."""
+        for each in self._processes:
+            each.say(message)
 
     def _heard(self, kind: type[Message]) -> Iterator[tuple[int, Message]]:
         """What each rank says next, as they come: one that has ended is noticed while others still work."""

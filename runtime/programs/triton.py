@@ -25,6 +25,7 @@ from runahead.runtime.kernels.triton.kernel_cache import use_kernel_cache
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
 from runahead.runtime.kernels.triton.mask_state import make_mask_state
 from runahead.runtime.kernels.triton.prompt_logprobs import make_prompt_buffers
+from runahead.runtime.kernels.triton.put_rows import put_rows
 from runahead.runtime.kernels.triton.sampling import Runs, make_sampler_buffers, sample_rows_cuda
 from runahead.runtime.kernels.triton.tiling_counts import tiling_counts
 from runahead.runtime.kernels.triton.vendor_product import choosing_products
@@ -156,11 +157,12 @@ class TritonProgram:
             snapshot_tokens=snapshot_tokens if snapshots else 0,
         )
         self._model = model
+        self._ranks = self.rows.ranks = model.ranks
         self._exact = exact
         self._cache = model.make_cache(num_blocks, block_size, max_rows, snapshots, most)
+        self._in_order = torch.arange(max(max_rows, lines), dtype=torch.int32, device=model.device)
         by_slot = slots + (0 if of_drafts is None else most * of_drafts.kept_slots)
         self._logits = torch.zeros((by_slot, vocab), dtype=torch.float32, device=model.device)
-        self._lines = torch.arange(lines, dtype=torch.int32, device=model.device)
         self._run_logits = self._logits
         if of_drafts is None or not of_drafts.holds:
             self._run_logits = torch.zeros((lines, vocab), dtype=torch.float32, device=model.device)
@@ -176,12 +178,18 @@ class TritonProgram:
             self.rows.guess = self._head.propose
 
     def sample(self, shape: LaunchShape) -> None:
-        count = shape.sample_rows
-        if not count:
+        if not shape.sample_rows:
             return
+        if self._ranks.share.is_first:
+            self._sample(shape)
+        if not self._ranks.share.is_whole:
+            self.rows.take_over_sampled(shape.sample_rows)
+
+    def _sample(self, shape: LaunchShape) -> None:
         if shape.sample_drafts:
             self._verify(shape)
             return
+        count = shape.sample_rows
         slots = self.rows.rows.sample_slots[:count]
         masks = self.rows.masks if shape.masked else None
         if masks is not None:
@@ -249,19 +257,26 @@ class TritonProgram:
         lines = self.rows.line_batch(shape.rows, shape.drafts) if self._exact else batch
         look, seen = (None, None) if self._head is None else self._head.looking(batch.num_tokens)
         hidden = self._model.forward(lines, self._cache, between, look)
-        places = (drafts.line_places if drafts.holds else self._lines)[: batch.num_tokens]
+        places = (drafts.line_places if drafts.holds else self._in_order)[: batch.num_tokens]
         self._leave_logits(hidden, self._run_logits, places)
         self.rows.write_finite(hidden, batch)
         if self._head is not None:
             self._head.follow(lines, hidden, seen)
 
     def _leave_logits(self, hidden: torch.Tensor, logits: torch.Tensor, places: torch.Tensor) -> None:
-        weights = self._model.weights
-        self._model.kernels.logits_into(hidden, weights.lm_head, logits, places, weights.logit_cap)
+        weights, kernels = self._model.weights, self._model.kernels
+        if self._ranks.share.is_whole:
+            kernels.logits_into(hidden, weights.lm_head, logits, places, weights.logit_cap)
+            return
+        part = torch.empty((hidden.shape[0], weights.lm_head.shape[0]), dtype=torch.float32, device=hidden.device)
+        kernels.logits_into(hidden, weights.lm_head, part, self._in_order[: hidden.shape[0]], weights.logit_cap)
+        whole = self._ranks.gather(part)
+        if self._ranks.share.is_first:
+            put_rows(whole, logits, places)
 
     def _raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """In the model's dtype, or float32 where a tanh bounds them: of some prompt tokens at a time."""
-        if self._model.weights.logit_cap:
+        if self._model.weights.logit_cap or not self._ranks.share.is_whole:
             return self._model.logits(hidden)
         return self._model.kernels.linear(hidden, self._model.weights.lm_head)
 

@@ -55,14 +55,15 @@ class RankedDevice:
         self._own.launch(shape)
 
     def sampled(self) -> int:
-        self._raise_fault()
-        return self._own.sampled()
+        newest = self._own.sampled()
+        self._raise_fault()  # a rank that gave up wrote that before the mark
+        return newest
 
     def ended(self) -> int:
         """See `Device.ended`. What the other ranks have left of launches that have ended is joined to rank 0's."""
-        self._raise_fault()
         self._own.ended()
         least = self._least()
+        self._raise_fault()
         for number in range(self._ended + 1, least + 1):
             self._join(self.rings.slot(number))
         self._ended = least
@@ -102,6 +103,7 @@ class RankedDevice:
 
     def _raise_fault(self) -> None:
         if lost := self._followers.lost():
+            self._segment.abort()  # what waits for it on a device ends
             raise DeviceError(lost)
         faults = self._views.words[:, FAULT]
         if faults.any():

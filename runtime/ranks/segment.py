@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.cuda_graphs.rings import STATUS_WORDS, RingLayout, RingMemory, allocate_rings
+from runahead.cuda_graphs.rings import STATUS_WORDS, Allocate, RingLayout, RingMemory, allocate_rings, zeros
 from runahead.runtime.rounding import ceil_div
 
 EXCHANGE_SLOTS: Final = 3  # buffers of an exchange, in turn: a rank is at most two steps ahead of any other
@@ -124,10 +124,10 @@ class Segment:
         """int64 [2], SAMPLED and ENDED of a rank, which its device writes."""
         return self.views.words[rank, : ENDED + 1]
 
-    def rings(self, rank: int) -> RingMemory:
+    def rings(self, rank: int, allocate: Allocate = zeros) -> RingMemory:
         """A rank's rings. Plans and bulk are the segment's, and what each rank leaves of a launch; results of S are in
-        memory of the process, of which only the first rank's are read."""
-        views, own = self.views, allocate_rings(replace(self.layout.rings, plan_words=0, bulk_words=0))
+        memory of the process, of which only the first rank's are read. allocate: makes the latter."""
+        views, own = self.views, allocate_rings(replace(self.layout.rings, plan_words=0, bulk_words=0), allocate)
         start_ns, end_ns, idle_ns = views.stamps[rank]
         return replace(
             own, layout=self.layout.rings, plan=views.plan, bulk=views.bulk, finite=views.finite[rank],

@@ -27,6 +27,7 @@ from runahead.runtime.kernels.triton.expert_layers import PackedExperts, Results
 from runahead.runtime.kernels.triton.finish_product import add_scaled, finish_product
 from runahead.runtime.kernels.triton.logistic_gates import logistic_mul
 from runahead.runtime.kernels.triton.loose_products import sizes_of, sums_of
+from runahead.runtime.kernels.triton.rank_sums import add_of_ranks, embed_on_ranks
 from runahead.runtime.kernels.triton.recurrent_layers import Recurrent, States, norm_left, of_decode_rows, states_in
 from runahead.runtime.kernels.triton.row_product import ADD, EPILOGUES, GATED, SQUARED, STORE, row_product
 from runahead.runtime.kernels.triton.rows_product import Residual, columns_of, rows_product
@@ -341,7 +342,11 @@ class FusedRows(RowStream):
         return experts.add(results, self._live, sums.values, norm, sums.scaled, sums.squares, dependent=dependent)
 
     def _embed(self, norm: Norm | None) -> int:
-        self._work = self._begin(None if norm is None else self._sums, norm)
+        if self._ends.ranks.share.is_whole:
+            self._work = self._begin(None if norm is None else self._sums, norm)
+        else:
+            self._work = self._begin(embeds=False)
+            embed_on_ranks(self._batch.token_ids, self._ends, self._sums, norm)
         return 1
 
     def _complete(self, norm: Norm | None) -> None:
@@ -355,14 +360,18 @@ class FusedRows(RowStream):
 
     def _add_product(self, x: torch.Tensor, linear: Linear, post_norm: Norm | None, norm: Norm | None) -> int:
         """norm: that follows. Returns how many tiles there are of the squares."""
-        sums = self._sums
-        if post_norm is None:
+        sums, ranks = self._sums, self._ends.ranks
+        if post_norm is None and ranks.share.is_whole:
             assert norm is not None, "what is read without a norm is normalised before it is added"
             if self._is_vendors(linear):
                 add_scaled(sums_of(x, linear), linear.bias, sums.values, norm, sums.scaled, sums.squares)
                 return 1
             return self._product(x, linear, sums.values, ADD, norm=norm, residual=sums)
         out = self._stored(x, linear, self._empty(linear, STORE))
+        if post_norm is None:
+            add_of_ranks(out, ranks, sums, norm)
+            return 1
+        ranks.reduce(out)
         made = (None, None) if norm is None else (sums.scaled, sums.squares)
         norms.add_normed(out, sums.values, post_norm, norm, *made)
         return 1

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import RingMemory
 from runahead.runtime.kernels.forward_batch import ForwardBatch
+from runahead.runtime.kernels.ranks import ONE_RANK, Ranks
 from runahead.runtime.kernels.reference.sampling import Sampled
 from runahead.runtime.kernels.row_state import make_penalty_state, make_row_state
 from runahead.runtime.kernels.triton.advance_runs import advance_runs
@@ -24,6 +25,7 @@ from runahead.runtime.kernels.triton.mask_state import MaskState, judge
 from runahead.runtime.kernels.triton.ngram import propose_ngrams
 from runahead.runtime.kernels.triton.prompt_logprobs import PromptBuffers, find_targets, leave_prompt_logprobs
 from runahead.runtime.kernels.triton.queries import make_query_buffers, prepare_queries
+from runahead.runtime.kernels.triton.rank_rows import take_over_drafts, take_over_sampled
 from runahead.runtime.kernels.triton.run_queries import prepare_runs
 from runahead.runtime.kernels.triton.state_places import make_state_places
 from runahead.runtime.kernels.triton.write_results import ResultRing, advance, write_logprobs
@@ -88,6 +90,7 @@ class DeviceRows:
         self.places = make_state_places(max_rows, max_blocks, device, snapshot_tokens, replays=replays)
         self.drafts = drafts
         self.guess: Guess | None = None  # of a drafter with layers, which its program sets
+        self.ranks: Ranks = ONE_RANK  # between which the model is divided: the first one samples and drafts
         self.masks = masks
         self._held = None if masks is None else masks.held
         self._history = None if drafts is None or not drafts.has_drafter else drafts.history
@@ -130,6 +133,10 @@ class DeviceRows:
             self._results, None if sampled.nothing_left is None else self.masks,
         )  # fmt: skip
 
+    def take_over_sampled(self, num_rows: int) -> None:
+        """Where there are several ranks: the rows are as S has left them on the first."""
+        take_over_sampled(num_rows, self.rows.sample_slots, self.state, self._held, self.ranks)
+
     # ------------------------------------------------------------ apply
 
     def apply(self, num_rows: int, num_tokens: int, is_decode: bool, drafts: int = 0, *, forced: bool = False) -> None:
@@ -167,18 +174,26 @@ class DeviceRows:
         that. forced: the plan has none of them guessed, and a drafter with layers takes no step."""
         assert self.drafts is not None and num_rows <= self.drafts.rows
         slots = self.rows.slots
-        if self.drafts.has_drafter:
-            propose_ngrams(num_rows, count, slots, self.state, self.drafts, self.masks)
-        else:
-            assert self.masks is not None or self.guess is not None, "nobody proposes anything"
-            if self.masks is not None:
-                propose_forced(num_rows, count, slots, self.state, self.drafts, self.masks)
-            if self.guess is not None:
-                self.guess(num_rows, 0 if forced else count)
+        if self.ranks.share.is_first:
+            self._propose(num_rows, count, forced=forced)
+        if not self.ranks.share.is_whole:
+            take_over_drafts(num_rows, count, slots, self.drafts.proposed, self.drafts.drafted, self.ranks)
         prepare_runs(
             num_rows, 1 + count, slots, self.state, self.drafts, self.places, self._block_size, self._vocab_size,
             self._held,
         )  # fmt: skip
+
+    def _propose(self, num_rows: int, count: int, *, forced: bool) -> None:
+        assert self.drafts is not None
+        slots = self.rows.slots
+        if self.drafts.has_drafter:
+            propose_ngrams(num_rows, count, slots, self.state, self.drafts, self.masks)
+            return
+        assert self.masks is not None or self.guess is not None, "nobody proposes anything"
+        if self.masks is not None:
+            propose_forced(num_rows, count, slots, self.state, self.drafts, self.masks)
+        if self.guess is not None:
+            self.guess(num_rows, 0 if forced else count)
 
     # ------------------------------------------------------------ F
 

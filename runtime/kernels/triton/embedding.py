@@ -11,25 +11,32 @@ import torch
 import triton
 import triton.language as tl
 
+from runahead.runtime.kernels.share import WHOLE, Share
+
 _BLOCK: Final = 1024
 
 
 @triton.jit
-def _embed_kernel(token_ids, table, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, SCALE: tl.constexpr):
+def _embed_kernel(token_ids, table, out, first, count, WIDTH: tl.constexpr, BLOCK: tl.constexpr, SCALE: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    row = tl.load(table + tl.load(token_ids + token) * WIDTH + i, mask=i < WIDTH)
+    place = tl.load(token_ids + token) - first
+    ours = (place >= 0) & (place < count)
+    row = tl.load(table + place * WIDTH + i, mask=ours & (i < WIDTH), other=0.0)
     if SCALE != 1.0:
         row = (row.to(tl.float32) * SCALE).to(table.dtype.element_ty)
     tl.store(out + token * WIDTH + i, row, mask=i < WIDTH)
 
 
-def embed(token_ids: torch.Tensor, table: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-    """token_ids: int64 [T], inside the vocabulary. table: contiguous [vocab, H]. scale: multiplies what is found.
-    Returns [T, H]."""
+def embed(token_ids: torch.Tensor, table: torch.Tensor, scale: float = 1.0, share: Share = WHOLE) -> torch.Tensor:
+    """token_ids: int64 [T], inside the vocabulary. table: contiguous [vocab / ranks, H], the rows of the rank's share.
+    scale: multiplies what is found. Returns [T, H], zeros for tokens of other ranks."""
     tokens, width = token_ids.shape[0], table.shape[1]
     out = torch.empty((tokens, width), dtype=table.dtype, device=table.device)
     block = min(triton.next_power_of_2(width), _BLOCK)
     grid = (tokens, triton.cdiv(width, block))
-    _embed_kernel[grid](token_ids, table, out, WIDTH=width, BLOCK=block, SCALE=scale, num_warps=1)
+    count = table.shape[0]
+    _embed_kernel[grid](
+        token_ids, table, out, share.rank * count, count, WIDTH=width, BLOCK=block, SCALE=scale, num_warps=1
+    )
     return out

@@ -146,7 +146,8 @@ def leave_prompt_logprobs(
 ) -> None:
     """Log-probabilities of the query tokens that `find_targets` found, into the result ring of the running launch.
 
-    hidden: [T, hidden] final hidden states. logits_of: [n, hidden] to [n, vocab]. A query token whose logits are not
+    hidden: [T, hidden] final hidden states. logits_of: [n, hidden] to [n, vocab], or to [n, 0] on
+    ranks other than the first. A query token whose logits are not
     finite leaves zeros, and a peak of +inf in `partial_max`: its row has failed (`finite.write_finite`).
     """
     tokens = hidden.shape[0]
@@ -156,7 +157,10 @@ def leave_prompt_logprobs(
             tile.shape[0] < _TILE
         ):  # a product's bits may depend on the number of its rows, so that it is always the same
             tile = torch.cat((tile, tile.new_zeros((_TILE - tile.shape[0], tile.shape[1]))))
-        buffers.logits.copy_(logits_of(tile))
+        logits = logits_of(tile)
+        if not logits.shape[1]:
+            continue  # they are on the first rank
+        buffers.logits.copy_(logits)
         places = buffers.places[first : first + _TILE]
         identity = buffers.places[:_TILE]
         peaks = buffers.partial_max[first : first + _TILE]

@@ -89,7 +89,7 @@ class ThreadRanks:
     def _follow(self, orders: RankOrders, number: int) -> None:
         try:
             rank.follow(
-                orders, self.memories[number], self._say[number].put, lambda: self._hear[number].get(timeout=60.0),
+                orders, self.memories[number], self._say[number].put, lambda kind: self._hear[number].get(timeout=60.0),
                 lambda: None,
             )  # fmt: skip
         except Exception as error:

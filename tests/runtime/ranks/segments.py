@@ -11,9 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.ranks import ONE_RANK
@@ -21,7 +19,7 @@ from runahead.runtime.kernels.share import Share
 from runahead.runtime.models.decoder import Decoder
 
 
-class _Turns:
+class Turns:
     """One segment runs at a time: in rank order, each up to its next sum."""
 
     def __init__(self, of: int) -> None:
@@ -44,40 +42,40 @@ class _Turns:
 class Segment:
     """`Ranks` of one segment."""
 
-    def __init__(self, turns: _Turns, rank: int) -> None:
+    def __init__(self, turns: Turns, rank: int) -> None:
         self.share = Share(rank, turns.of)
-        self._turns = turns
+        self.turns = turns
 
     def reduce(self, partial: torch.Tensor) -> None:
-        self._hand_in(partial)
+        self.hand_in(partial)
         if self.share.is_first:
-            total = self._turns.parts[0] + 0.0  # a partial of -0.0 counts as +0.0
-            for part in self._turns.parts[1:]:
+            total = self.turns.parts[0] + 0.0  # a partial of -0.0 counts as +0.0
+            for part in self.turns.parts[1:]:
                 total = total + part
-            self._turns.total = total
-        partial.copy_(self._turns.total)
+            self.turns.total = total
+        partial.copy_(self.turns.total)
 
     def gather(self, part: torch.Tensor) -> torch.Tensor:
-        self._hand_in(part)
-        return torch.cat(self._turns.parts, 1) if self.share.is_first else part[:, :0]
+        self.hand_in(part)
+        return torch.cat(self.turns.parts, 1) if self.share.is_first else part[:, :0]
 
-    def spread(self, words: NDArray[np.int32]) -> None:
+    def spread(self, words: Any) -> None:
         raise AssertionError("a model decides nothing")
 
-    def _hand_in(self, part: torch.Tensor) -> None:
+    def hand_in(self, part: torch.Tensor) -> None:
         """Returns when every segment has, and it is this one's turn again."""
         rank = self.share.rank
-        self._turns.parts[rank] = part.clone()
-        self._turns.pass_on(rank)
-        self._turns.wait_for(rank)
+        self.turns.parts[rank] = part.clone()
+        self.turns.pass_on(rank)
+        self.turns.wait_for(rank)
 
 
 class SegmentedDecoder:
     """What a `Decoder` is to a program, of N segments. make: a segment's decoder, from its ranks."""
 
     def __init__(self, of: int, make: Callable[[Segment], Decoder]) -> None:
-        self._turns = _Turns(of)
-        self._segments = [make(Segment(self._turns, rank)) for rank in range(of)]
+        self.turns = Turns(of)
+        self._segments = [make(Segment(self.turns, rank)) for rank in range(of)]
         self._threads = ThreadPoolExecutor(of)
         self.ranks = ONE_RANK  # to a program it is a whole model
         first = self._segments[0]
@@ -105,14 +103,14 @@ class SegmentedDecoder:
 
     def _each(self, work: Callable[[int], torch.Tensor]) -> list[torch.Tensor]:
         def run(rank: int) -> torch.Tensor:
-            self._turns.wait_for(rank)
+            self.turns.wait_for(rank)
             with torch.inference_mode():
                 found = work(rank)
-            self._turns.pass_on(rank)
+            self.turns.pass_on(rank)
             return found
 
-        self._turns.turn = 0
-        return list(self._threads.map(run, range(self._turns.of)))
+        self.turns.turn = 0
+        return list(self._threads.map(run, range(self.turns.of)))
 
 
 def segmented(make: Callable[[Any], Decoder], of: int) -> Any:

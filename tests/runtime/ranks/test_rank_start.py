@@ -64,6 +64,24 @@ def test_all_ranks_have_as_many_blocks_as_the_least_of_them(starts: Callable[[st
     assert ranks.lost() == ""
 
 
+def test_every_rank_has_the_handles_of_all_mailboxes(starts: Callable[[str], RankProcesses]) -> None:
+    ranks = starts(
+        HEARS + "print(json.dumps({'handle': '0' + str(orders['rank'])}), flush=True)\n"
+        "handles = json.loads(sys.stdin.readline())['handles']\n"
+        "print(json.dumps({'blocks': 100 * (handles == ['00', '01', '02'])}), flush=True)\n"
+    )
+    assert ranks.mailboxes("00") == ("00", "01", "02")
+    assert ranks.least_offered(700) == 100
+
+
+def test_a_rank_that_has_captured_other_graphs_is_refused_by_a_sentence(
+    starts: Callable[[str], RankProcesses],
+) -> None:
+    ranks = starts(HEARS + "print(json.dumps({'digest': 'a' if orders['rank'] == 1 else 'b'}), flush=True)\n")
+    with pytest.raises(ConfigError, match="rank 2 has captured other graphs than rank 0"):
+        ranks.captured("a")
+
+
 def test_a_rank_that_has_found_something_else_is_refused_by_a_sentence(starts: Callable[[str], RankProcesses]) -> None:
     ranks = starts(LOADED.replace("''", "'the versions of torch' if orders['rank'] == 2 else ''"))
     with pytest.raises(ConfigError, match="rank 2 differs from rank 0 in the versions of torch"):

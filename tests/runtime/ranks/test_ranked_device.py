@@ -184,6 +184,7 @@ def test_a_rank_that_has_ended_fails_the_device_and_wakes_who_waits(ranks: TwoRa
     for mark in (ranks.device.sampled, ranks.device.ended):
         with pytest.raises(DeviceError, match="rank 1 has ended"):
             mark()
+    assert ranks.segment.aborted, "what waits for that rank on a device ends"
 
 
 def test_a_rank_that_has_waited_too_long_fails_the_device_by_name(ranks: TwoRanks) -> None:
@@ -191,6 +192,27 @@ def test_a_rank_that_has_waited_too_long_fails_the_device_by_name(ranks: TwoRank
     ranks.segment.views.words[1, FAULT] = 17
     with pytest.raises(DeviceError, match="rank 1 has waited too long for rank 0 in exchange 17"):
         ranks.device.sampled()
+
+
+def test_a_rank_that_gives_up_while_marks_are_read_fails_the_device(
+    ranks: TwoRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank writes that it gave up before any mark that follows from what it made up."""
+    words = ranks.segment.views.words
+
+    class Late:
+        def sampled(self) -> int:
+            words[1, FAULT] = 3
+            return 1
+
+        ended = sampled
+
+    with monkeypatch.context() as played:
+        played.setattr(ranks.device, "_own", Late())
+        for mark in (ranks.device.sampled, ranks.device.ended):
+            words[1, FAULT] = 0
+            with pytest.raises(DeviceError, match="rank 1 has waited too long"):
+                mark()
 
 
 def test_marks_begin_where_launches_do() -> None:

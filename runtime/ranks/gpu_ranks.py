@@ -1,0 +1,164 @@
+"""`Ranks` on GPUs: each rank's mailbox in its own GPU's memory, which all peers write into.
+
+Everything is enqueued on the current stream. Nothing waits for the host, so exchanges are captured like other kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from runahead.runtime.kernels.share import Share
+from runahead.runtime.kernels.triton import push_exchange
+from runahead.runtime.kernels.triton.push_exchange import (
+    CAPACITY,
+    CHANNELS,
+    CONTROL_WORDS,
+    SLOTS,
+    WORDS,
+    Counters,
+    Mailboxes,
+)
+from runahead.runtime.ranks.peer_memory import CudaRuntime, PeerPointer, tensor_at
+from runahead.runtime.rounding import ceil_div
+
+GATHER_BYTES: Final = 64 << 20  # of logits that the first rank takes in one step, at most
+START_LIMIT_S: Final = 1800.0  # of one wait while kernels are compiled
+_EMPTY: Final = -32768  # the bits of -0.0 in bfloat16
+_LINE: Final = 256  # bytes to which each part of a mailbox is aligned
+
+# By name: the dtype of a part of a mailbox and how many numbers it has, of so many ranks and of the first rank.
+_PARTS: Final[dict[str, tuple[torch.dtype, Callable[[int, bool], int]]]] = {
+    "parts": (torch.int16, lambda ranks, first: CHANNELS * SLOTS * ranks * CAPACITY),
+    "words": (torch.int64, lambda ranks, first: SLOTS * WORDS),
+    "gather_flags": (torch.int32, lambda ranks, first: ranks * CHANNELS),
+    "spread_flags": (torch.int32, lambda ranks, first: ranks),
+    "whole": (torch.float32, lambda ranks, first: GATHER_BYTES // 4 if first else 0),
+}
+
+
+def _places(ranks: int, first: bool) -> tuple[dict[str, int], int]:
+    """Where each part of a mailbox begins, and how many bytes it has in all."""
+    places, size = {}, 0
+    for name, (dtype, count) in _PARTS.items():
+        places[name] = size
+        size += ceil_div(count(ranks, first) * dtype.itemsize, _LINE) * _LINE
+    return places, size
+
+
+class Mailbox:
+    """This rank's, in memory of the current GPU, empty. handle: by which peers open it."""
+
+    def __init__(self, rank: int, ranks: int, runtime: CudaRuntime) -> None:
+        self.share = share = Share(rank, ranks)
+        self._runtime = runtime
+        places, size = _places(share.of, share.is_first)
+        self._address = runtime.allocate(size)
+        self.handle = runtime.handle(self._address)
+        self.size = size
+        for name, (dtype, count) in _PARTS.items():
+            number = count(share.of, share.is_first)
+            if number:
+                self._own(name, dtype, number, places).fill_(_EMPTY if name == "parts" else 0)
+        torch.cuda.synchronize()  # before any peer knows of it
+
+    def _own(self, name: str, dtype: torch.dtype, count: int, places: dict[str, int]) -> torch.Tensor:
+        device = torch.device("cuda", torch.cuda.current_device())
+        return tensor_at(self._address + places[name], (count,), dtype, device)
+
+    def joined(self, handles: Sequence[bytes]) -> Mailboxes:
+        """All ranks' mailboxes. handles: by rank."""
+        ranks = self.share.of
+        bases = [
+            self._address if rank == self.share.rank else self._runtime.open(handle)
+            for rank, handle in enumerate(handles)
+        ]
+        found = {
+            name: tuple(PeerPointer(dtype, base + _places(ranks, not rank)[0][name]) for rank, base in enumerate(bases))
+            for name, (dtype, _) in _PARTS.items()
+        }
+        whole: object = found["whole"][0]
+        if self.share.is_first:
+            count = GATHER_BYTES // 4
+            whole = self._own("whole", torch.float32, count, _places(ranks, True)[0])
+        return Mailboxes(found["parts"], found["words"], found["gather_flags"], found["spread_flags"], whole)
+
+
+def make_counters(device: torch.device, abort: NDArray[np.int64], fault: NDArray[np.int64]) -> Counters:
+    """abort, fault: words of the host that the device reaches; see `Counters`."""
+    return Counters(
+        reduces=torch.zeros(CHANNELS, dtype=torch.int32, device=device),
+        gathers=torch.zeros(CHANNELS, dtype=torch.int32, device=device),
+        spreads=torch.zeros(1, dtype=torch.int32, device=device),
+        control=torch.zeros(CONTROL_WORDS, dtype=torch.int64, device=device),
+        abort=torch.from_numpy(abort),
+        fault=torch.from_numpy(fault),
+    )
+
+
+class GpuRanks:
+    """The exchange as one rank's GPU has it. Until `limit` is called, a wait may take START_LIMIT_S."""
+
+    def __init__(self, share: Share, boxes: Mailboxes, counters: Counters, gather_numbers: int = GATHER_BYTES // 4):
+        self.share = share
+        self._boxes, self._counters, self._gather_numbers = boxes, counters, gather_numbers
+        self._noted = sha256()
+        self.limit(START_LIMIT_S)
+
+    @property
+    def digest(self) -> str:
+        """Of all exchanges that were enqueued or captured so far, in order: the same on every rank."""
+        return self._noted.hexdigest()
+
+    def _note(self, call: str, size: int) -> None:
+        self._noted.update(f"{call} {size};".encode())
+
+    def limit(self, seconds: float) -> None:
+        """No wait for a peer lasts longer, from now on."""
+        self._counters.control[push_exchange.LIMIT_NS] = int(seconds * 1e9)
+
+    def reduce(self, partial: torch.Tensor) -> None:
+        """See `Ranks.reduce`. bfloat16."""
+        self._note("reduce", partial.numel())
+        push_exchange.push_reduce(partial, self.share.rank, self._boxes, self._counters)
+
+    def reduce_add(
+        self,
+        partial: torch.Tensor,
+        residual: torch.Tensor,
+        following: torch.Tensor,
+        scaled: torch.Tensor,
+        squares: torch.Tensor,
+    ) -> None:
+        """See `ResidualRanks.reduce_add`."""
+        self._note("reduce", partial.numel())
+        push_exchange.push_reduce_add(
+            partial, residual, following, scaled, squares, self.share.rank, self._boxes, self._counters
+        )
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        """See `Ranks.gather`."""
+        rows, width = part.shape
+        whole_width = self.share.of * width
+        most = self._gather_numbers // whole_width
+        found = part.new_empty((rows, whole_width)) if rows > most and self.share.is_first else None
+        for begin in range(0, rows, most):
+            piece = part[begin : begin + most]
+            self._note("gather", piece.numel())
+            push_exchange.push_gather(piece, self.share.rank, self._boxes, self._counters)
+            if self.share.is_first:
+                whole: torch.Tensor = self._boxes.whole[: piece.shape[0] * whole_width].view(-1, whole_width)
+                if found is None:
+                    return whole
+                found[begin : begin + most] = whole
+        return part[:, :0] if found is None else found
+
+    def spread(self, words: torch.Tensor) -> None:
+        """See `Ranks.spread`. A tensor on the device."""
+        self._note("spread", words.numel())
+        push_exchange.push_spread(words, self.share.rank, self._boxes, self._counters)

@@ -1,0 +1,135 @@
+"""The engine on the bundled model, which two GPUs have between them, in this process and that of rank 1.
+
+`python -m tests.gpu.engine_on_gpus` prints the JSON of `Outcome`. DEVICE behind it, `cpu`, tries it with ranks on CPUs.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from benchmarks.gpu_table.engines import FrontEnd
+from runahead.cuda_graphs.device import DeviceError
+from runahead.runtime.checkpoint import open_checkpoint
+from runahead.runtime.engine.loop import Engine
+from runahead.runtime.models.read_config import load_config
+from runahead.runtime.process.parts import MadeOnDevice, check_model, make_scheduler
+from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.engine_config import EngineConfig
+from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
+from runahead.runtime.wire.preparation import prepared_submit
+
+LENGTHS: Final = (5, 300, 17, 64, 700, 3)  # prompts of a chunk, of several, and of a few tokens
+TOKENS: Final = 48
+ENDLESS: Final = 900
+DEPTHS: Final = (2, 0, 1, 4)  # launches ahead; 0: serial
+DEADLINE_S: Final = 60.0
+
+
+class Outcome(msgspec.Struct):
+    """alone: tokens of each request by itself. together: of all of them at once, by depth, in their order and in the
+    reverse one. failed: what the engine says when rank 1 is killed under load, after so many seconds."""
+
+    alone: list[list[int]]
+    together: dict[int, tuple[list[list[int]], list[list[int]]]]
+    failed: str = ""
+    failed_s: float = 0.0
+
+
+def make(device: str, drafter: str = "none") -> MadeOnDevice:
+    """No `check_config`: it refuses ranks on GPUs."""
+    asked: dict[str, Any] = {
+        "model": "runtime/models/bundled", "device": device, "dtype": "bfloat16" if device == "cuda" else "auto",
+        "max_rows": 8, "num_blocks": 600, "max_prefill_tokens": 512, "prefill_chunk": 256, "draft_forced": False,
+        "tensor_parallel": 2, "context_length": 1024, "launch_timeout_s": 5.0, "prefix_cache": False, "run_ahead": 4,
+        "drafter": drafter,
+    }  # fmt: skip
+    config = msgspec.convert(asked, EngineConfig)
+    checkpoint = open_checkpoint(Path(config.model))
+    described = load_config(checkpoint)
+    if device == "cpu":
+        from runahead.runtime.process.cpu import make_on_cpu as make_on
+    else:
+        from runahead.runtime.process.cuda import make_on_cuda as make_on
+    return make_on(config, checkpoint, described, check_model(config, described), _no_progress, _no_progress)
+
+
+def _no_progress(done: int, total: int) -> None:
+    pass
+
+
+class Served:
+    """An engine that is asked for completions. heard: tokens by handle."""
+
+    def __init__(self, made: MadeOnDevice) -> None:
+        config, self.block_size = made.config, made.config.block_size
+        context = check_model(config, made.model.config)
+        scheduler = make_scheduler(config, made.model.config, made.blocks, context, made.draft_rows)
+        self.front_end, self.heard = FrontEnd(), dict[int, list[int]]()
+        self.front_end.heard = self._hear
+        self.engine = Engine(made.device, scheduler, self.front_end, max_queue=64, turn_work=64)
+        self._handles = count(1)
+
+    def _hear(self, output: m.Output) -> None:
+        tokens = np.frombuffer(output.tokens, np.int32).tolist()
+        for handle, token in zip(np.frombuffer(output.handles, np.int64).tolist(), tokens, strict=True):
+            self.heard.setdefault(handle, []).append(token)
+
+    def ask(self, place: int, tokens: int = TOKENS) -> int:
+        """Some are greedy, others drawn, some with penalties. Returns the handle."""
+        handle = next(self._handles)
+        prompt = np.array([(37 * place + 11 * i) % 4000 + 2 for i in range(LENGTHS[place])], np.int32)
+        sampling = SamplingParams(
+            temperature=0.8 * (place % 2), top_p=0.9, seed=place, repetition_penalty=1.1 if place % 3 == 2 else 1.0
+        )
+        stopping = StoppingParams(max_tokens=tokens, ignore_eos=True)
+        self.front_end.inbox.append(
+            prepared_submit(handle, f"r{handle}", prompt, sampling, stopping, block_size=self.block_size)
+        )
+        return handle
+
+    def turn_until(self, done: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not done():
+            assert time.monotonic() < deadline, "the engine makes no progress"
+            self.engine.turn()
+
+    def run(self, places: Sequence[int]) -> list[list[int]]:
+        handles = [self.ask(place) for place in places]
+        self.turn_until(lambda: all(len(self.heard.get(handle, ())) == TOKENS for handle in handles))
+        self.turn_until(lambda: not self.engine.ledger.in_flight and not len(self.engine.registry))
+        return [self.heard[handle] for handle in handles]
+
+
+def outcome(device: str) -> Outcome:
+    made = make(device)
+    served = Served(made)
+    places = range(len(LENGTHS))
+    served.engine.ledger.run_ahead = DEPTHS[0]
+    found = Outcome([served.run([place])[0] for place in places], {})
+    for depth in DEPTHS:
+        served.engine.ledger.run_ahead = depth
+        found.together[depth] = served.run(places), served.run(places[::-1])[::-1]
+    handles = [served.ask(place, ENDLESS) for place in (0, 2, 5)]
+    served.turn_until(lambda: all(len(served.heard.get(handle, ())) > TOKENS // 2 for handle in handles))
+    os.kill(made.device._followers.pids[0], signal.SIGKILL)  # type: ignore[attr-defined]
+    begun = time.monotonic()
+    try:
+        served.turn_until(lambda: False)
+    except DeviceError as error:
+        found.failed, found.failed_s = str(error), time.monotonic() - begun
+    return found
+
+
+if __name__ == "__main__":
+    print(msgspec.json.encode(outcome(sys.argv[1] if len(sys.argv) > 1 else "cuda")).decode(), flush=True)
+    os._exit(0)  # as the engine's process ends after a fault: nothing waits for the device

@@ -1,0 +1,149 @@
+"""Exchanges between two GPUs, a process each, against sums that the CPU makes. `python -m tests.gpu.exchanges_on_gpus`
+exits with 0 if all agree to the bit, and prints what does not. With RANK and the segment's descriptor behind it, it is
+the process of a rank.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Final
+
+import torch
+
+from runahead.cuda_graphs.rings import RingLayout
+from runahead.runtime.kernels.layers import Norm
+from runahead.runtime.kernels.triton.finish_product import add_scaled
+from runahead.runtime.process.cuda_ranks import joined
+from runahead.runtime.ranks.gpu_ranks import GpuRanks
+from runahead.runtime.ranks.segment import Segment, SegmentLayout, make_memory, map_memory
+
+RANKS: Final = 2
+LAYOUT: Final = SegmentLayout(RANKS, RingLayout(4, 64, 64, 8, 4), 1)
+SIZES: Final = (16, 256, 4096, 4096 * 8, 4096 * 64, 4096 * 256 + 16, 5_000_000)  # the last in two steps
+STEPS: Final = 42
+REPLAYS: Final = 40
+
+
+def partial(rank: int, step: int, size: int) -> torch.Tensor:
+    drawn = torch.randn(size, generator=torch.Generator().manual_seed(1000 * step + rank)).bfloat16()
+    drawn[:: 7 + rank] = -0.0
+    return drawn
+
+
+def whole(step: int, size: int) -> torch.Tensor:
+    """In float32, in rank order, -0.0 counted as +0.0, rounded once."""
+    total = partial(0, step, size).float() + 0.0
+    for rank in range(1, RANKS):
+        total = total + partial(rank, step, size).float()
+    return total.bfloat16()
+
+
+def differ(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return not torch.equal(one.cpu().view(torch.int16), other.cpu().view(torch.int16))
+
+
+def _added(exchange: GpuRanks, rank: int, step: int) -> bool:
+    """Whether a sum that goes on to the residual differs from the sum and the addition by themselves."""
+    device, rows, width = torch.device("cuda", rank), (1, 8, 300, 1500)[step % 4], (4096, 2560)[step % 2]
+    x = partial(rank, step, rows * width).view(rows, width).to(device)
+    gamma = torch.full((width,), 0.7, dtype=torch.bfloat16, device=device)
+    drawn = torch.randn(rows, width, generator=torch.Generator().manual_seed(step)).bfloat16().to(device)
+    residuals, scaled = (drawn, drawn.clone()), (torch.empty_like(drawn), torch.empty_like(drawn))
+    squares = torch.zeros(2, 1, rows, dtype=torch.float64, device=device)
+    exchange.reduce_add(x, residuals[0], gamma, scaled[0], squares[0])
+    total = whole(step, rows * width).view(rows, width).to(device)
+    add_scaled(total, None, residuals[1], Norm(gamma, 0.0), scaled[1], squares[1])
+    return differ(*residuals) or differ(*scaled) or not torch.equal(squares[0], squares[1])
+
+
+def run(rank: int, descriptor: int) -> int:
+    """How many exchanges differ."""
+    torch.cuda.set_device(rank)
+    device = torch.device("cuda", rank)
+    memory = map_memory(descriptor, LAYOUT)
+
+    def handles_of(own: str) -> tuple[str, ...]:
+        print(own, flush=True)
+        return tuple(sys.stdin.readline().split())
+
+    exchange = joined(rank, Segment(LAYOUT, memory), memory, handles_of).exchange
+    bad = 0
+    for step in range(STEPS):
+        size = SIZES[step % len(SIZES)]
+        mine = partial(rank, step, size).to(device)
+        exchange.reduce(mine)
+        bad += differ(mine, whole(step, size))
+        rows = 1 + 37 * (step % 8)
+        parts = [torch.randn(rows, 2048, generator=torch.Generator().manual_seed(2 * step + each)) for each in range(2)]
+        got = exchange.gather(parts[rank].to(device)).cpu()
+        bad += rank == 0 and not torch.equal(got, torch.cat(parts, 1))
+        words = torch.arange(4 * (step + 1), dtype=torch.int32, device=device) - step + 1000 * rank
+        exchange.spread(words)
+        bad += not torch.equal(words.cpu(), torch.arange(4 * (step + 1), dtype=torch.int32) - step)
+        bad += _added(exchange, rank, step)
+    # One graph, replayed without a wait, whose inputs change on the device: an odd number of steps in it.
+    size = SIZES[3]
+    base = [partial(each, STEPS, size).to(device) for each in range(RANKS)]
+    turn, sums = torch.zeros(1, dtype=torch.bfloat16, device=device), torch.zeros(size, device=device)
+    x = torch.empty_like(base[rank])
+
+    def body() -> None:
+        turn.add_(1.0)
+        for _ in range(3):
+            torch.add(base[rank], turn, out=x)
+            exchange.reduce(x)
+            sums.add_(x.float())
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        body()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        body()
+    for _ in range(REPLAYS):
+        graph.replay()
+    torch.cuda.synchronize()
+    right, at = torch.zeros_like(sums), torch.zeros_like(turn)
+    for _ in range(1 + REPLAYS):
+        at.add_(1.0)
+        one, other = ((each + at).float() for each in base)
+        for _ in range(3):
+            right.add_(((one + 0.0) + other).bfloat16().float())
+    bad += not torch.equal(sums, right)
+    return bad
+
+
+def main() -> int:
+    descriptor, memory = make_memory(LAYOUT)
+    Segment(LAYOUT, memory).begin()
+    command = [sys.executable, "-m", "tests.gpu.exchanges_on_gpus"]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(descriptor)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            pass_fds=(descriptor,),
+        )
+        for rank in range(RANKS)
+    ]
+    try:
+        handles = [rank.stdout.readline().strip() for rank in ranks if rank.stdout is not None]
+        said = [rank.communicate(" ".join(handles) + "\n", timeout=240)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    print("".join(said))
+    return max(abs(rank.returncode) for rank in ranks)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        sys.exit(main())
+    found = run(int(sys.argv[1]), int(sys.argv[2]))
+    print(f"rank {sys.argv[1]}: {found} exchanges differ", flush=True)
+    os._exit(found > 0)

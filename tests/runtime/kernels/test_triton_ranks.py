@@ -1,0 +1,168 @@
+"""A model that two ranks have between them, by the kernels of GPUs: whole launches, S, apply and F, in Triton's
+interpreter or on one GPU. The ranks are threads that take turns; what they exchange goes through the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen3Config
+
+from tests.runtime.kernels.matrix_units import multiply_as_matrix_units
+from tests.runtime.kernels.triton_device import triton_device
+
+DEVICE = triton_device()
+pytestmark = pytest.mark.timeout(300)
+
+from runahead.cuda_graphs.rings import RingLayout  # noqa: E402
+from runahead.cuda_graphs.shape import LaunchShape  # noqa: E402
+from runahead.runtime.checkpoint import open_checkpoint  # noqa: E402
+from runahead.runtime.kernels.layers import Norm  # noqa: E402
+from runahead.runtime.kernels.ranks import ONE_RANK, Ranks  # noqa: E402
+from runahead.runtime.kernels.triton.finish_product import add_scaled  # noqa: E402
+from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
+from runahead.runtime.models.load import load_model  # noqa: E402
+from runahead.runtime.plan import PLAN_WORDS  # noqa: E402
+from runahead.runtime.programs.triton import TritonProgram  # noqa: E402
+from runahead.runtime.wire.parameters import SamplingParams  # noqa: E402
+from tests.runtime.kernels.device_twin import mapped_rings  # noqa: E402
+from tests.runtime.launches import Launches, over_program  # noqa: E402
+from tests.runtime.models.checkpoints import Case, save  # noqa: E402
+from tests.runtime.ranks.segments import Segment, Turns  # noqa: E402
+
+RANKS, ROWS, BLOCK_SIZE, EACH, MAX_TOKENS, DRAFTS = 2, 3, 16, 3, 64, 2
+VOCAB = 160
+SHAPE = {
+    "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 8, "head_dim": 16,
+    "num_key_value_heads": 2, "num_hidden_layers": 2,
+}  # fmt: skip
+GREEDY = SamplingParams(temperature=0.0)
+TOLERANCE = 0.03  # of bfloat16, by the norm: partial sums are rounded on each rank
+
+
+@pytest.fixture(autouse=True)
+def _whatever_the_order_of_numpy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    if DEVICE.type == "cpu":
+        multiply_as_matrix_units(monkeypatch)
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("model")
+    save(Case("divided", Qwen3Config, SHAPE, torch.bfloat16), made)
+    return made
+
+
+class _Rank(Segment):
+    """With what a GPU's ranks have beside."""
+
+    def reduce_add(
+        self,
+        partial: torch.Tensor,
+        residual: torch.Tensor,
+        following: torch.Tensor,
+        scaled: torch.Tensor,
+        squares: torch.Tensor,
+    ) -> None:
+        self.reduce(partial)
+        add_scaled(partial, None, residual, Norm(following, 0.0), scaled, squares)
+
+    def spread(self, words: torch.Tensor) -> None:
+        self.hand_in(words)
+        if self.share.is_first:
+            self.turns.total = words.clone()
+        words.copy_(self.turns.total)
+
+
+def program_of(folder: Path, ranks: Ranks, rings: Any) -> TritonProgram:
+    checkpoint = open_checkpoint(folder)
+    kernels = TritonKernelSet(exact=True)
+    model = load_model(checkpoint, DEVICE, torch.bfloat16, "auto", kernels, None, EACH * BLOCK_SIZE, None, ranks)
+    return TritonProgram(
+        model, rings, max_rows=ROWS, max_tokens=MAX_TOKENS, num_blocks=ROWS * EACH + 1, block_size=BLOCK_SIZE,
+        context_length=EACH * BLOCK_SIZE, drafts=DRAFTS, draft_rows=ROWS, exact=True,
+    )  # fmt: skip
+
+
+def make_rings() -> Any:
+    layout = RingLayout(4, PLAN_WORDS, 8192, ROWS, 4, drafts=DRAFTS, prompt_tokens=MAX_TOKENS)
+    return mapped_rings(layout, DEVICE)
+
+
+class Divided:
+    """Programs of all ranks, in step."""
+
+    def __init__(self, folder: Path) -> None:
+        self.rings = make_rings()
+        self.turns = Turns(RANKS)
+        self.programs = []
+        for rank in range(RANKS):
+            own = self.rings if not rank else replace(make_rings(), plan=self.rings.plan, bulk=self.rings.bulk)
+            self.programs.append(program_of(folder, _Rank(self.turns, rank), own))
+
+    def run(self, shape: LaunchShape) -> None:
+        with ThreadPoolExecutor(RANKS) as threads:
+            work = [threads.submit(self._run, rank, shape) for rank in range(RANKS)]
+            for done in reversed(work):  # one that has failed keeps those before it waiting
+                done.result()
+
+    @torch.inference_mode()
+    def _run(self, rank: int, shape: LaunchShape) -> None:
+        self.turns.wait_for(rank)
+        over_program(self.programs[rank])(shape)
+        if DEVICE.type == "cuda":
+            torch.cuda.synchronize()
+        self.turns.pass_on(rank)
+
+
+# Tokens that each row takes in each launch: prompts whole and in chunks, beside rows that decode; then all decode.
+WORK = ({0: 20}, {0: 1, 1: 7}, {0: 1, 1: 10}, {0: 1, 1: 1})
+
+
+def begun(run: Any, rings: Any) -> Launches:
+    launches = Launches(run, rings, VOCAB, EACH)
+    launches.begin(0, [3 + 11 * i % 150 for i in range(17)], GREEDY)
+    launches.begin(1, [5 + 7 * i % 150 for i in range(12)], GREEDY)
+    return launches
+
+
+def test_two_ranks_have_the_logits_of_the_whole_model_and_the_same_rows(folder: Path) -> None:
+    whole_rings, divided = make_rings(), Divided(folder)
+    whole = program_of(folder, ONE_RANK, whole_rings)
+    one, both = begun(over_program(whole), whole_rings), begun(divided.run, divided.rings)
+    compared = 0
+    for work in WORK:
+        one.launch(work)
+        both.launch(work)
+        first, second = (program.rows for program in divided.programs)
+        for name in ("last_token", "seq_len", "alive"):
+            assert torch.equal(getattr(first.state, name), getattr(second.state, name)), name
+        for slot in work:
+            expected, found = whole._logits[slot], divided.programs[0]._logits[slot]
+            if expected.abs().max() > 0:
+                compared += 1
+                assert float((expected - found).norm() / expected.norm()) < TOLERANCE
+    assert compared >= len(WORK)
+
+
+def test_drafts_of_the_first_rank_are_those_of_all(folder: Path) -> None:
+    divided = Divided(folder)
+    launches = begun(divided.run, divided.rings)
+    for work in WORK[:3]:
+        launches.launch(work)
+    for _ in range(3):
+        launches.launch({0: 1, 1: 1}, drafts=DRAFTS)
+        first, second = (program.rows for program in divided.programs)
+        assert first.drafts is not None and second.drafts is not None
+        slots = slice(0, 2)
+        assert torch.equal(first.drafts.drafted[slots], second.drafts.drafted[slots])
+        assert torch.equal(first.drafts.proposed[slots], second.drafts.proposed[slots])
+        assert torch.equal(first.state.seq_len, second.state.seq_len)
+        assert torch.equal(first.drafts.token_ids, second.drafts.token_ids)

@@ -1,0 +1,56 @@
+"""Exchanges by the kernels of GPUs, in Triton's interpreter: each rank a process, the mailboxes in memory that they
+share."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.runtime.ranks.pushed_exchanges import SIZES, Outcome, carved
+
+
+def outcomes(ranks: int, rounds: int, folder: Path) -> list[Outcome]:
+    """Of every rank, in rank order."""
+    file = folder / "mailboxes"
+    with file.open("wb") as made:
+        made.truncate(carved(None, ranks)[2])
+    command = [sys.executable, "-m", "tests.runtime.ranks.pushed_exchanges"]
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), str(ranks), str(file), str(rounds)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"TRITON_INTERPRET": "1"},
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        said = [process.communicate(timeout=240) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert all(process.returncode == 0 for process in processes), [error.decode() for _, error in said]
+    return [msgspec.json.decode(out, type=Outcome) for out, _ in said]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_every_rank_has_the_sum_in_rank_order_of_numbers_that_change_from_step_to_step(
+    ranks: int, tmp_path: Path
+) -> None:
+    for outcome in outcomes(ranks, 3, tmp_path):
+        assert outcome.sums[0] == outcome.sums[1], "sums over ranks"
+        assert outcome.gathered[0] == outcome.gathered[1], "what the first rank gathers"
+        assert outcome.spread[0] == outcome.spread[1], "what the first rank spreads"
+        assert outcome.fault == (0, 0)
+
+
+def test_a_rank_gives_up_its_wait_for_one_that_is_gone_and_names_it(tmp_path: Path) -> None:
+    first, _ = outcomes(2, -2, tmp_path)
+    step, peer = first.fault
+    assert (step, peer) == (len(SIZES) + 2, 1)
