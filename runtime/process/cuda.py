@@ -18,7 +18,6 @@ from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings, 
 from runahead.cuda_graphs.rings import RingLayout, RingMemory, ring_bytes
 from runahead.runtime.checkpoint import Checkpoint
 from runahead.runtime.masks.mask_memory import MaskMemory
-from runahead.runtime.models import weights
 from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
@@ -62,7 +61,6 @@ from runahead.runtime.programs.triton import (
 )
 from runahead.runtime.programs.triton_draft_model import load_drafter
 from runahead.runtime.programs.triton_head import GpuDraftNetwork
-from runahead.runtime.ranks.exchange import ONE_RANK
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.scheduler.draft_choice import FORMS
 from runahead.runtime.scheduler.plan_bounds import FORCED_ROWS
