@@ -97,6 +97,7 @@ setup(
         "runahead": ["py.typed"],
         "runahead.v1": ["*.proto", "*.pyi"],
         "runahead.runtime.kernels.triton": ["measured_*.json"],
+        "runahead.runtime.process": ["measured_*.json"],
         "runahead.runtime.models": ["bundled/*", "bundled/draft_head/*", "bundled/hybrid/*"],
     },
     cmdclass={"build_py": BuildWithStubs},

@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from runahead.runtime.wire.engine_config import ConfigError
+from runahead.service.commands import tune_command
 from runahead.service.commands.ends import interruptible
 from runahead.service.commands.shell_completion import SHELLS, completion_script
 from runahead.service.settings import setting_flags, settings
 from runahead.service.settings.cli_parser import EXIT_USAGE, Parser, parse
 from runahead.service.version import full_version
 
-_SERVERS: Final = ("serve", "kernels")
+_SERVERS: Final = ("serve", "kernels", "tune")
 
 
 class _Version(argparse.Action):
@@ -148,6 +149,18 @@ def _add_servers(commands: argparse._SubParsersAction[Parser]) -> None:
         "  runahead kernels --model ~/models/qwen3-0.6b --kernel-cache /var/cache/kernels",
     )
     setting_flags.add_flags(kernels, setting_flags.changes_kernels)
+    tune = commands.add_parser(
+        "tune",
+        help="find the fastest tilings of the kernels for this GPU and a model",
+        usage="runahead tune [--config FILE] [--SETTING VALUE ...]",
+        description="Times captured graphs of decode launches with random weights, with each product cut in other "
+        "ways, and writes the fastest into the folder that --kernel-cache names, where later starts of `runahead "
+        "serve` with that folder read them. No answer changes by a bit. Of the checkpoint only config.json is read.\n\n"
+        "example:\n"
+        "  runahead tune --model ~/models/qwen3-0.6b --kernel-cache /var/cache/kernels",
+    )
+    tune_command.add_flags(tune)
+    setting_flags.add_flags(tune, setting_flags.changes_kernels)
 
 
 def _add_client_flags(
@@ -187,4 +200,4 @@ def _with_settings(parsed: argparse.Namespace) -> int:
     if parsed.command == "serve":
         return server.run(config)
     interruptible()
-    return kernels_command.run(config)
+    return kernels_command.run(config) if parsed.command == "kernels" else tune_command.run(config, parsed)

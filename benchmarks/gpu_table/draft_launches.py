@@ -274,7 +274,7 @@ def took_us(device: torch.device, work: Callable[[], object]) -> float:
         begun = time.perf_counter()
         work()
         return (time.perf_counter() - begun) * 1e6
-    from benchmarks.tune.trial import graph_us
+    from runahead.runtime.programs.tuner import graph_us
 
     def many() -> None:
         for _ in range(_AT_A_TIME):

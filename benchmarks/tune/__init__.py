@@ -1,1 +1,1 @@
-"""How the kernels of decode launches are best cut on the GPU of this machine, found by trying."""
+"""What the exact kernels of decode launches cost on the GPU of this machine."""

@@ -58,6 +58,7 @@ from runahead.runtime.programs.triton import (
     slots_with_drafts,
     tilings_of,
     use_gpu_as,
+    use_tuned,
 )
 from runahead.runtime.programs.triton_draft_model import load_drafter
 from runahead.runtime.programs.triton_head import GpuDraftNetwork
@@ -116,6 +117,7 @@ def _make(
     part = part_of(described, config.tensor_parallel)
     keep_kernels(config.kernel_cache, config.spelling("kernel_cache"))
     use_gpu_as(config.gpu_capability)
+    use_tuned()
     exactness = _exactness(config, part, dtype)
     check_tensors(config, checkpoint, described)
     to_load = to_load // config.tensor_parallel + drafting

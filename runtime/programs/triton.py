@@ -28,6 +28,7 @@ from runahead.runtime.kernels.triton.prompt_logprobs import make_prompt_buffers
 from runahead.runtime.kernels.triton.put_rows import put_rows
 from runahead.runtime.kernels.triton.sampling import Runs, make_sampler_buffers, sample_rows_cuda
 from runahead.runtime.kernels.triton.tiling_counts import tiling_counts
+from runahead.runtime.kernels.triton.tuned_tilings import use_tuned_tilings
 from runahead.runtime.kernels.triton.vendor_product import choosing_products
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.models.architecture import ModelWeights
@@ -56,6 +57,14 @@ def use_gpu_as(capability: str) -> None:
     as."""
     if capability != "auto":
         use_as(capability)
+
+
+def use_tuned() -> None:
+    """Before any kernel runs, after the two above: reads what `runahead tune` has left in the folder.
+
+    Raises an OSError whose sentence says which entry can't be used.
+    """
+    use_tuned_tilings()
 
 
 def exactness_of(weights: ModelWeights, dtype: torch.dtype, asked: str) -> Exactness:

@@ -10,6 +10,8 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from runahead.runtime.scheduler.draft_costs import DraftCosts
+
 MOST: Final = 7
 FORMS: Final = (1, 3, MOST)  # numbers of drafts among which is chosen, beside none
 STRETCH: Final = 8  # launches in which the same is known
@@ -17,9 +19,6 @@ PROBE_EVERY: Final = 48  # stretches
 KNOWN_AFTER: Final = 5  # launches: by then a launch is committed at every depth
 FADING: Final = 0.97  # of what is known, with each launch
 _TRIED: Final = 32  # query tokens of a launch in which drafts are tried whose rows all cost as many
-# Of a plain step of so many rows: the 0.6B shape on one H200, docs/gpu-figures.md; with 4 it took 0.90 ms.
-_QUERY_TOKENS: Final = (1, 2, 8, 64, 256)
-_STEP_MS: Final = (0.59, 0.9, 0.9, 2.2, 8.0)
 
 
 class DraftChoice(Protocol):
@@ -61,7 +60,7 @@ class ChoiceByAcceptance:
     """As many as pay, by how many drafts of each place in the run were right of late, and by how many rows decode.
 
     A launch brings a token where a draft is right. It is longer for having drafts at all, and for each of them. So
-    places of a run are drafted as long as the share of right drafts there is above what one costs in tokens: `_price`.
+    places of a run are drafted as long as the share of right drafts there is above what one costs in tokens.
 
     What is known changes with every STRETCH-th launch alone, and stems from launches up to the fifth before. A stretch
     out of every `probe_every` tries, so that what pays again is found.
@@ -70,7 +69,8 @@ class ChoiceByAcceptance:
     most: Final = MOST
     probe_every: int = PROBE_EVERY
 
-    def __init__(self) -> None:
+    def __init__(self, costs: DraftCosts) -> None:
+        self._costs = costs
         # By place in the run, fading. At first, half are right.
         self._looked_at = np.full(MOST, 8.0)
         self._right = np.full(MOST, 4.0)
@@ -90,12 +90,18 @@ class ChoiceByAcceptance:
 
     def _chosen(self, rows: int, shares: NDArray[np.float64]) -> int:
         """K by the shares of right drafts, [MOST]. rows: as `drafts`'."""
-        found, price = 0, _price(rows)
+        found, price = 0, self._price(rows)
         for first, end in pairwise((0, *FORMS)):
             if shares[first:end].mean() <= price:
                 break
             found = end
         return found
+
+    def _price(self, rows: int) -> float:
+        """What a draft costs, in tokens that the launch would bring without it: how much longer it is, for each draft.
+        One row is drafted for at less: what it says may begin to repeat itself at any time, and that would be found
+        late."""
+        return min(self._costs.most_price, self._costs.least_price + self._costs.row_price * rows)
 
     def stays_until(self, number: int) -> int:
         stretch = number // STRETCH
@@ -131,15 +137,13 @@ class ChoiceOfAHead(ChoiceByAcceptance):
 
     probe_every = 2 * PROBE_EVERY
 
-    def __init__(self, step: float) -> None:
-        super().__init__()
+    def __init__(self, costs: DraftCosts, step: float) -> None:
+        super().__init__(costs)
         self._step = step
 
     def _takes(self, rows: int, drafts: int) -> float:
-        """How long a launch is with so many drafts of each row, in launches without. Measured with the bundled model at
-        1, 4 and 16 rows, as a process's own time: a fifth for runs at all, for each place a step, which takes a fifth
-        longer than the weights that it reads let expect, and 0.015 for each query token."""
-        return 1.2 + drafts * (1.2 * self._step + 0.015 * rows)
+        """How long a launch is with so many drafts of each row, in launches without."""
+        return self._costs.runs + drafts * (self._costs.place * self._step + self._costs.token * rows)
 
     def _tried(self, rows: int) -> int:
         return max((drafts for drafts in FORMS if self._takes(rows, drafts) <= 2), default=1)
@@ -155,16 +159,15 @@ class ChoiceByForms(ChoiceByAcceptance):
     """The same where each row of a launch costs K query tokens more, whatever was proposed for it: every place counts
     as looked at, and the K that brings most tokens in the time is taken, if it brings 5 % more than none.
 
-    How long a launch takes hangs on its query tokens: as long as a plain step of as many rows, by the smallest model
-    that was measured, whose launches grow fastest. One row has kernels of its own, which take no drafts, so that the
-    first draft there costs most. No more than 32 query tokens are tried, or one draft a row.
+    How long a launch takes depends on its query tokens: as long as a plain step of as many rows (`DraftCosts`). No more
+    than 32 query tokens are tried, or one draft a row.
 
     step: what the drafter takes for a place of the run, for all rows together, as a share of a launch without drafts;
     0: next to nothing. One that takes steps is tried more rarely.
     """
 
-    def __init__(self, step: float = 0.0) -> None:
-        super().__init__()
+    def __init__(self, costs: DraftCosts, step: float = 0.0) -> None:
+        super().__init__(costs)
         self._step = step
         self.probe_every = PROBE_EVERY if not step else ChoiceOfAHead.probe_every
 
@@ -174,17 +177,8 @@ class ChoiceByForms(ChoiceByAcceptance):
     def _chosen(self, rows: int, shares: NDArray[np.float64]) -> int:
         forms = (0, *FORMS)
         brought = 1 + np.concatenate([[0], np.cumsum(shares)])[list(forms)]
-        takes = np.interp([rows * (1 + drafts) for drafts in forms], _QUERY_TOKENS, _STEP_MS)
+        tokens = [rows * (1 + drafts) for drafts in forms]
+        takes = np.interp(tokens, self._costs.query_tokens, self._costs.step_ms)
         rate = brought / (takes + np.array(forms) * self._step * takes[0])
         best = int(rate.argmax())
         return forms[best] if rate[best] > 1.05 * rate[0] else 0
-
-
-def _price(rows: int) -> float:
-    """What a draft costs, in tokens that the launch would bring without it: how much longer it is, for each draft.
-
-    Measured through the service with the bundled model on two cores, drafts of `ngram`: greedy 0.2 at one row, 0.4 at 4
-    and 0.25 at 16; drawn 0.4 at one row. One row is drafted for at less: what it says may begin to repeat itself at any
-    time, and that would be found late.
-    """
-    return min(0.45, 0.1 + 0.08 * rows)

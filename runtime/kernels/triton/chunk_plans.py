@@ -1,8 +1,8 @@
 """How attention of prompt chunks is cut where that was measured on this GPU.
 
-`measured_chunk_attention.json` is written by `python -m benchmarks.tune.chunk_attention`. A shape that it lacks has no
-plan, and a GPU has none unless one of its kind is there (`Gpu.measured_as`): then attention of chunks is
-`chunk_attention`'s own, with tiles of 32 query tokens of one head.
+`measured_chunk_attention.json` was measured on an H200. A plan says in which order keys are folded, so `runahead tune`
+changes none. A shape that the table lacks has no plan, and a GPU has none unless one of its kind is there
+(`Gpu.measured_as`): then attention of chunks is `chunk_attention`'s own, with tiles of 32 query tokens of one head.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class StateTiling:
 
 
 # The same for any number of rows from two on, and for one too in exact launches, so that a row's bits hang on itself
-# alone among others. The fastest over all of them on an H200 (`python -m benchmarks.tune.states`):
+# alone among others. The fastest over all of them on an H200:
 # docs/decisions/0047-recurrent-states-on-a-gpu.md.
 STATES: Final = StateTiling(8192, 2)
 # Of other launches of one row, whose products have bits of their own anyway: with as many numbers a program as above

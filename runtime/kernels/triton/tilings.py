@@ -1,8 +1,7 @@
 """How products and attention are cut into programs: measured on a GPU for shapes that were tried, else a default.
 
-`measured_tilings.json` is written by `python -m benchmarks.tune.products`, `benchmarks.tune.step` and
-`benchmarks.tune.few_lines`. A shape that it lacks takes the default, and so does a GPU unless one of its kind is there
-(`Gpu.measured_as`).
+`measured_tilings.json` is the package's table. A shape that it lacks takes the default, and so does a GPU unless one of
+its kind is there (`Gpu.measured_as`). What `runahead tune` has found comes before both (`tuned_tilings`).
 """
 
 from __future__ import annotations
@@ -139,10 +138,9 @@ def measured_tiling(
 ) -> dict[str, Any] | None:
     """What the table has for a product, or None. columns: 1 of a product of one row, otherwise as `rows_tiling`'s.
     exact: as `rows_tiling`'s; all entries of one product have the same number of parts."""
-    measured = _measured()
     # What is best for more rows is taken to be good for fewer. One row has kernels of its own.
     for factor in (1,) if columns == 1 else (1, 2, 4, 8, 16, 32):
-        found = measured.get(tiling_key(outputs, depth, factor * columns, epilogue, exact))
+        found = measured_entry(tiling_key(outputs, depth, factor * columns, epilogue, exact))
         if found is not None:
             return found
     return None
@@ -177,7 +175,7 @@ def attention_plan(
     rows: int, head_dim: int, device: torch.device, exact: bool = False, group: int = 1
 ) -> AttentionPlan:
     """Of decode launches of so many rows, the same up to the next power of two: a launch that is no bucket's runs by a
-    plan that a bucket has. What is best was measured by `benchmarks.tune.attention` on an H200, at
+    plan that a bucket has. What is best was measured on an H200, at
     contexts of about 640 tokens: there the items of 8 KV heads are about as many as there are programs. What the table
     has, `measured_plan`, comes first. exact: tile, chunk and warps, on which a row's bits hang,
     are the same for every number of rows. group: query heads of a KV head, the most of all layers."""
@@ -239,7 +237,7 @@ def measured_plan(shapes: Iterable[AttentionShape], rows: int, queries: int) -> 
 
 def measured_entry(key: str) -> dict[str, Any] | None:
     """What the table has under this name, for a GPU like the one at hand."""
-    return _measured().get(key)
+    return tuned().get(key) or _measured().get(key)
 
 
 def plan_key(shape: AttentionShape, rows: int, queries: int) -> str:
@@ -256,6 +254,12 @@ def _measured() -> dict[str, dict[str, Any]]:
     it is used as."""
     name = measured_gpu()
     return {} if name is None else _tables()[name]
+
+
+@cache
+def tuned() -> dict[str, dict[str, Any]]:
+    """What `runahead tune` has found for this GPU, as far as this process has read it (`tuned_tilings`)."""
+    return {}
 
 
 def measured_gpu() -> str | None:

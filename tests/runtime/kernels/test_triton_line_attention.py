@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -20,6 +22,7 @@ from runahead.runtime.kernels.triton.chunk_plans import ChunkPlan, chunk_plan  #
 from runahead.runtime.kernels.triton.chunk_work import SPLIT_LAUNCH, ChunkWork, cut_chunks  # noqa: E402
 from runahead.runtime.kernels.triton.gpu import Gpu  # noqa: E402
 from runahead.runtime.kernels.triton.line_attention import line_attention  # noqa: E402
+from runahead.runtime.kernels.triton.warp_attention import HEAD_DIMS  # noqa: E402
 from tests.runtime.kernels.test_triton_attention import Paged, attention_of, paged  # noqa: E402
 
 SHAPES = [(4, 2, 16, 8), (6, 2, 24, 16), (2, 2, 32, 16)]  # heads, KV heads, head_dim, block size
@@ -244,11 +247,22 @@ def random_cache(lengths: list[int], kv_heads: int, dim: int, poison: float = fl
     )
 
 
-def tuned(dim: int) -> list[ChunkPlan]:
-    """The plans that the tuner compares on this GPU."""
-    from benchmarks.tune.chunk_attention import plans
-
-    return list(plans(dim, torch.cuda.get_device_properties(0).multi_processor_count))
+def plans(head_dim: int) -> Iterator[ChunkPlan]:
+    """Tiles of two warpgroups, or of one with two programs a multiprocessor, as far as shared memory holds them."""
+    processors = torch.cuda.get_device_properties(0).multi_processor_count
+    if head_dim in HEAD_DIMS:
+        for (keys, stages), turns, parts in itertools.product(((128, 2), (128, 3), (64, 6)), (0, 1), (16, 1)):
+            yield ChunkPlan(128, keys, processors, 8, stages, parts, copiers=1, turns=turns)
+        for part_keys in (1024, 2048):
+            yield ChunkPlan(128, 128, processors, 8, 3, 16, part_keys, copiers=1)
+    pad = max(64, 1 << (head_dim - 1).bit_length())
+    for (lines, warps, each), keys, stages in itertools.product(
+        ((128, 8, 1), (64, 4, 2)), (32, 64) if pad > 128 else (64, 128), (2, 3)
+    ):
+        if each * (lines + 2 * keys * stages) * pad * 2 > 226 << 10 or (warps == 4 and pad > 128):
+            continue
+        for parts in (8, 1, 16):
+            yield ChunkPlan(lines, keys, each * processors, warps, stages, parts)
 
 
 @pytest.mark.gpu
@@ -256,7 +270,7 @@ def tuned(dim: int) -> list[ChunkPlan]:
 @pytest.mark.parametrize("window", [0, 700])
 @pytest.mark.parametrize("launch", LAUNCHES)
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), SERVED)
-def test_plans_that_the_tuner_compares_give_what_attention_without_one_gives(
+def test_plans_of_all_sizes_give_what_attention_without_one_gives(
     heads: int, kv_heads: int, dim: int, launch: str, window: int
 ) -> None:
     torch.manual_seed(7)
@@ -267,7 +281,7 @@ def test_plans_that_the_tuner_compares_give_what_attention_without_one_gives(
     expected = chunk_attention.chunk_attention(
         q, kv.keys, kv.values, kv.tables, kv.seq_lens, batch.query_start_loc, dim**-0.5, window
     )
-    few = tuned(dim)[::4]  # each with another number of parts than the one before
+    few = list(plans(dim))[::4]  # each with another number of parts than the one before
     assert {plan.parts > 1 for plan in few} == {False, True}
     for plan in few:
         assert relative_error(attend(q, kv, batch, window, plan), expected) < TOLERANCE[torch.bfloat16], plan
@@ -281,7 +295,7 @@ def test_on_a_gpu_without_parts_a_token_s_bits_hang_neither_on_its_neighbours_no
     kv = random_cache([900, 333, 40], kv_heads, dim)
     queries = [400, 1, 40]
     q = random_queries(sum(queries), heads, dim, torch.bfloat16)
-    for plan in (plan for plan in tuned(dim) if plan.parts == 1):
+    for plan in (plan for plan in plans(dim) if plan.parts == 1):
         together = attend(q, kv, batch_of(kv, queries), 0, plan)
         first = 0
         for row, count in enumerate(queries):
@@ -300,7 +314,7 @@ def test_one_graph_of_it_serves_every_way_to_share_out_a_launch_s_tokens() -> No
     heads, kv_heads, dim = SERVED[0]
     kv = random_cache([900, 333, 40, 0], kv_heads, dim)
     q = random_queries(256, heads, dim, torch.bfloat16)
-    for plan in tuned(dim)[::3]:
+    for plan in list(plans(dim))[::3]:
         lengths, starts = torch.zeros_like(kv.seq_lens), torch.zeros(5, dtype=torch.int32, device=DEVICE)
         fixed = Paged(kv.keys, kv.values, kv.tables, lengths)
         batch = replace(batch_of(fixed, [256, 0, 0, 0]), query_start_loc=starts)

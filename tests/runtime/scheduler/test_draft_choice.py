@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
+from runahead.runtime.process.parts import DRAFT_COSTS
 from runahead.runtime.scheduler.draft_choice import (
     KNOWN_AFTER,
     MOST,
@@ -14,7 +16,9 @@ from runahead.runtime.scheduler.draft_choice import (
     ChoiceByForms,
     ChoiceOfAHead,
 )
+from runahead.runtime.scheduler.draft_costs import DraftCosts
 
+COSTS = msgspec.json.decode(DRAFT_COSTS.read_bytes(), type=DraftCosts)
 PROBES = PROBE_EVERY * STRETCH  # launches from one probe to the next
 
 
@@ -23,7 +27,7 @@ def after(
 ) -> tuple[ChoiceByAcceptance, list[int]]:
     """Launches in which so many drafts of each row are right, and how many each of them has. depth: launches that are
     planned before the oldest of them is committed. step: of the drafter."""
-    choice = ChoiceOfAHead(step) if step else ChoiceByAcceptance()
+    choice = ChoiceOfAHead(COSTS, step) if step else ChoiceByAcceptance(COSTS)
     chosen = list[int]()
     for number in range(launches):
         chosen.append(choice.drafts(number, rows))
@@ -114,13 +118,13 @@ def test_launches_without_drafts_stay_so_until_the_next_try_and_others_for_a_str
 
 @pytest.mark.parametrize(("rows", "tried"), [(1, 7), (4, 7), (5, 3), (8, 3), (9, 1), (32, 1)])
 def test_where_every_row_costs_its_query_tokens_few_of_them_are_tried(rows: int, tried: int) -> None:
-    assert ChoiceByForms().drafts(PROBES * 2, rows) == tried
+    assert ChoiceByForms(COSTS).drafts(PROBES * 2, rows) == tried
 
 
 def learned(rows: int, right: int, row_of: int = 1, step: float = 0.0) -> int:
     """K after so many launches in which of every `row_of`-th row so many drafts were right, of the others none. step:
     what the drafter takes for a place of the run."""
-    choice = ChoiceByForms(step)
+    choice = ChoiceByForms(COSTS, step)
     for number in range(2 * PROBES):
         count = choice.drafts(number, rows)
         if count:

@@ -1,0 +1,55 @@
+"""The process of `runahead tune`: `python -m runahead.runtime.process.tune`.
+
+Standard input is JSON, a `TuneOrder`; standard output gets a line for each number of rows. Exit codes: 0, or 2 with a
+sentence on standard error.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+import torch
+
+from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
+from runahead.runtime.models.read_config import load_config
+from runahead.runtime.process.device_choice import check_gpu
+from runahead.runtime.process.parts import check_model, dtype_of
+from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
+from runahead.runtime.wire.tune_order import TuneOrder
+
+
+def main() -> int:
+    """Returns the exit code."""
+    order = msgspec.json.decode(sys.stdin.buffer.read(), type=TuneOrder)
+    try:
+        _tune(order.config, order.rows, order.seconds)
+    except (ConfigError, CheckpointError, OSError) as error:
+        print(f"runahead tune: {error}", file=sys.stderr, flush=True)
+        return 2
+    return 0
+
+
+def _tune(config: EngineConfig, rows: tuple[int, ...], seconds: float) -> None:
+    """Raises ConfigError, CheckpointError, and OSError where the table can't be written."""
+    if not torch.cuda.is_available():
+        raise ConfigError("it needs a CUDA GPU, and torch finds none")
+    device = torch.cuda.current_device()
+    check_gpu(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
+    described = load_config(open_checkpoint(Path(config.model)))
+    check_model(config, described)
+    dtype = dtype_of(config, described)
+    if dtype != torch.bfloat16:
+        raise ConfigError(f"its kernels are for bfloat16, and {config.spelling('dtype')} says {dtype}")
+    from runahead.runtime.programs.triton import keep_kernels, use_gpu_as, use_tuned
+    from runahead.runtime.programs.tuner import tune
+
+    keep_kernels(config.kernel_cache, config.spelling("kernel_cache"))
+    use_gpu_as(config.gpu_capability)
+    use_tuned()
+    tune(described, dtype, rows, seconds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

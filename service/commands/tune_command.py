@@ -1,0 +1,61 @@
+"""`runahead tune`: times ways to cut the kernels of decode launches on this GPU, and keeps the fastest."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from typing import Final
+
+import msgspec
+
+from runahead.runtime.wire.engine_config import ConfigError, check_config
+from runahead.runtime.wire.tune_order import TuneOrder
+from runahead.service.commands.ends import EXIT_INTERRUPTED
+from runahead.service.settings.server_config import EXIT_CANNOT_START, EXIT_OK, ServerConfig
+
+TUNE_MODULE: Final = "runahead.runtime.process.tune"
+MOST_ROWS: Final = 64  # of launches with more, the vendor's library computes most products
+_ROWS: Final = (1, 2, 4, 8, 16, 32, 64)
+_SECONDS: Final = 900.0
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags beside those of the settings."""
+    parser.add_argument(
+        "--rows", type=_rows, default=_ROWS, metavar="N,N,...",
+        help=f"rows of the launches that are tuned, each 1 to {MOST_ROWS} [default {','.join(map(str, _ROWS))}]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seconds", type=float, default=_SECONDS, metavar="S",
+        help=f"try nothing more after so many seconds [default {_SECONDS:.0f}]",
+    )  # fmt: skip
+
+
+def run(config: ServerConfig, parsed: argparse.Namespace) -> int:
+    """Returns the exit code: 0, 2 where nothing could be tuned (a sentence on standard error says why), 130 if it was
+    interrupted."""
+    engine = config.engine
+    try:
+        if engine.device == "cpu":
+            raise ConfigError(f"{engine.spelling('device')} cpu has no kernels to tune; cuda has")
+        engine = msgspec.structs.replace(engine, device="cuda")
+        check_config(engine, engine.spelling)
+    except ConfigError as error:
+        print(f"runahead tune: {error}", file=sys.stderr, flush=True)
+        return EXIT_CANNOT_START
+    order = TuneOrder(engine, parsed.rows, parsed.seconds)
+    command = [sys.executable, "-P", "-m", TUNE_MODULE]
+    try:
+        code = subprocess.run(command, input=msgspec.json.encode(order), check=False).returncode
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return EXIT_OK if code == 0 else EXIT_CANNOT_START
+
+
+def _rows(text: str) -> tuple[int, ...]:
+    """Raises ArgumentTypeError."""
+    numbers = text.split(",")
+    if not all(number.isdecimal() and 1 <= int(number) <= MOST_ROWS for number in numbers):
+        raise argparse.ArgumentTypeError(f"must be numbers from 1 to {MOST_ROWS}, by commas, and is {text!r}")
+    return tuple(sorted(set(map(int, numbers))))
