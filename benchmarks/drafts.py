@@ -25,8 +25,8 @@ import grpc
 from benchmarks.bundled_model.completions import choose_heads
 from benchmarks.bundled_model.corpus import held_out_files, standard_library
 from benchmarks.chain_figures import ChainFigures, chain_figures, flags_of
+from benchmarks.gpu_table.shapes import random_weights
 from benchmarks.local_service import local_service
-from benchmarks.structure import random_weights
 from runahead.runtime.checkpoint import BUNDLED_FOLDER
 from runahead.v1 import GenerateRequest, GenerationServiceStub
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -62,10 +63,10 @@ def _calls(calls: Calls) -> str:
 
 def _measured(checkout: Path, what: str, rows: int, lifecycle: bool) -> dict[str, float]:
     """What a process that runs the engine of `checkout` has measured."""
-    from benchmarks.checkouts import environment_of  # not in the process of a checkout that may have none
-
     command = [sys.executable, "-P", str(Path(__file__).resolve()), what, str(rows), str(int(lifecycle))]
-    environment = environment_of(checkout)
+    # The code of that checkout, whichever one is installed. One from before there was `src` has it at its root.
+    path = f"{checkout.resolve() / 'src'}{os.pathsep}{checkout.resolve()}"
+    environment = os.environ | {"PYTHONPATH": path}
     run = subprocess.run(command, cwd=checkout, env=environment, stdout=subprocess.PIPE, text=True)
     if run.returncode:
         sys.exit(f"{checkout} could not be measured; what its process said is above")

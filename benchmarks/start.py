@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.chain_figures import flags_of
+from benchmarks.gpu_table.shapes import random_weights
 from benchmarks.local_service import started_service
-from benchmarks.structure import random_weights
 
 DRAFTERS: Final = ("none", "ngram")
 KERNELS: Final = {"cpu": ("none",), "cuda": ("to compile", "compiled")}

@@ -1,21 +1,15 @@
 """The corpus of the bundled model: the top-level definitions of the running Python's standard library.
 
-    python -m benchmarks.bundled_model.corpus --out corpus.json --held-out-list held_out.json --tokenizer tokenizer.json
-
 Files are train, dev or held out by a hash of their path alone, so the split is the same in every Python release.
-Only held-out files are ever scored; dev files pick the checkpoint; neither trains anything, the tokenizer included.
+Only held-out files are ever scored.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
 import hashlib
-import json
-import platform
 import sysconfig
 import warnings
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,57 +111,3 @@ def held_out_files() -> list[SourceFile]:
 def standard_library() -> Path:
     """Where the running Python keeps its standard library."""
     return Path(sysconfig.get_path("stdlib"))
-
-
-def describe(files: list[SourceFile], left_out: dict[str, str]) -> str:
-    """What was taken and what was not, for a person."""
-    lines = [f"standard library of Python {platform.python_version()}"]
-    for split in SPLITS:
-        chosen = [file for file in files if file.split == split]
-        definitions = sum(len(file.definitions) for file in chosen)
-        methods = sum(len(file.methods) for file in chosen)
-        size = sum(len(text.encode()) for file in chosen for text in file.definitions)
-        lines.append(
-            f"  {split:9} {len(chosen):4} files  {definitions:5} top-level definitions"
-            f"  {methods:5} methods  {size:9,} bytes"
-        )
-    lines.append("left out:")
-    quiet = ("tests", "not the standard library", "generated table", "no top-level definition")
-    for reason, count in sorted(Counter(left_out.values()).items()):
-        names = sorted(path for path, why in left_out.items() if why == reason)
-        shown = "" if reason in quiet else ": " + ", ".join(names)
-        lines.append(f"  {count:4} {reason}{shown}")
-    return "\n".join(lines)
-
-
-def main() -> None:
-    """Write the corpus that `train` reads and, if asked, the list of held-out files and a new tokenizer."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="where to write the corpus, JSON")
-    parser.add_argument("--held-out-list", type=Path, help="where to write names and SHA-256 of the held-out files")
-    parser.add_argument("--tokenizer", type=Path, help="where to write a tokenizer trained on the train files")
-    arguments = parser.parse_args()
-    files, left_out = collect(standard_library())
-    print(describe(files, left_out))
-    corpus = {
-        split: [
-            {"path": file.path, "definitions": file.definitions, "methods": file.methods}
-            for file in files
-            if file.split == split
-        ]
-        for split in ("train", "dev")
-    }
-    arguments.out.write_text(json.dumps(corpus))
-    if arguments.held_out_list:
-        held_out = {file.path: file.sha256 for file in files if file.split == "held_out"}
-        listing = {"python": platform.python_version(), "files": held_out}
-        arguments.held_out_list.write_text(json.dumps(listing, indent=2) + "\n")
-    if arguments.tokenizer:
-        from benchmarks.bundled_model.tokenizer import train_tokenizer
-
-        texts = [text for file in files if file.split == "train" for text in file.definitions]
-        train_tokenizer(texts).save(str(arguments.tokenizer))
-
-
-if __name__ == "__main__":
-    main()

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _measure(chosen: argparse.Namespace, commit: str) -> None:
     asked = read_settings(chosen.set)
     if chosen.part in PARTS:
-        run = Run(chosen.device, chosen.repeats, chosen.limit_s, commit, asked, chosen.requests)
+        run = Run(chosen.device, chosen.repeats, chosen.limit_s, commit, asked)
         result = run_part(PARTS[chosen.part], run)
         print(f"{results.write(result, chosen.out)}: {result.seconds:.0f} s", file=sys.stderr)
         if result.failure:
@@ -70,7 +70,6 @@ def _measure(chosen: argparse.Namespace, commit: str) -> None:
         command = [sys.executable, "-m", "benchmarks.gpu_table", "--part", name, "--out", str(chosen.out)]
         command += [argument for one in chosen.set for argument in ("--set", one)]
         command += ["--device", chosen.device, "--repeats", str(chosen.repeats), "--limit-s", str(chosen.limit_s)]
-        command += ["--requests", str(chosen.requests)]
         # A process of its own: nothing that one part has left on the GPU is there for the next.
         if subprocess.run([*command, "--commit", commit.removesuffix(".dirty")], check=False).returncode:
             raise BenchmarkError(f"the part {name} failed: mend it, and start again to go on from there")
@@ -98,9 +97,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda", help="cpu: for trying a tiny part")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each length, of which the median counts (3)")
     parser.add_argument("--limit-s", type=float, default=390, help="no figure is begun after so many seconds (390)")
-    parser.add_argument(
-        "--requests", type=int, default=0, help="that arrive in a part about that, at most (0: as many as the part has)"
-    )
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the engine; may be repeated"
     )

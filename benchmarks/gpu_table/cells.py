@@ -22,7 +22,7 @@ class Run:
     """How a part is run.
 
     limit_s: after so many seconds no further figure is begun. asked: settings of the engine that differ from what the
-    part would choose. requests: that arrive in a part about that, at most; 0: as many as the part has. begun: on the
+    part would choose. begun: on the
     monotonic clock.
     """
 
@@ -31,7 +31,6 @@ class Run:
     limit_s: float
     commit: str
     asked: Settings = field(default_factory=dict)
-    requests: int = 0
     begun: float = field(default_factory=time.monotonic)
 
     @property

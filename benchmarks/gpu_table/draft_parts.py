@@ -1,4 +1,4 @@
-"""The parts about drafts: launches that verify them, and steps of what makes them. Neither runs an engine."""
+"""The part about launches that verify drafts. It runs no engine."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import torch
 
 from benchmarks.gpu_table.cells import Run
 from benchmarks.gpu_table.draft_launches import DRAFTS, LaunchBench, context_of, device_for, opened_launches
-from benchmarks.gpu_table.draft_results import DrafterStep, ModelKind, VerifiedLaunch
-from benchmarks.gpu_table.drafter_steps import DrafterBench, opened_drafters
+from benchmarks.gpu_table.draft_results import ModelKind, VerifiedLaunch
 from benchmarks.gpu_table.errors import BenchmarkError
 from benchmarks.gpu_table.floors import StepBytes, step_bytes
 from benchmarks.gpu_table.found import Found
@@ -22,7 +21,6 @@ from benchmarks.gpu_table.settings import Settings
 from benchmarks.gpu_table.shapes import Shape
 
 VERIFIED_ROWS: Final = 64  # at most, of a launch that verifies drafts
-_DRAFTER_ROWS: Final = (1, 8, 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,29 +86,6 @@ def _said(one: VerifiedLaunch) -> str:
         f"{what}: {one.verified_ms:.3f} ms, plain {one.plain_ms:.3f}; floors {one.floor_verified_ms:.3f} and "
         f"{one.floor_plain_ms:.3f}{named}"
     )
-
-
-def drafter_part(shape: Shape, smaller: Shape | None, run: Run) -> Found:
-    """Steps of heads that draft for the shape, and of the smaller model. Raises BenchmarkError as `verify_part`."""
-    device, exact = device_for(run.device), _exact(run)
-    found: list[DrafterStep] = []
-    with Measured(lambda: opened_drafters(shape, smaller, device, exact), lambda bench: True) as measured:
-        floors, context = {name: one.floor_us for name, one in measured.subject.drafters.items()}, shape.workload.prompt
-        for name, floor in floors.items():
-            for rows in _DRAFTER_ROWS if run.device == "cuda" else shape.batches:
-                took, skipped = None, run.why_no_more
-                if not skipped:
-                    took, skipped = measured.measure(partial(DrafterBench.took, drafter=name, rows=rows))
-                step, follow = (None, None) if took is None else took
-                found.append(
-                    DrafterStep(
-                        shape=shape.name, drafter=name, rows=rows, drafts=DRAFTS, exact=exact, context=context,
-                        floor_us=floor, step_us=step, follow_us=follow, skipped=skipped,
-                    )
-                )  # fmt: skip
-                figure = skipped or f"a step {step:.1f} us, floor {floor:.1f}; in F {follow:.1f} us"
-                print(f"{run.took_s:6.1f} s  {shape.name}, {name}, {rows} rows: {figure}", file=sys.stderr, flush=True)
-    return Found(_settings(exact, shape), drafters=found, failures=measured.failures)
 
 
 def _exact(run: Run) -> bool:

@@ -1,4 +1,4 @@
-"""What the parts about drafts leave in their files: launches that verify them, and steps of what makes them."""
+"""What the parts about drafts leave in their files: launches that verify them."""
 
 from __future__ import annotations
 
@@ -34,23 +34,4 @@ class VerifiedLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     runs_ms: tuple[tuple[float, float], ...] = ()  # plain and verified, of each repetition
     nodes: tuple[int, int] | None = None  # of the graphs, plain and verified; None where there are none
     drafter_us: float | None = None
-    skipped: str = ""
-
-
-class DrafterStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One step of a drafter with layers, of `drafts` in turn, and what F does for it, a query token of each row.
-
-    drafter: what it is: a head of a kind, or `model` and its shape. floor_us: of the bytes of its matrices. None: not
-    measured; skipped: why.
-    """
-
-    shape: str
-    drafter: str
-    rows: int
-    drafts: int
-    exact: bool
-    context: int
-    floor_us: float
-    step_us: float | None = None
-    follow_us: float | None = None
     skipped: str = ""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.gpu_table.draft_results import DrafterStep, VerifiedLaunch
-from benchmarks.gpu_table.markdown import NONE, at_most, number, over, ratio, table
-from benchmarks.gpu_table.published import DRAFTER_STEP, VERIFIED_GOALS
+from benchmarks.gpu_table.draft_results import VerifiedLaunch
+from benchmarks.gpu_table.markdown import NONE, at_most, number, ratio, table
+from benchmarks.gpu_table.published import VERIFIED_GOALS
 
 
 def verified_table(launches: Sequence[VerifiedLaunch]) -> list[str]:
@@ -31,19 +31,3 @@ def verified_table(launches: Sequence[VerifiedLaunch]) -> list[str]:
     left_out = [f"- no figure for {one.shape}, batch {one.rows}: {one.skipped}" for one in launches if one.skipped]
     title = "**Milliseconds of a launch that verifies drafts, all of them right, beside a plain one: bare graphs**"
     return [title, "", says, "", *table(head, rows), *left_out] if rows else []
-
-
-def drafter_table(steps: Sequence[DrafterStep]) -> list[str]:
-    rows = [
-        [
-            one.shape, one.drafter, str(one.rows), "exact" if one.exact else "fastest", number(one.step_us, 1),
-            number(one.floor_us, 1), over(one.step_us, one.floor_us), number(DRAFTER_STEP, 1),
-            at_most(ratio(one.step_us, one.floor_us), DRAFTER_STEP), number(one.follow_us, 1),
-        ]
-        for one in steps
-    ]  # fmt: skip
-    head = ["shape", "drafter", "batch", "kernels", "a step", "floor", "÷ floor", "goal", "", "in F"]
-    left_out = [f"- no figure for {one.shape}, {one.drafter}, batch {one.rows}: {one.skipped}"
-                for one in steps if one.skipped]  # fmt: skip
-    title = "**Microseconds of a step of what drafts, beside the time in which its matrices are read: bare graphs**"
-    return [title, "", *table(head, rows), *left_out] if rows else []

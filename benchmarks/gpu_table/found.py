@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchmarks.gpu_table.decode import fill_cache
-from benchmarks.gpu_table.draft_results import DrafterStep, VerifiedLaunch
+from benchmarks.gpu_table.draft_results import VerifiedLaunch
 from benchmarks.gpu_table.engines import Bench, opened
 from benchmarks.gpu_table.measured import Measured
-from benchmarks.gpu_table.results import Agreement, Arrivals, Breakdown, Cell, PromptTime
+from benchmarks.gpu_table.results import Breakdown, Cell, PromptTime
 from benchmarks.gpu_table.settings import Settings
 from benchmarks.gpu_table.shapes import Shape
 
@@ -25,11 +25,8 @@ class Found:
     settings: Settings
     cells: Sequence[Cell] = ()
     breakdowns: Sequence[Breakdown] = ()
-    agreements: Sequence[Agreement] = ()
     prompts: Sequence[PromptTime] = ()
-    arrivals: Sequence[Arrivals] = ()
     verified: Sequence[VerifiedLaunch] = ()
-    drafters: Sequence[DrafterStep] = ()
     failures: Sequence[str] = ()
 
 

@@ -11,25 +11,22 @@ import numpy as np
 import torch
 
 from benchmarks.gpu_table import results
-from benchmarks.gpu_table.arrivals import Load
 from benchmarks.gpu_table.cells import Cells, Run
 from benchmarks.gpu_table.decode import Batch, Steps, bare_graphs, fill_cache, form_of, through_the_engine
-from benchmarks.gpu_table.draft_parts import drafter_part, verify_part
+from benchmarks.gpu_table.draft_parts import verify_part
 from benchmarks.gpu_table.engines import Bench
 from benchmarks.gpu_table.errors import BenchmarkError
-from benchmarks.gpu_table.exactness import ASKED, COMPARED, FEW, SIZES, Crowd, agreements
 from benchmarks.gpu_table.expert_counts import experts_named
 from benchmarks.gpu_table.floors import StepBytes, step_bytes
 from benchmarks.gpu_table.found import DEPTHS, Found, measured_engine
 from benchmarks.gpu_table.kernel_times import LAUNCHES, on_the_gpu, traced
 from benchmarks.gpu_table.measured import Measured
-from benchmarks.gpu_table.prompt_parts import arrival_part, first_token_part
+from benchmarks.gpu_table.prompt_parts import first_token_part
 from benchmarks.gpu_table.rank_parts import rank_part
-from benchmarks.gpu_table.results import Agreement, Cell, Result, Sampling
+from benchmarks.gpu_table.results import Cell, Result, Sampling
 from benchmarks.gpu_table.settings import RUN_AHEAD, Settings
 from benchmarks.gpu_table.shapes import SHAPES, Shape
 from benchmarks.gpu_table.streams import served, through_grpc
-from benchmarks.local_service import ServiceFailed
 from runahead.cuda_graphs.shape import Form
 from runahead.runtime.wire.engine_config import DeviceName
 
@@ -65,11 +62,8 @@ def run_part(part: Part, run: Run) -> Result:
         settings=found.settings | {"repeats": run.repeats, "asked": asked},
         cells=tuple(found.cells),
         breakdowns=tuple(found.breakdowns),
-        agreements=tuple(found.agreements),
         prompts=tuple(found.prompts),
-        arrivals=tuple(found.arrivals),
         verified=tuple(found.verified),
-        drafters=tuple(found.drafters),
         failure="; ".join(found.failures),
     )
 
@@ -224,23 +218,6 @@ def _kernels(shape: Shape, run: Run) -> Found:
     return Found(settings, breakdowns=[found for found, _ in traces if found], failures=measured.failures)
 
 
-def _exactness(crowd: Crowd, depths: Sequence[int], run: Run) -> Found:
-    """The bundled model through gRPC, at each depth a service with the exact kernels, and one with the fastest."""
-    settings: Settings = {"device": run.device} | SIZES | run.asked
-    found: list[Agreement] = []
-    failures = []
-    for asked in ASKED:
-        try:
-            found += agreements(asked, settings, crowd, depths, lambda: run.why_no_more)
-        except (BenchmarkError, ServiceFailed) as error:
-            failures.append(f"exact {asked}: {error}")
-    return Found(settings, agreements=found, failures=failures)
-
-
-def _first_tokens_exactly(shape: Shape, run: Run) -> Found:
-    return first_token_part(shape, run, exact=True)
-
-
 def _quantised(shape: Shape, run: Run) -> Found:
     """Bare graphs and the engine, greedy, in 16 bits and then in FP8 made at load, each by an engine of its own."""
     prompt, most = shape.workload.prompt, shape.batches[-1]
@@ -278,7 +255,6 @@ _KINDS: Final = (
         first_token_part,
         {"0.6B": 3, "8B": 6, "30B-A3B": 6, "7B-A1B": 6, "tiny": 1},
     ),
-    ("prompts-exact", "the same with exact kernels", _first_tokens_exactly, {"0.6B": 3, "8B": 6, "tiny": 1}),
     ("kernels", "every kernel of a launch", _kernels, {"0.6B": 2, "8B": 3, "30B-A3B": 3, "7B-A1B": 4, "tiny": 1}),
     ("models", _MODELS, _models_of, {"30B-A3B": 2, "7B-A1B": 2}),
     ("quantised", "decode steps in 16 bits and in FP8 made at load", _quantised, {"8B": 4, "tiny": 1}),
@@ -293,27 +269,8 @@ _KINDS: Final = (
         },
     ),
 )  # fmt: skip
-# What drafts for these shapes beside heads, if anything: a smaller model of the same vocabulary.
-_DRAFTERS: Final = {"0.6B": None, "8B": "1B", "tiny": "tiny"}
-# By name, shape, load, launches ahead, and minutes. Each must be over before a part's time is.
-_LOADS: Final = (
-    ("prompts-8k-8B", "8B", Load(64, 8192, 512, 0.25), (0, 1, 2, 4), 4),
-    ("prompts-32k-serial-8B", "8B", Load(64, 32768, 512, 1.4), (0, 1), 6),
-    ("prompts-32k-8B", "8B", Load(64, 32768, 512, 1.4), (2, 4), 6),
-    ("prompts-burst-8B", "8B", Load(256, 512, 128), (2,), 2),
-    ("prompts-long-tiny", "tiny", Load(5, 60, 12, 0.01), (0, 1, 2, 4), 1),
-    ("prompts-burst-tiny", "tiny", Load(7, 24, 8), (2,), 1),
-)
-
-
-def _arriving(load: Load) -> str:
-    when = f"one every {load.every_s:g} s" if load.every_s else "all at once"
-    return f"{load.requests} requests of {load.tokens:,} tokens in and {load.generated} out, {when}"
-
-
 _TINY_MODELS: Final = SHAPES["tiny-experts"], SHAPES["tiny-hybrid"], SHAPES["tiny-halves"]
 _DIVIDED: Final = "decode steps and first tokens of a model that two GPUs have between them"
-_EXACTNESS: Final = "answers that differ alone and among others, with exact kernels and without"
 PARTS: Final = {
     part.name: part
     for part in (
@@ -322,29 +279,7 @@ PARTS: Final = {
             for kind, what, measure, minutes in _KINDS
             for shape, about in minutes.items()
         ),
-        *(
-            Part(
-                f"drafters-{shape}",
-                f"{shape}: steps of what drafts for it",
-                1,
-                partial(drafter_part, SHAPES[shape], None if smaller is None else SHAPES[smaller]),
-                shape != "tiny",
-            )
-            for shape, smaller in _DRAFTERS.items()
-        ),
-        *(
-            Part(
-                name,
-                f"{shape}: {_arriving(load)}",
-                about,
-                partial(arrival_part, SHAPES[shape], load, depths),
-                shape != "tiny",
-            )
-            for name, shape, load, depths, about in _LOADS
-        ),
         Part("models-tiny", f"tiny ones: {_MODELS}", 1, partial(_models, _TINY_MODELS), False),
         Part("tp2", f"8B: {_DIVIDED}", 4, partial(rank_part, SHAPES["8B"], 2), False),
-        Part("exactness", f"the bundled model: {_EXACTNESS}", 6, partial(_exactness, Crowd(), COMPARED), True),
-        Part("exactness-tiny", f"a few requests: {_EXACTNESS}", 1, partial(_exactness, FEW, (0, 2)), False),
     )
 }

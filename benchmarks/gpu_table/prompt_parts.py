@@ -1,14 +1,9 @@
-"""The parts about prompts: first tokens, requests that arrive one after the other, and all at once."""
+"""The part about prompts: first tokens."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
-from typing import Final
 
-from benchmarks.gpu_table.arrivals import Load, arrived
 from benchmarks.gpu_table.cells import Run
 from benchmarks.gpu_table.engines import Bench
 from benchmarks.gpu_table.found import Found, measured_engine
@@ -22,12 +17,10 @@ from benchmarks.gpu_table.prompts import (
     of_long_prompts,
     products_ms,
 )
-from benchmarks.gpu_table.results import Arrivals, PromptTime
+from benchmarks.gpu_table.results import PromptTime
 from benchmarks.gpu_table.settings import Settings
 from benchmarks.gpu_table.shapes import Shape
 from runahead.runtime.rounding import ceil_div
-
-_EXACT: Final[Settings] = {"exact": "on"}
 
 
 def _up_to(tokens: int) -> int:
@@ -35,9 +28,8 @@ def _up_to(tokens: int) -> int:
     return 256 * ceil_div(tokens + 1, 256)
 
 
-def first_token_part(shape: Shape, run: Run, exact: bool = False) -> Found:
-    """First tokens, alone and beside rows that decode, with the engine set for one and for the other. exact: with the
-    exact kernels."""
+def first_token_part(shape: Shape, run: Run) -> Found:
+    """First tokens, alone and beside rows that decode, with the engine set for one and for the other."""
     workload = shape.workload
     context = _up_to(workload.first[-1])
     shape = of_long_prompts(shape, context)
@@ -45,14 +37,14 @@ def first_token_part(shape: Shape, run: Run, exact: bool = False) -> Found:
     failures: list[str] = []
     settings: Settings = {}
     for setting, wanted in SETTINGS.items():
-        settings = run.settings(workload.beside + 8, context) | wanted | (_EXACT if exact else {}) | run.asked
+        settings = run.settings(workload.beside + 8, context) | wanted | run.asked
         with measured_engine(shape, settings) as measured:
             settings = measured.subject.settings
             for rows in (0, workload.beside):
                 for tokens in workload.first:
-                    found.append(prompt_time(measured, run, shape, setting, tokens, rows, exact))
+                    found.append(prompt_time(measured, run, shape, setting, tokens, rows))
             together, tokens = workload.together
-            found.append(prompt_time(measured, run, shape, setting, tokens, workload.beside, exact, together))
+            found.append(prompt_time(measured, run, shape, setting, tokens, workload.beside, together))
         failures += measured.failures
     same = {name: value for name, value in settings.items() if name not in SETTINGS["rate"]}
     varied: Settings = {
@@ -62,7 +54,7 @@ def first_token_part(shape: Shape, run: Run, exact: bool = False) -> Found:
 
 
 def prompt_time(
-    measured: Measured[Bench], run: Run, shape: Shape, setting: Setting, tokens: int, rows: int, exact: bool,
+    measured: Measured[Bench], run: Run, shape: Shape, setting: Setting, tokens: int, rows: int,
     together: int = 1,
 ) -> PromptTime:  # fmt: skip
     def measure(bench: Bench) -> FirstTokens:
@@ -75,7 +67,6 @@ def prompt_time(
         setting=setting,
         tokens=tokens,
         rows=rows,
-        exact=exact,
         together=together,
         products_ms=products_ms(shape.described(), together * tokens),
         first_token_ms=None if times is None else times.median_ms,
@@ -88,32 +79,6 @@ def prompt_time(
         skipped=skipped,
     )
     shown = skipped or f"{time.first_token_ms:.1f} ms, products {time.products_ms:.1f}"
-    how = f"{setting}, exact" if exact else setting
     what = f"prompt of {tokens:,}" if together == 1 else f"{together} prompts of {tokens:,}"
-    print(f"{run.took_s:6.1f} s  {shape.name} {what} beside {rows}, {how}: {shown}", file=sys.stderr)
+    print(f"{run.took_s:6.1f} s  {shape.name} {what} beside {rows}, {setting}: {shown}", file=sys.stderr)
     return time
-
-
-def arrival_part(shape: Shape, load: Load, depths: Sequence[int], run: Run) -> Found:
-    """Requests that arrive while others decode, at each of these depths. The engine is set for the prompts' rate."""
-    if run.requests:
-        load = replace(load, requests=min(load.requests, run.requests))
-    context = _up_to(load.tokens + load.generated)
-    shape = of_long_prompts(shape, context)
-    settings = run.settings(load.requests, context) | SETTINGS["rate"] | run.asked
-    found: list[Arrivals] = []
-    with measured_engine(shape, settings) as measured:
-        settings = measured.subject.settings
-        for depth in depths:
-            skipped, one = run.why_no_more, None
-            if not skipped:
-                one, skipped = measured.measure(partial(arrived, load=load, depth=depth))
-            lacks = Arrivals(shape=shape.name, run_ahead=depth, **load.facts, skipped=skipped)
-            found.append(lacks if one is None else one)
-            print(f"{run.took_s:6.1f} s  {_said(found[-1])}", file=sys.stderr, flush=True)
-    return Found(settings, arrivals=found, failures=measured.failures)
-
-
-def _said(one: Arrivals) -> str:
-    figures = one.skipped or f"{one.tokens_s:.0f} tokens/s, first token {one.first_p50_ms:.1f} ms in the median"
-    return f"{one.shape} {one.requests} x {one.tokens:,}, {one.run_ahead or 'serial'}: {figures}"

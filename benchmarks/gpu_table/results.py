@@ -13,7 +13,7 @@ from typing import Final, Literal
 import msgspec
 import torch
 
-from benchmarks.gpu_table.draft_results import DrafterStep, VerifiedLaunch
+from benchmarks.gpu_table.draft_results import VerifiedLaunch
 from benchmarks.gpu_table.errors import ResultError
 from benchmarks.gpu_table.settings import Settings
 from runahead.service.version import commit_of
@@ -123,32 +123,16 @@ class Breakdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     roles: tuple[RoleTime, ...]
 
 
-class Agreement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How many of the same requests had other answers than alone, at the first depth.
-
-    exact: what the service was asked for. run_ahead: 0 is serial. alone: they came one at a time. with_logprobs: of the
-    requests, those that asked for log-probabilities.
-    """
-
-    exact: Literal["on", "off"]
-    run_ahead: int
-    alone: bool
-    requests: int
-    other_tokens: int
-    with_logprobs: int
-    other_logprobs: int
-
-
 class PromptTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How long a prompt took to its first token, through the engine.
 
-    setting: what the engine is set for, the prompts' rate or the rows' pace. tokens: of the prompt. rows: that decode
-    beside it. together: how many such prompts came at once. first_token_ms: the median of `runs_ms`, which has all of
-    them. met_ms: of those before, which met launches of their size for the first time, the longest; None in older
-    results, whose first run that was. gap_p50_ms, gap_p99_ms: between two tokens of a row, while a prompt ran that
-    counts. products_ms: of their products alone, at the rate that the GPU's matrix units reach. exact: the engine was
-    asked for the exact kernels. idle_between, idle_inside: of the device, in parts of its time with launches that
-    carried such a prompt, before them and at most inside them; None in older results. skipped: why there is no figure.
+    setting: what the engine is set for, the prompts' rate or the rows' pace. tokens: of the prompt. rows: that
+    decode beside it. together: how many such prompts came at once. first_token_ms: the median of `runs_ms`, which
+    has all of them. met_ms: of those before, which met launches of their size for the first time, the longest; None
+    in older results, whose first run that was. gap_p50_ms, gap_p99_ms: between two tokens of a row, while a prompt
+    ran that counts. products_ms: of their products alone, at the rate that the GPU's matrix units reach.
+    idle_between, idle_inside: of the device, in parts of its time with launches that carried such a prompt, before
+    them and at most inside them; None in older results. skipped: why there is no figure.
     """
 
     shape: str
@@ -161,41 +145,9 @@ class PromptTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     runs_ms: tuple[float, ...] = ()
     gap_p50_ms: float | None = None
     gap_p99_ms: float | None = None
-    exact: bool = False
     together: int = 1
     idle_between: float | None = None
     idle_inside: float | None = None
-    skipped: str = ""
-
-
-class Arrivals(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Requests that arrive one after the other, or at once where `every_s` is 0, through the engine at a depth.
-
-    tokens, generated: of each. tokens_s: generated ones a second, from the first arrival to the last token. first_*: to
-    a request's first token. gap_*: between two tokens of one request. overlap: launches that were enqueued while the
-    one before ran, in parts of those that could be. idle_between, idle_inside: of the device, in parts of its time,
-    between launches and at most inside them. launches: by kind. fallbacks, barriers: by reason. held_back: times that
-    a launch was not queued for a bound on launches with prompts alone. skipped: why there are no figures.
-    """
-
-    shape: str
-    requests: int
-    tokens: int
-    generated: int
-    every_s: float
-    run_ahead: int
-    tokens_s: float | None = None
-    first_p50_ms: float | None = None
-    first_p99_ms: float | None = None
-    gap_p50_ms: float | None = None
-    gap_p99_ms: float | None = None
-    overlap: float | None = None
-    idle_between: float | None = None
-    idle_inside: float | None = None
-    launches: dict[str, int] = {}
-    fallbacks: dict[str, int] = {}
-    barriers: dict[str, int] = {}
-    held_back: int | None = None
     skipped: str = ""
 
 
@@ -216,11 +168,8 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     settings: Settings
     cells: tuple[Cell, ...] = ()
     breakdowns: tuple[Breakdown, ...] = ()
-    agreements: tuple[Agreement, ...] = ()
     prompts: tuple[PromptTime, ...] = ()
-    arrivals: tuple[Arrivals, ...] = ()
     verified: tuple[VerifiedLaunch, ...] = ()
-    drafters: tuple[DrafterStep, ...] = ()
     failure: str = ""
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.gpu_table.draft_tables import drafter_table, verified_table
-from benchmarks.gpu_table.goals import Steps, goals, idle_share
+from benchmarks.gpu_table.draft_tables import verified_table
 from benchmarks.gpu_table.markdown import NONE, at_least, at_most, counts, number, over, percent, table
 from benchmarks.gpu_table.merge import Merged
 from benchmarks.gpu_table.published import (
@@ -18,17 +17,40 @@ from benchmarks.gpu_table.published import (
     PEERS_MS,
     VLLM_FIRST_TOKEN_MS,
     VLLM_MODELS_MS,
-    Place,
-    Prompt,
     best_peer_ms,
+    known,
 )
-from benchmarks.gpu_table.results import Agreement, Arrivals, Breakdown, Cell, PromptTime, Sampling
+from benchmarks.gpu_table.results import Breakdown, Cell, PromptTime, Sampling, Way
 
 _KERNELS_SHOWN = 20
 _STATES = (
     "Recurrent states are float32, and so in the floor. In which dtype vLLM kept those of 7B-A1B when it was measured "
     "is not known."
 )
+
+
+class Steps:
+    """The table of steps, looked up. Cells without a figure count as not measured."""
+
+    def __init__(self, cells: Sequence[Cell]) -> None:
+        self._cells = {(cell.shape, cell.rows, cell.way, cell.sampling): cell for cell in cells if cell.table == "step"}
+
+    def cell(self, place: tuple[str, int], way: Way, sampling: Sampling = "greedy") -> Cell | None:
+        cell = self._cells.get((*place, way, sampling))
+        return cell if cell is not None and cell.step_ms is not None else None
+
+    def ms(self, place: tuple[str, int], way: Way, sampling: Sampling = "greedy") -> float | None:
+        cell = self.cell(place, way, sampling)
+        return None if cell is None else cell.step_ms
+
+    def places(self) -> list[tuple[str, int]]:
+        """Shapes and rows, in order."""
+        return sorted({(shape, rows) for shape, rows, _, _ in self._cells})
+
+
+def idle_share(cell: Cell) -> float | None:
+    """Of a step, between launches."""
+    return None if cell.idle_us is None or cell.step_ms is None else cell.idle_us / 1e3 / cell.step_ms
 
 
 def tables(merged: Merged) -> str:
@@ -46,14 +68,11 @@ def tables(merged: Merged) -> str:
         _length_table(cells),
         _model_table(cells),
         verified_table([found for part in merged.parts for found in part.verified]),
-        drafter_table([found for part in merged.parts for found in part.drafters]),
     ]
     blocks += [_breakdown_table(breakdown) for breakdown in breakdowns]
     blocks.append(_prompt_table([found for part in merged.parts for found in part.prompts]))
-    blocks.append(_arrival_table([found for part in merged.parts for found in part.arrivals]))
-    blocks.append(_agreement_table([found for part in merged.parts for found in part.agreements]))
     failures = [f"- figures of {part.part} are missing: {part.failure}" for part in merged.parts if part.failure]
-    blocks += [_goal_table(steps), failures + _skipped(cells)]
+    blocks.append(failures + _skipped(cells))
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
@@ -75,15 +94,14 @@ def _step_table(steps: Steps, sampling: Sampling) -> list[str]:
     rows = []
     for place in steps.places():
         graph, engine, grpc = (steps.ms(place, way, sampling) for way in ("graph", "engine", "grpc"))
-        known = [cell for way in ("graph", "engine", "grpc") if (cell := steps.cell(place, way, sampling))]
-        if not known:
+        cells = [cell for way in ("graph", "engine", "grpc") if (cell := steps.cell(place, way, sampling))]
+        if not cells:
             continue
-        row = [place.shape, str(place.rows), number(known[0].floor_ms), *map(number, (graph, engine, grpc))]
+        row = [place[0], str(place[1]), number(cells[0].floor_ms), *map(number, (graph, engine, grpc))]
         row += [over(engine, graph), over(grpc, graph)]
         if sampling == "greedy":
-            peer = best_peer_ms(place)
-            row += [number(times.get(place)) for times in PEERS_MS.values()]
-            goal = GOALS_MS.get(place)
+            peer, goal = best_peer_ms(*place), known(GOALS_MS, *place)
+            row += [number(known(times, *place)) for times in PEERS_MS.values()]
             row += [over(peer, engine), number(goal), at_most(engine, goal)]
         rows.append(row)
     if not rows:
@@ -119,7 +137,7 @@ def _one_among_table(steps: Steps, cells: Sequence[Cell]) -> list[str]:
         if greedy is None or not any(added):
             continue
         less = [None if one is None else one - greedy for one in added]
-        rows.append([place.shape, str(place.rows), number(greedy, 3), *(number(one, 3) for one in less)])
+        rows.append([place[0], str(place[1]), number(greedy, 3), *(number(one, 3) for one in less)])
     head = ["shape", "batch", "greedy", "all sampled", "one sampled", "one with log-probabilities"]
     return ["**Milliseconds that sampling adds to a greedy step**", "", *table(head, rows)] if rows else []
 
@@ -156,8 +174,7 @@ def _model_table(cells: Sequence[Cell]) -> list[str]:
     for cell in cells:
         if cell.table != "models":
             continue
-        place = Place(cell.shape, cell.rows)
-        peer, goal = VLLM_MODELS_MS.get(place), MODEL_GOALS_MS.get(place)
+        peer, goal = (known(times, cell.shape, cell.rows) for times in (VLLM_MODELS_MS, MODEL_GOALS_MS))
         rows.append([
             cell.shape, str(cell.rows), cell.way, number(cell.experts, 1), number(cell.floor_ms),
             number(cell.step_ms, 3), over(cell.step_ms, cell.floor_ms), str(cell.nodes or NONE),
@@ -202,26 +219,21 @@ def _breakdown_table(found: Breakdown) -> list[str]:
     return [*lines, "", f"{left} more kernels are in the result file."] if left > 0 else lines
 
 
-def _prompt_table(times: Sequence[PromptTime]) -> list[str]:
-    """A line for each prompt with the fastest kernels, and what it took with the exact ones beside it."""
-    exactly = {_asked(time): time.first_token_ms for time in times if time.exact}
-    fastest = {_asked(time): time for time in times if not time.exact}
+def _prompt_table(found_times: Sequence[PromptTime]) -> list[str]:
     rows = []
-    for time in (*fastest.values(), *(time for time in times if time.exact and _asked(time) not in fastest)):
-        place = Prompt(time.shape, time.tokens)
-        alone = not time.rows and not time.exact and time.together == 1
-        peer, goal = (known.get(place) if alone else None for known in (VLLM_FIRST_TOKEN_MS, FIRST_TOKEN_GOALS_MS))
-        found, exact = None if time.exact else time.first_token_ms, exactly.get(_asked(time))
+    for time in found_times:
+        found, held_against = time.first_token_ms, (VLLM_FIRST_TOKEN_MS, FIRST_TOKEN_GOALS_MS)
+        alone = not time.rows and time.together == 1
+        peer, goal = (known(times, time.shape, time.tokens) if alone else None for times in held_against)
         rows.append([
             time.shape, _prompts(time), str(time.rows or "alone"), time.setting, number(time.products_ms, 1),
             number(time.met_ms, 1), number(found, 1), over(found, time.products_ms), percent(time.idle_between),
-            percent(time.idle_inside), _idle_verdict(time), number(exact, 1), over(exact, found),
-            number(time.gap_p50_ms, 1), number(time.gap_p99_ms, 1), number(peer, 1), number(goal, 1),
-            at_most(found, goal),
+            percent(time.idle_inside), _idle_verdict(time), number(time.gap_p50_ms, 1), number(time.gap_p99_ms, 1),
+            number(peer, 1), number(goal, 1), at_most(found, goal),
         ])  # fmt: skip
     head = ["shape", "prompt", "rows beside", "set for", "products", "met first", "first token", "÷ products",
-            "idle between", "idle inside", f"at most {100 * MIXED_IDLE:.0f} %", "exact", "exact ÷", "gap p50",
-            "gap p99", "vLLM 0.26.0", "goal", ""]  # fmt: skip
+            "idle between", "idle inside", f"at most {100 * MIXED_IDLE:.0f} %", "gap p50", "gap p99", "vLLM 0.26.0",
+            "goal", ""]  # fmt: skip
     return ["**Milliseconds to the first token, and between two tokens of the rows beside**", "",
             *table(head, rows)] if rows else []  # fmt: skip
 
@@ -234,57 +246,6 @@ def _idle_verdict(time: PromptTime) -> str:
 
 def _prompts(time: PromptTime) -> str:
     return f"{time.tokens:,}" if time.together == 1 else f"{time.together} x {time.tokens:,}"
-
-
-def _asked(time: PromptTime) -> tuple[str, str, int, int, int]:
-    return time.shape, time.setting, time.tokens, time.rows, time.together
-
-
-def _arrival_table(loads: Sequence[Arrivals]) -> list[str]:
-    rows = [
-        [
-            load.shape, f"{load.requests} x {load.tokens:,}, {load.generated} out",
-            f"every {load.every_s:g} s" if load.every_s else "at once", str(load.run_ahead or "serial"),
-            number(load.tokens_s, 0), number(load.first_p50_ms, 0), number(load.first_p99_ms, 0),
-            number(load.gap_p50_ms, 1), number(load.gap_p99_ms, 1), percent(load.overlap),
-            _overlap_verdict(load), percent(load.idle_between), percent(load.idle_inside), counts(load.launches),
-            counts(load.fallbacks), counts(load.barriers), str(NONE if load.held_back is None else load.held_back),
-        ]
-        for load in loads
-    ]  # fmt: skip
-    head = ["shape", "requests", "arrive", "launches ahead", "tokens/s", "first token p50", "p99", "gap p50", "p99",
-            "overlap", f"at least {100 * OVERLAP:.0f} %", "idle between", "inside", "launches", "not one graph",
-            "barriers", "held back"]  # fmt: skip
-    left_out = [f"- {load.shape} {load.requests} x {load.tokens:,}, {load.run_ahead or 'serial'}: {load.skipped}"
-                for load in loads if load.skipped]  # fmt: skip
-    title = "**Requests that arrive while others decode: milliseconds, through the engine, set for the prompts' rate**"
-    return [title, "", *table(head, rows), *left_out] if rows else []
-
-
-def _overlap_verdict(load: Arrivals) -> str:
-    return at_least(load.overlap, OVERLAP) if load.run_ahead else NONE
-
-
-def _agreement_table(agreements: Sequence[Agreement]) -> list[str]:
-    rows = [
-        [
-            found.exact, "one at a time" if found.alone else "together",
-            "serial" if found.run_ahead == 0 else str(found.run_ahead),
-            f"{found.other_tokens} of {found.requests}", f"{found.other_logprobs} of {found.with_logprobs}",
-        ]
-        for found in agreements
-    ]  # fmt: skip
-    head = ["exact", "requests", "launches ahead", "other tokens", "other log-probabilities"]
-    title = "**Answers of the bundled model that are others than those one at a time, through gRPC**"
-    return [title, "", *table(head, rows)] if rows else []
-
-
-def _goal_table(steps: Steps) -> list[str]:
-    rows = [
-        [goal.what, number(goal.most, goal.digits), number(goal.found, goal.digits), goal.verdict]
-        for goal in goals(steps)
-    ]
-    return ["**Goals**", "", *table(["what", "at most", "found", ""], rows)]
 
 
 def _skipped(cells: Sequence[Cell]) -> list[str]:

@@ -22,7 +22,6 @@ from contextlib import AsyncExitStack
 
 import grpc
 
-from benchmarks import front_ends
 from benchmarks.load.arrivals import poisson
 from benchmarks.load.cases import COUNT, calm_answers, cases
 from benchmarks.load.phases import Client, Phase
@@ -128,9 +127,6 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=COUNT, help=f"different requests ({COUNT})")
     parser.add_argument("--seed", type=int, default=1, help="of the arrivals (1)")
     parser.add_argument("--frontends", type=int, default=1, help="front ends of the service (1)")
-    parser.add_argument(
-        "--null-engine", action=argparse.BooleanOptionalAction, default=True, help="the table of front ends too"
-    )
     chosen = parser.parse_args()
     print(machine(), flush=True)
     gc.collect()
@@ -140,9 +136,6 @@ def main() -> int:
         table = asyncio.run(measure(service, chosen))
     print(f"{chosen.streams} sources, {chosen.seconds:g} s of each rate, {CHANNELS} connections, seed {chosen.seed}")
     print(f"{table.text()}\nat the end {load_average()}", flush=True)
-    if chosen.null_engine:
-        print("\nWhat front ends carry, behind an engine that computes nothing", flush=True)
-        front_ends.main()
     return 1 if table.wrong else 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.load.calls import Call, completed
-from benchmarks.throughput import prompts
+from benchmarks.serving import prompts
 from runahead.v1 import GenerateRequest, GenerationServiceStub, SamplingOptions, StoppingOptions
 
 COUNT = 24

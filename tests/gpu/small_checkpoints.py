@@ -9,14 +9,16 @@ from typing import Any, Final
 
 import torch
 
-from benchmarks.bundled_model.hybrid_network import ATTENTION, MAMBA, HybridNetwork, HybridShape
 from runahead.runtime import models
 
 _BUNDLED: Final = Path(models.__path__[0]) / "bundled"
-_SHAPE: Final = HybridShape(
-    hidden=128, kinds=(MAMBA, ATTENTION, MAMBA), heads=2, kv_heads=1, mamba_heads=4, state=32, experts=5, chosen=2,
-    expert_size=64, shared_size=64,
-)  # fmt: skip
+_GRANITE: Final[dict[str, Any]] = {
+    "vocab_size": 4096, "hidden_size": 128, "num_hidden_layers": 3, "layer_types": ["mamba", "attention", "mamba"],
+    "num_attention_heads": 2, "num_key_value_heads": 1, "position_embedding_type": "nope", "mamba_n_heads": 4,
+    "mamba_d_head": 32, "mamba_expand": 1, "mamba_d_state": 32, "mamba_n_groups": 1, "num_local_experts": 5,
+    "num_experts_per_tok": 2, "intermediate_size": 64, "shared_intermediate_size": 64, "max_position_embeddings": 2048,
+    "tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0,
+}  # fmt: skip
 # Gated delta nets, gated attention, experts beside one that every token gets by a share. It has no tensors: they are
 # drawn at random where it is loaded.
 _QWEN3_NEXT: Final[dict[str, Any]] = {
@@ -52,13 +54,15 @@ _QWEN3_NEXT: Final[dict[str, Any]] = {
 
 def save_granite_hybrid(folder: Path) -> Path:
     """Mamba-2, attention and experts. Its weights are so far apart that logits mean something."""
+    from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM
+
     torch.manual_seed(0)
-    network = HybridNetwork(_SHAPE, 0.0)
+    network = GraniteMoeHybridForCausalLM(GraniteMoeHybridConfig(**_GRANITE))
     with torch.no_grad():
         for parameter in network.parameters():
-            if parameter.dim() == 2:
+            if parameter.dim() >= 2:
                 parameter.normal_(std=0.2)
-    network.save(folder, 0)
+    network.bfloat16().save_pretrained(folder)
     return _with_tokenizer(folder)
 
 

@@ -116,12 +116,9 @@ def test_a_model_is_given_the_context_that_the_longest_prompt_needs() -> None:
     assert of_long_prompts(SHAPES["8B"], 600).described().max_position_embeddings == 32_768
 
 
-@pytest.mark.parametrize("name", ["prompts-tiny", "prompts-exact-tiny"])
-def test_the_part_has_every_prompt_alone_and_beside_rows_for_both_settings(name: str) -> None:
-    exactly = name == "prompts-exact-tiny"
-    found = PARTS[name].measure(Run("cpu", repeats=1, limit_s=600, commit="0" * 12))
+def test_the_part_has_every_prompt_alone_and_beside_rows_for_both_settings() -> None:
+    found = PARTS["prompts-tiny"].measure(Run("cpu", repeats=1, limit_s=600, commit="0" * 12))
     assert not found.failures
-    assert {time.exact for time in found.prompts} == {exactly}
     asked = {(time.setting, time.rows, time.tokens, time.together) for time in found.prompts}
     alone = {(setting, rows, tokens, 1) for setting in SETTINGS for rows in (0, 3) for tokens in SMALL.first}
     assert asked == alone | {(setting, 3, 300, 2) for setting in SETTINGS}
@@ -144,21 +141,6 @@ def test_the_table_holds_a_prompt_alone_against_its_goal() -> None:
     assert _prompt_table([time])[-1].endswith("| 50.0 | 48.0 | met |")
     beside = msgspec.structs.replace(time, rows=32, gap_p50_ms=9.0, gap_p99_ms=11.5)
     assert _prompt_table([beside])[-1].endswith("| 9.0 | 11.5 | – | – | – |")
-
-
-def test_what_exact_kernels_took_stands_beside_what_the_fastest_did() -> None:
-    time = PromptTime(
-        shape="8B", setting="rate", tokens=2048, rows=0, products_ms=36.0, first_token_ms=50.0, idle_between=0.012,
-        idle_inside=0.0,
-    )  # fmt: skip
-    exactly = msgspec.structs.replace(time, exact=True, first_token_ms=52.0)
-    (line,) = _prompt_table([exactly, time])[4:]
-    assert "| 50.0 | 1.389 | 1.20% | 0.00% | met | 52.0 | 1.040 |" in line
-    four = msgspec.structs.replace(time, together=4, first_token_ms=200.0)
-    of_four, of_one = _prompt_table([four, exactly, time])[4:]
-    assert "| 4 x 2,048 |" in of_four and of_one == line, "one's exact time is not the others'"
-    (alone,) = _prompt_table([exactly])[4:]
-    assert "| – | – | 1.20% | 0.00% | met | 52.0 | – |" in alone and alone.endswith("| – | – | – |")
 
 
 def test_idle_time_is_held_against_its_goal_where_a_prompt_is_long() -> None:

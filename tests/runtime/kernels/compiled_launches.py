@@ -18,7 +18,6 @@ from typing import Any, Final, Literal
 import msgspec
 import torch
 
-from benchmarks.gpu_table.heads import heads_like
 from benchmarks.gpu_table.shapes import SHAPES
 from runahead.cuda_graphs.rings import allocate_rings
 from runahead.cuda_graphs.shape import Form, LaunchShape
@@ -30,6 +29,7 @@ from runahead.runtime.process.parts import ring_layout, snapshot_tokens, state_b
 from runahead.runtime.scheduler.draft_choice import MOST
 from runahead.runtime.wire.engine_config import EngineConfig
 from tests.runtime.kernels.read_elsewhere import read_elsewhere
+from tests.runtime.kernels.shaped_heads import heads_like
 
 # Bytes that a program may have, by compute capability: CUDA Programming Guide, "Technical Specifications".
 SHARED_MEMORY: Final = {(8, 0): 163 << 10, (8, 9): 99 << 10, (9, 0): 227 << 10, (10, 0): 227 << 10}

@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 import torch
 
-from benchmarks.gpu_table.heads import heads_like
 from runahead.cuda_graphs.host_device import HostDevice
 from runahead.cuda_graphs.rings import allocate_rings
 from runahead.runtime.drafters.drafter import Drafter
@@ -28,6 +27,7 @@ from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from tests.gpu import gpu_chain
 from tests.runtime.kernels.drafted_engine import SynchronousProgram, TokensAndLogprobs
+from tests.runtime.kernels.shaped_heads import heads_like
 from tests.runtime.late_masks import LateMasks, MadeUpMatcher
 from tests.runtime.programs.hash_model import EOS, VOCAB
 
