@@ -34,68 +34,38 @@ class Scene:
     name: str
     prompt: str
     note: str
-    sampling: generate_pb2.SamplingOptions
-    stopping: generate_pb2.StoppingOptions
+    sampling: dict[str, Any]
+    stopping: dict[str, Any] = field(default_factory=dict)
     must_end: generate_pb2.FinishReason | None = None
 
     def request(self) -> generate_pb2.GenerateRequest:
         return generate_pb2.GenerateRequest(
-            request_id=f"demo-{self.name}", text=self.prompt, sampling=self.sampling, stopping=self.stopping
+            request_id=f"demo-{self.name}",
+            text=self.prompt,
+            sampling=generate_pb2.SamplingOptions(seed=SEED, **self.sampling),
+            stopping=generate_pb2.StoppingOptions(**{"max_tokens": 160, **self.stopping}),
         )
 
 
-def _greedy() -> generate_pb2.SamplingOptions:
-    return generate_pb2.SamplingOptions(temperature=0.0)
-
-
-def _warm(temperature: float, **options: Any) -> generate_pb2.SamplingOptions:
-    return generate_pb2.SamplingOptions(temperature=temperature, seed=SEED, **options)
-
-
-def _at_most(max_tokens: int, **options: Any) -> generate_pb2.StoppingOptions:
-    return generate_pb2.StoppingOptions(max_tokens=max_tokens, **options)
-
-
-SCENES: Final = (
-    Scene("copy", "def copy_file(source, target):\n", "greedy", _greedy(), _at_most(160)),
-    Scene(
-        "stack",
-        'class Stack:\n    """A list where the last one in is the first one out."""\n\n    def __init__(self):\n',
-        "temperature 0.7, top-p 0.9",
-        _warm(0.7, top_p=0.9),
-        _at_most(160),
-    ),
-    Scene(
-        "parse",
-        'def parse_header(line):\n    """Split a header line into a name and a value."""\n',
-        "temperature 0.8, top-k 20",
-        _warm(0.8, top_k=20),
-        _at_most(160),
-    ),
-    Scene(
-        "walk",
-        "def walk(top, topdown=True):\n    for name in os.listdir(top):\n",
-        "temperature 0.6, min-p 0.05",
-        _warm(0.6, min_p=0.05),
-        _at_most(160),
-    ),
-    Scene(
-        "line",
-        "def is_empty(items):\n    return ",
-        "one line: stopped by the string '\\n'",
-        _warm(0.5),
-        _at_most(160, stop=["\n"], ignore_eos=True),
-        must_end=_STOP,
-    ),
-    Scene(
-        "endless",
-        "def main(argv=None):\n",
-        f"no end of its own: aborted after {ABORT_AFTER_LINES} lines",
-        _warm(0.9, top_p=0.95),
-        _at_most(1500, ignore_eos=True),
-        must_end=_ABORTED,
-    ),
+_STACK: Final = (
+    'class Stack:\n    """A list where the last one in is the first one out."""\n\n    def __init__(self):\n'
 )
+_PARSE: Final = 'def parse_header(line):\n    """Split a header line into a name and a value."""\n'
+_WALK: Final = "def walk(top, topdown=True):\n    for name in os.listdir(top):\n"
+SCENES: Final = (
+    Scene("copy", "def copy_file(source, target):\n", "greedy", {"temperature": 0.0}),
+    Scene("stack", _STACK, "temperature 0.7, top-p 0.9", {"temperature": 0.7, "top_p": 0.9}),
+    Scene("parse", _PARSE, "temperature 0.8, top-k 20", {"temperature": 0.8, "top_k": 20}),
+    Scene("walk", _WALK, "temperature 0.6, min-p 0.05", {"temperature": 0.6, "min_p": 0.05}),
+    Scene(
+        "line", "def is_empty(items):\n    return ", "one line: stopped by the string '\\n'", {"temperature": 0.5},
+        {"stop": ["\n"], "ignore_eos": True}, _STOP,
+    ),
+    Scene(
+        "endless", "def main(argv=None):\n", f"no end of its own: aborted after {ABORT_AFTER_LINES} lines",
+        {"temperature": 0.9, "top_p": 0.95}, {"max_tokens": 1500, "ignore_eos": True}, _ABORTED,
+    ),
+)  # fmt: skip
 
 
 class DemoFailed(RuntimeError):

@@ -22,8 +22,7 @@ class Run:
     """How a part is run.
 
     limit_s: after so many seconds no further figure is begun. asked: settings of the engine that differ from what the
-    part would choose. begun: on the
-    monotonic clock.
+    part would choose. begun: on the monotonic clock.
     """
 
     device: DeviceName
@@ -94,7 +93,7 @@ class Cells(Generic[Subject]):
         depth = cell.run_ahead or "serial"
         print(
             f"{self.run.took_s:6.1f} s  {cell.shape} {cell.rows} x {cell.prompt}, {cell.sampling}, {cell.way}, "
-            f"{depth}{'' if cell.captured else ', without graphs'}: {figure}",
+            f"{depth}: {figure}",
             file=sys.stderr,
             flush=True,
         )

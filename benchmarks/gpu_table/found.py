@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchmarks.gpu_table.decode import fill_cache
-from benchmarks.gpu_table.draft_results import VerifiedLaunch
 from benchmarks.gpu_table.engines import Bench, opened
 from benchmarks.gpu_table.measured import Measured
 from benchmarks.gpu_table.results import Breakdown, Cell, PromptTime
@@ -26,7 +25,6 @@ class Found:
     cells: Sequence[Cell] = ()
     breakdowns: Sequence[Breakdown] = ()
     prompts: Sequence[PromptTime] = ()
-    verified: Sequence[VerifiedLaunch] = ()
     failures: Sequence[str] = ()
 
 

@@ -13,7 +13,6 @@ import torch
 from benchmarks.gpu_table import results
 from benchmarks.gpu_table.cells import Cells, Run
 from benchmarks.gpu_table.decode import Batch, Steps, bare_graphs, fill_cache, form_of, through_the_engine
-from benchmarks.gpu_table.draft_parts import verify_part
 from benchmarks.gpu_table.engines import Bench
 from benchmarks.gpu_table.errors import BenchmarkError
 from benchmarks.gpu_table.expert_counts import experts_named
@@ -63,7 +62,6 @@ def run_part(part: Part, run: Run) -> Result:
         cells=tuple(found.cells),
         breakdowns=tuple(found.breakdowns),
         prompts=tuple(found.prompts),
-        verified=tuple(found.verified),
         failure="; ".join(found.failures),
     )
 
@@ -117,37 +115,6 @@ def _grpc(shape: Shape, run: Run) -> Found:
                 batch = Batch((prompt,) * rows, sampling)
                 cells.add(batch, partial(through_grpc, batch=batch, repeats=run.repeats), way="grpc")
     return Found(settings | {"run_ahead": RUN_AHEAD}, cells.found, failures=measured.failures)
-
-
-def _depths(shape: Shape, run: Run) -> Found:
-    """Every depth, and the default one without graphs."""
-    prompt, most = shape.workload.prompt, min(shape.batches[-1], MOST_ROWS)
-    settings = run.settings(most, shape.workload.context)
-    with measured_engine(shape, settings, max(DEPTHS), (prompt,) * most) as measured:
-        cells = Cells(run, "depths", shape, _bytes_on(run.device, shape), measured)
-        batches = shape.batches[0], most
-        found, nodes = measured.subject.settings, _nodes(measured.subject, batches)
-        for rows in batches:
-            batch, count = Batch((prompt,) * rows), nodes[rows, form_of("greedy")]
-            for depth in DEPTHS:
-                measure = partial(_at_depth, depth=depth, batch=batch, repeats=run.repeats)
-                cells.add(batch, measure, way="engine", run_ahead=depth, nodes=count)
-            if run.device == "cuda":
-                eagerly = partial(_eagerly, batch=batch, repeats=run.repeats)
-                cells.add(batch, eagerly, way="engine", captured=False)
-    return Found(found, cells.found, failures=measured.failures)
-
-
-def _at_depth(bench: Bench, depth: int, batch: Batch, repeats: int) -> Steps:
-    bench.set_depth(depth)
-    steps = through_the_engine(bench, batch, repeats)
-    bench.set_depth(RUN_AHEAD)
-    return steps
-
-
-def _eagerly(bench: Bench, batch: Batch, repeats: int) -> Steps:
-    with bench.device.without_graphs():
-        return through_the_engine(bench, batch, repeats)
 
 
 def _lengths(shape: Shape, run: Run) -> Found:
@@ -247,7 +214,6 @@ def _models_of(shape: Shape, run: Run) -> Found:
 _KINDS: Final = (
     ("engine", "bare graphs, and through the engine", _step, {"0.6B": 3, "1B": 3, "8B": 6, "tiny": 1}),
     ("grpc", "through gRPC, one stream a row", _grpc, {"0.6B": 3, "1B": 3, "8B": 5, "tiny": 1}),
-    ("depths", "serial and 1 to 4 launches ahead, with and without graphs", _depths, {"0.6B": 3, "8B": 5, "tiny": 1}),
     ("lengths", "long contexts and ragged lengths", _lengths, {"0.6B": 6, "1B": 4, "8B": 6, "tiny": 1}),
     (
         "prompts",
@@ -259,15 +225,6 @@ _KINDS: Final = (
     ("models", _MODELS, _models_of, {"30B-A3B": 2, "7B-A1B": 2}),
     ("quantised", "decode steps in 16 bits and in FP8 made at load", _quantised, {"8B": 4, "tiny": 1}),
     ("hybrids", _MODELS, _models_of, {"8B-hybrid": 2, "9B-hybrid": 2, "40B-A3B-delta": 2}),
-    (
-        "verify",
-        "launches that verify drafts beside plain ones",
-        verify_part,
-        {
-            "0.6B": 1, "8B": 1, "8B-hybrid": 1, "9B-hybrid": 1, "7B-A1B": 1, "30B-A3B": 2, "40B-A3B-delta": 2,
-            "tiny": 1, "tiny-halves": 1, "tiny-hybrid": 1,
-        },
-    ),
 )  # fmt: skip
 _TINY_MODELS: Final = SHAPES["tiny-experts"], SHAPES["tiny-hybrid"], SHAPES["tiny-halves"]
 _DIVIDED: Final = "decode steps and first tokens of a model that two GPUs have between them"

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, TypeAlias
 
-from benchmarks.gpu_table.draft_results import ModelKind
-
 Times: TypeAlias = Mapping[str, Mapping[int, float]]  # by shape, then by rows, or by tokens of a prompt
 
 # A decode step of the whole batch.
@@ -44,13 +42,6 @@ MODEL_GOALS_MS: Final[Times] = {
 VLLM_FIRST_TOKEN_MS: Final[Times] = {"8B": {128: 14.6, 2048: 50.0, 8192: 211.0, 32768: 1195.0}}
 FIRST_TOKEN_GOALS_MS: Final[Times] = {"8B": {128: 8.0, 2048: 48.0, 8192: 195.0, 32768: 1150.0}}
 
-# What a launch that verifies three drafts of each row may take at most, by rows: of a plain launch; and of a model with
-# experts, which four positions name more of, over its own floor, of what a plain launch takes over its own.
-VERIFIED_GOALS: Final[Mapping[ModelKind, Mapping[int, float]]] = {
-    "dense": {1: 1.10, 8: 1.15},
-    "states": {1: 1.15},
-    "experts": {1: 1.15},
-}
 MIXED_IDLE: Final = 0.03  # of the device's time with launches that carry a prompt of so many tokens or more, at most
 MIXED_IDLE_FROM: Final = 512
 OVERLAP: Final = 0.98  # of launches of models with experts or states, at least

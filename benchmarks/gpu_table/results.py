@@ -13,7 +13,6 @@ from typing import Final, Literal
 import msgspec
 import torch
 
-from benchmarks.gpu_table.draft_results import VerifiedLaunch
 from benchmarks.gpu_table.errors import ResultError
 from benchmarks.gpu_table.settings import Settings
 from runahead.service.version import commit_of
@@ -24,7 +23,7 @@ _GIT_DIGITS: Final = 12
 
 Way = Literal["graph", "engine", "grpc"]
 Sampling = Literal["greedy", "sampled", "one sampled", "one with log-probabilities"]
-Table = Literal["step", "depths", "lengths", "models"]
+Table = Literal["step", "lengths", "models"]
 
 
 class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,7 +66,6 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     way: Way
     sampling: Sampling = "greedy"
     run_ahead: int = 2
-    captured: bool = True
     floor_ms: float
     step_ms: float | None = None
     runs: tuple[tuple[float, float], ...] = ()
@@ -169,7 +167,6 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     cells: tuple[Cell, ...] = ()
     breakdowns: tuple[Breakdown, ...] = ()
     prompts: tuple[PromptTime, ...] = ()
-    verified: tuple[VerifiedLaunch, ...] = ()
     failure: str = ""
 
 

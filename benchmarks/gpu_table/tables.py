@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.gpu_table.draft_tables import verified_table
 from benchmarks.gpu_table.markdown import NONE, at_least, at_most, counts, number, over, percent, table
 from benchmarks.gpu_table.merge import Merged
 from benchmarks.gpu_table.published import (
@@ -64,10 +63,8 @@ def tables(merged: Merged) -> str:
     blocks += [
         _ways_table(cells),
         _one_among_table(steps, cells),
-        _depth_table(cells),
         _length_table(cells),
         _model_table(cells),
-        verified_table([found for part in merged.parts for found in part.verified]),
     ]
     blocks += [_breakdown_table(breakdown) for breakdown in breakdowns]
     blocks.append(_prompt_table([found for part in merged.parts for found in part.prompts]))
@@ -140,20 +137,6 @@ def _one_among_table(steps: Steps, cells: Sequence[Cell]) -> list[str]:
         rows.append([place[0], str(place[1]), number(greedy, 3), *(number(one, 3) for one in less)])
     head = ["shape", "batch", "greedy", "all sampled", "one sampled", "one with log-probabilities"]
     return ["**Milliseconds that sampling adds to a greedy step**", "", *table(head, rows)] if rows else []
-
-
-def _depth_table(cells: Sequence[Cell]) -> list[str]:
-    rows = [
-        [
-            cell.shape, str(cell.rows), "serial" if cell.run_ahead == 0 else str(cell.run_ahead),
-            "graph" if cell.captured else "eager", number(cell.floor_ms), number(cell.step_ms, 3),
-            number(cell.idle_us, 1), percent(idle_share(cell)), number(cell.overlap, 3), number(cell.host_us, 0),
-        ]
-        for cell in cells
-        if cell.table == "depths" and cell.step_ms is not None
-    ]  # fmt: skip
-    head = ["shape", "batch", "launches ahead", "launch", "floor", "ms", "idle µs", "of a step", "overlap", "host µs"]
-    return ["**Launches ahead, and without graphs, greedy**", "", *table(head, rows)] if rows else []
 
 
 def _length_table(cells: Sequence[Cell]) -> list[str]:

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.bundled_model.compression import Scorer
-from benchmarks.bundled_model.corpus import read_file, standard_library
-from benchmarks.bundled_model.evaluate import HELD_OUT
-from benchmarks.quantize import quantize
+from benchmarks.bundled_model.corpus import HELD_OUT, read_file, standard_library
 from runahead.runtime.checkpoint import BUNDLED_FOLDER
+from tests.runtime.checkpoint.quantize import quantize
 
 FILE = "dbm/__init__.py"
 

@@ -28,7 +28,7 @@ def nothing_tuned() -> Iterator[None]:
 
 
 def test_the_command_leaves_a_file_that_a_start_can_read(tmp_path: Path) -> None:
-    flags = ["--model", str(BUNDLED), "--kernel-cache", str(tmp_path), "--dtype", "bfloat16"]
+    flags = ["--model", str(BUNDLED), "--device", "cuda", "--kernel-cache", str(tmp_path), "--dtype", "bfloat16"]
     command = [sys.executable, "-m", "runahead", "tune", *flags, "--rows", "2,8", "--seconds", "60"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr

@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from benchmarks.quantize import FORMATS, quantize
 from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
 from runahead.runtime.checkpoint.quantized import tensor as quantized_tensor
 from runahead.runtime.checkpoint.quantized.read_config import read_quantization
@@ -26,6 +25,7 @@ from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.trial import Trial
+from tests.runtime.checkpoint.quantize import FORMATS, quantize
 from tests.runtime.checkpoint.quantized_reader import dequantize_folder
 from tests.runtime.models.checkpoints import CASES, save
 from tests.runtime.models.test_architectures_at_every_depth import assert_greedy, completions, prompts

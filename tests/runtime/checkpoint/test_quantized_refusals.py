@@ -12,12 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.quantize import quantize
 from runahead.runtime.checkpoint import CheckpointError, check_files, open_checkpoint
 from runahead.runtime.checkpoint.quantized.tensor import QuantizedTensor
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.read_config import load_config
+from tests.runtime.checkpoint.quantize import quantize
 from tests.runtime.models.checkpoints import CASES, save
 
 LAYER = "model.layers.1.mlp.down_proj"  # [64, 96]

@@ -8,7 +8,6 @@ import pytest
 import structlog
 import torch
 
-from benchmarks.quantize import quantize
 from runahead.runtime.checkpoint import BUNDLED_FOLDER, open_checkpoint
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.models.weight_formats import weight_formats
@@ -16,6 +15,7 @@ from runahead.runtime.models.weights import described
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.runtime.wire.messages import WeightFormat
+from tests.runtime.checkpoint.quantize import quantize
 
 LINEAR = 6 * 7  # quantized matrices of the bundled model
 

@@ -1,6 +1,6 @@
 """Quantizes a checkpoint in the Hugging Face layout by rounding to the nearest, in each format that is served.
 
-    python -m benchmarks.quantize FROM TO FORMAT [--group 128]
+    python -m tests.runtime.checkpoint.quantize FROM TO FORMAT [--group 128]
 
 It is for tests and for figures of quality: tools that look at activations (llm-compressor, ModelOpt, GPTQModel) lose
 less. Linear layers are quantized; embeddings, the head, norms, convolutions and routers keep their dtype. TO gets the
