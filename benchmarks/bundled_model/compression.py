@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 
-from benchmarks.bundled_model.tokenizer import end_token
 from runahead.runtime.checkpoint import open_checkpoint
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.models.load import load_model
@@ -24,6 +23,7 @@ CONTEXT = 2048
 STRIDE = CONTEXT // 2  # every token but a file's first 1,024 is predicted from at least this many before it
 CHUNK = 128
 BLOCK_SIZE = 16
+END_OF_TEXT = "<|endoftext|>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +100,11 @@ def _bits(folder: Path, texts: Sequence[Sequence[str]]) -> float:
 
 def _size(pieces: Sequence[str]) -> int:
     return sum(map(len, pieces))
+
+
+def end_token(tokenizer: Tokenizer) -> int:
+    """The id of the end token. Raises ValueError for a tokenizer without it."""
+    token: int | None = tokenizer.token_to_id(END_OF_TEXT)
+    if token is None:
+        raise ValueError(f"the tokenizer has no token {END_OF_TEXT}; it is not one that this corpus was made for")
+    return token

@@ -23,7 +23,6 @@ from benchmarks.gpu_table.merge import merge_folder
 from benchmarks.gpu_table.parts import PARTS, run_part
 from benchmarks.gpu_table.settings import read_settings
 from benchmarks.gpu_table.tables import tables
-from benchmarks.local_service import ServiceFailed
 
 # Parts of which several may be asked for at once.
 _KINDS: Final = [kind for kind in dict.fromkeys(name.split("-")[0] for name in PARTS) if kind not in PARTS]
@@ -47,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _measure(chosen, results.commit(chosen.commit))
         if chosen.merge or chosen.part not in PARTS:
             print(tables(merge_folder(chosen.out)), end="")
-    except (BenchmarkError, ResultError, ServiceFailed) as error:
+    except (BenchmarkError, ResultError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0

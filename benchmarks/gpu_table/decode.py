@@ -77,7 +77,6 @@ class Steps:
     idle_us: float | None = None
     overlap: float | None = None
     host_us: float | None = None
-    tokens_per_message: float | None = None
     launches: int | None = None
     not_one_graph: dict[str, int] | None = None
 

@@ -8,13 +8,11 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Final, Generic, Self, TypeVar
 
-import grpc
-
 from benchmarks.gpu_table.errors import BenchmarkError
 
 # What a figure may fail with. Errors of torch, of devices and of the engine are RuntimeErrors; a process that is gone
 # leaves OSErrors.
-_FAILURES: Final = (RuntimeError, OSError, grpc.RpcError)
+_FAILURES: Final = (RuntimeError, OSError)
 Subject = TypeVar("Subject")
 Figure = TypeVar("Figure")
 

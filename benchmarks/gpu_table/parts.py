@@ -19,13 +19,11 @@ from benchmarks.gpu_table.expert_counts import experts_named
 from benchmarks.gpu_table.floors import StepBytes, step_bytes
 from benchmarks.gpu_table.found import DEPTHS, Found, measured_engine
 from benchmarks.gpu_table.kernel_times import LAUNCHES, on_the_gpu, traced
-from benchmarks.gpu_table.measured import Measured
 from benchmarks.gpu_table.prompt_parts import first_token_part
 from benchmarks.gpu_table.rank_parts import rank_part
 from benchmarks.gpu_table.results import Cell, Result, Sampling
-from benchmarks.gpu_table.settings import RUN_AHEAD, Settings
+from benchmarks.gpu_table.settings import Settings
 from benchmarks.gpu_table.shapes import SHAPES, Shape
-from benchmarks.gpu_table.streams import served, through_grpc
 from runahead.cuda_graphs.shape import Form
 from runahead.runtime.wire.engine_config import DeviceName
 
@@ -102,19 +100,6 @@ def _step(shape: Shape, run: Run) -> Found:
             batch, count = Batch((prompt,) * rows, sampling), nodes[rows, form_of(sampling)]
             cells.add(batch, partial(through_the_engine, batch=batch, repeats=run.repeats), way="engine", nodes=count)
     return Found(found, cells.found, failures=measured.failures)
-
-
-def _grpc(shape: Shape, run: Run) -> Found:
-    """The service in a process of its own, one stream a row."""
-    prompt, most = shape.workload.prompt, shape.batches[-1]
-    settings = run.settings(most, shape.workload.context)
-    with Measured(lambda: served(shape, settings), lambda service: False) as measured:
-        cells = Cells(run, "step", shape, _bytes_on(run.device, shape), measured)
-        for sampling in _EVERYBODY:
-            for rows in shape.batches:
-                batch = Batch((prompt,) * rows, sampling)
-                cells.add(batch, partial(through_grpc, batch=batch, repeats=run.repeats), way="grpc")
-    return Found(settings | {"run_ahead": RUN_AHEAD}, cells.found, failures=measured.failures)
 
 
 def _lengths(shape: Shape, run: Run) -> Found:
@@ -213,7 +198,6 @@ def _models_of(shape: Shape, run: Run) -> Found:
 
 _KINDS: Final = (
     ("engine", "bare graphs, and through the engine", _step, {"0.6B": 3, "1B": 3, "8B": 6, "tiny": 1}),
-    ("grpc", "through gRPC, one stream a row", _grpc, {"0.6B": 3, "1B": 3, "8B": 5, "tiny": 1}),
     ("lengths", "long contexts and ragged lengths", _lengths, {"0.6B": 6, "1B": 4, "8B": 6, "tiny": 1}),
     (
         "prompts",

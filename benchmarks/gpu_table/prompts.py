@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count, pairwise
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,6 @@ from benchmarks.gpu_table.engines import Bench
 from benchmarks.gpu_table.errors import BenchmarkError
 from benchmarks.gpu_table.settings import Settings
 from benchmarks.gpu_table.shapes import Shape
-from benchmarks.gpu_table.token_times import gaps_in, times_of
 from runahead.runtime.kernels.layer_products import idle_in, products_of
 from runahead.runtime.kernels.layers import Layer
 from runahead.runtime.models.config import ModelConfig
@@ -39,6 +38,9 @@ SETTINGS: Final[dict[Setting, Settings]] = {
 _TOKENS: Final = 2  # of a request whose first token is timed: one that ends with its first is never a decode row
 _BUSY: Final = 24  # tokens that every row beside has before a prompt comes
 _prompts = count(100_000)  # random ones, none of which is in the prefix cache
+
+
+Came: TypeAlias = Sequence[tuple[float, NDArray[np.int64]]]  # seconds, and of which handles a token came then
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,3 +171,18 @@ def _first_tokens(bench: Bench, tokens: int, together: int) -> tuple[list[float]
         bench.front_end.heard = lambda output: None
     seen = [one for one in came if one[0] <= max(firsts)]
     return [at - begun for at in firsts], np.array(gaps_in(times_of(seen, but_for=numbers).values()))
+
+
+def times_of(came: Came, but_for: Collection[int] = ()) -> dict[int, list[float]]:
+    """When each token came, by handle. but_for: handles that do not count."""
+    found: dict[int, list[float]] = {}
+    for at, handles in came:
+        for handle in handles.tolist():
+            if handle not in but_for:
+                found.setdefault(handle, []).append(at)
+    return found
+
+
+def gaps_in(times: Iterable[Sequence[float]]) -> list[float]:
+    """Seconds between two tokens of the same request. times: of each request."""
+    return [after - before for one in times for before, after in pairwise(one)]

@@ -21,7 +21,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 FORMAT: Final = 1
 _GIT_DIGITS: Final = 12
 
-Way = Literal["graph", "engine", "grpc"]
+Way = Literal["graph", "engine"]
 Sampling = Literal["greedy", "sampled", "one sampled", "one with log-probabilities"]
 Table = Literal["step", "lengths", "models"]
 
@@ -73,7 +73,6 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     idle_us: float | None = None
     overlap: float | None = None
     host_us: float | None = None
-    tokens_per_message: float | None = None
     launches: int | None = None
     not_one_graph: dict[str, int] | None = None
     experts: float | None = None

@@ -1,8 +1,8 @@
-"""With which settings the engine and the service run. Both run with the same ones."""
+"""With which settings the engine runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from benchmarks.gpu_table.errors import BenchmarkError
@@ -45,16 +45,4 @@ def read_settings(written: Sequence[str]) -> Settings:
         except ValueError as error:
             raise BenchmarkError(f"--set {one}: {name} {error}") from error
         found[name] = read
-    return found
-
-
-def flags(settings: Mapping[str, int | float | str | bool]) -> list[str]:
-    """The same for `runahead serve`."""
-    found = []
-    for name, value in settings.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            found.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            found += [f"--{flag}", str(value)]
     return found

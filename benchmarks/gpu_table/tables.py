@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
-from benchmarks.gpu_table.markdown import NONE, at_least, at_most, counts, number, over, percent, table
 from benchmarks.gpu_table.merge import Merged
 from benchmarks.gpu_table.published import (
     FIRST_TOKEN_GOALS_MS,
@@ -21,6 +21,7 @@ from benchmarks.gpu_table.published import (
 )
 from benchmarks.gpu_table.results import Breakdown, Cell, PromptTime, Sampling, Way
 
+NONE: Final = "–"
 _KERNELS_SHOWN = 20
 _STATES = (
     "Recurrent states are float32, and so in the floor. In which dtype vLLM kept those of 7B-A1B when it was measured "
@@ -90,12 +91,12 @@ def _heading(merged: Merged) -> list[str]:
 def _step_table(steps: Steps, sampling: Sampling) -> list[str]:
     rows = []
     for place in steps.places():
-        graph, engine, grpc = (steps.ms(place, way, sampling) for way in ("graph", "engine", "grpc"))
-        cells = [cell for way in ("graph", "engine", "grpc") if (cell := steps.cell(place, way, sampling))]
+        graph, engine = steps.ms(place, "graph", sampling), steps.ms(place, "engine", sampling)
+        cells = [cell for way in ("graph", "engine") if (cell := steps.cell(place, way, sampling))]
         if not cells:
             continue
-        row = [place[0], str(place[1]), number(cells[0].floor_ms), *map(number, (graph, engine, grpc))]
-        row += [over(engine, graph), over(grpc, graph)]
+        row = [place[0], str(place[1]), number(cells[0].floor_ms), number(graph), number(engine)]
+        row.append(over(engine, graph))
         if sampling == "greedy":
             peer, goal = best_peer_ms(*place), known(GOALS_MS, *place)
             row += [number(known(times, *place)) for times in PEERS_MS.values()]
@@ -103,7 +104,7 @@ def _step_table(steps: Steps, sampling: Sampling) -> list[str]:
         rows.append(row)
     if not rows:
         return []
-    head = ["shape", "batch", "floor", "graphs", "engine", "gRPC", "engine ÷ graphs", "gRPC ÷ graphs"]
+    head = ["shape", "batch", "floor", "graphs", "engine", "engine ÷ graphs"]
     title = "greedy" if sampling == "greedy" else "temperature 0.8, top-p 0.9"
     if sampling == "greedy":
         head += [*PEERS_MS, "best of these ÷ engine", "goal", ""]
@@ -115,13 +116,11 @@ def _ways_table(cells: Sequence[Cell]) -> list[str]:
         [
             cell.shape, str(cell.rows), cell.sampling, cell.way, number(cell.step_ms, 3), str(cell.nodes or NONE),
             number(cell.idle_us, 1), percent(idle_share(cell)), number(cell.overlap, 3), number(cell.host_us, 0),
-            number(cell.tokens_per_message, 2),
         ]
         for cell in cells
         if cell.table == "step" and cell.step_ms is not None
     ]  # fmt: skip
-    head = ["shape", "batch", "sampling", "way", "ms", "nodes", "idle µs", "of a step", "overlap", "host µs",
-            "tokens a message"]  # fmt: skip
+    head = ["shape", "batch", "sampling", "way", "ms", "nodes", "idle µs", "of a step", "overlap", "host µs"]
     return ["**Each way in detail**", "", *table(head, rows)] if rows else []
 
 
@@ -238,3 +237,38 @@ def _skipped(cells: Sequence[Cell]) -> list[str]:
         for cell in cells
         if cell.skipped
     ]
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    return NONE if value is None else f"{value:.{digits}f}"
+
+
+def over(one: float | None, other: float | None) -> str:
+    return number(ratio(one, other), 3)
+
+
+def ratio(one: float | None, other: float | None) -> float | None:
+    return one / other if one is not None and other is not None else None
+
+
+def percent(share: float | None) -> str:
+    return NONE if share is None else f"{share:.2%}"
+
+
+def counts(of: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(of.items())) or NONE
+
+
+def at_most(found: float | None, goal: float | None) -> str:
+    """The verdict."""
+    return NONE if goal is None or found is None else "met" if found <= goal else "missed"
+
+
+def at_least(found: float | None, goal: float) -> str:
+    """The verdict."""
+    return NONE if found is None else "met" if found >= goal else "missed"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [head, ["---"] * len(head), *rows]
+    return ["| " + " | ".join(line) + " |" for line in lines]

@@ -43,4 +43,4 @@ def test_a_checkout_with_an_engine_of_its_own_is_measured(tmp_path: Path) -> Non
         "from dataclasses import dataclass\n\n@dataclass\nclass HostTime:\n    median_us: float\n\n"
         "class Engine: ...\n\ndef measure(rows, lifecycle):\n    return HostTime(7.0 * rows)\n",
     )
-    assert host_time_beside._measured(other, "time", 3, True) == {"median_us": 21.0}
+    assert host_time_beside._measured(other, 3, True) == {"median_us": 21.0}

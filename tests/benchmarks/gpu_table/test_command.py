@@ -18,7 +18,7 @@ from benchmarks.gpu_table.decode import Steps
 from benchmarks.gpu_table.errors import BenchmarkError
 from benchmarks.gpu_table.parts import PARTS, run_part
 from benchmarks.gpu_table.published import GOALS_MS, MODEL_GOALS_MS, VLLM_MODELS_MS
-from benchmarks.gpu_table.settings import flags, read_settings
+from benchmarks.gpu_table.settings import read_settings
 from benchmarks.gpu_table.shapes import SHAPES
 from runahead.service.version import commit_of
 from tests.benchmarks.gpu_table.sample_results import result
@@ -32,7 +32,7 @@ def test_every_part_is_listed_with_its_minutes(capsys: pytest.CaptureFixture[str
     of_shapes = {shape for shape in SHAPES for name in PARTS if name.endswith(f"-{shape}")}
     of_steps = {name.removeprefix("engine-") for name in PARTS if name.startswith("engine-")}
     assert GOALS_MS.keys() == of_steps - {"tiny"}
-    assert of_shapes == SHAPES.keys() - {"tiny-experts"}, "which is measured with the other tiny models"
+    assert of_shapes == SHAPES.keys() - {"tiny-experts", "tiny-halves", "tiny-hybrid"}, "which are one part"
     assert not any(part.is_wanted for name, part in PARTS.items() if "tiny" in name)
 
 
@@ -180,7 +180,6 @@ def test_a_part_that_fails_ends_the_run(
 def test_settings_that_are_asked_for_reach_the_engine_and_the_file() -> None:
     asked = read_settings(["block_size=32", "prefix_cache=false"])
     assert asked == {"block_size": 32, "prefix_cache": False}
-    assert flags(asked) == ["--block-size", "32", "--no-prefix-cache"]
     found = run_part(PARTS["lengths-tiny"], Run("cpu", 1, 0.0, "0123456789ab", asked))
     assert found.settings["block_size"] == 32 and found.settings["asked"] == "block_size=32, prefix_cache=False"
 

@@ -27,10 +27,8 @@ from benchmarks.gpu_table.kernel_times import Ran, traced
 from benchmarks.gpu_table.parts import ragged
 from benchmarks.gpu_table.settings import RUN_AHEAD, engine_settings
 from benchmarks.gpu_table.shapes import FULL, SHAPES, SMALL, Workload
-from benchmarks.gpu_table.streams import request_of, served, through_grpc
 from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime.wire import messages as m
-from runahead.v1 import GenerateRequest
 
 TINY = SHAPES["tiny"]
 ROWS = 4
@@ -193,27 +191,6 @@ def test_a_device_without_graphs_has_nothing_to_be_compared_with(bench: Bench) -
 
 
 @pytest.mark.timeout(300)
-def test_through_grpc_every_stream_has_all_of_its_tokens() -> None:
-    with served(TINY, SETTINGS) as service:
-        for sampling in ("greedy", "one with log-probabilities"):
-            steps = through_grpc(service, Batch((SMALL.prompt,) * ROWS, sampling), 1)
-            assert len(steps.runs) == 1
-            assert steps.tokens_per_message is not None and steps.tokens_per_message >= 1
-    assert service.service.process.poll() == 0
-
-
-def test_a_stream_asks_for_what_its_row_asks_for_in_the_engine() -> None:
-    asked = [GenerateRequest.FromString(request_of(row, Batch((24, 30), "one sampled"), 20, 160)) for row in range(2)]
-    assert [list(request.token_ids.ids) for request in asked] == [
-        prompt_of(row, length, 160).tolist() for row, length in ((0, 24), (1, 30))
-    ]
-    assert [request.sampling.temperature for request in asked] == pytest.approx([0.8, 0.0])
-    assert [request.sampling.top_p for request in asked] == pytest.approx([0.9, 1.0])
-    assert all(request.stopping.max_tokens == 20 and request.stopping.ignore_eos for request in asked)
-    chatty = GenerateRequest.FromString(request_of(0, Batch((24,), "one with log-probabilities"), 20, 160))
-    assert chatty.output.HasField("logprobs") and not asked[0].output.HasField("logprobs")
-
-
 def test_rows_that_begin_one_after_the_other_are_all_there_in_the_measured_steps() -> None:
     """More rows than may begin with one launch."""
     rows = 20

@@ -18,13 +18,13 @@ from tests.benchmarks.gpu_table.sample_results import H200, VERSIONS, cell, resu
 def test_parts_of_one_commit_and_one_kind_of_gpu_become_one_file(tmp_path: Path) -> None:
     other_host = msgspec.structs.replace(H200, cpu="EPYC", driver="580.2")
     parts = [
-        result("grpc-8B", cell("8B", 1, "grpc", 4.6), machine=other_host),
+        result("lengths-8B", cell("8B", 1, "engine", 4.6), machine=other_host),
         result("engine-8B", cell("8B", 1, "graph", 4.5)),
     ]
     for part in parts:
         results.write(part, tmp_path)
     merged = merge_folder(tmp_path)
-    assert [part.part for part in merged.parts] == ["engine-8B", "grpc-8B"]
+    assert [part.part for part in merged.parts] == ["engine-8B", "lengths-8B"]
     assert msgspec.json.decode((tmp_path / MERGED).read_bytes(), type=Merged) == merged
     assert merge_folder(tmp_path) == merged, "the merged file is not taken for a part"
 
@@ -32,7 +32,7 @@ def test_parts_of_one_commit_and_one_kind_of_gpu_become_one_file(tmp_path: Path)
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"commit": "ffffffffffff"}, "their commit differs: 0123456789ab: engine-8B; ffffffffffff: grpc-8B"),
+        ({"commit": "ffffffffffff"}, "their commit differs: 0123456789ab: engine-8B; ffffffffffff: lengths-8B"),
         ({"commit": "0123456789ab.dirty"}, "their commit differs"),
         (
             {"machine": msgspec.structs.replace(H200, gpu="NVIDIA H100")},
@@ -41,12 +41,12 @@ def test_parts_of_one_commit_and_one_kind_of_gpu_become_one_file(tmp_path: Path)
         ({"versions": msgspec.structs.replace(VERSIONS, torch="2.12.0")}, "their torch differs"),
         ({"versions": msgspec.structs.replace(VERSIONS, triton="3.7.0")}, "their triton differs"),
         ({"settings": {"repeats": 1}}, "their repeats differs"),
-        ({"settings": {"repeats": 3, "asked": "a=1"}}, "their --set differs: none: engine-8B; a=1: grpc-8B"),
+        ({"settings": {"repeats": 3, "asked": "a=1"}}, "their --set differs: none: engine-8B; a=1: lengths-8B"),
     ],
 )
 def test_a_mixture_is_refused_by_its_name(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ResultError, match=sentence):
-        merge([result("engine-8B"), result("grpc-8B", **changes)])
+        merge([result("engine-8B"), result("lengths-8B", **changes)])
 
 
 def test_a_part_that_comes_twice_is_refused() -> None:
@@ -60,8 +60,8 @@ def test_nothing_can_not_be_merged(tmp_path: Path) -> None:
 
 
 def test_a_file_under_the_name_of_another_part_is_refused(tmp_path: Path) -> None:
-    results.write(result("engine-8B"), tmp_path).rename(tmp_path / "part-grpc-8B.json")
-    with pytest.raises(ResultError, match=r"part-grpc-8B\.json holds the part engine-8B"):
+    results.write(result("engine-8B"), tmp_path).rename(tmp_path / "part-lengths-8B.json")
+    with pytest.raises(ResultError, match=r"part-lengths-8B\.json holds the part engine-8B"):
         merge_folder(tmp_path)
 
 

@@ -18,15 +18,16 @@ from benchmarks.gpu_table.prompts import (
     MixedIdle,
     busy,
     first_tokens,
+    gaps_in,
     idle_of_mixed,
     of_long_prompts,
     products_ms,
+    times_of,
 )
 from benchmarks.gpu_table.results import PromptTime
 from benchmarks.gpu_table.settings import engine_settings
 from benchmarks.gpu_table.shapes import SHAPES, SMALL
 from benchmarks.gpu_table.tables import _prompt_table
-from benchmarks.gpu_table.token_times import gaps_in, times_of
 from runahead.runtime.wire.trace import LaunchTimes
 
 TINY, ROWS, CONTEXT = SHAPES["tiny"], 3, 512
