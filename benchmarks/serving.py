@@ -9,9 +9,10 @@ import asyncio
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import grpc
 import numpy as np
@@ -34,6 +35,17 @@ _STREAMS: Final = (1, 8, 64)  # at each depth
 _PROBES: Final = 100  # first tokens
 _CACHED: Final = (128, 512, 2000)  # tokens of prompts that are cached already
 _PAIRS: Final = 15
+Found = TypeVar("Found")
+
+
+@cache
+def _runner() -> asyncio.Runner:
+    """One event loop for all tables: gRPC's own thread complains of a second one."""
+    return asyncio.Runner()
+
+
+def _run(work: Coroutine[Any, Any, Found]) -> Found:
+    return _runner().run(work)
 
 
 def prompts(count: int) -> list[str]:
@@ -107,13 +119,13 @@ def throughput(folder: Path) -> None:
     generate = _generate_of_transformers(folder)
     found: dict[str, list[float]] = {}
     with local_service(["--model", str(folder)]) as service:
-        asyncio.run(tokens_a_second(service.url, 16, 16))
+        _run(tokens_a_second(service.url, 16, 16))
         generate(1)
         for _ in range(ROUNDS):
             for streams in (1, 16):
-                found.setdefault(f"r{streams}", []).append(asyncio.run(tokens_a_second(service.url, streams)))
+                found.setdefault(f"r{streams}", []).append(_run(tokens_a_second(service.url, streams)))
                 found.setdefault(f"t{streams}", []).append(generate(streams))
-        ratio, _, _ = asyncio.run(_chain(service.url))
+        ratio, _, _ = _run(_chain(service.url))
     print(f"{'':36} {'tokens/s':>9} {'÷ generate, batch 1':>20}  goal")
     for key, label, goal in (
         ("r1", "runahead, 1 stream through gRPC", "1.0"),
@@ -133,13 +145,13 @@ def depths(folder: Path, device: str) -> None:
     base: list[float] = []
     for depth in ("serial", "1", "2", "4"):
         with local_service(["--model", str(folder), "--device", device, "--run-ahead", depth]) as service:
-            asyncio.run(tokens_a_second(service.url, 8, 16))
+            _run(tokens_a_second(service.url, 8, 16))
             tokens = 512 if device == "cuda" else 64
             speeds = [
-                statistics.median(asyncio.run(tokens_a_second(service.url, streams, tokens)) for _ in range(ROUNDS))
+                statistics.median(_run(tokens_a_second(service.url, streams, tokens)) for _ in range(ROUNDS))
                 for streams in _STREAMS
             ]
-            overlap, idle_us, host_us = asyncio.run(_chain(service.url))
+            overlap, idle_us, host_us = _run(_chain(service.url))
         base = base or speeds
         cells = "".join(f"{f'{now:.0f} ({now / first:.2f})':>24}" for now, first in zip(speeds, base, strict=True))
         print(f"{depth:>8}{cells}{overlap:>9.3f}{idle_us:>9.1f}{host_us:>9.0f}", flush=True)
@@ -150,8 +162,8 @@ def first_token(folder: Path) -> None:
     print(f"{'depth':>8} {'p50 ms':>8} {'p99 ms':>8} {'overlap ratio':>14}")
     for depth in DEPTHS:
         with local_service(["--model", str(folder), "--run-ahead", depth, "--no-prefix-cache"]) as service:
-            times = asyncio.run(_first_tokens_ms(service.url))
-            ratio, _, _ = asyncio.run(_chain(service.url))
+            times = _run(_first_tokens_ms(service.url))
+            ratio, _, _ = _run(_chain(service.url))
         p99 = statistics.quantiles(times, n=100, method="inclusive")[-1]
         print(f"{depth:>8} {statistics.median(times):>8.1f} {p99:>8.1f} {ratio:>14.3f}", flush=True)
 
@@ -179,7 +191,7 @@ def prefix_hit(folder: Path) -> None:
     twice, under a salt of its own."""
     print(f"{'prompt tokens':>14} {'cached':>7} {'cold p50 ms':>12} {'hit p50 ms':>11} {'cold ÷ hit':>11}")
     with local_service(["--model", str(folder)]) as service:
-        asyncio.run(_prefix_hits(service.url))
+        _run(_prefix_hits(service.url))
 
 
 async def _prefix_hits(url: str) -> None:

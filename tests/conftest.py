@@ -41,11 +41,6 @@ os.environ.setdefault("RUNAHEAD__DEVICE", "cpu")
 if not _has_cuda_driver():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# `RUNAHEAD__GPU_CAPABILITY=8.0 pytest -m gpu` tries what an older GPU gets. Services and engines that a test starts
-# read it as a setting; what a test runs in its own process goes by the switch of Triton that this setting sets.
-if capability := os.environ.get("RUNAHEAD__GPU_CAPABILITY"):
-    os.environ.setdefault("TRITON_OVERRIDE_ARCH", "sm" + capability.replace(".", ""))
-
 try:
     from hypothesis import HealthCheck, settings
 except ImportError:  # a GPU's machine may lack it, and the tests that need it are not run there

@@ -57,7 +57,6 @@ from runahead.runtime.programs.triton import (
     keep_kernels,
     slots_with_drafts,
     tilings_of,
-    use_gpu_as,
     use_tuned,
 )
 from runahead.runtime.programs.triton_draft_model import load_drafter
@@ -116,7 +115,6 @@ def _make(
     config, why_sizes = sized(config, to_load, context, Gpu(name, memory), kept, drafting)
     part = part_of(described, config.tensor_parallel)
     keep_kernels(config.kernel_cache, config.spelling("kernel_cache"))
-    use_gpu_as(config.gpu_capability)
     use_tuned()
     exactness = _exactness(config, part, dtype)
     check_tensors(config, checkpoint, described)

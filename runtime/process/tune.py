@@ -42,11 +42,10 @@ def _tune(config: EngineConfig, rows: tuple[int, ...], seconds: float) -> None:
     dtype = dtype_of(config, described)
     if dtype != torch.bfloat16:
         raise ConfigError(f"its kernels are for bfloat16, and {config.spelling('dtype')} says {dtype}")
-    from runahead.runtime.programs.triton import keep_kernels, use_gpu_as, use_tuned
+    from runahead.runtime.programs.triton import keep_kernels, use_tuned
     from runahead.runtime.programs.tuner import tune
 
     keep_kernels(config.kernel_cache, config.spelling("kernel_cache"))
-    use_gpu_as(config.gpu_capability)
     use_tuned()
     tune(described, dtype, rows, seconds)
 

@@ -20,7 +20,6 @@ from runahead.runtime.kernels.kernel_set import KernelSet
 from runahead.runtime.kernels.triton import exactness
 from runahead.runtime.kernels.triton.device_rows import DeviceRows
 from runahead.runtime.kernels.triton.draft_state import make_draft_state
-from runahead.runtime.kernels.triton.gpu import use_as
 from runahead.runtime.kernels.triton.kernel_cache import use_kernel_cache
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
 from runahead.runtime.kernels.triton.mask_state import make_mask_state
@@ -52,15 +51,8 @@ class NoExactKernelsError(ValueError):
     """They are asked for, and the model has none. The end of a sentence that says why."""
 
 
-def use_gpu_as(capability: str) -> None:
-    """Before anything else here. capability: auto, or the older compute capability that this process is to use its GPU
-    as."""
-    if capability != "auto":
-        use_as(capability)
-
-
 def use_tuned() -> None:
-    """Before any kernel runs, after the two above: reads what `runahead tune` has left in the folder.
+    """After `keep_kernels`, before any kernel runs: reads what `runahead tune` has left in the folder.
 
     Raises an OSError whose sentence says which entry can't be used.
     """

@@ -197,15 +197,6 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="events: from marks that have passed; barrier: the chain drains before a logged launch"),
     ] = "events"
     nvtx: Annotated[bool, Meta(description="name the loop's stages for a profiler; needs a torch for CUDA")] = False
-    # What an older GPU gets, tried on a newer one: programmatic dependent launch is off, nothing counts as measured,
-    # tiles fit 99 KiB of shared memory, and kernels are compiled in the form for that compute capability.
-    gpu_capability: Annotated[
-        Literal["auto", "8.0"],
-        Meta(
-            description="test mode of the CUDA device: kernels are chosen and compiled as for this compute capability",
-            extra={"hidden": True},
-        ),
-    ] = "auto"
     # Seeded delays, and poison in everything that is given back.
     jitter_seed: (
         Annotated[int, Meta(ge=0, le=(1 << 63) - 1, description="test mode of the CPU device", extra={"hidden": True})]
@@ -317,11 +308,6 @@ def _check_pairs(config: EngineSettings, spelling: Spelling, given: Spelling) ->
         raise ConfigError(
             f"{spelling('kernel_cache')} must be empty with {spelling('device')} {config.device}, for which no kernels "
             f"are compiled, and is {shown(config.kernel_cache)}"
-        )
-    if config.gpu_capability != "auto" and config.device == "cpu":
-        raise ConfigError(
-            f"{given('gpu_capability')} is a test mode of the CUDA device and can't be combined with "
-            f"{spelling('device')} {config.device}"
         )
     if config.threads and config.device == "cuda":
         raise ConfigError(f"{given('threads')} are the CPU device's and have no effect with {cuda}")

@@ -63,13 +63,6 @@ def current_gpu() -> Gpu | None:
     return Gpu(name, capability_of(arch), LEAST_SHARED_MEMORY, multiprocessors, stands_for_older=True)
 
 
-def use_as(capability: str) -> None:
-    """From here on the current GPU is used as one of this compute capability, such as "8.0". Before any kernel runs."""
-    major, minor = capability.split(".")
-    triton.knobs.runtime.override_arch = f"sm{major}{minor}"
-    current_gpu.cache_clear()
-
-
 def capability_of(arch: str) -> tuple[int, int]:
     """(8, 0) of "sm80". Raises ValueError."""
     found = _ARCH.fullmatch(arch)

@@ -157,18 +157,6 @@ def test_how_many_products_were_measured_on_this_gpu_is_logged_once() -> None:
 
 
 @pytest.mark.usefixtures("a_gpu_on_the_cpu")
-def test_the_capability_that_the_gpu_is_to_be_used_as_reaches_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(cuda, "use_gpu_as", asked.append)
-    for capability in ("auto", "8.0"):
-        config = EngineConfig(
-            model=str(BUNDLED), device="cuda", max_rows=4, context_length=256, gpu_capability=capability
-        )
-        assemble(config, lambda *_: None)
-    assert asked == ["auto", "8.0"]
-
-
-@pytest.mark.usefixtures("a_gpu_on_the_cpu")
 def test_the_kernel_cache_is_set_up_before_the_kernels_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[object] = []
     monkeypatch.setattr(cuda, "keep_kernels", lambda folder, called: done.append((folder, called)))

@@ -33,8 +33,6 @@ def test_the_defaults_can_be() -> None:
         ({"max_prefill_tokens": 8}, ("max_prefill_tokens (8)", "block_size (16)")),
         ({"run_ahead_tokens": 15}, ("run_ahead_tokens (15)", "block_size (16)")),
         ({"jitter_seed": 1, "device": "cuda"}, ("jitter_seed", "cuda")),
-        ({"gpu_capability": "8.0", "device": "cpu"}, ("gpu_capability (8.0)", "device cpu")),
-        ({"gpu_capability": "7.5", "device": "cuda"}, ("gpu_capability", "8.0", "7.5")),
         ({"counters_from": -1}, ("counters_from", "0", "-1")),
         ({"counters_from": 1 << 63}, ("counters_from",)),
     ],

@@ -79,7 +79,7 @@ def test_every_setting_can_be_given_in_all_three_places(config_file: Path) -> No
         "log_interval": 6, "log_mode": "barrier", "nvtx": True, "threads": 3, "launch_timeout_s": 60.5,
         "host": "localhost", "port": 1, "frontends": 3, "insecure": True, "max_streams": 2, "log_level": "debug",
         "log_format": "console", "jitter_seed": 5, "shutdown_grace_s": 2.5, "counters_from": 12,
-        "gpu_capability": "8.0", "kernel_cache": "/kernels",
+        "kernel_cache": "/kernels",
         "tls_cert": "c.pem", "tls_key": "k.pem", "tls_client_ca": "a.pem", "callers": "callers.txt",
         "max_connections": 3, "max_connection_streams": 4, "max_connection_idle_s": 5.5, "max_connection_age_s": 6.5,
         "max_connection_age_grace_s": 7.5, "handshake_timeout_s": 8.5, "upload_timeout_s": 9.5,
@@ -259,7 +259,7 @@ def test_every_setting_of_the_engine_reaches_it(tmp_path: Path) -> None:
         "block_size": "32", "num_blocks": "11", "prefill_chunk": "64", "max_prefill_tokens": "65",
         "mixed_prefill_tokens": "66", "token_gap_ms": "67",
         "prefix_cache": "false", "penalty_slots": "5", "log_interval": "1", "log_mode": "barrier", "nvtx": "true",
-        "launch_timeout_s": "60.5", "counters_from": "12", "gpu_capability": "8.0",
+        "launch_timeout_s": "60.5", "counters_from": "12",
         "kernel_cache": "/kernels", "draft_forced": "false",
     }  # fmt: skip
     config = msgspec.structs.asdict(engine_config(load_settings(flags, {})))
