@@ -1,1 +1,0 @@
-"""What the exact kernels of decode launches cost on the GPU of this machine."""
