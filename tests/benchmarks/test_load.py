@@ -256,7 +256,7 @@ def test_a_missed_goal_is_said_and_is_not_wrong() -> None:
 
 
 def test_a_short_run_against_the_real_service_finds_nothing_wrong() -> None:
-    command = [sys.executable, "-m", "benchmarks.load", "--seconds", "2", "--capacity-seconds", "3", "--no-null-engine"]
+    command = [sys.executable, "-m", "benchmarks.load", "--seconds", "2", "--capacity-seconds", "3"]
     run = subprocess.run(
         [*command, "--streams", "20", "--cases", "4"], capture_output=True, text=True, timeout=110, check=False
     )
