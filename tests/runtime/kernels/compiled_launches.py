@@ -223,16 +223,13 @@ def _launch_everything(orders: Orders) -> None:
     more where nobody drafts; few rows once more, by the products that only a table of measured tilings asks for, and a
     launch with a prompt by such a plan of attention; and launches whose S looks for masks, behind drafts too, with a
     drafter and without."""
-    import triton
-
     from runahead.cuda_graphs import marks
-    from runahead.runtime.kernels.triton.gpu import current_gpu
     from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
     from runahead.runtime.programs.triton import TritonProgram
+    from tests.runtime.kernels.older_gpu import use_as
 
     if orders.used_as != "auto":
-        triton.knobs.runtime.override_arch = "sm" + orders.used_as.replace(".", "")
-        current_gpu.cache_clear()
+        use_as(orders.used_as)
 
     keys = {key: value for key, value in {**SHAPES[orders.shape].keys, **orders.changes}.items() if value is not None}
     shape = dataclasses.replace(SHAPES[orders.shape], keys=keys)

@@ -27,6 +27,7 @@ from runahead.runtime.kernels.triton.tiling_counts import tiling_counts, tilings
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
 from tests.runtime.kernels.expert_configs import GLM4_MOE  # noqa: E402
+from tests.runtime.kernels.older_gpu import use_as  # noqa: E402
 from tests.runtime.kernels.test_triton_decode_streams import HALF, batch_of  # noqa: E402
 
 H200 = Gpu("NVIDIA H200", (9, 0), 227 * 1024, 132)
@@ -52,12 +53,6 @@ def an_h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     current_gpu.cache_clear()
 
 
-def use_as_older(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As TRITON_OVERRIDE_ARCH=sm80 does: what an older GPU gets, tried on a newer one."""
-    monkeypatch.setattr(triton.knobs.runtime, "override_arch", "sm80")
-    current_gpu.cache_clear()
-
-
 @pytest.mark.usefixtures("an_h200")
 def test_a_gpu_is_what_the_driver_says() -> None:
     assert current_gpu() == H200
@@ -67,11 +62,9 @@ def test_a_gpu_is_what_the_driver_says() -> None:
 
 
 @pytest.mark.usefixtures("an_h200")
-def test_used_as_an_older_gpu_nothing_is_launched_dependently_nothing_was_measured_and_every_tile_fits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_used_as_an_older_gpu_nothing_is_launched_dependently_nothing_was_measured_and_every_tile_fits() -> None:
     measured = tilings.rows_tiling(*IN_THE_TABLE)
-    use_as_older(monkeypatch)
+    use_as("8.0")
     assert current_gpu() == Gpu(H200.name, (8, 0), LEAST_SHARED_MEMORY, 132, stands_for_older=True)
     assert triton.knobs.runtime.override_arch == "sm80", "Triton compiles in its form, too"
     assert not dependent_launch_works()
@@ -197,7 +190,7 @@ def test_the_counts_say_what_the_table_has_and_lacks_and_for_which_gpu(monkeypat
         "measured": 3,
         "default": 9,
     }
-    use_as_older(monkeypatch)
+    use_as("8.0")
     assert tiling_counts((layer, layer), head, (1, 2, 64)) == {
         "gpu": H200.name,
         "compute_capability": "8.0",
