@@ -20,6 +20,7 @@ from runahead.service.commands import (
     request_flags,
     stats_command,
     trace_command,
+    tune_command,
 )
 from runahead.service.commands.bench import command as bench_command
 from runahead.service.settings import setting_flags, settings
@@ -109,8 +110,10 @@ def flags_of(*commands: str) -> set[str]:
     }
     parsers = [Parser() for _ in commands]
     for command, parser in zip(commands, parsers, strict=True):
-        if command == "serve":
+        if command in ("serve", "tune"):
             setting_flags.add_flags(parser)
+            if command == "tune":
+                tune_command.add_flags(parser)
         else:
             clients[command].add_flags(parser)
             client_channel.add_connection_flags(parser)
@@ -140,10 +143,10 @@ def test_every_make_target_that_a_document_names_exists(path: Path) -> None:
 
 @pytest.mark.parametrize("path", list(documents()), ids=name_of)
 def test_every_flag_that_a_document_names_exists(path: Path) -> None:
-    commands = ("serve", "generate", "chat", "stats", "trace", "abort", "bench")
+    commands = ("serve", "tune", "generate", "chat", "stats", "trace", "abort", "bench")
     everywhere = flags_of(*commands) | flags_of_tools() | {"--version", *OTHERS}
     for line in code(path):
-        command = re.match(r"runahead (serve|generate|chat|stats|trace|abort|bench)\b", line)
+        command = re.match(r"runahead (serve|tune|generate|chat|stats|trace|abort|bench)\b", line)
         known = flags_of(command[1]) if command else everywhere
         assert not set(_FLAG.findall(line)) - known, line
 
