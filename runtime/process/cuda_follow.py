@@ -30,7 +30,7 @@ from runahead.runtime.process.rank_messages import (
     digest,
     what_differs,
 )
-from runahead.runtime.programs.triton import gpu_kernels, keep_kernels, use_gpu_as
+from runahead.runtime.programs.triton import gpu_kernels, keep_kernels, use_tuned
 from runahead.runtime.ranks.rank_loop import follow_launches
 from runahead.runtime.ranks.segment import Segment
 
@@ -50,7 +50,7 @@ def follow(
     config, context = orders.config, orders.context
     torch.cuda.set_device(orders.rank)
     keep_kernels(config.kernel_cache, config.spelling("kernel_cache"))
-    use_gpu_as(config.gpu_capability)
+    use_tuned()
 
     def handles_of(own: str) -> tuple[str, ...]:
         say(Mailbox(own))

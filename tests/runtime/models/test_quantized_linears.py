@@ -12,7 +12,6 @@ import structlog
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.quantize import FORMATS, quantize
 from runahead.runtime.checkpoint import BUNDLED_FOLDER, CheckpointError, open_checkpoint
 from runahead.runtime.kernels.layer_products import products_of
 from runahead.runtime.kernels.layers import Attention, Dense, Layer, Linear
@@ -25,6 +24,7 @@ from runahead.runtime.models.weight_formats import held_bytes
 from runahead.runtime.models.weights import dummy_weights, load_weights
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.wire.engine_config import EngineConfig
+from tests.runtime.checkpoint.quantize import FORMATS, quantize
 from tests.runtime.checkpoint.quantized_reader import dequantize_folder
 from tests.runtime.kernels.test_expert_shares import ranks
 from tests.runtime.models.checkpoints import CASES, save
