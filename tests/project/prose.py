@@ -52,15 +52,15 @@ PHRASES: Final = (
     "and so has",
     "neither does",
 )
+_BREAK: Final = re.compile(r"\s*\n\s*(?:#|//)?\s*")
+_PHRASE: Final = re.compile(rf"\b(?:{'|'.join(sorted(PHRASES, key=len, reverse=True))})\b")
 _PARAMETER: Final = re.compile(r"`?[A-Za-z_]\w*`?(, `?[A-Za-z_]\w*`?)*( \[[^\]]*\])?: ")
 _OF: Final = re.compile(r"Of\b")
 
 
 def phrases_in(text: str) -> Counter[str]:
     """How often each phrase is in a text, across line breaks and comment signs, in any case."""
-    line = re.sub(r"\s*\n\s*(?:#|//)?\s*", " ", text).lower()
-    found = Counter({phrase: len(re.findall(rf"\b{phrase}\b", line)) for phrase in PHRASES})
-    return +found
+    return Counter(_PHRASE.findall(_BREAK.sub(" ", text.lower())))
 
 
 def begins_wrongly(docstring: str) -> bool:
