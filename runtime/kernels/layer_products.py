@@ -19,11 +19,12 @@ def products_of(part: Layer | Mixer | FeedForward | SharedExpert | Fuse) -> list
     return found
 
 
-def may_stay_quantized(layers: Sequence[Layer], device: str) -> bool:
-    """Whether matrices of such layers may stay quantized. device: the type of it. The kernels of a GPU that take them
-    take the depth of every product, or none of the model's products."""
+def may_stay_quantized(layers: Sequence[Layer], device: str, quantize: str) -> bool:
+    """Whether matrices of such layers may stay quantized. device: the type of it. quantize: the setting. On a GPU a
+    quantized product takes longer than one of 16 bits (docs/decisions/0055-quantized-checkpoints.md), so a checkpoint
+    is dequantized there. Its kernels take the depth of every product, or none of the model's products."""
     depths = [linear.weight.shape[1] for layer in layers for linear in products_of(layer)]
-    return device == "cpu" or not any(depth % GPU_DEPTHS for depth in depths)
+    return device == "cpu" or (quantize != "none" and not any(depth % GPU_DEPTHS for depth in depths))
 
 
 def layers_to_meet(layers: Sequence[Layer]) -> int:

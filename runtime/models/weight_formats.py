@@ -67,6 +67,6 @@ def _stacks(
 ) -> Iterator[tuple[TensorStack, Held | None]]:
     """The stacks of tensors that a model is made of, and how each stays quantized. None: it does not."""
     model, stacks, offered = described_stacks(config)
-    offered = offered if may_stay_quantized(model.layers, device) else set()
+    offered = offered if may_stay_quantized(model.layers, device, quantize) else set()
     for stack in stacks:
         yield stack, held_quantized(stack, stored, dtype, device, quantize) if stack in offered else None

@@ -52,7 +52,7 @@ def load_weights(
     read after all, and for a tied head that is stored and differs from the embedding.
     """
     stored = check_weights(checkpoint, config)
-    may_stay = may_stay_quantized(described(config, share).layers, device.type)
+    may_stay = may_stay_quantized(described(config, share).layers, device.type, quantize)
     total = sum(tensor.size_bytes for tensor in stored.values())
     done = 0
 
@@ -105,7 +105,8 @@ def dummy_weights(
 ) -> ModelWeights:
     """Random weights of the configured shape, the same for the same seed: norms near 1, products that keep scale.
     share: the rank's part of them, which are the same numbers for any number of ranks. quantize: as `load_weights`."""
-    fill, may_stay = drawing(dtype, device, seed), may_stay_quantized(described(config, share).layers, device.type)
+    fill = drawing(dtype, device, seed)
+    may_stay = may_stay_quantized(described(config, share).layers, device.type, quantize)
 
     def quantized(stack: TensorStack) -> QuantizedWeight | None:
         if not may_stay or held_quantized(stack, {}, dtype, device.type, quantize) is None:

@@ -160,9 +160,15 @@ def sized(
 
 def bytes_to_load(config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig, device: str) -> int:
     """Of the model's weights on the device. device: the type of it. Raises CheckpointError for tensors that can't be
-    served."""
+    served, ConfigError where nothing of the model can be quantized as it is asked for."""
+    dtype, how = dtype_of(config, model), config.quantize
+    if how != "none" and held_bytes(None, model, dtype, device, how) == held_bytes(None, model, dtype, device):
+        raise ConfigError(
+            f"{config.spelling('quantize')} {how} has no effect: none of {model.architecture}'s matrices can be held so "
+            f"on {device} in {str(dtype).removeprefix('torch.')}"
+        )
     of_files = None if config.load_format == "dummy" else checkpoint
-    return held_bytes(of_files, model, dtype_of(config, model), device, config.quantize)
+    return held_bytes(of_files, model, dtype, device, how)
 
 
 def check_tensors(config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig) -> None:

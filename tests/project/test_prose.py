@@ -1,0 +1,62 @@
+"""Counts of wrong phrases, wrong docstrings and long documents: none rises, and none is left above what is there."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from tests.project.prose import DECISIONS, PHRASES, allowed, begins_wrongly, counts, phrases_in, words_in
+from tests.project.repository import ROOT
+
+KINDS = ("phrases in documents", "phrases in sources", "first lines of docstrings", "words of decisions")
+SLACK = 10  # a count this far above what is there has to be lowered
+MOST_WORDS_IN_DOCS = 60_000
+
+
+@cache
+def found() -> dict[str, dict[str, int]]:
+    return counts()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_count_rises(kind: str) -> None:
+    """A better sentence is the answer: subject, verb, object, the noun named."""
+    limits = allowed()[kind]
+    assert {
+        name: (count, limits.get(name, 0)) for name, count in found()[kind].items() if count > limits.get(name, 0)
+    } == {}
+
+
+@pytest.mark.parametrize("kind", KINDS[:3])
+def test_a_count_that_has_fallen_is_written_down(kind: str) -> None:
+    """`python -m tests.project.prose >tests/project/prose.json` writes it."""
+    there = found()[kind]
+    assert {name: limit for name, limit in allowed()[kind].items() if limit - there.get(name, 0) > SLACK} == {}
+
+
+def test_the_documents_have_at_most_60_000_words_beside_the_table_of_mutants() -> None:
+    paths = [path for path in (ROOT / "docs").rglob("*.md") if path != DECISIONS / "0006-mutants.md"]
+    assert sum(words_in(path.read_text(encoding="utf-8")) for path in paths) <= MOST_WORDS_IN_DOCS
+
+
+@pytest.mark.parametrize("phrase", PHRASES)
+def test_a_phrase_is_seen_across_lines_and_comment_signs(phrase: str) -> None:
+    text = f"# A sentence with {phrase.title()} in it.\n".replace(" ", "\n    # ")
+    assert phrases_in(text)[phrase] >= 1
+
+
+def test_words_that_only_contain_a_phrase_are_not_counted() -> None:
+    assert not phrases_in("thoseof, hangs once, untold; and so isolated")
+
+
+@pytest.mark.parametrize(
+    "first_line", ["Of a product.", "Of two.", "rows: of a launch.", "`seed`, rows: both.", "x [n]: y."]
+)
+def test_a_first_line_that_names_a_parameter_or_begins_with_of_is_seen(first_line: str) -> None:
+    assert begins_wrongly(first_line)
+
+
+@pytest.mark.parametrize("first_line", ["Bracket each row's threshold.", "Often used.", "The rows: all of them."])
+def test_a_first_line_that_says_what_the_thing_is_is_none_of_them(first_line: str) -> None:
+    assert not begins_wrongly(first_line)
