@@ -83,6 +83,12 @@ def seeds(request: pytest.FixtureRequest) -> range:
     return range(int(request.config.getoption("--seeds")))
 
 
+@pytest.fixture(scope="session")
+def large(request: pytest.FixtureRequest) -> bool:
+    """What is too large for every run is asked for."""
+    return bool(request.config.getoption("--large"))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
     """What a test has had of a GPU goes back to it: tests that run beside it in other processes have none of what the

@@ -15,7 +15,7 @@ import pytest
 
 from tests.parity.matrix import EVENTS, Run, saw_depth
 from tests.parity.recurrent_checkpoints import HEADED, TRAINED, checkpoint_of
-from tests.parity.services import services_at_every_depth
+from tests.parity.services import depths_in, services_at_every_depth
 from tests.parity.test_parity import ATTEMPTS, POOLS, compare_runs, run_cell, table
 
 pytestmark = pytest.mark.timeout(0)  # each workload has its own
@@ -25,7 +25,7 @@ Started = Callable[[str, str, int], dict[tuple[str, str], str]]
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+def started(large: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     """URLs by pool and depth, of a family's services with this pool and so many drafts, and of the one that is serial
     with a roomy one and without drafts. Those of another pool end before."""
     with contextlib.ExitStack() as all_of_a_family, contextlib.ExitStack() as of_a_pool:
@@ -53,8 +53,8 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
             if (family, pool, drafts) not in running:
                 of_a_pool.close()
                 running.clear()
-                chained = ("1", "2", "4") if pool == "roomy" else ("serial", "1", "2", "4")
-                urls = start(of_a_pool, family, pool, drafts, *chained)
+                depths = [depth for depth in depths_in(pool, large=large) if (pool, depth) != ("roomy", "serial")]
+                urls = start(of_a_pool, family, pool, drafts, *depths)
                 running[family, pool, drafts] = {(pool, depth): url for depth, url in urls.items()}
             return {**running[family, pool, drafts], ("roomy", "serial"): expected[family]}
 
