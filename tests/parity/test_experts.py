@@ -68,8 +68,15 @@ def test_every_event_of_the_matrix_is_there() -> None:
     assert {event for _, event in CELLS} == set(EVENTS)
 
 
-# Cells with the same services stand together: these are started once.
-@pytest.mark.parametrize(("pool", "kind", "event"), sorted((EVENTS[event].pool, kind, event) for kind, event in CELLS))
+# Cells with the same services stand together: these are started once. What a barrier does with experts it does with
+# `test_parity.py`'s model.
+CASES = [
+    pytest.param(pool, kind, event, marks=[pytest.mark.large] if pool == "barrier" else [])
+    for pool, kind, event in sorted((EVENTS[event].pool, kind, event) for kind, event in CELLS)
+]
+
+
+@pytest.mark.parametrize(("pool", "kind", "event"), CASES)
 def test_a_cell_of_the_matrix_has_the_answers_of_serial_with_experts(
     pool: str, kind: str, event: str, started: Started, serial: str
 ) -> None:
