@@ -11,7 +11,10 @@ MODEL = bundled
 UNCOVERED := tests/runtime/kernels tests/runtime/models
 
 # What mostly computes in one process, so that it may run beside other tests.
-COMPUTED := tests/cuda_graphs tests/mutants tests/project tests/protos tests/simulation
+COMPUTED := $(addprefix tests/,container cuda_graphs deploy gpu mutants project protos simulation structures) \
+	$(addprefix tests/service/,chat settings structures text)
+# What needs tools of an environment of its own, and a machine on which a pod can be started.
+MANIFESTS := tests/deploy/test_validators.py tests/deploy/test_pod.py
 # Tests of words and lengths, which belong to the lint.
 WORDS := tests/project/test_glossary.py tests/project/test_sizes.py
 
@@ -59,15 +62,15 @@ smollm2-parity: $(STAMPS)/smollm2 $(STAMPS)/test ## four conversations with Smol
 test: $(STAMPS)/test ## all tests, the slowest named at the end
 	@$(BIN)/python -m pytest $(JUNIT) $(ARGS)
 
-rest: $(STAMPS)/test ## all tests but those of `make matrix`, `models`, `coverage`, `computed`, `lint` and `clients`
+rest: $(STAMPS)/test ## all tests but those of `make matrix`, `models`, `coverage`, `computed`, `manifests`, `lint` and `clients`
 	@$(BIN)/python -m pytest $(filter-out $(COMPUTED:%=%/) tests/clients/ tests/parity/ tests/runtime/ tests/__pycache__/,$(wildcard tests/*/)) \
-		$(wildcard tests/test_*.py) $(JUNIT) $(ARGS)
+		$(wildcard tests/test_*.py) $(patsubst %,--ignore=%,$(filter tests/service/%,$(COMPUTED))) $(JUNIT) $(ARGS)
 
 matrix: $(STAMPS)/test ## the short form of `make parity`, which drives several services at once
 	@$(BIN)/python -m pytest tests/parity $(JUNIT) $(ARGS)
 
-computed: $(STAMPS)/test ## the simulator, and tests of the project's files
-	@$(BIN)/python -m pytest $(COMPUTED) $(addprefix --ignore=,$(WORDS)) $(JUNIT) $(ARGS)
+computed: $(STAMPS)/test ## the simulator, tests of the project's files, and others that start few processes
+	@$(BIN)/python -m pytest $(COMPUTED) $(addprefix --ignore=,$(WORDS) $(MANIFESTS)) $(JUNIT) $(ARGS)
 
 models: $(STAMPS)/test ## the tests of the models, and of the kernels for GPUs
 	@$(BIN)/python -m pytest $(UNCOVERED) $(JUNIT) $(ARGS)
@@ -152,7 +155,7 @@ proxy: $(STAMPS)/venv ## HAProxy of Debian, unpacked into .venv where there is n
 validators: $(STAMPS)/validators ## an environment with what `make manifests` validates with
 
 manifests: $(STAMPS)/test $(STAMPS)/validators ## deploy/k8s rendered, validated with tools of their own environment, and run as a pod
-	@$(BIN)/python -m pytest tests/deploy/test_validators.py tests/deploy/test_pod.py --validators $(VENV)/validators $(JUNIT) $(ARGS)
+	@$(BIN)/python -m pytest $(MANIFESTS) --validators $(VENV)/validators $(JUNIT) $(ARGS)
 
 router: $(STAMPS)/test $(STAMPS)/router proxy ## a router and the OpenAI client from PyPI, in front of two replicas with tokens on (5 minutes)
 	@$(BIN)/python -m pytest tests/router --router $(VENV)/router $(ARGS)
