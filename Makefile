@@ -8,7 +8,7 @@ ARGS ?=
 MODEL = bundled
 
 # Of tests/runtime, what `make coverage` leaves out.
-UNCOVERED := tests/runtime/kernels tests/runtime/models
+UNCOVERED := $(addprefix tests/runtime/,checkpoint drafters grammar kernels models)
 
 # What mostly computes in one process, so that it may run beside other tests.
 COMPUTED := $(addprefix tests/,container cuda_graphs deploy gpu mutants project protos simulation structures) \
@@ -72,7 +72,7 @@ matrix: $(STAMPS)/test ## the short form of `make parity`, which drives several 
 computed: $(STAMPS)/test ## the simulator, tests of the project's files, and others that start few processes
 	@$(BIN)/python -m pytest $(COMPUTED) $(addprefix --ignore=,$(WORDS) $(MANIFESTS)) $(JUNIT) $(ARGS)
 
-models: $(STAMPS)/test ## the tests of the models, and of the kernels for GPUs
+models: $(STAMPS)/test ## the tests of models, checkpoints and kernels for GPUs
 	@$(BIN)/python -m pytest $(UNCOVERED) $(JUNIT) $(ARGS)
 
 kernels: $(STAMPS)/test ## the kernels for GPUs, the large forms too; without a GPU in Triton's interpreter (minutes)

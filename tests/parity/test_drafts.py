@@ -44,12 +44,12 @@ PRODUCT = [Cell(kind, event) for kind in ("greedy", "seeded-sampling", "penaltie
 # Pools, who drafts, and how much. Cells with the same services stand together: these are started once.
 SERVICES = [
     ("roomy", "ngram", "7"),
-    ("roomy", "ngram", "auto"),
     ("tight", "ngram", "7"),
     *((pool, kind, drafts) for (pool, drafts), kind in OF_POOLS.items()),
 ]
 # Of every drafter with weights all cells, where they are asked for.
 LARGE = [
+    ("roomy", "ngram", "auto"),
     ("barrier", "ngram", "auto"),
     *(
         (pool, kind, drafts)
@@ -60,15 +60,13 @@ LARGE = [
 ]
 # Of each kind of drafter one has every kind of requests with every event.
 WHOLE = ("ngram", "eagle-1", "mtp", "model")
-# How many drafts are worth their cost is found out by any requests that go on for long.
-IN_EVERY_RUN = {("roomy", "ngram", "auto"): [Cell("greedy", "end-of-sequence"), Cell("logprobs", "prefix-hit")]}
 WITH_STRUCTURES = {("roomy", "ngram", "7"): STRUCTURED[:1], ("tight", "model", "3"): STRUCTURED[1:2]}
 
 
 def cells_of(pool: str, drafter: str, drafts: str) -> Iterator[tuple[Cell, bool]]:
     """The cells that these services have, each with whether they have it in every run."""
     services = (pool, drafter, drafts)
-    always = [*IN_EVERY_RUN.get(services, CELLS), *WITH_STRUCTURES.get(services, [])] if services in SERVICES else []
+    always = [*CELLS, *WITH_STRUCTURES.get(services, [])] if services in SERVICES else []
     more = [*PRODUCT, *STRUCTURED] if drafter in WHOLE and services != ("roomy", "ngram", "auto") else []
     for cell in dict.fromkeys([*always, *CELLS, *more]):
         if EVENTS[cell.event].pool == pool:

@@ -82,10 +82,10 @@ FAMILIES_AND_DRAFTS = [
 
 
 def is_large(family: str, drafts: int, event: str) -> bool:
-    """In every run the trained hybrid has all events, and gated delta nets those that do something to a state."""
-    if (family, drafts) == ("gated-delta-net", 0):
-        return event in ("logging-barrier", "block-boundary", "abort")
-    return (family, drafts) != (TRAINED, DRAFTS)
+    """In every run the trained hybrid has the events of two pools, and gated delta nets those of the tight one, where
+    states are given back and computed again."""
+    pools = {(TRAINED, DRAFTS): ("roomy", "tight"), ("gated-delta-net", 0): ("tight",)}
+    return pool_of(event) not in pools.get((family, drafts), ())
 
 
 CASES = [
