@@ -8,10 +8,19 @@ ARGS ?=
 MODEL = bundled
 
 # Of tests/runtime, what `make coverage` leaves out.
-UNCOVERED := tests/runtime/kernels tests/runtime/models
+UNCOVERED := $(addprefix tests/runtime/,checkpoint drafters grammar kernels models)
 
 # What mostly computes in one process, so that it may run beside other tests.
-COMPUTED := tests/cuda_graphs tests/mutants tests/project tests/protos tests/simulation
+COMPUTED := $(addprefix tests/,container cuda_graphs deploy gpu mutants project protos simulation structures) \
+	$(addprefix tests/service/,chat settings structures text)
+# What needs tools of an environment of its own, and a machine on which a pod can be started.
+MANIFESTS := tests/deploy/test_validators.py tests/deploy/test_pod.py
+# Tests of words and lengths, which belong to the lint.
+WORDS := tests/project/test_glossary.py tests/project/test_sizes.py
+
+# Where each run of tests leaves its seconds by test, as JUnit's XML; empty: nowhere.
+REPORTS ?=
+JUNIT = $(if $(REPORTS),--junitxml=$(REPORTS)/$@.xml)
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -30,7 +39,7 @@ ifeq ($(filter bundled smollm2,$(MODEL)),)
 $(error MODEL is $(MODEL); the demo has bundled and smollm2)
 endif
 .DELETE_ON_ERROR:
-.PHONY: help setup demo demo-bundled demo-smollm2 smollm2-parity test rest computed models kernels coverage check format lint types \
+.PHONY: help setup demo demo-bundled demo-smollm2 smollm2-parity test rest matrix computed models kernels coverage check format lint types \
 	imports protos contract serve bench load soak bench-gpu eval parity structures sim long-run mutants mutation proxy router validators manifests \
 	container clients clean FORCE
 
@@ -51,24 +60,27 @@ smollm2-parity: $(STAMPS)/smollm2 $(STAMPS)/test ## four conversations with Smol
 	@$(BIN)/python -m benchmarks.smollm2.parity $(ARGS)
 
 test: $(STAMPS)/test ## all tests, the slowest named at the end
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(JUNIT) $(ARGS)
 
-rest: $(STAMPS)/test ## all tests but those of `make models`, `coverage`, `computed` and `clients`: the five are `make test`
-	@$(BIN)/python -m pytest $(filter-out $(COMPUTED:%=%/) tests/clients/ tests/runtime/ tests/__pycache__/,$(wildcard tests/*/)) \
-		$(wildcard tests/test_*.py) $(ARGS)
+rest: $(STAMPS)/test ## all tests but those of `make matrix`, `models`, `coverage`, `computed`, `manifests`, `lint` and `clients`
+	@$(BIN)/python -m pytest $(filter-out $(COMPUTED:%=%/) tests/clients/ tests/parity/ tests/runtime/ tests/__pycache__/,$(wildcard tests/*/)) \
+		$(wildcard tests/test_*.py) $(patsubst %,--ignore=%,$(filter tests/service/%,$(COMPUTED))) $(JUNIT) $(ARGS)
 
-computed: $(STAMPS)/test ## the simulator, and tests of the project's files
-	@$(BIN)/python -m pytest $(COMPUTED) $(ARGS)
+matrix: $(STAMPS)/test ## the short form of `make parity`, which drives several services at once
+	@$(BIN)/python -m pytest tests/parity $(JUNIT) $(ARGS)
 
-models: $(STAMPS)/test ## the tests of the models, and of the kernels for GPUs
-	@$(BIN)/python -m pytest $(UNCOVERED) $(ARGS)
+computed: $(STAMPS)/test ## the simulator, tests of the project's files, and others that start few processes
+	@$(BIN)/python -m pytest $(COMPUTED) $(addprefix --ignore=,$(WORDS) $(MANIFESTS)) $(JUNIT) $(ARGS)
+
+models: $(STAMPS)/test ## the tests of models, checkpoints and kernels for GPUs
+	@$(BIN)/python -m pytest $(UNCOVERED) $(JUNIT) $(ARGS)
 
 kernels: $(STAMPS)/test ## the kernels for GPUs, the large forms too; without a GPU in Triton's interpreter (minutes)
 	@$(BIN)/python -m pytest tests/runtime/kernels --large --timeout 900 $(ARGS)
 
 coverage: $(STAMPS)/test ## branches of the scheduler, the ledger and the pools that tests/runtime takes: all of them
 	@mkdir -p .pytest_cache
-	@$(BIN)/python -m coverage run -m pytest tests/runtime -q $(addprefix --ignore=,$(UNCOVERED)) --timeout 300
+	@$(BIN)/python -m coverage run -m pytest tests/runtime -q $(addprefix --ignore=,$(UNCOVERED)) --timeout 300 $(JUNIT)
 	@$(BIN)/python -m coverage report
 
 check: format lint types imports protos ## format, lint, types, direction of imports, the contract's style and changes
@@ -78,6 +90,7 @@ format: $(STAMPS)/dev
 
 lint: $(STAMPS)/dev
 	$(BIN)/ruff check .
+	$(BIN)/python -m pytest -q $(WORDS)
 
 types: $(STAMPS)/dev
 	$(BIN)/mypy
@@ -142,13 +155,13 @@ proxy: $(STAMPS)/venv ## HAProxy of Debian, unpacked into .venv where there is n
 validators: $(STAMPS)/validators ## an environment with what `make manifests` validates with
 
 manifests: $(STAMPS)/test $(STAMPS)/validators ## deploy/k8s rendered, validated with tools of their own environment, and run as a pod
-	@$(BIN)/python -m pytest tests/deploy/test_validators.py tests/deploy/test_pod.py --validators $(VENV)/validators $(ARGS)
+	@$(BIN)/python -m pytest $(MANIFESTS) --validators $(VENV)/validators $(JUNIT) $(ARGS)
 
 router: $(STAMPS)/test $(STAMPS)/router proxy ## a router and the OpenAI client from PyPI, in front of two replicas with tokens on (8 minutes)
 	@$(BIN)/python -m pytest tests/router --router $(VENV)/router $(ARGS)
 
 clients: $(STAMPS)/clients ## the examples in clients/, of every language whose toolchain is here, against a service
-	@$(BIN)/python -m pytest tests/clients $(ARGS)
+	@$(BIN)/python -m pytest tests/clients $(JUNIT) $(ARGS)
 
 mutation: $(STAMPS)/mutation ## small changes to scheduler, ledger and block pool that no test finds (half an hour)
 	@$(BIN)/python -m mutmut run $(ARGS)

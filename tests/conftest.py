@@ -54,7 +54,7 @@ else:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--seeds", type=int, default=30, metavar="N", help="random workloads that each parity test runs (30)"
+        "--seeds", type=int, default=16, metavar="N", help="random workloads that each parity test runs (16)"
     )
     parser.addoption(
         "--schemas",
@@ -76,6 +76,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def seeds(request: pytest.FixtureRequest) -> range:
     """Seeds of the random workloads."""
     return range(int(request.config.getoption("--seeds")))
+
+
+@pytest.fixture(scope="session")
+def large(request: pytest.FixtureRequest) -> bool:
+    """What is too large for every run is asked for."""
+    return bool(request.config.getoption("--large"))
+
+
+@pytest.fixture
+def without_gradients() -> Generator[None]:
+    """torch keeps nothing for a backward pass."""
+    import torch
+
+    with torch.inference_mode():
+        yield
 
 
 @pytest.hookimpl(wrapper=True)

@@ -34,7 +34,7 @@ SOURCES = {
 }
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def printed(stub: GenerationServiceStub) -> str:
     """What every example prints: the text that the same request has from here, and how the rest must end."""
     request = GenerateOnceRequest(

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(300)
 PROJECT = tomllib.loads((ROOT / "clients/python/pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def wheel(scratch: Path) -> Path:
     return client_wheel(scratch)
 

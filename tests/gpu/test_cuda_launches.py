@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -14,15 +12,9 @@ from tests.gpu import gpu_chain, launch_scenarios
 from tests.gpu.launch_scenarios import CONFIG, LAYOUT, MAX_TOKENS, ROWS, Stage
 from tests.runtime.launches import over_device
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), pytest.mark.usefixtures("without_gradients")]
 
 PROMPT_TOLERANCE = 2e-5
-
-
-@pytest.fixture(autouse=True)
-def _without_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 def cuda_stage(dtype: torch.dtype = torch.float32) -> tuple[Stage, Device]:

@@ -4,7 +4,7 @@ over buffers in which an earlier launch has left nonsense."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from tests.gpu import gpu_chain
 from tests.runtime.kernels.triton_device import synchronising_calls_raise
 from tests.runtime.launches import Launches, Outcome, over_device
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), pytest.mark.usefixtures("without_gradients")]
 
 ROWS, BLOCK_SIZE, EACH, MOST_TOKENS = 10, 16, 48, 600
 CONFIG = gpu_chain.small_config(
@@ -52,12 +52,6 @@ WORK: tuple[dict[int, int], ...] = (
     {},
 )
 TOKENS = [31, 32, 33, 64, 43, 511, 512, 256, 404, 513, 557, 66, 90, 4, 0]
-
-
-@pytest.fixture(autouse=True)
-def _without_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 class Stage:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from tests.gpu import gpu_chain
 from tests.runtime.kernels.drafted_engine import ChangingForms, served
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), pytest.mark.usefixtures("without_gradients")]
 
 # No more requests than rows with drafts: few launches have a prompt beside them, so that most verify drafts.
 ROWS, NUM_BLOCKS = 4, 65
@@ -28,12 +27,6 @@ class Sometimes(ChangingForms):
 
     def drafts(self, number: int, rows: int) -> int:
         return 0 if number % 7 == 6 else FORMS[0]
-
-
-@pytest.fixture(autouse=True)
-def _without_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 def engine(run_ahead: int, *, drafts: bool) -> gpu_chain.EngineUnderTest:

@@ -3,7 +3,6 @@ time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -21,15 +20,9 @@ from tests.runtime.kernels.masked_engine import (
     served,
 )
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), pytest.mark.usefixtures("without_gradients")]
 
 ROWS, NUM_BLOCKS, REQUESTS = 4, 65, 16
-
-
-@pytest.fixture(autouse=True)
-def _without_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 def engine(

@@ -7,20 +7,20 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.mutants.patches import Mutant, patches, read_mutant
+from tests.mutants.tables import Mutant, read_mutants
 from tests.mutants.trial import NoGitError, Outcome, fail_without, files_of_the_tree, try_mutant
 
 
 def main() -> int:
     """Prints a table. 0: every mutant was caught. 1: one was not, or a test fails without any. 2: a flag can't be."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="beginnings of patches' names (all)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="beginnings of mutants' names (all)")
     parser.add_argument("--jobs", type=int, default=2, help="mutants on trial at a time (%(default)s)")
     parser.add_argument("--timeout-s", type=float, default=60.0, help="what a test may take (%(default)g)")
     arguments = parser.parse_args()
-    mutants = [read_mutant(path) for path in patches() if path.name.startswith(tuple(arguments.names) or ("",))]
+    mutants = [mutant for mutant in read_mutants() if mutant.name.startswith(tuple(arguments.names) or ("",))]
     if not mutants:
-        parser.error("no patch has such a name")
+        parser.error("no mutant has such a name")
     try:
         files = files_of_the_tree()
     except NoGitError as error:
@@ -29,9 +29,9 @@ def main() -> int:
     tests = sorted({test for mutant in mutants for test in mutant.tests})
     failing, output = fail_without(tests, files, arguments.timeout_s)
     if failing:
-        print(output, "these tests do not pass without a patch, and nothing was tried:", *failing, sep="\n")
+        print(output, "these tests do not pass without a mutant, and nothing was tried:", *failing, sep="\n")
         return 1
-    print(f"all {len(tests)} tests pass without a patch ({time.monotonic() - begun:.0f} s)")
+    print(f"all {len(tests)} tests pass without a mutant ({time.monotonic() - begun:.0f} s)")
     missed = 0
     with ThreadPoolExecutor(arguments.jobs) as workers:
         trials = workers.map(lambda mutant: try_mutant(mutant, files, arguments.timeout_s), mutants)

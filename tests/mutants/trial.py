@@ -1,4 +1,4 @@
-"""One mutant on trial: a copy of the tree, the patch, the tests it names."""
+"""One mutant on trial: a copy of the tree, the edits, the tests it names."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.mutants.patches import ROOT, Mutant
+from tests.mutants.tables import ROOT, Mutant, NoLongerAppliesError, apply
 from tests.mutants.verdicts import OPTION, Verdict, read_verdicts
 
 CAUGHT: Final = "caught"
 SURVIVED: Final = "SURVIVED"
 NO_LONGER_APPLIES: Final = "NO LONGER APPLIES"
 
-# A test that ends with one of these has met a broken patch, not the mistake.
+# A test that ends with one of these has met a broken mutant, not the mistake.
 _BROKEN: Final = {
     "AttributeError",
     "ImportError",
@@ -64,13 +64,7 @@ def git(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(["git", *arguments], cwd=cwd, env=environment, capture_output=True, text=True)
     except FileNotFoundError as error:
-        raise NoGitError("git is not installed; mutants are patches that it applies") from error
-
-
-def apply(patch: Path, tree: Path, *, check: bool = False) -> str:
-    """Apply a patch to a tree, or only look whether it applies. Returns why it does not, or nothing."""
-    done = git("apply", *(["--check"] if check else []), str(patch), cwd=tree)
-    return done.stderr.strip() if done.returncode else ""
+        raise NoGitError("git is not installed; it lists the files of the tree") from error
 
 
 def files_of_the_tree() -> list[Path]:
@@ -142,7 +136,7 @@ def judge(test: str, code: int, verdicts: Sequence[Verdict]) -> tuple[str, str]:
     if code == -1:
         return "HUNG", errors
     if any(verdict.when == "setup" or verdict.error in _BROKEN for verdict in failed):
-        return "BROKEN BY ITS PATCH", errors
+        return "BROKEN BY ITS EDIT", errors
     if failed and code == _TESTS_FAILED:  # in its own body, or by what it has left behind
         return CAUGHT, errors
     if any(verdict.outcome == "passed" and verdict.when == "call" for verdict in own):
@@ -151,11 +145,15 @@ def judge(test: str, code: int, verdicts: Sequence[Verdict]) -> tuple[str, str]:
 
 
 def try_mutant(mutant: Mutant, files: Sequence[Path], timeout_s: float) -> list[Outcome]:
-    """Each test that the mutant names, on a copy with its patch."""
+    """Each test that the mutant names, on a copy with its edits."""
     begun = time.monotonic()
     with copied_tree(files) as tree:
-        if reason := apply(mutant.patch, tree):
-            return [Outcome(test, NO_LONGER_APPLIES, time.monotonic() - begun, "", reason) for test in mutant.tests]
+        try:
+            apply(mutant, tree)
+        except NoLongerAppliesError as missing:
+            return [
+                Outcome(test, NO_LONGER_APPLIES, time.monotonic() - begun, "", str(missing)) for test in mutant.tests
+            ]
         outcomes = []
         for test in mutant.tests:
             begun = time.monotonic()
@@ -166,7 +164,7 @@ def try_mutant(mutant: Mutant, files: Sequence[Path], timeout_s: float) -> list[
 
 
 def fail_without(tests: Sequence[str], files: Sequence[Path], timeout_s: float) -> tuple[list[str], str]:
-    """The same tests on a copy without any patch: those that do not pass there, and the output's end."""
+    """The same tests on a copy without any mutant: those that do not pass there, and the output's end."""
     with copied_tree(files) as tree:
         code, verdicts, output = run_test(tree, tests, timeout_s)
     return [test for test in tests if judge(test, code, verdicts)[0] != SURVIVED], output

@@ -21,6 +21,15 @@ WORKLOAD_S = 240.0  # six services may run it side by side, beside other tests
 _STARTING = 2  # at once
 
 
+def depths_in(pool: str, *, large: bool) -> tuple[str, ...]:
+    """Depths of the services of a pool. The matrix of `test_parity.py` has every depth in every run, and so has `make
+    parity` (large) with drafters, experts and recurrent states. Else these have serial and the deepest chain, and in
+    the roomy pool the shallowest: most of the time of a cell is the start of its services."""
+    if large:
+        return DEPTHS
+    return ("serial", "1", "4") if pool == "roomy" else ("serial", "4")
+
+
 @contextlib.contextmanager
 def services_at_every_depth(
     more_flags: Callable[[int], Sequence[str]], depths: Sequence[str] = DEPTHS

@@ -13,7 +13,7 @@ import pytest
 from tests.parity.drafted_cells import Cell, Services, check_cell
 from tests.parity.drafters import OF_POOLS, UNDRAFTED, WITH_WEIGHTS, flags_of
 from tests.parity.matrix import EVENTS
-from tests.parity.services import services_at_every_depth
+from tests.parity.services import depths_in, services_at_every_depth
 from tests.parity.test_parity import POOLS
 
 pytestmark = pytest.mark.timeout(0)  # each workload has its own
@@ -44,14 +44,19 @@ PRODUCT = [Cell(kind, event) for kind in ("greedy", "seeded-sampling", "penaltie
 # Pools, who drafts, and how much. Cells with the same services stand together: these are started once.
 SERVICES = [
     ("roomy", "ngram", "7"),
-    ("roomy", "ngram", "auto"),
     ("tight", "ngram", "7"),
-    ("barrier", "ngram", "auto"),
     *((pool, kind, drafts) for (pool, drafts), kind in OF_POOLS.items()),
 ]
 # Of every drafter with weights all cells, where they are asked for.
 LARGE = [
-    (pool, kind, drafts) for kind in WITH_WEIGHTS for pool, drafts in OF_POOLS if (pool, kind, drafts) not in SERVICES
+    ("roomy", "ngram", "auto"),
+    ("barrier", "ngram", "auto"),
+    *(
+        (pool, kind, drafts)
+        for kind in WITH_WEIGHTS
+        for pool, drafts in OF_POOLS
+        if (pool, kind, drafts) not in SERVICES
+    ),
 ]
 # Of each kind of drafter one has every kind of requests with every event.
 WHOLE = ("ngram", "eagle-1", "mtp", "model")
@@ -84,7 +89,7 @@ def without() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def started(without: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+def started(without: str, large: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     """Services of a pool, with a drafter and so many drafts. Those of others end before."""
     folder = tmp_path_factory.mktemp("drafters")
     with contextlib.ExitStack() as stack:
@@ -95,7 +100,8 @@ def started(without: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
                 stack.close()
                 running.clear()
                 flags = ["--threads", "1", *POOLS[pool], *flags_of(drafter, folder), "--draft-tokens", drafts]
-                urls = services_at_every_depth(lambda i: [*flags, "--jitter-seed", str(27 + i)])
+                depths = depths_in(pool, large=large)
+                urls = services_at_every_depth(lambda i: [*flags, "--jitter-seed", str(27 + i)], depths)
                 running[pool, drafter, drafts] = Services(pool, drafter, drafts, stack.enter_context(urls), without)
             return running[pool, drafter, drafts]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.parity.matrix import EVENTS, saw_depth, saw_kind
-from tests.parity.services import services_at_every_depth
+from tests.parity.services import depths_in, services_at_every_depth
 from tests.parity.test_parity import ATTEMPTS, POOLS, compare_runs, run_cell, table
 from tests.parity.upcycled import upcycled
 
@@ -46,7 +46,7 @@ def serial(model: tuple[str, ...]) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def started(model: tuple[str, ...]) -> Iterator[Started]:
+def started(model: tuple[str, ...], large: bool) -> Iterator[Started]:
     """URLs by depth, of a pool. Services of another pool end before."""
     with contextlib.ExitStack() as stack:
         running: dict[str, dict[str, str]] = {}
@@ -56,7 +56,8 @@ def started(model: tuple[str, ...]) -> Iterator[Started]:
                 stack.close()
                 running.clear()
                 flags = ["--threads", "1", *model, *POOLS[pool]]
-                services = services_at_every_depth(lambda i: [*flags, "--jitter-seed", str(47 + i)])
+                depths = depths_in(pool, large=large)
+                services = services_at_every_depth(lambda i: [*flags, "--jitter-seed", str(47 + i)], depths)
                 running[pool] = stack.enter_context(services)
             return running[pool]
 
@@ -67,8 +68,15 @@ def test_every_event_of_the_matrix_is_there() -> None:
     assert {event for _, event in CELLS} == set(EVENTS)
 
 
-# Cells with the same services stand together: these are started once.
-@pytest.mark.parametrize(("pool", "kind", "event"), sorted((EVENTS[event].pool, kind, event) for kind, event in CELLS))
+# Cells with the same services stand together: these are started once. What a barrier does with experts it does with
+# `test_parity.py`'s model.
+CASES = [
+    pytest.param(pool, kind, event, marks=[pytest.mark.large] if pool == "barrier" else [])
+    for pool, kind, event in sorted((EVENTS[event].pool, kind, event) for kind, event in CELLS)
+]
+
+
+@pytest.mark.parametrize(("pool", "kind", "event"), CASES)
 def test_a_cell_of_the_matrix_has_the_answers_of_serial_with_experts(
     pool: str, kind: str, event: str, started: Started, serial: str
 ) -> None:

@@ -16,7 +16,7 @@ from tests.parity.client import Answer
 from tests.parity.comparing import compare
 from tests.parity.drafters import OF_HYBRID, OF_RANDOM_WORKLOADS, WITH_WEIGHTS, flags_of, flags_without
 from tests.parity.figures import check_at_rest, grown
-from tests.parity.services import figures_everywhere, run_everywhere, services_at_every_depth
+from tests.parity.services import depths_in, figures_everywhere, run_everywhere, services_at_every_depth
 from tests.parity.structures import fits, is_structured, mixed_workload, nothing_was_left
 from tests.parity.test_parity import POOLS, table
 from tests.parity.workload import Asked
@@ -57,14 +57,16 @@ def events(asked: list[Asked], answers: list[Answer]) -> Counter[str]:
     ],
 )
 def test_random_workloads_have_the_answers_of_serial_without_drafts(
-    drafter: str, drafts: str, seeds: range, tmp_path: Path
+    drafter: str, drafts: str, seeds: range, large: bool, tmp_path: Path
 ) -> None:
     flags = ["--threads", "1", *POOLS["tight"]]
     drafting = [*flags, *flags_of(drafter, tmp_path), "--draft-tokens", drafts]
     undrafted = [*flags, *flags_without(drafter, tmp_path)]
     with (
         services_at_every_depth(lambda i: undrafted, ("serial",)) as alone,
-        services_at_every_depth(lambda i: [*drafting, "--jitter-seed", str(61 + i)]) as urls,
+        services_at_every_depth(
+            lambda i: [*drafting, "--jitter-seed", str(61 + i)], depths_in("tight", large=large)
+        ) as urls,
     ):
         before = asyncio.run(figures_everywhere(urls))
         happened: dict[str, Counter[str]] = {depth: Counter() for depth in urls}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from tests.mutants.test_patches import functions_of
+from tests.mutants.test_tables import functions_of
 from tests.project.repository import ROOT
 from tests.service.hostile.attacks import ATTACKS
 

@@ -6,6 +6,8 @@ import os
 import select
 import signal
 import subprocess
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -129,3 +131,54 @@ def test_a_signal_ends_every_stage_and_all_that_it_has_started(
         assert ended and os.read(reading, 1) == b"", "something that a stage has started still runs"
     assert not (tmp_path / "never").exists()
     assert not list((tmp_path / "temporary").iterdir())
+
+
+# Targets of `.ci/run` that run tests, each of which is in one of them.
+TARGETS: Final = ("lint", "matrix", "rest", "models", "coverage", "computed", "manifests", "clients")
+
+
+def commands_of(target: str) -> str:
+    """What make would run."""
+    command = ["make", "--dry-run", target, "REPORTS=reports"]
+    variables = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
+    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout
+
+
+def files_of(target: str) -> set[Path]:
+    """The files that the target's pytest is given."""
+    found: set[Path] = set()
+    for line in commands_of(target).replace("\\\n", " ").splitlines():
+        words = line.split()
+        if "pytest" in words:
+            given = {ROOT / word for word in words if word.startswith("tests/")}
+            left_out = {ROOT / word.partition("=")[2] for word in words if word.startswith("--ignore=")}
+            files = {file for path in given for file in ([path] if path.is_file() else path.rglob("test_*.py"))}
+            found |= {file for file in files if not left_out & {file, *file.parents}}
+    return found
+
+
+def test_each_test_runs_in_one_stage() -> None:
+    stages = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert [target for target in TARGETS if target not in stages and target != "lint"] == []
+    times = Counter(file for target in TARGETS for file in files_of(target))
+    assert {file for file, count in times.items() if count > 1} == set()
+    assert set((ROOT / "tests").rglob("test_*.py")) - times.keys() == set()
+
+
+@pytest.mark.parametrize("target", [*TARGETS[1:], "test"])
+def test_a_run_of_tests_leaves_its_seconds_as_xml(target: str) -> None:
+    assert f"--junitxml=reports/{target}.xml" in commands_of(target)
+
+
+def test_the_seconds_of_all_stages_are_summed_by_file(tmp_path: Path) -> None:
+    for stage, tests in (("rest", [("a", 1.0), ("b", 2.5), ("a", 3.0)]), ("models", [("c", 9.0)])):
+        cases = "".join(f'<testcase classname="tests.test_{file}" name="t" time="{time}"/>' for file, time in tests)
+        (tmp_path / f"{stage}.xml").write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
+    command = [sys.executable, str(ROOT / ".ci" / "seconds.py"), str(tmp_path)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert [line.split() for line in printed.splitlines()] == [
+        ["9.0", "s", "1", "tests", "models:", "tests/test_c"],
+        ["4.0", "s", "2", "tests", "rest:", "tests/test_a"],
+        ["2.5", "s", "1", "tests", "rest:", "tests/test_b"],
+    ]

@@ -46,21 +46,39 @@ def columns() -> frozenset[str]:
 class Stores:
     """Which columns of `Rows` a function, or a whole file, writes to.
 
-    A column is an attribute of something called `rows`. What is given another name in the file is followed; a copy, as
-    an index by an array makes it, counts as the column too, so that nobody needs to know which index copies.
+    A column is an attribute of something that is called `rows`, is declared as `Rows`, or is another name of one of
+    these. Other names of columns in the file are followed too; a copy, as an index by an array makes it, counts as the
+    column, so that nobody needs to know which index copies.
     """
 
     def __init__(self, tree: ast.AST) -> None:
         self._aliases: dict[str, str] = {}
+        self._of_rows = {
+            node.arg if isinstance(node, ast.arg) else ast.unparse(node.target)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.arg | ast.AnnAssign) and node.annotation and ast.unparse(node.annotation) == "Rows"
+        }
         for _ in range(2):  # an alias of an alias
             for node in ast.walk(tree):
-                if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-                    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                    column = self._column(node.value)
-                    for target in targets if column else ():
-                        if isinstance(target, ast.Name | ast.Attribute) and self._column(target) is None:
-                            self._aliases[ast.unparse(target)] = column or ""
+                if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+                    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                        self._follow(target, node.value)
         self.found = {column for node in ast.walk(tree) for column in self._written(node)}
+
+    def _follow(self, target: ast.expr, value: ast.expr) -> None:
+        """One assignment: what the target is another name of."""
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            for one, its in zip(target.elts, value.elts, strict=False):
+                self._follow(one, its)
+        if isinstance(target, ast.Name | ast.Attribute) and self._column(target) is None:
+            if self._are_rows(value):
+                self._of_rows.add(ast.unparse(target))
+            elif column := self._column(value):
+                self._aliases[ast.unparse(target)] = column
+
+    def _are_rows(self, node: ast.expr) -> bool:
+        name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+        return name in ("rows", "_rows") or ast.unparse(node) in self._of_rows
 
     def _column(self, node: ast.expr) -> str | None:
         """The column that an expression is, or is a part or a view of."""
@@ -68,10 +86,8 @@ class Stores:
             return self._column(node.value)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in VIEWS:
             return self._column(node.func.value)
-        if isinstance(node, ast.Attribute) and node.attr in columns():
-            owner = node.value
-            if (owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")) in ("rows", "_rows"):
-                return node.attr
+        if isinstance(node, ast.Attribute) and node.attr in columns() and self._are_rows(node.value):
+            return node.attr
         if isinstance(node, ast.Attribute) and node.attr in ("T", "flat", "data"):
             return self._column(node.value)
         return self._aliases.get(ast.unparse(node)) if isinstance(node, ast.Name | ast.Attribute) else None
@@ -137,6 +153,12 @@ def test_every_other_column_is_written_by_methods_of_rows() -> None:
         "self._flat = rows.committed_len.reshape(-1)\nself._flat[0] = 1",
         "first = rows.committed_len\nsecond = first[1:]\nsecond += 1",
         "del rows.committed_len[0]",
+        "r = self.rows; r.committed_len[0] = 1",
+        "self.r = rows\nother = self.r\nother.committed_len += 1",
+        "r, n = self._rows, 1\nr.committed_len[0] = n",
+        "def f(r: Rows): r.committed_len[0] = 1",
+        "self.state: Rows = made()\nself.state.committed_len[0] = 1",
+        "(r := self.rows).handle\nr.committed_len[0] = 1",
     ],
 )
 def test_a_store_to_a_column_is_seen(line: str) -> None:

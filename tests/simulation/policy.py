@@ -7,6 +7,8 @@ from numpy.typing import NDArray
 
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.memory.prefix_cache import Hit
+from runahead.runtime.plan import LaunchPlan
+from runahead.runtime.scheduler.course import Course
 from runahead.runtime.scheduler.draft_choice import DraftChoice, FixedChoice
 from runahead.runtime.scheduler.ledger import Ledger
 from runahead.runtime.scheduler.outcomes import Deferred, Ending
@@ -15,6 +17,7 @@ from runahead.runtime.scheduler.planned import Planned
 from runahead.runtime.scheduler.request import MAX_EVICTIONS, Request
 from runahead.runtime.scheduler.rows import RowPhase, Rows
 from runahead.runtime.scheduler.scheduler import Scheduler
+from tests.runtime.scheduler.taken_over import continues
 
 
 def _rank(row: Request) -> tuple[int, bool, int]:
@@ -59,6 +62,14 @@ class HeldToItsWord(Scheduler):
         super().__init__(limits, rows, pool, ledger, choice)
         self.choice: DraftChoice = choice or FixedChoice(limits.drafts)
         self.may_decode = self.prompts = 0
+        self._newest_course: Course | None = None
+        course = self.drafts.course
+
+        def remembered_course(plan: LaunchPlan, block_size: int) -> Course | None:
+            self._newest_course = course(plan, block_size)
+            return self._newest_course
+
+        self.drafts.course = remembered_course  # type: ignore[method-assign]
         held, commits = self.holdings, self.commits
         allocate_row, ending = held.allocate_row, commits._ending
 
@@ -93,32 +104,39 @@ class HeldToItsWord(Scheduler):
     def plan(self) -> Planned | None:
         self.may_decode = self.rows.decoding().size
         self.prompts = int(np.count_nonzero(self.rows.phase == RowPhase.PREFILL))
+        decoding = self._decoding()
         planned = super().plan()
         if planned is not None:
+            if continues(planned.plan, self._newest_course):
+                self._check_continued(planned.plan, decoding)
             chunks = [chunk.tokens.size for chunk in planned.plan.chunks]
             decodes = planned.plan.rows.size > len(chunks)
             most = self.limits.mixed_prefill_tokens if decodes else self.limits.max_prefill_tokens
             assert len(chunks) < 2 or sum(chunks) <= most, "a launch carries more prompt tokens than it may"
         return planned
 
-    def _continued(self) -> Planned | None:
-        """A plan of a course is the plan that the columns ask for: it has every row, none of them beside a row that
-        pauses or prefills, and a block for each row whose tokens do not fit into those that it holds."""
+    def _decoding(self) -> dict[int, tuple[int, bool]]:
+        """Of each row that decodes: its length with the next token, and whether it needs a block for that."""
         rows, slots = self.rows, self.rows.decoding()
-        needs = rows.most_len[slots] + 1 > rows.num_blocks[slots] * self.pool.block_size
         lengths = rows.most_len[slots] + 1
-        planned = super()._continued()
-        if planned is not None:
-            plan = planned.plan
-            assert not self.holdings.paused and not np.count_nonzero(rows.phase == RowPhase.PREFILL)
-            assert plan.rows.tolist() == slots.tolist(), "a course goes on without a row, or with one that may not"
-            assert plan.samples.all() and not plan.drafts, "a row of a course has no token, or a draft"
-            given = {slot for slot, _, block in plan.appends.tolist() if block in self.holdings.request(slot).blocks}
-            assert given == set(slots[needs].tolist()), "a course gives a block to a row that has room, or forgets one"
-            assert rows.most_len[slots].tolist() == lengths.tolist(), "a course goes on with other lengths"
-            assert plan.needs_full == bool(rows.needs_full[slots].any()), "a course has another form than its rows need"
-            assert plan.masked == bool(rows.may_hold[slots].any()), "a course has no masks for its rows, or for nobody"
-        return planned
+        needs = lengths > rows.num_blocks[slots] * self.pool.block_size
+        return dict(zip(slots.tolist(), zip(lengths.tolist(), needs.tolist(), strict=True), strict=True))
+
+    def _check_continued(self, plan: LaunchPlan, decoding: dict[int, tuple[int, bool]]) -> None:
+        """A plan of a course is the plan that the columns ask for: it has every row, none of them beside a row that
+        pauses or prefills, and a block for each row whose tokens do not fit into those that it holds. decoding: as the
+        columns were before."""
+        rows, slots = self.rows, [*decoding]
+        assert not self.holdings.paused and not np.count_nonzero(rows.phase == RowPhase.PREFILL)
+        assert plan.rows.tolist() == slots, "a course goes on without a row, or with one that may not"
+        assert plan.samples.all() and not plan.drafts, "a row of a course has no token, or a draft"
+        given = {slot for slot, _, block in plan.appends.tolist() if block in self.holdings.request(slot).blocks}
+        needing = {slot for slot, (_, needs) in decoding.items() if needs}
+        assert given == needing, "a course gives a block to a row that has room, or forgets one"
+        lengths = [length for length, _ in decoding.values()]
+        assert rows.most_len[slots].tolist() == lengths, "a course goes on with other lengths"
+        assert plan.needs_full == bool(rows.needs_full[slots].any()), "a course has another form than its rows need"
+        assert plan.masked == bool(rows.may_hold[slots].any()), "a course has no masks for its rows, or for nobody"
 
     def _check_room(self, request: Request, hit: Hit) -> None:
         """A request gets a row when its blocks are there, and those that running rows need: what is known of each and a

@@ -10,7 +10,8 @@ import pytest
 
 from runahead.runtime.wire import messages as m
 from tests.runtime.chain import MemoryLinks
-from tests.runtime.scheduler.test_course import Continued, Recorder, check_same_truth, nothing_is_taken_over
+from tests.runtime.scheduler.taken_over import TakenOver, nothing_is_taken_over
+from tests.runtime.scheduler.test_course import Recorder, check_same_truth
 from tests.simulation.assembly import SimulatedChain
 from tests.simulation.generate import make_script, mode_of
 from tests.simulation.life import Life
@@ -20,7 +21,7 @@ SEEDS = [seed for seed in range(81) if mode_of(seed) in (Mode.PLAIN, Mode.STATE,
 
 
 class Lived(NamedTuple):
-    """A life that is over. sent: all that front ends were sent, and to whom. continued: see `Continued`."""
+    """A life that is over. sent: all that front ends were sent, and to whom. continued: see `TakenOver`."""
 
     life: Life
     chain: SimulatedChain
@@ -49,17 +50,18 @@ def lived(seed: int, anew: bool) -> Lived:
     script = make_script(seed)
     life = Life(script, script.world.depths[seed % len(script.world.depths)])
     chain = life.chain
-    recorder, sent, continued = Recorder(chain), keep_what_is_sent(chain.links), Continued(chain.engine.scheduler)
+    recorder, sent = Recorder(chain), keep_what_is_sent(chain.links)
+    taken_over = TakenOver(chain.engine.scheduler)
     if anew:
-        nothing_is_taken_over(chain)
+        nothing_is_taken_over(chain.engine.scheduler)
     told = life.live()
-    return Lived(life, chain, recorder, sent, continued.seen, told.has_failed)
+    return Lived(life, chain, recorder, sent, taken_over.seen, told.has_failed)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_script_with_every_plan_made_anew_comes_to_the_same(seed: int) -> None:
     quick, anew = lived(seed, anew=False), lived(seed, anew=True)
-    assert not anew.continued["plans"]
+    assert not anew.continued
     quick.recorder.check_same(anew.recorder)
     assert quick.sent == anew.sent
     assert quick.has_failed == anew.has_failed

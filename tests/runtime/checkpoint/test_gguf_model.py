@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,8 @@ from runahead.runtime.models.load import load_model
 from runahead.runtime.models.trial import Trial
 from tests.runtime.checkpoint.gguf_files import llama, write
 
+pytestmark = pytest.mark.usefixtures("without_gradients")
+
 CPU = torch.device("cpu")
 TOLERANCE = 2e-4
 MIXED = {
@@ -37,12 +38,6 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "each tensor its own kind": (MIXED, {"tie_word_embeddings": False}),
     "wide heads": (Kind.Q8_0, {"head_dim": 40}),
 }
-
-
-@pytest.fixture(autouse=True)
-def _without_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 def decoder(path: Path, dtype: torch.dtype | None = torch.float32) -> Decoder:

@@ -21,18 +21,15 @@ from runahead.runtime.kernels.triton.expert_layers import PackedExperts  # noqa:
 from runahead.runtime.kernels.triton.routing import Routing, route  # noqa: E402
 from tests.runtime.kernels.expert_cases import Case  # noqa: E402
 from tests.runtime.kernels.matrix_units import multiply_as_matrix_units  # noqa: E402
-from tests.runtime.kernels.poisoned_memory import poison_new_memory  # noqa: E402
 from tests.runtime.kernels.test_expert_shares import ranks  # noqa: E402
 from tests.runtime.kernels.test_triton_expert_layers import entries_by_expert  # noqa: E402
 
 # The interpreter's own way with a loop whose length is read on the device.
-pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
+    pytest.mark.usefixtures("poisoned_memory"),
+]
 GROUPED = Choice(3, True, "logistic", groups=4, chosen_groups=2, scale=2.5)
-
-
-@pytest.fixture(autouse=True)
-def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    poison_new_memory(monkeypatch)
 
 
 def part_of(case: Case, share: Share) -> Case:

@@ -21,7 +21,6 @@ from runahead.runtime.models.dense_decoder import DenseConfig  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
 from tests.runtime.kernels.expert_configs import GLM4_MOE  # noqa: E402
 from tests.runtime.kernels.matrix_units import multiply_as_matrix_units  # noqa: E402
-from tests.runtime.kernels.poisoned_memory import poison_new_memory  # noqa: E402
 from tests.runtime.kernels.test_triton_decode_streams import (  # noqa: E402
     BLOCK_SIZE,
     BLOCKS_A_ROW,
@@ -32,6 +31,8 @@ from tests.runtime.kernels.test_triton_decode_streams import (  # noqa: E402
     ragged_batch,
 )
 from tests.runtime.kernels.test_triton_exact_rows import Watched, crowds, differing  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 LENGTHS = (31, 0, 20, 25, 0, 39, 17, 18, 19)
 # A near tie of a router may send a token elsewhere; `test_triton_expert_layers.py` gives both the same scores.
@@ -59,11 +60,6 @@ def pair(architecture: str, dtype: torch.dtype, exact: bool = False) -> tuple[De
     """The same model by the Triton kernels and by the reference."""
     config = config_of(architecture)
     return decoder(config, TritonKernelSet(exact), dtype), decoder(config, ReferenceKernels(), torch.float32)
-
-
-@pytest.fixture(autouse=True)
-def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    poison_new_memory(monkeypatch)
 
 
 STREAMS = ((1, HALF, OneRow), (3, HALF, FusedRows), (3, torch.float32, VendorRows))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -57,16 +57,11 @@ OF_ALL: Final = "eagle-3 with norms"  # which has most that a head may have: wha
 ERROR: Final = 0.06  # of bfloat16, over the norm of what is expected; the interpreter cuts bits off instead of rounding
 
 pytestmark = [
+    pytest.mark.usefixtures("without_gradients"),
     pytest.mark.timeout(600),
     # Lines that no row needs hold whatever memory held: nobody reads what is computed of them.
     pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _without_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 def batch_of(lengths: np.ndarray[Any, np.dtype[np.int64]], tables: torch.Tensor, device: torch.device) -> ForwardBatch:

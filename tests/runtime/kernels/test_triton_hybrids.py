@@ -23,7 +23,6 @@ from runahead.runtime.kernels.triton.vendor_rows import VendorRows  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
 from tests.runtime.kernels.hybrid_configs import HALVED, HYBRIDS, hybrid  # noqa: E402
 from tests.runtime.kernels.matrix_units import multiply_as_matrix_units  # noqa: E402
-from tests.runtime.kernels.poisoned_memory import poison_new_memory  # noqa: E402
 from tests.runtime.kernels.test_triton_decode_streams import (  # noqa: E402
     BLOCK_SIZE,
     BLOCKS_A_ROW,
@@ -35,7 +34,10 @@ from tests.runtime.kernels.test_triton_decode_streams import (  # noqa: E402
 from tests.runtime.kernels.test_triton_exact_rows import Watched, crowds, differing  # noqa: E402
 
 # The interpreter's own way with a loop whose length is read on the device.
-pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
+    pytest.mark.usefixtures("poisoned_memory"),
+]
 LENGTHS = (31, 0, 20)
 NEAR = {**ERROR, HALF: 0.1}  # a near tie of a router may send a token elsewhere
 STATE_SLOTS = 5
@@ -50,11 +52,6 @@ OFTEN = (
     (VendorRows, "NemotronHForCausalLM"),
 )
 DRAFTED_OFTEN = "GraniteMoeHybridForCausalLM", HALF
-
-
-@pytest.fixture(autouse=True)
-def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    poison_new_memory(monkeypatch)
 
 
 def pair(architecture: str, dtype: torch.dtype, exact: bool = False) -> tuple[Decoder, Decoder]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -26,15 +25,10 @@ from tests.runtime.launches import as_captured, over_program  # noqa: E402
 
 # The interpreter's own way with a loop whose length is read on the device.
 pytestmark = [
+    pytest.mark.usefixtures("without_gradients"),
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
     pytest.mark.timeout(600),  # whole launches in Triton's interpreter take their time
 ]
-
-
-@pytest.fixture(autouse=True)
-def _without_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 TOKENS = (32, 64, launch_scenarios.MAX_TOKENS)

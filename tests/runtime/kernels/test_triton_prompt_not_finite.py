@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -28,19 +27,16 @@ from tests.gpu.overflowing_head import overflowing  # noqa: E402
 from tests.runtime.launches import Launches, Outcome, PromptEntry, over_program  # noqa: E402
 
 # The interpreter's own way with a loop whose length is read on the device.
-pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
+    pytest.mark.usefixtures("without_gradients"),
+]
 
 ROWS, EACH, LOUD = 3, 4, 150
 CONFIG = gpu_chain.small_config(max_position_embeddings=EACH * 16, num_layers=1, windows=(0,))
 LAYOUT = RingLayout(4, PLAN_WORDS, 4096, ROWS, 4, prompt_tokens=64)
 SIZES: dict[str, Any] = {"max_rows": ROWS, "num_blocks": ROWS * EACH + 1, "block_size": 16, "context_length": EACH * 16}
 ASKING = SamplingParams(temperature=0.0, prompt_logprobs=1)
-
-
-@pytest.fixture(autouse=True)
-def _without_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 def prompt_of(length: int, seed: int) -> list[int]:

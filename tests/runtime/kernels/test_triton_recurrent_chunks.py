@@ -18,7 +18,6 @@ from runahead.runtime.kernels.triton.mamba2_chunks import mamba2_of_chunks  # no
 from runahead.runtime.kernels.triton.recurrent_chunks import ChunkRows, length_of_sub_chunks  # noqa: E402
 from tests.gpu.gpu_chain import moved  # noqa: E402
 from tests.runtime.kernels.matrix_units import multiply_as_matrix_units  # noqa: E402
-from tests.runtime.kernels.poisoned_memory import poison_new_memory  # noqa: E402
 from tests.runtime.kernels.recurrent_batches import Row, batch_of  # noqa: E402
 from tests.runtime.kernels.recurrent_mixers import (  # noqa: E402
     DELTA,
@@ -32,17 +31,15 @@ from tests.runtime.kernels.recurrent_mixers import (  # noqa: E402
 )
 
 # The interpreter's own way with a loop whose length is read on the device.
-pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
+    pytest.mark.usefixtures("poisoned_memory"),
+]
 HALF = torch.bfloat16
 CLOSE = {torch.float32: 2e-5, HALF: 2e-2}
 LENGTH = length_of_sub_chunks(torch.float32)
 SHAPES = [*MAMBA2, *DELTA]
 OF_EACH = [MAMBA2[1], DELTA[1]]
-
-
-@pytest.fixture(autouse=True)
-def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    poison_new_memory(monkeypatch)
 
 
 def chunks(

@@ -16,7 +16,6 @@ from runahead.runtime.kernels.triton.delta_decode import delta_of_one_token  # n
 from runahead.runtime.kernels.triton.mamba2_decode import mamba2_of_one_token  # noqa: E402
 from runahead.runtime.kernels.triton.state_tiling import LONE_ROW, STATES, StateTiling  # noqa: E402
 from tests.gpu.gpu_chain import moved  # noqa: E402
-from tests.runtime.kernels.poisoned_memory import poison_new_memory  # noqa: E402
 from tests.runtime.kernels.recurrent_batches import Row, batch_of  # noqa: E402
 from tests.runtime.kernels.recurrent_mixers import (  # noqa: E402
     DELTA,
@@ -29,14 +28,11 @@ from tests.runtime.kernels.recurrent_mixers import (  # noqa: E402
     mixer_of,
 )
 
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
 HALF = torch.bfloat16
 CLOSE = {torch.float32: 1e-5, HALF: 1e-2}
 ROWS = (Row(2, 7, 1), Row(0, 0, 1), Row(4, 1, 1))  # the second begins here
-
-
-@pytest.fixture(autouse=True)
-def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    poison_new_memory(monkeypatch)
 
 
 def one_token(

@@ -19,7 +19,6 @@ from runahead.runtime.kernels.triton.delta_runs import delta_of_runs  # noqa: E4
 from runahead.runtime.kernels.triton.mamba2_runs import mamba2_of_runs  # noqa: E402
 from runahead.runtime.kernels.triton.state_tiling import LONE_RUN, STATES, StateTiling  # noqa: E402
 from tests.gpu.gpu_chain import moved  # noqa: E402
-from tests.runtime.kernels.poisoned_memory import poison_new_memory  # noqa: E402
 from tests.runtime.kernels.recurrent_batches import Row, batch_of  # noqa: E402
 from tests.runtime.kernels.recurrent_mixers import (  # noqa: E402
     DELTA,
@@ -35,7 +34,10 @@ from tests.runtime.kernels.recurrent_mixers import (  # noqa: E402
 from tests.runtime.kernels.test_triton_recurrent_rows import one_token  # noqa: E402
 
 # The interpreter's own way with a loop whose length is read on the device.
-pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
+    pytest.mark.usefixtures("poisoned_memory"),
+]
 HALF = torch.bfloat16
 CLOSE = {torch.float32: 1e-5, HALF: 1e-2}
 DRAFTS = 3
@@ -49,11 +51,6 @@ LIFE = (
     (Row(2, 11, 1), Row(4, 3, 3, drafts=2), Row(0, 5, 1, replayed=3)),
     (Row(4, 6, 1, replayed=2), Row(2, 12, 4, drafts=3), Row(0, 6, 1)),
 )
-
-
-@pytest.fixture(autouse=True)
-def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    poison_new_memory(monkeypatch)
 
 
 def runs(

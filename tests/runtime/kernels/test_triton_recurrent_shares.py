@@ -14,7 +14,6 @@ DEVICE = triton_device()
 from runahead.runtime.kernels.layers import GatedDelta, Mamba2  # noqa: E402
 from runahead.runtime.kernels.share import WHOLE  # noqa: E402
 from tests.gpu.gpu_chain import moved  # noqa: E402
-from tests.runtime.kernels.poisoned_memory import poison_new_memory  # noqa: E402
 from tests.runtime.kernels.recurrent_batches import Row  # noqa: E402
 from tests.runtime.kernels.recurrent_mixers import Mixer, held_states  # noqa: E402
 from tests.runtime.kernels.test_expert_shares import ranks  # noqa: E402
@@ -29,15 +28,13 @@ from tests.runtime.models.shared_models import (  # noqa: E402
 )
 
 # The interpreter's own way with a loop whose length is read on the device.
-pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
+    pytest.mark.usefixtures("poisoned_memory"),
+]
 Kernels = Callable[[Mixer, torch.Tensor, tuple[torch.Tensor, ...], Sequence[Row]], torch.Tensor]
 DECODING = (Row(2, 7, 1), Row(0, 0, 1), Row(1, 3, 1, alive=False), Row(4, 1, 1))
 PROMPTS = (Row(2, 0, 35), Row(0, 21, 2), Row(1, 3, 4, alive=False), Row(4, 9, 30))
-
-
-@pytest.fixture(autouse=True)
-def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    poison_new_memory(monkeypatch)
 
 
 @pytest.mark.parametrize(

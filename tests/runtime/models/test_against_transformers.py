@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,14 +15,10 @@ from runahead.runtime.models.load import load_model
 from runahead.runtime.models.trial import MASKED, Trial
 from tests.runtime.models.checkpoints import CASES, Case, save
 
+pytestmark = pytest.mark.usefixtures("without_gradients")
+
 TOLERANCE = 2e-4
 CHUNKS = (13, 1, 32, 5)
-
-
-@pytest.fixture(autouse=True)
-def _without_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 @pytest.fixture(params=CASES, ids=lambda case: case.name)

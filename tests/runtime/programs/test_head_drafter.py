@@ -3,7 +3,7 @@ came."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ from tests.runtime.programs.head_worlds import (
 )
 from tests.runtime.programs.late_blocks import Foreseen, completed, live_over_borders
 
+pytestmark = pytest.mark.usefixtures("without_gradients")
+
 Make = Callable[..., World]
 KINDS: dict[str, tuple[Make, Callable[[Path, Path], object]]] = {
     "eagle-1": (eagle_world, save_foreseen),
@@ -51,12 +53,6 @@ KINDS: dict[str, tuple[Make, Callable[[Path, Path], object]]] = {
 
 
 ALL_NORMS = ("norm_before_residual", "norm_before_fc", "norm_output")  # of EAGLE-3, that can be together
-
-
-@pytest.fixture(autouse=True)
-def _without_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 @pytest.fixture(scope="module", params=[*KINDS, "eagle-3 with norms"])

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason, SamplingParams, StoppingParams
 from tests.gpu import gpu_chain
 from tests.gpu.overflowing_head import large
 from tests.runtime.programs.test_prompt_logits_not_finite import prompt_of
+
+pytestmark = pytest.mark.usefixtures("without_gradients")
 
 CONFIG = gpu_chain.small_config()
 LOUD = 150
@@ -21,12 +20,6 @@ NEIGHBOURS = {
     3: (prompt_of(9, seed=6), SamplingParams(temperature=0.0, repetition_penalty=1.3, presence_penalty=1.0)),
 }
 EIGHT = StoppingParams(max_tokens=8, ignore_eos=True)
-
-
-@pytest.fixture(autouse=True)
-def _without_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 def serve(depth: int, penalised: SamplingParams | None) -> tuple[dict[int, list[int]], dict[int, int], list[int]]:

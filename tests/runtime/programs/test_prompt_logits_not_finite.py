@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +18,8 @@ from tests.gpu import gpu_chain, launch_scenarios
 from tests.gpu.overflowing_head import hidden_states, overflowing
 from tests.runtime.launches import Launches, over_program
 
+pytestmark = pytest.mark.usefixtures("without_gradients")
+
 CONFIG = gpu_chain.small_config()
 LOUD = 150  # the token whose logit overflows
 BAD, ASKING, DECODING, AGAIN = 1, 2, 3, 4
@@ -33,12 +34,6 @@ def prompt_of(length: int, seed: int) -> list[int]:
 
 PROMPT = prompt_of(80, seed=1)  # three chunks, the last of 16 tokens
 OTHERS = {ASKING: prompt_of(70, seed=2), DECODING: prompt_of(5, seed=3)}
-
-
-@pytest.fixture(autouse=True)
-def _without_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 @dataclass(frozen=True, slots=True)

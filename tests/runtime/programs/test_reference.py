@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,15 +21,11 @@ from runahead.runtime.wire.parameters import SamplingParams
 from tests.runtime.launches import Launches, PromptEntry, over_program
 from tests.runtime.models.checkpoints import CASES, save
 
+pytestmark = pytest.mark.usefixtures("without_gradients")
+
 VOCAB, ROWS, BLOCK, EACH = 160, 6, 16, 8
 GREEDY = SamplingParams(temperature=0.0)
 PENALISED = SamplingParams(temperature=0.0, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.25)
-
-
-@pytest.fixture(autouse=True)
-def _without_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +27,8 @@ from runahead.runtime.token_mask import token_mask
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from tests.runtime.launches import ENDLESS, Cell, Launches, over_program
 from tests.runtime.models.checkpoints import CASES, save
+
+pytestmark = pytest.mark.usefixtures("without_gradients")
 
 VOCAB, ROWS, BLOCK, EACH, MOST = 160, 4, 16, 8, 7
 GREEDY = SamplingParams(temperature=0.0)
@@ -86,12 +88,6 @@ class KnowingDrafter:
 
     def poison(self, slot: int) -> None:
         self.told.pop(slot, None)
-
-
-@pytest.fixture(autouse=True)
-def _without_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -13,15 +13,14 @@ from runahead.cuda_graphs.shape import LaunchShape
 from runahead.runtime.plan import HEADER, HEADER_WORDS, LaunchPlan, read_plan
 from runahead.runtime.scheduler.course import Course
 from runahead.runtime.scheduler.ledger import Launch
-from runahead.runtime.scheduler.outcomes import Commit
 from runahead.runtime.scheduler.plan_builder import NO_APPENDS
-from runahead.runtime.scheduler.planned import Planned
 from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.scheduler.scheduler import Scheduler
 from runahead.runtime.wire import messages as m
 from tests.runtime.chain import Chain, make_chain
 from tests.runtime.lifecycles import OWNERS, Lifecycle
 from tests.runtime.programs.hash_model import completion
+from tests.runtime.scheduler.taken_over import TakenOver, nothing_is_taken_over
 
 SEEDS = range(40)
 
@@ -64,35 +63,6 @@ class Recorder:
         assert self.records == other.records
 
 
-class Continued:
-    """How often the scheduler made a plan that continues the one before, and how many borders those crossed."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self.seen: Counter[str] = Counter()
-        continued = scheduler._continued
-
-        def counted() -> Planned | None:
-            planned = continued()
-            if planned is not None:
-                self.seen["plans"] += 1
-                self.seen["borders"] += len(planned.plan.appends)
-            return planned
-
-        scheduler._continued = counted  # type: ignore[method-assign]
-
-
-def nothing_is_taken_over(chain: Chain) -> None:
-    """Every plan is made anew, and every row of every commit looked at."""
-    chain.engine.scheduler._continued = lambda: None  # type: ignore[method-assign]
-    take = chain.engine.scheduler.commits.commit
-
-    def looked_at(launch: Launch, cells: np.ndarray[Any, np.dtype[np.int64]], drafted: Any = None) -> Commit:
-        chain.engine.scheduler.commits._kept = None
-        return take(launch, cells, drafted)
-
-    chain.engine.scheduler.commits.commit = looked_at  # type: ignore[method-assign]
-
-
 def check_same_truth(mine: Scheduler, other: Scheduler) -> None:
     """The host's columns, counters and prefix cache."""
     for column in ("history", "committed_len", "planned", "epoch", "phase", "num_blocks"):
@@ -104,19 +74,19 @@ def check_same_truth(mine: Scheduler, other: Scheduler) -> None:
 @cache
 def life_of(seed: int, anew: bool) -> tuple[Lifecycle, Recorder, Counter[str]]:
     life = Lifecycle(seed)
-    recorder, continued = Recorder(life.chain), Continued(life.chain.engine.scheduler)
+    recorder, taken_over = Recorder(life.chain), TakenOver(life.chain.engine.scheduler)
     if anew:
-        nothing_is_taken_over(life.chain)
+        nothing_is_taken_over(life.chain.engine.scheduler)
     life.live()
     life.check_answers()
-    return life, recorder, continued.seen
+    return life, recorder, taken_over.seen
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_plan_that_continues_the_one_before_is_the_plan_that_would_be_made_anew(seed: int) -> None:
     (_, quick, _), (_, anew, never) = life_of(seed, anew=False), life_of(seed, anew=True)
     quick.check_same(anew)
-    assert not never["plans"]
+    assert not never
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -142,11 +112,11 @@ def test_these_lives_had_plans_that_continue_and_cross_borders() -> None:
 def decoding(rows: int = 3, **options: Any) -> tuple[Chain, Counter[str]]:
     """Rows that have decoded for a while."""
     chain = make_chain(**options)
-    continued = Continued(chain.engine.scheduler)
+    taken_over = TakenOver(chain.engine.scheduler)
     for handle in range(1, rows + 1):
         chain.submit(handle, [handle, 2, 3], max_tokens=60, ignore_eos=True)
-    chain.turn_until(lambda: continued.seen["plans"] > 4)
-    return chain, continued.seen
+    chain.turn_until(lambda: taken_over.seen["plans"] > 4)
+    return chain, taken_over.seen
 
 
 def test_a_steady_decode_makes_no_plan_anew_borders_included() -> None:

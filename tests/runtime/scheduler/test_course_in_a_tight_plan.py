@@ -8,7 +8,8 @@ from runahead.runtime.plan import APPEND_WORDS, CHUNK_WORDS
 from runahead.runtime.scheduler.ledger import Launch
 from tests.runtime.chain import Chain, make_chain, tightest_plan
 from tests.runtime.pressure import whole
-from tests.runtime.scheduler.test_course import Continued, Recorder, nothing_is_taken_over
+from tests.runtime.scheduler.taken_over import TakenOver, nothing_is_taken_over
+from tests.runtime.scheduler.test_course import Recorder
 
 ROWS, BLOCK = 8, 16
 PLAN_WORDS = tightest_plan(ROWS, BLOCK, BLOCK)
@@ -41,7 +42,8 @@ def test_rows_that_cross_a_border_in_a_course_wait_for_a_plan_with_room_and_go_o
 ) -> None:
     assert ROOM == 3, "as many as the lists of rows above say"
     chain = rows_at_a_border(late)
-    continued, recorder, crossed = Continued(chain.engine.scheduler), Recorder(chain), list[list[int]]()
+    taken_over = TakenOver(chain.engine.scheduler)
+    recorder, crossed = Recorder(chain), list[list[int]]()
     enqueue = chain.ledger.enqueue
 
     def watched(launch: Launch) -> None:
@@ -51,13 +53,13 @@ def test_rows_that_cross_a_border_in_a_course_wait_for_a_plan_with_room_and_go_o
 
     chain.ledger.enqueue = watched  # type: ignore[method-assign]
     chain.turn_until(lambda: crossed)
-    assert continued.seen["plans"], "they had come to the border in a course"
+    assert taken_over.seen["plans"], "they had come to the border in a course"
     chain.run()
     everybody = list(range(ROWS))
     assert crossed[:3] == [*rows, everybody], "those that were left out go on with the first plan that has room"
     assert chain.tokens() == {slot + 1: whole([slot + 2] * (slot + 2 - (slot in late)), 60) for slot in range(ROWS)}
     anew = rows_at_a_border(late)
-    nothing_is_taken_over(anew)
+    nothing_is_taken_over(anew.engine.scheduler)
     again = Recorder(anew)
     anew.run()
     recorder.check_same(again)

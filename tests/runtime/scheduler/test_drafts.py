@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import ast
+from collections import Counter
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,9 +18,10 @@ from runahead.runtime.scheduler.drafts import draft_policy
 from runahead.runtime.scheduler.kept_rows import KeptRows
 from runahead.runtime.scheduler.ledger import Launch, Ledger
 from runahead.runtime.scheduler.outcomes import Commit, Deferred
+from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.scheduler.result_cells import SampledTokens
 from runahead.runtime.scheduler.rows import Rows
-from tests.project.repository import ROOT, parsed, sources
+from tests.runtime.scheduler import played
 
 KNOWN, DECODED, LONGEST = 5, 7, 20
 
@@ -227,12 +229,27 @@ def test_launches_have_something_in_common_only_where_nothing_is_drafted() -> No
     assert isinstance(forced.course(beside_a_chunk, 8), Course), "nothing is forced of a row without a grammar"
 
 
-def test_no_other_part_of_the_scheduler_asks_how_many_drafts_there_are() -> None:
-    """`limits.drafts` is read once, where the policy is chosen."""
-    asking = [
-        f"{path.relative_to(ROOT)}:{node.lineno}"
-        for path in sources("runtime/scheduler", "runtime/memory")
-        for node in ast.walk(parsed(path))
-        if isinstance(node, ast.Attribute) and node.attr == "drafts" and "limits" in ast.unparse(node.value)
-    ]
-    assert len(asking) == 1 and asking[0].startswith("runtime/scheduler/scheduler.py"), asking
+class Asked:
+    """The limits of a scheduler, and how often each of them is asked for."""
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self._limits = limits
+        self.counts: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        self.counts[name] += 1
+        return getattr(self._limits, name)
+
+
+def test_no_other_part_of_the_scheduler_asks_how_many_drafts_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`limits.drafts` is asked for once, where the policy is chosen, however requests begin, grow and are evicted."""
+    monkeypatch.setattr(played, "SchedulerLimits", lambda *limits, **more: Asked(SchedulerLimits(*limits, **more)))
+    game = played.Played(drafts=3, blocks=18, holds=0.2, has_state=True)
+    for handle in range(1, 9):
+        game.submit(handle, 5 * handle, 40, may_hold=handle % 2 == 0)
+        game.turn()
+    game.run()
+    asked = cast(Asked, game.scheduler.limits).counts
+    assert asked["max_prefill_tokens"] > 1, "limits are asked for in every launch"
+    assert game.events["evicted"] > 0
+    assert asked["drafts"] == 1

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from runahead.cuda_graphs.rings import HELD
 from runahead.runtime.plan import stage
 from runahead.runtime.scheduler.ledger import LedgerError
-from runahead.runtime.scheduler.planned import Planned
 from tests.runtime.scheduler.played import Played, token
+from tests.runtime.scheduler.taken_over import TakenOver, nothing_is_taken_over
 
 DEPTHS = [0, 1, 2, 4]
 STRETCH = 5  # launches with the same number of drafts
@@ -62,7 +62,7 @@ def played(depth: int, counts: Sequence[int], seed: int, holds: float, *, some_m
 @pytest.mark.parametrize("holds", [0.0, 0.3, 0.9])
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_rows_that_are_held_go_on_where_they_were(depth: int, holds: float, counts: Sequence[int]) -> None:
-    for seed in range(4):
+    for seed in range(2):
         game = played(depth, counts, seed, holds, some_may_hold=True)
         assert (game.events["held"] > 0) == (holds > 0)
 
@@ -87,16 +87,8 @@ class Written(Played):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.written: list[list[int]] = []
-        self.counts: Counter[str] = Counter()
-        continued = self.scheduler._continued
-
-        def counted() -> Planned | None:
-            planned = continued()
-            self.counts["plans"] += planned is not None
-            self.counts["borders"] += planned is not None and len(planned.plan.appends) > 0
-            return planned
-
-        self.scheduler._continued = counted  # type: ignore[method-assign]
+        self.taken_over = TakenOver(self.scheduler)
+        self.counts = self.taken_over.seen
 
     def launch(self) -> bool:
         if not super().launch():
@@ -105,11 +97,6 @@ class Written(Played):
         stage(self.plans[-1], body, bulk)
         self.written += [body.tolist(), bulk.tolist()]
         return True
-
-    def commit(self) -> None:
-        kept = self.scheduler.commits._kept
-        super().commit()
-        self.counts["commits"] += kept is not None and kept is self.scheduler.commits._kept
 
     def check(self) -> None:
         super().check()
@@ -122,11 +109,7 @@ class Anew(Written):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.scheduler._continued = lambda: None  # type: ignore[method-assign]
-
-    def commit(self) -> None:
-        self.scheduler.commits._kept = None
-        super().commit()
+        nothing_is_taken_over(self.scheduler)
 
 
 @pytest.mark.parametrize("holds", [0.0, 0.05, 0.5])
@@ -157,8 +140,8 @@ class Together(Written):
     between two plans, and then be at a border with room for a whole block."""
 
     def launch(self) -> bool:
-        course, is_launched = self.scheduler._course, super().launch()
-        if is_launched and self.scheduler._course not in (None, course):
+        course, is_launched = self.taken_over.course, super().launch()
+        if is_launched and self.taken_over.course not in (None, course):
             rows, size = self.scheduler.rows, self.scheduler.pool.block_size
             held = self.plans[-1].rows
             room = rows.num_blocks[held] * size - rows.most_len[held]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runahead.service.commands.client_channel import add_connection_flags, check_url
-from runahead.service.commands.request_flags import UsageError, add_flags, build_request, seconds_of
+from runahead.service.commands.request_flags import UsageError, add_flags, build_request, seconds_of, system_of
 from runahead.service.settings.cli_parser import Parser
 from runahead.v1 import GenerateRequest
 
@@ -21,32 +21,49 @@ def flags_with_a_value() -> list[str]:
     return ["--url", *own]
 
 
-@pytest.mark.parametrize("text", NO_VALUE, ids=lambda text: ascii(text[:6]))
-@pytest.mark.parametrize("flag", flags_with_a_value())
-def test_a_value_is_taken_or_refused_with_a_sentence_that_names_it(flag: str, text: str) -> None:
+TEXT = {"--url", "--request-id", "--cache-salt", "--stop", "--system", "--regex", "--choice"}
+NUMBERS = {
+    *("--temperature", "--top-p", "--min-p"),
+    *("--repetition-penalty", "--presence-penalty", "--frequency-penalty"),
+}
+
+
+def takes(flag: str, text: str) -> bool:
+    """Text may be any but what is no UTF-8, a number of any size: the server judges both."""
+    return text != "\udcff" and (flag in TEXT or (flag in NUMBERS and text[0] == "9"))
+
+
+def parsed_request(flag: str, text: str) -> tuple[GenerateRequest, str]:
+    """The request of a command with this flag, and the text that is kept beside it. Raises UsageError."""
     parser = Parser()
     add_flags(parser)
     add_connection_flags(parser)
     prompt = [] if flag == "--token-ids" else ["prompt", *(["--chat"] if flag == "--system" else [])]
     parsed = parser.parse_args([*prompt, f"{flag}={text}"])
-    try:
-        check_url(parsed.url)
-        if parsed.timeout is not None:
-            seconds_of(parsed.timeout)
-        build_request(parsed)
-    except UsageError as refusal:
-        sentence = str(refusal)
+    check_url(parsed.url)
+    if parsed.timeout is not None:
+        seconds_of(parsed.timeout)
+    return build_request(parsed), f"{parsed.url} {system_of(parsed)}"
+
+
+@pytest.mark.parametrize("flag", flags_with_a_value())
+def test_a_value_is_taken_or_refused_with_a_sentence_that_names_it(flag: str) -> None:
+    for text in NO_VALUE:
+        if takes(flag, text):
+            request, beside = parsed_request(flag, text)
+            if flag in NUMBERS:
+                field = getattr(request.sampling, flag[2:].replace("-", "_"))
+                assert field == pytest.approx(float(text))
+            else:
+                assert text.encode() in request.SerializeToString() + beside.encode()
+            continue
+        with pytest.raises(UsageError) as refusal:
+            parsed_request(flag, text)
+        sentence = str(refusal.value)
         assert sentence.startswith(f"{flag} must be ")
-        assert text[:70] in sentence or ascii(text).strip("'") in sentence
+        assert ascii(text[:70]).strip("'") in sentence
         assert "invalid" not in sentence and "codec" not in sentence and "literal" not in sentence
         assert len(sentence) < 300
-    else:
-        takes_text = {"--url", "--request-id", "--cache-salt", "--stop", "--system", "--regex", "--choice"}
-        number = text[:1] == "9" and flag in {
-            *("--temperature", "--top-p", "--min-p"),
-            *("--repetition-penalty", "--presence-penalty", "--frequency-penalty"),
-        }  # whatever its size, a number for the server to judge
-        assert number or (flag in takes_text and text != "\udcff")
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "1e300", "soon"])

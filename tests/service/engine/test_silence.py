@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import selectors
+import threading
 from collections.abc import Coroutine
 from dataclasses import replace
+from itertools import chain, repeat
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, TypeVar
 from unittest.mock import Mock
 
 import grpc
@@ -17,6 +20,9 @@ from google.rpc import error_details_pb2
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
+from runahead.runtime.engine import loop as engine_loop
+from runahead.runtime.engine import loop_guard
+from runahead.runtime.process import main
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason
 from runahead.service.contract.limits import LIMITS
@@ -32,6 +38,7 @@ from tests.service.rpc_errors import code, detail, failure
 from tests.service.running_service import Service
 
 GENERATION = "runahead.v1.GenerationService"
+Result = TypeVar("Result")
 IMPATIENT_S = 0.3
 UNSENT_BYTES = 1 << 20
 CHECKED, PROMPT = check_request(GenerateRequest(text="x"), INFO), np.array([1, 2], np.int32)
@@ -266,15 +273,90 @@ def test_a_supervisor_that_was_stopped_does_not_take_the_engine_for_stuck(tmp_pa
     engine.close()
 
 
-def test_two_heartbeats_may_be_missing_and_the_service_is_not_ready_within_two_seconds() -> None:
-    longest_s = m.HEARTBEAT_S + 0.25  # the loop waits so long at most
-    assert 2 * longest_s <= SILENT_S < SILENT_S * (LOOKS + 1) / LOOKS < 2.0
+@pytest.mark.parametrize("phase", [0.01, 0.5, 0.99])
+def test_a_heartbeat_may_be_missing_and_the_service_is_not_ready_within_two_seconds(phase: float) -> None:
+    """phase: of the heartbeats, between two looks."""
+    longest_s = m.HEARTBEAT_S + engine_loop._WAIT_S
+
+    async def watched() -> tuple[float, list[tuple[bool, float]]]:
+        time, told = asyncio.get_running_loop().time, list[tuple[bool, float]]()
+        watching = pulse.Pulse(SILENT_S, lambda is_silent: told.append((is_silent, time())))
+        await asyncio.sleep(phase * SILENT_S / LOOKS)
+        for _ in range(20):
+            watching.heard()
+            heard_s = time()
+            await asyncio.sleep(2 * longest_s)
+        assert told == []
+        await asyncio.sleep(2.0)
+        return heard_s, told
+
+    heard_s, told = VirtualTime().run(watched())
+    ((is_silent, told_s),) = told
+    assert is_silent
+    assert told_s - heard_s < 2.0
 
 
 @pytest.mark.parametrize("launch_timeout_s", [0.3, 120.0, 604_800.0])
-def test_an_engine_that_can_end_itself_does_so_before_it_is_killed(launch_timeout_s: float) -> None:
-    looks, turn_s = 8, 1.0  # of the guard inside the engine
-    assert (launch_timeout_s + turn_s) * (looks + 1) / looks < stuck_after_s(launch_timeout_s)
+def test_an_engine_that_can_end_itself_does_so_before_it_is_killed(
+    launch_timeout_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_guard, "threading", SimpleNamespace(Event=VirtualEvent, Thread=threading.Thread))
+    turns = chain([0], repeat(1))  # the last turn ends as soon as the guard has looked
+    stopped = threading.Event()
+    guard = loop_guard.LoopGuard(lambda: next(turns), launch_timeout_s + main._TURN_S, stopped.set)
+    guard.start()
+    assert stopped.wait(TIMEOUT_S)
+    guard.end()
+    limit_s = stuck_after_s(launch_timeout_s)
+
+    async def watched() -> float:
+        """Seconds from the last sign of life, which comes shortly before a look, until the engine counts as stuck."""
+        time, told = asyncio.get_running_loop().time, asyncio.Event()
+        watching = pulse.Pulse(limit_s, lambda is_silent: told.set())
+        await asyncio.sleep(0.999 * limit_s / LOOKS)
+        watching.heard()
+        heard_s = time()
+        await told.wait()
+        return time() - heard_s
+
+    ended: VirtualEvent = guard._ended  # type: ignore[assignment]
+    assert ended.waited_s < VirtualTime().run(watched())
+
+
+class VirtualEvent(threading.Event):
+    """Waits in no time, and adds up how long it would have waited."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waited_s = 0.0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waited_s += timeout or 0.0
+        return super().wait(0)
+
+
+class VirtualTime(selectors.DefaultSelector):
+    """What an event loop waits with whose time passes at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now_s = 0.0
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        with asyncio.Runner(loop_factory=self._loop) as runner:
+            return runner.run(work)
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        found = super().select(0)
+        if not found:
+            assert timeout is not None, "nothing would ever end this wait"
+            self._now_s += timeout
+        return found
+
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        event_loop = asyncio.SelectorEventLoop(self)
+        event_loop.time = lambda: self._now_s  # type: ignore[method-assign]
+        return event_loop
 
 
 class Stoppable(selectors.DefaultSelector):

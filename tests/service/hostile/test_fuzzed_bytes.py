@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
+import grpc
 import pytest
 
 from runahead.service.processes.front_end_process import FRONT_END_MODULE
@@ -22,6 +23,7 @@ from runahead.v1 import (
     DetokenizeRequest,
     GenerateOnceRequest,
     GenerateRequest,
+    GenerationServiceStub,
     OutputOptions,
     RenderChatRequest,
     SamplingOptions,
@@ -29,6 +31,7 @@ from runahead.v1 import (
     StoppingOptions,
     TokenizeRequest,
 )
+from tests.service.fake_engine import TIMEOUT_S
 from tests.service.hostile.attacked import Attacked
 from tests.service.hostile.test_attacks import GROWTH_MIB
 from tests.service.raw_http2 import ACK, PING, RST_STREAM, SETTINGS, RawClient
@@ -145,16 +148,21 @@ def speak(port: int, data: bytes, random_: random.Random) -> int:
 
 
 def test_a_conversation_that_is_not_changed_is_answered(attacked: Attacked) -> None:
-    """What is changed is a conversation, and not noise."""
+    """What is changed is a conversation, and not noise: the recorded bytes get the response that a gRPC client gets."""
+    request = TokenizeRequest(text="abc def")
+    with grpc.insecure_channel(f"127.0.0.1:{attacked.port}") as channel:
+        expected = GenerationServiceStub(channel).Tokenize(request, timeout=TIMEOUT_S)
     said = bytearray()
     client = RawClient.recorded(said)
-    client.message(client.begin("Tokenize"), TokenizeRequest(text="abc").SerializeToString(), ends=True)
-    with socket.create_connection(("127.0.0.1", attacked.port), timeout=10) as connection:
+    client.message(client.begin("Tokenize"), request.SerializeToString(), ends=True)
+    with socket.create_connection(("127.0.0.1", attacked.port), timeout=TIMEOUT_S) as connection:
         connection.sendall(said)
         heard = b""
         while b"grpc-status" not in heard:
             heard += connection.recv(1 << 16)
-    assert b"\x03abc" not in heard, "ids, and not an echo"
+    message = expected.SerializeToString()
+    assert len(expected.token_ids) > 1
+    assert b"\0" + struct.pack(">I", len(message)) + message in heard
 
 
 @pytest.mark.parametrize("seed", range(4))
