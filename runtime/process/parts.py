@@ -164,7 +164,7 @@ def bytes_to_load(config: EngineConfig, checkpoint: Checkpoint, model: ModelConf
     dtype, how = dtype_of(config, model), config.quantize
     if how != "none" and held_bytes(None, model, dtype, device, how) == held_bytes(None, model, dtype, device):
         raise ConfigError(
-            f"{config.spelling('quantize')} {how} has no effect: none of {model.architecture}'s matrices can be held so "
+            f"{config.spelling('quantize')} {how} has no effect: no matrix of {model.architecture} can be held so "
             f"on {device} in {str(dtype).removeprefix('torch.')}"
         )
     of_files = None if config.load_format == "dummy" else checkpoint

@@ -95,7 +95,8 @@ class KvPublisher:
         self._replaying: asyncio.Task[None] | None = None
         try:
             # It never waits: what a subscriber leaves unread is dropped, which it sees by the numbers.
-            self._publish: Any = self._context.socket(zmq.PUB, socket_class=zmq.Socket)
+            plain: Any = zmq.Socket  # which waits for nobody, other than the context's own
+            self._publish: Any = self._context.socket(zmq.PUB, socket_class=plain)
             self.port = self._bind(self._publish, host, port)
             self.replay_port = NO_PORT
             if replay_port != NO_PORT:

@@ -128,21 +128,13 @@ class RowStream(ABC):
         """Embed the query tokens, unless a head joins them with something else, and cut attention's work. sums: what
         the product that follows reads of the residual is made there too, for `norm`."""
         batch = self._batch
+        made = (None, None) if sums is None else (sums.scaled, sums.squares)
         return begin_decode(
-            batch.token_ids if embeds else batch.token_ids[:0],
-            self._ends.embedding,
-            self._residual,
-            batch.seq_lens,
-            self._windows,
-            self._plan,
-            scaled=None if sums is None else sums.scaled,
-            squares=None if sums is None else sums.squares,
-            gamma=None if norm is None else norm.weight,
-            scale=self._ends.embedding_scale,
-            queries=batch.decode_queries,
-            query_start_loc=batch.query_start_loc,
+            batch.token_ids if embeds else batch.token_ids[:0], self._ends.embedding, self._residual, batch.seq_lens,
+            self._windows, self._plan, scaled=made[0], squares=made[1], gamma=None if norm is None else norm.weight,
+            scale=self._ends.embedding_scale, queries=batch.decode_queries, query_start_loc=batch.query_start_loc,
             chunk_lens=self._chunk_lens,
-        )
+        )  # fmt: skip
 
     def fuse(self, join: Join, product: Linear | None) -> None:
         """A draft head's beginning, in the place of the embedding. join: given the residual, leaves what a head without
@@ -232,14 +224,9 @@ class OneRow(RowStream):
         experts.add_of_one_row(self._residual, scores, self._live, dependent=self._depends(True))
 
     def _product(
-        self,
-        x: torch.Tensor,
-        linear: Linear,
-        norm: Norm | None,
-        out: torch.Tensor,
-        epilogue: int,
+        self, x: torch.Tensor, linear: Linear, norm: Norm | None, out: torch.Tensor, epilogue: int,
         activation: Activation = "silu",
-    ) -> None:
+    ) -> None:  # fmt: skip
         tiling = row_tiling(*sizes_of(linear.weight), EPILOGUES[epilogue])
         tiling = replace(tiling, dependent=self._depends(tiling.dependent))
         row_product(x, linear, norm, out, epilogue, tiling, activation=activation)
