@@ -96,7 +96,8 @@ setup(
     package_data={
         "runahead": ["py.typed"],
         "runahead.v1": ["*.proto", "*.pyi"],
-        "runahead.runtime.kernels.triton": ["measured_*.json"],
+        "runahead.runtime.kernels.triton.attention": ["measured_*.json"],
+        "runahead.runtime.kernels.triton.gemm": ["measured_*.json"],
         "runahead.runtime.process": ["measured_*.json"],
         "runahead.runtime.models": ["bundled/*", "bundled/draft_head/*", "bundled/hybrid/*"],
     },

@@ -16,8 +16,8 @@ from tokenizers import Tokenizer
 
 from runahead.runtime.checkpoint import open_checkpoint
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
+from runahead.runtime.models.cpu_check.trial import Trial
 from runahead.runtime.models.load import load_model
-from runahead.runtime.models.trial import Trial
 
 CONTEXT = 2048
 STRIDE = CONTEXT // 2  # every token but a file's first 1,024 is predicted from at least this many before it

@@ -3,7 +3,7 @@
 Such a file is a zip archive: a program in Python's pickle format, which says of which parts the objects are made, and
 the bytes of each tensor. Here the program is looked at and never run: what it would call stands in it by name. The
 parts of a dictionary of ordinary tensors are let through, and nothing else. Who reads it
-(`runahead.runtime.models.torch_file`) leaves it to torch's restricted reader, which knows few functions more.
+(`runahead.runtime.models.drafters.torch_file`) leaves it to torch's restricted reader, which knows few functions more.
 
 Source of the layout: torch/serialization.py and torch/_weights_only_unpickler.py of PyTorch.
 """

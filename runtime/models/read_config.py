@@ -11,9 +11,9 @@ from runahead.runtime.checkpoint import Checkpoint, CheckpointError
 from runahead.runtime.checkpoint.folder import TEXT_CONFIG
 from runahead.runtime.checkpoint.quantized.read_config import read_quantization
 from runahead.runtime.models.architecture import Architecture, Whole
-from runahead.runtime.models.config import ModelConfig
-from runahead.runtime.models.config_keys import NEUTRAL, UNREAD
-from runahead.runtime.models.config_values import token_ids
+from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.config.config_keys import NEUTRAL, UNREAD
+from runahead.runtime.models.config.config_values import token_ids
 from runahead.runtime.models.registry import ARCHITECTURES, NOT_SERVED
 from runahead.runtime.models.token_texts import end_of_tokenizer
 

@@ -17,11 +17,11 @@ from runahead.cuda_graphs.rings import RingMemory
 from runahead.runtime.checkpoint import Checkpoint
 from runahead.runtime.drafters.ngram import NgramDrafter
 from runahead.runtime.masks.mask_worker import MaskWorker
-from runahead.runtime.models.config import ModelConfig
-from runahead.runtime.models.cpu_kernels import products_of_a_rank, tried_kernels
+from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.cpu_check.cpu_kernels import products_of_a_rank, tried_kernels
 from runahead.runtime.models.decoder import Decoder
-from runahead.runtime.models.draft_network import DraftNetwork
-from runahead.runtime.models.head_files import HeadFiles
+from runahead.runtime.models.drafters.draft_network import DraftNetwork
+from runahead.runtime.models.drafters.head_files import HeadFiles
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import weight_bytes
 from runahead.runtime.process.cpu_ranks import start_ranks
@@ -46,8 +46,8 @@ from runahead.runtime.process.pool_fit import PoolFit, room_for_weights
 from runahead.runtime.process.progress import Progress
 from runahead.runtime.process.sizes import Cpu
 from runahead.runtime.process.snapshot_borders import device_border_tokens
-from runahead.runtime.programs.poison import RingPoison
-from runahead.runtime.programs.reference import HostProgram
+from runahead.runtime.programs.cpu.poison import RingPoison
+from runahead.runtime.programs.cpu.reference import HostProgram
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
 from runahead.runtime.wire.messages import Exactness
 

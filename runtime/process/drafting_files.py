@@ -9,12 +9,12 @@ from typing import TypeAlias
 import torch
 
 from runahead.runtime.checkpoint import Checkpoint, open_checkpoint, open_head
-from runahead.runtime.models.config import ModelConfig
-from runahead.runtime.models.draft_model import DraftModelFiles, open_draft_model
-from runahead.runtime.models.eagle import open_eagle
-from runahead.runtime.models.head_files import HeadFiles
+from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.drafters.draft_model import DraftModelFiles, open_draft_model
+from runahead.runtime.models.drafters.eagle import open_eagle
+from runahead.runtime.models.drafters.head_files import HeadFiles
+from runahead.runtime.models.drafters.mtp import open_mtp
 from runahead.runtime.models.memory import KeptBytes
-from runahead.runtime.models.mtp import open_mtp
 from runahead.runtime.process.parts import bytes_kept
 from runahead.runtime.wire.engine_config import EngineConfig
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from runahead.runtime.checkpoint import Checkpoint, model_name
-from runahead.runtime.models.config import ModelConfig
-from runahead.runtime.models.head_files import may_have_head
+from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.drafters.head_files import may_have_head
+from runahead.runtime.models.drafters.mtp import comes_with_head
 from runahead.runtime.models.layer_kinds import layer_kinds
-from runahead.runtime.models.mtp import comes_with_head
 from runahead.runtime.models.weight_formats import weight_formats
 from runahead.runtime.process.parts import (
     MadeOnDevice,

@@ -37,7 +37,7 @@ from runahead.runtime.engine.ranges import name_stages
 from runahead.runtime.engine.watchdog import LaunchHungError, NoProgressError
 from runahead.runtime.log_output import LogOutput, log_to_stderr
 from runahead.runtime.log_stream import count_dropped_lines_in, end_log
-from runahead.runtime.models.cpu_kernels import NoKernelsError
+from runahead.runtime.models.cpu_check.cpu_kernels import NoKernelsError
 from runahead.runtime.parent_death import signal_at_parents_death
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.process.parts import Assembled

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from runahead.runtime.kernels.share import Share
-from runahead.runtime.kernels.triton import push_exchange
-from runahead.runtime.kernels.triton.push_exchange import (
+from runahead.runtime.kernels.triton.ranks import push_exchange
+from runahead.runtime.kernels.triton.ranks.push_exchange import (
     CAPACITY,
     CHANNELS,
     CONTROL_WORDS,

@@ -18,8 +18,9 @@ import triton.language as tl
 
 from benchmarks.gpu_table.shapes import SHAPES
 from runahead.runtime.kernels.forward_batch import ForwardBatch
-from runahead.runtime.kernels.triton import decode_streams, dependent_launch, loose_products
-from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
+from runahead.runtime.kernels.triton.forward import decode_streams, loose_products
+from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
+from runahead.runtime.kernels.triton.gpu import dependent_launch
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.weights import dummy_weights
 

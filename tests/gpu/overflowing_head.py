@@ -9,9 +9,9 @@ import torch
 
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.models.architecture import ModelWeights
-from runahead.runtime.models.config import ModelConfig
+from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.cpu_check.trial import Trial
 from runahead.runtime.models.decoder import Decoder
-from runahead.runtime.models.trial import Trial
 
 _LARGE = 3.0e38
 _BEYOND_FLOAT32 = 4.0e38

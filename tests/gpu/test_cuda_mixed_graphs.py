@@ -60,9 +60,9 @@ class Stage:
 
     def __init__(self, *, exact: bool, eagerly: bool, forward_tokens: int = 576) -> None:
         from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
-        from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
+        from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
         from runahead.runtime.models.decoder import Decoder
-        from runahead.runtime.programs.triton import TritonProgram
+        from runahead.runtime.programs.cuda.triton import TritonProgram
 
         self.tokens: list[int] = []  # query tokens of each launch
         layout = RingLayout(4, PLAN_WORDS, 1 << 14, ROWS, 4, prompt_tokens=ROWS + MOST_TOKENS)

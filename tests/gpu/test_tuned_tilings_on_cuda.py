@@ -21,7 +21,7 @@ BUNDLED = Path(models.__path__[0]) / "bundled"
 
 @pytest.fixture
 def nothing_tuned() -> Iterator[None]:
-    from runahead.runtime.kernels.triton import tilings
+    from runahead.runtime.kernels.triton.gemm import tilings
 
     yield
     tilings.tuned().clear()
@@ -33,7 +33,7 @@ def test_the_command_leaves_a_file_that_a_start_can_read(tmp_path: Path) -> None
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert "2 rows: " in done.stdout and "8 rows: " in done.stdout
-    from runahead.runtime.kernels.triton.tuned_tilings import FILE, checked
+    from runahead.runtime.kernels.triton.forward.tuned_tilings import FILE, checked
 
     (entries,) = json.loads((tmp_path / FILE).read_text()).values()
     checked(entries, "the file")
@@ -43,13 +43,13 @@ def test_the_command_leaves_a_file_that_a_start_can_read(tmp_path: Path) -> None
 @pytest.mark.parametrize("rows", [2, 8])
 def test_no_tiling_that_is_tried_changes_a_bit(rows: int) -> None:
     from runahead.runtime.checkpoint import open_checkpoint
-    from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
-    from runahead.runtime.kernels.triton.tilings import tuned
-    from runahead.runtime.kernels.triton.tuned_tilings import neighbors
+    from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
+    from runahead.runtime.kernels.triton.forward.tuned_tilings import neighbors
+    from runahead.runtime.kernels.triton.gemm.tilings import tuned
     from runahead.runtime.models.decoder import Decoder
     from runahead.runtime.models.read_config import load_config
     from runahead.runtime.models.weights import dummy_weights
-    from runahead.runtime.programs.tuner import DecodeStep, few_layers, tilings_in_use
+    from runahead.runtime.programs.cuda.tuner import DecodeStep, few_layers, tilings_in_use
 
     config, kernels = few_layers(load_config(open_checkpoint(BUNDLED))), TritonKernelSet(exact=True)
     with torch.inference_mode():

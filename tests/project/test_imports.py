@@ -10,7 +10,7 @@ import pytest
 
 from tests.project.repository import PACKAGES, ROOT, TOOLS, name_of, names_used, parsed, sources
 
-ONE_READER = "runtime/models/torch_file.py"  # of what torch.save wrote: draft heads that are published in no other form
+ONE_READER = "runtime/models/drafters/torch_file.py"  # of what torch.save wrote: draft heads published so
 
 
 def modules_after(statement: str) -> set[str]:

@@ -18,7 +18,7 @@ from runahead.runtime.engine.turns import Turns
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.plan import APPEND_WORDS, CHUNK_WORDS, HEADER_WORDS, PLAN_WORDS
-from runahead.runtime.programs.poison import GivenBack, RingPoison
+from runahead.runtime.programs.cpu.poison import GivenBack, RingPoison
 from runahead.runtime.scheduler.ledger import Launch, Ledger
 from runahead.runtime.scheduler.outcomes import Deferred
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits

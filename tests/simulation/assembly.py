@@ -15,7 +15,7 @@ from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.memory.snapshot_pool import NO_SNAPSHOT
 from runahead.runtime.plan import CHUNK_ROW, read_plan
-from runahead.runtime.programs.poison import GivenBack
+from runahead.runtime.programs.cpu.poison import GivenBack
 from runahead.runtime.scheduler.ledger import Launch
 from runahead.runtime.scheduler.outcomes import Release
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits

@@ -2,8 +2,8 @@
 
 A library's product picks its kernel, and with it the order of its sums, from the number of rows, the depth of the sum
 and the number of threads. Two ways were found to hold it to one order. No library promises either of them. So a process
-tries them at its start (`runahead.runtime.models.cpu_kernels`), uses one that holds, and does not start where neither
-does.
+tries them at its start (`runahead.runtime.models.cpu_check.cpu_kernels`), uses one that holds, and does not start where
+neither does.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 import triton
 
-from runahead.runtime.kernels.triton.activation import _silu_mul_kernel as silu_mul
-from runahead.runtime.kernels.triton.kernel_cache import KernelCacheError, use_kernel_cache
+from runahead.runtime.kernels.triton.gpu.kernel_cache import KernelCacheError, use_kernel_cache
+from runahead.runtime.kernels.triton.ops.activation import _silu_mul_kernel as silu_mul
 from tests.runtime.kernels.compiled_launches import Address, NoGpu
 
 

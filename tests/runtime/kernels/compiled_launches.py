@@ -42,8 +42,7 @@ _PARTS: Final = (
     "FORCES", "DRAFTS", "REPLAYS", "LOGISTIC", "CORRECTED", "GROUPS", "CAP", "FIRST", "BEGIN", "OWN",
     "SHARED", "SHARED_BIAS", "SHARE", "NORM", "NORMED", "RAGGED",
 )  # fmt: skip
-# Models with recurrent states, which no other has, in small sizes that take less long: those of real sizes are among
-# the shapes of `make kernels`.
+# Small models with recurrent states. `make kernels` has real sizes among its shapes.
 _MAMBA2: Final = {
     "architectures": ["GraniteMoeHybridForCausalLM"],
     "model_type": "granitemoehybrid",
@@ -171,13 +170,13 @@ def _pretend(orders: Orders, found: dict[str, Compiled]) -> None:
     import triton
     from triton.runtime.jit import JITFunction
 
-    from runahead.runtime.kernels.triton import gpu
+    from runahead.runtime.kernels.triton.gpu import gpu
 
     capability = orders.capability
     known = gpu.Gpu("a GPU", capability if orders.dependent else _OLDEST, SHARED_MEMORY[capability])
     vars(gpu)["current_gpu"] = cache(lambda: known)
     vars(torch.cuda)["get_device_properties"] = lambda device: SimpleNamespace(multi_processor_count=_PROCESSORS)
-    from runahead.runtime.kernels.triton import tilings, vendor_product
+    from runahead.runtime.kernels.triton.gemm import tilings, vendor_product
 
     device = torch.device("cuda")
     for name in ("attention_plan", "mixed_plan"):
@@ -224,8 +223,8 @@ def _launch_everything(orders: Orders) -> None:
     launch with a prompt by such a plan of attention; and launches whose S looks for masks, behind drafts too, with a
     drafter and without."""
     from runahead.cuda_graphs import marks
-    from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
-    from runahead.runtime.programs.triton import TritonProgram
+    from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
+    from runahead.runtime.programs.cuda.triton import TritonProgram
     from tests.runtime.kernels.older_gpu import use_as
 
     if orders.used_as != "auto":
@@ -331,7 +330,7 @@ def _launch_heads(
 ) -> None:
     """Launches with a draft head of each kind, of one row and of as many as have drafts, with a prompt too, and of rows
     that may be held. drafted: the largest. mixed: one with a prompt."""
-    from runahead.runtime.programs.triton_head import TritonHead
+    from runahead.runtime.programs.cuda.triton_head import TritonHead
 
     few, rows = drafted.rows, max(orders.rows)
     for weights in heads_like(model, lambda *shape: torch.empty(shape, dtype=model.dtype, device="meta")).values():
@@ -354,8 +353,8 @@ def _nothing_sampled(lines: int) -> Sampled:
 
 def _give_chunks_a_plan(capability: tuple[int, int], copiers: int = 0) -> None:
     """To attention of prompt chunks, as a table of measured plans may have it: the largest that fits."""
-    from runahead.runtime.kernels.triton import chunk_attention, warp_attention
-    from runahead.runtime.kernels.triton.chunk_plans import ChunkPlan
+    from runahead.runtime.kernels.triton.attention import chunk_attention, warp_attention
+    from runahead.runtime.kernels.triton.attention.chunk_plans import ChunkPlan
 
     def planned(shape: Any, dtype: torch.dtype) -> ChunkPlan:
         few = shape.head_dim > 128
@@ -370,7 +369,8 @@ def _give_chunks_a_plan(capability: tuple[int, int], copiers: int = 0) -> None:
 
 def _give_small_products_lanes() -> None:
     """To products of up to 16 rows, as a table of measured tilings may have it and no default does."""
-    from runahead.runtime.kernels.triton import decode_streams, loose_products, tilings
+    from runahead.runtime.kernels.triton.forward import decode_streams, loose_products
+    from runahead.runtime.kernels.triton.gemm import tilings
 
     default = tilings.rows_tiling
 

@@ -11,20 +11,20 @@ import torch
 
 from runahead.cuda_graphs.rings import RingLayout, RingMemory, allocate_rings
 from runahead.runtime.checkpoint import Checkpoint, open_checkpoint, open_head
-from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
+from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
 from runahead.runtime.memory.slot_pool import NO_SLOT
-from runahead.runtime.models.config import ModelConfig
+from runahead.runtime.models.config.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
-from runahead.runtime.models.draft_model import DraftModelFiles, open_draft_model
-from runahead.runtime.models.eagle import open_eagle
-from runahead.runtime.models.head_files import HeadFiles
+from runahead.runtime.models.drafters.draft_model import DraftModelFiles, open_draft_model
+from runahead.runtime.models.drafters.eagle import open_eagle
+from runahead.runtime.models.drafters.head_files import HeadFiles
+from runahead.runtime.models.drafters.mtp import open_mtp
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import memory_of
-from runahead.runtime.models.mtp import open_mtp
 from runahead.runtime.plan import PLAN_WORDS
-from runahead.runtime.programs.triton import TritonProgram
-from runahead.runtime.programs.triton_draft_model import load_drafter
-from runahead.runtime.programs.triton_head import GpuDraftNetwork
+from runahead.runtime.programs.cuda.triton import TritonProgram
+from runahead.runtime.programs.cuda.triton_draft_model import load_drafter
+from runahead.runtime.programs.cuda.triton_head import GpuDraftNetwork
 from runahead.runtime.wire.parameters import SamplingParams
 from tests.runtime.kernels.drafted_engine import SynchronousProgram
 from tests.runtime.launches import ENDLESS, Launches, _Row, over_program

@@ -16,12 +16,12 @@ from runahead.cuda_graphs.rings import allocate_rings
 from runahead.runtime.drafters.drafter import Drafter
 from runahead.runtime.drafters.ngram import NgramDrafter
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
-from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
+from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
 from runahead.runtime.masks.masks import GivenUp
+from runahead.runtime.models.blocks.dense_decoder import DenseConfig
 from runahead.runtime.models.decoder import Decoder
-from runahead.runtime.models.dense_decoder import DenseConfig
-from runahead.runtime.programs.reference import HostProgram
-from runahead.runtime.programs.triton_head import TritonHead
+from runahead.runtime.programs.cpu.reference import HostProgram
+from runahead.runtime.programs.cuda.triton_head import TritonHead
 from runahead.runtime.scheduler.draft_choice import DraftChoice
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams

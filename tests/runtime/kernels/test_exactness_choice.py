@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from runahead.runtime.kernels.triton.exactness import choose_exactness, why_impossible
+from runahead.runtime.kernels.triton.forward.exactness import choose_exactness, why_impossible
 from runahead.runtime.models.weights import described
 from tests.gpu.gpu_chain import small_config
 

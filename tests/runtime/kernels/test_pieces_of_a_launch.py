@@ -21,7 +21,7 @@ from runahead.cuda_graphs.shape import Form, LaunchShape  # noqa: E402
 from runahead.runtime.kernels.forward_batch import ForwardBatch  # noqa: E402
 from runahead.runtime.kernels.kernel_set import KernelSet  # noqa: E402
 from runahead.runtime.kernels.reference.forward import ReferenceKernels  # noqa: E402
-from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
+from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
 

@@ -23,9 +23,9 @@ from runahead.runtime.kernels.reference.linear import (
 )
 from runahead.runtime.kernels.reference.norm import NormWeight, RmsNorm, gelu_mul, silu_mul
 from runahead.runtime.kernels.reference.rope import Rotation, rope_factors
+from runahead.runtime.models.cpu_check.self_test import self_test
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.rope import RopeScaling
-from runahead.runtime.models.self_test import self_test
 from runahead.runtime.models.weights import dummy_weights
 from tests.runtime.kernels.broken_products import RowsTogether
 from tests.runtime.models.dense_configs import dense_config

@@ -20,10 +20,10 @@ from runahead.cuda_graphs.shape import Form  # noqa: E402
 from runahead.runtime.kernels.reference.philox import exp32  # noqa: E402
 from runahead.runtime.kernels.reference.sampling import sample_rows  # noqa: E402
 from runahead.runtime.kernels.reference.sampling_filters import masses  # noqa: E402
-from runahead.runtime.kernels.triton import sampling_rows  # noqa: E402
-from runahead.runtime.kernels.triton.sampling import make_sampler_buffers, sample_rows_cuda  # noqa: E402
-from runahead.runtime.kernels.triton.sampling_rows import TILE  # noqa: E402
-from runahead.runtime.kernels.triton.sampling_scores import (  # noqa: E402
+from runahead.runtime.kernels.triton.sampling import sampling_rows  # noqa: E402
+from runahead.runtime.kernels.triton.sampling.sampling import make_sampler_buffers, sample_rows_cuda  # noqa: E402
+from runahead.runtime.kernels.triton.sampling.sampling_rows import TILE  # noqa: E402
+from runahead.runtime.kernels.triton.sampling.sampling_scores import (  # noqa: E402
     inverse_of,
     limbs_of,
     mass_of_limbs,

@@ -19,29 +19,18 @@ DEVICE = triton_device()
 
 from runahead.runtime.kernels.choice import Choice  # noqa: E402
 from runahead.runtime.kernels.layers import Linear, Norm, SharedExpert  # noqa: E402
-from runahead.runtime.kernels.triton import (  # noqa: E402
-    decode_attention,
-    decode_streams,
-    delta_decode,
-    delta_runs,
-    expert_products,
-    expert_row,
-    expert_tilings,
-    lanes_product,
-    loose_products,
-    mamba2_decode,
-    mamba2_runs,
-    norms,
-    routing,
-    row_product,
-    rows_product,
-)
-from runahead.runtime.kernels.triton.decode_parts import make_part_buffers  # noqa: E402
-from runahead.runtime.kernels.triton.decode_work import AttentionPlan, begin_decode  # noqa: E402
-from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
-from runahead.runtime.kernels.triton.row_product import ADD, GATED, STORE  # noqa: E402
-from runahead.runtime.kernels.triton.rows_product import Residual, SplitScratch  # noqa: E402
-from runahead.runtime.kernels.triton.tilings import RowTiling, Tiling  # noqa: E402
+from runahead.runtime.kernels.triton.attention import decode_attention  # noqa: E402
+from runahead.runtime.kernels.triton.attention.decode_parts import make_part_buffers  # noqa: E402
+from runahead.runtime.kernels.triton.attention.decode_work import AttentionPlan, begin_decode  # noqa: E402
+from runahead.runtime.kernels.triton.forward import decode_streams, loose_products  # noqa: E402
+from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
+from runahead.runtime.kernels.triton.gemm import lanes_product, row_product, rows_product  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.row_product import ADD, GATED, STORE  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.rows_product import Residual, SplitScratch  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.tilings import RowTiling, Tiling  # noqa: E402
+from runahead.runtime.kernels.triton.moe import expert_products, expert_row, expert_tilings, routing  # noqa: E402
+from runahead.runtime.kernels.triton.ops import norms  # noqa: E402
+from runahead.runtime.kernels.triton.recurrent import delta_decode, delta_runs, mamba2_decode, mamba2_runs  # noqa: E402
 from runahead.runtime.rounding import ceil_div  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
 from tests.runtime.kernels import recurrent_mixers  # noqa: E402

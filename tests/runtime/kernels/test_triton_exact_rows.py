@@ -20,10 +20,10 @@ DEVICE = triton_device()
 pytestmark = pytest.mark.timeout(900)  # kernels for every bucket are compiled first
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache  # noqa: E402
-from runahead.runtime.kernels.triton import vendor_product as vendor  # noqa: E402
-from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
-from runahead.runtime.kernels.triton.vendor_product import choosing_products  # noqa: E402
-from runahead.runtime.models.config import ModelConfig  # noqa: E402
+from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
+from runahead.runtime.kernels.triton.gemm import vendor_product as vendor  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.vendor_product import choosing_products  # noqa: E402
+from runahead.runtime.models.config.config import ModelConfig  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
 from runahead.runtime.models.weights import dummy_weights  # noqa: E402
 from runahead.runtime.rounding import ceil_div  # noqa: E402

@@ -16,9 +16,9 @@ DEVICE = triton_device()
 from runahead.runtime.kernels.choice import Choice  # noqa: E402
 from runahead.runtime.kernels.layers import ExpertActivation, Linear  # noqa: E402
 from runahead.runtime.kernels.share import Share, ShareError  # noqa: E402
-from runahead.runtime.kernels.triton import expert_row, routing  # noqa: E402
-from runahead.runtime.kernels.triton.expert_layers import PackedExperts  # noqa: E402
-from runahead.runtime.kernels.triton.routing import Routing, route  # noqa: E402
+from runahead.runtime.kernels.triton.moe import expert_row, routing  # noqa: E402
+from runahead.runtime.kernels.triton.moe.expert_layers import PackedExperts  # noqa: E402
+from runahead.runtime.kernels.triton.moe.routing import Routing, route  # noqa: E402
 from tests.runtime.kernels.expert_cases import Case  # noqa: E402
 from tests.runtime.kernels.matrix_units import multiply_as_matrix_units  # noqa: E402
 from tests.runtime.kernels.test_expert_shares import ranks  # noqa: E402

@@ -14,9 +14,9 @@ from tests.runtime.kernels.triton_device import triton_device
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.choice import Choice  # noqa: E402
-from runahead.runtime.kernels.triton import tilings  # noqa: E402
-from runahead.runtime.kernels.triton.expert_products import expert_product  # noqa: E402
-from runahead.runtime.kernels.triton.expert_tilings import (  # noqa: E402
+from runahead.runtime.kernels.triton.gemm import tilings  # noqa: E402
+from runahead.runtime.kernels.triton.moe.expert_products import expert_product  # noqa: E402
+from runahead.runtime.kernels.triton.moe.expert_tilings import (  # noqa: E402
     DOWNS,
     FIRST_GATED,
     FIRST_SQUARED,
@@ -28,7 +28,7 @@ from runahead.runtime.kernels.triton.expert_tilings import (  # noqa: E402
     expert_row_tiling,
     expert_tiling,
 )
-from runahead.runtime.kernels.triton.routing import route  # noqa: E402
+from runahead.runtime.kernels.triton.moe.routing import route  # noqa: E402
 from tests.runtime.kernels.matrix_units import multiply_as_matrix_units  # noqa: E402
 
 ENTRIES = [

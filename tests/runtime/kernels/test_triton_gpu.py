@@ -18,12 +18,13 @@ import triton  # noqa: E402
 
 from runahead.cuda_graphs.buckets import buckets_for  # noqa: E402
 from runahead.runtime.kernels.layers import Attention, AttentionShape, Dense, Layer, Linear  # noqa: E402
-from runahead.runtime.kernels.triton import decode_streams, loose_products, tilings  # noqa: E402
-from runahead.runtime.kernels.triton.chunk_plans import chunk_plan  # noqa: E402
-from runahead.runtime.kernels.triton.dependent_launch import dependent_launch_works  # noqa: E402
-from runahead.runtime.kernels.triton.gpu import LEAST_SHARED_MEMORY, Gpu, capability_of, current_gpu  # noqa: E402
-from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
-from runahead.runtime.kernels.triton.tiling_counts import tiling_counts, tilings_asked_for  # noqa: E402
+from runahead.runtime.kernels.triton.attention.chunk_plans import chunk_plan  # noqa: E402
+from runahead.runtime.kernels.triton.forward import decode_streams, loose_products  # noqa: E402
+from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
+from runahead.runtime.kernels.triton.forward.tiling_counts import tiling_counts, tilings_asked_for  # noqa: E402
+from runahead.runtime.kernels.triton.gemm import tilings  # noqa: E402
+from runahead.runtime.kernels.triton.gpu.dependent_launch import dependent_launch_works  # noqa: E402
+from runahead.runtime.kernels.triton.gpu.gpu import LEAST_SHARED_MEMORY, Gpu, capability_of, current_gpu  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
 from tests.runtime.kernels.expert_configs import GLM4_MOE  # noqa: E402

@@ -17,9 +17,10 @@ from tests.runtime.kernels.triton_device import relative_error, triton_device
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch  # noqa: E402
-from runahead.runtime.kernels.triton import decode_streams, decode_work  # noqa: E402
-from runahead.runtime.programs.triton_draft_model import TritonDraftModel  # noqa: E402
-from runahead.runtime.programs.triton_head import TritonHead  # noqa: E402
+from runahead.runtime.kernels.triton.attention import decode_work  # noqa: E402
+from runahead.runtime.kernels.triton.forward import decode_streams  # noqa: E402
+from runahead.runtime.programs.cuda.triton_draft_model import TritonDraftModel  # noqa: E402
+from runahead.runtime.programs.cuda.triton_head import TritonHead  # noqa: E402
 from tests.runtime.kernels.head_on_triton import lived_on_triton, triton_world  # noqa: E402
 from tests.runtime.models import mimo_heads  # noqa: E402
 from tests.runtime.models.checkpoints import BASE  # noqa: E402

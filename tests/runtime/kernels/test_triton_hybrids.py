@@ -15,11 +15,11 @@ DEVICE = triton_device()
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache  # noqa: E402
 from runahead.runtime.kernels.reference.forward import ReferenceKernels  # noqa: E402
-from runahead.runtime.kernels.triton import recurrent_layers  # noqa: E402
-from runahead.runtime.kernels.triton.decode_streams import FusedRows, OneRow  # noqa: E402
-from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
-from runahead.runtime.kernels.triton.state_tiling import LONE_RUN, STATES, StateTiling  # noqa: E402
-from runahead.runtime.kernels.triton.vendor_rows import VendorRows  # noqa: E402
+from runahead.runtime.kernels.triton.forward import recurrent_layers  # noqa: E402
+from runahead.runtime.kernels.triton.forward.decode_streams import FusedRows, OneRow  # noqa: E402
+from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
+from runahead.runtime.kernels.triton.forward.vendor_rows import VendorRows  # noqa: E402
+from runahead.runtime.kernels.triton.recurrent.state_tiling import LONE_RUN, STATES, StateTiling  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
 from tests.runtime.kernels.hybrid_configs import HALVED, HYBRIDS, hybrid  # noqa: E402
 from tests.runtime.kernels.matrix_units import multiply_as_matrix_units  # noqa: E402

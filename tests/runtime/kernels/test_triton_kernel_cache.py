@@ -21,7 +21,7 @@ DEVICE = triton_device()
 import triton  # noqa: E402
 from triton.runtime.build import compile_module_from_src  # noqa: E402
 
-from runahead.runtime.kernels.triton.kernel_cache import KernelCacheError, SealedCache, use_kernel_cache  # noqa: E402
+from runahead.runtime.kernels.triton.gpu.kernel_cache import KernelCacheError, SealedCache, use_kernel_cache  # noqa: E402
 
 SOURCE = """
 #include <Python.h>

@@ -17,12 +17,12 @@ DEVICE = triton_device()
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache  # noqa: E402
 from runahead.runtime.kernels.layers import Attention, AttentionShape, RopeTable  # noqa: E402
-from runahead.runtime.kernels.triton import chunk_attention, chunk_plans, chunk_work  # noqa: E402
-from runahead.runtime.kernels.triton.chunk_plans import ChunkPlan, chunk_plan  # noqa: E402
-from runahead.runtime.kernels.triton.chunk_work import SPLIT_LAUNCH, ChunkWork, cut_chunks  # noqa: E402
-from runahead.runtime.kernels.triton.gpu import Gpu  # noqa: E402
-from runahead.runtime.kernels.triton.line_attention import line_attention  # noqa: E402
-from runahead.runtime.kernels.triton.warp_attention import HEAD_DIMS  # noqa: E402
+from runahead.runtime.kernels.triton.attention import chunk_attention, chunk_plans, chunk_work  # noqa: E402
+from runahead.runtime.kernels.triton.attention.chunk_plans import ChunkPlan, chunk_plan  # noqa: E402
+from runahead.runtime.kernels.triton.attention.chunk_work import SPLIT_LAUNCH, ChunkWork, cut_chunks  # noqa: E402
+from runahead.runtime.kernels.triton.attention.line_attention import line_attention  # noqa: E402
+from runahead.runtime.kernels.triton.attention.warp_attention import HEAD_DIMS  # noqa: E402
+from runahead.runtime.kernels.triton.gpu.gpu import Gpu  # noqa: E402
 from tests.runtime.kernels.test_triton_attention import Paged, attention_of, paged  # noqa: E402
 
 SHAPES = [(4, 2, 16, 8), (6, 2, 24, 16), (2, 2, 32, 16)]  # heads, KV heads, head_dim, block size

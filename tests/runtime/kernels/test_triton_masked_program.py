@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning"),
 ]
 
-from runahead.runtime.programs import triton  # noqa: E402
+from runahead.runtime.programs.cuda import triton  # noqa: E402
 from runahead.runtime.wire.parameters import FinishReason  # noqa: E402
 from tests.runtime.kernels.drafted_engine import ChangingForms  # noqa: E402
 from tests.runtime.kernels.masked_engine import long_requests, masked_engine, reference_engine, requests, served  # noqa: E402

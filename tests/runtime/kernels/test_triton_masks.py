@@ -18,13 +18,13 @@ from runahead.cuda_graphs.rings import allocate_rings  # noqa: E402
 from runahead.cuda_graphs.shape import Form, LaunchShape  # noqa: E402
 from runahead.runtime.kernels.reference.sampling import Sampled, sample_rows  # noqa: E402
 from runahead.runtime.kernels.row_state import RowState  # noqa: E402
-from runahead.runtime.kernels.triton import mask_state  # noqa: E402
-from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
-from runahead.runtime.kernels.triton.mask_state import MaskState, judge, make_mask_state  # noqa: E402
-from runahead.runtime.kernels.triton.sampling import make_sampler_buffers, sample_rows_cuda  # noqa: E402
+from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
+from runahead.runtime.kernels.triton.row_state import mask_state  # noqa: E402
+from runahead.runtime.kernels.triton.row_state.mask_state import MaskState, judge, make_mask_state  # noqa: E402
+from runahead.runtime.kernels.triton.sampling.sampling import make_sampler_buffers, sample_rows_cuda  # noqa: E402
 from runahead.runtime.masks.mask_memory import MaskMemory  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
-from runahead.runtime.programs.triton import TritonProgram  # noqa: E402
+from runahead.runtime.programs.cuda.triton import TritonProgram  # noqa: E402
 from runahead.runtime.token_mask import token_mask  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
 from tests.runtime.kernels.masked_engine import masked_config  # noqa: E402

@@ -11,10 +11,10 @@ from tests.runtime.kernels.triton_device import TOLERANCE, dtypes, relative_erro
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import Norm  # noqa: E402
-from runahead.runtime.kernels.triton.activation import gated_mul, squared_relu_of  # noqa: E402
-from runahead.runtime.kernels.triton.embedding import embed  # noqa: E402
-from runahead.runtime.kernels.triton.norms import add_rms_norm, rms_norm  # noqa: E402
-from runahead.runtime.kernels.triton.rotary import rotate_and_write  # noqa: E402
+from runahead.runtime.kernels.triton.attention.rotary import rotate_and_write  # noqa: E402
+from runahead.runtime.kernels.triton.ops.activation import gated_mul, squared_relu_of  # noqa: E402
+from runahead.runtime.kernels.triton.ops.embedding import embed  # noqa: E402
+from runahead.runtime.kernels.triton.ops.norms import add_rms_norm, rms_norm  # noqa: E402
 
 EPS = 1e-5
 

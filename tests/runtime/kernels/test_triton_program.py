@@ -18,10 +18,10 @@ pytestmark = pytest.mark.timeout(600)  # a whole engine in Triton's interpreter 
 
 from runahead.cuda_graphs.host_device import HostDevice  # noqa: E402
 from runahead.cuda_graphs.rings import RingMemory, allocate_rings  # noqa: E402
-from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
-from runahead.runtime.models.config import ModelConfig  # noqa: E402
+from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
+from runahead.runtime.models.config.config import ModelConfig  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
-from runahead.runtime.programs.triton import TritonProgram  # noqa: E402
+from runahead.runtime.programs.cuda.triton import TritonProgram  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
 
 MAX_ROWS = 5

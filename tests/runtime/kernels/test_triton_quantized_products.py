@@ -16,15 +16,15 @@ DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import Linear  # noqa: E402
 from runahead.runtime.kernels.quantized_weight import QuantizedWeight  # noqa: E402
-from runahead.runtime.kernels.triton import quantized_product  # noqa: E402
-from runahead.runtime.kernels.triton.loose_products import one_sum  # noqa: E402
-from runahead.runtime.kernels.triton.quantized_product import (  # noqa: E402
+from runahead.runtime.kernels.triton.forward.loose_products import one_sum  # noqa: E402
+from runahead.runtime.kernels.triton.gemm import quantized_product  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.quantized_product import (  # noqa: E402
     QuantizedTiling,
     dequantized_in_16_bits,
     quantized_sums,
     quantized_tiling,
 )
-from runahead.runtime.kernels.triton.vendor_product import choosing_products  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.vendor_product import choosing_products  # noqa: E402
 
 OUTPUTS, DEPTH = 80, 512
 ROWS = (1, 2, 7, 16, 17, 40, 70)

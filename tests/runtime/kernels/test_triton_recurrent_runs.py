@@ -14,10 +14,10 @@ from tests.runtime.kernels.triton_device import relative_error, triton_device
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import DeltaShape, Mamba2, Mamba2Shape  # noqa: E402
-from runahead.runtime.kernels.triton import mamba2_runs  # noqa: E402
-from runahead.runtime.kernels.triton.delta_runs import delta_of_runs  # noqa: E402
-from runahead.runtime.kernels.triton.mamba2_runs import mamba2_of_runs  # noqa: E402
-from runahead.runtime.kernels.triton.state_tiling import LONE_RUN, STATES, StateTiling  # noqa: E402
+from runahead.runtime.kernels.triton.recurrent import mamba2_runs  # noqa: E402
+from runahead.runtime.kernels.triton.recurrent.delta_runs import delta_of_runs  # noqa: E402
+from runahead.runtime.kernels.triton.recurrent.mamba2_runs import mamba2_of_runs  # noqa: E402
+from runahead.runtime.kernels.triton.recurrent.state_tiling import LONE_RUN, STATES, StateTiling  # noqa: E402
 from tests.gpu.gpu_chain import moved  # noqa: E402
 from tests.runtime.kernels.recurrent_batches import Row, batch_of  # noqa: E402
 from tests.runtime.kernels.recurrent_mixers import (  # noqa: E402

@@ -15,12 +15,12 @@ DEVICE = triton_device()
 from runahead.runtime.kernels.choice import Choice  # noqa: E402
 from runahead.runtime.kernels.layers import ExpertActivation, Experts, Linear, SharedExpert  # noqa: E402
 from runahead.runtime.kernels.share import Share  # noqa: E402
-from runahead.runtime.kernels.triton import expert_products  # noqa: E402
-from runahead.runtime.kernels.triton.expert_layers import PackedExperts, router_of, scored_by  # noqa: E402
-from runahead.runtime.kernels.triton.expert_tilings import DOWNS, FIRST_GATED, LAST  # noqa: E402
-from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
-from runahead.runtime.kernels.triton.loose_products import scores_of, with_shared  # noqa: E402
-from runahead.runtime.kernels.triton.routing import route  # noqa: E402
+from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
+from runahead.runtime.kernels.triton.forward.loose_products import scores_of, with_shared  # noqa: E402
+from runahead.runtime.kernels.triton.moe import expert_products  # noqa: E402
+from runahead.runtime.kernels.triton.moe.expert_layers import PackedExperts, router_of, scored_by  # noqa: E402
+from runahead.runtime.kernels.triton.moe.expert_tilings import DOWNS, FIRST_GATED, LAST  # noqa: E402
+from runahead.runtime.kernels.triton.moe.routing import route  # noqa: E402
 from runahead.runtime.models.weights import Pack, dummy_weights  # noqa: E402
 from tests.runtime.kernels.expert_cases import CLOSE, HALF, Case, drawn  # noqa: E402
 from tests.runtime.kernels.hybrid_configs import hybrid  # noqa: E402

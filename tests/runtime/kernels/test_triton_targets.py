@@ -88,7 +88,7 @@ def launched_kernels(capability: tuple[int, int]) -> set[str]:
     languages = ("triton.jit", "gluon.jit") if capability == (9, 0) else ("triton.jit",)
     nodes = [
         node
-        for path in (*KERNELS.glob("*.py"), MARKS)
+        for path in (*KERNELS.rglob("*.py"), MARKS)
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
     ]
     launched = {

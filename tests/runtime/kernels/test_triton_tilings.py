@@ -14,11 +14,11 @@ from tests.runtime.kernels.triton_device import triton_device
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import AttentionShape  # noqa: E402
-from runahead.runtime.kernels.triton import tilings  # noqa: E402
-from runahead.runtime.kernels.triton.decode_buffers import DecodeBuffers  # noqa: E402
-from runahead.runtime.kernels.triton.decode_work import AttentionPlan  # noqa: E402
-from runahead.runtime.kernels.triton.lanes_product import GRAIN  # noqa: E402
-from runahead.runtime.kernels.triton.tilings import SPLIT_WORDS, TABLE, RowTiling, Tiling  # noqa: E402
+from runahead.runtime.kernels.triton.attention.decode_work import AttentionPlan  # noqa: E402
+from runahead.runtime.kernels.triton.forward.decode_buffers import DecodeBuffers  # noqa: E402
+from runahead.runtime.kernels.triton.gemm import tilings  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.lanes_product import GRAIN  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.tilings import SPLIT_WORDS, TABLE, RowTiling, Tiling  # noqa: E402
 from tests.runtime.kernels.test_triton_decode_streams import batch_of  # noqa: E402
 
 ENTRIES = [

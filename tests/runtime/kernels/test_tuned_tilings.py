@@ -18,21 +18,21 @@ DEVICE = triton_device()
 import triton  # noqa: E402
 
 from benchmarks.gpu_table.shapes import SHAPES  # noqa: E402
-from runahead.runtime.kernels.triton import tuned_tilings  # noqa: E402
-from runahead.runtime.kernels.triton.expert_tilings import ExpertTiling  # noqa: E402
-from runahead.runtime.kernels.triton.gpu import Gpu  # noqa: E402
-from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
-from runahead.runtime.kernels.triton.tilings import Tiling, rows_tiling, tiling_key, tuned  # noqa: E402
-from runahead.runtime.kernels.triton.tuned_tilings import (  # noqa: E402
+from runahead.runtime.kernels.triton.forward import tuned_tilings  # noqa: E402
+from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
+from runahead.runtime.kernels.triton.forward.tuned_tilings import (  # noqa: E402
     TunedTilingsError,
     checked,
     neighbors,
     save_tuned_tilings,
     use_tuned_tilings,
 )
+from runahead.runtime.kernels.triton.gemm.tilings import Tiling, rows_tiling, tiling_key, tuned  # noqa: E402
+from runahead.runtime.kernels.triton.gpu.gpu import Gpu  # noqa: E402
+from runahead.runtime.kernels.triton.moe.expert_tilings import ExpertTiling  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
 from runahead.runtime.models.weights import dummy_weights  # noqa: E402
-from runahead.runtime.programs import tuner  # noqa: E402
+from runahead.runtime.programs.cuda import tuner  # noqa: E402
 
 SMALL, LARGE = (1024, 2048, "add"), (4096, 4096, "add")  # of fewer weights than one sum takes, and of more
 OTHER_GPU = Gpu("Another GPU", (8, 0), 99 << 10, 108)

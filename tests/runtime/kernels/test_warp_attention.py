@@ -16,10 +16,10 @@ from tests.runtime.kernels.triton_device import TOLERANCE, relative_error, trito
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import AttentionShape  # noqa: E402
-from runahead.runtime.kernels.triton import chunk_work, warp_attention, warp_copies  # noqa: E402
-from runahead.runtime.kernels.triton.chunk_plans import ChunkPlan  # noqa: E402
-from runahead.runtime.kernels.triton.chunk_work import cut_chunks  # noqa: E402
-from runahead.runtime.kernels.triton.line_attention import line_attention  # noqa: E402
+from runahead.runtime.kernels.triton.attention import chunk_work, warp_attention, warp_copies  # noqa: E402
+from runahead.runtime.kernels.triton.attention.chunk_plans import ChunkPlan  # noqa: E402
+from runahead.runtime.kernels.triton.attention.chunk_work import cut_chunks  # noqa: E402
+from runahead.runtime.kernels.triton.attention.line_attention import line_attention  # noqa: E402
 from tests.runtime.kernels import emulated_gluon  # noqa: E402
 from tests.runtime.kernels.test_triton_attention import attention_of, paged  # noqa: E402
 from tests.runtime.kernels.test_triton_line_attention import batch_of, random_queries  # noqa: E402
@@ -44,7 +44,7 @@ class Emulated:
 def test_who_has_no_such_plan_needs_no_gluon() -> None:
     """It is an experiment of Triton's, and any later version may call its parts otherwise."""
     without = "import sys; sys.modules['triton.experimental.gluon.language.nvidia.hopper'] = None; "
-    for module, is_served in (("programs.triton", True), ("kernels.triton.warp_attention", False)):
+    for module, is_served in (("programs.cuda.triton", True), ("kernels.triton.attention.warp_attention", False)):
         command = [sys.executable, "-c", f"{without}import runahead.runtime.{module}"]
         done = subprocess.run(command, capture_output=True, text=True)
         assert (done.returncode == 0) == is_served, done.stderr

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from runahead.runtime.models.bamba import BambaConfig
-from runahead.runtime.models.dense_decoder import DenseConfig
-from runahead.runtime.models.expert_decoder import ExpertsConfig
-from runahead.runtime.models.gemma2 import Gemma2Config
-from runahead.runtime.models.gemma3 import Gemma3Config
-from runahead.runtime.models.glm4_moe import Glm4MoeConfig
-from runahead.runtime.models.granite import GraniteConfig
-from runahead.runtime.models.granite_hybrid import GraniteHybridConfig
-from runahead.runtime.models.llama import LlamaConfig
-from runahead.runtime.models.nemotron_h import NemotronHConfig
-from runahead.runtime.models.olmo2 import Olmo2Config
-from runahead.runtime.models.phi3 import Phi3Config
-from runahead.runtime.models.qwen3 import Qwen3Config
-from runahead.runtime.models.qwen3_moe import Qwen3MoeConfig
-from runahead.runtime.models.qwen3_next import Qwen3NextConfig
+from runahead.runtime.models.blocks.dense_decoder import DenseConfig
+from runahead.runtime.models.blocks.expert_decoder import ExpertsConfig
+from runahead.runtime.models.families.bamba import BambaConfig
+from runahead.runtime.models.families.gemma2 import Gemma2Config
+from runahead.runtime.models.families.gemma3 import Gemma3Config
+from runahead.runtime.models.families.glm4_moe import Glm4MoeConfig
+from runahead.runtime.models.families.granite import GraniteConfig
+from runahead.runtime.models.families.granite_hybrid import GraniteHybridConfig
+from runahead.runtime.models.families.llama import LlamaConfig
+from runahead.runtime.models.families.nemotron_h import NemotronHConfig
+from runahead.runtime.models.families.olmo2 import Olmo2Config
+from runahead.runtime.models.families.phi3 import Phi3Config
+from runahead.runtime.models.families.qwen3 import Qwen3Config
+from runahead.runtime.models.families.qwen3_moe import Qwen3MoeConfig
+from runahead.runtime.models.families.qwen3_next import Qwen3NextConfig
+from runahead.runtime.models.families.smollm3 import SmolLM3Config
 from runahead.runtime.models.read_config import parse_config
-from runahead.runtime.models.smollm3 import SmolLM3Config
 
 _KINDS: Final[Mapping[str, type[DenseConfig]]] = {
     "LlamaForCausalLM": LlamaConfig,

@@ -10,9 +10,9 @@ from transformers import PreTrainedModel
 
 from runahead.runtime.checkpoint import open_checkpoint
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
+from runahead.runtime.models.cpu_check.trial import MASKED, Trial
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.load import load_model
-from runahead.runtime.models.trial import MASKED, Trial
 from tests.runtime.models.checkpoints import CASES, Case, save
 
 pytestmark = pytest.mark.usefixtures("without_gradients")

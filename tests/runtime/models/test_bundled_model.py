@@ -23,11 +23,11 @@ from benchmarks.bundled_model.corpus import read_file
 from runahead.runtime.checkpoint import BUNDLED_HEAD, open_checkpoint, open_head
 from runahead.runtime.kernels.layers import Attention, Experts, Mamba2
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
-from runahead.runtime.kernels.triton.exactness import why_impossible
-from runahead.runtime.models.eagle import open_eagle
+from runahead.runtime.kernels.triton.forward.exactness import why_impossible
+from runahead.runtime.models.cpu_check.trial import Trial
+from runahead.runtime.models.drafters.eagle import open_eagle
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.read_config import load_config
-from runahead.runtime.models.trial import Trial
 from runahead.runtime.models.weights import described
 
 FOLDER = Path(runahead.runtime.models.__path__[0]) / "bundled"

@@ -21,12 +21,12 @@ from runahead.runtime.kernels.reference.linear import (
     product_ways,
     rows_keep_their_bits,
 )
-from runahead.runtime.models import cpu_kernels
-from runahead.runtime.models.cpu_kernels import NoKernelsError, choose_kernels, choose_kernels_and_threads
+from runahead.runtime.models.blocks.dense_decoder import DenseConfig
+from runahead.runtime.models.cpu_check import cpu_kernels
+from runahead.runtime.models.cpu_check.cpu_kernels import NoKernelsError, choose_kernels, choose_kernels_and_threads
+from runahead.runtime.models.cpu_check.self_test import SelfTestReport
 from runahead.runtime.models.decoder import Decoder
-from runahead.runtime.models.dense_decoder import DenseConfig
 from runahead.runtime.models.read_config import load_config
-from runahead.runtime.models.self_test import SelfTestReport
 from runahead.runtime.process import cpu
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.process.main import EXIT_CANNOT_START
@@ -218,7 +218,8 @@ def test_what_was_found_is_logged_at_the_start(tmp_path: Path) -> None:
 def test_a_process_on_a_machine_where_nothing_holds_says_so_and_ends(tmp_path: Path) -> None:
     process = started(
         tmp_path,
-        "from runahead.runtime.models import cpu_kernels\nfrom tests.runtime.kernels import broken_products as broken\n"
+        "from runahead.runtime.models.cpu_check import cpu_kernels\n"
+        "from tests.runtime.kernels import broken_products as broken\n"
         "cpu_kernels.product_ways = lambda: (broken.RowsTogether(), broken.AddedTogether())",
     )
     assert process.returncode == EXIT_CANNOT_START

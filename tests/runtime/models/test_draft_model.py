@@ -12,7 +12,7 @@ from transformers import BambaConfig, Qwen3Config
 
 from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
-from runahead.runtime.models.draft_model import DraftModelFiles, open_draft_model
+from runahead.runtime.models.drafters.draft_model import DraftModelFiles, open_draft_model
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.read_config import load_config
 from tests.runtime.models.checkpoints import BAMBA, CASES, IDS, Case, save

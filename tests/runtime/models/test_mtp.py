@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
 from runahead.runtime.kernels.layers import Layer
-from runahead.runtime.models.head_files import HeadFiles
+from runahead.runtime.models.drafters.head_files import HeadFiles
+from runahead.runtime.models.drafters.mtp import comes_with_head, names_head, open_mtp
 from runahead.runtime.models.memory import memory_of
-from runahead.runtime.models.mtp import comes_with_head, names_head, open_mtp
 from runahead.runtime.models.read_config import load_config, parse_config
 from runahead.runtime.models.weights import check_weights
 from runahead.runtime.process.assemble import assemble

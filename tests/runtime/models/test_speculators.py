@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from runahead.runtime.checkpoint import CheckpointError
-from runahead.runtime.models.speculators import plain_head
+from runahead.runtime.models.drafters.speculators import plain_head
 from tests.runtime.models import eagle3_heads, eagle_heads
 from tests.runtime.models.eagle3_heads import KNOWN, write_head3
 from tests.runtime.models.eagle_heads import CONFIG, write_head

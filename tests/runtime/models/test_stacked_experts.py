@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
 from runahead.runtime.kernels.layers import Experts
-from runahead.runtime.models.mtp import open_mtp
+from runahead.runtime.models.drafters.mtp import open_mtp
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.models.weights import check_weights
 from tests.runtime.models.qwen_heads import HEADED, LAYER, save_with_qwen_head

@@ -20,9 +20,9 @@ import torch
 
 from runahead.runtime.checkpoint import CheckpointError, open_head, torch_archive
 from runahead.runtime.checkpoint.torch_archive import MOST_AROUND, MOST_BYTES, check_archive
-from runahead.runtime.models import torch_file
-from runahead.runtime.models.eagle import open_eagle
-from runahead.runtime.models.torch_file import read_torch_file
+from runahead.runtime.models.drafters import torch_file
+from runahead.runtime.models.drafters.eagle import open_eagle
+from runahead.runtime.models.drafters.torch_file import read_torch_file
 from tests.runtime.models import eagle3_heads, eagle_heads
 from tests.runtime.models.eagle3_heads import OWN, write_head3
 from tests.runtime.models.eagle_heads import CONFIG, HIDDEN, VOCAB, write_head

@@ -11,7 +11,7 @@ import torch
 
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.kernels.reference.linear import Product, Products
-from runahead.runtime.models.cpu_kernels import KernelTrial
+from runahead.runtime.models.cpu_check.cpu_kernels import KernelTrial
 from runahead.runtime.process import cpu
 from tests.gpu.first_differences import (
     MOST,

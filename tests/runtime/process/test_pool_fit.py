@@ -23,7 +23,7 @@ from runahead.runtime.checkpoint import Checkpoint, open_checkpoint
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.log_output import LogOutput
 from runahead.runtime.log_stream import end_log
-from runahead.runtime.models import draft_model
+from runahead.runtime.models.drafters import draft_model
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import KeptBytes
 from runahead.runtime.models.read_config import load_config

@@ -16,12 +16,12 @@ from runahead.cuda_graphs.rings import RingMemory
 from runahead.runtime import models
 from runahead.runtime.checkpoint import open_checkpoint, open_head
 from runahead.runtime.grammar.extra import is_installed
-from runahead.runtime.kernels.triton import mask_state
-from runahead.runtime.kernels.triton.draft_state import make_draft_state
+from runahead.runtime.kernels.triton.row_state import mask_state
+from runahead.runtime.kernels.triton.row_state.draft_state import make_draft_state
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.models.decoder import Decoder
-from runahead.runtime.models.eagle import open_eagle
-from runahead.runtime.models.head_files import HeadFiles
+from runahead.runtime.models.drafters.eagle import open_eagle
+from runahead.runtime.models.drafters.head_files import HeadFiles
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.process import cuda, grammar_masks, parts, sizes
 from runahead.runtime.process.assemble import assemble

@@ -19,16 +19,16 @@ from runahead.runtime.checkpoint import open_checkpoint, open_head
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.models.decoder import Decoder
-from runahead.runtime.models.draft_model import DraftModelFiles, open_draft_model
-from runahead.runtime.models.draft_network import DraftNetwork
-from runahead.runtime.models.eagle import open_eagle
-from runahead.runtime.models.head_files import HeadFiles
+from runahead.runtime.models.drafters.draft_model import DraftModelFiles, open_draft_model
+from runahead.runtime.models.drafters.draft_network import DraftNetwork
+from runahead.runtime.models.drafters.eagle import open_eagle
+from runahead.runtime.models.drafters.head_files import HeadFiles
+from runahead.runtime.models.drafters.mtp import open_mtp
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import memory_of
-from runahead.runtime.models.mtp import open_mtp
 from runahead.runtime.plan import PLAN_WORDS
-from runahead.runtime.programs.head_drafter import HeadDrafter
-from runahead.runtime.programs.reference import HostProgram
+from runahead.runtime.programs.cpu.head_drafter import HeadDrafter
+from runahead.runtime.programs.cpu.reference import HostProgram
 from runahead.runtime.wire.parameters import SamplingParams
 from tests.runtime.launches import ENDLESS, Launches, _Row, over_program
 from tests.runtime.models import eagle3_heads, eagle_heads, mimo_heads, qwen_heads

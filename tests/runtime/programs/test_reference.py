@@ -15,8 +15,8 @@ from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.load import load_model
 from runahead.runtime.plan import PLAN_WORDS
-from runahead.runtime.programs import prompt_tiles
-from runahead.runtime.programs.reference import HostProgram
+from runahead.runtime.programs.cpu import prompt_tiles
+from runahead.runtime.programs.cpu.reference import HostProgram
 from runahead.runtime.wire.parameters import SamplingParams
 from tests.runtime.launches import Launches, PromptEntry, over_program
 from tests.runtime.models.checkpoints import CASES, save

@@ -20,8 +20,8 @@ from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.load import load_model
 from runahead.runtime.plan import PLAN_WORDS, Admission, Chunk, LaunchPlan, stage
-from runahead.runtime.programs import host_sampler
-from runahead.runtime.programs.reference import HostProgram
+from runahead.runtime.programs.cpu import host_sampler
+from runahead.runtime.programs.cpu.reference import HostProgram
 from runahead.runtime.scheduler.admission_record import admission_record
 from runahead.runtime.token_mask import token_mask
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams

@@ -28,9 +28,9 @@ import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
 from runahead.runtime.kernels.layers import Norm  # noqa: E402
-from runahead.runtime.kernels.triton import push_exchange  # noqa: E402
-from runahead.runtime.kernels.triton.finish_product import add_scaled  # noqa: E402
-from runahead.runtime.kernels.triton.push_exchange import (  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.finish_product import add_scaled  # noqa: E402
+from runahead.runtime.kernels.triton.ranks import push_exchange  # noqa: E402
+from runahead.runtime.kernels.triton.ranks.push_exchange import (  # noqa: E402
     CAPACITY,
     CHANNELS,
     CONTROL_WORDS,

@@ -11,9 +11,9 @@ from runahead.runtime.checkpoint import open_checkpoint
 from runahead.runtime.kernels.ranks import ONE_RANK, Ranks
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.kernels.reference.linear import OneDnnProducts
+from runahead.runtime.models.cpu_check.trial import Trial
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.load import load_model
-from runahead.runtime.models.trial import Trial
 from tests.runtime.models.checkpoints import CASES, save
 from tests.runtime.ranks.host_ranks import on_each, ranks_of
 from tests.runtime.ranks.segments import segmented

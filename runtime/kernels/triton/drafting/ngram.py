@@ -1,0 +1,149 @@
+"""Prompt lookup on a GPU: `runahead.runtime.drafters.ngram`, from the history that lies there. One program a row, which
+proposes what the row's grammar forces where that forces anything."""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from runahead.runtime.drafters import ngram
+from runahead.runtime.drafters.drafter import NO_DRAFT
+from runahead.runtime.kernels.row_state import RowState
+from runahead.runtime.kernels.triton.drafting.forced_drafts import forced_tokens
+from runahead.runtime.kernels.triton.row_state.draft_state import DraftState
+from runahead.runtime.kernels.triton.row_state.mask_state import MaskState
+from runahead.runtime.kernels.triton.row_state.row_parameters import int_of, long_of, place_of
+
+_TILE: Final = 2048  # positions that a program looks at together
+_MAX_POSITION = place_of("max_position")
+_MASK_EPOCH = place_of("mask_epoch")
+_LONGEST = tl.constexpr(ngram.LONGEST)
+_NO_DRAFT = tl.constexpr(NO_DRAFT)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _ngram_kernel(
+    row_slots,
+    alive,
+    seq_len,
+    parameters,
+    history,
+    proposed,
+    drafted,
+    last_token,
+    held,
+    lines,
+    weights,
+    forced,
+    guesses,
+    count,
+    CONTEXT: tl.constexpr,
+    MOST: tl.constexpr,
+    MOST_PAD: tl.constexpr,
+    FORCES: tl.constexpr,
+    KEPT: tl.constexpr,
+    WORDS: tl.constexpr,
+    WORDS_PAD: tl.constexpr,
+    ACQUIRE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """FORCES: rows may be held, and have grammars, whose tokens go before what is looked up; nothing is proposed for
+    slots from KEPT on."""
+    slot = tl.load(row_slots + tl.program_id(0)).to(tl.int64)
+    length = tl.where(tl.load(alive + slot) != 0, tl.load(seq_len + slot), 0)
+    # A token at the row's last position ends it, and nobody has a block for what would lie there.
+    room = tl.minimum(int_of(parameters, slot, _MAX_POSITION) - length, count)
+    if FORCES:
+        room = tl.where(slot < KEPT, room, 0)
+        most = room  # of what is forced
+        is_held = tl.load(held + slot) != 0  # its drafts are those of an F before
+        epoch = long_of(parameters, slot, _MASK_EPOCH)
+        left = tl.full([], 0, tl.int32)
+        said = tl.zeros([MOST_PAD], tl.int32)
+        if (length > 0) & (epoch != 0) & (is_held == 0):
+            left, said = forced_tokens(
+                lines + slot * WORDS, weights, epoch, length, tl.load(last_token + slot), WORDS, WORDS_PAD, MOST_PAD,
+                ACQUIRE,
+            )  # fmt: skip
+        room = tl.where((left > 0) | is_held, 0, tl.minimum(room, tl.load(guesses)))
+    own = history + slot * CONTEXT
+    last = length - 1
+    best = tl.zeros([TILE], tl.int32)
+    for first in range(0, tl.where(room > 0, last, 0), TILE):
+        place = first + tl.arange(0, TILE)
+        inside = place < last
+        agrees = inside & (tl.load(own + place, mask=inside, other=_NO_DRAFT) == tl.load(own + last))
+        agreeing = agrees.to(tl.int32)
+        for back in tl.static_range(1, _LONGEST):
+            there = agrees & (place >= back)
+            before = tl.load(own + place - back, mask=there, other=_NO_DRAFT)
+            agrees = there & (before == tl.load(own + tl.maximum(last - back, 0)))
+            agreeing += agrees.to(tl.int32)
+        # Most tokens that agree first, then the latest place: the position that follows it is below CONTEXT.
+        best = tl.maximum(best, tl.where(agreeing > 0, agreeing * CONTEXT + place + 1, 0))
+    found = tl.max(best, 0)
+    agreeing, follows = found // CONTEXT, found % CONTEXT
+    n = tl.arange(0, MOST_PAD)
+    there = (found > 0) & (n < room)
+    there = there & ((agreeing == _LONGEST) | (n < (1 << tl.maximum(agreeing - 1, 0))))
+    source = follows + n % tl.maximum(length - follows, 1)
+    token = tl.load(own + source, mask=there, other=_NO_DRAFT)
+    if FORCES:
+        is_forced = (left > 0) & (n < tl.minimum(left, most))
+        there = there | is_forced
+        token = tl.where(is_forced, said, token)
+        tl.store(proposed + slot * MOST + n, token, mask=(n < MOST) & (is_held == 0))
+        tl.store(drafted + slot, tl.sum(there.to(tl.int32), 0), mask=is_held == 0)
+        tl.store(forced + slot, (left > 0).to(tl.int8), mask=is_held == 0)
+    else:
+        tl.store(proposed + slot * MOST + n, token, mask=n < MOST)
+        tl.store(drafted + slot, tl.sum(there.to(tl.int32), 0))
+
+
+def propose_ngrams(
+    num_rows: int, count: int, row_slots: torch.Tensor, state: RowState, drafts: DraftState,
+    masks: MaskState | None = None,
+) -> None:  # fmt: skip
+    """Propose up to `count` tokens for each of the first `num_rows` places of the row list, all of which decode.
+
+    row_slots: int32 [R]. A row that has ended, and a place past the list, has no drafts. What would lie at a row's end
+    or beyond it is left out. masks: of rows with a grammar: what it forces is proposed where it forces anything, and
+    else no more than the plan allows guesses; a row that is held keeps its drafts, and one whose run would not be kept
+    has none.
+    """
+    context, most = drafts.history.shape[1], drafts.most
+    assert 0 < count <= most
+    words = 1 if masks is None else masks.forced.shape[1]
+    unused = drafts.drafted  # in the place of what is not read
+    _ngram_kernel[(num_rows,)](
+        row_slots,
+        state.alive.view(torch.int8),
+        state.seq_len,
+        state.parameters,
+        drafts.history,
+        drafts.proposed,
+        drafts.drafted,
+        state.last_token,
+        unused if masks is None else masks.held,
+        unused if masks is None else masks.forced,
+        unused if masks is None else masks.weights,
+        drafts.forced if drafts.holds else unused,
+        drafts.guesses if drafts.holds else unused,
+        count,
+        CONTEXT=context,
+        MOST=most,
+        MOST_PAD=triton.next_power_of_2(most),
+        FORCES=masks is not None,
+        KEPT=drafts.kept_slots,
+        WORDS=words,
+        WORDS_PAD=triton.next_power_of_2(words),
+        ACQUIRE=masks is not None and masks.held.device.type != "cpu",
+        TILE=min(_TILE, triton.next_power_of_2(context)),
+        num_warps=8,
+    )

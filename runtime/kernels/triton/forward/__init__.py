@@ -1,0 +1,1 @@
+"""The forward pass: layers of a launch as sequences of kernels."""

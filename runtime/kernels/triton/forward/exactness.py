@@ -1,0 +1,40 @@
+"""Whether a GPU's kernels are the exact ones: no row's bits depend on the rows beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from runahead.runtime.kernels.layer_products import products_of
+from runahead.runtime.kernels.layers import Layer
+from runahead.runtime.kernels.triton.gemm.tilings import takes_depth
+from runahead.runtime.wire.messages import Exactness
+
+_DTYPE: Final = torch.bfloat16
+
+
+def why_impossible(layers: Sequence[Layer], dtype: torch.dtype) -> str:
+    """Why there are no exact kernels for a model: the end of a sentence; empty where there are."""
+    if dtype != _DTYPE:
+        return f"the exact kernels are for {_name(_DTYPE)}, and the model is served in {_name(dtype)}"
+    depths = sorted({product.weight.shape[1] for layer in layers for product in products_of(layer)})
+    odd = [depth for depth in depths if not takes_depth(depth)]
+    return (
+        f"tiles of the exact kernels do not divide the {odd[0]} numbers that a product of the model sums" if odd else ""
+    )
+
+
+def choose_exactness(asked: str, impossible: str) -> Exactness:
+    """The choice of a start, the same at every start of a model.
+
+    asked: on, off or auto. impossible: see `why_impossible`; never with `on`.
+    """
+    if asked != "auto":
+        return Exactness(asked == "on", "asked for")
+    return Exactness(False, impossible or "the fastest kernels are the default; --exact on takes the exact ones")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,1 @@
+"""Matrix products: GEMV, small-batch GEMM, cuBLASLt, their epilogues and tile sizes."""

@@ -1,0 +1,1 @@
+"""The GPU: its capability, programmatic dependent launch, cache of compiled kernels."""

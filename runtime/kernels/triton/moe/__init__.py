@@ -1,0 +1,1 @@
+"""Mixture of experts: top-k routing and the experts' products."""

@@ -1,0 +1,292 @@
+"""Who of a launch's tokens is sent to which experts, found on the device and of one shape whatever it is.
+
+A token's scores are made by a product before. Here they become its experts and their shares, by a program for each
+token; then a program for each expert lists its tokens, ascending, and each list is cut into items: an expert and up to
+`block` of its tokens. Of a few tokens one program does all of it: the sums of shares then have an order that hangs on
+how many there are. There are as many items as there could be at most, and those that are nothing say so; so a
+captured graph holds for every choice, and no count comes to the host. Grouping tokens by expert and giving blocks of
+them to programs is how the published kernels for experts do it, first in MegaBlocks (Gale and others, 2022,
+arXiv:2211.15841).
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+
+from runahead.runtime.kernels.choice import Choice
+from runahead.runtime.kernels.share import WHOLE, Share
+from runahead.runtime.kernels.triton.gpu.dependent_launch import let_dependents_start, wait_for_predecessors
+from runahead.runtime.kernels.triton.moe.choosing import (
+    IN_COPIES,
+    choice_parts,
+    chosen_experts,
+    numbers_of_experts,
+    padded,
+    shares_of,
+)
+from runahead.runtime.rounding import ceil_div
+
+ITEM: Final = 4  # numbers of an item, so that each begins at 16 bytes: expert, first of its entries, how many; nothing
+FEW_TOKENS: Final = 64  # up to so many, an item has 16 of them
+MOST_CHOSEN: Final = 127  # experts of a token: a place among them is kept in 8 bits
+_LISTED: Final = 1024  # tokens that a program lists at a time
+_ITEMS_AT_ONCE: Final = 64
+_TOGETHER: Final = 16  # tokens of which one program does all, at most
+_WARPS_TOGETHER: Final = 8
+_ITEM, _AT_ONCE = tl.constexpr(ITEM), tl.constexpr(_ITEMS_AT_ONCE)
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Of T tokens, each with `chosen` entries: entry token * chosen + place, places by ascending expert.
+
+    block: entries of an item, at most. Of a rank's share, entries and items are those of its own experts, numbered from
+    its first one; shares are there for all that a token has chosen.
+    """
+
+    shares: torch.Tensor  # float32 [T * chosen], by entry; anything for tokens that choose nobody
+    entries: torch.Tensor  # int32 [own experts, T] those that an expert has, ascending; then anything
+    items: torch.Tensor  # int32 [as many as there may be, ITEM] by ascending expert; then some of 0 entries
+    scale: torch.Tensor  # float32 [T] of the norm before, where there was one to find
+    block: int
+
+
+@triton.jit
+def _write_items(counts, items, num_items, PADDED: tl.constexpr, BLOCK: tl.constexpr, BEGIN: tl.constexpr):
+    """counts: entries of each expert, [PADDED], of which number BEGIN is called 0. Each expert's items are written at
+    once, the first of all, then the second; what is left over has no entries, and nothing else that is read."""
+    e = tl.arange(0, PADDED) - BEGIN
+    blocks = (counts + BLOCK - 1) // BLOCK
+    ends = tl.cumsum(blocks, 0)
+    for nth in range(0, tl.max(blocks, 0)):
+        at, mine = items + (ends - blocks + nth) * _ITEM, nth < blocks
+        tl.store(at, e, mask=mine)
+        tl.store(at + 1, e * 0 + nth * BLOCK, mask=mine)
+        tl.store(at + 2, tl.minimum(counts - nth * BLOCK, BLOCK), mask=mine)
+    for begin in range(tl.sum(blocks, 0), num_items, _AT_ONCE):
+        i = begin + tl.arange(0, _AT_ONCE)
+        tl.store(items + i * _ITEM + 2, i * 0, mask=i < num_items)
+
+
+@triton.jit
+def _route_kernel(
+    scores, correction, live, squares, shares, places, scale, eps, COUNT: tl.constexpr, SCORES: tl.constexpr,
+    CHOSEN: tl.constexpr, PADDED: tl.constexpr, RENORMALISED: tl.constexpr, LOGISTIC: tl.constexpr,
+    CORRECTED: tl.constexpr, GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr,
+    FACTOR: tl.constexpr, COPIES: tl.constexpr, DEPTH: tl.constexpr, SQUARES: tl.constexpr,
+    ALL_SQUARES: tl.constexpr, STRIDE: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """One program for a token."""
+    let_dependents_start(DEPENDENT)
+    token = tl.program_id(0)
+    e = numbers_of_experts(PADDED, COPIES)
+    wait_for_predecessors(DEPENDENT)
+    # All that comes from memory is asked for before anything waits for it.
+    is_live = tl.load(live + token) > 0
+    if SQUARES > 0:
+        s = tl.arange(0, ALL_SQUARES)
+        of_tiles = tl.load(squares + s * STRIDE + token, mask=s < SQUARES, other=0.0)
+    chosen, place, score = chosen_experts(
+        scores, correction, token, COUNT, SCORES, CHOSEN, PADDED, LOGISTIC, CORRECTED, GROUPS, PADDED_GROUPS,
+        CHOSEN_GROUPS, COPIES,
+    )  # fmt: skip
+    share = shares_of(score, chosen, COUNT, PADDED, RENORMALISED, LOGISTIC, FACTOR, COPIES)
+    chosen = chosen & is_live
+    tl.store(places + token.to(tl.int64) * COUNT + e, tl.where(chosen, place, -1).to(tl.int8), mask=e < COUNT)
+    tl.store(shares + token * CHOSEN + place, share, mask=chosen)
+    if SQUARES > 0:
+        tl.store(scale + token, tl.rsqrt(tl.sum(of_tiles, 0).to(tl.float32) / DEPTH + eps))
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_items"])
+def _list_kernel(
+    places, entries, counts, items, arrived, num_tokens, num_items, COUNT: tl.constexpr, CHOSEN: tl.constexpr,
+    BEGIN: tl.constexpr, OWN: tl.constexpr, PADDED_OWN: tl.constexpr, LISTED: tl.constexpr, BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """One program for each of OWN experts from number BEGIN on; the one that comes last makes the items."""
+    let_dependents_start(DEPENDENT)
+    expert = tl.program_id(0)
+    mine = entries + expert.to(tl.int64) * num_tokens
+    count = 0
+    wait_for_predecessors(DEPENDENT)
+    for begin in range(0, num_tokens, LISTED):
+        t = begin + tl.arange(0, LISTED)
+        at = places + BEGIN + t.to(tl.int64) * COUNT + expert
+        place = tl.load(at, mask=t < num_tokens, other=-1).to(tl.int32)
+        taken = (place >= 0).to(tl.int32)
+        tl.store(mine + count + tl.cumsum(taken, 0) - 1, t * CHOSEN + place, mask=place >= 0)
+        count += tl.sum(taken, 0)
+    tl.store(counts + expert, count)
+    tl.debug_barrier()
+    if tl.atomic_add(arrived, 1, sem="acq_rel") == OWN - 1:
+        tl.store(arrived, 0)
+        e = tl.arange(0, PADDED_OWN)
+        found = tl.load(counts + e, mask=e < OWN, other=0, cache_modifier=".cg")
+        _write_items(found, items, num_items, PADDED_OWN, BLOCK, 0)
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_items"])
+def _route_few_kernel(
+    scores, correction, live, squares, shares, entries, items, scale, eps, num_tokens, num_items, COUNT: tl.constexpr,
+    SCORES: tl.constexpr, CHOSEN: tl.constexpr, PADDED: tl.constexpr, RENORMALISED: tl.constexpr,
+    LOGISTIC: tl.constexpr, CORRECTED: tl.constexpr, GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr,
+    CHOSEN_GROUPS: tl.constexpr, FACTOR: tl.constexpr, COPIES: tl.constexpr, BEGIN: tl.constexpr, OWN: tl.constexpr,
+    BLOCK: tl.constexpr, DEPTH: tl.constexpr, SQUARES: tl.constexpr, ALL_SQUARES: tl.constexpr, STRIDE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """One program for all of up to COPIES tokens, and for the lists of experts BEGIN to BEGIN + OWN - 1."""
+    let_dependents_start(DEPENDENT)
+    t = tl.arange(0, COPIES)
+    there = t < num_tokens
+    token = tl.minimum(t, num_tokens - 1)[:, None]
+    e = numbers_of_experts(PADDED, COPIES)
+    wait_for_predecessors(DEPENDENT)
+    is_live = tl.load(live + t, mask=there, other=0) > 0
+    if SQUARES > 0:
+        s = tl.arange(0, ALL_SQUARES)[:, None]
+        of_tiles = tl.load(squares + s * STRIDE + t[None, :], mask=(s < SQUARES) & there[None, :], other=0.0)
+    chosen, place, score = chosen_experts(
+        scores, correction, token, COUNT, SCORES, CHOSEN, PADDED, LOGISTIC, CORRECTED, GROUPS, PADDED_GROUPS,
+        CHOSEN_GROUPS, COPIES,
+    )  # fmt: skip
+    share = shares_of(score, chosen, COUNT, PADDED, RENORMALISED, LOGISTIC, FACTOR, COPIES)
+    chosen = chosen & is_live[:, None]
+    entry = token * CHOSEN + place
+    tl.store(shares + entry, share, mask=chosen)
+    own = e - BEGIN
+    taken = (chosen & (own >= 0) & (own < OWN)).to(tl.int32)
+    nth = tl.cumsum(taken, 0) - 1
+    tl.store(entries + own * num_tokens + nth, entry, mask=taken > 0)
+    _write_items(tl.sum(taken, 0), items, num_items, PADDED, BLOCK, BEGIN)
+    if SQUARES > 0:
+        tl.store(scale + t, tl.rsqrt(tl.sum(of_tiles, 0).to(tl.float32) / DEPTH + eps), mask=there)
+
+
+def warps_for(count: int) -> int:
+    """Of a token's program, with so many experts: the fastest on an H200 (docs/decisions/0036-experts.md)."""
+    return 1 if count <= 128 else 4
+
+
+def block_of(tokens: int, count: int, chosen: int) -> int:
+    """Entries of an item: 16 in a decode launch of few rows, of more tokens about as many as an expert has on average,
+    up to 128."""
+    if tokens <= FEW_TOKENS:
+        return 16
+    return min(max(1 << (ceil_div(tokens * chosen, count) - 1).bit_length(), 16), 128)
+
+
+def route(
+    scores: torch.Tensor,
+    live: torch.Tensor,
+    choice: Choice,
+    arrived: torch.Tensor,
+    *,
+    beside: int = 0,
+    share: Share = WHOLE,
+    squares: tuple[torch.Tensor, int, float] | None = None,
+    depth: int = 0,
+    dependent: bool = False,
+    warps: int | None = None,
+    together: bool = False,
+) -> Routing:
+    """Send tokens to experts.
+
+    scores: float32 contiguous [T, experts + beside], those of experts first. live: int [T], more than 0 for tokens that
+    choose. arrived: int32 [1], zero before and after. share: whose experts tokens are listed for; they choose among
+    all. squares: float64 [tiles, T or more] sums of squares of what the scores were made of, how many tiles, and the
+    eps of its norm over `depth` numbers: its scale is left too. dependent: launched programmatically. warps: of the
+    program of a token, None for the fastest. together: a share's bits may hang on how many tokens there are. Of a few
+    one program then does all, which needs neither `arrived` nor `warps`, where experts are few enough, a token's scores
+    are a multiple of 4, so that a warp has all of them, and the choice has no groups.
+    """
+    (tokens, scored), chosen = scores.shape, choice.chosen
+    count = scored - beside
+    assert 0 < chosen <= min(count, MOST_CHOSEN)
+    own = share.part_of(count, "experts")
+    block, device = block_of(tokens, count, chosen), scores.device
+    items = min(len(own), tokens * chosen) + tokens * min(chosen, len(own)) // block
+    found = Routing(
+        torch.empty(tokens * chosen, dtype=torch.float32, device=device),
+        torch.empty((len(own), tokens), dtype=torch.int32, device=device),
+        torch.empty((items, ITEM), dtype=torch.int32, device=device),
+        torch.empty(tokens, dtype=torch.float32, device=device),
+        block,
+    )
+    made, tiles, eps = (scores, 0, 0.0) if squares is None else squares
+    options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
+    of_norm = {
+        "DEPTH": depth,
+        "SQUARES": tiles,
+        "ALL_SQUARES": triton.next_power_of_2(max(tiles, 1)),
+        "STRIDE": 0 if squares is None else made.shape[1],
+    }
+    few = tokens <= _TOGETHER and padded(count) <= IN_COPIES and scored % 4 == 0
+    if together and few and not choice.limits_groups:
+        _route_few_kernel[(1,)](
+            scores,
+            scores if choice.correction is None else choice.correction,
+            live,
+            made,
+            found.shares,
+            found.entries,
+            found.items,
+            found.scale,
+            eps,
+            tokens,
+            items,
+            BEGIN=own.start,
+            OWN=len(own),
+            BLOCK=block,
+            DEPENDENT=dependent,
+            num_warps=_WARPS_TOGETHER,
+            **of_norm,
+            **choice_parts(choice, count, scored, max(triton.next_power_of_2(tokens), _WARPS_TOGETHER)),
+            **options,
+        )
+        return found
+    places = torch.empty((tokens, count), dtype=torch.int8, device=device)
+    counts = torch.empty(len(own), dtype=torch.int32, device=device)
+    _route_kernel[(tokens,)](
+        scores,
+        scores if choice.correction is None else choice.correction,
+        live,
+        made,
+        found.shares,
+        places,
+        found.scale,
+        eps,
+        DEPENDENT=dependent,
+        num_warps=warps_for(count) if warps is None else warps,
+        **of_norm,
+        **choice_parts(choice, count, scored),
+        **options,
+    )
+    _list_kernel[(len(own),)](
+        places,
+        found.entries,
+        counts,
+        found.items,
+        arrived,
+        tokens,
+        items,
+        COUNT=count,
+        CHOSEN=chosen,
+        BEGIN=own.start,
+        OWN=len(own),
+        PADDED_OWN=padded(len(own)),
+        LISTED=min(_LISTED, max(triton.next_power_of_2(tokens), 16)),
+        BLOCK=block,
+        DEPENDENT=dependent,
+        num_warps=4,
+        **options,
+    )
+    return found

@@ -1,0 +1,1 @@
+"""Small operations between products: norms, activations, gates, soft caps, embeddings."""

@@ -1,0 +1,49 @@
+"""Logits bounded by a tanh, as some models have it, in place."""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+_BLOCK: Final = 2048
+
+
+_TWICE_LOG2_E = tl.constexpr(2.0 * 1.4426950408889634)
+
+
+@triton.jit
+def bounded(score, CAP: tl.constexpr):
+    """CAP * tanh(score / CAP), float32, if CAP is above 0. The error is some 1e-7 of CAP."""
+    if CAP > 0.0:
+        score = CAP * (2.0 / (1.0 + tl.exp2(score * (-_TWICE_LOG2_E / CAP))) - 1.0)
+    return score
+
+
+@triton.jit
+def _bound_kernel(
+    logits, places, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CAP: tl.constexpr, PLACED: tl.constexpr
+):  # fmt: skip
+    """One program for BLOCK logits of a row."""
+    row = tl.program_id(0).to(tl.int64)
+    if PLACED:
+        row = tl.load(places + row).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    found = tl.load(logits + row * WIDTH + i, mask=i < WIDTH, other=0.0)
+    tl.store(logits + row * WIDTH + i, bounded(found, CAP), mask=i < WIDTH)
+
+
+def bound_logits(logits: torch.Tensor, cap: float, places: torch.Tensor | None = None) -> None:
+    """logits = cap * tanh(logits / cap), in place. logits: float32, contiguous [m, vocab]. places: int32 [n], the rows
+    that are bounded, each once; of one that stands there several times, anything may be left. None: all of them."""
+    rows, width = logits.shape
+    rows = rows if places is None else places.shape[0]
+    _bound_kernel[(rows, triton.cdiv(width, _BLOCK))](
+        logits, logits if places is None else places, WIDTH=width, BLOCK=_BLOCK, CAP=cap, PLACED=places is not None,
+        num_warps=4,
+    )  # fmt: skip

@@ -1,0 +1,212 @@
+"""Root-mean-square normalisation, alone and fused with the residual's addition: one program a token. And the squares
+for a norm that others make: they sum them by tiles, and whoever reads the residual adds the tiles up."""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from runahead.runtime.kernels.layers import Attention, Norm
+from runahead.runtime.kernels.triton.gpu.dependent_launch import let_dependents_start, wait_for_predecessors
+
+_ROUND_BELOW = tl.constexpr(2.0**-15)
+_ROUNDER = tl.constexpr(1.5 * 2.0**-7)  # added and taken away again, it leaves multiples of 2**-30
+
+
+@triton.jit
+def exact_square(value):
+    """Squares of bfloat16 numbers held in float32, as float64: multiples of 2**-30. Sums of them below 2**23 have no
+    rounding, so no order. A square has 16 bits; one below 2**-15 is rounded, by far less than any norm's epsilon."""
+    square = value * value
+    return tl.where(square < _ROUND_BELOW, (square + _ROUNDER) - _ROUNDER, square).to(tl.float64)
+
+
+@triton.jit
+def _rms_norm_kernel(x, x_stride, weight, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+    let_dependents_start(DEPENDENT)
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    inside = i < WIDTH
+    w = tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
+    wait_for_predecessors(DEPENDENT)
+    v = tl.load(x + row * x_stride + i, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(v * v, 0) / WIDTH + eps)
+    tl.store(out + row * WIDTH + i, (v * scale * w).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _add_rms_norm_kernel(x, residual, weight, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    inside = i < WIDTH
+    v = tl.load(x + row * WIDTH + i, mask=inside, other=0.0).to(tl.float32)
+    v += tl.load(residual + row * WIDTH + i, mask=inside, other=0.0).to(tl.float32)
+    rounded = v.to(residual.dtype.element_ty)
+    tl.store(residual + row * WIDTH + i, rounded, mask=inside)
+    v = rounded.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(v * v, 0) / WIDTH + eps)
+    w = tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * WIDTH + i, (v * scale * w).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _add_normed_kernel(
+    x, residual, weight, gamma, scaled, squares, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, SCALED: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    inside = i < WIDTH
+    v = tl.load(x + row * WIDTH + i, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(v * v, 0) / WIDTH + eps)
+    w = tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
+    old = tl.load(residual + row * WIDTH + i, mask=inside, other=0.0).to(tl.float32)
+    rounded = (old + v * scale * w).to(residual.dtype.element_ty)
+    tl.store(residual + row * WIDTH + i, rounded, mask=inside)
+    if SCALED:
+        value = rounded.to(tl.float32)
+        following = tl.load(gamma + i, mask=inside, other=0.0).to(tl.float32)
+        tl.store(scaled + row * WIDTH + i, (value * following).to(scaled.dtype.element_ty), mask=inside)
+        tl.store(squares + row, tl.sum(exact_square(value), 0))
+
+
+@triton.jit
+def _norm_across_heads_kernel(
+    qkv, q_weight, k_weight, q_eps, k_eps, Q_SIZE: tl.constexpr, KV_SIZE: tl.constexpr, BLOCK: tl.constexpr
+):
+    """One program for a token's queries, and one for its keys."""
+    keys = tl.program_id(1) == 1
+    i = tl.arange(0, BLOCK)
+    width = tl.where(keys, KV_SIZE, Q_SIZE)
+    inside = i < width
+    at = qkv + tl.program_id(0).to(tl.int64) * (Q_SIZE + 2 * KV_SIZE) + tl.where(keys, Q_SIZE, 0) + i
+    v = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    w = tl.load(q_weight + i, mask=inside & (keys == 0), other=0.0).to(tl.float32)
+    w += tl.load(k_weight + i, mask=inside & keys, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(v * v, 0) / width + tl.where(keys, k_eps, q_eps))
+    tl.store(at, (v * scale * w).to(qkv.dtype.element_ty), mask=inside)
+
+
+def launch_shape(width: int) -> tuple[int, int]:
+    """Elements of a program's block, and its warps."""
+    block = triton.next_power_of_2(width)
+    return block, min(max(block // 512, 1), 8)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, dependent: bool = False) -> torch.Tensor:
+    """x / sqrt(mean(x²) + eps) * weight over the last dimension, in float32, rounded once.
+
+    x: [T, H]. weight: [H]. dependent: launched programmatically. Returns [T, H] in x's dtype.
+    """
+    tokens, width = x.shape
+    out = torch.empty((tokens, width), dtype=x.dtype, device=x.device)
+    block, warps = launch_shape(width)
+    options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
+    _rms_norm_kernel[(tokens,)](
+        x, x.stride(0), weight, out, eps, WIDTH=width, BLOCK=block, DEPENDENT=dependent, num_warps=warps, **options
+    )
+    return out
+
+
+def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """`residual += x` in place, then `rms_norm` of it.
+
+    x, residual: contiguous [T, H]. weight: [H]. Returns [T, H] in x's dtype.
+    """
+    tokens, width = x.shape
+    out = torch.empty_like(x)
+    block, warps = launch_shape(width)
+    _add_rms_norm_kernel[(tokens,)](x, residual, weight, out, eps, WIDTH=width, BLOCK=block, num_warps=warps)
+    return out
+
+
+def add_normed(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    norm: Norm,
+    following: Norm | None = None,
+    scaled: torch.Tensor | None = None,
+    squares: torch.Tensor | None = None,
+) -> None:
+    """`residual += norm(x)` in place.
+
+    x, residual: contiguous [T, H]. following, scaled, squares, all or none: `scaled`, [T, H], becomes the residual
+    times the weight of the norm that follows, and `squares`, float64 [1 or more, T or more], the sums of its squares.
+    """
+    tokens, width = x.shape
+    block, warps = launch_shape(width)
+    _add_normed_kernel[(tokens,)](
+        x,
+        residual,
+        norm.weight,
+        norm.weight if following is None else following.weight,
+        residual if scaled is None else scaled,
+        residual if squares is None else squares,
+        norm.eps,
+        WIDTH=width,
+        BLOCK=block,
+        SCALED=following is not None,
+        num_warps=warps,
+    )
+
+
+def norm_across_heads(qkv: torch.Tensor, weights: Attention) -> Attention:
+    """Queries and keys normalised in place, where that is done over all heads of a token together.
+
+    qkv: contiguous [T, (heads + 2 * kv_heads) * D]. Returns what is left to do: the mixer without these norms.
+    """
+    q_norm, k_norm, shape = weights.q_norm, weights.k_norm, weights.shape
+    if not weights.norms_span_heads or q_norm is None or k_norm is None:
+        return weights
+    block, warps = launch_shape(shape.q_size)
+    _norm_across_heads_kernel[(qkv.shape[0], 2)](
+        qkv,
+        q_norm.weight,
+        k_norm.weight,
+        q_norm.eps,
+        k_norm.eps,
+        Q_SIZE=shape.q_size,
+        KV_SIZE=shape.kv_size,
+        BLOCK=block,
+        num_warps=warps,
+    )
+    return replace(weights, q_norm=None, k_norm=None, norms_span_heads=False)
+
+
+class LateSum:
+    """A residual, [T, H] contiguous, and a product that it still lacks. The norm that follows makes the sum too, in one
+    kernel."""
+
+    def __init__(self, residual: torch.Tensor) -> None:
+        self._residual = residual
+        self._product: torch.Tensor | None = None  # [T, H]
+
+    def add(self, product: torch.Tensor, post_norm: Norm | None = None) -> None:
+        """post_norm: of the product, before it is added. Every product without one is followed by a norm before the
+        next one."""
+        assert self._product is None
+        if post_norm is None:
+            self._product = product
+        else:
+            add_normed(product, self._residual, post_norm)
+
+    def whole(self) -> torch.Tensor:
+        """The whole sum, which the residual then is. [T, H]"""
+        product, self._product = self._product, None
+        return self._residual if product is None else self._residual.add_(product)
+
+    def normed(self, norm: Norm | None) -> torch.Tensor:
+        """The norm of the whole sum, which the residual then is. None: the residual, until the next sum. [T, H]"""
+        product, self._product = self._product, None
+        if norm is None:
+            assert product is None, "what is read without a norm is normalised before it is added"
+            return self._residual
+        if product is None:
+            return rms_norm(self._residual, norm.weight, norm.eps)
+        return add_rms_norm(product, self._residual, norm.weight, norm.eps)

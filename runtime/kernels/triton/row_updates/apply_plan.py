@@ -1,0 +1,256 @@
+"""Apply, the H2D part of a launch: the plan in the staging slot goes into the row list and the row state.
+
+One program of one warp: in a steady decode it reads the 64 bytes of the header and nothing else.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from runahead.cuda_graphs import rings
+from runahead.runtime import plan as layout
+from runahead.runtime.kernels.row_state import PenaltyState, RowState
+from runahead.runtime.kernels.triton.row_state.row_parameters import word
+from runahead.runtime.kernels.triton.row_updates.admit import admit
+
+_APPEND_TILE: Final = 32
+_RECORD_TILE: Final = 256
+_CLEAR_TILE: Final = 2048
+
+_NUMBER = tl.constexpr(layout.HEADER.place("number"))  # its lower half; the upper one follows
+_ROWS = tl.constexpr(layout.HEADER.place("rows"))
+_ROW_LIST = tl.constexpr(layout.HEADER.place("row_list"))
+_APPENDS = tl.constexpr(layout.HEADER.place("appends"))
+_CHUNKS = tl.constexpr(layout.HEADER.place("chunks"))
+_ADMISSIONS = tl.constexpr(layout.HEADER.place("admissions"))
+_BULK_WORDS = tl.constexpr(layout.HEADER.place("bulk_words"))
+_GUESSES = tl.constexpr(layout.HEADER.place("guesses"))
+_HEADER_WORDS = tl.constexpr(layout.HEADER_WORDS)
+_APPEND_WORDS = tl.constexpr(layout.APPEND_WORDS)
+_CHUNK_WORDS = tl.constexpr(layout.CHUNK_WORDS)
+_CHUNK_ROW = tl.constexpr(layout.CHUNK_ROW)
+_CHUNK_START = tl.constexpr(layout.CHUNK_START)
+_CHUNK_TOKENS = tl.constexpr(layout.CHUNK_TOKENS)
+_CHUNK_OFFSET = tl.constexpr(layout.CHUNK_OFFSET)
+_CHUNK_SAMPLES = tl.constexpr(layout.CHUNK_SAMPLES)
+_STATUS_FAULT = tl.constexpr(rings.STATUS_FAULT)
+_STATUS_BYTES = tl.constexpr(rings.STATUS_BYTES)
+_FAULT_NONE = tl.constexpr(rings.FAULT_NONE)
+_FAULT_PLAN_NUMBER = tl.constexpr(rings.FAULT_PLAN_NUMBER)
+NO_CHUNK: Final = -1
+_NO_CHUNK = tl.constexpr(NO_CHUNK)
+
+
+@dataclass(frozen=True, slots=True)
+class RowList:
+    """The rows of the newest plan on the device, [R] with R a power of two. Places past its rows name the null slot."""
+
+    slots: torch.Tensor  # int32 [R] row slots of F
+    sample_slots: torch.Tensor  # int32 [R] the same for rows that the next S samples, the null slot for others
+    query_start_loc: torch.Tensor  # int32 [R + 1] where each row's query tokens begin
+    chunk_offset: torch.Tensor  # int32 [R] where a chunk's tokens begin in the bulk slot, or NO_CHUNK
+
+
+def make_row_list(max_rows: int, device: torch.device) -> RowList:
+    """An empty list."""
+    size = triton.next_power_of_2(max_rows)
+
+    def filled(length: int, value: int) -> torch.Tensor:
+        return torch.full((length,), value, dtype=torch.int32, device=device)
+
+    return RowList(filled(size, max_rows), filled(size, max_rows), filled(size + 1, 0), filled(size, NO_CHUNK))
+
+
+@triton.jit
+def _apply_plan_kernel(
+    counter,
+    plan,
+    bulk,
+    status,
+    row_slots,
+    sample_slots,
+    query_start_loc,
+    chunk_offset,
+    alive,
+    seq_len,
+    block_table,
+    parameters,
+    stop_ids,
+    bias_ids,
+    bias_values,
+    allowed,
+    said,
+    in_prompt,
+    history,
+    held_slots,
+    guesses,
+    SLOTS: tl.constexpr,
+    PLAN_WORDS: tl.constexpr,
+    BULK_WORDS: tl.constexpr,
+    STATUS_WORDS: tl.constexpr,
+    VOCAB: tl.constexpr,
+    CONTEXT: tl.constexpr,
+    MAX_BLOCKS: tl.constexpr,
+    MAX_STOP_IDS: tl.constexpr,
+    MAX_BIAS: tl.constexpr,
+    ALLOWED_WORDS: tl.constexpr,
+    HOLDS: tl.constexpr,
+    FORCES: tl.constexpr,
+    NULL_SLOT: tl.constexpr,
+    ROWS: tl.constexpr,
+    APPEND_TILE: tl.constexpr,
+    RECORD_TILE: tl.constexpr,
+    CLEAR_TILE: tl.constexpr,
+):
+    number = tl.load(counter) + 1
+    tl.store(counter, number)
+    ring = number % SLOTS
+    body = plan + ring * PLAN_WORDS
+    header = tl.load(body + tl.arange(0, _HEADER_WORDS), volatile=True)
+    planned = (word(header, _NUMBER + 1).to(tl.int64) << 32) | (word(header, _NUMBER).to(tl.int64) & 0xFFFFFFFF)
+    valid = planned == number
+    rows = tl.where(valid, word(header, _ROWS), 0)
+    listed = tl.where(valid, word(header, _ROW_LIST), 1)
+    appends = tl.where(valid, word(header, _APPENDS), 0)
+    chunks = tl.where(valid, word(header, _CHUNKS), 0)
+    admissions = tl.where(valid, word(header, _ADMISSIONS), 0)
+    bulk_words = tl.where(valid, word(header, _BULK_WORDS), 0)
+    tl.store(status + ring * STATUS_WORDS + _STATUS_FAULT, tl.where(valid, _FAULT_NONE, _FAULT_PLAN_NUMBER))
+    if FORCES:  # of a row's drafts, those that no grammar forces
+        tl.store(guesses, tl.where(valid, word(header, _GUESSES), 0))
+    append_list = body + _HEADER_WORDS + rows * listed
+    chunk_list = append_list + appends * _APPEND_WORDS
+    admission_list = chunk_list + chunks * _CHUNK_WORDS
+
+    for i in range(admissions):
+        admit(
+            bulk + ring * BULK_WORDS + tl.load(admission_list + i, volatile=True),
+            alive,
+            seq_len,
+            block_table,
+            parameters,
+            stop_ids,
+            bias_ids,
+            bias_values,
+            allowed,
+            said,
+            in_prompt,
+            history,
+            held_slots,
+            VOCAB,
+            CONTEXT,
+            MAX_BLOCKS,
+            MAX_STOP_IDS,
+            MAX_BIAS,
+            ALLOWED_WORDS,
+            HOLDS,
+            RECORD_TILE,
+            CLEAR_TILE,
+        )
+    # What follows writes where an admission has written, by other threads of the warp.
+    tl.debug_barrier()
+
+    for first in range(0, appends, APPEND_TILE):
+        j = first + tl.arange(0, APPEND_TILE)
+        entry = append_list + j * _APPEND_WORDS
+        slot = tl.load(entry, mask=j < appends, other=0, volatile=True).to(tl.int64)
+        index = tl.load(entry + 1, mask=j < appends, other=0, volatile=True)
+        block = tl.load(entry + 2, mask=j < appends, other=0, volatile=True)
+        tl.store(block_table + slot * MAX_BLOCKS + index, block, mask=j < appends)
+
+    r = tl.arange(0, ROWS)
+    held = tl.load(row_slots + r)
+    sent = tl.load(body + _HEADER_WORDS + r, mask=(r < rows) & (listed == 1), other=NULL_SLOT, volatile=True)
+    slots = tl.where(listed == 1, sent, held)
+    samples = slots
+    counts = tl.where(r < rows, 1, 0)
+    offsets = tl.full([ROWS], _NO_CHUNK, tl.int32)
+    for c in range(chunks):
+        chunk = chunk_list + c * _CHUNK_WORDS
+        here = r == tl.load(chunk + _CHUNK_ROW, volatile=True)
+        tokens = tl.load(chunk + _CHUNK_TOKENS, volatile=True)
+        counts = tl.where(here, tokens, counts)
+        offsets = tl.where(here, tl.load(chunk + _CHUNK_OFFSET, volatile=True), offsets)
+        skipped = here & (tl.load(chunk + _CHUNK_SAMPLES, volatile=True) == 0)
+        samples = tl.where(skipped, NULL_SLOT, samples)
+        slot = tl.sum(tl.where(here, slots, 0), 0)
+        tl.store(seq_len + slot, tl.load(chunk + _CHUNK_START, volatile=True) + tokens)
+    tl.store(row_slots + r, slots)
+    tl.store(sample_slots + r, samples)
+    tl.store(query_start_loc + 1 + r, tl.cumsum(counts, 0))
+    tl.store(chunk_offset + r, offsets)
+
+    words = _HEADER_WORDS + rows * listed + appends * _APPEND_WORDS + chunks * _CHUNK_WORDS + admissions + bulk_words
+    tl.store(status + ring * STATUS_WORDS + _STATUS_BYTES, words * 4)
+
+
+def apply_plan(
+    counter: torch.Tensor,
+    plan: torch.Tensor,
+    bulk: torch.Tensor,
+    status: torch.Tensor,
+    rows: RowList,
+    state: RowState,
+    penalties: PenaltyState,
+    history: torch.Tensor | None = None,
+    held: torch.Tensor | None = None,
+    guesses: torch.Tensor | None = None,
+) -> None:
+    """Apply the running launch's plan to `rows`, `state` and `penalties`; leave the bytes read from the rings in its
+    result slot.
+
+    A plan of another number masks every row and leaves FAULT_PLAN_NUMBER there. counter: int64 [1], the launches whose
+    plan was applied; this one's is the next, and advances it. plan: int32 [slots, plan_words], bulk: int32
+    [slots, bulk_words], status: int32 [slots, STATUS_WORDS], all mapped. history: int32 [row slots, context], where a
+    drafter wants to know the tokens that no chunk brings. held: int8 [row slots], where rows may be held. guesses:
+    int32 [1], where grammars force drafts: how many the plan allows a drafter, of each row.
+    """
+    _apply_plan_kernel[(1,)](
+        counter,
+        plan,
+        bulk,
+        status,
+        rows.slots,
+        rows.sample_slots,
+        rows.query_start_loc,
+        rows.chunk_offset,
+        state.alive.view(torch.int8),
+        state.seq_len,
+        state.block_table,
+        state.parameters,
+        state.stop_ids,
+        state.bias_ids,
+        state.bias_values.view(torch.int32),
+        state.allowed,
+        penalties.counts,
+        penalties.in_prompt,
+        penalties.counts if history is None else history,
+        penalties.counts if held is None else held,
+        counter if guesses is None else guesses,
+        SLOTS=plan.shape[0],
+        PLAN_WORDS=plan.shape[1],
+        BULK_WORDS=bulk.shape[1],
+        STATUS_WORDS=status.shape[1],
+        VOCAB=penalties.counts.shape[1],
+        CONTEXT=0 if history is None else history.shape[1],
+        MAX_BLOCKS=state.block_table.shape[1],
+        MAX_STOP_IDS=state.stop_ids.shape[1],
+        MAX_BIAS=state.bias_ids.shape[1],
+        ALLOWED_WORDS=state.allowed.shape[1],
+        HOLDS=held is not None,
+        FORCES=guesses is not None,
+        NULL_SLOT=state.slots - 1,
+        ROWS=rows.slots.shape[0],
+        APPEND_TILE=_APPEND_TILE,
+        RECORD_TILE=_RECORD_TILE,
+        CLEAR_TILE=_CLEAR_TILE,
+        num_warps=1,
+    )

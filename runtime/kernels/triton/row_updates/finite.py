@@ -1,0 +1,83 @@
+"""The end of F: whether the numbers of each row are finite, into the mapped result ring."""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from runahead.runtime.kernels.forward_batch import ForwardBatch
+from runahead.runtime.kernels.triton.row_updates.prompt_logprobs import PromptBuffers
+
+_TILE: Final = 4096
+
+
+@triton.jit
+def _finite_kernel(
+    counter,
+    hidden,
+    query_start_loc,
+    seq_lens,
+    wanted,
+    peaks,
+    flags,
+    HIDDEN: tl.constexpr,
+    PEAKS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    RING_ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """One program a row, over all its query tokens. PEAKS: of a query token; 0 where no logits of prompts were made."""
+    row = tl.program_id(0)
+    bad = tl.zeros([TILE], tl.int32)
+    if tl.load(seq_lens + row) > 0:
+        end = tl.load(query_start_loc + row + 1).to(tl.int64) * HIDDEN
+        for first in range(tl.load(query_start_loc + row).to(tl.int64) * HIDDEN, end, TILE):
+            i = first + tl.arange(0, TILE)
+            x = tl.load(hidden + i, mask=i < end, other=0.0).to(tl.float32)
+            bad |= ((tl.abs(x) < float("inf")) == 0).to(tl.int32)  # a NaN is not below it
+        if PEAKS:
+            end = tl.load(query_start_loc + row + 1).to(tl.int64) * PEAKS
+            for first in range(tl.load(query_start_loc + row).to(tl.int64) * PEAKS, end, TILE):
+                i = first + tl.arange(0, TILE)
+                made = tl.load(wanted + i // PEAKS, mask=i < end, other=0) != 0
+                peak = tl.load(peaks + i, mask=made, other=0.0)
+                bad |= (peak == float("inf")).to(tl.int32)
+    at = (tl.load(counter) % SLOTS) * RING_ROWS + row
+    tl.store(flags + at, (tl.max(bad, 0) == 0).to(tl.int8), mask=row < RING_ROWS)
+
+
+def write_finite(
+    counter: torch.Tensor,
+    hidden: torch.Tensor,
+    batch: ForwardBatch,
+    flags: torch.Tensor,
+    prompt: PromptBuffers | None = None,
+) -> None:
+    """Write 1 for each row of `batch` whose numbers are all finite, and for masked rows.
+
+    Its numbers are its part of `hidden`, [T, hidden] contiguous, and the logits that `leave_prompt_logprobs` has made
+    of it in this launch, for which `prompt` holds the peaks. None: no prompt asked. counter: int64 [1], the running
+    launch, whose plan was applied. flags: int8 [slots, rows], mapped.
+    """
+    peaks = hidden if prompt is None else prompt.partial_max
+    _finite_kernel[(batch.num_rows,)](
+        counter,
+        hidden,
+        batch.query_start_loc,
+        batch.seq_lens,
+        batch.seq_lens if prompt is None else prompt.wanted,
+        peaks,
+        flags,
+        HIDDEN=hidden.shape[1],
+        PEAKS=0 if prompt is None else peaks.shape[1],
+        SLOTS=flags.shape[0],
+        RING_ROWS=flags.shape[1],
+        TILE=_TILE,
+        num_warps=8,
+    )

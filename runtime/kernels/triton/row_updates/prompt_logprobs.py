@@ -1,0 +1,190 @@
+"""Log-probabilities of prompts on the device: the query tokens of F against the next token of their prompt.
+
+Logits are made in tiles of a fixed number of query tokens, never for a whole chunk, so that a token's bits depend
+neither on the other chunks nor on how many there are. Enqueued piece by piece, in launches that are no graph.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from runahead.runtime.kernels.row_state import RowState
+from runahead.runtime.kernels.triton.row_state.row_parameters import int_of, place_of
+from runahead.runtime.kernels.triton.row_updates.apply_plan import NO_CHUNK, RowList
+from runahead.runtime.kernels.triton.row_updates.write_results import ResultRing, write_prompt_logprobs
+from runahead.runtime.kernels.triton.sampling.sampling_draw import scan
+from runahead.runtime.kernels.triton.sampling.sampling_logprobs import (
+    LogprobBuffers,
+    enqueue_logprobs,
+    make_logprob_buffers,
+)
+
+_TILE: Final = 32  # query tokens whose logits are made at a time
+_TARGET_TILE: Final = 128
+_PROMPT_LOGPROBS = place_of("prompt_logprobs")
+_NO_CHUNK = tl.constexpr(NO_CHUNK)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptBuffers:
+    """T query tokens, rounded up to whole tiles of n."""
+
+    asked: torch.Tensor  # int32 [T] how many of the most likely tokens; -1: the query token leaves nothing
+    wanted: torch.Tensor  # int8 [T] asked >= 0: the bit `sampling_rows.ASKS`
+    target: torch.Tensor  # int64 [T] the prompt's next token
+    places: torch.Tensor  # int32 [T] 0, 1, 2, ...
+    logits: torch.Tensor  # float32 [n, vocab]
+    partial_max: torch.Tensor  # float32 [T, tiles of the vocabulary] +inf: logits there are not finite
+    partial_arg: torch.Tensor  # int32 [n, tiles of the vocabulary]
+    found: LogprobBuffers
+    sampled_vocab: int  # ids below this may be sampled
+
+
+def make_prompt_buffers(
+    max_tokens: int, vocab_size: int, max_top: int, device: torch.device, sampled_vocab: int | None = None
+) -> PromptBuffers:
+    """Buffers for launches of up to `max_tokens` query tokens. sampled_vocab: ids below this may be sampled; None:
+    all."""
+    tokens = triton.cdiv(max_tokens, _TILE) * _TILE
+    found = make_logprob_buffers(_TILE, vocab_size, max_top, device)
+    tiles = found.tile_mass.shape[1]
+    return PromptBuffers(
+        asked=torch.full((tokens,), -1, dtype=torch.int32, device=device),
+        wanted=torch.zeros(tokens, dtype=torch.int8, device=device),
+        target=torch.zeros(tokens, dtype=torch.int64, device=device),
+        places=torch.arange(tokens, dtype=torch.int32, device=device),
+        logits=torch.zeros((_TILE, vocab_size), dtype=torch.float32, device=device),
+        partial_max=torch.zeros((tokens, tiles), dtype=torch.float32, device=device),
+        partial_arg=torch.zeros((_TILE, tiles), dtype=torch.int32, device=device),
+        found=found,
+        sampled_vocab=vocab_size if sampled_vocab is None else sampled_vocab,
+    )
+
+
+@triton.jit
+def _targets_kernel(
+    counter,
+    bulk,
+    row_slots,
+    sample_slots,
+    query_start_loc,
+    chunk_offset,
+    alive,
+    parameters,
+    asked,
+    wanted,
+    target,
+    VOCAB: tl.constexpr,
+    SLOTS: tl.constexpr,
+    BULK_WORDS: tl.constexpr,
+    NULL_SLOT: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """One program for a row and a tile of its query tokens."""
+    row = tl.program_id(0)
+    slot = tl.load(row_slots + row).to(tl.int64)
+    top = int_of(parameters, slot, _PROMPT_LOGPROBS)
+    offset = tl.load(chunk_offset + row)
+    if (tl.load(alive + slot) != 0) & (top >= 0) & (offset != _NO_CHUNK):
+        start = tl.load(query_start_loc + row)
+        samples = tl.load(sample_slots + row) != NULL_SLOT
+        entries = tl.load(query_start_loc + row + 1) - start - samples.to(tl.int32)
+        i = tl.program_id(1) * TILE + tl.arange(0, TILE)
+        inside = i < entries
+        following = bulk + (tl.load(counter) % SLOTS) * BULK_WORDS + offset + 1 + i
+        token = tl.load(following, mask=inside, other=0, volatile=True)
+        token = tl.minimum(tl.maximum(token, 0), VOCAB - 1)
+        tl.store(target + start + i, token.to(tl.int64), mask=inside)
+        tl.store(asked + start + i, top + tl.zeros([TILE], tl.int32), mask=inside)
+        tl.store(wanted + start + i, tl.full([TILE], 1, tl.int8), mask=inside)
+
+
+def find_targets(
+    num_rows: int,
+    num_tokens: int,
+    counter: torch.Tensor,
+    bulk: torch.Tensor,
+    rows: RowList,
+    state: RowState,
+    out: PromptBuffers,
+) -> None:
+    """Which of this launch's query tokens leave something, and against which token: `asked`, `wanted`, `target`."""
+    out.asked[:num_tokens].fill_(-1)
+    out.wanted[:num_tokens].zero_()
+    _targets_kernel[(num_rows, triton.cdiv(num_tokens, _TARGET_TILE))](
+        counter,
+        bulk,
+        rows.slots,
+        rows.sample_slots,
+        rows.query_start_loc,
+        rows.chunk_offset,
+        state.alive.view(torch.int8),
+        state.parameters,
+        out.asked,
+        out.wanted,
+        out.target,
+        VOCAB=out.logits.shape[1],
+        SLOTS=bulk.shape[0],
+        BULK_WORDS=bulk.shape[1],
+        NULL_SLOT=state.slots - 1,
+        TILE=_TARGET_TILE,
+        num_warps=4,
+    )
+
+
+def leave_prompt_logprobs(
+    counter: torch.Tensor,
+    hidden: torch.Tensor,
+    logits_of: Callable[[torch.Tensor], torch.Tensor],
+    buffers: PromptBuffers,
+    results: ResultRing,
+) -> None:
+    """Log-probabilities of the query tokens that `find_targets` found, into the result ring of the running launch.
+
+    hidden: [T, hidden] final hidden states. logits_of: [n, hidden] to [n, vocab], or to [n, 0] on
+    ranks other than the first. A query token whose logits are not
+    finite leaves zeros, and a peak of +inf in `partial_max`: its row has failed (`finite.write_finite`).
+    """
+    tokens = hidden.shape[0]
+    for first in range(0, tokens, _TILE):
+        tile = hidden[first : first + _TILE]
+        if (
+            tile.shape[0] < _TILE
+        ):  # a product's bits may depend on the number of its rows, so that it is always the same
+            tile = torch.cat((tile, tile.new_zeros((_TILE - tile.shape[0], tile.shape[1]))))
+        logits = logits_of(tile)
+        if not logits.shape[1]:
+            continue  # they are on the first rank
+        buffers.logits.copy_(logits)
+        places = buffers.places[first : first + _TILE]
+        identity = buffers.places[:_TILE]
+        peaks = buffers.partial_max[first : first + _TILE]
+        scan(
+            buffers.logits,
+            identity,
+            places,
+            buffers.wanted,
+            peaks,
+            buffers.partial_arg,
+            sampled_vocab=buffers.sampled_vocab,
+        )
+        enqueue_logprobs(
+            buffers.logits,
+            identity,
+            places,
+            buffers.wanted[first : first + _TILE],
+            buffers.asked,
+            peaks,
+            buffers.target[first : first + _TILE],
+            buffers.found,
+        )
+        write_prompt_logprobs(counter, places, buffers.asked, buffers.found, results)

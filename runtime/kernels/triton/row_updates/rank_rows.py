@@ -1,0 +1,78 @@
+"""Row state that only the first rank decides, and that every rank takes over: what S leaves, and what is drafted.
+`runahead.runtime.programs.cpu.rank_rows` is the same on the CPU.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from runahead.runtime.kernels.ranks import Ranks
+from runahead.runtime.kernels.row_state import RowState
+
+_ROWS: Final = 128  # of a program
+_SLOT, _TOKEN, _LENGTH, _VERDICT = (tl.constexpr(word) for word in range(4))
+_WORDS: Final = 4
+_ALIVE, _HELD = tl.constexpr(1), tl.constexpr(2)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _pack_kernel(slots, last_token, seq_len, alive, held, words, num_rows, ROWS: tl.constexpr, HOLDS: tl.constexpr):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    there = row < num_rows
+    slot = tl.load(slots + row, mask=there, other=0)
+    verdict = tl.where(tl.load(alive + slot, mask=there, other=0) != 0, _ALIVE, 0)
+    if HOLDS:
+        verdict |= tl.where(tl.load(held + slot, mask=there, other=0) != 0, _HELD, 0)
+    tl.store(words + row * 4 + _SLOT, slot, mask=there)
+    tl.store(words + row * 4 + _TOKEN, tl.load(last_token + slot, mask=there, other=0).to(tl.int32), mask=there)
+    tl.store(words + row * 4 + _LENGTH, tl.load(seq_len + slot, mask=there, other=0).to(tl.int32), mask=there)
+    tl.store(words + row * 4 + _VERDICT, verdict, mask=there)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _unpack_kernel(last_token, seq_len, alive, held, words, num_rows, ROWS: tl.constexpr, HOLDS: tl.constexpr):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    there = row < num_rows
+    slot = tl.load(words + row * 4 + _SLOT, mask=there, other=0)
+    verdict = tl.load(words + row * 4 + _VERDICT, mask=there, other=0)
+    tl.store(last_token + slot, tl.load(words + row * 4 + _TOKEN, mask=there, other=0), mask=there)
+    tl.store(seq_len + slot, tl.load(words + row * 4 + _LENGTH, mask=there, other=0), mask=there)
+    tl.store(alive + slot, ((verdict & _ALIVE) != 0).to(tl.int8), mask=there)
+    if HOLDS:
+        tl.store(held + slot, ((verdict & _HELD) != 0).to(tl.int8), mask=there)
+
+
+def take_over_sampled(
+    num_rows: int, slots: torch.Tensor, state: RowState, held: torch.Tensor | None, ranks: Ranks
+) -> None:
+    """After S: the rows that it has looked at are on every rank as they are on the first. slots: int32, one a row, the
+    same on every rank. held: int8 [slots], where rows may be held."""
+    words = torch.empty((num_rows, _WORDS), dtype=torch.int32, device=slots.device)
+    alive = state.alive.view(torch.int8)
+    grid, holds = (triton.cdiv(num_rows, _ROWS),), alive if held is None else held
+    options = {"ROWS": _ROWS, "HOLDS": held is not None, "num_warps": 4}
+    if ranks.share.is_first:
+        _pack_kernel[grid](slots, state.last_token, state.seq_len, alive, holds, words, num_rows, **options)
+    ranks.spread(words)
+    if not ranks.share.is_first:
+        _unpack_kernel[grid](state.last_token, state.seq_len, alive, holds, words, num_rows, **options)
+
+
+def take_over_drafts(
+    num_rows: int, count: int, slots: torch.Tensor, proposed: torch.Tensor, drafted: torch.Tensor, ranks: Ranks
+) -> None:
+    """Before F: the first rank's drafts are on every rank. count: of a row, at most. slots: int32 [rows or more].
+    proposed: int32 [slots, K]. drafted: int32 [slots]."""
+    places = slots[:num_rows].long()
+    words = torch.cat((drafted[places, None], proposed[places, :count]), 1)
+    ranks.spread(words)
+    if not ranks.share.is_first:
+        drafted[places] = words[:, 0]
+        proposed[places, :count] = words[:, 1:]

@@ -1,0 +1,83 @@
+"""Penalties on the device: `reference.penalties`, with the same bits for kernels launched without fused operations."""
+
+# mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-untyped-calls=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from runahead.runtime import row_record as layout
+from runahead.runtime.kernels.triton.row_state.row_parameters import float_of, int_of, place_of
+
+_PENALTY_SLOT = place_of("penalty_slot")
+_REPETITION = place_of("repetition_penalty")
+_PRESENCE = place_of("presence_penalty")
+_FREQUENCY = place_of("frequency_penalty")
+_COUNT_TOKEN = tl.constexpr(layout.COUNT_TOKEN)
+_COUNT_SEEN = tl.constexpr(layout.COUNT_SEEN)
+_COUNT_WORDS = tl.constexpr(layout.COUNT_WORDS)
+_PROMPT_BIT = tl.constexpr(layout.PROMPT_BIT)
+
+
+@triton.jit
+def penalize(
+    x,
+    i,
+    inside,
+    slot,
+    parameters,
+    counts,
+    in_prompt,
+    mask_words,
+    drafts,
+    ahead,
+    VOCAB: tl.constexpr,
+    RUNS: tl.constexpr,
+):
+    """The logits x of tokens i after the penalties of a row; as they are where it has none. RUNS: the first `ahead`
+    drafts of the row count as said."""
+    own = int_of(parameters, slot, _PENALTY_SLOT).to(tl.int64)
+    there = inside & (own >= 0)
+    times = tl.load(counts + own * VOCAB + i, mask=there, other=0)
+    word = tl.load(in_prompt + own * mask_words + i // 32, mask=there, other=0)
+    if RUNS:
+        for before in range(0, tl.where(own >= 0, ahead, 0)):
+            times += (i == tl.load(drafts + before)).to(tl.int32)
+    said = times > 0
+    factor = float_of(parameters, slot, _REPETITION)
+    repeated = tl.where(x > 0.0, tl.div_rn(x, factor + tl.zeros_like(x)), x * factor)
+    x = tl.where(said | (((word >> (i % 32)) & 1) != 0), repeated, x)
+    x = tl.where(said, x - float_of(parameters, slot, _FREQUENCY) * times.to(tl.float32), x)
+    return tl.where(said, x - float_of(parameters, slot, _PRESENCE), x)
+
+
+@triton.jit
+def begin_penalties(
+    entries,
+    count,
+    penalty_slot,
+    counts,
+    in_prompt,
+    VOCAB: tl.constexpr,
+    MASK_WORDS: tl.constexpr,
+    CLEAR_TILE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Clear a penalty slot, then write a penalty list of `count` entries there. By one program."""
+    times = counts + penalty_slot * VOCAB
+    mask = in_prompt + penalty_slot * MASK_WORDS
+    for first in range(0, VOCAB, CLEAR_TILE):
+        i = first + tl.arange(0, CLEAR_TILE)
+        tl.store(times + i, tl.zeros([CLEAR_TILE], tl.int32), mask=i < VOCAB)
+        tl.store(mask + i, tl.zeros([CLEAR_TILE], tl.int32), mask=i < MASK_WORDS)
+    tl.debug_barrier()  # the list is written by other threads than those that cleared
+    for first in range(0, count, TILE):
+        e = first + tl.arange(0, TILE)
+        inside = e < count
+        token = tl.load(entries + e * _COUNT_WORDS + _COUNT_TOKEN, mask=inside, other=0, volatile=True)
+        seen = tl.load(entries + e * _COUNT_WORDS + _COUNT_SEEN, mask=inside, other=0, volatile=True)
+        tl.store(times + token, seen & ~_PROMPT_BIT, mask=inside)
+        bit = tl.full([TILE], 1, tl.int32) << (token % 32)
+        tl.atomic_or(mask + token // 32, bit, mask=inside & ((seen & _PROMPT_BIT) != 0), sem="relaxed")

@@ -1,0 +1,84 @@
+"""Scores and their weights on the device, bit by bit those of the reference, in few instructions.
+
+A token's score is the distance of its logit to the row's highest, divided by the temperature: zero or negative.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-untyped-calls=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from runahead.runtime.kernels.reference.sampling_filters import MASS_ONE
+from runahead.runtime.kernels.triton.sampling.philox import exp32
+
+mass_one = tl.constexpr(MASS_ONE)
+WORST_KEY = tl.constexpr(0x7F800000)  # of a score of -inf
+NO_KEY = tl.constexpr(0x7FFFFFFF)  # of what is no token that counts: above all keys
+_LIMB = tl.constexpr(2.0**20)  # half of the bits of a mass
+_LIMB_BITS = tl.constexpr(20)
+# Between which `scores_of` may multiply: neither a quotient nor what is left of a division leaves float32's range of
+# numbers with 24 bits. A distance is then zero or at least 2**-56, half a unit in the last place of the highest logit.
+_LEAST_HEAT = tl.constexpr(2.0**-30)
+_MOST_HEAT = tl.constexpr(2.0**30)
+_LEAST_PEAK = tl.constexpr(2.0**-30)
+_FARTHEST = tl.constexpr(-(2.0**90))
+
+
+@triton.jit
+def inverse_of(heat, peak):
+    """1 / heat, where `scores_of` may multiply by it instead of dividing by heat; 0 where it may not."""
+    usual = (heat >= _LEAST_HEAT) & (heat <= _MOST_HEAT) & (tl.abs(peak) >= _LEAST_PEAK)
+    return tl.where(usual, tl.div_rn(tl.full([], 1.0, tl.float32), heat), 0.0)
+
+
+@triton.jit
+def scores_of(x, peak, heat, inverse):
+    """(x - peak) / heat, correctly rounded. inverse: `inverse_of` them.
+
+    A quotient that is a multiplication and two corrections is the correctly rounded one (Markstein, "Computation of
+    elementary functions on the IBM RISC System/6000 processor", theorem 5) and takes half the instructions of a
+    division. Only distances beyond 2**90, of masked tokens for one, are all taken for that one.
+    """
+    score = x - peak
+    if inverse > 0.0:
+        distance = tl.maximum(score, _FARTHEST)
+        divisor = tl.zeros_like(x) - heat
+        factor = tl.zeros_like(x) + inverse
+        score = distance * inverse
+        score = tl.fma(tl.fma(divisor, score, distance), factor, score)
+        score = tl.fma(tl.fma(divisor, score, distance), factor, score)
+    else:
+        score = tl.div_rn(score, heat + tl.zeros_like(x))
+    return score
+
+
+@triton.jit
+def key_of(score):
+    """Of scores that are zero, whatever its sign, or negative; and of distances below the highest score."""
+    return score.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def mass_of(score):
+    """Probability mass in fixed point, 1 for the most likely token."""
+    return (exp32(score) * mass_one).to(tl.int64)
+
+
+@triton.jit
+def limbs_of(score):
+    """`mass_of` as two float32 that hold integers: the upper 20 bits, or 2**20, and the lower 20 bits.
+
+    Sums of up to 16 of them are exact, and a float32 is added, and selected, by half the instructions of an int64.
+    """
+    weight = exp32(score) * _LIMB
+    upper = tl.floor(weight)
+    return upper, tl.floor((weight - upper) * _LIMB)
+
+
+@triton.jit
+def mass_of_limbs(upper, lower):
+    """The int64 that two sums of limbs stand for."""
+    return (upper.to(tl.int32).to(tl.int64) << _LIMB_BITS) + lower.to(tl.int32).to(tl.int64)

@@ -1,0 +1,119 @@
+"""Draft heads of EAGLE as they are published: which kind a folder holds, and those of EAGLE-1.
+
+A head of EAGLE-1 is one Llama layer without a norm in front of its attention, over fuse([embedding of a token, hidden
+state of the position before it]); the hidden state is the target's after its final norm, and what the layer leaves is
+one more such hidden state. Embedding and head are the target's; a tensor d2t, as heads of EAGLE-3 have, may say which
+of its tokens are guessed: frequent ones are most of a text, and most of a step is the product over the vocabulary.
+
+Source: Li, Wei, Zhang, Zhang, 2024, "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty", and the
+tensors' names of the checkpoints that its authors have published. Frequent tokens alone: Zhao et al., 2025, "FR-Spec:
+Accelerating Large-Vocabulary Language Models via Frequency-Ranked Speculative Sampling".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from runahead.runtime.checkpoint import CheckpointError, StoredTensor
+from runahead.runtime.checkpoint.folder import FolderCheckpoint
+from runahead.runtime.kernels.layers import Fuse
+from runahead.runtime.models.architecture import HeadWeights, TensorReader
+from runahead.runtime.models.blocks.dense_decoder import attention, feed_forward, rope_of
+from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.config.config_values import flag
+from runahead.runtime.models.drafters.eagle3 import is_eagle3, open_eagle3
+from runahead.runtime.models.drafters.head_files import HeadFiles, check_fits, check_width, read_tensors, targets_of
+from runahead.runtime.models.drafters.head_padding import check_tokens_end, without_padding
+from runahead.runtime.models.drafters.speculators import plain_head
+from runahead.runtime.models.families.llama import LLAMA, LlamaConfig
+from runahead.runtime.models.read_config import parse_config
+
+_NAMES: Final = (LLAMA.name, "EagleLlamaForCausalLM", "LlamaForCausalLMEagle")
+_FUSE, _EMBEDDING, _TO_TARGET, _BODY = "model.fc", "model.embed_tokens.weight", "model.d2t", "model."
+
+
+def open_eagle(
+    checkpoint: FolderCheckpoint, target: ModelConfig, context: int, setting: str, context_setting: str
+) -> HeadFiles:
+    """The head in this folder, of EAGLE-1 or EAGLE-3, as its configuration says. target: the model that it drafts for.
+    context: tokens of a request that are served. setting, context_setting: what messages call the one that names the
+    folder, and the one of the context.
+
+    Raises CheckpointError for a head that is of another kind, does not fit the target, or lacks what it needs.
+    """
+    called = f"the draft head {checkpoint.path}"
+    try:
+        plain = plain_head(checkpoint.config())
+    except CheckpointError as error:
+        raise CheckpointError(f"{called}: {error}") from error
+    if is_eagle3(plain.config):
+        return open_eagle3(checkpoint, plain, target, context, setting, context_setting)
+    raw = dict(plain.config)
+    _refuse_others(called, raw)
+    given_bias = flag(raw, "bias") if raw.get("bias") is not None else None
+    qkv_bias = flag(raw, "qkv_bias")
+    for key in ("bias", "qkv_bias"):
+        raw.pop(key, None)
+    try:
+        config = parse_config({**raw, "architectures": [LLAMA.name]}, ())
+    except CheckpointError as error:
+        raise CheckpointError(f"{called}: {error}") from error
+    assert isinstance(config, LlamaConfig)
+    check_fits(f"{called} ({setting})", config, target, context, context_setting)
+    check_width(f"{called} ({setting})", config.hidden_size, target)
+
+    def all_of_it(tensors: TensorReader) -> HeadWeights:
+        tensors.tensor((_EMBEDDING,), (target.vocab_size,), config.hidden_size)  # the copy
+        return _built(config, tensors, True, True)
+
+    tensors_of_files = read_tensors(checkpoint, all_of_it, target.vocab_size)
+    stored: dict[str, StoredTensor] = {
+        _BODY + plain.named(name.removeprefix(_BODY)): tensor for name, tensor in tensors_of_files.items()
+    }
+    if len(stored) < len(tensors_of_files):
+        raise CheckpointError(f"{called} has a tensor twice, by two of the names that it may have")
+    to_target = stored.pop(_TO_TARGET, None)
+    if config.vocab_size > target.vocab_size:
+        check_tokens_end(called, checkpoint, None, target.vocab_size)
+    if _EMBEDDING in stored:
+        stored[_EMBEDDING] = without_padding(stored[_EMBEDDING], target.vocab_size)
+    targets = None
+    if to_target is not None:
+        known = max(1, to_target.shape[0]) if len(to_target.shape) == 1 else 1
+        targets = targets_of(called, to_target, known, target, "one for each token that the head may guess")
+    fuse_bias = f"{_FUSE}.bias" in stored if given_bias is None else given_bias
+    own_qkv_bias = qkv_bias or config.attention_bias
+
+    def build(tensors: TensorReader) -> HeadWeights:
+        return replace(_built(config, tensors, fuse_bias, own_qkv_bias), targets=targets)
+
+    head = HeadFiles(
+        called,
+        "a head of EAGLE-1",
+        stored,
+        build,
+        {_EMBEDDING: (target.vocab_size, config.hidden_size)},  # a copy of the target's, which is used
+        lambda name: plain.in_file(name.removeprefix(_BODY)),
+    )
+    head.check()
+    return head
+
+
+def _built(config: LlamaConfig, tensors: TensorReader, fuse_bias: bool, qkv_bias: bool) -> HeadWeights:
+    hidden = config.hidden_size
+    fuse = Fuse(tensors.linear((_FUSE,), (hidden,), 2 * hidden, bias=fuse_bias))
+    mixer = attention(config, 0, tensors, qkv_bias=qkv_bias, output_bias=config.attention_bias, norm=None)
+    # What follows the first token is the first that is drafted: nothing was ever made of that token itself.
+    mixer, dense = replace(mixer, first=1), feed_forward(config, 0, tensors, bias=config.mlp_bias)
+    return HeadWeights(fuse, mixer, dense, rope_of(config), tensors.parameters, hidden)
+
+
+def _refuse_others(called: str, raw: Mapping[str, Any]) -> None:
+    if raw.get("architectures") not in tuple([name] for name in _NAMES):
+        raise CheckpointError(
+            f"{called}: architectures is {raw.get('architectures')!r}; that of a head of EAGLE-1 is "
+            f"{', '.join(_NAMES)}, and that of one of EAGLE-3 LlamaForCausalLMEagle3, Eagle3LlamaForCausalLM, or "
+            "LlamaForCausalLM beside a draft_vocab_size"
+        )

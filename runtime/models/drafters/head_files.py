@@ -1,0 +1,215 @@
+"""The files of a draft head, held against the model that it is to draft for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import torch
+
+from runahead.runtime.checkpoint import CheckpointError, StoredTensor
+from runahead.runtime.checkpoint.folder import FolderCheckpoint
+from runahead.runtime.kernels.kernel_set import DraftKernelSet
+from runahead.runtime.kernels.layer_products import products_of
+from runahead.runtime.kernels.layers import Layer
+from runahead.runtime.models.architecture import HeadWeights, TensorReader, TensorStack
+from runahead.runtime.models.blocks.dense_decoder import DenseConfig
+from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.drafters.draft_head import DraftHead
+from runahead.runtime.models.drafters.head_entries import are_one_product
+from runahead.runtime.models.drafters.head_padding import MULTIPLES, is_padded, whole_tensor
+from runahead.runtime.models.drafters.torch_file import read_torch_file
+from runahead.runtime.models.memory import memory_of
+from runahead.runtime.models.weights import Pack, copy_stored, drawing, is_copy
+
+_INTEGERS: Final = (torch.int64, torch.int32)
+_ROUNDED: Final = 2.0**-7  # twice the relative error of a number that is rounded to bfloat16
+_FLUSHED: Final = 1e-7  # absolute error of a number below those of float16
+_CPU: Final = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFiles:
+    """A head whose files fit its target. No weight is read yet.
+
+    called: what messages call it. kind: of a head, in words. stored: its tensors, by the names that `build` asks for.
+    build: makes the head of them. copies: copies of the target's embedding, which may be there too and are not read,
+    with their shapes.
+    in_file: what the files call a tensor.
+    """
+
+    called: str
+    kind: str
+    stored: Mapping[str, StoredTensor]
+    build: Callable[[TensorReader], HeadWeights]
+    copies: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    in_file: Callable[[str], str] = str
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of its tensors in float32, as they are read on the CPU."""
+        return self.parameters * torch.float32.itemsize
+
+    @property
+    def parameters(self) -> int:
+        """Trained numbers of its own."""
+        return self._described()[0].parameters
+
+    def shapes(self) -> list[tuple[int, int]]:
+        """(in, out) of every product with a matrix of its own, one made of two, or some rows of the target's."""
+        head, _ = self._described()
+        linears = (head.fuse.product, head.narrow, *products_of(Layer(head.mixer, head.feed_forward)))
+        matrices = [*(linear.weight for linear in linears if linear is not None), head.lm_head]
+        found = [(matrix.shape[1], matrix.shape[0]) for matrix in matrices if matrix is not None]
+        of_some = [(head.width, len(head.targets))] if head.lm_head is None and head.targets is not None else []
+        of_entries = []
+        if head.fuse.product is not None and are_one_product(head):
+            shape = head.mixer.shape
+            of_entries = [(head.fuse.product.weight.shape[1], 2 * shape.kv_heads * shape.head_dim)]
+        return [*found, *of_some, *of_entries]
+
+    def block_bytes(self, block_size: int, dtype: torch.dtype = torch.float32) -> int:
+        """Bytes of a KV block: keys and values of the head's layer, and the hidden states that it reads."""
+        head, _ = self._described()
+        entries = memory_of((Layer(head.mixer, head.feed_forward),)).bytes_kept(block_size, dtype)
+        return entries.block + block_size * head.width * dtype.itemsize
+
+    def weights(self, pack: Pack, device: torch.device = _CPU, dtype: torch.dtype = torch.float32) -> HeadWeights:
+        """On this device, in this dtype. Raises CheckpointError."""
+
+        def fill(stack: TensorStack) -> torch.Tensor:
+            whole = torch.empty((sum(stack.rows), *stack.columns), dtype=stack.dtype or dtype, device=device)
+            for name, part in zip(stack.names, whole.split(stack.rows), strict=True):
+                copy_stored(self.stored[name], part)
+            return whole
+
+        return _with_targets(self.build(TensorReader(fill, pack)), device)
+
+    def load(self, target: Decoder, kernels: DraftKernelSet, positions: int, *, drawn: bool) -> DraftHead:
+        """The head on the CPU. positions: the longest context. drawn: its numbers are random, and no file is read.
+        Raises CheckpointError."""
+        weights = self.drawn_weights(kernels.pack_weight) if drawn else self.weights(kernels.pack_weight)
+        return DraftHead(weights, target, kernels, positions)
+
+    def drawn_weights(self, pack: Pack, device: torch.device = _CPU, dtype: torch.dtype = torch.float32) -> HeadWeights:
+        """The same, of random numbers."""
+        return _with_targets(self.build(TensorReader(drawing(dtype, device), pack)), device)
+
+    def check(self) -> None:
+        """Raises CheckpointError, naming the tensor, if one is missing, unknown, or of another shape."""
+        expected = self.expected()
+        for name, shape in expected.items():
+            if name not in self.stored:
+                raise CheckpointError(f"{self.called} has no tensor {self.in_file(name)}")
+            self.stored[name].check(shape)
+        for name, tensor in self.stored.items():
+            if name in self.copies:
+                tensor.check(self.copies[name])
+            elif name not in expected:
+                raise CheckpointError(
+                    f"{self.called} has a tensor {self.in_file(name)}, which {self.kind} does not have"
+                )
+
+    def check_copies(self, target: Decoder) -> None:
+        """Raises CheckpointError, naming the tensor, if one that counts as a copy of the target's is none. The two may
+        be rounded to different dtypes."""
+        for name in self.copies:
+            if name in self.stored and not is_copy(self.stored[name], target.weights.embedding, _ROUNDED, _FLUSHED):
+                raise CheckpointError(
+                    f"{self.called} has a tensor {self.in_file(name)} that differs from the model's embedding; heads "
+                    "that share the model's embedding are served"
+                )
+
+    def expected(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the tensors that the head is made of, by the names that `build` asks for, in its order."""
+        _, stacks = self._described()
+        return {name: stack.shape(i) for stack in stacks for i, name in enumerate(stack.names)}
+
+    def _described(self) -> tuple[HeadWeights, list[TensorStack]]:
+        return _described(self.build)
+
+
+def _described(build: Callable[[TensorReader], HeadWeights]) -> tuple[HeadWeights, list[TensorStack]]:
+    """The head without values, and the stacks of tensors that it is made of."""
+    stacks: list[TensorStack] = []
+
+    def fill(stack: TensorStack) -> torch.Tensor:
+        stacks.append(stack)
+        return torch.empty((sum(stack.rows), *stack.columns), device="meta")
+
+    return build(TensorReader(fill, lambda weight: weight)), stacks
+
+
+def read_tensors(
+    checkpoint: FolderCheckpoint, most: Callable[[TensorReader], HeadWeights], vocab: int
+) -> Mapping[str, StoredTensor]:
+    """The tensors of a head's files, by the names that these have. most: makes the head with every tensor that it may
+    have; what they take bounds a file that torch.save wrote. vocab: of the target. Raises CheckpointError."""
+    if checkpoint.has_safetensors:
+        return checkpoint.tensors()
+    head, stacks = _described(most)
+    numbers = sum(math.prod(stack.shape(i)) for stack in stacks for i in range(len(stack.names)))
+    padding = max(MULTIPLES)  # rows of an embedding and of a head's matrix
+    # Beside them d2t, of 8 bytes a token, and t2d, of one.
+    most_bytes = torch.float32.itemsize * (numbers + 2 * padding * head.width) + 9 * (vocab + padding)
+    return read_torch_file(checkpoint.torch_file, most_bytes)
+
+
+def _with_targets(weights: HeadWeights, device: torch.device) -> HeadWeights:
+    """Which tokens are guessed is read on the CPU, whatever the device is."""
+    return weights if weights.targets is None else replace(weights, targets=weights.targets.to(device))
+
+
+def may_have_head(target: ModelConfig) -> bool:
+    """Does a model leave the hidden states that a head is made for? Where its logits are scaled, the last norm is."""
+    return bool(getattr(target, "logits_scaling", 1.0) == 1.0)
+
+
+def check_fits(head: str, config: DenseConfig, target: ModelConfig, context: int, context_setting: str) -> None:
+    """Raises CheckpointError for a head that can't draft for the model, whatever its kind is. head: what messages call
+    it. context: tokens of a request that are served. context_setting: what messages call the setting of that."""
+    if not may_have_head(target):
+        raise CheckpointError(
+            f"{head} can't draft for this {target.architecture}, whose logits_scaling is in the hidden states that a "
+            "head would read"
+        )
+    if config.num_layers != 1:
+        raise CheckpointError(f"{head} has {config.num_layers} layers; heads of one layer are served")
+    if not is_padded(config.vocab_size, target.vocab_size):
+        raise CheckpointError(
+            f"{head} has a vocabulary of {config.vocab_size} tokens, and the model one of {target.vocab_size}: it was "
+            "made for another model"
+        )
+    if config.max_position_embeddings < context:
+        raise CheckpointError(
+            f"{head} has a context of {config.max_position_embeddings} tokens, and {context} are served: set "
+            f"{context_setting} to {config.max_position_embeddings} or less"
+        )
+
+
+def check_width(head: str, width: int, target: ModelConfig) -> None:
+    """Raises CheckpointError for a head that reads hidden states of so many numbers, if the model leaves others."""
+    if width != target.hidden_size:
+        raise CheckpointError(
+            f"{head} reads hidden states of {width} numbers, and the model leaves {target.hidden_size}: "
+            "it was made for another model"
+        )
+
+
+def targets_of(called: str, stored: StoredTensor, known: int, target: ModelConfig, why: str) -> torch.Tensor:
+    """The target's tokens that the head's are, int64 [known]. stored: tensor d2t, what is added to each of the head's.
+    why: there must be as many, for messages. Raises CheckpointError."""
+    if known > target.vocab_size:
+        raise CheckpointError(f"{called}: tensor d2t has {known} tokens, and the model {target.vocab_size}")
+    added = whole_tensor(stored) if stored.shape == (known,) else None
+    if added is None or added.dtype not in _INTEGERS:
+        raise CheckpointError(f"{called}: tensor d2t must be {known} integers of 64 or 32 bits, {why}")
+    targets = torch.arange(known) + added.long()
+    if not 0 <= int(targets.min()) <= int(targets.max()) < target.vocab_size or len(targets.unique()) < known:
+        raise CheckpointError(
+            f"{called}: tensor d2t must give each of {known} tokens one of the model's {target.vocab_size} to itself"
+        )
+    return targets

@@ -1,0 +1,160 @@
+"""Gemma 3, text alone: four norms a layer, whose weight is one more than the checkpoint has, and two ropes, one of the
+layers with a window and one of the others.
+
+From 4B on a published checkpoint is one of text and pictures, whose text part is served. Its file leaves out what is as
+the library has it by default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import torch
+
+from runahead.runtime.checkpoint import CheckpointError
+from runahead.runtime.kernels.layers import Layer
+from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader, Whole
+from runahead.runtime.models.blocks.dense_decoder import (
+    READ_BY_DENSE,
+    DenseConfig,
+    attention,
+    dense_weights,
+    feed_forward,
+    passed_over,
+    read_dense,
+    rope_of,
+    small,
+    window_size,
+    windows_by_type,
+)
+from runahead.runtime.models.blocks.norms import one_added, with_one_added
+from runahead.runtime.models.config.config_keys import Unread, unread
+from runahead.runtime.models.config.config_values import flag, number
+from runahead.runtime.models.config.rope_values import refuse_partial, rope_scaling
+from runahead.runtime.models.rope import Rope, RopeScaling
+
+_NAME: Final = "Gemma3ForCausalLM"
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_OF_FULL, _OF_SLIDING = 0, 1  # numbers of the model's ropes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gemma3Config(DenseConfig):
+    """rope_theta, rope_scaling: of the layers without a window; sliding_theta, sliding_scaling: of those with one.
+
+    query_pre_attn_scalar: scores are divided by its square root. attention_bias: of queries, keys, values and the
+    attention's output.
+    """
+
+    sliding_theta: float = 10000.0
+    sliding_scaling: RopeScaling = field(default_factory=RopeScaling)
+    query_pre_attn_scalar: float = 256.0
+    attention_bias: bool = False
+
+
+def _ropes(raw: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What is said of each type of layer: in `rope_parameters` by their names, or in older keys of both."""
+    given = raw.get("rope_parameters")
+    given = {} if given is None else given
+    is_object = isinstance(given, dict) and given.keys() <= {_FULL, _SLIDING}
+    if not is_object or any(not isinstance(one, dict | None) for one in given.values()):
+        raise CheckpointError(f"rope_parameters is {given!r}; it must be an object for each of {_FULL} and {_SLIDING}")
+    older = raw.get("rope_scaling")
+    if not isinstance(older, dict | None):
+        raise CheckpointError(f"rope_scaling is {older!r}; it must be an object")
+    thetas = {_FULL: raw.get("rope_theta"), _SLIDING: raw.get("rope_local_base_freq")}
+    found = {kind: {"rope_theta": theta, **(given.get(kind) or {})} for kind, theta in thetas.items()}
+    found[_FULL] |= older or {}
+    return found
+
+
+def _rope(found: Mapping[str, Any], positions: int, theta: float) -> tuple[float, RopeScaling]:
+    refuse_partial(found)
+    scaling = rope_scaling("rope_parameters", found, positions)
+    return number(found, "rope_theta", float, theta), scaling
+
+
+def _windows(raw: Mapping[str, Any], architecture: str, layers: int) -> tuple[int, ...]:
+    """As `layer_types` says; without it, on all layers but every `sliding_window_pattern`-th."""
+    window, every = window_size(raw.get("sliding_window", 4096)), number(raw, "sliding_window_pattern", int, 6)
+    kinds = raw.get("layer_types")
+    if kinds is None:
+        kinds = [_FULL if (layer + 1) % every == 0 else _SLIDING for layer in range(layers)]
+    return windows_by_type({**raw, "layer_types": kinds}, architecture, layers, window) or ()
+
+
+def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Gemma3Config:
+    ropes = _ropes(raw)
+    read = read_dense(
+        Gemma3Config, raw, eos_token_ids, architecture=_NAME, query_heads=8, kv_heads=4,
+        positions=131072, windows=_windows, head_dim=256, vocab=262208, tied=True,
+        rope=lambda _, positions: _rope(ropes[_FULL], positions, 1e6),
+        activation=("hidden_activation", "gelu_pytorch_tanh"), attention_bias=flag(raw, "attention_bias"),
+        query_pre_attn_scalar=number(raw, "query_pre_attn_scalar", float, 256.0),
+    )  # fmt: skip
+    theta, scaling = _rope(ropes[_SLIDING], read.max_position_embeddings, 1e4)
+    return replace(read, sliding_theta=theta, sliding_scaling=scaling)
+
+
+def _layer(config: Gemma3Config, number: int, tensors: TensorReader) -> Layer:
+    bias, rope = config.attention_bias, _OF_SLIDING if config.windows[number] else _OF_FULL
+    mixer = attention(
+        config, number, tensors, qkv_bias=bias, output_bias=bias, head_norms=True, rope=rope,
+        scale=config.query_pre_attn_scalar**-0.5, post_norm="post_attention_layernorm",
+    )  # fmt: skip
+    dense = feed_forward(
+        config, number, tensors, activation="gelu_tanh", norm="pre_feedforward_layernorm",
+        post_norm="post_feedforward_layernorm",
+    )  # fmt: skip
+    return Layer(with_one_added(mixer), with_one_added(dense))
+
+
+def _weights(config: Gemma3Config, tensors: TensorReader) -> ModelWeights:
+    sliding = Rope(config.head_dim, config.sliding_theta, config.sliding_scaling)
+    weights = dense_weights(config, tensors, _layer, rope_of(config), sliding)
+    scale = torch.tensor(config.hidden_size**0.5, dtype=weights.embedding.dtype)  # rounded as the embedding is
+    return replace(weights, final_norm=one_added(weights.final_norm), embedding_scale=float(scale))
+
+
+_PARTS_OF_PICTURES: Final = ("vision_tower.", "multi_modal_projector.")
+_OF_PICTURES: Final[tuple[Unread, ...]] = (
+    unread(
+        "Of pictures, which are not served.",
+        "vision_config boi_token_index eoi_token_index image_token_index image_token_id mm_tokens_per_image",
+    ),
+)
+
+
+def _is_of_pictures(name: str) -> bool:
+    return name.removeprefix("model.").startswith(_PARTS_OF_PICTURES)
+
+
+GEMMA3: Final = Architecture(
+    name=_NAME,
+    model_type="gemma3_text",
+    models="Gemma 3, text alone: 270M to 27B",
+    layers=("attention", "window", "dense"),
+    understood=READ_BY_DENSE.difference(
+        "hidden_act use_sliding_window partial_rotary_factor original_max_position_embeddings".split()
+    ).union(
+        "hidden_activation query_pre_attn_scalar sliding_window_pattern rope_local_base_freq attention_bias".split()
+    ),
+    unread=(
+        unread("How a library keeps keys and values.", "cache_implementation"),
+        unread("What a library has noted of a pattern that `layer_types` says too.", "_sliding_window_pattern"),
+    ),
+    read=_read,
+    weights=_weights,
+    passed_over=passed_over,
+    small=small,
+    whole=Whole(
+        "Gemma3ForConditionalGeneration",
+        "gemma3",
+        # As transformers saves it now, and as the published files have it.
+        (("model.language_model.", "model."), ("language_model.", "")),
+        _OF_PICTURES,
+        _is_of_pictures,
+    ),
+)

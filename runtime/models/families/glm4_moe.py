@@ -1,0 +1,125 @@
+"""GLM-4.5: attention over heads of which a part is rotated; the first layers have one feed-forward, the others experts
+that are chosen by corrected scores, beside one that every token gets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from runahead.runtime.checkpoint import CheckpointError
+from runahead.runtime.kernels.layers import Layer
+from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
+from runahead.runtime.models.blocks import dense_decoder
+from runahead.runtime.models.blocks.corrected_experts import (
+    READ_BY_CORRECTED,
+    CorrectedExperts,
+    corrected_experts,
+    read_corrected,
+)
+from runahead.runtime.models.blocks.dense_decoder import (
+    READ_BY_DENSE,
+    DenseConfig,
+    all_tokens,
+    attention,
+    dense_weights,
+    feed_forward,
+    read_dense,
+    rope_of,
+)
+from runahead.runtime.models.blocks.expert_decoder import ROUTERS_IN_TRAINING
+from runahead.runtime.models.blocks.partial_rotation import norms_in_order, order_of_qkv, rotated_of, share_of
+from runahead.runtime.models.config.config_keys import BIASES_AS_THEY_ARE, unread
+from runahead.runtime.models.config.config_values import flag, number
+from runahead.runtime.models.config.rope_values import rope_of_a_part
+
+_NAME: Final = "Glm4MoeForCausalLM"
+_DENSE: Final = "first_k_dense_replace"
+_SHARED: Final = "n_shared_experts"
+_HEADS: Final = "num_nextn_predict_layers", "num_mtp_layers"  # the makers' name, and another that transformers takes
+_LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Glm4MoeConfig(DenseConfig):
+    """routed: of layers with experts. sparse: by layer, whether it has experts. rotated: numbers of a head that are
+    rotated, its first. attention_bias: of queries, keys and values. head_norms: queries and keys are normalised, each
+    head. heads: layers behind the last one, which guess further tokens."""
+
+    routed: CorrectedExperts
+    sparse: tuple[bool, ...]
+    rotated: int
+    attention_bias: bool
+    head_norms: bool
+    heads: int
+
+
+def _heads(raw: Mapping[str, Any]) -> int:
+    given = {key: number(raw, key, int, low=0) for key in _HEADS if raw.get(key) is not None}
+    if len(set(given.values())) > 1:
+        raise CheckpointError(f"{' and '.join(given)} contradict each other: {given}")
+    return next(iter(given.values()), 1)
+
+
+def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Glm4MoeConfig:
+    share, layers = share_of(raw, 0.5), number(raw, "num_hidden_layers", int)
+    dense, shared = number(raw, _DENSE, int, 1, low=0), number(raw, _SHARED, int, 1, low=0)
+    shared_size = shared * number(raw, "moe_intermediate_size", int, 1408)
+    own: dict[str, Any] = {
+        "routed": read_corrected(raw, experts=128, chosen=8, size=1408, shared_size=shared_size),
+        "sparse": tuple(layer >= dense for layer in range(layers)),
+        "attention_bias": flag(raw, "attention_bias"),
+        "head_norms": flag(raw, "use_qk_norm"),
+        "heads": _heads(raw),
+    }
+    read = read_dense(
+        Glm4MoeConfig, raw, eos_token_ids, architecture=_NAME, kv_heads=8, positions=131072, windows=all_tokens,
+        eps=1e-5, rope=rope_of_a_part, share=share, rotated=0, **own,
+    )  # fmt: skip
+    return replace(read, rotated=rotated_of(read.head_dim, share))
+
+
+def _layer(config: Glm4MoeConfig, number: int, tensors: TensorReader) -> Layer:
+    order = order_of_qkv(config, config.rotated)
+    mixer = attention(
+        config, number, tensors, qkv_bias=config.attention_bias, head_norms=config.head_norms, order=order
+    )
+    mixer = norms_in_order(mixer, config.rotated)
+    if not config.sparse[number]:
+        return Layer(mixer, feed_forward(config, number, tensors))
+    hidden, eps, both = config.hidden_size, config.rms_norm_eps, ("gate_proj", "up_proj")
+    return Layer(mixer, corrected_experts(config.routed, hidden, eps, number, tensors, first=both, activation="silu"))
+
+
+def _weights(config: Glm4MoeConfig, tensors: TensorReader) -> ModelWeights:
+    return dense_weights(config, tensors, _layer, replace(rope_of(config), rotated=config.rotated))
+
+
+def _passed_over(config: Glm4MoeConfig, name: str) -> bool:
+    """Layers that guess further tokens, too, which nothing here asks: their numbers follow that of the last layer."""
+    layer = _LAYER.match(name)
+    if layer is not None and 0 <= int(layer[1]) - config.num_layers < config.heads:
+        return True
+    return dense_decoder.passed_over(config, name)
+
+
+def _small(config: Glm4MoeConfig, tokens: int) -> Glm4MoeConfig:
+    """One layer for each kind of feed-forward."""
+    kinds = tuple(sorted(set(config.sparse)))
+    return replace(config, num_layers=len(kinds), windows=(0,) * len(kinds), sparse=kinds)
+
+
+GLM4_MOE: Final = Architecture(
+    name=_NAME,
+    model_type="glm4_moe",
+    models="GLM-4.5, GLM-4.5 Air and GLM-4.6",
+    layers=("attention", "dense", "experts"),
+    understood=READ_BY_DENSE.union(READ_BY_CORRECTED, _HEADS, {_DENSE, _SHARED, "attention_bias", "use_qk_norm"})
+    - {"sliding_window", "use_sliding_window", "layer_types"},
+    unread=(ROUTERS_IN_TRAINING, unread(BIASES_AS_THEY_ARE, "mlp_bias")),
+    read=_read,
+    weights=_weights,
+    passed_over=_passed_over,
+    small=_small,
+)

@@ -1,0 +1,159 @@
+"""Granite 4 hybrids: Mamba-2 in most layers, attention in the others, and in each a feed-forward that every token gets,
+with experts beside it or without. Residual and logits have Granite's multipliers
+(`runahead.runtime.models.families.granite`).
+
+Attention rotates nothing unless `position_embedding_type` is rope.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from runahead.runtime.checkpoint import CheckpointError
+from runahead.runtime.kernels.choice import Choice
+from runahead.runtime.kernels.layers import Dense, Experts, FeedForward, Layer, Linear, Norm, SharedExpert
+from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
+from runahead.runtime.models.blocks.dense_decoder import (
+    all_tokens,
+    attention,
+    dense_weights,
+    passed_over,
+    read_dense,
+    rope_of,
+)
+from runahead.runtime.models.blocks.expert_decoder import ROUTERS_IN_TRAINING
+from runahead.runtime.models.blocks.mamba2_decoder import (
+    READ_BY_MAMBA2,
+    SCANS_IN_CHUNKS,
+    Mamba2Config,
+    mamba2,
+    read_mamba2,
+    small_hybrid,
+)
+from runahead.runtime.models.config.config_keys import BIASES_AS_THEY_ARE, unread
+from runahead.runtime.models.config.config_values import flag, number
+
+_NAME: Final = "GraniteMoeHybridForCausalLM"
+_MULTIPLIERS: Final = "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"
+_EXPERTS: Final = "num_local_experts"
+_CHOSEN: Final = "num_experts_per_tok"
+_SHARED: Final = "shared_intermediate_size"
+_KINDS: Final = "layer_types"
+_POSITIONS: Final = "position_embedding_type"
+_NORMS: Final = "normalization_function"
+# As the models' makers name the kinds of layers, and as transformers 5 does.
+_RECURRENT: Final = {"mamba": True, "linear_attention": True, "attention": False, "full_attention": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraniteHybridConfig(Mamba2Config):
+    """experts: of every layer; 0: there are none. chosen: experts of a token. shared_size: intermediate numbers of what
+    every token gets; intermediate_size is of an expert. rotates: attention rotates queries and keys. attention_bias: of
+    queries, keys, values and the attention's output. The rest as in
+    `runahead.runtime.models.families.granite.GraniteConfig`."""
+
+    experts: int
+    chosen: int
+    shared_size: int
+    rotates: bool
+    attention_bias: bool = False
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    attention_multiplier: float = 1.0
+    logits_scaling: float = 1.0
+
+
+def _recurrent(raw: Mapping[str, Any]) -> list[bool]:
+    layers, kinds = number(raw, "num_hidden_layers", int), raw.get(_KINDS)
+    kinds = ["mamba"] * layers if kinds is None else kinds
+    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in tuple(_RECURRENT) for kind in kinds):
+        raise CheckpointError(f"{_KINDS} is {kinds!r}; it must name mamba or attention for each of {layers} layers")
+    return [_RECURRENT[kind] for kind in kinds]
+
+
+def _rotates(raw: Mapping[str, Any]) -> bool:
+    kind = raw.get(_POSITIONS)
+    if kind not in (None, "nope", "rope"):
+        raise CheckpointError(f"{_POSITIONS} is {kind!r}; it must be rope, or nope or null")
+    return kind == "rope"
+
+
+def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> GraniteHybridConfig:
+    if raw.get(_NORMS) not in (None, "rmsnorm"):
+        raise CheckpointError(f"{_NORMS} is {raw[_NORMS]!r}; only 'rmsnorm' is supported")
+    experts, chosen = number(raw, _EXPERTS, int, 8, low=0), number(raw, _CHOSEN, int, 2, low=0)
+    if experts and not 0 < chosen <= experts:
+        raise CheckpointError(f"{_CHOSEN} is {chosen}, and there are {experts} experts")
+    own: dict[str, Any] = {key: number(raw, key, float, 1.0) for key in _MULTIPLIERS}
+    own |= {"experts": experts, "chosen": chosen, "shared_size": number(raw, _SHARED, int, 1024)}
+    own |= {"rotates": _rotates(raw), "attention_bias": flag(raw, "attention_bias")}
+    return read_dense(
+        GraniteHybridConfig, raw, eos_token_ids, architecture=_NAME, kv_heads=None, positions=2048, windows=all_tokens,
+        **read_mamba2(raw, _recurrent(raw)), **own,
+    )  # fmt: skip
+
+
+def _feed_forward(config: GraniteHybridConfig, layer: int, tensors: TensorReader) -> FeedForward:
+    """What every token gets is the first rank's where experts stand beside it. Raises ShareError."""
+    own, hidden, width = f"model.layers.{layer}.", config.hidden_size, config.shared_size
+    norm = tensors.norm(f"{own}post_attention_layernorm", hidden, config.rms_norm_eps)
+
+    def shared() -> tuple[Linear, Linear]:
+        names, beside = (f"{own}shared_mlp.input_linear", f"{own}shared_mlp.output_linear"), bool(config.experts)
+        gate_up = tensors.linear(names[:1], (2 * width,), hidden, bias=False, dequantized=beside)
+        return gate_up, tensors.linear(names[1:], (hidden,), width, bias=False, dequantized=beside)
+
+    if not config.experts:
+        return Dense(norm, *shared())
+    count, block, size = config.experts, f"{own}block_sparse_moe.", config.intermediate_size
+    mine = tensors.share.part_of(count, "experts")
+    beside = SharedExpert(*shared()) if tensors.share.is_first else None
+    return Experts(
+        norm=norm,
+        router=tensors.linear((f"{block}router.layer",), (count,), hidden, bias=False, dequantized=True),
+        gate_up=tensors.linears_of_one(f"{block}input_linear", count, 2 * size, hidden, mine),
+        down=tensors.linears_of_one(f"{block}output_linear", count, hidden, size, mine),
+        choice=Choice(config.chosen, renormalised=True),
+        shared=beside,
+        share=tensors.share,
+    )
+
+
+def _weights(config: GraniteHybridConfig, tensors: TensorReader) -> ModelWeights:
+    """The residual is kept divided by its multiplier, and the epsilon of norms over it by the square."""
+    share, eps = config.residual_multiplier, config.rms_norm_eps
+    bias, scale = config.attention_bias, config.attention_multiplier
+
+    def layer(divided: GraniteHybridConfig, number: int, tensors: TensorReader) -> Layer:
+        second = _feed_forward(divided, number, tensors)
+        if config.recurrent[number]:
+            return Layer(mamba2(divided, number, tensors, eps=eps), second)
+        return Layer(attention(divided, number, tensors, qkv_bias=bias, output_bias=bias, scale=scale), second)
+
+    rope = rope_of(config) if config.rotates else replace(rope_of(config), rotated=0)
+    divided = replace(config, rms_norm_eps=eps / share**2)
+    weights = dense_weights(divided, tensors, layer, rope, embedding_scale=config.embedding_multiplier / share)
+    last = weights.final_norm
+    return replace(weights, final_norm=Norm(last.weight.float() / config.logits_scaling, last.eps))
+
+
+GRANITE_HYBRID: Final = Architecture(
+    name=_NAME,
+    model_type="granitemoehybrid",
+    models="Granite 4.0 hybrids: H Micro, H Tiny, H Small, H 1B and H 350M",
+    layers=("attention", "mamba2", "dense", "experts"),
+    understood=READ_BY_MAMBA2.union(_MULTIPLIERS, {_EXPERTS, _CHOSEN, _SHARED, _KINDS, _POSITIONS, _NORMS})
+    | {"attention_bias"},
+    unread=(
+        SCANS_IN_CHUNKS,
+        ROUTERS_IN_TRAINING,
+        unread(BIASES_AS_THEY_ARE, "mlp_bias"),
+        unread("Of training: how the weights were drawn at its beginning.", "init_method"),
+    ),
+    read=_read,
+    weights=_weights,
+    passed_over=passed_over,
+    small=small_hybrid,
+)

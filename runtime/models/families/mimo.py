@@ -1,0 +1,123 @@
+"""MiMo: Qwen2's layers, and beside them a head that guesses the token after next from the last hidden state.
+
+The head is one more layer of the same kind, over input_proj([hidden_layernorm(hidden state of the position before),
+token_layernorm(embedding)]), the hidden state first and after the model's final norm; final_layernorm stands behind it,
+and the model's own matrix makes logits of that.
+
+Source: Xiaomi LLM-Core Team, 2025, "MiMo: Unlocking the Reasoning Potential of Language Model", and the model
+definition that is published with the checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from runahead.runtime.checkpoint import CheckpointError
+from runahead.runtime.kernels.layers import Fuse, Layer
+from runahead.runtime.models.architecture import Architecture, HeadWeights, ModelWeights, OwnHeads, TensorReader
+from runahead.runtime.models.blocks.dense_decoder import (
+    READ_BY_DENSE,
+    DenseConfig,
+    attention,
+    dense_weights,
+    feed_forward,
+    passed_over,
+    read_dense,
+    rope_of,
+    small,
+    switched_windows,
+)
+from runahead.runtime.models.config.config_keys import BIASES_AS_THEY_ARE, unread
+from runahead.runtime.models.config.config_values import number
+
+_NAME: Final = "MiMoForCausalLM"
+_CODE: Final = {
+    "AutoConfig": "configuration_mimo.MiMoConfig",
+    "AutoModel": "modeling_mimo.MiMoModel",
+    "AutoModelForCausalLM": "modeling_mimo.MiMoForCausalLM",
+}
+_HEADS, _HEAD, _LAYER = "model.mtp_layers.", "model.mtp_layers.0.", "model.layers.0."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MiMoConfig(DenseConfig):
+    """heads: that guess, one after the other."""
+
+    heads: int
+
+
+def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> MiMoConfig:
+    _refuse_other_code(raw.get("auto_map"))
+    heads = number(raw, "num_nextn_predict_layers", int, 0, low=0)
+    return read_dense(
+        MiMoConfig,
+        raw,
+        eos_token_ids,
+        architecture=_NAME,
+        kv_heads=32,
+        positions=32768,
+        windows=switched_windows,
+        heads=heads,
+    )
+
+
+def _refuse_other_code(given: Any) -> None:
+    """auto_map names the checkpoint's own code, which is never run. What is published is what this file computes."""
+    if given and (not isinstance(given, dict) or any(given[key] != _CODE.get(key) for key in given)):
+        raise CheckpointError(
+            f"auto_map is {given!r}, which names code of the checkpoint's own: none is ever run, and only that of "
+            f"the published MiMo is known, {', '.join(_CODE.values())}"
+        )
+
+
+def _layer(config: MiMoConfig, layer: int, tensors: TensorReader) -> Layer:
+    return Layer(attention(config, layer, tensors, qkv_bias=True), feed_forward(config, layer, tensors))
+
+
+def _weights(config: MiMoConfig, tensors: TensorReader) -> ModelWeights:
+    return dense_weights(config, tensors, _layer)
+
+
+def _passed_over(config: MiMoConfig, name: str) -> bool:
+    """Heads, too: who drafts with one reads it by itself."""
+    return passed_over(config, name) or name.startswith(_HEADS)
+
+
+def _head(config: MiMoConfig, tensors: TensorReader) -> HeadWeights:
+    width, eps = config.hidden_size, config.rms_norm_eps
+    fuse = Fuse(
+        tensors.linear((f"{_LAYER}input_proj",), (width,), 2 * width, bias=False),
+        tensors.norm(f"{_LAYER}token_layernorm", width, eps),
+        tensors.norm(f"{_LAYER}hidden_layernorm", width, eps),
+        hidden_first=True,
+    )
+    # What follows the first token is the first that is drafted: nothing was ever made of that token itself.
+    mixer = replace(attention(config, 0, tensors, qkv_bias=True), first=1)
+    dense = feed_forward(config, 0, tensors)
+    norm = tensors.norm(f"{_LAYER}final_layernorm", width, eps)
+    return HeadWeights(
+        fuse, mixer, dense, rope_of(config), tensors.parameters, width, norm=norm, passes_normed=True
+    )  # fmt: skip
+
+
+MIMO: Final = Architecture(
+    name=_NAME,
+    model_type="mimo",
+    models="MiMo 7B",
+    layers=("attention", "window", "dense"),
+    understood=READ_BY_DENSE | {"max_window_layers", "num_nextn_predict_layers", "auto_map"},
+    unread=(unread(BIASES_AS_THEY_ARE, "attention_bias mlp_bias"),),
+    read=_read,
+    weights=_weights,
+    passed_over=_passed_over,
+    small=small,
+    heads=OwnHeads(
+        count=lambda config: config.heads,
+        build=_head,
+        begins=_HEAD,
+        named=lambda name: _LAYER + name.removeprefix(_HEAD),
+        in_file=lambda name: _HEAD + name.removeprefix(_LAYER),
+    ),
+)

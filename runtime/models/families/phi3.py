@@ -1,0 +1,99 @@
+"""Phi-3 and Phi-4: a Llama whose queries, keys and values are one tensor of the checkpoint, gate and up another. It may
+rotate a part of each head alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from runahead.runtime.checkpoint import CheckpointError
+from runahead.runtime.kernels.layers import Layer
+from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
+from runahead.runtime.models.blocks.dense_decoder import (
+    READ_BY_DENSE,
+    DenseConfig,
+    attention,
+    dense_weights,
+    feed_forward,
+    one_window,
+    passed_over,
+    read_dense,
+    rope_of,
+    small,
+)
+from runahead.runtime.models.blocks.partial_rotation import order_of_qkv, rotated_of, share_of
+from runahead.runtime.models.config.config_keys import BIASES_AS_THEY_ARE, unread
+from runahead.runtime.models.config.config_values import number
+from runahead.runtime.models.config.rope_values import rope_object, rope_scaling
+from runahead.runtime.models.rope import RopeScaling
+
+_NAME: Final = "Phi3ForCausalLM"
+_PARTIAL: Final = "partial_rotary_factor"
+_ORIGINAL: Final = "original_max_position_embeddings"
+# What checkpoints name as their own code, which is not run: of the same name in transformers, which it became.
+_CODE: Final = {"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": f"modeling_phi3.{_NAME}"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phi3Config(DenseConfig):
+    """rotated: numbers of a head that are rotated, its first."""
+
+    rotated: int
+
+
+def _rope(raw: Mapping[str, Any], positions: int) -> tuple[float, RopeScaling]:
+    """Longrope has had two other names. Its original length stands beside the object, or is 4096."""
+    key, found = rope_object(raw)
+    names = {name: "longrope" for name in ("type", "rope_type") if found.get(name) in ("su", "yarn")}
+    original = number(raw, _ORIGINAL, int, 4096)
+    theta = number(found if found.get("rope_theta") is not None else raw, "rope_theta", float, 10000.0)
+    scaling = rope_scaling(key, {**found, **names, _ORIGINAL: original}, positions)
+    if scaling.kind not in ("default", "longrope"):
+        raise CheckpointError(f"{key} has rope_type {scaling.kind!r}; {_NAME} has default or longrope")
+    return theta, scaling
+
+
+def _refuse_other_code(raw: Mapping[str, Any]) -> None:
+    named = raw.get("auto_map") or {}
+    for key, code in _CODE.items():
+        found = named.get(key, code) if isinstance(named, dict) else named
+        if not isinstance(found, str) or found.split("--")[-1] != code:
+            raise CheckpointError(f"auto_map names {found!r}, code of the checkpoint's own, which is never run")
+
+
+def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Phi3Config:
+    _refuse_other_code(raw)
+    share = share_of(raw)
+    read = read_dense(
+        Phi3Config, raw, eos_token_ids, architecture=_NAME, kv_heads=None, positions=4096, windows=one_window, eps=1e-5,
+        rope=_rope, share=share, rotated=0,
+    )  # fmt: skip
+    return replace(read, rotated=rotated_of(read.head_dim, share))
+
+
+def _layer(config: Phi3Config, number: int, tensors: TensorReader) -> Layer:
+    order = order_of_qkv(config, config.rotated)
+    mixer = attention(config, number, tensors, projections=("qkv_proj",), order=order)
+    return Layer(mixer, feed_forward(config, number, tensors, projections=("gate_up_proj",)))
+
+
+def _weights(config: Phi3Config, tensors: TensorReader) -> ModelWeights:
+    return dense_weights(config, tensors, _layer, replace(rope_of(config), rotated=config.rotated))
+
+
+PHI3: Final = Architecture(
+    name=_NAME,
+    model_type="phi3",
+    models="Phi-3, Phi-3.5 and Phi-4, mini and 14B",
+    layers=("attention", "window", "dense"),
+    understood=READ_BY_DENSE - {"use_sliding_window", "layer_types"} | {"auto_map"},
+    unread=(
+        unread(BIASES_AS_THEY_ARE, "attention_bias mlp_bias"),
+        unread("Of training: nothing is dropped at inference.", "resid_pdrop embd_pdrop"),
+    ),
+    read=_read,
+    weights=_weights,
+    passed_over=passed_over,
+    small=small,
+)

@@ -1,0 +1,156 @@
+"""Qwen3.5, text alone: Qwen3-Next with other names for the products of its gated delta nets, and a dense feed-forward
+in every layer, or experts beside one that every token gets by a share of its own.
+
+A published checkpoint is one of text and pictures, whose text part is served. A token of a text has the same position
+in time, height and width, so that how these share a head's numbers changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+from runahead.runtime.checkpoint import CheckpointError
+from runahead.runtime.kernels.layers import Layer
+from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader, Whole
+from runahead.runtime.models.blocks.dense_decoder import READ_BY_DENSE, all_tokens, read_dense
+from runahead.runtime.models.blocks.expert_decoder import ROUTERS_IN_TRAINING, one_by_one, read_choice
+from runahead.runtime.models.blocks.partial_rotation import rotated_of, share_of
+from runahead.runtime.models.config.config_keys import BIASES_AS_THEY_ARE, Unread, unread
+from runahead.runtime.models.config.config_values import flag, number
+from runahead.runtime.models.config.rope_values import rope_object, rope_scaling
+from runahead.runtime.models.families.qwen3_next import (
+    OWN_HEADS,
+    READ_OF_DELTA,
+    Qwen3NextConfig,
+    delta_weights,
+    dense_or_experts,
+    gated_attention,
+    gated_delta,
+    passed_over,
+    read_delta,
+    read_recurrent,
+    small_delta,
+)
+from runahead.runtime.models.rope import RopeScaling
+
+_DENSE, _SPARSE = "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"
+_ORIGINAL: Final = "original_max_position_embeddings"
+_SHARED_POSITIONS: Final = frozenset({"mrope_section", "mrope_interleaved"})
+_EXPERTS: Final = "num_experts", "num_local_experts"
+_HEADS: Final = "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"
+_PROJECTIONS: Final = "in_proj_z", "in_proj_qkv", "in_proj_b", "in_proj_a"
+
+
+_SIZES: Final = READ_BY_DENSE - {"sliding_window", "use_sliding_window"}
+
+
+def _rope(raw: Mapping[str, Any], positions: int) -> tuple[float, RopeScaling]:
+    key, found = rope_object(raw)
+    found = {name: value for name, value in found.items() if name not in _SHARED_POSITIONS}
+    theta = number(found if found.get("rope_theta") is not None else raw, "rope_theta", float, 10000.0)
+    original = raw if raw.get(_ORIGINAL) is not None else found
+    return theta, rope_scaling(key, {**found, _ORIGINAL: original.get(_ORIGINAL)}, positions)
+
+
+def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...], *, name: str, experts: bool) -> Qwen3NextConfig:
+    if not flag(raw, "attn_output_gate", default=True):
+        raise CheckpointError(f"attn_output_gate is {raw['attn_output_gate']!r}; only true is supported for {name}")
+    if raw.get("mlp_only_layers") not in (None, []):
+        raise CheckpointError(f"mlp_only_layers is {raw['mlp_only_layers']!r}; the layers of {name} are all alike")
+    share, layers = share_of(raw, 0.25), number(raw, "num_hidden_layers", int)
+    own: dict[str, Any] = {"experts": 0, "chosen": 0, "expert_size": 0, "shared_size": 0}
+    if experts:
+        own = {
+            **read_choice(raw, _EXPERTS, experts=256, chosen=8),
+            "expert_size": number(raw, "moe_intermediate_size", int, 512),
+            "shared_size": number(raw, "shared_expert_intermediate_size", int, 512),
+        }
+    own |= {"renormalised": True, "sparse": (experts,) * layers, "recurrent": read_recurrent(raw)}
+    own |= {"delta": read_delta(raw), "attention_bias": flag(raw, "attention_bias")}
+    own |= {"heads": number(raw, _HEADS[0], int, 1, low=0), "heads_embed": flag(raw, _HEADS[1])}
+    sizes = {key: raw.get(key) for key in _SIZES}
+    sizes = {key: value for key, value in sizes.items() if value is not None}
+    sizes |= {"intermediate_size": number(raw, "intermediate_size", int, 12288)}
+    read = read_dense(
+        Qwen3NextConfig, sizes, eos_token_ids, architecture=name, kv_heads=2 if experts else 4, positions=32768,
+        windows=all_tokens, head_dim=256, rope=_rope, share=share, rotated=0, **own,
+    )  # fmt: skip
+    return replace(read, rotated=rotated_of(read.head_dim, share))
+
+
+def _layer(config: Qwen3NextConfig, number: int, tensors: TensorReader) -> Layer:
+    shape = config.delta
+    if config.recurrent[number]:
+        rows = (shape.inner, 2 * shape.keys + shape.inner, shape.value_heads, shape.value_heads)
+        mixer = gated_delta(config, number, tensors, _PROJECTIONS, rows)
+        return Layer(mixer, dense_or_experts(config, number, tensors))
+    return Layer(gated_attention(config, number, tensors), dense_or_experts(config, number, tensors))
+
+
+def _weights(config: Qwen3NextConfig, tensors: TensorReader) -> ModelWeights:
+    return delta_weights(config, tensors, _layer)
+
+
+_PREFIXES: Final = (("model.language_model.", "model."),)
+
+
+def _is_of_pictures(name: str) -> bool:
+    return name.startswith("model.visual.")
+
+
+_UNREAD: Final = (
+    unread("What a state is kept in, which is float32 here.", "mamba_ssm_dtype"),
+    unread(BIASES_AS_THEY_ARE, "mlp_bias"),
+)
+_OF_PICTURES: Final[tuple[Unread, ...]] = (
+    unread(
+        "Of pictures and films, which are not served.",
+        "vision_config image_token_id video_token_id vision_start_token_id vision_end_token_id language_model_only",
+    ),
+)
+_UNDERSTOOD: Final = _SIZES.union(
+    READ_OF_DELTA,
+    _HEADS,
+    {"layer_types", "full_attention_interval", "attention_bias", "attn_output_gate", "mlp_only_layers"},
+)
+
+QWEN3_5: Final = Architecture(
+    name=_DENSE,
+    model_type="qwen3_5_text",
+    models="Qwen3.5 without experts, 0.8B to 27B",
+    understood=_UNDERSTOOD,
+    unread=_UNREAD,
+    read=partial(_read, name=_DENSE, experts=False),
+    weights=_weights,
+    passed_over=passed_over,
+    small=small_delta,
+    layers=("attention", "gated_delta", "dense"),
+    heads=OWN_HEADS,
+    whole=Whole("Qwen3_5ForConditionalGeneration", "qwen3_5", _PREFIXES, _OF_PICTURES, _is_of_pictures),
+)
+QWEN3_5_MOE: Final = Architecture(
+    name=_SPARSE,
+    model_type="qwen3_5_moe_text",
+    models="Qwen3.5 with experts, 35B-A3B to 397B-A17B",
+    understood=_UNDERSTOOD.union(
+        _EXPERTS, {"num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size"}
+    ),
+    unread=(
+        *_UNREAD,
+        ROUTERS_IN_TRAINING,
+        unread(
+            "Every layer has experts, and the shares of a token's add up to one.", "norm_topk_prob decoder_sparse_step"
+        ),
+    ),
+    read=partial(_read, name=_SPARSE, experts=True),
+    weights=_weights,
+    passed_over=passed_over,
+    small=small_delta,
+    layers=("attention", "gated_delta", "experts"),
+    heads=OWN_HEADS,
+    unstacked=one_by_one,
+    whole=Whole("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", _PREFIXES, _OF_PICTURES, _is_of_pictures),
+)

@@ -1,0 +1,333 @@
+"""Qwen3-Next: gated delta nets in most layers, gated attention over heads of which a part is rotated in the others, and
+experts beside one that every token gets by a share of its own. Norms are by one more than their weight.
+
+A head that guesses comes with it: one more layer, with gated attention and the feed-forward of the model's first layer,
+over fc([pre_fc_norm_embedding(embedding), pre_fc_norm_hidden(hidden state of the position before)]), the embedding
+first. That hidden state is the model's after its final norm, or the head's own after `mtp.norm`; embedding and logits
+are by the model's matrices. `transformers` passes the head over.
+
+Source of the head: what vLLM (`qwen3_next_mtp.py`, `qwen3_5_mtp.py`) and SGLang (files of the same names) compute with
+the published tensors. That the hidden state is the one after the norm was measured: with the one before it llama.cpp
+(pull request 24025) and LightLLM (pull request 1402) saw fewer of the guesses of published checkpoints come true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+
+from runahead.runtime.checkpoint import CheckpointError
+from runahead.runtime.kernels.layers import (
+    Attention,
+    AttentionShape,
+    DeltaShape,
+    Dense,
+    Experts,
+    Fuse,
+    GatedDelta,
+    Layer,
+    Linear,
+    Norm,
+    SharedExpert,
+)
+from runahead.runtime.models.architecture import Architecture, HeadWeights, ModelWeights, OwnHeads, TensorReader
+from runahead.runtime.models.blocks import dense_decoder
+from runahead.runtime.models.blocks.dense_decoder import (
+    LayerOf,
+    dense_weights,
+    feed_forward,
+    read_dense,
+    rope_of,
+    window_switch,
+)
+from runahead.runtime.models.blocks.expert_decoder import (
+    READ_BY_EXPERTS,
+    ROUTERS_IN_TRAINING,
+    ExpertsConfig,
+    experts,
+    one_by_one,
+    read_choice,
+    read_sparse,
+)
+from runahead.runtime.models.blocks.mixer_shares import part_of_delta, part_of_heads, places_of
+from runahead.runtime.models.blocks.norms import one_added, with_one_added
+from runahead.runtime.models.blocks.partial_rotation import head_order, rotated_of, share_of
+from runahead.runtime.models.config.config_keys import BIASES_AS_THEY_ARE, unread
+from runahead.runtime.models.config.config_values import flag, number
+from runahead.runtime.models.config.rope_values import rope_of_a_part
+from runahead.runtime.models.rope import Rope
+
+_NAME: Final = "Qwen3NextForCausalLM"
+_HEADS, _HEADS_LAYER, _LAYER = "mtp.", "mtp.layers.0.", "model.layers.0."
+_KINDS: Final = "layer_types"
+_EVERY: Final = "full_attention_interval"
+_RECURRENT: Final = {"linear_attention": True, "full_attention": False}
+_EXPERTS: Final = "num_experts", "num_local_experts"  # as the model's makers wrote it, and as transformers 5 does
+_PATTERN: Final = "mlp_only_layers", "decoder_sparse_step"
+_SHARED: Final = "shared_expert_intermediate_size"
+READ_OF_DELTA: Final = (
+    "linear_num_key_heads", "linear_key_head_dim", "linear_num_value_heads", "linear_value_head_dim",
+    "linear_conv_kernel_dim",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Qwen3NextConfig(ExpertsConfig):
+    """experts: 0 where no layer has any. recurrent: by layer, whether its mixer is a gated delta net. rotated: numbers
+    of an attention's head that are rotated, its first. shared_size: intermediate numbers of what every token gets
+    beside its experts. attention_bias: of queries, gates, keys, values and the attention's output.
+    heads: that guess, one after the other. heads_embed: they have an embedding of their own."""
+
+    recurrent: tuple[bool, ...]
+    delta: DeltaShape
+    shared_size: int
+    rotated: int
+    attention_bias: bool = False
+    heads: int = 1  # no key of Qwen3-Next says so
+    heads_embed: bool = False
+
+
+def read_recurrent(raw: Mapping[str, Any]) -> tuple[bool, ...]:
+    """As `layer_types` says; without it, every layer but each `full_attention_interval`-th."""
+    layers, every, kinds = number(raw, "num_hidden_layers", int), number(raw, _EVERY, int, 4), raw.get(_KINDS)
+    if kinds is None:
+        return tuple((layer + 1) % every != 0 for layer in range(layers))
+    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in tuple(_RECURRENT) for kind in kinds):
+        names = " or ".join(_RECURRENT)
+        raise CheckpointError(f"{_KINDS} is {kinds!r}; it must name {names} for each of {layers} layers")
+    return tuple(_RECURRENT[kind] for kind in kinds)
+
+
+def _windows(raw: Mapping[str, Any], architecture: str, layers: int) -> tuple[int, ...]:
+    if window_switch(raw):
+        raise CheckpointError(
+            f"use_sliding_window is True, and {architecture} attends to all tokens; only false is supported"
+        )
+    return (0,) * layers
+
+
+def read_delta(raw: Mapping[str, Any]) -> DeltaShape:
+    """Raises CheckpointError."""
+    defaults, low = (16, 128, 32, 128, 4), (1, 1, 1, 1, 2)
+    sizes = [
+        number(raw, key, int, *more) for key, more in zip(READ_OF_DELTA, zip(defaults, low, strict=True), strict=True)
+    ]
+    shape = DeltaShape(*sizes)
+    if shape.value_heads % shape.key_heads:
+        raise CheckpointError(
+            f"{READ_OF_DELTA[2]} ({shape.value_heads}) must be a multiple of {READ_OF_DELTA[0]} ({shape.key_heads})"
+        )
+    return shape
+
+
+def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Qwen3NextConfig:
+    share = share_of(raw, 0.25)
+    own: dict[str, Any] = {
+        **read_choice(raw, _EXPERTS, experts=512, chosen=10),
+        "expert_size": number(raw, "moe_intermediate_size", int, 512),
+        "renormalised": flag(raw, "norm_topk_prob", default=True),
+        "sparse": read_sparse(raw, *_PATTERN),
+        "recurrent": read_recurrent(raw),
+        "delta": read_delta(raw),
+        "shared_size": number(raw, _SHARED, int, 512),
+        "attention_bias": flag(raw, "attention_bias"),
+    }
+    read = read_dense(
+        Qwen3NextConfig, raw, eos_token_ids, architecture=_NAME, kv_heads=2, positions=32768, windows=_windows,
+        head_dim=256, rope=rope_of_a_part, share=share, rotated=0, **own,
+    )  # fmt: skip
+    return replace(read, rotated=rotated_of(read.head_dim, share))
+
+
+def gated_attention(config: Qwen3NextConfig, layer: int, tensors: TensorReader) -> Attention:
+    """Of each head the checkpoint has first what makes its query, then what makes its gate. Raises ShareError."""
+    own, hidden, eps, size = f"model.layers.{layer}.", config.hidden_size, config.rms_norm_eps, config.head_dim
+    prefix, bias = f"{own}self_attn.", config.attention_bias
+    shape = AttentionShape(config.num_heads, config.num_kv_heads, size, size**-0.5)
+    order = head_order(size, config.rotated)
+    part, _, attended = part_of_heads(shape, tensors.share)
+    heads = places_of(tensors.share.part_of(shape.heads, "query heads"))[:, None] * 2 * size
+    kv_heads = places_of(tensors.share.kv_heads_of(shape.kv_heads))[:, None] * size
+    queries, gates = (heads + order).flatten(), (heads + size + torch.arange(size)).flatten()
+    keys, values = (kv_heads + order).flatten(), (kv_heads + torch.arange(size)).flatten()
+
+    def parts(kind: str, *columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Those of queries, keys and values together, and those of gates."""
+        both = torch.cat([queries, gates])
+        q = tensors.tensor((f"{prefix}q_proj.{kind}",), (2 * shape.q_size,), *columns, own=both)
+        k = tensors.tensor((f"{prefix}k_proj.{kind}",), (shape.kv_size,), *columns, own=keys)
+        v = tensors.tensor((f"{prefix}v_proj.{kind}",), (shape.kv_size,), *columns, own=values)
+        return torch.cat([q[: queries.numel()], k, v]), q[queries.numel() :].clone()
+
+    def head_norm(name: str) -> Norm:
+        norm = one_added(tensors.norm(f"{prefix}{name}", size, eps))
+        return Norm(norm.weight[order.to(norm.weight.device)], eps)
+
+    qkv, gate = parts("weight", hidden)
+    qkv_bias, gate_bias = parts("bias") if bias else (None, None)
+    return Attention(
+        part,
+        0,
+        norm=one_added(tensors.norm(f"{own}input_layernorm", hidden, eps)),
+        qkv=Linear(tensors.pack(qkv), qkv_bias),
+        q_norm=head_norm("q_norm"),
+        k_norm=head_norm("k_norm"),
+        o=tensors.linear((f"{prefix}o_proj",), (hidden,), shape.q_size, bias=bias, inputs=attended),
+        gate=Linear(tensors.pack(gate), gate_bias),
+    )
+
+
+def _gated_delta(config: Qwen3NextConfig, layer: int, tensors: TensorReader) -> GatedDelta:
+    """The checkpoint has queries, keys, values, z, b and dt by head of keys: they are taken in our order."""
+    shape = config.delta
+    each = shape.value_heads // shape.key_heads
+    values, first = each * shape.value_dim, 2 * shape.keys + 2 * shape.inner
+    by_head = torch.arange(first).view(shape.key_heads, -1)
+    q, k, v, z = (part.flatten() for part in by_head.split([shape.key_dim, shape.key_dim, values, values], dim=1))
+    b, dt = (part.flatten() for part in (first + torch.arange(2 * shape.value_heads)).view(-1, 2 * each).chunk(2, 1))
+    names, rows = ("in_proj_qkvz", "in_proj_ba"), (first, 2 * shape.value_heads)
+    return gated_delta(config, layer, tensors, names, rows, torch.cat([z, q, k, v, b, dt]))
+
+
+def gated_delta(
+    config: Qwen3NextConfig,
+    layer: int,
+    tensors: TensorReader,
+    projections: tuple[str, ...],
+    rows: tuple[int, ...],
+    order: torch.Tensor | None = None,
+) -> GatedDelta:
+    """The recurrent mixer of a layer, or the rank's heads of it. projections: what the layer calls those of its one
+    product. rows, order: as `TensorReader.linear`. Raises ShareError."""
+    own, hidden, shape = f"model.layers.{layer}.", config.hidden_size, config.delta
+    prefix, eps, heads = f"{own}linear_attn.", config.rms_norm_eps, (shape.value_heads,)
+    names, part = tuple(prefix + name for name in projections), part_of_delta(shape, tensors.share)
+    if part.outputs is not None:
+        order = part.outputs if order is None else order[part.outputs]
+
+    def by_head(name: str) -> torch.Tensor:
+        return tensors.tensor((prefix + name,), heads, own=part.heads)
+
+    return GatedDelta(
+        part.shape,
+        norm=one_added(tensors.norm(f"{own}input_layernorm", hidden, eps)),
+        proj=tensors.linear(names, rows, hidden, bias=False, own=order),
+        conv_weight=tensors.tensor((f"{prefix}conv1d.weight",), (shape.channels,), 1, shape.window, own=part.channels),
+        a=-torch.exp(by_head("A_log").float()),
+        dt_bias=by_head("dt_bias"),
+        gated_norm=tensors.norm(f"{prefix}norm", shape.value_dim, eps),
+        out=tensors.linear((f"{prefix}out_proj",), (hidden,), shape.inner, bias=False, inputs=part.inner),
+    )
+
+
+def experts_and_shared(config: Qwen3NextConfig, layer: int, tensors: TensorReader) -> Experts:
+    """The experts of a layer, and the one that every token gets, which is the first rank's."""
+    block, hidden, width = f"model.layers.{layer}.mlp.", config.hidden_size, config.shared_size
+    router = shared = None
+    if tensors.share.is_first:
+        own = f"{block}shared_expert"
+        router, share = tensors.linear_and_row(f"{block}gate", f"{own}_gate", config.experts, hidden)
+        shared = SharedExpert(
+            tensors.linear(
+                (f"{own}.gate_proj", f"{own}.up_proj"), (width, width), hidden, bias=False, dequantized=True
+            ),
+            tensors.linear((f"{own}.down_proj",), (hidden,), width, bias=False, dequantized=True),
+            share,
+        )
+    projections = "gate_proj", "up_proj", "down_proj"
+    found = experts(config, layer, tensors, block="mlp", projections=projections, router=router)
+    return replace(found, shared=shared)
+
+
+def dense_or_experts(config: Qwen3NextConfig, layer: int, tensors: TensorReader) -> Dense | Experts:
+    """The feed-forward of a layer."""
+    if config.sparse[layer]:
+        return with_one_added(experts_and_shared(config, layer, tensors))
+    return with_one_added(feed_forward(config, layer, tensors))
+
+
+def _layer(config: Qwen3NextConfig, number: int, tensors: TensorReader) -> Layer:
+    mixer = (_gated_delta if config.recurrent[number] else gated_attention)(config, number, tensors)
+    return Layer(mixer, dense_or_experts(config, number, tensors))
+
+
+def delta_weights(config: Qwen3NextConfig, tensors: TensorReader, layer: LayerOf[Qwen3NextConfig]) -> ModelWeights:
+    """The model of these layers."""
+    weights = dense_weights(config, tensors, layer, _rope_of_a_part(config))
+    return replace(weights, final_norm=one_added(weights.final_norm))
+
+
+def _rope_of_a_part(config: Qwen3NextConfig) -> Rope:
+    return replace(rope_of(config), rotated=config.rotated)
+
+
+def _weights(config: Qwen3NextConfig, tensors: TensorReader) -> ModelWeights:
+    return delta_weights(config, tensors, _layer)
+
+
+def passed_over(config: Qwen3NextConfig, name: str) -> bool:
+    """Heads, too: who drafts with one reads it by itself."""
+    return name.startswith(_HEADS) or dense_decoder.passed_over(config, name)
+
+
+def _head(config: Qwen3NextConfig, tensors: TensorReader) -> HeadWeights:
+    """Raises CheckpointError for one with an embedding of its own."""
+    if config.heads_embed:
+        raise CheckpointError(
+            "mtp_use_dedicated_embeddings is True: the head has an embedding of its own, and only one that shares the "
+            "model's is served"
+        )
+    width = config.hidden_size
+
+    def norm(name: str) -> Norm:
+        return one_added(tensors.norm(f"{_HEADS}{name}", width, config.rms_norm_eps))
+
+    fuse = Fuse(
+        tensors.linear((f"{_HEADS}fc",), (width,), 2 * width, bias=False),
+        norm("pre_fc_norm_embedding"),
+        norm("pre_fc_norm_hidden"),
+    )
+    # What follows the first token is the first that is drafted: nothing was ever made of that token itself.
+    mixer = replace(gated_attention(config, 0, tensors), first=1)
+    second, last = dense_or_experts(config, 0, tensors), norm("norm")
+    return HeadWeights(
+        fuse, mixer, second, _rope_of_a_part(config), tensors.parameters, width, norm=last, passes_normed=True
+    )
+
+
+# Its layer has the names of the model's first one.
+OWN_HEADS: Final = OwnHeads(
+    count=lambda config: config.heads,
+    build=_head,
+    begins=_HEADS,
+    named=lambda name: _LAYER + name.removeprefix(_HEADS_LAYER) if name.startswith(_HEADS_LAYER) else name,
+    in_file=lambda name: _HEADS_LAYER + name.removeprefix(_LAYER) if name.startswith(_LAYER) else name,
+)
+
+
+def small_delta(config: Qwen3NextConfig, tokens: int) -> Qwen3NextConfig:
+    """As `Architecture.small`: one layer for each kind of mixer and feed-forward."""
+    kinds = sorted(set(zip(config.recurrent, config.sparse, strict=True)))
+    recurrent, sparse = zip(*kinds, strict=True)
+    return replace(config, num_layers=len(kinds), windows=(0,) * len(kinds), recurrent=recurrent, sparse=sparse)
+
+
+QWEN3_NEXT: Final = Architecture(
+    name=_NAME,
+    model_type="qwen3_next",
+    models="Qwen3-Next 80B-A3B",
+    understood=READ_BY_EXPERTS.union(_EXPERTS, _PATTERN, READ_OF_DELTA, {_KINDS, _EVERY, _SHARED, "attention_bias"})
+    .union({"moe_intermediate_size", "norm_topk_prob"})
+    .difference({"sliding_window"}),
+    unread=(ROUTERS_IN_TRAINING, unread(BIASES_AS_THEY_ARE, "mlp_bias")),
+    read=_read,
+    weights=_weights,
+    passed_over=passed_over,
+    small=small_delta,
+    layers=("attention", "gated_delta", "dense", "experts"),
+    heads=OWN_HEADS,
+    unstacked=one_by_one,
+)

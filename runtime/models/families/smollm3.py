@@ -1,0 +1,99 @@
+"""SmolLM3: a Llama in which some layers rotate neither queries nor keys, every fourth one by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+from runahead.runtime.checkpoint import CheckpointError
+from runahead.runtime.kernels.layers import Layer
+from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
+from runahead.runtime.models.blocks.dense_decoder import (
+    READ_BY_DENSE,
+    DenseConfig,
+    attention,
+    dense_weights,
+    feed_forward,
+    passed_over,
+    read_dense,
+    rope_of,
+    window_size,
+    window_switch,
+    windows_by_type,
+)
+from runahead.runtime.models.config.config_keys import unread
+from runahead.runtime.models.config.config_values import flag, number
+from runahead.runtime.models.config.rope_values import rope
+
+_NAME: Final = "SmolLM3ForCausalLM"
+_EVERY: Final = "no_rope_layer_interval"
+_ROTATED, _STILL = 0, 1  # numbers of the model's ropes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmolLM3Config(DenseConfig):
+    """rotates: by layer, whether it rotates queries and keys. attention_bias: of queries, keys, values and the
+    attention's output. mlp_bias: of the feed-forward."""
+
+    rotates: tuple[bool, ...]
+    attention_bias: bool = False
+    mlp_bias: bool = False
+
+
+def _rotates(raw: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
+    """As `no_rope_layers` says, in which 1 is a layer that rotates; or all but every `no_rope_layer_interval`-th."""
+    every, named = number(raw, _EVERY, int, 4), raw.get("no_rope_layers")
+    if named is None:
+        return tuple((layer + 1) % every != 0 for layer in range(layers))
+    if not isinstance(named, list) or len(named) != layers or any(one not in (0, 1) for one in named):
+        raise CheckpointError(f"no_rope_layers is {named!r}; it must be 0 or 1 for each of {layers} layers")
+    return tuple(map(bool, named))
+
+
+def _windows(raw: Mapping[str, Any], architecture: str, layers: int) -> tuple[int, ...]:
+    """Where they are switched on: as `layer_types` says, or on the layers that do not rotate."""
+    window = window_size(raw.get("sliding_window")) if window_switch(raw) else 0
+    named = windows_by_type(raw, architecture, layers, window)
+    return tuple(0 if rotates else window for rotates in _rotates(raw, layers)) if named is None else named
+
+
+def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> SmolLM3Config:
+    own: dict[str, Any] = {key: flag(raw, key) for key in ("attention_bias", "mlp_bias")}
+    own["rotates"] = _rotates(raw, number(raw, "num_hidden_layers", int))
+    return read_dense(
+        SmolLM3Config, raw, eos_token_ids, architecture=_NAME, kv_heads=4, positions=32768, windows=_windows,
+        tied=True, rope=partial(rope, theta=2e6), **own,
+    )  # fmt: skip
+
+
+def _layer(config: SmolLM3Config, number: int, tensors: TensorReader) -> Layer:
+    bias, which = config.attention_bias, _ROTATED if config.rotates[number] else _STILL
+    mixer = attention(config, number, tensors, qkv_bias=bias, output_bias=bias, rope=which)
+    return Layer(mixer, feed_forward(config, number, tensors, bias=config.mlp_bias))
+
+
+def _weights(config: SmolLM3Config, tensors: TensorReader) -> ModelWeights:
+    rotates = rope_of(config)
+    return dense_weights(config, tensors, _layer, rotates, replace(rotates, rotated=0))
+
+
+def _small(config: SmolLM3Config, tokens: int) -> SmolLM3Config:
+    kinds = sorted({(min(w, tokens), rotates) for w, rotates in zip(config.windows, config.rotates, strict=True)})
+    windows, rotates = zip(*kinds, strict=True)
+    return replace(config, num_layers=len(kinds), windows=windows, rotates=rotates)
+
+
+SMOLLM3: Final = Architecture(
+    name=_NAME,
+    model_type="smollm3",
+    models="SmolLM3",
+    layers=("attention", "window", "dense"),
+    understood=READ_BY_DENSE | {"no_rope_layers", _EVERY, "attention_bias", "mlp_bias"},
+    unread=(unread("From which layer on a window holds: `layer_types` says it of each.", "max_window_layers"),),
+    read=_read,
+    weights=_weights,
+    passed_over=passed_over,
+    small=_small,
+)

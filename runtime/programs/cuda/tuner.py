@@ -1,0 +1,207 @@
+"""How the products of a model's decode launches are best cut into programs on this GPU: `runahead tune`.
+
+F of a decode launch with random weights is captured in a graph and timed, with one product at a time cut in another
+way: from the tiling in use to one that differs in a single field, as long as that is faster. A tiling that changes any
+bit of the launch's logits is never taken, and those that would by definition are not tried
+(`runahead.runtime.kernels.triton.forward.tuned_tilings`).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, fields, replace
+from typing import Any, Final
+
+import torch
+import triton
+
+from runahead.runtime.kernels.forward_batch import ForwardBatch
+from runahead.runtime.kernels.layers import Experts
+from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
+from runahead.runtime.kernels.triton.forward.tiling_counts import tilings_asked_for
+from runahead.runtime.kernels.triton.forward.tuned_tilings import AnyTiling, neighbors, save_tuned_tilings
+from runahead.runtime.kernels.triton.gemm.tilings import rows_tiling, takes_products_of, tiling_key, tuned
+from runahead.runtime.kernels.triton.moe.expert_tilings import (
+    FIRST_GATED,
+    FIRST_SQUARED,
+    LAST,
+    ExpertProduct,
+    expert_tiling,
+)
+from runahead.runtime.kernels.triton.moe.routing import block_of
+from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.layer_kinds import layer_kinds
+from runahead.runtime.models.weights import described, dummy_weights
+from runahead.runtime.rounding import ceil_div
+
+TimeUs = Callable[[Callable[[], object]], float]
+LAYERS: Final = 4  # of each kind: the others have the same shapes
+TOKENS: Final = 672  # of a row
+_BLOCK_SIZE: Final = 16
+_NOISE: Final = 3e-3  # of a launch's time
+_PASSES: Final = 4  # steps from the tiling in use, at most
+_ROUNDS: Final = 3
+_REPLAYS: Final = 6
+
+
+def graph_us(work: Callable[[], object]) -> float:
+    """Microseconds of the work that `work` enqueues, replayed from a captured graph: a median. Raises what `work`
+    raises."""
+    work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+
+    def once() -> float:
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        graph.replay()
+        begin.record()
+        for _ in range(_REPLAYS):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) * 1e3 / _REPLAYS
+
+    return statistics.median(once() for _ in range(_ROUNDS))
+
+
+def few_layers(config: ModelConfig) -> ModelConfig:
+    """The model with its first LAYERS layers of each kind."""
+    kinds = [layer_kinds([layer]) for layer in described(config).layers]
+    kept = [number for number, kind in enumerate(kinds) if kinds[:number].count(kind) < LAYERS]
+    changed: dict[str, Any] = {"num_layers": len(kept)}
+    for name in (one.name for one in fields(config)):
+        value = getattr(config, name)
+        if isinstance(value, tuple | str) and len(value) == config.num_layers:
+            each = [value[number] for number in kept]
+            changed[name] = "".join(each) if isinstance(value, str) else tuple(each)
+    return replace(config, **changed)
+
+
+class DecodeStep:
+    """F of a decode launch of `rows` rows of about `tokens` tokens each, and its logits, float32 [rows, vocab]."""
+
+    def __init__(self, model: Decoder, rows: int, tokens: int = TOKENS) -> None:
+        device, blocks = model.device, ceil_div(tokens, _BLOCK_SIZE)
+        draw = torch.Generator(device).manual_seed(0)
+        self._model = model
+        self._cache = model.make_cache(rows * blocks + 1, _BLOCK_SIZE, state_slots=rows)
+        for tensor in (*self._cache.keys, *self._cache.values):
+            tensor.normal_(generator=draw)
+        row = torch.arange(rows + 1, dtype=torch.int32, device=device)
+        shuffled = torch.randperm(rows * blocks, generator=draw, device=device)
+        lengths = tokens - row[:rows] % 5
+        vocab = model.config.vocab_size
+        self._batch = ForwardBatch(
+            token_ids=torch.randint(0, vocab, (rows,), generator=draw, device=device),
+            positions=(lengths - 1).long(),
+            slot_mapping=torch.zeros(rows, dtype=torch.int64, device=device),
+            query_start_loc=row,
+            seq_lens=lengths,
+            block_tables=shuffled.int().view(rows, blocks) + 1,
+            num_tokens=rows,
+            num_rows=rows,
+            max_seq_len=tokens,
+            is_decode=True,
+            state_slots=row[:rows] if self._cache.states else None,
+        )
+        self._places = row[:rows]
+        self.logits = torch.zeros((rows, vocab), dtype=torch.float32, device=device)
+
+    def run(self) -> None:
+        hidden = self._model.forward(self._batch, self._cache)
+        self._model.kernels.logits_into(hidden, self._model.weights.lm_head, self.logits, self._places)
+
+    def bits(self) -> torch.Tensor:
+        """The logits of one launch, from the states that a row begins with. [rows, vocab]"""
+        for states in self._cache.states:
+            for state in states:
+                state.zero_()
+        self.run()
+        return self.logits.clone()
+
+
+def tilings_in_use(model: Decoder, rows: int) -> Iterator[tuple[str, AnyTiling]]:
+    """The tilings of a decode launch of so many rows, by their names in the table."""
+    layers = model.weights.layers
+    asked = tilings_asked_for(layers, model.weights.lm_head, [rows], exact=True)
+    for outputs, depth, columns, epilogue in sorted(asked):
+        tiling = rows_tiling(outputs, depth, columns, epilogue, exact=True)
+        yield tiling_key(outputs, depth, columns, epilogue, exact=True), tiling
+    if rows == 1:
+        return
+    for experts in dict.fromkeys(_products_of_experts(layers)):
+        columns = block_of(rows, experts.experts, experts.chosen)
+        yield experts.key(rows), expert_tiling(experts, rows, columns)
+
+
+def tune_step(
+    step: DecodeStep, in_use: Sequence[tuple[str, AnyTiling]], until: float, time_us: TimeUs = graph_us
+) -> dict[str, AnyTiling]:
+    """The faster tilings that were found, by their names in the table; they are in use from here on.
+
+    until: by `time.monotonic`, after which nothing more is tried.
+    """
+    expected, found = step.bits(), dict[str, AnyTiling]()
+    for key, tiling in in_use:
+        for _ in range(_PASSES):
+            best, best_us = tiling, time_us(step.run) * (1 - _NOISE)
+            for other in neighbors(key, tiling):
+                if time.monotonic() > until:
+                    break
+                tuned()[key] = asdict(other)
+                try:
+                    took = time_us(step.run)
+                    if took < best_us and torch.equal(step.bits(), expected):
+                        best, best_us = other, took
+                except Exception as error:  # a tiling that this GPU can't hold
+                    print(f"  {key}: {other}: {str(error).splitlines()[0][:80] if str(error) else error!r}", flush=True)
+            tuned()[key] = asdict(best)
+            if best == tiling:
+                break
+            tiling = found[key] = best
+        if key not in found:
+            del tuned()[key]
+    return found
+
+
+@torch.inference_mode()
+def tune(config: ModelConfig, dtype: torch.dtype, batches: Sequence[int], seconds: float) -> None:
+    """Tune decode launches of so many rows on the current GPU, print the times, and write the file of tilings.
+
+    Raises OSError where the file can't be written.
+    """
+    began, device = time.monotonic(), torch.device("cuda", torch.cuda.current_device())
+    kernels, config = TritonKernelSet(exact=True), few_layers(config)
+    weights = dummy_weights(config, dtype, device, kernels.pack_weight)
+    if not all(map(takes_products_of, weights.layers)):
+        print("nothing to tune: the model has a product whose depth is no multiple of 64, which has one tiling")
+        return
+    model = Decoder(config, weights, kernels, triton.next_power_of_2(TOKENS))
+    print(f"{torch.cuda.get_device_name()}: {config.num_layers} layers, {TOKENS} tokens a row", flush=True)
+    for rows in batches:
+        if time.monotonic() - began > seconds:
+            print(f"{rows} rows: not tried, the time is up", flush=True)
+            continue
+        step = DecodeStep(model, rows)
+        before, begun = graph_us(step.run), time.monotonic()
+        found = tune_step(step, list(tilings_in_use(model, rows)), began + seconds)
+        path = save_tuned_tilings(found)
+        after = graph_us(step.run)
+        took = time.monotonic() - begun
+        print(f"{rows} rows: {before:.1f} -> {after:.1f} us, {len(found)} tilings in {path} ({took:.0f} s)", flush=True)
+
+
+def _products_of_experts(layers: Sequence[Any]) -> Iterator[ExpertProduct]:
+    for layer in layers:
+        experts = layer.feed_forward
+        if isinstance(experts, Experts):
+            hidden, width = experts.down[0].weight.shape
+            first = FIRST_GATED if experts.activation == "silu" else FIRST_SQUARED
+            own, itemsize = len(experts.down), experts.down[0].weight.element_size()
+            yield ExpertProduct(first, experts.chosen, own, width, hidden, itemsize)
+            yield ExpertProduct(LAST, experts.chosen, own, hidden, width, itemsize)
