@@ -29,7 +29,7 @@ from runahead.cuda_graphs.device import Device
 from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime.checkpoint import Checkpoint, open_checkpoint
 from runahead.runtime.engine.loop import Engine
-from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.process.cpu import make_on_cpu

@@ -67,7 +67,7 @@ def named_while(work: Callable[[], None], model: Decoder, tokens: int, watch: Wa
 @contextlib.contextmanager
 def in_triton_kernels(tokens: int, counted: list[torch.Tensor]) -> Iterator[None]:
     """Notes how many experts each routing of so many tokens names, without waiting for it."""
-    from runahead.runtime.kernels.triton.moe import expert_layers
+    from runahead.runtime.kernels.triton.moe import layer as expert_layers
     from runahead.runtime.kernels.triton.moe.routing import route
 
     def counting(scores: torch.Tensor, *given: Any, **options: Any) -> Any:

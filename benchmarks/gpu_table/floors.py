@@ -15,7 +15,7 @@ from typing import Final
 import torch
 
 from runahead.runtime.kernels.layers import Attention, Dense, Experts, Layer, Linear, Ungated
-from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.memory import memory_of
 from runahead.runtime.models.weights import described
 

@@ -20,7 +20,7 @@ from benchmarks.gpu_table.settings import Settings
 from benchmarks.gpu_table.shapes import Shape
 from runahead.runtime.kernels.layer_products import idle_in, products_of
 from runahead.runtime.kernels.layers import Layer
-from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.weights import described
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from runahead.runtime.checkpoint import BUNDLED_FOLDER, open_checkpoint
-from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.rounding import ceil_div
 

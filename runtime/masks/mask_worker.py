@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runahead.runtime.masks import mask_memory as m
-from runahead.runtime.masks import orders as o
+from runahead.runtime.masks import worker_messages as o
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.masks.masks import GivenUp, MaskFigures
 from runahead.runtime.masks.overdue import Overdue

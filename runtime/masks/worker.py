@@ -22,7 +22,7 @@ import numpy as np
 from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
 from runahead.runtime.drafters.ngram import NgramDrafter
 from runahead.runtime.grammar.matcher import VocabularyError, load_vocabulary, new_matcher
-from runahead.runtime.masks import orders
+from runahead.runtime.masks import worker_messages
 from runahead.runtime.masks.grammar_rows import GrammarRows, Matcher
 from runahead.runtime.masks.mask_memory import ASKED, COMPILED, HANDLED, MaskMemory
 from runahead.runtime.parent_death import signal_at_parents_death
@@ -79,7 +79,7 @@ def main() -> int:
         text = open_checkpoint(Path(begin.model)).tokenizer()
         vocabulary = load_vocabulary(text, begin.vocab_size, begin.eos_token_ids)
     except (CheckpointError, VocabularyError) as error:
-        sock.sendall(orders.frame(orders.Says(f"it can't start: {error}")))
+        sock.sendall(worker_messages.frame(worker_messages.Says(f"it can't start: {error}")))
         return EXIT_CANNOT_START
     compiler = Compiler(vocabulary)
     drafter = NgramDrafter(begin.max_rows, begin.context_length) if begin.context_length else None
@@ -87,15 +87,15 @@ def main() -> int:
     return 0
 
 
-def _first(sock: socket.socket, reader: FrameReader) -> orders.Begin | None:
+def _first(sock: socket.socket, reader: FrameReader) -> worker_messages.Begin | None:
     """The first order. None: nobody is left to give it."""
     while (body := reader.take()) is None:
         data = sock.recv(_READ_BYTES)
         if not data:
             return None
         reader.add(data)
-    message = orders.read_order(body)
-    assert isinstance(message, orders.Begin)
+    message = worker_messages.read_order(body)
+    assert isinstance(message, worker_messages.Begin)
     return message
 
 
@@ -105,10 +105,10 @@ def _serve(sock: socket.socket, reader: FrameReader, memory: MaskMemory, compile
         selector.register(compiler.done, selectors.EVENT_READ)
         while True:
             while (body := reader.take()) is not None:
-                _carry_out(orders.read_order(body), rows)
+                _carry_out(worker_messages.read_order(body), rows)
                 memory.figures[HANDLED] += 1
             for lost in rows.lost:
-                sock.sendall(orders.frame(lost))
+                sock.sendall(worker_messages.frame(lost))
             rows.lost.clear()
             for key, _ in selector.select():
                 if key.fileobj is compiler.done:
@@ -119,17 +119,17 @@ def _serve(sock: socket.socket, reader: FrameReader, memory: MaskMemory, compile
                     return
 
 
-def _carry_out(message: orders.Order, rows: GrammarRows) -> None:
+def _carry_out(message: worker_messages.Order, rows: GrammarRows) -> None:
     match message:
-        case orders.Open():
+        case worker_messages.Open():
             rows.open(message.order, message.grammar, message.stops)
-        case orders.Place():
+        case worker_messages.Place():
             tokens = np.frombuffer(message.tokens, np.int32)
             rows.place(message.order, message.slot, message.epoch, message.position, tokens)
-        case orders.Take():
+        case worker_messages.Take():
             orders_of, tokens = np.frombuffer(message.orders, np.int64), np.frombuffer(message.tokens, np.int32)
             rows.take(orders_of, tokens, message.drafts, message.guesses, soon=message.soon)
-        case orders.Close():
+        case worker_messages.Close():
             rows.close(message.order)
 
 

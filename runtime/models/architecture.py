@@ -14,8 +14,8 @@ from runahead.runtime.checkpoint import StoredTensor
 from runahead.runtime.kernels.layers import Attention, FeedForward, Fuse, Layer, Linear, Norm
 from runahead.runtime.kernels.quantized_weight import QuantizedWeight
 from runahead.runtime.kernels.share import WHOLE, Share
-from runahead.runtime.models.config.config import ModelConfig
-from runahead.runtime.models.config.config_keys import Unread
+from runahead.runtime.models.config.keys import Unread
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.rope import Rope
 
 ConfigT = TypeVar("ConfigT", bound=ModelConfig)  # an architecture's own

@@ -15,7 +15,7 @@ from runahead.runtime.kernels.layer_products import layers_to_meet
 from runahead.runtime.kernels.layers import Attention, Dense, Ends, FeedForward, Layer, Mamba2, Ungated
 from runahead.runtime.kernels.ranks import ONE_RANK, Ranks
 from runahead.runtime.models.architecture import ModelWeights
-from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.memory import memory_of
 from runahead.runtime.models.rope import rope_table
 

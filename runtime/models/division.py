@@ -5,7 +5,7 @@ from __future__ import annotations
 from runahead.runtime.kernels.layers import Attention, Dense
 from runahead.runtime.kernels.share import Share, ShareError
 from runahead.runtime.models.architecture import ModelWeights
-from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.weights import described
 
 

@@ -7,7 +7,7 @@ import torch
 from runahead.runtime.checkpoint import Checkpoint
 from runahead.runtime.kernels.kernel_set import KernelSet
 from runahead.runtime.kernels.ranks import ONE_RANK, Ranks
-from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.models.weights import Progress, dummy_weights, load_weights

@@ -11,9 +11,9 @@ from runahead.runtime.checkpoint import Checkpoint, CheckpointError
 from runahead.runtime.checkpoint.folder import TEXT_CONFIG
 from runahead.runtime.checkpoint.quantized.read_config import read_quantization
 from runahead.runtime.models.architecture import Architecture, Whole
-from runahead.runtime.models.config.config import ModelConfig
-from runahead.runtime.models.config.config_keys import NEUTRAL, UNREAD
-from runahead.runtime.models.config.config_values import token_ids
+from runahead.runtime.models.config.keys import NEUTRAL, UNREAD
+from runahead.runtime.models.config.model_config import ModelConfig
+from runahead.runtime.models.config.values import token_ids
 from runahead.runtime.models.registry import ARCHITECTURES, NOT_SERVED
 from runahead.runtime.models.token_texts import end_of_tokenizer
 
@@ -104,7 +104,7 @@ def _architecture(raw: Mapping[str, Any]) -> Architecture[Any]:
 
 
 def _refuse_other_keys(raw: Mapping[str, Any], architecture: Architecture[Any]) -> None:
-    """Those that neither `config_keys` nor the file of the architecture lists, by name."""
+    """Those that neither `config/keys.py` nor the file of the architecture lists, by name."""
     neutral = {key: (values, group.what) for group in NEUTRAL for key, values in group.values.items()}
     neutral = {key: found for key, found in neutral.items() if key not in architecture.understood}
     known = architecture.understood.union(*(group.keys for group in (*UNREAD, *architecture.unread)))

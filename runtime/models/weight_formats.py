@@ -11,7 +11,7 @@ import torch
 from runahead.runtime.checkpoint import Checkpoint, StoredTensor
 from runahead.runtime.kernels.layer_products import may_stay_quantized
 from runahead.runtime.models.architecture import TensorStack
-from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.quantized_linears import Held, held_quantized
 from runahead.runtime.models.registry import ARCHITECTURES
 from runahead.runtime.models.weights import check_weights, described_stacks

@@ -18,7 +18,7 @@ from runahead.runtime.kernels.layer_products import may_stay_quantized
 from runahead.runtime.kernels.quantized_weight import QuantizedWeight
 from runahead.runtime.kernels.share import WHOLE, Share
 from runahead.runtime.models.architecture import ModelWeights, TensorReader, TensorStack, Whole
-from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.quantized_linears import held_quantized, made_quantized, read_quantized
 from runahead.runtime.models.registry import ARCHITECTURES
 

@@ -17,7 +17,7 @@ from runahead.cuda_graphs.rings import RingMemory
 from runahead.runtime.checkpoint import Checkpoint
 from runahead.runtime.drafters.ngram import NgramDrafter
 from runahead.runtime.masks.mask_worker import MaskWorker
-from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.cpu_check.cpu_kernels import products_of_a_rank, tried_kernels
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.drafters.draft_network import DraftNetwork
@@ -47,7 +47,7 @@ from runahead.runtime.process.progress import Progress
 from runahead.runtime.process.sizes import Cpu
 from runahead.runtime.process.snapshot_borders import device_border_tokens
 from runahead.runtime.programs.cpu.poison import RingPoison
-from runahead.runtime.programs.cpu.reference import HostProgram
+from runahead.runtime.programs.cpu.program import HostProgram
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
 from runahead.runtime.wire.messages import Exactness
 

@@ -14,7 +14,7 @@ from runahead.cuda_graphs.device import Device
 from runahead.cuda_graphs.host_device import HostDevice
 from runahead.cuda_graphs.rings import RingLayout, RingMemory, allocate_rings
 from runahead.runtime.checkpoint import Checkpoint, open_checkpoint
-from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.cpu_check.cpu_kernels import KernelTrial, kernels_of
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.read_config import load_config
@@ -22,7 +22,7 @@ from runahead.runtime.process.parts import dtype_of
 from runahead.runtime.process.rank_messages import RankOrders, digest, what_differs
 from runahead.runtime.process.rank_processes import RankProcesses
 from runahead.runtime.process.rank_start import start_processes
-from runahead.runtime.programs.cpu.reference import HostProgram
+from runahead.runtime.programs.cpu.program import HostProgram
 from runahead.runtime.ranks.exchange import ONE_RANK, HostRanks, Ranks
 from runahead.runtime.ranks.ranked_device import Followers, RankedDevice
 from runahead.runtime.ranks.segment import Segment, SegmentLayout

@@ -19,7 +19,7 @@ from runahead.cuda_graphs.rings import RingLayout, RingMemory, ring_bytes
 from runahead.runtime.checkpoint import Checkpoint
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.models.architecture import ModelWeights
-from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.division import part_of
 from runahead.runtime.models.drafters.head_files import HeadFiles
@@ -49,7 +49,9 @@ from runahead.runtime.process.pool_fit import TRIAL_BLOCKS, Needs, PoolFit, over
 from runahead.runtime.process.progress import Progress
 from runahead.runtime.process.sizes import Gpu
 from runahead.runtime.process.snapshot_borders import device_border_tokens
-from runahead.runtime.programs.cuda.triton import (
+from runahead.runtime.programs.cuda.draft_head import GpuDraftNetwork
+from runahead.runtime.programs.cuda.draft_model import load_drafter
+from runahead.runtime.programs.cuda.program import (
     NoExactKernelsError,
     TritonProgram,
     exactness_of,
@@ -59,8 +61,6 @@ from runahead.runtime.programs.cuda.triton import (
     tilings_of,
     use_tuned,
 )
-from runahead.runtime.programs.cuda.triton_draft_model import load_drafter
-from runahead.runtime.programs.cuda.triton_head import GpuDraftNetwork
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.scheduler.draft_choice import FORMS
 from runahead.runtime.scheduler.plan_bounds import FORCED_ROWS

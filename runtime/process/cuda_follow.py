@@ -30,7 +30,7 @@ from runahead.runtime.process.rank_messages import (
     digest,
     what_differs,
 )
-from runahead.runtime.programs.cuda.triton import gpu_kernels, keep_kernels, use_tuned
+from runahead.runtime.programs.cuda.program import gpu_kernels, keep_kernels, use_tuned
 from runahead.runtime.ranks.rank_loop import follow_launches
 from runahead.runtime.ranks.segment import Segment
 

@@ -21,7 +21,7 @@ from runahead.cuda_graphs.cuda_device import CudaDevice, pinned
 from runahead.cuda_graphs.device import Device
 from runahead.cuda_graphs.rings import RingLayout, RingMemory
 from runahead.runtime.checkpoint import Checkpoint
-from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.process.rank_messages import BlocksOffered, RankOrders
 from runahead.runtime.process.rank_processes import RankProcesses
 from runahead.runtime.process.rank_start import start_processes

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 
 from runahead.runtime.checkpoint import Checkpoint, open_checkpoint, open_head
-from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.drafters.draft_model import DraftModelFiles, open_draft_model
 from runahead.runtime.models.drafters.eagle import open_eagle
 from runahead.runtime.models.drafters.head_files import HeadFiles

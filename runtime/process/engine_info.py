@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from runahead.runtime.checkpoint import Checkpoint, model_name
-from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.drafters.head_files import may_have_head
 from runahead.runtime.models.drafters.mtp import comes_with_head
 from runahead.runtime.models.layer_kinds import layer_kinds

@@ -7,8 +7,8 @@ import structlog
 from runahead.runtime.checkpoint import Checkpoint
 from runahead.runtime.grammar.extra import is_installed
 from runahead.runtime.masks.mask_worker import PROCESSOR_S, RUNNING_S, MaskWorker
-from runahead.runtime.masks.orders import Begin
-from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.masks.worker_messages import Begin
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.process.parts import forced_drafts
 from runahead.runtime.wire.engine_config import EngineConfig
 

@@ -19,7 +19,7 @@ from runahead.runtime.checkpoint.quantized.numbers import FLOATS
 from runahead.runtime.engine.poison import Poison
 from runahead.runtime.masks.masks import Masks
 from runahead.runtime.memory.block_pool import BlockPool
-from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.division import part_of, why_not_divided
 from runahead.runtime.models.drafters.mtp import names_head

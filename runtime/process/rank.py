@@ -28,7 +28,7 @@ from runahead.runtime.process.cpu import delays, host_program
 from runahead.runtime.process.cpu_ranks import load_rank
 from runahead.runtime.process.pool_fit import is_out_of_memory
 from runahead.runtime.process.rank_messages import BlocksMade, BlocksOffered, RankLoaded, RankOrders
-from runahead.runtime.programs.cpu.reference import HostProgram
+from runahead.runtime.programs.cpu.program import HostProgram
 from runahead.runtime.ranks.rank_loop import follow_launches
 from runahead.runtime.ranks.segment import map_memory
 from runahead.runtime.wire.engine_config import ConfigError

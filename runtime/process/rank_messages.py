@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from runahead.runtime.checkpoint import Checkpoint
-from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.ranks.segment import SegmentLayout
 from runahead.runtime.wire.engine_config import EngineConfig
 

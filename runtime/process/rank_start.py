@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from runahead.runtime.checkpoint import Checkpoint
-from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.process.rank_messages import RankOrders, digest
 from runahead.runtime.process.rank_processes import RankProcesses
 from runahead.runtime.ranks.segment import Segment, SegmentLayout, make_memory

@@ -42,7 +42,7 @@ def _tune(config: EngineConfig, rows: tuple[int, ...], seconds: float) -> None:
     dtype = dtype_of(config, described)
     if dtype != torch.bfloat16:
         raise ConfigError(f"its kernels are for bfloat16, and {config.spelling('dtype')} says {dtype}")
-    from runahead.runtime.programs.cuda.triton import keep_kernels, use_tuned
+    from runahead.runtime.programs.cuda.program import keep_kernels, use_tuned
     from runahead.runtime.programs.cuda.tuner import tune
 
     keep_kernels(config.kernel_cache, config.spelling("kernel_cache"))

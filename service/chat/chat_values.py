@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
-from runahead.service.chat.orders import Asked
+from runahead.service.chat.template_messages import Asked
 
 # Variables and functions that a template has by other ways, beside the special tokens' names.
 RESERVED: Final = frozenset(

@@ -13,12 +13,12 @@ import structlog
 
 from runahead.runtime.wire.messages import EngineInfo
 from runahead.service.chat.jinja2_package import why_no_jinja2
-from runahead.service.chat.orders import RENDER_S, TEMPLATE_MODULE, Asked, Rendered, Templates
+from runahead.service.chat.template_messages import RENDER_S, TEMPLATE_MODULE, Asked, Rendered, Templates
 from runahead.service.contract.chat import CheckedChat
 from runahead.service.contract.errors import ServiceError, Violation, invalid_argument, no_chat_template, no_tokenizer
 from runahead.service.contract.limits import LIMITS
 from runahead.service.text.tokenizer import TextTokenizer
-from runahead.service.workers.turns import Turns
+from runahead.service.workers.caller_turns import Turns
 from runahead.service.workers.worker_process import UnusableError, WorkerLostError, WorkerProcess
 
 log = structlog.get_logger(__name__)

@@ -8,7 +8,7 @@ from types import CodeType
 from typing import Final
 
 from runahead.service.chat.chat_values import ChatFault, chat_values
-from runahead.service.chat.orders import Asked, Templates
+from runahead.service.chat.template_messages import Asked, Templates
 from runahead.service.chat.template_sandbox import compiled, rendered
 
 DEFAULT: Final = "default"

@@ -1,9 +1,9 @@
 """The process that renders chats: `python -m runahead.service.chat.template_process`.
 
 It reads lines of JSON from standard input and writes one for each to standard output, which
-`runahead.service.chat.orders` has. A template is a stranger's program, and no signal or thread of the same process
-could end one that computes a number of a billion digits: so it runs here, where the system ends it beyond its processor
-time, refuses it memory, and lets it reach nothing. At the input's end whoever has asked is gone, and it ends.
+`runahead.service.chat.template_messages` has. A template is a stranger's program, and no signal or thread of the same
+process could end one that computes a number of a billion digits: so it runs here, where the system ends it beyond its
+processor time, refuses it memory, and lets it reach nothing. At the input's end whoever has asked is gone, and it ends.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from jinja2 import TemplateError, TemplateSyntaxError
 
 from runahead.runtime.parent_death import signal_at_parents_death
 from runahead.service.chat.chat_values import ChatFault
-from runahead.service.chat.orders import MEMORY_BYTES, RENDER_S, Asked, Fault, Rendered, Templates
 from runahead.service.chat.rendering import Rendering, load_modules
+from runahead.service.chat.template_messages import MEMORY_BYTES, RENDER_S, Asked, Fault, Rendered, Templates
 from runahead.service.chat.template_sandbox import RefusedByTemplate, TooLong
 from runahead.service.workers.confinement import confine
 from runahead.service.workers.ready import Ready

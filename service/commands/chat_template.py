@@ -17,7 +17,7 @@ import msgspec
 
 from runahead.runtime.log_output import printable
 from runahead.service.chat.jinja2_package import why_no_jinja2
-from runahead.service.chat.orders import TEMPLATE_MODULE, Asked, Rendered, Templates
+from runahead.service.chat.template_messages import TEMPLATE_MODULE, Asked, Rendered, Templates
 
 _COMMAND: Final = (sys.executable, "-P", "-X", "utf8", "-m", TEMPLATE_MODULE)
 # Its bound on processor time, three seconds, ends a template that computes; this one what else may keep the process.

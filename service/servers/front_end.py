@@ -11,9 +11,9 @@ from grpc_health.v1 import health_pb2
 
 from runahead.service.calls.access import FACADE
 from runahead.service.calls.admission import Admission
+from runahead.service.calls.call_interceptor import Door, OpenCalls
 from runahead.service.calls.call_log import CallLog
 from runahead.service.calls.call_records import CallRecords, Traces
-from runahead.service.calls.door import Door, OpenCalls
 from runahead.service.contract.errors import SHUTDOWN_SENTENCE
 from runahead.service.engine.engine_client import EngineClient
 from runahead.service.servers.listening import listen

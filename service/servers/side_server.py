@@ -20,9 +20,9 @@ from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.messages import EngineInfo
 from runahead.service.calls.access import Access
 from runahead.service.calls.admission import Admission
+from runahead.service.calls.call_interceptor import Door, OpenCalls
 from runahead.service.calls.call_log import CallLog
 from runahead.service.calls.call_records import CallRecords
-from runahead.service.calls.door import Door, OpenCalls
 from runahead.service.contract.errors import SHUTDOWN_SENTENCE
 from runahead.service.engine.engine_client import EngineClient
 from runahead.service.engine.request_stream import EngineLostError

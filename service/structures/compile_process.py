@@ -1,9 +1,9 @@
 """The process that compiles structures for one front end: `python -m runahead.service.structures.compile_process`.
 
 It reads lines of JSON from standard input and writes one for each to standard output, which
-`runahead.service.structures.orders` has. What a caller has written is compiled here, so that the system can end it: by
-a signal beyond the processor time that one structure may take, and by refusing memory, which ends this process too. At
-the input's end its front end is gone, and it ends.
+`runahead.service.structures.compile_messages` has. What a caller has written is compiled here, so that the system can
+end it: by a signal beyond the processor time that one structure may take, and by refusing memory, which ends this
+process too. At the input's end its front end is gone, and it ends.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from llguidance import LLTokenizer
 from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
 from runahead.runtime.grammar.matcher import GrammarError, VocabularyError, load_vocabulary, new_matcher
 from runahead.runtime.parent_death import signal_at_parents_death
+from runahead.service.structures.compile_messages import Answer, Ask, Vocabulary
 from runahead.service.structures.fault import StructureFault
 from runahead.service.structures.grammar_text import grammar_text, of_schema
-from runahead.service.structures.orders import Answer, Ask, Vocabulary
 from runahead.service.structures.schema_check import Schema, parts
 from runahead.service.workers.ready import Ready
 

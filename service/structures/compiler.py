@@ -8,7 +8,7 @@ from typing import Final
 from runahead.service.contract.errors import ServiceError, no_structure
 from runahead.service.contract.limits import LIMITS
 from runahead.service.contract.structure import StructureSource
-from runahead.service.structures.orders import Answer, Ask, Vocabulary
+from runahead.service.structures.compile_messages import Answer, Ask, Vocabulary
 from runahead.service.workers.worker_process import UnusableError, WorkerLostError, WorkerProcess
 
 COMPILE_MODULE: Final = "runahead.service.structures.compile_process"

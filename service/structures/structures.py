@@ -15,9 +15,9 @@ from runahead.service.contract.limits import LIMITS
 from runahead.service.contract.structure import StructureSource
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.service.shared_memory.board import FrontEndCounters
+from runahead.service.structures.compile_messages import Answer, Vocabulary
 from runahead.service.structures.compiler import Compiler
-from runahead.service.structures.orders import Answer, Vocabulary
-from runahead.service.workers.turns import Turns
+from runahead.service.workers.caller_turns import Turns
 
 _ENTRY_BYTES: Final = 500  # of one that is remembered, beside its texts
 

@@ -20,7 +20,7 @@ SOURCES = (
     "cuda_graphs/enqueue_watch.py",
     "cuda_graphs/graph_pool.py",
     "cuda_graphs/marks.py",
-    "runtime/programs/cuda/triton.py",
+    "runtime/programs/cuda/program.py",
     "runtime/engine/loop.py",
     "runtime/models/decoder.py",
     *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "runtime/kernels/triton").rglob("*.py"))),
@@ -48,14 +48,14 @@ LOGGERS = {"logging", "structlog", "warnings"}
 # Functions that may: nothing is in flight when they run, or a test asks for them.
 MAY_WAIT = {
     "cuda_graphs/cuda_device.py": {"read_rows", "close", "_warm_up", "_forget"},
-    "runtime/programs/cuda/triton.py": {"poison_blocks"},
+    "runtime/programs/cuda/program.py": {"poison_blocks"},
     "runtime/engine/loop.py": {"_retire"},  # a mask of NumPy: the engine holds no tensor
-    "runtime/kernels/triton/row_updates/device_rows.py": {"read"},
-    "runtime/kernels/triton/sampling/sampling.py": {"make_sampler_buffers"},
-    "runtime/kernels/triton/gemm/vendor_choice.py": {"choose_kernel", "_exact"},
+    "runtime/kernels/triton/row_updates/rows.py": {"read"},
+    "runtime/kernels/triton/sampling/sampler.py": {"make_sampler_buffers"},
+    "runtime/kernels/triton/gemm/cublaslt_choice.py": {"choose_kernel", "_exact"},
 }
 # Runs while the service warms up, and never in a capture.
-WARMS_UP = "runtime/kernels/triton/gemm/vendor_choice.py"
+WARMS_UP = "runtime/kernels/triton/gemm/cublaslt_choice.py"
 
 
 def dotted(node: ast.AST) -> str:

@@ -18,9 +18,9 @@ import triton.language as tl
 
 from benchmarks.gpu_table.shapes import SHAPES
 from runahead.runtime.kernels.forward_batch import ForwardBatch
-from runahead.runtime.kernels.triton.forward import decode_streams, loose_products
+from runahead.runtime.kernels.triton.forward import decode, unfused_products
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
-from runahead.runtime.kernels.triton.gpu import dependent_launch
+from runahead.runtime.kernels.triton.gpu import pdl
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.weights import dummy_weights
 
@@ -68,9 +68,9 @@ def take(form: str) -> int:
         if form == "late":
             module["let_dependents_start"], module["wait_for_predecessors"] = nothing_yet, wait_then_start
     if form == "off":
-        for where in (decode_streams, loose_products):
+        for where in (decode, unfused_products):
             vars(where)["dependent_launch_works"] = lambda: False
-    return sum(module["__name__"] != dependent_launch.__name__ for module in kernels)
+    return sum(module["__name__"] != pdl.__name__ for module in kernels)
 
 
 def steps(rows: int) -> str:

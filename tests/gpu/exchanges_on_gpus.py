@@ -14,7 +14,7 @@ import torch
 
 from runahead.cuda_graphs.rings import RingLayout
 from runahead.runtime.kernels.layers import Norm
-from runahead.runtime.kernels.triton.gemm.finish_product import add_scaled
+from runahead.runtime.kernels.triton.gemm.separate_epilogue import add_scaled
 from runahead.runtime.process.cuda_ranks import joined
 from runahead.runtime.ranks.gpu_ranks import GpuRanks
 from runahead.runtime.ranks.segment import Segment, SegmentLayout, make_memory, map_memory

@@ -19,14 +19,14 @@ from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.masks.masks import Masks
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.models.architecture import ModelWeights
-from runahead.runtime.models.blocks.dense_decoder import DenseConfig
-from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.blocks.dense import DenseConfig
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.rope import RopeScaling
 from runahead.runtime.models.weights import dummy_weights
 from runahead.runtime.plan import PLAN_WORDS
 from runahead.runtime.process.parts import state_bytes
-from runahead.runtime.programs.cpu.reference import HostProgram
+from runahead.runtime.programs.cpu.program import HostProgram
 from runahead.runtime.scheduler.draft_choice import DraftChoice
 from runahead.runtime.scheduler.ledger import Ledger
 from runahead.runtime.scheduler.outcomes import Deferred
@@ -41,7 +41,7 @@ from tests.runtime.chain import MemoryLinks
 from tests.runtime.models.dense_configs import dense_config
 
 if TYPE_CHECKING:  # Triton is loaded when it is known on what it runs
-    from runahead.runtime.programs.cuda.triton_head import GpuDraftNetwork
+    from runahead.runtime.programs.cuda.draft_head import GpuDraftNetwork
 
 BLOCK_SIZE = 16
 PREFILL_CHUNK = 32
@@ -239,7 +239,7 @@ def cuda_engine(
     forced. make_head: of the model, in the place of the drafter that looks up what followed before."""
     from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
     from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
-    from runahead.runtime.programs.cuda.triton import TritonProgram
+    from runahead.runtime.programs.cuda.program import TritonProgram
 
     guessed, forced = 0 if drafts is None else drafts.most, 0 if mask_memory is None else mask_memory.drafts
     rings = allocate_mapped_rings(layout_for(run_ahead, max_rows, max(guessed, forced)))

@@ -12,16 +12,16 @@ import torch
 from runahead.cuda_graphs.rings import RingLayout, RingMemory, allocate_rings
 from runahead.cuda_graphs.shape import Form
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
-from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.plan import PLAN_WORDS
-from runahead.runtime.programs.cpu.reference import HostProgram
+from runahead.runtime.programs.cpu.program import HostProgram
 from runahead.runtime.wire.parameters import SamplingParams
 from tests.gpu import gpu_chain
 from tests.runtime.launches import Launches, Outcome, PromptEntry, over_program
 
 if TYPE_CHECKING:  # Triton's kernels are imported where they run
-    from runahead.runtime.programs.cuda.triton import TritonProgram
+    from runahead.runtime.programs.cuda.program import TritonProgram
 
 ROWS, BLOCK_SIZE, EACH, PENALTY_SLOTS, MAX_TOKENS = 5, 16, 6, 3, 128
 NUM_BLOCKS = ROWS * EACH + 1

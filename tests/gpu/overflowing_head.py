@@ -9,7 +9,7 @@ import torch
 
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.models.architecture import ModelWeights
-from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.cpu_check.trial import Trial
 from runahead.runtime.models.decoder import Decoder
 

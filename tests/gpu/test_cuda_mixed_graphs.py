@@ -62,7 +62,7 @@ class Stage:
         from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
         from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
         from runahead.runtime.models.decoder import Decoder
-        from runahead.runtime.programs.cuda.triton import TritonProgram
+        from runahead.runtime.programs.cuda.program import TritonProgram
 
         self.tokens: list[int] = []  # query tokens of each launch
         layout = RingLayout(4, PLAN_WORDS, 1 << 14, ROWS, 4, prompt_tokens=ROWS + MOST_TOKENS)

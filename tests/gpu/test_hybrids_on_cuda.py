@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.gpu_table.shapes import SHAPES
 from runahead.cuda_graphs.shape import Form
-from runahead.runtime.models.blocks.dense_decoder import DenseConfig
+from runahead.runtime.models.blocks.dense import DenseConfig
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from tests.gpu.gpu_chain import (

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 import torch
 
-from runahead.runtime.models.blocks.dense_decoder import DenseConfig
+from runahead.runtime.models.blocks.dense import DenseConfig
 from tests.gpu.gpu_chain import cpu_engine, cuda_engine, random_weights, small_config
 from tests.gpu.test_hybrids_on_cuda import output_among, served
 from tests.runtime.kernels.hybrid_configs import hybrid

@@ -21,10 +21,10 @@ BUNDLED = Path(models.__path__[0]) / "bundled"
 
 @pytest.fixture
 def nothing_tuned() -> Iterator[None]:
-    from runahead.runtime.kernels.triton.gemm import tilings
+    from runahead.runtime.kernels.triton.gemm import tuning
 
     yield
-    tilings.tuned().clear()
+    tuning.tuned().clear()
 
 
 def test_the_command_leaves_a_file_that_a_start_can_read(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_no_tiling_that_is_tried_changes_a_bit(rows: int) -> None:
     from runahead.runtime.checkpoint import open_checkpoint
     from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
     from runahead.runtime.kernels.triton.forward.tuned_tilings import neighbors
-    from runahead.runtime.kernels.triton.gemm.tilings import tuned
+    from runahead.runtime.kernels.triton.gemm.tuning import tuned
     from runahead.runtime.models.decoder import Decoder
     from runahead.runtime.models.read_config import load_config
     from runahead.runtime.models.weights import dummy_weights

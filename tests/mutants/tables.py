@@ -7,7 +7,7 @@ file = "runtime/engine/loop.py"
 old = 'rings.bulk[ring_slot]'    # found exactly once in the file
 new = 'rings.bulk[0]'
 [[01-one-buffer.also]]    # further edits, made after the first
-file = "runtime/programs/cpu/host_rows.py"
+file = "runtime/programs/cpu/rows.py"
 old = 'rings.bulk[slot]'
 new = 'rings.bulk[0]'
 """

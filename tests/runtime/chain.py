@@ -13,8 +13,8 @@ import numpy as np
 from runahead.cuda_graphs.device import Device
 from runahead.cuda_graphs.rings import RingLayout, RingMemory, allocate_rings
 from runahead.cuda_graphs.simulated_device import Schedule, SimulatedDevice, at_once
+from runahead.runtime.engine.front_end_turns import Turns
 from runahead.runtime.engine.loop import Engine
-from runahead.runtime.engine.turns import Turns
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.plan import APPEND_WORDS, CHUNK_WORDS, HEADER_WORDS, PLAN_WORDS

@@ -19,8 +19,8 @@ from runahead.cuda_graphs.rings import NON_FINITE, STOPPED, TOKEN_MASK, VOID, Ri
 from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime import plan as layout
 from runahead.runtime.drafters.drafter import NO_DRAFT
-from runahead.runtime.programs.cpu.host_queries import Queries, clamped
-from runahead.runtime.programs.cpu.host_rows import HostRows
+from runahead.runtime.programs.cpu.inputs import Queries, clamped
+from runahead.runtime.programs.cpu.rows import HostRows
 from tests.runtime.programs.hash_draw import draw
 from tests.runtime.programs.hash_model import VOCAB
 from tests.simulation.programs import Sickness, SimulatedProgram, SimulatedRows

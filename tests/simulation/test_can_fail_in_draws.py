@@ -14,7 +14,7 @@ import tests.runtime.programs.hash_draw
 import tests.runtime.programs.hash_program
 from runahead.cuda_graphs.shape import Form
 from runahead.runtime.engine.publisher import Publisher
-from runahead.runtime.programs.cpu.host_rows import HostRows
+from runahead.runtime.programs.cpu.rows import HostRows
 from runahead.runtime.row_record import read_admission
 from runahead.runtime.scheduler.admission_record import needs_full
 from runahead.runtime.scheduler.outcomes import Commit

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runahead.runtime.programs.cpu.host_rows import HostRows
+from runahead.runtime.programs.cpu.rows import HostRows
 from tests.simulation import long_run
 from tests.simulation.long_run import DEPTHS, LOG_INTERVAL, WANTED, Differs, Pair, main, run
 

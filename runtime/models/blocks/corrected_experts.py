@@ -15,8 +15,8 @@ from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.layers import ExpertActivation, Experts, Linear, SharedExpert
 from runahead.runtime.models.architecture import TensorReader
-from runahead.runtime.models.blocks.expert_decoder import read_choice
-from runahead.runtime.models.config.config_values import flag, number
+from runahead.runtime.models.blocks.experts import read_choice
+from runahead.runtime.models.config.values import flag, number
 
 _EXPERTS: Final = "n_routed_experts", "num_local_experts"  # the makers' name, and another that transformers takes
 _GROUPS, _CHOSEN_GROUPS, _SCALE = "n_group", "topk_group", "routed_scaling_factor"

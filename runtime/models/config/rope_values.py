@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from runahead.runtime.checkpoint import CheckpointError
-from runahead.runtime.models.config.config_keys import ROPE_UNDERSTOOD, ROPE_UNREAD
-from runahead.runtime.models.config.config_values import flag, number
+from runahead.runtime.models.config.keys import ROPE_UNDERSTOOD, ROPE_UNREAD
+from runahead.runtime.models.config.values import flag, number
 from runahead.runtime.models.rope import RopeScaling
 
 _ORIGINAL: Final = "original_max_position_embeddings"

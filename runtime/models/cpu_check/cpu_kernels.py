@@ -24,7 +24,7 @@ from runahead.runtime.kernels.reference.linear import (
     rows_keep_their_bits,
 )
 from runahead.runtime.kernels.share import WHOLE, Share
-from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.cpu_check.self_test import SelfTestReport, self_test
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.registry import ARCHITECTURES

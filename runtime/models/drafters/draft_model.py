@@ -18,7 +18,7 @@ from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.kernel_set import DraftKernelSet
 from runahead.runtime.kernels.layer_products import idle_in
 from runahead.runtime.models.architecture import ModelWeights
-from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.cpu_check.cpu_kernels import choose_kernels
 from runahead.runtime.models.decoder import Decoder, Look
 from runahead.runtime.models.drafters.draft_network import DraftCache

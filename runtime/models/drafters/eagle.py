@@ -20,9 +20,9 @@ from runahead.runtime.checkpoint import CheckpointError, StoredTensor
 from runahead.runtime.checkpoint.folder import FolderCheckpoint
 from runahead.runtime.kernels.layers import Fuse
 from runahead.runtime.models.architecture import HeadWeights, TensorReader
-from runahead.runtime.models.blocks.dense_decoder import attention, feed_forward, rope_of
-from runahead.runtime.models.config.config import ModelConfig
-from runahead.runtime.models.config.config_values import flag
+from runahead.runtime.models.blocks.dense import attention, feed_forward, rope_of
+from runahead.runtime.models.config.model_config import ModelConfig
+from runahead.runtime.models.config.values import flag
 from runahead.runtime.models.drafters.eagle3 import is_eagle3, open_eagle3
 from runahead.runtime.models.drafters.head_files import HeadFiles, check_fits, check_width, read_tensors, targets_of
 from runahead.runtime.models.drafters.head_padding import check_tokens_end, without_padding

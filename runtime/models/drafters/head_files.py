@@ -15,8 +15,8 @@ from runahead.runtime.kernels.kernel_set import DraftKernelSet
 from runahead.runtime.kernels.layer_products import products_of
 from runahead.runtime.kernels.layers import Layer
 from runahead.runtime.models.architecture import HeadWeights, TensorReader, TensorStack
-from runahead.runtime.models.blocks.dense_decoder import DenseConfig
-from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.blocks.dense import DenseConfig
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.drafters.draft_head import DraftHead
 from runahead.runtime.models.drafters.head_entries import are_one_product

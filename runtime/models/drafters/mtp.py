@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from runahead.runtime.checkpoint import Checkpoint, CheckpointError, StoredTensor
-from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.drafters.head_files import HeadFiles
 from runahead.runtime.models.registry import ARCHITECTURES
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from runahead.runtime.checkpoint import CheckpointError
-from runahead.runtime.models.config.config_keys import UNREAD, unread
-from runahead.runtime.models.config.config_values import flag, number
+from runahead.runtime.models.config.keys import UNREAD, unread
+from runahead.runtime.models.config.values import flag, number
 
 _KIND, _HOW, _LAYER = "speculators_model_type", "speculators_config", "transformer_layer_config"
 _LLAMA: Final = "llama"

@@ -9,7 +9,7 @@ from typing import Any, Final
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Layer
 from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
-from runahead.runtime.models.blocks.dense_decoder import (
+from runahead.runtime.models.blocks.dense import (
     all_tokens,
     attention,
     dense_weights,
@@ -18,7 +18,7 @@ from runahead.runtime.models.blocks.dense_decoder import (
     read_dense,
     rope_of,
 )
-from runahead.runtime.models.blocks.mamba2_decoder import (
+from runahead.runtime.models.blocks.mamba2 import (
     READ_BY_MAMBA2,
     SCANS_IN_CHUNKS,
     Mamba2Config,
@@ -26,10 +26,10 @@ from runahead.runtime.models.blocks.mamba2_decoder import (
     read_mamba2,
     small_hybrid,
 )
-from runahead.runtime.models.blocks.partial_rotation import order_of_qkv, rotated_of, share_of
-from runahead.runtime.models.config.config_keys import unread
-from runahead.runtime.models.config.config_values import flag, number
+from runahead.runtime.models.blocks.partial_rope import order_of_qkv, rotated_of, share_of
+from runahead.runtime.models.config.keys import unread
 from runahead.runtime.models.config.rope_values import rope_of_a_part
+from runahead.runtime.models.config.values import flag, number
 
 _NAME: Final = "BambaForCausalLM"
 _ATTENTION: Final = "attn_layer_indices"

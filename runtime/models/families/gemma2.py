@@ -11,7 +11,7 @@ import torch
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Layer
 from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
-from runahead.runtime.models.blocks.dense_decoder import (
+from runahead.runtime.models.blocks.dense import (
     READ_BY_DENSE,
     DenseConfig,
     attention,
@@ -24,8 +24,8 @@ from runahead.runtime.models.blocks.dense_decoder import (
     windows_by_type,
 )
 from runahead.runtime.models.blocks.norms import one_added, with_one_added
-from runahead.runtime.models.config.config_keys import unread
-from runahead.runtime.models.config.config_values import flag, number
+from runahead.runtime.models.config.keys import unread
+from runahead.runtime.models.config.values import flag, number
 
 _NAME: Final = "Gemma2ForCausalLM"
 _SCORES, _LOGITS = "attn_logit_softcapping", "final_logit_softcapping"

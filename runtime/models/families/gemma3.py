@@ -16,7 +16,7 @@ import torch
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Layer
 from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader, Whole
-from runahead.runtime.models.blocks.dense_decoder import (
+from runahead.runtime.models.blocks.dense import (
     READ_BY_DENSE,
     DenseConfig,
     attention,
@@ -30,9 +30,9 @@ from runahead.runtime.models.blocks.dense_decoder import (
     windows_by_type,
 )
 from runahead.runtime.models.blocks.norms import one_added, with_one_added
-from runahead.runtime.models.config.config_keys import Unread, unread
-from runahead.runtime.models.config.config_values import flag, number
+from runahead.runtime.models.config.keys import Unread, unread
 from runahead.runtime.models.config.rope_values import refuse_partial, rope_scaling
+from runahead.runtime.models.config.values import flag, number
 from runahead.runtime.models.rope import Rope, RopeScaling
 
 _NAME: Final = "Gemma3ForCausalLM"

@@ -11,14 +11,14 @@ from typing import Any, Final
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Layer
 from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
-from runahead.runtime.models.blocks import dense_decoder
+from runahead.runtime.models.blocks import dense as dense_decoder
 from runahead.runtime.models.blocks.corrected_experts import (
     READ_BY_CORRECTED,
     CorrectedExperts,
     corrected_experts,
     read_corrected,
 )
-from runahead.runtime.models.blocks.dense_decoder import (
+from runahead.runtime.models.blocks.dense import (
     READ_BY_DENSE,
     DenseConfig,
     all_tokens,
@@ -28,11 +28,11 @@ from runahead.runtime.models.blocks.dense_decoder import (
     read_dense,
     rope_of,
 )
-from runahead.runtime.models.blocks.expert_decoder import ROUTERS_IN_TRAINING
-from runahead.runtime.models.blocks.partial_rotation import norms_in_order, order_of_qkv, rotated_of, share_of
-from runahead.runtime.models.config.config_keys import BIASES_AS_THEY_ARE, unread
-from runahead.runtime.models.config.config_values import flag, number
+from runahead.runtime.models.blocks.experts import ROUTERS_IN_TRAINING
+from runahead.runtime.models.blocks.partial_rope import norms_in_order, order_of_qkv, rotated_of, share_of
+from runahead.runtime.models.config.keys import BIASES_AS_THEY_ARE, unread
 from runahead.runtime.models.config.rope_values import rope_of_a_part
+from runahead.runtime.models.config.values import flag, number
 
 _NAME: Final = "Glm4MoeForCausalLM"
 _DENSE: Final = "first_k_dense_replace"

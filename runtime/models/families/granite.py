@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from runahead.runtime.kernels.layers import Layer, Norm
 from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
-from runahead.runtime.models.blocks.dense_decoder import (
+from runahead.runtime.models.blocks.dense import (
     READ_BY_DENSE,
     DenseConfig,
     attention,
@@ -24,7 +24,7 @@ from runahead.runtime.models.blocks.dense_decoder import (
     read_dense,
     small,
 )
-from runahead.runtime.models.config.config_values import flag, number
+from runahead.runtime.models.config.values import flag, number
 
 _NAME: Final = "GraniteForCausalLM"
 _BIASES: Final = ("attention_bias", "mlp_bias")

@@ -15,7 +15,7 @@ from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.layers import Dense, Experts, FeedForward, Layer, Linear, Norm, SharedExpert
 from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
-from runahead.runtime.models.blocks.dense_decoder import (
+from runahead.runtime.models.blocks.dense import (
     all_tokens,
     attention,
     dense_weights,
@@ -23,8 +23,8 @@ from runahead.runtime.models.blocks.dense_decoder import (
     read_dense,
     rope_of,
 )
-from runahead.runtime.models.blocks.expert_decoder import ROUTERS_IN_TRAINING
-from runahead.runtime.models.blocks.mamba2_decoder import (
+from runahead.runtime.models.blocks.experts import ROUTERS_IN_TRAINING
+from runahead.runtime.models.blocks.mamba2 import (
     READ_BY_MAMBA2,
     SCANS_IN_CHUNKS,
     Mamba2Config,
@@ -32,8 +32,8 @@ from runahead.runtime.models.blocks.mamba2_decoder import (
     read_mamba2,
     small_hybrid,
 )
-from runahead.runtime.models.config.config_keys import BIASES_AS_THEY_ARE, unread
-from runahead.runtime.models.config.config_values import flag, number
+from runahead.runtime.models.config.keys import BIASES_AS_THEY_ARE, unread
+from runahead.runtime.models.config.values import flag, number
 
 _NAME: Final = "GraniteMoeHybridForCausalLM"
 _MULTIPLIERS: Final = "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"

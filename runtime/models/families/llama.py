@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from runahead.runtime.kernels.layers import Layer
 from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
-from runahead.runtime.models.blocks.dense_decoder import (
+from runahead.runtime.models.blocks.dense import (
     READ_BY_DENSE,
     DenseConfig,
     attention,
@@ -19,8 +19,8 @@ from runahead.runtime.models.blocks.dense_decoder import (
     read_dense,
     small,
 )
-from runahead.runtime.models.config.config_keys import unread
-from runahead.runtime.models.config.config_values import flag
+from runahead.runtime.models.config.keys import unread
+from runahead.runtime.models.config.values import flag
 
 _NAME: Final = "LlamaForCausalLM"
 

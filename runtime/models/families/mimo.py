@@ -17,7 +17,7 @@ from typing import Any, Final
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Fuse, Layer
 from runahead.runtime.models.architecture import Architecture, HeadWeights, ModelWeights, OwnHeads, TensorReader
-from runahead.runtime.models.blocks.dense_decoder import (
+from runahead.runtime.models.blocks.dense import (
     READ_BY_DENSE,
     DenseConfig,
     attention,
@@ -29,8 +29,8 @@ from runahead.runtime.models.blocks.dense_decoder import (
     small,
     switched_windows,
 )
-from runahead.runtime.models.config.config_keys import BIASES_AS_THEY_ARE, unread
-from runahead.runtime.models.config.config_values import number
+from runahead.runtime.models.config.keys import BIASES_AS_THEY_ARE, unread
+from runahead.runtime.models.config.values import number
 
 _NAME: Final = "MiMoForCausalLM"
 _CODE: Final = {

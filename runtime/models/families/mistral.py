@@ -10,7 +10,7 @@ from typing import Any
 
 from runahead.runtime.kernels.layers import Layer
 from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
-from runahead.runtime.models.blocks.dense_decoder import (
+from runahead.runtime.models.blocks.dense import (
     READ_BY_DENSE,
     DenseConfig,
     attention,
@@ -21,7 +21,7 @@ from runahead.runtime.models.blocks.dense_decoder import (
     read_dense,
     small,
 )
-from runahead.runtime.models.config.config_keys import BIASES_AS_THEY_ARE, unread
+from runahead.runtime.models.config.keys import BIASES_AS_THEY_ARE, unread
 
 
 def _layer(config: DenseConfig, number: int, tensors: TensorReader) -> Layer:

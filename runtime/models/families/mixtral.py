@@ -8,14 +8,14 @@ from typing import Any, Final
 
 from runahead.runtime.kernels.layers import Layer
 from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
-from runahead.runtime.models.blocks.dense_decoder import (
+from runahead.runtime.models.blocks.dense import (
     attention,
     dense_weights,
     one_window,
     passed_over,
     read_dense,
 )
-from runahead.runtime.models.blocks.expert_decoder import (
+from runahead.runtime.models.blocks.experts import (
     READ_BY_EXPERTS,
     ROUTERS_IN_TRAINING,
     ExpertsConfig,
@@ -23,9 +23,9 @@ from runahead.runtime.models.blocks.expert_decoder import (
     read_choice,
     small_with_experts,
 )
-from runahead.runtime.models.config.config_keys import BIASES_AS_THEY_ARE, unread
-from runahead.runtime.models.config.config_values import number
+from runahead.runtime.models.config.keys import BIASES_AS_THEY_ARE, unread
 from runahead.runtime.models.config.rope_values import rope
+from runahead.runtime.models.config.values import number
 
 _NAME: Final = "MixtralForCausalLM"
 _EXPERTS: Final = "num_local_experts"

@@ -21,7 +21,7 @@ from runahead.runtime.models.blocks.corrected_experts import (
     corrected_experts,
     read_corrected,
 )
-from runahead.runtime.models.blocks.dense_decoder import (
+from runahead.runtime.models.blocks.dense import (
     all_tokens,
     attention,
     dense_weights,
@@ -29,9 +29,9 @@ from runahead.runtime.models.blocks.dense_decoder import (
     read_dense,
     rope_of,
 )
-from runahead.runtime.models.blocks.mamba2_decoder import SCANS_IN_CHUNKS, Mamba2Config, mamba2, read_limits
-from runahead.runtime.models.config.config_keys import BIASES_AS_THEY_ARE, READ_BY_ALL, unread
-from runahead.runtime.models.config.config_values import flag, number
+from runahead.runtime.models.blocks.mamba2 import SCANS_IN_CHUNKS, Mamba2Config, mamba2, read_limits
+from runahead.runtime.models.config.keys import BIASES_AS_THEY_ARE, READ_BY_ALL, unread
+from runahead.runtime.models.config.values import flag, number
 from runahead.runtime.models.rope import RopeScaling
 
 _NAME: Final = "NemotronHForCausalLM"

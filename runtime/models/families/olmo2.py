@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from runahead.runtime.kernels.layers import Layer
 from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
-from runahead.runtime.models.blocks.dense_decoder import (
+from runahead.runtime.models.blocks.dense import (
     READ_BY_DENSE,
     DenseConfig,
     attention,
@@ -21,7 +21,7 @@ from runahead.runtime.models.blocks.dense_decoder import (
     read_dense,
     small,
 )
-from runahead.runtime.models.config.config_values import flag
+from runahead.runtime.models.config.values import flag
 
 _NAME: Final = "Olmo2ForCausalLM"
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Layer
 from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
-from runahead.runtime.models.blocks.dense_decoder import (
+from runahead.runtime.models.blocks.dense import (
     READ_BY_DENSE,
     DenseConfig,
     attention,
@@ -22,10 +22,10 @@ from runahead.runtime.models.blocks.dense_decoder import (
     rope_of,
     small,
 )
-from runahead.runtime.models.blocks.partial_rotation import order_of_qkv, rotated_of, share_of
-from runahead.runtime.models.config.config_keys import BIASES_AS_THEY_ARE, unread
-from runahead.runtime.models.config.config_values import number
+from runahead.runtime.models.blocks.partial_rope import order_of_qkv, rotated_of, share_of
+from runahead.runtime.models.config.keys import BIASES_AS_THEY_ARE, unread
 from runahead.runtime.models.config.rope_values import rope_object, rope_scaling
+from runahead.runtime.models.config.values import number
 from runahead.runtime.models.rope import RopeScaling
 
 _NAME: Final = "Phi3ForCausalLM"

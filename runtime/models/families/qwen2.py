@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from runahead.runtime.kernels.layers import Layer
 from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
-from runahead.runtime.models.blocks.dense_decoder import (
+from runahead.runtime.models.blocks.dense import (
     READ_BY_DENSE,
     DenseConfig,
     attention,
@@ -18,7 +18,7 @@ from runahead.runtime.models.blocks.dense_decoder import (
     small,
     switched_windows,
 )
-from runahead.runtime.models.config.config_keys import BIASES_AS_THEY_ARE, unread
+from runahead.runtime.models.config.keys import BIASES_AS_THEY_ARE, unread
 
 _NAME: Final = "Qwen2ForCausalLM"
 

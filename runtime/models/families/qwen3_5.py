@@ -15,12 +15,12 @@ from typing import Any, Final
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Layer
 from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader, Whole
-from runahead.runtime.models.blocks.dense_decoder import READ_BY_DENSE, all_tokens, read_dense
-from runahead.runtime.models.blocks.expert_decoder import ROUTERS_IN_TRAINING, one_by_one, read_choice
-from runahead.runtime.models.blocks.partial_rotation import rotated_of, share_of
-from runahead.runtime.models.config.config_keys import BIASES_AS_THEY_ARE, Unread, unread
-from runahead.runtime.models.config.config_values import flag, number
+from runahead.runtime.models.blocks.dense import READ_BY_DENSE, all_tokens, read_dense
+from runahead.runtime.models.blocks.experts import ROUTERS_IN_TRAINING, one_by_one, read_choice
+from runahead.runtime.models.blocks.partial_rope import rotated_of, share_of
+from runahead.runtime.models.config.keys import BIASES_AS_THEY_ARE, Unread, unread
 from runahead.runtime.models.config.rope_values import rope_object, rope_scaling
+from runahead.runtime.models.config.values import flag, number
 from runahead.runtime.models.families.qwen3_next import (
     OWN_HEADS,
     READ_OF_DELTA,

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from runahead.runtime.kernels.layers import Layer
 from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
-from runahead.runtime.models.blocks.dense_decoder import (
+from runahead.runtime.models.blocks.dense import (
     attention,
     dense_weights,
     feed_forward,
@@ -17,7 +17,7 @@ from runahead.runtime.models.blocks.dense_decoder import (
     window_size,
     window_switch,
 )
-from runahead.runtime.models.blocks.expert_decoder import (
+from runahead.runtime.models.blocks.experts import (
     READ_BY_EXPERTS,
     ROUTERS_IN_TRAINING,
     ExpertsConfig,
@@ -26,8 +26,8 @@ from runahead.runtime.models.blocks.expert_decoder import (
     read_sparse,
     small_with_experts,
 )
-from runahead.runtime.models.config.config_keys import BIASES_AS_THEY_ARE, unread
-from runahead.runtime.models.config.config_values import flag, number
+from runahead.runtime.models.config.keys import BIASES_AS_THEY_ARE, unread
+from runahead.runtime.models.config.values import flag, number
 
 _NAME: Final = "Qwen3MoeForCausalLM"
 _EXPERTS: Final = "num_experts", "num_local_experts"  # as the model's makers wrote it, and as transformers 5 does

@@ -34,8 +34,8 @@ from runahead.runtime.kernels.layers import (
     SharedExpert,
 )
 from runahead.runtime.models.architecture import Architecture, HeadWeights, ModelWeights, OwnHeads, TensorReader
-from runahead.runtime.models.blocks import dense_decoder
-from runahead.runtime.models.blocks.dense_decoder import (
+from runahead.runtime.models.blocks import dense
+from runahead.runtime.models.blocks.dense import (
     LayerOf,
     dense_weights,
     feed_forward,
@@ -43,7 +43,7 @@ from runahead.runtime.models.blocks.dense_decoder import (
     rope_of,
     window_switch,
 )
-from runahead.runtime.models.blocks.expert_decoder import (
+from runahead.runtime.models.blocks.experts import (
     READ_BY_EXPERTS,
     ROUTERS_IN_TRAINING,
     ExpertsConfig,
@@ -54,10 +54,10 @@ from runahead.runtime.models.blocks.expert_decoder import (
 )
 from runahead.runtime.models.blocks.mixer_shares import part_of_delta, part_of_heads, places_of
 from runahead.runtime.models.blocks.norms import one_added, with_one_added
-from runahead.runtime.models.blocks.partial_rotation import head_order, rotated_of, share_of
-from runahead.runtime.models.config.config_keys import BIASES_AS_THEY_ARE, unread
-from runahead.runtime.models.config.config_values import flag, number
+from runahead.runtime.models.blocks.partial_rope import head_order, rotated_of, share_of
+from runahead.runtime.models.config.keys import BIASES_AS_THEY_ARE, unread
 from runahead.runtime.models.config.rope_values import rope_of_a_part
+from runahead.runtime.models.config.values import flag, number
 from runahead.runtime.models.rope import Rope
 
 _NAME: Final = "Qwen3NextForCausalLM"
@@ -270,7 +270,7 @@ def _weights(config: Qwen3NextConfig, tensors: TensorReader) -> ModelWeights:
 
 def passed_over(config: Qwen3NextConfig, name: str) -> bool:
     """Heads, too: who drafts with one reads it by itself."""
-    return name.startswith(_HEADS) or dense_decoder.passed_over(config, name)
+    return name.startswith(_HEADS) or dense.passed_over(config, name)
 
 
 def _head(config: Qwen3NextConfig, tensors: TensorReader) -> HeadWeights:

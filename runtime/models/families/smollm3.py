@@ -10,7 +10,7 @@ from typing import Any, Final
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Layer
 from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
-from runahead.runtime.models.blocks.dense_decoder import (
+from runahead.runtime.models.blocks.dense import (
     READ_BY_DENSE,
     DenseConfig,
     attention,
@@ -23,9 +23,9 @@ from runahead.runtime.models.blocks.dense_decoder import (
     window_switch,
     windows_by_type,
 )
-from runahead.runtime.models.config.config_keys import unread
-from runahead.runtime.models.config.config_values import flag, number
+from runahead.runtime.models.config.keys import unread
 from runahead.runtime.models.config.rope_values import rope
+from runahead.runtime.models.config.values import flag, number
 
 _NAME: Final = "SmolLM3ForCausalLM"
 _EVERY: Final = "no_rope_layer_interval"

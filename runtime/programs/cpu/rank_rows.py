@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runahead.runtime.kernels.ranks import Ranks, RanksError
-from runahead.runtime.programs.cpu.host_rows import HostRows
+from runahead.runtime.programs.cpu.rows import HostRows
 
 _SLOT, _TOKEN, _LENGTH, _VERDICT = range(4)  # 16 bytes a row
 _ALIVE: Final = 1

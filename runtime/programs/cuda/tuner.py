@@ -20,18 +20,18 @@ import triton
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import Experts
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
-from runahead.runtime.kernels.triton.forward.tiling_counts import tilings_asked_for
 from runahead.runtime.kernels.triton.forward.tuned_tilings import AnyTiling, neighbors, save_tuned_tilings
-from runahead.runtime.kernels.triton.gemm.tilings import rows_tiling, takes_products_of, tiling_key, tuned
-from runahead.runtime.kernels.triton.moe.expert_tilings import (
+from runahead.runtime.kernels.triton.forward.tuning_report import tilings_asked_for
+from runahead.runtime.kernels.triton.gemm.tuning import rows_tiling, takes_products_of, tiling_key, tuned
+from runahead.runtime.kernels.triton.moe.routing import block_of
+from runahead.runtime.kernels.triton.moe.tuning import (
     FIRST_GATED,
     FIRST_SQUARED,
     LAST,
     ExpertProduct,
     expert_tiling,
 )
-from runahead.runtime.kernels.triton.moe.routing import block_of
-from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.layer_kinds import layer_kinds
 from runahead.runtime.models.weights import described, dummy_weights

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from runahead.cuda_graphs.device import DeviceError
 from runahead.cuda_graphs.rings import RingMemory
 from runahead.cuda_graphs.shape import LaunchShape
-from runahead.runtime.programs.cpu.host_rows import HostRows
+from runahead.runtime.programs.cpu.rows import HostRows
 from runahead.runtime.scheduler.ledger import LedgerError
 from runahead.runtime.wire.parameters import FinishReason
 from tests.runtime.chain import Chain, make_chain, no_step

@@ -19,7 +19,7 @@ from runahead.runtime.engine.loop import Engine
 from runahead.runtime.kernels.reference.philox import row_words, token_words
 from runahead.runtime.plan import LaunchPlan, read_plan, stage
 from runahead.runtime.process.assemble import assemble
-from runahead.runtime.programs.cpu.host_rows import HostRows
+from runahead.runtime.programs.cpu.rows import HostRows
 from runahead.runtime.scheduler.ledger import LedgerError
 from runahead.runtime.scheduler.result_cells import read_cells
 from runahead.runtime.scheduler.rows import Rows

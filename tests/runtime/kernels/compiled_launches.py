@@ -170,21 +170,21 @@ def _pretend(orders: Orders, found: dict[str, Compiled]) -> None:
     import triton
     from triton.runtime.jit import JITFunction
 
-    from runahead.runtime.kernels.triton.gpu import gpu
+    from runahead.runtime.kernels.triton.gpu import capability as gpu
 
     capability = orders.capability
     known = gpu.Gpu("a GPU", capability if orders.dependent else _OLDEST, SHARED_MEMORY[capability])
     vars(gpu)["current_gpu"] = cache(lambda: known)
     vars(torch.cuda)["get_device_properties"] = lambda device: SimpleNamespace(multi_processor_count=_PROCESSORS)
-    from runahead.runtime.kernels.triton.gemm import tilings, vendor_product
+    from runahead.runtime.kernels.triton.gemm import cublaslt, tuning
 
     device = torch.device("cuda")
     for name in ("attention_plan", "mixed_plan"):
-        plan = getattr(tilings, name)
-        vars(tilings)[name] = lambda *asked, plan=plan: plan(
+        plan = getattr(tuning, name)
+        vars(tuning)[name] = lambda *asked, plan=plan: plan(
             *(device if isinstance(one, torch.device) else one for one in asked)
         )
-    vars(vendor_product)["vendor_library"] = lambda: None
+    vars(cublaslt)["vendor_library"] = lambda: None
     triton.runtime.driver.set_active(NoGpu(capability))
     run, seen = JITFunction.run, set[tuple[Any, ...]]()
 
@@ -224,7 +224,7 @@ def _launch_everything(orders: Orders) -> None:
     drafter and without."""
     from runahead.cuda_graphs import marks
     from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
-    from runahead.runtime.programs.cuda.triton import TritonProgram
+    from runahead.runtime.programs.cuda.program import TritonProgram
     from tests.runtime.kernels.older_gpu import use_as
 
     if orders.used_as != "auto":
@@ -330,7 +330,7 @@ def _launch_heads(
 ) -> None:
     """Launches with a draft head of each kind, of one row and of as many as have drafts, with a prompt too, and of rows
     that may be held. drafted: the largest. mixed: one with a prompt."""
-    from runahead.runtime.programs.cuda.triton_head import TritonHead
+    from runahead.runtime.programs.cuda.draft_head import TritonHead
 
     few, rows = drafted.rows, max(orders.rows)
     for weights in heads_like(model, lambda *shape: torch.empty(shape, dtype=model.dtype, device="meta")).values():
@@ -353,26 +353,26 @@ def _nothing_sampled(lines: int) -> Sampled:
 
 def _give_chunks_a_plan(capability: tuple[int, int], copiers: int = 0) -> None:
     """To attention of prompt chunks, as a table of measured plans may have it: the largest that fits."""
-    from runahead.runtime.kernels.triton.attention import chunk_attention, warp_attention
-    from runahead.runtime.kernels.triton.attention.chunk_plans import ChunkPlan
+    from runahead.runtime.kernels.triton.attention import prefill_hopper, ragged
+    from runahead.runtime.kernels.triton.attention.prefill_tuning import ChunkPlan
 
     def planned(shape: Any, dtype: torch.dtype) -> ChunkPlan:
         few = shape.head_dim > 128
-        if copiers and shape.head_dim in warp_attention.HEAD_DIMS:
+        if copiers and shape.head_dim in prefill_hopper.HEAD_DIMS:
             return ChunkPlan(128, 128, _PROCESSORS, 8, 3, 16, copiers=copiers)
         if capability >= (9, 0):
             return ChunkPlan(128, 32 if few else 64, _PROCESSORS, 8, 3, 8)
         return ChunkPlan(64, 16 if few else 32, _PROCESSORS, 4, 2, 8)
 
-    vars(chunk_attention)["chunk_plan"] = planned
+    vars(ragged)["chunk_plan"] = planned
 
 
 def _give_small_products_lanes() -> None:
     """To products of up to 16 rows, as a table of measured tilings may have it and no default does."""
-    from runahead.runtime.kernels.triton.forward import decode_streams, loose_products
-    from runahead.runtime.kernels.triton.gemm import tilings
+    from runahead.runtime.kernels.triton.forward import decode, unfused_products
+    from runahead.runtime.kernels.triton.gemm import tuning
 
-    default = tilings.rows_tiling
+    default = tuning.rows_tiling
 
     def with_lanes(outputs: int, depth: int, columns: int, epilogue: str, exact: bool = False) -> Any:
         found = default(outputs, depth, columns, epilogue, exact)
@@ -380,7 +380,7 @@ def _give_small_products_lanes() -> None:
             return found
         return dataclasses.replace(found, rows=16, block=64, splits=1, warps=4, lanes=4)
 
-    for module in (decode_streams, loose_products):
+    for module in (decode, unfused_products):
         vars(module)["rows_tiling"] = with_lanes
 
 

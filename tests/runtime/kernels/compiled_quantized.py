@@ -13,7 +13,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from runahead.runtime.kernels.triton.gemm import quantized_product as product
+from runahead.runtime.kernels.triton.gemm import quantized_gemm as product
 
 CAPABILITIES = (80, 90)
 _POINTERS = {"x": "*bf16", "numbers": "*u8", "scales": "*fp32", "zero_points": "*u8", "out": "*bf16"}

@@ -10,9 +10,9 @@ import torch
 from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.layers import Experts, Linear, Norm
 from runahead.runtime.kernels.share import Share
-from runahead.runtime.kernels.triton.gemm.finish_product import add_scaled, finish_product
-from runahead.runtime.kernels.triton.gemm.row_product import GATED, SQUARED, STORE
-from runahead.runtime.kernels.triton.moe.expert_layers import PackedExperts
+from runahead.runtime.kernels.triton.gemm.gemv import GATED, SQUARED, STORE
+from runahead.runtime.kernels.triton.gemm.separate_epilogue import add_scaled, finish_product
+from runahead.runtime.kernels.triton.moe.layer import PackedExperts
 
 COUNT, CHOSEN, HIDDEN, WIDTH = 128, 8, 2048, 768
 

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from runahead.cuda_graphs.rings import FAULT_NONE, STATUS_BYTES, STATUS_FAULT, RingLayout, RingMemory, allocate_rings
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.reference.sampling import Sampled
-from runahead.runtime.kernels.triton.row_state.draft_state import DraftState, make_draft_state
-from runahead.runtime.kernels.triton.row_state.mask_state import make_mask_state
-from runahead.runtime.kernels.triton.row_updates.device_rows import DeviceRows
+from runahead.runtime.kernels.triton.row_state.drafts import DraftState, make_draft_state
+from runahead.runtime.kernels.triton.row_state.grammar_masks import make_mask_state
 from runahead.runtime.kernels.triton.row_updates.prompt_logprobs import find_targets, make_prompt_buffers
+from runahead.runtime.kernels.triton.row_updates.rows import DeviceRows
 from runahead.runtime.plan import read_plan
-from runahead.runtime.programs.cpu.host_queries import Queries
-from runahead.runtime.programs.cpu.host_rows import HostRows
-from runahead.runtime.programs.cpu.host_states import NOWHERE, StatePlaces, state_places_of
+from runahead.runtime.programs.cpu.inputs import Queries
+from runahead.runtime.programs.cpu.rows import HostRows
+from runahead.runtime.programs.cpu.state_slots import NOWHERE, StatePlaces, state_places_of
 from runahead.runtime.row_record import PENALTY_TENSORS, ROW_TENSORS
 
 

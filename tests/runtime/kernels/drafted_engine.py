@@ -13,9 +13,9 @@ from runahead.cuda_graphs.host_device import HostDevice
 from runahead.cuda_graphs.rings import allocate_rings
 from runahead.cuda_graphs.shape import LaunchShape
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
-from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
-from runahead.runtime.programs.cuda.triton import TritonProgram
+from runahead.runtime.programs.cuda.program import TritonProgram
 from runahead.runtime.token_mask import token_mask
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams

@@ -14,7 +14,7 @@ DEVICE = triton_device()
 from runahead.runtime.kernels.choice import Choice  # noqa: E402
 from runahead.runtime.kernels.layers import ExpertActivation, Experts, Linear, Norm, SharedExpert  # noqa: E402
 from runahead.runtime.kernels.reference import experts as reference  # noqa: E402
-from runahead.runtime.kernels.triton.moe.expert_layers import PackedExperts  # noqa: E402
+from runahead.runtime.kernels.triton.moe.layer import PackedExperts  # noqa: E402
 
 HALF = torch.bfloat16
 CLOSE: Final = {torch.float32: 1e-5, HALF: 1e-2}

@@ -13,7 +13,7 @@ from runahead.cuda_graphs.rings import RingLayout, RingMemory, allocate_rings
 from runahead.runtime.checkpoint import Checkpoint, open_checkpoint, open_head
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
 from runahead.runtime.memory.slot_pool import NO_SLOT
-from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.drafters.draft_model import DraftModelFiles, open_draft_model
 from runahead.runtime.models.drafters.eagle import open_eagle
@@ -22,9 +22,9 @@ from runahead.runtime.models.drafters.mtp import open_mtp
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import memory_of
 from runahead.runtime.plan import PLAN_WORDS
-from runahead.runtime.programs.cuda.triton import TritonProgram
-from runahead.runtime.programs.cuda.triton_draft_model import load_drafter
-from runahead.runtime.programs.cuda.triton_head import GpuDraftNetwork
+from runahead.runtime.programs.cuda.draft_head import GpuDraftNetwork
+from runahead.runtime.programs.cuda.draft_model import load_drafter
+from runahead.runtime.programs.cuda.program import TritonProgram
 from runahead.runtime.wire.parameters import SamplingParams
 from tests.runtime.kernels.drafted_engine import SynchronousProgram
 from tests.runtime.launches import ENDLESS, Launches, _Row, over_program

@@ -21,12 +21,12 @@ from runahead.cuda_graphs.rings import allocate_rings
 from runahead.runtime.checkpoint import open_checkpoint
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
-from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.load import load_model
 from runahead.runtime.process.parts import state_bytes
-from runahead.runtime.programs.cpu.reference import HostProgram
-from runahead.runtime.programs.cuda.triton import TritonProgram
-from runahead.runtime.programs.cuda.triton_draft_model import load_drafter
+from runahead.runtime.programs.cpu.program import HostProgram
+from runahead.runtime.programs.cuda.draft_model import load_drafter
+from runahead.runtime.programs.cuda.program import TritonProgram
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from tests.gpu import gpu_chain
 from tests.runtime.kernels.drafted_engine import SynchronousProgram

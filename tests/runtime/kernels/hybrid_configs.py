@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from runahead.runtime.kernels.layers import DeltaShape, Mamba2Shape
 from runahead.runtime.models.blocks.corrected_experts import CorrectedExperts
-from runahead.runtime.models.blocks.dense_decoder import DenseConfig
+from runahead.runtime.models.blocks.dense import DenseConfig
 from tests.gpu import gpu_chain
 
 _MAMBA2: Final[Mapping[str, Any]] = {

@@ -18,10 +18,10 @@ from runahead.runtime.drafters.ngram import NgramDrafter
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
 from runahead.runtime.masks.masks import GivenUp
-from runahead.runtime.models.blocks.dense_decoder import DenseConfig
+from runahead.runtime.models.blocks.dense import DenseConfig
 from runahead.runtime.models.decoder import Decoder
-from runahead.runtime.programs.cpu.reference import HostProgram
-from runahead.runtime.programs.cuda.triton_head import TritonHead
+from runahead.runtime.programs.cpu.program import HostProgram
+from runahead.runtime.programs.cuda.draft_head import TritonHead
 from runahead.runtime.scheduler.draft_choice import DraftChoice
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams

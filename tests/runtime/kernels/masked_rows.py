@@ -11,11 +11,11 @@ DEVICE = triton_device()
 
 from runahead.cuda_graphs.rings import RingLayout, allocate_rings  # noqa: E402
 from runahead.runtime.drafters.ngram import NgramDrafter  # noqa: E402
-from runahead.runtime.kernels.triton.row_state.draft_state import make_draft_state  # noqa: E402
-from runahead.runtime.kernels.triton.row_state.mask_state import make_mask_state  # noqa: E402
-from runahead.runtime.kernels.triton.row_updates.device_rows import DeviceRows  # noqa: E402
+from runahead.runtime.kernels.triton.row_state.drafts import make_draft_state  # noqa: E402
+from runahead.runtime.kernels.triton.row_state.grammar_masks import make_mask_state  # noqa: E402
+from runahead.runtime.kernels.triton.row_updates.rows import DeviceRows  # noqa: E402
 from runahead.runtime.masks.mask_memory import MaskMemory  # noqa: E402
-from runahead.runtime.programs.cpu.host_rows import HostRows  # noqa: E402
+from runahead.runtime.programs.cpu.rows import HostRows  # noqa: E402
 from runahead.runtime.row_record import PENALTY_TENSORS, ROW_TENSORS  # noqa: E402
 from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS  # noqa: E402
 from tests.runtime.kernels.device_twin import mapped_rings  # noqa: E402

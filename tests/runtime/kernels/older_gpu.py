@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import triton
 
-from runahead.runtime.kernels.triton.gpu.gpu import current_gpu
+from runahead.runtime.kernels.triton.gpu.capability import current_gpu
 
 
 def use_as(capability: str) -> None:

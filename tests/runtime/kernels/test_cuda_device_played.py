@@ -30,7 +30,7 @@ from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings  
 from runahead.cuda_graphs.shape import LaunchShape  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
-from runahead.runtime.programs.cuda.triton import TritonProgram  # noqa: E402
+from runahead.runtime.programs.cuda.program import TritonProgram  # noqa: E402
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams  # noqa: E402
 from tests.gpu import gpu_chain, test_masks_on_cuda  # noqa: E402
 from tests.gpu.test_drafts_on_cuda import FORMS  # noqa: E402

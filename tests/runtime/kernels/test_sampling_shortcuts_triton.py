@@ -20,10 +20,10 @@ from runahead.cuda_graphs.shape import Form  # noqa: E402
 from runahead.runtime.kernels.reference.philox import exp32  # noqa: E402
 from runahead.runtime.kernels.reference.sampling import sample_rows  # noqa: E402
 from runahead.runtime.kernels.reference.sampling_filters import masses  # noqa: E402
-from runahead.runtime.kernels.triton.sampling import sampling_rows  # noqa: E402
-from runahead.runtime.kernels.triton.sampling.sampling import make_sampler_buffers, sample_rows_cuda  # noqa: E402
-from runahead.runtime.kernels.triton.sampling.sampling_rows import TILE  # noqa: E402
-from runahead.runtime.kernels.triton.sampling.sampling_scores import (  # noqa: E402
+from runahead.runtime.kernels.triton.sampling import parameters  # noqa: E402
+from runahead.runtime.kernels.triton.sampling.parameters import TILE  # noqa: E402
+from runahead.runtime.kernels.triton.sampling.sampler import make_sampler_buffers, sample_rows_cuda  # noqa: E402
+from runahead.runtime.kernels.triton.sampling.scores import (  # noqa: E402
     inverse_of,
     limbs_of,
     mass_of_limbs,
@@ -86,7 +86,7 @@ def test_a_race_that_nobody_has_won_in_time_is_run_again() -> None:
 def test_programs_that_take_many_tiles_find_what_one_a_tile_finds(
     monkeypatch: pytest.MonkeyPatch, programs: int
 ) -> None:
-    monkeypatch.setattr(sampling_rows, "_PROGRAMS", programs)
+    monkeypatch.setattr(parameters, "_PROGRAMS", programs)
     vocab_size = 4 * TILE + 811
     specs = [
         RowSpec(temperature=0.8, top_p=0.9, seed=1, position=5),

@@ -11,7 +11,7 @@ from tests.runtime.kernels.triton_device import TOLERANCE, dtypes, relative_erro
 
 DEVICE = triton_device()
 
-from runahead.runtime.kernels.triton.attention.chunk_attention import chunk_attention  # noqa: E402
+from runahead.runtime.kernels.triton.attention.ragged import chunk_attention  # noqa: E402
 
 SHAPES = [(4, 2, 16, 8), (6, 1, 24, 16), (4, 4, 64, 16)]  # heads, KV heads, head_dim, block size
 

@@ -14,9 +14,9 @@ DEVICE = triton_device()
 import tests.runtime.kernels.test_triton_decode_attention as one_query  # noqa: E402
 import tests.runtime.kernels.test_triton_decode_queries as several  # noqa: E402
 import tests.runtime.kernels.test_triton_line_attention as lines  # noqa: E402
-from runahead.runtime.kernels.triton.attention.chunk_attention import chunk_attention  # noqa: E402
-from runahead.runtime.kernels.triton.attention.chunk_plans import ChunkPlan  # noqa: E402
-from runahead.runtime.kernels.triton.attention.decode_work import AttentionPlan  # noqa: E402
+from runahead.runtime.kernels.triton.attention.prefill_tuning import ChunkPlan  # noqa: E402
+from runahead.runtime.kernels.triton.attention.ragged import chunk_attention  # noqa: E402
+from runahead.runtime.kernels.triton.attention.schedule import AttentionPlan  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
 from tests.runtime.kernels.test_triton_attention import attention_of, bounded, paged  # noqa: E402
 

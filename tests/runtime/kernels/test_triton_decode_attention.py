@@ -16,10 +16,10 @@ from tests.runtime.kernels.triton_device import TOLERANCE, relative_error, trito
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import Attention, AttentionShape, Linear, Norm, RopeTable  # noqa: E402
-from runahead.runtime.kernels.triton.attention.decode_attention import decode_attention  # noqa: E402
-from runahead.runtime.kernels.triton.attention.decode_parts import make_part_buffers  # noqa: E402
-from runahead.runtime.kernels.triton.attention.decode_work import MAX_PARTS, RECORD, AttentionPlan, begin_decode  # noqa: E402
-from runahead.runtime.kernels.triton.gpu.dependent_launch import dependent_launch_works  # noqa: E402
+from runahead.runtime.kernels.triton.attention.decode import decode_attention  # noqa: E402
+from runahead.runtime.kernels.triton.attention.schedule import MAX_PARTS, RECORD, AttentionPlan, begin_decode  # noqa: E402
+from runahead.runtime.kernels.triton.attention.split_kv import make_part_buffers  # noqa: E402
+from runahead.runtime.kernels.triton.gpu.pdl import dependent_launch_works  # noqa: E402
 from tests.runtime.kernels.test_triton_attention import bounded  # noqa: E402
 
 EPS = 1e-5

@@ -18,11 +18,11 @@ DEVICE = triton_device()
 from runahead.runtime.kernels.forward_batch import ForwardBatch  # noqa: E402
 from runahead.runtime.kernels.reference.attention import attend as attend_by_reference  # noqa: E402
 from runahead.runtime.kernels.reference.attention import plan_attention, silence_sparse_warning  # noqa: E402
-from runahead.runtime.kernels.triton.attention.decode_attention import decode_attention  # noqa: E402
-from runahead.runtime.kernels.triton.attention.decode_parts import make_part_buffers  # noqa: E402
-from runahead.runtime.kernels.triton.attention.decode_queries import MAX_QUERIES, share_of  # noqa: E402
-from runahead.runtime.kernels.triton.attention.decode_work import AttentionPlan, begin_decode  # noqa: E402
-from runahead.runtime.kernels.triton.gpu.dependent_launch import dependent_launch_works  # noqa: E402
+from runahead.runtime.kernels.triton.attention.decode import decode_attention  # noqa: E402
+from runahead.runtime.kernels.triton.attention.query_tokens import MAX_QUERIES, share_of  # noqa: E402
+from runahead.runtime.kernels.triton.attention.schedule import AttentionPlan, begin_decode  # noqa: E402
+from runahead.runtime.kernels.triton.attention.split_kv import make_part_buffers  # noqa: E402
+from runahead.runtime.kernels.triton.gpu.pdl import dependent_launch_works  # noqa: E402
 from tests.runtime.kernels.test_triton_decode_attention import (  # noqa: E402
     CONTEXT,
     ERROR,

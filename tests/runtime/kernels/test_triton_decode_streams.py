@@ -15,11 +15,11 @@ DEVICE = triton_device()
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache  # noqa: E402
 from runahead.runtime.kernels.reference.forward import ReferenceKernels  # noqa: E402
-from runahead.runtime.kernels.triton.forward import decode_streams  # noqa: E402
-from runahead.runtime.kernels.triton.forward.decode_streams import FusedRows, OneRow  # noqa: E402
+from runahead.runtime.kernels.triton.forward import decode  # noqa: E402
+from runahead.runtime.kernels.triton.forward.decode import FusedRows, OneRow  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
-from runahead.runtime.kernels.triton.forward.vendor_rows import VendorRows  # noqa: E402
-from runahead.runtime.models.blocks.dense_decoder import DenseConfig  # noqa: E402
+from runahead.runtime.kernels.triton.forward.large_decode import VendorRows  # noqa: E402
+from runahead.runtime.models.blocks.dense import DenseConfig  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
 
@@ -204,8 +204,8 @@ def test_exact_products_and_what_follows_them_have_the_same_bits_in_one_kernel_a
     lengths, queries = [33, 21, 17], [1, 9, 1]
     found = []
     for one_sum, most_fused in ((False, 64), (True, 64), (True, 0)):
-        monkeypatch.setattr(decode_streams, "is_one_sum", lambda *sizes, one_sum=one_sum: one_sum)
-        monkeypatch.setattr(decode_streams, "MAX_ROWS", most_fused)
+        monkeypatch.setattr(decode, "is_one_sum", lambda *sizes, one_sum=one_sum: one_sum)
+        monkeypatch.setattr(decode, "MAX_ROWS", most_fused)
         model = decoder(config, TritonKernelSet(exact=True), HALF)
         cache = model.make_cache(len(lengths) * BLOCKS_A_ROW + 1, BLOCK_SIZE)
         model.forward(ragged_batch(before := [32, 12, 16], before, [False] * 3, model.device), cache)

@@ -19,18 +19,26 @@ DEVICE = triton_device()
 
 from runahead.runtime.kernels.choice import Choice  # noqa: E402
 from runahead.runtime.kernels.layers import Linear, Norm, SharedExpert  # noqa: E402
-from runahead.runtime.kernels.triton.attention import decode_attention  # noqa: E402
-from runahead.runtime.kernels.triton.attention.decode_parts import make_part_buffers  # noqa: E402
-from runahead.runtime.kernels.triton.attention.decode_work import AttentionPlan, begin_decode  # noqa: E402
-from runahead.runtime.kernels.triton.forward import decode_streams, loose_products  # noqa: E402
+from runahead.runtime.kernels.triton.attention import decode as decode_attention  # noqa: E402
+from runahead.runtime.kernels.triton.attention.schedule import AttentionPlan, begin_decode  # noqa: E402
+from runahead.runtime.kernels.triton.attention.split_kv import make_part_buffers  # noqa: E402
+from runahead.runtime.kernels.triton.forward import decode as decode_streams  # noqa: E402
+from runahead.runtime.kernels.triton.forward import unfused_products  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
-from runahead.runtime.kernels.triton.gemm import lanes_product, row_product, rows_product  # noqa: E402
-from runahead.runtime.kernels.triton.gemm.row_product import ADD, GATED, STORE  # noqa: E402
-from runahead.runtime.kernels.triton.gemm.rows_product import Residual, SplitScratch  # noqa: E402
-from runahead.runtime.kernels.triton.gemm.tilings import RowTiling, Tiling  # noqa: E402
-from runahead.runtime.kernels.triton.moe import expert_products, expert_row, expert_tilings, routing  # noqa: E402
+from runahead.runtime.kernels.triton.gemm import gemv as row_product  # noqa: E402
+from runahead.runtime.kernels.triton.gemm import small_batch_gemm, warp_split_k  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.gemv import ADD, GATED, STORE  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.small_batch_gemm import Residual, SplitScratch  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.tuning import RowTiling, Tiling  # noqa: E402
+from runahead.runtime.kernels.triton.moe import gemv as expert_row  # noqa: E402
+from runahead.runtime.kernels.triton.moe import grouped_gemm, routing, tuning  # noqa: E402
 from runahead.runtime.kernels.triton.ops import norms  # noqa: E402
-from runahead.runtime.kernels.triton.recurrent import delta_decode, delta_runs, mamba2_decode, mamba2_runs  # noqa: E402
+from runahead.runtime.kernels.triton.recurrent import (  # noqa: E402
+    gated_delta_step,
+    gated_delta_verify,
+    mamba2_step,
+    mamba2_verify,
+)
 from runahead.runtime.rounding import ceil_div  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
 from tests.runtime.kernels import recurrent_mixers  # noqa: E402
@@ -149,14 +157,14 @@ def test_a_product_of_a_few_rows(monkeypatch: pytest.MonkeyPatch, epilogue: int,
     scratch = SplitScratch(torch.full((1 << 15,), NAN), torch.zeros(8, dtype=torch.int32))
 
     def run() -> None:
-        rows_product.rows_product(
+        small_batch_gemm.rows_product(
             x, linear, residual.values, epilogue, tiling, scratch, rows, norm=norm, residual=residual,
             squares=None if epilogue == ADD else (squares, 4, 1e-5),
         )  # fmt: skip
 
     written = [residual.values, residual.scaled, scratch.partial]
     programs = OUTPUTS // tiling.rows * tiling.splits
-    kernel = rows_product if tiling.lanes == 1 else lanes_product
+    kernel = small_batch_gemm if tiling.lanes == 1 else warp_split_k
     made = [x, squares, *([residual.values] if epilogue == ADD else [])]
     check(monkeypatch, kernel, made, written, run, programs)
 
@@ -204,17 +212,17 @@ def test_the_products_and_the_sum_of_experts(monkeypatch: pytest.MonkeyPatch) ->
     x, weight, results = torch.randn(3, DEPTH), torch.randn(5, 2 * OUTPUTS, DEPTH), torch.full((6, OUTPUTS), NAN)
 
     def multiply() -> None:
-        expert_products.expert_product(x, weight, routed, 2, results, expert_tilings.FIRST_GATED)
+        grouped_gemm.expert_product(x, weight, routed, 2, results, tuning.FIRST_GATED)
 
-    check(monkeypatch, expert_products, [x], [results], multiply, len(routed.items) * OUTPUTS // 32)
+    check(monkeypatch, grouped_gemm, [x], [results], multiply, len(routed.items) * OUTPUTS // 32)
     multiply()
     residual, scaled = torch.randn(3, OUTPUTS), torch.full((3, OUTPUTS), NAN)
     squares, gamma = torch.full((1, 8), NAN, dtype=torch.float64), torch.rand(OUTPUTS)
 
     def add() -> None:
-        expert_products.expert_sums(results, live, 2, residual, added=True, gamma=gamma, scaled=scaled, squares=squares)
+        grouped_gemm.expert_sums(results, live, 2, residual, added=True, gamma=gamma, scaled=scaled, squares=squares)
 
-    check(monkeypatch, expert_products, [results, residual], [residual, scaled, squares], add, 3)
+    check(monkeypatch, grouped_gemm, [results, residual], [residual, scaled, squares], add, 3)
 
 
 def test_experts_of_a_lone_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +234,7 @@ def test_experts_of_a_lone_row(monkeypatch: pytest.MonkeyPatch) -> None:
     def run() -> None:
         expert_row.experts_of_one_row(residual, scores, live, norm, gate_up, down, choice, dependent=False)
 
-    programs = 1 + 2 * ceil_div(16, expert_tilings.GATES.rows) + ceil_div(DEPTH, expert_tilings.DOWNS.rows)
+    programs = 1 + 2 * ceil_div(16, tuning.GATES.rows) + ceil_div(DEPTH, tuning.DOWNS.rows)
     check(monkeypatch, expert_row, [residual], [residual], run, programs)
 
 
@@ -246,7 +254,7 @@ def test_a_lone_row_s_shared_expert(monkeypatch: pytest.MonkeyPatch) -> None:
             residual, scores, live, norm, gate_up, down, choice, shared=shared, dependent=False
         )  # fmt: skip
 
-    programs = 1 + 3 + 2 * ceil_div(16, expert_tilings.GATES.rows) + ceil_div(DEPTH, expert_tilings.DOWNS.rows)
+    programs = 1 + 3 + 2 * ceil_div(16, tuning.GATES.rows) + ceil_div(DEPTH, tuning.DOWNS.rows)
     check(monkeypatch, expert_row, [residual], [residual], run, programs, waiting=(row_product,))
 
 
@@ -315,18 +323,18 @@ def test_attention_of_several_query_tokens_a_row(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("normed", [True, False, None], ids=["Mamba-2", "Mamba-2 without its norm", "a delta net"])
 def test_a_recurrent_mixer_may_ask_for_its_states(monkeypatch: pytest.MonkeyPatch, normed: bool | None) -> None:
-    module: Any = delta_decode if normed is None else mamba2_decode
+    module: Any = gated_delta_step if normed is None else mamba2_step
     shape: Any = (recurrent_mixers.DELTA if normed is None else recurrent_mixers.MAMBA2)[1]
     how, mixer = {} if normed is None else {"normed": normed}, recurrent_mixers.mixer_of(shape)
     batch = batch_of([Row(2, 7, 1), Row(0, 0, 1), Row(3, 5, 1, alive=False)])
     projected, states = recurrent_mixers.drawn(3, shape), recurrent_mixers.held_states(mixer)
     arrived, out = torch.zeros(16, dtype=torch.int32), torch.full((3, shape.inner), NAN)
-    of = module.delta_of_one_token if module is delta_decode else module.mamba2_of_one_token
+    of = module.delta_of_one_token if module is gated_delta_step else module.mamba2_of_one_token
 
     def run() -> None:
         of(projected, mixer, states, batch, out, arrived, dependent=False, **how)
 
-    heads = shape.value_heads if module is delta_decode else shape.heads
+    heads = shape.value_heads if module is gated_delta_step else shape.heads
     check(monkeypatch, module, [projected], [out, *states], run, 3 * heads)
 
 
@@ -334,8 +342,8 @@ def test_a_recurrent_mixer_may_ask_for_its_states(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("shape", "module"),
     [
-        (recurrent_mixers.MAMBA2[1], mamba2_runs),
-        pytest.param(recurrent_mixers.DELTA[1], delta_runs, marks=pytest.mark.large),
+        (recurrent_mixers.MAMBA2[1], mamba2_verify),
+        pytest.param(recurrent_mixers.DELTA[1], gated_delta_verify, marks=pytest.mark.large),
     ],
 )
 def test_a_recurrent_mixer_may_ask_for_its_states_where_rows_have_drafts(
@@ -346,12 +354,12 @@ def test_a_recurrent_mixer_may_ask_for_its_states_where_rows_have_drafts(
     projected, states = recurrent_mixers.drawn(4, shape), recurrent_mixers.held_states(mixer)
     states = (*states, torch.randn(len(states[0]), 2, mixer.keeps.inputs))
     arrived, out = torch.zeros(16, dtype=torch.int32), torch.full((4, shape.inner), NAN)
-    of = module.delta_of_runs if module is delta_runs else module.mamba2_of_runs
+    of = module.delta_of_runs if module is gated_delta_verify else module.mamba2_of_runs
 
     def run() -> None:
         of(projected, mixer, states, batch_of(rows), out, arrived, dependent=False)
 
-    heads = shape.value_heads if module is delta_runs else shape.heads
+    heads = shape.value_heads if module is gated_delta_verify else shape.heads
     check(monkeypatch, module, [projected], [out, *states], run, 3 * heads)
 
 
@@ -373,7 +381,7 @@ def test_the_first_product_of_f_is_launched_as_usual_and_the_others_dependently(
 
         monkeypatch.setattr(module, name, launch)
 
-    for module in (decode_streams, loose_products):
+    for module in (decode_streams, unfused_products):
         for name in ("row_product", "rows_product"):
             note(name, lambda given, options: next(one.dependent for one in given if hasattr(one, "block")), module)
         monkeypatch.setattr(module, "dependent_launch_works", lambda: True)

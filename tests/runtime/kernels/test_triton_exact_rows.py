@@ -21,9 +21,9 @@ pytestmark = pytest.mark.timeout(900)  # kernels for every bucket are compiled f
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
-from runahead.runtime.kernels.triton.gemm import vendor_product as vendor  # noqa: E402
-from runahead.runtime.kernels.triton.gemm.vendor_product import choosing_products  # noqa: E402
-from runahead.runtime.models.config.config import ModelConfig  # noqa: E402
+from runahead.runtime.kernels.triton.gemm import cublaslt as vendor  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.cublaslt import choosing_products  # noqa: E402
+from runahead.runtime.models.config.model_config import ModelConfig  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
 from runahead.runtime.models.weights import dummy_weights  # noqa: E402
 from runahead.runtime.rounding import ceil_div  # noqa: E402

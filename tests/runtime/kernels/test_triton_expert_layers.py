@@ -15,10 +15,10 @@ DEVICE = triton_device()
 from runahead.runtime.kernels.choice import Choice  # noqa: E402
 from runahead.runtime.kernels.forward_batch import ForwardBatch  # noqa: E402
 from runahead.runtime.kernels.triton.moe import routing  # noqa: E402
-from runahead.runtime.kernels.triton.moe.expert_layers import live_tokens  # noqa: E402
-from runahead.runtime.kernels.triton.moe.expert_row import experts_of_one_row  # noqa: E402
-from runahead.runtime.kernels.triton.moe.expert_tilings import ExpertRowTiling  # noqa: E402
+from runahead.runtime.kernels.triton.moe.gemv import experts_of_one_row  # noqa: E402
+from runahead.runtime.kernels.triton.moe.layer import live_tokens  # noqa: E402
 from runahead.runtime.kernels.triton.moe.routing import Routing, route  # noqa: E402
+from runahead.runtime.kernels.triton.moe.tuning import ExpertRowTiling  # noqa: E402
 from tests.runtime.kernels.expert_cases import (  # noqa: E402
     CLOSE,
     HALF,

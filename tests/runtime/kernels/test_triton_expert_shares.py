@@ -16,8 +16,8 @@ DEVICE = triton_device()
 from runahead.runtime.kernels.choice import Choice  # noqa: E402
 from runahead.runtime.kernels.layers import ExpertActivation, Linear  # noqa: E402
 from runahead.runtime.kernels.share import Share, ShareError  # noqa: E402
-from runahead.runtime.kernels.triton.moe import expert_row, routing  # noqa: E402
-from runahead.runtime.kernels.triton.moe.expert_layers import PackedExperts  # noqa: E402
+from runahead.runtime.kernels.triton.moe import gemv, routing  # noqa: E402
+from runahead.runtime.kernels.triton.moe.layer import PackedExperts  # noqa: E402
 from runahead.runtime.kernels.triton.moe.routing import Routing, route  # noqa: E402
 from tests.runtime.kernels.expert_cases import Case  # noqa: E402
 from tests.runtime.kernels.matrix_units import multiply_as_matrix_units  # noqa: E402
@@ -152,7 +152,7 @@ def test_a_whole_share_asks_for_the_kernels_of_before(monkeypatch: pytest.Monkey
 
     for module, names in (
         (routing, ("_route_kernel", "_list_kernel", "_route_few_kernel")),
-        (expert_row, ("_gate_up_kernel", "_down_kernel")),
+        (gemv, ("_gate_up_kernel", "_down_kernel")),
     ):
         for name in names:
             monkeypatch.setattr(module, name, Seen(name, getattr(module, name)))

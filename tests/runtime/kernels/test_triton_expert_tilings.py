@@ -14,9 +14,10 @@ from tests.runtime.kernels.triton_device import triton_device
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.choice import Choice  # noqa: E402
-from runahead.runtime.kernels.triton.gemm import tilings  # noqa: E402
-from runahead.runtime.kernels.triton.moe.expert_products import expert_product  # noqa: E402
-from runahead.runtime.kernels.triton.moe.expert_tilings import (  # noqa: E402
+from runahead.runtime.kernels.triton.gemm import tuning  # noqa: E402
+from runahead.runtime.kernels.triton.moe.grouped_gemm import expert_product  # noqa: E402
+from runahead.runtime.kernels.triton.moe.routing import route  # noqa: E402
+from runahead.runtime.kernels.triton.moe.tuning import (  # noqa: E402
     DOWNS,
     FIRST_GATED,
     FIRST_SQUARED,
@@ -28,12 +29,11 @@ from runahead.runtime.kernels.triton.moe.expert_tilings import (  # noqa: E402
     expert_row_tiling,
     expert_tiling,
 )
-from runahead.runtime.kernels.triton.moe.routing import route  # noqa: E402
 from tests.runtime.kernels.matrix_units import multiply_as_matrix_units  # noqa: E402
 
 ENTRIES = [
     (gpu, key, entry)
-    for gpu, table in json.loads(tilings.TABLE.read_text()).items()
+    for gpu, table in json.loads(tuning.TABLE.read_text()).items()
     for key, entry in table.items()
     if " experts of " in key
 ]
@@ -68,7 +68,7 @@ def test_experts_are_cut_as_the_table_says_up_to_the_next_power_of_two(monkeypat
     product = ExpertProduct(FIRST_GATED, 2, 8, 64, 128, itemsize=2)
     row, several = ExpertRowTiling(4, 2048, 2), ExpertTiling(32, 64, 3, 4)
     table = {product.key(1): asdict(row), product.key(8): asdict(several)}
-    monkeypatch.setattr(tilings, "_measured", lambda: table)
+    monkeypatch.setattr(tuning, "_measured", lambda: table)
     assert list(table) == ["2/8 experts of 64x128 gated 1", "2/8 experts of 64x128 gated 8"]
     assert expert_row_tiling(product) == row
     assert [expert_tiling(product, tokens, 16) == several for tokens in (1, 2, 4, 5, 8, 9)] == [
@@ -110,9 +110,9 @@ def products_of(product: ExpertProduct, tokens: int) -> torch.Tensor:
 
 def check_bits(monkeypatch: pytest.MonkeyPatch, key: str, table: dict[str, Any]) -> None:
     product, tokens = named(key)
-    monkeypatch.setattr(tilings, "_measured", lambda: table)
+    monkeypatch.setattr(tuning, "_measured", lambda: table)
     cut = products_of(product, tokens)
-    monkeypatch.setattr(tilings, "_measured", dict)
+    monkeypatch.setattr(tuning, "_measured", dict)
     assert torch.equal(cut, products_of(product, tokens)), f"{key}: bits are others than by the default"
     assert torch.equal(cut[:3], products_of(product, 3)), f"{key}: bits hang on how many tokens there are"
 
@@ -127,7 +127,7 @@ def test_a_cut_leaves_every_bit(monkeypatch: pytest.MonkeyPatch, which: str) -> 
 
 @pytest.mark.gpu
 def test_what_was_measured_leaves_every_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    table, several = tilings._measured(), 0
+    table, several = tuning._measured(), 0
     assert table, "nothing was measured for this GPU"
     for _, key, _ in ENTRIES:
         if key in table and named(key)[1] > 1:

@@ -13,7 +13,7 @@ DEVICE = triton_device()
 
 from runahead.runtime.kernels.reference.forward import ReferenceKernels  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
-from runahead.runtime.models.blocks.dense_decoder import DenseConfig  # noqa: E402
+from runahead.runtime.models.blocks.dense import DenseConfig  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
 from tests.runtime.kernels.test_triton_decode_streams import (  # noqa: E402

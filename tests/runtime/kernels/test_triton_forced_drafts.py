@@ -14,8 +14,8 @@ DEVICE = triton_device()
 
 from runahead.cuda_graphs.shape import Form  # noqa: E402
 from runahead.runtime.drafters.drafter import NO_DRAFT  # noqa: E402
-from runahead.runtime.kernels.triton.row_updates.queries import prepare_queries  # noqa: E402
-from runahead.runtime.programs.cpu.host_rows import HostRows  # noqa: E402
+from runahead.runtime.kernels.triton.row_updates.inputs import prepare_queries  # noqa: E402
+from runahead.runtime.programs.cpu.rows import HostRows  # noqa: E402
 from runahead.runtime.row_record import PENALTY_TENSORS, ROW_TENSORS  # noqa: E402
 from tests.runtime.kernels.device_twin import compare_lines  # noqa: E402
 from tests.runtime.kernels.masked_rows import EPOCHS, device_rows, give_grammars, rows_with_masks  # noqa: E402

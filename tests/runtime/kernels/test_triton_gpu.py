@@ -18,13 +18,13 @@ import triton  # noqa: E402
 
 from runahead.cuda_graphs.buckets import buckets_for  # noqa: E402
 from runahead.runtime.kernels.layers import Attention, AttentionShape, Dense, Layer, Linear  # noqa: E402
-from runahead.runtime.kernels.triton.attention.chunk_plans import chunk_plan  # noqa: E402
-from runahead.runtime.kernels.triton.forward import decode_streams, loose_products  # noqa: E402
+from runahead.runtime.kernels.triton.attention.prefill_tuning import chunk_plan  # noqa: E402
+from runahead.runtime.kernels.triton.forward import decode, unfused_products  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
-from runahead.runtime.kernels.triton.forward.tiling_counts import tiling_counts, tilings_asked_for  # noqa: E402
-from runahead.runtime.kernels.triton.gemm import tilings  # noqa: E402
-from runahead.runtime.kernels.triton.gpu.dependent_launch import dependent_launch_works  # noqa: E402
-from runahead.runtime.kernels.triton.gpu.gpu import LEAST_SHARED_MEMORY, Gpu, capability_of, current_gpu  # noqa: E402
+from runahead.runtime.kernels.triton.forward.tuning_report import tiling_counts, tilings_asked_for  # noqa: E402
+from runahead.runtime.kernels.triton.gemm import tuning  # noqa: E402
+from runahead.runtime.kernels.triton.gpu.capability import LEAST_SHARED_MEMORY, Gpu, capability_of, current_gpu  # noqa: E402
+from runahead.runtime.kernels.triton.gpu.pdl import dependent_launch_works  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
 from tests.runtime.kernels.expert_configs import GLM4_MOE  # noqa: E402
@@ -58,20 +58,20 @@ def an_h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_gpu_is_what_the_driver_says() -> None:
     assert current_gpu() == H200
     assert dependent_launch_works()
-    assert tilings.measured_tiling(*IN_THE_TABLE) is not None
-    assert tilings._shared_memory() == H200.shared_memory
+    assert tuning.measured_tiling(*IN_THE_TABLE) is not None
+    assert tuning._shared_memory() == H200.shared_memory
 
 
 @pytest.mark.usefixtures("an_h200")
 def test_used_as_an_older_gpu_nothing_is_launched_dependently_nothing_was_measured_and_every_tile_fits() -> None:
-    measured = tilings.rows_tiling(*IN_THE_TABLE)
+    measured = tuning.rows_tiling(*IN_THE_TABLE)
     use_as("8.0")
     assert current_gpu() == Gpu(H200.name, (8, 0), LEAST_SHARED_MEMORY, 132, stands_for_older=True)
     assert triton.knobs.runtime.override_arch == "sm80", "Triton compiles in its form, too"
     assert not dependent_launch_works()
-    assert tilings.measured_tiling(*IN_THE_TABLE) is None
-    assert tilings.row_tiling(6144, 4096, "store") is not None
-    tiling = tilings.rows_tiling(*IN_THE_TABLE)
+    assert tuning.measured_tiling(*IN_THE_TABLE) is None
+    assert tuning.row_tiling(6144, 4096, "store") is not None
+    tiling = tuning.rows_tiling(*IN_THE_TABLE)
     assert tiling != measured
     assert (tiling.rows + 64) * tiling.block * 2 * tiling.stages <= LEAST_SHARED_MEMORY
 
@@ -80,7 +80,7 @@ def test_used_as_an_older_gpu_nothing_is_launched_dependently_nothing_was_measur
 def test_a_gpu_that_nobody_has_measured_takes_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA B200")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
-    assert tilings.measured_tiling(*IN_THE_TABLE) is None
+    assert tuning.measured_tiling(*IN_THE_TABLE) is None
     assert chunk_plan(LLAMA_8B, torch.bfloat16) is None
     assert dependent_launch_works()
 
@@ -89,12 +89,12 @@ def test_a_gpu_that_nobody_has_measured_takes_the_defaults(monkeypatch: pytest.M
 def test_a_gpu_that_differs_from_a_measured_one_in_its_memory_alone_takes_what_was_measured_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ours = tilings.measured_tiling(*IN_THE_TABLE), chunk_plan(LLAMA_8B, torch.bfloat16)
+    ours = tuning.measured_tiling(*IN_THE_TABLE), chunk_plan(LLAMA_8B, torch.bfloat16)
     assert None not in ours
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
     current_gpu.cache_clear()
-    assert (tilings.measured_tiling(*IN_THE_TABLE), chunk_plan(LLAMA_8B, torch.bfloat16)) == ours
-    assert tilings.measured_gpu() == H200.name
+    assert (tuning.measured_tiling(*IN_THE_TABLE), chunk_plan(LLAMA_8B, torch.bfloat16)) == ours
+    assert tuning.measured_gpu() == H200.name
 
 
 def test_its_own_measurements_count_before_those_of_another_and_fewer_multiprocessors_are_another_kind() -> None:
@@ -149,7 +149,7 @@ def _asked_by(
 ) -> set[tuple[int, int, int, str]]:
     """Which tilings decode launches of so many rows ask for."""
     asked = set()
-    row_tiling, rows_tiling = tilings.row_tiling, tilings.rows_tiling
+    row_tiling, rows_tiling = tuning.row_tiling, tuning.rows_tiling
 
     def one_row(outputs: int, depth: int, epilogue: str) -> Any:
         asked.add((outputs, depth, 1, epilogue))
@@ -160,7 +160,7 @@ def _asked_by(
         asked.add((outputs, depth, columns, epilogue))
         return rows_tiling(outputs, depth, columns, epilogue, is_exact)
 
-    for module in (decode_streams, loose_products):
+    for module in (decode, unfused_products):
         monkeypatch.setattr(module, "row_tiling", one_row)
         monkeypatch.setattr(module, "rows_tiling", few_rows)
     for rows in buckets:

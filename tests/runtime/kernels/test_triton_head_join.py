@@ -13,9 +13,9 @@ DEVICE = triton_device()
 
 from runahead.cuda_graphs.shape import Form  # noqa: E402
 from runahead.runtime.kernels.layers import Fuse  # noqa: E402
-from runahead.runtime.kernels.triton.drafting.head_join import Joining  # noqa: E402
-from runahead.runtime.kernels.triton.row_updates.run_queries import prepare_runs  # noqa: E402
-from runahead.runtime.programs.cpu.host_rows import HostRows  # noqa: E402
+from runahead.runtime.kernels.triton.drafting.head_inputs import Joining  # noqa: E402
+from runahead.runtime.kernels.triton.row_updates.verify_inputs import prepare_runs  # noqa: E402
+from runahead.runtime.programs.cpu.rows import HostRows  # noqa: E402
 from tests.runtime.kernels.test_triton_runs import (  # noqa: E402
     BLOCK_SIZE,
     GuessingRows,

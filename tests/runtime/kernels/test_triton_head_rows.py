@@ -11,9 +11,9 @@ from tests.runtime.kernels.triton_device import triton_device
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.row_state import make_row_state  # noqa: E402
-from runahead.runtime.kernels.triton.drafting.head_join import NOWHERE  # noqa: E402
-from runahead.runtime.kernels.triton.drafting.head_rows import HeadRows, begin_step, make_head_rows  # noqa: E402
-from runahead.runtime.kernels.triton.row_state.draft_state import DraftState, make_draft_state  # noqa: E402
+from runahead.runtime.kernels.triton.drafting.head_inputs import NOWHERE  # noqa: E402
+from runahead.runtime.kernels.triton.drafting.head_steps import HeadRows, begin_step, make_head_rows  # noqa: E402
+from runahead.runtime.kernels.triton.row_state.drafts import DraftState, make_draft_state  # noqa: E402
 from tests.runtime.kernels.masked_rows import device_rows, rows_with_masks  # noqa: E402
 
 BLOCK, EACH, COUNT, MOST, VOCAB = 4, 5, 3, 7, 50

@@ -17,10 +17,10 @@ from tests.runtime.kernels.triton_device import relative_error, triton_device
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch  # noqa: E402
-from runahead.runtime.kernels.triton.attention import decode_work  # noqa: E402
-from runahead.runtime.kernels.triton.forward import decode_streams  # noqa: E402
-from runahead.runtime.programs.cuda.triton_draft_model import TritonDraftModel  # noqa: E402
-from runahead.runtime.programs.cuda.triton_head import TritonHead  # noqa: E402
+from runahead.runtime.kernels.triton.attention import schedule  # noqa: E402
+from runahead.runtime.kernels.triton.forward import decode  # noqa: E402
+from runahead.runtime.programs.cuda.draft_head import TritonHead  # noqa: E402
+from runahead.runtime.programs.cuda.draft_model import TritonDraftModel  # noqa: E402
 from tests.runtime.kernels.head_on_triton import lived_on_triton, triton_world  # noqa: E402
 from tests.runtime.models import mimo_heads  # noqa: E402
 from tests.runtime.models.checkpoints import BASE  # noqa: E402
@@ -90,13 +90,13 @@ def test_two_steps_of_a_head_are_the_references_by_every_kind_of_kernels(
     """One row, a few, and more than the matrix units' products take; a few by the exact ones. No step embeds a token
     by itself: its embedding comes with the hidden state before it."""
     embedded: list[int] = []
-    begin_decode = decode_work.begin_decode
+    begin_decode = schedule.begin_decode
 
-    def counted(token_ids: torch.Tensor, *rest: Any, **named: Any) -> decode_work.AttentionWork:
+    def counted(token_ids: torch.Tensor, *rest: Any, **named: Any) -> schedule.AttentionWork:
         embedded.append(len(token_ids))
         return begin_decode(token_ids, *rest, **named)
 
-    monkeypatch.setattr(decode_streams, "begin_decode", counted)
+    monkeypatch.setattr(decode, "begin_decode", counted)
     make, given = KINDS[kind]
     for config in (BASE, CONFIG):
         monkeypatch.setitem(config, "intermediate_size", 128)  # a depth that the matrix units take

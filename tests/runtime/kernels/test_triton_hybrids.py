@@ -15,11 +15,11 @@ DEVICE = triton_device()
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache  # noqa: E402
 from runahead.runtime.kernels.reference.forward import ReferenceKernels  # noqa: E402
-from runahead.runtime.kernels.triton.forward import recurrent_layers  # noqa: E402
-from runahead.runtime.kernels.triton.forward.decode_streams import FusedRows, OneRow  # noqa: E402
+from runahead.runtime.kernels.triton.forward import recurrent  # noqa: E402
+from runahead.runtime.kernels.triton.forward.decode import FusedRows, OneRow  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
-from runahead.runtime.kernels.triton.forward.vendor_rows import VendorRows  # noqa: E402
-from runahead.runtime.kernels.triton.recurrent.state_tiling import LONE_RUN, STATES, StateTiling  # noqa: E402
+from runahead.runtime.kernels.triton.forward.large_decode import VendorRows  # noqa: E402
+from runahead.runtime.kernels.triton.recurrent.tiling import LONE_RUN, STATES, StateTiling  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
 from tests.runtime.kernels.hybrid_configs import HALVED, HYBRIDS, hybrid  # noqa: E402
 from tests.runtime.kernels.matrix_units import multiply_as_matrix_units  # noqa: E402
@@ -205,13 +205,13 @@ def test_states_of_a_lone_row_with_drafts_are_cut_into_more_programs_unless_its_
     queries: int, architecture: str, kernel: str, rows: int, exact: bool, tiling: StateTiling,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    cut, launched = list[StateTiling](), getattr(recurrent_layers, kernel)
+    cut, launched = list[StateTiling](), getattr(recurrent, kernel)
 
     def noted(*arguments: Any, **options: Any) -> Any:
         cut.append(options["tiling"])
         launched(*arguments, **options)
 
-    monkeypatch.setattr(recurrent_layers, kernel, noted)
+    monkeypatch.setattr(recurrent, kernel, noted)
     model, _ = pair(next(name for name in HYBRIDS if name.startswith(architecture)), HALF, exact)
     of_rows = torch.ones(rows, dtype=torch.int32, device=model.device)
     batch = replace(

@@ -18,7 +18,7 @@ from runahead.cuda_graphs.rings import RingMemory, allocate_rings  # noqa: E402
 from runahead.cuda_graphs.shape import Form, LaunchShape  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
-from runahead.runtime.programs.cuda.triton import TritonProgram  # noqa: E402
+from runahead.runtime.programs.cuda.program import TritonProgram  # noqa: E402
 from runahead.runtime.wire.parameters import SamplingParams  # noqa: E402
 from tests.gpu import gpu_chain, launch_scenarios  # noqa: E402
 from tests.runtime.launches import as_captured, over_program  # noqa: E402

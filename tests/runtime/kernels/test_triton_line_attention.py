@@ -17,12 +17,12 @@ DEVICE = triton_device()
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache  # noqa: E402
 from runahead.runtime.kernels.layers import Attention, AttentionShape, RopeTable  # noqa: E402
-from runahead.runtime.kernels.triton.attention import chunk_attention, chunk_plans, chunk_work  # noqa: E402
-from runahead.runtime.kernels.triton.attention.chunk_plans import ChunkPlan, chunk_plan  # noqa: E402
-from runahead.runtime.kernels.triton.attention.chunk_work import SPLIT_LAUNCH, ChunkWork, cut_chunks  # noqa: E402
-from runahead.runtime.kernels.triton.attention.line_attention import line_attention  # noqa: E402
-from runahead.runtime.kernels.triton.attention.warp_attention import HEAD_DIMS  # noqa: E402
-from runahead.runtime.kernels.triton.gpu.gpu import Gpu  # noqa: E402
+from runahead.runtime.kernels.triton.attention import prefill_schedule, prefill_tuning, ragged  # noqa: E402
+from runahead.runtime.kernels.triton.attention.prefill import line_attention  # noqa: E402
+from runahead.runtime.kernels.triton.attention.prefill_hopper import HEAD_DIMS  # noqa: E402
+from runahead.runtime.kernels.triton.attention.prefill_schedule import SPLIT_LAUNCH, ChunkWork, cut_chunks  # noqa: E402
+from runahead.runtime.kernels.triton.attention.prefill_tuning import ChunkPlan, chunk_plan  # noqa: E402
+from runahead.runtime.kernels.triton.gpu.capability import Gpu  # noqa: E402
 from tests.runtime.kernels.test_triton_attention import Paged, attention_of, paged  # noqa: E402
 
 SHAPES = [(4, 2, 16, 8), (6, 2, 24, 16), (2, 2, 32, 16)]  # heads, KV heads, head_dim, block size
@@ -73,7 +73,7 @@ def test_chunks_and_decode_rows_together(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, plan: ChunkPlan, split: int, window: int, heads: int,
     kv_heads: int, dim: int, block_size: int,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(chunk_work, "SPLIT_LAUNCH", split)
+    monkeypatch.setattr(prefill_schedule, "SPLIT_LAUNCH", split)
     torch.manual_seed(3)
     kv = paged(LENGTHS, kv_heads, dim, block_size, 256 // block_size, dtype)
     q = random_queries(sum(QUERIES), heads, dim, dtype)
@@ -135,8 +135,8 @@ class Measured:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, gpu: Gpu | None) -> None:
         table = {"A GPU": {"8 heads, 2 KV heads of 64, bfloat16": asdict(self.PLAN)}}
-        monkeypatch.setattr(chunk_plans, "_tables", lambda: table)
-        monkeypatch.setattr(chunk_plans, "current_gpu", lambda: gpu)
+        monkeypatch.setattr(prefill_tuning, "_tables", lambda: table)
+        monkeypatch.setattr(prefill_tuning, "current_gpu", lambda: gpu)
 
 
 GPU = Gpu("A GPU", (9, 0), 227 * 1024)
@@ -168,7 +168,7 @@ def test_what_was_not_measured_has_no_plan(
 
 
 def test_plans_in_the_table_are_plans() -> None:
-    for gpu, plans in json.loads(chunk_plans.TABLE.read_text()).items():
+    for gpu, plans in json.loads(prefill_tuning.TABLE.read_text()).items():
         for key, entry in plans.items():
             plan = ChunkPlan(**entry)
             powers = (plan.lines, plan.keys, plan.warps)
@@ -184,7 +184,7 @@ def test_plans_in_the_table_are_plans() -> None:
 def test_a_launch_is_cut_once_for_all_layers_of_a_shape_and_gives_what_it_gives_without_a_plan(
     monkeypatch: pytest.MonkeyPatch, exact: bool, split: int, parts: int
 ) -> None:
-    monkeypatch.setattr(chunk_work, "SPLIT_LAUNCH", split)
+    monkeypatch.setattr(prefill_schedule, "SPLIT_LAUNCH", split)
     counts = [70, 45]
     heads, kv_heads, dim, block_size = SHAPES[0]
     torch.manual_seed(5)
@@ -194,13 +194,13 @@ def test_a_launch_is_cut_once_for_all_layers_of_a_shape_and_gives_what_it_gives_
         seen.append(plan)
         return cut_chunks(batch, shape, plan)
 
-    monkeypatch.setattr(chunk_attention, "cut_chunks", watched)
+    monkeypatch.setattr(ragged, "cut_chunks", watched)
     shape = AttentionShape(heads, kv_heads, dim, dim**-0.5)
     weights = Attention(shape, 0, NOTHING, NOTHING, None, None, NOTHING)
     rope = RopeTable(torch.ones((256, dim // 2), device=DEVICE), torch.zeros((256, dim // 2), device=DEVICE))
     found = []
     for plan in (None, IN_PARTS):
-        monkeypatch.setattr(chunk_attention, "chunk_plan", lambda shape, dtype, plan=plan: plan)
+        monkeypatch.setattr(ragged, "chunk_plan", lambda shape, dtype, plan=plan: plan)
         torch.manual_seed(6)
         lengths = [70, 130]
         kv = paged(lengths, kv_heads, dim, block_size, 256 // block_size, torch.float32)
@@ -209,9 +209,7 @@ def test_a_launch_is_cut_once_for_all_layers_of_a_shape_and_gives_what_it_gives_
         rows = torch.repeat_interleave(torch.tensor(counts)).to(DEVICE)
         slots = kv.tables[rows, positions // block_size].long() * block_size + positions % block_size
         batch = replace(batch_of(kv, counts), positions=positions, slot_mapping=slots)
-        attention = chunk_attention.ChunkAttention(
-            batch, KVCache((kv.keys,), (kv.values,), block_size), [rope], exact=exact
-        )
+        attention = ragged.ChunkAttention(batch, KVCache((kv.keys,), (kv.values,), block_size), [rope], exact=exact)
         qkv = torch.randn((115, (heads + 2 * kv_heads) * dim), device=DEVICE)
         found.append(attention.attended(qkv, weights, 0))
         assert torch.equal(attention.attended(qkv, weights, 0), found[-1])
@@ -278,7 +276,7 @@ def test_plans_of_all_sizes_give_what_attention_without_one_gives(
     kv = random_cache(lengths, kv_heads, dim)
     q = random_queries(sum(queries), heads, dim, torch.bfloat16)
     batch = batch_of(kv, queries)
-    expected = chunk_attention.chunk_attention(
+    expected = ragged.chunk_attention(
         q, kv.keys, kv.values, kv.tables, kv.seq_lens, batch.query_start_loc, dim**-0.5, window
     )
     few = list(plans(dim))[::4]  # each with another number of parts than the one before

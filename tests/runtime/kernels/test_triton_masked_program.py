@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning"),
 ]
 
-from runahead.runtime.programs.cuda import triton  # noqa: E402
+from runahead.runtime.programs.cuda import program  # noqa: E402
 from runahead.runtime.wire.parameters import FinishReason  # noqa: E402
 from tests.runtime.kernels.drafted_engine import ChangingForms  # noqa: E402
 from tests.runtime.kernels.masked_engine import long_requests, masked_engine, reference_engine, requests, served  # noqa: E402
@@ -71,7 +71,7 @@ def test_drafts_change_no_token_however_late_masks_come(
 ) -> None:
     """What grammars force, without a drafter and beside one whose number of guesses changes. One row slot of four has
     no drafts."""
-    monkeypatch.setattr(triton, "slots_with_drafts", lambda max_rows, draft_rows: max_rows - 1)
+    monkeypatch.setattr(program, "slots_with_drafts", lambda max_rows, draft_rows: max_rows - 1)
     expected = served(reference_engine(2, MAX_ROWS), long_requests())
     drafts = ChangingForms() if guesses else None
     under_test = masked_engine(DEVICE, run_ahead, MAX_ROWS, lag=2, drafts=drafts, forced=7 if guesses else 3)

@@ -19,11 +19,11 @@ from runahead.cuda_graphs.rings import HELD, NON_FINITE, NOTHING_LEFT, STOPPED, 
 from runahead.cuda_graphs.shape import Form  # noqa: E402
 from runahead.runtime.drafters.drafter import NO_DRAFT  # noqa: E402
 from runahead.runtime.kernels.row_state import PenaltyState, RowState  # noqa: E402
-from runahead.runtime.kernels.triton.row_updates.device_rows import DeviceRows  # noqa: E402
-from runahead.runtime.kernels.triton.sampling.sampling import Runs, make_sampler_buffers, sample_rows_cuda  # noqa: E402
+from runahead.runtime.kernels.triton.row_updates.rows import DeviceRows  # noqa: E402
+from runahead.runtime.kernels.triton.sampling.sampler import Runs, make_sampler_buffers, sample_rows_cuda  # noqa: E402
 from runahead.runtime.masks.mask_memory import RUN  # noqa: E402
-from runahead.runtime.programs.cpu.host_rows import HostRows  # noqa: E402
-from runahead.runtime.programs.cpu.host_sampler import HostSampler  # noqa: E402
+from runahead.runtime.programs.cpu.rows import HostRows  # noqa: E402
+from runahead.runtime.programs.cpu.sampler import HostSampler  # noqa: E402
 from runahead.runtime.row_record import PENALTY_TENSORS, ROW_TENSORS  # noqa: E402
 from runahead.runtime.token_mask import token_mask  # noqa: E402
 from tests.runtime.kernels.device_twin import compare_drafts, compare_lines  # noqa: E402

@@ -19,12 +19,12 @@ from runahead.cuda_graphs.shape import Form, LaunchShape  # noqa: E402
 from runahead.runtime.kernels.reference.sampling import Sampled, sample_rows  # noqa: E402
 from runahead.runtime.kernels.row_state import RowState  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
-from runahead.runtime.kernels.triton.row_state import mask_state  # noqa: E402
-from runahead.runtime.kernels.triton.row_state.mask_state import MaskState, judge, make_mask_state  # noqa: E402
-from runahead.runtime.kernels.triton.sampling.sampling import make_sampler_buffers, sample_rows_cuda  # noqa: E402
+from runahead.runtime.kernels.triton.row_state import grammar_masks  # noqa: E402
+from runahead.runtime.kernels.triton.row_state.grammar_masks import MaskState, judge, make_mask_state  # noqa: E402
+from runahead.runtime.kernels.triton.sampling.sampler import make_sampler_buffers, sample_rows_cuda  # noqa: E402
 from runahead.runtime.masks.mask_memory import MaskMemory  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
-from runahead.runtime.programs.cuda.triton import TritonProgram  # noqa: E402
+from runahead.runtime.programs.cuda.program import TritonProgram  # noqa: E402
 from runahead.runtime.token_mask import token_mask  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
 from tests.runtime.kernels.masked_engine import masked_config  # noqa: E402
@@ -200,7 +200,7 @@ def test_a_launch_without_rows_with_a_grammar_has_the_kernels_that_it_had(monkey
     program.sample(shape)
     plain = [name for name, _ in launched.take()]
     program.sample(shape._replace(masked=True))
-    assert [name for name, _ in launched.take()] == [mask_state._judge_kernel.fn.__name__, *plain]
+    assert [name for name, _ in launched.take()] == [grammar_masks._judge_kernel.fn.__name__, *plain]
 
 
 def test_more_drafts_than_there_can_be_masks_behind_are_refused() -> None:

@@ -11,7 +11,7 @@ from tests.runtime.kernels.triton_device import TOLERANCE, dtypes, relative_erro
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import Norm  # noqa: E402
-from runahead.runtime.kernels.triton.attention.rotary import rotate_and_write  # noqa: E402
+from runahead.runtime.kernels.triton.attention.rope_and_cache import rotate_and_write  # noqa: E402
 from runahead.runtime.kernels.triton.ops.activation import gated_mul, squared_relu_of  # noqa: E402
 from runahead.runtime.kernels.triton.ops.embedding import embed  # noqa: E402
 from runahead.runtime.kernels.triton.ops.norms import add_rms_norm, rms_norm  # noqa: E402

@@ -14,15 +14,15 @@ from tests.runtime.kernels.triton_device import TOLERANCE, relative_error, trito
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import Linear, Norm  # noqa: E402
-from runahead.runtime.kernels.triton.forward.loose_products import head_of_one_row, product_of_rows  # noqa: E402
-from runahead.runtime.kernels.triton.gemm.row_product import ADD, GATED, SQUARED, STORE, row_product  # noqa: E402
-from runahead.runtime.kernels.triton.gemm.rows_product import (  # noqa: E402
+from runahead.runtime.kernels.triton.forward.unfused_products import head_of_one_row, product_of_rows  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.gemv import ADD, GATED, SQUARED, STORE, row_product  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.small_batch_gemm import (  # noqa: E402
     Residual,
     SplitScratch,
     columns_of,
     rows_product,
 )
-from runahead.runtime.kernels.triton.gemm.tilings import RowTiling, Tiling  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.tuning import RowTiling, Tiling  # noqa: E402
 from runahead.runtime.kernels.triton.ops.put_rows import put_rows  # noqa: E402
 
 EPS = 1e-5

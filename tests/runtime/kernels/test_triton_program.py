@@ -19,9 +19,9 @@ pytestmark = pytest.mark.timeout(600)  # a whole engine in Triton's interpreter 
 from runahead.cuda_graphs.host_device import HostDevice  # noqa: E402
 from runahead.cuda_graphs.rings import RingMemory, allocate_rings  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
-from runahead.runtime.models.config.config import ModelConfig  # noqa: E402
+from runahead.runtime.models.config.model_config import ModelConfig  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
-from runahead.runtime.programs.cuda.triton import TritonProgram  # noqa: E402
+from runahead.runtime.programs.cuda.program import TritonProgram  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
 
 MAX_ROWS = 5

@@ -19,8 +19,8 @@ from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  
 from runahead.runtime.models.architecture import ModelWeights  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
 from runahead.runtime.plan import PLAN_WORDS  # noqa: E402
-from runahead.runtime.programs.cpu.reference import HostProgram  # noqa: E402
-from runahead.runtime.programs.cuda.triton import TritonProgram  # noqa: E402
+from runahead.runtime.programs.cpu.program import HostProgram  # noqa: E402
+from runahead.runtime.programs.cuda.program import TritonProgram  # noqa: E402
 from runahead.runtime.wire.parameters import SamplingParams  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
 from tests.gpu.overflowing_head import overflowing  # noqa: E402

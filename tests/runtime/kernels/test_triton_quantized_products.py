@@ -16,15 +16,15 @@ DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import Linear  # noqa: E402
 from runahead.runtime.kernels.quantized_weight import QuantizedWeight  # noqa: E402
-from runahead.runtime.kernels.triton.forward.loose_products import one_sum  # noqa: E402
-from runahead.runtime.kernels.triton.gemm import quantized_product  # noqa: E402
-from runahead.runtime.kernels.triton.gemm.quantized_product import (  # noqa: E402
+from runahead.runtime.kernels.triton.forward.unfused_products import one_sum  # noqa: E402
+from runahead.runtime.kernels.triton.gemm import quantized_gemm  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.cublaslt import choosing_products  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.quantized_gemm import (  # noqa: E402
     QuantizedTiling,
     dequantized_in_16_bits,
     quantized_sums,
     quantized_tiling,
 )
-from runahead.runtime.kernels.triton.gemm.vendor_product import choosing_products  # noqa: E402
 
 OUTPUTS, DEPTH = 80, 512
 ROWS = (1, 2, 7, 16, 17, 40, 70)
@@ -70,7 +70,7 @@ def test_sums_are_those_of_one_accumulator_at_every_number_of_rows(
     weight = quantized(form, OUTPUTS, DEPTH, DEVICE)  # type: ignore[arg-type]
     x = batch(max(ROWS))
     expected = by_definition(x, weight)
-    monkeypatch.setattr(quantized_product, "_MANY_ROWS", 70)
+    monkeypatch.setattr(quantized_gemm, "_MANY_ROWS", 70)
     for rows in ROWS:
         assert torch.equal(quantized_sums(x[:rows], weight, one_sum), expected[:rows]), rows
 

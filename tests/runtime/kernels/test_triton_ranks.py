@@ -25,10 +25,10 @@ from runahead.runtime.checkpoint import open_checkpoint  # noqa: E402
 from runahead.runtime.kernels.layers import Norm  # noqa: E402
 from runahead.runtime.kernels.ranks import ONE_RANK, Ranks  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
-from runahead.runtime.kernels.triton.gemm.finish_product import add_scaled  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.separate_epilogue import add_scaled  # noqa: E402
 from runahead.runtime.models.load import load_model  # noqa: E402
 from runahead.runtime.plan import PLAN_WORDS  # noqa: E402
-from runahead.runtime.programs.cuda.triton import TritonProgram  # noqa: E402
+from runahead.runtime.programs.cuda.program import TritonProgram  # noqa: E402
 from runahead.runtime.wire.parameters import SamplingParams  # noqa: E402
 from tests.runtime.kernels.device_twin import mapped_rings  # noqa: E402
 from tests.runtime.launches import Launches, over_program  # noqa: E402

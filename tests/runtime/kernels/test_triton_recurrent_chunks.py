@@ -13,9 +13,9 @@ from tests.runtime.kernels.triton_device import relative_error, triton_device
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import DeltaShape, Mamba2, Mamba2Shape  # noqa: E402
-from runahead.runtime.kernels.triton.recurrent.delta_chunks import delta_of_chunks  # noqa: E402
-from runahead.runtime.kernels.triton.recurrent.mamba2_chunks import mamba2_of_chunks  # noqa: E402
-from runahead.runtime.kernels.triton.recurrent.recurrent_chunks import ChunkRows, length_of_sub_chunks  # noqa: E402
+from runahead.runtime.kernels.triton.recurrent.gated_delta_scan import delta_of_chunks  # noqa: E402
+from runahead.runtime.kernels.triton.recurrent.mamba2_scan import mamba2_of_chunks  # noqa: E402
+from runahead.runtime.kernels.triton.recurrent.scan import ChunkRows, length_of_sub_chunks  # noqa: E402
 from tests.gpu.gpu_chain import moved  # noqa: E402
 from tests.runtime.kernels.matrix_units import multiply_as_matrix_units  # noqa: E402
 from tests.runtime.kernels.recurrent_batches import Row, batch_of  # noqa: E402

@@ -12,9 +12,9 @@ from tests.runtime.kernels.triton_device import relative_error, triton_device
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import DeltaShape, Mamba2, Mamba2Shape  # noqa: E402
-from runahead.runtime.kernels.triton.recurrent.delta_decode import delta_of_one_token  # noqa: E402
-from runahead.runtime.kernels.triton.recurrent.mamba2_decode import mamba2_of_one_token  # noqa: E402
-from runahead.runtime.kernels.triton.recurrent.state_tiling import LONE_ROW, STATES, StateTiling  # noqa: E402
+from runahead.runtime.kernels.triton.recurrent.gated_delta_step import delta_of_one_token  # noqa: E402
+from runahead.runtime.kernels.triton.recurrent.mamba2_step import mamba2_of_one_token  # noqa: E402
+from runahead.runtime.kernels.triton.recurrent.tiling import LONE_ROW, STATES, StateTiling  # noqa: E402
 from tests.gpu.gpu_chain import moved  # noqa: E402
 from tests.runtime.kernels.recurrent_batches import Row, batch_of  # noqa: E402
 from tests.runtime.kernels.recurrent_mixers import (  # noqa: E402

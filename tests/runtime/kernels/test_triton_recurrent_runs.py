@@ -14,10 +14,10 @@ from tests.runtime.kernels.triton_device import relative_error, triton_device
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import DeltaShape, Mamba2, Mamba2Shape  # noqa: E402
-from runahead.runtime.kernels.triton.recurrent import mamba2_runs  # noqa: E402
-from runahead.runtime.kernels.triton.recurrent.delta_runs import delta_of_runs  # noqa: E402
-from runahead.runtime.kernels.triton.recurrent.mamba2_runs import mamba2_of_runs  # noqa: E402
-from runahead.runtime.kernels.triton.recurrent.state_tiling import LONE_RUN, STATES, StateTiling  # noqa: E402
+from runahead.runtime.kernels.triton.recurrent import mamba2_verify  # noqa: E402
+from runahead.runtime.kernels.triton.recurrent.gated_delta_verify import delta_of_runs  # noqa: E402
+from runahead.runtime.kernels.triton.recurrent.mamba2_verify import mamba2_of_runs  # noqa: E402
+from runahead.runtime.kernels.triton.recurrent.tiling import LONE_RUN, STATES, StateTiling  # noqa: E402
 from tests.gpu.gpu_chain import moved  # noqa: E402
 from tests.runtime.kernels.recurrent_batches import Row, batch_of  # noqa: E402
 from tests.runtime.kernels.recurrent_mixers import (  # noqa: E402
@@ -108,7 +108,7 @@ def test_a_row_whose_heads_are_cut_into_several_programs_goes_through_its_life(
     shape: Mamba2Shape | DeltaShape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a lone row's heads of models are; these are smaller. Registers are taken to hold the outputs of one token."""
-    monkeypatch.setattr(mamba2_runs, "_MOST_OF_A_THREAD", 0)
+    monkeypatch.setattr(mamba2_verify, "_MOST_OF_A_THREAD", 0)
     mixer, tiling = mixer_of(shape), StateTiling(LONE_RUN.words // 8, LONE_RUN.warps)
     size, kept_of_each = (
         (shape.head_dim, shape.state) if isinstance(shape, Mamba2Shape) else (shape.value_dim, shape.key_dim)

@@ -16,11 +16,11 @@ from runahead.runtime.kernels.choice import Choice  # noqa: E402
 from runahead.runtime.kernels.layers import ExpertActivation, Experts, Linear, SharedExpert  # noqa: E402
 from runahead.runtime.kernels.share import Share  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
-from runahead.runtime.kernels.triton.forward.loose_products import scores_of, with_shared  # noqa: E402
-from runahead.runtime.kernels.triton.moe import expert_products  # noqa: E402
-from runahead.runtime.kernels.triton.moe.expert_layers import PackedExperts, router_of, scored_by  # noqa: E402
-from runahead.runtime.kernels.triton.moe.expert_tilings import DOWNS, FIRST_GATED, LAST  # noqa: E402
+from runahead.runtime.kernels.triton.forward.unfused_products import scores_of, with_shared  # noqa: E402
+from runahead.runtime.kernels.triton.moe import grouped_gemm  # noqa: E402
+from runahead.runtime.kernels.triton.moe.layer import PackedExperts, router_of, scored_by  # noqa: E402
 from runahead.runtime.kernels.triton.moe.routing import route  # noqa: E402
+from runahead.runtime.kernels.triton.moe.tuning import DOWNS, FIRST_GATED, LAST  # noqa: E402
 from runahead.runtime.models.weights import Pack, dummy_weights  # noqa: E402
 from tests.runtime.kernels.expert_cases import CLOSE, HALF, Case, drawn  # noqa: E402
 from tests.runtime.kernels.hybrid_configs import hybrid  # noqa: E402
@@ -126,7 +126,7 @@ def test_pieces_of_a_shared_expert_are_the_last_of_a_token_s_sum() -> None:
     of_chosen = torch.tensor([1.0, -1.0] * tokens, device=DEVICE)[:, None].repeat(1, hidden)
     of_shared = torch.full((tokens, 2, hidden), small, device=DEVICE)
     live, out = torch.ones(tokens, dtype=torch.int32, device=DEVICE), torch.empty((tokens, hidden), device=DEVICE)
-    expert_products.expert_sums(of_chosen, live, 2, out, of_shared=of_shared, added=False)
+    grouped_gemm.expert_sums(of_chosen, live, 2, out, of_shared=of_shared, added=False)
     assert out.eq(2 * small).all()
 
 
@@ -210,26 +210,26 @@ def test_each_kernel_waits_for_what_it_reads(monkeypatch: pytest.MonkeyPatch) ->
     routed = route(torch.randn(tokens, 5), live, Choice(chosen, renormalised=True), arrived)
     x, first = torch.randn(tokens, hidden), torch.randn(5, 2 * expert, hidden)
     both, of_first = torch.full((tokens * chosen, expert), torch.nan), torch.full((tokens, wide), torch.nan)
-    products = expert_products.SharedPart(Linear(torch.randn(2 * wide, hidden) * hidden**-0.5, None), wide, x, of_first)
+    products = grouped_gemm.SharedPart(Linear(torch.randn(2 * wide, hidden) * hidden**-0.5, None), wide, x, of_first)
     programs = len(routed.items) + 2
 
     def multiply() -> None:
-        expert_products.expert_product(x, first, routed, chosen, both, FIRST_GATED, shared=products)
+        grouped_gemm.expert_product(x, first, routed, chosen, both, FIRST_GATED, shared=products)
 
-    check(monkeypatch, expert_products, [x], [both, of_first], multiply, programs * expert // 32)
+    check(monkeypatch, grouped_gemm, [x], [both, of_first], multiply, programs * expert // 32)
     multiply()
     last, scores = torch.randn(5, hidden, expert), torch.randn(tokens, 6)
     results, of_shared = torch.full((tokens * chosen, hidden), torch.nan), torch.full((tokens, 2, hidden), torch.nan)
-    downs = expert_products.SharedPart(Linear(torch.randn(hidden, wide), None), wide, of_first, of_shared, scores)
+    downs = grouped_gemm.SharedPart(Linear(torch.randn(hidden, wide), None), wide, of_first, of_shared, scores)
 
     def go_on() -> None:
-        expert_products.expert_product(both, last, routed, chosen, results, LAST, shared=downs)
+        grouped_gemm.expert_product(both, last, routed, chosen, results, LAST, shared=downs)
 
-    check(monkeypatch, expert_products, [both, of_first, scores], [results, of_shared], go_on, programs * hidden // 64)
+    check(monkeypatch, grouped_gemm, [both, of_first, scores], [results, of_shared], go_on, programs * hidden // 64)
     go_on()
     residual = torch.randn(tokens, hidden)
 
     def add() -> None:
-        expert_products.expert_sums(results, live, chosen, residual, of_shared=of_shared, added=True)
+        grouped_gemm.expert_sums(results, live, chosen, residual, of_shared=of_shared, added=True)
 
-    check(monkeypatch, expert_products, [results, of_shared, residual], [residual], add, tokens)
+    check(monkeypatch, grouped_gemm, [results, of_shared, residual], [residual], add, tokens)

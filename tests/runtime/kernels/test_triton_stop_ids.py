@@ -14,8 +14,8 @@ DEVICE = triton_device()
 from runahead.cuda_graphs.rings import STOPPED, VOID  # noqa: E402
 from runahead.cuda_graphs.shape import Form  # noqa: E402
 from runahead.runtime.kernels.reference.sampling import Sampled  # noqa: E402
-from runahead.runtime.kernels.triton.row_updates.device_rows import DeviceRows  # noqa: E402
-from runahead.runtime.kernels.triton.sampling.sampling import make_sampler_buffers, sample_rows_cuda  # noqa: E402
+from runahead.runtime.kernels.triton.row_updates.rows import DeviceRows  # noqa: E402
+from runahead.runtime.kernels.triton.sampling.sampler import make_sampler_buffers, sample_rows_cuda  # noqa: E402
 from runahead.runtime.row_record import ROW_TENSORS  # noqa: E402
 from runahead.runtime.wire.parameters import MAX_STOP_IDS  # noqa: E402
 from tests.runtime.kernels.counted_reads import elements_read  # noqa: E402

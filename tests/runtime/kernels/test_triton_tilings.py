@@ -14,11 +14,11 @@ from tests.runtime.kernels.triton_device import triton_device
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import AttentionShape  # noqa: E402
-from runahead.runtime.kernels.triton.attention.decode_work import AttentionPlan  # noqa: E402
-from runahead.runtime.kernels.triton.forward.decode_buffers import DecodeBuffers  # noqa: E402
-from runahead.runtime.kernels.triton.gemm import tilings  # noqa: E402
-from runahead.runtime.kernels.triton.gemm.lanes_product import GRAIN  # noqa: E402
-from runahead.runtime.kernels.triton.gemm.tilings import SPLIT_WORDS, TABLE, RowTiling, Tiling  # noqa: E402
+from runahead.runtime.kernels.triton.attention.schedule import AttentionPlan  # noqa: E402
+from runahead.runtime.kernels.triton.forward.buffers import DecodeBuffers  # noqa: E402
+from runahead.runtime.kernels.triton.gemm import tuning  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.tuning import SPLIT_WORDS, TABLE, RowTiling, Tiling  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.warp_split_k import GRAIN  # noqa: E402
 from tests.runtime.kernels.test_triton_decode_streams import batch_of  # noqa: E402
 
 ENTRIES = [
@@ -75,10 +75,10 @@ def test_measured_plans_of_attention_fit_their_query_tokens_and_each_context() -
 def test_what_was_not_measured_takes_a_default_that_fits(
     monkeypatch: pytest.MonkeyPatch, epilogue: str, outputs: int, depth: int, shared: int
 ) -> None:
-    monkeypatch.setattr(tilings, "_measured", dict)
-    monkeypatch.setattr(tilings, "_shared_memory", lambda: shared)
+    monkeypatch.setattr(tuning, "_measured", dict)
+    monkeypatch.setattr(tuning, "_shared_memory", lambda: shared)
     for columns in (8, 16, 32, 64):
-        tiling = tilings.rows_tiling(outputs, depth, columns, epilogue)
+        tiling = tuning.rows_tiling(outputs, depth, columns, epilogue)
         assert depth % (tiling.block * tiling.splits) == 0
         tile = tiling.rows * (2 if epilogue == "gated" else 1)
         assert (tile + columns) * tiling.block * 2 * tiling.stages <= shared
@@ -87,13 +87,13 @@ def test_what_was_not_measured_takes_a_default_that_fits(
 
 def test_launches_that_are_no_bucket_s_run_by_the_plan_of_one() -> None:
     for rows, bucket in ((3, 4), (5, 8), (7, 8), (9, 16), (15, 16), (33, 64)):
-        assert tilings.attention_plan(rows, 128, DEVICE) == tilings.attention_plan(bucket, 128, DEVICE)
+        assert tuning.attention_plan(rows, 128, DEVICE) == tuning.attention_plan(bucket, 128, DEVICE)
 
 
 def test_parts_have_room_for_the_context_that_a_launch_may_have() -> None:
     buffers, shape = DecodeBuffers(), AttentionShape(4, 2, 16, 0.25)
     batch = batch_of([5, 5], 1, DEVICE)
-    plan = tilings.attention_plan(2, 16, DEVICE)
+    plan = tuning.attention_plan(2, 16, DEVICE)
     short = buffers.parts(shape, batch, plan)
     long = buffers.parts(shape, replace(batch, max_seq_len=4000), plan)
     assert long.partial.shape[0] == 2 * 2 * plan.parts(4000) > short.partial.shape[0]
@@ -105,14 +105,14 @@ def test_parts_of_smaller_launches_lie_where_those_of_the_largest_do() -> None:
     buffers, shape = DecodeBuffers(), AttentionShape(4, 2, 16, 0.25)
     of_rows = {rows: replace(batch_of([5] * rows, 1, DEVICE), max_seq_len=500) for rows in (8, 5, 2)}
     asked = [(replace(of_rows[rows], decode_queries=queries), rows) for rows in of_rows for queries in (8, 1)]
-    made = [buffers.parts(shape, batch, tilings.attention_plan(rows, 16, DEVICE)) for batch, rows in asked]
+    made = [buffers.parts(shape, batch, tuning.attention_plan(rows, 16, DEVICE)) for batch, rows in asked]
     for name in ("partial", "top", "total", "arrived"):
         tensors = [getattr(parts, name) for parts in made]
         assert {tensor.data_ptr() for tensor in tensors} == {tensors[0].data_ptr()}, name
         assert max(tensor.nbytes for tensor in tensors) == tensors[0].untyped_storage().nbytes(), name
-    larger = buffers.parts(shape, replace(asked[0][0], max_seq_len=4000), tilings.attention_plan(8, 16, DEVICE))
+    larger = buffers.parts(shape, replace(asked[0][0], max_seq_len=4000), tuning.attention_plan(8, 16, DEVICE))
     assert larger.partial.data_ptr() != made[0].partial.data_ptr()
-    again = [buffers.parts(shape, batch, tilings.attention_plan(rows, 16, DEVICE)) for batch, rows in asked]
+    again = [buffers.parts(shape, batch, tuning.attention_plan(rows, 16, DEVICE)) for batch, rows in asked]
     assert all(one is other for one, other in zip(again, made, strict=True))
 
 
@@ -124,18 +124,18 @@ def test_a_launch_takes_the_plan_that_was_measured_for_its_rows_and_query_tokens
     buffers.add(shape, 7)
     plan, one = AttentionPlan(16, 2, 5, 2, stages=3, early=False, share=2), batch_of([5, 5], 1, DEVICE)
     of_one = replace(plan, share=0, programs=3)
-    table = {tilings.plan_key(shape, 2, 4): asdict(plan), tilings.plan_key(shape, 4, 1): asdict(of_one)}
-    monkeypatch.setattr(tilings, "_measured", lambda: table)
+    table = {tuning.plan_key(shape, 2, 4): asdict(plan), tuning.plan_key(shape, 4, 1): asdict(of_one)}
+    monkeypatch.setattr(tuning, "_measured", lambda: table)
     several = replace(one, decode_queries=3)
     assert buffers.plan(several, HALF, exact=False) == plan, "three are cut as four are"
     assert buffers.plan(batch_of([5, 5, 5], 1, DEVICE), HALF, exact=False) == of_one, "three rows as four"
-    usual = tilings.attention_plan(2, 16, DEVICE)
+    usual = tuning.attention_plan(2, 16, DEVICE)
     two = replace(one, decode_queries=2)
     assert buffers.plan(one, HALF, exact=False) == buffers.plan(two, HALF, exact=False) == usual
     assert buffers.plan(several, torch.float32, exact=False) == usual, "whose tiles would be twice as large"
-    assert buffers.plan(several, HALF, exact=True) == tilings.attention_plan(2, 16, DEVICE, True)
+    assert buffers.plan(several, HALF, exact=True) == tuning.attention_plan(2, 16, DEVICE, True)
     buffers.add(AttentionShape(4, 2, 32, 0.25), 0)
-    usual = tilings.attention_plan(2, 32, DEVICE)
+    usual = tuning.attention_plan(2, 32, DEVICE)
     assert buffers.plan(several, HALF, exact=False) == usual, "not every kind has this shape"
 
 

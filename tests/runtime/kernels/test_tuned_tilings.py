@@ -27,9 +27,9 @@ from runahead.runtime.kernels.triton.forward.tuned_tilings import (  # noqa: E40
     save_tuned_tilings,
     use_tuned_tilings,
 )
-from runahead.runtime.kernels.triton.gemm.tilings import Tiling, rows_tiling, tiling_key, tuned  # noqa: E402
-from runahead.runtime.kernels.triton.gpu.gpu import Gpu  # noqa: E402
-from runahead.runtime.kernels.triton.moe.expert_tilings import ExpertTiling  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.tuning import Tiling, rows_tiling, tiling_key, tuned  # noqa: E402
+from runahead.runtime.kernels.triton.gpu.capability import Gpu  # noqa: E402
+from runahead.runtime.kernels.triton.moe.tuning import ExpertTiling  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
 from runahead.runtime.models.weights import dummy_weights  # noqa: E402
 from runahead.runtime.programs.cuda import tuner  # noqa: E402

@@ -10,10 +10,10 @@ from tests.runtime.kernels.triton_device import triton_device
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import Linear  # noqa: E402
-from runahead.runtime.kernels.triton.gemm import vendor_product as vendor  # noqa: E402
-from runahead.runtime.kernels.triton.gemm.row_product import STORE  # noqa: E402
-from runahead.runtime.kernels.triton.gemm.rows_product import rows_product  # noqa: E402
-from runahead.runtime.kernels.triton.gemm.tilings import Tiling  # noqa: E402
+from runahead.runtime.kernels.triton.gemm import cublaslt as vendor  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.gemv import STORE  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.small_batch_gemm import rows_product  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.tuning import Tiling  # noqa: E402
 
 CHAIN = Tiling(rows=64, block=64, splits=1, stages=3, warps=4, dependent=False)
 

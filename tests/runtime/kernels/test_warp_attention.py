@@ -16,17 +16,17 @@ from tests.runtime.kernels.triton_device import TOLERANCE, relative_error, trito
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import AttentionShape  # noqa: E402
-from runahead.runtime.kernels.triton.attention import chunk_work, warp_attention, warp_copies  # noqa: E402
-from runahead.runtime.kernels.triton.attention.chunk_plans import ChunkPlan  # noqa: E402
-from runahead.runtime.kernels.triton.attention.chunk_work import cut_chunks  # noqa: E402
-from runahead.runtime.kernels.triton.attention.line_attention import line_attention  # noqa: E402
+from runahead.runtime.kernels.triton.attention import hopper_copies, prefill_hopper, prefill_schedule  # noqa: E402
+from runahead.runtime.kernels.triton.attention.prefill import line_attention  # noqa: E402
+from runahead.runtime.kernels.triton.attention.prefill_schedule import cut_chunks  # noqa: E402
+from runahead.runtime.kernels.triton.attention.prefill_tuning import ChunkPlan  # noqa: E402
 from tests.runtime.kernels import emulated_gluon  # noqa: E402
 from tests.runtime.kernels.test_triton_attention import attention_of, paged  # noqa: E402
 from tests.runtime.kernels.test_triton_line_attention import batch_of, random_queries  # noqa: E402
 
 WHOLE = ChunkPlan(lines=128, keys=64, programs=3, warps=8, stages=2, copiers=1)
 IN_PARTS = replace(WHOLE, parts=4, part_keys=64)
-KERNEL: Any = warp_attention.groups_kernel
+KERNEL: Any = prefill_hopper.groups_kernel
 LENGTHS, QUERIES = [200, 1, 0, 170, 300], [70, 1, 1, 1, 45]
 
 
@@ -36,7 +36,7 @@ class Emulated:
     def __getitem__(self, grid: tuple[int]) -> Any:
         def launch(*arguments: Any, num_warps: int, **options: Any) -> None:
             assert num_warps == 4
-            emulated_gluon.run((warp_copies, warp_attention), KERNEL, grid[0], arguments, options)
+            emulated_gluon.run((hopper_copies, prefill_hopper), KERNEL, grid[0], arguments, options)
 
         return launch
 
@@ -44,7 +44,7 @@ class Emulated:
 def test_who_has_no_such_plan_needs_no_gluon() -> None:
     """It is an experiment of Triton's, and any later version may call its parts otherwise."""
     without = "import sys; sys.modules['triton.experimental.gluon.language.nvidia.hopper'] = None; "
-    for module, is_served in (("programs.cuda.triton", True), ("kernels.triton.attention.warp_attention", False)):
+    for module, is_served in (("programs.cuda.program", True), ("kernels.triton.attention.prefill_hopper", False)):
         command = [sys.executable, "-c", f"{without}import runahead.runtime.{module}"]
         done = subprocess.run(command, capture_output=True, text=True)
         assert (done.returncode == 0) == is_served, done.stderr
@@ -65,8 +65,8 @@ def test_who_has_no_such_plan_needs_no_gluon() -> None:
 def test_chunks_and_decode_rows_together(
     monkeypatch: pytest.MonkeyPatch, plan: ChunkPlan, split: int, window: int, heads: int, block_size: int
 ) -> None:
-    monkeypatch.setattr(chunk_work, "SPLIT_LAUNCH", split)
-    monkeypatch.setattr(warp_attention, "groups_kernel", Emulated())
+    monkeypatch.setattr(prefill_schedule, "SPLIT_LAUNCH", split)
+    monkeypatch.setattr(prefill_hopper, "groups_kernel", Emulated())
     torch.manual_seed(3)
     dim = 128 if plan.stages == 4 else 64
     kv = paged(LENGTHS, 2, dim, block_size, 512 // block_size, torch.bfloat16)

@@ -15,7 +15,7 @@ from runahead.runtime.drafters.ngram import NgramDrafter
 from runahead.runtime.grammar.matcher import load_vocabulary, new_matcher
 from runahead.runtime.masks.grammar_rows import COMPILED_KEPT, GrammarRows
 from runahead.runtime.masks.mask_memory import COMPILED, FOUND, MASKS, MaskMemory
-from runahead.runtime.masks.orders import Lost
+from runahead.runtime.masks.worker_messages import Lost
 from runahead.runtime.token_mask import token_mask
 from runahead.runtime.wire.parameters import FinishReason
 from tests.runtime.late_masks import MadeUpMatcher

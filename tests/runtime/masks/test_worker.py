@@ -9,8 +9,8 @@ import pytest
 from runahead.runtime.masks import worker
 from runahead.runtime.masks.grammar_rows import GrammarRows
 from runahead.runtime.masks.mask_memory import MaskMemory
-from runahead.runtime.masks.orders import Lost
 from runahead.runtime.masks.worker import Compiler
+from runahead.runtime.masks.worker_messages import Lost
 from runahead.runtime.wire.parameters import FinishReason
 
 TIMEOUT_S = 30.0

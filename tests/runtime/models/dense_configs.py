@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from runahead.runtime.models.blocks.dense_decoder import DenseConfig
-from runahead.runtime.models.blocks.expert_decoder import ExpertsConfig
+from runahead.runtime.models.blocks.dense import DenseConfig
+from runahead.runtime.models.blocks.experts import ExpertsConfig
 from runahead.runtime.models.families.bamba import BambaConfig
 from runahead.runtime.models.families.gemma2 import Gemma2Config
 from runahead.runtime.models.families.gemma3 import Gemma3Config

@@ -13,7 +13,7 @@ from runahead.runtime.kernels.layers import DeltaShape, GatedDelta, Layer, Mamba
 from runahead.runtime.kernels.share import Share
 from runahead.runtime.models.architecture import ModelWeights, TensorReader, TensorStack
 from runahead.runtime.models.blocks.corrected_experts import CorrectedExperts
-from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.registry import ARCHITECTURES
 from tests.gpu import gpu_chain
 from tests.runtime.kernels.expert_configs import GLM4_MOE

@@ -35,9 +35,9 @@ from transformers import (
 )
 
 from runahead.runtime.checkpoint import CheckpointError
-from runahead.runtime.models.blocks.dense_decoder import DenseConfig
-from runahead.runtime.models.blocks.expert_decoder import ExpertsConfig
-from runahead.runtime.models.config.config_keys import NEUTRAL, ROPE_UNDERSTOOD, UNREAD
+from runahead.runtime.models.blocks.dense import DenseConfig
+from runahead.runtime.models.blocks.experts import ExpertsConfig
+from runahead.runtime.models.config.keys import NEUTRAL, ROPE_UNDERSTOOD, UNREAD
 from runahead.runtime.models.registry import ARCHITECTURES
 from tests.runtime.models.checkpoints import FULL, LLAMA3_ROPE, SLIDING
 from tests.runtime.models.dense_configs import experts_of, experts_of_theirs, parse_dense

@@ -21,7 +21,7 @@ from runahead.runtime.kernels.reference.linear import (
     product_ways,
     rows_keep_their_bits,
 )
-from runahead.runtime.models.blocks.dense_decoder import DenseConfig
+from runahead.runtime.models.blocks.dense import DenseConfig
 from runahead.runtime.models.cpu_check import cpu_kernels
 from runahead.runtime.models.cpu_check.cpu_kernels import NoKernelsError, choose_kernels, choose_kernels_and_threads
 from runahead.runtime.models.cpu_check.self_test import SelfTestReport

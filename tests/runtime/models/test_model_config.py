@@ -11,8 +11,8 @@ import torch
 
 from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
 from runahead.runtime.kernels.layers import Attention, Dense
-from runahead.runtime.models.blocks.dense_decoder import DenseConfig
-from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.blocks.dense import DenseConfig
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.families.llama import LlamaConfig
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.models.rope import RopeScaling

@@ -9,7 +9,7 @@ import pytest
 
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.share import WHOLE
-from runahead.runtime.models.blocks.partial_rotation import head_order
+from runahead.runtime.models.blocks.partial_rope import head_order
 from runahead.runtime.models.read_config import parse_config
 from runahead.runtime.models.registry import ARCHITECTURES
 from runahead.runtime.models.rope import Rope, RopeScaling

@@ -12,8 +12,8 @@ from transformers import AutoConfig
 
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import DeltaShape, Mamba2Shape
-from runahead.runtime.models.blocks.dense_decoder import DenseConfig
-from runahead.runtime.models.blocks.mamba2_decoder import Mamba2Config
+from runahead.runtime.models.blocks.dense import DenseConfig
+from runahead.runtime.models.blocks.mamba2 import Mamba2Config
 from runahead.runtime.models.families.qwen3_next import Qwen3NextConfig
 from tests.runtime.models.checkpoints import FULL, SLIDING
 from tests.runtime.models.dense_configs import parse_dense

@@ -18,7 +18,7 @@ from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
 from runahead.runtime.kernels.layers import Layer
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
-from runahead.runtime.models.blocks.dense_decoder import (
+from runahead.runtime.models.blocks.dense import (
     READ_BY_DENSE,
     DenseConfig,
     attention,
@@ -28,7 +28,7 @@ from runahead.runtime.models.blocks.dense_decoder import (
     small,
     windows_by_type,
 )
-from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.cpu_check.trial import Trial
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.read_config import load_config

@@ -15,7 +15,7 @@ from runahead.runtime.kernels.layers import Attention, Dense, Layer
 from runahead.runtime.kernels.share import WHOLE, Share
 from runahead.runtime.models import weights as weights_module
 from runahead.runtime.models.architecture import ModelWeights
-from runahead.runtime.models.config.config import ModelConfig
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.division import why_not_divided
 from runahead.runtime.models.memory import memory_of
 from runahead.runtime.models.read_config import load_config

@@ -25,7 +25,7 @@ from runahead.runtime.process.parts import (
     snapshots_in,
     state_bytes,
 )
-from runahead.runtime.programs.cuda.triton_head import TritonHead
+from runahead.runtime.programs.cuda.draft_head import TritonHead
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, check_config
 from tests.runtime.models.checkpoints import CASES, save
 from tests.runtime.models.qwen_heads import HEADED, save_with_qwen_head

@@ -16,8 +16,8 @@ from runahead.cuda_graphs.rings import RingMemory
 from runahead.runtime import models
 from runahead.runtime.checkpoint import open_checkpoint, open_head
 from runahead.runtime.grammar.extra import is_installed
-from runahead.runtime.kernels.triton.row_state import mask_state
-from runahead.runtime.kernels.triton.row_state.draft_state import make_draft_state
+from runahead.runtime.kernels.triton.row_state import grammar_masks as mask_state
+from runahead.runtime.kernels.triton.row_state.drafts import make_draft_state
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.drafters.eagle import open_eagle

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from runahead.cuda_graphs.shape import Form
 from runahead.runtime.kernels.reference.sampling_filters import bits
-from runahead.runtime.programs.cpu.host_rows import HostRows
+from runahead.runtime.programs.cpu.rows import HostRows
 
 _MASK: Final = (1 << 64) - 1
 _GOLDEN: Final = 0x9E3779B97F4A7C15

@@ -18,8 +18,8 @@ from runahead.cuda_graphs.rings import RingMemory, cell_tag
 from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime.drafters.drafter import Drafter
 from runahead.runtime.masks.mask_memory import MaskMemory
-from runahead.runtime.programs.cpu.host_queries import Queries
-from runahead.runtime.programs.cpu.host_rows import HostRows
+from runahead.runtime.programs.cpu.inputs import Queries
+from runahead.runtime.programs.cpu.rows import HostRows
 from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS
 from tests.runtime.programs.hash_draw import draw, is_steered
 

@@ -27,8 +27,8 @@ from runahead.runtime.models.drafters.mtp import open_mtp
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import memory_of
 from runahead.runtime.plan import PLAN_WORDS
-from runahead.runtime.programs.cpu.head_drafter import HeadDrafter
-from runahead.runtime.programs.cpu.reference import HostProgram
+from runahead.runtime.programs.cpu.drafter import HeadDrafter
+from runahead.runtime.programs.cpu.program import HostProgram
 from runahead.runtime.wire.parameters import SamplingParams
 from tests.runtime.launches import ENDLESS, Launches, _Row, over_program
 from tests.runtime.models import eagle3_heads, eagle_heads, mimo_heads, qwen_heads

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from runahead.cuda_graphs.shape import Form
-from runahead.runtime.programs.cpu.head_drafter import HeadDrafter
+from runahead.runtime.programs.cpu.drafter import HeadDrafter
 from runahead.runtime.wire.parameters import SamplingParams
 from tests.runtime.models.eagle3_heads import NARROW, save_foreseen3
 from tests.runtime.models.eagle_heads import VOCAB, save_foreseen

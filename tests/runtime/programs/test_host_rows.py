@@ -18,7 +18,7 @@ from runahead.cuda_graphs.rings import (
 )
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.plan import stage
-from runahead.runtime.programs.cpu.host_rows import HostRows
+from runahead.runtime.programs.cpu.rows import HostRows
 from tests.runtime.programs.host_rows import (
     BLOCK,
     MAX_ROWS,

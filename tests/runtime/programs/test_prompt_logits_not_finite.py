@@ -11,7 +11,7 @@ import torch
 from runahead.cuda_graphs.rings import allocate_rings
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.models.decoder import Decoder
-from runahead.runtime.programs.cpu.reference import HostProgram
+from runahead.runtime.programs.cpu.program import HostProgram
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason, SamplingParams, StoppingParams
 from tests.gpu import gpu_chain, launch_scenarios

@@ -20,8 +20,8 @@ from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.load import load_model
 from runahead.runtime.plan import PLAN_WORDS, Admission, Chunk, LaunchPlan, stage
-from runahead.runtime.programs.cpu import host_sampler
-from runahead.runtime.programs.cpu.reference import HostProgram
+from runahead.runtime.programs.cpu import sampler
+from runahead.runtime.programs.cpu.program import HostProgram
 from runahead.runtime.scheduler.admission_record import admission_record
 from runahead.runtime.token_mask import token_mask
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
@@ -187,7 +187,7 @@ def test_tokens_and_log_probabilities_are_those_without_drafts(
 def test_in_the_plain_form_it_is_the_same_at_once_and_in_turn(
     model: Decoder, kind: str, drafts: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_sampler, "_DRAWN_AT_ONCE", at_once)
+    monkeypatch.setattr(sampler, "_DRAWN_AT_ONCE", at_once)
     expected = alone(model, KINDS[kind], 40, form=Form.PLAIN)
     assert with_drafts(model, KINDS[kind], expected, drafts, 3, 4, 9, 17, form=Form.PLAIN)[0] == expected
 

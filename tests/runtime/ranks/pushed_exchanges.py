@@ -28,7 +28,7 @@ import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
 from runahead.runtime.kernels.layers import Norm  # noqa: E402
-from runahead.runtime.kernels.triton.gemm.finish_product import add_scaled  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.separate_epilogue import add_scaled  # noqa: E402
 from runahead.runtime.kernels.triton.ranks import push_exchange  # noqa: E402
 from runahead.runtime.kernels.triton.ranks.push_exchange import (  # noqa: E402
     CAPACITY,

@@ -25,7 +25,7 @@ from runahead.runtime.process.assemble import assemble
 from runahead.runtime.process.parts import Assembled
 from runahead.runtime.process.rank_messages import BlocksMade, BlocksOffered, RankLoaded, RankOrders
 from runahead.runtime.programs.cpu.poison import RingPoison
-from runahead.runtime.programs.cpu.reference import HostProgram
+from runahead.runtime.programs.cpu.program import HostProgram
 from runahead.runtime.ranks.ranked_device import RankedDevice
 from runahead.runtime.ranks.segment import map_memory
 from runahead.runtime.wire import messages as m

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import NON_FINITE, STOPPED
 from runahead.cuda_graphs.shape import LaunchShape
-from runahead.runtime.programs.cpu.host_queries import Queries
+from runahead.runtime.programs.cpu.inputs import Queries
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason, SamplingParams
 from tests.runtime.chain import Chain, make_chain, no_step

@@ -11,9 +11,9 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 
-from runahead.service.calls import door
+from runahead.service.calls import call_interceptor
 from runahead.service.calls.call import Call
-from runahead.service.calls.door import OpenCalls
+from runahead.service.calls.call_interceptor import OpenCalls
 from runahead.v1 import GenerationServiceStub, StatsRequest
 from tests.service.fake_engine import TIMEOUT_S, FakeEngine
 from tests.service.rpc_errors import code, detail
@@ -45,7 +45,7 @@ def test_a_call_that_comes_at_the_end_is_answered_behind_the_server_s_stop(monke
         late.append(asyncio.ensure_future(come(calls)))
         await ending
 
-    monkeypatch.setattr(door, "abort_with", abort)
+    monkeypatch.setattr(call_interceptor, "abort_with", abort)
     asyncio.run(body())
     assert said == ["stopping", "answered", "stopped"]
 

@@ -11,9 +11,9 @@ import pytest
 
 from runahead.service.calls.access import Access
 from runahead.service.calls.admission import Admission
+from runahead.service.calls.call_interceptor import Door, OpenCalls
 from runahead.service.calls.call_log import CallLog
 from runahead.service.calls.call_records import CallRecords
-from runahead.service.calls.door import Door, OpenCalls
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.service.shared_memory.board import Board
 from runahead.service.shared_memory.call_table import CODES, MethodFigures

@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from runahead.service.chat.orders import MEMORY_BYTES
+from runahead.service.chat.template_messages import MEMORY_BYTES
 from runahead.service.commands.chat_template import ChatError, ChatTemplate, Message
 from tests.service.chat.templates import ANSWER, CHATML, CONVERSATIONS, MISTRAL, TEMPLATES, TOKENS, USER
 from tests.service.commands.terminal import PATIENCE_S

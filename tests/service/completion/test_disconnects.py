@@ -16,8 +16,8 @@ import pytest
 from runahead.runtime.wire.parameters import FinishReason
 from runahead.service.calls.access import Access
 from runahead.service.calls.call import Call
+from runahead.service.calls.call_interceptor import Door, OpenCalls
 from runahead.service.calls.call_log import CallLog
-from runahead.service.calls.door import Door, OpenCalls
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.service.shared_memory.held import Resource
 from runahead.v1 import GenerateRequest

@@ -16,8 +16,8 @@ from runahead.runtime.checkpoint import BUNDLED_FOLDER
 from runahead.service.contract.errors import ServiceError
 from runahead.service.contract.structure import Kind, StructureSource
 from runahead.service.structures import compiler
+from runahead.service.structures.compile_messages import Answer, Vocabulary
 from runahead.service.structures.compiler import Compiler
-from runahead.service.structures.orders import Answer, Vocabulary
 
 TIMEOUT_S = 60.0
 # Of which the library makes so much that it takes seconds, and far more than 64 MiB.

@@ -22,7 +22,7 @@ from runahead.service.contract.structure import StructureSource
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.service.shared_memory.board import FrontEndCounters
 from runahead.service.structures import structures as module
-from runahead.service.structures.orders import Answer
+from runahead.service.structures.compile_messages import Answer
 from runahead.service.structures.structures import Structures, why_none
 from runahead.v1 import (
     AbortRequest,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from runahead.service.workers.turns import Turns
+from runahead.service.workers.caller_turns import Turns
 
 
 def run(body: Callable[[Turns, list[str]], Awaitable[None]]) -> list[str]:

@@ -15,10 +15,10 @@ import triton.language as tl
 from runahead.runtime.drafters import ngram
 from runahead.runtime.drafters.drafter import NO_DRAFT
 from runahead.runtime.kernels.row_state import RowState
-from runahead.runtime.kernels.triton.drafting.forced_drafts import forced_tokens
-from runahead.runtime.kernels.triton.row_state.draft_state import DraftState
-from runahead.runtime.kernels.triton.row_state.mask_state import MaskState
-from runahead.runtime.kernels.triton.row_state.row_parameters import int_of, long_of, place_of
+from runahead.runtime.kernels.triton.drafting.forced import forced_tokens
+from runahead.runtime.kernels.triton.row_state.drafts import DraftState
+from runahead.runtime.kernels.triton.row_state.grammar_masks import MaskState
+from runahead.runtime.kernels.triton.row_state.record import int_of, long_of, place_of
 
 _TILE: Final = 2048  # positions that a program looks at together
 _MAX_POSITION = place_of("max_position")

@@ -9,7 +9,7 @@ import torch
 
 from runahead.runtime.kernels.layer_products import products_of
 from runahead.runtime.kernels.layers import Layer
-from runahead.runtime.kernels.triton.gemm.tilings import takes_depth
+from runahead.runtime.kernels.triton.gemm.tuning import takes_depth
 from runahead.runtime.wire.messages import Exactness
 
 _DTYPE: Final = torch.bfloat16

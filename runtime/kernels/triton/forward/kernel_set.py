@@ -22,22 +22,22 @@ from runahead.runtime.kernels.layers import (
     Mixer,
     Ungated,
 )
-from runahead.runtime.kernels.triton.forward.decode_buffers import DecodeBuffers
-from runahead.runtime.kernels.triton.forward.decode_streams import (
+from runahead.runtime.kernels.triton.forward.buffers import DecodeBuffers
+from runahead.runtime.kernels.triton.forward.decode import (
     MAX_ROWS,
     FusedRows,
     Join,
     OneRow,
     RowStream,
 )
-from runahead.runtime.kernels.triton.forward.loose_products import head_of_one_row, one_sum, product_of_rows
-from runahead.runtime.kernels.triton.forward.mixed_streams import ExactMixedRows, ManyRows
-from runahead.runtime.kernels.triton.forward.vendor_rows import VendorRows
-from runahead.runtime.kernels.triton.gemm.tilings import is_one_sum, takes_depth, takes_products_of
-from runahead.runtime.kernels.triton.gemm.vendor_product import exact_product, vendor_product
-from runahead.runtime.kernels.triton.moe.expert_layers import PackedExperts
-from runahead.runtime.kernels.triton.ops.logit_bounds import bound_logits
+from runahead.runtime.kernels.triton.forward.large_decode import VendorRows
+from runahead.runtime.kernels.triton.forward.mixed import ExactMixedRows, ManyRows
+from runahead.runtime.kernels.triton.forward.unfused_products import head_of_one_row, one_sum, product_of_rows
+from runahead.runtime.kernels.triton.gemm.cublaslt import exact_product, vendor_product
+from runahead.runtime.kernels.triton.gemm.tuning import is_one_sum, takes_depth, takes_products_of
+from runahead.runtime.kernels.triton.moe.layer import PackedExperts
 from runahead.runtime.kernels.triton.ops.put_rows import put_rows
+from runahead.runtime.kernels.triton.ops.softcap import bound_logits
 
 Stream = RowStream | ManyRows | ExactMixedRows
 

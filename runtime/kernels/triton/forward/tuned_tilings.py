@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 import triton
 
-from runahead.runtime.kernels.triton.gemm.tilings import (
+from runahead.runtime.kernels.triton.gemm.tuning import (
     LEAST_COLUMNS,
     SPLIT_WORDS,
     Tiling,
@@ -24,8 +24,8 @@ from runahead.runtime.kernels.triton.gemm.tilings import (
     tiling_key,
     tuned,
 )
-from runahead.runtime.kernels.triton.gpu.gpu import current_gpu
-from runahead.runtime.kernels.triton.moe.expert_tilings import ExpertTiling
+from runahead.runtime.kernels.triton.gpu.capability import current_gpu
+from runahead.runtime.kernels.triton.moe.tuning import ExpertTiling
 
 FILE: Final = "runahead-tilings.json"
 _PRODUCT: Final = re.compile(r"(\d+)x(\d+) (store|add|gated|squared) (\d+) exact")

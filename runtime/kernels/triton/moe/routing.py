@@ -23,8 +23,8 @@ import triton.language as tl
 
 from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.share import WHOLE, Share
-from runahead.runtime.kernels.triton.gpu.dependent_launch import let_dependents_start, wait_for_predecessors
-from runahead.runtime.kernels.triton.moe.choosing import (
+from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
+from runahead.runtime.kernels.triton.moe.topk import (
     IN_COPIES,
     choice_parts,
     chosen_experts,

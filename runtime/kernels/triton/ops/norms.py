@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from runahead.runtime.kernels.layers import Attention, Norm
-from runahead.runtime.kernels.triton.gpu.dependent_launch import let_dependents_start, wait_for_predecessors
+from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
 
 _ROUND_BELOW = tl.constexpr(2.0**-15)
 _ROUNDER = tl.constexpr(1.5 * 2.0**-7)  # added and taken away again, it leaves multiples of 2**-30

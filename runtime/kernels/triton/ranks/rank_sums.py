@@ -8,7 +8,7 @@ import torch
 
 from runahead.runtime.kernels.layers import Ends, Norm
 from runahead.runtime.kernels.ranks import Ranks, ResidualRanks
-from runahead.runtime.kernels.triton.gemm.rows_product import Residual
+from runahead.runtime.kernels.triton.gemm.small_batch_gemm import Residual
 from runahead.runtime.kernels.triton.ops.embedding import embed
 
 

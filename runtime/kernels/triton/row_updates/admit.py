@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from runahead.runtime.kernels.triton.row_state.row_parameters import ROW_WORDS, place_of, word
+from runahead.runtime.kernels.triton.row_state.record import ROW_WORDS, place_of, word
 from runahead.runtime.kernels.triton.sampling.penalties import begin_penalties
 from runahead.runtime.row_record import COUNT_WORDS
 

@@ -18,7 +18,7 @@ import triton.language as tl
 from runahead.cuda_graphs import rings
 from runahead.runtime import plan as layout
 from runahead.runtime.kernels.row_state import PenaltyState, RowState
-from runahead.runtime.kernels.triton.row_state.row_parameters import word
+from runahead.runtime.kernels.triton.row_state.record import word
 from runahead.runtime.kernels.triton.row_updates.admit import admit
 
 _APPEND_TILE: Final = 32

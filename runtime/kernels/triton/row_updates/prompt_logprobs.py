@@ -18,11 +18,11 @@ import triton
 import triton.language as tl
 
 from runahead.runtime.kernels.row_state import RowState
-from runahead.runtime.kernels.triton.row_state.row_parameters import int_of, place_of
+from runahead.runtime.kernels.triton.row_state.record import int_of, place_of
 from runahead.runtime.kernels.triton.row_updates.apply_plan import NO_CHUNK, RowList
-from runahead.runtime.kernels.triton.row_updates.write_results import ResultRing, write_prompt_logprobs
-from runahead.runtime.kernels.triton.sampling.sampling_draw import scan
-from runahead.runtime.kernels.triton.sampling.sampling_logprobs import (
+from runahead.runtime.kernels.triton.row_updates.commit import ResultRing, write_prompt_logprobs
+from runahead.runtime.kernels.triton.sampling.draw import scan
+from runahead.runtime.kernels.triton.sampling.logprobs import (
     LogprobBuffers,
     enqueue_logprobs,
     make_logprob_buffers,
@@ -39,7 +39,7 @@ class PromptBuffers:
     """T query tokens, rounded up to whole tiles of n."""
 
     asked: torch.Tensor  # int32 [T] how many of the most likely tokens; -1: the query token leaves nothing
-    wanted: torch.Tensor  # int8 [T] asked >= 0: the bit `sampling_rows.ASKS`
+    wanted: torch.Tensor  # int8 [T] asked >= 0: the bit `sampling.parameters.ASKS`
     target: torch.Tensor  # int64 [T] the prompt's next token
     places: torch.Tensor  # int32 [T] 0, 1, 2, ...
     logits: torch.Tensor  # float32 [n, vocab]

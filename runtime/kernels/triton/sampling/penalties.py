@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from runahead.runtime import row_record as layout
-from runahead.runtime.kernels.triton.row_state.row_parameters import float_of, int_of, place_of
+from runahead.runtime.kernels.triton.row_state.record import float_of, int_of, place_of
 
 _PENALTY_SLOT = place_of("penalty_slot")
 _REPETITION = place_of("repetition_penalty")

@@ -1,0 +1,134 @@
+"""What the copying warps of `attention/prefill_hopper.py` do: they ask the bulk copy engine for keys and values, block
+by block. And what an item sees, by which they and those that compute go through the same tiles of keys.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from runahead.runtime.kernels.triton.attention.prefill_schedule import RECORD
+
+HALF: Final = 64  # numbers of a head in one line of swizzled shared memory, 128 bytes
+
+_RECORD, _HALF = gl.constexpr(RECORD), gl.constexpr(HALF)
+
+
+@gluon.jit
+def item_of(turn, items, all_items, KV_HEADS: gl.constexpr):
+    """As of `line_attention`: whether there is anything to do in this turn, the item's row, tile, part and parts, and
+    its KV head."""
+    program, programs = gl.program_id(0), gl.num_programs(0)
+    index = turn * programs + gl.where(turn % 2 == 1, programs - 1 - program, program)
+    there = index < all_items
+    at = items + gl.where(there, index // KV_HEADS, 0) * _RECORD
+    return there, gl.load(at), gl.load(at + 1), gl.load(at + 2), gl.load(at + 3), index % KV_HEADS
+
+
+@gluon.jit
+def seen_of(
+    there, row, tile, part, parts, seq_lens, query_start_loc, TOKENS: gl.constexpr, KEYS: gl.constexpr,
+    PARTS: gl.constexpr, WINDOW: gl.constexpr,
+):  # fmt: skip
+    """The row's first query token, their number and the tokens before them; what the item sees, as positions: the end
+    of the tile's last tile of keys, begin and end of the item's, and begin and end of those that every line sees
+    whole. Begins are multiples of KEYS, and where nothing is seen begin and end are equal."""
+    first_query = gl.load(query_start_loc + row)
+    count = gl.load(query_start_loc + row + 1) - first_query
+    seq_len = gl.load(seq_lens + row)
+    before = seq_len - count
+    first = before + tile * TOKENS
+    last = gl.minimum(first + TOKENS, seq_len)
+    begin = first * 0
+    if WINDOW > 0:
+        begin = gl.maximum(first + 1 - WINDOW, 0) // KEYS * KEYS
+    end = gl.where(there, gl.maximum(last, begin), begin)
+    if PARTS > 1:
+        each = ((last - begin + KEYS - 1) // KEYS + parts - 1) // parts * KEYS
+        begin = gl.where(parts > 1, gl.minimum(begin + part * each, end), begin)
+        end = gl.where(parts > 1, gl.minimum(end, begin + each), end)
+    whole_begin = begin
+    if WINDOW > 0:
+        hidden = gl.maximum(first + TOKENS - WINDOW, 0)
+        whole_begin = gl.minimum(gl.maximum((hidden + KEYS - 1) // KEYS * KEYS, begin), end)
+    whole_end = gl.maximum(gl.minimum(gl.maximum(first + 1, 0) // KEYS * KEYS, end), whole_begin)
+    return first_query, count, before, last, begin, end, whole_begin, whole_end
+
+
+@gluon.jit
+def _copy_tile(
+    descriptor, ring, ready, stage, column, rows, KEYS: gl.constexpr, DIM: gl.constexpr, PIECE: gl.constexpr,
+    STAGES: gl.constexpr,
+):  # fmt: skip
+    """Asks for one tile of keys or values: a copy for each PIECE tokens of a block and half of a head. A tile lies in
+    shared memory as the matrix units want it: all lines of the first half, then those of the second."""
+    HALVES: gl.constexpr = DIM // _HALF
+    PIECES: gl.constexpr = KEYS // PIECE
+    pieces = ring._reinterpret(ring.dtype, [STAGES * HALVES * PIECES, PIECE, _HALF], descriptor.layout)
+    for half in gl.static_range(HALVES):
+        for piece in gl.static_range(PIECES):
+            to = pieces.index((stage * HALVES + half) * PIECES + piece)
+            tma.async_copy_global_to_shared(descriptor, [rows[piece], column + half * _HALF], ready, to)
+
+
+@gluon.jit
+def copying_group(
+    keys, values, key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, block_tables, table_stride,
+    nowhere, seq_lens, query_start_loc, items, total, KV_HEADS: gl.constexpr, DIM: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr, WINDOW: gl.constexpr, TOKENS: gl.constexpr, KEYS: gl.constexpr, PIECE: gl.constexpr,
+    STAGES: gl.constexpr, PARTS: gl.constexpr,
+):  # fmt: skip
+    """Every tile of keys and values that the computing groups will look at, in their order, as places become free."""
+    all_items = gl.load(total) * KV_HEADS
+    programs = gl.num_programs(0)
+    brought = 0
+    for turn in range(0, (all_items + programs - 1) // programs):
+        there, row, tile, part, parts, kv_head = item_of(turn, items, all_items, KV_HEADS)
+        _, _, _, last, begin, end, _, _ = seen_of(
+            there, row, tile, part, parts, seq_lens, query_start_loc, TOKENS, KEYS, PARTS, WINDOW
+        )
+        table = block_tables + row.to(gl.int64) * table_stride
+        for first in range(begin, end, KEYS):
+            # Blocks are looked up before the wait for a place. What lies behind the last token is not read, not even
+            # its block's number: a line that no tensor has is asked for, and the engine brings zeros.
+            rows = ()
+            for piece in gl.static_range(KEYS // PIECE):
+                token = first + piece * PIECE
+                block = gl.load(table + token // BLOCK_SIZE, mask=token < last, other=nowhere)
+                rows = rows + (block * BLOCK_SIZE + token % BLOCK_SIZE,)  # type: ignore[assignment] # noqa: RUF005
+            stage, phase = brought % STAGES, brought // STAGES & 1
+            mbarrier.wait(keys_free.index(stage), phase ^ 1)
+            mbarrier.expect(keys_ready.index(stage), KEYS * DIM * 2)
+            _copy_tile(keys, key_ring, keys_ready.index(stage), stage, kv_head * DIM, rows, KEYS, DIM, PIECE, STAGES)
+            mbarrier.wait(values_free.index(stage), phase ^ 1)
+            mbarrier.expect(values_ready.index(stage), KEYS * DIM * 2)
+            _copy_tile(
+                values, value_ring, values_ready.index(stage), stage, kv_head * DIM, rows, KEYS, DIM, PIECE, STAGES
+            )
+            brought += 1
+
+
+def piece_of(keys: int, block_size: int) -> int:
+    """Tokens that one copy brings of a block, in a tile of so many keys. The swizzle of shared memory needs 8 at least,
+    and no block has less."""
+    return min(keys, block_size)
+
+
+def lines_of(cache: torch.Tensor, piece: int) -> TensorDescriptor:
+    """What the bulk copy engine is told of keys or values: tokens in lines, `piece` of them and half a head at a time.
+
+    cache: contiguous [num_blocks, block_size, kv_heads, D], in 16 bits, D a multiple of 64.
+    """
+    assert cache.is_contiguous()
+    blocks, block_size, kv_heads, head_dim = cache.shape
+    width = kv_heads * head_dim
+    shape, strides = [blocks * block_size, width], [width, 1]
+    return TensorDescriptor(cache, shape, strides, [piece, HALF], gl.NVMMASharedLayout(128, 16, 2))

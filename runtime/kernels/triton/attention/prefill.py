@@ -1,0 +1,305 @@
+"""Attention of prompt chunks in large tiles, for the matrix units: the query heads that read the same KV head are the
+lines of one tile, with their query tokens. What a tile sees whole is not masked; only what lies at its ends is.
+
+Tiles are anchored at a row's own first query token, tiles of keys at position 0. Source: FlashAttention-2 (Dao, 2023),
+forward, over block tables; parts as in Flash-Decoding (Dao et al., 2023).
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from runahead.runtime.kernels.forward_batch import ForwardBatch
+from runahead.runtime.kernels.triton.attention.prefill_schedule import RECORD, ChunkWork
+from runahead.runtime.kernels.triton.attention.prefill_tuning import ChunkPlan
+from runahead.runtime.kernels.triton.attention.query_tokens import LOG2_E
+from runahead.runtime.kernels.triton.ops.softcap import bounded
+
+_RECORD = tl.constexpr(RECORD)
+
+
+@triton.jit
+def _item(turn, items, all_items, HEADS: tl.constexpr):
+    """What a program does in its `turn`: whether there is anything, the item's row, tile, part and parts, and its KV
+    head. Every other turn goes through the programs backwards, since the items at the front are the longest."""
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    index = turn * programs + tl.where(turn % 2 == 1, programs - 1 - program, program)
+    there = index < all_items
+    at = items + tl.where(there, index // HEADS, 0) * _RECORD
+    return there, tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3), index % HEADS
+
+
+@triton.jit
+def _lines(
+    row, tile, kv_head, there, query_start_loc, GROUP: tl.constexpr, LINES: tl.constexpr, TOKENS: tl.constexpr
+):  # fmt: skip
+    """The lines of a tile: which of the row's query tokens, which query head, whether there is such a line, [LINES]
+    each; then the row's first query token and their number."""
+    line = tl.arange(0, LINES)
+    first_query = tl.load(query_start_loc + row)
+    count = tl.load(query_start_loc + row + 1) - first_query
+    i = tile * TOKENS + line // GROUP
+    ok = (line < TOKENS * GROUP) & (i < count) & there
+    return i, kv_head * GROUP + line % GROUP, ok, first_query, count
+
+
+@triton.jit
+def _fold_tiles(
+    query, keys, values, table, begin, end, last, position, scale, top, mass, acc, ROW_STRIDE: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, KEYS: tl.constexpr, DIM_PAD: tl.constexpr,
+    STAGES: tl.constexpr, MASKED: tl.constexpr, CAP: tl.constexpr,
+):  # fmt: skip
+    """The tokens from `begin` on, up to `end`, in the softmax. keys, values: of the KV head. MASKED: not every line
+    sees all of them, and there may be none from `last` on."""
+    d = tl.arange(0, DIM_PAD)
+    t = tl.arange(0, KEYS)
+    # Blocks are looked up a tile ahead, so that keys and values can be asked for as soon as there is room for them.
+    block = tl.load(table + (begin + t) // BLOCK_SIZE, mask=begin + t < last, other=0)
+    for first in tl.range(begin, end, KEYS, num_stages=STAGES):
+        token = first + t
+        at = (block.to(tl.int64) * BLOCK_SIZE + token % BLOCK_SIZE) * ROW_STRIDE
+        at = at[:, None] + d[None, :]
+        block = tl.load(table + (token + KEYS) // BLOCK_SIZE, mask=token + KEYS < last, other=0)
+        if MASKED:
+            ok = (token < last)[:, None] & (d < HEAD_DIM)[None, :]
+            key = tl.load(keys + at, mask=ok, other=0.0)
+            value = tl.load(values + at, mask=ok, other=0.0)
+        elif HEAD_DIM < DIM_PAD:
+            key = tl.load(keys + at, mask=(d < HEAD_DIM)[None, :], other=0.0)
+            value = tl.load(values + at, mask=(d < HEAD_DIM)[None, :], other=0.0)
+        else:
+            key = tl.load(keys + at)
+            value = tl.load(values + at)
+        score = tl.dot(query, tl.trans(key), input_precision="ieee")
+        if CAP > 0.0:
+            score = bounded(score * scale, CAP)
+        if MASKED:
+            seen = token[None, :] <= position[:, None]
+            if WINDOW > 0:
+                seen = seen & (token[None, :] > position[:, None] - WINDOW)
+            score = tl.where(seen, score, float("-inf"))
+        # Bounded scores are scaled already; others are with their maximum, and in the exponent.
+        factor = 1.0
+        if CAP <= 0.0:
+            factor = scale
+        new_top = tl.maximum(top, tl.max(score, 1) * factor)
+        shift = new_top
+        if MASKED:
+            # A line that has seen nothing yet has a maximum of -inf; -inf - -inf would be NaN.
+            shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weight = tl.exp2(score * factor - shift[:, None])
+        kept = tl.exp2(top - shift)
+        mass = mass * kept + tl.sum(weight, 1)
+        acc = acc * kept[:, None]
+        acc = tl.dot(weight.to(value.dtype), value, acc, input_precision="ieee")
+        top = new_top
+    return top, mass, acc
+
+
+@triton.jit(do_not_specialize=["table_stride"])
+def _lines_kernel(
+    q, keys, values, block_tables, seq_lens, query_start_loc, items, total, out, partial, part_top, part_mass, scale,
+    table_stride, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr, LINES: tl.constexpr, TOKENS: tl.constexpr, KEYS: tl.constexpr, DIM_PAD: tl.constexpr,
+    STAGES: tl.constexpr, PARTS: tl.constexpr, BY_ROW: tl.constexpr, CAP: tl.constexpr,
+):  # fmt: skip
+    """A program takes one item of one KV head after the other. BY_ROW: a row that is cut into parts has one query
+    token, and leaves them at its own place."""
+    GROUP: tl.constexpr = Q_HEADS // KV_HEADS
+    ROW_STRIDE: tl.constexpr = KV_HEADS * HEAD_DIM
+    d = tl.arange(0, DIM_PAD)
+    all_items = tl.load(total) * KV_HEADS
+    programs = tl.num_programs(0)
+    for turn in range(0, (all_items + programs - 1) // programs):
+        there, row, tile, part, parts, kv_head = _item(turn, items, all_items, KV_HEADS)
+        i, head, ok, first_query, count = _lines(row, tile, kv_head, there, query_start_loc, GROUP, LINES, TOKENS)
+        seq_len = tl.load(seq_lens + row)
+        old_len = seq_len - count
+        position = old_len + i
+        token_ok = ok[:, None] & (d < HEAD_DIM)[None, :]
+        q_at = ((first_query + i).to(tl.int64) * Q_HEADS + head)[:, None] * HEAD_DIM + d[None, :]
+        query = tl.load(q + q_at, mask=token_ok, other=0.0)
+
+        # What the tile sees, and its part of that. Where a tile has parts, they are whole tiles of keys.
+        first_position = old_len + tile * TOKENS
+        last = tl.minimum(first_position + TOKENS, seq_len)
+        begin = 0
+        if WINDOW > 0:
+            begin = tl.maximum(first_position + 1 - WINDOW, 0) // KEYS * KEYS
+        end = tl.where(there, last, begin)
+        if PARTS > 1:
+            each = ((last - begin + KEYS - 1) // KEYS + parts - 1) // parts * KEYS
+            begin += part * each
+            end = tl.where(parts > 1, tl.minimum(end, begin + each), end)
+        # Of that, the tiles of keys which every line sees whole.
+        whole_end = tl.maximum(first_position + 1, 0) // KEYS * KEYS
+        whole_begin = begin
+        if WINDOW > 0:
+            hidden = tl.maximum(first_position + TOKENS - WINDOW, 0)
+            whole_begin = tl.minimum(tl.maximum((hidden + KEYS - 1) // KEYS * KEYS, begin), tl.maximum(end, begin))
+        whole_end = tl.maximum(tl.minimum(whole_end, end), whole_begin)
+
+        top = tl.full([LINES], float("-inf"), tl.float32)
+        mass = tl.zeros([LINES], tl.float32)
+        acc = tl.zeros([LINES, DIM_PAD], tl.float32)
+        table = block_tables + row.to(tl.int64) * table_stride
+        of_keys, of_values = keys + kv_head * HEAD_DIM, values + kv_head * HEAD_DIM
+        if WINDOW > 0:
+            top, mass, acc = _fold_tiles(
+                query, of_keys, of_values, table, begin, whole_begin, last, position, scale, top, mass, acc,
+                ROW_STRIDE, HEAD_DIM, BLOCK_SIZE, WINDOW, KEYS, DIM_PAD, STAGES, True, CAP,
+            )  # fmt: skip
+        top, mass, acc = _fold_tiles(
+            query, of_keys, of_values, table, whole_begin, whole_end, last, position, scale, top, mass, acc,
+            ROW_STRIDE, HEAD_DIM, BLOCK_SIZE, WINDOW, KEYS, DIM_PAD, STAGES, False, CAP,
+        )  # fmt: skip
+        top, mass, acc = _fold_tiles(
+            query, of_keys, of_values, table, whole_end, end, last, position, scale, top, mass, acc,
+            ROW_STRIDE, HEAD_DIM, BLOCK_SIZE, WINDOW, KEYS, DIM_PAD, STAGES, True, CAP,
+        )  # fmt: skip
+
+        if PARTS > 1:
+            if parts > 1:
+                slot = row + i
+                if not BY_ROW:
+                    slot = first_query + i
+                cell = (slot.to(tl.int64) * PARTS + part) * Q_HEADS + head
+                tl.store(partial + cell[:, None] * HEAD_DIM + d[None, :], acc, mask=token_ok)
+                tl.store(part_top + cell, top, mask=ok)
+                tl.store(part_mass + cell, mass, mask=ok)
+            else:
+                result = acc / tl.where(mass == 0.0, 1.0, mass)[:, None]
+                tl.store(out + q_at, result.to(out.dtype.element_ty), mask=token_ok)
+        else:
+            result = acc / tl.where(mass == 0.0, 1.0, mass)[:, None]
+            tl.store(out + q_at, result.to(out.dtype.element_ty), mask=token_ok)
+
+
+@triton.jit
+def _add_parts_kernel(
+    query_start_loc, items, total, partial, part_top, part_mass, out, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, LINES: tl.constexpr, TOKENS: tl.constexpr, DIM_PAD: tl.constexpr, PARTS: tl.constexpr,
+    BY_ROW: tl.constexpr,
+):  # fmt: skip
+    """The parts of every tile that has several, added up in order, by whoever takes the tile's first part."""
+    d = tl.arange(0, DIM_PAD)
+    all_items = tl.load(total) * KV_HEADS
+    programs = tl.num_programs(0)
+    for turn in range(0, (all_items + programs - 1) // programs):
+        there, row, tile, part, parts, kv_head = _item(turn, items, all_items, KV_HEADS)
+        if there & (part == 0) & (parts > 1):
+            i, head, ok, first_query, _ = _lines(
+                row, tile, kv_head, there, query_start_loc, Q_HEADS // KV_HEADS, LINES, TOKENS
+            )
+            slot = row + i
+            if not BY_ROW:
+                slot = first_query + i
+            token_ok = ok[:, None] & (d < HEAD_DIM)[None, :]
+            first_cell = slot.to(tl.int64) * PARTS * Q_HEADS + head
+            top = tl.full([LINES], float("-inf"), tl.float32)
+            mass = tl.zeros([LINES], tl.float32)
+            acc = tl.zeros([LINES, DIM_PAD], tl.float32)
+            for one in range(0, parts):
+                cell = first_cell + one * Q_HEADS
+                its_top = tl.load(part_top + cell, mask=ok, other=float("-inf"))
+                its_mass = tl.load(part_mass + cell, mask=ok, other=0.0)
+                its = tl.load(partial + cell[:, None] * HEAD_DIM + d[None, :], mask=token_ok, other=0.0)
+                new_top = tl.maximum(top, its_top)
+                shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+                kept, added = tl.exp2(top - shift), tl.exp2(its_top - shift)
+                mass = mass * kept + its_mass * added
+                acc = acc * kept[:, None] + its * added[:, None]
+                top = new_top
+            result = acc / tl.where(mass == 0.0, 1.0, mass)[:, None]
+            at = ((first_query + i).to(tl.int64) * Q_HEADS + head)[:, None] * HEAD_DIM + d[None, :]
+            tl.store(out + at, result.to(out.dtype.element_ty), mask=token_ok)
+
+
+def line_attention(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    batch: ForwardBatch,
+    scale: float,
+    window: int,
+    plan: ChunkPlan,
+    work: ChunkWork,
+    cap: float = 0.0,
+) -> torch.Tensor:
+    """As `chunk_attention.chunk_attention`: causal attention of each row's last queries over all of its tokens.
+
+    q: contiguous [T, q_heads, D]. keys, values: one layer's [num_blocks, block_size, kv_heads, D]. scale: of the
+    scores, above 0. window: tokens a query sees, itself included; 0: all. work: of this batch, shape and plan. cap: as
+    `Attention.score_cap`. Returns
+    [T, q_heads, D]; zeros for masked rows.
+    """
+    assert scale > 0, "the largest score must have the largest product"
+    _, q_heads, head_dim = q.shape
+    kv_heads = keys.shape[2]
+    tokens = plan.tokens(q_heads // kv_heads)
+    dim_pad = max(triton.next_power_of_2(head_dim), 16)
+    by_row = work.split_tokens == 1
+    out = torch.zeros_like(q)
+    grid = (min(plan.programs, work.items.shape[0] * kv_heads),)
+    if plan.copiers and cap == 0:  # scores that are bounded are known to the other form alone, which takes any plan
+        # Gluon is an experiment of Triton's, whose names may be others in a later version: who has no such plan, as
+        # on any GPU but one, does not need it.
+        from runahead.runtime.kernels.triton.attention.prefill_hopper import attend_in_groups
+
+        attend_in_groups(q, keys, values, batch, scale * LOG2_E, window, plan, work, out, grid)
+    else:
+        _lines_kernel[grid](
+            q,
+            keys,
+            values,
+            batch.block_tables,
+            batch.seq_lens,
+            batch.query_start_loc,
+            work.items,
+            work.total,
+            out,
+            work.partial,
+            work.top,
+            work.mass,
+            scale * LOG2_E,
+            batch.block_tables.stride(0),
+            Q_HEADS=q_heads,
+            KV_HEADS=kv_heads,
+            HEAD_DIM=head_dim,
+            BLOCK_SIZE=keys.shape[1],
+            WINDOW=window,
+            LINES=plan.lines,
+            TOKENS=tokens,
+            KEYS=plan.keys,
+            DIM_PAD=dim_pad,
+            STAGES=plan.stages,
+            PARTS=plan.parts,
+            BY_ROW=by_row,
+            CAP=cap * LOG2_E,
+            num_warps=plan.warps,
+        )
+    if plan.parts > 1:
+        _add_parts_kernel[grid](
+            batch.query_start_loc,
+            work.items,
+            work.total,
+            work.partial,
+            work.top,
+            work.mass,
+            out,
+            Q_HEADS=q_heads,
+            KV_HEADS=kv_heads,
+            HEAD_DIM=head_dim,
+            LINES=plan.lines,
+            TOKENS=tokens,
+            DIM_PAD=dim_pad,
+            PARTS=plan.parts,
+            BY_ROW=by_row,
+            num_warps=plan.warps,
+        )
+    return out

@@ -1,0 +1,344 @@
+"""Attention of prompt chunks for GPUs of compute capability 9.0, by three groups of warps in each program: one asks the
+bulk copy engine for keys and values, block by block; two compute, 64 lines of the tile each. A computing group has the
+next scores on the matrix units while it makes weights of the last ones, and the other group's products run meanwhile.
+
+Items, lines, tiles of keys and parts are those of `line_attention`. Source: FlashAttention-3 (Shah et al., 2024),
+forward: producer and consumers, and scores a tile ahead. In Gluon, Triton's language for what each group of warps does.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from runahead.runtime.kernels.forward_batch import ForwardBatch
+from runahead.runtime.kernels.triton.attention.hopper_copies import (
+    HALF,
+    copying_group,
+    item_of,
+    lines_of,
+    piece_of,
+    seen_of,
+)
+from runahead.runtime.kernels.triton.attention.prefill_schedule import ChunkWork
+from runahead.runtime.kernels.triton.attention.prefill_tuning import ChunkPlan
+
+HEAD_DIMS: Final = (64, 128)
+LINES: Final = 64  # of a computing group
+REGISTERS: Final = 240  # of a thread that computes; the copying warps' threads have what a processor has left
+COPIERS_REGISTERS: Final = 24
+
+_HALF, _LINES = gl.constexpr(HALF), gl.constexpr(LINES)
+_REGISTERS, _COPIERS_REGISTERS = gl.constexpr(REGISTERS), gl.constexpr(COPIERS_REGISTERS)
+
+
+@gluon.jit
+def _weights_of(
+    score, first, last, position, scale, top, mass, WINDOW: gl.constexpr, KEYS: gl.constexpr, MASKED: gl.constexpr,
+    LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """The softmax's weights of a tile of scores, [LINES, KEYS], what is kept of the sums before, and the new sums."""
+    if MASKED:
+        token = first + gl.arange(0, KEYS, gl.SliceLayout(0, LAYOUT))
+        seen = (token[None, :] <= position[:, None]) & (token < last)[None, :]
+        if WINDOW > 0:
+            seen = seen & (token[None, :] > position[:, None] - WINDOW)
+        score = gl.where(seen, score, float("-inf"))
+    new_top = gl.maximum(top, gl.max(score, 1) * scale)
+    shift = new_top
+    if MASKED:
+        # A line that has seen nothing yet has a maximum of -inf; -inf - -inf would be NaN.
+        shift = gl.where(new_top == float("-inf"), 0.0, new_top)
+    weight = gl.exp2(score * scale - shift[:, None])
+    kept = gl.exp2(top - shift)
+    return weight, kept, new_top, mass * kept + gl.sum(weight, 1)
+
+
+@gluon.jit
+def _clear_behind(
+    value_ring, stage, left, KEYS: gl.constexpr, DIM: gl.constexpr, PIECE: gl.constexpr, STAGES: gl.constexpr
+):
+    """Zeros for values of a tile behind its first `left` tokens, in the piece that these end in: a block's free places
+    may hold anything, NaN too, and a weight of 0 times NaN is NaN. Both computing groups write the same."""
+    if (left < KEYS) & (left % PIECE != 0):
+        HALVES: gl.constexpr = DIM // _HALF
+        PIECES: gl.constexpr = KEYS // PIECE
+        FLAT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+        pieces = value_ring._reinterpret(
+            value_ring.dtype, [STAGES * HALVES * PIECES, PIECE, _HALF], gl.NVMMASharedLayout(128, 16, 2)
+        )
+        token = gl.arange(0, PIECE, gl.SliceLayout(1, FLAT))
+        for half in gl.static_range(HALVES):
+            piece = pieces.index((stage * HALVES + half) * PIECES + left // PIECE)
+            value = piece.load(FLAT)
+            piece.store(gl.where((token < left % PIECE)[:, None], value, gl.zeros_like(value)))
+        fence_async_shared()
+
+
+@gluon.jit
+def _fold_tiles(
+    query, key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, turns, done, begin, end, last,
+    position, scale, top, mass, acc, GROUP_OF: gl.constexpr, TURNS: gl.constexpr, DIM: gl.constexpr,
+    WINDOW: gl.constexpr, KEYS: gl.constexpr, PIECE: gl.constexpr, STAGES: gl.constexpr, MASKED: gl.constexpr,
+    SCORES: gl.constexpr, SUMS: gl.constexpr,
+):  # fmt: skip
+    """The tokens from `begin` on, up to `end`, in the softmax. done: tiles so far, by which both sides of a ring know
+    its place and phase. MASKED: not every line sees all of them, and there may be none from `last` on. TURNS: the two
+    groups give a tile's products to the matrix units in turns, so that one's weights are made beside the other's
+    products."""
+    OPERAND: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
+    if begin < end:
+        nothing = gl.zeros([_LINES, KEYS], gl.float32, SCORES)
+        stage, phase = done % STAGES, done // STAGES & 1
+        mbarrier.wait(keys_ready.index(stage), phase)
+        if TURNS:  # the first group's first turn needs nobody's word
+            mbarrier.wait(turns.index(GROUP_OF), done & 1 ^ (1 - GROUP_OF))
+        coming = warpgroup_mma(query, key_ring.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
+        if TURNS:
+            mbarrier.arrive(turns.index(1 - GROUP_OF), count=1)
+        score = warpgroup_mma_wait(0, deps=[coming])
+        mbarrier.arrive(keys_free.index(stage), count=1)
+        weight, kept, top, mass = _weights_of(
+            score, begin, last, position, scale, top, mass, WINDOW, KEYS, MASKED, SCORES
+        )
+        acc = acc * gl.convert_layout(kept, gl.SliceLayout(1, SUMS))[:, None]
+        operand = gl.convert_layout(weight.to(value_ring.dtype), OPERAND)
+        mbarrier.wait(values_ready.index(stage), phase)
+        for first in range(begin + KEYS, end, KEYS):
+            before = stage
+            done += 1
+            stage, phase = done % STAGES, done // STAGES & 1
+            mbarrier.wait(keys_ready.index(stage), phase)
+            if TURNS:
+                mbarrier.wait(turns.index(GROUP_OF), done & 1 ^ (1 - GROUP_OF))
+            coming = warpgroup_mma(query, key_ring.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
+            if MASKED:
+                _clear_behind(value_ring, before, last - (first - KEYS), KEYS, DIM, PIECE, STAGES)
+            adding = warpgroup_mma(operand, value_ring.index(before), acc, is_async=True)
+            if TURNS:
+                mbarrier.arrive(turns.index(1 - GROUP_OF), count=1)
+            score = warpgroup_mma_wait(1, deps=[coming])
+            mbarrier.arrive(keys_free.index(stage), count=1)
+            weight, kept, top, mass = _weights_of(
+                score, first, last, position, scale, top, mass, WINDOW, KEYS, MASKED, SCORES
+            )
+            # This wait has its place, and the weights are named in the next: else a compiler puts all of the softmax
+            # behind the wait for the product that it should run beside.
+            mbarrier.wait(values_ready.index(stage), phase)
+            acc, operand = warpgroup_mma_wait(0, deps=[adding, gl.convert_layout(weight.to(value_ring.dtype), OPERAND)])
+            mbarrier.arrive(values_free.index(before), count=1)
+            acc = acc * gl.convert_layout(kept, gl.SliceLayout(1, SUMS))[:, None]
+        if MASKED:
+            _clear_behind(value_ring, stage, last - (end - 1) // KEYS * KEYS, KEYS, DIM, PIECE, STAGES)
+        adding = warpgroup_mma(operand, value_ring.index(stage), acc, is_async=True)
+        acc = warpgroup_mma_wait(0, deps=[adding])
+        mbarrier.arrive(values_free.index(stage), count=1)
+        done += 1
+    return done, top, mass, acc
+
+
+@gluon.jit
+def _cell(
+    row, first_query, tile, part, kv_head, line, Q_HEADS: gl.constexpr, GROUP: gl.constexpr, TOKENS: gl.constexpr,
+    PARTS: gl.constexpr, BY_ROW: gl.constexpr,
+):  # fmt: skip
+    """Where a line's part is left, [LINES]."""
+    slot = row + tile * TOKENS + line // GROUP
+    if not BY_ROW:
+        slot += first_query - row
+    return (slot.to(gl.int64) * PARTS + part) * Q_HEADS + kv_head * GROUP + line % GROUP
+
+
+@gluon.jit
+def _computing_group(
+    q, query, key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, turns, seq_lens, query_start_loc,
+    items, total, out, partial, part_top, part_mass, scale, GROUP_OF: gl.constexpr, TURNS: gl.constexpr,
+    Q_HEADS: gl.constexpr,
+    KV_HEADS: gl.constexpr, DIM: gl.constexpr, WINDOW: gl.constexpr, TOKENS: gl.constexpr, KEYS: gl.constexpr,
+    PIECE: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, BY_ROW: gl.constexpr,
+):  # fmt: skip
+    """Its lines of one item after the other. GROUP_OF: 0 or 1, which of the two it is."""
+    GROUP: gl.constexpr = Q_HEADS // KV_HEADS
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DIM, 16])
+    FLAT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DIM, DIM // 8], [4, 1], [1, 0])
+    line = GROUP_OF * _LINES + gl.arange(0, _LINES, gl.SliceLayout(1, FLAT))
+    d = gl.arange(0, DIM, gl.SliceLayout(0, FLAT))
+    all_items = gl.load(total) * KV_HEADS
+    programs = gl.num_programs(0)
+    done = 0
+    for turn in range(0, (all_items + programs - 1) // programs):
+        there, row, tile, part, parts, kv_head = item_of(turn, items, all_items, KV_HEADS)
+        first_query, count, before, last, begin, end, whole_begin, whole_end = seen_of(
+            there, row, tile, part, parts, seq_lens, query_start_loc, TOKENS, KEYS, PARTS, WINDOW
+        )
+        i = tile * TOKENS + line // GROUP
+        head = kv_head * GROUP + line % GROUP
+        ok = (line < TOKENS * GROUP) & (i < count) & there
+        at = ((first_query + i).to(gl.int64) * Q_HEADS + head)[:, None] * DIM + d[None, :]
+        query.store(gl.load(q + at, mask=ok[:, None], other=0.0))
+        fence_async_shared()
+        line_of_scores = GROUP_OF * _LINES + gl.arange(0, _LINES, gl.SliceLayout(1, SCORES))
+        position = before + tile * TOKENS + line_of_scores // GROUP
+        top = gl.full([_LINES], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
+        mass = gl.zeros([_LINES], gl.float32, gl.SliceLayout(1, SCORES))
+        acc = gl.zeros([_LINES, DIM], gl.float32, SUMS)
+        if WINDOW > 0:
+            done, top, mass, acc = _fold_tiles(
+                query, key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, turns, done, begin,
+                whole_begin, last, position, scale, top, mass, acc, GROUP_OF, TURNS, DIM, WINDOW, KEYS, PIECE, STAGES,
+                True, SCORES, SUMS,
+            )  # fmt: skip
+        done, top, mass, acc = _fold_tiles(
+            query, key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, turns, done, whole_begin,
+            whole_end, last, position, scale, top, mass, acc, GROUP_OF, TURNS, DIM, WINDOW, KEYS, PIECE, STAGES, False,
+            SCORES, SUMS,
+        )  # fmt: skip
+        done, top, mass, acc = _fold_tiles(
+            query, key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, turns, done, whole_end,
+            end, last, position, scale, top, mass, acc, GROUP_OF, TURNS, DIM, WINDOW, KEYS, PIECE, STAGES, True,
+            SCORES, SUMS,
+        )  # fmt: skip
+        is_part = parts < 0
+        if PARTS > 1:
+            is_part = parts > 1
+        if is_part:
+            line_of_sums = GROUP_OF * _LINES + gl.arange(0, _LINES, gl.SliceLayout(1, SUMS))
+            cell = _cell(row, first_query, tile, part, kv_head, line_of_sums, Q_HEADS, GROUP, TOKENS, PARTS, BY_ROW)
+            there_is = (line_of_sums < TOKENS * GROUP) & (tile * TOKENS + line_of_sums // GROUP < count) & there
+            of_sums = gl.arange(0, DIM, gl.SliceLayout(0, SUMS))
+            gl.store(partial + cell[:, None] * DIM + of_sums[None, :], acc, mask=there_is[:, None])
+            cell = _cell(row, first_query, tile, part, kv_head, line_of_scores, Q_HEADS, GROUP, TOKENS, PARTS, BY_ROW)
+            there_is = (line_of_scores < TOKENS * GROUP) & (tile * TOKENS + line_of_scores // GROUP < count) & there
+            gl.store(part_top + cell, top, mask=there_is)
+            gl.store(part_mass + cell, mass, mask=there_is)
+        else:
+            divisor = gl.convert_layout(gl.where(mass == 0.0, 1.0, mass), gl.SliceLayout(1, SUMS))
+            query.store((acc / divisor[:, None]).to(out.dtype.element_ty))
+            gl.store(out + at, query.load(FLAT), mask=ok[:, None])
+
+
+@gluon.jit(do_not_specialize=["table_stride", "nowhere"])
+def groups_kernel(
+    q, keys, values, block_tables, seq_lens, query_start_loc, items, total, out, partial, part_top, part_mass, scale,
+    table_stride, nowhere, Q_HEADS: gl.constexpr, KV_HEADS: gl.constexpr, DIM: gl.constexpr, BLOCK_SIZE: gl.constexpr,
+    WINDOW: gl.constexpr, TOKENS: gl.constexpr, KEYS: gl.constexpr, PIECE: gl.constexpr, STAGES: gl.constexpr,
+    PARTS: gl.constexpr, BY_ROW: gl.constexpr, COPIERS: gl.constexpr, TURNS: gl.constexpr,
+):  # fmt: skip
+    """A program takes one item of one KV head after the other. A place of a ring is ready when its bytes are there, and
+    free again when both computing groups have said so."""
+    TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    MARK: gl.constexpr = mbarrier.MBarrierLayout()
+    queries = gl.allocate_shared_memory(q.dtype.element_ty, [2, _LINES, DIM], TILE)
+    key_ring = gl.allocate_shared_memory(q.dtype.element_ty, [STAGES, KEYS, DIM], TILE)
+    value_ring = gl.allocate_shared_memory(q.dtype.element_ty, [STAGES, KEYS, DIM], TILE)
+    keys_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], MARK)
+    values_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], MARK)
+    keys_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], MARK)
+    values_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], MARK)
+    turns = gl.allocate_shared_memory(gl.int64, [2, 1], MARK)
+    mbarrier.init(turns.index(0), count=1)
+    mbarrier.init(turns.index(1), count=1)
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(keys_ready.index(stage), count=1)
+        mbarrier.init(values_ready.index(stage), count=1)
+        mbarrier.init(keys_free.index(stage), count=2)
+        mbarrier.init(values_free.index(stage), count=2)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (
+                _computing_group,
+                (
+                    q, queries.index(0), key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, turns,
+                    seq_lens, query_start_loc, items, total, out, partial, part_top, part_mass, scale, 0, TURNS,
+                    Q_HEADS, KV_HEADS, DIM, WINDOW, TOKENS, KEYS, PIECE, STAGES, PARTS, BY_ROW,
+                ),
+            ),
+            (
+                _computing_group,
+                (
+                    q, queries.index(1), key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, turns,
+                    seq_lens, query_start_loc, items, total, out, partial, part_top, part_mass, scale, 1, TURNS,
+                    Q_HEADS, KV_HEADS, DIM, WINDOW, TOKENS, KEYS, PIECE, STAGES, PARTS, BY_ROW,
+                ),
+            ),
+            (
+                copying_group,
+                (
+                    keys, values, key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, block_tables,
+                    table_stride, nowhere, seq_lens, query_start_loc, items, total, KV_HEADS, DIM, BLOCK_SIZE, WINDOW,
+                    TOKENS, KEYS, PIECE, STAGES, PARTS,
+                ),
+            ),
+        ],
+        [4, COPIERS],
+        [_REGISTERS, _COPIERS_REGISTERS],
+    )  # fmt: skip
+
+
+def attend_in_groups(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    batch: ForwardBatch,
+    scale: float,
+    window: int,
+    plan: ChunkPlan,
+    work: ChunkWork,
+    out: torch.Tensor,
+    grid: tuple[int],
+) -> None:
+    """What `line_attention` leaves in `out` and in the parts of `work`, by programs of three groups of warps.
+
+    q, out: contiguous [T, q_heads, D], in 16 bits, D 64 or 128. keys, values: contiguous [num_blocks, block_size,
+    kv_heads, D]. scale: of the scores, for powers of two. plan: one with copiers, of 128 lines and two stages or more:
+    a computing group waits for the next values before the last ones' place is free.
+    """
+    _, q_heads, head_dim = q.shape
+    assert plan.lines == 2 * LINES and plan.stages > 1 and head_dim in HEAD_DIMS
+    blocks, block_size, kv_heads, _ = keys.shape
+    piece = piece_of(plan.keys, block_size)
+    groups_kernel[grid](
+        q,
+        lines_of(keys, piece),
+        lines_of(values, piece),
+        batch.block_tables,
+        batch.seq_lens,
+        batch.query_start_loc,
+        work.items,
+        work.total,
+        out,
+        work.partial,
+        work.top,
+        work.mass,
+        scale,
+        batch.block_tables.stride(0),
+        blocks,
+        Q_HEADS=q_heads,
+        KV_HEADS=kv_heads,
+        DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        WINDOW=window,
+        TOKENS=plan.tokens(q_heads // kv_heads),
+        KEYS=plan.keys,
+        PIECE=piece,
+        STAGES=plan.stages,
+        PARTS=plan.parts,
+        BY_ROW=plan.parts > 1 and work.split_tokens == 1,
+        COPIERS=plan.copiers,
+        TURNS=plan.turns > 0,
+        num_warps=4,
+    )

@@ -1,0 +1,239 @@
+"""Query tokens of decode rows: one a row, or up to eight where a row verifies drafts.
+
+A program of attention looks at some query heads of some query tokens of a row, all of which read the same KV head. Each
+of these pairs is a *line* of its tile. With one query token a row the lines are the query heads; everything that more
+of them need stands behind QUERIES, which is known when a kernel is compiled.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from typing import Final
+
+import triton
+import triton.language as tl
+
+from runahead.runtime.kernels.triton.ops.softcap import bounded
+
+LOG2_E: Final = 1.4426950408889634
+MAX_QUERIES: Final = 8  # of a row in a decode launch
+_MAX_SUMS: Final = 8192  # float32 numbers that a program adds up for its lines, if they have several query tokens
+_NEW_TILE = tl.constexpr(16)  # tokens that the matrix units take, at least; a row has at most MAX_QUERIES new ones
+
+
+def share_of(queries: int, group: int, head_dim: int, most: int = 0) -> int:
+    """How many query tokens of a row a program looks at together: all of them, or `most` if that is not 0, or fewer
+    where their lines would be too many. queries, most: powers of two, the most that a row has. group: query heads of a
+    KV head."""
+    share = min(queries, most) if most else queries
+    while share > 1 and triton.next_power_of_2(share * group) * triton.next_power_of_2(head_dim) > _MAX_SUMS:
+        share //= 2
+    return share
+
+
+@triton.jit
+def queries_of(row, query_start_loc, QUERIES: tl.constexpr, RAGGED: tl.constexpr):
+    """A row's first query token and its number of query tokens. Where all rows have one, it is the token at the row's
+    place; RAGGED: other rows of the launch have more, and this one has one."""
+    first = row
+    count = 1
+    if RAGGED:
+        first = tl.load(query_start_loc + row)
+    if QUERIES > 1:
+        first = tl.load(query_start_loc + row)
+        count = tl.load(query_start_loc + row + 1) - first
+    return first, count
+
+
+@triton.jit
+def lines_of(
+    share, kv_head, count, LINES: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, SHARE: tl.constexpr
+):
+    """The lines of the tile that has a row's query tokens from `share` * SHARE on: which of the row's query tokens
+    (0 if it has one), which query head, and whether there is such a line, [LINES] each."""
+    line = tl.arange(0, LINES)
+    query = 0
+    head = kv_head * GROUP + line
+    ok = line < GROUP
+    if QUERIES > 1:
+        query = share * SHARE + line // GROUP
+        head = kv_head * GROUP + line % GROUP
+        ok = (line < SHARE * GROUP) & (query < count)
+    return query, head, ok
+
+
+@triton.jit
+def partner_of(d, HEAD_DIM: tl.constexpr):
+    """Each entry of a head is rotated with that of the other half."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    return tl.where(d < HALF, d + HALF, d - HALF)
+
+
+@triton.jit
+def norm_of_head(norm, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr, HAS_NORM: tl.constexpr):
+    """The weights of a head's norm, and those of each entry's partner: float32 [DIM_PAD] each, if there is one."""
+    weight = 0.0
+    of_partner = 0.0
+    if HAS_NORM:
+        d = tl.arange(0, DIM_PAD)
+        weight = tl.load(norm + d, mask=d < HEAD_DIM, other=0.0).to(tl.float32)
+        of_partner = tl.load(norm + partner_of(d, HEAD_DIM), mask=d < HEAD_DIM, other=0.0).to(tl.float32)
+    return weight, of_partner
+
+
+@triton.jit
+def angle_of(cos, sin, position, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr, SEVERAL: tl.constexpr):
+    """Cosine and sine by which a head's entries are rotated: float32 [1 or n, DIM_PAD]. position: of all heads, or of
+    each, [n], if there are SEVERAL."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    d = tl.arange(0, DIM_PAD)
+    angle = tl.where(d < HALF, d, d - HALF)[None, :]
+    if SEVERAL:
+        angle += position[:, None] * HALF
+    else:
+        angle += position * HALF
+    c = tl.load(cos + angle, mask=(d < HEAD_DIM)[None, :], other=0.0)
+    return c, tl.load(sin + angle, mask=(d < HEAD_DIM)[None, :], other=0.0)
+
+
+@triton.jit
+def head_and_partner(at, ok, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr):
+    """Heads that begin at `at`, [n, 1], as they are in memory, and each entry's partner: [n, DIM_PAD] each."""
+    d = tl.arange(0, DIM_PAD)
+    ok = ok & (d < HEAD_DIM)[None, :]
+    x = tl.load(at + d[None, :], mask=ok, other=0.0)
+    return x, tl.load(at + partner_of(d, HEAD_DIM)[None, :], mask=ok, other=0.0)
+
+
+@triton.jit
+def rotated_head(
+    x, y, weight, of_partner, c, s, eps, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr, HAS_NORM: tl.constexpr
+):
+    """Heads and their partners, normalised where the model does so, then rotated: float32 [n, DIM_PAD]."""
+    x = x.to(tl.float32)
+    y = y.to(tl.float32)
+    if HAS_NORM:
+        scale = tl.rsqrt(tl.sum(x * x, 1) / HEAD_DIM + eps)[:, None]
+        x = x * scale * weight[None, :]
+        y = y * scale * of_partner[None, :]
+    d = tl.arange(0, DIM_PAD)
+    return x * c + tl.where(d < HEAD_DIM // 2, -1.0, 1.0)[None, :] * (y * s)
+
+
+@triton.jit
+def repeated_lines(x, LINES: tl.constexpr):
+    """As many lines as the matrix units take, of the lines that there are: [LINES, ...]. Line n is x's line n % x's
+    lines, so that nothing is computed for those that nobody needs."""
+    TIMES: tl.constexpr = LINES // x.shape[0]
+    if TIMES > 1:
+        if len(x.shape) == 1:
+            x = tl.reshape(tl.broadcast_to(x[None, :], [TIMES, x.shape[0]]), [LINES])
+        else:
+            x = tl.reshape(tl.broadcast_to(x[None, :, :], [TIMES, x.shape[0], x.shape[1]]), [LINES, x.shape[1]])
+    return x
+
+
+@triton.jit
+def fold(query, key, value, seen, scale, top, total, acc, CAP: tl.constexpr):
+    """One tile of tokens more in the softmax. seen: [1, tokens], or [lines, tokens] where it is not the same for all of
+    them. CAP: by which scores are bounded, times LOG2_E as they are; 0: by none."""
+    score = bounded(tl.dot(query, tl.trans(key), input_precision="ieee") * scale, CAP)
+    score = tl.where(seen, score, float("-inf"))
+    new_top = tl.maximum(top, tl.max(score, 1))
+    # A tile in which every token is hidden leaves the maximum at -inf; -inf - -inf would be NaN.
+    shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+    weight = tl.exp2(score - shift[:, None])
+    kept = tl.exp2(top - shift)
+    total = total * kept + tl.sum(weight, 1)
+    acc = tl.dot(weight.to(value.dtype), value, acc * kept[:, None], input_precision="ieee")
+    return new_top, total, acc
+
+
+@triton.jit
+def new_token_of(
+    qkv, table, position, token, kv_head, here, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, DIM_PAD: tl.constexpr,
+):  # fmt: skip
+    """What the projections have left of a row's only query token, and where it belongs: its key, the key's partner, its
+    value, its block. Nothing is read unless it is `here`."""
+    one = tl.arange(0, 1)[:, None]
+    d = tl.arange(0, DIM_PAD)
+    line = qkv + token.to(tl.int64) * (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM
+    key, partner = head_and_partner(line + (Q_HEADS + kv_head + one) * HEAD_DIM, (one == 0) & here, HEAD_DIM, DIM_PAD)
+    value = tl.load(line + (Q_HEADS + KV_HEADS + kv_head) * HEAD_DIM + d, mask=(d < HEAD_DIM) & here, other=0.0)
+    return key, partner, value, tl.load(table + position // BLOCK_SIZE, mask=here, other=0).to(tl.int64)
+
+
+@triton.jit
+def fold_new_token(
+    query, new_key, new_value, home, keys, values, position, scale, kv_head, acc, KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, DIM_PAD: tl.constexpr, CAP: tl.constexpr,
+):  # fmt: skip
+    """A row's only query token: its key and value go into the cache, and into the softmax, ahead of every tile. query:
+    [lines that there are, DIM_PAD]. acc: [lines, DIM_PAD]."""
+    one = tl.arange(0, 1)[:, None]
+    d = tl.arange(0, DIM_PAD)
+    in_dim = d < HEAD_DIM
+    new_key = new_key.to(keys.dtype.element_ty)
+    new_value = new_value.to(values.dtype.element_ty)
+    cell = ((home * BLOCK_SIZE + position % BLOCK_SIZE) * KV_HEADS + kv_head) * HEAD_DIM
+    tl.store(keys + cell + d[None, :] + one, new_key, mask=in_dim[None, :])
+    tl.store(values + cell + d, new_value, mask=in_dim)
+    score = bounded(tl.sum(query.to(tl.float32) * new_key.to(tl.float32), 1) * scale, CAP)
+    top = repeated_lines(score, acc.shape[0])
+    total = tl.exp2(top - top)  # 1, or NaN where the score is not finite
+    acc += new_value.to(tl.float32)[None, :]
+    return top, total, acc
+
+
+@triton.jit
+def new_tokens_of(
+    qkv, table, old_len, num_positions, first_query, count, kv_head, here, Q_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, DIM_PAD: tl.constexpr,
+):  # fmt: skip
+    """What the projections have left of all query tokens of a row, and where they belong: keys, their partners, values,
+    blocks; their positions, and which of them there are. One before the row's first position is as good as none: the
+    row is shorter than its query tokens. Nothing is read unless they are `here`."""
+    n = tl.arange(0, _NEW_TILE)
+    d = tl.arange(0, DIM_PAD)
+    position = old_len + n
+    there = (n < count) & (position >= 0) & here
+    position = tl.minimum(tl.maximum(position, 0), num_positions - 1)
+    ok = there[:, None] & (d < HEAD_DIM)[None, :]
+    line = qkv + (first_query + n).to(tl.int64)[:, None] * (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM
+    key, partner = head_and_partner(line + (Q_HEADS + kv_head) * HEAD_DIM, there[:, None], HEAD_DIM, DIM_PAD)
+    value = tl.load(line + (Q_HEADS + KV_HEADS + kv_head) * HEAD_DIM + d[None, :], mask=ok, other=0.0)
+    home = tl.load(table + position // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
+    return key, partner, value, home, position, there
+
+
+@triton.jit
+def fold_new_tokens(
+    query, key, partner, value, home, position, there, keys, values, k_weight, k_of_partner, cos, sin, scale, eps,
+    of_line, kv_head, writes, top, total, acc, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, DIM_PAD: tl.constexpr, HAS_NORM: tl.constexpr, CAP: tl.constexpr,
+):  # fmt: skip
+    """All query tokens of a row, as `new_tokens_of` has them: their keys and values go into the cache if the program
+    `writes`, and as a tile of their own into the softmax. A query token sees itself and those before it. of_line: which
+    of them a line has, [lines]."""
+    n = tl.arange(0, _NEW_TILE)
+    d = tl.arange(0, DIM_PAD)
+    ok = there[:, None] & (d < HEAD_DIM)[None, :]
+    c, s = angle_of(cos, sin, position, HEAD_DIM, DIM_PAD, True)
+    new_key = rotated_head(key, partner, k_weight, k_of_partner, c, s, eps, HEAD_DIM, DIM_PAD, HAS_NORM)
+    new_key = new_key.to(keys.dtype.element_ty)
+    new_value = value.to(values.dtype.element_ty)
+    cell = ((home * BLOCK_SIZE + position % BLOCK_SIZE) * KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
+    tl.store(keys + cell, new_key, mask=ok & writes)
+    tl.store(values + cell, new_value, mask=ok & writes)
+    seen = there[None, :] & (n[None, :] <= of_line[:, None])
+    if WINDOW > 0:
+        seen = seen & (n[None, :] > (of_line - WINDOW)[:, None])
+    # A weight of zero hides no value that is not finite, and a draft must not spoil the tokens before it.
+    bad = tl.max((tl.abs(new_value.to(tl.float32)) < float("inf")).to(tl.int32) ^ 1, 1) > 0
+    new_value = tl.where(bad[:, None], 0.0, new_value).to(values.dtype.element_ty)
+    top, total, acc = fold(query, new_key, new_value, seen, scale, top, total, acc, CAP)
+    spoilt = tl.max((seen & bad[None, :]).to(tl.int32), 1) > 0
+    return top, tl.where(spoilt, float("nan"), total), acc

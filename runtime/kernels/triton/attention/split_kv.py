@@ -1,0 +1,137 @@
+"""Parts of a row's attention, where they meet, and how they are weighed and added up."""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from runahead.runtime.kernels.layers import AttentionShape
+from runahead.runtime.kernels.triton.attention.query_tokens import lines_of, share_of
+from runahead.runtime.kernels.triton.attention.schedule import AttentionPlan
+from runahead.runtime.kernels.triton.gpu.unrolled import longer
+
+_PARTS: Final = 16  # parts of a row that are added up at a time, at most
+_PARTS_WORDS: Final = 96  # float32 numbers of theirs that a thread holds meanwhile, unless one part has more
+_JOIN_STAGES = tl.constexpr(4)  # parts on their way at a time, where they are added one after the other
+
+
+@triton.jit
+def with_part(top, total, acc, part_top, part_total, part_acc):
+    """The sum of some parts, and of one more. If there were none before, it is that part to the bit."""
+    new_top = tl.maximum(top, part_top)
+    shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+    kept = tl.exp2(top - shift)
+    weight = tl.exp2(part_top - shift)
+    return new_top, total * kept + part_total * weight, acc * kept[:, None] + part_acc * weight[:, None]
+
+
+@triton.jit
+def add_parts(
+    partial, partial_top, partial_total, out, begin_items, parts, first_query, count, head_share,
+    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, QUERIES: tl.constexpr, SHARE: tl.constexpr,
+    PART_LINES: tl.constexpr, DIM_PAD: tl.constexpr, PARTS: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """The parts of a row and a KV head, weighed and added in order. EXACT: one after the other, the last one first."""
+    GROUP: tl.constexpr = Q_HEADS // KV_HEADS
+    SHARES: tl.constexpr = QUERIES // SHARE
+    HEADS: tl.constexpr = KV_HEADS * SHARES
+    line = tl.arange(0, PART_LINES)
+    d = tl.arange(0, DIM_PAD)
+    of_line, head, line_ok = lines_of(
+        head_share % SHARES, head_share // SHARES, count, PART_LINES, GROUP, QUERIES, SHARE
+    )
+    top = tl.full([PART_LINES], float("-inf"), tl.float32)
+    total = tl.zeros([PART_LINES], tl.float32)
+    acc = tl.zeros([PART_LINES, DIM_PAD], tl.float32)
+    if EXACT:
+        for i in tl.range(0, parts, 1, num_stages=_JOIN_STAGES):
+            part = begin_items + tl.where(i == 0, parts - 1, i - 1)
+            at = (part * HEADS + head_share) * PART_LINES + line
+            part_top = tl.load(partial_top + at, mask=line_ok, other=float("-inf"), cache_modifier=".cg")
+            part_total = tl.load(partial_total + at, mask=line_ok, other=0.0, cache_modifier=".cg")
+            where = at[:, None] * HEAD_DIM + d[None, :]
+            loaded = tl.load(
+                partial + where, mask=line_ok[:, None] & (d < HEAD_DIM)[None, :], other=0.0, cache_modifier=".cg"
+            )
+            top, total, acc = with_part(top, total, acc, part_top, part_total, loaded)
+    else:
+        # Part by part, so that a thread has the same numbers of each, and none waits for another.
+        for first in range(0, parts, PARTS):
+            tops, totals, accs = (), (), ()
+            for p in tl.static_range(PARTS):
+                at = ((begin_items + first + p) * HEADS + head_share) * PART_LINES + line
+                ok = line_ok & (first + p < parts)
+                part_top = tl.load(partial_top + at, mask=ok, other=float("-inf"), cache_modifier=".cg")
+                part_total = tl.load(partial_total + at, mask=ok, other=0.0, cache_modifier=".cg")
+                where = at[:, None] * HEAD_DIM + d[None, :]
+                loaded = tl.load(
+                    partial + where, mask=ok[:, None] & (d < HEAD_DIM)[None, :], other=0.0, cache_modifier=".cg"
+                )
+                tops, totals, accs = longer(tops, part_top), longer(totals, part_total), longer(accs, loaded)
+            new_top = top
+            for p in tl.static_range(PARTS):
+                new_top = tl.maximum(new_top, tops[p])
+            shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+            kept = tl.exp2(top - shift)
+            total *= kept
+            acc *= kept[:, None]
+            for p in tl.static_range(PARTS):
+                weight = tl.exp2(tops[p] - shift)
+                total += totals[p] * weight
+                acc += accs[p] * weight[:, None]
+            top = new_top
+    # `maximum` passes a NaN over: a part that has one says so by its total, by which everything is divided.
+    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    out_at = ((first_query + of_line).to(tl.int64) * Q_HEADS + head)[:, None] * HEAD_DIM + d[None, :]
+    tl.store(out + out_at, result.to(out.dtype.element_ty), mask=line_ok[:, None] & (d < HEAD_DIM)[None, :])
+
+
+@dataclass(frozen=True, slots=True)
+class PartBuffers:
+    """Where the items of a split row meet. One attention at a time uses them."""
+
+    partial: torch.Tensor  # float32 [items, lines, head_dim]
+    top: torch.Tensor  # float32 [items, lines]
+    total: torch.Tensor  # float32 [items, lines]
+    arrived: torch.Tensor  # int32 [rows * kv_heads * shares], zero between attentions
+
+
+def make_part_buffers(
+    rows: int, shape: AttentionShape, plan: AttentionPlan, context_length: int, device: torch.device, queries: int = 1,
+    rooms: dict[str, torch.Tensor] | None = None,
+) -> PartBuffers:  # fmt: skip
+    """For launches of up to `rows` rows, of up to `context_length` tokens, of which `queries` are query tokens. rooms:
+    memory by name that no other attention uses at the same time: what is large enough there is used, and what is not
+    makes place for what this one needs. Whoever holds views of the former keeps it."""
+    group, queries = shape.heads // shape.kv_heads, triton.next_power_of_2(queries)
+    share = share_of(queries, group, shape.head_dim, plan.share)
+    heads, lines = shape.kv_heads * (queries // share), triton.next_power_of_2(group * share)
+    items = rows * plan.parts(context_length) * heads
+    rooms = {} if rooms is None else rooms
+
+    def room(name: str, dtype: torch.dtype, *sizes: int) -> torch.Tensor:
+        count = math.prod(sizes)
+        if name not in rooms or rooms[name].numel() < count:
+            rooms[name] = torch.zeros(count, dtype=dtype, device=device)
+        return rooms[name][:count].view(sizes)
+
+    return PartBuffers(
+        partial=room("partial", torch.float32, items, lines, shape.head_dim),
+        top=room("top", torch.float32, items, lines),
+        total=room("total", torch.float32, items, lines),
+        arrived=room("arrived", torch.int32, rows * heads),
+    )
+
+
+def parts_at_a_time(buffers: PartBuffers, dim_pad: int, warps: int) -> int:
+    """How many parts a program of so many warps holds while it adds them up. dim_pad: numbers that it holds of a
+    head."""
+    return max(1, min(_PARTS, 32 * warps * _PARTS_WORDS // (buffers.partial.shape[1] * dim_pad)))

@@ -1,0 +1,187 @@
+"""The beginning of a draft head on a GPU: each token's embedding beside the hidden state of the position before it.
+
+F leaves hidden states in the rows' blocks, and reads there those that another launch has left; what stands before a
+token in the same launch is read where that launch has it, so that nobody waits for what a neighbour writes.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from runahead.runtime.kernels.forward_batch import ForwardBatch
+from runahead.runtime.kernels.layers import Fuse, Norm
+from runahead.runtime.kernels.triton.attention.prefill_schedule import rows_looked_at
+
+NOWHERE: Final = -1  # in the place of a KV slot: no hidden state comes before
+_OF_BATCH, _OF_PLACES, _GIVEN = 0, 1, 2  # where the hidden states before are: in the batch or a block, in a block, here
+_IN_BATCH, _IN_PLACES = tl.constexpr(_OF_BATCH), tl.constexpr(_OF_PLACES)
+_NOWHERE = tl.constexpr(NOWHERE)
+
+
+@triton.jit
+def _before_in_batch(
+    token, hidden, kept, positions, slot_mapping, query_start_loc, seq_lens, block_tables, table_stride, num_rows,
+    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, BY_LINE: tl.constexpr,
+):  # fmt: skip
+    """The hidden state before a query token of F, whose own is left in its block. ROWS: rows to look for its row among;
+    1: each row has one query token. BY_LINE: block tables are those of query tokens, not of rows."""
+    i = tl.arange(0, BLOCK)
+    inside = i < HIDDEN
+    own = tl.load(hidden + token * HIDDEN + i, mask=inside, other=0.0)
+    tl.store(kept + tl.load(slot_mapping + token) * HIDDEN + i, own, mask=inside)
+    row = token.to(tl.int32)
+    if ROWS > 1:
+        r = tl.arange(0, ROWS)
+        ends = tl.load(query_start_loc + 1 + r, mask=r < num_rows, other=0x7FFFFFFF)
+        row = tl.sum((ends <= token).to(tl.int32), 0)
+    there = row < num_rows
+    row = tl.minimum(row, num_rows - 1)
+    position = tl.load(positions + token)
+    there = there & (position > 0) & (tl.load(seq_lens + row) > 0)
+    beside = there & (tl.load(query_start_loc + row) < token)
+    elsewhere = there & (beside == 0)
+    last = tl.maximum(position - 1, 0)
+    table = row.to(tl.int64)
+    if BY_LINE:
+        table = token
+    block = tl.load(block_tables + table * table_stride + last // BLOCK_SIZE, mask=elsewhere, other=0)
+    place = block.to(tl.int64) * BLOCK_SIZE + last % BLOCK_SIZE
+    in_batch = tl.load(hidden + (token - 1) * HIDDEN + i, mask=inside & beside, other=0.0)
+    in_block = tl.load(kept + place * HIDDEN + i, mask=inside & elsewhere, other=0.0)
+    return tl.where(beside, in_batch, in_block)
+
+
+@triton.jit
+def _normed(x, weight, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    x = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x, 0) / SIZE + eps)
+    return x * scale * tl.load(weight + i, mask=i < SIZE, other=0.0).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["num_rows", "table_stride"])
+def _join_kernel(
+    hidden, kept, places, table, token_ids, positions, slot_mapping, query_start_loc, seq_lens, block_tables,
+    token_norm, hidden_norm, joined, residual, token_eps, hidden_eps, table_stride, num_rows, WIDTH: tl.constexpr,
+    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, BY_LINE: tl.constexpr,
+    BEFORE: tl.constexpr, HIDDEN_FIRST: tl.constexpr, TOKEN_NORM: tl.constexpr, HIDDEN_NORM: tl.constexpr,
+    LEAVES: tl.constexpr, LEAVES_NORMED: tl.constexpr,
+):  # fmt: skip
+    """One program a token. LEAVES: the residual becomes the hidden state, or LEAVES_NORMED its norm."""
+    token = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    inside = i < HIDDEN
+    if BEFORE == _IN_BATCH:
+        state = _before_in_batch(
+            token, hidden, kept, positions, slot_mapping, query_start_loc, seq_lens, block_tables, table_stride,
+            num_rows, HIDDEN, BLOCK, BLOCK_SIZE, ROWS, BY_LINE,
+        )  # fmt: skip
+    elif BEFORE == _IN_PLACES:
+        place = tl.load(places + token)
+        state = tl.load(kept + place * HIDDEN + i, mask=inside & (place != _NOWHERE), other=0.0)
+    else:
+        state = tl.load(hidden + token * HIDDEN + i, mask=inside, other=0.0)
+    embedded = tl.load(table + tl.load(token_ids + token) * WIDTH + i, mask=i < WIDTH, other=0.0)
+    joins = state
+    if HIDDEN_NORM:
+        joins = _normed(state, hidden_norm, hidden_eps, HIDDEN, BLOCK)
+    if TOKEN_NORM:
+        embedded = _normed(embedded, token_norm, token_eps, WIDTH, BLOCK)
+    line = joined + token * (WIDTH + HIDDEN)
+    if HIDDEN_FIRST:
+        tl.store(line + i, joins.to(joined.dtype.element_ty), mask=inside)
+        tl.store(line + HIDDEN + i, embedded.to(joined.dtype.element_ty), mask=i < WIDTH)
+    else:
+        tl.store(line + i, embedded.to(joined.dtype.element_ty), mask=i < WIDTH)
+        tl.store(line + WIDTH + i, joins.to(joined.dtype.element_ty), mask=inside)
+    if LEAVES:
+        left = state
+        if LEAVES_NORMED:
+            left = joins
+        tl.store(residual + token * HIDDEN + i, left.to(residual.dtype.element_ty), mask=inside)
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """What every head's beginning needs. table: the embedding, contiguous [vocab, width]. kept: contiguous [KV slots,
+    hidden], the hidden states in the rows' blocks."""
+
+    fuse: Fuse
+    table: torch.Tensor
+    kept: torch.Tensor
+    block_size: int
+
+    def in_batch(self, batch: ForwardBatch, hidden: torch.Tensor) -> torch.Tensor:
+        """Of the query tokens of an F, in rows or in lines, whose hidden states these are, contiguous [T, hidden]: they
+        are left in the blocks. Zeros stand before a row's first token. Returns what `Fuse` calls joined, [T, width +
+        hidden]."""
+        in_rows = batch.in_rows or batch
+        single = in_rows.is_decode and in_rows.decode_queries == 1
+        rows = 1 if single else rows_looked_at(in_rows.num_rows)
+        tables = batch.block_tables
+        return self._join(_OF_BATCH, replace(in_rows, block_tables=tables), hidden, None, None, rows, batch.are_lines)
+
+    def of_places(self, batch: ForwardBatch, places: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Of one token a row. places: int64 [R], the KV slot of the hidden state before it, or NOWHERE. residual: [R,
+        hidden], what a head without a product goes on with is left there."""
+        return self._join(_OF_PLACES, batch, self.kept, places, residual, 1)
+
+    def of_expected(self, batch: ForwardBatch, expected: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """The same, behind a step that expects these hidden states, contiguous [R, hidden]."""
+        return self._join(_GIVEN, batch, expected, None, residual, 1)
+
+    def _join(
+        self, before: int, batch: ForwardBatch, hidden: torch.Tensor, places: torch.Tensor | None,
+        residual: torch.Tensor | None, rows: int, by_line: bool = False,
+    ) -> torch.Tensor:  # fmt: skip
+        fuse, width, depth = self.fuse, self.table.shape[1], self.kept.shape[1]
+        tokens = batch.num_tokens
+        block = triton.next_power_of_2(max(width, depth))
+        joined = self.table.new_empty((tokens, width + depth))
+        leaves = residual is not None and fuse.product is None
+        _join_kernel[(tokens,)](
+            hidden,
+            self.kept,
+            batch.positions if places is None else places,
+            self.table,
+            batch.token_ids,
+            batch.positions,
+            batch.slot_mapping,
+            batch.query_start_loc,
+            batch.seq_lens,
+            batch.block_tables,
+            _weight(fuse.token_norm, self.table),
+            _weight(fuse.hidden_norm, self.table),
+            joined,
+            joined if residual is None else residual,
+            0.0 if fuse.token_norm is None else fuse.token_norm.eps,
+            0.0 if fuse.hidden_norm is None else fuse.hidden_norm.eps,
+            batch.block_tables.stride(0),
+            batch.num_rows,
+            WIDTH=width,
+            HIDDEN=depth,
+            BLOCK=block,
+            BLOCK_SIZE=self.block_size,
+            ROWS=rows,
+            BY_LINE=by_line,
+            BEFORE=before,
+            HIDDEN_FIRST=fuse.hidden_first,
+            TOKEN_NORM=fuse.token_norm is not None,
+            HIDDEN_NORM=fuse.hidden_norm is not None,
+            LEAVES=leaves,
+            LEAVES_NORMED=leaves and fuse.normed_residual,
+            num_warps=min(max(block // 512, 1), 8),
+        )
+        return joined
+
+
+def _weight(norm: Norm | None, otherwise: torch.Tensor) -> torch.Tensor:
+    return otherwise if norm is None else norm.weight

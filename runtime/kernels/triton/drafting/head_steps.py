@@ -1,0 +1,199 @@
+"""The rows of a drafter with layers, from one of its steps to the next: what a step runs on, and what it proposes.
+
+A step has one query token of each row of F: the newest token at first, then what the step before has chosen. Positions,
+lengths and the chosen tokens stay on the device, so that K steps are K times the same kernels, whatever they find.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from runahead.runtime.drafters.drafter import NO_DRAFT
+from runahead.runtime.kernels.forward_batch import ForwardBatch
+from runahead.runtime.kernels.row_state import RowState
+from runahead.runtime.kernels.triton.drafting.head_inputs import NOWHERE
+from runahead.runtime.kernels.triton.row_state.drafts import DraftState
+from runahead.runtime.kernels.triton.row_state.record import int_of, long_of, place_of
+
+_TABLE_TILE: Final = 256
+_MAX_POSITION = place_of("max_position")
+_MASK_EPOCH = place_of("mask_epoch")
+_NO_DRAFT = tl.constexpr(NO_DRAFT)
+_NOWHERE = tl.constexpr(NOWHERE)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRows:
+    """Inputs of a step, at fixed addresses. Of S row slots and up to R rows."""
+
+    token_ids: torch.Tensor  # int64 [R]
+    positions: torch.Tensor  # int64 [R]
+    slot_mapping: torch.Tensor  # int64 [R]
+    seq_lens: torch.Tensor  # int32 [R] with the step's token; 0: the row takes no part
+    starts: torch.Tensor  # int32 [R + 1] 0, 1, 2, ...
+    block_tables: torch.Tensor  # int32 [R, max_blocks]
+    before: torch.Tensor  # int64 [R] KV slot of the hidden state before the newest token, or NOWHERE
+    next_position: torch.Tensor  # int32 [S] where the token would stand that the step chooses
+    active: torch.Tensor  # bool [S] the row takes part
+
+    def batch(self, rows: int, context_length: int) -> ForwardBatch:
+        """One query token of each of so many rows."""
+        return ForwardBatch(
+            token_ids=self.token_ids[:rows],
+            positions=self.positions[:rows],
+            slot_mapping=self.slot_mapping[:rows],
+            query_start_loc=self.starts[: rows + 1],
+            seq_lens=self.seq_lens[:rows],
+            block_tables=self.block_tables[:rows],
+            num_tokens=rows,
+            num_rows=rows,
+            max_seq_len=context_length,
+            is_decode=True,
+        )
+
+    @property
+    def bytes(self) -> int:
+        return sum(
+            tensor.nbytes
+            for tensor in (
+                self.token_ids, self.positions, self.slot_mapping, self.seq_lens, self.starts, self.block_tables,
+                self.before, self.next_position, self.active,
+            )
+        )  # fmt: skip
+
+
+def make_head_rows(slots: int, rows: int, max_blocks: int, device: torch.device) -> HeadRows:
+    """No row takes part."""
+
+    def zeros(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    return HeadRows(
+        token_ids=zeros(torch.int64, rows),
+        positions=zeros(torch.int64, rows),
+        slot_mapping=zeros(torch.int64, rows),
+        seq_lens=zeros(torch.int32, rows),
+        starts=torch.arange(rows + 1, dtype=torch.int32, device=device),
+        block_tables=zeros(torch.int32, rows, max_blocks),
+        before=zeros(torch.int64, rows),
+        next_position=zeros(torch.int32, slots),
+        active=zeros(torch.bool, slots),
+    )
+
+
+@triton.jit(do_not_specialize=["ahead", "count"])
+def _step_kernel(
+    row_slots, alive, seq_len, last_token, block_table, parameters, chosen, held, guesses, proposed, drafted,
+    token_ids, positions, slot_mapping, seq_lens, block_tables, before, next_position, active, ahead, count,
+    VOCAB: tl.constexpr, BLOCK_SIZE: tl.constexpr, MAX_BLOCKS: tl.constexpr, TABLE: tl.constexpr, MOST: tl.constexpr,
+    MOST_PAD: tl.constexpr, FIRST: tl.constexpr, HOLDS: tl.constexpr, KEPT: tl.constexpr, TABLE_TILE: tl.constexpr,
+):  # fmt: skip
+    """One program a row. FIRST: nothing was chosen yet. HOLDS: rows may be held, and have grammars, whose tokens were
+    proposed before: of such a row nothing is guessed, nor of one whose slot is not among the KEPT lowest."""
+    row = tl.program_id(0)
+    slot = tl.load(row_slots + row).to(tl.int64)
+    length = tl.where(tl.load(alive + slot) != 0, tl.load(seq_len + slot), 0)
+    # A token at the row's last position ends it, and nobody has a block for what would lie there.
+    room = tl.minimum(int_of(parameters, slot, _MAX_POSITION) - length, count)
+    # Masks along drafts are made by who makes the drafts once more, which no head's are.
+    has_grammar = long_of(parameters, slot, _MASK_EPOCH) != 0
+    writes = length >= 0
+    if HOLDS:
+        is_held = tl.load(held + slot) != 0
+        room = tl.where(is_held | (slot >= KEPT), 0, tl.minimum(room, tl.load(guesses)))
+        writes = (has_grammar == 0) & (is_held == 0)
+    room = tl.where((length > 0) & (has_grammar == 0), tl.maximum(room, 0), 0)
+    if FIRST:
+        token = tl.load(last_token + slot)
+        n = tl.arange(0, MOST_PAD)
+        tl.store(proposed + slot * MOST + n, tl.full([MOST_PAD], _NO_DRAFT, tl.int32), mask=(n < MOST) & writes)
+        tl.store(drafted + slot, room, mask=writes)
+        last = tl.maximum(length - 2, 0)
+        block = tl.load(block_table + slot * TABLE + last // BLOCK_SIZE, mask=(room > 0) & (length > 1), other=0)
+        place = block.to(tl.int64) * BLOCK_SIZE + last % BLOCK_SIZE
+        tl.store(before + row, tl.where((room > 0) & (length > 1), place, _NOWHERE))
+        for first in range(0, tl.where(room > 0, (length + room - 2) // BLOCK_SIZE + 1, 0), TABLE_TILE):
+            j = first + tl.arange(0, TABLE_TILE)
+            blocks = tl.load(block_table + slot * TABLE + j, mask=j < MAX_BLOCKS, other=0)
+            tl.store(block_tables + row.to(tl.int64) * MAX_BLOCKS + j, blocks, mask=j < MAX_BLOCKS)
+    else:
+        token = tl.load(chosen + row).to(tl.int32)
+        tl.store(proposed + slot * MOST + ahead - 1, token, mask=ahead <= room)
+    going = ahead < room
+    position = tl.maximum(length - 1 + ahead, 0)
+    block = tl.load(block_table + slot * TABLE + position // BLOCK_SIZE, mask=going, other=0)
+    tl.store(token_ids + row, tl.minimum(tl.maximum(token, 0), VOCAB - 1).to(tl.int64))
+    tl.store(positions + row, tl.where(going, position, 0).to(tl.int64))
+    mapping = block.to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE
+    tl.store(slot_mapping + row, tl.where(going, mapping, 0))
+    tl.store(seq_lens + row, tl.where(going, position + 1, 0))
+    tl.store(next_position + slot, length + ahead)
+    tl.store(active + slot, going.to(tl.int8))
+
+
+def begin_step(
+    num_rows: int,
+    ahead: int,
+    count: int,
+    row_slots: torch.Tensor,
+    state: RowState,
+    drafts: DraftState,
+    out: HeadRows,
+    block_size: int,
+    vocab_size: int,
+    chosen: torch.Tensor | None,
+    held: torch.Tensor | None = None,
+) -> None:
+    """What step number `ahead` of `count` runs on, for the first `num_rows` places of the row list, all of which
+    decode; the tokens that the step before has chosen are proposed.
+
+    row_slots: int32 [R]. chosen: int64 [num_rows]; None before the first step. With ahead = count there is no further
+    step, and what the last one has chosen is proposed, or nothing if there was none. A row that has ended, one with a
+    grammar, and a place past the list, takes part in none and has no drafts; what would lie at a row's end or beyond it
+    is left out. held: int8 [slots], where rows may be held: such a row keeps its drafts, and one with a grammar those
+    that it forces.
+    """
+    assert 0 <= count <= drafts.most and 0 <= ahead <= count and (chosen is None) == (ahead == 0)
+    assert (held is not None) == drafts.holds
+    _step_kernel[(num_rows,)](
+        row_slots,
+        state.alive.view(torch.int8),
+        state.seq_len,
+        state.last_token,
+        state.block_table,
+        state.parameters,
+        out.token_ids if chosen is None else chosen,
+        drafts.drafted if held is None else held,
+        drafts.guesses if drafts.holds else drafts.drafted,
+        drafts.proposed,
+        drafts.drafted,
+        out.token_ids,
+        out.positions,
+        out.slot_mapping,
+        out.seq_lens,
+        out.block_tables,
+        out.before,
+        out.next_position,
+        out.active.view(torch.int8),
+        ahead,
+        count,
+        VOCAB=vocab_size,
+        BLOCK_SIZE=block_size,
+        MAX_BLOCKS=out.block_tables.shape[1],
+        TABLE=state.block_table.shape[1],
+        MOST=drafts.most,
+        MOST_PAD=triton.next_power_of_2(drafts.most),
+        FIRST=chosen is None,
+        HOLDS=held is not None,
+        KEPT=drafts.kept_slots,
+        TABLE_TILE=_TABLE_TILE,
+        num_warps=1,
+    )

@@ -1,0 +1,99 @@
+"""What every decode launch of a model uses, made once and kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+import triton
+
+from runahead.runtime.kernels.forward_batch import ForwardBatch
+from runahead.runtime.kernels.layers import AttentionShape
+from runahead.runtime.kernels.triton.attention.schedule import AttentionPlan
+from runahead.runtime.kernels.triton.attention.split_kv import PartBuffers, make_part_buffers
+from runahead.runtime.kernels.triton.gemm.small_batch_gemm import SplitScratch
+from runahead.runtime.kernels.triton.gemm.tuning import SPLIT_WORDS, attention_plan, measured_plan
+
+_MOST_TILES: Final = 1024  # of a product whose parts are spread over programs
+
+
+@dataclass(slots=True)
+class DecodeBuffers:
+    """What every decode launch of one model uses, made when one first needs it and kept: graphs hold its addresses. So
+    a launch of every bucket runs before one is captured."""
+
+    attentions: list[tuple[AttentionShape, int]] = field(default_factory=list)  # shapes and windows that there are
+    _windows: dict[bool, torch.Tensor] = field(default_factory=dict)
+    _parts: dict[tuple[AttentionShape, AttentionPlan, int, int, int], PartBuffers] = field(default_factory=dict)
+    _rooms: dict[str, torch.Tensor] = field(default_factory=dict)  # in which they all lie, the largest launch's first
+    _scratch: SplitScratch | None = None
+    _arrived: torch.Tensor | None = None
+    _meetings: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def add(self, shape: AttentionShape, window: int) -> None:
+        """The model has this kind of attention."""
+        if (shape, window) not in self.attentions:
+            self.attentions.append((shape, window))
+
+    def kind(self, shape: AttentionShape, window: int) -> int:
+        """The number of a kind that the model has."""
+        return self.attentions.index((shape, window))
+
+    @property
+    def widest_head(self) -> int:
+        return max((shape.head_dim for shape, _ in self.attentions), default=0)
+
+    @property
+    def _widest_group(self) -> int:
+        return max((shape.heads // shape.kv_heads for shape, _ in self.attentions), default=1)
+
+    def plan(self, batch: ForwardBatch, dtype: torch.dtype, exact: bool) -> AttentionPlan:
+        """How attention of launches with so many rows and query tokens is cut. dtype: of keys and values: plans were
+        measured in bfloat16, and their tiles may be too large in float32."""
+        measured = None
+        if not exact and dtype == torch.bfloat16:
+            measured = measured_plan((shape for shape, _ in self.attentions), batch.num_rows, batch.decode_queries)
+        return measured or attention_plan(
+            batch.num_rows, self.widest_head, batch.token_ids.device, exact, self._widest_group
+        )
+
+    def windows(self, device: torch.device, are_lines: bool = False) -> torch.Tensor:
+        """Of every kind of attention, int32 [W]; of lines, one more that sees nothing but the newest token."""
+        if are_lines not in self._windows:
+            numbers = [window for _, window in self.attentions] + [1] * are_lines
+            each = [torch.full((), window, dtype=torch.int32, device=device) for window in numbers]
+            # A list would have to be copied from the host, which waits.
+            none = torch.empty(0, dtype=torch.int32, device=device)
+            self._windows[are_lines] = torch.stack(each) if each else none
+        return self._windows[are_lines]
+
+    def parts(self, shape: AttentionShape, batch: ForwardBatch, plan: AttentionPlan) -> PartBuffers:
+        rows, queries = triton.next_power_of_2(batch.num_rows), triton.next_power_of_2(batch.decode_queries)
+        key = shape, plan, rows, batch.max_seq_len, queries
+        if key not in self._parts:
+            self._parts[key] = make_part_buffers(
+                rows, shape, plan, batch.max_seq_len, batch.token_ids.device, queries, self._rooms
+            )
+        return self._parts[key]
+
+    def scratch(self, device: torch.device) -> SplitScratch:
+        if self._scratch is None:
+            self._scratch = SplitScratch(
+                torch.zeros(SPLIT_WORDS, dtype=torch.float32, device=device),
+                torch.zeros(_MOST_TILES, dtype=torch.int32, device=device),
+            )
+        return self._scratch
+
+    def arrived(self, device: torch.device) -> torch.Tensor:
+        """For `route`, int32 [1]."""
+        if self._arrived is None:
+            self._arrived = torch.zeros(1, dtype=torch.int32, device=device)
+        return self._arrived
+
+    def meetings(self, count: int, device: torch.device) -> torch.Tensor:
+        """Where the programs of a recurrent mixer meet, int32 [count or more], zero between mixers."""
+        count = triton.next_power_of_2(count)
+        if count not in self._meetings:
+            self._meetings[count] = torch.zeros(count, dtype=torch.int32, device=device)
+        return self._meetings[count]

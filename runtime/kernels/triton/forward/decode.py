@@ -1,0 +1,395 @@
+"""A decode launch's rows on their way through the layers, by kernels that do several of a layer's steps at once.
+
+Five kernels a layer: norm and QKV product; attention with all that belongs to it; output product and residual; norm,
+gate/up product and activation; down product and residual. The fastest way for one row are kernels of its own, since the
+matrix units would idle; more than MAX_ROWS are better off with the vendor's products. Where a row's bits must not hang
+on how many rows there are, every number of them goes through `FusedRows`, `exact`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Final
+
+import torch
+
+from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
+from runahead.runtime.kernels.layers import Activation, Attention, Dense, Ends, Linear, Norm, Ungated
+from runahead.runtime.kernels.triton.attention.decode import decode_attention
+from runahead.runtime.kernels.triton.attention.schedule import AttentionWork, begin_decode
+from runahead.runtime.kernels.triton.forward.buffers import DecodeBuffers
+from runahead.runtime.kernels.triton.forward.recurrent import (
+    Recurrent,
+    States,
+    norm_left,
+    of_decode_rows,
+    states_in,
+)
+from runahead.runtime.kernels.triton.forward.unfused_products import sizes_of, sums_of
+from runahead.runtime.kernels.triton.gemm.gemv import ADD, EPILOGUES, GATED, SQUARED, STORE, row_product
+from runahead.runtime.kernels.triton.gemm.separate_epilogue import add_scaled, finish_product
+from runahead.runtime.kernels.triton.gemm.small_batch_gemm import Residual, columns_of, rows_product
+from runahead.runtime.kernels.triton.gemm.tuning import is_one_sum, row_tiling, rows_in_table, rows_tiling
+from runahead.runtime.kernels.triton.gpu.pdl import dependent_launch_works
+from runahead.runtime.kernels.triton.moe.layer import PackedExperts, Results, live_tokens
+from runahead.runtime.kernels.triton.ops import norms
+from runahead.runtime.kernels.triton.ops.gates import logistic_mul
+from runahead.runtime.kernels.triton.ranks.rank_sums import add_of_ranks, embed_on_ranks
+from runahead.runtime.rounding import ceil_div
+
+MAX_ROWS: Final = 64
+Join = Callable[[torch.Tensor], torch.Tensor]
+_LEAST_TILE: Final = 16  # outputs of a program that adds to the residual
+
+
+class RowStream(ABC):
+    """Rows that decode: to the products, each of their query tokens is a row. exact: a row's bits hang on itself alone.
+
+    The product that begins F's first layer is launched as usual: what follows may then read what apply has left before
+    it waits. The others are launched programmatically where that works.
+    """
+
+    def __init__(
+        self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers, exact: bool = False
+    ) -> None:
+        self._batch, self._cache, self._ends, self._buffers = batch, cache, ends, buffers
+        self._rows, self._device = batch.num_tokens, batch.token_ids.device
+        self._plan = buffers.plan(batch, ends.embedding.dtype, exact)
+        self._windows = buffers.windows(self._device, batch.are_lines)
+        self._lone = batch.num_rows == 1 and not exact
+        self._may_depend = False
+        self._residual = self._ends.embedding.new_empty((self._rows, self._ends.embedding.shape[1]))
+        self._chunk_lens: torch.Tensor | None = None  # of a mixed launch, as `begin_decode` has it
+        self._work: AttentionWork
+        self._joined: torch.Tensor  # what a draft head has joined
+
+    def attention(self, weights: Attention, place: int) -> None:
+        if weights.joined:
+            qkv = self._stored(self._joined, weights.qkv, self._empty(weights.qkv, STORE))
+        else:
+            qkv = self._normed_product(weights.norm, weights.qkv, STORE)
+        gate = None if weights.gate is None else self._normed_product(weights.norm, weights.gate, STORE)
+        weights = norms.norm_across_heads(qkv, weights)
+        attended = self._attended(qkv, weights, place)
+        if gate is not None:
+            logistic_mul(attended, gate)
+        self._add(attended, weights.o, weights.post_norm)
+
+    def recurrent(self, weights: Recurrent, place: int) -> None:
+        projected = self._normed_product(weights.norm, weights.proj, STORE)
+        self._add(self._mixed(projected, weights, states_in(self._cache, place)), weights.out, None)
+
+    def _mixed(self, projected: torch.Tensor, weights: Recurrent, states: States) -> torch.Tensor:
+        """What the mixer's second product reads, [rows, inner]; the states of live rows move on."""
+        return of_decode_rows(
+            projected, weights, states, self._batch, self._buffers, lone=self._lone, dependent=self._depends(True)
+        )
+
+    def _attended(self, qkv: torch.Tensor, weights: Attention, place: int) -> torch.Tensor:
+        """The heads' results, [rows, heads * D], the cache being written first.
+
+        Lines see the tokens of lines before them, which are not in the cache yet. So attention runs twice: first over
+        the newest token of each line alone, for what it writes. It is the same kernel, so that keys have the bits that
+        they have in a plain step.
+        """
+        attended = qkv.new_empty((self._rows, weights.shape.q_size))
+        dependent = self._depends(True)
+        if self._batch.are_lines:
+            self._attend(qkv, attended, weights, place, -1, dependent)
+            dependent = False  # what it asks for before it would wait is what the first has written
+        self._attend(qkv, attended, weights, place, self._buffers.kind(weights.shape, weights.window), dependent)
+        return attended
+
+    def _attend(
+        self, qkv: torch.Tensor, attended: torch.Tensor, weights: Attention, place: int, kind: int, dependent: bool
+    ) -> None:
+        """kind: the number of the window by which the work was cut."""
+        shape, batch = weights.shape, self._batch
+        decode_attention(
+            qkv, attended, self._cache.keys[place], self._cache.values[place], batch.block_tables, batch.seq_lens,
+            self._work.items[kind], self._work.total[kind], self._ends.ropes[weights.rope], weights, self._plan,
+            self._buffers.parts(shape, batch, self._plan), dependent=dependent, queries=batch.decode_queries,
+            query_start_loc=batch.query_start_loc, ragged=self._chunk_lens is not None,
+        )  # fmt: skip
+
+    def dense(self, weights: Dense) -> None:
+        gated = self._normed_product(weights.norm, weights.gate_up, GATED, weights.activation)
+        self._add(gated, weights.down, weights.post_norm)
+
+    def ungated(self, weights: Ungated) -> None:
+        self._add(self._normed_product(weights.norm, weights.up, SQUARED), weights.down, None)
+
+    @abstractmethod
+    def experts(self, experts: PackedExperts) -> None: ...
+
+    @cached_property
+    def _live(self) -> torch.Tensor:
+        """More than 0 for query tokens of rows that are not masked, int32 [T]."""
+        return live_tokens(self._batch)
+
+    def _begin(self, sums: Residual | None = None, norm: Norm | None = None, *, embeds: bool = True) -> AttentionWork:
+        """Embed the query tokens, unless a head joins them with something else, and cut attention's work. sums: what
+        the product that follows reads of the residual is made there too, for `norm`."""
+        batch = self._batch
+        made = (None, None) if sums is None else (sums.scaled, sums.squares)
+        return begin_decode(
+            batch.token_ids if embeds else batch.token_ids[:0], self._ends.embedding, self._residual, batch.seq_lens,
+            self._windows, self._plan, scaled=made[0], squares=made[1], gamma=None if norm is None else norm.weight,
+            scale=self._ends.embedding_scale, queries=batch.decode_queries, query_start_loc=batch.query_start_loc,
+            chunk_lens=self._chunk_lens,
+        )  # fmt: skip
+
+    def fuse(self, join: Join, product: Linear | None) -> None:
+        """A draft head's beginning, in the place of the embedding. join: given the residual, leaves what a head without
+        a product goes on with there, and returns what `product` reads, or attention where there is none."""
+        self._joined = join(self._residual)
+        if product is not None:
+            self._stored(self._joined, product, self._residual)
+
+    def look(self, out: torch.Tensor) -> None:
+        """`out` becomes what the layers have left so far, [T, hidden]: before this F ends."""
+        out.copy_(self.left())
+
+    @abstractmethod
+    def left(self) -> torch.Tensor:
+        """What the layers have left, without a norm, [T, hidden]. In a draft head: behind its layer alone."""
+
+    @abstractmethod
+    def end(self) -> torch.Tensor:
+        """Hidden states after the final norm, [T, hidden]."""
+
+    @abstractmethod
+    def _stored(self, x: torch.Tensor, linear: Linear, out: torch.Tensor) -> torch.Tensor:
+        """out = linear(x), of contiguous rows. Returns it."""
+
+    @abstractmethod
+    def _normed_product(
+        self, norm: Norm | None, linear: Linear, epilogue: int, activation: Activation = "silu"
+    ) -> torch.Tensor:
+        """Of the residual's norm, or of the residual. activation: if GATED. [T, outputs]"""
+
+    @abstractmethod
+    def _add(self, x: torch.Tensor, linear: Linear, post_norm: Norm | None) -> None:
+        """residual += post_norm(linear(x)), or without that norm"""
+
+    def _depends(self, wanted: bool) -> bool:
+        """Whether the next kernel is launched programmatically. The first of F never is."""
+        may, self._may_depend = self._may_depend, True
+        return may and wanted and dependent_launch_works()
+
+    def _empty(self, linear: Linear, epilogue: int) -> torch.Tensor:
+        outputs = linear.weight.shape[0] // (2 if epilogue == GATED else 1)
+        return self._residual.new_empty((self._rows, outputs))
+
+
+class OneRow(RowStream):
+    """A launch of one row: products by multiply-adds, each norm in the product that reads it. joins: see
+    `TritonBoundKernels.stream`."""
+
+    def __init__(
+        self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers, joins: bool = False
+    ) -> None:
+        super().__init__(batch, cache, ends, buffers)
+        self._work = self._begin(embeds=not joins)
+
+    def _normed_product(
+        self, norm: Norm | None, linear: Linear, epilogue: int, activation: Activation = "silu"
+    ) -> torch.Tensor:
+        out = self._empty(linear, epilogue)
+        self._product(self._residual, linear, norm, out, epilogue, activation)
+        return out
+
+    def recurrent(self, weights: Recurrent, place: int) -> None:
+        projected, states = self._normed_product(weights.norm, weights.proj, STORE), states_in(self._cache, place)
+        norm = norm_left(weights, states)
+        mixed = of_decode_rows(
+            projected, weights, states, self._batch, self._buffers, normed=norm is None, lone=self._lone,
+            dependent=self._depends(True),
+        )  # fmt: skip
+        self._product(mixed, weights.out, norm, self._residual, ADD)
+
+    def _stored(self, x: torch.Tensor, linear: Linear, out: torch.Tensor) -> torch.Tensor:
+        self._product(x, linear, None, out, STORE)
+        return out
+
+    def _add(self, x: torch.Tensor, linear: Linear, post_norm: Norm | None) -> None:
+        if post_norm is None:
+            self._product(x, linear, None, self._residual, ADD)
+            return
+        norms.add_normed(self._stored(x, linear, self._empty(linear, STORE)), self._residual, post_norm)
+
+    def left(self) -> torch.Tensor:
+        return self._residual
+
+    def experts(self, experts: PackedExperts) -> None:
+        scores = torch.empty((1, experts.scored), dtype=torch.float32, device=self._device)
+        self._product(self._residual, experts.router, experts.weights.norm, scores, STORE)
+        experts.add_of_one_row(self._residual, scores, self._live, dependent=self._depends(True))
+
+    def _product(
+        self, x: torch.Tensor, linear: Linear, norm: Norm | None, out: torch.Tensor, epilogue: int,
+        activation: Activation = "silu",
+    ) -> None:  # fmt: skip
+        tiling = row_tiling(*sizes_of(linear.weight), EPILOGUES[epilogue])
+        tiling = replace(tiling, dependent=self._depends(tiling.dependent))
+        row_product(x, linear, norm, out, epilogue, tiling, activation=activation)
+
+    def end(self) -> torch.Tensor:
+        norm = self._ends.final_norm
+        return norms.rms_norm(self._residual, norm.weight, norm.eps, dependent=self._depends(True))
+
+
+class FusedRows(RowStream):
+    """A launch of any number of rows: products on the matrix units, each with the norm before it.
+
+    Whoever makes the residual also leaves it times the weight of the norm that follows. So it is made when that norm is
+    known: `_pending` is what the residual still lacks; None where it is made, for `_following`.
+    """
+
+    def __init__(
+        self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers, exact: bool = False
+    ) -> None:
+        super().__init__(batch, cache, ends, buffers, exact)
+        self._exact = exact
+        tiles = ceil_div(self._residual.shape[1], _LEAST_TILE)
+        squares = torch.empty((tiles, columns_of(self._rows)), dtype=torch.float64, device=self._device)
+        self._sums = Residual(self._residual, torch.empty_like(self._residual), squares)
+        self._scratch = buffers.scratch(self._device)
+        self._pending: Callable[[Norm | None], int] | None = self._embed  # given that norm, makes the residual for it
+        self._following: Norm | None = None
+        self._tiles = 0  # of the squares
+        self._looks: list[torch.Tensor] = []  # what becomes the residual when it is made
+
+    def fuse(self, join: Join, product: Linear | None) -> None:
+        self._work = self._begin(embeds=False)
+        self._joined = join(self._residual)
+        self._pending = None if product is None else partial(self._fused, product)
+
+    def _fused(self, product: Linear, norm: Norm | None) -> int:
+        if norm is None:
+            self._stored(self._joined, product, self._residual)
+            return 1
+        self._residual.zero_()  # a sum leaves what its norm needs
+        return self._product(self._joined, product, self._sums.values, ADD, norm=norm, residual=self._sums)
+
+    def _stored(self, x: torch.Tensor, linear: Linear, out: torch.Tensor) -> torch.Tensor:
+        if self._is_vendors(linear):
+            return out.copy_(finish_product(sums_of(x, linear), linear, None, STORE))
+        self._product(x, linear, out, STORE)
+        return out
+
+    def _is_vendors(self, linear: Linear) -> bool:
+        """Whether the vendor's library may compute the product: it is one sum, and of so many rows the library's kernel
+        and what follows it take no longer than one of ours. A product with a quantized weight takes its place."""
+        if linear.quantized is not None:
+            return True
+        return self._exact and is_one_sum(*sizes_of(linear.weight)) and self._rows > MAX_ROWS
+
+    def look(self, out: torch.Tensor) -> None:
+        self._looks.append(out)
+        if self._pending is None:
+            self._show()
+
+    def _show(self) -> None:
+        for out in self._looks:
+            out.copy_(self._residual)
+        self._looks.clear()
+
+    def left(self) -> torch.Tensor:
+        self._complete(self._ends.final_norm)
+        return self._residual
+
+    def _normed_product(
+        self, norm: Norm | None, linear: Linear, epilogue: int, activation: Activation = "silu"
+    ) -> torch.Tensor:
+        self._complete(norm)
+        sums = self._sums
+        x, squares = (sums.values, None) if norm is None else (sums.scaled, (sums.squares, self._tiles, norm.eps))
+        if self._is_vendors(linear):
+            return finish_product(sums_of(x, linear), linear, squares, epilogue, activation)
+        out = self._empty(linear, epilogue)
+        self._product(x, linear, out, epilogue, activation=activation, squares=squares)
+        return out
+
+    def _add(self, x: torch.Tensor, linear: Linear, post_norm: Norm | None) -> None:
+        self._pending = partial(self._add_product, x, linear, post_norm)
+
+    def experts(self, experts: PackedExperts) -> None:
+        weights, sums = experts.weights, self._sums
+        self._complete(weights.norm)
+        squares = sums.squares, self._tiles, weights.norm.eps
+        scores = torch.empty((self._rows, experts.scored), dtype=torch.float32, device=self._device)
+        self._product(sums.scaled, experts.router, scores, STORE, squares=squares)
+        arrived = self._buffers.arrived(self._device)
+        results = experts.results(
+            sums.scaled, scores, self._live, arrived, self._depends, squares, with_shared=True,
+            together=not self._exact,
+        )  # fmt: skip
+        self._pending = partial(self._add_results, experts, results)
+
+    def _add_results(self, experts: PackedExperts, results: Results, norm: Norm | None) -> int:
+        sums, dependent = self._sums, self._depends(True)
+        return experts.add(results, self._live, sums.values, norm, sums.scaled, sums.squares, dependent=dependent)
+
+    def _embed(self, norm: Norm | None) -> int:
+        if self._ends.ranks.share.is_whole:
+            self._work = self._begin(None if norm is None else self._sums, norm)
+        else:
+            self._work = self._begin(embeds=False)
+            embed_on_ranks(self._batch.token_ids, self._ends, self._sums, norm)
+        return 1
+
+    def _complete(self, norm: Norm | None) -> None:
+        """Make the residual for the norm that follows, or for a product that reads it without one."""
+        if self._pending is None:
+            assert norm is self._following, "what was made for one norm is read by another"
+            return
+        pending, self._pending = self._pending, None
+        self._tiles, self._following = pending(norm), norm
+        self._show()
+
+    def _add_product(self, x: torch.Tensor, linear: Linear, post_norm: Norm | None, norm: Norm | None) -> int:
+        """norm: that follows. Returns how many tiles there are of the squares."""
+        sums, ranks = self._sums, self._ends.ranks
+        if post_norm is None and ranks.share.is_whole:
+            assert norm is not None, "what is read without a norm is normalised before it is added"
+            if self._is_vendors(linear):
+                add_scaled(sums_of(x, linear), linear.bias, sums.values, norm, sums.scaled, sums.squares)
+                return 1
+            return self._product(x, linear, sums.values, ADD, norm=norm, residual=sums)
+        out = self._stored(x, linear, self._empty(linear, STORE))
+        if post_norm is None:
+            add_of_ranks(out, ranks, sums, norm)
+            return 1
+        ranks.reduce(out)
+        made = (None, None) if norm is None else (sums.scaled, sums.squares)
+        norms.add_normed(out, sums.values, post_norm, norm, *made)
+        return 1
+
+    def _product(
+        self,
+        x: torch.Tensor,
+        linear: Linear,
+        out: torch.Tensor,
+        epilogue: int,
+        *,
+        activation: Activation = "silu",
+        squares: tuple[torch.Tensor, int, float] | None = None,
+        norm: Norm | None = None,
+        residual: Residual | None = None,
+    ) -> int:
+        tiling = rows_tiling(*sizes_of(linear.weight), rows_in_table(self._rows), EPILOGUES[epilogue], self._exact)
+        tiling = replace(tiling, dependent=self._depends(tiling.dependent))
+        rows_product(
+            x, linear, out, epilogue, tiling, self._scratch, self._rows, squares=squares, norm=norm, residual=residual,
+            activation=activation, rounded=self._exact and out.dtype == torch.bfloat16,
+        )  # fmt: skip
+        return ceil_div(linear.weight.shape[0], tiling.rows)
+
+    def end(self) -> torch.Tensor:
+        norm = self._ends.final_norm
+        self._complete(norm)
+        return norms.rms_norm(self._sums.values, norm.weight, norm.eps, dependent=self._depends(True))

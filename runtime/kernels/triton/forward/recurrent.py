@@ -1,0 +1,103 @@
+"""Recurrent mixers as streams compute them, between their two products: of rows that decode by one kernel, which is
+another where rows may have drafts; of other rows by sub-chunks."""
+
+from __future__ import annotations
+
+import torch
+
+from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
+from runahead.runtime.kernels.layers import GatedDelta, Mamba2, Norm
+from runahead.runtime.kernels.triton.forward.buffers import DecodeBuffers
+from runahead.runtime.kernels.triton.recurrent.gated_delta_scan import delta_of_chunks
+from runahead.runtime.kernels.triton.recurrent.gated_delta_step import delta_of_one_token
+from runahead.runtime.kernels.triton.recurrent.gated_delta_verify import delta_of_runs
+from runahead.runtime.kernels.triton.recurrent.mamba2_scan import mamba2_of_chunks
+from runahead.runtime.kernels.triton.recurrent.mamba2_step import mamba2_of_one_token
+from runahead.runtime.kernels.triton.recurrent.mamba2_verify import mamba2_of_runs
+from runahead.runtime.kernels.triton.recurrent.scan import ChunkRows, length_of_sub_chunks
+from runahead.runtime.kernels.triton.recurrent.tiling import LONE_ROW, LONE_RUN, STATES
+
+Recurrent = Mamba2 | GatedDelta
+# Of one mixer, float32: each [state slots, *shape], and behind them the inputs of drafts, [slots of rows, K, inputs].
+States = tuple[torch.Tensor, ...]
+
+
+def states_in(cache: KVCache, place: int) -> States:
+    """Of the mixer whose states are number `place` of the cache's."""
+    return *cache.states[place], cache.runs[place]
+
+
+def chunk_rows(batch: ForwardBatch, dtype: torch.dtype) -> ChunkRows:
+    """Of a batch for all of its layers. dtype: of the model."""
+    return ChunkRows(batch, length_of_sub_chunks(dtype))
+
+
+def of_decode_rows(
+    projected: torch.Tensor,
+    weights: Recurrent,
+    states: States,
+    batch: ForwardBatch,
+    buffers: DecodeBuffers,
+    *,
+    out: torch.Tensor | None = None,
+    normed: bool = True,
+    lone: bool = False,
+    dependent: bool = False,
+) -> torch.Tensor:
+    """What `weights.out` reads of rows with one query token, or one and drafts, [T, inner], and their states as far as
+    their newest tokens; masked ones leave zeros. projected: what `weights.proj` gives. out: where it is put; other
+    rows' tokens there stay as they are. normed: or else without the norm that `norm_left` names.
+    lone: of a single row, whose bits need not be those that it has among others; its states are cut in a way of their
+    own.
+
+    Where rows may have drafts, every launch of theirs goes by the same kernel: a token has the same bits in each, but
+    for those of a lone row.
+    """
+    batch = batch.in_rows or batch
+    *of_rows, kept = states
+    has_drafts = kept.shape[1] > 0
+    assert has_drafts or batch.decode_queries == 1, "slots have no room for the inputs of drafts"
+    assert normed or norm_left(weights, states) is not None, "there is no norm to leave"
+    groups = weights.shape.groups if isinstance(weights, Mamba2) else weights.shape.key_heads
+    tiling = STATES if not lone else LONE_RUN if has_drafts else LONE_ROW
+    arrived = buffers.meetings(batch.num_rows * groups, projected.device)
+    if out is None:
+        out = projected.new_empty((projected.shape[0], weights.shape.inner))
+    if isinstance(weights, Mamba2) and has_drafts:
+        mamba2_of_runs(projected, weights, states, batch, out, arrived, dependent=dependent, tiling=tiling)
+    elif isinstance(weights, Mamba2):
+        mamba2_of_one_token(
+            projected, weights, (*of_rows,), batch, out, arrived, dependent=dependent, normed=normed, tiling=tiling
+        )
+    elif has_drafts:
+        delta_of_runs(projected, weights, states, batch, out, arrived, dependent=dependent, tiling=tiling)
+    else:
+        delta_of_one_token(projected, weights, (*of_rows,), batch, out, arrived, dependent=dependent, tiling=tiling)
+    return out
+
+
+def norm_left(weights: Recurrent, states: States) -> Norm | None:
+    """The norm, over all of a row, that `of_decode_rows` can leave to the product which reads the result: nobody then
+    waits for the row's other programs. None: it can't, or the mixer has none over all of a row. What has no norm yet
+    float16 may not hold."""
+    if not isinstance(weights, Mamba2) or weights.shape.groups > 1 or weights.out.weight.dtype == torch.float16:
+        return None
+    has_drafts = states[-1].shape[1] > 0
+    return None if has_drafts else weights.gated_norm
+
+
+def of_several_tokens(projected: torch.Tensor, weights: Recurrent, states: States, rows: ChunkRows) -> torch.Tensor:
+    """The same of rows with a chunk of several query tokens, [T, inner]; zeros of all other tokens and padding. All of
+    a chunk is certain, and nothing is replayed before it."""
+    *of_rows, _ = states
+    if isinstance(weights, Mamba2):
+        return mamba2_of_chunks(projected, weights, (*of_rows,), rows)
+    return delta_of_chunks(projected, weights, (*of_rows,), rows)
+
+
+def of_any_tokens(
+    projected: torch.Tensor, weights: Recurrent, states: States, rows: ChunkRows, buffers: DecodeBuffers
+) -> torch.Tensor:
+    """The same of all rows."""
+    out = of_several_tokens(projected, weights, states, rows)
+    return of_decode_rows(projected, weights, states, rows.batch, buffers, out=out)

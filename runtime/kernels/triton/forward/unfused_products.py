@@ -1,0 +1,88 @@
+"""Products that stand by themselves, outside of a stream's chain of kernels: of a router, a shared expert, the head."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as functional
+
+from runahead.runtime.kernels.layers import Linear
+from runahead.runtime.kernels.triton.gemm.cublaslt import exact_product, vendor_product
+from runahead.runtime.kernels.triton.gemm.gemv import EPILOGUES, STORE, row_product
+from runahead.runtime.kernels.triton.gemm.quantized_gemm import quantized_sums
+from runahead.runtime.kernels.triton.gemm.small_batch_gemm import rows_product
+from runahead.runtime.kernels.triton.gemm.tuning import row_tiling, rows_in_table, rows_tiling, takes_depth
+from runahead.runtime.kernels.triton.gpu.pdl import dependent_launch_works
+from runahead.runtime.kernels.triton.moe.layer import PackedExperts
+from runahead.runtime.kernels.triton.ops.activation import gated_mul, squared_relu_of
+from runahead.runtime.kernels.triton.ops.gates import logistic_mul
+
+
+def sizes_of(weight: torch.Tensor) -> tuple[int, int]:
+    """Outputs and depth of a product with it."""
+    outputs, depth = weight.shape
+    return outputs, depth
+
+
+def scores_of(x: torch.Tensor, router: Linear) -> torch.Tensor:
+    """float32, from sums that are rounded to nothing else. x: normalised, [T, hidden]. Returns [T, scored], as
+    `PackedExperts` has it."""
+    if x.dtype != torch.bfloat16 or not takes_depth(x.shape[1]):
+        return functional.linear(x.float(), router.weight.float(), None if router.bias is None else router.bias.float())
+    out = torch.empty((x.shape[0], router.weight.shape[0]), dtype=torch.float32, device=x.device)
+    product_of_rows(x, router, out)
+    return out
+
+
+def with_shared(x: torch.Tensor, made: torch.Tensor, scores: torch.Tensor, experts: PackedExperts) -> torch.Tensor:
+    """What a token gets of its experts, and of the shared one if there is one, by the vendor's products. x: normalised,
+    [T, hidden]. made: of its experts, [T, hidden]. scores: [T, scored]."""
+    shared = experts.shared
+    if shared is None:
+        return made
+    made_of_x = vendor_product(x, shared.gate_up)
+    gated = gated_mul(made_of_x) if experts.has_gates else squared_relu_of(made_of_x)
+    of_shared = vendor_product(gated, shared.down)
+    if shared.share is not None:
+        logistic_mul(of_shared, scores[:, experts.weights.count :])
+    return torch.add(made, of_shared)
+
+
+def one_sum(x: torch.Tensor, linear: Linear, out: torch.Tensor) -> None:
+    """out = x @ weight.T, each value the sum of one accumulator. x: [T, in]. out: contiguous [T, outputs]."""
+    product_of_rows(x, linear, out, exact=True)
+
+
+def sums_of(x: torch.Tensor, linear: Linear) -> torch.Tensor:
+    """x @ weight.T without the bias, each value the sum of one accumulator: by the vendor's library, where it was found
+    to give that, or else by a kernel of ours. x: bfloat16 [T, in]. Returns [T, outputs]."""
+    if linear.quantized is not None:
+        return quantized_sums(x, linear.quantized, one_sum)
+    out = x.new_empty((x.shape[0], linear.weight.shape[0]))
+    exact_product(x, linear.weight, out, one_sum)
+    return out
+
+
+def head_of_one_row(hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, places: torch.Tensor) -> None:
+    """The logits of one row. hidden: [1, hidden]. weight: [vocab, hidden]. out: float32 [n, vocab]. places: int32 [1],
+    the row of `out` to which they go."""
+    tiling = row_tiling(*sizes_of(weight), EPILOGUES[STORE])
+    dependent = tiling.dependent and dependent_launch_works()
+    row_product(hidden, Linear(weight, None), None, out, STORE, replace(tiling, dependent=dependent), places)
+
+
+def product_of_rows(
+    hidden: torch.Tensor,
+    linear: Linear,
+    out: torch.Tensor,
+    exact: bool = False,
+    places: torch.Tensor | None = None,
+) -> None:
+    """out = hidden @ weight.T + bias, on the matrix units. hidden: [R, in]. linear: weight [outputs, in], the depth in
+    one part, which a vocabulary is large enough for. out: [R, outputs]; with places, int32 [R], rows of any number, of
+    which each row goes to its own place."""
+    rows = hidden.shape[0]
+    tiling = rows_tiling(*sizes_of(linear.weight), rows_in_table(rows), EPILOGUES[STORE], exact)
+    tiling = replace(tiling, splits=1, dependent=tiling.dependent and dependent_launch_works())
+    rows_product(hidden, linear, out, STORE, tiling, None, rows, places=places)

@@ -1,0 +1,255 @@
+"""Matrix products by cuBLASLt, called directly: without split-K, and with one kernel pinned for each shape.
+
+Without split-K each output is one float32 accumulator that adds up the depth in ascending steps of 16, whatever kernel
+of the library computes it and however many rows there are. That was seen on one H200, in bfloat16, for every kernel
+that the library proposes. The exact kernels compare each one while the service warms up and take none that differs, so
+that the pinned kernel changes no bit there and may be the fastest one. The library's own choice takes up to twice as
+long at some numbers of rows; torch would add split-K, and its settings are the whole process's.
+
+Source: the cuBLAS manual, *Using the cuBLASLt API*.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as functional
+
+from runahead.runtime.kernels.layers import Linear
+from runahead.runtime.kernels.triton.gemm.cublaslt_choice import Chain, choose_kernel
+from runahead.runtime.kernels.triton.gpu.capability import current_gpu
+
+_CANDIDATES: Final = 8  # kernels that the library proposes for a shape, at most
+_SPLIT_BYTES: Final = 32 << 20  # of workspace, where products may be split
+_COMPUTE_32F: Final = 68
+_HALVES: Final = (torch.bfloat16, torch.float16)
+_TYPES: Final = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}  # cudaDataType
+_TRANSPOSE_A, _EPILOGUE, _BIAS_POINTER, _BIAS_TYPE = 3, 7, 8, 26  # attributes of a product
+_TRANSPOSED, _WITH_BIAS = 1, 4
+# Of a preference: no workspace and no reduction scheme mean no split-K.
+_WORKSPACE, _REDUCTIONS, _ALIGNMENTS = 1, 3, (5, 6, 7, 8)
+_MOST_ALIGNED: Final = 256  # bytes that a kernel may ask for
+
+
+class _Found(ctypes.Structure):
+    """cublasLtMatmulHeuristicResult_t."""
+
+    _fields_ = (
+        ("algorithm", ctypes.c_uint64 * 8),
+        ("workspace", ctypes.c_size_t),
+        ("state", ctypes.c_int),
+        ("waves", ctypes.c_float),
+        ("reserved", ctypes.c_int * 4),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ProductShape:
+    """out = x @ weight.T: rows of x, outputs and depth of the weights, the dtypes of both and of the result, and the
+    bytes to which weights, x and out are aligned."""
+
+    rows: int
+    outputs: int
+    depth: int
+    dtype: torch.dtype
+    out: torch.dtype
+    aligned: tuple[int, int, int]
+    has_bias: bool = False
+
+
+@dataclass(slots=True)
+class Pinned:
+    """A shape's product as the library knows it. choice: which of the `count` kernels in `found` computes it. timed:
+    that was chosen by their times. exact: those that were found to have the bits of one float32 accumulator."""
+
+    product: ctypes.c_void_p
+    layouts: tuple[ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    found: Any  # array of _Found
+    count: int
+    choice: int = 0
+    timed: bool = False
+    exact: tuple[int, ...] = ()
+
+
+class VendorError(RuntimeError):
+    """cuBLASLt has refused a call: its name and the status."""
+
+
+class VendorLibrary:
+    """cuBLASLt on the current GPU. One thread uses it at a time."""
+
+    def __init__(self, path: str, *, split_k: bool = False) -> None:
+        """path: of the library. split_k: a product may be split along its depth, to see what that changes. Raises
+        OSError and VendorError."""
+        self._workspace = torch.empty(_SPLIT_BYTES if split_k else 0, dtype=torch.uint8, device="cuda")
+        self._library = ctypes.CDLL(path)
+        self._matmul = self._library.cublasLtMatmul
+        pointer, algorithm = ctypes.c_void_p, ctypes.POINTER(_Found)
+        self._matmul.argtypes = [*(pointer,) * 12, algorithm, pointer, ctypes.c_size_t, pointer]
+        self._handle = ctypes.c_void_p()
+        self._call("cublasLtCreate", ctypes.byref(self._handle))
+        self._one, self._zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
+        self._factors = ctypes.addressof(self._one), ctypes.addressof(self._zero)
+        self.pinned: dict[ProductShape, Pinned | None] = {}  # None: the library has no kernel
+        self._times = False
+
+    def product(self, x: torch.Tensor, linear: Linear, out: torch.Tensor, chain: Chain | None = None) -> bool:
+        """out = x @ weight.T + bias, enqueued on the current stream; the bias is added to the float32 sums.
+
+        x: contiguous [T, in]. linear: contiguous weight [out, in], of x's dtype. out: contiguous [T, out], of x's dtype
+        or float32; of float32 without a bias. chain: computes the same with one float32 accumulator; then the library
+        does only where its kernel was found to have the same bits, while the service warmed up. Returns whether the
+        library does: it has no kernel for odd depths. Raises VendorError.
+        """
+        weight, bias = linear.weight, linear.bias
+        assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
+        shape = ProductShape(
+            x.shape[0], weight.shape[0], weight.shape[1], x.dtype, out.dtype,
+            (_aligned(weight), _aligned(x), _aligned(out)), bias is not None,
+        )  # fmt: skip
+        if shape not in self.pinned:
+            self.pinned[shape] = self._described(shape)
+        pinned = self.pinned[shape]
+        if pinned is None:
+            return False
+        if self._times and not pinned.timed and not torch.cuda.is_current_stream_capturing():
+            candidates = range(pinned.count)
+            pinned.choice, pinned.exact = choose_kernel(partial(self.run, pinned), candidates, linear, out, chain)
+            pinned.timed = True
+        if chain is not None and pinned.choice not in pinned.exact:
+            return False
+        self.run(pinned, pinned.choice, x, linear, out)
+        return True
+
+    @contextmanager
+    def choosing(self) -> Iterator[None]:
+        """Inside, a product of a shape that is met for the first time waits for the GPU while the kernels that the
+        library proposes are timed. Elsewhere such a shape takes the library's first proposal."""
+        before, self._times = self._times, True
+        try:
+            yield
+        finally:
+            self._times = before
+
+    def run(self, pinned: Pinned, choice: int, x: torch.Tensor, linear: Linear, out: torch.Tensor) -> None:
+        """`product` of a shape that is pinned, by one of its kernels."""
+        weight, bias = linear.weight, linear.bias
+        if bias is not None:
+            self._set("MatmulDesc", pinned.product, _BIAS_POINTER, ctypes.c_void_p(bias.data_ptr()))
+        of_weight, of_x, of_out = pinned.layouts
+        one, zero = self._factors
+        to, stream = out.data_ptr(), torch.cuda.current_stream().cuda_stream
+        # A row of the library's matrices is a column of ours: it computes out.T = weight @ x.T.
+        status = self._matmul(
+            self._handle, pinned.product, one, weight.data_ptr(), of_weight, x.data_ptr(), of_x, zero, to, of_out, to,
+            of_out, ctypes.byref(pinned.found[choice]), self._workspace.data_ptr(), self._workspace.numel(), stream,
+        )  # fmt: skip
+        if status:
+            raise VendorError(f"cublasLtMatmul of {x.shape[0]} rows by {tuple(weight.shape)} failed with {status}")
+
+    def _described(self, shape: ProductShape) -> Pinned | None:
+        product = ctypes.c_void_p()
+        self._call("cublasLtMatmulDescCreate", ctypes.byref(product), _COMPUTE_32F, _TYPES[torch.float32])
+        self._set("MatmulDesc", product, _TRANSPOSE_A, ctypes.c_int32(_TRANSPOSED))
+        if shape.has_bias:
+            self._set("MatmulDesc", product, _EPILOGUE, ctypes.c_int32(_WITH_BIAS))
+            self._set("MatmulDesc", product, _BIAS_TYPE, ctypes.c_int32(_TYPES[shape.dtype]))
+        layouts = (
+            self._layout(shape.dtype, shape.depth, shape.outputs),
+            self._layout(shape.dtype, shape.depth, shape.rows),
+            self._layout(shape.out, shape.outputs, shape.rows),
+        )
+        preference = ctypes.c_void_p()
+        self._call("cublasLtMatmulPreferenceCreate", ctypes.byref(preference))
+        self._set("MatmulPreference", preference, _WORKSPACE, ctypes.c_uint64(self._workspace.numel()))
+        if not self._workspace.numel():
+            self._set("MatmulPreference", preference, _REDUCTIONS, ctypes.c_uint32(0))
+        for attribute, aligned in zip(_ALIGNMENTS, (*shape.aligned, shape.aligned[-1]), strict=True):
+            self._set("MatmulPreference", preference, attribute, ctypes.c_uint32(aligned))
+        found, count = (_Found * _CANDIDATES)(), ctypes.c_int()
+        self._library.cublasLtMatmulAlgoGetHeuristic(
+            self._handle, product, *layouts, layouts[-1], preference, _CANDIDATES, found, ctypes.byref(count)
+        )
+        self._call("cublasLtMatmulPreferenceDestroy", preference)
+        proposed = [one for one in found[: count.value] if one.state == 0]
+        return Pinned(product, layouts, (_Found * len(proposed))(*proposed), len(proposed)) if proposed else None
+
+    def _layout(self, dtype: torch.dtype, rows: int, columns: int) -> ctypes.c_void_p:
+        """Of a matrix whose columns lie one behind the other."""
+        layout = ctypes.c_void_p()
+        self._call(
+            "cublasLtMatrixLayoutCreate", ctypes.byref(layout), _TYPES[dtype], ctypes.c_uint64(rows),
+            ctypes.c_uint64(columns), ctypes.c_int64(rows),
+        )  # fmt: skip
+        return layout
+
+    def _set(self, kind: str, of: ctypes.c_void_p, attribute: int, value: Any) -> None:
+        self._call(
+            f"cublasLt{kind}SetAttribute", of, attribute, ctypes.byref(value), ctypes.c_size_t(ctypes.sizeof(value))
+        )
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        status = getattr(self._library, name)(*arguments)
+        if status:
+            raise VendorError(f"{name} failed with {status}")
+
+
+def _aligned(tensor: torch.Tensor) -> int:
+    """Bytes to which its first element is aligned, as far as it matters."""
+    address = tensor.data_ptr()
+    return min(address & -address or _MOST_ALIGNED, _MOST_ALIGNED)
+
+
+@cache
+def vendor_library() -> VendorLibrary | None:
+    """cuBLASLt of the current GPU, as torch has loaded it; None without a GPU."""
+    path = None if current_gpu() is None else library_path()
+    return None if path is None else VendorLibrary(path)
+
+
+def library_path() -> str | None:
+    """Of cuBLASLt, as torch has loaded it for the current GPU."""
+    torch.zeros((), device="cuda")  # makes the process's context, which torch warns of where it is missing
+    torch.cuda.current_blas_handle()  # loads the library
+    mapped = (line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines())
+    return next((path for path in mapped if "libcublasLt.so" in path), None)
+
+
+def vendor_product(x: torch.Tensor, linear: Linear, out: torch.Tensor | None = None) -> torch.Tensor:
+    """x @ weight.T + bias by the vendor's library, without split-K in 16 bits; torch's own product where it has none.
+
+    x: [T, in]. out: contiguous [T, out] of x's dtype or float32; None: a new one of x's dtype. Returns it.
+    """
+    library = vendor_library() if x.dtype in _HALVES else None
+    if library is not None:
+        into = x.new_empty((x.shape[0], linear.weight.shape[0])) if out is None else out
+        if library.product(x.contiguous(), linear, into):
+            return into
+    found = functional.linear(x, linear.weight, linear.bias)
+    return found if out is None else out.copy_(found)
+
+
+def exact_product(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, chain: Chain) -> None:
+    """out = x @ weight.T, each value the sum of one float32 accumulator over the depth, rounded once.
+
+    x: [T, in], bfloat16. weight: [out, in]. out: contiguous [T, out], bfloat16 or float32. chain: computes the same;
+    it does where the vendor's library was not found to, which is found out while the service warms up.
+    """
+    library, linear = vendor_library(), Linear(weight, None)
+    if library is None or not library.product(x.contiguous(), linear, out, chain):
+        chain(x, linear, out)
+
+
+@contextmanager
+def choosing_products() -> Iterator[None]:
+    """To warm up: see `VendorLibrary.choosing`."""
+    library = vendor_library()
+    with nullcontext() if library is None else library.choosing():
+        yield

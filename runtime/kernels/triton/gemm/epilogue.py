@@ -1,0 +1,122 @@
+"""What follows a product of rows with a matrix in the same kernel: the scale of the norm before, the bias, and what is
+done with the sums. Its input is a tile of sums, outputs by rows of the batch.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from runahead.runtime.kernels.triton.gemm import gemv
+from runahead.runtime.kernels.triton.ops.activation import gated, squared_relu
+from runahead.runtime.kernels.triton.ops.norms import exact_square
+
+ADD, GATED = tl.constexpr(gemv.ADD), tl.constexpr(gemv.GATED)
+SQUARED = tl.constexpr(gemv.SQUARED)
+
+
+@triton.jit
+def _squares_from(squares, first, column, num_rows, SQUARES: tl.constexpr, STRIDE: tl.constexpr, STEP: tl.constexpr):
+    """Sums of squares of STEP tiles of the residual, from `first` on: float64 [STEP, COLUMNS]."""
+    s = first + tl.arange(0, STEP)
+    made = (s < SQUARES)[:, None] & (column < num_rows)[None, :]
+    return tl.load(squares + s[:, None] * STRIDE + column[None, :], mask=made, other=0.0)
+
+
+@triton.jit
+def end_weights(
+    tile, bias, gamma, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr
+):
+    """What the end of a tile needs of the model's weights, and a program asks for before it waits: the bias of its
+    outputs, of their second half where there are two, and the weight of the norm that follows, [ROWS] each."""
+    output = tile * ROWS + tl.arange(0, ROWS)
+    ok = output < OUTPUTS
+    first = 0.0
+    second = 0.0
+    following = 0.0
+    if HAS_BIAS:
+        first = tl.load(bias + output, mask=ok, other=0.0)
+        if EPILOGUE == GATED:
+            second = tl.load(bias + OUTPUTS + output, mask=ok, other=0.0)
+    if EPILOGUE == ADD:
+        following = tl.load(gamma + output, mask=ok, other=0.0)
+    return first, second, following
+
+
+@triton.jit
+def end_rows(
+    tile, column, squares_in, out, num_rows, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, SQUARES: tl.constexpr,
+    STRIDE: tl.constexpr, STEP: tl.constexpr, EPILOGUE: tl.constexpr,
+):  # fmt: skip
+    """What the end of a tile needs of the rows of the batch, and a program asks for as soon as they are there, so that
+    it is not waited for at the end: the first sums of squares, [STEP, COLUMNS], and what is added to, [ROWS,
+    COLUMNS]."""
+    squares = 0.0
+    old = 0.0
+    if SQUARES > 0:
+        squares = _squares_from(squares_in, 0, column, num_rows, SQUARES, STRIDE, STEP)
+    if EPILOGUE == ADD:
+        output = tile * ROWS + tl.arange(0, ROWS)
+        ok = (output < OUTPUTS)[:, None] & (column < num_rows)[None, :]
+        old = tl.load(out + column.to(tl.int64)[None, :] * OUTPUTS + output[:, None], mask=ok, other=0.0)
+    return squares, old
+
+
+@triton.jit
+def product_end(
+    acc, tile, column, weights, rows, squares_in, out, places, scaled, squares_out, eps, num_rows,
+    OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, SQUARES: tl.constexpr,
+    STRIDE: tl.constexpr, STEP: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PLACED: tl.constexpr,
+    GELU: tl.constexpr, ROUNDED: tl.constexpr,
+):  # fmt: skip
+    """acc: [ROWS outputs, COLUMNS rows of the batch]; GATED: [2 * ROWS, COLUMNS], as `gated_row` has them. weights,
+    rows: what `end_weights` and `end_rows` give. ROUNDED: the sums are rounded to the dtype of `out` first, as the
+    vendor's library leaves them."""
+    if ROUNDED:
+        acc = acc.to(out.dtype.element_ty).to(tl.float32)
+    first, second, following = weights
+    squares, old = rows
+    output = tile * ROWS + tl.arange(0, ROWS)
+    ok = (output < OUTPUTS)[:, None] & (column < num_rows)[None, :]
+    place = column
+    if PLACED:
+        place = tl.load(places + column, mask=column < num_rows, other=0)
+    at = place.to(tl.int64)[None, :] * OUTPUTS + output[:, None]
+    if SQUARES > 0:
+        found = tl.sum(squares, 0)
+        for later in tl.static_range(STEP, SQUARES, STEP):
+            found += tl.sum(_squares_from(squares_in, later, column, num_rows, SQUARES, STRIDE, STEP), 0)
+        acc *= tl.rsqrt(found.to(tl.float32) / DEPTH + eps)[None, :]
+    if EPILOGUE == GATED:
+        pairs = tl.permute(tl.reshape(acc, [ROWS // 8, 2, 8, COLUMNS]), (0, 2, 3, 1))
+        gate, up = tl.split(pairs)
+        gate = tl.reshape(gate, [ROWS, COLUMNS])
+        up = tl.reshape(up, [ROWS, COLUMNS])
+        if HAS_BIAS:
+            gate += first.to(tl.float32)[:, None]
+            up += second.to(tl.float32)[:, None]
+        acc = gated(gate, up, GELU)
+    elif HAS_BIAS:
+        acc += first.to(tl.float32)[:, None]
+    if EPILOGUE == SQUARED:
+        acc = squared_relu(acc)
+    if EPILOGUE == ADD:
+        acc += old.to(tl.float32)
+    rounded = acc.to(out.dtype.element_ty)
+    tl.store(out + at, rounded, mask=ok)
+    if EPILOGUE == ADD:
+        value = rounded.to(tl.float32)
+        tl.store(scaled + at, (value * following.to(tl.float32)[:, None]).to(scaled.dtype.element_ty), mask=ok)
+        left = tl.sum(tl.where(ok, exact_square(value), 0.0), 0)
+        tl.store(squares_out + tile * STRIDE + column, left, mask=column < num_rows)
+
+
+@triton.jit
+def gated_row(tile, r, OUTPUTS: tl.constexpr, ROWS: tl.constexpr):
+    """The row of the weights that is row r of a tile's [2 * ROWS]. Eight rows of the gate and the eight of `up` that
+    belong to them stand by turns: the matrix units leave a row and the eighth after it to the same thread."""
+    output = tl.minimum(tile * ROWS + r // 16 * 8 + r % 8, OUTPUTS - 1)
+    return output + (r // 8) % 2 * OUTPUTS

@@ -1,0 +1,228 @@
+"""Products of rows with a matrix, on the matrix units, the norm before and what follows after in the same kernel.
+
+The weights are the matrix units' left side, 64 or more of their rows a program, and the rows of the batch their right
+side. The depth is cut into parts, each is summed by itself, and the parts are added up in order: by one program, or
+each part by a program of its own, of which the one that comes last adds them up.
+
+A norm's scale is a number for each row, so it is applied to the sums: whoever made the residual has left it multiplied
+by the norm's weight, and the sums of its squares by tiles.
+
+**What the bits of a row hang on**: the number of parts, and nothing else of a tiling. The matrix units add up a part's
+products in the order of the depth, whatever instruction it is and however many rows there are (seen on an H200 for
+mma.sync and wgmma of every width), and sums of squares are exact below 2**23 (`exact_square`), as good as exact above.
+No product is fused with a sum.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+
+from runahead.runtime.kernels.layers import Activation, Linear, Norm
+from runahead.runtime.kernels.triton.gemm.epilogue import end_rows, end_weights, gated_row, product_end
+from runahead.runtime.kernels.triton.gemm.gemv import ADD, GATED, STORE
+from runahead.runtime.kernels.triton.gemm.tuning import LEAST_COLUMNS, SPLIT_WORDS, Tiling
+from runahead.runtime.kernels.triton.gemm.warp_split_k import GRAIN, blocks_held, lanes_product_kernel
+from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
+from runahead.runtime.rounding import ceil_div
+
+_SQUARES_WORDS: Final = 1024  # sums of squares that a program asks for at a time
+_GATED = tl.constexpr(GATED)
+
+
+@triton.jit
+def _part(w_at, x_at, ok, acc, first, PART: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr):
+    """`acc` and what a part of the depth adds from `first` on."""
+    for begin in tl.range(first, PART, BLOCK, num_stages=STAGES):
+        w = tl.load(w_at + begin)
+        acc = tl.dot(w, tl.load(x_at + begin, mask=ok, other=0.0), acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _rows_product_kernel(
+    x, weight, bias, squares_in, out, places, gamma, scaled, squares_out, partial, arrived, eps, num_rows,
+    OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr, SPREAD: tl.constexpr, STAGES: tl.constexpr, SQUARES: tl.constexpr, STRIDE: tl.constexpr,
+    STEP: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PLACED: tl.constexpr, HELD: tl.constexpr,
+    DEPENDENT: tl.constexpr, GELU: tl.constexpr, ROUNDED: tl.constexpr,
+):  # fmt: skip
+    """One program for ROWS outputs and COLUMNS rows of the batch; SPREAD: and a part of the depth."""
+    let_dependents_start(DEPENDENT)
+    group, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    PART: tl.constexpr = DEPTH // SPLITS
+    TILE_ROWS: tl.constexpr = 2 * ROWS if EPILOGUE == _GATED else ROWS
+    r = tl.arange(0, TILE_ROWS)
+    if EPILOGUE == _GATED:
+        row = gated_row(tile, r, OUTPUTS, ROWS)
+    else:
+        row = tl.minimum(tile * ROWS + r, OUTPUTS - 1)
+    column = group * COLUMNS + tl.arange(0, COLUMNS)
+    k = tl.arange(0, BLOCK)
+    w_at = weight + row.to(tl.int64)[:, None] * DEPTH + split * PART + k[None, :]
+    x_at = x + column.to(tl.int64)[None, :] * DEPTH + split * PART + k[:, None]
+    ok = (column < num_rows)[None, :]
+    acc = tl.zeros([TILE_ROWS, COLUMNS], tl.float32)
+    if HELD:  # the program's first weights are on their way before it waits
+        w = tl.load(w_at)
+    weights = end_weights(tile, bias, gamma, OUTPUTS, ROWS, EPILOGUE, HAS_BIAS)
+    wait_for_predecessors(DEPENDENT)
+    rows = end_rows(tile, column, squares_in, out, num_rows, OUTPUTS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE)
+    if HELD:
+        acc = tl.dot(w, tl.load(x_at, mask=ok, other=0.0), acc, input_precision="ieee")
+    acc = _part(w_at, x_at, ok, acc, BLOCK if HELD else 0, PART, BLOCK, STAGES)
+    if SPREAD:
+        SIZE: tl.constexpr = TILE_ROWS * COLUMNS
+        meeting = group * tl.num_programs(1) + tile
+        mine = partial + meeting * SPLITS * SIZE + r[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+        tl.store(mine + split * SIZE, acc)
+        tl.debug_barrier()
+        if tl.atomic_add(arrived + meeting, 1, sem="acq_rel") == SPLITS - 1:
+            tl.store(arrived + meeting, 0)
+            acc = tl.load(mine, cache_modifier=".cg")
+            for s in tl.static_range(1, SPLITS):
+                acc += tl.load(mine + s * SIZE, cache_modifier=".cg")
+            product_end(
+                acc, tile, column, weights, rows, squares_in, out, places, scaled, squares_out, eps, num_rows,
+                OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED, GELU, ROUNDED,
+            )  # fmt: skip
+    else:
+        for s in range(1, SPLITS):
+            begin = s * PART
+            acc += _part(
+                w_at + begin, x_at + begin, ok, tl.zeros([TILE_ROWS, COLUMNS], tl.float32), 0, PART, BLOCK, STAGES
+            )
+        product_end(
+            acc, tile, column, weights, rows, squares_in, out, places, scaled, squares_out, eps, num_rows,
+            OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED, GELU, ROUNDED,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """The residual of R rows, and what the products that follow read."""
+
+    values: torch.Tensor  # [R, hidden]
+    scaled: torch.Tensor  # [R, hidden] times the weight of the norm that follows
+    squares: torch.Tensor  # float64 [tiles, R or more] sums of squares, as many tiles as the last writer had
+
+
+@dataclass(frozen=True, slots=True)
+class SplitScratch:
+    """Where the programs of a split product meet. One product at a time uses it."""
+
+    partial: torch.Tensor  # float32 [n]
+    arrived: torch.Tensor  # int32 [tiles], zero between products
+
+
+def columns_of(num_rows: int) -> int:
+    """How many rows of the batch a tile has that has all of them: as the matrix units take them."""
+    return max(1 << (num_rows - 1).bit_length(), LEAST_COLUMNS)
+
+
+def rows_product(
+    x: torch.Tensor,
+    linear: Linear,
+    out: torch.Tensor,
+    epilogue: int,
+    tiling: Tiling,
+    scratch: SplitScratch | None,
+    num_rows: int,
+    *,
+    squares: tuple[torch.Tensor, int, float] | None = None,
+    norm: Norm | None = None,
+    residual: Residual | None = None,
+    places: torch.Tensor | None = None,
+    activation: Activation = "silu",
+    rounded: bool = False,
+) -> None:
+    """out (epilogue)= x @ weight.T + bias, for the first `num_rows` rows; rows past them are written by nobody.
+
+    x: [num_rows or more, in], `in` a multiple of tiling.block * tiling.splits. linear: weight [out, in], twice as many
+    rows if GATED. scratch: needed where the parts of the depth are spread over programs. squares: x is a `scaled`
+    residual, whose sums of squares these are: float64 [tiles, num_rows or more], how many tiles, and the norm's eps.
+    ADD: `out` is residual.values, and the rest of `residual` is made for `norm`. places: int32 [num_rows], the row of
+    `out` to which each row goes, with STORE; each to its own without it. activation: of the gate, if GATED. rounded:
+    the sums are rounded to the dtype of `out` before anything else is done with them; with lanes they never are.
+    """
+    outputs, depth = linear.weight.shape
+    halves = 2 if epilogue == GATED else 1
+    outputs //= halves
+    found, tiles, eps = squares if squares is not None else (x, 0, 0.0)
+    stride = found.shape[1] if squares is not None else 0
+    if epilogue == ADD:
+        assert norm is not None and residual is not None
+        gamma, scaled, left = norm.weight, residual.scaled, residual.squares
+        stride = left.shape[1]
+    else:
+        gamma, scaled, left = x, x, x
+    tiles_out, columns = ceil_div(outputs, tiling.rows), min(columns_of(num_rows), tiling.columns)
+    groups = ceil_div(num_rows, columns)
+    assert epilogue != ADD or tiles_out <= left.shape[0]
+    assert epilogue == STORE or places is None
+    spread = tiling.spread and tiling.splits > 1
+    if scratch is None:
+        assert not spread
+        scratch = SplitScratch(x, x)
+    # A part of one block would not be summed by itself: the compiler makes one instruction of a dot and a sum after it.
+    assert spread or tiling.splits == 1 or depth // tiling.splits >= 2 * tiling.block
+    if spread:
+        assert groups * tiles_out <= scratch.arrived.shape[0]
+        assert groups * columns * tiles_out * tiling.rows * halves * tiling.splits <= SPLIT_WORDS
+    tensors = (
+        x,
+        linear.weight,
+        linear.weight if linear.bias is None else linear.bias,
+        found,
+        out,
+        x if places is None else places,
+        gamma,
+        scaled,
+        left,
+    )
+    options: dict[str, Any] = {
+        "OUTPUTS": outputs,
+        "DEPTH": depth,
+        "COLUMNS": columns,
+        "ROWS": tiling.rows,
+        "BLOCK": tiling.block,
+        "SQUARES": tiles,
+        "STRIDE": stride,
+        "STEP": max(1, min(triton.next_power_of_2(max(tiles, 1)), _SQUARES_WORDS // columns)),
+        "EPILOGUE": epilogue,
+        "HAS_BIAS": linear.bias is not None,
+        "PLACED": places is not None,
+        "DEPENDENT": tiling.dependent,
+        "GELU": activation == "gelu_tanh",
+        "num_warps": tiling.warps,
+        "enable_fp_fusion": False,
+    }
+    if tiling.dependent:
+        options["launch_pdl"] = True
+    if tiling.lanes > 1:
+        assert groups == tiling.splits == 1
+        tile = tiling.rows * halves
+        assert tile in (16, 32, 64) and tiling.block % GRAIN == 0 and depth % (tiling.lanes * tiling.block) == 0
+        held = blocks_held(depth, tiling.lanes, tiling.block, tile)
+        lanes_product_kernel[(tiles_out,)](*tensors, eps, num_rows, LANES=tiling.lanes, HELD=held, **options)
+        return
+    _rows_product_kernel[(groups, tiles_out, tiling.splits if spread else 1)](
+        *tensors,
+        scratch.partial,
+        scratch.arrived,
+        eps,
+        num_rows,
+        SPLITS=tiling.splits,
+        SPREAD=spread,
+        ROUNDED=rounded,
+        STAGES=tiling.stages,
+        HELD=tiling.held,
+        **options,
+    )

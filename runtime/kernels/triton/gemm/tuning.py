@@ -1,0 +1,275 @@
+"""How products and attention are cut into programs: measured on a GPU for shapes that were tried, else a default.
+
+`measured_tilings.json` is the package's table. A shape that it lacks takes the default, and so does a GPU unless one of
+its kind is there (`Gpu.measured_as`). What `runahead tune` has found comes before both (`tuned_tilings`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import triton
+
+from runahead.runtime.kernels.layer_products import products_of
+from runahead.runtime.kernels.layers import AttentionShape, FeedForward, Fuse, Layer, Mixer
+from runahead.runtime.kernels.triton.attention.schedule import AttentionPlan
+from runahead.runtime.kernels.triton.gpu.capability import LEAST_SHARED_MEMORY, current_gpu
+from runahead.runtime.rounding import ceil_div
+
+TABLE: Final = Path(__file__).with_name("measured_tilings.json")
+_INTERPRETED_PROGRAMS: Final = 8  # of attention, where there is no GPU
+SPLIT_WORDS: Final = 1 << 21  # float32 numbers that the programs of a split product leave, at most
+_DEPTH_MULTIPLE: Final = 64  # of every depth that the kernels on the matrix units take
+LEAST_COLUMNS: Final = 8  # rows of the batch that the matrix units take
+_TILE: Final = 64  # rows of the weights that a program has by default
+_BUSY: Final = 128  # programs that keep a GPU's memory busy
+_FEW_COLUMNS: Final = 64  # up to so many rows of the batch, a product waits for the weights
+_MOST_COLUMNS: Final = 128  # rows of the batch that a program has by default, at most
+_ONE_SUM: Final = 1 << 23  # numbers of the weights
+_EXACT_TILE: Final = 32  # tokens of a tile of exact attention; twice as many where many heads share its keys
+_EXACT_TILES: Final = 4  # of a part of exact attention
+_MANY_HEADS: Final = 4
+_EXACT_WHOLE: Final = 2048  # tokens of a row that is one item of it where there are many rows
+
+
+@dataclass(frozen=True, slots=True)
+class RowTiling:
+    """Of a product of one row. rows: outputs of a program. block: entries of the depth that it looks at together. held:
+    such chunks that it asks for before it waits. dependent: launched programmatically."""
+
+    rows: int
+    block: int
+    held: int
+    warps: int
+    dependent: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """Of a product on the matrix units. rows: outputs of a program. block: of the depth, at a time. splits: parts of
+    the depth, the one thing here that a row's bits hang on. stages: blocks on their way at a time. held: the first
+    block is asked for before the program waits. dependent: launched programmatically. columns: rows of the batch that a
+    program has, at most. spread: every part has a program of its own; else one program takes one after the other.
+
+    lanes: more than one, for up to 16 rows: a program has its outputs' whole depth in as many parts, which its warps
+    take side by side (`gemm/warp_split_k.py`). The exact kernels have no such products."""
+
+    rows: int
+    block: int
+    splits: int
+    stages: int
+    warps: int
+    held: bool = False
+    dependent: bool = True
+    columns: int = 64
+    spread: bool = True
+    lanes: int = 1
+
+
+def rows_in_table(num_rows: int) -> int:
+    """By how many rows of the batch the table names what is found for so many, where several go through a product
+    together: the next power of two. The matrix units take LEAST_COLUMNS, but beside fewer other kernels run."""
+    return max(1 << (num_rows - 1).bit_length(), 2)
+
+
+def row_tiling(outputs: int, depth: int, epilogue: str) -> RowTiling:
+    """outputs: rows of the weight matrix. epilogue: the name of what follows the product."""
+    found = measured_tiling(outputs, depth, 1, epilogue)
+    if found is not None:
+        return RowTiling(**found)
+    block = min(triton.next_power_of_2(depth), 1024)
+    chunks = triton.cdiv(depth, block)
+    rows = 8 if outputs >= 16384 or chunks == 1 else 4
+    return RowTiling(rows // 2 if epilogue == "gated" else rows, block, min(chunks, 4 if rows == 4 else 1), 4)
+
+
+def rows_tiling(outputs: int, depth: int, columns: int, epilogue: str, exact: bool = False) -> Tiling:
+    """columns: rows of the batch, as the table names them (`rows_in_table`). exact: the depth has as many parts for
+    every number of rows."""
+    found = measured_tiling(outputs, depth, columns, epilogue, exact)
+    if found is not None:
+        assert not exact or found["splits"] == 1 or not is_one_sum(outputs, depth), "the table splits one sum"
+        return Tiling(**found)
+    columns = max(columns, LEAST_COLUMNS)
+    splits = 0
+    if exact and is_one_sum(outputs, depth):
+        splits = 1
+    elif exact:
+        of_few = measured_tiling(outputs, depth, LEAST_COLUMNS, epilogue, exact)
+        splits = _default(outputs, depth, LEAST_COLUMNS, epilogue, 0).splits if of_few is None else of_few["splits"]
+    return _default(outputs, depth, columns, epilogue, splits)
+
+
+def _default(outputs: int, depth: int, columns: int, epilogue: str, splits: int) -> Tiling:
+    """splits: what it must be; 0: as many as keep the GPU busy."""
+    halves = 2 if epilogue == "gated" else 1
+    few, most = columns <= _FEW_COLUMNS, min(columns, _MOST_COLUMNS)
+    tile = 2 * _TILE if outputs * columns >= _BUSY * 2 * _TILE * _MOST_COLUMNS else _TILE
+    block = 128 if few and depth % 128 == 0 else _DEPTH_MULTIPLE
+    programs = ceil_div(outputs, tile) * ceil_div(columns, most)
+    if not splits:
+        splits = 1
+        while programs * splits < _BUSY and depth % (2 * splits * block) == 0 and depth // (2 * splits) >= 512:
+            splits *= 2
+    if depth % (splits * block) or depth // splits < 2 * block:
+        block = _DEPTH_MULTIPLE  # a part is several blocks where it can be: see rows_product
+    taken = (tile + most) * block * 2  # bytes of shared memory, a stage
+    stages = max(2, min(4, _shared_memory() // taken))
+    return Tiling(
+        rows=tile // halves,
+        block=block,
+        splits=splits,
+        stages=stages,
+        warps=4 if few else 8,
+        dependent=few,
+        columns=most,
+        spread=few or (programs < _BUSY and outputs * columns * splits <= SPLIT_WORDS),
+    )
+
+
+def measured_tiling(
+    outputs: int, depth: int, columns: int, epilogue: str, exact: bool = False
+) -> dict[str, Any] | None:
+    """What the table has for a product, or None. columns: 1 of a product of one row, otherwise as `rows_tiling`'s.
+    exact: as `rows_tiling`'s; all entries of one product have the same number of parts."""
+    # What is best for more rows is taken to be good for fewer. One row has kernels of its own.
+    for factor in (1,) if columns == 1 else (1, 2, 4, 8, 16, 32):
+        found = measured_entry(tiling_key(outputs, depth, factor * columns, epilogue, exact))
+        if found is not None:
+            return found
+    return None
+
+
+def _shared_memory() -> int:
+    """Bytes that a program may have."""
+    gpu = current_gpu()
+    return LEAST_SHARED_MEMORY if gpu is None else gpu.shared_memory
+
+
+def is_one_sum(outputs: int, depth: int) -> bool:
+    """Whether the exact kernels sum the whole depth of a product in one accumulator, as the vendor's library does
+    without split-K; outputs: rows of the weights. A smaller product would leave most of the GPU idle with few rows: it
+    has as many parts as its tilings say."""
+    return outputs * depth >= _ONE_SUM
+
+
+def takes_depth(depth: int) -> bool:
+    """Whether a product of a few rows may have this depth."""
+    return depth % _DEPTH_MULTIPLE == 0
+
+
+def takes_products_of(part: Layer | Mixer | FeedForward | Fuse) -> bool:
+    """Whether all its products may be those of a few rows, the experts' own among them. Where one may not, in whatever
+    layer, none of the model's is."""
+    return all(takes_depth(linear.weight.shape[1]) for linear in products_of(part))
+
+
+@cache
+def attention_plan(
+    rows: int, head_dim: int, device: torch.device, exact: bool = False, group: int = 1
+) -> AttentionPlan:
+    """Of decode launches of so many rows, the same up to the next power of two: a launch that is no bucket's runs by a
+    plan that a bucket has. What is best was measured on an H200, at
+    contexts of about 640 tokens: there the items of 8 KV heads are about as many as there are programs. What the table
+    has, `measured_plan`, comes first. exact: tile, chunk and warps, on which a row's bits hang,
+    are the same for every number of rows. group: query heads of a KV head, the most of all layers."""
+    rows = triton.next_power_of_2(rows)
+    if device.type != "cuda":
+        whole = 64 if exact and rows > 1 else 0
+        return AttentionPlan(16, 2, _INTERPRETED_PROGRAMS, 1, stages=3, early=rows == 1, exact=exact, whole=whole)
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    wide = head_dim > 64
+    if exact and group >= _MANY_HEADS:
+        whole = _EXACT_WHOLE if rows > 16 else 0
+        per, stages = (3, 2) if rows <= 2 else (4, 5) if rows <= 16 or rows > 64 else (6 if rows == 32 else 2, 5)
+        return AttentionPlan(
+            2 * _EXACT_TILE, _EXACT_TILES // 2, per * processors, 4, stages, early=False, exact=True, whole=whole
+        )
+    if exact:
+        programs = (2 if wide and 1 < rows <= 16 else 4) * processors
+        return AttentionPlan(
+            _EXACT_TILE, _EXACT_TILES, programs, 2 if wide else 1, 3 if rows == 1 else 5, rows == 1, True,
+            whole=_EXACT_WHOLE if rows > 16 else 0,
+        )  # fmt: skip
+    if rows == 1:
+        tile, warps, per = (64, 4, 3) if wide else (32, 1, 4)
+        return AttentionPlan(tile, 1, per * processors, warps, stages=1, early=True)
+    if rows == 16 and wide:
+        return AttentionPlan(32, 6, 6 * processors, 2, stages=4, early=False)
+    if rows < 16 and wide:
+        return AttentionPlan(32, max(rows // 2, 1), 4 * processors, 2, stages=5, early=False)
+    if rows <= 16:
+        return AttentionPlan(32, max(rows * 3 // 4, 1), 4 * processors, 1, 5, False)
+    tile, per = 32 if wide else 64, 6 if wide and rows > 32 else 4
+    # Rows of many lengths: with whole rows of up to 2,048 tokens the longest ones took up to 1.9 times as long as equal
+    # rows with the same number of tokens, with items of up to 704 tokens 1.2 times; equal rows take as long by either.
+    tokens = 352 if rows <= 32 else 704
+    return AttentionPlan(tile, triton.cdiv(tokens, tile), per * processors, 2, stages=5 if wide else 3, early=False)
+
+
+@cache
+def mixed_plan(head_dim: int, device: torch.device) -> AttentionPlan:
+    """Of the decode rows of a mixed launch. The same for every number of rows, so that warm-up meets its one form.
+    Measured as the others of `attention_plan`, with rows of many lengths."""
+    if device.type != "cuda":
+        return AttentionPlan(16, 2, _INTERPRETED_PROGRAMS, 1, stages=3, early=False)
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    if head_dim > 64:
+        return AttentionPlan(32, 16, 6 * processors, 4, stages=5, early=False)
+    return AttentionPlan(64, 8, 4 * processors, 2, stages=3, early=False)
+
+
+def measured_plan(shapes: Iterable[AttentionShape], rows: int, queries: int) -> AttentionPlan | None:
+    """What the table has for attention of decode launches of so many rows, of which each has up to `queries` query
+    tokens; None where it has nothing, or where a model's kinds of attention differ in shape."""
+    different = set(shapes)
+    if len(different) != 1:
+        return None
+    found = measured_entry(plan_key(different.pop(), rows, queries))
+    return None if found is None else AttentionPlan(**found)
+
+
+def measured_entry(key: str) -> dict[str, Any] | None:
+    """What the table has under this name, for a GPU like the one at hand."""
+    return tuned().get(key) or _measured().get(key)
+
+
+def plan_key(shape: AttentionShape, rows: int, queries: int) -> str:
+    rows, queries = triton.next_power_of_2(rows), triton.next_power_of_2(queries)
+    return f"attention {shape.heads}/{shape.kv_heads} heads of {shape.head_dim}, {rows} x {queries}"
+
+
+def tiling_key(outputs: int, depth: int, columns: int, epilogue: str, exact: bool = False) -> str:
+    return f"{outputs}x{depth} {epilogue} {columns}{' exact' if exact else ''}"
+
+
+def _measured() -> dict[str, dict[str, Any]]:
+    """By `tiling_key`, `plan_key` and `ExpertProduct.key`. Empty where nothing was measured for this GPU, or for what
+    it is used as."""
+    name = measured_gpu()
+    return {} if name is None else _tables()[name]
+
+
+@cache
+def tuned() -> dict[str, dict[str, Any]]:
+    """What `runahead tune` has found for this GPU, as far as this process has read it (`tuned_tilings`)."""
+    return {}
+
+
+def measured_gpu() -> str | None:
+    """The GPU of the table whose tilings are this one's. None where there is none."""
+    gpu = current_gpu()
+    return None if gpu is None else gpu.measured_as(_tables())
+
+
+@cache
+def _tables() -> dict[str, dict[str, dict[str, Any]]]:
+    """By a GPU's name."""
+    found: dict[str, dict[str, dict[str, Any]]] = json.loads(TABLE.read_text()) if TABLE.exists() else {}
+    return found

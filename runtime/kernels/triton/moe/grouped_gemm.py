@@ -1,0 +1,317 @@
+"""Products of tokens with the experts that they are sent to, and the sum of what a token gets.
+
+An item is an expert and some of its tokens (`routing.py`), and a program is an item and a tile of outputs: a product
+with the expert's weights on the left of the matrix units, whose right side are the item's tokens, gathered. So each
+expert that is named is read once, and again through the cache where more tokens share it than an item holds; an expert
+that nobody has named is not read.
+
+The expert that every token gets is in the same kernels, in pieces as wide as the others: such a piece has items of all
+tokens, which nobody has to list, and results of its own.
+
+The whole depth is summed by one program, in its order; `gemm/small_batch_gemm.py` says why a row's bits then hang on
+nothing else. A token's results are kept by its entries, in the order of the experts' numbers, and added up in that
+order, so that neither the item nor the order in which programs end leaves a trace.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+
+from runahead.runtime.kernels.layers import Linear
+from runahead.runtime.kernels.triton.gemm.epilogue import gated_row
+from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
+from runahead.runtime.kernels.triton.moe import routing
+from runahead.runtime.kernels.triton.moe.routing import Routing
+from runahead.runtime.kernels.triton.moe.tuning import (
+    FIRST_GATED,
+    FIRST_SQUARED,
+    LAST,
+    ExpertProduct,
+    ExpertTiling,
+    expert_tiling,
+)
+from runahead.runtime.kernels.triton.ops.activation import gated, squared_relu
+from runahead.runtime.kernels.triton.ops.gates import logistic
+from runahead.runtime.kernels.triton.ops.norms import exact_square
+from runahead.runtime.rounding import ceil_div
+
+_FIRST_GATED, _FIRST_SQUARED, _LAST = tl.constexpr(FIRST_GATED), tl.constexpr(FIRST_SQUARED), tl.constexpr(LAST)
+_SUMMED: Final = 1024  # numbers of a token that a program adds up
+_ITEM = tl.constexpr(routing.ITEM)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPart:
+    """What a product has of the expert that every token gets. linear: its weights. width: of it. x: what they are
+    multiplied with: in a first product that of the others, which is read in its place; in the last one contiguous
+    [T, width]. out: contiguous
+    [T, width], in the last product float32 [T, pieces, outputs], where a piece has as many numbers as another expert's
+    width. scores: float32 contiguous [T, n]; the last product is multiplied by the logistic function of the last of
+    them; None: by nothing."""
+
+    linear: Linear
+    width: int
+    x: torch.Tensor
+    out: torch.Tensor
+    scores: torch.Tensor | None = None
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _expert_product_kernel(
+    x, weight, items, entries, shares, scale, out, shared, shared_bias, shared_x, shared_out, scores, num_tokens,
+    OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, WHICH: tl.constexpr, SCALED: tl.constexpr,
+    SHARED: tl.constexpr, SHARED_BIAS: tl.constexpr, SCORES: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """One program for ROWS outputs of an item. EVEN: BLOCK divides DEPTH, and the shared expert has no last piece that
+    is less deep. SHARED: its width, 0 without one; its items come first. Its last product is multiplied by the logistic
+    function of the last of a token's SCORES scores; 0: by nothing."""
+    let_dependents_start(DEPENDENT)
+    tile, nth = tl.program_id(0), tl.program_id(1)
+    WIDTH: tl.constexpr = DEPTH if WHICH == _LAST else OUTPUTS
+    PIECES: tl.constexpr = (SHARED + WIDTH - 1) // WIDTH
+    listed = nth - (num_tokens + COLUMNS - 1) // COLUMNS * PIECES  # of the items that are, which; below 0: the shared
+    item = items + tl.maximum(listed, 0) * _ITEM
+    wait_for_predecessors(DEPENDENT)
+    count, number, first = tl.load(item + 2), tl.load(item), tl.load(item + 1)  # the others are nothing where it is 0
+    if SHARED > 0:
+        is_shared, piece = listed < 0, nth % PIECES
+        first = tl.where(is_shared, nth // PIECES * COLUMNS, first)
+        count = tl.where(is_shared, tl.minimum(num_tokens - first, COLUMNS), count)
+    if count > 0:
+        expert = number.to(tl.int64)
+        c = tl.arange(0, COLUMNS)
+        ok = c < count
+        TILE_ROWS: tl.constexpr = 2 * ROWS if WHICH == _FIRST_GATED else ROWS
+        r = tl.arange(0, TILE_ROWS)
+        if WHICH == _FIRST_GATED:
+            row = gated_row(tile, r, OUTPUTS, ROWS)
+        else:
+            row = tl.minimum(tile * ROWS + r, OUTPUTS - 1)
+        k = tl.arange(0, BLOCK)
+        MATRIX: tl.constexpr = DEPTH * (2 * OUTPUTS if WHICH == _FIRST_GATED else OUTPUTS)
+        depth = DEPTH
+        stride = DEPTH
+        if SHARED > 0:
+            listed_entry = tl.load(entries + expert * num_tokens + first + c, mask=ok & (listed >= 0), other=0)
+            entry = tl.where(is_shared, first + c, listed_entry).to(tl.int64)
+            matrix = tl.where(is_shared, shared, weight + expert * MATRIX)
+            rows_of_x = x
+            if WHICH == _LAST:
+                matrix += tl.where(is_shared, piece * DEPTH, 0)
+                rows_of_x = tl.where(is_shared, shared_x + piece * DEPTH, x)
+                stride = tl.where(is_shared, SHARED, DEPTH)
+                depth = tl.where(is_shared, tl.minimum(SHARED - piece * DEPTH, DEPTH), DEPTH)
+            else:
+                mine = tl.minimum(piece * OUTPUTS + row % OUTPUTS, SHARED - 1) + row // OUTPUTS * SHARED
+                row = tl.where(is_shared, mine, row)
+        else:
+            entry = tl.load(entries + expert * num_tokens + first + c, mask=ok, other=0).to(tl.int64)
+            matrix = weight + expert * MATRIX
+            rows_of_x = x
+        source = entry
+        if WHICH != _LAST:
+            source = entry // CHOSEN
+            if SHARED > 0:
+                source = tl.where(is_shared, entry, source)
+        w_at = matrix + row.to(tl.int64)[:, None] * stride + k[None, :]
+        x_at = rows_of_x + source[None, :] * stride + k[:, None]
+        acc = tl.zeros([TILE_ROWS, COLUMNS], tl.float32)
+        for begin in tl.range(0, DEPTH, BLOCK, num_stages=STAGES):
+            if EVEN:
+                w = tl.load(w_at + begin)
+                v = tl.load(x_at + begin, mask=ok[None, :], other=0.0)
+            else:
+                there = begin + k < depth
+                w = tl.load(w_at + begin, mask=there[None, :], other=0.0)
+                v = tl.load(x_at + begin, mask=ok[None, :] & there[:, None], other=0.0)
+            acc = tl.dot(w, v, acc, input_precision="ieee")
+        output = tile * ROWS + tl.arange(0, ROWS)
+        if SCALED:
+            acc *= tl.load(scale + source, mask=ok, other=0.0)[None, :]
+        if SHARED_BIAS:
+            # In the order of the tile's rows, those of gates among others; of the last product with one piece alone.
+            has_bias = is_shared
+            if WHICH == _LAST:
+                has_bias = is_shared & (piece == 0)
+            acc += tl.load(shared_bias + row, mask=(r >= 0) & has_bias, other=0.0).to(tl.float32)[:, None]
+        if WHICH == _FIRST_GATED:
+            pairs = tl.permute(tl.reshape(acc, [ROWS // 8, 2, 8, COLUMNS]), (0, 2, 3, 1))
+            gate, up = tl.split(pairs)
+            acc = gated(tl.reshape(gate, [ROWS, COLUMNS]), tl.reshape(up, [ROWS, COLUMNS]), False)
+        elif WHICH == _FIRST_SQUARED:
+            acc = squared_relu(acc)
+        elif SHARED > 0:
+            share = tl.load(shares + entry, mask=ok & (listed >= 0), other=1.0)
+            if SCORES > 0:
+                score = tl.load(scores + entry * SCORES + SCORES - 1, mask=ok & is_shared, other=0.0)
+                share = tl.where(is_shared, logistic(score), share)
+            acc *= share[None, :]
+        else:
+            acc *= tl.load(shares + entry, mask=ok, other=0.0)[None, :]
+        inside = output < OUTPUTS
+        place = out + entry * OUTPUTS
+        if SHARED > 0:
+            if WHICH == _LAST:
+                place = tl.where(is_shared, shared_out + (entry * PIECES + piece) * OUTPUTS, place)
+            else:
+                inside = inside & ((listed >= 0) | (piece * OUTPUTS + output < SHARED))
+                place = tl.where(is_shared, shared_out + entry * SHARED + piece * OUTPUTS, place)
+        at = place[None, :] + output[:, None]
+        tl.store(at, acc.to(out.dtype.element_ty), mask=ok[None, :] & inside[:, None])
+
+
+@triton.jit
+def _sum_kernel(
+    results, of_shared, live, residual, gamma, scaled, squares, out, WIDTH: tl.constexpr, CHOSEN: tl.constexpr,
+    PIECES: tl.constexpr, BLOCK: tl.constexpr, ADDED: tl.constexpr, SCALED: tl.constexpr, STRIDE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """One program for BLOCK numbers of a token. PIECES: of the shared expert, which come last."""
+    let_dependents_start(DEPENDENT)
+    token, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    i = tile * BLOCK + tl.arange(0, BLOCK)
+    inside = i < WIDTH
+    following = 0.0
+    if SCALED:
+        following = tl.load(gamma + i, mask=inside, other=0.0).to(tl.float32)
+    wait_for_predecessors(DEPENDENT)
+    is_live = tl.load(live + token) > 0
+    total = tl.zeros([BLOCK], tl.float32)
+    for place in tl.static_range(CHOSEN):
+        total += tl.load(results + (token * CHOSEN + place) * WIDTH + i, mask=inside, other=0.0)
+    for piece in tl.static_range(PIECES):
+        total += tl.load(of_shared + (token * PIECES + piece) * WIDTH + i, mask=inside, other=0.0)
+    total = tl.where(is_live, total, 0.0)  # of a masked token anything lies there, and nobody waits to know
+    at = token * WIDTH + i
+    if ADDED:
+        total += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+    rounded = total.to(out.dtype.element_ty)
+    tl.store(out + at, rounded, mask=inside)
+    if SCALED:
+        value = rounded.to(tl.float32)
+        tl.store(scaled + at, (value * following).to(scaled.dtype.element_ty), mask=inside)
+        tl.store(squares + tile * STRIDE + token, tl.sum(tl.where(inside, exact_square(value), 0.0), 0))
+
+
+def expert_product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    routed: Routing,
+    chosen: int,
+    out: torch.Tensor,
+    which: int,
+    *,
+    scaled: bool = False,
+    shared: SharedPart | None = None,
+    tiling: ExpertTiling | None = None,
+    dependent: bool = False,
+) -> None:
+    """Every entry's product with its expert, into `out`, contiguous [T * chosen, outputs], by entry; rows of tokens
+    that choose nobody are written by nobody.
+
+    which: FIRST_GATED: x is contiguous [T, in], weight [experts, 2 * outputs, in], and what is left is silu(gate) * up;
+    FIRST_SQUARED: the same with weight [experts, outputs, in] and relu(product)^2; LAST: x is [T * chosen, in], weight
+    [experts, outputs, in], and every entry is multiplied by its share. scaled: each token times its `routed.scale`
+    first. shared: is computed beside them. tiling: None takes that of `expert_tiling`. dependent: launched
+    programmatically.
+    """
+    experts, outputs, depth = weight.shape
+    tokens = routed.entries.shape[1]
+    outputs //= 2 if which == FIRST_GATED else 1
+    if tiling is None:
+        product = ExpertProduct(which, chosen, experts, outputs, depth, weight.element_size())
+        tiling = expert_tiling(product, tokens, routed.block)
+    options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
+    part = SharedPart(Linear(weight, None), 0, x, out) if shared is None else shared  # anything, where there is none
+    pieces = ceil_div(part.width, depth if which == LAST else outputs)
+    items = pieces * ceil_div(tokens, routed.block) + routed.items.shape[0]
+    _expert_product_kernel[(ceil_div(outputs, tiling.rows), items)](
+        x,
+        weight,
+        routed.items,
+        routed.entries,
+        routed.shares,
+        routed.scale,
+        out,
+        part.linear.weight,
+        part.linear.weight if part.linear.bias is None else part.linear.bias,
+        part.x,
+        part.out,
+        routed.shares if part.scores is None else part.scores,
+        tokens,
+        OUTPUTS=outputs,
+        DEPTH=depth,
+        CHOSEN=chosen,
+        COLUMNS=routed.block,
+        ROWS=tiling.rows,
+        BLOCK=tiling.block,
+        STAGES=tiling.stages,
+        EVEN=depth % tiling.block == 0 and (which != LAST or part.width % depth == 0),
+        WHICH=which,
+        SCALED=scaled,
+        SHARED=part.width,
+        SHARED_BIAS=part.linear.bias is not None,
+        SCORES=0 if part.scores is None else part.scores.shape[1],
+        DEPENDENT=dependent,
+        num_warps=tiling.warps,
+        enable_fp_fusion=False,
+        **options,
+    )
+
+
+def expert_sums(
+    results: torch.Tensor,
+    live: torch.Tensor,
+    chosen: int,
+    out: torch.Tensor,
+    *,
+    of_shared: torch.Tensor | None = None,
+    added: bool,
+    gamma: torch.Tensor | None = None,
+    scaled: torch.Tensor | None = None,
+    squares: torch.Tensor | None = None,
+    dependent: bool = False,
+) -> int:
+    """out (+)= the sum of a token's entries, in their order, in float32 and rounded once; a token that chooses nobody
+    gets zero.
+
+    results: float32 contiguous [T * chosen, hidden]. of_shared: of the expert that every token gets, which come behind
+    these, float32 contiguous [T, pieces, hidden]. live: int [T], more than 0 for tokens that choose. out: contiguous
+    [T, hidden]; added: it is added to. gamma, scaled, squares, all or none: `scaled`, [T, hidden], becomes `out` times
+    gamma, [hidden], and `squares`, float64 [tiles or more, T or more], the sums of its squares by tiles. Returns how
+    many tiles.
+    """
+    tokens, width = out.shape
+    block = min(triton.next_power_of_2(width), _SUMMED)
+    tiles = ceil_div(width, block)
+    options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
+    _sum_kernel[(tokens, tiles)](
+        results,
+        results if of_shared is None else of_shared,
+        live,
+        out,
+        results if gamma is None else gamma,
+        out if scaled is None else scaled,
+        out if squares is None else squares,
+        out,
+        WIDTH=width,
+        CHOSEN=chosen,
+        PIECES=0 if of_shared is None else of_shared.shape[1],
+        BLOCK=block,
+        ADDED=added,
+        SCALED=gamma is not None,
+        STRIDE=0 if squares is None else squares.shape[1],
+        DEPENDENT=dependent,
+        num_warps=4,
+        **options,
+    )
+    return tiles

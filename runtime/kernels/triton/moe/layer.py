@@ -1,0 +1,208 @@
+"""A feed-forward of experts as streams compute it: by routing, two products over items, and a sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from runahead.runtime.kernels.forward_batch import ForwardBatch
+from runahead.runtime.kernels.layers import Experts, Linear, Norm, SharedExpert
+from runahead.runtime.kernels.triton.moe.gemv import experts_of_one_row
+from runahead.runtime.kernels.triton.moe.grouped_gemm import SharedPart, expert_product, expert_sums
+from runahead.runtime.kernels.triton.moe.routing import route
+from runahead.runtime.kernels.triton.moe.tuning import FIRST_GATED, FIRST_SQUARED, LAST
+from runahead.runtime.rounding import ceil_div
+
+
+def _as_launched(wanted: bool) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What T tokens get of a layer's experts, float32; of tokens that are not live anything. of_chosen: of each that a
+    token has chosen, by ascending number, and times its share, [T * chosen, hidden]; zeros from experts of other ranks.
+    of_shared: of the one that every token gets, in pieces, [T, pieces, hidden]; None: that is computed elsewhere, or
+    there is none."""
+
+    of_chosen: torch.Tensor
+    of_shared: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class PackedExperts:
+    """The experts of a layer, all of a kind as one matrix after the other. A product of them has no bias. router: the
+    product that makes a token's scores; behind those of experts is that of the shared one's share, if it has one."""
+
+    weights: Experts
+    gate_up: torch.Tensor  # [own experts, 2 * width, hidden], or [own experts, width, hidden] without gates
+    down: torch.Tensor  # [own experts, hidden, width]
+    router: Linear
+
+    @staticmethod
+    def of(weights: Experts) -> PackedExperts:
+        return PackedExperts(weights, _whole(weights.gate_up), _whole(weights.down), router_of(weights))
+
+    @property
+    def scored(self) -> int:
+        """Numbers of a token that its router makes."""
+        return self.router.weight.shape[0]
+
+    @property
+    def has_gates(self) -> bool:
+        return self.weights.activation == "silu"
+
+    @property
+    def shared(self) -> SharedExpert | None:
+        """What every token gets beside its experts."""
+        return self.weights.shared
+
+    def results(
+        self,
+        x: torch.Tensor,
+        scores: torch.Tensor,
+        live: torch.Tensor,
+        arrived: torch.Tensor,
+        depends: Callable[[bool], bool] = _as_launched,
+        squares: tuple[torch.Tensor, int, float] | None = None,
+        with_shared: bool = False,
+        together: bool = False,
+    ) -> Results:
+        """What each of T tokens gets from each of its experts, times its share, and with_shared: from the shared one.
+
+        x: the norm of the residual, [T, hidden]; with squares, as `route` has them, what its scale is still to be
+        applied to. scores: float32 [T, scored]. live: int [T]. arrived: as `route` has it. depends: says of the next
+        kernel whether it is launched programmatically. together: as `route` has it.
+        """
+        weights, (_, hidden, width) = self.weights, self.down.shape
+        chosen = weights.chosen
+        routed = route(
+            scores, live, weights.choice, arrived, beside=self.scored - weights.count, share=weights.share,
+            squares=squares, depth=hidden, dependent=depends(True), together=together,
+        )  # fmt: skip
+        entries = x.shape[0] * chosen
+        gated = x.new_empty((entries, width))
+        scaled = squares is not None
+        made = torch.empty if weights.share.is_whole else torch.zeros
+        found = made((entries, hidden), dtype=torch.float32, device=x.device)
+        first = last = of_shared = None
+        if with_shared and weights.shared is not None:
+            first, last = self._parts_of_shared(weights.shared, x, scores)
+            of_shared = last.out
+        expert_product(
+            x, self.gate_up, routed, chosen, gated, FIRST_GATED if self.has_gates else FIRST_SQUARED, scaled=scaled,
+            shared=first, dependent=depends(True),
+        )  # fmt: skip
+        expert_product(gated, self.down, routed, chosen, found, LAST, shared=last, dependent=depends(True))
+        return Results(found, of_shared)
+
+    def _parts_of_shared(
+        self, shared: SharedExpert, x: torch.Tensor, scores: torch.Tensor
+    ) -> tuple[SharedPart, SharedPart]:
+        (tokens, hidden), width = x.shape, shared.width
+        between = x.new_empty((tokens, width))
+        pieces = ceil_div(width, self.down.shape[2])
+        of_shared = torch.empty((tokens, pieces, hidden), dtype=torch.float32, device=x.device)
+        scores_of_share = None if shared.share is None else scores
+        return (
+            SharedPart(shared.gate_up, width, x, between),
+            SharedPart(shared.down, width, between, of_shared, scores_of_share),
+        )
+
+    def add(
+        self,
+        results: Results,
+        live: torch.Tensor,
+        residual: torch.Tensor,
+        norm: Norm | None,
+        scaled: torch.Tensor,
+        squares: torch.Tensor,
+        *,
+        dependent: bool,
+    ) -> int:
+        """residual += the sum of a token's `results`, [T, hidden]; scaled and squares are made for the norm that
+        follows, if there is one. Returns how many tiles the squares have."""
+        made = (None, None, None) if norm is None else (norm.weight, scaled, squares)
+        gamma, scaled_out, squares_out = made
+        return expert_sums(
+            results.of_chosen,
+            live,
+            self.weights.chosen,
+            residual,
+            of_shared=results.of_shared,
+            added=True,
+            gamma=gamma,
+            scaled=scaled_out,
+            squares=squares_out,
+            dependent=dependent,
+        )
+
+    def made(self, results: Results, live: torch.Tensor) -> torch.Tensor:
+        """The sum of a token's `results` by itself, rounded to the model's dtype: [T, hidden]."""
+        out = self.down.new_empty((live.shape[0], self.down.shape[1]))
+        expert_sums(results.of_chosen, live, self.weights.chosen, out, of_shared=results.of_shared, added=False)
+        return out
+
+    def add_of_one_row(
+        self, residual: torch.Tensor, scores: torch.Tensor, live: torch.Tensor, *, dependent: bool
+    ) -> None:
+        """The whole feed-forward of a lone row, but for its scores, float32 [1, scored]. residual: [1, hidden]."""
+        weights = self.weights
+        experts_of_one_row(
+            residual,
+            scores,
+            live,
+            weights.norm,
+            self.gate_up,
+            self.down,
+            weights.choice,
+            shared=weights.shared,
+            share=weights.share,
+            has_gates=self.has_gates,
+            dependent=dependent,
+        )
+
+
+def live_tokens(batch: ForwardBatch) -> torch.Tensor:
+    """More than 0 for query tokens of rows that are not masked, and 0 for others and padding: int32 [T]."""
+    if batch.is_decode and batch.decode_queries == 1:
+        return batch.seq_lens
+    ends = batch.query_start_loc[1:]
+    token = torch.arange(batch.num_tokens, dtype=torch.int32, device=ends.device)
+    row = torch.searchsorted(ends, token, right=True).clamp(max=batch.num_rows - 1)
+    return batch.seq_lens[row].masked_fill(token >= ends[-1], 0)
+
+
+def router_of(weights: Experts) -> Linear:
+    """The product that makes a token's scores, with that of a shared expert's share behind those of experts."""
+    router, shared = weights.router, weights.shared
+    if shared is None or shared.share is None:
+        return router
+    bias = None if router.bias is None else torch.cat((router.bias, router.bias.new_zeros(1)))
+    return Linear(_joined((router.weight, shared.share[None])), bias)
+
+
+def scored_by(weights: Experts) -> int:
+    """Outputs of `router_of`."""
+    has_share = weights.shared is not None and weights.shared.share is not None
+    return weights.router.weight.shape[0] + has_share
+
+
+def _whole(linears: tuple[Linear, ...]) -> torch.Tensor:
+    """[n, out, in], as `_joined` has them."""
+    assert all(linear.bias is None for linear in linears)
+    return _joined([linear.weight for linear in linears]).view(len(linears), *linears[0].weight.shape)
+
+
+def _joined(matrices: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Their rows, [all, in]: the memory in which they lie one behind the other, as a checkpoint's do, or a copy."""
+    first = matrices[0]
+    storage, begin = first.untyped_storage().data_ptr(), first.storage_offset()
+    for matrix in matrices:
+        place = matrix.untyped_storage().data_ptr(), matrix.storage_offset()
+        if place != (storage, begin) or not matrix.is_contiguous():
+            return torch.cat(list(matrices))
+        begin += matrix.numel()
+    return first.as_strided((sum(len(matrix) for matrix in matrices), first.shape[1]), first.stride())

@@ -1,0 +1,94 @@
+"""How the two products of a layer's experts are cut into programs: measured on a GPU for shapes that were tried, in the
+table of `tilings.py`, else a default.
+
+Where a launch has several tokens their bits hang on none of this, so that the exact kernels are cut as the others are.
+Those of a lone row, whose bits do, are never exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import triton
+
+from runahead.runtime.kernels.triton.gemm.tuning import measured_entry
+from runahead.runtime.kernels.triton.gpu.capability import LEAST_SHARED_MEMORY, current_gpu
+
+FIRST_GATED: Final = 0  # which of an expert's products: out = silu(gate) * up, of the product's two halves
+FIRST_SQUARED: Final = 1  # out = relu(product)^2
+LAST: Final = 2  # out = product times the token's share of the expert
+_NAMES: Final = ("gated", "squared", "last")
+_MEASURED_ITEMSIZE: Final = 2  # bytes of a weight where the table was measured
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertProduct:
+    """One of the products of a layer's experts. chosen: of `experts`, by a token. outputs: of an expert; of FIRST_GATED
+    those of its gate, and as many of `up`. depth: of the product. itemsize: bytes of a weight."""
+
+    which: int
+    chosen: int
+    experts: int
+    outputs: int
+    depth: int
+    itemsize: int
+
+    @property
+    def halves(self) -> int:
+        return 2 if self.which == FIRST_GATED else 1
+
+    def key(self, tokens: int) -> str:
+        """What the table calls it for so many tokens, and up to the next power of two; 1: a lone row."""
+        experts = f"{self.chosen}/{self.experts} experts of {self.outputs}x{self.depth}"
+        return f"{experts} {_NAMES[self.which]} {triton.next_power_of_2(tokens)}"
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertTiling:
+    """Of several tokens, on the matrix units. rows: outputs of a program. block: of the depth, at a time. stages:
+    blocks on their way at a time."""
+
+    rows: int
+    block: int
+    stages: int
+    warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertRowTiling:
+    """Of a lone row's kernel. rows: outputs of a program, of the first kernel with a gate and an `up` each. weights:
+    that a program asks for together; of the first kernel twice as many, while it multiplies those before. warps: of a
+    program."""
+
+    rows: int
+    weights: int
+    warps: int
+
+
+GATES: Final = ExpertRowTiling(16, 4096, 4)  # the fastest of 30B-A3B on an H200: docs/decisions/0036-experts.md
+DOWNS: Final = ExpertRowTiling(8, 8192, 4)
+
+
+def expert_row_tiling(product: ExpertProduct) -> ExpertRowTiling:
+    found = measured_entry(product.key(1)) if product.itemsize == _MEASURED_ITEMSIZE else None
+    if found is not None:
+        return ExpertRowTiling(**found)
+    return DOWNS if product.which == LAST else GATES
+
+
+def expert_tiling(product: ExpertProduct, tokens: int, columns: int) -> ExpertTiling:
+    """columns: entries of an item. What was not measured has as many bytes on their way as two programs of a
+    multiprocessor have room for: within 4 % of the fastest of the shape that was measured
+    (docs/decisions/0036-experts.md)."""
+    found = measured_entry(product.key(max(tokens, 2))) if product.itemsize == _MEASURED_ITEMSIZE else None
+    if found is not None:
+        return ExpertTiling(**found)
+    itemsize, few = product.itemsize, columns <= 16
+    tile = 64 if few else 128
+    block = max((256 if few else 128) // itemsize, 16)
+    while product.depth % block and block > 64 // itemsize:
+        block //= 2
+    stage, gpu = (tile + columns) * block * itemsize, current_gpu()
+    memory = LEAST_SHARED_MEMORY if gpu is None else gpu.shared_memory
+    return ExpertTiling(tile // product.halves, block, max(2, min(4, memory // 2 // stage)), 4 if few else 8)

@@ -1,0 +1,140 @@
+"""Mamba-2 of rows with several query tokens: by products of matrices within a sub-chunk, from one to the next by the
+state.
+
+A program has some numbers of one head of a row, goes through the row's sub-chunks and holds the state meanwhile. Within
+a sub-chunk, with s the running sum of dt * a, what token j adds to token i is exp(s_i - s_j) * dt_j * (C_i B_j) * x_j.
+
+Source: Dao and Gu, 2024, "Transformers are SSMs: Generalized Models and Efficient Algorithms Through Structured State
+Space Duality", section 6.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from runahead.runtime.kernels.layers import Mamba2
+from runahead.runtime.kernels.triton.recurrent.rows import row_of, softplus
+from runahead.runtime.kernels.triton.recurrent.scan import (
+    ChunkRows,
+    convolve,
+    gated_norm,
+    keep_channels,
+    stages_of_scans,
+)
+
+_STATE_WORDS: Final = 8192  # float32 numbers of a state that a program holds, at most
+_LEAST_SIDE: Final = 16  # of a matrix that the matrix units take
+
+
+@triton.jit
+def _mamba2_scan_kernel(
+    projected, convolved, a, d, dt_bias, state, state_slots, read_from, copied_to, seq_lens, positions, query_start_loc,
+    y, low, high, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, GROUPS: tl.constexpr, STATE: tl.constexpr,
+    LENGTH: tl.constexpr, TILE: tl.constexpr, STATE_PAD: tl.constexpr, SNAPSHOTS: tl.constexpr,
+):  # fmt: skip
+    """One program for TILE numbers of a head of a row."""
+    INNER: tl.constexpr = HEADS * HEAD_DIM
+    CHANNELS: tl.constexpr = INNER + 2 * GROUPS * STATE
+    WIDTH: tl.constexpr = INNER + CHANNELS + HEADS
+    SIZE: tl.constexpr = HEADS * HEAD_DIM * STATE  # numbers of a slot
+    head = tl.program_id(1)
+    group = head // (HEADS // GROUPS)
+    dim = tl.program_id(2) * TILE + tl.arange(0, TILE)
+    n = tl.arange(0, STATE_PAD)
+    r = tl.arange(0, LENGTH)
+    in_head, in_state = dim < HEAD_DIM, n < STATE
+    start, count, slot, source, copy, live, goes_on = row_of(
+        tl.program_id(0), state_slots, read_from, copied_to, seq_lens, positions, query_start_loc, SNAPSHOTS
+    )
+    if live & (count > 1):
+        before = (tl.load(positions + start) % LENGTH).to(tl.int32)  # tokens of the first sub-chunk that are not ours
+        of_head = state + (head * HEAD_DIM + dim[:, None]) * STATE + n[None, :]
+        in_tile = in_head[:, None] & in_state[None, :]
+        held = tl.load(of_head + source * SIZE, mask=in_tile & goes_on, other=0.0)
+        slope = tl.load(a + head)
+        straight = tl.load(d + head).to(tl.float32)
+        bias = tl.load(dt_bias + head).to(tl.float32)
+        for part in range((before + count + LENGTH - 1) // LENGTH):
+            i = part * LENGTH - before + r
+            ours = (i >= 0) & (i < count)
+            token = (start + i).to(tl.int64)
+            dt = tl.load(projected + token * WIDTH + INNER + CHANNELS + head, mask=ours, other=0.0).to(tl.float32)
+            dt = softplus(dt + bias)
+            dt = tl.minimum(tl.maximum(dt, low, tl.PropagateNan.ALL), high, tl.PropagateNan.ALL)
+            dt = tl.where(ours, dt, 0.0)
+            total = tl.cumsum(dt * slope, 0)
+            line = convolved + token[:, None] * CHANNELS
+            x_at = line + head * HEAD_DIM + dim[None, :]
+            x = tl.load(x_at, mask=ours[:, None] & in_head[None, :], other=0.0)
+            b_at = line + INNER + group * STATE + n[None, :]
+            seen = ours[:, None] & in_state[None, :]
+            b = tl.load(b_at, mask=seen, other=0.0)
+            c = tl.load(b_at + GROUPS * STATE, mask=seen, other=0.0)
+            later = tl.where(r[:, None] >= r[None, :], total[:, None] - total[None, :], float("-inf"))
+            weights = tl.dot(c, tl.trans(b), input_precision="ieee") * tl.exp(later) * dt[None, :]
+            found = tl.dot(c, tl.trans(held).to(c.dtype), input_precision="ieee") * tl.exp(total)[:, None]
+            found = tl.dot(weights.to(x.dtype), x, found, input_precision="ieee")
+            found += straight * x.to(tl.float32)
+            at = y + token[:, None] * INNER + head * HEAD_DIM + dim[None, :]
+            tl.store(at, found.to(y.dtype.element_ty), mask=ours[:, None] & in_head[None, :])
+            end = tl.sum(tl.where(r == LENGTH - 1, total, 0.0), 0)
+            added = (x.to(tl.float32) * (tl.exp(end - total) * dt)[:, None]).to(x.dtype)
+            held = tl.dot(tl.trans(added), b, held * tl.exp(end), input_precision="ieee")
+        tl.store(of_head + slot * SIZE, held, mask=in_tile)
+        if SNAPSHOTS:
+            tl.store(of_head + copy * SIZE, held, mask=in_tile & (copy >= 0))
+
+
+def mamba2_of_chunks(
+    projected: torch.Tensor, weights: Mamba2, states: tuple[torch.Tensor, ...], rows: ChunkRows
+) -> torch.Tensor:
+    """What `weights.out` reads, [T, inner], of rows with several query tokens, and their states as many tokens further,
+    in place.
+
+    projected, states: as `mamba2_of_one_token` has them; slots of rows that are masked or have one query token stay as
+    they are, and the result for their tokens and for padding is zeros.
+    """
+    shape, batch = weights.shape, rows.batch
+    conv_state, state = states
+    convolved = convolve(projected, weights.conv_weight, weights.conv_bias, conv_state, rows, shape.inner)
+    keep_channels(projected, conv_state, rows, shape.inner)
+    state_pad = max(triton.next_power_of_2(shape.state), _LEAST_SIDE)
+    tile = max(min(triton.next_power_of_2(shape.head_dim), _STATE_WORDS // state_pad), _LEAST_SIDE)
+    low, high = weights.dt_limits
+    y = projected.new_empty((projected.shape[0], shape.inner))
+    _mamba2_scan_kernel[(batch.num_rows, shape.heads, triton.cdiv(shape.head_dim, tile))](
+        projected,
+        convolved,
+        weights.a,
+        weights.d,
+        weights.dt_bias,
+        state,
+        rows.state_slots,
+        rows.read_from,
+        rows.copied_to,
+        batch.seq_lens,
+        batch.positions,
+        batch.query_start_loc,
+        y,
+        low,
+        high,
+        HEADS=shape.heads,
+        HEAD_DIM=shape.head_dim,
+        GROUPS=shape.groups,
+        STATE=shape.state,
+        LENGTH=rows.length,
+        TILE=tile,
+        STATE_PAD=state_pad,
+        SNAPSHOTS=rows.snapshots,
+        num_warps=4,
+        num_stages=stages_of_scans(),
+    )
+    norm = weights.gated_norm
+    return gated_norm(projected, y, norm.weight, norm.eps, rows, shape.groups, gate_first=True)

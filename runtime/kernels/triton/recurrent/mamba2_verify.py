@@ -1,0 +1,254 @@
+"""Mamba-2 of rows that decode where rows may have drafts, in one kernel: what `recurrent/mamba2_step.py` does, for the
+tokens of a run one after the other, of which the first are replayed from the inputs in the row's slot.
+
+A row's state is read and written once, behind its newest token; what drafts make of it stays in registers. The inputs
+that programs share are kept by the one of a group that comes last.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+
+from runahead.runtime.kernels.forward_batch import ForwardBatch
+from runahead.runtime.kernels.layers import Mamba2
+from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
+from runahead.runtime.kernels.triton.recurrent.mamba2_step import gated_output, moved_on, step_of
+from runahead.runtime.kernels.triton.recurrent.rows import row_of
+from runahead.runtime.kernels.triton.recurrent.tiling import STATES, StateTiling
+from runahead.runtime.kernels.triton.recurrent.verify import (
+    chosen_of,
+    convolved_of,
+    drafts_of,
+    input_of,
+    keep_drafts,
+    leave_channels,
+    one_further,
+    places_of,
+    seen_before,
+    taps_of,
+)
+
+_MOST_OF_A_THREAD: Final = 64  # outputs of one token that it may have, if it is to hold those of two
+
+
+@triton.jit
+def _inputs_at(
+    place, projected, kept, line, slot, x_channel, b_channel, c_channel, head, again, end, in_head, in_state,
+    INNER: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr, CHANNELS: tl.constexpr, MOST: tl.constexpr,
+):  # fmt: skip
+    """What a token brings, float32: x, B, C, how long its step is before the bias, and its gate, 0 for tokens that
+    are replayed, which have no output. end: of the run, from where all is 0."""
+    more = place < end
+    x = input_of(projected, kept, line, slot, x_channel, place, again, in_head & more, INNER, WIDTH, INPUTS, MOST)
+    b = input_of(projected, kept, line, slot, b_channel, place, again, in_state & more, INNER, WIDTH, INPUTS, MOST)
+    c = input_of(projected, kept, line, slot, c_channel, place, again, in_state & more, INNER, WIDTH, INPUTS, MOST)
+    raw = input_of(projected, kept, line, slot, CHANNELS + head, place, again, more, INNER, WIDTH, INPUTS, MOST)
+    gate = projected + (line + place - again) * WIDTH + x_channel
+    return x, b, c, raw, tl.load(gate, mask=in_head & more & (place >= again), other=0.0).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["queries"])
+def _mamba2_run_kernel(
+    projected, conv_weight, conv_bias, a, d, dt_bias, gamma, conv_state, state, kept, state_slots, read_from, copied_to,
+    copied_after, replayed, seq_lens, positions, query_start_loc, made, out, arrived, low, high, eps, queries,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, GROUPS: tl.constexpr, STATE: tl.constexpr, WINDOW: tl.constexpr,
+    MOST: tl.constexpr, TILE: tl.constexpr, STATE_PAD: tl.constexpr, GROUP_PAD: tl.constexpr, EACH_PAD: tl.constexpr,
+    MOST_PAD: tl.constexpr, HAS_BIAS: tl.constexpr, HOLDS_TWO: tl.constexpr, DEPENDENT: tl.constexpr,
+    SNAPSHOTS: tl.constexpr,
+):  # fmt: skip
+    """One program for TILE numbers of a head of a row with up to `queries` query tokens. HOLDS_TWO: the outputs of a
+    group are few enough for the registers to hold those of two tokens."""
+    let_dependents_start(DEPENDENT)
+    INNER: tl.constexpr = HEADS * HEAD_DIM
+    SHARE: tl.constexpr = INNER // GROUPS
+    EACH: tl.constexpr = HEADS // GROUPS
+    CHANNELS: tl.constexpr = INNER + 2 * GROUPS * STATE
+    INPUTS: tl.constexpr = CHANNELS + HEADS
+    WIDTH: tl.constexpr = INNER + INPUTS
+    SIZE: tl.constexpr = HEADS * HEAD_DIM * STATE  # numbers of a slot
+    TILES: tl.constexpr = (HEAD_DIM + TILE - 1) // TILE
+    row, program = tl.program_id(0), tl.program_id(1)
+    head = program // TILES
+    group = head // EACH
+    dim = program % TILES * TILE + tl.arange(0, TILE)
+    n = tl.arange(0, STATE_PAD)
+    in_head, in_state = dim < HEAD_DIM, n < STATE
+    x_channel = head * HEAD_DIM + dim
+    b_channel = INNER + group * STATE + n
+    c_channel = b_channel + GROUPS * STATE
+    # Lengths, slots and what earlier launches have left are constant until this kernel writes it.
+    start, count, slot, source, copy, live, goes_on = row_of(
+        row, state_slots, read_from, copied_to, seq_lens, positions, query_start_loc, SNAPSHOTS
+    )
+    live = live & (count <= queries)
+    goes_on = goes_on & live
+    again = tl.load(replayed + row, mask=live, other=0)
+    after = again
+    if SNAPSHOTS:
+        after = tl.load(copied_after + row, mask=live, other=0)
+    of_head = state + (head * HEAD_DIM + dim[:, None]) * STATE + n[None, :]
+    in_tile = in_head[:, None] & in_state[None, :]
+    held = tl.load(of_head + source * SIZE, mask=in_tile & goes_on, other=0.0)
+    x_seen = seen_before(conv_state, source, x_channel, in_head & goes_on, CHANNELS, WINDOW)
+    b_seen = seen_before(conv_state, source, b_channel, in_state & goes_on, CHANNELS, WINDOW)
+    c_seen = seen_before(conv_state, source, c_channel, in_state & goes_on, CHANNELS, WINDOW)
+    x_taps = taps_of(conv_weight, conv_bias, x_channel, in_head, WINDOW, HAS_BIAS)
+    b_taps = taps_of(conv_weight, conv_bias, b_channel, in_state, WINDOW, HAS_BIAS)
+    c_taps = taps_of(conv_weight, conv_bias, c_channel, in_state, WINDOW, HAS_BIAS)
+    slope, straight = tl.load(a + head), tl.load(d + head).to(tl.float32)
+    bias = tl.load(dt_bias + head).to(tl.float32)
+    wait_for_predecessors(DEPENDENT)
+    line = start.to(tl.int64)
+    own = made + row.to(tl.int64) * queries * INNER
+    if live:
+        x_left, b_left, c_left = x_seen, b_seen, c_seen
+        x_there, b_there, c_there = x_seen, b_seen, c_seen
+        ahead = _inputs_at(
+            0, projected, kept, line, slot, x_channel, b_channel, c_channel, head, again, again + count, in_head,
+            in_state, INNER, WIDTH, INPUTS, CHANNELS, MOST,
+        )  # fmt: skip
+        for step in range(again + count):
+            x_new, b_new, c_new, raw, z = ahead
+            # What the next token brings is asked for before anything waits for this one's.
+            ahead = _inputs_at(
+                step + 1, projected, kept, line, slot, x_channel, b_channel, c_channel, head, again, again + count,
+                in_head, in_state, INNER, WIDTH, INPUTS, CHANNELS, MOST,
+            )  # fmt: skip
+            x = convolved_of(x_seen, x_new, x_taps, WINDOW)
+            b = convolved_of(b_seen, b_new, b_taps, WINDOW)
+            c = convolved_of(c_seen, c_new, c_taps, WINDOW)
+            x_seen = one_further(x_seen, x_new, WINDOW)
+            b_seen = one_further(b_seen, b_new, WINDOW)
+            c_seen = one_further(c_seen, c_new, WINDOW)
+            held = moved_on(held, x, b, step_of(raw, bias, low, high), slope)
+            if step == again:  # the newest token: what follows is not certain
+                tl.store(of_head + slot * SIZE, held, mask=in_tile)
+            x_left = chosen_of(step == again, x_seen, x_left, WINDOW)
+            b_left = chosen_of(step == again, b_seen, b_left, WINDOW)
+            c_left = chosen_of(step == again, c_seen, c_left, WINDOW)
+            if SNAPSHOTS:
+                if (copy >= 0) & (step + 1 == after):
+                    tl.store(of_head + copy * SIZE, held, mask=in_tile)
+                x_there = chosen_of(step + 1 == after, x_seen, x_there, WINDOW)
+                b_there = chosen_of(step + 1 == after, b_seen, b_there, WINDOW)
+                c_there = chosen_of(step + 1 == after, c_seen, c_there, WINDOW)
+            if step >= again:
+                y = gated_output(held, c, x, straight, z)
+                tl.store(own + (step - again) * INNER + x_channel, y, mask=in_head)
+        tl.debug_barrier()
+        meeting = arrived + row * GROUPS + group
+        is_last = tl.atomic_add(meeting, 1, sem="acq_rel") == EACH * TILES - 1
+        x_drafts = drafts_of(projected, line, x_channel, count, in_head, INNER, WIDTH, MOST_PAD)
+        leave_channels(conv_state, slot, x_channel, x_left, in_head, CHANNELS, WINDOW)
+        if SNAPSHOTS:
+            leave_channels(conv_state, copy, x_channel, x_there, in_head & (copy >= 0), CHANNELS, WINDOW)
+        if is_last:
+            tl.store(meeting, 0)
+            each = tl.arange(0, EACH_PAD)
+            steps = CHANNELS + group * EACH + each
+            b_drafts = drafts_of(projected, line, b_channel, count, in_state, INNER, WIDTH, MOST_PAD)
+            c_drafts = drafts_of(projected, line, c_channel, count, in_state, INNER, WIDTH, MOST_PAD)
+            step_drafts = drafts_of(projected, line, steps, count, each < EACH, INNER, WIDTH, MOST_PAD)
+            i = tl.arange(0, GROUP_PAD)
+            ok = i < SHARE
+            at = group * SHARE + i
+            made_next = tl.load(own + at, mask=ok, other=0.0, cache_modifier=".cg")
+            weight = tl.load(gamma + at, mask=ok, other=0.0).to(tl.float32)
+            leave_channels(conv_state, slot, b_channel, b_left, in_state, CHANNELS, WINDOW)
+            leave_channels(conv_state, slot, c_channel, c_left, in_state, CHANNELS, WINDOW)
+            if SNAPSHOTS:
+                leave_channels(conv_state, copy, b_channel, b_there, in_state & (copy >= 0), CHANNELS, WINDOW)
+                leave_channels(conv_state, copy, c_channel, c_there, in_state & (copy >= 0), CHANNELS, WINDOW)
+            keep_drafts(kept, slot, b_channel, b_drafts, count, in_state, INPUTS, MOST, MOST_PAD)
+            keep_drafts(kept, slot, c_channel, c_drafts, count, in_state, INPUTS, MOST, MOST_PAD)
+            keep_drafts(kept, slot, steps, step_drafts, count, each < EACH, INPUTS, MOST, MOST_PAD)
+            for further in range(count):
+                value = made_next
+                after_it, more = own + (further + 1) * INNER + at, further + 1 < count
+                if HOLDS_TWO:
+                    made_next = tl.load(after_it, mask=ok & more, other=0.0, cache_modifier=".cg")
+                scale = tl.rsqrt(tl.sum(value * value, 0) / SHARE + eps)
+                value = (value * scale * weight).to(out.dtype.element_ty)
+                tl.store(out + (line + further) * INNER + at, value, mask=ok)
+                if not HOLDS_TWO:
+                    made_next = tl.load(after_it, mask=ok & more, other=0.0, cache_modifier=".cg")
+        keep_drafts(kept, slot, x_channel, x_drafts, count, in_head, INPUTS, MOST, MOST_PAD)
+    elif count <= queries:
+        nothing = tl.zeros([TILE], out.dtype.element_ty)
+        for further in range(count):
+            tl.store(out + (line + further) * INNER + x_channel, nothing, mask=in_head)
+
+
+def mamba2_of_runs(
+    projected: torch.Tensor,
+    weights: Mamba2,
+    states: tuple[torch.Tensor, ...],
+    batch: ForwardBatch,
+    out: torch.Tensor,
+    arrived: torch.Tensor,
+    *,
+    dependent: bool,
+    tiling: StateTiling = STATES,
+) -> None:
+    """What `weights.out` reads of rows that decode, which have up to `batch.decode_queries` query tokens, and their
+    states as far as their newest tokens, in place.
+
+    states: as `mamba2_of_one_token` has them, and behind them the inputs of drafts, float32 [state slots of rows, K,
+    `Kept.inputs`]: as many as `batch.replayed` says are replayed, then those of the row's new drafts are kept. Slots of
+    rows that are masked or have more query tokens stay as they are. The rest is as there.
+    """
+    shape, rows, queries = weights.shape, batch.num_rows, batch.decode_queries
+    conv_state, state, kept = states
+    most = kept.shape[1]
+    assert queries <= 1 + most, "more drafts than a slot has room for"
+    tile = tiling.tile(shape.head_dim, shape.state)
+    low, high = weights.dt_limits
+    group_pad = triton.next_power_of_2(shape.inner // shape.groups)
+    options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
+    _mamba2_run_kernel[(rows, shape.heads * triton.cdiv(shape.head_dim, tile))](
+        projected,
+        weights.conv_weight,
+        weights.conv_weight if weights.conv_bias is None else weights.conv_bias,
+        weights.a,
+        weights.d,
+        weights.dt_bias,
+        weights.gated_norm.weight,
+        conv_state,
+        state,
+        kept,
+        *places_of(batch),
+        batch.seq_lens,
+        batch.positions,
+        batch.query_start_loc,
+        torch.empty((rows * queries, shape.inner), dtype=torch.float32, device=projected.device),
+        out,
+        arrived,
+        low,
+        high,
+        weights.gated_norm.eps,
+        queries,
+        HEADS=shape.heads,
+        HEAD_DIM=shape.head_dim,
+        GROUPS=shape.groups,
+        STATE=shape.state,
+        WINDOW=shape.window,
+        MOST=most,
+        TILE=tile,
+        STATE_PAD=triton.next_power_of_2(shape.state),
+        GROUP_PAD=group_pad,
+        EACH_PAD=triton.next_power_of_2(shape.heads // shape.groups),
+        MOST_PAD=triton.next_power_of_2(most),
+        HAS_BIAS=weights.conv_bias is not None,
+        HOLDS_TWO=group_pad <= _MOST_OF_A_THREAD * 32 * tiling.warps,
+        DEPENDENT=dependent,
+        SNAPSHOTS=batch.states_read_from is not None,
+        num_warps=tiling.warps,
+        **options,
+    )

@@ -1,0 +1,288 @@
+"""What kernels of recurrent mixers share where rows have several query tokens: which row a token is of, sub-chunks, the
+convolution of all tokens, what it will see again, and the norm with its gate.
+
+A *sub-chunk* is as many tokens of a row as a scan takes at once, by products of matrices. Its borders are the request's
+own positions that are multiples of its length, wherever a launch begins: so where a prompt is cut at such a position
+the cut changes no bit, since the state there is what is handed on anyway. A cut within a sub-chunk makes two of it,
+whose sums are rounded apart.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from runahead.runtime.kernels.forward_batch import ForwardBatch
+from runahead.runtime.kernels.triton.gpu.capability import current_gpu
+from runahead.runtime.kernels.triton.ops.gates import logistic
+from runahead.runtime.kernels.triton.recurrent.rows import row_of
+from runahead.runtime.rounding import ceil_div
+
+_LENGTH: Final = 64  # of a sub-chunk
+_LENGTH_OF_FLOAT32: Final = 32  # the same, of twice as many bytes a number
+_STAGES: Final = 3  # sub-chunks on their way at a time, where a program has the memory for it
+_MEMORY_OF_STAGES: Final = 160 * 1024  # bytes that they need, of a head of 128 numbers
+_TOKENS: Final = 32  # that a program convolves
+_CHANNELS: Final = 128  # of a program that convolves, or keeps what will be seen again
+_GATED: Final = 2048  # numbers of a program that takes norms
+
+
+def length_of_sub_chunks(dtype: torch.dtype) -> int:
+    """dtype: of the model."""
+    return _LENGTH_OF_FLOAT32 if dtype == torch.float32 else _LENGTH
+
+
+def stages_of_scans() -> int:
+    """Sub-chunks on their way at a time."""
+    gpu = current_gpu()
+    return _STAGES if gpu is not None and gpu.shared_memory >= _MEMORY_OF_STAGES else 1
+
+
+class ChunkRows:
+    """Of a batch, for all of its layers. A *long* row is live and has several query tokens. length: of sub-chunks."""
+
+    def __init__(self, batch: ForwardBatch, length: int) -> None:
+        assert batch.state_slots is not None, "a model that keeps states is given a batch that names no state slots"
+        self.batch = batch
+        self.state_slots = batch.state_slots
+        # Both or neither: without snapshots a row goes on from its own slot, and leaves its state nowhere else.
+        self.snapshots = batch.states_read_from is not None
+        self.read_from = batch.state_slots if batch.states_read_from is None else batch.states_read_from
+        self.copied_to = batch.state_slots if batch.states_copied_to is None else batch.states_copied_to
+        self.length = length
+
+    @cached_property
+    def of_tokens(self) -> torch.Tensor:
+        """The number of each query token's row, if that is long; -1 of all others, and of padding. int32 [T]"""
+        batch, ends = self.batch, self.batch.query_start_loc[1:]
+        token = torch.arange(batch.num_tokens, dtype=torch.int32, device=ends.device)
+        row = torch.searchsorted(ends, token, right=True).clamp(max=batch.num_rows - 1)
+        return row.int().masked_fill(~self._long[row] | (token >= ends[-1]), -1)
+
+    @cached_property
+    def _long(self) -> torch.Tensor:
+        """bool [R]"""
+        return (self.batch.seq_lens > 0) & (self.batch.query_start_loc.diff() > 1)
+
+    @cached_property
+    def sub_chunks(self) -> SubChunks:
+        """Of all long rows."""
+        batch, length = self.batch, self.length
+        starts = batch.query_start_loc[:-1]
+        counts = batch.query_start_loc.diff()
+        firsts = batch.positions[starts.clamp(max=batch.num_tokens - 1)]  # a row without any may begin behind all
+        parts = ((firsts % length + counts + length - 1) // length).masked_fill(~self._long, 0)
+        ends = parts.cumsum(0)
+        most = batch.num_tokens // length + 2 * min(batch.num_rows, ceil_div(batch.num_tokens, 2))
+        number = torch.arange(most, device=ends.device)
+        row = torch.searchsorted(ends, number, right=True).clamp(max=batch.num_rows - 1)
+        before = ends - parts
+        part = (number - before[row]).masked_fill(number >= ends[-1], -1)
+        return SubChunks(row.int(), part.int(), before.int())
+
+
+@dataclass(frozen=True, slots=True)
+class SubChunks:
+    """row, part: int32 [most], of each its row and which of the row's it is; -1: there is none. before: int32 [rows],
+    how many there are of the rows before."""
+
+    row: torch.Tensor
+    part: torch.Tensor
+    before: torch.Tensor
+
+    @property
+    def most(self) -> int:
+        return self.row.shape[0]
+
+
+@triton.jit
+def _convolve_kernel(
+    projected, conv_weight, conv_bias, conv_state, row_of_token, read_from, positions, query_start_loc, out,
+    num_tokens, FIRST: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, WINDOW: tl.constexpr,
+    HAS_BIAS: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program for TOKENS tokens and BLOCK channels. The order of each sum is that of `recurrent/rows.py`."""
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(row_of_token + token, mask=token < num_tokens, other=-1)
+    live, in_channels = row >= 0, channel < CHANNELS
+    source = tl.load(read_from + row, mask=live, other=0).to(tl.int64)
+    start = tl.load(query_start_loc + row, mask=live, other=0)
+    goes_on = live & (tl.load(positions + start, mask=live, other=0) > 0)
+    i = token - start  # of the row's query tokens
+    total = tl.zeros([TOKENS, BLOCK], tl.float32)
+    for tap in tl.static_range(WINDOW):
+        back = WINDOW - 1 - tap
+        line = (token - back).to(tl.int64)[:, None] * WIDTH + FIRST + channel[None, :]
+        here = (live & (i >= back))[:, None] & in_channels[None, :]
+        seen = tl.load(projected + line, mask=here, other=0.0).to(tl.float32)
+        if tap < WINDOW - 1:
+            kept = (source * (WINDOW - 1) + WINDOW - 1 + i - back)[:, None] * CHANNELS + channel[None, :]
+            before = (goes_on & (i < back))[:, None] & in_channels[None, :]
+            seen += tl.load(conv_state + kept, mask=before, other=0.0)
+        weight = tl.load(conv_weight + channel * WINDOW + tap, mask=in_channels, other=0.0).to(tl.float32)
+        total += seen * weight[None, :]
+    if HAS_BIAS:
+        total += tl.load(conv_bias + channel, mask=in_channels, other=0.0).to(tl.float32)[None, :]
+    at = token.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
+    total = (total * logistic(total)).to(out.dtype.element_ty)
+    tl.store(out + at, total, mask=live[:, None] & in_channels[None, :])
+
+
+@triton.jit
+def _keep_channels_kernel(
+    projected, conv_state, state_slots, read_from, copied_to, seq_lens, positions, query_start_loc, FIRST: tl.constexpr,
+    WIDTH: tl.constexpr, CHANNELS: tl.constexpr, WINDOW: tl.constexpr, KEPT: tl.constexpr, BLOCK: tl.constexpr,
+    SNAPSHOTS: tl.constexpr,
+):  # fmt: skip
+    """One program for BLOCK channels of a row."""
+    start, count, slot, source, copy, live, goes_on = row_of(
+        tl.program_id(0), state_slots, read_from, copied_to, seq_lens, positions, query_start_loc, SNAPSHOTS
+    )
+    if live & (count > 1):
+        channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+        tap = tl.arange(0, KEPT)[:, None]
+        ok = (tap < WINDOW - 1) & (channel < CHANNELS)
+        i = count - (WINDOW - 1) + tap  # of the row's query tokens; below 0 it is one that the slot holds
+        line = (start + i).to(tl.int64) * WIDTH + FIRST + channel
+        seen = tl.load(projected + line, mask=ok & (i >= 0), other=0.0).to(tl.float32)
+        of_slot = conv_state + tap * CHANNELS + channel
+        SIZE: tl.constexpr = (WINDOW - 1) * CHANNELS
+        seen += tl.load(of_slot + source * SIZE + count * CHANNELS, mask=ok & (i < 0) & goes_on, other=0.0)
+        tl.debug_barrier()  # what is written here is read by other threads
+        tl.store(of_slot + slot * SIZE, seen, mask=ok)
+        if SNAPSHOTS:
+            tl.store(of_slot + copy * SIZE, seen, mask=ok & (copy >= 0))
+
+
+@triton.jit
+def _gated_norm_kernel(
+    projected, y, gamma, row_of_token, out, eps, GROUPS: tl.constexpr, SHARE: tl.constexpr, WIDTH: tl.constexpr,
+    GATE_FIRST: tl.constexpr, PROGRAM_GROUPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program for some groups of a token. GATE_FIRST: the norm is of what the gate has left, by a weight for every
+    number; else the gate is of the norm, whose weight is every group's."""
+    token = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1) * PROGRAM_GROUPS + tl.arange(0, PROGRAM_GROUPS)[:, None]
+    i = tl.arange(0, BLOCK)[None, :]
+    place = group * SHARE + i
+    inside = (group < GROUPS) & (i < SHARE)
+    live = inside & (tl.load(row_of_token + token) >= 0)
+    value = tl.load(y + token * (GROUPS * SHARE) + place, mask=live, other=0.0).to(tl.float32)
+    z = tl.load(projected + token * WIDTH + place, mask=live, other=0.0).to(tl.float32)
+    weight = tl.load(gamma + (place if GATE_FIRST else i), mask=inside, other=0.0).to(tl.float32)
+    if GATE_FIRST:
+        value *= z * logistic(z)
+    value *= tl.rsqrt(tl.sum(value * value, 1) / SHARE + eps)[:, None] * weight
+    if not GATE_FIRST:
+        value *= z * logistic(z)
+    tl.store(out + token * (GROUPS * SHARE) + place, value.to(out.dtype.element_ty), mask=inside)
+
+
+def convolve(
+    projected: torch.Tensor,
+    conv_weight: torch.Tensor,
+    conv_bias: torch.Tensor | None,
+    conv_state: torch.Tensor,
+    rows: ChunkRows,
+    first: int,
+) -> torch.Tensor:
+    """The convolution of every token of a long row and its SiLU, [T, channels] in the dtype of `projected`.
+
+    projected: contiguous [T, width], whose channels begin at `first`. conv_weight: [channels, 1, window]. conv_bias:
+    [channels]. conv_state: float32 [state slots, window - 1, channels]; it stays as it is.
+    """
+    (tokens, width), (channels, _, window) = projected.shape, conv_weight.shape
+    batch, out = rows.batch, projected.new_empty((tokens, channels))
+    _convolve_kernel[(triton.cdiv(tokens, _TOKENS), triton.cdiv(channels, _CHANNELS))](
+        projected,
+        conv_weight,
+        conv_weight if conv_bias is None else conv_bias,
+        conv_state,
+        rows.of_tokens,
+        rows.read_from,
+        batch.positions,
+        batch.query_start_loc,
+        out,
+        tokens,
+        FIRST=first,
+        WIDTH=width,
+        CHANNELS=channels,
+        WINDOW=window,
+        HAS_BIAS=conv_bias is not None,
+        TOKENS=_TOKENS,
+        BLOCK=_CHANNELS,
+        num_warps=4,
+    )
+    return out
+
+
+def keep_channels(projected: torch.Tensor, conv_state: torch.Tensor, rows: ChunkRows, first: int) -> None:
+    """What the convolution of long rows will see again, in place; other rows' slots stay as they are. After `convolve`,
+    whose arguments these are."""
+    _, kept, channels = conv_state.shape
+    batch = rows.batch
+    _keep_channels_kernel[(batch.num_rows, triton.cdiv(channels, _CHANNELS))](
+        projected,
+        conv_state,
+        rows.state_slots,
+        rows.read_from,
+        rows.copied_to,
+        batch.seq_lens,
+        batch.positions,
+        batch.query_start_loc,
+        FIRST=first,
+        WIDTH=projected.shape[1],
+        CHANNELS=channels,
+        WINDOW=kept + 1,
+        KEPT=triton.next_power_of_2(kept),
+        BLOCK=_CHANNELS,
+        SNAPSHOTS=rows.snapshots,
+        num_warps=4,
+    )
+
+
+def gated_norm(
+    projected: torch.Tensor,
+    y: torch.Tensor,
+    gamma: torch.Tensor,
+    eps: float,
+    rows: ChunkRows,
+    groups: int,
+    *,
+    gate_first: bool,
+) -> torch.Tensor:
+    """The norm of `y` by groups, and the gate z, SiLU: what a mixer's `out` reads, [T, inner]. Zeros for tokens of no
+    long row.
+
+    projected: contiguous [T, width], z first. y: contiguous [T, inner]. gate_first: the norm is of what the gate has
+    left, and gamma is [inner]; else the gate is of the norm, and gamma is [inner / groups].
+    """
+    tokens, inner = y.shape
+    block = triton.next_power_of_2(inner // groups)
+    some = max(1, min(triton.next_power_of_2(groups), _GATED // block))
+    out = torch.empty_like(y)
+    _gated_norm_kernel[(tokens, triton.cdiv(groups, some))](
+        projected,
+        y,
+        gamma,
+        rows.of_tokens,
+        out,
+        eps,
+        GROUPS=groups,
+        SHARE=inner // groups,
+        WIDTH=projected.shape[1],
+        GATE_FIRST=gate_first,
+        PROGRAM_GROUPS=some,
+        BLOCK=block,
+        num_warps=4 if block * some >= 1024 else 1,
+    )
+    return out

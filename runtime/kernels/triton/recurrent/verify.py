@@ -1,0 +1,129 @@
+"""What kernels of recurrent mixers share where rows have drafts: the inputs of a run, of which some are replayed.
+
+A *run* is here what a recurrence is given of a row in one F: first the drafts of the F before that S has kept, whose
+inputs lie in the row's state slot, then the row's query tokens, its newest token and its drafts. The state behind the
+newest token is written, the inputs of the drafts are kept, and what the drafts make of the state is dropped. The places
+of a run are counted from 0; what the convolution has kept of tokens before it has places below 0.
+
+Every token of a run goes through the same loop. So its bits are the same as a draft, replayed, or as a token that is
+certain, in launches that cut states in the same way.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from runahead.runtime.kernels.forward_batch import ForwardBatch
+from runahead.runtime.kernels.triton.gpu.unrolled import longer
+from runahead.runtime.kernels.triton.recurrent.rows import convolved, newest_tap
+
+
+@triton.jit
+def input_of(
+    projected, kept, line, slot, column, place, again, ok, FIRST: tl.constexpr, WIDTH: tl.constexpr,
+    INPUTS: tl.constexpr, MOST: tl.constexpr,
+):  # fmt: skip
+    """Inputs of a run at a place of it, float32, of these columns.
+
+    line: the row's first query token. again: how many tokens are replayed. ok: of those that there are. FIRST, WIDTH:
+    where a token's inputs begin in what the first product has given of it, and how much that is. INPUTS: of a token,
+    the channels that are convolved and what comes behind them. MOST: drafts of a row.
+    """
+    token = projected + (line + place - again) * WIDTH + FIRST
+    new = tl.load(token + column, mask=ok & (place >= again), other=0.0).to(tl.float32)
+    old = tl.load(kept + (slot * MOST + place) * INPUTS + column, mask=ok & (place < again), other=0.0)
+    return tl.where(place >= again, new, old)
+
+
+@triton.jit
+def seen_before(conv_state, source, channel, ok, CHANNELS: tl.constexpr, WINDOW: tl.constexpr):
+    """What a convolution has kept of the WINDOW - 1 tokens before a run, the oldest first: a tuple, as `channel`. ok:
+    of channels that there are, and of a row that goes on."""
+    seen = ()
+    for tap in tl.static_range(WINDOW - 1):
+        at = conv_state + (source * (WINDOW - 1) + tap) * CHANNELS + channel
+        seen = longer(seen, tl.load(at, mask=ok, other=0.0))
+    return seen
+
+
+@triton.jit
+def taps_of(conv_weight, conv_bias, channel, ok, WINDOW: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """By what a convolution multiplies what it sees, the oldest first, and behind that its bias: a tuple, float32, as
+    `channel`."""
+    taps = ()
+    for tap in tl.static_range(WINDOW - 1):
+        weight = tl.load(conv_weight + channel * WINDOW + tap, mask=ok, other=0.0)
+        taps = longer(taps, weight.to(tl.float32))
+    weight, bias = newest_tap(conv_weight, conv_bias, channel, ok, WINDOW, HAS_BIAS)
+    return longer(longer(taps, weight), bias)
+
+
+@triton.jit
+def convolved_of(seen, newest, taps, WINDOW: tl.constexpr):
+    """The convolution that ends at `newest`, and its SiLU. The order of the sum is that of `sum_of_kept`."""
+    total = tl.zeros(newest.shape, tl.float32)
+    for tap in tl.static_range(WINDOW - 1):
+        total += seen[tap] * taps[tap]
+    return convolved(total, newest, (taps[WINDOW - 1], taps[WINDOW]))
+
+
+@triton.jit
+def one_further(seen, newest, WINDOW: tl.constexpr):
+    """What the convolution sees of the tokens before, one token later."""
+    further = ()
+    for tap in tl.static_range(WINDOW - 2):
+        further = longer(further, seen[tap + 1])
+    return longer(further, newest)
+
+
+@triton.jit
+def chosen_of(take, seen, otherwise, WINDOW: tl.constexpr):
+    """One of two of what a convolution sees."""
+    found = ()
+    for tap in tl.static_range(WINDOW - 1):
+        found = longer(found, tl.where(take, seen[tap], otherwise[tap]))
+    return found
+
+
+@triton.jit
+def leave_channels(conv_state, slot, channel, seen, ok, CHANNELS: tl.constexpr, WINDOW: tl.constexpr):
+    """`seen` becomes what a convolution has kept in a slot."""
+    for tap in tl.static_range(WINDOW - 1):
+        tl.store(conv_state + (slot * (WINDOW - 1) + tap) * CHANNELS + channel, seen[tap], mask=ok)
+
+
+@triton.jit
+def drafts_of(
+    projected, line, column, count, ok, FIRST: tl.constexpr, WIDTH: tl.constexpr, MOST_PAD: tl.constexpr
+):  # fmt: skip
+    """These columns of the drafts' inputs among the row's `count` query tokens, [MOST_PAD, columns]. MOST_PAD: as many
+    as a row may have or more, a power of two."""
+    j = tl.arange(0, MOST_PAD)[:, None]
+    mine = (j < count - 1) & ok[None, :]
+    return tl.load(projected + (line + 1 + j) * WIDTH + FIRST + column[None, :], mask=mine, other=0.0)
+
+
+@triton.jit
+def keep_drafts(
+    kept, slot, column, drafts, count, ok, INPUTS: tl.constexpr, MOST: tl.constexpr, MOST_PAD: tl.constexpr
+):  # fmt: skip
+    """What `drafts_of` has found goes into the row's slot. Nobody reads what is there any more."""
+    j = tl.arange(0, MOST_PAD)[:, None]
+    mine = (j < count - 1) & ok[None, :]
+    tl.store(kept + (slot * MOST + j) * INPUTS + column[None, :], drafts.to(tl.float32), mask=mine)
+
+
+def places_of(batch: ForwardBatch) -> tuple[torch.Tensor, ...]:
+    """What kernels are given of a batch's states, int32 [B] each: slots, read_from, copied_to, copied_after, replayed.
+    Without snapshots the second to the fourth are not read."""
+    own, snapshots = batch.state_slots, batch.states_read_from is not None
+    assert own is not None, "a model that keeps states is given a batch that names no state slots"
+    assert batch.replayed is not None, "slots that hold inputs of drafts are given a batch that names no replays"
+    assert not snapshots or batch.copied_after is not None, "a border may be inside a run"
+    others = (batch.states_read_from, batch.states_copied_to, batch.copied_after)
+    return (own, *(own if one is None else one for one in others), batch.replayed)

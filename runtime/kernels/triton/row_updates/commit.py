@@ -1,0 +1,334 @@
+"""The end of S: rows advance by their tokens, those that stop are ended, and the result ring is written."""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from runahead.cuda_graphs import rings
+from runahead.runtime.kernels.row_state import PenaltyState, RowState
+from runahead.runtime.kernels.triton.row_state.grammar_masks import MaskState
+from runahead.runtime.kernels.triton.row_state.record import int_of, place_of
+from runahead.runtime.kernels.triton.row_updates.apply_plan import RowList
+from runahead.runtime.kernels.triton.sampling.logprobs import LogprobBuffers
+from runahead.runtime.kernels.triton.sampling.parameters import has_grammar
+
+_MIN_POSITION = place_of("min_position")
+_MAX_POSITION = place_of("max_position")
+_STOP_COUNT = place_of("stop_count")
+_LOGPROBS = place_of("logprobs")
+_PENALTY_SLOT = place_of("penalty_slot")
+_STOPPED = tl.constexpr(rings.STOPPED)
+_VOID = tl.constexpr(rings.VOID)
+_NON_FINITE = tl.constexpr(rings.NON_FINITE)
+_NOTHING_LEFT = tl.constexpr(rings.NOTHING_LEFT)
+_HELD = tl.constexpr(rings.HELD)
+
+
+@dataclass(frozen=True, slots=True)
+class ResultRing:
+    """The mapped result ring as the device sees it."""
+
+    cells: torch.Tensor  # int64 [slots, rows, 1 + drafts]
+    logprob: torch.Tensor  # float32 [slots, rows, 1 + drafts]
+    top_ids: torch.Tensor  # int32 [slots, rows, 1 + drafts, max_top]
+    top_logprobs: torch.Tensor  # float32 [slots, rows, 1 + drafts, max_top]
+    finite: torch.Tensor  # int8 [slots, rows]
+    prompt_logprob: torch.Tensor  # float32 [slots, prompt_tokens]
+    prompt_top_ids: torch.Tensor  # int32 [slots, prompt_tokens, max_top]
+    prompt_top_logprobs: torch.Tensor  # float32 [slots, prompt_tokens, max_top]
+    drafted: torch.Tensor  # int8 [slots, rows]
+    status: torch.Tensor  # int32 [slots, STATUS_WORDS]
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _advance_kernel(
+    counter,
+    sample_slots,
+    tokens,
+    finite,
+    last_token,
+    seq_len,
+    alive,
+    parameters,
+    stop_ids,
+    counts,
+    history,
+    held,
+    nothing_left,
+    cells,
+    num_rows,
+    SLOTS: tl.constexpr,
+    RING_ROWS: tl.constexpr,
+    CELLS: tl.constexpr,
+    VOCAB: tl.constexpr,
+    CONTEXT: tl.constexpr,
+    NULL_SLOT: tl.constexpr,
+    ROWS: tl.constexpr,
+    MAX_STOP_IDS: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    number = tl.load(counter) + 1
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    slot = tl.load(sample_slots + row, mask=row < num_rows, other=NULL_SLOT).to(tl.int64)
+    ok = slot != NULL_SLOT
+    token = tl.load(tokens + row, mask=ok, other=0).to(tl.int32)
+    is_finite = tl.load(finite + row, mask=ok, other=1) != 0
+    is_alive = tl.load(alive + slot, mask=ok, other=0) != 0
+    position = tl.load(seq_len + slot, mask=ok, other=0)
+    stop_count = int_of(parameters, slot, _STOP_COUNT)
+    ends = position >= int_of(parameters, slot, _MIN_POSITION)
+    is_full = position >= int_of(parameters, slot, _MAX_POSITION)
+    if MASKED:
+        ends = ends | has_grammar(slot, parameters)
+    s = tl.arange(0, MAX_STOP_IDS)[None, :]
+    there = s < stop_count[:, None]  # of a row without stop ids nothing is asked for
+    ids = tl.load(stop_ids + slot[:, None] * MAX_STOP_IDS + s, mask=there, other=-1)
+    is_stop = tl.sum((ids == token[:, None]).to(tl.int32), 1) > 0
+    stopped = (is_stop & ends) | is_full | (is_finite == 0)
+    flags = tl.where(is_finite, 0, _NON_FINITE)
+    is_held = is_alive & (row < 0)
+    if MASKED:
+        is_held = is_alive & (tl.load(held + slot, mask=ok, other=0) != 0)
+        is_alive = is_alive & (is_held == 0)
+        is_empty = tl.load(nothing_left + row, mask=ok, other=0) != 0
+        stopped = stopped | is_empty
+        flags = flags | tl.where(is_empty, _NOTHING_LEFT, 0)
+        is_finite = is_finite & (is_empty == 0)  # that is said: what follows counts tokens that are kept
+    # What follows is written where other warps have read: stop ids are compared, and cells made, by four rows a warp.
+    tl.debug_barrier()
+    tl.store(last_token + slot, token, mask=ok & is_alive)
+    tl.store(seq_len + slot, position + 1, mask=ok & is_alive & is_finite)
+    tl.store(alive + slot, tl.zeros([ROWS], tl.int8), mask=ok & is_alive & stopped)
+    own = int_of(parameters, slot, _PENALTY_SLOT).to(tl.int64)
+    counted = ok & is_alive & is_finite & (own >= 0)
+    said = counts + own * VOCAB + token
+    tl.store(said, tl.load(said, mask=counted, other=0) + 1, mask=counted)  # a penalty slot is one row's
+    if CONTEXT > 0:
+        tl.store(history + slot * CONTEXT + position, token, mask=ok & is_alive & is_finite)
+    low = token | tl.where(stopped, _STOPPED, 0) | flags
+    low = tl.where(is_alive, low, _VOID)
+    low = tl.where(is_held, _HELD, low)
+    cell = (number << 32) | low.to(tl.int64)  # the number's upper half is shifted out
+    tl.store(cells + ((number % SLOTS) * RING_ROWS + row) * CELLS, cell, mask=ok)
+
+
+_ADVANCE_ROWS = 16
+
+
+def advance(
+    num_rows: int,
+    counter: torch.Tensor,
+    rows: RowList,
+    tokens: torch.Tensor,
+    finite: torch.Tensor,
+    state: RowState,
+    penalties: PenaltyState,
+    results: ResultRing,
+    history: torch.Tensor | None = None,
+    masks: MaskState | None = None,
+    nothing_left: torch.Tensor | None = None,
+) -> None:
+    """Advance the rows that were sampled, count their tokens where there are penalties, and store each one's cell:
+    (launch number modulo 2**32) << 32 | flags | token.
+
+    counter: int64 [1], the launches whose plan was applied: this one comes after S. num_rows: places of the row list
+    that are looked at; those that name the null slot are passed over. tokens: int32 or int64 [num_rows]. finite: bool
+    [num_rows]. A row that had ended before stays as it is, and its cell is VOID. history: int32 [slots, context], where
+    a drafter wants to know the tokens by their position. masks: rows with a grammar were judged in this launch: one
+    that is held stays as it is, and its cell is HELD. nothing_left: bool [num_rows], with masks.
+    """
+    _advance_kernel[(triton.cdiv(num_rows, _ADVANCE_ROWS),)](
+        counter,
+        rows.sample_slots,
+        tokens,
+        finite.view(torch.int8),
+        state.last_token,
+        state.seq_len,
+        state.alive.view(torch.int8),
+        state.parameters,
+        state.stop_ids,
+        penalties.counts,
+        penalties.counts if history is None else history,
+        tokens if masks is None else masks.held,
+        tokens if nothing_left is None else nothing_left.view(torch.int8),
+        results.cells,
+        num_rows,
+        SLOTS=results.cells.shape[0],
+        RING_ROWS=results.cells.shape[1],
+        CELLS=results.cells.shape[2],
+        VOCAB=penalties.counts.shape[1],
+        CONTEXT=0 if history is None else history.shape[1],
+        NULL_SLOT=state.slots - 1,
+        ROWS=_ADVANCE_ROWS,
+        MAX_STOP_IDS=state.stop_ids.shape[1],
+        MASKED=masks is not None,
+        num_warps=4,
+    )
+
+
+@triton.jit
+def store_logprobs(
+    row,
+    at,
+    wanted,
+    logprob,
+    top_ids,
+    top_logprobs,
+    top_stride,
+    ring_logprob,
+    ring_top_ids,
+    ring_top_logprobs,
+    MAX_TOP: tl.constexpr,
+    TOP_PAD: tl.constexpr,
+):
+    """What was found for a row, the top `wanted` with it, to entry `at` of the ring."""
+    i = tl.arange(0, TOP_PAD)
+    listed = i < tl.minimum(wanted, MAX_TOP)
+    tl.store(ring_logprob + at, tl.load(logprob + row))
+    ids = tl.load(top_ids + row * top_stride + i, mask=listed, other=0)
+    tl.store(ring_top_ids + at * MAX_TOP + i, ids, mask=listed)
+    values = tl.load(top_logprobs + row * top_stride + i, mask=listed, other=0.0)
+    tl.store(ring_top_logprobs + at * MAX_TOP + i, values, mask=listed)
+
+
+@triton.jit
+def _logprobs_kernel(
+    counter,
+    sample_slots,
+    parameters,
+    logprob,
+    top_ids,
+    top_logprobs,
+    top_stride,
+    ring_logprob,
+    ring_top_ids,
+    ring_top_logprobs,
+    SLOTS: tl.constexpr,
+    RING_ROWS: tl.constexpr,
+    CELLS: tl.constexpr,
+    MAX_TOP: tl.constexpr,
+    TOP_PAD: tl.constexpr,
+):
+    row = tl.program_id(0)
+    wanted = int_of(parameters, tl.load(sample_slots + row), _LOGPROBS)
+    if wanted >= 0:
+        at = (((tl.load(counter) + 1) % SLOTS) * RING_ROWS + row) * CELLS
+        store_logprobs(
+            row,
+            at,
+            wanted,
+            logprob,
+            top_ids,
+            top_logprobs,
+            top_stride,
+            ring_logprob,
+            ring_top_ids,
+            ring_top_logprobs,
+            MAX_TOP,
+            TOP_PAD,
+        )
+
+
+def write_logprobs(
+    num_rows: int,
+    counter: torch.Tensor,
+    rows: RowList,
+    logprob: torch.Tensor,
+    top_ids: torch.Tensor,
+    top_logprobs: torch.Tensor,
+    state: RowState,
+    results: ResultRing,
+) -> None:
+    """Log-probabilities into the result slot, for rows that asked, of each one's first token, before cells are stored.
+
+    logprob: float32 [num_rows]. top_ids: int32, top_logprobs: float32 [num_rows, max_top], rows equally far apart.
+    """
+    max_top = results.top_ids.shape[3]
+    _logprobs_kernel[(num_rows,)](
+        counter,
+        rows.sample_slots,
+        state.parameters,
+        logprob,
+        top_ids,
+        top_logprobs,
+        top_ids.stride(0),
+        results.logprob,
+        results.top_ids,
+        results.top_logprobs,
+        SLOTS=results.cells.shape[0],
+        RING_ROWS=results.cells.shape[1],
+        CELLS=results.cells.shape[2],
+        MAX_TOP=max_top,
+        TOP_PAD=triton.next_power_of_2(max_top),
+        num_warps=1,
+    )
+
+
+@triton.jit
+def _prompt_logprobs_kernel(
+    counter,
+    places,
+    asked,
+    logprob,
+    top_ids,
+    top_logprobs,
+    top_stride,
+    ring_logprob,
+    ring_top_ids,
+    ring_top_logprobs,
+    SLOTS: tl.constexpr,
+    RING_TOKENS: tl.constexpr,
+    MAX_TOP: tl.constexpr,
+    TOP_PAD: tl.constexpr,
+):
+    row = tl.program_id(0)
+    place = tl.load(places + row)
+    wanted = tl.load(asked + place)
+    if (wanted >= 0) & (place < RING_TOKENS):
+        at = (tl.load(counter) % SLOTS) * RING_TOKENS + place
+        store_logprobs(
+            row,
+            at,
+            wanted,
+            logprob,
+            top_ids,
+            top_logprobs,
+            top_stride,
+            ring_logprob,
+            ring_top_ids,
+            ring_top_logprobs,
+            MAX_TOP,
+            TOP_PAD,
+        )
+
+
+def write_prompt_logprobs(
+    counter: torch.Tensor, places: torch.Tensor, asked: torch.Tensor, found: LogprobBuffers, results: ResultRing
+) -> None:
+    """Log-probabilities of the query tokens `places`, int32 [n], into the result slot of the launch whose plan was
+    taken last. asked: int32 [T] by query token; one below 0 leaves nothing."""
+    max_top = results.prompt_top_ids.shape[2]
+    _prompt_logprobs_kernel[(places.shape[0],)](
+        counter,
+        places,
+        asked,
+        found.logprob,
+        found.top_ids,
+        found.top_logprobs,
+        found.top_ids.stride(0),
+        results.prompt_logprob,
+        results.prompt_top_ids,
+        results.prompt_top_logprobs,
+        SLOTS=results.prompt_logprob.shape[0],
+        RING_TOKENS=results.prompt_logprob.shape[1],
+        MAX_TOP=max_top,
+        TOP_PAD=triton.next_power_of_2(max_top),
+        num_warps=1,
+    )

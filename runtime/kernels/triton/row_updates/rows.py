@@ -1,0 +1,308 @@
+"""The row state on a GPU, and what S and apply do to it: `runahead.runtime.programs.cpu.rows` as kernels, with no
+wait for the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from runahead.cuda_graphs.rings import RingMemory
+from runahead.runtime.kernels.forward_batch import ForwardBatch
+from runahead.runtime.kernels.ranks import ONE_RANK, Ranks
+from runahead.runtime.kernels.reference.sampling import Sampled
+from runahead.runtime.kernels.row_state import make_penalty_state, make_row_state
+from runahead.runtime.kernels.triton.drafting.forced import propose_forced
+from runahead.runtime.kernels.triton.drafting.ngram import propose_ngrams
+from runahead.runtime.kernels.triton.row_state.drafts import DraftState, forget_drafts
+from runahead.runtime.kernels.triton.row_state.grammar_masks import MaskState, judge
+from runahead.runtime.kernels.triton.row_state.state_slots import make_state_places
+from runahead.runtime.kernels.triton.row_updates.apply_plan import apply_plan, make_row_list
+from runahead.runtime.kernels.triton.row_updates.commit import ResultRing, advance, write_logprobs
+from runahead.runtime.kernels.triton.row_updates.finite import write_finite
+from runahead.runtime.kernels.triton.row_updates.inputs import make_query_buffers, prepare_queries
+from runahead.runtime.kernels.triton.row_updates.prompt_logprobs import (
+    PromptBuffers,
+    find_targets,
+    leave_prompt_logprobs,
+)
+from runahead.runtime.kernels.triton.row_updates.rank_rows import take_over_drafts, take_over_sampled
+from runahead.runtime.kernels.triton.row_updates.verify_commit import advance_runs
+from runahead.runtime.kernels.triton.row_updates.verify_inputs import prepare_runs
+from runahead.runtime.rounding import ceil_div
+from runahead.runtime.row_record import PENALTY_TENSORS, ROW_TENSORS
+
+# Proposes up to so many tokens for each of so many rows of F.
+Guess = Callable[[int, int], None]
+
+
+class DeviceRows:
+    """Row state, row list and the inputs of F, at fixed addresses on `device`.
+
+    rings: the host's views of mapped memory; kernels read and write it in place. max_tokens: query tokens of a launch,
+    at most. context_length: the bound that every captured attention is made for. drafts: None where no launch verifies
+    any. masks: of rows with a grammar; None: no row has one. keeps_states: the model keeps a recurrent state of each
+    row. snapshot_tokens: between two borders at which a row's state is kept; 0: none is.
+    """
+
+    def __init__(
+        self,
+        rings: RingMemory,
+        *,
+        max_rows: int,
+        max_tokens: int,
+        block_size: int,
+        context_length: int,
+        vocab_size: int,
+        device: torch.device,
+        penalty_slots: int = 0,
+        drafts: DraftState | None = None,
+        masks: MaskState | None = None,
+        keeps_states: bool = False,
+        snapshot_tokens: int = 0,
+    ) -> None:
+        self._max_blocks = max_blocks = ceil_div(context_length, block_size)
+        borders = max_blocks * block_size // snapshot_tokens if snapshot_tokens else 0
+        self._block_size = block_size
+        self._context_length = context_length
+        self._vocab_size = vocab_size
+        self._plan = torch.from_numpy(rings.plan)
+        self._bulk = torch.from_numpy(rings.bulk)
+        self._results = ResultRing(
+            cells=torch.from_numpy(rings.cells),
+            logprob=torch.from_numpy(rings.logprob),
+            top_ids=torch.from_numpy(rings.top_ids),
+            top_logprobs=torch.from_numpy(rings.top_logprobs),
+            finite=torch.from_numpy(rings.finite),
+            prompt_logprob=torch.from_numpy(rings.prompt_logprob),
+            prompt_top_ids=torch.from_numpy(rings.prompt_top_ids),
+            prompt_top_logprobs=torch.from_numpy(rings.prompt_top_logprobs),
+            drafted=torch.from_numpy(rings.drafted),
+            status=torch.from_numpy(rings.status),
+        )
+        # Launches whose plan was applied: S runs before its own.
+        self.counter = torch.zeros(1, dtype=torch.int64, device=device)
+        self.state = make_row_state(max_rows, max_blocks + borders, vocab_size, device)
+        self.penalties = make_penalty_state(penalty_slots, vocab_size, device)
+        self.rows = make_row_list(max_rows, device)
+        self.queries = make_query_buffers(max_rows, max_tokens, max_blocks + borders, device)
+        replays = keeps_states and drafts is not None
+        self.places = make_state_places(max_rows, max_blocks, device, snapshot_tokens, replays=replays)
+        self.drafts = drafts
+        self.guess: Guess | None = None  # of a drafter with layers, which its program sets
+        self.ranks: Ranks = ONE_RANK  # between which the model is divided: the first one samples and drafts
+        self.masks = masks
+        self._held = None if masks is None else masks.held
+        self._history = None if drafts is None or not drafts.has_drafter else drafts.history
+        # Runs of rows that may be held: they outlast the F that had them.
+        self._runs = None if drafts is None or not drafts.holds else drafts
+        assert drafts is None or drafts.holds == (masks is not None)
+        places = max(self.rows.slots.shape[0], 0 if drafts is None else drafts.line_lens.shape[0])
+        self._places = torch.arange(places + 1, dtype=torch.int32, device=device)
+
+    # ------------------------------------------------------------ S
+
+    def write_logprobs(
+        self, num_rows: int, logprob: torch.Tensor, top_ids: torch.Tensor, top_logprobs: torch.Tensor
+    ) -> None:
+        """Before `advance`, in the full form. float32 [n], int32 [n, max_top], float32 [n, max_top]."""
+        write_logprobs(num_rows, self.counter, self.rows, logprob, top_ids, top_logprobs, self.state, self._results)
+
+    def judge(self, num_rows: int, count: int = 0) -> None:
+        """Before anything else of an S that looks for masks: which rows' masks are there, which rows are held, and how
+        many drafts of the others have masks behind them. count: drafts of a row that this S looks at, at most."""
+        assert self.masks is not None
+        judge(num_rows, self.rows.sample_slots, self.state, self.masks, self._runs, 1 + count)
+
+    def advance(
+        self, num_rows: int, tokens: torch.Tensor, finite: torch.Tensor, nothing_left: torch.Tensor | None = None
+    ) -> None:
+        """Advance the sample rows by their tokens [n], count them, end those that stop, and store the result cells.
+        nothing_left: bool [n], after `judge`; None: this S looks for no masks."""
+        advance(
+            num_rows, self.counter, self.rows, tokens, finite, self.state, self.penalties, self._results,
+            self._history, None if nothing_left is None else self.masks, nothing_left,
+        )  # fmt: skip
+
+    def advance_runs(self, num_rows: int, count: int, sampled: Sampled) -> None:
+        """As `advance` and `write_logprobs`, after an F with `count` drafts of a row. sampled: [num_rows *
+        (1 + count)]; that it says which rows have nothing left means that it was sampled after `judge`."""
+        assert self.drafts is not None
+        advance_runs(
+            num_rows, 1 + count, self.counter, self.rows, sampled, self.state, self.penalties, self.drafts,
+            self._results, None if sampled.nothing_left is None else self.masks,
+        )  # fmt: skip
+
+    def take_over_sampled(self, num_rows: int) -> None:
+        """Where there are several ranks: the rows are as S has left them on the first."""
+        take_over_sampled(num_rows, self.rows.sample_slots, self.state, self._held, self.ranks)
+
+    # ------------------------------------------------------------ apply
+
+    def apply(self, num_rows: int, num_tokens: int, is_decode: bool, drafts: int = 0, *, forced: bool = False) -> None:
+        """Apply the plan in its staging slot; prepare `num_tokens` query tokens in `num_rows` rows of F.
+
+        Of a captured bucket both may be more than the plan has. is_decode: every row decodes. drafts: of each of them.
+        forced: see `LaunchShape`.
+        """
+        apply_plan(
+            self.counter, self._plan, self._bulk, self._results.status, self.rows, self.state, self.penalties,
+            self._history, self._held, None if self._runs is None else self._runs.guesses,
+        )  # fmt: skip
+        if drafts:
+            self.draft(num_rows, drafts, forced=forced)
+        elif num_rows:
+            prepare_queries(
+                num_rows,
+                num_tokens,
+                is_decode,
+                self.counter,
+                self._bulk,
+                self.rows,
+                self.state,
+                self.queries,
+                self.places,
+                self._block_size,
+                self._vocab_size,
+                self._history,
+                self._held,
+                None if self._runs is None else self._runs.drafted,
+            )
+
+    def draft(self, num_rows: int, count: int, *, forced: bool = False) -> None:
+        """Up to `count` tokens are proposed for each row of F, by its grammar or the drafter; its lines follow from
+        that. forced: the plan has none of them guessed, and a drafter with layers takes no step."""
+        assert self.drafts is not None and num_rows <= self.drafts.rows
+        slots = self.rows.slots
+        if self.ranks.share.is_first:
+            self._propose(num_rows, count, forced=forced)
+        if not self.ranks.share.is_whole:
+            take_over_drafts(num_rows, count, slots, self.drafts.proposed, self.drafts.drafted, self.ranks)
+        prepare_runs(
+            num_rows, 1 + count, slots, self.state, self.drafts, self.places, self._block_size, self._vocab_size,
+            self._held,
+        )  # fmt: skip
+
+    def _propose(self, num_rows: int, count: int, *, forced: bool) -> None:
+        assert self.drafts is not None
+        slots = self.rows.slots
+        if self.drafts.has_drafter:
+            propose_ngrams(num_rows, count, slots, self.state, self.drafts, self.masks)
+            return
+        assert self.masks is not None or self.guess is not None, "nobody proposes anything"
+        if self.masks is not None:
+            propose_forced(num_rows, count, slots, self.state, self.drafts, self.masks)
+        if self.guess is not None:
+            self.guess(num_rows, 0 if forced else count)
+
+    # ------------------------------------------------------------ F
+
+    @property
+    def logit_slots(self) -> torch.Tensor:
+        """int32 [R]: the row slot that each row of F leaves its logits at, the null slot where it leaves none."""
+        return self.rows.sample_slots if self.masks is None else self.queries.logit_slots
+
+    def batch(self, num_rows: int, num_tokens: int, is_decode: bool) -> ForwardBatch:
+        """What F runs on: views of the buffers that apply has filled, for the same numbers."""
+        queries = self.queries
+        starts = self._places if is_decode else self.rows.query_start_loc
+        return ForwardBatch(
+            token_ids=queries.token_ids[:num_tokens],
+            positions=queries.positions[:num_tokens],
+            slot_mapping=queries.slot_mapping[:num_tokens],
+            query_start_loc=starts[: num_rows + 1],
+            seq_lens=queries.seq_lens[:num_rows],
+            block_tables=queries.block_tables[:num_rows],
+            num_tokens=num_tokens,
+            num_rows=num_rows,
+            max_seq_len=self._context_length,
+            is_decode=is_decode,
+            **self.places.of(num_rows),
+        )
+
+    def run_batch(self, num_rows: int, count: int) -> ForwardBatch:
+        """What F runs on in a launch with `count` drafts of a row: lines, as `DraftState` says, in their rows. Where
+        each line has a block table of its own, whoever reads one takes those of `line_batch`."""
+        assert self.drafts is not None
+        drafts, lines = self.drafts, num_rows * (1 + count)
+        return ForwardBatch(
+            token_ids=drafts.token_ids[:lines],
+            positions=drafts.positions[:lines],
+            slot_mapping=drafts.slot_mapping[:lines],
+            query_start_loc=drafts.query_start_loc[: num_rows + 1],
+            seq_lens=drafts.seq_lens[:num_rows],
+            block_tables=drafts.block_tables[:num_rows],
+            num_tokens=lines,
+            num_rows=num_rows,
+            max_seq_len=self._context_length,
+            is_decode=True,
+            decode_queries=1 + count,
+            **self.places.of(num_rows),
+        )
+
+    def line_batch(self, num_rows: int, count: int) -> ForwardBatch:
+        """The same, each line as a row with one query token, with a block table of its own. States are the rows'."""
+        assert self.drafts is not None
+        lines, in_rows = num_rows * (1 + count), self.run_batch(num_rows, count)
+        no_states: dict[str, Any] = dict.fromkeys(self.places.of(0))
+        return replace(
+            in_rows,
+            query_start_loc=self._places[: lines + 1],
+            seq_lens=self.drafts.line_lens[:lines],
+            block_tables=self.drafts.block_tables[:lines],
+            num_rows=lines,
+            decode_queries=1,
+            in_rows=in_rows,
+            **no_states,
+        )
+
+    def write_finite(self, hidden: torch.Tensor, batch: ForwardBatch, prompt: PromptBuffers | None = None) -> None:
+        """The flag of every row of `batch`: whether its final hidden states, of [T, hidden], are finite.
+
+        prompt: after `write_prompt_logprobs` with these buffers, the logits made there count too.
+        """
+        write_finite(self.counter, hidden, batch, self._results.finite, prompt)
+
+    def write_prompt_logprobs(
+        self,
+        hidden: torch.Tensor,
+        batch: ForwardBatch,
+        logits_of: Callable[[torch.Tensor], torch.Tensor],
+        buffers: PromptBuffers,
+    ) -> None:
+        """Log-probabilities of the prompts that asked. hidden: [T, hidden]. logits_of: [n, hidden] to [n, vocab]."""
+        find_targets(batch.num_rows, batch.num_tokens, self.counter, self._bulk, self.rows, self.state, buffers)
+        leave_prompt_logprobs(self.counter, hidden, logits_of, buffers, self._results)
+
+    # ------------------------------------------------------------ beside the chain
+
+    def reset(self, launched: int = 0) -> None:
+        """Forget every launch and every row; the next is launch `launched` + 1. Only while nothing is in flight."""
+        self.counter.fill_(launched)
+        null_slot = self.state.slots - 1
+        fresh = make_row_state(null_slot, self.state.block_table.shape[1], self._vocab_size, self.counter.device)
+        for name in ROW_TENSORS:
+            getattr(self.state, name).copy_(getattr(fresh, name))
+        self.places.lengths.zero_()
+        if self.drafts is not None:
+            forget_drafts(self.drafts)
+        if self._held is not None:
+            self._held.zero_()
+        self.penalties.counts.zero_()
+        self.penalties.in_prompt.zero_()
+        self.rows.slots.fill_(null_slot)
+        self.rows.sample_slots.fill_(null_slot)
+
+    def read(self) -> Mapping[str, NDArray[np.generic]]:
+        """Row state and penalty state by field name, on the host. Only while nothing is in flight."""
+        tensors = {name: getattr(self.state, name) for name in ROW_TENSORS}
+        tensors |= {name: getattr(self.penalties, name) for name in PENALTY_TENSORS}
+        if self.places.snapshot_tokens:  # behind a row's blocks
+            tensors["snapshots"] = self.state.block_table[:, self._max_blocks :]
+        if self._history is not None:
+            tensors["history"] = self._history
+        return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}

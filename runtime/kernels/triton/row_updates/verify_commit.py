@@ -1,0 +1,220 @@
+"""The end of S where F held drafts: of what was sampled of a run, the tokens up to the first that is not its draft are
+kept, rows advance by them, and the result ring is written."""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from runahead.cuda_graphs import rings
+from runahead.runtime.kernels.reference.sampling import Sampled
+from runahead.runtime.kernels.row_state import PenaltyState, RowState
+from runahead.runtime.kernels.triton.row_state.drafts import DraftState
+from runahead.runtime.kernels.triton.row_state.grammar_masks import MaskState
+from runahead.runtime.kernels.triton.row_state.record import int_of, place_of
+from runahead.runtime.kernels.triton.row_updates.apply_plan import RowList
+from runahead.runtime.kernels.triton.row_updates.commit import ResultRing, store_logprobs
+from runahead.runtime.kernels.triton.sampling.parameters import has_grammar
+
+_MIN_POSITION = place_of("min_position")
+_MAX_POSITION = place_of("max_position")
+_STOP_COUNT = place_of("stop_count")
+_LOGPROBS = place_of("logprobs")
+_PENALTY_SLOT = place_of("penalty_slot")
+_STOPPED = tl.constexpr(rings.STOPPED)
+_VOID = tl.constexpr(rings.VOID)
+_NON_FINITE = tl.constexpr(rings.NON_FINITE)
+_NOTHING_LEFT = tl.constexpr(rings.NOTHING_LEFT)
+_HELD = tl.constexpr(rings.HELD)
+_FORCED = tl.constexpr(rings.FORCED)
+
+
+@triton.jit(do_not_specialize=["width"])
+def _advance_runs_kernel(
+    counter,
+    sample_slots,
+    tokens,
+    finite,
+    last_token,
+    seq_len,
+    alive,
+    parameters,
+    stop_ids,
+    counts,
+    proposed,
+    drafted,
+    history,
+    forced,
+    held,
+    nothing_left,
+    logprob,
+    top_ids,
+    top_logprobs,
+    top_stride,
+    cells,
+    ring_drafted,
+    ring_logprob,
+    ring_top_ids,
+    ring_top_logprobs,
+    width,
+    SLOTS: tl.constexpr,
+    RING_ROWS: tl.constexpr,
+    CELLS: tl.constexpr,
+    VOCAB: tl.constexpr,
+    CONTEXT: tl.constexpr,
+    NULL_SLOT: tl.constexpr,
+    MOST: tl.constexpr,
+    WIDTH_PAD: tl.constexpr,
+    MAX_STOP_IDS: tl.constexpr,
+    MAX_TOP: tl.constexpr,
+    TOP_PAD: tl.constexpr,
+    FULL: tl.constexpr,
+    FORCES: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """One program a row. FORCES: drafts may be what a grammar forces. MASKED: rows with a grammar were judged in this
+    launch."""
+    row = tl.program_id(0)
+    slot = tl.load(sample_slots + row).to(tl.int64)
+    if slot != NULL_SLOT:
+        number = tl.load(counter) + 1
+        n = tl.arange(0, WIDTH_PAD)
+        inside = n < width
+        token = tl.load(tokens + row * width + n, mask=inside, other=0).to(tl.int32)
+        is_finite = tl.load(finite + row * width + n, mask=inside, other=1) != 0
+        is_alive = tl.load(alive + slot) != 0
+        length = tl.load(seq_len + slot)
+        position = length + n
+        looked_at = tl.load(drafted + slot)
+        if MASKED:
+            is_held = is_alive & (tl.load(held + slot) != 0)
+            is_alive = is_alive & (is_held == 0)
+            looked_at = tl.where(is_held, 0, looked_at)
+        draft = tl.load(proposed + slot * MOST + n, mask=n < looked_at, other=0)
+        is_stop = n < 0
+        stop_count = int_of(parameters, slot, _STOP_COUNT)
+        if stop_count > 0:  # of a row without stop ids nothing is asked for
+            s = tl.arange(0, MAX_STOP_IDS)
+            ids = tl.load(stop_ids + slot * MAX_STOP_IDS + s, mask=s < stop_count, other=-1)
+            is_stop = tl.sum((ids[None, :] == token[:, None]).to(tl.int32), 1) > 0
+        ends = position >= int_of(parameters, slot, _MIN_POSITION)
+        if MASKED:
+            ends = ends | has_grammar(slot, parameters)
+        stops = is_stop & ends
+        stopped = stops | (position >= int_of(parameters, slot, _MAX_POSITION)) | (is_finite == 0)
+        flags = tl.where(is_finite, 0, _NON_FINITE)
+        if MASKED:
+            is_empty = tl.load(nothing_left + row * width + n, mask=inside, other=0) != 0
+            stopped = stopped | is_empty
+            flags = flags | tl.where(is_empty, _NOTHING_LEFT, 0)
+            is_finite = is_finite & (is_empty == 0)  # that is said: what follows counts tokens that are kept
+        goes_on = (n < looked_at) & (draft == token) & (stopped == 0)
+        count = tl.min(tl.where(goes_on, WIDTH_PAD, n), 0) + 1
+        count = tl.where(is_alive, count, 0)
+        in_run = n < count
+        kept = in_run & is_finite
+        is_last = n == count - 1
+        end = tl.sum(tl.where(is_last & stopped, 1, 0), 0) > 0
+        newest = tl.sum(tl.where(is_last, token, 0), 0)
+        brought = tl.sum(kept.to(tl.int32), 0)
+        if FULL:
+            wanted = int_of(parameters, slot, _LOGPROBS)
+            for one in range(0, tl.where(wanted >= 0, count, 0)):
+                store_logprobs(
+                    row * width + one, ((number % SLOTS) * RING_ROWS + row) * CELLS + one, wanted, logprob, top_ids,
+                    top_logprobs, top_stride, ring_logprob, ring_top_ids, ring_top_logprobs, MAX_TOP, TOP_PAD,
+                )  # fmt: skip
+        own = int_of(parameters, slot, _PENALTY_SLOT).to(tl.int64)
+        # A token may stand in a run several times.
+        tl.atomic_add(counts + own * VOCAB + token, n * 0 + 1, mask=kept & (own >= 0), sem="relaxed")
+        if CONTEXT > 0:
+            tl.store(history + slot * CONTEXT + position, token, mask=kept)
+        tl.debug_barrier()  # what follows is written where other threads have read
+        tl.store(last_token + slot, newest, mask=is_alive)
+        tl.store(seq_len + slot, length + brought, mask=is_alive)
+        tl.store(alive + slot, tl.where(end, 0, 1).to(tl.int8), mask=is_alive)
+        at = (number % SLOTS) * RING_ROWS + row
+        if FORCES:
+            looked_at += tl.where((looked_at > 0) & (tl.load(forced + slot) != 0), _FORCED, 0)
+        tl.store(ring_drafted + at, looked_at.to(tl.int8))
+        low = token | tl.where(stopped, _STOPPED, 0) | flags
+        low = tl.where(in_run, low, _VOID)
+        if MASKED:
+            low = tl.where(is_held & (n == 0), _HELD, low)
+        cell = (number << 32) | low.to(tl.int64)  # the number's upper half is shifted out
+        tl.store(cells + at * CELLS + n, cell, mask=inside)
+
+
+def advance_runs(
+    num_rows: int,
+    width: int,
+    counter: torch.Tensor,
+    rows: RowList,
+    sampled: Sampled,
+    state: RowState,
+    penalties: PenaltyState,
+    drafts: DraftState,
+    results: ResultRing,
+    masks: MaskState | None = None,
+) -> None:
+    """Advance rows by runs: by the first token of each, and by each behind one that was the draft in its place and did
+    not end the row. Kept tokens are counted where there are penalties, and join the row's history.
+
+    counter: int64 [1], the launches whose plan was applied: this one comes after S. num_rows: places of the row list
+    that are looked at. width: 1 + K, with the K of the F before; so many cells of each row are written, VOID behind its
+    run, and all of them if it had ended before. sampled: [num_rows * width], as if all drafts before a token had been
+    right; its log-probabilities, if there are any, are left for tokens that are kept, of rows that asked. What was
+    sampled behind a row's last draft may be anything. masks: rows with a grammar were judged in this launch: one that
+    is held stays as it is, its first cell is HELD and the others VOID.
+    """
+    full = sampled.logprob is not None and sampled.top_ids is not None and sampled.top_logprobs is not None
+    unused = counter  # in the place of what is not read
+    nothing_left = None if masks is None else sampled.nothing_left
+    max_top = results.top_ids.shape[3]
+    _advance_runs_kernel[(num_rows,)](
+        counter,
+        rows.sample_slots,
+        sampled.tokens,
+        sampled.finite.view(torch.int8),
+        state.last_token,
+        state.seq_len,
+        state.alive.view(torch.int8),
+        state.parameters,
+        state.stop_ids,
+        penalties.counts,
+        drafts.proposed,
+        drafts.drafted,
+        drafts.history if drafts.has_drafter else unused,
+        drafts.forced if drafts.holds else unused,
+        unused if masks is None else masks.held,
+        unused if nothing_left is None else nothing_left.view(torch.int8),
+        sampled.logprob if full else unused,
+        sampled.top_ids if full else unused,
+        sampled.top_logprobs if full else unused,
+        sampled.top_ids.stride(0) if full else 0,  # type: ignore[union-attr]
+        results.cells,
+        results.drafted,
+        results.logprob,
+        results.top_ids,
+        results.top_logprobs,
+        width,
+        SLOTS=results.cells.shape[0],
+        RING_ROWS=results.cells.shape[1],
+        CELLS=results.cells.shape[2],
+        VOCAB=penalties.counts.shape[1],
+        CONTEXT=drafts.history.shape[1],
+        NULL_SLOT=state.slots - 1,
+        MOST=drafts.most,
+        WIDTH_PAD=triton.next_power_of_2(1 + drafts.most),
+        MAX_STOP_IDS=state.stop_ids.shape[1],
+        MAX_TOP=max_top,
+        TOP_PAD=triton.next_power_of_2(max_top),
+        FULL=full,
+        FORCES=drafts.holds,
+        MASKED=masks is not None,
+        num_warps=1,
+    )

@@ -1,0 +1,198 @@
+"""The last part of apply where a launch verifies drafts: the lines of F, a row's newest token and its drafts."""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from runahead.runtime.kernels.row_state import RowState
+from runahead.runtime.kernels.triton.row_state.drafts import DraftState
+from runahead.runtime.kernels.triton.row_state.state_slots import StatePlaces, leave_places
+
+_TABLE_TILE: Final = 256
+
+
+@triton.jit(do_not_specialize=["num_rows", "width"])
+def _runs_kernel(
+    row_slots,
+    alive,
+    seq_len,
+    last_token,
+    block_table,
+    parameters,
+    proposed,
+    drafted,
+    held,
+    run_slots,
+    run_lines,
+    line_places,
+    token_ids,
+    positions,
+    slot_mapping,
+    line_lens,
+    query_start_loc,
+    seq_lens,
+    block_tables,
+    lengths,
+    state_slots,
+    states_read_from,
+    states_copied_to,
+    replayed,
+    copied_after,
+    num_rows,
+    width,
+    VOCAB: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    MAX_BLOCKS: tl.constexpr,
+    TABLE: tl.constexpr,
+    MOST: tl.constexpr,
+    WIDTH_PAD: tl.constexpr,
+    ROWS_PAD: tl.constexpr,
+    NULL_SLOT: tl.constexpr,
+    BY_LINE: tl.constexpr,
+    HOLDS: tl.constexpr,
+    KEPT: tl.constexpr,
+    EVERY: tl.constexpr,
+    REPLAYS: tl.constexpr,
+    TABLE_TILE: tl.constexpr,
+):
+    """One program for a row and a token of its run: the first writes all but the block tables of the others. TABLE:
+    words of a row's line of the block table, of which the first MAX_BLOCKS are blocks.
+
+    HOLDS: rows may be held. Such a one has been through an F with the drafts that it still has: it brings no more than
+    a line of length 0, and the next S finds its run where that F left it. KEPT: row slots, the lowest, that have
+    drafts.
+    """
+    row, number = tl.program_id(0), tl.program_id(1)
+    r = tl.arange(0, ROWS_PAD)
+    slots = tl.load(row_slots + r, mask=r < num_rows, other=NULL_SLOT)
+    looked_at = tl.load(drafted + slots)
+    if HOLDS:
+        looked_at = tl.where(tl.load(held + slots) != 0, 0, looked_at)
+    counts = tl.where(r < num_rows, 1 + looked_at, 0)
+    start = tl.sum(tl.where(r < row, counts, 0), 0)
+    own = row < num_rows
+    slot = tl.load(row_slots + row, mask=own, other=NULL_SLOT).to(tl.int64)
+    count = tl.where(own, 1 + tl.load(drafted + slot), 0)
+    is_alive = tl.load(alive + slot) != 0
+    if HOLDS:
+        looked_at_next = tl.minimum(count, width)
+        is_held = tl.load(held + slot) != 0
+        is_alive = is_alive & (is_held == 0)
+        count = tl.where(is_held, tl.minimum(count, 1), count)
+    length = tl.where(is_alive, tl.load(seq_len + slot), 0)
+    n = tl.arange(0, WIDTH_PAD)
+    there = n < count
+    if number == 0:
+        line = start + n
+        token = tl.load(proposed + slot * MOST + n - 1, mask=there & (n > 0), other=0)
+        token = tl.where(n == 0, tl.load(last_token + slot), token)
+        token = tl.minimum(tl.maximum(token, 0), VOCAB - 1)
+        position = tl.maximum(length - 1 + n, 0)
+        block = tl.load(block_table + slot * TABLE + position // BLOCK_SIZE, mask=there & is_alive, other=0)
+        tl.store(token_ids + line, token.to(tl.int64), mask=there)
+        tl.store(positions + line, position.to(tl.int64), mask=there)
+        mapping = block.to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE
+        tl.store(slot_mapping + line, mapping, mask=there)
+        tl.store(line_lens + line, tl.where(is_alive, length + n, 0), mask=there)
+        if HOLDS:
+            kept_at = slot + tl.where(n > 0, NULL_SLOT + 1 + (n - 1) * KEPT, 0)
+            tl.store(line_places + line, tl.where(is_held, NULL_SLOT, kept_at).to(tl.int32), mask=there)
+        # Lines that no row needs come after all others: what this row leaves over behind what rows before it leave.
+        spare = (n >= count) & (n < width) & own
+        line = tl.sum(counts, 0) + tl.sum(tl.where(r < row, width - counts, 0), 0) + n - count
+        tl.store(token_ids + line, tl.zeros([WIDTH_PAD], tl.int64), mask=spare)
+        tl.store(positions + line, tl.zeros([WIDTH_PAD], tl.int64), mask=spare)
+        tl.store(slot_mapping + line, tl.zeros([WIDTH_PAD], tl.int64), mask=spare)
+        tl.store(line_lens + line, tl.zeros([WIDTH_PAD], tl.int32), mask=spare)
+        if HOLDS:
+            tl.store(line_places + line, tl.full([WIDTH_PAD], NULL_SLOT, tl.int32), mask=spare)
+        # The next S may look at more rows than this F has: to these belongs nothing.
+        place = row * width + n
+        in_run, found_at = there, start + n
+        if HOLDS:
+            in_run, found_at = n < looked_at_next, kept_at.to(tl.int32)
+        tl.store(run_slots + place, tl.where(in_run, slot, NULL_SLOT).to(tl.int32), mask=n < width)
+        tl.store(run_lines + place, tl.where(in_run, found_at, 0), mask=n < width)
+        tl.store(seq_lens + row, tl.where(is_alive, length + count - 1, 0), mask=own)
+        tl.store(query_start_loc + row + 1, start + count, mask=own)
+        if REPLAYS:  # what is certain of a row is its newest token
+            leave_places(
+                row, slot, length - 1, length, parameters, block_table, lengths, state_slots, states_read_from,
+                states_copied_to, replayed, copied_after, TABLE, MAX_BLOCKS, BLOCK_SIZE, NULL_SLOT, EVERY, REPLAYS,
+            )  # fmt: skip
+    copied = own & (number < count)
+    target = row
+    covered = length + count - 1
+    if BY_LINE:
+        target = start + number
+        covered = length + number
+    for first in range(0, tl.where(copied, (covered + BLOCK_SIZE - 1) // BLOCK_SIZE, 0), TABLE_TILE):
+        i = first + tl.arange(0, TABLE_TILE)
+        blocks = tl.load(block_table + slot * TABLE + i, mask=i < MAX_BLOCKS, other=0)
+        tl.store(block_tables + target.to(tl.int64) * MAX_BLOCKS + i, blocks, mask=i < MAX_BLOCKS)
+
+
+def prepare_runs(
+    num_rows: int, width: int, row_slots: torch.Tensor, state: RowState, drafts: DraftState, places: StatePlaces,
+    block_size: int, vocab_size: int, held: torch.Tensor | None = None,
+) -> None:  # fmt: skip
+    """The num_rows * width lines of F, and where the next S finds their logits, after the drafter has proposed.
+
+    row_slots: int32 [R] of the row list, of which the first `num_rows` are looked at. width: 1 + K, with the K of the
+    launch. places: of the states that the rows go on with. A row that has ended, and a place past the list, has one
+    line of length 0. held: int8 [slots], where rows may be held: such a row has one, too, and the next S finds the run
+    that it was held with.
+    """
+    assert (held is not None) == drafts.holds
+    by_line = drafts.block_tables.shape[0] != drafts.rows
+    _runs_kernel[(drafts.rows, width if by_line else 1)](
+        row_slots,
+        state.alive.view(torch.int8),
+        state.seq_len,
+        state.last_token,
+        state.block_table,
+        state.parameters,
+        drafts.proposed,
+        drafts.drafted,
+        drafts.drafted if held is None else held,
+        drafts.run_slots,
+        drafts.run_lines,
+        drafts.line_places if drafts.holds else drafts.run_lines,
+        drafts.token_ids,
+        drafts.positions,
+        drafts.slot_mapping,
+        drafts.line_lens,
+        drafts.query_start_loc,
+        drafts.seq_lens,
+        drafts.block_tables,
+        places.lengths,
+        places.slots,
+        places.read_from,
+        places.copied_to,
+        places.replayed,
+        places.copied_after,
+        num_rows,
+        width,
+        VOCAB=vocab_size,
+        BLOCK_SIZE=block_size,
+        MAX_BLOCKS=drafts.block_tables.shape[1],
+        TABLE=state.block_table.shape[1],
+        MOST=drafts.most,
+        WIDTH_PAD=triton.next_power_of_2(1 + drafts.most),
+        ROWS_PAD=triton.next_power_of_2(drafts.rows),
+        NULL_SLOT=state.slots - 1,
+        BY_LINE=by_line,
+        HOLDS=held is not None,
+        KEPT=drafts.kept_slots,
+        EVERY=places.snapshot_tokens,
+        REPLAYS=places.replays,
+        TABLE_TILE=_TABLE_TILE,
+        num_warps=1,
+    )

@@ -1,0 +1,242 @@
+"""From logits to the best token of each tile: find the row's peak, add the noise, take the highest."""
+
+# mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-untyped-calls=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from runahead.runtime.kernels.triton.sampling.gumbel import (
+    NEVER,
+    by_four,
+    cold_of,
+    first_of_tile,
+    may_arrive,
+    soonest_of_row,
+)
+from runahead.runtime.kernels.triton.sampling.parameters import (
+    BORDERED,
+    DRAWS,
+    EDITED,
+    NO_TOKEN,
+    TILE,
+    heat_of,
+    kind_of_row,
+    least_weight_of,
+    position_of,
+    seed_of,
+    share_of_rows,
+    source_of_row,
+)
+from runahead.runtime.kernels.triton.sampling.philox import block_words, exp32
+from runahead.runtime.kernels.triton.sampling.scores import WORST_KEY, inverse_of, key_of, scores_of
+from runahead.runtime.kernels.triton.sampling.threshold_bracket import bracket_of_row
+
+
+@triton.jit
+def _scan_kernel(
+    logits,
+    logits_stride,
+    logit_rows,
+    slots,
+    alive,
+    seq_len,
+    parameters,
+    partial_max,
+    partial_arg,
+    kinds,
+    width,
+    SAMPLES: tl.constexpr,
+    RUNS: tl.constexpr,
+    MASKED: tl.constexpr,
+    VOCAB: tl.constexpr,
+    SAMPLED_VOCAB: tl.constexpr,
+    TILES: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """The highest raw logit of a tile and its id; +inf if one of them is not finite. For the sampler, also what kind of
+    row it is.
+
+    Logits of ids from SAMPLED_VOCAB on become -inf, in a store of the last tiles, and the kernels behind this one need
+    not know of them.
+    """
+    tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    slot = tl.load(slots + row).to(tl.int64)
+    is_alive = tl.load(alive + slot) != 0
+    if is_alive:
+        i = tile * TILE + tl.arange(0, TILE)
+        inside = i < VOCAB
+        base = logits + tl.load(logit_rows + row).to(tl.int64) * logits_stride
+        x = tl.load(base + i, mask=inside, other=float("-inf"))
+        if SAMPLED_VOCAB < VOCAB:
+            tl.store(base + i, float("-inf"), mask=inside & (i >= SAMPLED_VOCAB))
+            inside = i < SAMPLED_VOCAB
+            x = tl.where(inside, x, float("-inf"))
+        finite = tl.abs(x) < float("inf")  # a NaN is not
+        bad = tl.max((inside & (finite == 0)).to(tl.int32), 0)
+        x = tl.where(finite, x, float("-inf"))
+        peak = tl.max(x, 0)
+        tl.store(partial_max + row * TILES + tile, tl.where(bad != 0, float("inf"), peak))
+        tl.store(partial_arg + row * TILES + tile, tl.min(tl.where(x == peak, i, NO_TOKEN), 0))
+    if SAMPLES:
+        if tile == 0:
+            position = position_of(seq_len, slot, row, width, RUNS)
+            kind = tl.where(is_alive, kind_of_row(slot, position, parameters, VOCAB, MASKED), 0)
+            tl.store(kinds + row, kind.to(tl.int8))
+
+
+def scan(
+    logits: torch.Tensor,
+    logit_rows: torch.Tensor,
+    slots: torch.Tensor,
+    alive: torch.Tensor,
+    partial_max: torch.Tensor,
+    partial_arg: torch.Tensor,
+    sampled: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
+    width: int = 1,
+    masked: bool = False,
+    sampled_vocab: int | None = None,
+) -> None:
+    """Enqueue the search for the peaks of n rows: float32 and int32 [n, tiles], for rows whose slot is alive.
+
+    logits: float32 [rows, vocab]. logit_rows, slots: int [n] each row's place there, and in `alive`, int8.
+    sampled: where the rows are to be sampled, `seq_len` and `parameters` of the row state and `kinds`, int8 [n], which
+    is written for all rows. width: so many rows here are the run of one row of the row state. masked: some of the rows
+    have a grammar. sampled_vocab: logits of ids from this on become -inf; None: there are none.
+    """
+    seq_len, parameters, kinds = (slots, slots, alive) if sampled is None else sampled  # placeholders, not read
+    _scan_kernel[(partial_max.shape[1], slots.shape[0])](
+        logits,
+        logits.stride(0),
+        logit_rows,
+        slots,
+        alive,
+        seq_len,
+        parameters,
+        partial_max,
+        partial_arg,
+        kinds,
+        width,
+        SAMPLES=sampled is not None,
+        RUNS=width > 1,
+        MASKED=masked,
+        VOCAB=logits.shape[1],
+        SAMPLED_VOCAB=logits.shape[1] if sampled_vocab is None else sampled_vocab,
+        TILES=partial_max.shape[1],
+        TILE=TILE,
+        num_warps=4,
+        enable_fp_fusion=False,
+    )
+
+
+@triton.jit
+def _list(listed, i, between, TILE: tl.constexpr):
+    """Writes the ids of a tile's tokens that are `between`, in their order."""
+    b0, b1, b2, b3 = by_four(between, TILE)
+    i0, _, _, _ = by_four(i, TILE)
+    four = b0 + b1 + b2 + b3
+    at = listed + (tl.cumsum(four, 0) - four)
+    tl.store(at, i0, mask=b0 != 0)
+    tl.store(at + b0, i0 + 1, mask=b1 != 0)
+    tl.store(at + (b0 + b1), i0 + 2, mask=b2 != 0)
+    tl.store(at + (b0 + b1 + b2), i0 + 3, mask=b3 != 0)
+    return four
+
+
+@triton.jit(do_not_specialize=["count"])
+def draw_kernel(
+    logits,
+    logits_stride,
+    logit_rows,
+    slots,
+    kinds,
+    count,
+    seq_len,
+    parameters,
+    partial_max,
+    edited_max,
+    scores,
+    sums,
+    keys,
+    listed,
+    lengths,
+    best_score,
+    best_id,
+    width,
+    FULL: tl.constexpr,
+    RUNS: tl.constexpr,
+    VOCAB: tl.constexpr,
+    TILES: tl.constexpr,
+    TILES_PAD: tl.constexpr,
+    TILE: tl.constexpr,
+    ROWS_PAD: tl.constexpr,
+):
+    """The highest score with noise of a tile, and its id, for rows with a temperature.
+
+    Of a row with a border the tokens are drawn that are left for certain; those that may be are listed by ascending
+    id, those of a tile from where it begins. listed: int32 [rows, vocab]. lengths: int32 [rows, tiles].
+    """
+    row, first, end = share_of_rows(kinds, DRAWS, count, TILES, ROWS_PAD)
+    if first < end:
+        slot = tl.load(slots + row).to(tl.int64)
+        kind = tl.load(kinds + row).to(tl.int32)
+        edited = FULL & ((kind & EDITED) != 0)
+        source, peak, usable = source_of_row(
+            logits, logits_stride, logit_rows, row, edited, partial_max, edited_max, scores, VOCAB, TILES, TILES_PAD
+        )
+        if usable:
+            heat = heat_of(slot, parameters)
+            inverse = inverse_of(heat, peak)
+            seed, position = seed_of(slot, parameters), position_of(seq_len, slot, row, width, RUNS)
+            share = 0.0
+            if FULL:
+                share = least_weight_of(slot, parameters)
+            bordered = FULL & ((kind & BORDERED) != 0)
+            low = tl.full([], WORST_KEY, tl.int32)
+            high = tl.full([], WORST_KEY, tl.int32)
+            soonest = tl.full([], NEVER, tl.float32)
+            if bordered:
+                low, high, amount_low, _, _ = bracket_of_row(sums, keys, row, slot, parameters, VOCAB, TILES, TILES_PAD)
+                soonest = soonest_of_row(amount_low, slot, parameters, VOCAB)
+            cold = cold_of(heat)
+            worst = -tl.log(soonest)  # what arrives later does not count
+            peaks = partial_max + row * TILES
+            if edited:
+                peaks = edited_max + row * TILES
+            for tile in range(first, end):
+                highest = tl.full([], float("-inf"), tl.float32)
+                chosen = tl.full([], NO_TOKEN, tl.int32)
+                nearest = key_of(scores_of(tl.load(peaks + tile), peak, heat, inverse))
+                listed_here = tl.full([], 0, tl.int32)
+                if nearest <= high:
+                    i = tile * TILE + tl.arange(0, TILE)
+                    x = tl.load(source + i, mask=i < VOCAB, other=float("-inf"))
+                    drawn = i < VOCAB
+                    four = tl.zeros([TILE // 4], tl.int32)
+                    score = x
+                    if bordered | (share > 0.0):
+                        score = scores_of(x, peak, heat, inverse)
+                    if bordered:
+                        key = key_of(score)
+                        between = drawn & (key > low) & (key <= high)
+                        four = _list(listed + row * VOCAB + tile * TILE, i, between.to(tl.int32), TILE)
+                        drawn = drawn & (key <= low)
+                    if share > 0.0:
+                        drawn = drawn & (exp32(score) >= share)
+                    words = block_words(seed, position, tile * (TILE // 4) + tl.arange(0, TILE // 4))
+                    may = may_arrive((x - peak) * cold, drawn, words, soonest, TILE)
+                    some = (may[0] | may[1] | may[2] | may[3]).to(tl.int32)
+                    found = tl.sum(four + some * (2 * TILE), 0)
+                    listed_here = found % (2 * TILE)
+                    if found >= 2 * TILE:
+                        highest, chosen, soonest = first_of_tile(
+                            source, i, x, may, words, peak, heat, cold, seed, position, soonest, TILE
+                        )
+                if bordered:
+                    tl.store(lengths + row * TILES + tile, listed_here)
+                in_time = highest >= worst
+                tl.store(best_score + row * TILES + tile, tl.where(in_time, highest, float("-inf")))
+                tl.store(best_id + row * TILES + tile, tl.where(in_time, chosen, NO_TOKEN))

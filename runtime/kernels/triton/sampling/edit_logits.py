@@ -1,0 +1,140 @@
+"""Penalties, bias and masks on the device: the rows whose logits are changed before anything is chosen.
+
+The counterpart of the first half of `reference.sampling_filters`; top-k, top-p and min-p are in
+`sampling/threshold.py`.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-untyped-calls=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from runahead.runtime.kernels.triton.row_state.record import int_of, place_of
+from runahead.runtime.kernels.triton.sampling.parameters import (
+    EDITED,
+    NO_TOKEN,
+    ahead_of,
+    has_grammar,
+    share_of_rows,
+)
+from runahead.runtime.kernels.triton.sampling.penalties import penalize
+
+_MIN_POSITION = place_of("min_position")
+_STOP_COUNT = place_of("stop_count")
+_BIAS_COUNT = place_of("bias_count")
+_ALLOWED_WORDS = place_of("allowed_words")
+
+
+@triton.jit(do_not_specialize=["count"])
+def edit_kernel(
+    logits,
+    logits_stride,
+    logit_rows,
+    slots,
+    kinds,
+    count,
+    seq_len,
+    parameters,
+    counts,
+    in_prompt,
+    allowed,
+    mask_words,
+    masks,
+    stop_ids,
+    bias_ids,
+    bias_values,
+    scores,
+    lowest_allowed,
+    edited_max,
+    edited_arg,
+    drafts,
+    width,
+    RUNS: tl.constexpr,
+    MOST_DRAFTS: tl.constexpr,
+    MASKED: tl.constexpr,
+    MASK_AT: tl.constexpr,
+    MASK_LINE: tl.constexpr,
+    MASK_LINES: tl.constexpr,
+    VOCAB: tl.constexpr,
+    TILES: tl.constexpr,
+    TILE: tl.constexpr,
+    ROWS_PAD: tl.constexpr,
+    MAX_STOP_IDS: tl.constexpr,
+    MAX_BIAS: tl.constexpr,
+    BIAS_BLOCK: tl.constexpr,
+    SAMPLED_VOCAB: tl.constexpr,
+):
+    """Copies the logits of an edited row to `scores`, penalised, -inf where a token may not be drawn, biased; and finds
+    the highest of each tile with its id.
+
+    +inf where a penalty has left float32, masked or not, or a bias where the token is not masked: the row has failed.
+    masks: what the launch has copied of the rows' masks, MASK_LINES of each row. MASKED: there are rows with a grammar.
+    SAMPLED_VOCAB: the logits of ids from here on are -inf, and stay so.
+    """
+    row, first, end = share_of_rows(kinds, EDITED, count, TILES, ROWS_PAD)
+    if first < end:
+        slot = tl.load(slots + row).to(tl.int64)
+        base = logits + tl.load(logit_rows + row).to(tl.int64) * logits_stride
+        limited = int_of(parameters, slot, _ALLOWED_WORDS) > 0
+        ruled = False
+        if MASKED:
+            ruled = has_grammar(slot, parameters)
+        ahead = ahead_of(row, width, RUNS)
+        below = tl.load(seq_len + slot) + ahead < int_of(parameters, slot, _MIN_POSITION)
+        masked_stops = tl.where(below, int_of(parameters, slot, _STOP_COUNT), 0)
+        biased = int_of(parameters, slot, _BIAS_COUNT)
+        out = scores + row * VOCAB
+        for tile in range(first, end):
+            i = tile * TILE + tl.arange(0, TILE)
+            inside = i < VOCAB
+            x = tl.load(base + i, mask=inside, other=float("-inf"))
+            x = penalize(
+                x, i, inside, slot, parameters, counts, in_prompt, mask_words, drafts + slot * MOST_DRAFTS, ahead,
+                VOCAB, RUNS,
+            )  # fmt: skip
+            lost = (tl.abs(x) < float("inf")) == 0
+            if SAMPLED_VOCAB < VOCAB:
+                lost = lost & (i < SAMPLED_VOCAB)
+            word = tl.load(allowed + slot * mask_words + i // 32, mask=inside & limited, other=0)
+            permitted = ((word >> (i % 32)) & 1) != 0
+            if MASKED:
+                mask = masks + (slot * MASK_LINES + ahead) * MASK_LINE + MASK_AT
+                word = tl.load(mask + i // 32, mask=inside & ruled, other=0)
+                may_come = ((word >> (i % 32)) & 1) != 0
+                permitted = tl.where(ruled, may_come & (permitted | (limited == 0)), permitted)
+                x = tl.where(permitted | (ruled == 0), x, float("-inf"))
+            x = tl.where(permitted | (limited == 0), x, float("-inf"))
+            if SAMPLED_VOCAB < VOCAB:
+                permitted = permitted & (i < SAMPLED_VOCAB)
+            tl.store(lowest_allowed + row * TILES + tile, tl.min(tl.where(permitted, i, NO_TOKEN), 0))
+            for index in range(0, masked_stops):
+                x = tl.where(i == tl.load(stop_ids + slot * MAX_STOP_IDS + index), float("-inf"), x)
+            tl.store(out + i, tl.where(lost, float("inf"), x), mask=inside)
+            tl.debug_barrier()  # other threads of this program read and change what is stored here
+            _add_bias(
+                out, tile * TILE, tl.minimum(tile * TILE + TILE, VOCAB), bias_ids + slot * MAX_BIAS,
+                bias_values + slot * MAX_BIAS, biased, BIAS_BLOCK,
+            )  # fmt: skip
+            tl.debug_barrier()
+            x = tl.load(out + i, mask=inside, other=float("-inf"), volatile=True)
+            peak = tl.max(x, 0)
+            tl.store(edited_max + row * TILES + tile, peak)
+            tl.store(edited_arg + row * TILES + tile, tl.min(tl.where(x == peak, i, NO_TOKEN), 0))
+
+
+@triton.jit
+def _add_bias(logits, begin, end, ids, values, count, BLOCK: tl.constexpr):
+    """Adds a row's bias to its masked logits of the tokens begin to end: what is masked stays so, +inf where a sum
+    leaves float32."""
+    for start in range(0, count, BLOCK):
+        b = start + tl.arange(0, BLOCK)
+        token = tl.load(ids + b, mask=b < count, other=-1)
+        here = (token >= begin) & (token < end)
+        value = tl.load(values + b, mask=b < count, other=0.0)
+        before = tl.load(logits + token, mask=here, other=0.0, volatile=True)
+        after = before + value
+        good = (tl.abs(after) < float("inf")) | (before == float("-inf"))
+        tl.store(logits + token, tl.where(good, after, float("inf")), mask=here)

@@ -1,0 +1,159 @@
+"""Each row's token: from what its tiles have left, and from the list of the tokens about its border."""
+
+# mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-untyped-calls=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from runahead.runtime.kernels.triton.sampling.gumbel import NEVER, first_of_block, first_of_row, soonest_of_row
+from runahead.runtime.kernels.triton.sampling.parameters import (
+    BORDERED,
+    DRAWS,
+    EDITED,
+    NO_TOKEN,
+    has_grammar,
+    heat_of,
+    least_weight_of,
+    position_of,
+    seed_of,
+)
+from runahead.runtime.kernels.triton.sampling.scores import inverse_of
+from runahead.runtime.kernels.triton.sampling.threshold import border_of_row, listed_tokens
+from runahead.runtime.kernels.triton.sampling.threshold_bracket import bracket_of_row
+
+
+@triton.jit
+def _of_tiles(values, row, other, TILES: tl.constexpr, TILES_PAD: tl.constexpr):
+    """What there is of each of a row's tiles: [TILES_PAD]."""
+    t = tl.arange(0, TILES_PAD)
+    return tl.load(values + row * TILES + t, mask=t < TILES, other=other)
+
+
+@triton.jit
+def _first_of_highest(value, token):
+    """The highest of a row's tiles and its id, the lowest id among equals. Both [TILES_PAD]."""
+    highest = tl.max(value, 0)
+    return highest, tl.min(tl.where(value == highest, token, NO_TOKEN), 0)
+
+
+@triton.jit
+def finish_kernel(
+    logits,
+    logits_stride,
+    logit_rows,
+    slots,
+    alive,
+    kinds,
+    seq_len,
+    parameters,
+    partial_max,
+    partial_arg,
+    edited_max,
+    edited_arg,
+    lowest_allowed,
+    scores,
+    sums,
+    keys,
+    listed,
+    lengths,
+    best_score,
+    best_id,
+    cut_key,
+    cut_id,
+    tokens,
+    finite,
+    nothing_left,
+    width,
+    FULL: tl.constexpr,
+    RUNS: tl.constexpr,
+    MASKED: tl.constexpr,
+    VOCAB: tl.constexpr,
+    TILES: tl.constexpr,
+    TILES_PAD: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Each row's token, from its tiles, and from its list if it has a border. A row fails where a logit, raw or
+    changed, is not finite. MASKED: of a row with a grammar, whether there is any token that it may say."""
+    row = tl.program_id(0).to(tl.int64)
+    # All is asked for at once, whichever of it the row needs.
+    slot = tl.load(slots + row).to(tl.int64)
+    kind = tl.load(kinds + row).to(tl.int32)
+    raw_peaks = _of_tiles(partial_max, row, float("-inf"), TILES, TILES_PAD)
+    raw_tokens = _of_tiles(partial_arg, row, NO_TOKEN, TILES, TILES_PAD)
+    scores_drawn = _of_tiles(best_score, row, float("-inf"), TILES, TILES_PAD)
+    tokens_drawn = _of_tiles(best_id, row, NO_TOKEN, TILES, TILES_PAD)
+    edited_peaks, edited_tokens = raw_peaks, raw_tokens
+    if FULL:
+        edited_peaks = _of_tiles(edited_max, row, float("-inf"), TILES, TILES_PAD)
+        edited_tokens = _of_tiles(edited_arg, row, NO_TOKEN, TILES, TILES_PAD)
+    token = tl.full([], 0, tl.int32)
+    is_finite = tl.full([], 1, tl.int32)
+    is_nothing_left = tl.full([], 0, tl.int32)
+    if tl.load(alive + slot) != 0:
+        peak = tl.max(raw_peaks, 0)
+        edited = FULL & ((kind & EDITED) != 0)
+        if MASKED:
+            lowest = tl.min(_of_tiles(lowest_allowed, row, NO_TOKEN, TILES, TILES_PAD), 0)
+            empty = edited & (peak < float("inf")) & has_grammar(slot, parameters) & (lowest == NO_TOKEN)
+            is_nothing_left = empty.to(tl.int32)
+        if edited & (peak < float("inf")):
+            peak = tl.max(edited_peaks, 0)
+        if is_nothing_left != 0:
+            tl.store(partial_max + row * TILES, float("inf"))  # as below
+        elif peak == float("inf"):
+            is_finite = tl.full([], 0, tl.int32)
+            tl.store(partial_max + row * TILES, peak)  # it has no log-probabilities either
+        elif peak == float("-inf"):
+            lowest = tl.min(_of_tiles(lowest_allowed, row, NO_TOKEN, TILES, TILES_PAD), 0)
+            token = tl.where(lowest == NO_TOKEN, 0, lowest)
+        elif (kind & DRAWS) != 0:
+            highest, token = _first_of_highest(scores_drawn, tokens_drawn)
+            if FULL & ((kind & BORDERED) != 0):
+                source = logits + tl.load(logit_rows + row).to(tl.int64) * logits_stride
+                if edited:
+                    source = scores + row * VOCAB
+                heat, seed = heat_of(slot, parameters), seed_of(slot, parameters)
+                position = position_of(seq_len, slot, row, width, RUNS)
+                inverse = inverse_of(heat, peak)
+                low, high, amount_low, amount_high, target = bracket_of_row(
+                    sums, keys, row, slot, parameters, VOCAB, TILES, TILES_PAD
+                )
+                watched = soonest_of_row(amount_low, slot, parameters, VOCAB) < NEVER
+                if watched & (highest == float("-inf")):
+                    highest, token = first_of_row(
+                        source, peak, heat, inverse, low, seed, position, VOCAB, TILES, TILE
+                    )  # fmt: skip
+                of_tiles = _of_tiles(lengths, row, 0, TILES, TILES_PAD)
+                own, begins, length = listed + row * VOCAB, tl.cumsum(of_tiles, 0) - of_tiles, tl.sum(of_tiles, 0)
+                i, score, key = listed_tokens(
+                    own, begins, 0, length, source, peak, heat, inverse, BLOCK, TILE, TILES_PAD
+                )  # fmt: skip
+                border, last = border_of_row(
+                    i, score, key, low, high, amount_low, amount_high, target, own, begins, length, slot, parameters,
+                    source, peak, heat, inverse, VOCAB, BLOCK, TILE, TILES_PAD,
+                )  # fmt: skip
+                tl.store(cut_key + row, border)
+                tl.store(cut_id + row, last)
+                share = least_weight_of(slot, parameters)
+                highest, token = first_of_block(
+                    i, score, key, border, last, share, seed, position, highest, token
+                )  # fmt: skip
+                for start in range(BLOCK, length, BLOCK):
+                    i, score, key = listed_tokens(
+                        own, begins, start, length, source, peak, heat, inverse, BLOCK, TILE, TILES_PAD
+                    )  # fmt: skip
+                    highest, token = first_of_block(
+                        i, score, key, border, last, share, seed, position, highest, token
+                    )  # fmt: skip
+        elif edited:
+            _, token = _first_of_highest(edited_peaks, edited_tokens)
+        else:
+            _, token = _first_of_highest(raw_peaks, raw_tokens)
+    tl.store(tokens + row, token.to(tl.int64))
+    tl.store(finite + row, is_finite.to(tl.int8))
+    if MASKED:
+        tl.store(nothing_left + row, is_nothing_left.to(tl.int8))

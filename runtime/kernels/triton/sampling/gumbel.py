@@ -1,0 +1,170 @@
+"""The race of a row's tokens, which stands for the highest score with noise: who may still win it, and who does.
+
+A token with the uniform number u takes the time -log(u) * e**-score, so that the first to arrive is the one with the
+highest score + Gumbel noise. Noise costs two logarithms; that a token can't be the first is seen without them. Which
+tokens the exact noise is computed for hangs on approximations; what it is compared with does not, so that the token is
+that of the reference.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-untyped-calls=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from runahead.runtime.kernels.triton.sampling.parameters import NO_TOKEN, has_limit, least_weight_of
+from runahead.runtime.kernels.triton.sampling.philox import block_words, exp32, gumbel, uniform, word_of
+from runahead.runtime.kernels.triton.sampling.scores import NO_KEY, key_of, mass_one, scores_of
+from runahead.runtime.kernels.triton.sampling.threshold import keys_left
+
+_LOG2_E = tl.constexpr(1.4426950408889634)
+_FARTHEST = tl.constexpr(100.0)  # of distances in powers of 2: no noise makes up for more
+_RESERVE = tl.constexpr(1.0 + 2e-4)  # ten times what the rounding of times and scores can amount to
+_PATIENCE = tl.constexpr(12.0)  # how long, in mean times to the first arrival, a race is watched before it is run again
+NEVER = tl.constexpr(1e30)
+_FEW = tl.constexpr(4)  # tokens of a tile whose noise is computed one by one
+_WORDS = tl.constexpr(2.0**-32)
+_GRAIN = tl.constexpr(2.0**-23)  # of uniform numbers
+
+
+@triton.jit
+def _patience(amount):
+    """When a race is no longer watched, of tokens of a probability mass: the first of them arrives before with a
+    probability of 1 - e**-12. Never, where the mass is 0 or not known."""
+    soon = _PATIENCE * mass_one / tl.maximum(amount, 1).to(tl.float32)
+    return tl.where(amount > 0, soon, NEVER)
+
+
+@triton.jit
+def soonest_of_row(amount_low, slot, parameters, VOCAB: tl.constexpr):
+    """When the race of a row's tokens that are left for certain is no longer watched. Their amount is a mass where
+    top-k leaves nothing out, and where min-p drops none of them."""
+    known = (has_limit(slot, parameters, VOCAB) == 0) & (least_weight_of(slot, parameters) == 0.0)
+    return tl.where(known, _patience(amount_low), NEVER)
+
+
+@triton.jit
+def cold_of(heat):
+    """What a logit's distance is multiplied by to have it in powers of 2."""
+    return tl.minimum(1.0 / heat * _LOG2_E, 3e38)
+
+
+@triton.jit
+def by_four(x, TILE: tl.constexpr):
+    """Of a tile's tokens those whose ids are 0, 1, 2 and 3 above a multiple of 4: [TILE / 4] each. Nothing moves from
+    thread to thread."""
+    even, odd = tl.split(x.reshape([TILE // 4, 2, 2]))
+    x0, x2 = tl.split(even)
+    x1, x3 = tl.split(odd)
+    return x0, x1, x2, x3
+
+
+@triton.jit
+def _in_turn(x0, x1, x2, x3, TILE: tl.constexpr):
+    """What `by_four` has taken apart: [TILE]."""
+    return tl.join(tl.join(x0, x2), tl.join(x1, x3)).reshape([TILE])
+
+
+@triton.jit
+def may_arrive(distance, drawn, words, soonest, TILE: tl.constexpr):
+    """Which of a tile's tokens that are `drawn` may arrive until `soonest`, as four tensors like `words`. distance: of
+    a score to the highest, in powers of 2, negative."""
+    reach = tl.where(drawn, tl.exp2(distance) * (soonest * _RESERVE) + _GRAIN, -1.0)
+    r0, r1, r2, r3 = by_four(reach, TILE)
+    return _missing(words[0]) <= r0, _missing(words[1]) <= r1, _missing(words[2]) <= r2, _missing(words[3]) <= r3
+
+
+@triton.jit
+def _missing(word):
+    """What a random word lacks to 2**32, as a part of that."""
+    return (word ^ 0xFFFFFFFF).to(tl.float32) * _WORDS
+
+
+@triton.jit
+def first_of_tile(source, i, x, may, words, peak, heat, cold, seed, position, soonest, TILE: tl.constexpr):
+    """The highest score with noise of a tile's tokens, its id, and `soonest` after this tile.
+
+    soonest: when the first to arrive of the tiles so far does, at the latest. may: the tokens that `may_arrive`
+    has left.
+
+    -log(u) is at least 1 - u, which is what a word lacks to 2**32, within the grain of uniform numbers: so a token may
+    arrive until `soonest`, or it can't. The noise is computed for those alone that may: none in most tiles. Where these
+    are many, as in the first tile of a race of which nothing is known, all but one or two are told by another bound:
+    -log(u) is more than 1 - u by a factor which is known from 1 - u.
+    """
+    may_be_first = _in_turn(may[0], may[1], may[2], may[3], TILE)
+    left = tl.sum(may_be_first.to(tl.int32), 0)
+    if left > _FEW:
+        slowness = tl.exp2(tl.minimum((peak - x) * cold, _FARTHEST))
+        by_id = _in_turn(words[0], words[1], words[2], words[3], TILE)
+        earliest = tl.where(may_be_first, (1.0 - uniform(by_id)) * slowness, float("inf"))
+        first = tl.min(earliest, 0)
+        least = first / tl.min(tl.where(may_be_first, slowness, float("inf")), 0)  # 1 - u of that token is no more
+        factor = tl.where(least < 0.68, 1.0 + least, tl.where(least < 0.999, 7.0, 17.0))
+        soonest = tl.minimum(soonest, first * factor)
+        may_be_first = may_be_first & (earliest <= soonest * _RESERVE)
+        left = tl.sum(may_be_first.to(tl.int32), 0)
+    highest = tl.full([], float("-inf"), tl.float32)
+    chosen = tl.full([], NO_TOKEN, tl.int32)
+    for _ in range(0, left):
+        token = tl.min(tl.where(may_be_first, i, NO_TOKEN), 0)
+        may_be_first = may_be_first & (i != token)
+        noisy = tl.div_rn(tl.load(source + token) - peak, heat) + gumbel(word_of(seed, position, token))
+        better = noisy > highest  # ids rise: the first of equals stays
+        highest = tl.where(better, noisy, highest)
+        chosen = tl.where(better, token, chosen)
+    return highest, chosen, tl.minimum(soonest, tl.exp(tl.minimum(-highest, 80.0)) * _RESERVE)
+
+
+@triton.jit
+def first_of_block(i, score, key, border, last, share, seed, position, highest, chosen):
+    """The higher of `highest` and the highest score with noise of those of some tokens that the border and min-p leave,
+    and its id, the lowest among equals. The noise is computed where one of them may be higher: `first_of_tile`."""
+    drawn = keys_left(i, key, border, last) != NO_KEY
+    if share > 0.0:
+        drawn = drawn & (exp32(score) >= share)
+    word = word_of(seed, position, i)
+    soonest = tl.exp(tl.minimum(-highest, 80.0)) * _RESERVE
+    may_be_higher = drawn & (_missing(word) <= tl.exp(score) * soonest + _GRAIN)
+    if tl.max(may_be_higher.to(tl.int32), 0) != 0:
+        noisy = tl.where(may_be_higher, score + gumbel(word), float("-inf"))
+        best = tl.max(noisy, 0)
+        token = tl.min(tl.where(noisy == best, i, NO_TOKEN), 0)
+        better = (best > highest) | ((best == highest) & (token < chosen))
+        chosen = tl.where(better, token, chosen)
+        highest = tl.maximum(best, highest)
+    return highest, chosen
+
+
+@triton.jit
+def first_of_row(
+    source,
+    peak,
+    heat,
+    inverse,
+    low,
+    seed,
+    position,
+    VOCAB: tl.constexpr,
+    TILES: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """The highest score with noise of a row's tokens up to a key, and its id: where none came while it was watched."""
+    highest = tl.full([], float("-inf"), tl.float32)
+    chosen = tl.full([], NO_TOKEN, tl.int32)
+    soonest = tl.full([], NEVER, tl.float32)
+    cold = cold_of(heat)
+    for tile in range(0, TILES):
+        i = tile * TILE + tl.arange(0, TILE)
+        x = tl.load(source + i, mask=i < VOCAB, other=float("-inf"))
+        drawn = (i < VOCAB) & (key_of(scores_of(x, peak, heat, inverse)) <= low)
+        words = block_words(seed, position, tile * (TILE // 4) + tl.arange(0, TILE // 4))
+        may = may_arrive((x - peak) * cold, drawn, words, soonest, TILE)
+        best, token, soonest = first_of_tile(
+            source, i, x, may, words, peak, heat, cold, seed, position, soonest, TILE
+        )  # fmt: skip
+        chosen = tl.where(best > highest, token, chosen)
+        highest = tl.maximum(best, highest)
+    return highest, chosen

@@ -1,0 +1,207 @@
+"""Log-probabilities on the device, of a token and the most likely ones, for the rows that asked for them.
+
+The counterpart of `reference.logprobs`, for sampled tokens and for those of prompts.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-untyped-calls=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from runahead.runtime.kernels.triton.sampling.parameters import ASKS, TILE, programs_for, row_peak, share_of_rows
+from runahead.runtime.kernels.triton.sampling.scores import mass_of, mass_one
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobBuffers:
+    """Results and scratch for up to `rows` rows at a time, made once."""
+
+    logprob: torch.Tensor  # float32 [rows]
+    top_ids: torch.Tensor  # int32 [rows, top_pad]
+    top_logprobs: torch.Tensor  # float32 [rows, top_pad]
+    tile_mass: torch.Tensor  # int64 [rows, tiles]
+    tile_top: torch.Tensor  # int64 [rows, tiles, top_pad]
+    max_top: int
+
+
+def make_logprob_buffers(rows: int, vocab_size: int, max_top: int, device: torch.device) -> LogprobBuffers:
+    """Zeroed buffers."""
+    tiles, top_pad = triton.cdiv(vocab_size, TILE), triton.next_power_of_2(max(max_top, 1))
+    return LogprobBuffers(
+        logprob=torch.zeros(rows, dtype=torch.float32, device=device),
+        top_ids=torch.zeros((rows, top_pad), dtype=torch.int32, device=device),
+        top_logprobs=torch.zeros((rows, top_pad), dtype=torch.float32, device=device),
+        tile_mass=torch.zeros((rows, tiles), dtype=torch.int64, device=device),
+        tile_top=torch.zeros((rows, tiles, top_pad), dtype=torch.int64, device=device),
+        max_top=max_top,
+    )
+
+
+_NOTHING = tl.constexpr(-0x7FFFFFFFFFFFFFFF)  # below every packed logit
+
+
+@triton.jit
+def _pack(x, i):
+    """A float32 and its id as one int64 whose order is that of the float, and among equals the reverse of the id."""
+    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
+    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
+    return (ordered << 32) | (0xFFFFFFFF - i.to(tl.int64))
+
+
+@triton.jit
+def _unpack(packed):
+    """The float32 and the id of `_pack`."""
+    ordered = (packed >> 32).to(tl.int32)
+    x = (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    return x, (0xFFFFFFFF - (packed & 0xFFFFFFFF)).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _top_tile_kernel(
+    logits,
+    logits_stride,
+    logit_rows,
+    slots,
+    kinds,
+    asked,
+    asked_stride,
+    partial_max,
+    tile_mass,
+    tile_top,
+    rows,
+    MAX_TOP: tl.constexpr,
+    TOP_PAD: tl.constexpr,
+    VOCAB: tl.constexpr,
+    TILES: tl.constexpr,
+    TILES_PAD: tl.constexpr,
+    TILE: tl.constexpr,
+    ROWS_PAD: tl.constexpr,
+):
+    """The mass of a tile, and its most likely tokens in order."""
+    row, first, end = share_of_rows(kinds, ASKS, rows, TILES, ROWS_PAD)
+    if first < end:
+        peak = row_peak(partial_max, row, TILES, TILES_PAD)
+        if peak < float("inf"):
+            slot = tl.load(slots + row).to(tl.int64)
+            count = tl.minimum(tl.load(asked + slot * asked_stride), MAX_TOP)
+            base = logits + tl.load(logit_rows + row).to(tl.int64) * logits_stride
+            for tile in range(first, end):
+                i = tile * TILE + tl.arange(0, TILE)
+                inside = i < VOCAB
+                x = tl.load(base + i, mask=inside, other=float("-inf"))
+                tl.store(tile_mass + row * TILES + tile, tl.sum(mass_of(x - peak), 0))
+                packed = tl.where(inside, _pack(x, i), _NOTHING)
+                for place in range(0, count):
+                    best = tl.max(packed, 0)
+                    tl.store(tile_top + (row * TILES + tile) * TOP_PAD + place, best)
+                    packed = tl.where(packed == best, _NOTHING, packed)
+
+
+@triton.jit
+def _top_finish_kernel(
+    logits,
+    logits_stride,
+    logit_rows,
+    slots,
+    kinds,
+    asked,
+    asked_stride,
+    partial_max,
+    tile_mass,
+    tile_top,
+    tokens,
+    logprob,
+    top_ids,
+    top_logprobs,
+    MAX_TOP: tl.constexpr,
+    TOP_PAD: tl.constexpr,
+    VOCAB: tl.constexpr,
+    TILES: tl.constexpr,
+    TILES_PAD: tl.constexpr,
+):
+    """A row's log-probabilities from its tiles; zeros for a row that did not ask, and beyond as many as it asked
+    for."""
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + row).to(tl.int64)
+    p = tl.arange(0, TOP_PAD)
+    values = tl.zeros([TOP_PAD], tl.float32)
+    ids = tl.zeros([TOP_PAD], tl.int32)
+    of_token = tl.full([], 0.0, tl.float32)
+    count = tl.minimum(tl.minimum(tl.load(asked + slot * asked_stride), MAX_TOP), VOCAB)
+    if (tl.load(kinds + row).to(tl.int32) & ASKS) != 0:
+        peak = row_peak(partial_max, row, TILES, TILES_PAD)
+        if peak < float("inf"):
+            t = tl.arange(0, TILES_PAD)
+            total = tl.sum(tl.load(tile_mass + row * TILES + t, mask=t < TILES, other=0), 0)
+            normalizer = tl.log(total.to(tl.float64) / mass_one)
+            base = logits + tl.load(logit_rows + row).to(tl.int64) * logits_stride
+            x = tl.load(base + tl.load(tokens + row))
+            of_token = ((x - peak).to(tl.float64) - normalizer).to(tl.float32)
+            e = tl.arange(0, TILES_PAD * TOP_PAD)
+            listed = (e // TOP_PAD < TILES) & (e % TOP_PAD < count)
+            packed = tl.load(tile_top + row * TILES * TOP_PAD + e, mask=listed, other=_NOTHING)
+            for place in range(0, count):
+                best = tl.max(packed, 0)
+                packed = tl.where(packed == best, _NOTHING, packed)
+                value, token = _unpack(best)
+                values = tl.where(p == place, ((value - peak).to(tl.float64) - normalizer).to(tl.float32), values)
+                ids = tl.where(p == place, token, ids)
+    tl.store(top_ids + row * TOP_PAD + p, ids)
+    tl.store(top_logprobs + row * TOP_PAD + p, values)
+    tl.store(logprob + row, of_token)
+
+
+def enqueue_logprobs(
+    logits: torch.Tensor,
+    logit_rows: torch.Tensor,
+    slots: torch.Tensor,
+    kinds: torch.Tensor,
+    asked: torch.Tensor,
+    partial_max: torch.Tensor,
+    tokens: torch.Tensor,
+    out: LogprobBuffers,
+) -> None:
+    """Log-probabilities of n rows, after `scan` has left their peaks in `partial_max`, float32 [n, tiles].
+
+    logits: float32 [rows, vocab]. logit_rows, slots: int [n] each row's place there, and in `asked`, int32 of any
+    stride. kinds: int8 [n], with the bit `sampling.parameters.ASKS` for rows that ask. tokens: int64 [n] the chosen
+    ones.
+    """
+    count, vocab_size, tiles = slots.shape[0], logits.shape[1], partial_max.shape[1]
+    sizes = {
+        "MAX_TOP": out.max_top,
+        "TOP_PAD": out.top_ids.shape[1],
+        "VOCAB": vocab_size,
+        "TILES": tiles,
+        "TILES_PAD": triton.next_power_of_2(tiles),
+    }
+    source = (
+        logits,
+        logits.stride(0),
+        logit_rows,
+        slots,
+        kinds,
+        asked,
+        asked.stride(0),
+        partial_max,
+        out.tile_mass,
+        out.tile_top,
+    )
+    _top_tile_kernel[(programs_for(count, tiles),)](
+        *source,
+        count,
+        **sizes,
+        TILE=TILE,
+        ROWS_PAD=triton.next_power_of_2(out.logprob.shape[0]),
+        num_warps=4,
+        enable_fp_fusion=False,
+    )
+    _top_finish_kernel[(count,)](
+        *source, tokens, out.logprob, out.top_ids, out.top_logprobs, **sizes, num_warps=4, enable_fp_fusion=False
+    )

@@ -1,0 +1,165 @@
+"""Which rows of a launch ask the sampler for what, and how the programs of a kernel are shared among such rows.
+
+A kernel runs as many programs as a GPU holds at once, whatever the number of rows. They are shared out evenly among
+the rows that need the kernel: where it is one row of many, it is computed as fast as alone, and where it is none, the
+programs leave after one load. How many tiles of a row a program takes changes no bit: it computes tile by tile.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-untyped-calls=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from typing import Final
+
+import triton
+import triton.language as tl
+
+from runahead.runtime.kernels.triton.row_state.record import float_of, int_of, long_of, place_of
+
+TILE: Final = 2048  # tokens that a program looks at in one step
+_PROGRAMS: Final = 528  # of a kernel; an H200 has 132 multiprocessors, each of which holds 4 of them at once
+_TEMPERATURE = place_of("temperature")
+_TOP_K = place_of("top_k")
+_TOP_P = place_of("top_p")
+_MIN_POSITION = place_of("min_position")
+_BIAS_COUNT = place_of("bias_count")
+_ALLOWED_WORDS = place_of("allowed_words")
+_PENALTY_SLOT = place_of("penalty_slot")
+_MIN_P = place_of("min_p")
+_SEED = place_of("seed")
+_LOGPROBS = place_of("logprobs")
+_MASK_EPOCH = place_of("mask_epoch")
+NO_TOKEN = tl.constexpr(0x7FFFFFFF)  # an id above all others: it loses every tie
+
+# The bits of `kinds`. A row that is not alive has none.
+ASKS = tl.constexpr(1)  # for log-probabilities
+EDITED = tl.constexpr(2)  # penalties, bias or a mask change its logits; the changed ones are then in `scores`
+DRAWS = tl.constexpr(4)  # it has a temperature
+BORDERED = tl.constexpr(8)  # it draws from the tokens above a border, by top-k or top-p
+
+
+def programs_for(rows: int, tiles: int) -> int:
+    """How many programs a kernel is launched with that looks at some of `rows` rows of `tiles` tiles each."""
+    return min(rows * tiles, max(rows, _PROGRAMS))
+
+
+@triton.jit
+def ahead_of(row, width, RUNS: tl.constexpr):
+    """How many tokens of a run come before this one, where each row of the row state has `width` rows here."""
+    ahead = tl.full([], 0, tl.int32)
+    if RUNS:
+        ahead = (row % width).to(tl.int32)
+    return ahead
+
+
+@triton.jit
+def position_of(seq_len, slot, row, width, RUNS: tl.constexpr):
+    """Where a row's next token is going to stand, if all drafts before it are right."""
+    return tl.load(seq_len + slot) + ahead_of(row, width, RUNS)
+
+
+@triton.jit
+def has_grammar(slot, parameters):
+    """Whether a row has a grammar, and so a mask for each of its tokens; of each of a tensor of rows."""
+    return long_of(parameters, slot, _MASK_EPOCH) != 0
+
+
+@triton.jit
+def kind_of_row(slot, position, parameters, VOCAB: tl.constexpr, MASKED: tl.constexpr):
+    """The bits of `kinds` of a row that is alive, whose next token stands at this position."""
+    below = position < int_of(parameters, slot, _MIN_POSITION)
+    listed = (int_of(parameters, slot, _BIAS_COUNT) > 0) | (int_of(parameters, slot, _ALLOWED_WORDS) > 0)
+    edited = below | listed | (int_of(parameters, slot, _PENALTY_SLOT) >= 0)
+    if MASKED:
+        edited = edited | has_grammar(slot, parameters)
+    draws = heat_of(slot, parameters) > 0.0
+    bordered = draws & (has_limit(slot, parameters, VOCAB) | (share_of(slot, parameters) < 1.0))
+    kind = tl.where(int_of(parameters, slot, _LOGPROBS) >= 0, ASKS, 0) | tl.where(edited, EDITED, 0)
+    return kind | tl.where(draws, DRAWS, 0) | tl.where(bordered, BORDERED, 0)
+
+
+@triton.jit
+def heat_of(slot, parameters):
+    """What scores are divided by: the temperature."""
+    return float_of(parameters, slot, _TEMPERATURE)
+
+
+@triton.jit
+def limit_of(slot, parameters):
+    """How many tokens top-k leaves, where `has_limit`."""
+    return int_of(parameters, slot, _TOP_K)
+
+
+@triton.jit
+def has_limit(slot, parameters, VOCAB: tl.constexpr):
+    """Whether top-k leaves anything out."""
+    k = limit_of(slot, parameters)
+    return (k > 0) & (k < VOCAB)
+
+
+@triton.jit
+def share_of(slot, parameters):
+    """The share of the mass that top-p leaves. 1: all."""
+    return float_of(parameters, slot, _TOP_P)
+
+
+@triton.jit
+def least_weight_of(slot, parameters):
+    """Below which share of the highest weight min-p drops tokens. 0: none."""
+    return float_of(parameters, slot, _MIN_P)
+
+
+@triton.jit
+def seed_of(slot, parameters):
+    return long_of(parameters, slot, _SEED)
+
+
+@triton.jit
+def share_of_rows(kinds, KIND: tl.constexpr, count, TILES: tl.constexpr, ROWS_PAD: tl.constexpr):
+    """What this program works on: a row, and its tiles from the second number up to the third. None: they are equal.
+
+    kinds: int8 [count], ROWS_PAD or fewer. The rows that have the bit KIND share the programs. Kernels are not
+    specialized on `count`, or they would be compiled anew for some numbers of rows.
+    """
+    r = tl.arange(0, ROWS_PAD)
+    has_kind = ((tl.load(kinds + r, mask=r < count, other=0).to(tl.int32) & KIND) != 0).to(tl.int32)
+    rows = tl.sum(has_kind, 0)
+    programs = tl.minimum(tl.num_programs(0) // tl.maximum(rows, 1), TILES)  # of a row
+    place = tl.program_id(0) // programs
+    part = tl.program_id(0) % programs
+    first = part * TILES // programs
+    row = tl.sum((tl.cumsum(has_kind, 0) <= place).to(tl.int32), 0)
+    end = tl.where(place < rows, (part + 1) * TILES // programs, first)
+    return row.to(tl.int64), first, end
+
+
+@triton.jit
+def row_peak(partial_max, row, TILES: tl.constexpr, TILES_PAD: tl.constexpr):
+    """The highest of a row's tiles; +inf where `scan` found a NaN or an infinity in one of them."""
+    t = tl.arange(0, TILES_PAD)
+    return tl.max(tl.load(partial_max + row * TILES + t, mask=t < TILES, other=float("-inf")), 0)
+
+
+@triton.jit
+def source_of_row(
+    logits,
+    logits_stride,
+    logit_rows,
+    row,
+    edited,
+    partial_max,
+    edited_max,
+    scores,
+    VOCAB: tl.constexpr,
+    TILES: tl.constexpr,
+    TILES_PAD: tl.constexpr,
+):
+    """Where a row's logits are, changed or as they came, the highest, and whether a token can be drawn of them."""
+    raw_peak = row_peak(partial_max, row, TILES, TILES_PAD)
+    source = logits + tl.load(logit_rows + row).to(tl.int64) * logits_stride
+    peak = raw_peak
+    if edited:
+        source = scores + row * VOCAB
+        peak = row_peak(edited_max, row, TILES, TILES_PAD)
+    return source, peak, (raw_peak < float("inf")) & (tl.abs(peak) < float("inf"))

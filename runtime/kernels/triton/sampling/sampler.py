@@ -1,0 +1,354 @@
+"""The sampler on the device: what `reference.sampling` defines, without a word to the host.
+
+In the form `plain` three kernels: the peak of each tile, its best token with noise, the best of the tiles. In `full`
+six more, for rows that ask for them. Nothing is allocated, shapes depend on n alone, and what is computed of a row
+hangs on no neighbour: the launch can be captured, and a row's bits are its own. Tokens are those of the reference for
+the same logits, log-probabilities within rounding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import triton
+
+from runahead.cuda_graphs.shape import Form
+from runahead.runtime.kernels.reference.sampling import Sampled
+from runahead.runtime.kernels.row_state import PenaltyState, RowState
+from runahead.runtime.kernels.triton.row_state.grammar_masks import MaskState
+from runahead.runtime.kernels.triton.sampling.draw import draw_kernel, scan
+from runahead.runtime.kernels.triton.sampling.edit_logits import edit_kernel
+from runahead.runtime.kernels.triton.sampling.finish import finish_kernel
+from runahead.runtime.kernels.triton.sampling.logprobs import (
+    LogprobBuffers,
+    enqueue_logprobs,
+    make_logprob_buffers,
+)
+from runahead.runtime.kernels.triton.sampling.parameters import TILE, programs_for
+from runahead.runtime.kernels.triton.sampling.threshold_bracket import (
+    LADDER,
+    OFFSETS,
+    ROUNDS,
+    TILES_OF_A_SAMPLE,
+    bracket_kernel,
+    guess_kernel,
+)
+
+_LIST_BLOCK: Final = 4096  # tokens of a row's list that the search for its border holds in registers
+_BIAS_BLOCK: Final = 256
+# Of a program of a kernel that is shared among rows: an H200's multiprocessor has registers for four of them.
+_WARPS: Final = 4
+_OPTIONS: Final = {"num_warps": _WARPS, "maxnreg": 128}
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerBuffers:
+    """Results and scratch for up to `rows` rows at a time, made once. Overwritten by every call."""
+
+    tokens: torch.Tensor  # int64 [rows]
+    finite: torch.Tensor  # bool [rows]
+    nothing_left: torch.Tensor  # bool [rows]
+    logprobs: LogprobBuffers
+    identity: torch.Tensor  # int32 [rows] 0, 1, 2, ...
+    kinds: torch.Tensor  # int8 [rows] the bits of `sampling/parameters.py`
+    partial_max: torch.Tensor  # float32 [rows, tiles]
+    partial_arg: torch.Tensor  # int32 [rows, tiles]
+    edited_max: torch.Tensor  # float32 [rows, tiles]
+    edited_arg: torch.Tensor  # int32 [rows, tiles]
+    lowest_allowed: torch.Tensor  # int32 [rows, tiles]
+    ladder: torch.Tensor  # float32 [rungs] `sampling.threshold_bracket.LADDER`
+    guesses: torch.Tensor  # float32 [rows, samples, rungs]
+    offsets: torch.Tensor  # float32 [rounds, spots] `sampling.threshold_bracket.OFFSETS`
+    border_keys: torch.Tensor  # int32 [rows, rounds, spots]
+    border_sums: torch.Tensor  # int64 [rows, rounds, tiles, spots]
+    best_score: torch.Tensor  # float32 [rows, tiles]
+    best_id: torch.Tensor  # int32 [rows, tiles]
+    cut_key: torch.Tensor  # int32 [rows] of rows with a border: its key, and the last id with that key that is left
+    cut_id: torch.Tensor  # int32 [rows]
+    scores: torch.Tensor  # float32 [rows, vocab] logits of edited rows
+    listed: torch.Tensor  # int32 [rows, vocab] tokens about the border, those of a tile from where it begins
+    list_lengths: torch.Tensor  # int32 [rows, tiles] how many these are
+    sampled_vocab: int  # ids below this may be sampled
+
+
+def make_sampler_buffers(
+    rows: int, vocab_size: int, max_top: int, device: torch.device, sampled_vocab: int | None = None
+) -> SamplerBuffers:
+    """Buffers for up to `rows` rows: 8 bytes for each of their vocabulary entries, and a little. sampled_vocab: ids
+    below this may be sampled; None: all."""
+    tiles = triton.cdiv(vocab_size, TILE)
+
+    def f32(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.float32, device=device)
+
+    def i32(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.int32, device=device)
+
+    return SamplerBuffers(
+        tokens=torch.zeros(rows, dtype=torch.int64, device=device),
+        finite=torch.ones(rows, dtype=torch.bool, device=device),
+        nothing_left=torch.zeros(rows, dtype=torch.bool, device=device),
+        logprobs=make_logprob_buffers(rows, vocab_size, max_top, device),
+        identity=torch.arange(rows, dtype=torch.int32, device=device),
+        kinds=torch.zeros(rows, dtype=torch.int8, device=device),
+        partial_max=f32(rows, tiles),
+        partial_arg=i32(rows, tiles),
+        edited_max=f32(rows, tiles),
+        edited_arg=i32(rows, tiles),
+        lowest_allowed=i32(rows, tiles),
+        ladder=torch.tensor(LADDER, dtype=torch.float32, device=device),
+        guesses=f32(rows, triton.cdiv(tiles, TILES_OF_A_SAMPLE), len(LADDER)),
+        offsets=torch.tensor(OFFSETS, dtype=torch.float32, device=device),
+        border_keys=i32(rows, ROUNDS, len(OFFSETS[0])),
+        border_sums=torch.zeros((rows, ROUNDS, tiles, len(OFFSETS[0])), dtype=torch.int64, device=device),
+        best_score=f32(rows, tiles),
+        best_id=i32(rows, tiles),
+        cut_key=i32(rows),
+        cut_id=i32(rows),
+        scores=f32(rows, vocab_size),
+        listed=i32(rows, vocab_size),
+        list_lengths=i32(rows, tiles),
+        sampled_vocab=vocab_size if sampled_vocab is None else sampled_vocab,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Rows that verify drafts. Of each row of the row state there are `width` rows to sample, one after the other: its
+    next token, and the one behind each of its first width - 1 drafts, as if these were right."""
+
+    width: int  # 2, 4 or 8, as a rule: 1 + K
+    drafts: torch.Tensor  # int32 [slots, most], most >= width - 1
+
+
+def sample_rows_cuda(
+    logits: torch.Tensor,
+    state: RowState,
+    penalties: PenaltyState,
+    slots: torch.Tensor,
+    form: Form,
+    buffers: SamplerBuffers,
+    logit_rows: torch.Tensor | None = None,
+    runs: Runs | None = None,
+    masks: MaskState | None = None,
+) -> Sampled:
+    """Enqueue the sampling of n rows. Semantics are those of `reference.sampling.sample_rows`.
+
+    logits: float32 [rows, vocab], rows contiguous in themselves; ids that may not be sampled become -inf there.
+    slots: int32 or int64 [n] of `state`.
+    logit_rows: int32 or int64 [n], the row of `logits` that each slot samples from; `slots` itself where logits are
+    kept by row slot. Without it, row i belongs to slots[i]. runs: n is a multiple of its width, and a row of a run that
+    nothing was drafted for has a slot that is not alive. masks: rows with a grammar are among these, and were judged in
+    this launch: those that are held are passed over, like rows that are not alive. In the full form.
+    Returns views of `buffers`, whose columns of top log-probabilities are `max_top`; valid until the next call.
+    """
+    count = slots.shape[0]
+    rows = buffers.identity if logit_rows is None else logit_rows
+    run = _Run(logits, rows, state, penalties, slots, buffers, runs or Runs(1, buffers.identity.view(-1, 1)), masks)
+    if count > 0:
+        run.scan()
+        if form is Form.FULL:
+            run.edit()
+            run.find_borders()
+        run.draw(full=form is Form.FULL)
+        if form is Form.FULL:
+            run.logprobs()
+    tokens, finite = buffers.tokens[:count], buffers.finite[:count]
+    if form is Form.PLAIN:
+        return Sampled(tokens, finite)
+    found = buffers.logprobs
+    return Sampled(
+        tokens,
+        finite,
+        found.logprob[:count],
+        found.top_ids[:count, : found.max_top],
+        found.top_logprobs[:count, : found.max_top],
+        None if masks is None else buffers.nothing_left[:count],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One call's kernels, in their order."""
+
+    logits: torch.Tensor
+    logit_rows: torch.Tensor
+    state: RowState
+    penalties: PenaltyState
+    slots: torch.Tensor
+    buffers: SamplerBuffers
+    runs: Runs
+    masks: MaskState | None
+
+    @property
+    def _source(self) -> tuple[torch.Tensor, int, torch.Tensor, torch.Tensor]:
+        return self.logits, self.logits.stride(0), self.logit_rows, self.slots
+
+    @property
+    def _alive(self) -> torch.Tensor:
+        return self.state.alive.view(torch.int8) if self.masks is None else self.masks.samples
+
+    @property
+    def _changed(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.buffers.partial_max, self.buffers.edited_max, self.buffers.scores
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        tiles = self.buffers.partial_max.shape[1]
+        return {"VOCAB": self.logits.shape[1], "TILES": tiles, "TILES_PAD": triton.next_power_of_2(tiles)}
+
+    @property
+    def _shared(self) -> dict[str, int | bool]:
+        """Constants and options of a kernel whose programs are shared among rows. No fused multiply-add: bits must be
+        those of the reference."""
+        rows_pad = triton.next_power_of_2(self.buffers.kinds.shape[0])
+        return {**self._sizes, "TILE": TILE, "ROWS_PAD": rows_pad, **_OPTIONS, "enable_fp_fusion": False}
+
+    @property
+    def _programs(self) -> tuple[int]:
+        return (programs_for(self.slots.shape[0], self.buffers.partial_max.shape[1]),)
+
+    def scan(self) -> None:
+        buffers, state = self.buffers, self.state
+        sampled = (state.seq_len, state.parameters, buffers.kinds)
+        peaks = buffers.partial_max, buffers.partial_arg
+        scan(
+            self.logits,
+            self.logit_rows,
+            self.slots,
+            self._alive,
+            *peaks,
+            sampled,
+            self.runs.width,
+            self.masks is not None,
+            buffers.sampled_vocab,
+        )
+
+    def edit(self) -> None:
+        """Penalties, bias and masks: `scores` holds the changed logits of the rows that have any."""
+        state, buffers, constants = self.state, self.buffers, self._shared
+        del constants["TILES_PAD"]
+        masks = self.masks
+        edit_kernel[self._programs](
+            *self._source,
+            buffers.kinds,
+            self.slots.shape[0],
+            state.seq_len,
+            state.parameters,
+            self.penalties.counts,
+            self.penalties.in_prompt,
+            state.allowed,
+            state.allowed.shape[1],
+            state.allowed if masks is None else masks.words,
+            state.stop_ids,
+            state.bias_ids,
+            state.bias_values,
+            buffers.scores,
+            buffers.lowest_allowed,
+            buffers.edited_max,
+            buffers.edited_arg,
+            self.runs.drafts,
+            self.runs.width,
+            RUNS=self.runs.width > 1,
+            MOST_DRAFTS=self.runs.drafts.shape[1],
+            MASKED=masks is not None,
+            MASK_AT=0 if masks is None else masks.mask_at,
+            MASK_LINE=0 if masks is None else masks.words.shape[2],
+            MASK_LINES=0 if masks is None else masks.words.shape[1],
+            MAX_STOP_IDS=state.stop_ids.shape[1],
+            MAX_BIAS=state.bias_ids.shape[1],
+            SAMPLED_VOCAB=buffers.sampled_vocab,
+            BIAS_BLOCK=_BIAS_BLOCK,
+            **constants,
+        )
+
+    def find_borders(self) -> None:
+        """Top-k and top-p: what `draw` needs to know of where the borders are."""
+        buffers = self.buffers
+        samples = buffers.guesses.shape[1]
+        asked = (*self._source, buffers.kinds, self.slots.shape[0], self.state.parameters, *self._changed)
+        programs = programs_for(self.slots.shape[0], samples)
+        guess_kernel[(programs,)](*asked, buffers.ladder, buffers.guesses, SAMPLES=samples, **self._shared)
+        for again in range(ROUNDS):
+            bracket_kernel[self._programs](
+                *asked,
+                buffers.ladder,
+                buffers.offsets,
+                buffers.guesses,
+                buffers.border_keys,
+                buffers.border_sums,
+                AGAIN=again,
+                SAMPLES=samples,
+                SAMPLES_PAD=triton.next_power_of_2(samples),
+                THREADS=32 * _WARPS,
+                **self._shared,
+            )
+
+    def draw(self, full: bool) -> None:
+        buffers, state = self.buffers, self.state
+        draw_kernel[self._programs](
+            *self._source,
+            buffers.kinds,
+            self.slots.shape[0],
+            state.seq_len,
+            state.parameters,
+            *self._changed,
+            buffers.border_sums,
+            buffers.border_keys,
+            buffers.listed,
+            buffers.list_lengths,
+            buffers.best_score,
+            buffers.best_id,
+            self.runs.width,
+            FULL=full,
+            RUNS=self.runs.width > 1,
+            **{**self._shared, "num_warps": 2 * _WARPS if full else _WARPS},
+        )
+        finish_kernel[(self.slots.shape[0],)](
+            *self._source,
+            self._alive,
+            buffers.kinds,
+            state.seq_len,
+            state.parameters,
+            buffers.partial_max,
+            buffers.partial_arg,
+            buffers.edited_max,
+            buffers.edited_arg,
+            buffers.lowest_allowed,
+            buffers.scores,
+            buffers.border_sums,
+            buffers.border_keys,
+            buffers.listed,
+            buffers.list_lengths,
+            buffers.best_score,
+            buffers.best_id,
+            buffers.cut_key,
+            buffers.cut_id,
+            buffers.tokens,
+            buffers.finite.view(torch.int8),
+            buffers.nothing_left.view(torch.int8),
+            self.runs.width,
+            FULL=full,
+            RUNS=self.runs.width > 1,
+            MASKED=self.masks is not None,
+            BLOCK=_LIST_BLOCK,
+            TILE=TILE,
+            **self._sizes,
+            num_warps=16 if full else 1,
+            enable_fp_fusion=False,
+        )
+
+    def logprobs(self) -> None:
+        buffers = self.buffers
+        enqueue_logprobs(
+            self.logits,
+            self.logit_rows,
+            self.slots,
+            buffers.kinds,
+            self.state.logprobs,
+            buffers.partial_max,
+            buffers.tokens,
+            buffers.logprobs,
+        )

@@ -1,0 +1,235 @@
+"""The border of top-k and top-p on the device: the counterpart of `reference.sampling_filters.kept_tokens`.
+
+A score is zero or negative, so that its bits without the sign are an integer, its *key*, which rises as the score
+falls. A row's border is a key and an id: what is left has a lower key, or that key and an id up to that one. It is the
+first place in the order of keys, equal ones by id, where the *amount* of the tokens so far reaches a target: for top-k
+their number, for top-p their probability mass. Amounts are sums of integers, which no order of summation changes.
+
+1. `guess_kernel` estimates from a sample the amounts up to a ladder of scores.
+2. `bracket_kernel` takes the exact amounts up to a few keys close to where the guess says the border is; and once more,
+   between two of these keys, where many tokens are between them.
+3. `draw_kernel` lists the tokens between the two keys that have the border between them, tile by tile.
+4. `border_of_row` finds the border in that list, with one program a row.
+
+Where an estimate is bad the list is long, at worst the whole vocabulary; the border is the same.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-untyped-calls=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from runahead.runtime.kernels.triton.sampling.parameters import NO_TOKEN, has_limit, limit_of, share_of
+from runahead.runtime.kernels.triton.sampling.scores import NO_KEY, WORST_KEY, key_of, mass_of, scores_of
+from runahead.runtime.kernels.triton.sampling.threshold_bracket import target_of_share
+
+
+@triton.jit
+def listed_tokens(
+    listed,
+    begins,
+    start,
+    length,
+    source,
+    peak,
+    heat,
+    inverse,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    TILES_PAD: tl.constexpr,
+):
+    """Of a block of a row's list: ids, scores and keys; of what is no entry, the key is above all others.
+
+    begins: int32 [TILES_PAD] how many tokens are listed of the tiles before each, of those after the last all.
+    """
+    e = start + tl.arange(0, BLOCK)
+    tile = tl.zeros([BLOCK], tl.int32)  # the last that begins at this entry or before it
+    for halvings in tl.static_range(1, 20):
+        if TILES_PAD >> halvings > 0:
+            middle = tile + (TILES_PAD >> halvings)
+            tile = tl.where(tl.gather(begins, middle, 0) <= e, middle, tile)
+    place = tile * TILE + e - tl.gather(begins, tile, 0)
+    i = tl.load(listed + place, mask=e < length, other=0)
+    x = tl.load(source + i, mask=e < length, other=float("-inf"))
+    score = scores_of(x, peak, heat, inverse)
+    return i, score, tl.where(e < length, key_of(score), NO_KEY)
+
+
+@triton.jit
+def keys_left(i, key, border, last):
+    """The keys of tokens, above all others where the border (border, last) does not leave the token."""
+    return tl.where((key < border) | ((key == border) & (i <= last)), key, NO_KEY)
+
+
+@triton.jit
+def _amount(score, key, by_count):
+    """What each entry adds to the amount."""
+    return tl.where(key == NO_KEY, 0, tl.where(by_count, 1, mass_of(score)))
+
+
+@triton.jit
+def _up_to_two(key, each, low, first, second):
+    """Of the tokens above the key `low`: how many are up to two keys, and their amounts."""
+    up_to_first = (key > low) & (key <= first)
+    up_to_second = (key > low) & (key <= second)
+    tokens = tl.sum(up_to_first.to(tl.int32) + (up_to_second.to(tl.int32) << 16), 0)
+    amounts = tl.sum(tl.join(tl.where(up_to_first, each, 0), tl.where(up_to_second, each, 0)), 0)
+    amount_first, amount_second = tl.split(amounts)
+    return tokens & 0xFFFF, tokens >> 16, amount_first, amount_second
+
+
+@triton.jit
+def _search(
+    i,
+    score,
+    key,
+    listed,
+    begins,
+    length,
+    source,
+    peak,
+    heat,
+    inverse,
+    by_count,
+    target,
+    low,
+    high,
+    amount_low,
+    amount_high,
+    between,
+    border,
+    last,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    TILES_PAD: tl.constexpr,
+):
+    """The border of the tokens of a list that (border, last) leaves: where their amount reaches the target. i, score,
+    key: the first block of the list, which most are no longer than.
+
+    Up to `low` the amount is `amount_low`, less than the target; up to `high` it is `amount_high`, and `between` tokens
+    more. Each second step cuts the bracket in three, the others guess, and take the amounts closely before and after
+    the guess. It ends where one token or one key is between them.
+    """
+    first_key = keys_left(i, key, border, last)
+    each = _amount(score, first_key, by_count)
+    guess = tl.full([], 1, tl.int32)
+    while (between > 1) & (high - low > 1):
+        part = (target - amount_low).to(tl.float32) / (amount_high - amount_low).to(tl.float32)
+        span = high - low
+        center = tl.where(guess != 0, (part * span.to(tl.float32)).to(tl.int32), span // 2)
+        aside = tl.where(guess != 0, span // 16, span // 6)
+        first = low + tl.minimum(tl.maximum(center - aside, 1), span - 1)
+        second = low + tl.minimum(tl.maximum(center + aside, 1), span - 1)
+        tokens_first, tokens_second, amount_first, amount_second = _up_to_two(first_key, each, low, first, second)
+        for start in range(BLOCK, length, BLOCK):
+            far, far_score, far_key = listed_tokens(
+                listed, begins, start, length, source, peak, heat, inverse, BLOCK, TILE, TILES_PAD
+            )
+            far_key = keys_left(far, far_key, border, last)
+            more_first, more_second, further_first, further_second = _up_to_two(
+                far_key, _amount(far_score, far_key, by_count), low, first, second
+            )
+            tokens_first += more_first
+            tokens_second += more_second
+            amount_first += further_first
+            amount_second += further_second
+        amount_first += amount_low
+        amount_second += amount_low
+        before_first, before_second = amount_first >= target, amount_second >= target
+        between = tl.where(
+            before_first, tokens_first, tl.where(before_second, tokens_second - tokens_first, between - tokens_second)
+        )
+        high = tl.where(before_first, first, tl.where(before_second, second, high))
+        amount_high = tl.where(before_first, amount_first, tl.where(before_second, amount_second, amount_high))
+        low = tl.where(before_first, low, tl.where(before_second, first, second))
+        amount_low = tl.where(before_first, amount_low, tl.where(before_second, amount_first, amount_second))
+        guess = 1 - guess
+    found = tl.full([], NO_TOKEN, tl.int32)
+    if between > 1:  # equal keys, so equal amounts; the list is in the order of ids
+        tied = (amount_high - amount_low) // between
+        number = ((target - amount_low + tied - 1) // tied).to(tl.int32)
+        seen = tl.full([], 0, tl.int32)
+        for start in range(0, length, BLOCK):
+            i, _, key = listed_tokens(
+                listed, begins, start, length, source, peak, heat, inverse, BLOCK, TILE, TILES_PAD
+            )
+            equal = (keys_left(i, key, border, last) == high).to(tl.int32)
+            place = tl.cumsum(equal, 0) + seen
+            found = tl.minimum(found, tl.min(tl.where((equal != 0) & (place == number), i, NO_TOKEN), 0))
+            seen += tl.sum(equal, 0)
+    return high, found
+
+
+@triton.jit
+def _mass_of_list(
+    listed,
+    begins,
+    length,
+    source,
+    peak,
+    heat,
+    inverse,
+    border,
+    last,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    TILES_PAD: tl.constexpr,
+):
+    """The mass of the tokens of a list that (border, last) leaves."""
+    mass = tl.full([], 0, tl.int64)
+    for start in range(0, length, BLOCK):
+        i, score, key = listed_tokens(
+            listed, begins, start, length, source, peak, heat, inverse, BLOCK, TILE, TILES_PAD
+        )
+        mass += tl.sum(_amount(score, keys_left(i, key, border, last), False), 0)
+    return mass
+
+
+@triton.jit
+def border_of_row(
+    i,
+    score,
+    key,
+    low,
+    high,
+    amount_low,
+    amount_high,
+    target,
+    listed,
+    begins,
+    length,
+    slot,
+    parameters,
+    source,
+    peak,
+    heat,
+    inverse,
+    VOCAB: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    TILES_PAD: tl.constexpr,
+):
+    """A row's border, a key and an id. The first three arguments are the first block of its list, the next five what
+    `bracket_of_row` returns."""
+    limited = has_limit(slot, parameters, VOCAB)
+    border, last = _search(
+        i, score, key, listed, begins, length, source, peak, heat, inverse, limited, target, low, high, amount_low,
+        amount_high, length, WORST_KEY, NO_TOKEN, BLOCK, TILE, TILES_PAD,
+    )  # fmt: skip
+    share = share_of(slot, parameters)
+    if limited & (share < 1.0):
+        total = _mass_of_list(
+            listed, begins, length, source, peak, heat, inverse, border, last, BLOCK, TILE, TILES_PAD
+        )  # fmt: skip
+        first = tl.full([], -1, tl.int32)
+        nothing = tl.full([], 0, tl.int64)
+        new_border, token = _search(
+            i, score, key, listed, begins, length, source, peak, heat, inverse, False, target_of_share(share, total),
+            first, border, nothing, total, limit_of(slot, parameters), border, last, BLOCK, TILE, TILES_PAD,
+        )  # fmt: skip
+        last = tl.where(new_border == border, tl.minimum(token, last), token)
+        border = new_border
+    return border, last

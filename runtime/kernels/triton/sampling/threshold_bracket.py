@@ -1,0 +1,389 @@
+"""Between which keys the border of a row is: the first part of the search that `sampling/threshold.py` describes."""
+
+# mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-untyped-calls=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from typing import Final
+
+import triton
+import triton.language as tl
+
+from runahead.runtime.kernels.triton.sampling.parameters import (
+    BORDERED,
+    EDITED,
+    has_limit,
+    heat_of,
+    limit_of,
+    share_of,
+    share_of_rows,
+    source_of_row,
+)
+from runahead.runtime.kernels.triton.sampling.scores import (
+    WORST_KEY,
+    inverse_of,
+    key_of,
+    limbs_of,
+    mass_of,
+    mass_of_limbs,
+    scores_of,
+)
+
+_MASSLESS = tl.constexpr(28.0)  # how far below the highest score every mass is 0
+_MASSLESS_KEY = tl.constexpr(0x41E00000)
+
+# How far below the highest score the guess looks. The last stands for all that is lower.
+LADDER: Final = (0.1, 0.25, 0.5, 0.8, 1.2, 1.6, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.5, 7.5, 11.0, 28.0)
+# Where a bracket's keys are, in parts of the distance between its ends, which they are held between: in the first round
+# about the guess, so that the outer ones are the ends; in the second from the lower end, closer together there, since
+# what is missed by far is missed by a little more often than by much. The last key is not placed: it is that of all
+# tokens that count.
+OFFSETS: Final = (
+    (-1.0, -0.08, -0.027, 0.0, 0.027, 0.08, 1.0, 1.0),
+    (0.0, 1 / 36, 4 / 36, 9 / 36, 16 / 36, 25 / 36, 2.0, 2.0),
+)
+ROUNDS: Final = len(OFFSETS)
+TILES_OF_A_SAMPLE: Final = 8  # a guess looks at the first eighth of each of so many tiles
+_LONG = tl.constexpr(4096)  # tokens between two keys that are worth a second round
+_RUNGS = tl.constexpr(len(LADDER))
+_SPOTS = tl.constexpr(len(OFFSETS[0]))
+_ROUNDS = tl.constexpr(ROUNDS)
+_SAMPLE = tl.constexpr(TILES_OF_A_SAMPLE)
+_FINE = tl.constexpr(64)  # places between two rungs that the guess tells apart
+
+
+@triton.jit
+def _rough_weight(distance, counts):
+    """What a token adds to a guess, and how far below the highest score it is. Nothing but the time that the search
+    takes hangs on it, so that the device's own exponential will do."""
+    return tl.where(counts, 1.0, tl.exp(-distance))
+
+
+@triton.jit
+def _rough_distance(x, peak, heat):
+    return (peak - x) * tl.minimum(1.0 / heat, 3e38)
+
+
+@triton.jit(do_not_specialize=["count"])
+def guess_kernel(
+    logits,
+    logits_stride,
+    logit_rows,
+    slots,
+    kinds,
+    count,
+    parameters,
+    partial_max,
+    edited_max,
+    scores,
+    ladder,
+    guesses,
+    VOCAB: tl.constexpr,
+    TILES: tl.constexpr,
+    TILES_PAD: tl.constexpr,
+    TILE: tl.constexpr,
+    ROWS_PAD: tl.constexpr,
+    SAMPLES: tl.constexpr,
+):
+    """How many tokens of a sample, or what weight, are up to each rung of the ladder: float32 [rows, samples, rungs].
+
+    A sample is the first eighth of eight tiles, without the highest of each tile: these are few and weigh most, so that
+    all of them are counted where the guess is made.
+    """
+    row, first, end = share_of_rows(kinds, BORDERED, count, SAMPLES, ROWS_PAD)
+    if first < end:
+        slot = tl.load(slots + row).to(tl.int64)
+        edited = (tl.load(kinds + row).to(tl.int32) & EDITED) != 0
+        source, peak, usable = source_of_row(
+            logits, logits_stride, logit_rows, row, edited, partial_max, edited_max, scores, VOCAB, TILES, TILES_PAD
+        )
+        peaks = partial_max + row * TILES
+        if edited:
+            peaks = edited_max + row * TILES
+        if usable:
+            counts = has_limit(slot, parameters, VOCAB)
+            heat = heat_of(slot, parameters)
+            e = tl.arange(0, TILE)
+            for sample in range(first, end):
+                tile = sample * _SAMPLE + e // (TILE // _SAMPLE)
+                i = tile * TILE + e % (TILE // _SAMPLE)
+                x = tl.load(source + i, mask=i < VOCAB, other=float("-inf"))
+                sampled = x < tl.load(peaks + tile, mask=i < VOCAB, other=float("-inf"))
+                distance = _rough_distance(x, peak, heat)
+                weight = tl.where(sampled, _rough_weight(distance, counts), 0.0)
+                even = tl.join(_every_fourth(weight, distance, ladder, 0), _every_fourth(weight, distance, ladder, 2))
+                odd = tl.join(_every_fourth(weight, distance, ladder, 1), _every_fourth(weight, distance, ladder, 3))
+                within = tl.sum(tl.join(even, odd), 0).reshape([_RUNGS])  # one pass from thread to thread for all sums
+                tl.store(guesses + (row * SAMPLES + sample) * _RUNGS + tl.arange(0, _RUNGS), within)
+
+
+@triton.jit
+def _every_fourth(weight, distance, ladder, RUNG: tl.constexpr):
+    """What a sample's tokens add to the sums of the rungs RUNG, RUNG + 4, ... of 16: [TILE, 2, 2]."""
+    return tl.join(
+        tl.join(_within(weight, distance, ladder, RUNG), _within(weight, distance, ladder, RUNG + 8)),
+        tl.join(_within(weight, distance, ladder, RUNG + 4), _within(weight, distance, ladder, RUNG + 12)),
+    )
+
+
+@triton.jit
+def _within(weight, distance, ladder, RUNG: tl.constexpr):
+    return tl.where((distance <= tl.load(ladder + RUNG)) | (RUNG == _RUNGS - 1), weight, 0.0)
+
+
+@triton.jit
+def _at(values, places, place):
+    """The value at a place of a short vector; 0 outside of it."""
+    return tl.sum(tl.where(places == place, values, 0.0), 0)
+
+
+@triton.jit
+def _chord(rise, run):
+    """The slope of a straight line; 0 where there is none to draw, at the ends of the ladder."""
+    return tl.where(run > 0.0, rise / tl.where(run > 0.0, run, 1.0), 0.0)
+
+
+@triton.jit
+def _slope(below, above):
+    """Of a curve through a node, from the slopes of its chords: their harmonic mean, so that it never turns back."""
+    both = (below > 0.0) & (above > 0.0)
+    return tl.where(both, 2.0 * below / tl.where(both, below + above, 1.0) * above, 0.0)
+
+
+@triton.jit
+def _guess(
+    guesses,
+    ladder,
+    peaks,
+    row,
+    slot,
+    peak,
+    parameters,
+    VOCAB: tl.constexpr,
+    TILES: tl.constexpr,
+    TILES_PAD: tl.constexpr,
+    SAMPLES: tl.constexpr,
+    SAMPLES_PAD: tl.constexpr,
+):
+    """How far below the highest score the border is likely to be, and the ends of the bracket about it.
+
+    Between two rungs of the ladder the amount is taken for a cubic curve that rises throughout. The bracket reaches a
+    little beyond them, for a sample may take a border near a rung for one on its other side.
+    """
+    s = tl.arange(0, _RUNGS)
+    rungs = tl.load(ladder + s)
+    g = tl.arange(0, SAMPLES_PAD)[:, None]
+    parts = tl.load(guesses + (row * SAMPLES + g) * _RUNGS + s[None, :], mask=g < SAMPLES, other=0.0)
+    t = tl.arange(0, TILES_PAD)[:, None]
+    distance = _rough_distance(
+        tl.load(peaks + row * TILES + t, mask=t < TILES, other=float("-inf")), peak,
+        heat_of(slot, parameters),
+    )  # fmt: skip
+    counts = has_limit(slot, parameters, VOCAB)
+    up_to = (distance <= rungs[None, :]) | (s[None, :] == _RUNGS - 1)
+    of_peaks = tl.where((t < TILES) & up_to, _rough_weight(distance, counts), 0.0)
+    amounts = tl.sum(parts, 0) * _SAMPLE + tl.sum(of_peaks, 0)
+    share = share_of(slot, parameters) * _at(amounts, s, _RUNGS - 1)
+    target = tl.where(counts, limit_of(slot, parameters).to(tl.float32), share)
+    j = tl.minimum(tl.sum((amounts < target).to(tl.int32), 0), _RUNGS - 1)
+    low, high = _at(rungs, s, j - 1), _at(rungs, s, j)
+    begin, end = _at(amounts, s, j - 1), _at(amounts, s, j)
+    chord = _chord(end - begin, high - low)
+    before = _chord(begin - _at(amounts, s, j - 2), low - _at(rungs, s, j - 2))
+    after = _chord(_at(amounts, s, j + 1) - end, _at(rungs, s, j + 1) - high)
+    rise = (high - low) * _slope(before, chord)
+    fall = (high - low) * _slope(chord, after)
+    x = (tl.arange(0, _FINE) + 1).to(tl.float32) / _FINE
+    x2, x3 = x * x, x * x * x
+    curve = begin + (end - begin) * (3.0 * x2 - 2.0 * x3) + rise * (x3 - 2.0 * x2 + x) + fall * (x3 - x2)
+    found = tl.sum((curve < target).to(tl.int32), 0)
+    guess = low + (high - low) * (found.to(tl.float32) + 0.5) / _FINE
+    beyond = (high - low) / 4
+    return guess, tl.maximum(low - beyond, 0.0), tl.minimum(high + beyond, _MASSLESS)
+
+
+@triton.jit(do_not_specialize=["count"])
+def bracket_kernel(
+    logits,
+    logits_stride,
+    logit_rows,
+    slots,
+    kinds,
+    count,
+    parameters,
+    partial_max,
+    edited_max,
+    scores,
+    ladder,
+    offsets,
+    guesses,
+    keys,
+    sums,
+    AGAIN: tl.constexpr,
+    VOCAB: tl.constexpr,
+    TILES: tl.constexpr,
+    TILES_PAD: tl.constexpr,
+    TILE: tl.constexpr,
+    ROWS_PAD: tl.constexpr,
+    SAMPLES: tl.constexpr,
+    SAMPLES_PAD: tl.constexpr,
+    THREADS: tl.constexpr,
+):
+    """The amount of a row's tokens up to each of a few keys: int64 [rows, rounds, tiles, spots], of all the tiles of a
+    program at the first of them, and zeros at the others.
+
+    The first round places the keys by the guess, the second between those two of the first that have the border between
+    them, for rows with many tokens there. keys: int32 [rows, rounds, spots], ascending. A thread of THREADS takes four
+    tokens at a time, whose limbs float32 adds up exactly.
+    """
+    row, first, end = share_of_rows(kinds, BORDERED, count, TILES, ROWS_PAD)
+    if first < end:
+        slot = tl.load(slots + row).to(tl.int64)
+        edited = (tl.load(kinds + row).to(tl.int32) & EDITED) != 0
+        source, peak, usable = source_of_row(
+            logits, logits_stride, logit_rows, row, edited, partial_max, edited_max, scores, VOCAB, TILES, TILES_PAD
+        )
+        line = row * _ROUNDS + AGAIN
+        s = tl.arange(0, _SPOTS)
+        limited = has_limit(slot, parameters, VOCAB)
+        if usable:
+            if AGAIN:
+                low_key, high_key, amount_low, amount_high, _ = _round_of_row(
+                    sums, keys, row * _ROUNDS, slot, parameters, VOCAB, TILES, TILES_PAD
+                )
+                end = tl.where(_is_long(high_key, amount_high - amount_low, limited), end, first)
+                low = tl.maximum(low_key, 0).to(tl.float32, bitcast=True)
+                high = high_key.to(tl.float32, bitcast=True)
+                high = tl.where(high > _MASSLESS, tl.minimum(high, 2.0 * low + 1.0), high)
+                center = low
+            else:
+                peaks = partial_max
+                if edited:
+                    peaks = edited_max
+                center, low, high = _guess(
+                    guesses, ladder, peaks, row, slot, peak, parameters, VOCAB, TILES, TILES_PAD, SAMPLES, SAMPLES_PAD
+                )
+            if first < end:
+                last_key = tl.where(limited, WORST_KEY, _MASSLESS_KEY)
+                at = center + (high - low) * tl.load(offsets + AGAIN * _SPOTS + s)
+                up_to = key_of(tl.minimum(tl.maximum(at, low), high))
+                up_to = tl.where(s == _SPOTS - 1, last_key, up_to)
+                if first == 0:
+                    tl.store(keys + line * _SPOTS + s, up_to)
+                borders = -up_to.to(tl.float32, bitcast=True)
+                b0, b1, b2, b3 = _border(borders, 0), _border(borders, 1), _border(borders, 2), _border(borders, 3)
+                b4, b5, b6, b7 = _border(borders, 4), _border(borders, 5), _border(borders, 6), _border(borders, 7)
+                heat = heat_of(slot, parameters)
+                inverse = inverse_of(heat, peak)
+                within = tl.zeros([THREADS, 2, 2, 2], tl.int64)
+                for tile in range(first, end):
+                    uppers = tl.zeros([4 * THREADS, 2, 2, 2], tl.float32)
+                    lowers = tl.zeros([4 * THREADS, 2, 2, 2], tl.float32)
+                    for step in range(0, TILE // (4 * THREADS)):
+                        i = tile * TILE + step * (4 * THREADS) + tl.arange(0, 4 * THREADS)
+                        x = tl.load(source + i, mask=i < VOCAB, other=float("-inf"))
+                        score = scores_of(x, peak, heat, inverse)
+                        if limited:
+                            upper = tl.zeros_like(x)
+                            lower = (i < VOCAB).to(tl.float32)
+                        else:
+                            upper, lower = limbs_of(score)
+                        counts = _joined(
+                            _counts(score, b0), _counts(score, b1), _counts(score, b2), _counts(score, b3),
+                            _counts(score, b4), _counts(score, b5), _counts(score, b6), _counts(score, b7),
+                        )  # fmt: skip
+                        uppers = tl.fma(counts, _eightfold(upper), uppers)
+                        lowers = tl.fma(counts, _eightfold(lower), lowers)
+                    within += mass_of_limbs(_of_threads(uppers, THREADS), _of_threads(lowers, THREADS))
+                t = tl.arange(0, TILES_PAD)[:, None]
+                at = sums + (line * TILES + t) * _SPOTS + s[None, :]
+                amounts = tl.where(t == first, tl.sum(within, 0).reshape([_SPOTS])[None, :], 0)
+                tl.store(at, amounts, mask=(t >= first) & (t < end))
+
+
+@triton.jit
+def _border(borders, SPOT: tl.constexpr):
+    """One of the scores that a bracket's keys stand for."""
+    return tl.sum(tl.where(tl.arange(0, _SPOTS) == SPOT, borders, 0.0), 0)
+
+
+@triton.jit
+def _counts(score, border):
+    """1 for a token up to a border, 0 for others: a factor of what it adds, which takes fewer instructions than to
+    select each limb."""
+    return tl.where(score >= border, 1.0, 0.0)
+
+
+@triton.jit
+def _joined(x0, x1, x2, x3, x4, x5, x6, x7):
+    """Eight tensors [n] as [n, 2, 2, 2], in the order of their numbers."""
+    even = tl.join(tl.join(x0, x4), tl.join(x2, x6))
+    return tl.join(even, tl.join(tl.join(x1, x5), tl.join(x3, x7)))
+
+
+@triton.jit
+def _eightfold(x):
+    return _joined(x, x, x, x, x, x, x, x)
+
+
+@triton.jit
+def _of_threads(limbs, THREADS: tl.constexpr):
+    """Sums of the four tokens of a thread that are beside each other: [THREADS, 2, 2, 2]."""
+    return tl.sum(limbs.reshape([THREADS, 4, 2, 2, 2]), 1)
+
+
+@triton.jit
+def target_of_share(share, total):
+    """The mass to reach, as `reference.sampling_filters` has it: at least 1, so that something is left."""
+    return tl.maximum(tl.ceil(share.to(tl.float64) * total.to(tl.float64)).to(tl.int64), 1)
+
+
+@triton.jit
+def _is_long(high, between, limited):
+    """Whether there may be many tokens between two keys, whose amount is `between`: the least likely is at `high`."""
+    least = mass_of(-high.to(tl.float32, bitcast=True)).to(tl.float32)
+    return between.to(tl.float32) > tl.where(limited, 1.0, least) * _LONG
+
+
+@triton.jit
+def _round_of_row(
+    sums, keys, line, slot, parameters, VOCAB: tl.constexpr, TILES: tl.constexpr, TILES_PAD: tl.constexpr
+):
+    """What `bracket_of_row` returns, of one round. `low` is -1 where the border may be at the highest score itself."""
+    s = tl.arange(0, _SPOTS)
+    t = tl.arange(0, TILES_PAD)[:, None]
+    amounts = tl.sum(tl.load(sums + (line * TILES + t) * _SPOTS + s[None, :], mask=t < TILES, other=0), 0)
+    limited = has_limit(slot, parameters, VOCAB)
+    target = target_of_share(share_of(slot, parameters), tl.max(amounts, 0))
+    target = tl.where(limited, limit_of(slot, parameters).to(tl.int64), target)
+    key = tl.load(keys + line * _SPOTS + s)
+    enough = amounts >= target
+    low = tl.max(tl.where(enough, -1, key), 0)
+    high = tl.min(tl.where(enough, key, WORST_KEY), 0)
+    amount_low = tl.max(tl.where(enough, 0, amounts), 0)
+    amount_high = tl.min(tl.where(enough, amounts, 0x7FFFFFFFFFFFFFFF), 0)
+    return low, high, amount_low, amount_high, target
+
+
+@triton.jit
+def bracket_of_row(
+    sums, keys, row, slot, parameters, VOCAB: tl.constexpr, TILES: tl.constexpr, TILES_PAD: tl.constexpr
+):
+    """Where a row's border is: the keys `low` and `high`, the amounts up to them, and the target.
+
+    Tokens up to `low` are left and above `high` they are not. With top-k and top-p together `low` is -1: the border of
+    top-p may be anywhere before that of top-k.
+    """
+    low, high, amount_low, amount_high, target = _round_of_row(
+        sums, keys, row * _ROUNDS, slot, parameters, VOCAB, TILES, TILES_PAD
+    )
+    limited = has_limit(slot, parameters, VOCAB)
+    if _is_long(high, amount_high - amount_low, limited):
+        low, high, amount_low, amount_high, target = _round_of_row(
+            sums, keys, row * _ROUNDS + 1, slot, parameters, VOCAB, TILES, TILES_PAD
+        )
+    if limited & (share_of(slot, parameters) < 1.0):
+        low = tl.full([], -1, tl.int32)
+        amount_low = tl.full([], 0, tl.int64)
+    return low, high, amount_low, amount_high, target

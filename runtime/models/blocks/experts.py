@@ -1,0 +1,130 @@
+"""What the files of decoders with experts share: keys of `config.json`, a feed-forward whose tokens choose experts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
+
+from runahead.runtime.checkpoint import CheckpointError, StoredTensor
+from runahead.runtime.checkpoint.quantized.tensor import QuantizedTensor
+from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
+from runahead.runtime.kernels.choice import Choice
+from runahead.runtime.kernels.layers import Experts, Linear
+from runahead.runtime.models.architecture import TensorReader
+from runahead.runtime.models.blocks.dense import READ_BY_DENSE, DenseConfig
+from runahead.runtime.models.config.keys import unread
+from runahead.runtime.models.config.values import number
+
+_CHOSEN: Final = "num_experts_per_tok"
+_STACKED: Final = re.compile(r"(?P<of>model\.layers\.\d+\.mlp\.experts)\.(?P<which>gate_up_proj|down_proj)")
+# `layer_types` is read by no class of `transformers` for them.
+READ_BY_EXPERTS: Final = (READ_BY_DENSE | {_CHOSEN}) - {"layer_types"}
+ROUTERS_IN_TRAINING: Final = unread(
+    "Of a router in training: what it returns beside the logits, and losses and noise that spread its choices.",
+    "output_router_logits router_aux_loss_coef router_jitter_noise",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsConfig(DenseConfig):
+    """A decoder in which the feed-forward of some layers is experts.
+
+    experts: of such a layer. chosen: experts of a token. expert_size: intermediate numbers of an expert. renormalised:
+    a token's shares are divided by their sum. sparse: by layer, whether it has experts.
+    """
+
+    experts: int
+    chosen: int
+    expert_size: int
+    renormalised: bool
+    sparse: tuple[bool, ...]
+
+
+ConfigT = TypeVar("ConfigT", bound=ExpertsConfig)
+
+
+def read_choice(raw: Mapping[str, Any], keys: tuple[str, ...], experts: int, chosen: int) -> dict[str, int]:
+    """Fields `experts` and `chosen`. keys: that may hold the number of experts. experts, chosen: where the file does
+    not say. Raises CheckpointError."""
+    given = {key: number(raw, key, int) for key in keys if raw.get(key) is not None}
+    if len(set(given.values())) > 1:
+        raise CheckpointError(f"{' and '.join(given)} contradict each other: {given}")
+    count = next(iter(given.values()), experts)
+    each = number(raw, _CHOSEN, int, chosen)
+    if each > count:
+        raise CheckpointError(f"{_CHOSEN} is {each}, and there are {count} experts")
+    return {"experts": count, "chosen": each}
+
+
+def read_sparse(raw: Mapping[str, Any], dense_key: str, step_key: str) -> tuple[bool, ...]:
+    """By layer, whether it has experts: every `step_key`-th, but for those that `dense_key` names. Raises
+    CheckpointError."""
+    layers, step, dense = number(raw, "num_hidden_layers", int), number(raw, step_key, int, 1), raw.get(dense_key)
+    dense = [] if dense is None else dense
+    fits = isinstance(dense, list) and all(isinstance(one, int) and not isinstance(one, bool) for one in dense)
+    if not fits or any(not 0 <= one < layers for one in dense):
+        raise CheckpointError(f"{dense_key} is {dense!r}; it must be a list of layers, from 0 to {layers - 1}")
+    return tuple((layer + 1) % step == 0 and layer not in dense for layer in range(layers))
+
+
+def experts(
+    config: ExpertsConfig,
+    layer: int,
+    tensors: TensorReader,
+    *,
+    block: str,
+    projections: tuple[str, str, str],
+    router: Linear | None = None,
+) -> Experts:
+    """The experts of a layer, or the rank's own; no tensor of others is asked for. block: what the layer calls them
+    with their router. projections: what an expert calls those of gate, up and down. router: has been read; None: it is
+    read here. Raises ShareError."""
+    own, hidden, width = f"model.layers.{layer}.", config.hidden_size, config.expert_size
+    gate, up, down = projections
+    mine = tensors.share.part_of(config.experts, "experts")
+    each = [f"{own}{block}.experts.{number}." for number in mine]
+    if router is None:
+        router = tensors.linear((f"{own}{block}.gate",), (config.experts,), hidden, bias=False, dequantized=True)
+    return Experts(
+        norm=tensors.norm(f"{own}post_attention_layernorm", hidden, config.rms_norm_eps),
+        router=router,
+        gate_up=tensors.linears([(prefix + gate, prefix + up) for prefix in each], (width, width), hidden),
+        down=tensors.linears([(prefix + down,) for prefix in each], (hidden,), width),
+        choice=Choice(config.chosen, config.renormalised),
+        share=tensors.share,
+    )
+
+
+def one_by_one(config: ExpertsConfig, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The tensors of a checkpoint by name, and the experts of a layer by themselves, as `experts` names them, where the
+    checkpoint has all of them in one tensor: gate and up of each, or down, [experts, out, in]. Raises CheckpointError
+    for one of another shape."""
+    found: dict[str, StoredTensor] = {}
+    width, hidden = config.expert_size, config.hidden_size
+    parts = {
+        "gate_up_proj": (2 * width, hidden, (("gate_proj", 0, width), ("up_proj", width, 2 * width))),
+        "down_proj": (hidden, width, (("down_proj", 0, hidden),)),
+    }
+    for name, tensor in stored.items():
+        stacked = _STACKED.fullmatch(name)
+        if stacked is None or not isinstance(tensor, SafetensorsTensor | QuantizedTensor):
+            found[name] = tensor
+            continue
+        rows, columns, names = parts[stacked["which"]]
+        tensor.check((config.experts, rows, columns))
+        for expert in range(config.experts):
+            for part, begin, end in names:
+                own = f"{stacked['of']}.{expert}.{part}.weight"
+                if own in stored:
+                    raise CheckpointError(f"tensor {own} is there twice: by itself, and in {name}")
+                found[own] = tensor.rows_of(expert, begin, end)
+    return found
+
+
+def small_with_experts(config: ConfigT, tokens: int) -> ConfigT:
+    """As `Architecture.small`: one layer for each kind of window and feed-forward."""
+    kinds = sorted({(min(w, tokens), sparse) for w, sparse in zip(config.windows, config.sparse, strict=True)})
+    windows, sparse = zip(*kinds, strict=True)
+    return replace(config, num_layers=len(kinds), windows=windows, sparse=sparse)

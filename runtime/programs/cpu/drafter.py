@@ -1,0 +1,127 @@
+"""A draft head over the rows of a program: its entries are written beside the model's, its proposals made of them.
+
+F leaves the hidden state of each query token in the row's block, and the entries of the same tokens: whatever holds for
+keys and values of the model holds for them. A proposal begins with the newest token, which no F has seen yet, and goes
+on with hidden states that the head expects. Entries that it makes of these are written over by the next F, which has
+the same tokens or others in their place, before anything else reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from runahead.runtime.drafters.drafter import NO_DRAFT
+from runahead.runtime.kernels.forward_batch import ForwardBatch
+from runahead.runtime.models.decoder import Look
+from runahead.runtime.models.drafters.draft_network import DraftNetwork
+from runahead.runtime.programs.cpu.inputs import Queries, clamped
+from runahead.runtime.programs.cpu.rows import HostRows
+
+# Tokens of these rows at so many positions beyond their length, by their logits: float32 [n, vocab], int64 [n].
+Choose = Callable[[torch.Tensor, NDArray[np.int64], int], NDArray[np.int32]]
+_NOTHING: Final[Mapping[str, NDArray[np.generic]]] = {}
+
+
+class HeadDrafter:
+    """A `runahead.runtime.drafters.drafter.Drafter`. rows: whose tokens, lengths and blocks it reads. num_blocks: of
+    the pool, the null block counted."""
+
+    def __init__(self, head: DraftNetwork, rows: HostRows, num_blocks: int, choose: Choose) -> None:
+        self._head = head
+        self._rows = rows
+        self._choose = choose
+        self._cache = head.make_cache(num_blocks, rows.block_size)
+
+    def looking(self, seen: dict[int, torch.Tensor]) -> Look | None:
+        """See `DraftNetwork.looking`."""
+        return self._head.looking(seen)
+
+    def follow(
+        self, queries: Queries, batch: ForwardBatch, hidden: torch.Tensor, seen: dict[int, torch.Tensor]
+    ) -> None:
+        """F has computed the hidden states of its query tokens, float32 [T, hidden], and the head has looked at them:
+        what it keeps of them and the entries of these tokens are written."""
+        self._cache.hidden[queries.slot_mapping] = self._head.read(hidden, seen)
+        row = np.repeat(np.arange(queries.slots.size), np.diff(queries.query_start_loc))
+        there = (queries.seq_lens[row] > 0) & (queries.positions > 0)
+        before = self._before(queries.slots[row], queries.positions, there)
+        self._head.fill(batch, before, self._cache)
+
+    def propose(self, slots: NDArray[np.int64], lengths: NDArray[np.int64], count: int) -> NDArray[np.int32]:
+        proposed = np.full((slots.size, count), NO_DRAFT, np.int32)
+        left = np.minimum(count, self._rows.max_position[slots] - lengths)  # where the row ends, nobody has a block
+        left[self._rows.mask_epoch[slots] != 0] = 0  # masks along drafts are made by who makes the drafts once more
+        going = np.flatnonzero(left > 0)
+        tokens = self._rows.last_token[slots[going]]
+        hidden = self._before(slots[going], lengths[going] - 1, np.ones(going.size, np.bool_))
+        for ahead in range(count):
+            if not going.size:
+                break
+            batch = self._batch(slots[going], tokens, lengths[going] - 1 + ahead)
+            expected, logits = self._head.step(batch, hidden, self._cache)
+            chosen = self._choose(logits, slots[going], ahead)
+            proposed[going, ahead] = chosen
+            goes_on = left[going] > ahead + 1
+            going, tokens, hidden = going[goes_on], chosen[goes_on], expected[goes_on]
+        return proposed
+
+    def _before(
+        self, slots: NDArray[np.int64], positions: NDArray[np.int64], there: NDArray[np.bool_]
+    ) -> NDArray[np.float32]:
+        """Hidden states of the positions before these, float32 [n, width]; zeros where nothing is there."""
+        size = self._rows.block_size
+        block, offset = np.divmod(np.maximum(positions - 1, 0), size)
+        place = np.where(there, self._rows.block_table[slots, block], 0).astype(np.int64) * size + offset
+        found = self._cache.hidden[place]
+        found[~there] = 0
+        return found
+
+    def _batch(self, slots: NDArray[np.int64], tokens: NDArray[np.int32], positions: NDArray[np.int64]) -> ForwardBatch:
+        """One query token of each of these rows. [n], [n], [n]"""
+        tables, size = self._rows.block_table[slots, : self._rows.max_blocks], self._rows.block_size
+        block, offset = np.divmod(positions, size)
+        count = slots.size
+        mapping = tables[np.arange(count), block].astype(np.int64) * size + offset
+        return ForwardBatch(
+            token_ids=torch.from_numpy(clamped(self._rows, tokens)),
+            positions=torch.from_numpy(positions),
+            slot_mapping=torch.from_numpy(mapping),
+            query_start_loc=torch.arange(count + 1, dtype=torch.int32),
+            seq_lens=torch.from_numpy((positions + 1).astype(np.int32)),
+            block_tables=torch.from_numpy(tables),
+            num_tokens=count,
+            num_rows=count,
+            max_seq_len=int(positions.max()) + 1,
+            is_decode=True,
+        )
+
+    # ------------------------------------------------------------ what it need not be told
+
+    def read(self, slot: int, start: int, tokens: NDArray[np.int32]) -> None:
+        """F has the tokens, and `follow` comes with it."""
+
+    def took(self, slots: NDArray[np.int64], positions: NDArray[np.int64], tokens: NDArray[np.int32]) -> None:
+        """The rows have their newest token, and F has those before."""
+
+    def memory(self) -> Mapping[str, NDArray[np.generic]]:
+        """Of what it keeps the host knows nothing."""
+        return _NOTHING
+
+    # ------------------------------------------------------------ the test mode
+
+    def poison(self, slot: int) -> None:
+        """Nothing lies in a row slot: all of it is in blocks."""
+
+    def poison_blocks(self, blocks: tuple[int, ...]) -> None:
+        """NaN into blocks that nobody may read any more."""
+        index = torch.tensor(blocks, dtype=torch.int64)
+        for tensor in (*self._cache.entries.keys, *self._cache.entries.values):
+            tensor[index] = float("nan")
+        kept, size = self._cache.hidden, self._rows.block_size
+        by_block = kept.reshape(len(kept) // size, size, kept.shape[1])
+        by_block[index.numpy()] = np.nan

@@ -1,0 +1,146 @@
+"""S, apply and F of a real model on the CPU, with the reference kernels. `TritonProgram` is the same on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from runahead.cuda_graphs.rings import RingMemory
+from runahead.cuda_graphs.shape import LaunchShape
+from runahead.runtime.drafters.drafter import Drafter
+from runahead.runtime.kernels.row_state import PenaltyState, RowState
+from runahead.runtime.masks.mask_memory import MaskMemory
+from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.drafters.draft_network import DraftNetwork
+from runahead.runtime.programs.cpu.batch import batch_of
+from runahead.runtime.programs.cpu.drafter import HeadDrafter
+from runahead.runtime.programs.cpu.prompt_logprobs import leave_prompt_logprobs
+from runahead.runtime.programs.cpu.rows import HostRows
+from runahead.runtime.programs.cpu.sampler import HostSampler
+from runahead.runtime.programs.cpu.state_slots import place_of_snapshot, state_places_of
+from runahead.runtime.rounding import ceil_div
+from runahead.runtime.row_record import ROW_TENSORS
+from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS
+
+
+class HostProgram:
+    """A `runahead.cuda_graphs.device.Program` over a `Decoder` in ordinary memory.
+
+    num_blocks counts the null block. Logits stay by row slot, float32 [max_rows + 1, 1 + K, vocab], from one F to the
+    next S; K as many drafts as the rings have cells for. snapshots: of recurrent states, at every snapshot_tokens-th
+    token of a row. launched: the number before the first launch's. drafter: for launches with drafts; head: a drafter
+    with weights, in its place. masks: of rows with a grammar. sampled_vocab: ids below this may be sampled; None: all.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        rings: RingMemory,
+        *,
+        max_rows: int,
+        num_blocks: int,
+        block_size: int,
+        context_length: int,
+        penalty_slots: int = 0,
+        snapshots: int = 0,
+        snapshot_tokens: int = 0,
+        launched: int = 0,
+        drafter: Drafter | None = None,
+        head: DraftNetwork | None = None,
+        masks: MaskMemory | None = None,
+        sampled_vocab: int | None = None,
+    ) -> None:
+        self._model = model
+        self._rings = rings
+        vocab = model.config.vocab_size
+        self.rows = HostRows(
+            rings, max_rows, ceil_div(context_length, block_size), vocab, block_size, MAX_STOP_IDS, MAX_BIAS,
+            penalty_slots=penalty_slots, launched=launched, drafter=drafter, masks=masks,
+            snapshot_tokens=snapshot_tokens if snapshots else 0,
+        )  # fmt: skip
+        state = RowState(**{name: torch.from_numpy(getattr(self.rows, name)) for name in ROW_TENSORS})
+        penalties = PenaltyState(torch.from_numpy(self.rows.counts), torch.from_numpy(self.rows.in_prompt))
+        self._cache = model.make_cache(num_blocks, block_size, max_rows, snapshots, rings.layout.drafts)
+        self._logits = np.zeros((max_rows + 1, 1 + rings.layout.drafts, model.logit_width), np.float32)
+        self._sampler = HostSampler(self.rows, self._logits[..., :sampled_vocab], state, penalties, model.ranks)
+        self._head: HeadDrafter | None = None
+        if head is not None:
+            self._head = HeadDrafter(head, self.rows, num_blocks, self._sampler.guessed)
+            self.rows.drafter = self._head
+
+    @torch.inference_mode()
+    def sample(self, shape: LaunchShape) -> None:
+        self.rows.begin()
+        if not shape.sample_rows:
+            return
+        places, slots = self.rows.to_sample()
+        self._sampler.sample(places, slots, shape.form, shape.sample_drafts)
+
+    def apply(self, shape: LaunchShape) -> int:
+        return self.rows.apply()
+
+    @torch.inference_mode()
+    def forward(self, shape: LaunchShape) -> None:
+        if self.rows.rows.size == 0:
+            return
+        self._sampler.draft()
+        queries = self.rows.queries()
+        places = state_places_of(self.rows, queries) if self._cache.states else None
+        batch = batch_of(self.rows, queries, places)
+        seen: dict[int, torch.Tensor] = {}  # what a head reads of layers
+        look = None if self._head is None else self._head.looking(seen)
+        hidden = self._model.forward(batch, self._cache, look=look)
+        if queries.sample_slots.size:
+            logits = self._model.logits(torch.from_numpy(hidden.numpy()[queries.sample_queries]))
+            self._logits[queries.sample_slots, queries.sample_offsets] = logits.numpy()
+        finite = np.isfinite(hidden.numpy()).all(axis=1)
+        if shape.prompt_logprobs:
+            leave_prompt_logprobs(self._model, self.rows, hidden, queries, finite, self._sampler.vocab)
+        self.rows.write_finite(finite, queries)
+        if places is not None:
+            self.rows.leave_states(queries.slots, places.lengths)
+        if self._head is not None:
+            self._head.follow(queries, batch, hidden, seen)
+
+    def read_rows(self) -> Mapping[str, NDArray[np.generic]]:
+        return self.rows.read()
+
+    # ------------------------------------------------------------ the test mode
+
+    def poison_blocks(self, blocks: tuple[int, ...]) -> None:
+        """NaN into KV blocks that nobody may read any more."""
+        index = torch.tensor(blocks, dtype=torch.int64)
+        for tensor in (*self._cache.keys, *self._cache.values):
+            tensor[index] = float("nan")
+        if self._head is not None:
+            self._head.poison_blocks(blocks)
+
+    def poison_row_slot(self, slot: int) -> None:
+        """NaN and nonsense into a row slot that nobody may name any more."""
+        self._logits[slot] = np.nan
+        if self.rows.drafter is not None:
+            self.rows.drafter.poison(slot)
+        self.rows.last_token[slot] = -(1 << 20)
+        self.rows.block_table[slot] = 1 << 20
+        self.rows.alive[slot] = False
+
+    def poison_penalty_slot(self, slot: int) -> None:
+        """Counts as if every token had been generated often, into a penalty slot that nobody may name any more."""
+        self.rows.poison_penalty_slot(slot)
+
+    def poison_state_slot(self, slot: int) -> None:
+        """NaN into a state slot that nobody may name any more."""
+        for mixer in self._cache.states:
+            for tensor in mixer:
+                tensor[slot] = float("nan")
+        if slot < self.rows.seq_len.size - 1:
+            for run in self._cache.runs:
+                run[slot] = float("nan")
+
+    def poison_snapshots(self, snapshots: tuple[int, ...]) -> None:
+        """NaN into snapshots that nobody may name any more."""
+        for snapshot in snapshots:
+            self.poison_state_slot(place_of_snapshot(self.rows, snapshot))

@@ -1,0 +1,196 @@
+"""A draft head on a GPU: `runahead.runtime.models.drafters.draft_head` with Triton kernels, and no wait for the host.
+
+What an entry is, where it lies, and why, stands there. Hidden states are of the model's dtype here, and an entry is
+what its two products make, one after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
+from runahead.runtime.kernels.layer_products import products_of
+from runahead.runtime.kernels.layers import AttentionShape, Ends, Layer, Linear
+from runahead.runtime.kernels.triton.attention.rope_and_cache import rotate_and_write
+from runahead.runtime.kernels.triton.drafting.head_inputs import Joining
+from runahead.runtime.kernels.triton.forward.decode import RowStream
+from runahead.runtime.kernels.triton.forward.kernel_set import Stream, TritonKernelSet
+from runahead.runtime.kernels.triton.gemm.tuning import takes_depth
+from runahead.runtime.kernels.triton.ops.norms import rms_norm
+from runahead.runtime.kernels.triton.ops.put_rows import put_columns
+from runahead.runtime.models.architecture import HeadWeights
+from runahead.runtime.models.decoder import Decoder, Look, bound_feed_forward
+from runahead.runtime.models.drafters.draft_head import step_share
+from runahead.runtime.models.drafters.head_files import HeadFiles
+from runahead.runtime.models.memory import memory_of, weight_bytes
+from runahead.runtime.models.rope import rope_table
+
+
+@dataclass(frozen=True, slots=True)
+class GpuDraftCache:
+    """What a network keeps of rows, in their blocks. hidden: [num_blocks * block_size, width], by KV slot, the hidden
+    states that it reads; width is 0 where it reads none."""
+
+    entries: KVCache
+    hidden: torch.Tensor
+
+
+class GpuDraftNetwork(Protocol):
+    """`runahead.runtime.models.drafters.draft_network.DraftNetwork` where work is enqueued: layers over the same rows
+    and blocks as the model that they guess for."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """What its tensors take, those that were made of others too."""
+
+    @property
+    def parameters(self) -> int:
+        """Trained numbers of its own."""
+
+    @property
+    def step_share(self) -> float:
+        """Of the weights that a launch of the target reads, as many as `step` does."""
+
+    def make_cache(self, num_blocks: int, block_size: int) -> GpuDraftCache:
+        """A zeroed cache; block 0 is the null block."""
+
+    def looking(self, tokens: int) -> tuple[Look | None, torch.Tensor | None]:
+        """What the target's forward over so many query tokens is to be told, and what `fill` is to be given then. None:
+        the network reads what the forward returns, or nothing."""
+
+    def fill(self, batch: ForwardBatch, hidden: torch.Tensor, seen: torch.Tensor | None, cache: GpuDraftCache) -> None:
+        """Leaves what is kept of F's query tokens, and writes their entries. batch: as F had it, in rows or in lines.
+        hidden: the target's after its last norm, [T, hidden]. seen: see `looking`."""
+
+    def step(
+        self, batch: ForwardBatch, before: torch.Tensor, is_first: bool, cache: GpuDraftCache, logits: torch.Tensor
+    ) -> torch.Tensor:
+        """Writes the entries of one token a row, and into `logits`, float32 [R, vocab of the target], what follows.
+        before: in the first step int64 [R], KV slots of the hidden states before; then what the step before has
+        returned, the hidden states that the network expects of these tokens."""
+
+
+class TritonHead:
+    """A draft head and its target, a `GpuDraftNetwork`. exact: no row's bits hang on the rows beside it, where the
+    head's shapes allow that. positions: rotary angles are tabled for this many."""
+
+    def __init__(self, weights: HeadWeights, target: Decoder, exact: bool, positions: int) -> None:
+        self.weights = weights
+        self._layer = Layer(weights.mixer, weights.feed_forward)
+        self._target = target
+        products = (weights.fuse.product, weights.narrow, *products_of(self._layer))
+        depths = [linear.weight.shape[1] for linear in products if linear is not None]
+        self._kernels = kernels = TritonKernelSet(exact and all(map(takes_depth, depths)))
+        of_target, self._mixer = target.weights, weights.mixer
+        assert not self._mixer.norms_span_heads and self._mixer.post_norm is None, "no head is built so"
+        self._embedding = of_target.embedding if weights.embedding is None else weights.embedding
+        self._rope = rope_table(weights.rope, positions, target.device)
+        self._bound = kernels.bind(Ends(self._embedding, weights.norm or of_target.final_norm, (self._rope,)))
+        self._fuse, self._mix = self._bound.fuse(weights.fuse), self._bound.attention(self._mixer, 0)
+        self._feed_forward = bound_feed_forward(self._bound, weights.feed_forward)
+        self._entry = _of_keys(self._mixer.qkv, self._mixer.shape)
+        self._targets = None if weights.targets is None else weights.targets.to(torch.int32)
+        self._lm_head = of_target.lm_head if weights.lm_head is None else weights.lm_head
+        # Bounded are the target's own logits: neither those of a head's matrix, nor those of some tokens alone.
+        self._cap = of_target.logit_cap if self._lm_head is of_target.lm_head and self._targets is None else 0.0
+        if weights.lm_head is None and weights.targets is not None:
+            self._lm_head = self._lm_head[weights.targets]
+
+    @property
+    def parameters(self) -> int:
+        return self.weights.parameters
+
+    @property
+    def step_share(self) -> float:
+        return step_share(self.weights, self._target, self._lm_head)
+
+    @property
+    def weight_bytes(self) -> int:
+        copied = self.weights.lm_head is None and self.weights.targets is not None
+        return weight_bytes(self.weights) + (self._lm_head.nbytes if copied else 0)
+
+    def make_cache(self, num_blocks: int, block_size: int) -> GpuDraftCache:
+        dtype, device = self._target.dtype, self._target.device
+        entries = memory_of((self._layer,)).make_cache(num_blocks, block_size, dtype, device)
+        slots = num_blocks * block_size
+        return GpuDraftCache(entries, torch.zeros((slots, self.weights.width), dtype=dtype, device=device))
+
+    def looking(self, tokens: int) -> tuple[Look | None, torch.Tensor | None]:
+        reads, width = self.weights.reads, self._target.config.hidden_size
+        if not reads:
+            return None, None
+        device = self._target.device
+        wide = torch.empty((tokens, len(reads) * width), dtype=self._target.dtype, device=device)
+
+        def look(layers: int, stream: Stream) -> None:
+            for number, after in enumerate(reads):
+                if layers == after:
+                    stream.look(wide[:, number * width : (number + 1) * width])
+
+        return look, wide
+
+    def fill(self, batch: ForwardBatch, hidden: torch.Tensor, seen: torch.Tensor | None, cache: GpuDraftCache) -> None:
+        mixer, product = self._mixer, self.weights.fuse.product
+        x = self._joining(cache).in_batch(batch, self._read(hidden, seen))
+        if not mixer.joined:
+            assert product is not None, "no head attends to the hidden state as it is"
+            x = self._kernels.linear(x, product.weight, product.bias)
+            if mixer.norm is not None:
+                x = rms_norm(x, mixer.norm.weight, mixer.norm.eps)
+        entries = self._kernels.linear(x, self._entry.weight, self._entry.bias)
+        rotate_and_write(
+            entries, self._rope.cos, self._rope.sin, batch.positions, batch.slot_mapping, cache.entries.keys[0],
+            cache.entries.values[0], 0, mixer.q_norm, mixer.k_norm,
+        )  # fmt: skip
+
+    def _read(self, hidden: torch.Tensor, seen: torch.Tensor | None) -> torch.Tensor:
+        """The hidden states that are kept, [T, width]."""
+        narrow, norms = self.weights.narrow, self.weights.read_norms
+        if narrow is None or seen is None:
+            return hidden
+        if norms:
+            parts = zip(seen.chunk(len(norms), dim=1), norms, strict=True)
+            seen = torch.cat([rms_norm(part, norm.weight, norm.eps) for part, norm in parts], dim=1)
+        return self._kernels.linear(seen, narrow.weight, narrow.bias)
+
+    def step(
+        self, batch: ForwardBatch, before: torch.Tensor, is_first: bool, cache: GpuDraftCache, logits: torch.Tensor
+    ) -> torch.Tensor:
+        own, joining = self.weights, self._joining(cache)
+        join = joining.of_places if is_first else joining.of_expected
+        with self._bound.stream(batch, cache.entries, joins=True) as stream:
+            assert isinstance(stream, RowStream)
+            self._fuse(stream, lambda residual: join(batch, before, residual))
+            self._mix(stream)
+            self._feed_forward(stream)
+            normed = None if own.norm is None else self._bound.end(stream)
+            left = stream.left()
+        self._write_logits(left if normed is None else normed, batch, logits)
+        return normed if own.passes_normed and normed is not None else left
+
+    def _write_logits(self, hidden: torch.Tensor, batch: ForwardBatch, logits: torch.Tensor) -> None:
+        places = batch.query_start_loc[: batch.num_rows]  # each row has one query token
+        if self._targets is None:
+            self._kernels.logits_into(hidden, self._lm_head, logits, places, self._cap)
+            return
+        known = logits.new_empty((batch.num_rows, self._lm_head.shape[0]))
+        self._kernels.logits_into(hidden, self._lm_head, known, places)
+        put_columns(known, logits, self._targets)
+
+    def _joining(self, cache: GpuDraftCache) -> Joining:
+        return Joining(self.weights.fuse, self._embedding, cache.hidden, cache.entries.block_size)
+
+
+def _of_keys(qkv: Linear, shape: AttentionShape) -> Linear:
+    """What of the product makes keys and values: they come last."""
+    return Linear(qkv.weight[shape.q_size :], None if qkv.bias is None else qkv.bias[shape.q_size :])
+
+
+def load_head(files: HeadFiles, target: Decoder, exact: bool, positions: int, *, drawn: bool) -> TritonHead:
+    """The head in these files, on the GPU of its target and in the target's dtype. exact, positions: see `TritonHead`.
+    drawn: its numbers are random, and no file is read. Raises CheckpointError."""
+    make = files.drawn_weights if drawn else files.weights
+    return TritonHead(make(torch.Tensor.contiguous, target.device, target.dtype), target, exact, positions)

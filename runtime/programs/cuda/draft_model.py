@@ -1,0 +1,79 @@
+"""A whole model that drafts for another on a GPU: `runahead.runtime.models.drafters.draft_model` with Triton kernels.
+
+It is run as a draft head that reads no hidden state, so that what is said there of blocks and entries holds here.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from runahead.runtime.kernels.forward_batch import ForwardBatch
+from runahead.runtime.kernels.triton.forward import exactness
+from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
+from runahead.runtime.models.decoder import Decoder, Look
+from runahead.runtime.models.drafters.draft_model import DraftModelFiles, read_by_a_step
+from runahead.runtime.models.drafters.head_files import HeadFiles
+from runahead.runtime.models.load import load_model
+from runahead.runtime.models.memory import weight_bytes
+from runahead.runtime.models.weights import described
+from runahead.runtime.programs.cuda.draft_head import GpuDraftCache, GpuDraftNetwork, load_head
+
+
+class TritonDraftModel:
+    """A `runahead.runtime.programs.cuda.draft_head.GpuDraftNetwork`."""
+
+    def __init__(self, model: Decoder, target: Decoder) -> None:
+        self._model, self._target = model, target
+
+    @property
+    def weight_bytes(self) -> int:
+        return weight_bytes(self._model.weights)
+
+    @property
+    def parameters(self) -> int:
+        return self._model.num_parameters
+
+    @property
+    def step_share(self) -> float:
+        return read_by_a_step(self._model) / read_by_a_step(self._target)
+
+    def make_cache(self, num_blocks: int, block_size: int) -> GpuDraftCache:
+        nothing = torch.zeros((num_blocks * block_size, 0), dtype=self._model.dtype, device=self._model.device)
+        return GpuDraftCache(self._model.make_cache(num_blocks, block_size), nothing)
+
+    def looking(self, tokens: int) -> tuple[Look | None, torch.Tensor | None]:
+        return None, None
+
+    def fill(self, batch: ForwardBatch, hidden: torch.Tensor, seen: torch.Tensor | None, cache: GpuDraftCache) -> None:
+        self._model.forward(batch, cache.entries)
+
+    def step(
+        self, batch: ForwardBatch, before: torch.Tensor, is_first: bool, cache: GpuDraftCache, logits: torch.Tensor
+    ) -> torch.Tensor:
+        hidden, places = self._model.forward(batch, cache.entries), batch.query_start_loc[: batch.num_rows]
+        own = self._model.weights
+        self._model.kernels.logits_into(hidden, own.lm_head, logits, places, own.logit_cap)
+        return before
+
+
+def load_draft_model(
+    files: DraftModelFiles, target: Decoder, exact: bool, positions: int, *, drawn: bool
+) -> TritonDraftModel:
+    """The model in these files, on the GPU of its target and in the target's dtype. exact: by exact kernels, if there
+    are any for it. positions: the longest context. drawn: its numbers are random, and no file is read. Raises
+    CheckpointError."""
+    exact = exact and not exactness.why_impossible(described(files.config).layers, target.dtype)
+    model = load_model(
+        files.checkpoint, target.device, target.dtype, "dummy" if drawn else "auto", TritonKernelSet(exact), None,
+        positions, files.config,
+    )  # fmt: skip
+    return TritonDraftModel(model, target)
+
+
+def load_drafter(
+    files: HeadFiles | DraftModelFiles, target: Decoder, exact: bool, positions: int, *, drawn: bool
+) -> GpuDraftNetwork:
+    """The head or the model in these files: see `load_head` and `load_draft_model`."""
+    if isinstance(files, DraftModelFiles):
+        return load_draft_model(files, target, exact, positions, drawn=drawn)
+    return load_head(files, target, exact, positions, drawn=drawn)

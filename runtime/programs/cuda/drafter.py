@@ -1,0 +1,77 @@
+"""A drafter with layers over the rows of a GPU's program: `runahead.runtime.programs.cpu.drafter` without the
+host.
+
+F leaves what the drafter keeps of its query tokens; apply has K steps of it guess, one after the other, each from what
+the step before has chosen. All of it is kernels whose shapes hang on the launch's rows and on K alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import torch
+
+from runahead.cuda_graphs.shape import Form
+from runahead.runtime.kernels.forward_batch import ForwardBatch
+from runahead.runtime.kernels.triton.drafting.head_steps import begin_step, make_head_rows
+from runahead.runtime.kernels.triton.row_updates.rows import DeviceRows
+from runahead.runtime.kernels.triton.sampling.sampler import SamplerBuffers, sample_rows_cuda
+from runahead.runtime.models.decoder import Look
+from runahead.runtime.programs.cuda.draft_head import GpuDraftNetwork
+
+_NOT_DRAFTED: Final = -1e30  # the logit of a token that a head does not know: finite, and never the highest
+
+
+class GpuDrafter:
+    """rows: whose tokens, lengths and blocks it reads, with room for drafts. num_blocks: of the pool, the null block
+    counted. sampler: buffers that nobody needs between S and the next S."""
+
+    def __init__(
+        self, network: GpuDraftNetwork, rows: DeviceRows, sampler: SamplerBuffers, *, num_blocks: int, block_size: int,
+        context_length: int, vocab_size: int,
+    ) -> None:  # fmt: skip
+        drafts, state = rows.drafts, rows.state
+        assert drafts is not None
+        device = state.seq_len.device
+        self._network, self._rows, self._drafts, self._sampler = network, rows, drafts, sampler
+        self._block_size, self._context_length, self._vocab_size = block_size, context_length, vocab_size
+        self._cache = network.make_cache(num_blocks, block_size)
+        self._steps = make_head_rows(state.slots, drafts.rows, drafts.block_tables.shape[1], device)
+        self._logits = torch.full((drafts.rows, vocab_size), _NOT_DRAFTED, dtype=torch.float32, device=device)
+        # The rows as the sampler is to see them: each at the position for which is guessed.
+        self._sampled = replace(state, seq_len=self._steps.next_position, alive=self._steps.active)
+
+    def looking(self, tokens: int) -> tuple[Look | None, torch.Tensor | None]:
+        """See `GpuDraftNetwork.looking`."""
+        return self._network.looking(tokens)
+
+    def follow(self, batch: ForwardBatch, hidden: torch.Tensor, seen: torch.Tensor | None) -> None:
+        """F has computed the hidden states of its query tokens, [T, hidden]. See `GpuDraftNetwork.fill`."""
+        self._network.fill(batch, hidden, seen, self._cache)
+
+    def propose(self, num_rows: int, count: int) -> None:
+        """Up to `count` tokens for each of the first `num_rows` places of the row list, all of which decode: as S would
+        sample them in the plain form from the network's logits, with the noise of each position."""
+        slots, before, chosen = self._rows.rows.slots, self._steps.before[:num_rows], None
+        for ahead in range(count + 1):
+            begin_step(
+                num_rows, ahead, count, slots, self._rows.state, self._drafts, self._steps, self._block_size,
+                self._vocab_size, chosen, None if self._rows.masks is None else self._rows.masks.held,
+            )  # fmt: skip
+            if ahead == count:
+                return
+            batch, logits = self._steps.batch(num_rows, self._context_length), self._logits[:num_rows]
+            before = self._network.step(batch, before, ahead == 0, self._cache, logits)
+            chosen = sample_rows_cuda(
+                logits, self._sampled, self._rows.penalties, slots[:num_rows], Form.PLAIN, self._sampler
+            ).tokens
+
+    # ------------------------------------------------------------ the test mode
+
+    def poison_blocks(self, index: torch.Tensor) -> None:
+        """NaN into blocks that nobody may read any more. index: int64 [n]"""
+        for tensor in (*self._cache.entries.keys, *self._cache.entries.values):
+            tensor[index] = float("nan")
+        kept, size = self._cache.hidden, self._block_size
+        kept.view(len(kept) // size, size, kept.shape[1])[index] = float("nan")
