@@ -83,7 +83,7 @@ class DraftPolicy(Protocol):
         """What the commits after this one have in common, if its rows stay. None: they have to be looked at."""
 
 
-class NoDrafts:
+class ForcedDrafts:
     """One token a launch, or none of a row that is held: where no row may be, both bounds of a length are the same."""
 
     def __init__(
@@ -166,7 +166,7 @@ class NoDrafts:
         return most
 
 
-class Drafts(NoDrafts):
+class Drafts(ForcedDrafts):
     """1 to 1 + K tokens a launch. The first token after a prompt comes alone: nothing was drafted yet.
 
     Launches may each bring another number of tokens. Where K stays 0 for a while, they have as much in common as
@@ -288,7 +288,7 @@ def draft_policy(
     """choice: of K, the drafts of a launch and row. most_rows, forced, forced_rows, along_masks:
     `SchedulerLimits.draft_rows`, `forced_drafts`, `forced_rows` and `guesses_along_masks`."""
     if not choice.most and not forced:
-        return NoDrafts(rows, ledger)
+        return ForcedDrafts(rows, ledger)
     if most_rows:
         return DraftForms(choice, rows, ledger, most_rows, forced, forced_rows, along_masks=along_masks)
     return Drafts(choice, rows, ledger, forced, forced_rows, along_masks=along_masks)

@@ -85,7 +85,7 @@ class OpenCalls:
         await stopping
 
 
-class Door(grpc.aio.ServerInterceptor):
+class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every method: who may not call is refused before a byte of the request is read.
 
     To the library every method is one with a stream of requests, of which those of one request read one here. It would

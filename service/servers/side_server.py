@@ -20,7 +20,7 @@ from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.messages import EngineInfo
 from runahead.service.calls.access import Access
 from runahead.service.calls.admission import Admission
-from runahead.service.calls.call_interceptor import Door, OpenCalls
+from runahead.service.calls.call_interceptor import CallInterceptor, OpenCalls
 from runahead.service.calls.call_log import CallLog
 from runahead.service.calls.call_records import CallRecords
 from runahead.service.contract.errors import SHUTDOWN_SENTENCE
@@ -188,8 +188,8 @@ class SideServer:
     def _server(self, access: Access) -> grpc.aio.Server:
         admission = Admission.of(self._settings, access, self._own, self._line)
         records = CallRecords(CallLog(is_on=self._settings.request_log))
-        door = Door(self._calls, access, admission, self._settings.upload_timeout_s, records)
-        server = grpc.aio.server(interceptors=[door], options=server_options(self._settings))
+        interceptor = CallInterceptor(self._calls, access, admission, self._settings.upload_timeout_s, records)
+        server = grpc.aio.server(interceptors=[interceptor], options=server_options(self._settings))
         self._health.add_to(server)
         return server
 

@@ -62,7 +62,7 @@ def lengths_of_lists(logits: torch.Tensor, specs: list[RowSpec]) -> list[int]:
     for row, spec in enumerate(specs):
         scores = scores_of(logits[row], spec.temperature)
         keys = scores.view(np.int32) & 0x7FFFFFFF
-        key, last = int(buffers.cut_key[row]), int(buffers.cut_id[row])
+        key, last = int(buffers.threshold_key[row]), int(buffers.threshold_id[row])
         left = ids[(keys < key) | ((keys == key) & (ids <= last))]
         kept = kept_tokens(scores, spec.top_k, np.float32(spec.top_p), np.float32(0.0))
         assert left.tolist() == sorted(kept.tolist()), spec

@@ -25,7 +25,7 @@ from runahead.runtime.kernels.triton.attention.split_kv import make_part_buffers
 from runahead.runtime.kernels.triton.forward import decode as decode_streams  # noqa: E402
 from runahead.runtime.kernels.triton.forward import unfused_products  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
-from runahead.runtime.kernels.triton.gemm import gemv as row_product  # noqa: E402
+from runahead.runtime.kernels.triton.gemm import gemv as gemv_product  # noqa: E402
 from runahead.runtime.kernels.triton.gemm import small_batch_gemm, warp_split_k  # noqa: E402
 from runahead.runtime.kernels.triton.gemm.gemv import ADD, GATED, STORE  # noqa: E402
 from runahead.runtime.kernels.triton.gemm.small_batch_gemm import Residual, SplitScratch  # noqa: E402
@@ -131,10 +131,10 @@ def test_a_product_of_one_row(monkeypatch: pytest.MonkeyPatch, epilogue: int, he
     out, tiling = torch.randn(1, OUTPUTS), RowTiling(16, 64, held, 2, False)
 
     def run() -> None:
-        row_product.row_product(x, linear, None if epilogue == ADD and held == 1 else norm, out, epilogue, tiling)
+        gemv_product.gemv_product(x, linear, None if epilogue == ADD and held == 1 else norm, out, epilogue, tiling)
 
     made = [x, out] if epilogue == ADD else [x]
-    check(monkeypatch, row_product, made, [out], run, OUTPUTS // 16)
+    check(monkeypatch, gemv_product, made, [out], run, OUTPUTS // 16)
 
 
 @pytest.mark.parametrize("epilogue", [STORE, ADD, GATED])
@@ -157,7 +157,7 @@ def test_a_product_of_a_few_rows(monkeypatch: pytest.MonkeyPatch, epilogue: int,
     scratch = SplitScratch(torch.full((1 << 15,), NAN), torch.zeros(8, dtype=torch.int32))
 
     def run() -> None:
-        small_batch_gemm.rows_product(
+        small_batch_gemm.small_batch_product(
             x, linear, residual.values, epilogue, tiling, scratch, rows, norm=norm, residual=residual,
             squares=None if epilogue == ADD else (squares, 4, 1e-5),
         )  # fmt: skip
@@ -255,7 +255,7 @@ def test_a_lone_row_s_shared_expert(monkeypatch: pytest.MonkeyPatch) -> None:
         )  # fmt: skip
 
     programs = 1 + 3 + 2 * ceil_div(16, tuning.GATES.rows) + ceil_div(DEPTH, tuning.DOWNS.rows)
-    check(monkeypatch, expert_row, [residual], [residual], run, programs, waiting=(row_product,))
+    check(monkeypatch, expert_row, [residual], [residual], run, programs, waiting=(gemv_product,))
 
 
 def test_the_last_products_of_a_lone_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,7 +382,7 @@ def test_the_first_product_of_f_is_launched_as_usual_and_the_others_dependently(
         monkeypatch.setattr(module, name, launch)
 
     for module in (decode_streams, unfused_products):
-        for name in ("row_product", "rows_product"):
+        for name in ("gemv_product", "small_batch_product"):
             note(name, lambda given, options: next(one.dependent for one in given if hasattr(one, "block")), module)
         monkeypatch.setattr(module, "dependent_launch_works", lambda: True)
     note("decode_attention", lambda given, options: options["dependent"])

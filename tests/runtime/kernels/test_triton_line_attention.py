@@ -18,7 +18,7 @@ DEVICE = triton_device()
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache  # noqa: E402
 from runahead.runtime.kernels.layers import Attention, AttentionShape, RopeTable  # noqa: E402
 from runahead.runtime.kernels.triton.attention import prefill_schedule, prefill_tuning, ragged  # noqa: E402
-from runahead.runtime.kernels.triton.attention.prefill import line_attention  # noqa: E402
+from runahead.runtime.kernels.triton.attention.prefill import prefill_attention  # noqa: E402
 from runahead.runtime.kernels.triton.attention.prefill_hopper import HEAD_DIMS  # noqa: E402
 from runahead.runtime.kernels.triton.attention.prefill_schedule import SPLIT_LAUNCH, ChunkWork, cut_chunks  # noqa: E402
 from runahead.runtime.kernels.triton.attention.prefill_tuning import ChunkPlan, chunk_plan  # noqa: E402
@@ -56,7 +56,7 @@ def attend(
     work = cut_chunks(batch, AttentionShape(q.shape[1], kv.keys.shape[2], dim, dim**-0.5), plan)
     for tensor in (work.partial, work.top, work.mass):
         tensor.fill_(float("nan"))
-    return line_attention(q, kv.keys, kv.values, batch, dim**-0.5, window, plan, work, cap)
+    return prefill_attention(q, kv.keys, kv.values, batch, dim**-0.5, window, plan, work, cap)
 
 
 def random_queries(count: int, heads: int, dim: int, dtype: torch.dtype) -> torch.Tensor:

@@ -15,12 +15,12 @@ DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import Linear, Norm  # noqa: E402
 from runahead.runtime.kernels.triton.forward.unfused_products import head_of_one_row, product_of_rows  # noqa: E402
-from runahead.runtime.kernels.triton.gemm.gemv import ADD, GATED, SQUARED, STORE, row_product  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.gemv import ADD, GATED, SQUARED, STORE, gemv_product  # noqa: E402
 from runahead.runtime.kernels.triton.gemm.small_batch_gemm import (  # noqa: E402
     Residual,
     SplitScratch,
     columns_of,
-    rows_product,
+    small_batch_product,
 )
 from runahead.runtime.kernels.triton.gemm.tuning import RowTiling, Tiling  # noqa: E402
 from runahead.runtime.kernels.triton.ops.put_rows import put_rows  # noqa: E402
@@ -70,22 +70,22 @@ def test_the_products_of_one_row(dtype: torch.dtype, biased: bool, outputs: int,
     linear = Linear(matrix(outputs, DEPTH, dtype), vector(outputs, dtype) if biased else None)
     double = Linear(matrix(2 * outputs, DEPTH, dtype), vector(2 * outputs, dtype) if biased else None)
     out = torch.full((1, outputs), NAN, dtype=dtype, device=DEVICE)
-    row_product(x, linear, norm, out, STORE, tiling)
+    gemv_product(x, linear, norm, out, STORE, tiling)
     assert relative_error(out, product(normed(x, norm), linear)) < TOLERANCE[dtype]
     out.fill_(NAN)
-    row_product(x, double, norm, out, GATED, tiling)
+    gemv_product(x, double, norm, out, GATED, tiling)
     assert relative_error(out, gated(product(normed(x, norm), double))) < TOLERANCE[dtype]
-    row_product(x, double, norm, out, GATED, tiling, activation="gelu_tanh")
+    gemv_product(x, double, norm, out, GATED, tiling, activation="gelu_tanh")
     assert relative_error(out, gated(product(normed(x, norm), double), gelu)) < TOLERANCE[dtype]
     out.fill_(NAN)
-    row_product(x, linear, norm, out, SQUARED, tiling)
+    gemv_product(x, linear, norm, out, SQUARED, tiling)
     assert relative_error(out, product(normed(x, norm), linear).relu().square()) < TOLERANCE[dtype]
     residual = torch.randn(1, outputs).to(DEVICE, dtype)
     before = residual.clone()
-    row_product(x, linear, None, residual, ADD, tiling)
+    gemv_product(x, linear, None, residual, ADD, tiling)
     assert relative_error(residual, before.double() + product(x, linear)) < TOLERANCE[dtype]
     residual.copy_(before)
-    row_product(x, linear, norm, residual, ADD, tiling)
+    gemv_product(x, linear, norm, residual, ADD, tiling)
     assert relative_error(residual, before.double() + product(normed(x, norm), linear)) < TOLERANCE[dtype]
 
 
@@ -124,27 +124,29 @@ def test_the_products_of_a_few_rows_from_residual_to_residual(
     )
 
     out = torch.full((rows, width), NAN, dtype=dtype, device=DEVICE)
-    rows_product(residual.scaled, gate_up, out, GATED, tiling, scratch, rows, squares=(residual.squares, 1, EPS))
+    small_batch_product(residual.scaled, gate_up, out, GATED, tiling, scratch, rows, squares=(residual.squares, 1, EPS))
     expected = gated(product(normed(x, first), gate_up))
     assert relative_error(out, expected) < TOLERANCE[dtype]
     squares, other = (residual.squares, 1, EPS), torch.full_like(out, NAN)
-    rows_product(
+    small_batch_product(
         residual.scaled, gate_up, other, GATED, tiling, scratch, rows, squares=squares, activation="gelu_tanh"
     )  # fmt: skip
     assert relative_error(other, gated(product(normed(x, first), gate_up), gelu)) < TOLERANCE[dtype]
 
     up = Linear(gate_up.weight[:width], None if gate_up.bias is None else gate_up.bias[:width])
-    rows_product(residual.scaled, up, other.fill_(NAN), SQUARED, tiling, scratch, rows, squares=squares)
+    small_batch_product(residual.scaled, up, other.fill_(NAN), SQUARED, tiling, scratch, rows, squares=squares)
     assert relative_error(other, product(normed(x, first), up).relu().square()) < TOLERANCE[dtype]
 
-    rows_product(out, down, residual.values, ADD, tiling, scratch, rows, norm=second, residual=residual)
+    small_batch_product(out, down, residual.values, ADD, tiling, scratch, rows, norm=second, residual=residual)
     assert relative_error(residual.values, x.double() + product(out, down)) < TOLERANCE[dtype]
     assert relative_error(residual.scaled, residual.values.double() * second.weight.double()) < TOLERANCE[dtype]
     assert not scratch.arrived.any(), "the counters of parts are as they were"
 
     tiles = -(-DEPTH // tiling.rows)
     again = torch.full((rows, 2 * width), NAN, dtype=dtype, device=DEVICE)
-    rows_product(residual.scaled, gate_up, again, STORE, tiling, scratch, rows, squares=(residual.squares, tiles, EPS))
+    small_batch_product(
+        residual.scaled, gate_up, again, STORE, tiling, scratch, rows, squares=(residual.squares, tiles, EPS)
+    )
     assert relative_error(again, product(normed(residual.values, second), gate_up)) < TOLERANCE[dtype]
 
 
@@ -160,7 +162,7 @@ def test_a_row_of_a_few_has_the_same_bits_whatever_its_neighbours(tiling: Tiling
 
     def of(rows: torch.Tensor) -> torch.Tensor:
         out = torch.full((rows.shape[0], 96), NAN, dtype=dtype, device=DEVICE)
-        rows_product(rows.contiguous(), linear, out, STORE, tiling, scratch, rows.shape[0])
+        small_batch_product(rows.contiguous(), linear, out, STORE, tiling, scratch, rows.shape[0])
         return out
 
     together, others = of(x), x.clone()
@@ -190,7 +192,7 @@ def test_lanes_take_every_number_of_lines(depth: int, tiling: Tiling, dtype: tor
         x = torch.full((16, depth), NAN, dtype=dtype, device=DEVICE)
         x[:lines] = torch.randn(lines, depth).to(DEVICE, dtype)
         out = torch.full((16, outputs), NAN, dtype=dtype, device=DEVICE)
-        rows_product(x, linear, out, STORE, tiling, None, lines)
+        small_batch_product(x, linear, out, STORE, tiling, None, lines)
         assert relative_error(out[:lines], product(x[:lines], linear)) < TOLERANCE[dtype]
         assert bool(out[lines:].isnan().all())
 

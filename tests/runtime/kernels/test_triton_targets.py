@@ -78,7 +78,7 @@ def check(found: Sequence[Compiled], capability: tuple[int, int], dependent: boo
     assert ("griddepcontrol.wait" in has) == dependent
     assert capability[0] == 9 or "wgmma" not in has
     assert capability[0] == 10 or "tcgen05" not in has
-    direct = [kernel for kernel in found if kernel.kernel == "lanes_product_kernel"]
+    direct = [kernel for kernel in found if kernel.kernel == "warp_split_k_kernel"]
     assert [kernel for kernel in direct if "ldmatrix" in kernel.has] == [], "weights go through shared memory"
 
 

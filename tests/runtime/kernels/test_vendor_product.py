@@ -12,7 +12,7 @@ DEVICE = triton_device()
 from runahead.runtime.kernels.layers import Linear  # noqa: E402
 from runahead.runtime.kernels.triton.gemm import cublaslt as vendor  # noqa: E402
 from runahead.runtime.kernels.triton.gemm.gemv import STORE  # noqa: E402
-from runahead.runtime.kernels.triton.gemm.small_batch_gemm import rows_product  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.small_batch_gemm import small_batch_product  # noqa: E402
 from runahead.runtime.kernels.triton.gemm.tuning import Tiling  # noqa: E402
 
 CHAIN = Tiling(rows=64, block=64, splits=1, stages=3, warps=4, dependent=False)
@@ -33,12 +33,12 @@ def test_a_product_is_the_product(dtype: torch.dtype, biased: bool) -> None:
     expected = x.double() @ weight.double().t() + (0 if bias is None else bias.double())
     into = torch.empty(5, 24, dtype=dtype, device=DEVICE)
     for found in (
-        vendor.vendor_product(x, Linear(weight, bias)),
-        vendor.vendor_product(x, Linear(weight, bias), into),
-        vendor.vendor_product(torch.cat([x, x], 1)[:, 64:], Linear(weight, bias)),
+        vendor.cublaslt_product(x, Linear(weight, bias)),
+        vendor.cublaslt_product(x, Linear(weight, bias), into),
+        vendor.cublaslt_product(torch.cat([x, x], 1)[:, 64:], Linear(weight, bias)),
     ):
         assert ((found.double() - expected).norm() / expected.norm()) < 1e-2
-    assert torch.equal(into, vendor.vendor_product(x, Linear(weight, bias)))
+    assert torch.equal(into, vendor.cublaslt_product(x, Linear(weight, bias)))
 
 
 def test_a_depth_that_the_library_does_not_take_is_torchs() -> None:
@@ -46,7 +46,7 @@ def test_a_depth_that_the_library_does_not_take_is_torchs() -> None:
         torch.ones(3, 5, device=DEVICE, dtype=torch.bfloat16),
         torch.ones(7, 5, device=DEVICE, dtype=torch.bfloat16),
     )
-    assert (vendor.vendor_product(x, Linear(weight, None)) == 5).all()
+    assert (vendor.cublaslt_product(x, Linear(weight, None)) == 5).all()
 
 
 @pytest.mark.gpu
@@ -61,7 +61,7 @@ def test_every_kernel_that_the_library_proposes_has_the_bits_of_one_accumulator(
         x = nearly_cancelling(rows, depth, torch.bfloat16)
         for dtype in (torch.bfloat16, torch.float32):
             expected, out = (torch.empty(rows, outputs, device=DEVICE, dtype=dtype) for _ in range(2))
-            rows_product(x, linear, expected, STORE, CHAIN, None, rows)
+            small_batch_product(x, linear, expected, STORE, CHAIN, None, rows)
             with library.choosing():
                 assert library.product(x, linear, out)
             assert torch.equal(out, expected)

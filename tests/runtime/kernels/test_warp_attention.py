@@ -17,7 +17,7 @@ DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import AttentionShape  # noqa: E402
 from runahead.runtime.kernels.triton.attention import hopper_copies, prefill_hopper, prefill_schedule  # noqa: E402
-from runahead.runtime.kernels.triton.attention.prefill import line_attention  # noqa: E402
+from runahead.runtime.kernels.triton.attention.prefill import prefill_attention  # noqa: E402
 from runahead.runtime.kernels.triton.attention.prefill_schedule import cut_chunks  # noqa: E402
 from runahead.runtime.kernels.triton.attention.prefill_tuning import ChunkPlan  # noqa: E402
 from tests.runtime.kernels import emulated_gluon  # noqa: E402
@@ -75,7 +75,7 @@ def test_chunks_and_decode_rows_together(
     work = cut_chunks(batch, AttentionShape(heads, 2, dim, dim**-0.5), plan)
     for tensor in (work.partial, work.top, work.mass):
         tensor.fill_(float("nan"))
-    out = line_attention(q, kv.keys, kv.values, batch, dim**-0.5, window, plan, work)
+    out = prefill_attention(q, kv.keys, kv.values, batch, dim**-0.5, window, plan, work)
     first = 0
     for row, (length, count) in enumerate(zip(LENGTHS, QUERIES, strict=True)):
         found = out[first : first + count]

@@ -11,7 +11,7 @@ import pytest
 
 from runahead.service.calls.access import Access
 from runahead.service.calls.admission import Admission
-from runahead.service.calls.call_interceptor import Door, OpenCalls
+from runahead.service.calls.call_interceptor import CallInterceptor, OpenCalls
 from runahead.service.calls.call_log import CallLog
 from runahead.service.calls.call_records import CallRecords
 from runahead.service.settings.settings import FrontEndSettings
@@ -45,14 +45,14 @@ class Unasked(Access):
         raise AssertionError("somebody has looked at it")
 
 
-async def leave(door: Door, times: int, time_remaining: float | None = None) -> None:
+async def leave(interceptor: CallInterceptor, times: int, time_remaining: float | None = None) -> None:
     """Calls that are cancelled in the turn in which the library has handed them over."""
 
     async def continuation(_: Any) -> Any:
         return grpc.unary_unary_rpc_method_handler(lambda request, context: None)
 
     for _ in range(times):
-        handler = await door.intercept_service(continuation, SimpleNamespace(method=METHOD))
+        handler = await interceptor.intercept_service(continuation, SimpleNamespace(method=METHOD))
         call = asyncio.create_task(handler.stream_unary(None, Context(time_remaining)))
         await asyncio.sleep(0)
         call.cancel()
@@ -60,9 +60,9 @@ async def leave(door: Door, times: int, time_remaining: float | None = None) -> 
             await call
 
 
-def door_of(board: Board) -> Door:
+def interceptor_of(board: Board) -> CallInterceptor:
     admission = Admission.of(FrontEndSettings(), Access(), board, board.line(0))
-    return Door(OpenCalls(), Unasked(), admission, 60.0, CallRecords(CallLog()))
+    return CallInterceptor(OpenCalls(), Unasked(), admission, 60.0, CallRecords(CallLog()))
 
 
 def figures(board: Board) -> MethodFigures:
@@ -78,7 +78,7 @@ def test_it_is_counted_and_has_a_line_and_nobody_looks_at_it(
 ) -> None:
     board = Board()
     with log_lines() as lines:
-        asyncio.run(leave(door_of(board), 1, time_remaining))
+        asyncio.run(leave(interceptor_of(board), 1, time_remaining))
         line = lines.call("Generate")
     found = figures(board)
     assert (found.started, dict(zip(CODES, found.ended, strict=True))[code], sum(found.ended)) == (1, 1, 1)
@@ -89,7 +89,7 @@ def test_it_is_counted_and_has_a_line_and_nobody_looks_at_it(
 def test_they_can_not_fill_the_log() -> None:
     board = Board()
     with log_lines() as lines:
-        asyncio.run(leave(door_of(board), 500))
+        asyncio.run(leave(interceptor_of(board), 500))
         found = lines.rest()
     assert figures(board).ended[CODES.index("Canceled")] == 500
     assert 0 < len(found) <= 200, "one hundred in ten seconds"

@@ -16,7 +16,7 @@ import pytest
 from runahead.runtime.wire.parameters import FinishReason
 from runahead.service.calls.access import Access
 from runahead.service.calls.call import Call
-from runahead.service.calls.call_interceptor import Door, OpenCalls
+from runahead.service.calls.call_interceptor import CallInterceptor, OpenCalls
 from runahead.service.calls.call_log import CallLog
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.service.shared_memory.held import Resource
@@ -92,9 +92,9 @@ def test_a_call_that_is_cancelled_as_its_requests_end_has_brought_none(count: in
                 loop.call_soon(lambda: loop.call_soon(task.cancel))
             return messages.pop(0)
 
-    door = Door(OpenCalls(), Access(), Any, 60.0, Any)  # type: ignore[arg-type]
+    interceptor = CallInterceptor(OpenCalls(), Access(), Any, 60.0, Any)  # type: ignore[arg-type]
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(door._one_message(Context()))  # type: ignore[arg-type]
+        asyncio.run(interceptor._one_message(Context()))  # type: ignore[arg-type]
     assert messages == []
 
 

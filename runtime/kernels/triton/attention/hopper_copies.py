@@ -24,8 +24,8 @@ _RECORD, _HALF = gl.constexpr(RECORD), gl.constexpr(HALF)
 
 @gluon.jit
 def item_of(turn, items, all_items, KV_HEADS: gl.constexpr):
-    """As of `line_attention`: whether there is anything to do in this turn, the item's row, tile, part and parts, and
-    its KV head."""
+    """As of `prefill_attention`: whether there is anything to do in this turn, the item's row, tile, part and parts,
+    and its KV head."""
     program, programs = gl.program_id(0), gl.num_programs(0)
     index = turn * programs + gl.where(turn % 2 == 1, programs - 1 - program, program)
     there = index < all_items

@@ -220,7 +220,7 @@ def _add_parts_kernel(
             tl.store(out + at, result.to(out.dtype.element_ty), mask=token_ok)
 
 
-def line_attention(
+def prefill_attention(
     q: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,

@@ -2,7 +2,7 @@
 bulk copy engine for keys and values, block by block; two compute, 64 lines of the tile each. A computing group has the
 next scores on the matrix units while it makes weights of the last ones, and the other group's products run meanwhile.
 
-Items, lines, tiles of keys and parts are those of `line_attention`. Source: FlashAttention-3 (Shah et al., 2024),
+Items, lines, tiles of keys and parts are those of `prefill_attention`. Source: FlashAttention-3 (Shah et al., 2024),
 forward: producer and consumers, and scores a tile ahead. In Gluon, Triton's language for what each group of warps does.
 """
 
@@ -301,7 +301,7 @@ def attend_in_groups(
     out: torch.Tensor,
     grid: tuple[int],
 ) -> None:
-    """What `line_attention` leaves in `out` and in the parts of `work`, by programs of three groups of warps.
+    """What `prefill_attention` leaves in `out` and in the parts of `work`, by programs of three groups of warps.
 
     q, out: contiguous [T, q_heads, D], in 16 bits, D 64 or 128. keys, values: contiguous [num_blocks, block_size,
     kv_heads, D]. scale: of the scores, for powers of two. plan: one with copiers, of 128 lines and two stages or more:

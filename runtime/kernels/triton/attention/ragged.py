@@ -18,7 +18,7 @@ import triton.language as tl
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.layers import Attention, AttentionShape, RopeTable
-from runahead.runtime.kernels.triton.attention.prefill import line_attention
+from runahead.runtime.kernels.triton.attention.prefill import prefill_attention
 from runahead.runtime.kernels.triton.attention.prefill_schedule import (
     ChunkWork,
     cut_chunks,
@@ -186,7 +186,7 @@ class ChunkAttention:
                 weights.window, weights.score_cap,
             )  # fmt: skip
         else:
-            attended = line_attention(
+            attended = prefill_attention(
                 q, keys, values, batch, shape.scale, weights.window, *planned, cap=weights.score_cap
             )
         return attended.view(qkv.shape[0], shape.q_size)

@@ -29,9 +29,9 @@ from runahead.runtime.kernels.triton.forward.recurrent import (
     states_in,
 )
 from runahead.runtime.kernels.triton.forward.unfused_products import sizes_of, sums_of
-from runahead.runtime.kernels.triton.gemm.gemv import ADD, EPILOGUES, GATED, SQUARED, STORE, row_product
+from runahead.runtime.kernels.triton.gemm.gemv import ADD, EPILOGUES, GATED, SQUARED, STORE, gemv_product
 from runahead.runtime.kernels.triton.gemm.separate_epilogue import add_scaled, finish_product
-from runahead.runtime.kernels.triton.gemm.small_batch_gemm import Residual, columns_of, rows_product
+from runahead.runtime.kernels.triton.gemm.small_batch_gemm import Residual, columns_of, small_batch_product
 from runahead.runtime.kernels.triton.gemm.tuning import is_one_sum, row_tiling, rows_in_table, rows_tiling
 from runahead.runtime.kernels.triton.gpu.pdl import dependent_launch_works
 from runahead.runtime.kernels.triton.moe.layer import PackedExperts, Results, live_tokens
@@ -235,7 +235,7 @@ class OneRow(RowStream):
     ) -> None:  # fmt: skip
         tiling = row_tiling(*sizes_of(linear.weight), EPILOGUES[epilogue])
         tiling = replace(tiling, dependent=self._depends(tiling.dependent))
-        row_product(x, linear, norm, out, epilogue, tiling, activation=activation)
+        gemv_product(x, linear, norm, out, epilogue, tiling, activation=activation)
 
     def end(self) -> torch.Tensor:
         norm = self._ends.final_norm
@@ -383,7 +383,7 @@ class FusedRows(RowStream):
     ) -> int:
         tiling = rows_tiling(*sizes_of(linear.weight), rows_in_table(self._rows), EPILOGUES[epilogue], self._exact)
         tiling = replace(tiling, dependent=self._depends(tiling.dependent))
-        rows_product(
+        small_batch_product(
             x, linear, out, epilogue, tiling, self._scratch, self._rows, squares=squares, norm=norm, residual=residual,
             activation=activation, rounded=self._exact and out.dtype == torch.bfloat16,
         )  # fmt: skip

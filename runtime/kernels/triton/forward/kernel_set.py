@@ -33,7 +33,7 @@ from runahead.runtime.kernels.triton.forward.decode import (
 from runahead.runtime.kernels.triton.forward.large_decode import VendorRows
 from runahead.runtime.kernels.triton.forward.mixed import ExactMixedRows, ManyRows
 from runahead.runtime.kernels.triton.forward.unfused_products import head_of_one_row, one_sum, product_of_rows
-from runahead.runtime.kernels.triton.gemm.cublaslt import exact_product, vendor_product
+from runahead.runtime.kernels.triton.gemm.cublaslt import cublaslt_product, exact_product
 from runahead.runtime.kernels.triton.gemm.tuning import is_one_sum, takes_depth, takes_products_of
 from runahead.runtime.kernels.triton.moe.layer import PackedExperts
 from runahead.runtime.kernels.triton.ops.put_rows import put_rows
@@ -126,7 +126,7 @@ class TritonKernelSet:
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         if not self._exact:
-            return vendor_product(x, Linear(weight, bias))
+            return cublaslt_product(x, Linear(weight, bias))
         out = x.new_empty((x.shape[0], weight.shape[0]))
         product_of_rows(x, Linear(weight, bias), out, exact=True)
         return out
@@ -150,7 +150,7 @@ class TritonKernelSet:
             product_of_rows(hidden, Linear(weight, None), out, places=places)
         else:
             found = torch.empty((hidden.shape[0], weight.shape[0]), dtype=torch.float32, device=hidden.device)
-            put_rows(vendor_product(hidden, Linear(weight, None), found), out, places)
+            put_rows(cublaslt_product(hidden, Linear(weight, None), found), out, places)
         if cap:
             bound_logits(out, cap, places)
 

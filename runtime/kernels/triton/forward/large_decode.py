@@ -9,7 +9,7 @@ from runahead.runtime.kernels.layers import Activation, Ends, Linear, Norm
 from runahead.runtime.kernels.triton.forward.buffers import DecodeBuffers
 from runahead.runtime.kernels.triton.forward.decode import RowStream
 from runahead.runtime.kernels.triton.forward.unfused_products import scores_of, with_shared
-from runahead.runtime.kernels.triton.gemm.cublaslt import vendor_product
+from runahead.runtime.kernels.triton.gemm.cublaslt import cublaslt_product
 from runahead.runtime.kernels.triton.gemm.gemv import GATED, SQUARED
 from runahead.runtime.kernels.triton.moe.layer import PackedExperts
 from runahead.runtime.kernels.triton.ops import norms
@@ -30,19 +30,19 @@ class VendorRows(RowStream):
     def _normed_product(
         self, norm: Norm | None, linear: Linear, epilogue: int, activation: Activation = "silu"
     ) -> torch.Tensor:
-        product = vendor_product(self._sum.normed(norm), linear)
+        product = cublaslt_product(self._sum.normed(norm), linear)
         if epilogue == SQUARED:
             return squared_relu_of(product)
         return gated_mul(product, activation) if epilogue == GATED else product
 
     def _stored(self, x: torch.Tensor, linear: Linear, out: torch.Tensor) -> torch.Tensor:
-        return vendor_product(x, linear, out)
+        return cublaslt_product(x, linear, out)
 
     def left(self) -> torch.Tensor:
         return self._sum.whole()
 
     def _add(self, x: torch.Tensor, linear: Linear, post_norm: Norm | None) -> None:
-        self._sum.add(vendor_product(x, linear), post_norm)
+        self._sum.add(cublaslt_product(x, linear), post_norm)
 
     def experts(self, experts: PackedExperts) -> None:
         x = self._sum.normed(experts.weights.norm)

@@ -22,7 +22,7 @@ from runahead.runtime.kernels.triton.forward.recurrent import (
     states_in,
 )
 from runahead.runtime.kernels.triton.forward.unfused_products import scores_of, with_shared
-from runahead.runtime.kernels.triton.gemm.cublaslt import vendor_product
+from runahead.runtime.kernels.triton.gemm.cublaslt import cublaslt_product
 from runahead.runtime.kernels.triton.gemm.tuning import mixed_plan
 from runahead.runtime.kernels.triton.moe.layer import PackedExperts, live_tokens
 from runahead.runtime.kernels.triton.ops import embedding
@@ -52,28 +52,28 @@ class ManyRows:
 
     def attention(self, weights: Attention, place: int) -> None:
         x = self._sum.normed(weights.norm)
-        qkv = vendor_product(x, weights.qkv)
+        qkv = cublaslt_product(x, weights.qkv)
         weights = norm_across_heads(qkv, weights)
         attended = self._attention.attended(qkv, weights, place)
         if self._decodes is not None:
             self._decodes.attend(qkv, attended, weights, place)
         if weights.gate is not None:
-            logistic_mul(attended, vendor_product(x, weights.gate))
-        self._sum.add(vendor_product(attended, weights.o), weights.post_norm)
+            logistic_mul(attended, cublaslt_product(x, weights.gate))
+        self._sum.add(cublaslt_product(attended, weights.o), weights.post_norm)
 
     def recurrent(self, weights: Recurrent, place: int) -> None:
-        projected = vendor_product(self._sum.normed(weights.norm), weights.proj)
+        projected = cublaslt_product(self._sum.normed(weights.norm), weights.proj)
         mixed = of_any_tokens(projected, weights, states_in(self._cache, place), self._rows, self._buffers)
-        self._sum.add(vendor_product(mixed, weights.out))
+        self._sum.add(cublaslt_product(mixed, weights.out))
 
     def dense(self, weights: Dense) -> None:
-        gate_up = vendor_product(self._sum.normed(weights.norm), weights.gate_up)
+        gate_up = cublaslt_product(self._sum.normed(weights.norm), weights.gate_up)
         gated = gated_mul(gate_up, weights.activation)
-        self._sum.add(vendor_product(gated, weights.down), weights.post_norm)
+        self._sum.add(cublaslt_product(gated, weights.down), weights.post_norm)
 
     def ungated(self, weights: Ungated) -> None:
-        squared = squared_relu_of(vendor_product(self._sum.normed(weights.norm), weights.up))
-        self._sum.add(vendor_product(squared, weights.down))
+        squared = squared_relu_of(cublaslt_product(self._sum.normed(weights.norm), weights.up))
+        self._sum.add(cublaslt_product(squared, weights.down))
 
     def experts(self, experts: PackedExperts) -> None:
         x = self._sum.normed(experts.weights.norm)

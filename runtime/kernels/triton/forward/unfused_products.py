@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as functional
 
 from runahead.runtime.kernels.layers import Linear
-from runahead.runtime.kernels.triton.gemm.cublaslt import exact_product, vendor_product
-from runahead.runtime.kernels.triton.gemm.gemv import EPILOGUES, STORE, row_product
+from runahead.runtime.kernels.triton.gemm.cublaslt import cublaslt_product, exact_product
+from runahead.runtime.kernels.triton.gemm.gemv import EPILOGUES, STORE, gemv_product
 from runahead.runtime.kernels.triton.gemm.quantized_gemm import quantized_sums
-from runahead.runtime.kernels.triton.gemm.small_batch_gemm import rows_product
+from runahead.runtime.kernels.triton.gemm.small_batch_gemm import small_batch_product
 from runahead.runtime.kernels.triton.gemm.tuning import row_tiling, rows_in_table, rows_tiling, takes_depth
 from runahead.runtime.kernels.triton.gpu.pdl import dependent_launch_works
 from runahead.runtime.kernels.triton.moe.layer import PackedExperts
@@ -41,9 +41,9 @@ def with_shared(x: torch.Tensor, made: torch.Tensor, scores: torch.Tensor, exper
     shared = experts.shared
     if shared is None:
         return made
-    made_of_x = vendor_product(x, shared.gate_up)
+    made_of_x = cublaslt_product(x, shared.gate_up)
     gated = gated_mul(made_of_x) if experts.has_gates else squared_relu_of(made_of_x)
-    of_shared = vendor_product(gated, shared.down)
+    of_shared = cublaslt_product(gated, shared.down)
     if shared.share is not None:
         logistic_mul(of_shared, scores[:, experts.weights.count :])
     return torch.add(made, of_shared)
@@ -69,7 +69,7 @@ def head_of_one_row(hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tenso
     the row of `out` to which they go."""
     tiling = row_tiling(*sizes_of(weight), EPILOGUES[STORE])
     dependent = tiling.dependent and dependent_launch_works()
-    row_product(hidden, Linear(weight, None), None, out, STORE, replace(tiling, dependent=dependent), places)
+    gemv_product(hidden, Linear(weight, None), None, out, STORE, replace(tiling, dependent=dependent), places)
 
 
 def product_of_rows(
@@ -85,4 +85,4 @@ def product_of_rows(
     rows = hidden.shape[0]
     tiling = rows_tiling(*sizes_of(linear.weight), rows_in_table(rows), EPILOGUES[STORE], exact)
     tiling = replace(tiling, splits=1, dependent=tiling.dependent and dependent_launch_works())
-    rows_product(hidden, linear, out, STORE, tiling, None, rows, places=places)
+    small_batch_product(hidden, linear, out, STORE, tiling, None, rows, places=places)

@@ -222,7 +222,7 @@ def library_path() -> str | None:
     return next((path for path in mapped if "libcublasLt.so" in path), None)
 
 
-def vendor_product(x: torch.Tensor, linear: Linear, out: torch.Tensor | None = None) -> torch.Tensor:
+def cublaslt_product(x: torch.Tensor, linear: Linear, out: torch.Tensor | None = None) -> torch.Tensor:
     """x @ weight.T + bias by the vendor's library, without split-K in 16 bits; torch's own product where it has none.
 
     x: [T, in]. out: contiguous [T, out] of x's dtype or float32; None: a new one of x's dtype. Returns it.

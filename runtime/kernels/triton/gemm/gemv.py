@@ -132,7 +132,7 @@ def side_by_side(rows: int, block: int, warps: int, itemsize: int) -> int:
     return max(1, min(rows, warps * _READ_AT_ONCE // (block * itemsize)))
 
 
-def row_product(
+def gemv_product(
     x: torch.Tensor,
     linear: Linear,
     norm: Norm | None,

@@ -84,8 +84,8 @@ def finish_product(
 ) -> torch.Tensor:
     """The values of a product, [T, outputs], from its sums in 16 bits, [T, outputs], or twice as many if GATED.
 
-    linear: the product. squares: of the norm before it, as `rows_product` has them; None: there is none. epilogue:
-    STORE, GATED or SQUARED. Where nothing is to be done, `sums` are the values.
+    linear: the product. squares: of the norm before it, as `small_batch_product` has them; None: there is none.
+    epilogue: STORE, GATED or SQUARED. Where nothing is to be done, `sums` are the values.
     """
     bias = linear.bias
     if squares is None and bias is None and epilogue == STORE:

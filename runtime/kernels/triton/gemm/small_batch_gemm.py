@@ -29,7 +29,7 @@ from runahead.runtime.kernels.layers import Activation, Linear, Norm
 from runahead.runtime.kernels.triton.gemm.epilogue import end_rows, end_weights, gated_row, product_end
 from runahead.runtime.kernels.triton.gemm.gemv import ADD, GATED, STORE
 from runahead.runtime.kernels.triton.gemm.tuning import LEAST_COLUMNS, SPLIT_WORDS, Tiling
-from runahead.runtime.kernels.triton.gemm.warp_split_k import GRAIN, blocks_held, lanes_product_kernel
+from runahead.runtime.kernels.triton.gemm.warp_split_k import GRAIN, blocks_held, warp_split_k_kernel
 from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
 from runahead.runtime.rounding import ceil_div
 
@@ -127,7 +127,7 @@ def columns_of(num_rows: int) -> int:
     return max(1 << (num_rows - 1).bit_length(), LEAST_COLUMNS)
 
 
-def rows_product(
+def small_batch_product(
     x: torch.Tensor,
     linear: Linear,
     out: torch.Tensor,
@@ -211,7 +211,7 @@ def rows_product(
         tile = tiling.rows * halves
         assert tile in (16, 32, 64) and tiling.block % GRAIN == 0 and depth % (tiling.lanes * tiling.block) == 0
         held = blocks_held(depth, tiling.lanes, tiling.block, tile)
-        lanes_product_kernel[(tiles_out,)](*tensors, eps, num_rows, LANES=tiling.lanes, HELD=held, **options)
+        warp_split_k_kernel[(tiles_out,)](*tensors, eps, num_rows, LANES=tiling.lanes, HELD=held, **options)
         return
     _rows_product_kernel[(groups, tiles_out, tiling.splits if spread else 1)](
         *tensors,

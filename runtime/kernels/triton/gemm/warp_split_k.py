@@ -103,7 +103,7 @@ def _added(acc, w, x, LANES: tl.constexpr, EIGHTS: tl.constexpr, LINE_EIGHTS: tl
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def lanes_product_kernel(
+def warp_split_k_kernel(
     x, weight, bias, squares_in, out, places, gamma, scaled, squares_out, eps, num_rows, OUTPUTS: tl.constexpr,
     DEPTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
     HELD: tl.constexpr, SQUARES: tl.constexpr, STRIDE: tl.constexpr, STEP: tl.constexpr, EPILOGUE: tl.constexpr,

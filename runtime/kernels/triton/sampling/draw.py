@@ -12,24 +12,24 @@ import triton.language as tl
 from runahead.runtime.kernels.triton.sampling.gumbel import (
     NEVER,
     by_four,
-    cold_of,
     first_of_tile,
+    log2_scale_of,
     may_arrive,
     soonest_of_row,
 )
 from runahead.runtime.kernels.triton.sampling.parameters import (
-    BORDERED,
     DRAWS,
     EDITED,
+    HAS_THRESHOLD,
     NO_TOKEN,
     TILE,
-    heat_of,
     kind_of_row,
-    least_weight_of,
+    min_p_of,
     position_of,
     seed_of,
-    share_of_rows,
     source_of_row,
+    temperature_of,
+    tiles_of_program,
 )
 from runahead.runtime.kernels.triton.sampling.philox import block_words, exp32
 from runahead.runtime.kernels.triton.sampling.scores import WORST_KEY, inverse_of, key_of, scores_of
@@ -176,10 +176,10 @@ def draw_kernel(
 ):
     """The highest score with noise of a tile, and its id, for rows with a temperature.
 
-    Of a row with a border the tokens are drawn that are left for certain; those that may be are listed by ascending
+    Of a row with a threshold the tokens are drawn that are left for certain; those that may be are listed by ascending
     id, those of a tile from where it begins. listed: int32 [rows, vocab]. lengths: int32 [rows, tiles].
     """
-    row, first, end = share_of_rows(kinds, DRAWS, count, TILES, ROWS_PAD)
+    row, first, end = tiles_of_program(kinds, DRAWS, count, TILES, ROWS_PAD)
     if first < end:
         slot = tl.load(slots + row).to(tl.int64)
         kind = tl.load(kinds + row).to(tl.int32)
@@ -188,20 +188,20 @@ def draw_kernel(
             logits, logits_stride, logit_rows, row, edited, partial_max, edited_max, scores, VOCAB, TILES, TILES_PAD
         )
         if usable:
-            heat = heat_of(slot, parameters)
-            inverse = inverse_of(heat, peak)
+            temperature = temperature_of(slot, parameters)
+            inverse = inverse_of(temperature, peak)
             seed, position = seed_of(slot, parameters), position_of(seq_len, slot, row, width, RUNS)
-            share = 0.0
+            min_p = 0.0
             if FULL:
-                share = least_weight_of(slot, parameters)
-            bordered = FULL & ((kind & BORDERED) != 0)
+                min_p = min_p_of(slot, parameters)
+            has_threshold = FULL & ((kind & HAS_THRESHOLD) != 0)
             low = tl.full([], WORST_KEY, tl.int32)
             high = tl.full([], WORST_KEY, tl.int32)
             soonest = tl.full([], NEVER, tl.float32)
-            if bordered:
+            if has_threshold:
                 low, high, amount_low, _, _ = bracket_of_row(sums, keys, row, slot, parameters, VOCAB, TILES, TILES_PAD)
                 soonest = soonest_of_row(amount_low, slot, parameters, VOCAB)
-            cold = cold_of(heat)
+            log2_scale = log2_scale_of(temperature)
             worst = -tl.log(soonest)  # what arrives later does not count
             peaks = partial_max + row * TILES
             if edited:
@@ -209,7 +209,7 @@ def draw_kernel(
             for tile in range(first, end):
                 highest = tl.full([], float("-inf"), tl.float32)
                 chosen = tl.full([], NO_TOKEN, tl.int32)
-                nearest = key_of(scores_of(tl.load(peaks + tile), peak, heat, inverse))
+                nearest = key_of(scores_of(tl.load(peaks + tile), peak, temperature, inverse))
                 listed_here = tl.full([], 0, tl.int32)
                 if nearest <= high:
                     i = tile * TILE + tl.arange(0, TILE)
@@ -217,25 +217,25 @@ def draw_kernel(
                     drawn = i < VOCAB
                     four = tl.zeros([TILE // 4], tl.int32)
                     score = x
-                    if bordered | (share > 0.0):
-                        score = scores_of(x, peak, heat, inverse)
-                    if bordered:
+                    if has_threshold | (min_p > 0.0):
+                        score = scores_of(x, peak, temperature, inverse)
+                    if has_threshold:
                         key = key_of(score)
                         between = drawn & (key > low) & (key <= high)
                         four = _list(listed + row * VOCAB + tile * TILE, i, between.to(tl.int32), TILE)
                         drawn = drawn & (key <= low)
-                    if share > 0.0:
-                        drawn = drawn & (exp32(score) >= share)
+                    if min_p > 0.0:
+                        drawn = drawn & (exp32(score) >= min_p)
                     words = block_words(seed, position, tile * (TILE // 4) + tl.arange(0, TILE // 4))
-                    may = may_arrive((x - peak) * cold, drawn, words, soonest, TILE)
+                    may = may_arrive((x - peak) * log2_scale, drawn, words, soonest, TILE)
                     some = (may[0] | may[1] | may[2] | may[3]).to(tl.int32)
                     found = tl.sum(four + some * (2 * TILE), 0)
                     listed_here = found % (2 * TILE)
                     if found >= 2 * TILE:
                         highest, chosen, soonest = first_of_tile(
-                            source, i, x, may, words, peak, heat, cold, seed, position, soonest, TILE
+                            source, i, x, may, words, peak, temperature, log2_scale, seed, position, soonest, TILE
                         )
-                if bordered:
+                if has_threshold:
                     tl.store(lengths + row * TILES + tile, listed_here)
                 in_time = highest >= worst
                 tl.store(best_score + row * TILES + tile, tl.where(in_time, highest, float("-inf")))

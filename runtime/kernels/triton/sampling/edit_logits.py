@@ -18,7 +18,7 @@ from runahead.runtime.kernels.triton.sampling.parameters import (
     NO_TOKEN,
     ahead_of,
     has_grammar,
-    share_of_rows,
+    tiles_of_program,
 )
 from runahead.runtime.kernels.triton.sampling.penalties import penalize
 
@@ -74,7 +74,7 @@ def edit_kernel(
     masks: what the launch has copied of the rows' masks, MASK_LINES of each row. MASKED: there are rows with a grammar.
     SAMPLED_VOCAB: the logits of ids from here on are -inf, and stay so.
     """
-    row, first, end = share_of_rows(kinds, EDITED, count, TILES, ROWS_PAD)
+    row, first, end = tiles_of_program(kinds, EDITED, count, TILES, ROWS_PAD)
     if first < end:
         slot = tl.load(slots + row).to(tl.int64)
         base = logits + tl.load(logit_rows + row).to(tl.int64) * logits_stride

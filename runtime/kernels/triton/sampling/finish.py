@@ -1,4 +1,4 @@
-"""Each row's token: from what its tiles have left, and from the list of the tokens about its border."""
+"""Each row's token: from what its tiles have left, and from the list of the tokens about its threshold."""
 
 # mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-untyped-calls=False
 # (a kernel's pointers have no Python type)
@@ -10,18 +10,18 @@ import triton.language as tl
 
 from runahead.runtime.kernels.triton.sampling.gumbel import NEVER, first_of_block, first_of_row, soonest_of_row
 from runahead.runtime.kernels.triton.sampling.parameters import (
-    BORDERED,
     DRAWS,
     EDITED,
+    HAS_THRESHOLD,
     NO_TOKEN,
     has_grammar,
-    heat_of,
-    least_weight_of,
+    min_p_of,
     position_of,
     seed_of,
+    temperature_of,
 )
 from runahead.runtime.kernels.triton.sampling.scores import inverse_of
-from runahead.runtime.kernels.triton.sampling.threshold import border_of_row, listed_tokens
+from runahead.runtime.kernels.triton.sampling.threshold import listed_tokens, threshold_of_row
 from runahead.runtime.kernels.triton.sampling.threshold_bracket import bracket_of_row
 
 
@@ -61,8 +61,8 @@ def finish_kernel(
     lengths,
     best_score,
     best_id,
-    cut_key,
-    cut_id,
+    threshold_key,
+    threshold_id,
     tokens,
     finite,
     nothing_left,
@@ -76,7 +76,7 @@ def finish_kernel(
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Each row's token, from its tiles, and from its list if it has a border. A row fails where a logit, raw or
+    """Each row's token, from its tiles, and from its list if it has a threshold. A row fails where a logit, raw or
     changed, is not finite. MASKED: of a row with a grammar, whether there is any token that it may say."""
     row = tl.program_id(0).to(tl.int64)
     # All is asked for at once, whichever of it the row needs.
@@ -112,42 +112,42 @@ def finish_kernel(
             token = tl.where(lowest == NO_TOKEN, 0, lowest)
         elif (kind & DRAWS) != 0:
             highest, token = _first_of_highest(scores_drawn, tokens_drawn)
-            if FULL & ((kind & BORDERED) != 0):
+            if FULL & ((kind & HAS_THRESHOLD) != 0):
                 source = logits + tl.load(logit_rows + row).to(tl.int64) * logits_stride
                 if edited:
                     source = scores + row * VOCAB
-                heat, seed = heat_of(slot, parameters), seed_of(slot, parameters)
+                temperature, seed = temperature_of(slot, parameters), seed_of(slot, parameters)
                 position = position_of(seq_len, slot, row, width, RUNS)
-                inverse = inverse_of(heat, peak)
+                inverse = inverse_of(temperature, peak)
                 low, high, amount_low, amount_high, target = bracket_of_row(
                     sums, keys, row, slot, parameters, VOCAB, TILES, TILES_PAD
                 )
                 watched = soonest_of_row(amount_low, slot, parameters, VOCAB) < NEVER
                 if watched & (highest == float("-inf")):
                     highest, token = first_of_row(
-                        source, peak, heat, inverse, low, seed, position, VOCAB, TILES, TILE
+                        source, peak, temperature, inverse, low, seed, position, VOCAB, TILES, TILE
                     )  # fmt: skip
                 of_tiles = _of_tiles(lengths, row, 0, TILES, TILES_PAD)
                 own, begins, length = listed + row * VOCAB, tl.cumsum(of_tiles, 0) - of_tiles, tl.sum(of_tiles, 0)
                 i, score, key = listed_tokens(
-                    own, begins, 0, length, source, peak, heat, inverse, BLOCK, TILE, TILES_PAD
+                    own, begins, 0, length, source, peak, temperature, inverse, BLOCK, TILE, TILES_PAD
                 )  # fmt: skip
-                border, last = border_of_row(
+                threshold, last = threshold_of_row(
                     i, score, key, low, high, amount_low, amount_high, target, own, begins, length, slot, parameters,
-                    source, peak, heat, inverse, VOCAB, BLOCK, TILE, TILES_PAD,
+                    source, peak, temperature, inverse, VOCAB, BLOCK, TILE, TILES_PAD,
                 )  # fmt: skip
-                tl.store(cut_key + row, border)
-                tl.store(cut_id + row, last)
-                share = least_weight_of(slot, parameters)
+                tl.store(threshold_key + row, threshold)
+                tl.store(threshold_id + row, last)
+                min_p = min_p_of(slot, parameters)
                 highest, token = first_of_block(
-                    i, score, key, border, last, share, seed, position, highest, token
+                    i, score, key, threshold, last, min_p, seed, position, highest, token
                 )  # fmt: skip
                 for start in range(BLOCK, length, BLOCK):
                     i, score, key = listed_tokens(
-                        own, begins, start, length, source, peak, heat, inverse, BLOCK, TILE, TILES_PAD
+                        own, begins, start, length, source, peak, temperature, inverse, BLOCK, TILE, TILES_PAD
                     )  # fmt: skip
                     highest, token = first_of_block(
-                        i, score, key, border, last, share, seed, position, highest, token
+                        i, score, key, threshold, last, min_p, seed, position, highest, token
                     )  # fmt: skip
         elif edited:
             _, token = _first_of_highest(edited_peaks, edited_tokens)

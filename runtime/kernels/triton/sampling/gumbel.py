@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from runahead.runtime.kernels.triton.sampling.parameters import NO_TOKEN, has_limit, least_weight_of
+from runahead.runtime.kernels.triton.sampling.parameters import NO_TOKEN, has_top_k, min_p_of
 from runahead.runtime.kernels.triton.sampling.philox import block_words, exp32, gumbel, uniform, word_of
 from runahead.runtime.kernels.triton.sampling.scores import NO_KEY, key_of, mass_one, scores_of
 from runahead.runtime.kernels.triton.sampling.threshold import keys_left
@@ -41,14 +41,14 @@ def _patience(amount):
 def soonest_of_row(amount_low, slot, parameters, VOCAB: tl.constexpr):
     """When the race of a row's tokens that are left for certain is no longer watched. Their amount is a mass where
     top-k leaves nothing out, and where min-p drops none of them."""
-    known = (has_limit(slot, parameters, VOCAB) == 0) & (least_weight_of(slot, parameters) == 0.0)
+    known = (has_top_k(slot, parameters, VOCAB) == 0) & (min_p_of(slot, parameters) == 0.0)
     return tl.where(known, _patience(amount_low), NEVER)
 
 
 @triton.jit
-def cold_of(heat):
+def log2_scale_of(temperature):
     """What a logit's distance is multiplied by to have it in powers of 2."""
-    return tl.minimum(1.0 / heat * _LOG2_E, 3e38)
+    return tl.minimum(1.0 / temperature * _LOG2_E, 3e38)
 
 
 @triton.jit
@@ -83,7 +83,7 @@ def _missing(word):
 
 
 @triton.jit
-def first_of_tile(source, i, x, may, words, peak, heat, cold, seed, position, soonest, TILE: tl.constexpr):
+def first_of_tile(source, i, x, may, words, peak, temperature, log2_scale, seed, position, soonest, TILE: tl.constexpr):
     """The highest score with noise of a tile's tokens, its id, and `soonest` after this tile.
 
     soonest: when the first to arrive of the tiles so far does, at the latest. may: the tokens that `may_arrive`
@@ -97,7 +97,7 @@ def first_of_tile(source, i, x, may, words, peak, heat, cold, seed, position, so
     may_be_first = _in_turn(may[0], may[1], may[2], may[3], TILE)
     left = tl.sum(may_be_first.to(tl.int32), 0)
     if left > _FEW:
-        slowness = tl.exp2(tl.minimum((peak - x) * cold, _FARTHEST))
+        slowness = tl.exp2(tl.minimum((peak - x) * log2_scale, _FARTHEST))
         by_id = _in_turn(words[0], words[1], words[2], words[3], TILE)
         earliest = tl.where(may_be_first, (1.0 - uniform(by_id)) * slowness, float("inf"))
         first = tl.min(earliest, 0)
@@ -111,7 +111,7 @@ def first_of_tile(source, i, x, may, words, peak, heat, cold, seed, position, so
     for _ in range(0, left):
         token = tl.min(tl.where(may_be_first, i, NO_TOKEN), 0)
         may_be_first = may_be_first & (i != token)
-        noisy = tl.div_rn(tl.load(source + token) - peak, heat) + gumbel(word_of(seed, position, token))
+        noisy = tl.div_rn(tl.load(source + token) - peak, temperature) + gumbel(word_of(seed, position, token))
         better = noisy > highest  # ids rise: the first of equals stays
         highest = tl.where(better, noisy, highest)
         chosen = tl.where(better, token, chosen)
@@ -119,12 +119,13 @@ def first_of_tile(source, i, x, may, words, peak, heat, cold, seed, position, so
 
 
 @triton.jit
-def first_of_block(i, score, key, border, last, share, seed, position, highest, chosen):
-    """The higher of `highest` and the highest score with noise of those of some tokens that the border and min-p leave,
-    and its id, the lowest among equals. The noise is computed where one of them may be higher: `first_of_tile`."""
-    drawn = keys_left(i, key, border, last) != NO_KEY
-    if share > 0.0:
-        drawn = drawn & (exp32(score) >= share)
+def first_of_block(i, score, key, threshold, last, min_p, seed, position, highest, chosen):
+    """The higher of `highest` and the highest score with noise of those of some tokens that the threshold and min-p
+    leave, and its id, the lowest among equals. The noise is computed where one of them may be higher:
+    `first_of_tile`."""
+    drawn = keys_left(i, key, threshold, last) != NO_KEY
+    if min_p > 0.0:
+        drawn = drawn & (exp32(score) >= min_p)
     word = word_of(seed, position, i)
     soonest = tl.exp(tl.minimum(-highest, 80.0)) * _RESERVE
     may_be_higher = drawn & (_missing(word) <= tl.exp(score) * soonest + _GRAIN)
@@ -142,7 +143,7 @@ def first_of_block(i, score, key, border, last, share, seed, position, highest, 
 def first_of_row(
     source,
     peak,
-    heat,
+    temperature,
     inverse,
     low,
     seed,
@@ -155,15 +156,15 @@ def first_of_row(
     highest = tl.full([], float("-inf"), tl.float32)
     chosen = tl.full([], NO_TOKEN, tl.int32)
     soonest = tl.full([], NEVER, tl.float32)
-    cold = cold_of(heat)
+    log2_scale = log2_scale_of(temperature)
     for tile in range(0, TILES):
         i = tile * TILE + tl.arange(0, TILE)
         x = tl.load(source + i, mask=i < VOCAB, other=float("-inf"))
-        drawn = (i < VOCAB) & (key_of(scores_of(x, peak, heat, inverse)) <= low)
+        drawn = (i < VOCAB) & (key_of(scores_of(x, peak, temperature, inverse)) <= low)
         words = block_words(seed, position, tile * (TILE // 4) + tl.arange(0, TILE // 4))
-        may = may_arrive((x - peak) * cold, drawn, words, soonest, TILE)
+        may = may_arrive((x - peak) * log2_scale, drawn, words, soonest, TILE)
         best, token, soonest = first_of_tile(
-            source, i, x, may, words, peak, heat, cold, seed, position, soonest, TILE
+            source, i, x, may, words, peak, temperature, log2_scale, seed, position, soonest, TILE
         )  # fmt: skip
         chosen = tl.where(best > highest, token, chosen)
         highest = tl.maximum(best, highest)

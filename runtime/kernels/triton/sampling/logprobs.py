@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from runahead.runtime.kernels.triton.sampling.parameters import ASKS, TILE, programs_for, row_peak, share_of_rows
+from runahead.runtime.kernels.triton.sampling.parameters import ASKS, TILE, programs_for, row_peak, tiles_of_program
 from runahead.runtime.kernels.triton.sampling.scores import mass_of, mass_one
 
 
@@ -84,7 +84,7 @@ def _top_tile_kernel(
     ROWS_PAD: tl.constexpr,
 ):
     """The mass of a tile, and its most likely tokens in order."""
-    row, first, end = share_of_rows(kinds, ASKS, rows, TILES, ROWS_PAD)
+    row, first, end = tiles_of_program(kinds, ASKS, rows, TILES, ROWS_PAD)
     if first < end:
         peak = row_peak(partial_max, row, TILES, TILES_PAD)
         if peak < float("inf"):

@@ -36,7 +36,7 @@ NO_TOKEN = tl.constexpr(0x7FFFFFFF)  # an id above all others: it loses every ti
 ASKS = tl.constexpr(1)  # for log-probabilities
 EDITED = tl.constexpr(2)  # penalties, bias or a mask change its logits; the changed ones are then in `scores`
 DRAWS = tl.constexpr(4)  # it has a temperature
-BORDERED = tl.constexpr(8)  # it draws from the tokens above a border, by top-k or top-p
+HAS_THRESHOLD = tl.constexpr(8)  # it draws from the tokens above a threshold, by top-k or top-p
 
 
 def programs_for(rows: int, tiles: int) -> int:
@@ -73,39 +73,39 @@ def kind_of_row(slot, position, parameters, VOCAB: tl.constexpr, MASKED: tl.cons
     edited = below | listed | (int_of(parameters, slot, _PENALTY_SLOT) >= 0)
     if MASKED:
         edited = edited | has_grammar(slot, parameters)
-    draws = heat_of(slot, parameters) > 0.0
-    bordered = draws & (has_limit(slot, parameters, VOCAB) | (share_of(slot, parameters) < 1.0))
+    draws = temperature_of(slot, parameters) > 0.0
+    has_threshold = draws & (has_top_k(slot, parameters, VOCAB) | (top_p_of(slot, parameters) < 1.0))
     kind = tl.where(int_of(parameters, slot, _LOGPROBS) >= 0, ASKS, 0) | tl.where(edited, EDITED, 0)
-    return kind | tl.where(draws, DRAWS, 0) | tl.where(bordered, BORDERED, 0)
+    return kind | tl.where(draws, DRAWS, 0) | tl.where(has_threshold, HAS_THRESHOLD, 0)
 
 
 @triton.jit
-def heat_of(slot, parameters):
+def temperature_of(slot, parameters):
     """What scores are divided by: the temperature."""
     return float_of(parameters, slot, _TEMPERATURE)
 
 
 @triton.jit
-def limit_of(slot, parameters):
-    """How many tokens top-k leaves, where `has_limit`."""
+def top_k_of(slot, parameters):
+    """How many tokens top-k leaves, where `has_top_k`."""
     return int_of(parameters, slot, _TOP_K)
 
 
 @triton.jit
-def has_limit(slot, parameters, VOCAB: tl.constexpr):
+def has_top_k(slot, parameters, VOCAB: tl.constexpr):
     """Whether top-k leaves anything out."""
-    k = limit_of(slot, parameters)
-    return (k > 0) & (k < VOCAB)
+    top_k = top_k_of(slot, parameters)
+    return (top_k > 0) & (top_k < VOCAB)
 
 
 @triton.jit
-def share_of(slot, parameters):
+def top_p_of(slot, parameters):
     """The share of the mass that top-p leaves. 1: all."""
     return float_of(parameters, slot, _TOP_P)
 
 
 @triton.jit
-def least_weight_of(slot, parameters):
+def min_p_of(slot, parameters):
     """Below which share of the highest weight min-p drops tokens. 0: none."""
     return float_of(parameters, slot, _MIN_P)
 
@@ -116,7 +116,7 @@ def seed_of(slot, parameters):
 
 
 @triton.jit
-def share_of_rows(kinds, KIND: tl.constexpr, count, TILES: tl.constexpr, ROWS_PAD: tl.constexpr):
+def tiles_of_program(kinds, KIND: tl.constexpr, count, TILES: tl.constexpr, ROWS_PAD: tl.constexpr):
     """What this program works on: a row, and its tiles from the second number up to the third. None: they are equal.
 
     kinds: int8 [count], ROWS_PAD or fewer. The rows that have the bit KIND share the programs. Kernels are not

@@ -12,9 +12,9 @@ from runahead.runtime import row_record as layout
 from runahead.runtime.kernels.triton.row_state.record import float_of, int_of, place_of
 
 _PENALTY_SLOT = place_of("penalty_slot")
-_REPETITION = place_of("repetition_penalty")
-_PRESENCE = place_of("presence_penalty")
-_FREQUENCY = place_of("frequency_penalty")
+_REPETITION_PENALTY = place_of("repetition_penalty")
+_PRESENCE_PENALTY = place_of("presence_penalty")
+_FREQUENCY_PENALTY = place_of("frequency_penalty")
 _COUNT_TOKEN = tl.constexpr(layout.COUNT_TOKEN)
 _COUNT_SEEN = tl.constexpr(layout.COUNT_SEEN)
 _COUNT_WORDS = tl.constexpr(layout.COUNT_WORDS)
@@ -46,11 +46,11 @@ def penalize(
         for before in range(0, tl.where(own >= 0, ahead, 0)):
             times += (i == tl.load(drafts + before)).to(tl.int32)
     said = times > 0
-    factor = float_of(parameters, slot, _REPETITION)
+    factor = float_of(parameters, slot, _REPETITION_PENALTY)
     repeated = tl.where(x > 0.0, tl.div_rn(x, factor + tl.zeros_like(x)), x * factor)
     x = tl.where(said | (((word >> (i % 32)) & 1) != 0), repeated, x)
-    x = tl.where(said, x - float_of(parameters, slot, _FREQUENCY) * times.to(tl.float32), x)
-    return tl.where(said, x - float_of(parameters, slot, _PRESENCE), x)
+    x = tl.where(said, x - float_of(parameters, slot, _FREQUENCY_PENALTY) * times.to(tl.float32), x)
+    return tl.where(said, x - float_of(parameters, slot, _PRESENCE_PENALTY), x)
 
 
 @triton.jit

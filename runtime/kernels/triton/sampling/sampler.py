@@ -36,7 +36,7 @@ from runahead.runtime.kernels.triton.sampling.threshold_bracket import (
     guess_kernel,
 )
 
-_LIST_BLOCK: Final = 4096  # tokens of a row's list that the search for its border holds in registers
+_LIST_BLOCK: Final = 4096  # tokens of a row's list that the search for its threshold holds in registers
 _BIAS_BLOCK: Final = 256
 # Of a program of a kernel that is shared among rows: an H200's multiprocessor has registers for four of them.
 _WARPS: Final = 4
@@ -65,10 +65,10 @@ class SamplerBuffers:
     border_sums: torch.Tensor  # int64 [rows, rounds, tiles, spots]
     best_score: torch.Tensor  # float32 [rows, tiles]
     best_id: torch.Tensor  # int32 [rows, tiles]
-    cut_key: torch.Tensor  # int32 [rows] of rows with a border: its key, and the last id with that key that is left
-    cut_id: torch.Tensor  # int32 [rows]
+    threshold_key: torch.Tensor  # int32 [rows] of rows with a threshold: its key, and the last id left with that key
+    threshold_id: torch.Tensor  # int32 [rows]
     scores: torch.Tensor  # float32 [rows, vocab] logits of edited rows
-    listed: torch.Tensor  # int32 [rows, vocab] tokens about the border, those of a tile from where it begins
+    listed: torch.Tensor  # int32 [rows, vocab] tokens about the threshold, those of a tile from where it begins
     list_lengths: torch.Tensor  # int32 [rows, tiles] how many these are
     sampled_vocab: int  # ids below this may be sampled
 
@@ -105,8 +105,8 @@ def make_sampler_buffers(
         border_sums=torch.zeros((rows, ROUNDS, tiles, len(OFFSETS[0])), dtype=torch.int64, device=device),
         best_score=f32(rows, tiles),
         best_id=i32(rows, tiles),
-        cut_key=i32(rows),
-        cut_id=i32(rows),
+        threshold_key=i32(rows),
+        threshold_id=i32(rows),
         scores=f32(rows, vocab_size),
         listed=i32(rows, vocab_size),
         list_lengths=i32(rows, tiles),
@@ -265,7 +265,7 @@ class _Run:
         )
 
     def find_borders(self) -> None:
-        """Top-k and top-p: what `draw` needs to know of where the borders are."""
+        """Top-k and top-p: what `draw` needs to know of where the thresholds are."""
         buffers = self.buffers
         samples = buffers.guesses.shape[1]
         asked = (*self._source, buffers.kinds, self.slots.shape[0], self.state.parameters, *self._changed)
@@ -324,8 +324,8 @@ class _Run:
             buffers.list_lengths,
             buffers.best_score,
             buffers.best_id,
-            buffers.cut_key,
-            buffers.cut_id,
+            buffers.threshold_key,
+            buffers.threshold_id,
             buffers.tokens,
             buffers.finite.view(torch.int8),
             buffers.nothing_left.view(torch.int8),

@@ -21,22 +21,22 @@ _LIMB = tl.constexpr(2.0**20)  # half of the bits of a mass
 _LIMB_BITS = tl.constexpr(20)
 # Between which `scores_of` may multiply: neither a quotient nor what is left of a division leaves float32's range of
 # numbers with 24 bits. A distance is then zero or at least 2**-56, half a unit in the last place of the highest logit.
-_LEAST_HEAT = tl.constexpr(2.0**-30)
-_MOST_HEAT = tl.constexpr(2.0**30)
+_LEAST_TEMPERATURE = tl.constexpr(2.0**-30)
+_MOST_TEMPERATURE = tl.constexpr(2.0**30)
 _LEAST_PEAK = tl.constexpr(2.0**-30)
 _FARTHEST = tl.constexpr(-(2.0**90))
 
 
 @triton.jit
-def inverse_of(heat, peak):
-    """1 / heat, where `scores_of` may multiply by it instead of dividing by heat; 0 where it may not."""
-    usual = (heat >= _LEAST_HEAT) & (heat <= _MOST_HEAT) & (tl.abs(peak) >= _LEAST_PEAK)
-    return tl.where(usual, tl.div_rn(tl.full([], 1.0, tl.float32), heat), 0.0)
+def inverse_of(temperature, peak):
+    """1 / temperature, where `scores_of` may multiply by it instead of dividing by temperature; 0 where it may not."""
+    usual = (temperature >= _LEAST_TEMPERATURE) & (temperature <= _MOST_TEMPERATURE) & (tl.abs(peak) >= _LEAST_PEAK)
+    return tl.where(usual, tl.div_rn(tl.full([], 1.0, tl.float32), temperature), 0.0)
 
 
 @triton.jit
-def scores_of(x, peak, heat, inverse):
-    """(x - peak) / heat, correctly rounded. inverse: `inverse_of` them.
+def scores_of(x, peak, temperature, inverse):
+    """(x - peak) / temperature, correctly rounded. inverse: `inverse_of` them.
 
     A quotient that is a multiplication and two corrections is the correctly rounded one (Markstein, "Computation of
     elementary functions on the IBM RISC System/6000 processor", theorem 5) and takes half the instructions of a
@@ -45,13 +45,13 @@ def scores_of(x, peak, heat, inverse):
     score = x - peak
     if inverse > 0.0:
         distance = tl.maximum(score, _FARTHEST)
-        divisor = tl.zeros_like(x) - heat
+        divisor = tl.zeros_like(x) - temperature
         factor = tl.zeros_like(x) + inverse
         score = distance * inverse
         score = tl.fma(tl.fma(divisor, score, distance), factor, score)
         score = tl.fma(tl.fma(divisor, score, distance), factor, score)
     else:
-        score = tl.div_rn(score, heat + tl.zeros_like(x))
+        score = tl.div_rn(score, temperature + tl.zeros_like(x))
     return score
 
 

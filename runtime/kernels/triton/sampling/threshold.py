@@ -1,17 +1,17 @@
-"""The border of top-k and top-p on the device: the counterpart of `reference.sampling_filters.kept_tokens`.
+"""The threshold of top-k and top-p on the device: the counterpart of `reference.sampling_filters.kept_tokens`.
 
 A score is zero or negative, so that its bits without the sign are an integer, its *key*, which rises as the score
-falls. A row's border is a key and an id: what is left has a lower key, or that key and an id up to that one. It is the
-first place in the order of keys, equal ones by id, where the *amount* of the tokens so far reaches a target: for top-k
-their number, for top-p their probability mass. Amounts are sums of integers, which no order of summation changes.
+falls. A row's threshold is a key and an id: what is left has a lower key, or that key and an id up to that one. It is
+the first place in the order of keys, equal ones by id, where the *amount* of the tokens so far reaches a target: for
+top-k their number, for top-p their probability mass. Amounts are sums of integers, which no order of summation changes.
 
 1. `guess_kernel` estimates from a sample the amounts up to a ladder of scores.
-2. `bracket_kernel` takes the exact amounts up to a few keys close to where the guess says the border is; and once more,
-   between two of these keys, where many tokens are between them.
-3. `draw_kernel` lists the tokens between the two keys that have the border between them, tile by tile.
-4. `border_of_row` finds the border in that list, with one program a row.
+2. `bracket_kernel` takes the exact amounts up to a few keys close to where the guess says the threshold is; and once
+   more, between two of these keys, where many tokens are between them.
+3. `draw_kernel` lists the tokens between the two keys that have the threshold between them, tile by tile.
+4. `threshold_of_row` finds the threshold in that list, with one program a row.
 
-Where an estimate is bad the list is long, at worst the whole vocabulary; the border is the same.
+Where an estimate is bad the list is long, at worst the whole vocabulary; the threshold is the same.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-untyped-calls=False
@@ -22,9 +22,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from runahead.runtime.kernels.triton.sampling.parameters import NO_TOKEN, has_limit, limit_of, share_of
+from runahead.runtime.kernels.triton.sampling.parameters import NO_TOKEN, has_top_k, top_k_of, top_p_of
 from runahead.runtime.kernels.triton.sampling.scores import NO_KEY, WORST_KEY, key_of, mass_of, scores_of
-from runahead.runtime.kernels.triton.sampling.threshold_bracket import target_of_share
+from runahead.runtime.kernels.triton.sampling.threshold_bracket import top_p_target
 
 
 @triton.jit
@@ -35,7 +35,7 @@ def listed_tokens(
     length,
     source,
     peak,
-    heat,
+    temperature,
     inverse,
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
@@ -54,14 +54,14 @@ def listed_tokens(
     place = tile * TILE + e - tl.gather(begins, tile, 0)
     i = tl.load(listed + place, mask=e < length, other=0)
     x = tl.load(source + i, mask=e < length, other=float("-inf"))
-    score = scores_of(x, peak, heat, inverse)
+    score = scores_of(x, peak, temperature, inverse)
     return i, score, tl.where(e < length, key_of(score), NO_KEY)
 
 
 @triton.jit
-def keys_left(i, key, border, last):
-    """The keys of tokens, above all others where the border (border, last) does not leave the token."""
-    return tl.where((key < border) | ((key == border) & (i <= last)), key, NO_KEY)
+def keys_left(i, key, threshold, last):
+    """The keys of tokens, above all others where the threshold (threshold, last) does not leave the token."""
+    return tl.where((key < threshold) | ((key == threshold) & (i <= last)), key, NO_KEY)
 
 
 @triton.jit
@@ -91,7 +91,7 @@ def _search(
     length,
     source,
     peak,
-    heat,
+    temperature,
     inverse,
     by_count,
     target,
@@ -100,20 +100,20 @@ def _search(
     amount_low,
     amount_high,
     between,
-    border,
+    threshold,
     last,
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
     TILES_PAD: tl.constexpr,
 ):
-    """The border of the tokens of a list that (border, last) leaves: where their amount reaches the target. i, score,
-    key: the first block of the list, which most are no longer than.
+    """The threshold of the tokens of a list that (threshold, last) leaves: where their amount reaches the target. i,
+    score, key: the first block of the list, which most are no longer than.
 
     Up to `low` the amount is `amount_low`, less than the target; up to `high` it is `amount_high`, and `between` tokens
     more. Each second step cuts the bracket in three, the others guess, and take the amounts closely before and after
     the guess. It ends where one token or one key is between them.
     """
-    first_key = keys_left(i, key, border, last)
+    first_key = keys_left(i, key, threshold, last)
     each = _amount(score, first_key, by_count)
     guess = tl.full([], 1, tl.int32)
     while (between > 1) & (high - low > 1):
@@ -126,9 +126,9 @@ def _search(
         tokens_first, tokens_second, amount_first, amount_second = _up_to_two(first_key, each, low, first, second)
         for start in range(BLOCK, length, BLOCK):
             far, far_score, far_key = listed_tokens(
-                listed, begins, start, length, source, peak, heat, inverse, BLOCK, TILE, TILES_PAD
+                listed, begins, start, length, source, peak, temperature, inverse, BLOCK, TILE, TILES_PAD
             )
-            far_key = keys_left(far, far_key, border, last)
+            far_key = keys_left(far, far_key, threshold, last)
             more_first, more_second, further_first, further_second = _up_to_two(
                 far_key, _amount(far_score, far_key, by_count), low, first, second
             )
@@ -154,9 +154,9 @@ def _search(
         seen = tl.full([], 0, tl.int32)
         for start in range(0, length, BLOCK):
             i, _, key = listed_tokens(
-                listed, begins, start, length, source, peak, heat, inverse, BLOCK, TILE, TILES_PAD
+                listed, begins, start, length, source, peak, temperature, inverse, BLOCK, TILE, TILES_PAD
             )
-            equal = (keys_left(i, key, border, last) == high).to(tl.int32)
+            equal = (keys_left(i, key, threshold, last) == high).to(tl.int32)
             place = tl.cumsum(equal, 0) + seen
             found = tl.minimum(found, tl.min(tl.where((equal != 0) & (place == number), i, NO_TOKEN), 0))
             seen += tl.sum(equal, 0)
@@ -170,26 +170,26 @@ def _mass_of_list(
     length,
     source,
     peak,
-    heat,
+    temperature,
     inverse,
-    border,
+    threshold,
     last,
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
     TILES_PAD: tl.constexpr,
 ):
-    """The mass of the tokens of a list that (border, last) leaves."""
+    """The mass of the tokens of a list that (threshold, last) leaves."""
     mass = tl.full([], 0, tl.int64)
     for start in range(0, length, BLOCK):
         i, score, key = listed_tokens(
-            listed, begins, start, length, source, peak, heat, inverse, BLOCK, TILE, TILES_PAD
+            listed, begins, start, length, source, peak, temperature, inverse, BLOCK, TILE, TILES_PAD
         )
-        mass += tl.sum(_amount(score, keys_left(i, key, border, last), False), 0)
+        mass += tl.sum(_amount(score, keys_left(i, key, threshold, last), False), 0)
     return mass
 
 
 @triton.jit
-def border_of_row(
+def threshold_of_row(
     i,
     score,
     key,
@@ -205,31 +205,32 @@ def border_of_row(
     parameters,
     source,
     peak,
-    heat,
+    temperature,
     inverse,
     VOCAB: tl.constexpr,
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
     TILES_PAD: tl.constexpr,
 ):
-    """A row's border, a key and an id. The first three arguments are the first block of its list, the next five what
+    """A row's threshold, a key and an id. The first three arguments are the first block of its list, the next five what
     `bracket_of_row` returns."""
-    limited = has_limit(slot, parameters, VOCAB)
-    border, last = _search(
-        i, score, key, listed, begins, length, source, peak, heat, inverse, limited, target, low, high, amount_low,
-        amount_high, length, WORST_KEY, NO_TOKEN, BLOCK, TILE, TILES_PAD,
+    limited = has_top_k(slot, parameters, VOCAB)
+    threshold, last = _search(
+        i, score, key, listed, begins, length, source, peak, temperature, inverse, limited, target, low, high,
+        amount_low, amount_high, length, WORST_KEY, NO_TOKEN, BLOCK, TILE, TILES_PAD,
     )  # fmt: skip
-    share = share_of(slot, parameters)
-    if limited & (share < 1.0):
+    top_p = top_p_of(slot, parameters)
+    if limited & (top_p < 1.0):
         total = _mass_of_list(
-            listed, begins, length, source, peak, heat, inverse, border, last, BLOCK, TILE, TILES_PAD
+            listed, begins, length, source, peak, temperature, inverse, threshold, last, BLOCK, TILE, TILES_PAD
         )  # fmt: skip
         first = tl.full([], -1, tl.int32)
         nothing = tl.full([], 0, tl.int64)
-        new_border, token = _search(
-            i, score, key, listed, begins, length, source, peak, heat, inverse, False, target_of_share(share, total),
-            first, border, nothing, total, limit_of(slot, parameters), border, last, BLOCK, TILE, TILES_PAD,
+        new_threshold, token = _search(
+            i, score, key, listed, begins, length, source, peak, temperature, inverse, False, top_p_target(top_p,
+            total), first, threshold, nothing, total, top_k_of(slot, parameters), threshold, last, BLOCK, TILE,
+            TILES_PAD,
         )  # fmt: skip
-        last = tl.where(new_border == border, tl.minimum(token, last), token)
-        border = new_border
-    return border, last
+        last = tl.where(new_threshold == threshold, tl.minimum(token, last), token)
+        threshold = new_threshold
+    return threshold, last

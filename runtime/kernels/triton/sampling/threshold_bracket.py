@@ -1,4 +1,4 @@
-"""Between which keys the border of a row is: the first part of the search that `sampling/threshold.py` describes."""
+"""Between which keys the threshold of a row is: the first part of the search that `sampling/threshold.py` describes."""
 
 # mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-untyped-calls=False
 # (a kernel's pointers have no Python type)
@@ -11,14 +11,14 @@ import triton
 import triton.language as tl
 
 from runahead.runtime.kernels.triton.sampling.parameters import (
-    BORDERED,
     EDITED,
-    has_limit,
-    heat_of,
-    limit_of,
-    share_of,
-    share_of_rows,
+    HAS_THRESHOLD,
+    has_top_k,
     source_of_row,
+    temperature_of,
+    tiles_of_program,
+    top_k_of,
+    top_p_of,
 )
 from runahead.runtime.kernels.triton.sampling.scores import (
     WORST_KEY,
@@ -61,8 +61,8 @@ def _rough_weight(distance, counts):
 
 
 @triton.jit
-def _rough_distance(x, peak, heat):
-    return (peak - x) * tl.minimum(1.0 / heat, 3e38)
+def _rough_distance(x, peak, temperature):
+    return (peak - x) * tl.minimum(1.0 / temperature, 3e38)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -91,7 +91,7 @@ def guess_kernel(
     A sample is the first eighth of eight tiles, without the highest of each tile: these are few and weigh most, so that
     all of them are counted where the guess is made.
     """
-    row, first, end = share_of_rows(kinds, BORDERED, count, SAMPLES, ROWS_PAD)
+    row, first, end = tiles_of_program(kinds, HAS_THRESHOLD, count, SAMPLES, ROWS_PAD)
     if first < end:
         slot = tl.load(slots + row).to(tl.int64)
         edited = (tl.load(kinds + row).to(tl.int32) & EDITED) != 0
@@ -102,15 +102,15 @@ def guess_kernel(
         if edited:
             peaks = edited_max + row * TILES
         if usable:
-            counts = has_limit(slot, parameters, VOCAB)
-            heat = heat_of(slot, parameters)
+            counts = has_top_k(slot, parameters, VOCAB)
+            temperature = temperature_of(slot, parameters)
             e = tl.arange(0, TILE)
             for sample in range(first, end):
                 tile = sample * _SAMPLE + e // (TILE // _SAMPLE)
                 i = tile * TILE + e % (TILE // _SAMPLE)
                 x = tl.load(source + i, mask=i < VOCAB, other=float("-inf"))
                 sampled = x < tl.load(peaks + tile, mask=i < VOCAB, other=float("-inf"))
-                distance = _rough_distance(x, peak, heat)
+                distance = _rough_distance(x, peak, temperature)
                 weight = tl.where(sampled, _rough_weight(distance, counts), 0.0)
                 even = tl.join(_every_fourth(weight, distance, ladder, 0), _every_fourth(weight, distance, ladder, 2))
                 odd = tl.join(_every_fourth(weight, distance, ladder, 1), _every_fourth(weight, distance, ladder, 3))
@@ -166,10 +166,10 @@ def _guess(
     SAMPLES: tl.constexpr,
     SAMPLES_PAD: tl.constexpr,
 ):
-    """How far below the highest score the border is likely to be, and the ends of the bracket about it.
+    """How far below the highest score the threshold is likely to be, and the ends of the bracket about it.
 
     Between two rungs of the ladder the amount is taken for a cubic curve that rises throughout. The bracket reaches a
-    little beyond them, for a sample may take a border near a rung for one on its other side.
+    little beyond them, for a sample may take a threshold near a rung for one on its other side.
     """
     s = tl.arange(0, _RUNGS)
     rungs = tl.load(ladder + s)
@@ -178,14 +178,14 @@ def _guess(
     t = tl.arange(0, TILES_PAD)[:, None]
     distance = _rough_distance(
         tl.load(peaks + row * TILES + t, mask=t < TILES, other=float("-inf")), peak,
-        heat_of(slot, parameters),
+        temperature_of(slot, parameters),
     )  # fmt: skip
-    counts = has_limit(slot, parameters, VOCAB)
+    counts = has_top_k(slot, parameters, VOCAB)
     up_to = (distance <= rungs[None, :]) | (s[None, :] == _RUNGS - 1)
     of_peaks = tl.where((t < TILES) & up_to, _rough_weight(distance, counts), 0.0)
     amounts = tl.sum(parts, 0) * _SAMPLE + tl.sum(of_peaks, 0)
-    share = share_of(slot, parameters) * _at(amounts, s, _RUNGS - 1)
-    target = tl.where(counts, limit_of(slot, parameters).to(tl.float32), share)
+    top_p_mass = top_p_of(slot, parameters) * _at(amounts, s, _RUNGS - 1)
+    target = tl.where(counts, top_k_of(slot, parameters).to(tl.float32), top_p_mass)
     j = tl.minimum(tl.sum((amounts < target).to(tl.int32), 0), _RUNGS - 1)
     low, high = _at(rungs, s, j - 1), _at(rungs, s, j)
     begin, end = _at(amounts, s, j - 1), _at(amounts, s, j)
@@ -233,11 +233,11 @@ def bracket_kernel(
     """The amount of a row's tokens up to each of a few keys: int64 [rows, rounds, tiles, spots], of all the tiles of a
     program at the first of them, and zeros at the others.
 
-    The first round places the keys by the guess, the second between those two of the first that have the border between
-    them, for rows with many tokens there. keys: int32 [rows, rounds, spots], ascending. A thread of THREADS takes four
-    tokens at a time, whose limbs float32 adds up exactly.
+    The first round places the keys by the guess, the second between those two of the first that have the threshold
+    between them, for rows with many tokens there. keys: int32 [rows, rounds, spots], ascending. A thread of THREADS
+    takes four tokens at a time, whose limbs float32 adds up exactly.
     """
-    row, first, end = share_of_rows(kinds, BORDERED, count, TILES, ROWS_PAD)
+    row, first, end = tiles_of_program(kinds, HAS_THRESHOLD, count, TILES, ROWS_PAD)
     if first < end:
         slot = tl.load(slots + row).to(tl.int64)
         edited = (tl.load(kinds + row).to(tl.int32) & EDITED) != 0
@@ -246,7 +246,7 @@ def bracket_kernel(
         )
         line = row * _ROUNDS + AGAIN
         s = tl.arange(0, _SPOTS)
-        limited = has_limit(slot, parameters, VOCAB)
+        limited = has_top_k(slot, parameters, VOCAB)
         if usable:
             if AGAIN:
                 low_key, high_key, amount_low, amount_high, _ = _round_of_row(
@@ -271,11 +271,21 @@ def bracket_kernel(
                 up_to = tl.where(s == _SPOTS - 1, last_key, up_to)
                 if first == 0:
                     tl.store(keys + line * _SPOTS + s, up_to)
-                borders = -up_to.to(tl.float32, bitcast=True)
-                b0, b1, b2, b3 = _border(borders, 0), _border(borders, 1), _border(borders, 2), _border(borders, 3)
-                b4, b5, b6, b7 = _border(borders, 4), _border(borders, 5), _border(borders, 6), _border(borders, 7)
-                heat = heat_of(slot, parameters)
-                inverse = inverse_of(heat, peak)
+                thresholds = -up_to.to(tl.float32, bitcast=True)
+                b0, b1, b2, b3 = (
+                    _border(thresholds, 0),
+                    _border(thresholds, 1),
+                    _border(thresholds, 2),
+                    _border(thresholds, 3),
+                )
+                b4, b5, b6, b7 = (
+                    _border(thresholds, 4),
+                    _border(thresholds, 5),
+                    _border(thresholds, 6),
+                    _border(thresholds, 7),
+                )
+                temperature = temperature_of(slot, parameters)
+                inverse = inverse_of(temperature, peak)
                 within = tl.zeros([THREADS, 2, 2, 2], tl.int64)
                 for tile in range(first, end):
                     uppers = tl.zeros([4 * THREADS, 2, 2, 2], tl.float32)
@@ -283,7 +293,7 @@ def bracket_kernel(
                     for step in range(0, TILE // (4 * THREADS)):
                         i = tile * TILE + step * (4 * THREADS) + tl.arange(0, 4 * THREADS)
                         x = tl.load(source + i, mask=i < VOCAB, other=float("-inf"))
-                        score = scores_of(x, peak, heat, inverse)
+                        score = scores_of(x, peak, temperature, inverse)
                         if limited:
                             upper = tl.zeros_like(x)
                             lower = (i < VOCAB).to(tl.float32)
@@ -303,16 +313,16 @@ def bracket_kernel(
 
 
 @triton.jit
-def _border(borders, SPOT: tl.constexpr):
+def _border(thresholds, SPOT: tl.constexpr):
     """One of the scores that a bracket's keys stand for."""
-    return tl.sum(tl.where(tl.arange(0, _SPOTS) == SPOT, borders, 0.0), 0)
+    return tl.sum(tl.where(tl.arange(0, _SPOTS) == SPOT, thresholds, 0.0), 0)
 
 
 @triton.jit
-def _counts(score, border):
-    """1 for a token up to a border, 0 for others: a factor of what it adds, which takes fewer instructions than to
+def _counts(score, threshold):
+    """1 for a token up to a threshold, 0 for others: a factor of what it adds, which takes fewer instructions than to
     select each limb."""
-    return tl.where(score >= border, 1.0, 0.0)
+    return tl.where(score >= threshold, 1.0, 0.0)
 
 
 @triton.jit
@@ -334,9 +344,9 @@ def _of_threads(limbs, THREADS: tl.constexpr):
 
 
 @triton.jit
-def target_of_share(share, total):
+def top_p_target(top_p, total):
     """The mass to reach, as `reference.sampling_filters` has it: at least 1, so that something is left."""
-    return tl.maximum(tl.ceil(share.to(tl.float64) * total.to(tl.float64)).to(tl.int64), 1)
+    return tl.maximum(tl.ceil(top_p.to(tl.float64) * total.to(tl.float64)).to(tl.int64), 1)
 
 
 @triton.jit
@@ -350,13 +360,14 @@ def _is_long(high, between, limited):
 def _round_of_row(
     sums, keys, line, slot, parameters, VOCAB: tl.constexpr, TILES: tl.constexpr, TILES_PAD: tl.constexpr
 ):
-    """What `bracket_of_row` returns, of one round. `low` is -1 where the border may be at the highest score itself."""
+    """What `bracket_of_row` returns, of one round. `low` is -1 where the threshold may be at the highest score
+    itself."""
     s = tl.arange(0, _SPOTS)
     t = tl.arange(0, TILES_PAD)[:, None]
     amounts = tl.sum(tl.load(sums + (line * TILES + t) * _SPOTS + s[None, :], mask=t < TILES, other=0), 0)
-    limited = has_limit(slot, parameters, VOCAB)
-    target = target_of_share(share_of(slot, parameters), tl.max(amounts, 0))
-    target = tl.where(limited, limit_of(slot, parameters).to(tl.int64), target)
+    limited = has_top_k(slot, parameters, VOCAB)
+    target = top_p_target(top_p_of(slot, parameters), tl.max(amounts, 0))
+    target = tl.where(limited, top_k_of(slot, parameters).to(tl.int64), target)
     key = tl.load(keys + line * _SPOTS + s)
     enough = amounts >= target
     low = tl.max(tl.where(enough, -1, key), 0)
@@ -370,20 +381,20 @@ def _round_of_row(
 def bracket_of_row(
     sums, keys, row, slot, parameters, VOCAB: tl.constexpr, TILES: tl.constexpr, TILES_PAD: tl.constexpr
 ):
-    """Where a row's border is: the keys `low` and `high`, the amounts up to them, and the target.
+    """Where a row's threshold is: the keys `low` and `high`, the amounts up to them, and the target.
 
-    Tokens up to `low` are left and above `high` they are not. With top-k and top-p together `low` is -1: the border of
-    top-p may be anywhere before that of top-k.
+    Tokens up to `low` are left and above `high` they are not. With top-k and top-p together `low` is -1: the threshold
+    of top-p may be anywhere before that of top-k.
     """
     low, high, amount_low, amount_high, target = _round_of_row(
         sums, keys, row * _ROUNDS, slot, parameters, VOCAB, TILES, TILES_PAD
     )
-    limited = has_limit(slot, parameters, VOCAB)
+    limited = has_top_k(slot, parameters, VOCAB)
     if _is_long(high, amount_high - amount_low, limited):
         low, high, amount_low, amount_high, target = _round_of_row(
             sums, keys, row * _ROUNDS + 1, slot, parameters, VOCAB, TILES, TILES_PAD
         )
-    if limited & (share_of(slot, parameters) < 1.0):
+    if limited & (top_p_of(slot, parameters) < 1.0):
         low = tl.full([], -1, tl.int32)
         amount_low = tl.full([], 0, tl.int64)
     return low, high, amount_low, amount_high, target

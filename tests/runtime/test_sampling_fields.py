@@ -1,0 +1,99 @@
+"""A sampling field keeps its name from the contract to the kernel that reads it."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import pytest
+from google.protobuf.descriptor import Descriptor
+
+from runahead.runtime.row_record import RowParameters
+from runahead.runtime.wire.parameters import SamplingParams
+from runahead.v1 import generate_pb2
+from tests.project.repository import parsed, sources
+
+DECLARED: Final = list(RowParameters.__annotations__)
+FIELDS: Final = [*DECLARED[DECLARED.index("row_slot") + 1 : DECLARED.index("seed")], "seed"]
+KERNELS: Final = tuple(sources("runtime/kernels/triton"))
+REFERENCE: Final = tuple(sources("runtime/kernels/reference", "runtime/programs/cpu"))
+READ_BY_A_FUNCTION: Final = ("temperature", "top_k", "top_p", "min_p", "seed")  # `temperature_of(slot, parameters)`
+
+
+@cache
+def contract() -> frozenset[str]:
+    """Fields of messages of generate.proto."""
+    found: set[str] = set()
+    waiting: list[Descriptor] = list(generate_pb2.DESCRIPTOR.message_types_by_name.values())
+    while waiting:
+        message = waiting.pop()
+        found.update(message.fields_by_name)
+        waiting += message.nested_types
+    return frozenset(found)
+
+
+@cache
+def words(paths: tuple[Path, ...]) -> frozenset[str]:
+    """Names, attributes and strings of some files."""
+    found = (
+        getattr(node, attribute, None)
+        for path in paths
+        for node in ast.walk(parsed(path))
+        for attribute in ("id", "attr", "arg", "value")
+    )
+    return frozenset(word for word in found if isinstance(word, str))
+
+
+@cache
+def places() -> dict[str, set[str]]:
+    """Constants of kernels that are places of a field in a row's record, by the field: `_TOP_K = place_of("top_k")`."""
+    found: dict[str, set[str]] = {}
+    for path in KERNELS:
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+                if ast.unparse(node.value.func) == "place_of":
+                    [field] = node.value.args
+                    assert isinstance(field, ast.Constant)
+                    found.setdefault(str(field.value), set()).update(ast.unparse(target) for target in node.targets)
+    return found
+
+
+def named(target: ast.expr, value: ast.expr) -> list[tuple[str, str]]:
+    """(variable, field) of an assignment from `FIELD_of(...)`, or from several of them."""
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        return [pair for one, of in zip(target.elts, value.elts, strict=True) for pair in named(one, of)]
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
+        field = value.func.id.removesuffix("_of")
+        if field in READ_BY_A_FUNCTION and field != value.func.id:
+            return [(ast.unparse(target), field)]
+    return []
+
+
+def test_the_fields_are_those_of_a_request() -> None:
+    assert len(FIELDS) >= 10
+    assert set(FIELDS) <= {*SamplingParams.__struct_fields__}
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_field_has_one_name_from_the_contract_to_the_kernel(field: str) -> None:
+    assert field in contract()
+    assert field in words(REFERENCE)
+    assert places()[field] == {f"_{field.upper()}"}
+
+
+@pytest.mark.parametrize("field", READ_BY_A_FUNCTION)
+def test_what_a_kernel_reads_of_a_field_is_called_like_it(field: str) -> None:
+    functions = {node.name for path in KERNELS for node in parsed(path).body if isinstance(node, ast.FunctionDef)}
+    assert f"{field}_of" in functions
+    variables = {
+        variable
+        for path in KERNELS
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        for variable, of in named(target, node.value)
+        if of == field
+    }
+    assert variables <= {field}
