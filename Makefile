@@ -175,7 +175,7 @@ $(STAMPS)/smollm2: $(BUILD_INPUTS) | $(STAMPS)/run
 	@touch $@
 
 clean: ## remove .venv, caches, build output and generated stubs
-	rm -rf $(VENV) build dist mutants src *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist mutants *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	rm -rf clients/python/generated clients/python/build clients/node/node_modules clients/node/stubs clients/*/build
 	rm -f protos/runahead/v1/*_pb2.py protos/runahead/v1/*_pb2.pyi protos/runahead/v1/*_pb2_grpc.py
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import runpy
-import shutil
 import sys
 from pathlib import Path
 from typing import Final
@@ -20,7 +19,8 @@ ROOT = Path(__file__).resolve().parent
 PROTOS = ROOT / "protos"
 VERSION = runpy.run_path(str(ROOT / "service/version.py"))  # by its path: at build time no package of ours is installed
 
-# The one place that says under which name a folder is imported, installed or in place.
+# Under which name a folder is imported. src/ says the same in links, for tools that look for packages in folders and
+# ask no import hook: type checkers, editors, the import checker, and trials on a copy of the tree.
 IMPORT_NAMES: Final = {
     "runahead": "protos/runahead",
     "runahead.cuda_graphs": "cuda_graphs",
@@ -35,20 +35,6 @@ def packages() -> list[str]:
     """Import names of all packages."""
     inner = (f"{name}.{found}" for name, folder in IMPORT_NAMES.items() for found in find_packages(str(ROOT / folder)))
     return [*IMPORT_NAMES, *inner]
-
-
-def link_sources() -> None:
-    """Makes src/, in which the folders stand under their import names, as links.
-
-    For tools that look for packages in folders and ask no import hook: the type checker, the import checker, and trials
-    on a copy of the tree. The links are relative, so that a copy's links lead into the copy.
-    """
-    shutil.rmtree(ROOT / "src", ignore_errors=True)
-    (ROOT / "src/runahead").mkdir(parents=True)
-    own = {path.name: path for path in PROTOS.joinpath("runahead").iterdir() if path.name != "__pycache__"}
-    others = {name.partition(".")[2]: ROOT / folder for name, folder in IMPORT_NAMES.items() if "." in name}
-    for name, path in {**own, **others}.items():
-        (ROOT / "src/runahead" / name).symlink_to(Path("../..") / path.relative_to(ROOT))
 
 
 def generate_stubs() -> None:
@@ -78,15 +64,13 @@ class BuildWithStubs(build_py):
     """`build_py` after the stubs are there: for wheels and for editable installs alike.
 
     A wheel is told its commit, which is the checkout's or else what a variable says. An editable install is a checkout,
-    which is asked for its commit instead, and in which src/ is made.
+    which is asked for its commit instead.
     """
 
     def run(self) -> None:
         generate_stubs()
         super().run()
-        if self.editable_mode:
-            link_sources()
-        else:
+        if not self.editable_mode:
             VERSION["write_commit"](ROOT, Path(self.build_lib) / "runahead/service", os.environ.get(COMMIT, ""))
 
 

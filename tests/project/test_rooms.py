@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 from typing import Final
 
@@ -40,3 +41,14 @@ def test_the_kernels_themselves_are_in_packages_of_their_own() -> None:
 def test_every_folder_with_python_files_is_a_package() -> None:
     folders = {path.parent for tree in TREES for path in (ROOT / tree).rglob("*.py")}
     assert folders == set(PACKAGES)
+
+
+def test_the_links_are_what_the_build_installs() -> None:
+    """An editor and a type checker find a module under the name that an installed package has."""
+    table = dict(re.findall(r'"(runahead[.\w]*)": "([\w/]+)"', (ROOT / "setup.py").read_text(encoding="utf-8")))
+    assert len(table) == 4
+    for name, folder in table.items():
+        linked = ROOT / "src" / name.replace(".", "/")
+        files = {path.name for path in (ROOT / folder).iterdir() if path.name != "__pycache__"}
+        assert {path.name for path in linked.iterdir()} >= files
+        assert all((linked / file).resolve() == (ROOT / folder / file).resolve() for file in files)

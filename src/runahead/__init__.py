@@ -1,0 +1,1 @@
+../../protos/runahead/__init__.py

@@ -1,0 +1,1 @@
+../../protos/runahead/__main__.py
