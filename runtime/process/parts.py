@@ -15,6 +15,7 @@ import torch
 from runahead.cuda_graphs.device import Device
 from runahead.cuda_graphs.rings import RingLayout
 from runahead.runtime.checkpoint import Checkpoint, CheckpointError
+from runahead.runtime.checkpoint.folder import FolderCheckpoint
 from runahead.runtime.checkpoint.quantized.numbers import FLOATS
 from runahead.runtime.engine.poison import Poison
 from runahead.runtime.masks.masks import Masks
@@ -167,7 +168,8 @@ def bytes_to_load(config: EngineConfig, checkpoint: Checkpoint, model: ModelConf
             f"{config.spelling('quantize')} {how} has no effect: no matrix of {model.architecture} can be held so "
             f"on {device} in {str(dtype).removeprefix('torch.')}"
         )
-    of_files = None if config.load_format == "dummy" else checkpoint
+    is_quantized = isinstance(checkpoint, FolderCheckpoint) and checkpoint.quantization() is not None
+    of_files = checkpoint if is_quantized and config.load_format != "dummy" else None
     return held_bytes(of_files, model, dtype, device, how)
 
 

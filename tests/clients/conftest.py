@@ -34,13 +34,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         config.get_terminal_writer().line(languages.line())
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where examples and the package of stubs are made, each once, unless it is in a folder of their own."""
     return tmp_path_factory.mktemp("clients")
 
 
-@pytest.fixture(scope="package", params=EXAMPLES)
+@pytest.fixture(scope="session", params=EXAMPLES)
 def example(request: pytest.FixtureRequest, scratch: Path) -> Program:
     """An example, made with its language's toolchain. Where that is missing, its tests are skipped; in CI some fail."""
     languages, (language, make) = request.config.stash[_LANGUAGES], EXAMPLES[request.param]
@@ -55,28 +55,28 @@ def example(request: pytest.FixtureRequest, scratch: Path) -> Program:
     return program
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def chat_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file with one, since the bundled model has none."""
     (file := tmp_path_factory.mktemp("template") / "template.jinja").write_text(CHAT_TEMPLATE)
     return file
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def address(chat_template: Path) -> Iterator[str]:
     """Of a service for everybody on this machine."""
     with local_service(["--chat-template", str(chat_template)]) as running:
         yield running.url
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def without_chat_template() -> Iterator[str]:
     """Address of a service of the bundled model as it is."""
     with local_service() as running:
         yield running.url
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def secured(tmp_path_factory: pytest.TempPathFactory, chat_template: Path) -> Iterator[tuple[str, Path, Path]]:
     """Address of a service that asks for TLS and a token, and the files with its authority and with the token."""
     folder = tmp_path_factory.mktemp("secured")
@@ -90,7 +90,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory, chat_template: Path) -> It
         yield running.url, ca, token
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def stub(address: str) -> Iterator[GenerationServiceStub]:
     with grpc.insecure_channel(address) as channel:
         yield GenerationServiceStub(channel)

@@ -13,7 +13,7 @@ from tests.service.hostile.bystander import Bystander
 from tests.service.service_processes import running
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def attacked() -> Iterator[Attacked]:
     with local_service(FLAGS) as service:
         (front_end,) = running(service, FRONT_END_MODULE)

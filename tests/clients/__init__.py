@@ -1,1 +1,0 @@
-"""Tests of the examples in `clients/`. A package, so that its services end with its last test."""
