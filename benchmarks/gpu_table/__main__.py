@@ -27,7 +27,7 @@ from benchmarks.gpu_table.tables import tables
 # Parts of which several may be asked for at once.
 _KINDS: Final = [kind for kind in dict.fromkeys(name.split("-")[0] for name in PARTS) if kind not in PARTS]
 
-FOLDER = results.ROOT / "benchmarks" / "results" / "gpu"
+FOLDER = results.ROOT / "benchmarks" / "results" / "measured"  # of one commit; git ignores it
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -92,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--merge", action="store_true", help="measure nothing: put the parts together, print the tables"
     )
-    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the results (benchmarks/results/gpu)")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the results (benchmarks/results/measured)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda", help="cpu: for trying a tiny part")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each length, of which the median counts (3)")
     parser.add_argument("--limit-s", type=float, default=390, help="no figure is begun after so many seconds (390)")

@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+import structlog
+
 from runahead.service.contract.errors import SHUTDOWN_SENTENCE
 from runahead.service.engine.engine_client import EngineClient
 from runahead.service.engine.request_stream import EngineLostError
@@ -17,6 +19,7 @@ from runahead.service.kv_events.feed import KvFeed
 from runahead.service.kv_events.mirror import KvMirror
 
 _KEPT: Final = 1 << 16  # events
+log = structlog.get_logger(__name__)
 _LEAST_NUMBER: Final = 1 << 32  # a snapshot of many parts has numbers below the first batch's
 
 
@@ -118,9 +121,15 @@ class KvReaders:
                 return []
 
     def _on_end(self, feeding: asyncio.Task[None]) -> None:
-        """The engine is lost, or what it says is not its protocol."""
+        """The server ends, the engine is lost, or something here is wrong, which is logged."""
         error = None if feeding.cancelled() else feeding.exception()
-        self._lost = error if isinstance(error, EngineLostError) else EngineLostError("SHUTDOWN", SHUTDOWN_SENTENCE)
+        if error is None:
+            self._lost = EngineLostError("SHUTDOWN", SHUTDOWN_SENTENCE)
+        elif isinstance(error, EngineLostError):
+            self._lost = error
+        else:
+            log.error("kv_events_ended", why=type(error).__name__)
+            self._lost = EngineLostError("PROTOCOL", "the events of the KV cache have ended by an error of this server")
         self._tell()
 
     def _tell(self) -> None:

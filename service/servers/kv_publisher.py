@@ -42,7 +42,9 @@ _MOST_BYTES: Final = 64 << 20  # the same, of their payloads
 _RANK: Final = 0
 _END: Final = (-1).to_bytes(8, "big", signed=True)  # the number of the last answer
 _MOST_ASKED: Final = 1024  # bytes of what a subscriber or an asker sends
-_UNREAD: Final = 4096  # messages that a subscriber or an asker may leave unread
+_UNREAD: Final = 4096  # messages that a subscriber may leave unread
+_UNREAD_ANSWERS: Final = 64  # the same of an asker: what is sent to it waits for that
+_LOOK_MS: Final = 10_000  # from one sign of life of a peer to the next, and three of them until it is gone
 _LOOK_S: Final = 0.01  # from one look at whether an asker has read to the next
 _STALLED_S: Final = 2.0  # after which an asker that reads nothing is given up
 _AT_ONCE: Final = 64  # answers between two turns of the event loop
@@ -97,12 +99,12 @@ class KvPublisher:
             # It never waits: what a subscriber leaves unread is dropped, which it sees by the numbers.
             plain: Any = zmq.Socket  # which waits for nobody, other than the context's own
             self._publish: Any = self._context.socket(zmq.PUB, socket_class=plain)
-            self.port = self._bind(self._publish, host, port)
+            self.port = self._bind(self._publish, host, port, _UNREAD)
             self.replay_port = NO_PORT
             if replay_port != NO_PORT:
                 self._replay = self._context.socket(zmq.ROUTER)
                 self._replay.setsockopt(zmq.ROUTER_MANDATORY, 1)
-                self.replay_port = self._bind(self._replay, host, replay_port)
+                self.replay_port = self._bind(self._replay, host, replay_port, _UNREAD_ANSWERS)
                 self._replaying = asyncio.create_task(self._answer())
         except ConfigError:
             self._context.destroy(linger=0)
@@ -174,9 +176,12 @@ class KvPublisher:
                     await asyncio.sleep(_LOOK_S)
 
     @staticmethod
-    def _bind(socket: Any, host: str, port: int) -> int:
-        """Returns the port. Raises ConfigError."""
-        for option, value in ((zmq.MAXMSGSIZE, _MOST_ASKED), (zmq.SNDHWM, _UNREAD), (zmq.LINGER, 0), (zmq.IPV6, 1)):
+    def _bind(socket: Any, host: str, port: int, unread: int) -> int:
+        """unread: messages of a peer, at most. Returns the port. Raises ConfigError."""
+        for option, value in (
+            (zmq.MAXMSGSIZE, _MOST_ASKED), (zmq.SNDHWM, unread), (zmq.LINGER, 0), (zmq.IPV6, 1),
+            (zmq.HEARTBEAT_IVL, _LOOK_MS), (zmq.HEARTBEAT_TIMEOUT, 3 * _LOOK_MS),
+        ):  # fmt: skip
             socket.setsockopt(option, value)
         address = f"[{host.strip('[]')}]" if ":" in host else host
         try:

@@ -81,7 +81,7 @@ class KvEventsServicer:
         info, event_ids, told_at = self._engine.info, itertools.count(1), -_LOAD_S
         has_any = False
         while True:
-            found = await self._readers.behind(read, _LOAD_S if has_any else None)
+            found = await self._readers.behind(read, _LOAD_S if has_any or read else None)
             for batch in found:
                 message = batch_message(batch, info, event_ids)
                 message.load.CopyFrom(await self._load_record(is_whole=not has_any))

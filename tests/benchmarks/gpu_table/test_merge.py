@@ -14,6 +14,14 @@ from benchmarks.gpu_table.merge import MERGED, Merged, merge, merge_folder
 from benchmarks.gpu_table.results import FORMAT
 from tests.benchmarks.gpu_table.sample_results import H200, VERSIONS, cell, result
 
+PUBLISHED = sorted((results.ROOT / "benchmarks/results/gpu").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.name)
+def test_what_is_published_can_be_read(path: Path) -> None:
+    result = results.read(path)
+    assert path == results.path_of(result.part, path.parent) and not result.failure
+
 
 def test_parts_of_one_commit_and_one_kind_of_gpu_become_one_file(tmp_path: Path) -> None:
     other_host = msgspec.structs.replace(H200, cpu="EPYC", driver="580.2")

@@ -129,6 +129,16 @@ def test_a_subscriber_goes_on_behind_the_batch_that_it_has_read(service: Service
     other.cancel()
 
 
+def test_a_subscriber_that_has_read_everything_hears_of_the_load(service: Service) -> None:
+    stream = Stream(service)
+    service.engine.kv_changes(*chain(1, 1), cleared=True)
+    read = stream.next().sequence_number
+    stream.cancel()
+    again = Stream(service, read)
+    assert again.next(load_only=True).sequence_number == read
+    again.cancel()
+
+
 def test_what_the_engine_has_lost_is_cleared_and_told_again(service: Service) -> None:
     first, second = chain(1, 2)
     stream = Stream(service)
