@@ -31,7 +31,12 @@ MATRIX_RATE: Final = 780e12  # multiply-adds and sums a second, in bfloat16: mea
 Setting = Literal["rate", "pace"]
 SETTINGS: Final[dict[Setting, Settings]] = {
     # As fast as prompts can be: large launches, which the rows beside them wait for.
-    "rate": {"prefill_chunk": 2048, "max_prefill_tokens": 8192, "run_ahead_tokens": 1 << 20},
+    "rate": {
+        "prefill_chunk": 2048,
+        "max_prefill_tokens": 8192,
+        "mixed_prefill_tokens": 8192,
+        "run_ahead_tokens": 1 << 20,
+    },
     # Rows are held up little: small chunks, and one launch with prompt tokens queued.
     "pace": {"prefill_chunk": 256, "max_prefill_tokens": 256, "run_ahead_tokens": 512},
 }

@@ -11,7 +11,7 @@ from runahead.runtime.wire.setting import settings_of
 
 Settings = dict[str, int | float | str | bool]
 
-RUN_AHEAD: Final = 2  # the service's default
+RUN_AHEAD: Final = 2  # the service's default for weights of less than 8 GiB
 _OURS: Final = frozenset({"load_format", "device", "max_rows", "run_ahead", "num_blocks"})  # which a part decides
 
 

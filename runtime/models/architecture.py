@@ -98,10 +98,12 @@ class TensorReader:
     def renamed(self, rename: Callable[[str], str]) -> TensorReader:
         """A reader whose tensors the checkpoint calls by other names. rename: of ours makes theirs."""
 
-        def fill(stack: TensorStack) -> torch.Tensor:
-            return self._fill(replace(stack, names=tuple(map(rename, stack.names))))
+        def theirs(stack: TensorStack) -> TensorStack:
+            return replace(stack, names=tuple(map(rename, stack.names)))
 
-        return TensorReader(fill, self.pack, self.share)
+        return TensorReader(
+            lambda stack: self._fill(theirs(stack)), self.pack, self.share, lambda stack: self._quantized(theirs(stack))
+        )
 
     def tensor(
         self,

@@ -111,14 +111,14 @@ def _make(
     files = drafting_files(config, checkpoint, described, context)
     kept = kept_with_drafter(config, described, dtype, files)
     drafting = files.parameters * dtype.itemsize if files is not None else 0
-    to_load = bytes_to_load(config, checkpoint, described, "cuda")
+    to_load = bytes_to_load(config, checkpoint, described, "cuda") // config.tensor_parallel
     config, why_sizes = sized(config, to_load, context, Gpu(name, memory), kept, drafting)
     part = part_of(described, config.tensor_parallel)
     keep_kernels(config.kernel_cache, config.spelling("kernel_cache"))
     use_tuned()
     exactness = _exactness(config, part, dtype)
     check_tensors(config, checkpoint, described)
-    to_load = to_load // config.tensor_parallel + drafting
+    to_load += drafting
     _check_memory(config, to_load, dtype, context, free, memory, kept)
     log = structlog.get_logger("engine")
     log.info("exactness", asked=config.exact, **msgspec.structs.asdict(exactness))

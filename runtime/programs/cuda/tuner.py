@@ -69,12 +69,15 @@ def graph_us(work: Callable[[], object]) -> float:
     return statistics.median(once() for _ in range(_ROUNDS))
 
 
+_OF_THE_MODEL: Final = {one.name for one in fields(ModelConfig)}  # what may be as long as the model has layers
+
+
 def few_layers(config: ModelConfig) -> ModelConfig:
     """The model with its first LAYERS layers of each kind."""
     kinds = [layer_kinds([layer]) for layer in described(config).layers]
     kept = [number for number, kind in enumerate(kinds) if kinds[:number].count(kind) < LAYERS]
     changed: dict[str, Any] = {"num_layers": len(kept)}
-    for name in (one.name for one in fields(config)):
+    for name in (one.name for one in fields(config) if one.name not in _OF_THE_MODEL):
         value = getattr(config, name)
         if isinstance(value, tuple | str) and len(value) == config.num_layers:
             each = [value[number] for number in kept]

@@ -235,7 +235,7 @@ def _launch_everything(orders: Orders) -> None:
     config = shape.described()
     has_states = state_bytes(config) > 0
     settings = EngineConfig(
-        model="", device="cuda", max_rows=max(orders.rows), max_prefill_tokens=256,
+        model="", device="cuda", run_ahead=2, max_rows=max(orders.rows), max_prefill_tokens=256,
         context_length=shape.workload.context, drafter="ngram", draft_tokens=MOST,
     )  # fmt: skip
     weights = _without_memory(described(config), getattr(torch, orders.dtype))

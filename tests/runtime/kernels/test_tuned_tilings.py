@@ -128,6 +128,15 @@ def test_tilings_that_are_tried_have_the_bits_of_the_one_in_use(product: tuple[i
     checked({key_of(product): asdict(found[0])}, "table")
 
 
+@pytest.mark.parametrize("name", ["1B", "8B", "7B-A1B"])
+def test_a_model_is_shortened_layer_by_layer_and_nothing_else_of_it(name: str) -> None:
+    """The name of 1B's architecture has as many letters as the model has layers."""
+    config = SHAPES[name].described()
+    few = tuner.few_layers(config)
+    assert (few.architecture, few.eos_token_ids) == (config.architecture, config.eos_token_ids)
+    assert few.num_layers < config.num_layers
+
+
 def small_step(name: str, rows: int) -> tuple[Decoder, tuner.DecodeStep]:
     config, kernels = tuner.few_layers(SHAPES[name].described()), TritonKernelSet(exact=True)
     model = Decoder(config, dummy_weights(config, torch.bfloat16, DEVICE, kernels.pack_weight), kernels, 64)

@@ -12,6 +12,7 @@ import structlog
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.gpu_table.shapes import SHAPES
 from runahead.runtime.checkpoint import BUNDLED_FOLDER, CheckpointError, open_checkpoint
 from runahead.runtime.kernels.layer_products import products_of
 from runahead.runtime.kernels.layers import Attention, Dense, Layer, Linear
@@ -130,6 +131,13 @@ def test_a_gpu_holds_what_its_kernels_take_where_that_is_asked_for(dtype: torch.
     config = load_config(checkpoint)
     plain = held_bytes(checkpoint, config, dtype, "cuda")
     assert (held_bytes(checkpoint, config, dtype, "cuda", "fp8") < plain) == stay
+
+
+@pytest.mark.parametrize("name", ["8B", "8B-hybrid", "9B-hybrid"])
+def test_fp8_takes_clearly_less_memory_in_every_family_of_large_products(name: str) -> None:
+    config = SHAPES[name].described()
+    plain = held_bytes(None, config, torch.bfloat16, "cuda")
+    assert held_bytes(None, config, torch.bfloat16, "cuda", "fp8") < 0.7 * plain
 
 
 def test_a_row_of_fp8_made_at_load_spans_the_range_and_a_row_of_zeros_stays_zero() -> None:

@@ -1,5 +1,5 @@
 """What follows a product of the vendor's library: the scale of the norm before, the bias and the activation, or the sum
-with the residual. Each value has the bits that `product_end` makes of the same sums.
+with the residual. Each value has the bits that `epilogue.py` makes of the same sums.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False

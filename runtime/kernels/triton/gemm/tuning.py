@@ -35,6 +35,7 @@ _ONE_SUM: Final = 1 << 23  # numbers of the weights
 _EXACT_TILE: Final = 32  # tokens of a tile of exact attention; twice as many where many heads share its keys
 _EXACT_TILES: Final = 4  # of a part of exact attention
 _MANY_HEADS: Final = 4
+_LARGEST_HEAD: Final = 128  # numbers of a head, of which five stages fit
 _EXACT_WHOLE: Final = 2048  # tokens of a row that is one item of it where there are many rows
 
 
@@ -118,7 +119,7 @@ def _default(outputs: int, depth: int, columns: int, epilogue: str, splits: int)
         while programs * splits < _BUSY and depth % (2 * splits * block) == 0 and depth // (2 * splits) >= 512:
             splits *= 2
     if depth % (splits * block) or depth // splits < 2 * block:
-        block = _DEPTH_MULTIPLE  # a part is several blocks where it can be: see rows_product
+        block = _DEPTH_MULTIPLE  # a part is several blocks where it can be: see `small_batch_gemm.py`
     taken = (tile + most) * block * 2  # bytes of shared memory, a stage
     stages = max(2, min(4, _shared_memory() // taken))
     return Tiling(
@@ -187,7 +188,8 @@ def attention_plan(
     wide = head_dim > 64
     if exact and group >= _MANY_HEADS:
         whole = _EXACT_WHOLE if rows > 16 else 0
-        per, stages = (3, 2) if rows <= 2 else (4, 5) if rows <= 16 or rows > 64 else (6 if rows == 32 else 2, 5)
+        per = 3 if rows <= 2 else 4 if rows <= 16 or rows > 64 else 6 if rows == 32 else 2
+        stages = 2 if rows <= 2 or head_dim > _LARGEST_HEAD else 5  # shared memory of the smallest GPUs
         return AttentionPlan(
             2 * _EXACT_TILE, _EXACT_TILES // 2, per * processors, 4, stages, early=False, exact=True, whole=whole
         )

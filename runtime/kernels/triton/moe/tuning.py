@@ -1,5 +1,5 @@
 """How the two products of a layer's experts are cut into programs: measured on a GPU for shapes that were tried, in the
-table of `tilings.py`, else a default.
+table of `gemm/tuning.py`, else a default.
 
 Where a launch has several tokens their bits hang on none of this, so that the exact kernels are cut as the others are.
 Those of a lone row, whose bits do, are never exact.

@@ -89,12 +89,12 @@ def _given_up(begun, control, abort, fault, step, peer):
 
 @triton.jit
 def _wait_for_flag(flag, tag, dead, control, abort, fault, PEER: tl.constexpr):
-    """Until a peer's flag, int32 in this rank's memory, is `tag`. What the peer has stored before is then seen. Returns
-    1 where the wait was given up."""
+    """Until a peer's flag, int32 in this rank's memory, has reached `tag`: a peer may be a step ahead. What it has
+    stored before is then seen. Returns 1 where the wait was given up."""
     looks = tl.full([], 0, tl.int32)
     begun = tl.full([], 0, tl.int64)
     seen = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
-    while (seen != tag) & (dead == 0):
+    while (seen - tag < 0) & (dead == 0):
         looks += 1
         if looks % _LOOKS_AT_ONCE == 0:
             begun, dead = _given_up(begun, control, abort, fault, tag, PEER)
@@ -107,11 +107,11 @@ def _reduce_kernel(
     x, residual, gamma, scaled, squares, peers, steps, control, abort, fault, n, WIDTH: tl.constexpr,
     RANK: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr,
 ):  # fmt: skip
-    """Tiles of WIDTH numbers. ADDS: a tile is a row, whose sum goes on as `_add_kernel` of `finish_product` does."""
+    """Tiles of WIDTH numbers. ADDS: a tile is a row, whose sum goes on as in `separate_epilogue._add_kernel`."""
     channel, channels = tl.program_id(0), tl.num_programs(0)
     step = tl.load(steps + channel)
     dead = (tl.load(control + _DEAD) != 0).to(tl.int32)
-    slot = channel.to(tl.int64) * (_SLOTS * RANKS * _CAPACITY) + (step % _SLOTS) * (RANKS * _CAPACITY)
+    slot = channel.to(tl.int64) * (_SLOTS * RANKS * _CAPACITY) + (step & (_SLOTS - 1)) * (RANKS * _CAPACITY)
     i = tl.arange(0, BLOCK)
     tiles = tl.cdiv(n, WIDTH)
     for tile in range(channel, tiles, channels):
@@ -191,7 +191,7 @@ def _spread_kernel(
 ):
     tag = tl.load(steps) + 1
     dead = (tl.load(control + _DEAD) != 0).to(tl.int32)
-    slot = (tag % _SLOTS) * _WORDS
+    slot = (tag & (_SLOTS - 1)) * _WORDS
     i = tl.arange(0, BLOCK)
     if RANK == 0:
         for begin in range(0, n, BLOCK):
@@ -274,7 +274,7 @@ def push_reduce_add(
     counters: Counters,
 ) -> None:
     """`residual += ` what `push_reduce` makes of `partial`, bfloat16 [T, H] contiguous, and the rest of
-    `finish_product.add_scaled` with the same roundings, in one kernel. following: [H], the norm's weight. `partial`
+    `separate_epilogue.add_scaled` with the same roundings, in one kernel. following: [H], the norm's weight. `partial`
     stays as it is."""
     rows, width = partial.shape
     block = triton.next_power_of_2(width)
