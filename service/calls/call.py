@@ -70,7 +70,7 @@ _current: ContextVar[Call] = ContextVar("call")
 
 
 def current_call() -> Call:
-    """The call that is being served; one that nobody knows of, where none has come by the door."""
+    """The call that is being served; one that nobody knows of, where none has come through the interceptor."""
     try:
         return _current.get()
     except LookupError:

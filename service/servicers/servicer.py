@@ -242,7 +242,7 @@ class GenerationServicer(GenerationServiceServicer):
             response.text = await self._texts.detokenize(request, self._admission.account(context))
         return response
 
-    # ------------------------------------------------------------ a completion, from the door to its end
+    # ------------------------------------------------------------ a completion, from its call to its end
 
     @asynccontextmanager
     async def completing(

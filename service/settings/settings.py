@@ -130,7 +130,7 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
     kv_events: Annotated[
         bool,
         Meta(
-            description="routers may subscribe to which KV blocks are cached, which tells them prompts; needs "
+            description="routers may subscribe to which KV blocks are cached, which shows prompts and answers; needs "
             "--vllm-facade",
             extra={"group": "Events of the KV cache"},
         ),
