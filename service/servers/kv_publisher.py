@@ -177,7 +177,7 @@ class KvPublisher:
 
     @staticmethod
     def _bind(socket: Any, host: str, port: int, unread: int) -> int:
-        """unread: messages of a peer, at most. Returns the port. Raises ConfigError."""
+        """Bind a socket whose peers leave at most `unread` messages unread, and return its port. Raises ConfigError."""
         for option, value in (
             (zmq.MAXMSGSIZE, _MOST_ASKED), (zmq.SNDHWM, unread), (zmq.LINGER, 0), (zmq.IPV6, 1),
             (zmq.HEARTBEAT_IVL, _LOOK_MS), (zmq.HEARTBEAT_TIMEOUT, 3 * _LOOK_MS),

@@ -1,4 +1,4 @@
-"""Those who read the events of the KV cache: how an error of the feed ends them."""
+"""Readers of KV cache events: how an error of the feed ends them."""
 
 from __future__ import annotations
 
