@@ -112,8 +112,9 @@ def _make(
     kept = kept_with_drafter(config, described, dtype, files)
     drafting = files.parameters * dtype.itemsize if files is not None else 0
     to_load = bytes_to_load(config, checkpoint, described, "cuda") // config.tensor_parallel
-    config, why_sizes = sized(config, to_load, context, Gpu(name, memory), kept, drafting)
     part = part_of(described, config.tensor_parallel)
+    plain = part.parameters * dtype.itemsize // config.tensor_parallel
+    config, why_sizes = sized(config, to_load, context, Gpu(name, memory), kept, drafting, plain)
     keep_kernels(config.kernel_cache, config.spelling("kernel_cache"))
     use_tuned()
     exactness = _exactness(config, part, dtype)

@@ -148,12 +148,13 @@ def check_model(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def sized(
-    config: EngineConfig, weight_bytes: int, context: int, machine: Gpu | Cpu, kept: KeptBytes, drafting: int = 0
-) -> tuple[EngineConfig, str]:
+    config: EngineConfig, weight_bytes: int, context: int, machine: Gpu | Cpu, kept: KeptBytes, drafting: int = 0,
+    prompt_bytes: int = 0,
+) -> tuple[EngineConfig, str]:  # fmt: skip
     """The settings with every size of a launch in them, and why those that nobody has set are what they are; logged.
     weight_bytes: of the model. kept: with what a drafter keeps in a KV block. drafting: bytes of the weights of a head
-    or a model that drafts."""
-    size = ModelSize(weight_bytes, kept.block // config.block_size, context, kept.row, drafting)
+    or a model that drafts. prompt_bytes: see `ModelSize`."""
+    size = ModelSize(weight_bytes, kept.block // config.block_size, context, kept.row, drafting, prompt_bytes)
     found, why = with_sizes(config, machine, size)
     structlog.get_logger("engine").info("sizes", **{name: getattr(found, name) for name in NAMES}, why=why)
     return found, why

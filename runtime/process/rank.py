@@ -88,13 +88,19 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):  # also of a group of processes: the supervisor decides
         signal.signal(number, signal.SIG_IGN)
     log_to_stderr(LogOutput())
+    has_begun = threading.Event()
+
+    def begin() -> None:
+        has_begun.set()
+        _end_with_input()
+
     try:
         orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=RankOrders)
         if os.getppid() != orders.parent:  # it ended before its end could be signaled
             raise ConfigError("rank 0 has ended before its ranks began")
         torch.set_num_threads(orders.threads)
         memory = map_memory(orders.descriptor, orders.layout)
-        _follower(orders)(orders, memory, _say, _hear, _end_with_input)
+        _follower(orders)(orders, memory, _say, _hear, begin)
     except (ConfigError, CheckpointError, msgspec.MsgspecError, OSError, ValueError) as error:
         print(error, file=sys.stderr, flush=True)
         return EXIT_CANNOT_START
@@ -103,7 +109,7 @@ def main() -> int:
         return EXIT_BROKEN
     except RuntimeError:  # of a GPU, or of what torch asks of it
         traceback.print_exc()
-        return EXIT_CANNOT_START
+        return EXIT_BROKEN if has_begun.is_set() else EXIT_CANNOT_START
     return 0
 
 

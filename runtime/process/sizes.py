@@ -69,13 +69,15 @@ class Cpu:
 class ModelSize:
     """weight_bytes: of the model, in the dtype that is served. token_bytes: of keys and values, with what a drafter
     keeps beside them. context: tokens of a request, at most. row_bytes: of a row's recurrent state. draft_weight_bytes:
-    of a head or a model that drafts."""
+    of a head or a model that drafts. prompt_bytes: of the weights as a prompt's products take them, in 16 bits where
+    weights are quantized; 0: weight_bytes."""
 
     weight_bytes: int
     token_bytes: int
     context: int
     row_bytes: int = 0
     draft_weight_bytes: int = 0
+    prompt_bytes: int = 0
 
     @property
     def all_weight_bytes(self) -> int:
@@ -106,7 +108,8 @@ def with_sizes(config: EngineConfig, machine: Gpu | Cpu, model: ModelSize) -> tu
     Settings that `check_config` lets through contradict nothing afterwards either.
     """
     asked = {name: getattr(config, name) for name in NAMES if getattr(config, name) != _unset(name)}
-    by_prompts = model.all_weight_bytes if config.drafter == "model" else model.weight_bytes
+    by_prompts = model.prompt_bytes or model.weight_bytes
+    by_prompts += model.draft_weight_bytes if config.drafter == "model" else 0
     best = (
         _on_a_cpu(machine, model)
         if isinstance(machine, Cpu)

@@ -153,6 +153,13 @@ def test_a_launch_that_was_set_may_be_queued_on_a_cpu() -> None:
     assert found.run_ahead_tokens == 1024
 
 
+def test_prompts_are_bounded_by_what_their_products_take_and_not_by_what_memory_holds() -> None:
+    quantized = replace(LLAMA_8B, weight_bytes=8 * GIB, prompt_bytes=LLAMA_8B.weight_bytes)
+    found, plain = (with_sizes(ON_CUDA, H200, model)[0] for model in (quantized, LLAMA_8B))
+    assert found.mixed_prefill_tokens == plain.mixed_prefill_tokens
+    assert found.max_prefill_tokens == plain.max_prefill_tokens
+
+
 @pytest.mark.parametrize(("gap", "tokens"), [(1, 512), (20, 704), (40, 1408), (100, 3648), (10_000, 8192)])
 def test_prompts_beside_rows_are_bounded_by_the_gap_between_two_tokens(gap: int, tokens: int) -> None:
     config = msgspec.structs.replace(ON_CUDA, token_gap_ms=gap)
