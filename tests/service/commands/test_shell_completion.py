@@ -49,7 +49,7 @@ def test_bash_offers_the_flags_of_a_command(script: Path) -> None:
 @bash
 def test_bash_offers_the_values_of_a_flag(script: Path) -> None:
     assert offered(script, "runahead", "serve", "--device", "") == {"auto", "cpu", "cuda"}
-    assert offered(script, "runahead", "serve", "--run-ahead", "") == {"serial", "1", "2", "3", "4"}
+    assert offered(script, "runahead", "serve", "--run-ahead", "") == {"auto", "serial", "1", "2", "3", "4"}
     assert offered(script, "runahead", "completion", "") == set(SHELLS)
 
 
