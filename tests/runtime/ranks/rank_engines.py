@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from runahead.runtime.engine.loop import Engine
-from runahead.runtime.kernels.ranks import Ranks
+from runahead.runtime.kernels.ranks import ONE_RANK, Ranks
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.load import load_model as load_model_of
 from runahead.runtime.process import cpu, cpu_ranks, rank
@@ -193,7 +193,9 @@ def life(
 
             def load_model(*given: Any) -> Decoder:
                 def segment(ranks: Ranks) -> Decoder:
-                    return load(*given[:-1], ranks)
+                    *before, own, quantize = given
+                    assert own is ONE_RANK, "ranks are in another place"
+                    return load(*before, ranks, quantize)
 
                 decoder: Decoder = segmented(segment, segments)
                 return decoder

@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 import msgspec
 import numpy as np
 import pytest
+import zmq
+import zmq.asyncio as zmq_asyncio
 
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.block_keys import PrefixKeys
@@ -16,15 +18,10 @@ from runahead.runtime.wire.engine_config import ConfigError
 from runahead.service.kv_events.events import Cleared, Event, Removed, Stored
 from runahead.service.kv_events.feed import KvFeed
 from runahead.service.kv_events.mirror import KvMirror
+from runahead.service.servers.kv_publisher import KvPublisher, block_hash, payload, topic
 from runahead.service.settings.settings import NO_PORT
 from tests.service.kv_events.cache import KV_INFO, SIZE, CacheClient, RandomCache, told_all
-
-zmq = pytest.importorskip("zmq", reason="the extra kv-events is not installed")
-
-import zmq.asyncio as zmq_asyncio  # noqa: E402
-
-from runahead.service.servers.kv_publisher import KvPublisher, block_hash, payload, topic  # noqa: E402
-from tests.service.kv_events.zmq_readers import Router, dynamo, llm_d  # noqa: E402
+from tests.service.kv_events.zmq_readers import Router, dynamo, llm_d
 
 HOST = "127.0.0.1"
 TOPIC = topic("pod-1", "fake")
@@ -88,15 +85,15 @@ def test_a_window_is_told_where_every_layer_has_it(windows: tuple[int, int], exp
 
 @asynccontextmanager
 async def publishing(cache: RandomCache, most_batches: int = 10_000) -> AsyncIterator[tuple[KvPublisher, Router]]:
-    """A publisher that follows the cache, and a router that reads from it; ended with the body."""
+    """A publisher that follows the cache, and a router that reads what comes later; ended with the body."""
     publisher = KvPublisher(TOPIC, KV_INFO, HOST, 0, 0, most_batches=most_batches)
     feed = asyncio.create_task(KvFeed(CacheClient(cache), publisher, pace_s=0).run())  # type: ignore[arg-type]
     context = zmq_asyncio.Context()
-    live = context.socket(zmq.SUB)
-    live.subscribe(b"kv@")
-    live.connect(f"tcp://{HOST}:{publisher.port}")
     try:
         await told_all(cache, feed)
+        live = context.socket(zmq.SUB)
+        live.subscribe(b"kv@")
+        live.connect(f"tcp://{HOST}:{publisher.port}")
         yield publisher, Router(TOPIC.decode(), live, f"tcp://{HOST}:{publisher.replay_port}", context)
     finally:
         feed.cancel()

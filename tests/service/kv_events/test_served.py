@@ -8,16 +8,13 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
+import zmq
+import zmq.asyncio as zmq_asyncio
 from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2_grpc
 
 from benchmarks.local_service import local_service
 from runahead.v1 import GenerateOnceRequest, GenerationServiceStub, StatsRequest
 from tests.service.kv_events.test_replay import Subscriber
-
-pytest.importorskip("zmq", reason="the extra kv-events is not installed")
-import zmq
-import zmq.asyncio as zmq_asyncio
-
 from tests.service.kv_events.zmq_readers import Router
 
 TIMEOUT_S = 60.0
