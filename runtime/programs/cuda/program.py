@@ -69,7 +69,7 @@ def exactness_of(weights: ModelWeights, dtype: torch.dtype, asked: str) -> Exact
     impossible = exactness.why_impossible(weights.layers, dtype)
     if asked == "on" and impossible:
         raise NoExactKernelsError(impossible)
-    return exactness.choose_exactness(asked, impossible)
+    return exactness.choose_exactness(asked, impossible, exactness.costs_little(weights.layers))
 
 
 def gpu_kernels(exact: bool) -> KernelSet:

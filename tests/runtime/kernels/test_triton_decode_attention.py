@@ -33,7 +33,7 @@ PLANS = [  # one part a row, as many as there are tiles, and what lies between; 
     AttentionPlan(tile=16, chunk=64, programs=3, warps=1, stages=3, early=False),
     AttentionPlan(tile=16, chunk=1, programs=50, warps=1, stages=1, early=True),
     AttentionPlan(tile=32, chunk=3, programs=60, warps=2, stages=3, early=True),
-    AttentionPlan(tile=16, chunk=3, programs=7, warps=1, stages=3, early=False, exact=True, whole=200),
+    AttentionPlan(tile=16, chunk=3, programs=7, warps=1, stages=3, early=False, exact=True, group=2, grouped=True),
 ]
 LENGTHS = [1, 300, 0, 128, 33, 257, 16, 17]
 
@@ -172,16 +172,17 @@ def test_ragged_rows_and_the_newest_token_of_each(
     assert torch.equal(unwritten[0].nan_to_num(7.0), unwritten[1].nan_to_num(7.0)), "nothing else is written"
 
 
+@pytest.mark.parametrize("group", [1, 2, 3, 40])
 @pytest.mark.parametrize("window", [0, 150])
-def test_an_exact_row_has_the_same_bits_be_its_parts_items_or_not(window: int) -> None:
+def test_an_exact_row_has_the_same_bits_whether_an_item_is_a_part_or_a_group(window: int, group: int) -> None:
     torch.manual_seed(3)
     rows = make_rows([200, 77, 400, 0, 513, 49, 48, 97], SHAPES[0], DTYPES[1], window=window, normed=True)
-    in_items = AttentionPlan(tile=16, chunk=3, programs=7, warps=1, stages=3, early=False, exact=True)
-    together = attend(rows.only(list(range(8))), in_items)
+    in_parts = AttentionPlan(16, 3, programs=7, warps=1, stages=3, early=False, exact=True, group=group)
+    together = attend(rows.only(list(range(8))), in_parts)
     for plan in (
-        replace(in_items, whole=CONTEXT, programs=5),
-        replace(in_items, whole=300),
-        replace(in_items, early=True, programs=50, stages=2),
+        replace(in_parts, grouped=True, programs=5),
+        replace(in_parts, grouped=True, programs=50, stages=2),
+        replace(in_parts, early=True, programs=50, stages=2),
     ):
         assert torch.equal(attend(rows.only(list(range(8))), plan), together)
 
@@ -220,7 +221,12 @@ def test_a_row_is_cut_by_its_own_length_into_a_bounded_number_of_parts() -> None
     )  # fmt: skip
     items = [some[:count].tolist() for some, (count, *_) in zip(work.items, work.total.tolist(), strict=True)]
     parts = [[sum(item[0] == row for item in some) for row in range(7)] for some in items]
-    assert all(some == sorted(some) and all(len(item) == RECORD for item in some) for some in items)
+    assert all(len(item) == RECORD for some in items for item in some)
+    assert all(sorted(item[7] for item in some) == list(range(len(some))) for some in items), "each has a place"
+    in_places = [sorted(some, key=lambda item: item[7]) for some in items]
+    assert all(some == sorted(some) for some in in_places), "rows in order, and a row's items in order"
+    tiles = [[(item[2] + 15) // 16 - item[1] // 16 for item in some] for some in items]
+    assert all(some == sorted(some, reverse=True) for some in tiles[1:]), "the longest items come first"
     assert all(item[4] == parts[kind][item[0]] for kind, some in enumerate(items) for item in some)
     assert parts[0] == [1, 1, 1, 2, MAX_PARTS, 17, 32]
     assert max(parts[1]) == 3, "a window of 20 tokens lies in 3 tiles of 16 at most"
@@ -287,6 +293,6 @@ def test_items_of_a_row_are_equally_long_unless_the_plan_is_exact() -> None:
         torch.zeros(0, dtype=torch.int64, device=DEVICE),
     )
     table = torch.zeros((1, 16), device=DEVICE)
-    for of_plan, ends in ((plan, [48, 65, 48, 96, 144]), (replace(plan, exact=True), [64, 65, 64, 128, 144])):
+    for of_plan, ends in ((plan, [48, 48, 96, 144, 65]), (replace(plan, exact=True), [64, 64, 128, 65, 144])):
         work = begin_decode(nothing, table, table, lengths, windows, of_plan)
         assert work.items[0, : int(work.total[0, 0]), 2].tolist() == ends

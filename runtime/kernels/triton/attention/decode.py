@@ -3,8 +3,8 @@ value) and the adding up of a row's parts are in it.
 
 A row's tiles of tokens are cut into items by `attention/schedule.py`. A program takes one item after the other: some
 tiles of one row, for one KV head and the query heads that read it. Where a row is one item, its result is written at
-once; otherwise each item leaves its part, and the program that comes last adds them up in order. In an exact plan a row
-that is one item has parts all the same, and they are added up in that order too.
+once; otherwise each item leaves its part, and the program that comes last adds them up in order. In an exact plan an
+item may be a group of parts, whose sum is the one that the last program makes where each part is an item.
 
 Source: Flash-Decoding (Dao et al., 2023), with the online softmax of Milakov and Gimelshein (2018) over an item's
 tiles.
@@ -50,15 +50,15 @@ _WARPS_OF_SEVERAL: Final = 4  # of a program where rows may have several query t
 @triton.jit
 def _item(item, items, all_items, num_rows, HEADS: tl.constexpr):
     """What an item is, as `attention/schedule.py` has cut it: its row, the row's length, its first token and the one
-    after its last, the row's first item, its items and the tiles of a part. Of no item, where there is none any more:
-    no tokens, from 0 on, whatever memory holds there: added to that, a tile's tokens could leave int32 and seem to come
-    before the end."""
+    after its last, the row's first place, its items, the tiles of a part and the item's place. Where there is no item
+    any more: no tokens, from 0 on, whatever memory holds there: added to that, a tile's tokens could leave int32 and
+    seem to come before the end."""
     there = item < all_items
     at = items + tl.minimum(item // HEADS, num_rows * _MAX_PARTS - 1) * _RECORD
     row = tl.where(there, tl.load(at), 0)
     first = tl.where(there, tl.load(at + 1), 0)
     end = tl.where(there, tl.load(at + 2), 0)
-    return row, tl.load(at + 6), first, end, tl.load(at + 3), tl.load(at + 4), tl.load(at + 5)
+    return row, tl.load(at + 6), first, end, tl.load(at + 3), tl.load(at + 4), tl.load(at + 5), tl.load(at + 7)
 
 
 @triton.jit
@@ -98,7 +98,7 @@ def _decode_kernel(
     partial_top, partial_total, arrived, scale, eps, table_stride, num_rows, num_positions, Q_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr,
     QUERIES: tl.constexpr, SHARE: tl.constexpr, LINES: tl.constexpr, PART_LINES: tl.constexpr, DIM_PAD: tl.constexpr,
-    PARTS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr, EXACT: tl.constexpr,
+    PARTS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr, EXACT: tl.constexpr, GROUP_PARTS: tl.constexpr,
     HAS_NORM: tl.constexpr, CAP: tl.constexpr, DEPENDENT: tl.constexpr, SINCE: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
     """EARLY: an item's first tile is asked for early, before the wait for the program's first item, and while the item
@@ -112,7 +112,7 @@ def _decode_kernel(
     in_dim = d < HEAD_DIM
     # Items, tables and older keys are constant during F.
     begin = tl.program_id(0)
-    row, seq_len, first_token, end, before, parts, tiles = _item(begin, items, all_items, num_rows, HEADS)
+    row, seq_len, first_token, end, before, parts, tiles, place = _item(begin, items, all_items, num_rows, HEADS)
     if QUERIES > 1:  # as constant, and on the way to all that is read of the row
         of_row, in_row = queries_of(row, query_start_loc, QUERIES, RAGGED)
     else:
@@ -189,10 +189,10 @@ def _decode_kernel(
             top, total, acc = fold(lines, key, value, by_lines, scale, top, total, acc, CAP)
         last = first_token
         if EXACT:
-            # Of an item's parts the last one comes first, which has begun with the newest tokens; then the others in
-            # order. An item that is not a whole row is one part.
-            if parts == 1:
-                last += tl.maximum((end - first_token + tiles * TILE - 1) // (tiles * TILE) - 1, 0) * tiles * TILE
+            # The row's newest part comes first, since it has the newest tokens; then the item's others in order.
+            last = end
+            if ends_row:
+                last = first_token + (end - first_token - 1) // (tiles * TILE) * (tiles * TILE)
             sum_top = tl.full([LINES], float("-inf"), tl.float32)
             sum_total = tl.zeros([LINES], tl.float32)
             sum_acc = tl.zeros([LINES, DIM_PAD], tl.float32)
@@ -224,7 +224,7 @@ def _decode_kernel(
             out_at = (token.to(tl.int64) * Q_HEADS + head)[:, None] * HEAD_DIM + d[None, :]
             tl.store(out + out_at, result.to(out.dtype.element_ty), mask=out_ok)
         else:
-            mine = item * PART_LINES + tl.arange(0, LINES)
+            mine = (place * HEADS + head_share) * PART_LINES + tl.arange(0, LINES)
             tl.store(partial + mine[:, None] * HEAD_DIM + d[None, :], acc, mask=out_ok)
             tl.store(partial_top + mine, top, mask=ok)
             tl.store(partial_total + mine, total, mask=ok)
@@ -233,11 +233,13 @@ def _decode_kernel(
                 tl.store(arrived + row * HEADS + head_share, 0)
                 add_parts(
                     partial, partial_top, partial_total, out, before, parts, first_query, count, head_share, Q_HEADS,
-                    KV_HEADS, HEAD_DIM, QUERIES, SHARE, PART_LINES, DIM_PAD, PARTS, EXACT,
+                    KV_HEADS, HEAD_DIM, QUERIES, SHARE, PART_LINES, DIM_PAD, PARTS, EXACT, GROUP_PARTS,
                 )  # fmt: skip
         following = item + step
         if following < all_items:  # or else nothing keeps the kernels that wait for this one
-            row, seq_len, first_token, end, before, parts, tiles = _item(following, items, all_items, num_rows, HEADS)
+            row, seq_len, first_token, end, before, parts, tiles, place = _item(
+                following, items, all_items, num_rows, HEADS
+            )
             if QUERIES > 1:
                 of_row, in_row = queries_of(row, query_start_loc, QUERIES, RAGGED)
             if EARLY:
@@ -328,6 +330,7 @@ def decode_attention(
         STAGES=plan.stages,
         EARLY=plan.early,
         EXACT=plan.exact,
+        GROUP_PARTS=1 if plan.grouped else plan.group,
         HAS_NORM=q_norm is not None,
         CAP=weights.score_cap * LOG2_E,
         DEPENDENT=dependent,

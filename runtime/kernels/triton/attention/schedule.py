@@ -2,7 +2,11 @@
 
 Attention runs on a fixed number of programs, whatever the lengths are. What each of them does is found here, on the
 device, from the lengths of this launch, so that a captured graph holds for every context. Into how many items a row is
-cut hangs on its own length and on the bucket alone, and so do its bits: whoever else is in the launch changes nothing.
+cut depends on its own length and on the bucket alone, and so do its bits: no other row of the launch changes them.
+
+The bits of an exact plan do not depend on the bucket either. A row's parts are summed in groups, and the groups'
+results in order. With few rows each part is an item, so that a lone row keeps the GPU busy; with many rows an item is a
+group, so that rows of many lengths load the programs evenly.
 
 In a mixed launch only rows with one query token are cut: the others are prompt chunks, whose attention is
 `chunk_attention`'s.
@@ -35,12 +39,13 @@ _ROWS_OF_MIXED: Final = 512  # that a mixed launch is taken to have at least, so
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """How attention is cut. tile: tokens that a program looks at together. chunk: tiles of an item at most, or more
-    where a row would have over MAX_PARTS items; unless the plan is exact, a row's items are equally long. stages: tiles
-    on their way at a time. early: an item's first tile is asked for before its turn. exact: a row's parts, of `chunk`
-    tiles, are added up one after the other, be they items or not. So no bit hangs on what is an item: a row of up to
-    `whole` tokens is one. share: query tokens of a row that a program looks at together, at most, a power of two; 0:
-    all of them, where their sums fit."""
+    """How attention is cut. tile: tokens that a program looks at together. chunk: tiles of a part at most, or more
+    where a row would have over MAX_PARTS parts. A part is an item. programs, warps: launched for all items, and of one
+    program. stages: tiles on their way at a time. early: an item's first tile is asked for before its turn. exact: the
+    newest part is summed first, then the others in order; otherwise a row's parts are equally long. group: parts that
+    an exact plan sums before it adds their sum to those of other groups. grouped: an item is a group, not a part; no
+    bit depends on it. share: query tokens of a row that a program looks at together, at most, a power of two; 0: all of
+    them, where their sums fit."""
 
     tile: int
     chunk: int
@@ -49,12 +54,13 @@ class AttentionPlan:
     stages: int
     early: bool
     exact: bool = False
-    whole: int = 0
+    group: int = 1
+    grouped: bool = False
     share: int = 0
 
     def __post_init__(self) -> None:
-        assert self.exact or not self.whole
-        assert not (self.early and self.whole), "an item's first tile is then not that of its first part"
+        assert self.exact or (self.group == 1 and not self.grouped)
+        assert not (self.early and self.grouped), "an item's first tile is then not that of its first part"
 
     def parts(self, context_length: int) -> int:
         """Items of a row and a KV head, at most."""
@@ -74,7 +80,7 @@ class AttentionWork:
 def _begin_kernel(
     token_ids, table, gamma, residual, scaled, squares, seq_lens, query_start_loc, windows, items, total, chunk_lens,
     num_tokens, num_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, QUERIES: tl.constexpr,
-    TILE: tl.constexpr, MINE: tl.constexpr, CHUNK: tl.constexpr, WHOLE: tl.constexpr, EXACT: tl.constexpr,
+    TILE: tl.constexpr, MINE: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr, EXACT: tl.constexpr,
     RAGGED: tl.constexpr, SCALED: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
     """Programs 0 to num_tokens - 1 embed a token each; then come some for each window that cut attention into items."""
@@ -84,7 +90,7 @@ def _begin_kernel(
     else:
         _cut(
             seq_lens, query_start_loc, windows, items, total, chunk_lens, num_rows, program - num_tokens, ROWS, MINE,
-            QUERIES, TILE, CHUNK, WHOLE, EXACT, RAGGED,
+            QUERIES, TILE, CHUNK, GROUP, EXACT, RAGGED,
         )  # fmt: skip
 
 
@@ -110,10 +116,11 @@ def _embed(
 @triton.jit
 def _items_of(
     r, window, seq_lens, query_start_loc, num_rows, QUERIES: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
-    WHOLE: tl.constexpr, EXACT: tl.constexpr, RAGGED: tl.constexpr,
+    GROUP: tl.constexpr, EXACT: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
-    """Rows' lengths, the tiles before what they see, the tiles of a part, and how many items they are. RAGGED: none,
-    of a row that has not one query token."""
+    """Rows' lengths, the tiles before what they see, the tiles of a part, how many items they are, how many of those
+    are full, and the tiles of the last one if it is not. GROUP: parts of an item. RAGGED: none, of a row that has not
+    one query token."""
     length = tl.load(seq_lens + r, mask=r < num_rows, other=0)
     first_end = length  # of what the row's first query token sees
     decodes = r < num_rows
@@ -127,43 +134,54 @@ def _items_of(
     hidden = tl.where(window > 0, tl.maximum(first_end - window, 0) // TILE, 0)
     tiles = (length + TILE - 1) // TILE - hidden
     each = tl.maximum((tiles + _MAX_PARTS - 1) // _MAX_PARTS, CHUNK)
-    count = tl.maximum((tiles + each - 1) // each, 1)  # a masked row has one too, which leaves zeros
+    of_item = each * GROUP
+    count = tl.maximum((tiles + of_item - 1) // of_item, 1)  # a masked row has one too, which leaves zeros
     if not EXACT:
         each = tl.maximum((tiles + count - 1) // count, 1)
         count = tl.maximum((tiles + each - 1) // each, 1)
-    count = tl.where(length <= WHOLE, 1, count)
-    return length, hidden, each, tl.where(decodes, count, 0)
+    of_item = each * GROUP
+    full = tl.where(decodes, tiles // of_item, 0)
+    return length, hidden, each, tl.where(decodes, count, 0), full, tl.maximum(tiles - full * of_item, 0)
 
 
 @triton.jit
 def _cut(
     seq_lens, query_start_loc, windows, items, total, chunk_lens, num_rows, program, ROWS: tl.constexpr,
-    MINE: tl.constexpr, QUERIES: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr, WHOLE: tl.constexpr,
+    MINE: tl.constexpr, QUERIES: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr,
     EXACT: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
     """The items of MINE rows, for one window: of each its row, its first token and the one after its last, the row's
-    first item, its items, the tiles of a part, and the row's length. RAGGED: and the lengths of rows that have no items
-    here."""
+    first place among the items of all rows in order, its items, the tiles of a part, the row's length, and the item's
+    place. RAGGED: and the lengths of rows that have no items here.
+
+    The longest items come first, so that the programs end at about the same time: those that are full, by rows, then
+    the others by their lengths.
+    """
     PROGRAMS: tl.constexpr = ROWS // MINE
     which = program // PROGRAMS
     window = tl.load(windows + which)
     r = tl.arange(0, ROWS)
-    _, _, _, counts = _items_of(
-        r, window, seq_lens, query_start_loc, num_rows, QUERIES, TILE, CHUNK, WHOLE, EXACT, RAGGED
+    _, _, _, counts, fulls, rests = _items_of(
+        r, window, seq_lens, query_start_loc, num_rows, QUERIES, TILE, CHUNK, GROUP, EXACT, RAGGED
     )
     mine = program % PROGRAMS * MINE + tl.arange(0, MINE)
-    length, hidden, each, count = _items_of(
-        mine, window, seq_lens, query_start_loc, num_rows, QUERIES, TILE, CHUNK, WHOLE, EXACT, RAGGED
+    length, hidden, each, count, full, rest = _items_of(
+        mine, window, seq_lens, query_start_loc, num_rows, QUERIES, TILE, CHUNK, GROUP, EXACT, RAGGED
     )
     if RAGGED:
         if which == 0:
             tl.store(chunk_lens + mine, tl.where(count > 0, 0, length), mask=mine < num_rows)
-    before = tl.sum(tl.where(r[None, :] < mine[:, None], counts[None, :], 0), 1)
+    earlier = r[None, :] < mine[:, None]
+    before = tl.sum(tl.where(earlier, counts[None, :], 0), 1)
+    full_before = tl.sum(tl.where(earlier, fulls[None, :], 0), 1)
+    longer_rest = (rests[None, :] > rest[:, None]) | ((rests[None, :] == rest[:, None]) & earlier)
+    rests_before = tl.sum(tl.where(longer_rest, counts[None, :] - fulls[None, :], 0), 1)
     p = tl.arange(0, _MAX_PARTS)[None, :]
     ok = p < count[:, None]
-    first = (hidden[:, None] + p * each[:, None]) * TILE
-    end = tl.minimum(first + each[:, None] * TILE, length[:, None])
-    at = items + (which * num_rows * _MAX_PARTS + before[:, None] + p) * _RECORD
+    first = (hidden[:, None] + p * each[:, None] * GROUP) * TILE
+    end = tl.minimum(first + each[:, None] * (GROUP * TILE), length[:, None])
+    place = tl.where(p < full[:, None], full_before[:, None] + p, (tl.sum(fulls, 0) + rests_before)[:, None])
+    at = items + (which * num_rows * _MAX_PARTS + place) * _RECORD
     tl.store(at, mine[:, None] + p * 0, mask=ok)
     tl.store(at + 1, first, mask=ok)
     tl.store(at + 2, tl.where(count[:, None] == 1, length[:, None], end), mask=ok)
@@ -171,6 +189,7 @@ def _cut(
     tl.store(at + 4, count[:, None] + p * 0, mask=ok)
     tl.store(at + 5, each[:, None] + p * 0, mask=ok)
     tl.store(at + 6, length[:, None] + p * 0, mask=ok)
+    tl.store(at + 7, before[:, None] + p, mask=ok)
     if program % PROGRAMS == 0:
         tl.store(total + which * _TOTAL, tl.sum(counts, 0))
 
@@ -232,7 +251,7 @@ def begin_decode(
         QUERIES=triton.next_power_of_2(queries),
         TILE=plan.tile,
         CHUNK=plan.chunk,
-        WHOLE=plan.whole,
+        GROUP=plan.group if plan.grouped else 1,
         EXACT=plan.exact,
         RAGGED=ragged,
         SCALED=gamma is not None,

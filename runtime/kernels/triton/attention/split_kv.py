@@ -38,8 +38,10 @@ def add_parts(
     partial, partial_top, partial_total, out, begin_items, parts, first_query, count, head_share,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, QUERIES: tl.constexpr, SHARE: tl.constexpr,
     PART_LINES: tl.constexpr, DIM_PAD: tl.constexpr, PARTS: tl.constexpr, EXACT: tl.constexpr,
+    GROUP_PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The parts of a row and a KV head, weighed and added in order. EXACT: one after the other, the last one first."""
+    """The parts of a row and a KV head, weighed and added in order. EXACT: one after the other in groups of
+    GROUP_PARTS, and the groups' sums one after the other; the last group first, and its last part."""
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
     SHARES: tl.constexpr = QUERIES // SHARE
     HEADS: tl.constexpr = KV_HEADS * SHARES
@@ -52,8 +54,14 @@ def add_parts(
     total = tl.zeros([PART_LINES], tl.float32)
     acc = tl.zeros([PART_LINES, DIM_PAD], tl.float32)
     if EXACT:
+        group_top, group_total, group_acc = top, total, acc
+        in_last = (parts - 1) % GROUP_PARTS + 1
         for i in tl.range(0, parts, 1, num_stages=_JOIN_STAGES):
-            part = begin_items + tl.where(i == 0, parts - 1, i - 1)
+            # Parts of the last group, then those of the others in order.
+            of_others = i - in_last
+            part = begin_items + tl.where(
+                i == 0, parts - 1, tl.where(of_others < 0, parts - in_last + i - 1, of_others)
+            )
             at = (part * HEADS + head_share) * PART_LINES + line
             part_top = tl.load(partial_top + at, mask=line_ok, other=float("-inf"), cache_modifier=".cg")
             part_total = tl.load(partial_total + at, mask=line_ok, other=0.0, cache_modifier=".cg")
@@ -61,7 +69,19 @@ def add_parts(
             loaded = tl.load(
                 partial + where, mask=line_ok[:, None] & (d < HEAD_DIM)[None, :], other=0.0, cache_modifier=".cg"
             )
-            top, total, acc = with_part(top, total, acc, part_top, part_total, loaded)
+            if GROUP_PARTS > 1:
+                if (of_others >= 0) & (of_others % GROUP_PARTS == 0):
+                    top, total, acc = with_part(top, total, acc, group_top, group_total, group_acc)
+                    group_top = tl.full([PART_LINES], float("-inf"), tl.float32)
+                    group_total = tl.zeros([PART_LINES], tl.float32)
+                    group_acc = tl.zeros([PART_LINES, DIM_PAD], tl.float32)
+                group_top, group_total, group_acc = with_part(
+                    group_top, group_total, group_acc, part_top, part_total, loaded
+                )
+            else:
+                top, total, acc = with_part(top, total, acc, part_top, part_total, loaded)
+        if GROUP_PARTS > 1:
+            top, total, acc = with_part(top, total, acc, group_top, group_total, group_acc)
     else:
         # Part by part, so that a thread has the same numbers of each, and none waits for another.
         for first in range(0, parts, PARTS):

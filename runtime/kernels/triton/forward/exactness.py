@@ -8,8 +8,8 @@ from typing import Final
 import torch
 
 from runahead.runtime.kernels.layer_products import products_of
-from runahead.runtime.kernels.layers import Layer
-from runahead.runtime.kernels.triton.gemm.tuning import takes_depth
+from runahead.runtime.kernels.layers import Attention, Dense, Layer
+from runahead.runtime.kernels.triton.gemm.tuning import is_one_sum, takes_depth
 from runahead.runtime.wire.messages import Exactness
 
 _DTYPE: Final = torch.bfloat16
@@ -26,14 +26,27 @@ def why_impossible(layers: Sequence[Layer], dtype: torch.dtype) -> str:
     )
 
 
-def choose_exactness(asked: str, impossible: str) -> Exactness:
+def costs_little(layers: Sequence[Layer]) -> bool:
+    """Whether the exact kernels are as fast in a crowd as those of another order: every layer is attention and a gated
+    feed-forward, and every product has one accumulator for each output."""
+    return all(
+        isinstance(layer.mixer, Attention)
+        and isinstance(layer.feed_forward, Dense)
+        and all(is_one_sum(*product.weight.shape) for product in products_of(layer))
+        for layer in layers
+    )
+
+
+def choose_exactness(asked: str, impossible: str, cheap: bool) -> Exactness:
     """The choice of a start, the same at every start of a model.
 
-    asked: on, off or auto. impossible: see `why_impossible`; never with `on`.
+    asked: on, off or auto. impossible: see `why_impossible`; never with `on`. cheap: see `costs_little`.
     """
     if asked != "auto":
         return Exactness(asked == "on", "asked for")
-    return Exactness(False, impossible or "the fastest kernels are the default; --exact on takes the exact ones")
+    if impossible or not cheap:
+        return Exactness(False, impossible or "the exact kernels cost a model with small products more than a tenth")
+    return Exactness(True, "every product of the model is large enough for one order of its sums")
 
 
 def _name(dtype: torch.dtype) -> str:

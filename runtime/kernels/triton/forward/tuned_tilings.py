@@ -33,6 +33,7 @@ _EXPERTS: Final = re.compile(r"\d+/\d+ experts of (\d+)x(\d+) (?:gated|squared|l
 _WARPS: Final = (1, 2, 4, 8, 16)
 _MOST_TILE: Final = 256  # of outputs, of rows of the batch
 _MOST_STAGES: Final = 10
+_MOST_HELD: Final = 4  # blocks, which lie in registers
 AnyTiling = Tiling | ExpertTiling
 _Kind = TypeVar("_Kind", Tiling, ExpertTiling)
 
@@ -94,7 +95,7 @@ def neighbors(key: str, tiling: AnyTiling) -> Iterator[AnyTiling]:
         value = getattr(tiling, one.name)
         if isinstance(value, bool):
             values: tuple[int, ...] = (not value,)
-        elif one.name == "stages":
+        elif one.name in ("stages", "held"):
             values = (value - 1, value + 1)
         else:
             values = (value // 2, value * 2)
@@ -152,6 +153,7 @@ def _why_no_product(entry: Any, outputs: int, depth: int, columns: int, epilogue
         and depth % (tiling.splits * tiling.block) == 0
         and (spread or tiling.splits == 1 or depth // tiling.splits >= 2 * tiling.block)
         and not (spread and outputs * wide * tiling.splits > SPLIT_WORDS)
+        and 0 <= tiling.held <= min(_MOST_HELD, depth // (tiling.splits * tiling.block))
         and 1 <= tiling.stages <= _MOST_STAGES
         and tiling.warps in _WARPS
     )

@@ -31,6 +31,7 @@ from runahead.runtime.kernels.triton.gemm.gemv import ADD, GATED, STORE
 from runahead.runtime.kernels.triton.gemm.tuning import LEAST_COLUMNS, SPLIT_WORDS, Tiling
 from runahead.runtime.kernels.triton.gemm.warp_split_k import GRAIN, blocks_held, warp_split_k_kernel
 from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
+from runahead.runtime.kernels.triton.gpu.unrolled import longer
 from runahead.runtime.rounding import ceil_div
 
 _SQUARES_WORDS: Final = 1024  # sums of squares that a program asks for at a time
@@ -70,14 +71,15 @@ def _rows_product_kernel(
     x_at = x + column.to(tl.int64)[None, :] * DEPTH + split * PART + k[:, None]
     ok = (column < num_rows)[None, :]
     acc = tl.zeros([TILE_ROWS, COLUMNS], tl.float32)
-    if HELD:  # the program's first weights are on their way before it waits
-        w = tl.load(w_at)
+    held = ()
+    for i in tl.static_range(HELD):  # the program's first weights are on their way before it waits
+        held = longer(held, tl.load(w_at + i * BLOCK))
     weights = end_weights(tile, bias, gamma, OUTPUTS, ROWS, EPILOGUE, HAS_BIAS)
     wait_for_predecessors(DEPENDENT)
     rows = end_rows(tile, column, squares_in, out, num_rows, OUTPUTS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE)
-    if HELD:
-        acc = tl.dot(w, tl.load(x_at, mask=ok, other=0.0), acc, input_precision="ieee")
-    acc = _part(w_at, x_at, ok, acc, BLOCK if HELD else 0, PART, BLOCK, STAGES)
+    for i in tl.static_range(HELD):
+        acc = tl.dot(held[i], tl.load(x_at + i * BLOCK, mask=ok, other=0.0), acc, input_precision="ieee")
+    acc = _part(w_at, x_at, ok, acc, HELD * BLOCK, PART, BLOCK, STAGES)
     if SPREAD:
         SIZE: tl.constexpr = TILE_ROWS * COLUMNS
         meeting = group * tl.num_programs(1) + tile
@@ -223,6 +225,6 @@ def small_batch_product(
         SPREAD=spread,
         ROUNDED=rounded,
         STAGES=tiling.stages,
-        HELD=tiling.held,
+        HELD=min(tiling.held, depth // (tiling.splits * tiling.block)),
         **options,
     )

@@ -29,6 +29,7 @@ _DEPTH_MULTIPLE: Final = 64  # of every depth that the kernels on the matrix uni
 LEAST_COLUMNS: Final = 8  # rows of the batch that the matrix units take
 _TILE: Final = 64  # rows of the weights that a program has by default
 _BUSY: Final = 128  # programs that keep a GPU's memory busy
+_MANY_OUTPUTS: Final = 1 << 16  # of a vocabulary, say
 _FEW_COLUMNS: Final = 64  # up to so many rows of the batch, a product waits for the weights
 _MOST_COLUMNS: Final = 128  # rows of the batch that a program has by default, at most
 _ONE_SUM: Final = 1 << 23  # numbers of the weights
@@ -36,7 +37,7 @@ _EXACT_TILE: Final = 32  # tokens of a tile of exact attention; twice as many wh
 _EXACT_TILES: Final = 4  # of a part of exact attention
 _MANY_HEADS: Final = 4
 _LARGEST_HEAD: Final = 128  # numbers of a head, of which five stages fit
-_EXACT_WHOLE: Final = 2048  # tokens of a row that is one item of it where there are many rows
+_EXACT_GROUP: Final = 8  # parts of a group of exact attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,8 @@ class RowTiling:
 @dataclass(frozen=True, slots=True)
 class Tiling:
     """Of a product on the matrix units. rows: outputs of a program. block: of the depth, at a time. splits: parts of
-    the depth, the one thing here that a row's bits hang on. stages: blocks on their way at a time. held: the first
-    block is asked for before the program waits. dependent: launched programmatically. columns: rows of the batch that a
+    the depth, the one thing here that a row's bits hang on. stages: blocks on their way at a time. held: blocks
+    that it asks for before it waits. dependent: launched programmatically. columns: rows of the batch that a
     program has, at most. spread: every part has a program of its own; else one program takes one after the other.
 
     lanes: more than one, for up to 16 rows: a program has its outputs' whole depth in as many parts, which its warps
@@ -66,7 +67,7 @@ class Tiling:
     splits: int
     stages: int
     warps: int
-    held: bool = False
+    held: int = 0
     dependent: bool = True
     columns: int = 64
     spread: bool = True
@@ -111,6 +112,12 @@ def _default(outputs: int, depth: int, columns: int, epilogue: str, splits: int)
     """splits: what it must be; 0: as many as keep the GPU busy."""
     halves = 2 if epilogue == "gated" else 1
     few, most = columns <= _FEW_COLUMNS, min(columns, _MOST_COLUMNS)
+    if splits == 1 and columns <= LEAST_COLUMNS and outputs <= _MANY_OUTPUTS:
+        # Programs of one or two warps, each with its outputs' whole depth: enough of them to keep the memory busy.
+        tile = 32 if halves == 2 or outputs > 128 * _TILE else 16
+        block = max(size for size in (64, 128, 256) if depth % size == 0)
+        stages = 5 if outputs <= 128 * _TILE else 3
+        return Tiling(tile // halves, block, 1, stages, warps=tile // 16, held=1, columns=most)
     tile = 2 * _TILE if outputs * columns >= _BUSY * 2 * _TILE * _MOST_COLUMNS else _TILE
     block = 128 if few and depth % 128 == 0 else _DEPTH_MULTIPLE
     programs = ceil_div(outputs, tile) * ceil_div(columns, most)
@@ -182,22 +189,23 @@ def attention_plan(
     are the same for every number of rows. group: query heads of a KV head, the most of all layers."""
     rows = triton.next_power_of_2(rows)
     if device.type != "cuda":
-        whole = 64 if exact and rows > 1 else 0
-        return AttentionPlan(16, 2, _INTERPRETED_PROGRAMS, 1, stages=3, early=rows == 1, exact=exact, whole=whole)
+        return AttentionPlan(
+            16, 2, _INTERPRETED_PROGRAMS, 1, stages=3, early=rows == 1, exact=exact, group=2 if exact else 1,
+            grouped=exact and rows > 1,
+        )  # fmt: skip
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     wide = head_dim > 64
     if exact and group >= _MANY_HEADS:
-        whole = _EXACT_WHOLE if rows > 16 else 0
-        per = 3 if rows <= 2 else 4 if rows <= 16 or rows > 64 else 6 if rows == 32 else 2
-        stages = 2 if rows <= 2 or head_dim > _LARGEST_HEAD else 5  # shared memory of the smallest GPUs
+        stages = 2 if rows <= 2 or head_dim > _LARGEST_HEAD else 3 if rows <= 16 else 5  # smallest GPUs' shared memory
         return AttentionPlan(
-            2 * _EXACT_TILE, _EXACT_TILES // 2, per * processors, 4, stages, early=False, exact=True, whole=whole
-        )
+            2 * _EXACT_TILE, _EXACT_TILES // 2, (3 if rows <= 16 else 4) * processors, 4, stages, early=False,
+            exact=True, group=_EXACT_GROUP, grouped=rows > 16,
+        )  # fmt: skip
     if exact:
         programs = (2 if wide and 1 < rows <= 16 else 4) * processors
         return AttentionPlan(
             _EXACT_TILE, _EXACT_TILES, programs, 2 if wide else 1, 3 if rows == 1 else 5, rows == 1, True,
-            whole=_EXACT_WHOLE if rows > 16 else 0,
+            group=_EXACT_GROUP, grouped=rows > 16,
         )  # fmt: skip
     if rows == 1:
         tile, warps, per = (64, 4, 3) if wide else (32, 1, 4)
