@@ -61,7 +61,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         int, Meta(ge=1, le=8, description="ranks that have the model between them, a process each")
     ] = 1
     exact: Annotated[
-        Literal["auto", "on", "off"], Meta(description="no request's tokens depend on those beside it; auto: on a CPU")
+        Literal["auto", "on", "off"],
+        Meta(description="no request's tokens depend on those beside it; auto: on a CPU, and large dense models"),
     ] = "auto"
     threads: Annotated[
         int, Meta(ge=0, le=1024, description="torch threads of a CPU rank; 0: one core is left to the host, or more")

@@ -43,7 +43,7 @@ class AttentionPlan:
     where a row would have over MAX_PARTS parts. A part is an item. programs, warps: launched for all items, and of one
     program. stages: tiles on their way at a time. early: an item's first tile is asked for before its turn. exact: the
     newest part is summed first, then the others in order; otherwise a row's parts are equally long. group: parts that
-    an exact plan sums before it adds their sum to those of other groups. grouped: an item is a group, not a part; no
+    an exact plan sums before it adds their sum to the other groups' sums. grouped: an item is a group, not a part; no
     bit depends on it. share: query tokens of a row that a program looks at together, at most, a power of two; 0: all of
     them, where their sums fit."""
 
@@ -154,7 +154,7 @@ def _cut(
     first place among the items of all rows in order, its items, the tiles of a part, the row's length, and the item's
     place. RAGGED: and the lengths of rows that have no items here.
 
-    The longest items come first, so that the programs end at about the same time: those that are full, by rows, then
+    The longest items come first, so that the programs end at about the same time: full ones, by rows, then
     the others by their lengths.
     """
     PROGRAMS: tl.constexpr = ROWS // MINE

@@ -57,7 +57,7 @@ def add_parts(
         group_top, group_total, group_acc = top, total, acc
         in_last = (parts - 1) % GROUP_PARTS + 1
         for i in tl.range(0, parts, 1, num_stages=_JOIN_STAGES):
-            # Parts of the last group, then those of the others in order.
+            # Parts of the last group, then the other groups' parts in order.
             of_others = i - in_last
             part = begin_items + tl.where(
                 i == 0, parts - 1, tl.where(of_others < 0, parts - in_last + i - 1, of_others)

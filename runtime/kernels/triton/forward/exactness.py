@@ -27,7 +27,7 @@ def why_impossible(layers: Sequence[Layer], dtype: torch.dtype) -> str:
 
 
 def costs_little(layers: Sequence[Layer]) -> bool:
-    """Whether the exact kernels are as fast in a crowd as those of another order: every layer is attention and a gated
+    """Whether the exact kernels are about as fast in a crowd as the fastest: every layer is attention and a gated
     feed-forward, and every product has one accumulator for each output."""
     return all(
         isinstance(layer.mixer, Attention)
