@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final
 
 from runahead.runtime.checkpoint import CheckpointError, StoredTensor
 from runahead.runtime.checkpoint.quantized.tensor import QuantizedTensor
@@ -40,9 +40,6 @@ class ExpertsConfig(DenseConfig):
     expert_size: int
     renormalised: bool
     sparse: tuple[bool, ...]
-
-
-ConfigT = TypeVar("ConfigT", bound=ExpertsConfig)
 
 
 def read_choice(raw: Mapping[str, Any], keys: tuple[str, ...], experts: int, chosen: int) -> dict[str, int]:
@@ -121,10 +118,3 @@ def one_by_one(config: ExpertsConfig, stored: Mapping[str, StoredTensor]) -> dic
                     raise CheckpointError(f"tensor {own} is there twice: by itself, and in {name}")
                 found[own] = tensor.rows_of(expert, begin, end)
     return found
-
-
-def small_with_experts(config: ConfigT, tokens: int) -> ConfigT:
-    """As `Architecture.small`: one layer for each kind of window and feed-forward."""
-    kinds = sorted({(min(w, tokens), sparse) for w, sparse in zip(config.windows, config.sparse, strict=True)})
-    windows, sparse = zip(*kinds, strict=True)
-    return replace(config, num_layers=len(kinds), windows=windows, sparse=sparse)

@@ -27,13 +27,13 @@ from runahead.runtime.checkpoint import CheckpointError, StoredTensor
 from runahead.runtime.checkpoint.folder import FolderCheckpoint
 from runahead.runtime.kernels.layers import Fuse, Norm
 from runahead.runtime.models.architecture import HeadWeights, TensorReader
-from runahead.runtime.models.blocks.dense import attention, feed_forward, rope_of
+from runahead.runtime.models.blocks.dense import DenseConfig, attention, feed_forward, rope_of
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.config.values import flag, number
 from runahead.runtime.models.drafters.head_files import HeadFiles, check_fits, check_width, read_tensors, targets_of
 from runahead.runtime.models.drafters.head_padding import check_tokens_end, is_padded, whole_tensor, without_padding
 from runahead.runtime.models.drafters.speculators import PlainHead
-from runahead.runtime.models.families.llama import LLAMA, LlamaConfig
+from runahead.runtime.models.families.dense import LLAMA
 from runahead.runtime.models.read_config import parse_config
 
 _NAMES: Final = (LLAMA.name, "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
@@ -149,7 +149,7 @@ def open_eagle3(
     return head
 
 
-def _read(raw: Mapping[str, Any]) -> tuple[LlamaConfig, dict[str, Any]]:
+def _read(raw: Mapping[str, Any]) -> tuple[DenseConfig, dict[str, Any]]:
     """Its layer, as of a Llama with one, and the keys that such a head has beside a Llama's."""
     if raw.get("architectures") not in tuple([name] for name in _NAMES):
         raise CheckpointError(
@@ -173,7 +173,7 @@ def _read(raw: Mapping[str, Any]) -> tuple[LlamaConfig, dict[str, Any]]:
     if unknown := sorted(inner.keys() - own_keys):
         raise CheckpointError(f"eagle_config has keys that are not understood: {', '.join(unknown)}")
     config = parse_config({**of_llama, "architectures": [LLAMA.name]}, ())
-    assert isinstance(config, LlamaConfig)
+    assert isinstance(config, DenseConfig)
     return config, own
 
 
@@ -220,7 +220,7 @@ def _name_in_file(name: str) -> str:
 
 
 def _check_own(
-    called: str, config: LlamaConfig, target: ModelConfig, stored: Mapping[str, StoredTensor], known: int
+    called: str, config: DenseConfig, target: ModelConfig, stored: Mapping[str, StoredTensor], known: int
 ) -> None:
     """What the head has of its own, and what it takes from the target."""
     width, vocab = config.hidden_size, target.vocab_size
@@ -253,7 +253,7 @@ def _check_draft_vocabulary(
 
 
 def _built(
-    config: LlamaConfig,
+    config: DenseConfig,
     tensors: TensorReader,
     reads: tuple[int, ...],
     norms: _Norms,
@@ -275,11 +275,10 @@ def _built(
         tensors.norm(f"{_LAYER}hidden_norm", width, eps),
         normed_residual=norms.before_residual,
     )
-    bias = config.attention_bias
-    mixer = attention(config, 0, tensors, qkv_bias=bias, output_bias=bias, norm=None, inputs=2 * width)
+    mixer = attention(config, 0, tensors, norm=None, inputs=2 * width)
     # What follows the first token is the first that is drafted: nothing was ever made of that token itself.
     mixer = replace(mixer, first=1, joined=True)
-    dense = feed_forward(config, 0, tensors, bias=config.mlp_bias)
+    dense = feed_forward(config, 0, tensors)
     norm = tensors.norm(_NORM, width, eps)
     embedding = tensors.tensor((_EMBEDDING,), (target.vocab_size,), width) if _EMBEDDING in has else None
     lm_head = tensors.pack(tensors.tensor((_HEAD,), (known,), width)) if _HEAD in has else None

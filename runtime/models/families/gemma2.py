@@ -19,13 +19,12 @@ from runahead.runtime.models.blocks.dense import (
     feed_forward,
     passed_over,
     read_dense,
-    small,
     window_size,
     windows_by_type,
 )
 from runahead.runtime.models.blocks.norms import one_added, with_one_added
 from runahead.runtime.models.config.keys import unread
-from runahead.runtime.models.config.values import flag, number
+from runahead.runtime.models.config.values import number
 
 _NAME: Final = "Gemma2ForCausalLM"
 _SCORES, _LOGITS = "attn_logit_softcapping", "final_logit_softcapping"
@@ -40,7 +39,6 @@ class Gemma2Config(DenseConfig):
     score_cap: float = 0.0
     logit_cap: float = 0.0
     query_pre_attn_scalar: float = 256.0
-    attention_bias: bool = False
 
 
 def _windows(raw: Mapping[str, Any], architecture: str, layers: int) -> tuple[int, ...]:
@@ -62,18 +60,15 @@ def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Gemma2Confi
         raise CheckpointError(f"hidden_act is {older!r}; {_NAME} has GELU, by its formula with tanh")
     return read_dense(
         Gemma2Config, raw, eos_token_ids, architecture=_NAME, kv_heads=4, positions=8192, windows=_windows,
-        head_dim=256, tied=True, activation=_ACTIVATION, attention_bias=flag(raw, "attention_bias"),
+        head_dim=256, tied=True, activation=_ACTIVATION, flags=("attention_bias",),
         query_pre_attn_scalar=number(raw, "query_pre_attn_scalar", float, 256.0),
         score_cap=_cap(raw, _SCORES, 50.0), logit_cap=_cap(raw, _LOGITS, 30.0),
     )  # fmt: skip
 
 
 def _layer(config: Gemma2Config, number: int, tensors: TensorReader) -> Layer:
-    bias = config.attention_bias
-    mixer = attention(
-        config, number, tensors, qkv_bias=bias, output_bias=bias, scale=config.query_pre_attn_scalar**-0.5,
-        post_norm="post_attention_layernorm",
-    )  # fmt: skip
+    scale = config.query_pre_attn_scalar**-0.5
+    mixer = attention(config, number, tensors, scale=scale, post_norm="post_attention_layernorm")
     dense = feed_forward(
         config, number, tensors, activation="gelu_tanh", norm="pre_feedforward_layernorm",
         post_norm="post_feedforward_layernorm",
@@ -100,5 +95,4 @@ GEMMA2: Final = Architecture(
     read=_read,
     weights=_weights,
     passed_over=passed_over,
-    small=small,
 )

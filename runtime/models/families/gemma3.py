@@ -25,14 +25,13 @@ from runahead.runtime.models.blocks.dense import (
     passed_over,
     read_dense,
     rope_of,
-    small,
     window_size,
     windows_by_type,
 )
 from runahead.runtime.models.blocks.norms import one_added, with_one_added
 from runahead.runtime.models.config.keys import Unread, unread
 from runahead.runtime.models.config.rope_values import refuse_partial, rope_scaling
-from runahead.runtime.models.config.values import flag, number
+from runahead.runtime.models.config.values import number
 from runahead.runtime.models.rope import Rope, RopeScaling
 
 _NAME: Final = "Gemma3ForCausalLM"
@@ -44,14 +43,12 @@ _OF_FULL, _OF_SLIDING = 0, 1  # numbers of the model's ropes
 class Gemma3Config(DenseConfig):
     """rope_theta, rope_scaling: of the layers without a window; sliding_theta, sliding_scaling: of those with one.
 
-    query_pre_attn_scalar: scores are divided by its square root. attention_bias: of queries, keys, values and the
-    attention's output.
+    query_pre_attn_scalar: scores are divided by its square root.
     """
 
     sliding_theta: float = 10000.0
     sliding_scaling: RopeScaling = field(default_factory=RopeScaling)
     query_pre_attn_scalar: float = 256.0
-    attention_bias: bool = False
 
 
 def _ropes(raw: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -91,7 +88,7 @@ def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Gemma3Confi
         Gemma3Config, raw, eos_token_ids, architecture=_NAME, query_heads=8, kv_heads=4,
         positions=131072, windows=_windows, head_dim=256, vocab=262208, tied=True,
         rope=lambda _, positions: _rope(ropes[_FULL], positions, 1e6),
-        activation=("hidden_activation", "gelu_pytorch_tanh"), attention_bias=flag(raw, "attention_bias"),
+        activation=("hidden_activation", "gelu_pytorch_tanh"), flags=("attention_bias",),
         query_pre_attn_scalar=number(raw, "query_pre_attn_scalar", float, 256.0),
     )  # fmt: skip
     theta, scaling = _rope(ropes[_SLIDING], read.max_position_embeddings, 1e4)
@@ -99,9 +96,8 @@ def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Gemma3Confi
 
 
 def _layer(config: Gemma3Config, number: int, tensors: TensorReader) -> Layer:
-    bias, rope = config.attention_bias, _OF_SLIDING if config.windows[number] else _OF_FULL
     mixer = attention(
-        config, number, tensors, qkv_bias=bias, output_bias=bias, head_norms=True, rope=rope,
+        config, number, tensors, head_norms=True, rope=_OF_SLIDING if config.windows[number] else _OF_FULL,
         scale=config.query_pre_attn_scalar**-0.5, post_norm="post_attention_layernorm",
     )  # fmt: skip
     dense = feed_forward(
@@ -148,7 +144,6 @@ GEMMA3: Final = Architecture(
     read=_read,
     weights=_weights,
     passed_over=passed_over,
-    small=small,
     whole=Whole(
         "Gemma3ForConditionalGeneration",
         "gemma3",

@@ -27,7 +27,7 @@ HYBRIDS: Final[Mapping[str, Mapping[str, Any]]] = {
         "experts": 11,
         "chosen": 3,
         "shared_size": 64,
-        "rotates": False,
+        "rotates_any": False,
         "embedding_multiplier": 12.0,
         "residual_multiplier": 0.5,
         "attention_multiplier": 0.1,
