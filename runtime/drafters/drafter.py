@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 NO_DRAFT: Final = -1  # in the place of a draft: none. No token that is sampled equals it
 
 
-class Drafter(Protocol):
+class Drafter:
     """Guesses tokens of rows, by row slot, from what the device itself knows of them.
 
     What it proposes is a function of a row's own tokens: neither of its neighbours, nor of how its tokens came (in
@@ -30,10 +30,12 @@ class Drafter(Protocol):
 
         Returns int32 [n, count], NO_DRAFT where it has none; behind one of these comes no token of the row.
         """
+        raise NotImplementedError
 
     def memory(self) -> Mapping[str, NDArray[np.generic]]:
         """What it keeps that the host knows too, under names of `runahead.runtime.engine.row_check.OF_A_DRAFTER`: the
         arrays themselves."""
+        return {}
 
     def poison(self, slot: int) -> None:
         """Nonsense in the place of what it knows of a row slot that nobody may name any more: of the test mode."""

@@ -16,14 +16,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.runtime.drafters.drafter import NO_DRAFT
+from runahead.runtime.drafters.drafter import NO_DRAFT, Drafter
 
 LONGEST: Final = 4  # tokens that are compared
 _POISON: Final = -(1 << 20)
 
 
-class NgramDrafter:
-    """A `runahead.runtime.drafters.drafter.Drafter`.
+class NgramDrafter(Drafter):
+    """Proposes what followed before.
 
     history: int32 [max_rows + 1, context_length], a row's tokens by row slot and position. What lies beyond a row's
     length is not looked at.

@@ -33,7 +33,7 @@ from runahead.runtime.masks.mask_memory import (
     MaskMemory,
     tokens_behind,
 )
-from runahead.runtime.masks.stops import NO_STOPS, Stops
+from runahead.runtime.masks.masks import NO_STOPS, Stops
 from runahead.runtime.masks.worker_messages import Lost
 from runahead.runtime.token_mask import mask_words
 from runahead.runtime.wire.parameters import FinishReason

@@ -24,8 +24,15 @@ from runahead.runtime.models.blocks.dense import DenseConfig, attention, feed_fo
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.config.values import flag
 from runahead.runtime.models.drafters.eagle3 import is_eagle3, open_eagle3
-from runahead.runtime.models.drafters.head_files import HeadFiles, check_fits, check_width, read_tensors, targets_of
-from runahead.runtime.models.drafters.head_padding import check_tokens_end, without_padding
+from runahead.runtime.models.drafters.head_files import (
+    HeadFiles,
+    check_fits,
+    check_tokens_end,
+    check_width,
+    read_tensors,
+    targets_of,
+    without_padding,
+)
 from runahead.runtime.models.drafters.speculators import plain_head
 from runahead.runtime.models.families.dense import LLAMA
 from runahead.runtime.models.read_config import parse_config

@@ -30,8 +30,17 @@ from runahead.runtime.models.architecture import HeadWeights, TensorReader
 from runahead.runtime.models.blocks.dense import DenseConfig, attention, feed_forward, rope_of
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.config.values import flag, number
-from runahead.runtime.models.drafters.head_files import HeadFiles, check_fits, check_width, read_tensors, targets_of
-from runahead.runtime.models.drafters.head_padding import check_tokens_end, is_padded, whole_tensor, without_padding
+from runahead.runtime.models.drafters.head_files import (
+    HeadFiles,
+    check_fits,
+    check_tokens_end,
+    check_width,
+    is_padded,
+    read_tensors,
+    targets_of,
+    whole_tensor,
+    without_padding,
+)
 from runahead.runtime.models.drafters.speculators import PlainHead
 from runahead.runtime.models.families.dense import LLAMA
 from runahead.runtime.models.read_config import parse_config

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from runahead.runtime.checkpoint import CheckpointError, StoredTensor
+from runahead.runtime.checkpoint import Checkpoint, CheckpointError, StoredTensor
 from runahead.runtime.checkpoint.folder import FolderCheckpoint
+from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
 from runahead.runtime.kernels.kernel_set import DraftKernelSet
 from runahead.runtime.kernels.layer_products import products_of
 from runahead.runtime.kernels.layers import Layer
@@ -18,12 +21,78 @@ from runahead.runtime.models.architecture import HeadWeights, TensorReader, Tens
 from runahead.runtime.models.blocks.dense import DenseConfig
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
-from runahead.runtime.models.drafters.draft_head import DraftHead
-from runahead.runtime.models.drafters.head_entries import are_one_product
-from runahead.runtime.models.drafters.head_padding import MULTIPLES, is_padded, whole_tensor
-from runahead.runtime.models.drafters.torch_file import read_torch_file
+from runahead.runtime.models.drafters.draft_head import DraftHead, are_one_product
+from runahead.runtime.models.drafters.torch_file import TorchTensor, read_torch_file
 from runahead.runtime.models.memory import memory_of
-from runahead.runtime.models.weights import Pack, copy_stored, drawing, is_copy
+from runahead.runtime.models.token_texts import token_texts
+from runahead.runtime.models.weights import Pack, copy_stored, drawing, is_copy, read_safetensors, rows_of
+from runahead.runtime.rounding import ceil_div
+
+MULTIPLES: Final = (64, 128, 256, 512)  # that vocabularies are filled up to
+
+
+def is_padded(rows: int, tokens: int) -> bool:
+    """Whether so many rows are those of so many tokens and padding, if any."""
+    return rows == tokens or rows in {ceil_div(tokens, multiple) * multiple for multiple in MULTIPLES}
+
+
+@dataclass(frozen=True, slots=True)
+class FirstRows:
+    """A `StoredTensor` without its last rows. whole: as it is stored. rows: that are read, at least 1."""
+
+    whole: StoredTensor
+    rows: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.rows, *self.whole.shape[1:])
+
+    @property
+    def dtype(self) -> str:
+        return self.whole.dtype
+
+    @property
+    def size_bytes(self) -> int:
+        return self.whole.size_bytes
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        self.whole.check((self.whole.shape[0], *shape[1:]))
+
+    def pieces(self) -> Iterator[tuple[slice, NDArray[np.float32]]]:
+        for rows, numbers in rows_of(self.whole, range(self.rows)):
+            yield rows, numbers.numpy()
+
+
+def without_padding(stored: StoredTensor, tokens: int) -> StoredTensor:
+    """Its rows of tokens, where it has these and padding; itself else."""
+    rows = stored.shape[0] if stored.shape else 0
+    return FirstRows(stored, tokens) if rows != tokens and is_padded(rows, tokens) else stored
+
+
+def whole_tensor(stored: StoredTensor) -> torch.Tensor | None:
+    """In the dtype it is stored in, for tensors that are small. None of one that is packed. Raises CheckpointError."""
+    if isinstance(stored, SafetensorsTensor):
+        return read_safetensors(stored)
+    return stored.tensor if isinstance(stored, TorchTensor) else None
+
+
+def check_tokens_end(called: str, checkpoint: Checkpoint, in_draft: StoredTensor | None, tokens: int) -> None:
+    """Raises CheckpointError if a head knows tokens beyond so many, where it says which it knows: in its tokenizer, or
+    by tensor t2d, which says of each of its rows whether the draft vocabulary has it. called: what messages call it."""
+    if checkpoint.has_tokenizer and (beyond := [number for number in token_texts(checkpoint) if number >= tokens]):
+        raise CheckpointError(
+            f"{called}: its tokenizer knows token {min(beyond)}, and the model has {tokens} tokens: it was made for "
+            "another model"
+        )
+    if in_draft is not None and in_draft.shape[:1] > (tokens,):
+        named = whole_tensor(in_draft)
+        beyond = [] if named is None else (torch.nonzero(named.flatten()[tokens:]).flatten() + tokens).tolist()
+        if beyond:
+            raise CheckpointError(
+                f"{called}: tensor t2d has token {beyond[0]} in the draft vocabulary, and the model has {tokens} "
+                "tokens: it was made for another model"
+            )
+
 
 _INTEGERS: Final = (torch.int64, torch.int32)
 _ROUNDED: Final = 2.0**-7  # twice the relative error of a number that is rounded to bfloat16

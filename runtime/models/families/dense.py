@@ -50,8 +50,8 @@ def _dense(
     second: Mapping[str, Any] = _NOTHING,
     **read: Any,
 ) -> Architecture[DenseConfig]:
-    """A line of the registry. flags, read: and all that `read_dense` takes. window_keys: that `windows` reads beside
-    those of every dense decoder. mixer, second: what `attention` and `feed_forward` are given."""
+    """A line of the registry. flags, read: and all that `read_dense` takes. window_keys: further keys that
+    `windows` reads. mixer, second: what `attention` and `feed_forward` are given."""
     return Architecture(
         name=name,
         model_type=model_type,
@@ -103,7 +103,7 @@ QWEN3: Final = _qwen(
 MISTRAL: Final = _mistral("MistralForCausalLM", "mistral", "Mistral 7B, Mistral Nemo, and others of its shape")
 # A Mistral whose file names the layers that have a window.
 MINISTRAL: Final = _mistral("MinistralForCausalLM", "ministral", "Ministral 8B, where its layers are named")
-# Its norms stand behind attention and feed-forward; those of queries and keys span all heads of a token.
+# Its norms stand behind attention and feed-forward; norms of queries and keys span all heads of a token.
 OLMO2: Final = _dense(
     "Olmo2ForCausalLM",
     "olmo2",

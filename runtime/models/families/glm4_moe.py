@@ -13,12 +13,6 @@ from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Layer
 from runahead.runtime.models.architecture import Architecture, TensorReader
 from runahead.runtime.models.blocks import dense as dense_decoder
-from runahead.runtime.models.blocks.corrected_experts import (
-    READ_BY_CORRECTED,
-    CorrectedExperts,
-    corrected_experts,
-    read_corrected,
-)
 from runahead.runtime.models.blocks.dense import (
     READ_BY_DENSE,
     DenseConfig,
@@ -28,7 +22,13 @@ from runahead.runtime.models.blocks.dense import (
     feed_forward,
     read_dense,
 )
-from runahead.runtime.models.blocks.experts import ROUTERS_IN_TRAINING
+from runahead.runtime.models.blocks.experts import (
+    READ_BY_CORRECTED,
+    ROUTERS_IN_TRAINING,
+    CorrectedExperts,
+    corrected_experts,
+    read_corrected,
+)
 from runahead.runtime.models.blocks.partial_rope import share_of
 from runahead.runtime.models.config.keys import BIASES_AS_THEY_ARE, unread
 from runahead.runtime.models.config.rope_values import rope_of_a_part

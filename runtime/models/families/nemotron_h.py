@@ -15,12 +15,6 @@ from typing import Any, Final
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Experts, Layer, Mamba2Shape, Ungated
 from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
-from runahead.runtime.models.blocks.corrected_experts import (
-    READ_BY_CORRECTED,
-    CorrectedExperts,
-    corrected_experts,
-    read_corrected,
-)
 from runahead.runtime.models.blocks.dense import (
     all_tokens,
     attention,
@@ -28,6 +22,12 @@ from runahead.runtime.models.blocks.dense import (
     passed_over,
     read_dense,
     rope_of,
+)
+from runahead.runtime.models.blocks.experts import (
+    READ_BY_CORRECTED,
+    CorrectedExperts,
+    corrected_experts,
+    read_corrected,
 )
 from runahead.runtime.models.blocks.mamba2 import SCANS_IN_CHUNKS, Mamba2Config, mamba2, read_limits
 from runahead.runtime.models.config.keys import BIASES_AS_THEY_ARE, READ_BY_ALL, unread

@@ -5,6 +5,8 @@ It is run as a draft head that reads no hidden state, so that what is said there
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import torch
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch
@@ -16,11 +18,11 @@ from runahead.runtime.models.drafters.head_files import HeadFiles
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import weight_bytes
 from runahead.runtime.models.weights import described
-from runahead.runtime.programs.cuda.draft_head import GpuDraftCache, GpuDraftNetwork, load_head
+from runahead.runtime.programs.cuda.draft_head import GpuDraftCache, TritonHead, load_head
 
 
 class TritonDraftModel:
-    """A `runahead.runtime.programs.cuda.draft_head.GpuDraftNetwork`."""
+    """A model that drafts and its target, with the methods of `TritonHead`."""
 
     def __init__(self, model: Decoder, target: Decoder) -> None:
         self._model, self._target = model, target
@@ -54,6 +56,9 @@ class TritonDraftModel:
         own = self._model.weights
         self._model.kernels.logits_into(hidden, own.lm_head, logits, places, own.logit_cap)
         return before
+
+
+GpuDraftNetwork: TypeAlias = TritonHead | TritonDraftModel
 
 
 def load_draft_model(

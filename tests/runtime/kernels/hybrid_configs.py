@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from runahead.runtime.kernels.layers import DeltaShape, Mamba2Shape
-from runahead.runtime.models.blocks.corrected_experts import CorrectedExperts
 from runahead.runtime.models.blocks.dense import DenseConfig
+from runahead.runtime.models.blocks.experts import CorrectedExperts
 from tests.gpu import gpu_chain
 
 _MAMBA2: Final[Mapping[str, Any]] = {

@@ -8,8 +8,7 @@ from typing import Any, Final
 from runahead.runtime.models.blocks.dense import DenseConfig
 from runahead.runtime.models.blocks.experts import ExpertsConfig
 from runahead.runtime.models.blocks.mamba2 import Mamba2Config
-from runahead.runtime.models.families.gemma2 import Gemma2Config
-from runahead.runtime.models.families.gemma3 import Gemma3Config
+from runahead.runtime.models.families.gemma import Gemma2Config, Gemma3Config
 from runahead.runtime.models.families.glm4_moe import Glm4MoeConfig
 from runahead.runtime.models.families.granite import GraniteConfig, GraniteHybridConfig
 from runahead.runtime.models.families.nemotron_h import NemotronHConfig

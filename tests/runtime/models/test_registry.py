@@ -28,7 +28,7 @@ from runahead.runtime.models.blocks.dense import (
     windows_by_type,
 )
 from runahead.runtime.models.config.model_config import ModelConfig
-from runahead.runtime.models.cpu_check.trial import Trial
+from runahead.runtime.models.cpu_check.self_test import Trial
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.models.registry import ARCHITECTURES
