@@ -21,7 +21,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.runtime.drafters.drafter import NO_DRAFT, Drafter
+from runahead.runtime.drafters.ngram import NO_DRAFT, Drafter
 from runahead.runtime.masks.mask_memory import (
     ASKED,
     COMPILE_NS,

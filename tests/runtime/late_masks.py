@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.runtime.drafters.drafter import Drafter
-from runahead.runtime.drafters.ngram import NgramDrafter
+from runahead.runtime.drafters.ngram import Drafter, NgramDrafter
 from runahead.runtime.masks.grammar_rows import GrammarRows
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.masks.masks import NO_STOPS, GivenUp, MaskFigures, Masks, Stops

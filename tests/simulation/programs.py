@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import RingMemory
 from runahead.runtime import plan as layout
-from runahead.runtime.drafters.drafter import Drafter
+from runahead.runtime.drafters.ngram import Drafter
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.programs.cpu.inputs import NOWHERE, Queries, StatePlaces, place_of_snapshot, state_places_of
 from runahead.runtime.programs.cpu.rows import HostRows

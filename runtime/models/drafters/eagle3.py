@@ -18,7 +18,7 @@ model definitions of Speculators (vllm-project/speculators, models/eagle3), whic
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -65,24 +65,15 @@ _GUESSES: Final = "parallel_draft_step"  # of one step of the head
 _WITHOUT_EFFECT: Final = ("next_layer_regular", "parallel_draft_heads_num_layers")
 
 
-@dataclass(frozen=True, slots=True)
-class _Norms:
-    """Which norms a head has beside those of its authors' definition, by their keys."""
-
-    before_residual: bool
-    before_fc: bool
-    fc: bool
-    output: bool
-
-    @staticmethod
-    def of(own: Mapping[str, Any]) -> _Norms:
-        found = _Norms(*(flag(own, key) for key in _NORMS))
-        if found.before_fc and found.fc:
-            raise CheckpointError(
-                "norm_before_fc and fc_norm are both true: a norm over all that is read and one over each are never "
-                "trained together"
-            )
-        return found
+def _norms(own: Mapping[str, Any]) -> frozenset[str]:
+    """The keys of the norms that a head has beside the norms of its authors' definition."""
+    found = frozenset(key for key in _NORMS if flag(own, key))
+    if found >= {"norm_before_fc", "fc_norm"}:
+        raise CheckpointError(
+            "norm_before_fc and fc_norm are both true: a norm over all that is read and one over each are never "
+            "trained together"
+        )
+    return found
 
 
 def is_eagle3(raw: Mapping[str, Any]) -> bool:
@@ -103,7 +94,7 @@ def open_eagle3(
     called = f"the draft head {checkpoint.path}"
     try:
         config, raw = _read(plain.config)
-        reads, norms = _layers_read(raw, target, entered=plain.wrapped), _Norms.of(raw)
+        reads, norms = _layers_read(raw, target, entered=plain.wrapped), _norms(raw)
         known = number(raw, "draft_vocab_size", int, config.vocab_size)
         width = number(raw, "target_hidden_size", int, target.hidden_size)
     except CheckpointError as error:
@@ -265,7 +256,7 @@ def _built(
     config: DenseConfig,
     tensors: TensorReader,
     reads: tuple[int, ...],
-    norms: _Norms,
+    norms: frozenset[str],
     target: ModelConfig,
     has: Container[str],
     known: int,
@@ -273,16 +264,16 @@ def _built(
 ) -> HeadWeights:
     width, of_target, eps = config.hidden_size, target.hidden_size, config.rms_norm_eps
     read_norms: tuple[Norm, ...] = ()
-    if norms.before_fc:
+    if "norm_before_fc" in norms:
         read_norms = (tensors.norm(_READ_NORM, _READ * of_target, eps),)
-    elif norms.fc:
+    elif "fc_norm" in norms:
         read_norms = tuple(tensors.norm(f"{_READ_NORMS}{i}", of_target, eps) for i in range(_READ))
     narrow = tensors.linear((_FUSE,), (width,), _READ * of_target, bias=False)
     fuse = Fuse(
         None,
         tensors.norm(f"{_LAYER}input_layernorm", width, eps),
         tensors.norm(f"{_LAYER}hidden_norm", width, eps),
-        normed_residual=norms.before_residual,
+        normed_residual="norm_before_residual" in norms,
     )
     mixer = attention(config, 0, tensors, norm=None, inputs=2 * width)
     # What follows the first token is the first that is drafted: nothing was ever made of that token itself.
@@ -292,6 +283,6 @@ def _built(
     embedding = tensors.tensor((_EMBEDDING,), (target.vocab_size,), width) if _EMBEDDING in has else None
     lm_head = tensors.pack(tensors.tensor((_HEAD,), (known,), width)) if _HEAD in has else None
     return HeadWeights(
-        fuse, mixer, dense, rope_of(config), tensors.parameters, width, reads, narrow, read_norms, norm, norms.output,
-        embedding=embedding, lm_head=lm_head, targets=targets,
+        fuse, mixer, dense, rope_of(config), tensors.parameters, width, reads, narrow, read_norms, norm,
+        "norm_output" in norms, embedding=embedding, lm_head=lm_head, targets=targets,
     )  # fmt: skip

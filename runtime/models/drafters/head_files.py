@@ -125,11 +125,11 @@ class HeadFiles:
     @property
     def parameters(self) -> int:
         """Trained numbers of its own."""
-        return self._described()[0].parameters
+        return _described(self.build)[0].parameters
 
     def shapes(self) -> list[tuple[int, int]]:
         """(in, out) of every product with a matrix of its own, one made of two, or some rows of the target's."""
-        head, _ = self._described()
+        head, _ = _described(self.build)
         linears = (head.fuse.product, head.narrow, *products_of(Layer(head.mixer, head.feed_forward)))
         matrices = [*(linear.weight for linear in linears if linear is not None), head.lm_head]
         found = [(matrix.shape[1], matrix.shape[0]) for matrix in matrices if matrix is not None]
@@ -142,30 +142,29 @@ class HeadFiles:
 
     def block_bytes(self, block_size: int, dtype: torch.dtype = torch.float32) -> int:
         """Bytes of a KV block: keys and values of the head's layer, and the hidden states that it reads."""
-        head, _ = self._described()
+        head, _ = _described(self.build)
         entries = memory_of((Layer(head.mixer, head.feed_forward),)).bytes_kept(block_size, dtype)
         return entries.block + block_size * head.width * dtype.itemsize
 
-    def weights(self, pack: Pack, device: torch.device = _CPU, dtype: torch.dtype = torch.float32) -> HeadWeights:
-        """On this device, in this dtype. Raises CheckpointError."""
+    def weights(
+        self, pack: Pack, device: torch.device = _CPU, dtype: torch.dtype = torch.float32, *, drawn: bool = False
+    ) -> HeadWeights:
+        """The head on this device, in this dtype. drawn: its numbers are random, and no file is read. Raises
+        CheckpointError."""
 
-        def fill(stack: TensorStack) -> torch.Tensor:
+        def read(stack: TensorStack) -> torch.Tensor:
             whole = torch.empty((sum(stack.rows), *stack.columns), dtype=stack.dtype or dtype, device=device)
             for name, part in zip(stack.names, whole.split(stack.rows), strict=True):
                 copy_stored(self.stored[name], part)
             return whole
 
-        return _with_targets(self.build(TensorReader(fill, pack)), device)
+        weights = self.build(TensorReader(drawing(dtype, device) if drawn else read, pack))
+        # Which tokens are guessed is read on the CPU, whatever the device is.
+        return weights if weights.targets is None else replace(weights, targets=weights.targets.to(device))
 
     def load(self, target: Decoder, kernels: DraftKernelSet, positions: int, *, drawn: bool) -> DraftHead:
-        """The head on the CPU. positions: the longest context. drawn: its numbers are random, and no file is read.
-        Raises CheckpointError."""
-        weights = self.drawn_weights(kernels.pack_weight) if drawn else self.weights(kernels.pack_weight)
-        return DraftHead(weights, target, kernels, positions)
-
-    def drawn_weights(self, pack: Pack, device: torch.device = _CPU, dtype: torch.dtype = torch.float32) -> HeadWeights:
-        """The same, of random numbers."""
-        return _with_targets(self.build(TensorReader(drawing(dtype, device), pack)), device)
+        """The head on the CPU. positions: the longest context. drawn: see `weights`. Raises CheckpointError."""
+        return DraftHead(self.weights(kernels.pack_weight, drawn=drawn), target, kernels, positions)
 
     def check(self) -> None:
         """Raises CheckpointError, naming the tensor, if one is missing, unknown, or of another shape."""
@@ -194,11 +193,8 @@ class HeadFiles:
 
     def expected(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the tensors that the head is made of, by the names that `build` asks for, in its order."""
-        _, stacks = self._described()
+        _, stacks = _described(self.build)
         return {name: stack.shape(i) for stack in stacks for i, name in enumerate(stack.names)}
-
-    def _described(self) -> tuple[HeadWeights, list[TensorStack]]:
-        return _described(self.build)
 
 
 def _described(build: Callable[[TensorReader], HeadWeights]) -> tuple[HeadWeights, list[TensorStack]]:
@@ -225,11 +221,6 @@ def read_tensors(
     # Beside them d2t, of 8 bytes a token, and t2d, of one.
     most_bytes = torch.float32.itemsize * (numbers + 2 * padding * head.width) + 9 * (vocab + padding)
     return read_torch_file(checkpoint.torch_file, most_bytes)
-
-
-def _with_targets(weights: HeadWeights, device: torch.device) -> HeadWeights:
-    """Which tokens are guessed is read on the CPU, whatever the device is."""
-    return weights if weights.targets is None else replace(weights, targets=weights.targets.to(device))
 
 
 def may_have_head(target: ModelConfig) -> bool:

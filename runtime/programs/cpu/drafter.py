@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runahead.runtime.drafters.drafter import NO_DRAFT, Drafter
+from runahead.runtime.drafters.ngram import NO_DRAFT, Drafter
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.models.decoder import Look
 from runahead.runtime.models.drafters.draft_model import DraftNetwork

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import RingMemory
 from runahead.cuda_graphs.shape import LaunchShape
-from runahead.runtime.drafters.drafter import Drafter
+from runahead.runtime.drafters.ngram import Drafter
 from runahead.runtime.kernels.row_state import PenaltyState, RowState
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.models.decoder import Decoder

@@ -23,7 +23,6 @@ from runahead.runtime.kernels.triton.ops.put_rows import put_columns
 from runahead.runtime.models.architecture import HeadWeights
 from runahead.runtime.models.decoder import Decoder, Look, bound_feed_forward
 from runahead.runtime.models.drafters.draft_head import step_share
-from runahead.runtime.models.drafters.head_files import HeadFiles
 from runahead.runtime.models.memory import memory_of, weight_bytes
 from runahead.runtime.models.rope import rope_table
 
@@ -164,10 +163,3 @@ class TritonHead:
 def _of_keys(qkv: Linear, shape: AttentionShape) -> Linear:
     """What of the product makes keys and values: they come last."""
     return Linear(qkv.weight[shape.q_size :], None if qkv.bias is None else qkv.bias[shape.q_size :])
-
-
-def load_head(files: HeadFiles, target: Decoder, exact: bool, positions: int, *, drawn: bool) -> TritonHead:
-    """The head in these files, on the GPU of its target and in the target's dtype. exact, positions: see `TritonHead`.
-    drawn: its numbers are random, and no file is read. Raises CheckpointError."""
-    make = files.drawn_weights if drawn else files.weights
-    return TritonHead(make(torch.Tensor.contiguous, target.device, target.dtype), target, exact, positions)

@@ -15,8 +15,7 @@ DEVICE = triton_device()
 
 from runahead.cuda_graphs.rings import NON_FINITE, STOPPED, VOID, RingLayout, allocate_rings  # noqa: E402
 from runahead.cuda_graphs.shape import Form  # noqa: E402
-from runahead.runtime.drafters.drafter import NO_DRAFT  # noqa: E402
-from runahead.runtime.drafters.ngram import NgramDrafter  # noqa: E402
+from runahead.runtime.drafters.ngram import NO_DRAFT, NgramDrafter  # noqa: E402
 from runahead.runtime.kernels.row_state import PenaltyState, RowState  # noqa: E402
 from runahead.runtime.kernels.triton.drafting.ngram import propose_ngrams  # noqa: E402
 from runahead.runtime.kernels.triton.row_state.drafts import make_draft_state  # noqa: E402

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
 
 from runahead.cuda_graphs.rings import RingLayout, allocate_rings
 from runahead.runtime.checkpoint import open_checkpoint, open_head
-from runahead.runtime.drafters.drafter import Drafter
+from runahead.runtime.drafters.ngram import Drafter
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.models.decoder import Decoder

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from runahead.cuda_graphs.rings import NON_FINITE, STOPPED, VOID, RingLayout, allocate_rings
 from runahead.cuda_graphs.shape import Form
 from runahead.runtime.checkpoint import open_checkpoint
-from runahead.runtime.drafters.drafter import NO_DRAFT, Drafter
+from runahead.runtime.drafters.ngram import NO_DRAFT, Drafter
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.models.decoder import Decoder
