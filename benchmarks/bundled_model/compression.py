@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from runahead.runtime.checkpoint import open_checkpoint
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
-from runahead.runtime.models.cpu_check.trial import Trial
+from runahead.runtime.models.cpu_check.self_test import Trial
 from runahead.runtime.models.load import load_model
 
 CONTEXT = 2048

@@ -18,8 +18,7 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, ReaderField, d
 from numpy.typing import NDArray
 
 from runahead.runtime.checkpoint.errors import CheckpointError
-from runahead.runtime.checkpoint.gguf_config import Metadata, config_of
-from runahead.runtime.checkpoint.gguf_names import ROPE_FACTORS, name_of, permuted_heads
+from runahead.runtime.checkpoint.gguf_config import ROPE_FACTORS, Metadata, config_of, name_of, permuted_heads
 from runahead.runtime.checkpoint.gguf_tokenizer import template_tokens_of, tokenizer_of
 from runahead.runtime.checkpoint.refusals import AGAIN, UNQUANTIZED
 

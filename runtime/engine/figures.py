@@ -1,14 +1,19 @@
-"""Figures of the chain, from launches that have retired: how much overlapped, how long the device waited."""
+"""Figures of the chain, latencies of requests, and where the time of the loop goes."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from runahead.cuda_graphs.rings import RingMemory
 from runahead.cuda_graphs.shape import LaunchShape
 from runahead.runtime.scheduler.ledger import Launch
+from runahead.runtime.scheduler.outcomes import Commit
+from runahead.runtime.scheduler.rows import Rows
+from runahead.runtime.wire.histogram import Histogram
 
 
 def kind_of(shape: LaunchShape) -> str:
@@ -85,3 +90,72 @@ class Figures:
         """Overlapped launches over those that could have been; 0 before the first."""
         could = self.retired - self.firsts_after_idle
         return self.overlapped / could if could else 0.0
+
+
+class Latencies:
+    """Times are seconds on the engine's clock, up to when a launch's tokens are sent.
+
+    `inter_token` has a time for every token but the first of each request: since the request's token before, whatever
+    came between (a pause, an eviction, a launch that others filled). The tokens that one launch brings of a row come
+    together: the first of them has waited, the others have not, so that a request's times add up to the time between
+    its first token and its last. drafts: a launch may bring several tokens of a row.
+    `queue` has one for each request that was given a row, `end_to_end` for each that has ended with a token, however it
+    did, unless its client went away.
+    """
+
+    def __init__(self, rows: Rows, drafts: int) -> None:
+        self.first_token = Histogram()
+        self.inter_token = Histogram()
+        self.queue = Histogram()
+        self.end_to_end = Histogram()
+        self._rows = rows
+        self._drafts = drafts
+
+    def tokens(self, commit: Commit, has_firsts: bool, now: float) -> None:
+        """A launch's tokens are sent. has_firsts: some are the first ones of their requests."""
+        if not commit.slots.size:
+            return
+        since = self._rows.token_times.advance(commit.slots, now)
+        if isinstance(since, float) and not has_firsts and not self._drafts:
+            self.inter_token.add(since, commit.slots.size)
+            return
+        waited = np.full(commit.slots.size, since) if isinstance(since, float) else since
+        if self._drafts:
+            waited[1:][commit.slots[1:] == commit.slots[:-1]] = 0.0
+        self.inter_token.add_each(waited[~commit.firsts] if has_firsts else waited)
+
+
+class LoopTimes:
+    """Seconds since it was made, on `clock`. each: is told of every wait, from and to."""
+
+    def __init__(self, clock: Callable[[], float], each: Callable[[float, float], None]) -> None:
+        self._clock = clock
+        self._each = each
+        self._started_at = clock()
+        self._waited_s = 0.0  # on marks and arrivals
+        self._nothing_to_do_s = 0.0  # of these, on arrivals alone
+
+    def waited(self, begun: float) -> float:
+        """The loop waited for a mark, or an arrival meanwhile, until now. Returns the seconds."""
+        now = self._clock()
+        self._each(begun, now)
+        self._waited_s += now - begun
+        return now - begun
+
+    def had_nothing_to_do(self, begun: float) -> None:
+        """The loop waited for an arrival alone, until now."""
+        self._nothing_to_do_s += self.waited(begun)
+
+    @property
+    def uptime_s(self) -> float:
+        return self._clock() - self._started_at
+
+    @property
+    def work_s(self) -> float:
+        """While there was something to do."""
+        return self.uptime_s - self._nothing_to_do_s
+
+    @property
+    def host_s(self) -> float:
+        """Without any wait."""
+        return self.uptime_s - self._waited_s

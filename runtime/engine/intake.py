@@ -12,15 +12,13 @@ from typing import Final
 
 import numpy as np
 
-from runahead.runtime.engine.announcements import Announced
 from runahead.runtime.engine.kv_followers import KvFollowers
 from runahead.runtime.engine.links import Links
-from runahead.runtime.engine.live_requests import Registry, Tracked
+from runahead.runtime.engine.live_requests import Announced, Registry, Tracked
 from runahead.runtime.engine.publisher import Publisher
 from runahead.runtime.engine.structured import Structured
-from runahead.runtime.scheduler.request import NeverFits, Request
+from runahead.runtime.scheduler.request import NeverFits, Request, sampling_of
 from runahead.runtime.scheduler.scheduler import Scheduler
-from runahead.runtime.scheduler.shared_prompt import sampling_of
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.kv_events import KvQuery

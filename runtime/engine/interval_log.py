@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.runtime.engine.figures import Figures
-from runahead.runtime.engine.loop_times import LoopTimes
+from runahead.runtime.engine.figures import Figures, LoopTimes
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.scheduler.drafts import DraftPolicy, tokens_per_launch
 from runahead.runtime.scheduler.ledger import Launch

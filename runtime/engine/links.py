@@ -19,8 +19,7 @@ from pathlib import Path
 from selectors import EVENT_READ, EVENT_WRITE
 from typing import Final, Protocol
 
-from runahead.runtime.engine.connection import Connection
-from runahead.runtime.engine.front_end_turns import Turns
+from runahead.runtime.engine.connection import Connection, Turns
 from runahead.runtime.engine.submit_check import check_message, frame_bound
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.frames import FrameReader, ProtocolError

@@ -1,14 +1,117 @@
-"""Which requests the service knows, by id and by the front end's handle: what is service-wide lives here."""
+"""Which requests the engine knows: announced ones, live ones, and ids that are gone or not there yet."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from runahead.runtime.engine.announcements import Announcements
-from runahead.runtime.engine.remembered_ids import RememberedIds
 from runahead.runtime.scheduler.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """A request whose prompt is being prepared in its front end. n: its completions."""
+
+    owner: int
+    handle: int
+    request_id: str
+    n: int = 1
+
+
+@dataclass(slots=True)
+class Announcements:
+    """How many there may be of a front end is bounded where its messages are checked."""
+
+    _by_id: dict[str, Announced] = field(default_factory=dict)
+    _by_owner: dict[int, dict[int, Announced]] = field(default_factory=dict)  # by handle
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def add(self, announced: Announced) -> None:
+        """Its id must not be there."""
+        self._by_id[announced.request_id] = announced
+        self._by_owner.setdefault(announced.owner, {})[announced.handle] = announced
+
+    def take(self, owner: int, handle: int) -> Announced | None:
+        """It is announced no more. None: it was not there, or not any more."""
+        own = self._by_owner.get(owner, {})
+        announced = own.pop(handle, None)
+        if announced is not None:
+            del self._by_id[announced.request_id]
+            if not own:
+                del self._by_owner[owner]
+        return announced
+
+    def by_id(self, request_id: str) -> Announced | None:
+        return self._by_id.get(request_id)
+
+    def ids(self) -> tuple[str, ...]:
+        """Of all, the oldest first."""
+        return tuple(self._by_id)
+
+    def of_owner(self, owner: int) -> list[Announced]:
+        """Those of one front end."""
+        return list(self._by_owner.get(owner, {}).values())
+
+
+@dataclass(slots=True)
+class RememberedIds:
+    """Each id with a time, in seconds. most: how many, of all callers; an id is its caller's up to its first slash.
+
+    When there are too many, the oldest is forgotten of a caller who has an equal share or more of them: whatever one
+    caller adds, the others keep theirs.
+    """
+
+    most: int
+    _by_caller: dict[str, OrderedDict[str, float]] = field(default_factory=dict)  # none of them is empty
+    _count: int = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._by_caller.get(_caller(request_id), ())
+
+    def add(self, request_id: str, time_s: float) -> None:
+        """The newest of its caller, also if it was there."""
+        caller = _caller(request_id)
+        own = self._by_caller.setdefault(caller, OrderedDict())
+        has_its_share = len(own) * len(self._by_caller) >= self.most
+        self._count += request_id not in own
+        own[request_id] = time_s
+        own.move_to_end(request_id)
+        if self._count > self.most:
+            self._forget_oldest(caller if has_its_share else self._greediest())
+
+    def pop(self, request_id: str) -> float | None:
+        """Its time, once: it is forgotten with that. None: it was not there."""
+        caller = _caller(request_id)
+        if request_id not in self._by_caller.get(caller, ()):
+            return None
+        time_s = self._by_caller[caller].pop(request_id)
+        self._forgot_one_of(caller)
+        return time_s
+
+    def _greediest(self) -> str:
+        """Looked for by a caller who has less than a share, which is soon over."""
+        return max(self._by_caller, key=lambda caller: len(self._by_caller[caller]))
+
+    def _forget_oldest(self, caller: str) -> None:
+        self._by_caller[caller].popitem(last=False)
+        self._forgot_one_of(caller)
+
+    def _forgot_one_of(self, caller: str) -> None:
+        self._count -= 1
+        if not self._by_caller[caller]:
+            del self._by_caller[caller]
+
+
+def _caller(request_id: str) -> str:
+    """None is a caller too: where nobody is asked who they are, all ids are that one's."""
+    return request_id[: request_id.find("/") + 1]
+
 
 # How many ids of finished requests, and of requests aborted before they arrived, are remembered, and how long.
 MAX_REMEMBERED = 8192

@@ -16,14 +16,12 @@ import numpy as np
 
 from runahead.cuda_graphs.device import NEVER, Device, DeviceError
 from runahead.cuda_graphs.rings import FAULT_NONE, STATUS_FAULT
-from runahead.runtime.engine.chain_facts import chain_facts
-from runahead.runtime.engine.engine_stats import engine_stats
-from runahead.runtime.engine.figures import Figures
+from runahead.runtime.engine.engine_stats import chain_facts, engine_stats
+from runahead.runtime.engine.figures import Figures, LoopTimes
 from runahead.runtime.engine.intake import TURN_WORK, Intake
 from runahead.runtime.engine.interval_log import IntervalLog, LogMode, Snapshot, Totals, totals
 from runahead.runtime.engine.links import Links
 from runahead.runtime.engine.live_requests import Registry
-from runahead.runtime.engine.loop_times import LoopTimes
 from runahead.runtime.engine.poison import Poison
 from runahead.runtime.engine.prompt_calls import prompt_calls
 from runahead.runtime.engine.publisher import Publisher
@@ -32,11 +30,11 @@ from runahead.runtime.engine.row_check import check_rows
 from runahead.runtime.engine.structured import Structured
 from runahead.runtime.engine.watchdog import Watchdog
 from runahead.runtime.launch_shape import shape_of
-from runahead.runtime.masks.masks import Masks, NoMasks
+from runahead.runtime.masks.masks import Masks
 from runahead.runtime.plan import stage
 from runahead.runtime.scheduler.ledger import Launch, Ledger, LedgerError
 from runahead.runtime.scheduler.outcomes import Deferred, PromptPart
-from runahead.runtime.scheduler.planned import launch_of
+from runahead.runtime.scheduler.plan_builder import launch_of
 from runahead.runtime.scheduler.scheduler import Scheduler
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import LAUNCH_TIMEOUT_S
@@ -81,7 +79,7 @@ class Engine:
         self.scheduler = scheduler
         self.ledger: Ledger[Deferred] = scheduler.ledger
         self.figures = Figures()
-        self.structured = Structured(masks or NoMasks(), scheduler.holdings, scheduler.limits)
+        self.structured = Structured(masks or Masks(), scheduler.holdings, scheduler.limits)
         self.registry = Registry(self.structured.ended)
         self.publisher = Publisher(links, scheduler.rows, device.rings, self.registry)
         self._prompt_calls = prompt_calls(device, scheduler)

@@ -1,10 +1,27 @@
-"""The test mode that fills whatever is given back with nonsense, as the engine's loop sees it."""
+"""The test mode of the CPU devices: what is given back is filled with nonsense, so that a late reader is seen."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
+from runahead.cuda_graphs.rings import RingMemory, cell_tag
 from runahead.runtime.scheduler.outcomes import Release
+
+_NONSENSE = -(1 << 20)
+
+
+class PoisonedProgram(Protocol):
+    """A program whose memory can be poisoned from the host."""
+
+    def poison_blocks(self, blocks: tuple[int, ...]) -> None: ...
+
+    def poison_row_slot(self, slot: int) -> None: ...
+
+    def poison_penalty_slot(self, slot: int) -> None: ...
+
+    def poison_state_slot(self, slot: int) -> None: ...
+
+    def poison_snapshots(self, snapshots: tuple[int, ...]) -> None: ...
 
 
 class Poison(Protocol):
@@ -13,3 +30,37 @@ class Poison(Protocol):
     def ring_slot(self, number: int) -> None: ...
 
     def release(self, resource: Release) -> None: ...
+
+
+class RingPoison:
+    """Poisons staging and result slots, KV blocks, row slots and what rows hold beside them."""
+
+    def __init__(self, program: PoisonedProgram, rings: RingMemory) -> None:
+        self._program = program
+        self._rings = rings
+
+    def ring_slot(self, number: int) -> None:
+        """The places in both rings of a launch that has retired."""
+        slot = self._rings.slot(number)
+        self._rings.plan[slot] = _NONSENSE
+        self._rings.bulk[slot] = _NONSENSE
+        self._rings.drafted[slot] = 1 + self._rings.layout.drafts  # more than there are
+        self._rings.cells[slot] = cell_tag(number - 1)  # what no launch of this slot writes
+        self._rings.logprob[slot] = float("nan")
+        self._rings.finite[slot] = -1
+        self._rings.prompt_logprob[slot] = float("nan")
+        self._rings.prompt_top_ids[slot] = _NONSENSE
+        self._rings.prompt_top_logprobs[slot] = float("nan")
+
+    def release(self, resource: Release) -> None:
+        """What the fence has let go and nobody holds any more."""
+        if resource.blocks:
+            self._program.poison_blocks(tuple(resource.blocks))
+        if resource.row_slot >= 0:
+            self._program.poison_row_slot(resource.row_slot)
+        if resource.penalty_slot >= 0:
+            self._program.poison_penalty_slot(resource.penalty_slot)
+        if resource.state_slot >= 0:
+            self._program.poison_state_slot(resource.state_slot)
+        if resource.snapshots:
+            self._program.poison_snapshots(tuple(resource.snapshots))

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import RingMemory
-from runahead.runtime.engine.latencies import Latencies
+from runahead.runtime.engine.figures import Latencies
 from runahead.runtime.engine.links import Links
 from runahead.runtime.engine.live_requests import Registry, Tracked
 from runahead.runtime.scheduler.drafts import tokens_per_launch

@@ -7,8 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from runahead.runtime.masks.masks import Masks
-from runahead.runtime.masks.stops import Stops
+from runahead.runtime.masks.masks import Masks, Stops
 from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.scheduler.holdings import Holdings
 from runahead.runtime.scheduler.outcomes import Commit

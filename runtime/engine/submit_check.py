@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runahead.runtime.rounding import ceil_div
-from runahead.runtime.scheduler.admission_record import eos_and_stop_ids
+from runahead.runtime.scheduler.new_row import eos_and_stop_ids
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.block_keys import KEY_BYTES
 from runahead.runtime.wire.frames import MAX_FRAME_BYTES, ProtocolError

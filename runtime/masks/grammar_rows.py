@@ -21,7 +21,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.runtime.drafters.drafter import NO_DRAFT, Drafter
+from runahead.runtime.drafters.ngram import NO_DRAFT, Drafter
 from runahead.runtime.masks.mask_memory import (
     ASKED,
     COMPILE_NS,
@@ -33,7 +33,7 @@ from runahead.runtime.masks.mask_memory import (
     MaskMemory,
     tokens_behind,
 )
-from runahead.runtime.masks.stops import NO_STOPS, Stops
+from runahead.runtime.masks.masks import NO_STOPS, Stops
 from runahead.runtime.masks.worker_messages import Lost
 from runahead.runtime.token_mask import mask_words
 from runahead.runtime.wire.parameters import FinishReason

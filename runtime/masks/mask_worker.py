@@ -22,10 +22,8 @@ from numpy.typing import NDArray
 from runahead.runtime.masks import mask_memory as m
 from runahead.runtime.masks import worker_messages as o
 from runahead.runtime.masks.mask_memory import MaskMemory
-from runahead.runtime.masks.masks import GivenUp, MaskFigures
-from runahead.runtime.masks.overdue import Overdue
-from runahead.runtime.masks.stops import NO_STOPS, Stops
-from runahead.runtime.masks.worker_errors import WorkerErrors
+from runahead.runtime.masks.masks import NO_STOPS, GivenUp, MaskFigures, Masks, Stops
+from runahead.runtime.masks.worker_watch import Overdue, WorkerErrors
 from runahead.runtime.process_end import described
 from runahead.runtime.wire.frames import FrameReader
 from runahead.runtime.wire.parameters import FinishReason
@@ -40,7 +38,7 @@ _READ_BYTES: Final = 1 << 16
 _NS: Final = 1e-9
 
 
-class MaskWorker:
+class MaskWorker(Masks):
     """begin: the first order. report: told of each death, in a sentence that repeats nothing of a request. command:
     what is started, with the numbers of two descriptors behind it. processor_s, running_s: of its processor time, and
     of the time in which the engine ran: a worker that takes longer for one order, or to compile one grammar, is ended.

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from runahead.runtime.masks.stops import NO_STOPS, Stops
+from runahead.runtime.masks.masks import NO_STOPS, Stops
 from runahead.runtime.wire.frames import framed
 
 

@@ -15,7 +15,7 @@ from runahead.runtime.kernels.layers import Attention, FeedForward, Fuse, Layer,
 from runahead.runtime.kernels.quantized_weight import QuantizedWeight
 from runahead.runtime.kernels.share import WHOLE, Share
 from runahead.runtime.models.config.keys import Unread
-from runahead.runtime.models.config.model_config import ModelConfig
+from runahead.runtime.models.config.model_config import BY_LAYER, ModelConfig, with_layers
 from runahead.runtime.models.rope import Rope
 
 ConfigT = TypeVar("ConfigT", bound=ModelConfig)  # an architecture's own
@@ -265,6 +265,14 @@ class Whole:
     passed_over: Callable[[str], bool]
 
 
+def small(config: ConfigT, tokens: int) -> ConfigT:
+    """The model with one layer of each kind. tokens: a window that is wider gets as many."""
+    own: Any = config
+    few: ConfigT = replace(own, windows=tuple(min(window, tokens) for window in own.windows))
+    kinds = list(zip(*(getattr(few, name) for name in BY_LAYER if hasattr(few, name)), strict=True))
+    return with_layers(few, [kinds.index(kind) for kind in sorted(set(kinds))])
+
+
 @dataclass(frozen=True, slots=True)
 class Architecture(Generic[ConfigT]):
     """One line of the registry.
@@ -290,7 +298,7 @@ class Architecture(Generic[ConfigT]):
     read: Callable[[Mapping[str, Any], tuple[int, ...]], ConfigT]
     weights: Callable[[ConfigT, TensorReader], ModelWeights]
     passed_over: Callable[[ConfigT, str], bool]
-    small: Callable[[ConfigT, int], ConfigT]
+    small: Callable[[ConfigT, int], ConfigT] = small
     layers: tuple[str, ...] = ("attention", "dense")
     whole: Whole | None = None
     heads: OwnHeads[ConfigT] | None = None

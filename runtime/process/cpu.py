@@ -16,18 +16,18 @@ from runahead.cuda_graphs.host_device import no_delay, seeded_delays
 from runahead.cuda_graphs.rings import RingMemory
 from runahead.runtime.checkpoint import Checkpoint
 from runahead.runtime.drafters.ngram import NgramDrafter
+from runahead.runtime.engine.poison import RingPoison
 from runahead.runtime.masks.mask_worker import MaskWorker
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.cpu_check.cpu_kernels import products_of_a_rank, tried_kernels
 from runahead.runtime.models.decoder import Decoder
-from runahead.runtime.models.drafters.draft_network import DraftNetwork
+from runahead.runtime.models.drafters.draft_model import DraftNetwork
 from runahead.runtime.models.drafters.head_files import HeadFiles
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import weight_bytes
 from runahead.runtime.process.cpu_ranks import start_ranks
 from runahead.runtime.process.drafting_files import drafting_files, kept_by_drafter, kept_with_drafter
 from runahead.runtime.process.grammar_masks import make_masks
-from runahead.runtime.process.memory_facts import DraftingBytes, memory_facts
 from runahead.runtime.process.parts import (
     MadeOnDevice,
     blocks_in,
@@ -42,11 +42,9 @@ from runahead.runtime.process.parts import (
     sized,
     snapshots_in,
 )
-from runahead.runtime.process.pool_fit import PoolFit, room_for_weights
+from runahead.runtime.process.pool_fit import DraftingBytes, PoolFit, memory_facts, room_for_weights
 from runahead.runtime.process.progress import Progress
-from runahead.runtime.process.sizes import Cpu
-from runahead.runtime.process.snapshot_borders import device_border_tokens
-from runahead.runtime.programs.cpu.poison import RingPoison
+from runahead.runtime.process.sizes import Cpu, device_border_tokens
 from runahead.runtime.programs.cpu.program import HostProgram
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
 from runahead.runtime.wire.messages import Exactness

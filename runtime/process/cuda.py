@@ -29,7 +29,6 @@ from runahead.runtime.process.cuda_ranks import CudaRanks, start_ranks
 from runahead.runtime.process.device_choice import check_gpu
 from runahead.runtime.process.drafting_files import drafting_files, kept_by_drafter, kept_with_drafter
 from runahead.runtime.process.grammar_masks import make_masks
-from runahead.runtime.process.memory_facts import DraftingBytes, memory_facts
 from runahead.runtime.process.parts import (
     MadeOnDevice,
     blocks_in,
@@ -45,12 +44,18 @@ from runahead.runtime.process.parts import (
     snapshots_in,
     state_bytes_held,
 )
-from runahead.runtime.process.pool_fit import TRIAL_BLOCKS, Needs, PoolFit, overhead, room_for_weights
+from runahead.runtime.process.pool_fit import (
+    TRIAL_BLOCKS,
+    DraftingBytes,
+    Needs,
+    PoolFit,
+    memory_facts,
+    overhead,
+    room_for_weights,
+)
 from runahead.runtime.process.progress import Progress
-from runahead.runtime.process.sizes import Gpu
-from runahead.runtime.process.snapshot_borders import device_border_tokens
-from runahead.runtime.programs.cuda.draft_head import GpuDraftNetwork
-from runahead.runtime.programs.cuda.draft_model import load_drafter
+from runahead.runtime.process.sizes import Gpu, device_border_tokens
+from runahead.runtime.programs.cuda.draft_model import GpuDraftNetwork, load_drafter
 from runahead.runtime.programs.cuda.program import (
     NoExactKernelsError,
     TritonProgram,

@@ -32,9 +32,8 @@ from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.engine.interval_log import LogMode
 from runahead.runtime.engine.links import SocketLinks
 from runahead.runtime.engine.loop import Engine
-from runahead.runtime.engine.loop_guard import LoopGuard
 from runahead.runtime.engine.ranges import name_stages
-from runahead.runtime.engine.watchdog import LaunchHungError, NoProgressError
+from runahead.runtime.engine.watchdog import LaunchHungError, LoopGuard, NoProgressError
 from runahead.runtime.log_output import LogOutput, log_to_stderr
 from runahead.runtime.log_stream import count_dropped_lines_in, end_log
 from runahead.runtime.models.cpu_check.cpu_kernels import NoKernelsError

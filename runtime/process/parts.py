@@ -29,14 +29,18 @@ from runahead.runtime.models.weight_formats import held_bytes
 from runahead.runtime.models.weights import check_weights, described
 from runahead.runtime.plan import PLAN_WORDS
 from runahead.runtime.process.progress import Progress
-from runahead.runtime.process.sizes import NAMES, Cpu, Gpu, ModelSize, with_sizes
-from runahead.runtime.process.snapshot_borders import border_tokens, has_borders
-from runahead.runtime.process.snapshot_borders import snapshot_tokens as snapshot_tokens
+from runahead.runtime.process.sizes import NAMES, Cpu, Gpu, ModelSize, border_tokens, has_borders, with_sizes
+from runahead.runtime.process.sizes import snapshot_tokens as snapshot_tokens
 from runahead.runtime.rounding import ceil_div
-from runahead.runtime.scheduler.admission_record import largest_record_words
-from runahead.runtime.scheduler.draft_choice import ChoiceByAcceptance, ChoiceByForms, ChoiceOfAHead, DraftChoice
-from runahead.runtime.scheduler.draft_costs import DraftCosts
+from runahead.runtime.scheduler.draft_choice import (
+    ChoiceByAcceptance,
+    ChoiceByForms,
+    ChoiceOfAHead,
+    DraftChoice,
+    DraftCosts,
+)
 from runahead.runtime.scheduler.ledger import Ledger
+from runahead.runtime.scheduler.new_row import largest_record_words
 from runahead.runtime.scheduler.outcomes import Deferred
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.scheduler.rows import Rows

@@ -1,8 +1,8 @@
 """Sizes of launches that nobody has set, by device and model. Pure; decision 0051 says why.
 
-On a CPU they are fixed, but for rows whose recurrent states would fill its cache. On a GPU they are the fastest that
-were measured, where any were, and elsewhere follow from the GPU's memory and the bytes of the weights. A size that was
-set is never changed, and the others are chosen to fit it.
+On a CPU they are fixed, but for rows whose recurrent states would fill its cache. On a GPU they
+follow from the GPU's memory and the bytes of the weights. A size that was set is never changed, and the others are
+chosen to fit it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from runahead.runtime.rounding import ceil_div
 from runahead.runtime.wire.engine_config import (
     AUTO_RUN_AHEAD,
     FOUND_OUT,
@@ -19,6 +20,32 @@ from runahead.runtime.wire.engine_config import (
     bounds_of_a_chunk,
     rows_beside,
 )
+
+_SNAPSHOT_TOKENS: Final = 512  # between two borders with a snapshot, unless a setting says so
+
+
+def snapshot_tokens(config: EngineConfig) -> int:
+    """Tokens from one border with a snapshot of a row's state to the next."""
+    blocks = config.state_snapshot_blocks or _SNAPSHOT_TOKENS // config.block_size
+    return blocks * config.block_size
+
+
+def has_borders(config: EngineConfig, context: int) -> bool:
+    """A request may begin behind a border with a snapshot: its tokens, one fewer than the context at most, go on beyond
+    the first one."""
+    return snapshot_tokens(config) < context - 1
+
+
+def border_tokens(config: EngineConfig, context: int) -> int:
+    """Tokens from one border with a snapshot of a row's state to the next, where cached prefixes are found; else 0."""
+    return snapshot_tokens(config) if config.prefix_cache and has_borders(config, context) else 0
+
+
+def device_border_tokens(config: EngineConfig, context: int) -> int:
+    """The same for a device's program, which takes no 0: then more tokens than a row can have, so that no row comes to
+    a border."""
+    return border_tokens(config, context) or (ceil_div(context, config.block_size) + 1) * config.block_size
+
 
 NAMES: Final = (
     "run_ahead", "max_rows", "prefill_chunk", "max_prefill_tokens", "mixed_prefill_tokens", "run_ahead_tokens",
@@ -82,24 +109,6 @@ class ModelSize:
     @property
     def all_weight_bytes(self) -> int:
         return self.weight_bytes + self.draft_weight_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    """A GPU, the weights, from so many bytes to so many, and the sizes that were the fastest for these on it."""
-
-    gpu: str
-    weights: tuple[int, int]
-    sizes: dict[str, int]
-
-
-_MEASURED: Final = (
-    _Measured(
-        "NVIDIA H200",
-        (14 * GIB, 16 * GIB),
-        {"max_rows": _MOST_ROWS, "prefill_chunk": _CHUNK, "max_prefill_tokens": _MOST_TOKENS},
-    ),
-)
 
 
 def with_sizes(config: EngineConfig, machine: Gpu | Cpu, model: ModelSize) -> tuple[EngineConfig, str]:
@@ -184,12 +193,7 @@ def _why(machine: Gpu | Cpu, model: ModelSize, sizes: dict[str, int], asked: dic
     weights = f"weights of {model.all_weight_bytes / GIB:.1f} GiB"
     if model.draft_weight_bytes:
         weights += f", {model.draft_weight_bytes / GIB:.1f} GiB of them of what drafts"
-    for known in () if model.draft_weight_bytes else _MEASURED:
-        least, most = known.weights
-        is_known = machine.name == known.gpu and least <= model.weight_bytes < most
-        if is_known and all(sizes[name] == size for name, size in known.sizes.items()):
-            return f"the fastest that were measured on {machine.name} with {weights}"
-    return f"by the rule for GPUs of {machine.memory / GIB:.0f} GiB and {weights}, not measured on {machine.name}"
+    return f"by the rule for GPUs of {machine.memory / GIB:.0f} GiB and {weights}"
 
 
 def _power_of_two(number: float) -> int:

@@ -4,13 +4,34 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.runtime.scheduler.draft_costs import DraftCosts
+
+@dataclass(frozen=True, slots=True)
+class DraftCosts:
+    """query_tokens, step_ms: how long a launch of so many query tokens takes on a GPU, ascending; between two it is
+    interpolated, and beyond the last it takes as long as that. The other times are in launches without drafts, where
+    each row has as many places as it has drafts (the CPU's). runs: of a launch with any drafts. place: of a drafter's
+    step for a place of the run, over the step that its weights let expect. token: of a query token.
+
+    least_price, row_price, most_price: what a draft costs that is looked up, in tokens that the launch would bring
+    without it: the first, and so much for each row, at most the last.
+    """
+
+    query_tokens: tuple[int, ...]
+    step_ms: tuple[float, ...]
+    runs: float
+    place: float
+    token: float
+    least_price: float
+    row_price: float
+    most_price: float
+
 
 MOST: Final = 7
 FORMS: Final = (1, 3, MOST)  # numbers of drafts among which is chosen, beside none
@@ -127,58 +148,62 @@ class ChoiceByAcceptance:
         self._shares = self._right / self._looked_at
 
 
-class ChoiceOfAHead(ChoiceByAcceptance):
-    """The same for a drafter that takes a step of its own for each place of the run, and has a guess for every row: the
-    K is taken that brings most tokens in the time, if it brings 5 % more than none.
-
-    step: what the drafter takes for a place, for all rows together, as a share of a launch without drafts. What is
-    tried at most doubles such a launch, and is tried more rarely, so that it costs 1 % where it pays nothing.
-    """
-
-    probe_every = 2 * PROBE_EVERY
-
-    def __init__(self, costs: DraftCosts, step: float) -> None:
-        super().__init__(costs)
-        self._step = step
-
-    def _takes(self, rows: int, drafts: int) -> float:
-        """How long a launch is with so many drafts of each row, in launches without."""
-        return self._costs.runs + drafts * (self._costs.place * self._step + self._costs.token * rows)
-
-    def _tried(self, rows: int) -> int:
-        return max((drafts for drafts in FORMS if self._takes(rows, drafts) <= 2), default=1)
-
-    def _chosen(self, rows: int, shares: NDArray[np.float64]) -> int:
-        brought = 1 + np.concatenate([[0], np.cumsum(shares)])
-        rates = {drafts: float(brought[drafts]) / self._takes(rows, drafts) for drafts in FORMS}
-        best = max(rates, key=lambda drafts: rates[drafts])
-        return best if rates[best] > 1.05 else 0
-
-
-class ChoiceByForms(ChoiceByAcceptance):
-    """The same where each row of a launch costs K query tokens more, whatever was proposed for it: every place counts
-    as looked at, and the K that brings most tokens in the time is taken, if it brings 5 % more than none.
-
-    How long a launch takes depends on its query tokens: as long as a plain step of as many rows (`DraftCosts`). No more
-    than 32 query tokens are tried, or one draft a row.
+class ChoiceByTime(ChoiceByAcceptance):
+    """The K that brings most tokens in a launch's time, if it brings 5 % more than none.
 
     step: what the drafter takes for a place of the run, for all rows together, as a share of a launch without drafts;
-    0: next to nothing. One that takes steps is tried more rarely.
+    0: next to nothing.
     """
 
     def __init__(self, costs: DraftCosts, step: float = 0.0) -> None:
         super().__init__(costs)
         self._step = step
+
+    def _takes(self, rows: int, drafts: int) -> float:
+        """How long a launch is with so many drafts of each row, in a unit that is the same for all of them."""
+        raise NotImplementedError
+
+    def _chosen(self, rows: int, shares: NDArray[np.float64]) -> int:
+        brought = 1 + np.concatenate([[0], np.cumsum(shares)])
+        rates = {drafts: float(brought[drafts]) / self._takes(rows, drafts) for drafts in (0, *FORMS)}
+        best = max(rates, key=lambda drafts: rates[drafts])
+        return best if rates[best] > 1.05 * rates[0] else 0
+
+
+class ChoiceOfAHead(ChoiceByTime):
+    """For a drafter that takes a step for each place of the run, and has a guess for every row.
+
+    What is tried at most doubles a launch, and is tried more rarely, so that it costs 1 % where it pays nothing.
+    """
+
+    probe_every = 2 * PROBE_EVERY
+
+    def _takes(self, rows: int, drafts: int) -> float:
+        """In launches without drafts."""
+        if not drafts:
+            return 1.0
+        return self._costs.runs + drafts * (self._costs.place * self._step + self._costs.token * rows)
+
+    def _tried(self, rows: int) -> int:
+        return max((drafts for drafts in FORMS if self._takes(rows, drafts) <= 2), default=1)
+
+
+class ChoiceByForms(ChoiceByTime):
+    """For launches in which each row costs K query tokens more, whatever was proposed for it: every place counts as
+    looked at.
+
+    How long a launch takes depends on its query tokens: as long as a plain step of as many rows (`DraftCosts`). No more
+    than 32 query tokens are tried, or one draft a row. A drafter that takes steps is tried more rarely.
+    """
+
+    def __init__(self, costs: DraftCosts, step: float = 0.0) -> None:
+        super().__init__(costs, step)
         self.probe_every = PROBE_EVERY if not step else ChoiceOfAHead.probe_every
 
     def _tried(self, rows: int) -> int:
         return next((drafts for drafts in (MOST, 3) if rows * (1 + drafts) <= _TRIED), 1)
 
-    def _chosen(self, rows: int, shares: NDArray[np.float64]) -> int:
-        forms = (0, *FORMS)
-        brought = 1 + np.concatenate([[0], np.cumsum(shares)])[list(forms)]
-        tokens = [rows * (1 + drafts) for drafts in forms]
-        takes = np.interp(tokens, self._costs.query_tokens, self._costs.step_ms)
-        rate = brought / (takes + np.array(forms) * self._step * takes[0])
-        best = int(rate.argmax())
-        return forms[best] if rate[best] > 1.05 * rate[0] else 0
+    def _takes(self, rows: int, drafts: int) -> float:
+        """In milliseconds."""
+        plain, takes = np.interp([rows, rows * (1 + drafts)], self._costs.query_tokens, self._costs.step_ms)
+        return float(takes + drafts * self._step * plain)

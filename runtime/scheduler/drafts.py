@@ -19,72 +19,26 @@ committed: then the bounds come together again.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import FORCED
 from runahead.runtime.plan import LaunchPlan
-from runahead.runtime.scheduler.course import Course
 from runahead.runtime.scheduler.draft_choice import DraftChoice
-from runahead.runtime.scheduler.kept_rows import KeptRows
 from runahead.runtime.scheduler.ledger import Launch, Ledger
 from runahead.runtime.scheduler.outcomes import Commit, Deferred
 from runahead.runtime.scheduler.plan_builder import PlanBuilder
 from runahead.runtime.scheduler.result_cells import SampledTokens
 from runahead.runtime.scheduler.rows import Rows
+from runahead.runtime.scheduler.steady_decode import KeptRows, SteadyDecode
 
 
-class DraftPolicy(Protocol):
-    """What the scheduler and its commits ask.
+class DraftPolicy:
+    """One token a launch, or none of a row that is held: where no row may be, both bounds of a length are the same.
 
     drafted, accepted: int64 [most K], drafts of committed launches by their place in the run: how many S has looked at,
-    and how many of these were right.
+    and how many of these were right. cells: result cells of a row, 1 + the most K of any launch.
     """
-
-    drafted: NDArray[np.int64]
-    accepted: NDArray[np.int64]
-
-    @property
-    def cells(self) -> int:
-        """Result cells of a row: 1 + the most K of any launch."""
-
-    def choose(self, number: int, rows: int, chunks: int) -> int:
-        """How many guesses launch `number` verifies of each row, which is planned now: K without a grammar. rows: that
-        may decode in it. chunks: rows that may have a prompt chunk in it."""
-
-    def guesses(self, number: int, slots: NDArray[np.int64], chunks: int) -> int:
-        """As `choose` says, of these rows: none where the drafter guesses for none of them. [n]"""
-
-    def beside_admissions(self, builder: PlanBuilder) -> None:
-        """Rows may have begun with the launch: it has no drafts beside their chunks, where that can't be."""
-
-    def most(self, slots: NDArray[np.int64], guesses: int) -> int:
-        """K of a launch with so many guesses: the most drafts of any of these rows. [n]"""
-
-    def held(self, slots: NDArray[np.int64], guesses: int) -> NDArray[np.int64]:
-        """Tokens that the blocks of these rows must hold if they are in the next launch, with so many guesses. [n]"""
-
-    def plan(self, slots: NDArray[np.int64], guesses: int) -> None:
-        """These rows decode in the next launch, with so many guesses. [n]"""
-
-    def tighten(
-        self, launch: Launch, slots: NDArray[np.intp], found: SampledTokens, drafted: NDArray[np.int8] | None
-    ) -> None:
-        """A launch is committed: the bounds of its rows' lengths follow from what it brought. slots: [n] of the rows
-        that `found` was read from, whose `committed_len` is still as before. drafted: how many drafts S has looked at
-        of each of them, [n]; None: the launch has none to look at."""
-
-    def course(self, plan: LaunchPlan, block_size: int) -> Course | None:
-        """What the launches after this one have in common, if its rows decode on. None: they have to be looked at."""
-
-    def kept(self, launch: Launch, commit: Commit) -> KeptRows | None:
-        """What the commits after this one have in common, if its rows stay. None: they have to be looked at."""
-
-
-class ForcedDrafts:
-    """One token a launch, or none of a row that is held: where no row may be, both bounds of a length are the same."""
 
     def __init__(
         self, rows: Rows, ledger: Ledger[Deferred], most: int = 0, forced: int = 0, *, along_masks: bool = True
@@ -99,28 +53,34 @@ class ForcedDrafts:
         self._along_masks = along_masks
 
     def choose(self, number: int, rows: int, chunks: int) -> int:
+        """How many guesses launch `number` verifies of each row, which is planned now: K without a grammar. rows: that
+        may decode in it. chunks: rows that may have a prompt chunk in it."""
         return 0
 
     def guesses(self, number: int, slots: NDArray[np.int64], chunks: int) -> int:
+        """As `choose` says, of these rows: none where the drafter guesses for none of them. [n]"""
         chosen = self.choose(number, slots.size, chunks)
         if chosen and not self._along_masks and np.count_nonzero(self._rows.may_hold[slots]) == slots.size:
             return 0
         return chosen
 
     def beside_admissions(self, builder: PlanBuilder) -> None:
-        pass
+        """Rows may have begun with the launch: it has no drafts beside their chunks, where that can't be."""
 
     def most(self, slots: NDArray[np.int64], guesses: int) -> int:
+        """K of a launch with so many guesses: the most drafts of any of these rows. [n]"""
         return max(guesses, self._forced) if self._forced > guesses and self._may_hold(slots) else guesses
 
     def held(self, slots: NDArray[np.int64], guesses: int) -> NDArray[np.int64]:
-        """With the drafts that the next F verifies, but for what lies beyond the row's end: nobody writes that."""
+        """Tokens that the blocks of these rows must hold if they are in the next launch, with so many guesses: the
+        drafts that its F verifies among them, and nothing beyond the row's end. [n]"""
         held: NDArray[np.int64] = np.minimum(
             self._most(slots) + self._of_each(slots, guesses), self._rows.max_len[slots] - 1
         )
         return held
 
     def plan(self, slots: NDArray[np.int64], guesses: int) -> None:
+        """These rows decode in the next launch, with so many guesses. [n]"""
         self._rows.plan_decode(slots, self._least(slots), self._most(slots), self._of_each(slots, guesses))
 
     def _of_each(
@@ -137,13 +97,18 @@ class ForcedDrafts:
     def tighten(
         self, launch: Launch, slots: NDArray[np.intp], found: SampledTokens, drafted: NDArray[np.int8] | None
     ) -> None:
+        """A launch is committed: the bounds of its rows' lengths follow from what it brought. slots: [n] of the rows
+        that `found` was read from, whose `committed_len` is still as before. drafted: how many drafts S has looked at
+        of each of them, [n]; None: the launch has none to look at."""
         if self._may_hold(slots):
             self._rows.correct_bounds(slots, launch.number, _brought(found, slots.size))
 
-    def course(self, plan: LaunchPlan, block_size: int) -> Course | None:
-        return Course(plan, self._rows, block_size)
+    def steady_decode(self, plan: LaunchPlan, block_size: int) -> SteadyDecode | None:
+        """What the launches after this one have in common, if its rows decode on. None: they have to be looked at."""
+        return SteadyDecode(plan, self._rows, block_size)
 
     def kept(self, launch: Launch, commit: Commit) -> KeptRows | None:
+        """What the commits after this one have in common, if its rows stay. None: they have to be looked at."""
         return KeptRows(launch, commit, self._rows)
 
     def _may_hold(self, slots: NDArray[np.intp] | NDArray[np.int32]) -> bool:
@@ -166,7 +131,7 @@ class ForcedDrafts:
         return most
 
 
-class Drafts(ForcedDrafts):
+class Drafts(DraftPolicy):
     """1 to 1 + K tokens a launch. The first token after a prompt comes alone: nothing was drafted yet.
 
     Launches may each bring another number of tokens. Where K stays 0 for a while, they have as much in common as
@@ -226,13 +191,13 @@ class Drafts(ForcedDrafts):
         """How many drafts of each row the launch has cost, whether there were so many or not. drafted: [n]"""
         return drafted
 
-    def course(self, plan: LaunchPlan, block_size: int) -> Course | None:
+    def steady_decode(self, plan: LaunchPlan, block_size: int) -> SteadyDecode | None:
         rows, slots = self._rows, plan.rows
         if plan.drafts or (plan.chunks and (self._choice.most or self._may_hold(slots))):
             return None  # K was chosen for the rows that decode: with chunks, more may in the next launch
         if np.count_nonzero((rows.most_len[slots] - rows.least_len[slots])[~rows.may_hold[slots]]):
             return None
-        return Course(plan, rows, block_size, self._choice.stays_until(plan.number))
+        return SteadyDecode(plan, rows, block_size, self._choice.stays_until(plan.number))
 
     def kept(self, launch: Launch, commit: Commit) -> KeptRows | None:
         return None if launch.shape.sample_drafts else super().kept(launch, commit)
@@ -288,7 +253,7 @@ def draft_policy(
     """choice: of K, the drafts of a launch and row. most_rows, forced, forced_rows, along_masks:
     `SchedulerLimits.draft_rows`, `forced_drafts`, `forced_rows` and `guesses_along_masks`."""
     if not choice.most and not forced:
-        return ForcedDrafts(rows, ledger)
+        return DraftPolicy(rows, ledger)
     if most_rows:
         return DraftForms(choice, rows, ledger, most_rows, forced, forced_rows, along_masks=along_masks)
     return Drafts(choice, rows, ledger, forced, forced_rows, along_masks=along_masks)

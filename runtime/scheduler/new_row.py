@@ -2,24 +2,162 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any, Final
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from runahead.runtime.memory.slot_pool import NO_SLOT
+from runahead.runtime.memory.snapshot_pool import NO_SNAPSHOT
 from runahead.runtime.plan import Admission
-from runahead.runtime.scheduler.admission_record import (
-    NO_COUNTS,
-    NO_HISTORY,
-    admission_record,
-    eos_and_stop_ids,
-    needs_full,
-    penalty_list,
-    record_words,
+from runahead.runtime.row_record import (
+    ADMIT_WORDS,
+    COUNT_SEEN,
+    COUNT_TOKEN,
+    COUNT_WORDS,
+    PROMPT_BIT,
+    ROW_RECORD,
+    signed_64,
 )
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import Rows
-from runahead.runtime.wire.parameters import SamplingParams
+from runahead.runtime.token_mask import mask_words
+from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS, SamplingParams, StoppingParams
+
+# The numbers of a record that are the request's own, in the order of the record.
+SAMPLING_NUMBERS: Final = ROW_RECORD.names[ROW_RECORD.names.index("row_slot") + 1 : ROW_RECORD.names.index("seed")]
+_numbers_of: Callable[[SamplingParams], tuple[float, ...]] = attrgetter(*SAMPLING_NUMBERS)
+
+NO_COUNTS: Final = np.zeros((0, COUNT_WORDS), np.int32)
+NO_HISTORY: Final = np.zeros(0, np.int32)
+
+
+def eos_and_stop_ids(stopping: StoppingParams, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Ids that end the row, each once: the model's end-of-sequence ids unless ignored, then the request's own."""
+    eos = () if stopping.ignore_eos else eos_token_ids
+    return tuple(dict.fromkeys((*eos, *stopping.stop_token_ids)))
+
+
+def needs_full(sampling: SamplingParams, stopping: StoppingParams) -> bool:
+    """True if the row asks for more than greedy or temperature sampling."""
+    if sampling.has_penalty:
+        return True
+    masks = bool(sampling.bias_ids or sampling.allowed_mask or stopping.min_tokens)
+    return sampling.has_filter or masks or sampling.logprobs >= 0
+
+
+def record_words(
+    sampling: SamplingParams,
+    stopping: StoppingParams,
+    eos_token_ids: tuple[int, ...],
+    *,
+    blocks: int = 0,
+    counts: int = 0,
+    history: int = 0,
+) -> int:
+    """Words of the record that `admission_record` makes, without making it.
+
+    blocks: how many it names. counts: entries of its penalty list. history: tokens of it.
+    """
+    stops = len(eos_and_stop_ids(stopping, eos_token_ids))
+    lists = stops + 2 * len(sampling.bias_ids) + len(sampling.allowed_mask) // 4 + blocks
+    return ADMIT_WORDS + lists + COUNT_WORDS * counts + history
+
+
+def largest_record_words(vocab_size: int, context_length: int, max_blocks: int, history: int = 0) -> int:
+    """Words of the largest record that any request can need. history: tokens of it, at most."""
+    lists = MAX_STOP_IDS + 2 * MAX_BIAS + mask_words(vocab_size) + max_blocks
+    return ADMIT_WORDS + lists + COUNT_WORDS * min(context_length, vocab_size) + history
+
+
+def admission_record(
+    slot: int,
+    sampling: SamplingParams,
+    stopping: StoppingParams,
+    prompt_len: int,
+    max_len: int,
+    eos_token_ids: tuple[int, ...],
+    *,
+    blocks: Sequence[int] = (),
+    penalty_slot: int = NO_SLOT,
+    state_slot: int = NO_SLOT,
+    begins_as: int = NO_SNAPSHOT,
+    counts: NDArray[np.int32] = NO_COUNTS,
+    history: NDArray[np.int32] = NO_HISTORY,
+    mask_epoch: int = 0,
+) -> NDArray[np.int32]:
+    """The record of one admission, laid out as `runahead.runtime.row_record` says. [record_words]
+
+    prompt_len: tokens of the original prompt, whatever else is known of the request by now.
+    blocks: what the row's block table begins with: its cached prefix.
+    counts: int32 [n, COUNT_WORDS], with penalties only: see `penalty_list`.
+    history: [n] the row's first tokens, those that no chunk brings, where a drafter wants to know them.
+    mask_epoch: of the row slot, if the row has a grammar.
+    Raises ValueError for penalties without a penalty slot.
+    """
+    has_penalty = sampling.has_penalty
+    if has_penalty and penalty_slot < 0:
+        raise ValueError("a request with penalties was admitted without a penalty slot")
+    stops = eos_and_stop_ids(stopping, eos_token_ids)
+    rest = (
+        signed_64(sampling.seed),
+        mask_epoch,
+        prompt_len + stopping.min_tokens,
+        max_len - 1,
+        len(stops),
+        len(sampling.bias_ids),
+        len(sampling.allowed_mask) // 4,
+        len(blocks),
+        penalty_slot if has_penalty else NO_SLOT,
+        len(counts),
+        state_slot,
+        len(history),
+        begins_as,
+    )
+    head = ROW_RECORD.struct.pack(*((slot,) + _numbers_of(sampling) + rest))  # noqa: RUF005 (faster than unpacking)
+    parts: list[bytes | array[Any] | memoryview] = [head, array("i", stops)]
+    if sampling.bias_ids:
+        parts += (array("i", sampling.bias_ids), array("f", sampling.bias_values))
+    parts += (sampling.allowed_mask, array("i", blocks))
+    if len(counts):
+        parts.append(np.ascontiguousarray(counts).data)
+    if len(history):
+        parts.append(np.ascontiguousarray(history).data)
+    return np.frombuffer(b"".join(parts), np.int32)
+
+
+def penalty_list(prompt_ids: NDArray[np.int32], completion: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Which tokens a row has said, and how often: int32 [n, COUNT_WORDS], each token once, ids ascending.
+
+    prompt_ids: the prompt's distinct ids, ascending, where a repetition penalty looks at them; else none.
+    completion: [m] what the request had said before it was evicted, in any order.
+
+    The work beside copying `prompt_ids` is in proportion to the completion, however long the prompt is.
+    """
+    if not completion.size:
+        return _entries(prompt_ids, PROMPT_BIT)
+    said, times = np.unique(completion, return_counts=True)
+    places = np.searchsorted(prompt_ids, said)
+    found = np.zeros(said.size, np.bool_)
+    if prompt_ids.size:
+        found = prompt_ids[np.minimum(places, prompt_ids.size - 1)] == said
+    ids, seen = prompt_ids, np.full(prompt_ids.size, PROMPT_BIT, np.int32)
+    seen[places[found]] |= times[found].astype(np.int32)
+    if not found.all():
+        new = ~found
+        ids, seen = np.insert(ids, places[new], said[new]), np.insert(seen, places[new], times[new])
+    return _entries(ids, seen)
+
+
+def _entries(ids: NDArray[np.int32], seen: NDArray[np.int32] | int) -> NDArray[np.int32]:
+    entries = np.empty((ids.size, COUNT_WORDS), np.int32)
+    entries[:, COUNT_TOKEN], entries[:, COUNT_SEEN] = ids, seen
+    return entries
 
 
 def begin_row(rows: Rows, request: Request, block_size: int, limits: SchedulerLimits) -> Admission:

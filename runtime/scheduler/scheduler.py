@@ -22,7 +22,6 @@ from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.plan import Chunk, LaunchPlan
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.scheduler.commits import Commits
-from runahead.runtime.scheduler.course import Course
 from runahead.runtime.scheduler.draft_choice import DraftChoice, FixedChoice
 from runahead.runtime.scheduler.drafts import draft_policy
 from runahead.runtime.scheduler.holdings import Holdings
@@ -30,12 +29,11 @@ from runahead.runtime.scheduler.ledger import NO_EPOCHS, NO_SLOTS, Ledger, Ledge
 from runahead.runtime.scheduler.new_row import begin_again, begin_row, words_of
 from runahead.runtime.scheduler.outcomes import NOT_A_TOKEN, Deferred, Ending, Eviction, Release
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
-from runahead.runtime.scheduler.plan_builder import NO_APPENDS, PlanBuilder
-from runahead.runtime.scheduler.planned import Planned
-from runahead.runtime.scheduler.prompt_parts import prompt_parts
+from runahead.runtime.scheduler.plan_builder import NO_APPENDS, PlanBuilder, Planned, prompt_parts
 from runahead.runtime.scheduler.rationing import Need, choose_victim, order_of_service, ration
 from runahead.runtime.scheduler.request import NeverFits, Request
 from runahead.runtime.scheduler.rows import RowPhase, Rows
+from runahead.runtime.scheduler.steady_decode import SteadyDecode
 from runahead.runtime.scheduler.tally import NO_EVENTS, Tally
 from runahead.runtime.scheduler.waiting import WaitingQueue
 from runahead.runtime.wire.parameters import FinishReason
@@ -71,7 +69,7 @@ class Scheduler:
         self.waiting = WaitingQueue(self.holdings)
         self.commits = Commits(limits, self.holdings, self.tally, self.drafts)
         self._arrivals = 0
-        self._course: Course | None = None  # what the launches after the newest plan have in common with it
+        self._steady: SteadyDecode | None = None  # what the launches after the newest plan have in common with it
 
     # ------------------------------------------------------------ requests
 
@@ -155,38 +153,38 @@ class Scheduler:
         return self._continued() or self._made_anew()
 
     def _continued(self) -> Planned | None:
-        """The next plan of a course: its rows, one token further. None if it has ended, or something is to be decided.
+        """The next plan of steady decode: its rows, one token further. None where something must be decided.
 
         It equals the plan that `_made_anew` would make, but only what may have changed is looked at.
         """
-        course, number = self._course, self.ledger.launched + 1
-        if course is None or not course.advance_to(number):
+        steady, number = self._steady, self.ledger.launched + 1
+        if steady is None or not steady.advance_to(number):
             return None
         if self.waiting and self.waiting.next_admission() is not None:
             return None
-        rows, slots = self.rows, course.plan.rows
+        rows, slots = self.rows, steady.plan.rows
         appends, crossed = NO_APPENDS, NO_SLOTS
-        crossing = course.crossing(number)
+        crossing = steady.crossing(number)
         if crossing.size:
             builder = self._builder(number)
             if crossing.size > min(self.pool.available, builder.appends_left(slots.size)):
                 return None
             self._cross(builder, crossing, rows.most_len[crossing] + 1, slots.size)
             appends, crossed = builder.appends(), builder.crossed()
-        rows.plan_one_more(course.step)
+        rows.plan_one_more(steady.step)
         plan = LaunchPlan(
             number=number,
             rows=slots,
-            samples=course.plan.samples,
+            samples=steady.plan.samples,
             row_list_changed=False,
             appends=appends,
             tokens=slots.size,
             sample_rows=slots.size,
-            needs_full=course.needs_full,
+            needs_full=steady.needs_full,
             is_decode=True,
-            masked=course.masked,
+            masked=steady.masked,
         )
-        sampled, epochs, samples = self.ledger.last_rows()  # the rows of the course, as they were
+        sampled, epochs, samples = self.ledger.last_rows()  # the rows of steady decode, as they were
         return Planned(
             plan,
             sampled,
@@ -202,7 +200,7 @@ class Scheduler:
         """The next plan, from what every row needs."""
         number, slots = self.ledger.launched + 1, self.rows.decoding()
         chunks = (self.rows.phase == _PREFILL).nonzero()[0]
-        guesses, self._course = self.drafts.guesses(number, slots, chunks.size), None
+        guesses, self._steady = self.drafts.guesses(number, slots, chunks.size), None
         builder, wanted = self._builder(number), self.drafts.held(slots, guesses)
         crossing = wanted > self.rows.num_blocks[slots] * self.pool.block_size
         if chunks.size or self.holdings.paused or np.count_nonzero(crossing):
@@ -224,7 +222,7 @@ class Scheduler:
         everybody = slots.size + chunks.size + len(plan.admissions)
         all_decode = 0 < everybody == np.count_nonzero(plan.samples)  # every row is in the plan and past its prompt
         if all_decode and not self.holdings.paused:
-            self._course = self.drafts.course(plan, self.pool.block_size)
+            self._steady = self.drafts.steady_decode(plan, self.pool.block_size)
         return self._planned(builder, plan)
 
     def _planned(self, builder: PlanBuilder, plan: LaunchPlan) -> Planned:

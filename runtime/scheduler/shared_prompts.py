@@ -10,8 +10,7 @@ from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.memory.slot_pool import SlotPool
 from runahead.runtime.memory.snapshot_pool import NO_SNAPSHOT, SnapshotPool
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
-from runahead.runtime.scheduler.request import Request
-from runahead.runtime.scheduler.shared_prompt import SharedPrompt, share
+from runahead.runtime.scheduler.request import Request, SharedPrompt, share
 
 
 class SharedPrompts:

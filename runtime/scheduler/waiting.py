@@ -22,9 +22,8 @@ from runahead.runtime.rounding import ceil_div
 from runahead.runtime.scheduler.holdings import Holdings
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.scheduler.rationing import ServiceKey, order_of_service
-from runahead.runtime.scheduler.request import Request
+from runahead.runtime.scheduler.request import Request, SharedPrompt
 from runahead.runtime.scheduler.rows import RowPhase
-from runahead.runtime.scheduler.shared_prompt import SharedPrompt
 
 _PREFILL: Final = int(RowPhase.PREFILL)
 _DECODE: Final = int(RowPhase.DECODE)

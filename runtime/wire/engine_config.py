@@ -10,11 +10,10 @@ from collections.abc import Callable
 from typing import Annotated, Final, Literal
 
 import msgspec
-from msgspec import Meta
 
 from runahead.runtime.plan import APPEND_WORDS, CHUNK_WORDS, HEADER_WORDS, PLAN_WORDS
 from runahead.runtime.rounding import ceil_div
-from runahead.runtime.wire.setting import settings_of, shown
+from runahead.runtime.wire.setting import setting, settings_of, shown
 
 SERIAL, AUTO_RUN_AHEAD = 0, -1
 AUTO_DRAFTS = 0
@@ -38,180 +37,147 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A field is a setting: its name, type, bounds, description and default. `runahead.runtime.wire.setting` says what
     else a declaration may hold."""
 
-    served_name: Annotated[
-        str, Meta(description="name that clients see (default: the folder's or file's)", extra={"group": "Model"})
-    ] = ""
+    served_name: Annotated[str, setting("name that clients see (default: the folder's or file's)", group="Model")] = ""
     load_format: Annotated[
-        Literal["auto", "dummy"],
-        Meta(description="auto: the checkpoint's; dummy: random weights of the configured shape"),
+        Literal["auto", "dummy"], setting("auto: the checkpoint's; dummy: random weights of the configured shape")
     ] = "auto"
     device: Annotated[
-        DeviceName,
-        Meta(
-            description="where launches run; auto: on a GPU that works, else on the CPU",
-            extra={"group": "Device", "main": True},
-        ),
+        DeviceName, setting("where launches run; auto: on a GPU that works, else on the CPU", group="Device", main=True)
     ] = "auto"
     dtype: Annotated[
-        DtypeName,
-        Meta(description="of weights and arithmetic; auto: float32 on the CPU, the checkpoint's own on CUDA"),
+        DtypeName, setting("of weights and arithmetic; auto: float32 on the CPU, the checkpoint's own on CUDA")
     ] = "auto"
-    quantize: Annotated[Literal["none", "fp8"], Meta(description="fp8: matrices become FP8 at load")] = "none"
-    tensor_parallel: Annotated[
-        int, Meta(ge=1, le=8, description="ranks that have the model between them, a process each")
-    ] = 1
+    quantize: Annotated[Literal["none", "fp8"], setting("fp8: matrices become FP8 at load")] = "none"
+    tensor_parallel: Annotated[int, setting("ranks that have the model between them, a process each", ge=1, le=8)] = 1
     exact: Annotated[
         Literal["auto", "on", "off"],
-        Meta(description="no request's tokens depend on those beside it; auto: on a CPU, and large dense models"),
+        setting("no request's tokens depend on those beside it; auto: on a CPU, and large dense models"),
     ] = "auto"
     threads: Annotated[
-        int, Meta(ge=0, le=1024, description="torch threads of a CPU rank; 0: one core is left to the host, or more")
+        int, setting("torch threads of a CPU rank; 0: one core is left to the host, or more", ge=0, le=1024)
     ] = 0
     kernel_cache: Annotated[
         str,
-        Meta(
-            description="folder of kernels compiled for the GPU, which the next start finds there; empty: "
+        setting(
+            "folder of kernels compiled for the GPU, which the next start finds there; empty: "
             "TRITON_CACHE_DIR or ~/.triton/cache",
-            extra={"metavar": "FOLDER"},
+            metavar="FOLDER",
         ),
     ] = ""
     run_ahead: Annotated[
         int,
-        Meta(
+        setting(
+            "launches that may be queued ahead of the committed one; serial: none; auto: by model",
             ge=AUTO_RUN_AHEAD,
             le=4,
-            description="launches that may be queued ahead of the committed one; serial: none; auto: by model",
-            extra={"group": "Launches and memory", "main": True, "words": {"auto": AUTO_RUN_AHEAD, "serial": SERIAL}},
+            group="Launches and memory",
+            main=True,
+            words={"auto": AUTO_RUN_AHEAD, "serial": SERIAL},
         ),
     ] = AUTO_RUN_AHEAD
     run_ahead_tokens: Annotated[
         int,
-        Meta(
+        setting(
+            "prompt tokens that a launch and the uncommitted ones it is queued behind may carry; 0: by "
+            "device and model",
             ge=FOUND_OUT,
             le=1 << 20,
-            description="prompt tokens that a launch and the uncommitted ones it is queued behind may carry; 0: by "
-            "device and model",
         ),
     ] = FOUND_OUT
     max_rows: Annotated[
-        int,
-        Meta(
-            ge=FOUND_OUT,
-            le=512,
-            description="requests that decode together; 0: by device and model",
-            extra={"main": True},
-        ),
+        int, setting("requests that decode together; 0: by device and model", ge=FOUND_OUT, le=512, main=True)
     ] = FOUND_OUT
-    max_queue: Annotated[int, Meta(ge=1, le=1 << 20, description="requests that may wait for a row")] = 1024
+    max_queue: Annotated[int, setting("requests that may wait for a row", ge=1, le=1 << 20)] = 1024
     context_length: Annotated[
-        int,
-        Meta(ge=0, le=MAX_CONTEXT, description="tokens a request may hold; 0: the model's own", extra={"main": True}),
+        int, setting("tokens a request may hold; 0: the model's own", ge=0, le=MAX_CONTEXT, main=True)
     ] = 0
-    block_size: Annotated[int, Meta(ge=8, le=256, description="tokens a KV block holds, a power of two")] = 16
-    num_blocks: Annotated[  # the null block included
-        int, Meta(ge=0, le=1 << 24, description="KV blocks; 0: as many as memory allows")
-    ] = 0
+    block_size: Annotated[int, setting("tokens a KV block holds, a power of two", ge=8, le=256)] = 16
+    # The null block included.
+    num_blocks: Annotated[int, setting("KV blocks; 0: as many as memory allows", ge=0, le=1 << 24)] = 0
     prefill_chunk: Annotated[
         int,
-        Meta(
+        setting(
+            "prompts are cut at multiples of this many tokens, and where a snapshot of their state is "
+            "kept; 0: by device and model",
             ge=FOUND_OUT,
             le=1 << 14,
-            description="prompts are cut at multiples of this many tokens, and where a snapshot of their state is "
-            "kept; 0: by device and model",
         ),
     ] = FOUND_OUT
     max_prefill_tokens: Annotated[
-        int, Meta(ge=FOUND_OUT, le=1 << 15, description="prompt tokens a launch may carry; 0: by device and model")
+        int, setting("prompt tokens a launch may carry; 0: by device and model", ge=FOUND_OUT, le=1 << 15)
     ] = FOUND_OUT
     mixed_prefill_tokens: Annotated[
         int,
-        Meta(
+        setting(
+            "prompt tokens of a launch in which rows decode, or one chunk; 0: from token_gap_ms",
             ge=FOUND_OUT,
             le=1 << 15,
-            description="prompt tokens of a launch in which rows decode, or one chunk; 0: from token_gap_ms",
         ),
     ] = FOUND_OUT
     token_gap_ms: Annotated[
-        int, Meta(ge=1, le=10_000, description="milliseconds between a row's tokens that prompts beside it may cause")
+        int, setting("milliseconds between a row's tokens that prompts beside it may cause", ge=1, le=10_000)
     ] = 40
-    prefix_cache: Annotated[bool, Meta(description="prompts share the KV blocks of prefixes computed before")] = True
+    prefix_cache: Annotated[bool, setting("prompts share the KV blocks of prefixes computed before")] = True
     state_snapshots: Annotated[
         int,
-        Meta(
-            ge=0,
-            le=1 << 16,
-            description="recurrent states kept beside cached blocks; 0: one for each row, if memory allows",
-        ),
+        setting("recurrent states kept beside cached blocks; 0: one for each row, if memory allows", ge=0, le=1 << 16),
     ] = AUTO_SNAPSHOTS
     state_snapshot_blocks: Annotated[
-        int,
-        Meta(ge=0, le=1 << 16, description="KV blocks from one such state of a request to its next; 0: of 512 tokens"),
+        int, setting("KV blocks from one such state of a request to its next; 0: of 512 tokens", ge=0, le=1 << 16)
     ] = AUTO_SNAPSHOTS
     penalty_slots: Annotated[
-        int, Meta(ge=0, le=512, description="requests with penalties that decode together; 0: penalties are refused")
+        int, setting("requests with penalties that decode together; 0: penalties are refused", ge=0, le=512)
     ] = 16
     drafter: Annotated[
         Literal["none", "ngram", "eagle", "mtp", "model"],
-        Meta(
-            description="what guesses tokens that a launch verifies; ngram: what followed before in the same request; "
+        setting(
+            "what guesses tokens that a launch verifies; ngram: what followed before in the same request; "
             "eagle: a head that was trained for the model; mtp: the head that comes with the model's checkpoint; "
             "model: a smaller model of the same vocabulary",
-            extra={"group": "Drafts"},
+            group="Drafts",
         ),
     ] = "none"
     draft_model: Annotated[
         str,
-        Meta(
-            description="of the head or model, for drafter eagle or model; empty: the bundled model's own head",
-            extra={"metavar": "FOLDER"},
+        setting(
+            "of the head or model, for drafter eagle or model; empty: the bundled model's own head", metavar="FOLDER"
         ),
     ] = ""
     draft_tokens: Annotated[
         int,
-        Meta(
+        setting(
+            "tokens guessed of a request and launch; auto: as many as pay",
             ge=AUTO_DRAFTS,
             le=MOST_DRAFTS,
-            description="tokens guessed of a request and launch; auto: as many as pay",
-            extra={"words": {"auto": AUTO_DRAFTS}},
+            words={"auto": AUTO_DRAFTS},
         ),
     ] = AUTO_DRAFTS
     launch_timeout_s: Annotated[
         float,
-        Meta(
+        setting(
+            "the engine stops if a launch, a request or its loop has not come further for so long",
             gt=0,
             le=604_800,
-            description="the engine stops if a launch, a request or its loop has not come further for so long",
-            extra={"group": "Processes"},
+            group="Processes",
         ),
     ] = LAUNCH_TIMEOUT_S
     log_interval: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=1 << 30,
-            description="a snapshot is logged every so many launches; 0: never",
-            extra={"group": "Logs"},
-        ),
+        int, setting("a snapshot is logged every so many launches; 0: never", ge=0, le=1 << 30, group="Logs")
     ] = 0
     log_mode: Annotated[
         Literal["events", "barrier"],
-        Meta(description="events: from marks that have passed; barrier: the chain drains before a logged launch"),
+        setting("events: from marks that have passed; barrier: the chain drains before a logged launch"),
     ] = "events"
-    nvtx: Annotated[bool, Meta(description="name the loop's stages for a profiler; needs a torch for CUDA")] = False
+    nvtx: Annotated[bool, setting("name the loop's stages for a profiler; needs a torch for CUDA")] = False
     # Seeded delays, and poison in everything that is given back.
-    jitter_seed: (
-        Annotated[int, Meta(ge=0, le=(1 << 63) - 1, description="test mode of the CPU device", extra={"hidden": True})]
-        | None
-    ) = None
+    jitter_seed: Annotated[int, setting("test mode of the CPU device", ge=0, le=(1 << 63) - 1, hidden=True)] | None = (
+        None
+    )
     # What counts up for as long as the service runs (launches, epochs of rows, front ends, their handles and calls)
     # begins after this number.
-    counters_from: Annotated[
-        int, Meta(ge=0, le=1 << 62, description="test mode: where counters begin", extra={"hidden": True})
-    ] = 0
+    counters_from: Annotated[int, setting("test mode: where counters begin", ge=0, le=1 << 62, hidden=True)] = 0
     # An engine that drafts nothing at all is what one that drafts is compared with.
-    draft_forced: Annotated[
-        bool, Meta(description="test mode: false: what structures force is not drafted", extra={"hidden": True})
-    ] = True
+    draft_forced: Annotated[bool, setting("test mode: false: what structures force is not drafted", hidden=True)] = True
 
 
 class EngineConfig(EngineSettings, frozen=True, kw_only=True):
@@ -240,9 +206,9 @@ def check_config(config: EngineSettings, spelling: Spelling = str) -> None:
 
     A size that the start finds out contradicts nothing.
     """
-    for name, setting in _SETTINGS.items():
+    for name, declared in _SETTINGS.items():
         try:
-            setting.check(getattr(config, name))
+            declared.check(getattr(config, name))
         except ValueError as error:
             raise ConfigError(f"{spelling(name)} {error}") from error
 

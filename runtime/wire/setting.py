@@ -144,6 +144,14 @@ class Setting:
         return ", ".join(self._words) + f" or {numbers}" if self._words else numbers
 
 
+def setting(
+    description: str, *, ge: float | None = None, gt: float | None = None, le: float | None = None, **extra: object
+) -> msgspec.Meta:
+    """Declare a setting. ge, gt, le: bounds. extra: as of `Meta.extra`."""
+    bounds: dict[str, Any] = {"ge": ge, "gt": gt, "le": le}
+    return msgspec.Meta(description=description, extra=extra, **bounds)
+
+
 def settings_of(struct: type[msgspec.Struct]) -> dict[str, Setting]:
     """The settings that a struct declares, by name, in its order."""
     found: dict[str, Setting] = {}

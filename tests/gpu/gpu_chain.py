@@ -41,7 +41,7 @@ from tests.runtime.chain import MemoryLinks
 from tests.runtime.models.dense_configs import dense_config
 
 if TYPE_CHECKING:  # Triton is loaded when it is known on what it runs
-    from runahead.runtime.programs.cuda.draft_head import GpuDraftNetwork
+    from runahead.runtime.programs.cuda.draft_model import GpuDraftNetwork
 
 BLOCK_SIZE = 16
 PREFILL_CHUNK = 32
@@ -239,12 +239,12 @@ def cuda_engine(
     forced. make_head: of the model, in the place of the drafter that looks up what followed before."""
     from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
     from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
-    from runahead.runtime.programs.cuda.program import TritonProgram
+    from tests.runtime.kernels.poisoned_program import PoisonedProgram
 
     guessed, forced = 0 if drafts is None else drafts.most, 0 if mask_memory is None else mask_memory.drafts
     rings = allocate_mapped_rings(layout_for(run_ahead, max_rows, max(guessed, forced)))
     model = Decoder(config, moved(weights, torch.device("cuda")), TritonKernelSet(exact))
-    program = TritonProgram(
+    program = PoisonedProgram(
         model,
         rings,
         max_rows=max_rows,

@@ -21,7 +21,7 @@ from tests.gpu import gpu_chain
 from tests.runtime.launches import Launches, Outcome, PromptEntry, over_program
 
 if TYPE_CHECKING:  # Triton's kernels are imported where they run
-    from runahead.runtime.programs.cuda.program import TritonProgram
+    from tests.runtime.kernels.poisoned_program import PoisonedProgram
 
 ROWS, BLOCK_SIZE, EACH, PENALTY_SLOTS, MAX_TOKENS = 5, 16, 6, 3, 128
 NUM_BLOCKS = ROWS * EACH + 1
@@ -83,7 +83,7 @@ def reference_stage() -> Stage:
     return Stage(launches, program.poison_blocks, program.poison_penalty_slot, list_samples).spoil()
 
 
-def lists_samples_of(program: TritonProgram) -> Callable[[Sequence[int]], None]:
+def lists_samples_of(program: PoisonedProgram) -> Callable[[Sequence[int]], None]:
     """As `Stage.list_samples`, of a program that Triton's kernels run. It waits for the GPU."""
 
     def list_samples(slots: Sequence[int]) -> None:

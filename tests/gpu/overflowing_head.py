@@ -10,7 +10,7 @@ import torch
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.config.model_config import ModelConfig
-from runahead.runtime.models.cpu_check.trial import Trial
+from runahead.runtime.models.cpu_check.self_test import Trial
 from runahead.runtime.models.decoder import Decoder
 
 _LARGE = 3.0e38

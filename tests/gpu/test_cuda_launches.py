@@ -21,11 +21,11 @@ def cuda_stage(dtype: torch.dtype = torch.float32) -> tuple[Stage, Device]:
     from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
     from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
     from runahead.runtime.models.decoder import Decoder
-    from runahead.runtime.programs.cuda.program import TritonProgram
+    from tests.runtime.kernels.poisoned_program import PoisonedProgram
 
     rings = allocate_mapped_rings(LAYOUT)
     weights = gpu_chain.moved(gpu_chain.random_weights(CONFIG, dtype), torch.device("cuda"))
-    program = TritonProgram(
+    program = PoisonedProgram(
         Decoder(CONFIG, weights, TritonKernelSet()),
         rings,
         max_rows=ROWS,

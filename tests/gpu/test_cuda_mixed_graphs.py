@@ -62,13 +62,13 @@ class Stage:
         from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
         from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
         from runahead.runtime.models.decoder import Decoder
-        from runahead.runtime.programs.cuda.program import TritonProgram
+        from tests.runtime.kernels.poisoned_program import PoisonedProgram
 
         self.tokens: list[int] = []  # query tokens of each launch
         layout = RingLayout(4, PLAN_WORDS, 1 << 14, ROWS, 4, prompt_tokens=ROWS + MOST_TOKENS)
         rings = allocate_mapped_rings(layout)
         weights = gpu_chain.moved(gpu_chain.random_weights(CONFIG, torch.bfloat16), torch.device("cuda"))
-        self.program = TritonProgram(
+        self.program = PoisonedProgram(
             Decoder(CONFIG, weights, TritonKernelSet(exact)),
             rings,
             max_rows=ROWS,

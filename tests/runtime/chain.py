@@ -13,14 +13,14 @@ import numpy as np
 from runahead.cuda_graphs.device import Device
 from runahead.cuda_graphs.rings import RingLayout, RingMemory, allocate_rings
 from runahead.cuda_graphs.simulated_device import Schedule, SimulatedDevice, at_once
-from runahead.runtime.engine.front_end_turns import Turns
+from runahead.runtime.engine.connection import Turns
 from runahead.runtime.engine.loop import Engine
+from runahead.runtime.engine.poison import RingPoison
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.plan import APPEND_WORDS, CHUNK_WORDS, HEADER_WORDS, PLAN_WORDS
-from runahead.runtime.programs.cpu.poison import GivenBack, RingPoison
 from runahead.runtime.scheduler.ledger import Launch, Ledger
-from runahead.runtime.scheduler.outcomes import Deferred
+from runahead.runtime.scheduler.outcomes import Deferred, Release
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.scheduler.scheduler import Scheduler
@@ -141,7 +141,7 @@ class WatchedPoison(RingPoison):
 
     ledger: WatchedLedger
 
-    def release(self, resource: GivenBack) -> None:
+    def release(self, resource: Release) -> None:
         for number, blocks, slots in self.ledger.named():
             assert not blocks & set(resource.blocks), f"launch {number} has not retired and names a block given back"
             assert resource.row_slot not in slots, f"launch {number} has not retired and names slot {resource.row_slot}"

@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.runtime.drafters.drafter import Drafter
-from runahead.runtime.drafters.ngram import NgramDrafter
+from runahead.runtime.drafters.ngram import Drafter, NgramDrafter
 from runahead.runtime.masks.grammar_rows import GrammarRows
 from runahead.runtime.masks.mask_memory import MaskMemory
-from runahead.runtime.masks.masks import GivenUp, MaskFigures
-from runahead.runtime.masks.stops import NO_STOPS, Stops
+from runahead.runtime.masks.masks import NO_STOPS, GivenUp, MaskFigures, Masks, Stops
 from runahead.runtime.token_mask import token_mask
 from runahead.runtime.wire.parameters import FinishReason
 from tests.runtime.chain import Chain, make_chain
@@ -77,7 +75,7 @@ class MadeUpMatcher:
         return False
 
 
-class LateMasks:
+class LateMasks(Masks):
     """A `Masks` whose worker carries out as many of its orders at each look as the dice say. seed None: all at once."""
 
     def __init__(self, max_rows: int, seed: int | None, drafts: int = 0, drafter: Drafter | None = None) -> None:

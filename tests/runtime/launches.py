@@ -17,7 +17,7 @@ from runahead.runtime.launch_shape import shape_of
 from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.memory.snapshot_pool import NO_SNAPSHOT
 from runahead.runtime.plan import Admission, Chunk, LaunchPlan, stage
-from runahead.runtime.scheduler.admission_record import NO_COUNTS, admission_record, penalty_list
+from runahead.runtime.scheduler.new_row import NO_COUNTS, admission_record, penalty_list
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 
 ENDLESS = StoppingParams(max_tokens=10_000, ignore_eos=True)

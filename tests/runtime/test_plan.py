@@ -7,7 +7,7 @@ import pytest
 
 from runahead.runtime.plan import HEADER, HEADER_WORDS, Admission, Chunk, LaunchPlan, PlanHeader, read_plan, stage
 from runahead.runtime.row_record import ADMIT_WORDS, PROMPT_BIT, ROW_RECORD, read_admission
-from runahead.runtime.scheduler.admission_record import (
+from runahead.runtime.scheduler.new_row import (
     admission_record,
     largest_record_words,
     penalty_list,

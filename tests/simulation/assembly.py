@@ -15,7 +15,6 @@ from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.memory.snapshot_pool import NO_SNAPSHOT
 from runahead.runtime.plan import CHUNK_ROW, read_plan
-from runahead.runtime.programs.cpu.poison import GivenBack
 from runahead.runtime.scheduler.ledger import Launch
 from runahead.runtime.scheduler.outcomes import Release
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
@@ -115,7 +114,7 @@ class SlotPoison(WatchedPoison):
     """Poisons penalty slots, state slots and snapshots once it is sure that no launch that has not retired names
     them."""
 
-    def release(self, resource: GivenBack) -> None:
+    def release(self, resource: Release) -> None:
         assert isinstance(self.ledger, NamingLedger) and isinstance(resource, Release)
         for number, penalty_slots, state_slots in self.ledger.slots_named():
             assert resource.penalty_slot not in penalty_slots, (

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from runahead.cuda_graphs.rings import NON_FINITE, STOPPED, TOKEN_MASK, VOID, RingMemory, cell_tag
 from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime import plan as layout
-from runahead.runtime.drafters.drafter import NO_DRAFT
+from runahead.runtime.drafters.ngram import NO_DRAFT, Drafter
 from runahead.runtime.programs.cpu.inputs import Queries, clamped
 from runahead.runtime.programs.cpu.rows import HostRows
 from tests.runtime.programs.hash_draw import draw
@@ -58,7 +58,7 @@ class ChangingChoice:
         assert (drafted <= DRAFTS).all() and (accepted <= drafted).all() and (accepted >= 0).all()
 
 
-class ToldDrafter:
+class ToldDrafter(Drafter):
     """A drafter that knows what requests will be answered: as many of its drafts are right as `tokens_brought` says.
 
     tokens: of each request, prompt and answer, by its seed. rows: set once there are some.

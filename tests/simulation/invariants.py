@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from runahead.runtime.programs.cpu.state_slots import place_of_snapshot
+from runahead.runtime.programs.cpu.inputs import place_of_snapshot
 from runahead.runtime.scheduler.request import MAX_EVICTIONS, Request
 from runahead.runtime.scheduler.rows import RowPhase
 from tests.simulation.assembly import SimulatedChain

@@ -8,15 +8,15 @@ from numpy.typing import NDArray
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.memory.prefix_cache import Hit
 from runahead.runtime.plan import LaunchPlan
-from runahead.runtime.scheduler.course import Course
 from runahead.runtime.scheduler.draft_choice import DraftChoice, FixedChoice
 from runahead.runtime.scheduler.ledger import Ledger
 from runahead.runtime.scheduler.outcomes import Deferred, Ending
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
-from runahead.runtime.scheduler.planned import Planned
+from runahead.runtime.scheduler.plan_builder import Planned
 from runahead.runtime.scheduler.request import MAX_EVICTIONS, Request
 from runahead.runtime.scheduler.rows import RowPhase, Rows
 from runahead.runtime.scheduler.scheduler import Scheduler
+from runahead.runtime.scheduler.steady_decode import SteadyDecode
 from tests.runtime.scheduler.taken_over import continues
 
 
@@ -62,14 +62,14 @@ class HeldToItsWord(Scheduler):
         super().__init__(limits, rows, pool, ledger, choice)
         self.choice: DraftChoice = choice or FixedChoice(limits.drafts)
         self.may_decode = self.prompts = 0
-        self._newest_course: Course | None = None
-        course = self.drafts.course
+        self._newest_steady: SteadyDecode | None = None
+        steady = self.drafts.steady_decode
 
-        def remembered_course(plan: LaunchPlan, block_size: int) -> Course | None:
-            self._newest_course = course(plan, block_size)
-            return self._newest_course
+        def remembered_steady(plan: LaunchPlan, block_size: int) -> SteadyDecode | None:
+            self._newest_steady = steady(plan, block_size)
+            return self._newest_steady
 
-        self.drafts.course = remembered_course  # type: ignore[method-assign]
+        self.drafts.steady_decode = remembered_steady  # type: ignore[method-assign]
         held, commits = self.holdings, self.commits
         allocate_row, ending = held.allocate_row, commits._ending
 
@@ -107,7 +107,7 @@ class HeldToItsWord(Scheduler):
         decoding = self._decoding()
         planned = super().plan()
         if planned is not None:
-            if continues(planned.plan, self._newest_course):
+            if continues(planned.plan, self._newest_steady):
                 self._check_continued(planned.plan, decoding)
             chunks = [chunk.tokens.size for chunk in planned.plan.chunks]
             decodes = planned.plan.rows.size > len(chunks)
@@ -123,20 +123,22 @@ class HeldToItsWord(Scheduler):
         return dict(zip(slots.tolist(), zip(lengths.tolist(), needs.tolist(), strict=True), strict=True))
 
     def _check_continued(self, plan: LaunchPlan, decoding: dict[int, tuple[int, bool]]) -> None:
-        """A plan of a course is the plan that the columns ask for: it has every row, none of them beside a row that
+        """A plan of steady decode is the plan that the columns ask for: it has every row, none beside a row that
         pauses or prefills, and a block for each row whose tokens do not fit into those that it holds. decoding: as the
         columns were before."""
         rows, slots = self.rows, [*decoding]
         assert not self.holdings.paused and not np.count_nonzero(rows.phase == RowPhase.PREFILL)
-        assert plan.rows.tolist() == slots, "a course goes on without a row, or with one that may not"
-        assert plan.samples.all() and not plan.drafts, "a row of a course has no token, or a draft"
+        assert plan.rows.tolist() == slots, "steady decode goes on without a row, or with one that may not"
+        assert plan.samples.all() and not plan.drafts, "a row of steady decode has no token, or a draft"
         given = {slot for slot, _, block in plan.appends.tolist() if block in self.holdings.request(slot).blocks}
         needing = {slot for slot, (_, needs) in decoding.items() if needs}
-        assert given == needing, "a course gives a block to a row that has room, or forgets one"
+        assert given == needing, "steady decode gives a block to a row that has room, or forgets one"
         lengths = [length for length, _ in decoding.values()]
-        assert rows.most_len[slots].tolist() == lengths, "a course goes on with other lengths"
-        assert plan.needs_full == bool(rows.needs_full[slots].any()), "a course has another form than its rows need"
-        assert plan.masked == bool(rows.may_hold[slots].any()), "a course has no masks for its rows, or for nobody"
+        assert rows.most_len[slots].tolist() == lengths, "steady decode goes on with other lengths"
+        assert plan.needs_full == bool(rows.needs_full[slots].any()), (
+            "steady decode has another form than its rows need"
+        )
+        assert plan.masked == bool(rows.may_hold[slots].any()), "steady decode has no masks for its rows, or for nobody"
 
     def _check_room(self, request: Request, hit: Hit) -> None:
         """A request gets a row when its blocks are there, and those that running rows need: what is known of each and a

@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import RingMemory
 from runahead.runtime import plan as layout
-from runahead.runtime.drafters.drafter import Drafter
+from runahead.runtime.drafters.ngram import Drafter
 from runahead.runtime.masks.mask_memory import MaskMemory
-from runahead.runtime.programs.cpu.inputs import Queries
+from runahead.runtime.programs.cpu.inputs import NOWHERE, Queries, StatePlaces, place_of_snapshot, state_places_of
 from runahead.runtime.programs.cpu.rows import HostRows
-from runahead.runtime.programs.cpu.state_slots import NOWHERE, StatePlaces, place_of_snapshot, state_places_of
 from runahead.runtime.row_record import read_admission
 from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS
 from tests.runtime.programs.hash_program import HashProgram

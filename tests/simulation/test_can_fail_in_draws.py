@@ -16,7 +16,7 @@ from runahead.cuda_graphs.shape import Form
 from runahead.runtime.engine.publisher import Publisher
 from runahead.runtime.programs.cpu.rows import HostRows
 from runahead.runtime.row_record import read_admission
-from runahead.runtime.scheduler.admission_record import needs_full
+from runahead.runtime.scheduler.new_row import needs_full
 from runahead.runtime.scheduler.outcomes import Commit
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams

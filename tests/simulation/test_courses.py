@@ -11,7 +11,7 @@ import pytest
 from runahead.runtime.wire import messages as m
 from tests.runtime.chain import MemoryLinks
 from tests.runtime.scheduler.taken_over import TakenOver, nothing_is_taken_over
-from tests.runtime.scheduler.test_course import Recorder, check_same_truth
+from tests.runtime.scheduler.test_steady_decode import Recorder, check_same_truth
 from tests.simulation.assembly import SimulatedChain
 from tests.simulation.generate import make_script, mode_of
 from tests.simulation.life import Life

@@ -6,16 +6,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import torch
 
 from runahead.runtime.checkpoint import CheckpointError
-from runahead.runtime.kernels.layers import Activation, Attention, AttentionShape, Dense, Layer
+from runahead.runtime.kernels.layers import Activation, Attention, AttentionShape, Dense, Layer, Norm
 from runahead.runtime.kernels.share import ShareError
 from runahead.runtime.models.architecture import ModelWeights, TensorReader
 from runahead.runtime.models.blocks.mixer_shares import part_of_heads, places_of
+from runahead.runtime.models.blocks.partial_rope import norm_in_order, order_of_qkv, rotated_of
 from runahead.runtime.models.config.keys import READ_BY_ALL
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.config.rope_values import check_factors, rope
@@ -40,7 +41,9 @@ class DenseConfig(ModelConfig):
     """A dense decoder: every layer an attention and a gated feed-forward. What an architecture always has or never has,
     its file says.
 
-    windows: by layer, how many tokens a token attends to; 0 is all before it.
+    windows: by layer, how many tokens a token attends to; 0 is all before it. rotated: numbers of a head that are
+    rotated, its first; None: all. attention_bias: of queries, keys, values and the attention's output. mlp_bias: of the
+    feed-forward.
     """
 
     intermediate_size: int
@@ -51,6 +54,9 @@ class DenseConfig(ModelConfig):
     rope_theta: float
     rope_scaling: RopeScaling
     windows: tuple[int, ...]
+    rotated: int | None = None
+    attention_bias: bool = False
+    mlp_bias: bool = False
 
 
 ConfigT = TypeVar("ConfigT", bound=DenseConfig)  # with what an architecture has of its own
@@ -75,17 +81,18 @@ def read_dense(
     eps: float = 1e-6,
     tied: bool = False,
     rope: RopeReader = rope,
-    share: float = 1.0,
+    share: float | None = None,
     activation: tuple[str, str] = ("hidden_act", "silu"),
+    flags: tuple[str, ...] = (),
     **own: Any,
 ) -> ConfigT:
     """What `config.json` says of a dense decoder.
 
     query_heads, kv_heads, positions, head_dim, vocab, eps, tied: what the keys count as where the file lacks them. None
     is as many heads for keys as for queries, and hidden_size shared among these; how many of these there are, and how
-    many tokens, the file must say then. rope: reads theta and its scaling. share: of a head, that is rotated.
-    activation: its key, and the one that there is. own: the fields that `kind` has beside those of `DenseConfig`.
-    Raises CheckpointError.
+    many tokens, the file must say then. rope: reads theta and its scaling. share: of a head, that is rotated; None: all
+    of it. activation: its key, and the one that there is. flags: keys of biases, false where the file lacks them. own:
+    the fields that `kind` has beside those of `DenseConfig`. Raises CheckpointError.
     """
     key, only = activation
     if raw.get(key, only) != only:
@@ -99,7 +106,7 @@ def read_dense(
     if head_dim % 2:
         raise CheckpointError(f"head_dim must be even, and is {head_dim}")
     theta, scaling = rope(raw, fields["max_position_embeddings"])
-    check_factors(scaling, int(head_dim * share) // 2)
+    check_factors(scaling, int(head_dim * (1.0 if share is None else share)) // 2)
     return kind(
         **fields,
         intermediate_size=number(raw, "intermediate_size", int),
@@ -110,14 +117,9 @@ def read_dense(
         rope_theta=theta,
         rope_scaling=scaling,
         windows=windows(raw, architecture, fields["num_layers"]),
-        **own,
+        rotated=None if share is None else rotated_of(head_dim, share),
+        **{**own, **{key: flag(raw, key) for key in flags}},
     )
-
-
-def small(config: ConfigT, tokens: int) -> ConfigT:
-    """As `Architecture.small`: one layer for each kind of window."""
-    windows = tuple(sorted({min(window, tokens) for window in config.windows}))
-    return replace(config, num_layers=len(windows), windows=windows)
 
 
 # ------------------------------------------------------------ windows
@@ -222,7 +224,7 @@ def dense_weights(
 
 
 def rope_of(config: DenseConfig) -> Rope:
-    return Rope(config.head_dim, config.rope_theta, config.rope_scaling)
+    return Rope(config.head_dim, config.rope_theta, config.rope_scaling, config.rotated)
 
 
 def attention(
@@ -230,25 +232,26 @@ def attention(
     layer: int,
     tensors: TensorReader,
     *,
-    qkv_bias: bool = False,
-    output_bias: bool = False,
+    qkv_bias: bool | None = None,
+    output_bias: bool | None = None,
     head_norms: bool = False,
     norms_span_heads: bool = False,
     projections: tuple[str, ...] = ("q_proj", "k_proj", "v_proj"),
-    order: torch.Tensor | None = None,
     scale: float | None = None,
     rope: int = 0,
     norm: str | None = "input_layernorm",
     post_norm: str | None = None,
     inputs: int = 0,
 ) -> Attention:
-    """The attention of a layer, or the rank's heads of it. head_norms: queries and keys are normalised, each head, or
-    all of a token's together if norms_span_heads. projections: what the layer calls those of queries, keys and values;
-    one has them all. order: in which their outputs are taken; None as they are. scale: of the scores; None is 1 over
-    the square root of head_dim. rope: which of the model's. norm, post_norm: what the layer calls those that it has.
-    inputs: of queries, keys and values; 0: hidden_size. Raises ShareError."""
+    """The attention of a layer, or the rank's heads of it. qkv_bias, output_bias: None: as the configuration says.
+    head_norms: queries and keys are normalised, each head, or all of a token's together if norms_span_heads.
+    projections: what the layer calls those of queries, keys and values; one has them all. scale: of the scores; None is
+    1 over the square root of head_dim. rope: which of the model's. norm, post_norm: what the layer calls those that it
+    has. inputs: of queries, keys and values; 0: hidden_size. Raises ShareError."""
     own = f"model.layers.{layer}."
-    prefix, eps = f"{own}self_attn.", config.rms_norm_eps
+    prefix, hidden, eps = f"{own}self_attn.", config.hidden_size, config.rms_norm_eps
+    qkv_bias = config.attention_bias if qkv_bias is None else qkv_bias
+    output_bias = config.attention_bias if output_bias is None else output_bias
     if norms_span_heads and not tensors.share.is_whole:
         raise ShareError(
             f"{tensors.share.of} ranks can't have parts of {config.architecture}: its norms of queries and keys are "
@@ -261,18 +264,23 @@ def attention(
     rows = rows if len(projections) == len(rows) else (sum(rows),)
     names = tuple(prefix + name for name in projections)
     part, outputs, attended = part_of_heads(shape, tensors.share)
+    order = order_of_qkv(shape, config.rotated)
     if outputs is not None:
         order = outputs if order is None else order[outputs]
+
+    def head_norm(name: str, width: int) -> Norm | None:
+        return norm_in_order(tensors.norm(prefix + name, width, eps), config.rotated) if head_norms else None
+
     return Attention(
         part,
         config.windows[layer],
-        norm=None if norm is None else tensors.norm(own + norm, config.hidden_size, eps),
-        qkv=tensors.linear(names, rows, inputs or config.hidden_size, bias=qkv_bias, own=order),
-        q_norm=tensors.norm(f"{prefix}q_norm", q_width, eps) if head_norms else None,
-        k_norm=tensors.norm(f"{prefix}k_norm", k_width, eps) if head_norms else None,
-        o=tensors.linear((f"{prefix}o_proj",), (config.hidden_size,), shape.q_size, bias=output_bias, inputs=attended),
+        norm=None if norm is None else tensors.norm(own + norm, hidden, eps),
+        qkv=tensors.linear(names, rows, inputs or hidden, bias=qkv_bias, own=order),
+        q_norm=head_norm("q_norm", q_width),
+        k_norm=head_norm("k_norm", k_width),
+        o=tensors.linear((f"{prefix}o_proj",), (hidden,), shape.q_size, bias=output_bias, inputs=attended),
         rope=rope,
-        post_norm=None if post_norm is None else tensors.norm(own + post_norm, config.hidden_size, eps),
+        post_norm=None if post_norm is None else tensors.norm(own + post_norm, hidden, eps),
         norms_span_heads=norms_span_heads,
     )
 
@@ -282,7 +290,6 @@ def feed_forward(
     layer: int,
     tensors: TensorReader,
     *,
-    bias: bool = False,
     block: str = "mlp",
     projections: tuple[str, ...] = ("gate_proj", "up_proj"),
     activation: Activation = "silu",
@@ -291,13 +298,8 @@ def feed_forward(
 ) -> Dense:
     """The gated feed-forward of a layer, or the rank's part of its width. block: what the layer calls it. projections:
     what it calls those of gate and up; one has both. norm, post_norm: what the layer calls those that it has."""
-    own, hidden, width, eps = (
-        f"model.layers.{layer}.",
-        config.hidden_size,
-        config.intermediate_size,
-        config.rms_norm_eps,
-    )
-    prefix = f"{own}{block}."
+    own, hidden, width = f"model.layers.{layer}.", config.hidden_size, config.intermediate_size
+    prefix, eps, bias = f"{own}{block}.", config.rms_norm_eps, config.mlp_bias
     rows = (width, width) if len(projections) == 2 else (2 * width,)
     outputs, inputs = None, None
     if not tensors.share.is_whole:

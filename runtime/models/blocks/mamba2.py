@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 
@@ -42,9 +42,6 @@ class Mamba2Config(DenseConfig):
     conv_bias: bool
     proj_bias: bool
     dt_limits: tuple[float, float]
-
-
-ConfigT = TypeVar("ConfigT", bound=Mamba2Config)
 
 
 def read_mamba2(raw: Mapping[str, Any], recurrent: Sequence[bool]) -> dict[str, Any]:
@@ -113,9 +110,3 @@ def mamba2(config: Mamba2Config, layer: int, tensors: TensorReader, *, eps: floa
         gated_norm=Norm(by_number("norm.weight"), config.rms_norm_eps if eps is None else eps),
         out=tensors.linear((f"{prefix}out_proj",), (hidden,), shape.inner, bias=bias, inputs=part.inner),
     )
-
-
-def small_hybrid(config: ConfigT, tokens: int) -> ConfigT:
-    """As `Architecture.small`: one layer for each kind of mixer. None of them has a window."""
-    kinds = tuple(sorted(set(config.recurrent)))
-    return replace(config, num_layers=len(kinds), windows=(0,) * len(kinds), recurrent=kinds)

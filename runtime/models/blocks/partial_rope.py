@@ -8,14 +8,12 @@ its half of what is rotated. Scores are sums over a head and do not change.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Final
 
 import torch
 
 from runahead.runtime.checkpoint import CheckpointError
-from runahead.runtime.kernels.layers import Attention, Norm
-from runahead.runtime.models.blocks.dense import DenseConfig
+from runahead.runtime.kernels.layers import AttentionShape, Norm
 from runahead.runtime.models.config.rope_values import rope_object
 from runahead.runtime.models.config.values import number
 
@@ -47,21 +45,19 @@ def head_order(head_dim: int, rotated: int) -> torch.Tensor:
     return torch.cat([torch.arange(*part) for part in parts])
 
 
-def order_of_qkv(config: DenseConfig, rotated: int) -> torch.Tensor | None:
-    """Of the outputs for queries, keys and values; None: as they are."""
-    size = config.head_dim
-    if rotated == size:
+def order_of_qkv(shape: AttentionShape, rotated: int | None) -> torch.Tensor | None:
+    """Of the outputs for queries, keys and values; None: as they are. rotated: numbers of a head; None: all."""
+    size = shape.head_dim
+    if rotated is None or rotated == size:
         return None
-    turned = config.num_heads + config.num_kv_heads
+    turned = shape.heads + shape.kv_heads
     heads = torch.arange(turned)[:, None] * size + head_order(size, rotated)
-    return torch.cat([heads.flatten(), torch.arange(turned * size, (turned + config.num_kv_heads) * size)])
+    return torch.cat([heads.flatten(), torch.arange(turned * size, (turned + shape.kv_heads) * size)])
 
 
-def norms_in_order(mixer: Attention, rotated: int) -> Attention:
-    """Its norms of heads, where it has any, for queries and keys in the order of `order_of_qkv`."""
-    order = head_order(mixer.shape.head_dim, rotated)
-
-    def ordered(norm: Norm | None) -> Norm | None:
-        return None if norm is None else Norm(norm.weight[order.to(norm.weight.device)], norm.eps)
-
-    return replace(mixer, q_norm=ordered(mixer.q_norm), k_norm=ordered(mixer.k_norm))
+def norm_in_order(norm: Norm, rotated: int | None) -> Norm:
+    """A norm of heads, for queries and keys in the order of `order_of_qkv`."""
+    if rotated is None:
+        return norm
+    order = head_order(norm.weight.numel(), rotated)
+    return Norm(norm.weight[order.to(norm.weight.device)], norm.eps)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
 
 import torch
+
+BY_LAYER: Final = ("windows", "rotates", "recurrent", "sparse", "pattern")  # fields that have an entry for each layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,3 +30,16 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     dtype: torch.dtype
+
+
+ConfigT = TypeVar("ConfigT", bound=ModelConfig)
+
+
+def with_layers(config: ConfigT, kept: Sequence[int]) -> ConfigT:
+    """The model with these of its layers alone, by their numbers, in this order."""
+    changed: dict[str, Any] = {"num_layers": len(kept)}
+    for name in BY_LAYER:
+        if each := getattr(config, name, None):
+            found = [each[number] for number in kept]
+            changed[name] = "".join(found) if isinstance(each, str) else tuple(found)
+    return replace(config, **changed)

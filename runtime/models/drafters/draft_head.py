@@ -7,29 +7,99 @@ the blocks too, so that entry t finds its own wherever the cut of a prompt, a ca
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runahead.runtime.kernels.forward_batch import ForwardBatch
-from runahead.runtime.kernels.kernel_set import DraftKernelSet
+from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
+from runahead.runtime.kernels.kernel_set import DraftKernelSet, KernelSet
 from runahead.runtime.kernels.layer_products import idle_in
-from runahead.runtime.kernels.layers import Ends, Layer
+from runahead.runtime.kernels.layers import AttentionShape, Ends, Layer, Linear, RopeTable
+from runahead.runtime.kernels.reference.rope import Rotation, rope_factors
 from runahead.runtime.models.architecture import HeadWeights
 from runahead.runtime.models.decoder import Decoder, Look, bound_feed_forward
-from runahead.runtime.models.drafters.draft_network import DraftCache
-from runahead.runtime.models.drafters.head_entries import HeadEntries, unpacked
 from runahead.runtime.models.memory import memory_of, weight_bytes
 from runahead.runtime.models.rope import rope_table
+
+
+@dataclass(frozen=True, slots=True)
+class HeadEntries:
+    """On the CPU. product: [embedding of a token, hidden state before it] to the keys and values of its entry, packed.
+    embedding: float32 [vocab, width]. factors: of the rotation, as `rope_factors` has them."""
+
+    product: Linear
+    shape: AttentionShape
+    embedding: NDArray[np.float32]
+    factors: NDArray[np.float32]
+    kernels: KernelSet
+
+    @staticmethod
+    def of(weights: HeadWeights, embedding: torch.Tensor, rope: RopeTable, kernels: KernelSet) -> HeadEntries | None:
+        """None for a head with something else between a token and its keys."""
+        mixer, fuse = weights.mixer, weights.fuse.product
+        if fuse is None or not are_one_product(weights):
+            return None
+        first, second = unpacked(fuse.weight).double(), unpacked(mixer.qkv.weight)[mixer.shape.q_size :].double()
+        bias = second @ (torch.zeros(len(first), dtype=torch.float64) if fuse.bias is None else fuse.bias.double())
+        if mixer.qkv.bias is not None:
+            bias += mixer.qkv.bias[mixer.shape.q_size :].double()
+        has_bias = fuse.bias is not None or mixer.qkv.bias is not None
+        product = Linear(kernels.pack_weight((second @ first).float()), bias.float() if has_bias else None)
+        return HeadEntries(product, mixer.shape, embedding.float().numpy(), rope_factors(rope), kernels)
+
+    def write(self, batch: ForwardBatch, hidden: NDArray[np.float32], cache: KVCache) -> None:
+        """Those of the batch's tokens. hidden: float32 [T, width], of the positions before them."""
+        count, shape = batch.num_tokens, self.shape
+        width = self.embedding.shape[1]
+        joined = np.empty((count, width + hidden.shape[1]), np.float32)
+        np.take(self.embedding, batch.token_ids.numpy(), axis=0, out=joined[:, :width], mode="clip")
+        joined[:, width:] = hidden
+        with np.errstate(all="ignore"):  # a NaN or an infinity stays in its row
+            made = self.kernels.linear(torch.from_numpy(joined), self.product.weight, self.product.bias).numpy()
+            heads = made.reshape(count, 2 * shape.kv_heads, shape.head_dim)
+            rotation = Rotation.of(heads.reshape(count, 2 * shape.kv_heads, 2, -1)[:, : shape.kv_heads])
+            rotation.turn_to(self.factors, batch.positions.numpy())
+            rotation.apply()
+        slots = batch.slot_mapping.numpy()
+        for tensor, part in zip((cache.keys[0], cache.values[0]), np.split(heads, 2, axis=1), strict=True):
+            tensor.view(-1, shape.kv_heads, shape.head_dim).numpy()[slots] = part
+
+
+def are_one_product(weights: HeadWeights) -> bool:
+    """Nothing but two matrices stands between a token with its hidden state and its keys and values."""
+    mixer, fuse = weights.mixer, weights.fuse
+    norms = (mixer.norm, mixer.k_norm, fuse.token_norm, fuse.hidden_norm)
+    return fuse.product is not None and not fuse.hidden_first and all(norm is None for norm in norms)
+
+
+def unpacked(weight: torch.Tensor) -> torch.Tensor:
+    """A packed matrix as an ordinary one."""
+    return weight.to_dense() if weight.is_mkldnn else weight
+
 
 _NOT_DRAFTED: Final = -1e30  # the logit of a token that a head does not know: finite, and never the highest
 
 
+@dataclass(frozen=True, slots=True)
+class DraftCache:
+    """What a drafter with weights keeps of rows, in their blocks.
+
+    hidden: float32 [num_blocks * block_size, width], by KV slot, the hidden states that it reads; width is 0 where it
+    reads none.
+    """
+
+    entries: KVCache
+    hidden: NDArray[np.float32]
+
+
 class DraftHead:
-    """A head and its target on the CPU: a `runahead.runtime.models.drafters.draft_network.DraftNetwork`. positions:
-    rotary angles are tabled for this many."""
+    """A head and its target on the CPU: layers over the same rows and blocks as the target. Serves one thread.
+
+    positions: rotary angles are tabled for this many.
+    """
 
     def __init__(self, weights: HeadWeights, target: Decoder, kernels: DraftKernelSet, positions: int) -> None:
         self.weights = weights
@@ -53,24 +123,31 @@ class DraftHead:
 
     @property
     def parameters(self) -> int:
+        """Trained numbers of the head's own."""
         return self.weights.parameters
 
     @property
     def step_share(self) -> float:
+        """Of the weights that a launch of the target reads, as many as `step` does: its time, about, where weights are
+        most of it."""
         return step_share(self.weights, self._target, self._lm_head)
 
     @property
     def weight_bytes(self) -> int:
+        """Bytes of its tensors, those that were made of others too."""
         own = [] if self._entries is None else [self._entries.product.weight]
         if self.weights.lm_head is None and self._lm_head is not None:
             own.append(self._lm_head)
         return weight_bytes(self.weights) + sum(tensor.numel() * tensor.itemsize for tensor in own)
 
     def make_cache(self, num_blocks: int, block_size: int) -> DraftCache:
+        """A zeroed cache; block 0 is the null block."""
         entries = memory_of((self._layer,)).make_cache(num_blocks, block_size, torch.float32, self._target.device)
         return DraftCache(entries, np.zeros((num_blocks * block_size, self.weights.width), np.float32))
 
     def looking(self, seen: dict[int, torch.Tensor]) -> Look | None:
+        """A callback for the target's forward: puts the hidden states that the head reads into `seen`, float32
+        [T, hidden], by the number of layers that they come after. None: it reads none of these."""
         reads = self.weights.reads
         if not reads:
             return None
@@ -82,6 +159,8 @@ class DraftHead:
         return look
 
     def read(self, hidden: torch.Tensor, seen: dict[int, torch.Tensor]) -> NDArray[np.float32]:
+        """The hidden states that are kept, float32 [T, width]. hidden: the target's after its last norm. seen: see
+        `looking`."""
         narrow, norms = self.weights.narrow, self.weights.read_norms
         if narrow is None:
             return hidden.numpy()
@@ -93,6 +172,7 @@ class DraftHead:
             return self._kernels.linear(wide, narrow.weight, narrow.bias).numpy()
 
     def fill(self, batch: ForwardBatch, hidden: NDArray[np.float32], cache: DraftCache) -> None:
+        """Write the entries of the batch's tokens. hidden: float32 [T, width], of the positions before them."""
         if self._entries is not None:
             self._entries.write(batch, hidden, cache.entries)
             return
@@ -103,6 +183,8 @@ class DraftHead:
     def step(
         self, batch: ForwardBatch, hidden: NDArray[np.float32], cache: DraftCache
     ) -> tuple[NDArray[np.float32], torch.Tensor]:
+        """Write the entries of the batch's tokens, and return the hidden states that the head expects of them, float32
+        [T, width], and the logits of the tokens behind them, float32 [T, vocab] of the target."""
         own = self.weights
         with self._drafting.stream(batch, cache.entries) as stream:
             self._fuse(stream, torch.from_numpy(hidden))
@@ -125,7 +207,7 @@ class DraftHead:
 
 
 def step_share(own: HeadWeights, target: Decoder, lm_head: torch.Tensor | None) -> float:
-    """See `DraftNetwork.step_share`. A row of an embedding is next to nothing, and of experts a token reads those that
+    """See `DraftHead.step_share`. A row of an embedding is next to nothing, and of experts a token reads those that
     it chooses. lm_head: what makes the head's logits; None: the target's own."""
     config, layer = target.config, Layer(own.mixer, own.feed_forward)
     of_lm_head = config.vocab_size * config.hidden_size

@@ -8,6 +8,7 @@ has guessed the next F writes over. So whoever finds the target's block finds th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.cpu_check.cpu_kernels import choose_kernels
 from runahead.runtime.models.decoder import Decoder, Look
-from runahead.runtime.models.drafters.draft_network import DraftCache
+from runahead.runtime.models.drafters.draft_head import DraftCache, DraftHead
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import memory_of, weight_bytes
 from runahead.runtime.models.read_config import load_config
@@ -30,7 +31,7 @@ from runahead.runtime.models.weights import check_weights, described
 
 
 class DraftModel:
-    """A `runahead.runtime.models.drafters.draft_network.DraftNetwork`. Serves one thread."""
+    """A model and its target on the CPU, with the methods of `DraftHead`. Serves one thread."""
 
     def __init__(self, model: Decoder, target: Decoder) -> None:
         self._model = model
@@ -69,6 +70,9 @@ class DraftModel:
         self, batch: ForwardBatch, hidden: NDArray[np.float32], cache: DraftCache
     ) -> tuple[NDArray[np.float32], torch.Tensor]:
         return hidden, self._model.logits(self._model.forward(batch, cache.entries))
+
+
+DraftNetwork: TypeAlias = DraftHead | DraftModel
 
 
 @dataclass(frozen=True, slots=True)

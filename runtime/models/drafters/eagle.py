@@ -20,14 +20,21 @@ from runahead.runtime.checkpoint import CheckpointError, StoredTensor
 from runahead.runtime.checkpoint.folder import FolderCheckpoint
 from runahead.runtime.kernels.layers import Fuse
 from runahead.runtime.models.architecture import HeadWeights, TensorReader
-from runahead.runtime.models.blocks.dense import attention, feed_forward, rope_of
+from runahead.runtime.models.blocks.dense import DenseConfig, attention, feed_forward, rope_of
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.config.values import flag
 from runahead.runtime.models.drafters.eagle3 import is_eagle3, open_eagle3
-from runahead.runtime.models.drafters.head_files import HeadFiles, check_fits, check_width, read_tensors, targets_of
-from runahead.runtime.models.drafters.head_padding import check_tokens_end, without_padding
+from runahead.runtime.models.drafters.head_files import (
+    HeadFiles,
+    check_fits,
+    check_tokens_end,
+    check_width,
+    read_tensors,
+    targets_of,
+    without_padding,
+)
 from runahead.runtime.models.drafters.speculators import plain_head
-from runahead.runtime.models.families.llama import LLAMA, LlamaConfig
+from runahead.runtime.models.families.dense import LLAMA
 from runahead.runtime.models.read_config import parse_config
 
 _NAMES: Final = (LLAMA.name, "EagleLlamaForCausalLM", "LlamaForCausalLMEagle")
@@ -60,7 +67,7 @@ def open_eagle(
         config = parse_config({**raw, "architectures": [LLAMA.name]}, ())
     except CheckpointError as error:
         raise CheckpointError(f"{called}: {error}") from error
-    assert isinstance(config, LlamaConfig)
+    assert isinstance(config, DenseConfig)
     check_fits(f"{called} ({setting})", config, target, context, context_setting)
     check_width(f"{called} ({setting})", config.hidden_size, target)
 
@@ -101,12 +108,12 @@ def open_eagle(
     return head
 
 
-def _built(config: LlamaConfig, tensors: TensorReader, fuse_bias: bool, qkv_bias: bool) -> HeadWeights:
+def _built(config: DenseConfig, tensors: TensorReader, fuse_bias: bool, qkv_bias: bool) -> HeadWeights:
     hidden = config.hidden_size
     fuse = Fuse(tensors.linear((_FUSE,), (hidden,), 2 * hidden, bias=fuse_bias))
-    mixer = attention(config, 0, tensors, qkv_bias=qkv_bias, output_bias=config.attention_bias, norm=None)
+    mixer = attention(config, 0, tensors, qkv_bias=qkv_bias, norm=None)
     # What follows the first token is the first that is drafted: nothing was ever made of that token itself.
-    mixer, dense = replace(mixer, first=1), feed_forward(config, 0, tensors, bias=config.mlp_bias)
+    mixer, dense = replace(mixer, first=1), feed_forward(config, 0, tensors)
     return HeadWeights(fuse, mixer, dense, rope_of(config), tensors.parameters, hidden)
 
 

@@ -18,7 +18,7 @@ model definitions of Speculators (vllm-project/speculators, models/eagle3), whic
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -27,13 +27,22 @@ from runahead.runtime.checkpoint import CheckpointError, StoredTensor
 from runahead.runtime.checkpoint.folder import FolderCheckpoint
 from runahead.runtime.kernels.layers import Fuse, Norm
 from runahead.runtime.models.architecture import HeadWeights, TensorReader
-from runahead.runtime.models.blocks.dense import attention, feed_forward, rope_of
+from runahead.runtime.models.blocks.dense import DenseConfig, attention, feed_forward, rope_of
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.config.values import flag, number
-from runahead.runtime.models.drafters.head_files import HeadFiles, check_fits, check_width, read_tensors, targets_of
-from runahead.runtime.models.drafters.head_padding import check_tokens_end, is_padded, whole_tensor, without_padding
+from runahead.runtime.models.drafters.head_files import (
+    HeadFiles,
+    check_fits,
+    check_tokens_end,
+    check_width,
+    is_padded,
+    read_tensors,
+    targets_of,
+    whole_tensor,
+    without_padding,
+)
 from runahead.runtime.models.drafters.speculators import PlainHead
-from runahead.runtime.models.families.llama import LLAMA, LlamaConfig
+from runahead.runtime.models.families.dense import LLAMA
 from runahead.runtime.models.read_config import parse_config
 
 _NAMES: Final = (LLAMA.name, "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
@@ -56,24 +65,15 @@ _GUESSES: Final = "parallel_draft_step"  # of one step of the head
 _WITHOUT_EFFECT: Final = ("next_layer_regular", "parallel_draft_heads_num_layers")
 
 
-@dataclass(frozen=True, slots=True)
-class _Norms:
-    """Which norms a head has beside those of its authors' definition, by their keys."""
-
-    before_residual: bool
-    before_fc: bool
-    fc: bool
-    output: bool
-
-    @staticmethod
-    def of(own: Mapping[str, Any]) -> _Norms:
-        found = _Norms(*(flag(own, key) for key in _NORMS))
-        if found.before_fc and found.fc:
-            raise CheckpointError(
-                "norm_before_fc and fc_norm are both true: a norm over all that is read and one over each are never "
-                "trained together"
-            )
-        return found
+def _norms(own: Mapping[str, Any]) -> frozenset[str]:
+    """The keys of the norms that a head has beside the norms of its authors' definition."""
+    found = frozenset(key for key in _NORMS if flag(own, key))
+    if found >= {"norm_before_fc", "fc_norm"}:
+        raise CheckpointError(
+            "norm_before_fc and fc_norm are both true: a norm over all that is read and one over each are never "
+            "trained together"
+        )
+    return found
 
 
 def is_eagle3(raw: Mapping[str, Any]) -> bool:
@@ -94,7 +94,7 @@ def open_eagle3(
     called = f"the draft head {checkpoint.path}"
     try:
         config, raw = _read(plain.config)
-        reads, norms = _layers_read(raw, target, entered=plain.wrapped), _Norms.of(raw)
+        reads, norms = _layers_read(raw, target, entered=plain.wrapped), _norms(raw)
         known = number(raw, "draft_vocab_size", int, config.vocab_size)
         width = number(raw, "target_hidden_size", int, target.hidden_size)
     except CheckpointError as error:
@@ -149,7 +149,7 @@ def open_eagle3(
     return head
 
 
-def _read(raw: Mapping[str, Any]) -> tuple[LlamaConfig, dict[str, Any]]:
+def _read(raw: Mapping[str, Any]) -> tuple[DenseConfig, dict[str, Any]]:
     """Its layer, as of a Llama with one, and the keys that such a head has beside a Llama's."""
     if raw.get("architectures") not in tuple([name] for name in _NAMES):
         raise CheckpointError(
@@ -173,7 +173,7 @@ def _read(raw: Mapping[str, Any]) -> tuple[LlamaConfig, dict[str, Any]]:
     if unknown := sorted(inner.keys() - own_keys):
         raise CheckpointError(f"eagle_config has keys that are not understood: {', '.join(unknown)}")
     config = parse_config({**of_llama, "architectures": [LLAMA.name]}, ())
-    assert isinstance(config, LlamaConfig)
+    assert isinstance(config, DenseConfig)
     return config, own
 
 
@@ -220,7 +220,7 @@ def _name_in_file(name: str) -> str:
 
 
 def _check_own(
-    called: str, config: LlamaConfig, target: ModelConfig, stored: Mapping[str, StoredTensor], known: int
+    called: str, config: DenseConfig, target: ModelConfig, stored: Mapping[str, StoredTensor], known: int
 ) -> None:
     """What the head has of its own, and what it takes from the target."""
     width, vocab = config.hidden_size, target.vocab_size
@@ -253,10 +253,10 @@ def _check_draft_vocabulary(
 
 
 def _built(
-    config: LlamaConfig,
+    config: DenseConfig,
     tensors: TensorReader,
     reads: tuple[int, ...],
-    norms: _Norms,
+    norms: frozenset[str],
     target: ModelConfig,
     has: Container[str],
     known: int,
@@ -264,26 +264,25 @@ def _built(
 ) -> HeadWeights:
     width, of_target, eps = config.hidden_size, target.hidden_size, config.rms_norm_eps
     read_norms: tuple[Norm, ...] = ()
-    if norms.before_fc:
+    if "norm_before_fc" in norms:
         read_norms = (tensors.norm(_READ_NORM, _READ * of_target, eps),)
-    elif norms.fc:
+    elif "fc_norm" in norms:
         read_norms = tuple(tensors.norm(f"{_READ_NORMS}{i}", of_target, eps) for i in range(_READ))
     narrow = tensors.linear((_FUSE,), (width,), _READ * of_target, bias=False)
     fuse = Fuse(
         None,
         tensors.norm(f"{_LAYER}input_layernorm", width, eps),
         tensors.norm(f"{_LAYER}hidden_norm", width, eps),
-        normed_residual=norms.before_residual,
+        normed_residual="norm_before_residual" in norms,
     )
-    bias = config.attention_bias
-    mixer = attention(config, 0, tensors, qkv_bias=bias, output_bias=bias, norm=None, inputs=2 * width)
+    mixer = attention(config, 0, tensors, norm=None, inputs=2 * width)
     # What follows the first token is the first that is drafted: nothing was ever made of that token itself.
     mixer = replace(mixer, first=1, joined=True)
-    dense = feed_forward(config, 0, tensors, bias=config.mlp_bias)
+    dense = feed_forward(config, 0, tensors)
     norm = tensors.norm(_NORM, width, eps)
     embedding = tensors.tensor((_EMBEDDING,), (target.vocab_size,), width) if _EMBEDDING in has else None
     lm_head = tensors.pack(tensors.tensor((_HEAD,), (known,), width)) if _HEAD in has else None
     return HeadWeights(
-        fuse, mixer, dense, rope_of(config), tensors.parameters, width, reads, narrow, read_norms, norm, norms.output,
-        embedding=embedding, lm_head=lm_head, targets=targets,
+        fuse, mixer, dense, rope_of(config), tensors.parameters, width, reads, narrow, read_norms, norm,
+        "norm_output" in norms, embedding=embedding, lm_head=lm_head, targets=targets,
     )  # fmt: skip

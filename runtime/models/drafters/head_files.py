@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from runahead.runtime.checkpoint import CheckpointError, StoredTensor
+from runahead.runtime.checkpoint import Checkpoint, CheckpointError, StoredTensor
 from runahead.runtime.checkpoint.folder import FolderCheckpoint
+from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
 from runahead.runtime.kernels.kernel_set import DraftKernelSet
 from runahead.runtime.kernels.layer_products import products_of
 from runahead.runtime.kernels.layers import Layer
@@ -18,12 +21,78 @@ from runahead.runtime.models.architecture import HeadWeights, TensorReader, Tens
 from runahead.runtime.models.blocks.dense import DenseConfig
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
-from runahead.runtime.models.drafters.draft_head import DraftHead
-from runahead.runtime.models.drafters.head_entries import are_one_product
-from runahead.runtime.models.drafters.head_padding import MULTIPLES, is_padded, whole_tensor
-from runahead.runtime.models.drafters.torch_file import read_torch_file
+from runahead.runtime.models.drafters.draft_head import DraftHead, are_one_product
+from runahead.runtime.models.drafters.torch_file import TorchTensor, read_torch_file
 from runahead.runtime.models.memory import memory_of
-from runahead.runtime.models.weights import Pack, copy_stored, drawing, is_copy
+from runahead.runtime.models.token_texts import token_texts
+from runahead.runtime.models.weights import Pack, copy_stored, drawing, is_copy, read_safetensors, rows_of
+from runahead.runtime.rounding import ceil_div
+
+MULTIPLES: Final = (64, 128, 256, 512)  # that vocabularies are filled up to
+
+
+def is_padded(rows: int, tokens: int) -> bool:
+    """Whether so many rows are those of so many tokens and padding, if any."""
+    return rows == tokens or rows in {ceil_div(tokens, multiple) * multiple for multiple in MULTIPLES}
+
+
+@dataclass(frozen=True, slots=True)
+class FirstRows:
+    """A `StoredTensor` without its last rows. whole: as it is stored. rows: that are read, at least 1."""
+
+    whole: StoredTensor
+    rows: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.rows, *self.whole.shape[1:])
+
+    @property
+    def dtype(self) -> str:
+        return self.whole.dtype
+
+    @property
+    def size_bytes(self) -> int:
+        return self.whole.size_bytes
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        self.whole.check((self.whole.shape[0], *shape[1:]))
+
+    def pieces(self) -> Iterator[tuple[slice, NDArray[np.float32]]]:
+        for rows, numbers in rows_of(self.whole, range(self.rows)):
+            yield rows, numbers.numpy()
+
+
+def without_padding(stored: StoredTensor, tokens: int) -> StoredTensor:
+    """Its rows of tokens, where it has these and padding; itself else."""
+    rows = stored.shape[0] if stored.shape else 0
+    return FirstRows(stored, tokens) if rows != tokens and is_padded(rows, tokens) else stored
+
+
+def whole_tensor(stored: StoredTensor) -> torch.Tensor | None:
+    """In the dtype it is stored in, for tensors that are small. None of one that is packed. Raises CheckpointError."""
+    if isinstance(stored, SafetensorsTensor):
+        return read_safetensors(stored)
+    return stored.tensor if isinstance(stored, TorchTensor) else None
+
+
+def check_tokens_end(called: str, checkpoint: Checkpoint, in_draft: StoredTensor | None, tokens: int) -> None:
+    """Raises CheckpointError if a head knows tokens beyond so many, where it says which it knows: in its tokenizer, or
+    by tensor t2d, which says of each of its rows whether the draft vocabulary has it. called: what messages call it."""
+    if checkpoint.has_tokenizer and (beyond := [number for number in token_texts(checkpoint) if number >= tokens]):
+        raise CheckpointError(
+            f"{called}: its tokenizer knows token {min(beyond)}, and the model has {tokens} tokens: it was made for "
+            "another model"
+        )
+    if in_draft is not None and in_draft.shape[:1] > (tokens,):
+        named = whole_tensor(in_draft)
+        beyond = [] if named is None else (torch.nonzero(named.flatten()[tokens:]).flatten() + tokens).tolist()
+        if beyond:
+            raise CheckpointError(
+                f"{called}: tensor t2d has token {beyond[0]} in the draft vocabulary, and the model has {tokens} "
+                "tokens: it was made for another model"
+            )
+
 
 _INTEGERS: Final = (torch.int64, torch.int32)
 _ROUNDED: Final = 2.0**-7  # twice the relative error of a number that is rounded to bfloat16
@@ -56,11 +125,11 @@ class HeadFiles:
     @property
     def parameters(self) -> int:
         """Trained numbers of its own."""
-        return self._described()[0].parameters
+        return _described(self.build)[0].parameters
 
     def shapes(self) -> list[tuple[int, int]]:
         """(in, out) of every product with a matrix of its own, one made of two, or some rows of the target's."""
-        head, _ = self._described()
+        head, _ = _described(self.build)
         linears = (head.fuse.product, head.narrow, *products_of(Layer(head.mixer, head.feed_forward)))
         matrices = [*(linear.weight for linear in linears if linear is not None), head.lm_head]
         found = [(matrix.shape[1], matrix.shape[0]) for matrix in matrices if matrix is not None]
@@ -73,30 +142,29 @@ class HeadFiles:
 
     def block_bytes(self, block_size: int, dtype: torch.dtype = torch.float32) -> int:
         """Bytes of a KV block: keys and values of the head's layer, and the hidden states that it reads."""
-        head, _ = self._described()
+        head, _ = _described(self.build)
         entries = memory_of((Layer(head.mixer, head.feed_forward),)).bytes_kept(block_size, dtype)
         return entries.block + block_size * head.width * dtype.itemsize
 
-    def weights(self, pack: Pack, device: torch.device = _CPU, dtype: torch.dtype = torch.float32) -> HeadWeights:
-        """On this device, in this dtype. Raises CheckpointError."""
+    def weights(
+        self, pack: Pack, device: torch.device = _CPU, dtype: torch.dtype = torch.float32, *, drawn: bool = False
+    ) -> HeadWeights:
+        """The head on this device, in this dtype. drawn: its numbers are random, and no file is read. Raises
+        CheckpointError."""
 
-        def fill(stack: TensorStack) -> torch.Tensor:
+        def read(stack: TensorStack) -> torch.Tensor:
             whole = torch.empty((sum(stack.rows), *stack.columns), dtype=stack.dtype or dtype, device=device)
             for name, part in zip(stack.names, whole.split(stack.rows), strict=True):
                 copy_stored(self.stored[name], part)
             return whole
 
-        return _with_targets(self.build(TensorReader(fill, pack)), device)
+        weights = self.build(TensorReader(drawing(dtype, device) if drawn else read, pack))
+        # Which tokens are guessed is read on the CPU, whatever the device is.
+        return weights if weights.targets is None else replace(weights, targets=weights.targets.to(device))
 
     def load(self, target: Decoder, kernels: DraftKernelSet, positions: int, *, drawn: bool) -> DraftHead:
-        """The head on the CPU. positions: the longest context. drawn: its numbers are random, and no file is read.
-        Raises CheckpointError."""
-        weights = self.drawn_weights(kernels.pack_weight) if drawn else self.weights(kernels.pack_weight)
-        return DraftHead(weights, target, kernels, positions)
-
-    def drawn_weights(self, pack: Pack, device: torch.device = _CPU, dtype: torch.dtype = torch.float32) -> HeadWeights:
-        """The same, of random numbers."""
-        return _with_targets(self.build(TensorReader(drawing(dtype, device), pack)), device)
+        """The head on the CPU. positions: the longest context. drawn: see `weights`. Raises CheckpointError."""
+        return DraftHead(self.weights(kernels.pack_weight, drawn=drawn), target, kernels, positions)
 
     def check(self) -> None:
         """Raises CheckpointError, naming the tensor, if one is missing, unknown, or of another shape."""
@@ -125,11 +193,8 @@ class HeadFiles:
 
     def expected(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the tensors that the head is made of, by the names that `build` asks for, in its order."""
-        _, stacks = self._described()
+        _, stacks = _described(self.build)
         return {name: stack.shape(i) for stack in stacks for i, name in enumerate(stack.names)}
-
-    def _described(self) -> tuple[HeadWeights, list[TensorStack]]:
-        return _described(self.build)
 
 
 def _described(build: Callable[[TensorReader], HeadWeights]) -> tuple[HeadWeights, list[TensorStack]]:
@@ -156,11 +221,6 @@ def read_tensors(
     # Beside them d2t, of 8 bytes a token, and t2d, of one.
     most_bytes = torch.float32.itemsize * (numbers + 2 * padding * head.width) + 9 * (vocab + padding)
     return read_torch_file(checkpoint.torch_file, most_bytes)
-
-
-def _with_targets(weights: HeadWeights, device: torch.device) -> HeadWeights:
-    """Which tokens are guessed is read on the CPU, whatever the device is."""
-    return weights if weights.targets is None else replace(weights, targets=weights.targets.to(device))
 
 
 def may_have_head(target: ModelConfig) -> bool:

@@ -5,19 +5,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Layer
-from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
+from runahead.runtime.models.architecture import Architecture, TensorReader
 from runahead.runtime.models.blocks import dense as dense_decoder
-from runahead.runtime.models.blocks.corrected_experts import (
-    READ_BY_CORRECTED,
-    CorrectedExperts,
-    corrected_experts,
-    read_corrected,
-)
 from runahead.runtime.models.blocks.dense import (
     READ_BY_DENSE,
     DenseConfig,
@@ -26,10 +21,15 @@ from runahead.runtime.models.blocks.dense import (
     dense_weights,
     feed_forward,
     read_dense,
-    rope_of,
 )
-from runahead.runtime.models.blocks.experts import ROUTERS_IN_TRAINING
-from runahead.runtime.models.blocks.partial_rope import norms_in_order, order_of_qkv, rotated_of, share_of
+from runahead.runtime.models.blocks.experts import (
+    READ_BY_CORRECTED,
+    ROUTERS_IN_TRAINING,
+    CorrectedExperts,
+    corrected_experts,
+    read_corrected,
+)
+from runahead.runtime.models.blocks.partial_rope import share_of
 from runahead.runtime.models.config.keys import BIASES_AS_THEY_ARE, unread
 from runahead.runtime.models.config.rope_values import rope_of_a_part
 from runahead.runtime.models.config.values import flag, number
@@ -43,14 +43,12 @@ _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Glm4MoeConfig(DenseConfig):
-    """routed: of layers with experts. sparse: by layer, whether it has experts. rotated: numbers of a head that are
-    rotated, its first. attention_bias: of queries, keys and values. head_norms: queries and keys are normalised, each
-    head. heads: layers behind the last one, which guess further tokens."""
+    """routed: of layers with experts. sparse: by layer, whether it has experts. attention_bias: of queries, keys and
+    values. head_norms: queries and keys are normalised, each head. heads: layers behind the last one, which guess
+    further tokens."""
 
     routed: CorrectedExperts
     sparse: tuple[bool, ...]
-    rotated: int
-    attention_bias: bool
     head_norms: bool
     heads: int
 
@@ -69,31 +67,21 @@ def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Glm4MoeConf
     own: dict[str, Any] = {
         "routed": read_corrected(raw, experts=128, chosen=8, size=1408, shared_size=shared_size),
         "sparse": tuple(layer >= dense for layer in range(layers)),
-        "attention_bias": flag(raw, "attention_bias"),
         "head_norms": flag(raw, "use_qk_norm"),
         "heads": _heads(raw),
     }
-    read = read_dense(
+    return read_dense(
         Glm4MoeConfig, raw, eos_token_ids, architecture=_NAME, kv_heads=8, positions=131072, windows=all_tokens,
-        eps=1e-5, rope=rope_of_a_part, share=share, rotated=0, **own,
+        eps=1e-5, rope=rope_of_a_part, share=share, flags=("attention_bias",), **own,
     )  # fmt: skip
-    return replace(read, rotated=rotated_of(read.head_dim, share))
 
 
 def _layer(config: Glm4MoeConfig, number: int, tensors: TensorReader) -> Layer:
-    order = order_of_qkv(config, config.rotated)
-    mixer = attention(
-        config, number, tensors, qkv_bias=config.attention_bias, head_norms=config.head_norms, order=order
-    )
-    mixer = norms_in_order(mixer, config.rotated)
+    mixer = attention(config, number, tensors, output_bias=False, head_norms=config.head_norms)
     if not config.sparse[number]:
         return Layer(mixer, feed_forward(config, number, tensors))
     hidden, eps, both = config.hidden_size, config.rms_norm_eps, ("gate_proj", "up_proj")
     return Layer(mixer, corrected_experts(config.routed, hidden, eps, number, tensors, first=both, activation="silu"))
-
-
-def _weights(config: Glm4MoeConfig, tensors: TensorReader) -> ModelWeights:
-    return dense_weights(config, tensors, _layer, replace(rope_of(config), rotated=config.rotated))
 
 
 def _passed_over(config: Glm4MoeConfig, name: str) -> bool:
@@ -102,12 +90,6 @@ def _passed_over(config: Glm4MoeConfig, name: str) -> bool:
     if layer is not None and 0 <= int(layer[1]) - config.num_layers < config.heads:
         return True
     return dense_decoder.passed_over(config, name)
-
-
-def _small(config: Glm4MoeConfig, tokens: int) -> Glm4MoeConfig:
-    """One layer for each kind of feed-forward."""
-    kinds = tuple(sorted(set(config.sparse)))
-    return replace(config, num_layers=len(kinds), windows=(0,) * len(kinds), sparse=kinds)
 
 
 GLM4_MOE: Final = Architecture(
@@ -119,7 +101,6 @@ GLM4_MOE: Final = Architecture(
     - {"sliding_window", "use_sliding_window", "layer_types"},
     unread=(ROUTERS_IN_TRAINING, unread(BIASES_AS_THEY_ARE, "mlp_bias")),
     read=_read,
-    weights=_weights,
+    weights=partial(dense_weights, layer=_layer),
     passed_over=_passed_over,
-    small=_small,
 )

@@ -1,74 +1,124 @@
-"""Granite 3: a Llama whose embedding, residual sums, scores and logits are each multiplied by a number.
+"""Granite 3 and 4: embedding, residual sums, scores and logits are each multiplied by a number.
 
 The residual is kept divided by `residual_multiplier`: what the layers add to it then needs no factor, the embedding is
 multiplied by that much more, and a norm, which looks at proportions, sees the same where its epsilon is divided by the
 square. The logits' divisor is in the weight of the final norm, which is float32 for it.
+
+Granite 3 is a Llama with them. Granite 4 hybrids have Mamba-2 in most layers, attention in the others, and in each a
+feed-forward that every token gets, with experts beside it or without. Their attention rotates nothing unless
+`position_embedding_type` is rope.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from runahead.runtime.kernels.layers import Layer, Norm
+from runahead.runtime.checkpoint import CheckpointError
+from runahead.runtime.kernels.choice import Choice
+from runahead.runtime.kernels.layers import Dense, Experts, FeedForward, Layer, Linear, Norm, SharedExpert
 from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
 from runahead.runtime.models.blocks.dense import (
     READ_BY_DENSE,
     DenseConfig,
+    LayerOf,
+    all_tokens,
     attention,
     dense_weights,
     feed_forward,
     no_windows,
     passed_over,
     read_dense,
-    small,
+    rope_of,
 )
-from runahead.runtime.models.config.values import flag, number
+from runahead.runtime.models.blocks.experts import ROUTERS_IN_TRAINING
+from runahead.runtime.models.blocks.mamba2 import (
+    READ_BY_MAMBA2,
+    SCANS_IN_CHUNKS,
+    Mamba2Config,
+    mamba2,
+    read_mamba2,
+)
+from runahead.runtime.models.config.keys import BIASES_AS_THEY_ARE, unread
+from runahead.runtime.models.config.values import number
+from runahead.runtime.models.rope import Rope
 
 _NAME: Final = "GraniteForCausalLM"
+_HYBRID: Final = "GraniteMoeHybridForCausalLM"
 _BIASES: Final = ("attention_bias", "mlp_bias")
 _MULTIPLIERS: Final = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+_EXPERTS: Final = "num_local_experts"
+_CHOSEN: Final = "num_experts_per_tok"
+_SHARED: Final = "shared_intermediate_size"
+_KINDS: Final = "layer_types"
+_POSITIONS: Final = "position_embedding_type"
+_NORMS: Final = "normalization_function"
+# As the models' makers name the kinds of layers, and as transformers 5 does.
+_RECURRENT: Final = {"mamba": True, "linear_attention": True, "attention": False, "full_attention": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraniteConfig(DenseConfig):
-    """attention_bias: of queries, keys, values and the attention's output. mlp_bias: of the feed-forward.
+    """embedding_multiplier: of a token's row of the embedding. residual_multiplier: of what a mixer or a feed-forward
+    adds to the residual. attention_multiplier: of the scores, in place of 1 / sqrt(head_dim). logits_scaling: divides
+    the logits."""
 
-    embedding_multiplier: of a token's row of the embedding. residual_multiplier: of what a mixer or a feed-forward adds
-    to the residual. attention_multiplier: of the scores, in place of 1 / sqrt(head_dim). logits_scaling: divides the
-    logits.
-    """
-
-    attention_bias: bool = False
-    mlp_bias: bool = False
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     attention_multiplier: float = 1.0
     logits_scaling: float = 1.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraniteHybridConfig(Mamba2Config):
+    """experts: of every layer; 0: there are none. chosen: experts of a token. shared_size: intermediate numbers of what
+    every token gets; intermediate_size is of an expert. rotates_any: attention rotates queries and keys. The rest as in
+    `GraniteConfig`."""
+
+    experts: int
+    chosen: int
+    shared_size: int
+    rotates_any: bool
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    attention_multiplier: float = 1.0
+    logits_scaling: float = 1.0
+
+
+_Config = TypeVar("_Config", GraniteConfig, GraniteHybridConfig)
+
+
+def _multipliers(raw: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: number(raw, key, float, 1.0) for key in _MULTIPLIERS}
+
+
+def _divided_weights(config: _Config, tensors: TensorReader, layer: LayerOf[_Config], *ropes: Rope) -> ModelWeights:
+    """The residual is kept divided by its multiplier, and the epsilon of norms over it by the square."""
+    multiplier = config.residual_multiplier
+    divided = replace(config, rms_norm_eps=config.rms_norm_eps / multiplier**2)
+    weights = dense_weights(divided, tensors, layer, *ropes, embedding_scale=config.embedding_multiplier / multiplier)
+    last = weights.final_norm
+    return replace(weights, final_norm=Norm(last.weight.float() / config.logits_scaling, last.eps))
+
+
+# ------------------------------------------------------------ Granite 3
+
+
 def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> GraniteConfig:
-    own: dict[str, Any] = {key: flag(raw, key) for key in _BIASES}
-    own |= {key: number(raw, key, float, 1.0) for key in _MULTIPLIERS}
     return read_dense(
-        GraniteConfig, raw, eos_token_ids, architecture=_NAME, kv_heads=None, positions=2048, windows=no_windows, **own
-    )
+        GraniteConfig, raw, eos_token_ids, architecture=_NAME, kv_heads=None, positions=2048, windows=no_windows,
+        flags=_BIASES, **_multipliers(raw),
+    )  # fmt: skip
 
 
 def _layer(config: GraniteConfig, number: int, tensors: TensorReader) -> Layer:
-    bias = config.attention_bias
-    scale = config.attention_multiplier
-    mixer = attention(config, number, tensors, qkv_bias=bias, output_bias=bias, scale=scale)
-    return Layer(mixer, feed_forward(config, number, tensors, bias=config.mlp_bias))
+    mixer = attention(config, number, tensors, scale=config.attention_multiplier)
+    return Layer(mixer, feed_forward(config, number, tensors))
 
 
 def _weights(config: GraniteConfig, tensors: TensorReader) -> ModelWeights:
-    share = config.residual_multiplier
-    config = replace(config, rms_norm_eps=config.rms_norm_eps / share**2)
-    weights = dense_weights(config, tensors, _layer, embedding_scale=config.embedding_multiplier / share)
-    last = weights.final_norm
-    return replace(weights, final_norm=Norm(last.weight.float() / config.logits_scaling, last.eps))
+    return _divided_weights(config, tensors, _layer)
 
 
 GRANITE: Final = Architecture(
@@ -80,5 +130,94 @@ GRANITE: Final = Architecture(
     read=_read,
     weights=_weights,
     passed_over=passed_over,
-    small=small,
+)
+
+
+# ------------------------------------------------------------ Granite 4 hybrids
+
+
+def _recurrent(raw: Mapping[str, Any]) -> list[bool]:
+    layers, kinds = number(raw, "num_hidden_layers", int), raw.get(_KINDS)
+    kinds = ["mamba"] * layers if kinds is None else kinds
+    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in tuple(_RECURRENT) for kind in kinds):
+        raise CheckpointError(f"{_KINDS} is {kinds!r}; it must name mamba or attention for each of {layers} layers")
+    return [_RECURRENT[kind] for kind in kinds]
+
+
+def _rotates_any(raw: Mapping[str, Any]) -> bool:
+    kind = raw.get(_POSITIONS)
+    if kind not in (None, "nope", "rope"):
+        raise CheckpointError(f"{_POSITIONS} is {kind!r}; it must be rope, or nope or null")
+    return kind == "rope"
+
+
+def _read_hybrid(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> GraniteHybridConfig:
+    if raw.get(_NORMS) not in (None, "rmsnorm"):
+        raise CheckpointError(f"{_NORMS} is {raw[_NORMS]!r}; only 'rmsnorm' is supported")
+    experts, chosen = number(raw, _EXPERTS, int, 8, low=0), number(raw, _CHOSEN, int, 2, low=0)
+    if experts and not 0 < chosen <= experts:
+        raise CheckpointError(f"{_CHOSEN} is {chosen}, and there are {experts} experts")
+    return read_dense(
+        GraniteHybridConfig, raw, eos_token_ids, architecture=_HYBRID, kv_heads=None, positions=2048,
+        windows=all_tokens, flags=("attention_bias",), experts=experts, chosen=chosen,
+        shared_size=number(raw, _SHARED, int, 1024), rotates_any=_rotates_any(raw), **_multipliers(raw),
+        **read_mamba2(raw, _recurrent(raw)),
+    )  # fmt: skip
+
+
+def _feed_forward(config: GraniteHybridConfig, layer: int, tensors: TensorReader) -> FeedForward:
+    """What every token gets is the first rank's where experts stand beside it. Raises ShareError."""
+    own, hidden, width = f"model.layers.{layer}.", config.hidden_size, config.shared_size
+    norm = tensors.norm(f"{own}post_attention_layernorm", hidden, config.rms_norm_eps)
+
+    def shared() -> tuple[Linear, Linear]:
+        names, beside = (f"{own}shared_mlp.input_linear", f"{own}shared_mlp.output_linear"), bool(config.experts)
+        gate_up = tensors.linear(names[:1], (2 * width,), hidden, bias=False, dequantized=beside)
+        return gate_up, tensors.linear(names[1:], (hidden,), width, bias=False, dequantized=beside)
+
+    if not config.experts:
+        return Dense(norm, *shared())
+    count, block, size = config.experts, f"{own}block_sparse_moe.", config.intermediate_size
+    mine = tensors.share.part_of(count, "experts")
+    beside = SharedExpert(*shared()) if tensors.share.is_first else None
+    return Experts(
+        norm=norm,
+        router=tensors.linear((f"{block}router.layer",), (count,), hidden, bias=False, dequantized=True),
+        gate_up=tensors.linears_of_one(f"{block}input_linear", count, 2 * size, hidden, mine),
+        down=tensors.linears_of_one(f"{block}output_linear", count, hidden, size, mine),
+        choice=Choice(config.chosen, renormalised=True),
+        shared=beside,
+        share=tensors.share,
+    )
+
+
+def _hybrid_weights(config: GraniteHybridConfig, tensors: TensorReader) -> ModelWeights:
+    eps, scale = config.rms_norm_eps, config.attention_multiplier
+
+    def layer(divided: GraniteHybridConfig, number: int, tensors: TensorReader) -> Layer:
+        second = _feed_forward(divided, number, tensors)
+        if config.recurrent[number]:
+            return Layer(mamba2(divided, number, tensors, eps=eps), second)
+        return Layer(attention(divided, number, tensors, scale=scale), second)
+
+    rope = rope_of(config)
+    return _divided_weights(config, tensors, layer, rope if config.rotates_any else replace(rope, rotated=0))
+
+
+GRANITE_HYBRID: Final = Architecture(
+    name=_HYBRID,
+    model_type="granitemoehybrid",
+    models="Granite 4.0 hybrids: H Micro, H Tiny, H Small, H 1B and H 350M",
+    layers=("attention", "mamba2", "dense", "experts"),
+    understood=READ_BY_MAMBA2.union(_MULTIPLIERS, {_EXPERTS, _CHOSEN, _SHARED, _KINDS, _POSITIONS, _NORMS})
+    | {"attention_bias"},
+    unread=(
+        SCANS_IN_CHUNKS,
+        ROUTERS_IN_TRAINING,
+        unread(BIASES_AS_THEY_ARE, "mlp_bias"),
+        unread("Of training: how the weights were drawn at its beginning.", "init_method"),
+    ),
+    read=_read_hybrid,
+    weights=_hybrid_weights,
+    passed_over=passed_over,
 )

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Fuse, Layer
-from runahead.runtime.models.architecture import Architecture, HeadWeights, ModelWeights, OwnHeads, TensorReader
+from runahead.runtime.models.architecture import Architecture, HeadWeights, OwnHeads, TensorReader
 from runahead.runtime.models.blocks.dense import (
     READ_BY_DENSE,
     DenseConfig,
@@ -26,7 +27,6 @@ from runahead.runtime.models.blocks.dense import (
     passed_over,
     read_dense,
     rope_of,
-    small,
     switched_windows,
 )
 from runahead.runtime.models.config.keys import BIASES_AS_THEY_ARE, unread
@@ -52,15 +52,9 @@ def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> MiMoConfig:
     _refuse_other_code(raw.get("auto_map"))
     heads = number(raw, "num_nextn_predict_layers", int, 0, low=0)
     return read_dense(
-        MiMoConfig,
-        raw,
-        eos_token_ids,
-        architecture=_NAME,
-        kv_heads=32,
-        positions=32768,
-        windows=switched_windows,
+        MiMoConfig, raw, eos_token_ids, architecture=_NAME, kv_heads=32, positions=32768, windows=switched_windows,
         heads=heads,
-    )
+    )  # fmt: skip
 
 
 def _refuse_other_code(given: Any) -> None:
@@ -74,10 +68,6 @@ def _refuse_other_code(given: Any) -> None:
 
 def _layer(config: MiMoConfig, layer: int, tensors: TensorReader) -> Layer:
     return Layer(attention(config, layer, tensors, qkv_bias=True), feed_forward(config, layer, tensors))
-
-
-def _weights(config: MiMoConfig, tensors: TensorReader) -> ModelWeights:
-    return dense_weights(config, tensors, _layer)
 
 
 def _passed_over(config: MiMoConfig, name: str) -> bool:
@@ -110,9 +100,8 @@ MIMO: Final = Architecture(
     understood=READ_BY_DENSE | {"max_window_layers", "num_nextn_predict_layers", "auto_map"},
     unread=(unread(BIASES_AS_THEY_ARE, "attention_bias mlp_bias"),),
     read=_read,
-    weights=_weights,
+    weights=partial(dense_weights, layer=_layer),
     passed_over=_passed_over,
-    small=small,
     heads=OwnHeads(
         count=lambda config: config.heads,
         build=_head,

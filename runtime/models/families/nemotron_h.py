@@ -15,12 +15,6 @@ from typing import Any, Final
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Experts, Layer, Mamba2Shape, Ungated
 from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
-from runahead.runtime.models.blocks.corrected_experts import (
-    READ_BY_CORRECTED,
-    CorrectedExperts,
-    corrected_experts,
-    read_corrected,
-)
 from runahead.runtime.models.blocks.dense import (
     all_tokens,
     attention,
@@ -28,6 +22,12 @@ from runahead.runtime.models.blocks.dense import (
     passed_over,
     read_dense,
     rope_of,
+)
+from runahead.runtime.models.blocks.experts import (
+    READ_BY_CORRECTED,
+    CorrectedExperts,
+    corrected_experts,
+    read_corrected,
 )
 from runahead.runtime.models.blocks.mamba2 import SCANS_IN_CHUNKS, Mamba2Config, mamba2, read_limits
 from runahead.runtime.models.config.keys import BIASES_AS_THEY_ARE, READ_BY_ALL, unread
@@ -63,12 +63,10 @@ _THEIRS: Final = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NemotronHConfig(Mamba2Config):
     """pattern: a letter a layer: M is Mamba-2, * attention, - a feed-forward, E experts. routed: of layers with
-    experts, whether there are any or not. mlp_bias: of a feed-forward's products, and of what every token gets beside
-    experts."""
+    experts, whether there are any or not. mlp_bias: also of what every token gets beside experts."""
 
     pattern: str
     routed: CorrectedExperts
-    mlp_bias: bool = False
 
 
 def _pattern(raw: Mapping[str, Any]) -> str:
@@ -156,12 +154,7 @@ def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> NemotronHCo
 
 
 def _feed_forward(config: NemotronHConfig, layer: int, tensors: TensorReader) -> Ungated:
-    own, hidden, width, bias = (
-        f"model.layers.{layer}.",
-        config.hidden_size,
-        config.intermediate_size,
-        config.mlp_bias,
-    )
+    own, hidden, width, bias = f"model.layers.{layer}.", config.hidden_size, config.intermediate_size, config.mlp_bias
     return Ungated(
         tensors.norm(f"{own}post_attention_layernorm", hidden, config.rms_norm_eps),
         tensors.linear((f"{own}mlp.up_proj",), (width,), hidden, bias=bias),
@@ -198,12 +191,6 @@ def _weights(config: NemotronHConfig, tensors: TensorReader) -> ModelWeights:
 def _passed_over(config: NemotronHConfig, name: str) -> bool:
     """Layers that guess further tokens lie beside the model's own."""
     return name.startswith("mtp.") or passed_over(config, name)
-
-
-def _small(config: NemotronHConfig, tokens: int) -> NemotronHConfig:
-    letters = "".join(sorted(set(config.pattern)))
-    recurrent = tuple(letter == _MAMBA2 for letter in letters)
-    return replace(config, num_layers=len(letters), windows=(0,) * len(letters), recurrent=recurrent, pattern=letters)
 
 
 NEMOTRON_H: Final = Architecture(
@@ -248,5 +235,4 @@ NEMOTRON_H: Final = Architecture(
     read=_read,
     weights=_weights,
     passed_over=_passed_over,
-    small=_small,
 )

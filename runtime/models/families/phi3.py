@@ -4,12 +4,12 @@ rotate a part of each head alone."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Layer
-from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
+from runahead.runtime.models.architecture import Architecture, TensorReader
 from runahead.runtime.models.blocks.dense import (
     READ_BY_DENSE,
     DenseConfig,
@@ -19,10 +19,8 @@ from runahead.runtime.models.blocks.dense import (
     one_window,
     passed_over,
     read_dense,
-    rope_of,
-    small,
 )
-from runahead.runtime.models.blocks.partial_rope import order_of_qkv, rotated_of, share_of
+from runahead.runtime.models.blocks.partial_rope import share_of
 from runahead.runtime.models.config.keys import BIASES_AS_THEY_ARE, unread
 from runahead.runtime.models.config.rope_values import rope_object, rope_scaling
 from runahead.runtime.models.config.values import number
@@ -33,13 +31,6 @@ _PARTIAL: Final = "partial_rotary_factor"
 _ORIGINAL: Final = "original_max_position_embeddings"
 # What checkpoints name as their own code, which is not run: of the same name in transformers, which it became.
 _CODE: Final = {"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": f"modeling_phi3.{_NAME}"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Phi3Config(DenseConfig):
-    """rotated: numbers of a head that are rotated, its first."""
-
-    rotated: int
 
 
 def _rope(raw: Mapping[str, Any], positions: int) -> tuple[float, RopeScaling]:
@@ -62,24 +53,17 @@ def _refuse_other_code(raw: Mapping[str, Any]) -> None:
             raise CheckpointError(f"auto_map names {found!r}, code of the checkpoint's own, which is never run")
 
 
-def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Phi3Config:
+def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> DenseConfig:
     _refuse_other_code(raw)
-    share = share_of(raw)
-    read = read_dense(
-        Phi3Config, raw, eos_token_ids, architecture=_NAME, kv_heads=None, positions=4096, windows=one_window, eps=1e-5,
-        rope=_rope, share=share, rotated=0,
+    return read_dense(
+        DenseConfig, raw, eos_token_ids, architecture=_NAME, kv_heads=None, positions=4096, windows=one_window,
+        eps=1e-5, rope=_rope, share=share_of(raw),
     )  # fmt: skip
-    return replace(read, rotated=rotated_of(read.head_dim, share))
 
 
-def _layer(config: Phi3Config, number: int, tensors: TensorReader) -> Layer:
-    order = order_of_qkv(config, config.rotated)
-    mixer = attention(config, number, tensors, projections=("qkv_proj",), order=order)
+def _layer(config: DenseConfig, number: int, tensors: TensorReader) -> Layer:
+    mixer = attention(config, number, tensors, projections=("qkv_proj",))
     return Layer(mixer, feed_forward(config, number, tensors, projections=("gate_up_proj",)))
-
-
-def _weights(config: Phi3Config, tensors: TensorReader) -> ModelWeights:
-    return dense_weights(config, tensors, _layer, replace(rope_of(config), rotated=config.rotated))
 
 
 PHI3: Final = Architecture(
@@ -93,7 +77,6 @@ PHI3: Final = Architecture(
         unread("Of training: nothing is dropped at inference.", "resid_pdrop embd_pdrop"),
     ),
     read=_read,
-    weights=_weights,
+    weights=partial(dense_weights, layer=_layer),
     passed_over=passed_over,
-    small=small,
 )

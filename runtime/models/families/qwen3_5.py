@@ -8,16 +8,15 @@ in time, height and width, so that how these share a head's numbers changes noth
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Layer
-from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader, Whole
+from runahead.runtime.models.architecture import Architecture, TensorReader, Whole
 from runahead.runtime.models.blocks.dense import READ_BY_DENSE, all_tokens, read_dense
 from runahead.runtime.models.blocks.experts import ROUTERS_IN_TRAINING, one_by_one, read_choice
-from runahead.runtime.models.blocks.partial_rope import rotated_of, share_of
+from runahead.runtime.models.blocks.partial_rope import share_of
 from runahead.runtime.models.config.keys import BIASES_AS_THEY_ARE, Unread, unread
 from runahead.runtime.models.config.rope_values import rope_object, rope_scaling
 from runahead.runtime.models.config.values import flag, number
@@ -32,7 +31,6 @@ from runahead.runtime.models.families.qwen3_next import (
     passed_over,
     read_delta,
     read_recurrent,
-    small_delta,
 )
 from runahead.runtime.models.rope import RopeScaling
 
@@ -44,7 +42,7 @@ _HEADS: Final = "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"
 _PROJECTIONS: Final = "in_proj_z", "in_proj_qkv", "in_proj_b", "in_proj_a"
 
 
-_SIZES: Final = READ_BY_DENSE - {"sliding_window", "use_sliding_window"}
+_SIZES: Final = (READ_BY_DENSE | {"attention_bias"}) - {"sliding_window", "use_sliding_window"}
 
 
 def _rope(raw: Mapping[str, Any], positions: int) -> tuple[float, RopeScaling]:
@@ -60,7 +58,6 @@ def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...], *, name: str, 
         raise CheckpointError(f"attn_output_gate is {raw['attn_output_gate']!r}; only true is supported for {name}")
     if raw.get("mlp_only_layers") not in (None, []):
         raise CheckpointError(f"mlp_only_layers is {raw['mlp_only_layers']!r}; the layers of {name} are all alike")
-    share, layers = share_of(raw, 0.25), number(raw, "num_hidden_layers", int)
     own: dict[str, Any] = {"experts": 0, "chosen": 0, "expert_size": 0, "shared_size": 0}
     if experts:
         own = {
@@ -68,17 +65,21 @@ def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...], *, name: str, 
             "expert_size": number(raw, "moe_intermediate_size", int, 512),
             "shared_size": number(raw, "shared_expert_intermediate_size", int, 512),
         }
-    own |= {"renormalised": True, "sparse": (experts,) * layers, "recurrent": read_recurrent(raw)}
-    own |= {"delta": read_delta(raw), "attention_bias": flag(raw, "attention_bias")}
+    own |= {
+        "renormalised": True,
+        "sparse": (experts,) * number(raw, "num_hidden_layers", int),
+        "recurrent": read_recurrent(raw),
+    }
+    own |= {"delta": read_delta(raw)}
     own |= {"heads": number(raw, _HEADS[0], int, 1, low=0), "heads_embed": flag(raw, _HEADS[1])}
     sizes = {key: raw.get(key) for key in _SIZES}
     sizes = {key: value for key, value in sizes.items() if value is not None}
     sizes |= {"intermediate_size": number(raw, "intermediate_size", int, 12288)}
-    read = read_dense(
+    return read_dense(
         Qwen3NextConfig, sizes, eos_token_ids, architecture=name, kv_heads=2 if experts else 4, positions=32768,
-        windows=all_tokens, head_dim=256, rope=_rope, share=share, rotated=0, **own,
+        windows=all_tokens, head_dim=256, rope=_rope, share=share_of(raw, 0.25),
+        flags=("attention_bias",), **own,
     )  # fmt: skip
-    return replace(read, rotated=rotated_of(read.head_dim, share))
 
 
 def _layer(config: Qwen3NextConfig, number: int, tensors: TensorReader) -> Layer:
@@ -88,10 +89,6 @@ def _layer(config: Qwen3NextConfig, number: int, tensors: TensorReader) -> Layer
         mixer = gated_delta(config, number, tensors, _PROJECTIONS, rows)
         return Layer(mixer, dense_or_experts(config, number, tensors))
     return Layer(gated_attention(config, number, tensors), dense_or_experts(config, number, tensors))
-
-
-def _weights(config: Qwen3NextConfig, tensors: TensorReader) -> ModelWeights:
-    return delta_weights(config, tensors, _layer)
 
 
 _PREFIXES: Final = (("model.language_model.", "model."),)
@@ -114,7 +111,7 @@ _OF_PICTURES: Final[tuple[Unread, ...]] = (
 _UNDERSTOOD: Final = _SIZES.union(
     READ_OF_DELTA,
     _HEADS,
-    {"layer_types", "full_attention_interval", "attention_bias", "attn_output_gate", "mlp_only_layers"},
+    {"layer_types", "full_attention_interval", "attn_output_gate", "mlp_only_layers"},
 )
 
 QWEN3_5: Final = Architecture(
@@ -124,9 +121,8 @@ QWEN3_5: Final = Architecture(
     understood=_UNDERSTOOD,
     unread=_UNREAD,
     read=partial(_read, name=_DENSE, experts=False),
-    weights=_weights,
+    weights=partial(delta_weights, layer=_layer),
     passed_over=passed_over,
-    small=small_delta,
     layers=("attention", "gated_delta", "dense"),
     heads=OWN_HEADS,
     whole=Whole("Qwen3_5ForConditionalGeneration", "qwen3_5", _PREFIXES, _OF_PICTURES, _is_of_pictures),
@@ -146,9 +142,8 @@ QWEN3_5_MOE: Final = Architecture(
         ),
     ),
     read=partial(_read, name=_SPARSE, experts=True),
-    weights=_weights,
+    weights=partial(delta_weights, layer=_layer),
     passed_over=passed_over,
-    small=small_delta,
     layers=("attention", "gated_delta", "experts"),
     heads=OWN_HEADS,
     unstacked=one_by_one,

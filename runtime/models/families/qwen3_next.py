@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -54,11 +55,10 @@ from runahead.runtime.models.blocks.experts import (
 )
 from runahead.runtime.models.blocks.mixer_shares import part_of_delta, part_of_heads, places_of
 from runahead.runtime.models.blocks.norms import one_added, with_one_added
-from runahead.runtime.models.blocks.partial_rope import head_order, rotated_of, share_of
+from runahead.runtime.models.blocks.partial_rope import head_order, norm_in_order, share_of
 from runahead.runtime.models.config.keys import BIASES_AS_THEY_ARE, unread
 from runahead.runtime.models.config.rope_values import rope_of_a_part
 from runahead.runtime.models.config.values import flag, number
-from runahead.runtime.models.rope import Rope
 
 _NAME: Final = "Qwen3NextForCausalLM"
 _HEADS, _HEADS_LAYER, _LAYER = "mtp.", "mtp.layers.0.", "model.layers.0."
@@ -76,16 +76,13 @@ READ_OF_DELTA: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qwen3NextConfig(ExpertsConfig):
-    """experts: 0 where no layer has any. recurrent: by layer, whether its mixer is a gated delta net. rotated: numbers
-    of an attention's head that are rotated, its first. shared_size: intermediate numbers of what every token gets
-    beside its experts. attention_bias: of queries, gates, keys, values and the attention's output.
-    heads: that guess, one after the other. heads_embed: they have an embedding of their own."""
+    """experts: 0 where no layer has any. recurrent: by layer, whether its mixer is a gated delta net. shared_size:
+    intermediate numbers of what every token gets beside its experts. attention_bias: of gates, too. heads: that guess,
+    one after the other. heads_embed: they have an embedding of their own."""
 
     recurrent: tuple[bool, ...]
     delta: DeltaShape
     shared_size: int
-    rotated: int
-    attention_bias: bool = False
     heads: int = 1  # no key of Qwen3-Next says so
     heads_embed: bool = False
 
@@ -124,7 +121,6 @@ def read_delta(raw: Mapping[str, Any]) -> DeltaShape:
 
 
 def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Qwen3NextConfig:
-    share = share_of(raw, 0.25)
     own: dict[str, Any] = {
         **read_choice(raw, _EXPERTS, experts=512, chosen=10),
         "expert_size": number(raw, "moe_intermediate_size", int, 512),
@@ -133,13 +129,11 @@ def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Qwen3NextCo
         "recurrent": read_recurrent(raw),
         "delta": read_delta(raw),
         "shared_size": number(raw, _SHARED, int, 512),
-        "attention_bias": flag(raw, "attention_bias"),
     }
-    read = read_dense(
+    return read_dense(
         Qwen3NextConfig, raw, eos_token_ids, architecture=_NAME, kv_heads=2, positions=32768, windows=_windows,
-        head_dim=256, rope=rope_of_a_part, share=share, rotated=0, **own,
+        head_dim=256, rope=rope_of_a_part, share=share_of(raw, 0.25), flags=("attention_bias",), **own,
     )  # fmt: skip
-    return replace(read, rotated=rotated_of(read.head_dim, share))
 
 
 def gated_attention(config: Qwen3NextConfig, layer: int, tensors: TensorReader) -> Attention:
@@ -147,7 +141,7 @@ def gated_attention(config: Qwen3NextConfig, layer: int, tensors: TensorReader) 
     own, hidden, eps, size = f"model.layers.{layer}.", config.hidden_size, config.rms_norm_eps, config.head_dim
     prefix, bias = f"{own}self_attn.", config.attention_bias
     shape = AttentionShape(config.num_heads, config.num_kv_heads, size, size**-0.5)
-    order = head_order(size, config.rotated)
+    order = head_order(size, size if config.rotated is None else config.rotated)
     part, _, attended = part_of_heads(shape, tensors.share)
     heads = places_of(tensors.share.part_of(shape.heads, "query heads"))[:, None] * 2 * size
     kv_heads = places_of(tensors.share.kv_heads_of(shape.kv_heads))[:, None] * size
@@ -163,8 +157,7 @@ def gated_attention(config: Qwen3NextConfig, layer: int, tensors: TensorReader) 
         return torch.cat([q[: queries.numel()], k, v]), q[queries.numel() :].clone()
 
     def head_norm(name: str) -> Norm:
-        norm = one_added(tensors.norm(f"{prefix}{name}", size, eps))
-        return Norm(norm.weight[order.to(norm.weight.device)], eps)
+        return norm_in_order(one_added(tensors.norm(f"{prefix}{name}", size, eps)), config.rotated)
 
     qkv, gate = parts("weight", hidden)
     qkv_bias, gate_bias = parts("bias") if bias else (None, None)
@@ -256,16 +249,8 @@ def _layer(config: Qwen3NextConfig, number: int, tensors: TensorReader) -> Layer
 
 def delta_weights(config: Qwen3NextConfig, tensors: TensorReader, layer: LayerOf[Qwen3NextConfig]) -> ModelWeights:
     """The model of these layers."""
-    weights = dense_weights(config, tensors, layer, _rope_of_a_part(config))
+    weights = dense_weights(config, tensors, layer)
     return replace(weights, final_norm=one_added(weights.final_norm))
-
-
-def _rope_of_a_part(config: Qwen3NextConfig) -> Rope:
-    return replace(rope_of(config), rotated=config.rotated)
-
-
-def _weights(config: Qwen3NextConfig, tensors: TensorReader) -> ModelWeights:
-    return delta_weights(config, tensors, _layer)
 
 
 def passed_over(config: Qwen3NextConfig, name: str) -> bool:
@@ -294,8 +279,8 @@ def _head(config: Qwen3NextConfig, tensors: TensorReader) -> HeadWeights:
     mixer = replace(gated_attention(config, 0, tensors), first=1)
     second, last = dense_or_experts(config, 0, tensors), norm("norm")
     return HeadWeights(
-        fuse, mixer, second, _rope_of_a_part(config), tensors.parameters, width, norm=last, passes_normed=True
-    )
+        fuse, mixer, second, rope_of(config), tensors.parameters, width, norm=last, passes_normed=True
+    )  # fmt: skip
 
 
 # Its layer has the names of the model's first one.
@@ -308,13 +293,6 @@ OWN_HEADS: Final = OwnHeads(
 )
 
 
-def small_delta(config: Qwen3NextConfig, tokens: int) -> Qwen3NextConfig:
-    """As `Architecture.small`: one layer for each kind of mixer and feed-forward."""
-    kinds = sorted(set(zip(config.recurrent, config.sparse, strict=True)))
-    recurrent, sparse = zip(*kinds, strict=True)
-    return replace(config, num_layers=len(kinds), windows=(0,) * len(kinds), recurrent=recurrent, sparse=sparse)
-
-
 QWEN3_NEXT: Final = Architecture(
     name=_NAME,
     model_type="qwen3_next",
@@ -324,9 +302,8 @@ QWEN3_NEXT: Final = Architecture(
     .difference({"sliding_window"}),
     unread=(ROUTERS_IN_TRAINING, unread(BIASES_AS_THEY_ARE, "mlp_bias")),
     read=_read,
-    weights=_weights,
+    weights=partial(delta_weights, layer=_layer),
     passed_over=passed_over,
-    small=small_delta,
     layers=("attention", "gated_delta", "dense", "experts"),
     heads=OWN_HEADS,
     unstacked=one_by_one,

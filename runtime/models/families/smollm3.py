@@ -25,7 +25,7 @@ from runahead.runtime.models.blocks.dense import (
 )
 from runahead.runtime.models.config.keys import unread
 from runahead.runtime.models.config.rope_values import rope
-from runahead.runtime.models.config.values import flag, number
+from runahead.runtime.models.config.values import number
 
 _NAME: Final = "SmolLM3ForCausalLM"
 _EVERY: Final = "no_rope_layer_interval"
@@ -34,12 +34,9 @@ _ROTATED, _STILL = 0, 1  # numbers of the model's ropes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmolLM3Config(DenseConfig):
-    """rotates: by layer, whether it rotates queries and keys. attention_bias: of queries, keys, values and the
-    attention's output. mlp_bias: of the feed-forward."""
+    """rotates: by layer, whether it rotates queries and keys."""
 
     rotates: tuple[bool, ...]
-    attention_bias: bool = False
-    mlp_bias: bool = False
 
 
 def _rotates(raw: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
@@ -60,29 +57,21 @@ def _windows(raw: Mapping[str, Any], architecture: str, layers: int) -> tuple[in
 
 
 def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> SmolLM3Config:
-    own: dict[str, Any] = {key: flag(raw, key) for key in ("attention_bias", "mlp_bias")}
-    own["rotates"] = _rotates(raw, number(raw, "num_hidden_layers", int))
     return read_dense(
         SmolLM3Config, raw, eos_token_ids, architecture=_NAME, kv_heads=4, positions=32768, windows=_windows,
-        tied=True, rope=partial(rope, theta=2e6), **own,
+        tied=True, rope=partial(rope, theta=2e6), flags=("attention_bias", "mlp_bias"),
+        rotates=_rotates(raw, number(raw, "num_hidden_layers", int)),
     )  # fmt: skip
 
 
 def _layer(config: SmolLM3Config, number: int, tensors: TensorReader) -> Layer:
-    bias, which = config.attention_bias, _ROTATED if config.rotates[number] else _STILL
-    mixer = attention(config, number, tensors, qkv_bias=bias, output_bias=bias, rope=which)
-    return Layer(mixer, feed_forward(config, number, tensors, bias=config.mlp_bias))
+    which = _ROTATED if config.rotates[number] else _STILL
+    return Layer(attention(config, number, tensors, rope=which), feed_forward(config, number, tensors))
 
 
 def _weights(config: SmolLM3Config, tensors: TensorReader) -> ModelWeights:
     rotates = rope_of(config)
     return dense_weights(config, tensors, _layer, rotates, replace(rotates, rotated=0))
-
-
-def _small(config: SmolLM3Config, tokens: int) -> SmolLM3Config:
-    kinds = sorted({(min(w, tokens), rotates) for w, rotates in zip(config.windows, config.rotates, strict=True)})
-    windows, rotates = zip(*kinds, strict=True)
-    return replace(config, num_layers=len(kinds), windows=windows, rotates=rotates)
 
 
 SMOLLM3: Final = Architecture(
@@ -95,5 +84,4 @@ SMOLLM3: Final = Architecture(
     read=_read,
     weights=_weights,
     passed_over=passed_over,
-    small=_small,
 )

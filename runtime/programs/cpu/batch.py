@@ -7,9 +7,8 @@ from dataclasses import replace
 import torch
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch
-from runahead.runtime.programs.cpu.inputs import Queries
+from runahead.runtime.programs.cpu.inputs import Queries, StatePlaces
 from runahead.runtime.programs.cpu.rows import HostRows
-from runahead.runtime.programs.cpu.state_slots import StatePlaces
 
 
 def batch_of(rows: HostRows, queries: Queries, states: StatePlaces | None) -> ForwardBatch:

@@ -8,28 +8,28 @@ the same tokens or others in their place, before anything else reads them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runahead.runtime.drafters.drafter import NO_DRAFT
+from runahead.runtime.drafters.ngram import NO_DRAFT, Drafter
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.models.decoder import Look
-from runahead.runtime.models.drafters.draft_network import DraftNetwork
+from runahead.runtime.models.drafters.draft_model import DraftNetwork
 from runahead.runtime.programs.cpu.inputs import Queries, clamped
 from runahead.runtime.programs.cpu.rows import HostRows
 
 # Tokens of these rows at so many positions beyond their length, by their logits: float32 [n, vocab], int64 [n].
 Choose = Callable[[torch.Tensor, NDArray[np.int64], int], NDArray[np.int32]]
-_NOTHING: Final[Mapping[str, NDArray[np.generic]]] = {}
 
 
-class HeadDrafter:
-    """A `runahead.runtime.drafters.drafter.Drafter`. rows: whose tokens, lengths and blocks it reads. num_blocks: of
-    the pool, the null block counted."""
+class HeadDrafter(Drafter):
+    """A drafter whose entries and hidden states lie in blocks: it keeps nothing by row slot.
+
+    rows: whose tokens, lengths and blocks it reads. num_blocks: of the pool, the null block counted.
+    """
 
     def __init__(self, head: DraftNetwork, rows: HostRows, num_blocks: int, choose: Choose) -> None:
         self._head = head
@@ -38,7 +38,7 @@ class HeadDrafter:
         self._cache = head.make_cache(num_blocks, rows.block_size)
 
     def looking(self, seen: dict[int, torch.Tensor]) -> Look | None:
-        """See `DraftNetwork.looking`."""
+        """See `DraftHead.looking`."""
         return self._head.looking(seen)
 
     def follow(
@@ -100,22 +100,7 @@ class HeadDrafter:
             is_decode=True,
         )
 
-    # ------------------------------------------------------------ what it need not be told
-
-    def read(self, slot: int, start: int, tokens: NDArray[np.int32]) -> None:
-        """F has the tokens, and `follow` comes with it."""
-
-    def took(self, slots: NDArray[np.int64], positions: NDArray[np.int64], tokens: NDArray[np.int32]) -> None:
-        """The rows have their newest token, and F has those before."""
-
-    def memory(self) -> Mapping[str, NDArray[np.generic]]:
-        """Of what it keeps the host knows nothing."""
-        return _NOTHING
-
     # ------------------------------------------------------------ the test mode
-
-    def poison(self, slot: int) -> None:
-        """Nothing lies in a row slot: all of it is in blocks."""
 
     def poison_blocks(self, blocks: tuple[int, ...]) -> None:
         """NaN into blocks that nobody may read any more."""

@@ -10,17 +10,16 @@ from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import RingMemory
 from runahead.cuda_graphs.shape import LaunchShape
-from runahead.runtime.drafters.drafter import Drafter
+from runahead.runtime.drafters.ngram import Drafter
 from runahead.runtime.kernels.row_state import PenaltyState, RowState
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.models.decoder import Decoder
-from runahead.runtime.models.drafters.draft_network import DraftNetwork
+from runahead.runtime.models.drafters.draft_model import DraftNetwork
 from runahead.runtime.programs.cpu.batch import batch_of
 from runahead.runtime.programs.cpu.drafter import HeadDrafter
-from runahead.runtime.programs.cpu.prompt_logprobs import leave_prompt_logprobs
+from runahead.runtime.programs.cpu.inputs import place_of_snapshot, state_places_of
 from runahead.runtime.programs.cpu.rows import HostRows
-from runahead.runtime.programs.cpu.sampler import HostSampler
-from runahead.runtime.programs.cpu.state_slots import place_of_snapshot, state_places_of
+from runahead.runtime.programs.cpu.sampler import HostSampler, leave_prompt_logprobs
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.row_record import ROW_TENSORS
 from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS

@@ -25,7 +25,7 @@ from runahead.cuda_graphs.rings import (
     cell_tag,
 )
 from runahead.runtime import plan as layout
-from runahead.runtime.drafters.drafter import NO_DRAFT, Drafter
+from runahead.runtime.drafters.ngram import NO_DRAFT, Drafter
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.plan import PlanView, read_plan
 from runahead.runtime.programs.cpu.inputs import PromptQueries, Queries, prompt_queries_of, queries_of

@@ -7,7 +7,6 @@ what its two products make, one after the other.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -24,7 +23,6 @@ from runahead.runtime.kernels.triton.ops.put_rows import put_columns
 from runahead.runtime.models.architecture import HeadWeights
 from runahead.runtime.models.decoder import Decoder, Look, bound_feed_forward
 from runahead.runtime.models.drafters.draft_head import step_share
-from runahead.runtime.models.drafters.head_files import HeadFiles
 from runahead.runtime.models.memory import memory_of, weight_bytes
 from runahead.runtime.models.rope import rope_table
 
@@ -38,43 +36,10 @@ class GpuDraftCache:
     hidden: torch.Tensor
 
 
-class GpuDraftNetwork(Protocol):
-    """`runahead.runtime.models.drafters.draft_network.DraftNetwork` where work is enqueued: layers over the same rows
-    and blocks as the model that they guess for."""
-
-    @property
-    def weight_bytes(self) -> int:
-        """What its tensors take, those that were made of others too."""
-
-    @property
-    def parameters(self) -> int:
-        """Trained numbers of its own."""
-
-    @property
-    def step_share(self) -> float:
-        """Of the weights that a launch of the target reads, as many as `step` does."""
-
-    def make_cache(self, num_blocks: int, block_size: int) -> GpuDraftCache:
-        """A zeroed cache; block 0 is the null block."""
-
-    def looking(self, tokens: int) -> tuple[Look | None, torch.Tensor | None]:
-        """What the target's forward over so many query tokens is to be told, and what `fill` is to be given then. None:
-        the network reads what the forward returns, or nothing."""
-
-    def fill(self, batch: ForwardBatch, hidden: torch.Tensor, seen: torch.Tensor | None, cache: GpuDraftCache) -> None:
-        """Leaves what is kept of F's query tokens, and writes their entries. batch: as F had it, in rows or in lines.
-        hidden: the target's after its last norm, [T, hidden]. seen: see `looking`."""
-
-    def step(
-        self, batch: ForwardBatch, before: torch.Tensor, is_first: bool, cache: GpuDraftCache, logits: torch.Tensor
-    ) -> torch.Tensor:
-        """Writes the entries of one token a row, and into `logits`, float32 [R, vocab of the target], what follows.
-        before: in the first step int64 [R], KV slots of the hidden states before; then what the step before has
-        returned, the hidden states that the network expects of these tokens."""
-
-
 class TritonHead:
-    """A draft head and its target, a `GpuDraftNetwork`. exact: no row's bits hang on the rows beside it, where the
+    """A draft head and its target: `runahead.runtime.models.drafters.draft_head.DraftHead` where work is enqueued.
+
+    exact: no row's bits hang on the rows beside it, where the
     head's shapes allow that. positions: rotary angles are tabled for this many."""
 
     def __init__(self, weights: HeadWeights, target: Decoder, exact: bool, positions: int) -> None:
@@ -101,24 +66,30 @@ class TritonHead:
 
     @property
     def parameters(self) -> int:
+        """Trained numbers of the head's own."""
         return self.weights.parameters
 
     @property
     def step_share(self) -> float:
+        """See `DraftHead.step_share`."""
         return step_share(self.weights, self._target, self._lm_head)
 
     @property
     def weight_bytes(self) -> int:
+        """Bytes of its tensors, those that were made of others too."""
         copied = self.weights.lm_head is None and self.weights.targets is not None
         return weight_bytes(self.weights) + (self._lm_head.nbytes if copied else 0)
 
     def make_cache(self, num_blocks: int, block_size: int) -> GpuDraftCache:
+        """A zeroed cache; block 0 is the null block."""
         dtype, device = self._target.dtype, self._target.device
         entries = memory_of((self._layer,)).make_cache(num_blocks, block_size, dtype, device)
         slots = num_blocks * block_size
         return GpuDraftCache(entries, torch.zeros((slots, self.weights.width), dtype=dtype, device=device))
 
     def looking(self, tokens: int) -> tuple[Look | None, torch.Tensor | None]:
+        """A callback for the target's forward over so many query tokens, and what `fill` is given then. None: the head
+        reads what the forward returns."""
         reads, width = self.weights.reads, self._target.config.hidden_size
         if not reads:
             return None, None
@@ -133,6 +104,8 @@ class TritonHead:
         return look, wide
 
     def fill(self, batch: ForwardBatch, hidden: torch.Tensor, seen: torch.Tensor | None, cache: GpuDraftCache) -> None:
+        """Leave what is kept of F's query tokens, and write their entries. batch: as F had it, in rows or in lines.
+        hidden: the target's after its last norm, [T, hidden]. seen: see `looking`."""
         mixer, product = self._mixer, self.weights.fuse.product
         x = self._joining(cache).in_batch(batch, self._read(hidden, seen))
         if not mixer.joined:
@@ -159,6 +132,9 @@ class TritonHead:
     def step(
         self, batch: ForwardBatch, before: torch.Tensor, is_first: bool, cache: GpuDraftCache, logits: torch.Tensor
     ) -> torch.Tensor:
+        """Write the entries of one token a row, and into `logits`, float32 [R, vocab of the target], what follows.
+        before: in the first step int64 [R], KV slots of the hidden states before; then the return value of the step
+        before, the hidden states that the head expects of these tokens."""
         own, joining = self.weights, self._joining(cache)
         join = joining.of_places if is_first else joining.of_expected
         with self._bound.stream(batch, cache.entries, joins=True) as stream:
@@ -187,10 +163,3 @@ class TritonHead:
 def _of_keys(qkv: Linear, shape: AttentionShape) -> Linear:
     """What of the product makes keys and values: they come last."""
     return Linear(qkv.weight[shape.q_size :], None if qkv.bias is None else qkv.bias[shape.q_size :])
-
-
-def load_head(files: HeadFiles, target: Decoder, exact: bool, positions: int, *, drawn: bool) -> TritonHead:
-    """The head in these files, on the GPU of its target and in the target's dtype. exact, positions: see `TritonHead`.
-    drawn: its numbers are random, and no file is read. Raises CheckpointError."""
-    make = files.drawn_weights if drawn else files.weights
-    return TritonHead(make(torch.Tensor.contiguous, target.device, target.dtype), target, exact, positions)

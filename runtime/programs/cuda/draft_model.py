@@ -5,6 +5,8 @@ It is run as a draft head that reads no hidden state, so that what is said there
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import torch
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch
@@ -16,11 +18,11 @@ from runahead.runtime.models.drafters.head_files import HeadFiles
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import weight_bytes
 from runahead.runtime.models.weights import described
-from runahead.runtime.programs.cuda.draft_head import GpuDraftCache, GpuDraftNetwork, load_head
+from runahead.runtime.programs.cuda.draft_head import GpuDraftCache, TritonHead
 
 
 class TritonDraftModel:
-    """A `runahead.runtime.programs.cuda.draft_head.GpuDraftNetwork`."""
+    """A model that drafts and its target, with the methods of `TritonHead`."""
 
     def __init__(self, model: Decoder, target: Decoder) -> None:
         self._model, self._target = model, target
@@ -56,24 +58,21 @@ class TritonDraftModel:
         return before
 
 
-def load_draft_model(
-    files: DraftModelFiles, target: Decoder, exact: bool, positions: int, *, drawn: bool
-) -> TritonDraftModel:
-    """The model in these files, on the GPU of its target and in the target's dtype. exact: by exact kernels, if there
-    are any for it. positions: the longest context. drawn: its numbers are random, and no file is read. Raises
-    CheckpointError."""
+GpuDraftNetwork: TypeAlias = TritonHead | TritonDraftModel
+
+
+def load_drafter(
+    files: HeadFiles | DraftModelFiles, target: Decoder, exact: bool, positions: int, *, drawn: bool
+) -> GpuDraftNetwork:
+    """The head or the model in these files, on the GPU of its target and in the target's dtype. exact: by exact
+    kernels, if there are any for it. positions: the longest context. drawn: its numbers are random, and no file is
+    read. Raises CheckpointError."""
+    if isinstance(files, HeadFiles):
+        weights = files.weights(torch.Tensor.contiguous, target.device, target.dtype, drawn=drawn)
+        return TritonHead(weights, target, exact, positions)
     exact = exact and not exactness.why_impossible(described(files.config).layers, target.dtype)
     model = load_model(
         files.checkpoint, target.device, target.dtype, "dummy" if drawn else "auto", TritonKernelSet(exact), None,
         positions, files.config,
     )  # fmt: skip
     return TritonDraftModel(model, target)
-
-
-def load_drafter(
-    files: HeadFiles | DraftModelFiles, target: Decoder, exact: bool, positions: int, *, drawn: bool
-) -> GpuDraftNetwork:
-    """The head or the model in these files: see `load_head` and `load_draft_model`."""
-    if isinstance(files, DraftModelFiles):
-        return load_draft_model(files, target, exact, positions, drawn=drawn)
-    return load_head(files, target, exact, positions, drawn=drawn)

@@ -18,7 +18,7 @@ from runahead.runtime.kernels.triton.drafting.head_steps import begin_step, make
 from runahead.runtime.kernels.triton.row_updates.rows import DeviceRows
 from runahead.runtime.kernels.triton.sampling.sampler import SamplerBuffers, sample_rows_cuda
 from runahead.runtime.models.decoder import Look
-from runahead.runtime.programs.cuda.draft_head import GpuDraftNetwork
+from runahead.runtime.programs.cuda.draft_model import GpuDraftNetwork
 
 _NOT_DRAFTED: Final = -1e30  # the logit of a token that a head does not know: finite, and never the highest
 
@@ -43,11 +43,11 @@ class GpuDrafter:
         self._sampled = replace(state, seq_len=self._steps.next_position, alive=self._steps.active)
 
     def looking(self, tokens: int) -> tuple[Look | None, torch.Tensor | None]:
-        """See `GpuDraftNetwork.looking`."""
+        """See `TritonHead.looking`."""
         return self._network.looking(tokens)
 
     def follow(self, batch: ForwardBatch, hidden: torch.Tensor, seen: torch.Tensor | None) -> None:
-        """F has computed the hidden states of its query tokens, [T, hidden]. See `GpuDraftNetwork.fill`."""
+        """F has computed the hidden states of its query tokens, [T, hidden]. See `TritonHead.fill`."""
         self._network.fill(batch, hidden, seen, self._cache)
 
     def propose(self, num_rows: int, count: int) -> None:
@@ -66,12 +66,3 @@ class GpuDrafter:
             chosen = sample_rows_cuda(
                 logits, self._sampled, self._rows.penalties, slots[:num_rows], Form.PLAIN, self._sampler
             ).tokens
-
-    # ------------------------------------------------------------ the test mode
-
-    def poison_blocks(self, index: torch.Tensor) -> None:
-        """NaN into blocks that nobody may read any more. index: int64 [n]"""
-        for tensor in (*self._cache.entries.keys, *self._cache.entries.values):
-            tensor[index] = float("nan")
-        kept, size = self._cache.hidden, self._block_size
-        kept.view(len(kept) // size, size, kept.shape[1])[index] = float("nan")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict
 from typing import Any, Final
 
 import torch
@@ -31,7 +31,7 @@ from runahead.runtime.kernels.triton.moe.tuning import (
     ExpertProduct,
     expert_tiling,
 )
-from runahead.runtime.models.config.model_config import ModelConfig
+from runahead.runtime.models.config.model_config import ModelConfig, with_layers
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.layer_kinds import layer_kinds
 from runahead.runtime.models.weights import described, dummy_weights
@@ -69,20 +69,10 @@ def graph_us(work: Callable[[], object]) -> float:
     return statistics.median(once() for _ in range(_ROUNDS))
 
 
-_OF_THE_MODEL: Final = {one.name for one in fields(ModelConfig)}  # what may be as long as the model has layers
-
-
 def few_layers(config: ModelConfig) -> ModelConfig:
     """The model with its first LAYERS layers of each kind."""
     kinds = [layer_kinds([layer]) for layer in described(config).layers]
-    kept = [number for number, kind in enumerate(kinds) if kinds[:number].count(kind) < LAYERS]
-    changed: dict[str, Any] = {"num_layers": len(kept)}
-    for name in (one.name for one in fields(config) if one.name not in _OF_THE_MODEL):
-        value = getattr(config, name)
-        if isinstance(value, tuple | str) and len(value) == config.num_layers:
-            each = [value[number] for number in kept]
-            changed[name] = "".join(each) if isinstance(value, str) else tuple(each)
-    return replace(config, **changed)
+    return with_layers(config, [number for number, kind in enumerate(kinds) if kinds[:number].count(kind) < LAYERS])
 
 
 class DecodeStep:

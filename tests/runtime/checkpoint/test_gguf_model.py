@@ -17,7 +17,7 @@ from runahead.runtime.checkpoint import gguf_file, open_checkpoint
 from runahead.runtime.checkpoint.gguf_file import SUPPORTED, GgufTensor, open_gguf
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.kernels.reference.linear import BlasProducts
-from runahead.runtime.models.cpu_check.trial import Trial
+from runahead.runtime.models.cpu_check.self_test import Trial
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.load import load_model
 from tests.runtime.checkpoint.gguf_files import llama, write

@@ -22,7 +22,7 @@ from runahead.runtime.checkpoint.quantized.read_config import read_quantization
 from runahead.runtime.checkpoint.quantized.tensor import QuantizedTensor
 from runahead.runtime.kernels.layers import Attention
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
-from runahead.runtime.models.cpu_check.trial import Trial
+from runahead.runtime.models.cpu_check.self_test import Trial
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.load import load_model
 from tests.runtime.checkpoint.quantize import FORMATS, quantize

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runahead.runtime.drafters.drafter import NO_DRAFT
-from runahead.runtime.drafters.ngram import LONGEST, NgramDrafter
+from runahead.runtime.drafters.ngram import LONGEST, NO_DRAFT, NgramDrafter
 
 ROWS, CONTEXT = 4, 64
 NONE = [NO_DRAFT] * 4

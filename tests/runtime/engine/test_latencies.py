@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from runahead.cuda_graphs.simulated_device import seeded_schedule
-from runahead.runtime.engine.latencies import Latencies
+from runahead.runtime.engine.figures import Latencies
 from runahead.runtime.scheduler.outcomes import Commit
 from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.scheduler.token_times import TokenTimes

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runahead.runtime.engine.remembered_ids import RememberedIds
+from runahead.runtime.engine.live_requests import RememberedIds
 
 MOST = 12
 CALLERS = ["", "a/", "b/", "c/"]

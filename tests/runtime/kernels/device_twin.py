@@ -17,9 +17,8 @@ from runahead.runtime.kernels.triton.row_state.grammar_masks import make_mask_st
 from runahead.runtime.kernels.triton.row_updates.prompt_logprobs import find_targets, make_prompt_buffers
 from runahead.runtime.kernels.triton.row_updates.rows import DeviceRows
 from runahead.runtime.plan import read_plan
-from runahead.runtime.programs.cpu.inputs import Queries
+from runahead.runtime.programs.cpu.inputs import NOWHERE, Queries, StatePlaces, state_places_of
 from runahead.runtime.programs.cpu.rows import HostRows
-from runahead.runtime.programs.cpu.state_slots import NOWHERE, StatePlaces, state_places_of
 from runahead.runtime.row_record import PENALTY_TENSORS, ROW_TENSORS
 
 

@@ -15,11 +15,11 @@ from runahead.cuda_graphs.shape import LaunchShape
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
-from runahead.runtime.programs.cuda.program import TritonProgram
 from runahead.runtime.token_mask import token_mask
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from tests.gpu import gpu_chain
+from tests.runtime.kernels.poisoned_program import PoisonedProgram
 
 NUM_BLOCKS = 60
 TokensAndLogprobs = tuple[
@@ -42,7 +42,7 @@ class ChangingForms:
         pass
 
 
-class SynchronousProgram(TritonProgram):
+class SynchronousProgram(PoisonedProgram):
     """Waits for the device after each part, as the host device expects of a program."""
 
     def sample(self, shape: LaunchShape) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from runahead.runtime.models.blocks.corrected_experts import CorrectedExperts
+from runahead.runtime.models.blocks.experts import CorrectedExperts
 
 # The first layer is dense; half of a head is rotated.
 GLM4_MOE: Final[Mapping[str, Any]] = {

@@ -22,11 +22,10 @@ from runahead.runtime.models.drafters.mtp import open_mtp
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import memory_of
 from runahead.runtime.plan import PLAN_WORDS
-from runahead.runtime.programs.cuda.draft_head import GpuDraftNetwork
-from runahead.runtime.programs.cuda.draft_model import load_drafter
-from runahead.runtime.programs.cuda.program import TritonProgram
+from runahead.runtime.programs.cuda.draft_model import GpuDraftNetwork, load_drafter
 from runahead.runtime.wire.parameters import SamplingParams
 from tests.runtime.kernels.drafted_engine import SynchronousProgram
+from tests.runtime.kernels.poisoned_program import PoisonedProgram
 from tests.runtime.launches import ENDLESS, Launches, _Row, over_program
 from tests.runtime.models.eagle_heads import VOCAB
 from tests.runtime.programs.head_worlds import ALL, BLOCK, EACH, GREEDY, MOST, PROMPT, ROWS
@@ -61,7 +60,7 @@ class TritonWorld:
     head: GpuDraftNetwork
     exact: bool
 
-    def started(self) -> tuple[TritonProgram, Launches]:
+    def started(self) -> tuple[PoisonedProgram, Launches]:
         """Every KV block is NaN at the start. Of a model that keeps states each row has a place for a snapshot at
         every border."""
         has_states = any(kept.state for kept in memory_of(self.target.weights.layers).kept)
@@ -92,7 +91,7 @@ class HeardOnTriton:
     """A head's proposals for the row in a slot, by the row's length. The row sees others: `rights` tokens of what it is
     about to say, in a circle, and then a wrong one."""
 
-    program: TritonProgram
+    program: PoisonedProgram
     slot: int
     said: Sequence[int] = ()  # prompt and completion
     rights: Sequence[int] = (0,)
@@ -122,8 +121,8 @@ class HeardOnTriton:
 def lived_on_triton(
     world: TritonWorld, said: Sequence[int], rights: Sequence[int], drafts: Sequence[int] = (MOST,), chunk: int = ALL,
     known: int = len(PROMPT), slot: int = 0, until: int = 100, sampling: SamplingParams = GREEDY,
-    began: tuple[TritonProgram, Launches] | None = None, cached: int = 0, beside: Mapping[int, int] | None = None,
-) -> tuple[TritonProgram, Launches, dict[int, list[int]]]:  # fmt: skip
+    began: tuple[PoisonedProgram, Launches] | None = None, cached: int = 0, beside: Mapping[int, int] | None = None,
+) -> tuple[PoisonedProgram, Launches, dict[int, list[int]]]:  # fmt: skip
     """As `head_worlds.lived`: what the head has proposed, by the row's length. beside: slots of rows that decode in the
     same launches, which have begun. cached: tokens whose blocks, and the snapshot behind them, are those of row 0."""
     program, launches = world.started() if began is None else began

@@ -26,11 +26,11 @@ from runahead.runtime.models.load import load_model
 from runahead.runtime.process.parts import state_bytes
 from runahead.runtime.programs.cpu.program import HostProgram
 from runahead.runtime.programs.cuda.draft_model import load_drafter
-from runahead.runtime.programs.cuda.program import TritonProgram
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from tests.gpu import gpu_chain
 from tests.runtime.kernels.drafted_engine import SynchronousProgram
 from tests.runtime.kernels.head_on_triton import files_of, rings_for
+from tests.runtime.kernels.poisoned_program import PoisonedProgram
 from tests.runtime.models.checkpoints import BASE
 from tests.runtime.models.eagle3_heads import save_foreseen3
 from tests.runtime.models.eagle_heads import CONFIG, save_foreseen
@@ -127,7 +127,7 @@ def triton_engine(
         "head": load_drafter(files, target, exact, CONTEXT, drawn=False) if drafts else None,
         "snapshots": snapshots, "snapshot_tokens": gpu_chain.SNAPSHOT_TOKENS,
     }  # fmt: skip
-    program = TritonProgram(target, rings, **sizes) if captured else SynchronousProgram(target, rings, **sizes)
+    program = PoisonedProgram(target, rings, **sizes) if captured else SynchronousProgram(target, rings, **sizes)
     made: Device
     if captured:
         from runahead.cuda_graphs.cuda_device import CudaDevice

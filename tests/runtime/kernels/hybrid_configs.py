@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from runahead.runtime.kernels.layers import DeltaShape, Mamba2Shape
-from runahead.runtime.models.blocks.corrected_experts import CorrectedExperts
 from runahead.runtime.models.blocks.dense import DenseConfig
+from runahead.runtime.models.blocks.experts import CorrectedExperts
 from tests.gpu import gpu_chain
 
 _MAMBA2: Final[Mapping[str, Any]] = {
@@ -27,7 +27,7 @@ HYBRIDS: Final[Mapping[str, Mapping[str, Any]]] = {
         "experts": 11,
         "chosen": 3,
         "shared_size": 64,
-        "rotates": False,
+        "rotates_any": False,
         "embedding_multiplier": 12.0,
         "residual_multiplier": 0.5,
         "attention_multiplier": 0.1,

@@ -13,8 +13,7 @@ import torch
 
 from runahead.cuda_graphs.host_device import HostDevice
 from runahead.cuda_graphs.rings import allocate_rings
-from runahead.runtime.drafters.drafter import Drafter
-from runahead.runtime.drafters.ngram import NgramDrafter
+from runahead.runtime.drafters.ngram import Drafter, NgramDrafter
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
 from runahead.runtime.masks.masks import GivenUp

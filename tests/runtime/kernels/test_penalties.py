@@ -14,7 +14,7 @@ from runahead.cuda_graphs.shape import Form
 from runahead.runtime.kernels.reference.penalties import penalize
 from runahead.runtime.kernels.reference.sampling import Sampled, sample_rows
 from runahead.runtime.row_record import COUNT_SEEN, COUNT_TOKEN, PROMPT_BIT
-from runahead.runtime.scheduler.admission_record import needs_full, penalty_list
+from runahead.runtime.scheduler.new_row import needs_full, penalty_list
 from runahead.runtime.token_mask import token_mask
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from tests.runtime.kernels.sampling_oracle import RowSpec, penalized, penalties_of, state_of

@@ -22,8 +22,7 @@ from runahead.cuda_graphs.shape import LaunchShape  # noqa: E402
 from runahead.runtime.kernels.triton.row_state.drafts import DraftState, make_draft_state  # noqa: E402
 from runahead.runtime.kernels.triton.row_updates.verify_inputs import prepare_runs  # noqa: E402
 from runahead.runtime.plan import read_plan  # noqa: E402
-from runahead.runtime.programs.cpu.inputs import Queries  # noqa: E402
-from runahead.runtime.programs.cpu.state_slots import state_places_of  # noqa: E402
+from runahead.runtime.programs.cpu.inputs import Queries, state_places_of  # noqa: E402
 from tests.runtime.kernels.device_twin import DeviceTwin  # noqa: E402
 from tests.simulation.generate import make_script, mode_of  # noqa: E402
 from tests.simulation.life import Life  # noqa: E402

@@ -21,10 +21,10 @@ from runahead.cuda_graphs.shape import LaunchShape  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
 from runahead.runtime.plan import PLAN_WORDS  # noqa: E402
-from runahead.runtime.programs.cuda.program import TritonProgram  # noqa: E402
 from runahead.runtime.wire.parameters import SamplingParams  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
 from tests.runtime.kernels.device_twin import mapped_rings  # noqa: E402
+from tests.runtime.kernels.poisoned_program import PoisonedProgram  # noqa: E402
 from tests.runtime.launches import Launches, as_captured, over_program  # noqa: E402
 
 ROWS, BLOCK_SIZE, EACH, MAX_TOKENS = 4, 16, 3, 64
@@ -45,7 +45,7 @@ def _whatever_the_order_of_numpy(monkeypatch: pytest.MonkeyPatch) -> Iterator[No
         yield
 
 
-class _Waits(TritonProgram):
+class _Waits(PoisonedProgram):
     """For the device after each F."""
 
     def forward(self, shape: LaunchShape, *rest: object) -> None:
@@ -57,7 +57,7 @@ class _Waits(TritonProgram):
 BUCKETS = Buckets((ROWS,), (ROWS,), (32, MAX_TOKENS), (32, MAX_TOKENS))
 
 
-def stage(padded: Counter[GraphKey] | None) -> tuple[Launches, TritonProgram]:
+def stage(padded: Counter[GraphKey] | None) -> tuple[Launches, PoisonedProgram]:
     rings: RingMemory = mapped_rings(RingLayout(4, PLAN_WORDS, 8192, ROWS, 4, prompt_tokens=MAX_TOKENS), DEVICE)
     weights = gpu_chain.moved(gpu_chain.random_weights(CONFIG, torch.bfloat16), DEVICE)
     program = _Waits(

@@ -18,9 +18,9 @@ from runahead.cuda_graphs.rings import RingMemory, allocate_rings  # noqa: E402
 from runahead.cuda_graphs.shape import Form, LaunchShape  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
-from runahead.runtime.programs.cuda.program import TritonProgram  # noqa: E402
 from runahead.runtime.wire.parameters import SamplingParams  # noqa: E402
 from tests.gpu import gpu_chain, launch_scenarios  # noqa: E402
+from tests.runtime.kernels.poisoned_program import PoisonedProgram  # noqa: E402
 from tests.runtime.launches import as_captured, over_program  # noqa: E402
 
 # The interpreter's own way with a loop whose length is read on the device.
@@ -48,8 +48,8 @@ def make_rings() -> RingMemory:
     return allocate_rings(launch_scenarios.LAYOUT)
 
 
-def make_program(decoder: Decoder, rings: RingMemory) -> TritonProgram:
-    return TritonProgram(
+def make_program(decoder: Decoder, rings: RingMemory) -> PoisonedProgram:
+    return PoisonedProgram(
         decoder,
         rings,
         max_rows=launch_scenarios.ROWS,

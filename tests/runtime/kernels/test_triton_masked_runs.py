@@ -17,7 +17,7 @@ DEVICE = triton_device()
 
 from runahead.cuda_graphs.rings import HELD, NON_FINITE, NOTHING_LEFT, STOPPED, VOID  # noqa: E402
 from runahead.cuda_graphs.shape import Form  # noqa: E402
-from runahead.runtime.drafters.drafter import NO_DRAFT  # noqa: E402
+from runahead.runtime.drafters.ngram import NO_DRAFT  # noqa: E402
 from runahead.runtime.kernels.row_state import PenaltyState, RowState  # noqa: E402
 from runahead.runtime.kernels.triton.row_updates.rows import DeviceRows  # noqa: E402
 from runahead.runtime.kernels.triton.sampling.sampler import Runs, make_sampler_buffers, sample_rows_cuda  # noqa: E402

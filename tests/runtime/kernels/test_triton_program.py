@@ -21,8 +21,8 @@ from runahead.cuda_graphs.rings import RingMemory, allocate_rings  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
 from runahead.runtime.models.config.model_config import ModelConfig  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
-from runahead.runtime.programs.cuda.program import TritonProgram  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
+from tests.runtime.kernels.poisoned_program import PoisonedProgram  # noqa: E402
 
 MAX_ROWS = 5
 NUM_BLOCKS = 40
@@ -63,7 +63,7 @@ def eager_engine(run_ahead: int, config: ModelConfig = QWEN3, snapshots: int = 0
     return gpu_chain.engine_over(config, host, program, run_ahead, MAX_ROWS, NUM_BLOCKS, snapshots=snapshots)
 
 
-class _Synchronous(TritonProgram):
+class _Synchronous(PoisonedProgram):
     """Waits for the device after each part, as the host device expects of a program."""
 
     def sample(self, shape: LaunchShape) -> None:

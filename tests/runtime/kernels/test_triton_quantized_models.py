@@ -19,7 +19,7 @@ from runahead.runtime.kernels.layers import Attention, Dense, Layer, Linear  # n
 from runahead.runtime.kernels.reference.forward import ReferenceKernels  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
 from runahead.runtime.models.architecture import ModelWeights  # noqa: E402
-from runahead.runtime.models.cpu_check.trial import MASKED, Trial  # noqa: E402
+from runahead.runtime.models.cpu_check.self_test import MASKED, Trial  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
 from runahead.runtime.models.weights import dummy_weights  # noqa: E402
 from tests.gpu.gpu_chain import small_config  # noqa: E402

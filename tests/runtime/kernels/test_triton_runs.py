@@ -15,18 +15,21 @@ DEVICE = triton_device()
 
 from runahead.cuda_graphs.rings import NON_FINITE, STOPPED, VOID, RingLayout, allocate_rings  # noqa: E402
 from runahead.cuda_graphs.shape import Form  # noqa: E402
-from runahead.runtime.drafters.drafter import NO_DRAFT  # noqa: E402
-from runahead.runtime.drafters.ngram import NgramDrafter  # noqa: E402
+from runahead.runtime.drafters.ngram import NO_DRAFT, NgramDrafter  # noqa: E402
 from runahead.runtime.kernels.row_state import PenaltyState, RowState  # noqa: E402
 from runahead.runtime.kernels.triton.drafting.ngram import propose_ngrams  # noqa: E402
 from runahead.runtime.kernels.triton.row_state.drafts import make_draft_state  # noqa: E402
 from runahead.runtime.kernels.triton.row_updates.rows import DeviceRows  # noqa: E402
 from runahead.runtime.kernels.triton.row_updates.verify_inputs import prepare_runs  # noqa: E402
 from runahead.runtime.kernels.triton.sampling.sampler import Runs, make_sampler_buffers, sample_rows_cuda  # noqa: E402
-from runahead.runtime.programs.cpu.inputs import Queries  # noqa: E402
+from runahead.runtime.programs.cpu.inputs import (  # noqa: E402
+    NOWHERE,
+    Queries,
+    StatePlaces,
+    state_places_of,
+)
 from runahead.runtime.programs.cpu.rows import HostRows  # noqa: E402
 from runahead.runtime.programs.cpu.sampler import HostSampler  # noqa: E402
-from runahead.runtime.programs.cpu.state_slots import NOWHERE, StatePlaces, state_places_of  # noqa: E402
 from runahead.runtime.row_record import PENALTY_TENSORS, ROW_TENSORS  # noqa: E402
 from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS  # noqa: E402
 from tests.runtime.kernels.device_twin import mapped_rings  # noqa: E402

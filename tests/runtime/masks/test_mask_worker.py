@@ -18,8 +18,7 @@ from runahead.runtime.checkpoint import open_checkpoint
 from runahead.runtime.grammar.matcher import load_vocabulary
 from runahead.runtime.masks.mask_memory import ASKED, HANDLED
 from runahead.runtime.masks.mask_worker import COMMAND, MaskWorker
-from runahead.runtime.masks.masks import GivenUp
-from runahead.runtime.masks.stops import Stops
+from runahead.runtime.masks.masks import GivenUp, Stops
 from runahead.runtime.masks.worker_messages import Begin
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.wire.parameters import FinishReason

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from runahead.runtime.drafters.ngram import NgramDrafter
-from runahead.runtime.masks.stops import Stops
+from runahead.runtime.masks.masks import Stops
 from tests.runtime.late_masks import MadeUpMatcher
 from tests.runtime.masks.test_grammar_rows import Kept
 

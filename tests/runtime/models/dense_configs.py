@@ -7,34 +7,23 @@ from typing import Any, Final
 
 from runahead.runtime.models.blocks.dense import DenseConfig
 from runahead.runtime.models.blocks.experts import ExpertsConfig
-from runahead.runtime.models.families.bamba import BambaConfig
-from runahead.runtime.models.families.gemma2 import Gemma2Config
-from runahead.runtime.models.families.gemma3 import Gemma3Config
+from runahead.runtime.models.blocks.mamba2 import Mamba2Config
+from runahead.runtime.models.families.gemma import Gemma2Config, Gemma3Config
 from runahead.runtime.models.families.glm4_moe import Glm4MoeConfig
-from runahead.runtime.models.families.granite import GraniteConfig
-from runahead.runtime.models.families.granite_hybrid import GraniteHybridConfig
-from runahead.runtime.models.families.llama import LlamaConfig
+from runahead.runtime.models.families.granite import GraniteConfig, GraniteHybridConfig
 from runahead.runtime.models.families.nemotron_h import NemotronHConfig
-from runahead.runtime.models.families.olmo2 import Olmo2Config
-from runahead.runtime.models.families.phi3 import Phi3Config
-from runahead.runtime.models.families.qwen3 import Qwen3Config
-from runahead.runtime.models.families.qwen3_moe import Qwen3MoeConfig
 from runahead.runtime.models.families.qwen3_next import Qwen3NextConfig
 from runahead.runtime.models.families.smollm3 import SmolLM3Config
 from runahead.runtime.models.read_config import parse_config
 
 _KINDS: Final[Mapping[str, type[DenseConfig]]] = {
-    "LlamaForCausalLM": LlamaConfig,
-    "Qwen3ForCausalLM": Qwen3Config,
     "GraniteForCausalLM": GraniteConfig,
     "SmolLM3ForCausalLM": SmolLM3Config,
-    "Olmo2ForCausalLM": Olmo2Config,
-    "Phi3ForCausalLM": Phi3Config,
     "Gemma2ForCausalLM": Gemma2Config,
     "Gemma3ForCausalLM": Gemma3Config,
     "MixtralForCausalLM": ExpertsConfig,
-    "Qwen3MoeForCausalLM": Qwen3MoeConfig,
-    "BambaForCausalLM": BambaConfig,
+    "Qwen3MoeForCausalLM": ExpertsConfig,
+    "BambaForCausalLM": Mamba2Config,
     "GraniteMoeHybridForCausalLM": GraniteHybridConfig,
     "Qwen3NextForCausalLM": Qwen3NextConfig,
     "NemotronHForCausalLM": NemotronHConfig,

@@ -12,7 +12,7 @@ import torch
 from runahead.runtime.kernels.layers import DeltaShape, GatedDelta, Layer, Mamba2, Mamba2Shape
 from runahead.runtime.kernels.share import Share
 from runahead.runtime.models.architecture import ModelWeights, TensorReader, TensorStack
-from runahead.runtime.models.blocks.corrected_experts import CorrectedExperts
+from runahead.runtime.models.blocks.experts import CorrectedExperts
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.registry import ARCHITECTURES
 from tests.gpu import gpu_chain

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from runahead.runtime.checkpoint import open_checkpoint
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
-from runahead.runtime.models.cpu_check.trial import MASKED, Trial
+from runahead.runtime.models.cpu_check.self_test import MASKED, Trial
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.load import load_model
 from tests.runtime.models.checkpoints import CASES, Case, save

@@ -24,7 +24,7 @@ from runahead.runtime.checkpoint import BUNDLED_HEAD, open_checkpoint, open_head
 from runahead.runtime.kernels.layers import Attention, Experts, Mamba2
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.kernels.triton.forward.exactness import why_impossible
-from runahead.runtime.models.cpu_check.trial import Trial
+from runahead.runtime.models.cpu_check.self_test import Trial
 from runahead.runtime.models.drafters.eagle import open_eagle
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.read_config import load_config

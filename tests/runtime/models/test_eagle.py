@@ -14,8 +14,8 @@ from runahead.runtime.checkpoint import CheckpointError, open_checkpoint, open_h
 from runahead.runtime.kernels.layers import Layer, Linear
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.kernels.reference.linear import Products, product_ways
+from runahead.runtime.models.drafters.draft_head import unpacked
 from runahead.runtime.models.drafters.eagle import open_eagle
-from runahead.runtime.models.drafters.head_entries import unpacked
 from runahead.runtime.models.drafters.head_files import HeadFiles, may_have_head
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import memory_of

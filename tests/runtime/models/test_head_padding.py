@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.checkpoint.safetensors_header import read_header
-from runahead.runtime.models.drafters.head_padding import FirstRows, is_padded, without_padding
+from runahead.runtime.models.drafters.head_files import FirstRows, is_padded, without_padding
 from tests.runtime.models import eagle3_heads, eagle_heads
 from tests.runtime.models.eagle3_heads import KNOWN, NARROW, WHOLE, write_head3
 from tests.runtime.models.eagle_heads import HIDDEN, VOCAB, write_head

@@ -15,7 +15,7 @@ from runahead.runtime.models.layer_kinds import layer_kinds
 from runahead.runtime.models.read_config import load_config, parse_config
 from runahead.runtime.models.registry import ARCHITECTURES
 from runahead.runtime.models.weights import described
-from runahead.runtime.process.engine_info import drafters_of
+from runahead.runtime.process.assemble import drafters_of
 from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.runtime.wire.messages import ExpertCounts, LayerKind
 from tests.runtime.models.checkpoints import CASES, save

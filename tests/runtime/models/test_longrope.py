@@ -10,7 +10,7 @@ from transformers import Phi3Config
 
 from runahead.runtime.checkpoint import open_checkpoint
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
-from runahead.runtime.models.cpu_check.trial import Trial
+from runahead.runtime.models.cpu_check.self_test import Trial
 from runahead.runtime.models.load import load_model
 from tests.runtime.models.checkpoints import IDS, PHI3_LONGROPE, Case, save
 

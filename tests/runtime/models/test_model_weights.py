@@ -101,7 +101,7 @@ def test_weights_are_converted_to_the_dtype_asked_for(tmp_path: Path, asked: tor
 
 
 def test_a_bfloat16_decoder_comes_close_to_the_float32_one(tmp_path: Path) -> None:
-    from runahead.runtime.models.cpu_check.trial import Trial
+    from runahead.runtime.models.cpu_check.self_test import Trial
 
     save(BY_NAME["qwen3_biased_grouped"], tmp_path)
     exact, rounded = (

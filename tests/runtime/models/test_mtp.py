@@ -74,7 +74,7 @@ def test_it_is_drawn_where_the_model_is_drawn_and_no_file_is_looked_at(folder: P
     (folder / "model.safetensors").unlink()
     checkpoint = open_checkpoint(folder)
     head = open_mtp(checkpoint, load_config(checkpoint), "--drafter mtp", has_weights=False)
-    one, again = head.drawn_weights(as_it_is), head.drawn_weights(as_it_is)
+    one, again = head.weights(as_it_is, drawn=True), head.weights(as_it_is, drawn=True)
     assert one.parameters == sum(tensor.numel() for tensor in HEAD.values())
     assert torch.equal(one.mixer.o.weight, again.mixer.o.weight)
 

@@ -98,7 +98,7 @@ def test_it_is_drawn_where_the_model_is_drawn_and_no_file_is_looked_at(folder: P
     config = load_config(checkpoint)
     assert comes_with_head(checkpoint, config, has_weights=False)
     head = open_mtp(checkpoint, config, "--drafter mtp", has_weights=False)
-    one, again = head.drawn_weights(as_it_is), head.drawn_weights(as_it_is)
+    one, again = head.weights(as_it_is, drawn=True), head.weights(as_it_is, drawn=True)
     assert torch.equal(one.mixer.o.weight, again.mixer.o.weight)
 
 

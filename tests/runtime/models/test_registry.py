@@ -17,7 +17,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
 from runahead.runtime.kernels.layers import Layer
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
-from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
+from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader, small
 from runahead.runtime.models.blocks.dense import (
     READ_BY_DENSE,
     DenseConfig,
@@ -25,11 +25,10 @@ from runahead.runtime.models.blocks.dense import (
     dense_weights,
     feed_forward,
     read_dense,
-    small,
     windows_by_type,
 )
 from runahead.runtime.models.config.model_config import ModelConfig
-from runahead.runtime.models.cpu_check.trial import Trial
+from runahead.runtime.models.cpu_check.self_test import Trial
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.models.registry import ARCHITECTURES

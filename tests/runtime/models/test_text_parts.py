@@ -14,8 +14,8 @@ from transformers import Gemma3ForConditionalGeneration, Gemma3TextConfig
 
 from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
-from runahead.runtime.models.cpu_check.trial import Trial
-from runahead.runtime.models.families.gemma3 import Gemma3Config
+from runahead.runtime.models.cpu_check.self_test import Trial
+from runahead.runtime.models.families.gemma import Gemma3Config
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.read_config import load_config, parse_config
 from tests.runtime.models.checkpoints import BASE, CASES, save

@@ -6,7 +6,7 @@ import numpy as np
 
 from runahead.runtime.plan import Chunk
 from runahead.runtime.process.parts import ring_layout
-from runahead.runtime.scheduler.admission_record import admission_record, penalty_list
+from runahead.runtime.scheduler.new_row import admission_record, penalty_list
 from runahead.runtime.scheduler.plan_builder import PlanBuilder
 from runahead.runtime.token_mask import token_mask
 from runahead.runtime.wire.engine_config import EngineConfig

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import RingMemory, cell_tag
 from runahead.cuda_graphs.shape import Form, LaunchShape
-from runahead.runtime.drafters.drafter import Drafter
+from runahead.runtime.drafters.ngram import Drafter
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.programs.cpu.inputs import Queries
 from runahead.runtime.programs.cpu.rows import HostRows

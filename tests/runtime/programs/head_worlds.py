@@ -16,11 +16,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
 
 from runahead.cuda_graphs.rings import RingLayout, allocate_rings
 from runahead.runtime.checkpoint import open_checkpoint, open_head
+from runahead.runtime.drafters.ngram import Drafter
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.models.decoder import Decoder
-from runahead.runtime.models.drafters.draft_model import DraftModelFiles, open_draft_model
-from runahead.runtime.models.drafters.draft_network import DraftNetwork
+from runahead.runtime.models.drafters.draft_model import DraftModelFiles, DraftNetwork, open_draft_model
 from runahead.runtime.models.drafters.eagle import open_eagle
 from runahead.runtime.models.drafters.head_files import HeadFiles
 from runahead.runtime.models.drafters.mtp import open_mtp
@@ -46,7 +46,7 @@ SMALLER = Case(
 
 
 @dataclass
-class Heard:
+class Heard(Drafter):
     """A head whose proposals are kept, and of which the rows see others: `rights` tokens of what they are about to say,
     in a circle, and then a wrong one."""
 

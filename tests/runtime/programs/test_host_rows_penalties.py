@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from runahead.runtime.plan import Admission, Chunk
-from runahead.runtime.scheduler.admission_record import admission_record, penalty_list
+from runahead.runtime.scheduler.new_row import admission_record, penalty_list
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from tests.runtime.programs.host_rows import (
     PENALTY_SLOTS,

@@ -7,9 +7,8 @@ import pytest
 
 from runahead.cuda_graphs.rings import RingLayout, allocate_rings
 from runahead.runtime.plan import CHUNK_WORDS
-from runahead.runtime.programs.cpu.inputs import Queries
+from runahead.runtime.programs.cpu.inputs import NOWHERE, Queries, place_of_snapshot, state_places_of
 from runahead.runtime.programs.cpu.rows import HostRows
-from runahead.runtime.programs.cpu.state_slots import NOWHERE, place_of_snapshot, state_places_of
 
 ROWS, BLOCK, EVERY = 5, 4, 8
 SLOT, STATE_SLOT = 2, 3

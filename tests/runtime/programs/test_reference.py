@@ -15,7 +15,7 @@ from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.load import load_model
 from runahead.runtime.plan import PLAN_WORDS
-from runahead.runtime.programs.cpu import prompt_logprobs
+from runahead.runtime.programs.cpu import sampler
 from runahead.runtime.programs.cpu.program import HostProgram
 from runahead.runtime.wire.parameters import SamplingParams
 from tests.runtime.launches import Launches, PromptEntry, over_program
@@ -112,7 +112,7 @@ def test_logits_of_a_prompt_are_made_in_tiles_whose_size_changes_no_bit(
     expected = prompt_entries(model, PROMPT, [], neighbours=0)
     assert sum(made) == len(PROMPT)  # one of them for the row's first token
     assert max(made) == 32
-    monkeypatch.setattr(prompt_logprobs, "_TILE", 7)
+    monkeypatch.setattr(sampler, "_TILE", 7)
     assert prompt_entries(model, PROMPT, [], neighbours=0) == expected
 
 

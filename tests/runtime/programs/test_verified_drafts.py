@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from runahead.cuda_graphs.rings import NON_FINITE, STOPPED, VOID, RingLayout, allocate_rings
 from runahead.cuda_graphs.shape import Form
 from runahead.runtime.checkpoint import open_checkpoint
-from runahead.runtime.drafters.drafter import NO_DRAFT
+from runahead.runtime.drafters.ngram import NO_DRAFT, Drafter
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.models.decoder import Decoder
@@ -22,7 +22,7 @@ from runahead.runtime.models.load import load_model
 from runahead.runtime.plan import PLAN_WORDS, Admission, Chunk, LaunchPlan, stage
 from runahead.runtime.programs.cpu import sampler
 from runahead.runtime.programs.cpu.program import HostProgram
-from runahead.runtime.scheduler.admission_record import admission_record
+from runahead.runtime.scheduler.new_row import admission_record
 from runahead.runtime.token_mask import token_mask
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from tests.runtime.launches import ENDLESS, Cell, Launches, over_program
@@ -51,7 +51,7 @@ KINDS = {
 
 
 @dataclass
-class KnowingDrafter:
+class KnowingDrafter(Drafter):
     """Proposes what a row is about to say, up to the first position that it is to miss, and there something else."""
 
     said: dict[int, list[int]] = field(default_factory=dict)  # by row slot: prompt and completion

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from runahead.runtime.engine.loop import Engine
+from runahead.runtime.engine.poison import RingPoison
 from runahead.runtime.kernels.ranks import ONE_RANK, Ranks
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.load import load_model as load_model_of
@@ -24,7 +25,6 @@ from runahead.runtime.process import cpu, cpu_ranks, rank
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.process.parts import Assembled
 from runahead.runtime.process.rank_messages import BlocksMade, BlocksOffered, RankLoaded, RankOrders
-from runahead.runtime.programs.cpu.poison import RingPoison
 from runahead.runtime.programs.cpu.program import HostProgram
 from runahead.runtime.ranks.ranked_device import RankedDevice
 from runahead.runtime.ranks.segment import map_memory

@@ -11,7 +11,7 @@ from runahead.runtime.checkpoint import open_checkpoint
 from runahead.runtime.kernels.ranks import ONE_RANK, Ranks
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.kernels.reference.linear import OneDnnProducts
-from runahead.runtime.models.cpu_check.trial import Trial
+from runahead.runtime.models.cpu_check.self_test import Trial
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.load import load_model
 from tests.runtime.models.checkpoints import CASES, save

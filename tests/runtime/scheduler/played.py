@@ -21,7 +21,7 @@ from runahead.runtime.scheduler.draft_choice import DraftChoice
 from runahead.runtime.scheduler.ledger import Launch, Ledger
 from runahead.runtime.scheduler.outcomes import Deferred
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
-from runahead.runtime.scheduler.planned import Planned, launch_of
+from runahead.runtime.scheduler.plan_builder import Planned, launch_of
 from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import RowPhase, Rows
 from runahead.runtime.scheduler.scheduler import Scheduler

@@ -8,38 +8,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runahead.runtime.plan import LaunchPlan
-from runahead.runtime.scheduler.course import Course
-from runahead.runtime.scheduler.kept_rows import KeptRows
 from runahead.runtime.scheduler.ledger import Launch
 from runahead.runtime.scheduler.outcomes import Commit
-from runahead.runtime.scheduler.planned import Planned
+from runahead.runtime.scheduler.plan_builder import Planned
 from runahead.runtime.scheduler.scheduler import Scheduler
+from runahead.runtime.scheduler.steady_decode import KeptRows, SteadyDecode
 
 
 class TakenOver:
     """Counts a scheduler's plans that continue the one before, the block borders in them, and its short commits.
 
-    seen: "plans", "borders", "commits". course: the newest one.
+    seen: "plans", "borders", "commits". steady: the newest one.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.seen: Counter[str] = Counter()
-        self.course: Course | None = None
-        self._plan, self._course, self._kept = scheduler.plan, scheduler.drafts.course, scheduler.drafts.kept
+        self.steady: SteadyDecode | None = None
+        self._plan, self._steady, self._kept = scheduler.plan, scheduler.drafts.steady_decode, scheduler.drafts.kept
         scheduler.plan = self._planned  # type: ignore[method-assign]
-        scheduler.drafts.course = self._new_course  # type: ignore[method-assign]
+        scheduler.drafts.steady_decode = self._new_steady  # type: ignore[method-assign]
         scheduler.drafts.kept = self._new_kept  # type: ignore[method-assign]
 
     def _planned(self) -> Planned | None:
         planned = self._plan()
-        if planned is not None and continues(planned.plan, self.course):
+        if planned is not None and continues(planned.plan, self.steady):
             self.seen["plans"] += 1
             self.seen["borders"] += len(planned.plan.appends)
         return planned
 
-    def _new_course(self, plan: LaunchPlan, block_size: int) -> Course | None:
-        self.course = self._course(plan, block_size)
-        return self.course
+    def _new_steady(self, plan: LaunchPlan, block_size: int) -> SteadyDecode | None:
+        self.steady = self._steady(plan, block_size)
+        return self.steady
 
     def _new_kept(self, launch: Launch, commit: Commit) -> KeptRows | None:
         kept = self._kept(launch, commit)
@@ -58,12 +57,12 @@ class _Counted(KeptRows):
         return commit
 
 
-def continues(plan: LaunchPlan, course: Course | None) -> bool:
-    """A plan of a course shares its rows with the plan that the course begins after."""
-    return course is not None and plan is not course.plan and plan.rows is course.plan.rows
+def continues(plan: LaunchPlan, steady: SteadyDecode | None) -> bool:
+    """A plan of steady decode shares its rows with the plan that steady decode begins after."""
+    return steady is not None and plan is not steady.plan and plan.rows is steady.plan.rows
 
 
 def nothing_is_taken_over(scheduler: Scheduler) -> None:
     """Every plan is made anew, and every row of every commit looked at."""
-    scheduler.drafts.course = lambda plan, block_size: None  # type: ignore[method-assign]
+    scheduler.drafts.steady_decode = lambda plan, block_size: None  # type: ignore[method-assign]
     scheduler.drafts.kept = lambda launch, commit: None  # type: ignore[method-assign]

@@ -15,8 +15,8 @@ from runahead.runtime.scheduler.draft_choice import (
     ChoiceByAcceptance,
     ChoiceByForms,
     ChoiceOfAHead,
+    DraftCosts,
 )
-from runahead.runtime.scheduler.draft_costs import DraftCosts
 
 COSTS = msgspec.json.decode(DRAFT_COSTS.read_bytes(), type=DraftCosts)
 PROBES = PROBE_EVERY * STRETCH  # launches from one probe to the next

@@ -12,15 +12,14 @@ from numpy.typing import NDArray
 from runahead.cuda_graphs.rings import FORCED
 from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime.plan import Chunk, LaunchPlan
-from runahead.runtime.scheduler.course import Course
 from runahead.runtime.scheduler.draft_choice import FixedChoice
 from runahead.runtime.scheduler.drafts import draft_policy
-from runahead.runtime.scheduler.kept_rows import KeptRows
 from runahead.runtime.scheduler.ledger import Launch, Ledger
 from runahead.runtime.scheduler.outcomes import Commit, Deferred
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.scheduler.result_cells import SampledTokens
 from runahead.runtime.scheduler.rows import Rows
+from runahead.runtime.scheduler.steady_decode import KeptRows, SteadyDecode
 from tests.runtime.scheduler import played
 
 KNOWN, DECODED, LONGEST = 5, 7, 20
@@ -211,22 +210,24 @@ def test_launches_have_something_in_common_only_where_nothing_is_drafted() -> No
     commit = Commit(3, slots.astype(np.intp), slots, tokens, numbers, numbers, ~flags, ())
     none, some = (draft_policy(FixedChoice(count), rows, ledger_at(1)) for count in (0, 2))
     for policy in (none, some):
-        assert isinstance(policy.course(plan, 8), Course) and isinstance(
+        assert isinstance(policy.steady_decode(plan, 8), SteadyDecode) and isinstance(
             policy.kept(launch(3, slots), commit), KeptRows
         )
-    assert some.course(plan._replace(drafts=2), 8) is None, "the launch has drafts"
+    assert some.steady_decode(plan._replace(drafts=2), 8) is None, "the launch has drafts"
     assert some.kept(launch(3, slots, 2), commit) is None, "it has looked at some"
     rows.most_len[:] += 1
-    assert some.course(plan, 8) is None, "one before it has some that no commit has told of"
+    assert some.steady_decode(plan, 8) is None, "one before it has some that no commit has told of"
     rows.may_hold[:] = True
     for policy in (none, some):
-        assert isinstance(policy.course(plan, 8), Course), "a row that may be held has two bounds"
+        assert isinstance(policy.steady_decode(plan, 8), SteadyDecode), "a row that may be held has two bounds"
         assert isinstance(policy.kept(launch(3, slots), commit), KeptRows)
     beside_a_chunk = plan._replace(chunks=(Chunk(0, 0, np.zeros(3, np.int32), samples=True),))
     forced = draft_policy(FixedChoice(0), rows, ledger_at(1), forced=3, forced_rows=8)
-    assert forced.course(beside_a_chunk, 8) is None, "what is drafted next hangs on how many rows decode by then"
+    assert forced.steady_decode(beside_a_chunk, 8) is None, "what is drafted next hangs on how many rows decode by then"
     rows.may_hold[:], rows.most_len[:] = False, rows.least_len
-    assert isinstance(forced.course(beside_a_chunk, 8), Course), "nothing is forced of a row without a grammar"
+    assert isinstance(forced.steady_decode(beside_a_chunk, 8), SteadyDecode), (
+        "nothing is forced of a row without a grammar"
+    )
 
 
 class Asked:

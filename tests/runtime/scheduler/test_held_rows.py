@@ -140,8 +140,8 @@ class Together(Written):
     between two plans, and then be at a border with room for a whole block."""
 
     def launch(self) -> bool:
-        course, is_launched = self.taken_over.course, super().launch()
-        if is_launched and self.taken_over.course not in (None, course):
+        steady, is_launched = self.taken_over.steady, super().launch()
+        if is_launched and self.taken_over.steady not in (None, steady):
             rows, size = self.scheduler.rows, self.scheduler.pool.block_size
             held = self.plans[-1].rows
             room = rows.num_blocks[held] * size - rows.most_len[held]

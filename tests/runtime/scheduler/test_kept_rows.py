@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import NON_FINITE, STOPPED, VOID
 from runahead.cuda_graphs.shape import LaunchShape
-from runahead.runtime.scheduler.kept_rows import KeptRows
 from runahead.runtime.scheduler.ledger import Launch, LedgerError
 from runahead.runtime.scheduler.outcomes import Commit
+from runahead.runtime.scheduler.steady_decode import KeptRows
 from runahead.runtime.wire import messages as m
 from tests.runtime.chain import Chain, make_chain
 from tests.runtime.programs.hash_model import VOCAB, completion

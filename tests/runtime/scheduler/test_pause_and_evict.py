@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from runahead.runtime.scheduler.ledger import LedgerError
-from runahead.runtime.scheduler.planned import Planned
+from runahead.runtime.scheduler.plan_builder import Planned
 from runahead.runtime.scheduler.request import Request
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason

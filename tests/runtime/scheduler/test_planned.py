@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from runahead.runtime.scheduler.ledger import Launch
-from runahead.runtime.scheduler.planned import Planned, launch_of
+from runahead.runtime.scheduler.plan_builder import Planned, launch_of
 from tests.runtime.chain import make_chain, no_step
 from tests.runtime.scheduler.played import Played, record_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from runahead.runtime.plan import LaunchPlan
-from runahead.runtime.scheduler.planned import Planned
+from runahead.runtime.scheduler.plan_builder import Planned
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.pressure import whole
 

@@ -12,9 +12,8 @@ from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.scheduler.holdings import Holdings
 from runahead.runtime.scheduler.ledger import Ledger
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
-from runahead.runtime.scheduler.request import Request
+from runahead.runtime.scheduler.request import Request, SharedPrompt
 from runahead.runtime.scheduler.rows import RowPhase, Rows
-from runahead.runtime.scheduler.shared_prompt import SharedPrompt
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason, SamplingParams, StoppingParams
 from runahead.runtime.wire.preparation import prepared_submit

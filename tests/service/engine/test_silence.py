@@ -21,7 +21,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from runahead.runtime.engine import loop as engine_loop
-from runahead.runtime.engine import loop_guard
+from runahead.runtime.engine import watchdog
 from runahead.runtime.process import main
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason
@@ -300,10 +300,10 @@ def test_a_heartbeat_may_be_missing_and_the_service_is_not_ready_within_two_seco
 def test_an_engine_that_can_end_itself_does_so_before_it_is_killed(
     launch_timeout_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop_guard, "threading", SimpleNamespace(Event=VirtualEvent, Thread=threading.Thread))
+    monkeypatch.setattr(watchdog, "threading", SimpleNamespace(Event=VirtualEvent, Thread=threading.Thread))
     turns = chain([0], repeat(1))  # the last turn ends as soon as the guard has looked
     stopped = threading.Event()
-    guard = loop_guard.LoopGuard(lambda: next(turns), launch_timeout_s + main._TURN_S, stopped.set)
+    guard = watchdog.LoopGuard(lambda: next(turns), launch_timeout_s + main._TURN_S, stopped.set)
     guard.start()
     assert stopped.wait(TIMEOUT_S)
     guard.end()

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from runahead.runtime.drafters.drafter import NO_DRAFT
+from runahead.runtime.drafters.ngram import NO_DRAFT
 from runahead.runtime.kernels.row_state import RowState
 from runahead.runtime.kernels.triton.row_state.drafts import DraftState
 from runahead.runtime.kernels.triton.row_state.grammar_masks import MaskState, acquired

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from runahead.runtime.drafters.drafter import NO_DRAFT
+from runahead.runtime.drafters.ngram import NO_DRAFT
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.row_state import RowState
 from runahead.runtime.kernels.triton.drafting.head_inputs import NOWHERE

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from runahead.runtime.drafters import ngram
-from runahead.runtime.drafters.drafter import NO_DRAFT
+from runahead.runtime.drafters.ngram import NO_DRAFT
 from runahead.runtime.kernels.row_state import RowState
 from runahead.runtime.kernels.triton.drafting.forced import forced_tokens
 from runahead.runtime.kernels.triton.row_state.drafts import DraftState

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from runahead.runtime.drafters.drafter import NO_DRAFT
+from runahead.runtime.drafters.ngram import NO_DRAFT
 
 
 @dataclass(frozen=True, slots=True)

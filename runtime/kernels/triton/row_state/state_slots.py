@@ -1,4 +1,4 @@
-"""Which states the rows of an F go on with, on the device: `runahead.runtime.programs.cpu.state_slots` as a kernel's
+"""Which states the rows of an F go on with, on the device: `runahead.runtime.programs.cpu.inputs` as a kernel's
 part.
 
 States of rows and snapshots lie in the same memory: state slots first, one for each row, then the snapshots, 1 and so

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runahead.runtime.scheduler.planned import Planned
+from runahead.runtime.scheduler.plan_builder import Planned
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.pressure import SHORTAGE, whole
 
@@ -40,7 +40,7 @@ def test_a_paused_row_goes_on_with_the_first_plan_after_its_blocks_have_come(dep
     scheduler.plan = watched  # type: ignore[method-assign]
     chain.run()
     waited = [blocks for blocks, waits in seen if waits]
-    assert len(waited) > 1, "others went on without it for more than one launch: as in a course"
+    assert len(waited) > 1, "others went on without it for more than one launch: as in steady decode"
     assert not any(waited), "a block was there and the row that needed it was not asked"
     assert chain.tokens()[1] == whole(WAITS, 40)
     assert chain.tokens()[2] == whole(GOES_ON, 40)

@@ -1,4 +1,4 @@
-"""Rows that a plan has no room for wait for the next one: they are left out of no course."""
+"""Rows that a plan has no room for wait for the next one: they are left out of no steady."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from runahead.runtime.scheduler.ledger import Launch
 from tests.runtime.chain import Chain, make_chain, tightest_plan
 from tests.runtime.pressure import whole
 from tests.runtime.scheduler.taken_over import TakenOver, nothing_is_taken_over
-from tests.runtime.scheduler.test_course import Recorder
+from tests.runtime.scheduler.test_steady_decode import Recorder
 
 ROWS, BLOCK = 8, 16
 PLAN_WORDS = tightest_plan(ROWS, BLOCK, BLOCK)
@@ -37,7 +37,7 @@ def rows_at_a_border(late: range) -> Chain:
         pytest.param(range(3, 6), [[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5]], id="some a launch later"),
     ],
 )
-def test_rows_that_cross_a_border_in_a_course_wait_for_a_plan_with_room_and_go_on_at_once(
+def test_rows_that_cross_a_border_in_steady_decode_wait_for_a_plan_with_room_and_go_on_at_once(
     late: range, rows: list[list[int]]
 ) -> None:
     assert ROOM == 3, "as many as the lists of rows above say"
@@ -53,7 +53,7 @@ def test_rows_that_cross_a_border_in_a_course_wait_for_a_plan_with_room_and_go_o
 
     chain.ledger.enqueue = watched  # type: ignore[method-assign]
     chain.turn_until(lambda: crossed)
-    assert taken_over.seen["plans"], "they had come to the border in a course"
+    assert taken_over.seen["plans"], "they had come to the border in steady decode"
     chain.run()
     everybody = list(range(ROWS))
     assert crossed[:3] == [*rows, everybody], "those that were left out go on with the first plan that has room"

@@ -11,11 +11,11 @@ import pytest
 
 from runahead.cuda_graphs.shape import LaunchShape
 from runahead.runtime.plan import HEADER, HEADER_WORDS, LaunchPlan, read_plan
-from runahead.runtime.scheduler.course import Course
 from runahead.runtime.scheduler.ledger import Launch
 from runahead.runtime.scheduler.plan_builder import NO_APPENDS
 from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.scheduler.scheduler import Scheduler
+from runahead.runtime.scheduler.steady_decode import SteadyDecode
 from runahead.runtime.wire import messages as m
 from tests.runtime.chain import Chain, make_chain
 from tests.runtime.lifecycles import OWNERS, Lifecycle
@@ -169,7 +169,7 @@ def test_a_prompt_in_parts_is_planned_to_its_end_beside_rows_that_decode() -> No
     assert chain.tokens()[9] == completion(list(range(2, 42)), 0, 2, stops=set())
 
 
-def test_a_waiting_request_that_may_be_admitted_ends_the_course() -> None:
+def test_a_waiting_request_that_may_be_admitted_ends_steady_decode() -> None:
     chain, seen = decoding(run_ahead=1)
     continued = seen["plans"]
     chain.submit(9, [4, 5], max_tokens=3)
@@ -179,7 +179,7 @@ def test_a_waiting_request_that_may_be_admitted_ends_the_course() -> None:
 
 
 @pytest.mark.parametrize("room", range(10))
-def test_a_course_gives_a_row_a_block_with_the_launch_that_has_no_room_without_it(room: int) -> None:
+def test_steady_decode_gives_a_row_a_block_with_the_launch_that_has_no_room_without_it(room: int) -> None:
     """A row that was held, or had drafts, at a border may have room for a whole block, or more."""
     size, blocks, rows = 4, 5, Rows(1, 4, 64)
     slots = np.array([rows.allocate()])
@@ -188,23 +188,23 @@ def test_a_course_gives_a_row_a_block_with_the_launch_that_has_no_room_without_i
     rows.max_len[0], rows.may_hold[0] = 60, True
     rows.plan_chunk(0, length, 7)
     plan = LaunchPlan(7, slots.astype(np.int32), np.array([True]), True, NO_APPENDS)
-    course = Course(plan, rows, size)
+    steady = SteadyDecode(plan, rows, size)
     for number in range(8, 28):
-        assert course.advance_to(number)
+        assert steady.advance_to(number)
         needs_one = length + 1 > blocks * size
-        assert (course.crossing(number).tolist() == [0]) == needs_one
+        assert (steady.crossing(number).tolist() == [0]) == needs_one
         length, blocks = length + 1, blocks + needs_one
 
 
-def test_in_a_course_the_state_of_a_row_that_may_be_held_grows_with_its_commits_alone() -> None:
+def test_in_steady_decode_the_state_of_a_row_that_may_be_held_grows_with_its_commits_alone() -> None:
     rows = Rows(2, 4, 64)
     slots = np.array([rows.allocate(), rows.allocate()])
     for slot in slots.tolist():
         rows.begin(slot, np.zeros(5, np.int32), 2, 0)
         rows.max_len[slot], rows.may_hold[slot] = 60, slot == 1
         rows.plan_chunk(slot, 5, 7)
-    course = Course(LaunchPlan(7, slots.astype(np.int32), np.ones(2, np.bool_), True, NO_APPENDS), rows, 4)
-    assert course.advance_to(8)
-    rows.plan_one_more(course.step)
+    steady = SteadyDecode(LaunchPlan(7, slots.astype(np.int32), np.ones(2, np.bool_), True, NO_APPENDS), rows, 4)
+    assert steady.advance_to(8)
+    rows.plan_one_more(steady.step)
     assert rows.most_len.tolist() == [6, 6]
     assert rows.least_len.tolist() == rows.state_len.tolist() == [6, 5]
