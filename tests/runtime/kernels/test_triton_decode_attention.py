@@ -176,7 +176,7 @@ def test_ragged_rows_and_the_newest_token_of_each(
 @pytest.mark.parametrize("window", [0, 150])
 def test_an_exact_row_has_the_same_bits_whether_an_item_is_a_part_or_a_group(window: int, group: int) -> None:
     torch.manual_seed(3)
-    rows = make_rows([200, 77, 400, 0, 513, 49, 48, 97], SHAPES[0], DTYPES[1], window=window, normed=True)
+    rows = make_rows([200, 77, 400, 0, 513, 49, 48, 97], SHAPES[0], DTYPES[0], window=window, normed=True)
     in_parts = AttentionPlan(16, 3, programs=7, warps=1, stages=3, early=False, exact=True, group=group)
     together = attend(rows.only(list(range(8))), in_parts)
     for plan in (
