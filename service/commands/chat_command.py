@@ -9,10 +9,8 @@ from typing import Final
 import grpc
 
 from runahead.runtime.log_output import printable
-from runahead.service.commands.chat_conversation import Conversation
+from runahead.service.commands.chat_conversation import Conversation, why_no_chat
 from runahead.service.commands.chat_lines import Lines, PipedLines, TypedLines
-from runahead.service.commands.chat_model import ChatModel, ContextFull
-from runahead.service.commands.chat_template import ChatError
 from runahead.service.commands.client_calls import Cancelled, ClientCalls
 from runahead.service.commands.client_channel import connection
 from runahead.service.commands.client_failure import (
@@ -31,7 +29,7 @@ from runahead.service.commands.request_flags import (
     system_of,
 )
 from runahead.service.commands.terminal_text import Screen, harmless
-from runahead.v1 import generate_pb2
+from runahead.v1 import generate_pb2, model_pb2
 
 # A chat asks many times, its template writes the special tokens, and it shows text alone.
 _NOT_FOR_A_CHAT: Final = ("request_id", "n", "add_special_tokens", "output")
@@ -69,12 +67,14 @@ def run(arguments: argparse.Namespace) -> int:
     is_typed = sys.stdin.isatty() and sys.stdout.isatty()
     with connected.channel:
         try:
-            with ChatModel.ask(calls) as model:
-                lines: Lines = TypedLines(calls.cancel, _say) if is_typed else PipedLines()
-                with lines:
-                    return _Chat(model, Conversation(model, options, system), arguments.url, is_typed).run(lines)
-        except ChatError as error:
-            _say(f"runahead chat: {error}")
+            info = calls.model_info()
+            if why := why_no_chat(info):
+                _say(f"runahead chat: {why}")
+                return EXIT_FAILED
+            lines: Lines = TypedLines(calls.cancel, _say) if is_typed else PipedLines()
+            with lines:
+                conversation = Conversation(calls, options, system)
+                return _Chat(info, calls, conversation, arguments.url, is_typed).run(lines)
         except grpc.RpcError as error:
             _say(f"runahead chat: {describe_failure(error, arguments.url)}")
         except KeyboardInterrupt:
@@ -88,8 +88,16 @@ class _Chat:
     is_typed: on a terminal. There it is said what goes wrong with a message, and the next one is read.
     """
 
-    def __init__(self, model: ChatModel, conversation: Conversation, url: str, is_typed: bool) -> None:
-        self._model = model
+    def __init__(
+        self,
+        info: model_pb2.GetModelInfoResponse,
+        calls: ClientCalls,
+        conversation: Conversation,
+        url: str,
+        is_typed: bool,
+    ) -> None:
+        self._info = info
+        self._calls = calls
         self._conversation = conversation
         self._url = url
         self._is_typed = is_typed
@@ -97,10 +105,9 @@ class _Chat:
 
     def run(self, lines: Lines) -> int:
         """The exit status."""
-        info = self._model.info
+        info = self._info
         if self._is_typed:
             _say(f"{printable(info.model)}, a context of {info.context_length} tokens. /help names the commands.")
-        self._model.prepare()
         try:
             for line in lines:
                 if line.strip() == "/exit":
@@ -108,7 +115,6 @@ class _Chat:
                 status = self._line(line)
                 if status and not self._is_typed:
                     return status
-                self._model.prepare()
         except UsageError as error:
             _say(f"runahead chat: {error}")
             return EXIT_USAGE
@@ -130,18 +136,12 @@ class _Chat:
         return 0
 
     def _message(self, text: str) -> int:
-        self._model.calls.resume()
+        self._calls.resume()
         try:
             finished = self._conversation.ask(text, self._screen.write)
         except Cancelled:
             _say("\n[interrupted]")
             return EXIT_INTERRUPTED
-        except ContextFull as error:
-            _say(f"runahead chat: {error}; /reset begins a new conversation")
-            return EXIT_FAILED
-        except ChatError as error:
-            _say(f"runahead chat: {error}")
-            return EXIT_FAILED
         except grpc.RpcError as error:
             hint = "; /reset begins a new conversation" if "chat" in refused_fields(error) else ""
             _say(f"\nrunahead chat: {describe_failure(error, self._url)}{hint}")
@@ -152,7 +152,7 @@ class _Chat:
 
     def _end_of(self, finished: generate_pb2.Finished) -> str:
         """How long the answer took, how full the context is, and why it ended, where the model did not end it."""
-        usage, context = finished.usage, self._model.info.context_length
+        usage, context = finished.usage, self._info.context_length
         pace = tokens_per_second(finished)
         parts = [
             f"{usage.completion_tokens} tokens" + ("" if pace is None else f", {pace:.0f} tokens/s"),

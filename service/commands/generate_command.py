@@ -11,8 +11,7 @@ from typing import Any
 
 import grpc
 
-from runahead.service.commands.chat_model import ChatModel, beginning
-from runahead.service.commands.chat_template import ChatError
+from runahead.service.commands.chat_conversation import chat_request, system_messages
 from runahead.service.commands.client_calls import ClientCalls
 from runahead.service.commands.client_channel import connection
 from runahead.service.commands.client_failure import (
@@ -42,7 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
     with connected.channel:
         try:
             if arguments.chat:
-                request = _as_message(request, arguments.system, calls)
+                message = generate_pb2.ChatMessage(role="user", content=request.text)
+                request = chat_request(request, [*system_messages(arguments.system), message])
             elif request.WhichOneof("prompt") == "token_ids":  # a server without a tokenizer takes no prompt as text
                 completion.has_text = calls.model_info().has_tokenizer
             with contextlib.closing(calls.generate(request)) as responses:
@@ -51,22 +51,10 @@ def run(arguments: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             print("\nrunahead generate: interrupted, the request is cancelled", file=sys.stderr)
             return EXIT_INTERRUPTED
-        except ChatError as error:
-            print(f"runahead generate: {error}", file=sys.stderr)
-            return EXIT_FAILED
         except grpc.RpcError as error:
             print(f"{completion.line_end}runahead generate: {describe_failure(error, arguments.url)}", file=sys.stderr)
             return EXIT_FAILED
     return 0
-
-
-def _as_message(
-    request: generate_pb2.GenerateRequest, system: str | None, calls: ClientCalls
-) -> generate_pb2.GenerateRequest:
-    """The request with its text as a user's message, in the model's chat template. Raises ChatError, and what calls
-    raise."""
-    with ChatModel.ask(calls) as model:
-        return model.request(request, [*beginning(system), {"role": "user", "content": request.text}])
 
 
 def describe_finish(finished: generate_pb2.Finished, *, is_greedy: bool = False) -> str:
