@@ -169,11 +169,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
         async def serve(_: object, context: _Context) -> Any:
             async with self._entered(method, context) as call:
-                with self._admission.uploading(method, context):
-                    data = await self._one_message(context)
-                request = _parsed(handler, data)
-                call.is_read = True
-                response = await inner(request, context)
+                response = await inner(await self._request(method, handler, context, call), context)
                 if not handler.response_streaming:
                     await begin_answer(context, call)
                 return response
@@ -196,6 +192,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 pass
 
         return refuse
+
+    async def _request(self, method: str, handler: Any, context: _Context, call: Call) -> Any:
+        """Receive and parse the request. No frame keeps it while the call's status waits for its client."""
+        with self._admission.uploading(method, context):
+            data = await self._one_message(context)
+        request = _parsed(handler, data)
+        call.is_read = True
+        return request
 
     async def _one_message(self, context: _Context) -> bytes:
         """The call's request, when the client has said that it is all. Raises ServiceError."""

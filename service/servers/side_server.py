@@ -141,7 +141,7 @@ class SideServer:
         """Returns the port. Raises ConfigError."""
         self._feed = StatsFeed(engine, self._board, self._line, self._version, self._settings.stalled_stream_s)
         server = self._server(self._security.access)
-        add_GenerationServiceServicer_to_server(ControlServicer(engine, self._feed, self._line), server)
+        add_GenerationServiceServicer_to_server(ControlServicer(engine, self._feed), server)
         if self._settings.reflection:
             files = generation_service_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR
             add_reflection(server, files, (GENERATION, HEALTH), {f"/{GENERATION}/{name}" for name in NOT_SERVED})
