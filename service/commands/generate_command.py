@@ -20,6 +20,7 @@ from runahead.service.commands.client_failure import (
 )
 from runahead.service.commands.ends import EXIT_FAILED, EXIT_INTERRUPTED
 from runahead.service.commands.request_flags import UsageError, build_request, is_greedy, seconds_of
+from runahead.service.commands.request_flags import add_flags as add_flags
 from runahead.service.commands.terminal_text import Screen
 from runahead.v1 import generate_pb2
 
