@@ -17,11 +17,12 @@ from runahead.service.settings.cli_parser import EXIT_USAGE, Parser, parse
 from runahead.service.version import full_version
 
 _SERVERS: Final = ("serve", "kernels", "tune")
-_COMMANDS: Final = "runahead.service.commands."
+_MODELS: Final = "runahead.service.commands.models_command"
+_CONNECTION: Final = "runahead.service.commands.client_channel"
 
 
 class _Client(NamedTuple):
-    """A command that calls a service. module: in `service/commands`, with `add_flags(parser)` and `run(arguments)`."""
+    """A command that calls a service. module: with `add_flags(parser)` and `run(arguments)`."""
 
     module: str
     help: str
@@ -30,12 +31,12 @@ class _Client(NamedTuple):
 
 _CLIENTS: Final = {
     "generate": _Client(
-        "generate_command",
+        "runahead.service.commands.generate_command",
         "stream a completion from a running service to the terminal",
         "Streams a completion from a running service to the terminal.",
     ),
     "chat": _Client(
-        "chat_command",
+        "runahead.service.commands.chat_command",
         "talk with the instruct model of a running service",
         "Talks with the model of a running service, in the chat template of its checkpoint: a line is a "
         "message, and the model is given all that was said before. The temperature is 0, and an answer has at most "
@@ -43,24 +44,24 @@ _CLIENTS: Final = {
         "alone go to standard output.",
     ),
     "stats": _Client(
-        "stats_command",
+        "runahead.service.commands.stats_command",
         "show the figures of a running service",
         "Shows the figures of a running service whenever one has changed: in place on a terminal, else one "
         "time after the other. Where the service's port takes no more connections, its control port still answers.",
     ),
     "trace": _Client(
-        "trace_command",
+        "runahead.service.commands.trace_command",
         "show when host and device did what, launch by launch",
         "Prints how long host and device were at what for the newest launches of a running service, and "
         "writes it as a trace for Perfetto or as a picture. The service remembers so much without being asked to.",
     ),
     "abort": _Client(
-        "abort_command",
+        "runahead.service.commands.abort_command",
         "end requests of a running service",
         "Ends requests of a running service by their ids, and prints what became of each.",
     ),
     "bench": _Client(
-        "bench.command",
+        "runahead.service.commands.bench.command",
         "measure a running service under load",
         "Sends requests to a running service at random times, without waiting for the ones before, and "
         "prints what their clients saw: first token, gaps between messages, tokens a second, and the share of requests "
@@ -89,8 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(completion_script(parser, actions, parsed.shell))
         return 0
     interruptible()
-    module = "models_command" if parsed.command == "models" else _CLIENTS[parsed.command].module
-    return int(import_module(_COMMANDS + module).run(parsed))
+    module = _MODELS if parsed.command == "models" else _CLIENTS[parsed.command].module
+    return int(import_module(module).run(parsed))
 
 
 def _parser(command: str) -> tuple[Parser, dict[str, Parser]]:
@@ -106,8 +107,8 @@ def _parser(command: str) -> tuple[Parser, dict[str, Parser]]:
     for name, client in _CLIENTS.items():
         added = commands.add_parser(name, help=client.help, description=client.description)
         if command not in _SERVERS:
-            import_module(_COMMANDS + client.module).add_flags(added)
-            import_module(_COMMANDS + "client_channel").add_connection_flags(added)
+            import_module(client.module).add_flags(added)
+            import_module(_CONNECTION).add_connection_flags(added)
     commands.add_parser(
         "models",
         help="list the architectures that are served",
