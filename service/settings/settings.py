@@ -41,7 +41,8 @@ def _setting(
     description: str, *, ge: float | None = None, gt: float | None = None, le: float | None = None, **extra: object
 ) -> Meta:
     """Declare a setting. ge, gt, le: bounds. extra: see `runahead.runtime.wire.setting`."""
-    return Meta(description=description, ge=ge, gt=gt, le=le, extra=extra)
+    make: Any = Meta  # its type has one of ge and gt
+    return make(description=description, ge=ge, gt=gt, le=le, extra=extra)  # type: ignore[no-any-return]
 
 
 def _port_setting(description: str, words: Mapping[str, int]) -> Meta:
