@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Final, NamedTuple
 
 from runahead.runtime.wire.engine_config import ConfigError
-from runahead.service.commands import tune_command
+from runahead.service.commands import models_command, tune_command
 from runahead.service.commands.ends import interruptible
 from runahead.service.commands.shell_completion import SHELLS, completion_script
 from runahead.service.settings import setting_flags, settings
@@ -17,7 +17,6 @@ from runahead.service.settings.cli_parser import EXIT_USAGE, Parser, parse
 from runahead.service.version import full_version
 
 _SERVERS: Final = ("serve", "kernels", "tune")
-_MODELS: Final = "runahead.service.commands.models_command"
 _CONNECTION: Final = "runahead.service.commands.client_channel"
 
 
@@ -90,8 +89,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(completion_script(parser, actions, parsed.shell))
         return 0
     interruptible()
-    module = _MODELS if parsed.command == "models" else _CLIENTS[parsed.command].module
-    return int(import_module(module).run(parsed))
+    if parsed.command == "models":
+        return models_command.run(parsed)
+    from runahead.service.commands.client_failure import run_client  # it loads gRPC
+
+    return run_client(parsed.command, import_module(_CLIENTS[parsed.command].module).run, parsed)
 
 
 def _parser(command: str) -> tuple[Parser, dict[str, Parser]]:

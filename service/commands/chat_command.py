@@ -21,7 +21,6 @@ from runahead.service.commands.client_failure import (
 from runahead.service.commands.ends import EXIT_FAILED, EXIT_INTERRUPTED
 from runahead.service.commands.generate_command import tokens_per_second
 from runahead.service.commands.request_flags import (
-    UsageError,
     add_field_flags,
     add_system_flag,
     build_options,
@@ -57,29 +56,18 @@ def run(arguments: argparse.Namespace) -> int:
     0: it has ended. 1: there can be no chat; without a terminal also: a message had no answer, and later ones were not
     sent. 2: a flag or a message is invalid. 130: interrupted, which on a terminal ends an answer and nothing else.
     """
-    try:
-        connected = connection(arguments)
-        calls = ClientCalls(connected, None if arguments.timeout is None else seconds_of(arguments.timeout))
-        options, system = build_options(arguments), system_of(arguments)
-    except UsageError as error:
-        _say(f"runahead chat: {error}")
-        return EXIT_USAGE
+    connected = connection(arguments)
+    calls = ClientCalls(connected, None if arguments.timeout is None else seconds_of(arguments.timeout))
+    options, system = build_options(arguments), system_of(arguments)
     is_typed = sys.stdin.isatty() and sys.stdout.isatty()
     with connected.channel:
-        try:
-            info = calls.model_info()
-            if why := why_no_chat(info):
-                _say(f"runahead chat: {why}")
-                return EXIT_FAILED
-            lines: Lines = TypedLines(calls.cancel, _say) if is_typed else PipedLines()
-            with lines:
-                conversation = Conversation(calls, options, system)
-                return _Chat(info, calls, conversation, arguments.url, is_typed).run(lines)
-        except grpc.RpcError as error:
-            _say(f"runahead chat: {describe_failure(error, arguments.url)}")
-        except KeyboardInterrupt:
-            return EXIT_INTERRUPTED
-    return EXIT_FAILED
+        info = calls.model_info()
+        if why := why_no_chat(info):
+            _say(f"runahead chat: {why}")
+            return EXIT_FAILED
+        lines: Lines = TypedLines(calls.cancel, _say) if is_typed else PipedLines()
+        with lines:
+            return _Chat(info, calls, Conversation(calls, options, system), arguments.url, is_typed).run(lines)
 
 
 class _Chat:
@@ -108,16 +96,12 @@ class _Chat:
         info = self._info
         if self._is_typed:
             _say(f"{printable(info.model)}, a context of {info.context_length} tokens. /help names the commands.")
-        try:
-            for line in lines:
-                if line.strip() == "/exit":
-                    break
-                status = self._line(line)
-                if status and not self._is_typed:
-                    return status
-        except UsageError as error:
-            _say(f"runahead chat: {error}")
-            return EXIT_USAGE
+        for line in lines:
+            if line.strip() == "/exit":
+                break
+            status = self._line(line)
+            if status and not self._is_typed:
+                return status
         return 0
 
     def _line(self, line: str) -> int:

@@ -14,13 +14,9 @@ import grpc
 from runahead.service.commands.chat_conversation import chat_request, system_messages
 from runahead.service.commands.client_calls import ClientCalls
 from runahead.service.commands.client_channel import connection
-from runahead.service.commands.client_failure import (
-    EXIT_USAGE,
-    describe_failure,
-)
-from runahead.service.commands.ends import EXIT_FAILED, EXIT_INTERRUPTED
-from runahead.service.commands.request_flags import UsageError, build_request, is_greedy, seconds_of
+from runahead.service.commands.ends import EXIT_INTERRUPTED
 from runahead.service.commands.request_flags import add_flags as add_flags
+from runahead.service.commands.request_flags import build_request, is_greedy, seconds_of
 from runahead.service.commands.terminal_text import Screen
 from runahead.v1 import generate_pb2
 
@@ -30,13 +26,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     0: finished, for whatever reason. 1: the call failed. 2: a flag is invalid. 130: interrupted, the call cancelled.
     """
-    try:
-        connected = connection(arguments)
-        timeout_s = None if arguments.timeout is None else seconds_of(arguments.timeout)
-        request = build_request(arguments)
-    except UsageError as error:
-        print(f"runahead generate: {error}", file=sys.stderr)
-        return EXIT_USAGE
+    connected = connection(arguments)
+    timeout_s = None if arguments.timeout is None else seconds_of(arguments.timeout)
+    request = build_request(arguments)
     calls = ClientCalls(connected, timeout_s)
     completion = _Completion(request)
     with connected.channel:
@@ -52,9 +44,9 @@ def run(arguments: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             print("\nrunahead generate: interrupted, the request is cancelled", file=sys.stderr)
             return EXIT_INTERRUPTED
-        except grpc.RpcError as error:
-            print(f"{completion.line_end}runahead generate: {describe_failure(error, arguments.url)}", file=sys.stderr)
-            return EXIT_FAILED
+        except grpc.RpcError:
+            print(completion.line_end, end="", file=sys.stderr)
+            raise
     return 0
 
 
