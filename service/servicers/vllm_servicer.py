@@ -22,7 +22,7 @@ from runahead.service.contract.errors import Violation, invalid_argument, no_tok
 from runahead.service.contract.validation import check_known
 from runahead.service.engine.engine_client import EngineClient
 from runahead.service.engine.request_stream import StalledReaderError
-from runahead.service.servicers.abort import abort
+from runahead.service.servicers.control_servicer import abort
 from runahead.service.servicers.health import HealthServicer
 from runahead.service.servicers.servicer import GenerationServicer
 from runahead.service.servicers.vllm_answers import (
