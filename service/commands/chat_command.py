@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
+from collections.abc import Iterable
 from typing import Final
 
 import grpc
 
 from runahead.runtime.log_output import printable
 from runahead.service.commands.chat_conversation import Conversation, why_no_chat
-from runahead.service.commands.chat_lines import Lines, PipedLines, TypedLines
+from runahead.service.commands.chat_lines import piped_lines, typed_lines
 from runahead.service.commands.client_calls import Cancelled, ClientCalls
 from runahead.service.commands.client_channel import connection
 from runahead.service.commands.client_failure import (
@@ -65,8 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
         if why := why_no_chat(info):
             _say(f"runahead chat: {why}")
             return EXIT_FAILED
-        lines: Lines = TypedLines(calls.cancel, _say) if is_typed else PipedLines()
-        with lines:
+        with contextlib.closing(typed_lines(calls.cancel, _say) if is_typed else piped_lines()) as lines:
             return _Chat(info, calls, Conversation(calls, options, system), arguments.url, is_typed).run(lines)
 
 
@@ -91,7 +92,7 @@ class _Chat:
         self._is_typed = is_typed
         self._screen = Screen()
 
-    def run(self, lines: Lines) -> int:
+    def run(self, lines: Iterable[str]) -> int:
         """The exit status."""
         info = self._info
         if self._is_typed:
