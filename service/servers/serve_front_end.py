@@ -22,7 +22,7 @@ from runahead.service.processes.front_end_process import DRAIN, LOADED, FrontEnd
 from runahead.service.servers.front_end import FrontEnd
 from runahead.service.servers.security import Security
 from runahead.service.servers.supervised import connected_engine, keep_for_good, say, say_that_it_lives, serve_process
-from runahead.service.settings.bounded_files import read_file
+from runahead.service.settings.bounded_files import FileError, read_text
 from runahead.service.settings.server_config import EXIT_ENGINE_LOST, EXIT_OK, EXIT_SERVER_ENDED
 from runahead.service.shared_memory.board import Board
 from runahead.service.text.tokenizer import TextTokenizer, load_tokenizer
@@ -136,10 +136,9 @@ def _chat_template(orders: FrontEndOrders) -> str | None:
         return None
     spelling = orders.engine.spelling("chat_template")
     try:
-        return read_file(path, _TEMPLATE_BYTES).decode("utf-8")
-    except (OSError, ValueError) as error:  # what is no path, too large, or no UTF-8 is a ValueError
-        why = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"{spelling} {path} can't be read: {why}") from error
+        return read_text(path, _TEMPLATE_BYTES)
+    except FileError as error:
+        raise ConfigError(f"{spelling} {path} can't be read: {error}") from error
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from runahead.runtime.checkpoint import BUNDLED, BUNDLED_FOLDER, BUNDLED_HEAD, m
 from runahead.runtime.log_output import Format, Level, LogOutput
 from runahead.runtime.wire.engine_config import EngineConfig, EngineSettings, check_config
 from runahead.runtime.wire.setting import Setting, settings_of
-from runahead.service.settings.bounded_files import TooLargeError, read_file
+from runahead.service.settings.bounded_files import FileError, read_text
 from runahead.service.settings.cli_parser import did_you_mean
 from runahead.service.settings.loopback import LOOPBACK
 from runahead.service.settings.model_paths import head_path, model_path
@@ -337,12 +337,10 @@ def _spelled(settings: Settings) -> dict[str, str]:
 
 def _read_file(path: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(read_file(path, _MOST_BYTES).decode("utf-8"))
-    except TooLargeError as error:
+        return tomllib.loads(read_text(path, _MOST_BYTES))
+    except FileError as error:
         raise SettingsError(f"config file {path} can't be read: {error}") from error
-    except OSError as error:
-        raise SettingsError(f"config file {path} can't be read: {error.strerror}") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise SettingsError(f"config file {path} can't be read as TOML: {error}") from error
 
 
