@@ -20,7 +20,6 @@ import numpy as np
 import structlog
 
 from runahead.cuda_graphs.rings import RingLayout, allocate_rings
-from runahead.cuda_graphs.simulated_device import SimulatedDevice
 from runahead.runtime.engine.links import SocketLinks
 from runahead.runtime.engine.loop import Engine
 from runahead.runtime.memory.block_pool import BlockPool
@@ -32,6 +31,7 @@ from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.scheduler.scheduler import Scheduler
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import MAX_STOP_IDS, SamplingParams, StoppingParams
+from tests.cuda_graphs.simulated_device import SimulatedDevice
 from tests.runtime.programs.hash_program import NullProgram
 
 GOALS_US = {1: 100, 8: 120, 64: 150, 256: 200}

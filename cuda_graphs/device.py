@@ -1,7 +1,7 @@
-"""The seam between the engine and whatever runs its launches.
+"""The interface between the engine and the device that runs its launches.
 
-Three devices stand behind it: CUDA, host (a worker thread with a FIFO) and simulated (NumPy, work runs when the
-simulator says so). What a launch computes is a `Program`; when and where it runs is the device's business.
+Implementations: CUDA, host (a worker thread with a FIFO) and, in tests, simulated (work runs by a schedule). A
+`Program` is what a launch computes; the device decides when and where it runs.
 """
 
 from __future__ import annotations

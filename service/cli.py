@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Final, NamedTuple
 
 from runahead.runtime.wire.engine_config import ConfigError
-from runahead.service.commands import tune_command
+from runahead.service.commands import models_command, tune_command
 from runahead.service.commands.ends import interruptible
 from runahead.service.commands.shell_completion import SHELLS, completion_script
 from runahead.service.settings import setting_flags, settings
@@ -16,6 +17,56 @@ from runahead.service.settings.cli_parser import EXIT_USAGE, Parser, parse
 from runahead.service.version import full_version
 
 _SERVERS: Final = ("serve", "kernels", "tune")
+_CONNECTION: Final = "runahead.service.commands.client_channel"
+
+
+class _Client(NamedTuple):
+    """A command that calls a service. module: with `add_flags(parser)` and `run(arguments)`."""
+
+    module: str
+    help: str
+    description: str
+
+
+_CLIENTS: Final = {
+    "generate": _Client(
+        "runahead.service.commands.generate_command",
+        "stream a completion from a running service to the terminal",
+        "Streams a completion from a running service to the terminal.",
+    ),
+    "chat": _Client(
+        "runahead.service.commands.chat_command",
+        "talk with the instruct model of a running service",
+        "Talks with the model of a running service, in the chat template of its checkpoint: a line is a "
+        "message, and the model is given all that was said before. The temperature is 0, and an answer has at most "
+        "1024 tokens, unless flags say otherwise. Without a terminal, lines come from standard input, and answers "
+        "alone go to standard output.",
+    ),
+    "stats": _Client(
+        "runahead.service.commands.stats_command",
+        "show the figures of a running service",
+        "Shows the figures of a running service whenever one has changed: in place on a terminal, else one "
+        "time after the other. Where the service's port takes no more connections, its control port still answers.",
+    ),
+    "trace": _Client(
+        "runahead.service.commands.trace_command",
+        "show when host and device did what, launch by launch",
+        "Prints how long host and device were at what for the newest launches of a running service, and "
+        "writes it as a trace for Perfetto or as a picture. The service remembers so much without being asked to.",
+    ),
+    "abort": _Client(
+        "runahead.service.commands.abort_command",
+        "end requests of a running service",
+        "Ends requests of a running service by their ids, and prints what became of each.",
+    ),
+    "bench": _Client(
+        "runahead.service.commands.bench.command",
+        "measure a running service under load",
+        "Sends requests to a running service at random times, without waiting for the ones before, and "
+        "prints what their clients saw: first token, gaps between messages, tokens a second, and the share of requests "
+        "that met a goal. Prompts are random token ids, and answers have the length that is asked for.",
+    ),
+}
 
 
 class _Version(argparse.Action):
@@ -37,27 +88,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         actions = [action for command in commands.values() for action in command.actions]
         print(completion_script(parser, actions, parsed.shell))
         return 0
-    from runahead.service.commands import (
-        abort_command,
-        chat_command,
-        generate_command,
-        models_command,
-        stats_command,
-        trace_command,
-    )
-    from runahead.service.commands.bench import command as bench_command
-
-    clients: dict[str, Callable[[argparse.Namespace], int]] = {
-        "generate": generate_command.run,
-        "chat": chat_command.run,
-        "stats": stats_command.run,
-        "trace": trace_command.run,
-        "abort": abort_command.run,
-        "bench": bench_command.run,
-        "models": models_command.run,
-    }
     interruptible()
-    return clients[parsed.command](parsed)
+    if parsed.command == "models":
+        return models_command.run(parsed)
+    from runahead.service.commands.client_failure import run_client  # it loads gRPC
+
+    return run_client(parsed.command, import_module(_CLIENTS[parsed.command].module).run, parsed)
 
 
 def _parser(command: str) -> tuple[Parser, dict[str, Parser]]:
@@ -70,45 +106,11 @@ def _parser(command: str) -> tuple[Parser, dict[str, Parser]]:
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_servers(commands)
-    client = commands.add_parser(
-        "generate",
-        help="stream a completion from a running service to the terminal",
-        description="Streams a completion from a running service to the terminal.",
-    )
-    chat = commands.add_parser(
-        "chat",
-        help="talk with the instruct model of a running service",
-        description="Talks with the model of a running service, in the chat template of its checkpoint: a line is a "
-        "message, and the model is given all that was said before. The temperature is 0, and an answer has at most "
-        "1024 tokens, unless flags say otherwise. Without a terminal, lines come from standard input, and answers "
-        "alone go to standard output.",
-    )
-    stats = commands.add_parser(
-        "stats",
-        help="show the figures of a running service",
-        description="Shows the figures of a running service whenever one has changed: in place on a terminal, else one "
-        "time after the other. Where the service's port takes no more connections, its control port still answers.",
-    )
-    trace = commands.add_parser(
-        "trace",
-        help="show when host and device did what, launch by launch",
-        description="Prints how long host and device were at what for the newest launches of a running service, and "
-        "writes it as a trace for Perfetto or as a picture. The service remembers so much without being asked to.",
-    )
-    abort = commands.add_parser(
-        "abort",
-        help="end requests of a running service",
-        description="Ends requests of a running service by their ids, and prints what became of each.",
-    )
-    bench = commands.add_parser(
-        "bench",
-        help="measure a running service under load",
-        description="Sends requests to a running service at random times, without waiting for the ones before, and "
-        "prints what their clients saw: first token, gaps between messages, tokens a second, and the share of requests "
-        "that met a goal. Prompts are random token ids, and answers have the length that is asked for.",
-    )
-    if command not in _SERVERS:
-        _add_client_flags(client, chat, stats, trace, abort, bench)
+    for name, client in _CLIENTS.items():
+        added = commands.add_parser(name, help=client.help, description=client.description)
+        if command not in _SERVERS:
+            import_module(client.module).add_flags(added)
+            import_module(_CONNECTION).add_connection_flags(added)
     commands.add_parser(
         "models",
         help="list the architectures that are served",
@@ -161,29 +163,6 @@ def _add_servers(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     tune_command.add_flags(tune)
     setting_flags.add_flags(tune, setting_flags.changes_kernels)
-
-
-def _add_client_flags(
-    generate: Parser, chat: Parser, stats: Parser, trace: Parser, abort: Parser, bench: Parser
-) -> None:
-    from runahead.service.commands import (
-        abort_command,
-        chat_command,
-        client_channel,
-        request_flags,
-        stats_command,
-        trace_command,
-    )
-    from runahead.service.commands.bench import command as bench_command
-
-    request_flags.add_flags(generate)
-    chat_command.add_flags(chat)
-    stats_command.add_flags(stats)
-    trace_command.add_flags(trace)
-    abort_command.add_flags(abort)
-    bench_command.add_flags(bench)
-    for parser in (generate, chat, stats, trace, abort, bench):
-        client_channel.add_connection_flags(parser)
 
 
 def _with_settings(parsed: argparse.Namespace) -> int:

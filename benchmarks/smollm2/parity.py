@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,9 +22,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.local_service import local_service
 from benchmarks.smollm2.file import NotInstalled, smollm2_file
-from runahead.service.commands.chat_template import ChatTemplate, Message
 from runahead.v1 import generate_pb2, generation_service_pb2_grpc, model_pb2
 
+Message = Mapping[str, str]  # role and content
 TIMEOUT_S: Final = 300.0
 TOKENS: Final = 64
 CONVERSATIONS: Final[tuple[list[Message], ...]] = (
@@ -76,18 +76,17 @@ def _generated(model: Any, tokenizer: Any, conversation: Sequence[Message], toke
 
 
 async def of_the_service(url: str, conversations: Sequence[Sequence[Message]], tokens: int) -> list[Answer]:
-    """All at once. Raises ChatError or grpc.RpcError."""
+    """All at once. Raises grpc.RpcError."""
     async with grpc.aio.insecure_channel(url) as channel:
         stub: Any = generation_service_pb2_grpc.GenerationServiceStub(channel)
-        model = await stub.GetModelInfo(model_pb2.GetModelInfoRequest(), timeout=TIMEOUT_S)
-        template = ChatTemplate(model.chat_template, model.template_tokens)
-        asked = [_asked(stub, template.render(conversation), tokens) for conversation in conversations]
+        asked = [_asked(stub, conversation, tokens) for conversation in conversations]
         return list(await asyncio.gather(*asked))
 
 
-async def _asked(stub: Any, text: str, tokens: int) -> Answer:
-    request = model_pb2.TokenizeRequest(text=text, add_special_tokens=False)
-    prompt = list((await stub.Tokenize(request, timeout=TIMEOUT_S)).token_ids)
+async def _asked(stub: Any, conversation: Sequence[Message], tokens: int) -> Answer:
+    chat = generate_pb2.Chat(messages=[generate_pb2.ChatMessage(**message) for message in conversation])
+    rendered = await stub.RenderChat(model_pb2.RenderChatRequest(chat=chat), timeout=TIMEOUT_S)
+    prompt = list(rendered.token_ids)
     answer = await stub.GenerateOnce(
         generate_pb2.GenerateOnceRequest(
             token_ids=generate_pb2.TokenIds(ids=prompt),
@@ -96,7 +95,7 @@ async def _asked(stub: Any, text: str, tokens: int) -> Answer:
         ),
         timeout=TIMEOUT_S,
     )
-    return Answer(text, prompt, [token.id for token in answer.tokens])
+    return Answer(rendered.text, prompt, [token.id for token in answer.tokens])
 
 
 def differences(expected: Answer, found: Answer) -> list[str]:

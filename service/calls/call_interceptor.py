@@ -13,8 +13,9 @@ from google.protobuf.message import DecodeError
 from runahead.service.calls.access import COMPLETIONS, Access
 from runahead.service.calls.admission import Admission
 from runahead.service.calls.call import Call, begin_answer, serving
-from runahead.service.calls.call_records import CallRecords
+from runahead.service.calls.call_log import CallLog, Traces
 from runahead.service.calls.guard import abort_with, code_of_left, guarded, note_end
+from runahead.service.calls.trace_context import SAMPLED, trace_context
 from runahead.service.contract.errors import ServiceError, invalid_argument, shutting_down
 from runahead.service.contract.limits import LIMITS
 from runahead.service.contract.wire_faults import wire_faults
@@ -96,17 +97,25 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     it waited in the library, is cancelled in that turn, and costs half of one that is looked at. Of these a client can
     make as many as it likes, and the library hands calls over in the order in which they came.
 
-    upload_timeout_s: that a request has to be there whole. records: get each call when it has ended.
+    upload_timeout_s: that a request has to be there whole. log, traces: get each call when it has ended. traces: None
+    keeps none, and asks nobody else to keep those that begin here.
     """
 
     def __init__(
-        self, calls: OpenCalls, access: Access, admission: Admission, upload_timeout_s: float, records: CallRecords
+        self,
+        calls: OpenCalls,
+        access: Access,
+        admission: Admission,
+        upload_timeout_s: float,
+        log: CallLog,
+        traces: Traces | None = None,
     ) -> None:
         self._calls = calls
         self._access = access
         self._admission = admission
         self._upload_timeout_s = upload_timeout_s
-        self._records = records
+        self._log = log
+        self._traces = traces
         self._handlers: dict[str, Any] = {}  # by method, of those that there are
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
@@ -148,7 +157,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 note_end(context, call)
 
     def _call(self, method: str, context: _Context) -> Call:
-        trace = self._records.trace(context.invocation_metadata() or ())
+        trace = trace_context(context.invocation_metadata() or (), 0 if self._traces is None else SAMPLED)
         return Call(method, context.peer(), trace, tell=self._ended)
 
     def _left(self, method: str, context: _Context) -> None:
@@ -156,24 +165,22 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         code = code_of_left(context)
         self._admission.line.calls.started(method)
         self._admission.line.calls.ended(method, code.value[0], 0.0)
-        self._records.left(code, lambda: self._call(method, context))
+        self._log.left(code, lambda: self._call(method, context))
 
     def _ended(self, call: Call) -> None:
         assert call.ended is not None
         self._admission.line.cancelled += call.method in COMPLETIONS and call.is_read and call.was_left
         self._admission.line.calls.ended(call.method, call.code.value[0], call.ended - call.began)
-        self._records.ended(call)
+        self._log.ended(call)
+        if self._traces is not None:
+            self._traces.ended(call)
 
     def _unary(self, method: str, handler: Any) -> _Serve:
         inner = handler.unary_stream or handler.unary_unary  # coroutines, both: streams are written to the context
 
         async def serve(_: object, context: _Context) -> Any:
             async with self._entered(method, context) as call:
-                with self._admission.uploading(method, context):
-                    data = await self._one_message(context)
-                request = _parsed(handler, data)
-                call.is_read = True
-                response = await inner(request, context)
+                response = await inner(await self._request(method, handler, context, call), context)
                 if not handler.response_streaming:
                     await begin_answer(context, call)
                 return response
@@ -196,6 +203,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 pass
 
         return refuse
+
+    async def _request(self, method: str, handler: Any, context: _Context, call: Call) -> Any:
+        """Receive and parse the request. No frame keeps it while the call's status waits for its client."""
+        with self._admission.uploading(method, context):
+            data = await self._one_message(context)
+        request = _parsed(handler, data)
+        call.is_read = True
+        return request
 
     async def _one_message(self, context: _Context) -> bytes:
         """The call's request, when the client has said that it is all. Raises ServiceError."""

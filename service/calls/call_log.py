@@ -8,7 +8,7 @@ nothing, are bounded.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 import grpc
 import structlog
@@ -24,6 +24,13 @@ _UNREAD_S: Final = 10.0
 _DIGITS: Final = 6  # of a time in seconds, behind the point
 
 log = structlog.get_logger(__name__)
+
+
+class Traces(Protocol):
+    """Where the spans of calls go."""
+
+    def ended(self, call: Call) -> None:
+        """Takes the call's spans. Never waits."""
 
 
 class CallLog:

@@ -15,13 +15,10 @@ import structlog
 
 from runahead.service.calls.call import Call, current_call
 from runahead.service.contract.errors import (
+    INTERNAL_SENTENCE,
     ServiceError,
     Violation,
-    already_exists,
-    internal,
     invalid_argument,
-    slow_reader,
-    stalled_reader,
     to_status,
     unavailable,
 )
@@ -103,9 +100,9 @@ def _as_service_error(error: BaseException, call: Call) -> ServiceError:
         case EngineLostError():
             return unavailable(error.reason, error.message)
         case SlowReaderError():
-            return slow_reader()
+            return ServiceError("SLOW_READER", "the stream's reader is too slow: too much is unread")
         case StalledReaderError(after_s=after_s):
-            return stalled_reader(after_s)
+            return ServiceError("STALLED_READER", f"nothing of the stream was read for {after_s:g} s")
     # The message of the exception may hold text of the request: only its type and the lines it came by are logged.
     frames = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
     log.error(
@@ -117,15 +114,15 @@ def _as_service_error(error: BaseException, call: Call) -> ServiceError:
         error=type(error).__name__,
         frames=frames,
     )
-    return internal()
+    return ServiceError("UNEXPECTED", INTERNAL_SENTENCE)
 
 
 def _refusal(refused: RequestRefusedError, call: Call) -> ServiceError:
     match refused.code:
         case "ALREADY_EXISTS":
-            return already_exists(call.request_id)
+            return ServiceError("DUPLICATE_ID", f"request_id {call.request_id!r} is in use")
         case "INVALID_ARGUMENT":
             # Everything but the size was checked before the engine was asked.
             return invalid_argument([Violation(refused.field, f"{refused.field} is too large: {refused.message}")])
     log.error("unknown_refusal", request_id=call.request_id, code=refused.code)
-    return internal()
+    return ServiceError("UNEXPECTED", INTERNAL_SENTENCE)

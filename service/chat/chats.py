@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import datetime
 from typing import Final
 
@@ -75,17 +76,7 @@ class Chats:
         lost.
         """
         self.require()
-        asked = Asked(
-            messages=chat.messages,
-            now=datetime.now().isoformat(),
-            tools_json=chat.tools_json,
-            options_json=chat.options_json,
-            add_generation_prompt=chat.add_generation_prompt,
-            continue_last=chat.continue_last,
-            template_name=chat.template_name,
-            refuse_special_tokens=chat.refuse_special_tokens,
-            letter=letter,
-        )
+        asked = Asked(**asdict(chat), now=datetime.now().isoformat(), letter=letter)
         answer = await self._turns.do(caller, lambda: self._rendered(asked))
         if answer.fault == "template":
             raise no_chat_template(f"the model's is no template of Jinja: {answer.sentence}")

@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     0: each has ended, now or before. 1: the call failed, or an id is not known. 2: a flag is invalid. 130: interrupted.
     """
-    return one_call("abort", arguments, _request, lambda stub: stub.Abort, _show)
+    return _show(one_call(arguments, _request(arguments), lambda stub: stub.Abort))
 
 
 def _show(response: control_pb2.AbortResponse) -> int:

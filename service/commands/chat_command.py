@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
+from collections.abc import Iterable
 from typing import Final
 
 import grpc
 
 from runahead.runtime.log_output import printable
-from runahead.service.commands.chat_conversation import Conversation
-from runahead.service.commands.chat_lines import Lines, PipedLines, TypedLines
-from runahead.service.commands.chat_model import ChatModel, ContextFull
-from runahead.service.commands.chat_template import ChatError
+from runahead.service.commands.chat_conversation import Conversation, why_no_chat
+from runahead.service.commands.chat_lines import piped_lines, typed_lines
 from runahead.service.commands.client_calls import Cancelled, ClientCalls
 from runahead.service.commands.client_channel import connection
 from runahead.service.commands.client_failure import (
@@ -23,7 +23,6 @@ from runahead.service.commands.client_failure import (
 from runahead.service.commands.ends import EXIT_FAILED, EXIT_INTERRUPTED
 from runahead.service.commands.generate_command import tokens_per_second
 from runahead.service.commands.request_flags import (
-    UsageError,
     add_field_flags,
     add_system_flag,
     build_options,
@@ -31,7 +30,7 @@ from runahead.service.commands.request_flags import (
     system_of,
 )
 from runahead.service.commands.terminal_text import Screen, harmless
-from runahead.v1 import generate_pb2
+from runahead.v1 import generate_pb2, model_pb2
 
 # A chat asks many times, its template writes the special tokens, and it shows text alone.
 _NOT_FOR_A_CHAT: Final = ("request_id", "n", "add_special_tokens", "output")
@@ -59,27 +58,17 @@ def run(arguments: argparse.Namespace) -> int:
     0: it has ended. 1: there can be no chat; without a terminal also: a message had no answer, and later ones were not
     sent. 2: a flag or a message is invalid. 130: interrupted, which on a terminal ends an answer and nothing else.
     """
-    try:
-        connected = connection(arguments)
-        calls = ClientCalls(connected, None if arguments.timeout is None else seconds_of(arguments.timeout))
-        options, system = build_options(arguments), system_of(arguments)
-    except UsageError as error:
-        _say(f"runahead chat: {error}")
-        return EXIT_USAGE
+    connected = connection(arguments)
+    calls = ClientCalls(connected, None if arguments.timeout is None else seconds_of(arguments.timeout))
+    options, system = build_options(arguments), system_of(arguments)
     is_typed = sys.stdin.isatty() and sys.stdout.isatty()
     with connected.channel:
-        try:
-            with ChatModel.ask(calls) as model:
-                lines: Lines = TypedLines(calls.cancel, _say) if is_typed else PipedLines()
-                with lines:
-                    return _Chat(model, Conversation(model, options, system), arguments.url, is_typed).run(lines)
-        except ChatError as error:
-            _say(f"runahead chat: {error}")
-        except grpc.RpcError as error:
-            _say(f"runahead chat: {describe_failure(error, arguments.url)}")
-        except KeyboardInterrupt:
-            return EXIT_INTERRUPTED
-    return EXIT_FAILED
+        info = calls.model_info()
+        if why := why_no_chat(info):
+            _say(f"runahead chat: {why}")
+            return EXIT_FAILED
+        with contextlib.closing(typed_lines(calls.cancel, _say) if is_typed else piped_lines()) as lines:
+            return _Chat(info, calls, Conversation(calls, options, system), arguments.url, is_typed).run(lines)
 
 
 class _Chat:
@@ -88,30 +77,32 @@ class _Chat:
     is_typed: on a terminal. There it is said what goes wrong with a message, and the next one is read.
     """
 
-    def __init__(self, model: ChatModel, conversation: Conversation, url: str, is_typed: bool) -> None:
-        self._model = model
+    def __init__(
+        self,
+        info: model_pb2.GetModelInfoResponse,
+        calls: ClientCalls,
+        conversation: Conversation,
+        url: str,
+        is_typed: bool,
+    ) -> None:
+        self._info = info
+        self._calls = calls
         self._conversation = conversation
         self._url = url
         self._is_typed = is_typed
         self._screen = Screen()
 
-    def run(self, lines: Lines) -> int:
+    def run(self, lines: Iterable[str]) -> int:
         """The exit status."""
-        info = self._model.info
+        info = self._info
         if self._is_typed:
             _say(f"{printable(info.model)}, a context of {info.context_length} tokens. /help names the commands.")
-        self._model.prepare()
-        try:
-            for line in lines:
-                if line.strip() == "/exit":
-                    break
-                status = self._line(line)
-                if status and not self._is_typed:
-                    return status
-                self._model.prepare()
-        except UsageError as error:
-            _say(f"runahead chat: {error}")
-            return EXIT_USAGE
+        for line in lines:
+            if line.strip() == "/exit":
+                break
+            status = self._line(line)
+            if status and not self._is_typed:
+                return status
         return 0
 
     def _line(self, line: str) -> int:
@@ -130,18 +121,12 @@ class _Chat:
         return 0
 
     def _message(self, text: str) -> int:
-        self._model.calls.resume()
+        self._calls.resume()
         try:
             finished = self._conversation.ask(text, self._screen.write)
         except Cancelled:
             _say("\n[interrupted]")
             return EXIT_INTERRUPTED
-        except ContextFull as error:
-            _say(f"runahead chat: {error}; /reset begins a new conversation")
-            return EXIT_FAILED
-        except ChatError as error:
-            _say(f"runahead chat: {error}")
-            return EXIT_FAILED
         except grpc.RpcError as error:
             hint = "; /reset begins a new conversation" if "chat" in refused_fields(error) else ""
             _say(f"\nrunahead chat: {describe_failure(error, self._url)}{hint}")
@@ -152,7 +137,7 @@ class _Chat:
 
     def _end_of(self, finished: generate_pb2.Finished) -> str:
         """How long the answer took, how full the context is, and why it ended, where the model did not end it."""
-        usage, context = finished.usage, self._model.info.context_length
+        usage, context = finished.usage, self._info.context_length
         pace = tokens_per_second(finished)
         parts = [
             f"{usage.completion_tokens} tokens" + ("" if pace is None else f", {pace:.0f} tokens/s"),

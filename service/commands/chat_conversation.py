@@ -1,44 +1,75 @@
-"""A conversation: what was said, and the next answer."""
+"""A conversation with the served model: its messages, and the next answer."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from runahead.service.commands.chat_model import ChatModel, beginning
-from runahead.service.commands.chat_template import Message
-from runahead.service.commands.client_calls import Cancelled
-from runahead.v1 import generate_pb2
+from runahead.runtime.log_output import printable
+from runahead.service.commands.client_calls import Cancelled, ClientCalls
+from runahead.service.commands.request_flags import with_chat_defaults
+from runahead.v1 import generate_pb2, model_pb2
+
+
+def why_no_chat(info: model_pb2.GetModelInfoResponse) -> str:
+    """Return why the server takes no chats, as a sentence without its end; empty if it does."""
+    if info.chat:
+        return ""
+    if not info.has_tokenizer:
+        return "the server has no tokenizer (--tokenizer none), and a chat is text"
+    if info.chat_template:
+        return (
+            "the server does not render chats: it needs the package jinja2, 3.1.6 or newer; install it there with "
+            "`pip install 'runahead-server[chat]'`"
+        )
+    return (
+        f"the served model {printable(info.model)} has no chat template: it can only continue a text, with "
+        "`runahead generate TEXT`; a chat needs an instruct model, whose checkpoint brings one"
+    )
+
+
+def chat_request(
+    options: generate_pb2.GenerateRequest, messages: Iterable[generate_pb2.ChatMessage]
+) -> generate_pb2.GenerateRequest:
+    """Return the options with these messages as prompt, and with a chat's defaults for unset options."""
+    request = with_chat_defaults(options)
+    request.chat.messages.extend(messages)
+    return request
+
+
+def system_messages(system: str | None) -> list[generate_pb2.ChatMessage]:
+    """Return the system prompt as the first message of a chat, if there is one."""
+    return [] if system is None else [generate_pb2.ChatMessage(role="system", content=system)]
 
 
 class Conversation:
-    """What a user and a model have said to each other. It only grows, by a message and its answer together.
+    """The messages of a user and the answers of a model. It only grows, by a message and its answer together.
 
     options: of every request. system: the first message, if any.
     """
 
-    def __init__(self, model: ChatModel, options: generate_pb2.GenerateRequest, system: str | None) -> None:
-        self._model = model
+    def __init__(self, calls: ClientCalls, options: generate_pb2.GenerateRequest, system: str | None) -> None:
+        self._calls = calls
         self._options = options
-        self._beginning = beginning(system)
-        self._said: list[Message] = []
+        self._system = system_messages(system)
+        self._said: list[generate_pb2.ChatMessage] = []
 
     def reset(self) -> None:
-        """Forgets what was said. The system prompt stays."""
+        """Forget all messages but the system prompt."""
         self._said = []
 
     def ask(self, text: str, show: Callable[[str], None]) -> generate_pb2.Finished:
-        """Shows the answer as it arrives; returns how it ended.
+        """Show the answer as it arrives; return how it ended.
 
-        Raises ChatError and grpc.RpcError: then the message is no part of the conversation. Raises Cancelled: then it
-        is, with the part of the answer that was shown, if any was.
+        Raises grpc.RpcError: then the message is no part of the conversation. Raises Cancelled: then it is, with the
+        part of the answer that was shown, if any was.
         """
-        messages: list[Message] = [*self._said, {"role": "user", "content": text}]
-        request = self._model.request(self._options, [*self._beginning, *messages])
+        messages = [*self._said, generate_pb2.ChatMessage(role="user", content=text)]
+        request = chat_request(self._options, [*self._system, *messages])
         parts: list[str] = []
         finished = generate_pb2.Finished()
         try:
-            with contextlib.closing(self._model.calls.generate(request)) as responses:
+            with contextlib.closing(self._calls.generate(request)) as responses:
                 for response in responses:
                     if response.HasField("delta") and response.delta.text:
                         parts.append(response.delta.text)
@@ -53,5 +84,5 @@ class Conversation:
         return finished
 
 
-def _answer(parts: list[str]) -> Message:
-    return {"role": "assistant", "content": "".join(parts)}
+def _answer(parts: list[str]) -> generate_pb2.ChatMessage:
+    return generate_pb2.ChatMessage(role="assistant", content="".join(parts))

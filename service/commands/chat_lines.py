@@ -1,13 +1,13 @@
-"""Where a chat's messages come from: lines that are typed on a terminal, or read from a pipe or a file."""
+"""A chat's messages: lines that are typed on a terminal, or read from a pipe or a file."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from types import FrameType, TracebackType
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Generator
+from types import FrameType
+from typing import Final
 
 from runahead.service.commands.request_flags import MOST_CHARACTERS, UsageError
 
@@ -15,81 +15,59 @@ PROMPT: Final = "> "
 NOT_UTF8: Final = "a message is not UTF-8"
 
 
-class Lines(Protocol):
-    """Messages, one a line, without the line's end. Iteration raises UsageError for one that is no text."""
+def piped_lines() -> Generator[str]:
+    """Messages from standard input up to its end, one a line. An interrupt ends the program, as it ends any in a pipe.
 
-    def __iter__(self) -> Iterator[str]: ...
-
-    def __enter__(self) -> Lines: ...
-
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None: ...
-
-
-class PipedLines:
-    """From standard input, up to its end. An interrupt ends the program, as it ends any in a pipe."""
-
-    def __enter__(self) -> PipedLines:
-        return self
-
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        """Nothing is open."""
-
-    def __iter__(self) -> Iterator[str]:
-        try:
-            for line in iter(lambda: sys.stdin.readline(MOST_CHARACTERS + 1), ""):
-                if len(line) > MOST_CHARACTERS:
-                    raise UsageError(f"a line on standard input has more than {MOST_CHARACTERS} characters")
-                yield _checked(line.rstrip("\r\n"))
-        except UnicodeDecodeError as error:
-            raise UsageError(NOT_UTF8) from error
-
-
-class TypedLines:
-    """From the terminal, with its line editor, up to Ctrl-D. What was typed is kept in memory alone.
-
-    As a context manager it owns Ctrl-C: while a line is typed, that line is dropped; at any other time `interrupt` is
-    called. Neither ends the program, however often it is pressed.
+    Raises UsageError for a line that is no text or too long.
     """
+    try:
+        for line in iter(lambda: sys.stdin.readline(MOST_CHARACTERS + 1), ""):
+            if len(line) > MOST_CHARACTERS:
+                raise UsageError(f"a line on standard input has more than {MOST_CHARACTERS} characters")
+            yield _checked(line.rstrip("\r\n"))
+    except UnicodeDecodeError as error:
+        raise UsageError(NOT_UTF8) from error
 
-    def __init__(self, interrupt: Callable[[], None], say: Callable[[str], None]) -> None:
-        self._interrupt = interrupt
-        self._say = say
-        self._is_typing = False
-        self._before: Any = None
 
-    def __enter__(self) -> TypedLines:
-        with contextlib.suppress(ImportError):  # `input` edits lines with it where it is there
-            import readline  # noqa: F401
-        self._before = signal.signal(signal.SIGINT, self._on_interrupt)
-        return self
+def typed_lines(interrupt: Callable[[], None], say: Callable[[str], None]) -> Generator[str]:
+    """Messages from the terminal, with its line editor, up to Ctrl-D. Typed lines are kept in memory alone.
 
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        signal.signal(signal.SIGINT, self._before or signal.SIG_DFL)
+    While it is open, Ctrl-C drops a line that is typed, and calls `interrupt` at any other time, from the signal's
+    handler. say: tells the user.
+    """
+    with contextlib.suppress(ImportError):  # `input` edits lines with it where it is there
+        import readline  # noqa: F401
+    is_typing = False
 
-    def __iter__(self) -> Iterator[str]:
-        while True:
-            try:
-                yield _checked(self._typed())
-            except EOFError:
-                self._say("")  # what the shell prints begins on a line of its own
-                return
-            except KeyboardInterrupt:
-                self._say("\n(Ctrl-D or /exit ends the chat)")
-            except (UnicodeDecodeError, UsageError):
-                self._say(f"({NOT_UTF8}, and is not sent)")
+    def on_interrupt(_: int, __: FrameType | None) -> None:
+        nonlocal is_typing
+        if is_typing:
+            is_typing = False  # one interrupt for one line: nothing else would catch a second
+            raise KeyboardInterrupt
+        interrupt()
 
-    def _typed(self) -> str:
+    def typed() -> str:
+        nonlocal is_typing
         try:
-            self._is_typing = True
+            is_typing = True
             return input(PROMPT)
         finally:
-            self._is_typing = False
+            is_typing = False
 
-    def _on_interrupt(self, _: int, __: FrameType | None) -> None:
-        if self._is_typing:
-            self._is_typing = False  # one interrupt for one line: nothing else would catch a second
-            raise KeyboardInterrupt
-        self._interrupt()
+    before = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        while True:
+            try:
+                yield _checked(typed())
+            except EOFError:
+                say("")  # what the shell prints begins on a line of its own
+                return
+            except KeyboardInterrupt:
+                say("\n(Ctrl-D or /exit ends the chat)")
+            except (UnicodeDecodeError, UsageError):
+                say(f"({NOT_UTF8}, and is not sent)")
+    finally:
+        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
 
 
 def _checked(line: str) -> str:

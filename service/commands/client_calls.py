@@ -40,24 +40,15 @@ class ClientCalls:
         self._is_cancelled = False
 
     def model_info(self) -> model_pb2.GetModelInfoResponse:
-        response: model_pb2.GetModelInfoResponse = self._answer(
-            self._stub.GetModelInfo, model_pb2.GetModelInfoRequest()
-        )
+        call = self._stub.GetModelInfo.future(model_pb2.GetModelInfoRequest(), **self._options)
+        with self._opened(call):
+            response: model_pb2.GetModelInfoResponse = call.result()
         return response
-
-    def tokens_of(self, text: str) -> list[int]:
-        """Ids of a text in which every special token is written: the tokenizer adds none of its own."""
-        request = model_pb2.TokenizeRequest(text=text, add_special_tokens=False)
-        return list(self._answer(self._stub.Tokenize, request).token_ids)
 
     def generate(self, request: generate_pb2.GenerateRequest) -> Generator[generate_pb2.GenerateResponse]:
         """The events of a stream. Whoever takes no more of them closes it."""
         with self._opened(self._stub.Generate(request, **self._options)) as call:
             yield from call
-
-    def _answer(self, method: Any, request: Any) -> Any:
-        with self._opened(method.future(request, **self._options)) as call:
-            return call.result()
 
     @contextlib.contextmanager
     def _opened(self, call: Any) -> Iterator[Any]:

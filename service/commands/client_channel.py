@@ -10,7 +10,7 @@ from typing import Final
 import grpc
 
 from runahead.service.commands.usage_error import UsageError
-from runahead.service.settings.bounded_files import read_file
+from runahead.service.settings.bounded_files import FileError, read_file
 from runahead.service.settings.loopback import is_loopback
 
 _MOST_BYTES: Final = 16 << 20  # of a file
@@ -119,5 +119,5 @@ def _token(path: str) -> str:
 def _read(flag: str, path: str) -> bytes:
     try:
         return read_file(path, _MOST_BYTES)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{flag} {path} can't be read: {getattr(error, 'strerror', None) or error}") from error
+    except FileError as error:
+        raise UsageError(f"{flag} {path} can't be read: {error}") from error

@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+import argparse
+import sys
+from collections.abc import Callable
 from typing import Any, Final
 
 import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from runahead.service.commands.ends import EXIT_FAILED, EXIT_INTERRUPTED
+from runahead.service.commands.terminal_text import harmless
+from runahead.service.commands.usage_error import UsageError
+
 _NOT_CONNECTED: Final = "failed to connect"  # as gRPC says it, and then the system's reason
 _NOBODY: Final = ("Connection refused", "No such file or directory")
 
 EXIT_USAGE: Final = 2
+
+
+def run_client(command: str, run: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
+    """Run a client's command; return its exit status. 1: a call failed. 2: a flag is invalid. 130: interrupted."""
+    try:
+        return run(arguments)
+    except UsageError as error:
+        sentence, status = str(error), EXIT_USAGE
+    except grpc.RpcError as error:
+        sentence, status = describe_failure(error, arguments.url), EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    print(harmless(f"runahead {command}: {sentence}"), file=sys.stderr)
+    return status
 
 
 def refused_fields(error: grpc.RpcError) -> list[str]:

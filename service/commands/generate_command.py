@@ -11,16 +11,12 @@ from typing import Any
 
 import grpc
 
-from runahead.service.commands.chat_model import ChatModel, beginning
-from runahead.service.commands.chat_template import ChatError
+from runahead.service.commands.chat_conversation import chat_request, system_messages
 from runahead.service.commands.client_calls import ClientCalls
 from runahead.service.commands.client_channel import connection
-from runahead.service.commands.client_failure import (
-    EXIT_USAGE,
-    describe_failure,
-)
-from runahead.service.commands.ends import EXIT_FAILED, EXIT_INTERRUPTED
-from runahead.service.commands.request_flags import UsageError, build_request, is_greedy, seconds_of
+from runahead.service.commands.ends import EXIT_INTERRUPTED
+from runahead.service.commands.request_flags import add_flags as add_flags
+from runahead.service.commands.request_flags import build_request, is_greedy, seconds_of
 from runahead.service.commands.terminal_text import Screen
 from runahead.v1 import generate_pb2
 
@@ -30,19 +26,16 @@ def run(arguments: argparse.Namespace) -> int:
 
     0: finished, for whatever reason. 1: the call failed. 2: a flag is invalid. 130: interrupted, the call cancelled.
     """
-    try:
-        connected = connection(arguments)
-        timeout_s = None if arguments.timeout is None else seconds_of(arguments.timeout)
-        request = build_request(arguments)
-    except UsageError as error:
-        print(f"runahead generate: {error}", file=sys.stderr)
-        return EXIT_USAGE
+    connected = connection(arguments)
+    timeout_s = None if arguments.timeout is None else seconds_of(arguments.timeout)
+    request = build_request(arguments)
     calls = ClientCalls(connected, timeout_s)
     completion = _Completion(request)
     with connected.channel:
         try:
             if arguments.chat:
-                request = _as_message(request, arguments.system, calls)
+                message = generate_pb2.ChatMessage(role="user", content=request.text)
+                request = chat_request(request, [*system_messages(arguments.system), message])
             elif request.WhichOneof("prompt") == "token_ids":  # a server without a tokenizer takes no prompt as text
                 completion.has_text = calls.model_info().has_tokenizer
             with contextlib.closing(calls.generate(request)) as responses:
@@ -51,22 +44,10 @@ def run(arguments: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             print("\nrunahead generate: interrupted, the request is cancelled", file=sys.stderr)
             return EXIT_INTERRUPTED
-        except ChatError as error:
-            print(f"runahead generate: {error}", file=sys.stderr)
-            return EXIT_FAILED
-        except grpc.RpcError as error:
-            print(f"{completion.line_end}runahead generate: {describe_failure(error, arguments.url)}", file=sys.stderr)
-            return EXIT_FAILED
+        except grpc.RpcError:
+            print(completion.line_end, end="", file=sys.stderr)
+            raise
     return 0
-
-
-def _as_message(
-    request: generate_pb2.GenerateRequest, system: str | None, calls: ClientCalls
-) -> generate_pb2.GenerateRequest:
-    """The request with its text as a user's message, in the model's chat template. Raises ChatError, and what calls
-    raise."""
-    with ChatModel.ask(calls) as model:
-        return model.request(request, [*beginning(system), {"role": "user", "content": request.text}])
 
 
 def describe_finish(finished: generate_pb2.Finished, *, is_greedy: bool = False) -> str:

@@ -13,9 +13,7 @@ from typing import Final
 import grpc
 
 from runahead.service.commands.client_channel import Connection, connection
-from runahead.service.commands.client_failure import EXIT_USAGE, describe_failure
-from runahead.service.commands.ends import EXIT_FAILED
-from runahead.service.commands.request_flags import UsageError, seconds_of
+from runahead.service.commands.request_flags import seconds_of
 from runahead.service.commands.stats_view import Blocks, JsonLines, Screen, View
 from runahead.v1 import generation_service_pb2_grpc, stats_pb2
 
@@ -35,15 +33,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     0: once, or until somebody had seen enough, by Ctrl-C or --timeout. 1: the call failed. 2: a flag is invalid.
     """
-    try:
-        connected = connection(arguments)
-        timeout_s = None if arguments.timeout is None else seconds_of(arguments.timeout)
-        request = stats_pb2.WatchStatsRequest()
-        if arguments.interval is not None:
-            request.interval.FromNanoseconds(round(seconds_of(arguments.interval, "interval") * 1e9))
-    except UsageError as error:
-        print(f"runahead stats: {error}", file=sys.stderr)
-        return EXIT_USAGE
+    connected = connection(arguments)
+    timeout_s = None if arguments.timeout is None else seconds_of(arguments.timeout)
+    request = stats_pb2.WatchStatsRequest()
+    if arguments.interval is not None:
+        request.interval.FromNanoseconds(round(seconds_of(arguments.interval, "interval") * 1e9))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     with connected.channel:
@@ -64,8 +58,7 @@ def _show(figures: Iterator[stats_pb2.ServerStats], view: View, arguments: argpa
         has_seen_enough = arguments.timeout is not None and not arguments.once
         if has_seen_enough and error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
             return 0
-        print(f"runahead stats: {describe_failure(error, arguments.url)}", file=sys.stderr)
-        return EXIT_FAILED
+        raise
     return 0
 
 

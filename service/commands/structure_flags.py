@@ -6,7 +6,7 @@ import argparse
 from typing import Final
 
 from runahead.runtime.wire.setting import shown
-from runahead.service.settings.bounded_files import TooLargeError, read_file
+from runahead.service.settings.bounded_files import FileError, read_text
 from runahead.v1 import Choice, Structure
 
 _MOST_BYTES: Final = 16 << 20  # of a file
@@ -47,14 +47,9 @@ def structure_of(arguments: argparse.Namespace) -> Structure | None:
 
 def _read(name: str, path: str) -> str:
     try:
-        return read_file(path, _MOST_BYTES).decode("utf-8")
-    except (OSError, ValueError) as error:
-        why: object = error
-        if isinstance(error, OSError):
-            why = error.strerror
-        elif not isinstance(error, TooLargeError):
-            why = "it is no text in UTF-8"
-        raise ValueError(f"{_flag(name)} must be a file that can be read, and is {shown(path)}: {why}") from error
+        return read_text(path, _MOST_BYTES)
+    except FileError as error:
+        raise ValueError(f"{_flag(name)} must be a file that can be read, and is {shown(path)}: {error}") from error
 
 
 def _flag(name: str) -> str:

@@ -35,9 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     0: it did. 1: the call failed, no launch was made yet, or a file can't be written. 2: a flag is invalid. 130:
     interrupted.
     """
-    return one_call(
-        "trace", arguments, _request, lambda stub: stub.Trace, lambda answer: _show(timeline_of(answer), arguments)
-    )
+    return _show(timeline_of(one_call(arguments, _request(arguments), lambda stub: stub.Trace)), arguments)
 
 
 def _show(timeline: Timeline, arguments: argparse.Namespace) -> int:

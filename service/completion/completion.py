@@ -8,10 +8,8 @@ from typing import Final
 import msgspec
 
 from runahead.runtime.wire import messages
-from runahead.service.completion.completion_clock import CompletionClock
-from runahead.service.completion.finish_reason import reason_of
+from runahead.service.completion.completion_end import CompletionClock, reason_of, usage
 from runahead.service.completion.token_messages import scored_token
-from runahead.service.completion.usage import usage
 from runahead.service.contract.errors import ServiceError, given_up
 from runahead.service.contract.limits import LIMITS
 from runahead.service.contract.validation import CheckedRequest

@@ -59,17 +59,20 @@ class Texts:
         """It is so short that `prompt` does not wait for anything."""
         return self._there().encodes_at_once(text)
 
-    async def tokenize(self, request: TokenizeRequest, account: Account, response: TokenizeResponse) -> None:
-        """Fills the response. Raises ServiceError, for want of room too."""
+    async def tokenize(self, request: TokenizeRequest, account: Account) -> TokenizeResponse:
+        """Answer `Tokenize`. Raises ServiceError, for want of room too."""
+        response = TokenizeResponse()
         work = max(LIMITS.work_bytes, text_bytes(request.text))
         with self._admission.holding(account, {Resource.TOKENIZING_BYTES: work}):
             check_tokenize(request)
             special = request.add_special_tokens or not request.HasField("add_special_tokens")
             ids = await self._there().encode(request.text, special, account.number)
             await _fill(response.token_ids, ids)
+        return response
 
-    async def render(self, request: RenderChatRequest, account: Account, response: RenderChatResponse) -> None:
-        """Fills the response. Raises ServiceError, for want of room too."""
+    async def render(self, request: RenderChatRequest, account: Account) -> RenderChatResponse:
+        """Answer `RenderChat`. Raises ServiceError, for want of room too."""
+        response = RenderChatResponse()
         work = max(LIMITS.work_bytes, request.chat.ByteSize())
         with self._admission.holding(account, {Resource.TOKENIZING_BYTES: work}) as holding:
             chat = check_render_chat(request)
@@ -78,6 +81,7 @@ class Texts:
             ids = await self._there().encode(response.text, False, account.number)
             await self._refuse_special(chat, ids, account)
             await _fill(response.token_ids, ids)
+        return response
 
     async def chat_prompt(self, chat: CheckedChat, account: Account, holding: Holding, n: int) -> NDArray[np.int32]:
         """The tokens of a chat's prompt, int32 [tokens]. holding: of its n completions, which holds the rendered text

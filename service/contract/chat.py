@@ -36,8 +36,7 @@ def check_chat(chat: Chat, found: Violations) -> CheckedChat:
     ):
         messages = []
     wrong = [index for index, message in enumerate(messages) if not message.role]
-    shown = {f"chat.messages[{index}].role": "must not be empty" for index in wrong[: LIMITS.list_violations]}
-    found.require_none(shown, "chat.messages", len(wrong))
+    found.require_none("chat.messages", wrong, lambda index: (f"chat.messages[{index}].role", "must not be empty"))
     for name in ("tools_json", "options_json", "template_name"):
         found.require(not chat.HasField(name) or bool(getattr(chat, name)), f"chat.{name}", "must not be empty")
     found.require(

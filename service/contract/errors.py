@@ -25,50 +25,54 @@ INTERNAL_SENTENCE: Final = "the server failed to serve this request; its log has
 SHUTDOWN_SENTENCE: Final = "the server is shutting down"
 PUSHBACK_HEADER: Final = "grpc-retry-pushback-ms"  # gRPC's own clients come back after this many milliseconds
 
-STATUS_OF: Final[Mapping[str, grpc.StatusCode]] = MappingProxyType(
-    {
-        "INVALID_FIELD": grpc.StatusCode.INVALID_ARGUMENT,
-        "MALFORMED": grpc.StatusCode.INVALID_ARGUMENT,
-        "DUPLICATE_ID": grpc.StatusCode.ALREADY_EXISTS,
-        "NO_MESSAGE": grpc.StatusCode.INVALID_ARGUMENT,
-        "SECOND_MESSAGE": grpc.StatusCode.INVALID_ARGUMENT,
-        "UPLOAD_TIMEOUT": grpc.StatusCode.DEADLINE_EXCEEDED,
-        "TOO_LONG": grpc.StatusCode.DEADLINE_EXCEEDED,
-        "NO_CREDENTIALS": grpc.StatusCode.UNAUTHENTICATED,
-        "UNKNOWN_CREDENTIALS": grpc.StatusCode.UNAUTHENTICATED,
-        "NO_RIGHT": grpc.StatusCode.PERMISSION_DENIED,
-        "NO_TOKENIZER": grpc.StatusCode.FAILED_PRECONDITION,
-        "NO_STRUCTURE": grpc.StatusCode.FAILED_PRECONDITION,
-        "NO_CHAT_TEMPLATE": grpc.StatusCode.FAILED_PRECONDITION,
-        "NOTHING_LEFT": grpc.StatusCode.FAILED_PRECONDITION,
-        "STRUCTURE_COST": grpc.StatusCode.FAILED_PRECONDITION,
+_REASONS_OF: Final = {
+    grpc.StatusCode.INVALID_ARGUMENT: ("INVALID_FIELD", "MALFORMED", "NO_MESSAGE", "SECOND_MESSAGE"),
+    grpc.StatusCode.ALREADY_EXISTS: ("DUPLICATE_ID",),
+    grpc.StatusCode.DEADLINE_EXCEEDED: ("UPLOAD_TIMEOUT", "TOO_LONG"),
+    grpc.StatusCode.UNAUTHENTICATED: ("NO_CREDENTIALS", "UNKNOWN_CREDENTIALS"),
+    grpc.StatusCode.PERMISSION_DENIED: ("NO_RIGHT",),
+    grpc.StatusCode.FAILED_PRECONDITION: (
+        *("NO_TOKENIZER", "NO_STRUCTURE", "NO_CHAT_TEMPLATE", "NOTHING_LEFT", "STRUCTURE_COST"),
+    ),
+    grpc.StatusCode.RESOURCE_EXHAUSTED: (
         # Of the service in all, and of a caller: see `runahead.service.calls.admission`.
-        "STREAMS_LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
-        "CALLER_STREAMS_LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
-        "QUEUED_TOKENS_LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
-        "CALLER_QUEUED_TOKENS_LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
-        "TOKENIZING_LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
-        "CALLER_TOKENIZING_LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
-        "UPLOADS_LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
-        "CALLER_UPLOADS_LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
-        "QUEUE_FULL": grpc.StatusCode.RESOURCE_EXHAUSTED,
-        "CHAT_COST": grpc.StatusCode.RESOURCE_EXHAUSTED,
-        "WATCHERS_LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
-        "STALLED_READER": grpc.StatusCode.RESOURCE_EXHAUSTED,
-        "SLOW_READER": grpc.StatusCode.RESOURCE_EXHAUSTED,
-        "NOT_SERVED": grpc.StatusCode.UNIMPLEMENTED,
-        "NON_FINITE": grpc.StatusCode.INTERNAL,
-        "UNEXPECTED": grpc.StatusCode.INTERNAL,
-        "STRUCTURE_MISMATCH": grpc.StatusCode.INTERNAL,
-        "STRUCTURE_LOST": grpc.StatusCode.UNAVAILABLE,
-        "CHAT_LOST": grpc.StatusCode.UNAVAILABLE,
+        *("STREAMS_LIMIT", "CALLER_STREAMS_LIMIT", "QUEUED_TOKENS_LIMIT", "CALLER_QUEUED_TOKENS_LIMIT"),
+        *("TOKENIZING_LIMIT", "CALLER_TOKENIZING_LIMIT", "UPLOADS_LIMIT", "CALLER_UPLOADS_LIMIT"),
+        *("QUEUE_FULL", "CHAT_COST", "WATCHERS_LIMIT", "STALLED_READER", "SLOW_READER"),
+    ),
+    grpc.StatusCode.UNIMPLEMENTED: ("NOT_SERVED",),
+    grpc.StatusCode.INTERNAL: ("NON_FINITE", "UNEXPECTED", "STRUCTURE_MISMATCH"),
+    grpc.StatusCode.UNAVAILABLE: (
+        *("STRUCTURE_LOST", "CHAT_LOST"),
         # The engine has stopped, or is about to, or does not answer.
-        "SHUTDOWN": grpc.StatusCode.UNAVAILABLE,
-        "DEVICE": grpc.StatusCode.UNAVAILABLE,
-        "INTERNAL": grpc.StatusCode.UNAVAILABLE,
-        "ENGINE_LOST": grpc.StatusCode.UNAVAILABLE,
-        "ENGINE_SILENT": grpc.StatusCode.UNAVAILABLE,
-        "PROTOCOL": grpc.StatusCode.UNAVAILABLE,
+        *("SHUTDOWN", "DEVICE", "INTERNAL", "ENGINE_LOST", "ENGINE_SILENT", "PROTOCOL"),
+    ),
+}
+STATUS_OF: Final[Mapping[str, grpc.StatusCode]] = MappingProxyType(
+    {reason: code for code, reasons in _REASONS_OF.items() for reason in reasons}
+)
+# Ends of a request that the engine could not go on with.
+_GIVEN_UP: Final[Mapping[int, tuple[str, str]]] = MappingProxyType(
+    {
+        FinishReason.NON_FINITE: ("NON_FINITE", "the model's logits are not finite, or the penalties made them so"),
+        FinishReason.NOTHING_LEFT: (
+            "NOTHING_LEFT",
+            "no token is left at this position: the structure, allowed_token_ids and min_tokens forbid all of them",
+        ),
+        FinishReason.STRUCTURE_LOST: (
+            "STRUCTURE_LOST",
+            "the request's structure can't be followed any further, since what follows it has died; the request may be "
+            "sent again",
+        ),
+        FinishReason.STRUCTURE_COST: (
+            "STRUCTURE_COST",
+            "the request's structure costs more to follow at this position than one may, and would do so again with "
+            "the same seed",
+        ),
+        FinishReason.STRUCTURE_MISMATCH: (
+            "STRUCTURE_MISMATCH",
+            "the request's structure does not take a token that it allowed, which is a fault of the server",
+        ),
     }
 )
 
@@ -121,11 +125,6 @@ def invalid_argument(violations: Sequence[Violation], reason: str = "INVALID_FIE
     return ServiceError(reason, violations[0].sentence, [error_details_pb2.BadRequest(field_violations=fields)])
 
 
-def already_exists(request_id: str) -> ServiceError:
-    """ALREADY_EXISTS for a request id in use."""
-    return ServiceError("DUPLICATE_ID", f"request_id {request_id!r} is in use")
-
-
 def exhausted(
     reason: str, sentence: str, retry_s: float, *, subject: str = "server", limit: tuple[str, int] | None = None
 ) -> ServiceError:
@@ -157,16 +156,6 @@ def no_chat_template(why: str) -> ServiceError:
     return ServiceError("NO_CHAT_TEMPLATE", f"this server takes no chat: {why}")
 
 
-def slow_reader() -> ServiceError:
-    """RESOURCE_EXHAUSTED for a stream whose reader left too much unread. Trying again does not help a slow reader."""
-    return ServiceError("SLOW_READER", "the stream's reader is too slow: too much is unread")
-
-
-def stalled_reader(after_s: float) -> ServiceError:
-    """RESOURCE_EXHAUSTED for a stream of which nothing was read for so long."""
-    return ServiceError("STALLED_READER", f"nothing of the stream was read for {after_s:g} s")
-
-
 def unavailable(reason: str, sentence: str) -> ServiceError:
     """UNAVAILABLE, for a reason such as SHUTDOWN or one that the engine gives."""
     return ServiceError(reason, sentence)
@@ -178,41 +167,8 @@ def shutting_down() -> ServiceError:
 
 
 def given_up(reason: int) -> ServiceError | None:
-    """For a request that the engine has ended since it could not go on. None where it ended in another way.
-
-    reason: a `FinishReason` of the wire. INTERNAL for logits that were NaN or infinite, as the model gave them or after
-    penalties, and where the grammar does not take a token that its mask allowed; FAILED_PRECONDITION where all that the
-    grammar allows is forbidden, or it costs more than it may; UNAVAILABLE where who followed it is gone.
-    """
-    match reason:
-        case FinishReason.NON_FINITE:
-            return ServiceError("NON_FINITE", "the model's logits are not finite, or the penalties made them so")
-        case FinishReason.NOTHING_LEFT:
-            sentence = (
-                "no token is left at this position: the structure, allowed_token_ids and min_tokens forbid all of them"
-            )
-            return ServiceError("NOTHING_LEFT", sentence)
-        case FinishReason.STRUCTURE_LOST:
-            sentence = (
-                "the request's structure can't be followed any further, since what follows it has died; the request "
-                "may be sent again"
-            )
-            return ServiceError("STRUCTURE_LOST", sentence)
-        case FinishReason.STRUCTURE_COST:
-            sentence = (
-                "the request's structure costs more to follow at this position than one may, "
-                "and would do so again with the same seed"
-            )
-            return ServiceError("STRUCTURE_COST", sentence)
-        case FinishReason.STRUCTURE_MISMATCH:
-            sentence = "the request's structure does not take a token that it allowed, which is a fault of the server"
-            return ServiceError("STRUCTURE_MISMATCH", sentence)
-    return None
-
-
-def internal() -> ServiceError:
-    """INTERNAL with a fixed sentence."""
-    return ServiceError("UNEXPECTED", INTERNAL_SENTENCE)
+    """Return the error of a request that the engine could not go on with; None if it ended in another way."""
+    return ServiceError(*_GIVEN_UP[reason]) if reason in _GIVEN_UP else None
 
 
 def to_status(error: ServiceError, request_id: str = "", headers: Sequence[tuple[str, str]] = ()) -> grpc.Status:

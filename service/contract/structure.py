@@ -57,18 +57,13 @@ def check_structure(request: GenerateRequest | GenerateOnceRequest, found: Viola
 
 
 def _check_choice(texts: list[str], found: Violations) -> None:
-    field, most = "structure.choice.texts", LIMITS.choice_bytes
+    field = "structure.choice.texts"
     if not found.require(bool(texts), field, "must have at least one entry"):
         return
     if not found.require_at_most(LIMITS.choices, len(texts), field):
         return
     sizes = [len(text.encode()) for text in texts]
-    wrong = [index for index, size in enumerate(sizes) if not 0 < size <= most]
-    shown = {
-        f"{field}[{index}]": f"must be 1 to {most} bytes of UTF-8, and has {sizes[index]}"
-        for index in wrong[: LIMITS.list_violations]
-    }
-    found.require_none(shown, field, len(wrong))
+    found.require_sizes(sizes, LIMITS.choice_bytes, field)
     _check_bytes(sum(sizes), field, found)
 
 

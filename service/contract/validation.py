@@ -11,7 +11,6 @@ import secrets
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Final
 
 import msgspec
@@ -177,8 +176,7 @@ def check_abort(request: AbortRequest, *, may_name_callers: bool = False) -> Non
     if found.require_at_most(LIMITS.abort_ids, count, "request_ids"):
         ids = [_CALLER.sub("", text) if may_name_callers else text for text in request.request_ids]
         wrong = [index for index, request_id in enumerate(ids) if not _is_request_id(request_id)]
-        shown = {f"request_ids[{index}]": _REQUEST_ID_SENTENCE for index in wrong[: LIMITS.list_violations]}
-        found.require_none(shown, "request_ids", len(wrong))
+        found.require_none("request_ids", wrong, lambda index: (f"request_ids[{index}]", _REQUEST_ID_SENTENCE))
     found.raise_if_any()
 
 
@@ -220,8 +218,7 @@ def _check_prompt_field(
 def _check_n(request: AnyGenerateRequest, info: EngineInfo, found: Violations) -> int:
     if not request.HasField("n"):
         return 1
-    most = most_completions(info)
-    found.require(1 <= request.n <= most, "n", f"must be 1 to {most}, and is {request.n}")
+    found.require_between(1, request.n, most_completions(info), "n")
     return request.n
 
 
@@ -253,7 +250,7 @@ def _check_sampling(
     top_p = options.top_p if options.HasField("top_p") else 1.0
     found.require(0.0 < top_p <= 1.0, "sampling.top_p", f"must be above 0 and at most 1, and is {top_p:g}")
     min_p = options.min_p
-    found.require(0.0 <= min_p <= 1.0, "sampling.min_p", f"must be 0 to 1, and is {min_p:g}")
+    found.require_between(0, min_p, 1, "sampling.min_p")
     penalties = _check_penalties(options, info, found)
     bias = _check_bias(options, info, found)
     allowed = found.require_ids(
@@ -286,7 +283,7 @@ def _check_penalties(options: SamplingOptions, info: EngineInfo, found: Violatio
     penalties: dict[str, float] = {}
     for name, off, low, high in _PENALTIES:
         field, value = f"sampling.{name}", getattr(options, name) if options.HasField(name) else off
-        if found.require(low <= value <= high, field, f"must be {low:g} to {high:g}, and is {value:g}"):
+        if found.require_between(low, value, high, field):
             found.require(value == off or info.penalty_slots > 0, field, _NO_PENALTY_SLOTS)
         penalties[name] = value
     return penalties
@@ -297,33 +294,29 @@ def _check_bias(options: SamplingOptions, info: EngineInfo, found: Violations) -
         return {}
     bias = dict(sorted(options.logit_bias.items()))
     most = LIMITS.logit_bias_value
-    wrong: dict[str, str] = {}
-    for token_id, value in bias.items():
-        field = f"sampling.logit_bias[{token_id}]"
-        if token_id >= info.vocab_size:
-            wrong[field] = id_sentence(token_id, info.vocab_size)
-        elif not -most <= value <= most:
-            wrong[field] = f"must be -{most:g} to {most:g}, and is {value:g}"
-    shown = dict(islice(wrong.items(), LIMITS.list_violations))
-    found.require_none(shown, "sampling.logit_bias", len(wrong))
+
+    def described(token_id: int) -> tuple[str, str]:
+        is_unknown = token_id >= info.vocab_size
+        out_of_range = f"must be -{most:g} to {most:g}, and is {bias[token_id]:g}"
+        sentence = id_sentence(token_id, info.vocab_size) if is_unknown else out_of_range
+        return f"sampling.logit_bias[{token_id}]", sentence
+
+    wrong = [token_id for token_id in bias if token_id >= info.vocab_size or not -most <= bias[token_id] <= most]
+    found.require_none("sampling.logit_bias", wrong, described)
     return bias
 
 
 def _check_logprobs(output: OutputOptions, name: str, found: Violations) -> int:
     if not output.HasField(name):
         return -1
-    count, most = int(getattr(output, name)), LIMITS.top_logprobs
-    found.require(0 <= count <= most, f"output.{name}", f"must be 0 to {most}, and is {count}")
+    count = int(getattr(output, name))
+    found.require_between(0, count, LIMITS.top_logprobs, f"output.{name}")
     return count
 
 
 def _check_stopping(options: StoppingOptions, info: EngineInfo, found: Violations) -> StoppingParams:
     max_tokens = options.max_tokens if options.HasField("max_tokens") else LIMITS.default_max_tokens
-    found.require(
-        1 <= max_tokens <= LIMITS.max_tokens,
-        "stopping.max_tokens",
-        f"must be 1 to {LIMITS.max_tokens}, and is {max_tokens}",
-    )
+    found.require_between(1, max_tokens, LIMITS.max_tokens, "stopping.max_tokens")
     found.require(
         0 <= options.min_tokens <= max_tokens,
         "stopping.min_tokens",
@@ -363,19 +356,11 @@ def _check_something_to_draw(
 
 
 def _check_text(options: StoppingOptions, output: OutputOptions, found: Violations) -> TextParams:
-    longest = LIMITS.stop_string_bytes
     stops: Sequence[str] = ()
     if found.require_at_most(LIMITS.stop_strings, len(options.stop), "stopping.stop"):
         stops = options.stop
-        wrong = [index for index, stop in enumerate(stops) if not 0 < len(stop.encode()) <= longest]
-        sentence = f"must be 1 to {longest} bytes of UTF-8, and has {{}}"
-        shown = {
-            f"stopping.stop[{index}]": sentence.format(len(stops[index].encode()))
-            for index in wrong[: LIMITS.list_violations]
-        }
-        found.require_none(shown, "stopping.stop", len(wrong))
-    per_message, most = output.max_tokens_per_message, LIMITS.max_tokens_per_message
+        found.require_sizes([len(stop.encode()) for stop in stops], LIMITS.stop_string_bytes, "stopping.stop")
+    per_message = output.max_tokens_per_message
     if output.HasField("max_tokens_per_message"):
-        sentence = f"must be 1 to {most}, and is {per_message}"
-        found.require(1 <= per_message <= most, "output.max_tokens_per_message", sentence)
+        found.require_between(1, per_message, LIMITS.max_tokens_per_message, "output.max_tokens_per_message")
     return TextParams(tuple(dict.fromkeys(stops)), options.include_stop, per_message)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import islice
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
 
 import numpy as np
 from google.protobuf.message import Message
@@ -13,6 +12,8 @@ from numpy.typing import NDArray
 from runahead.service.contract.errors import Violation, invalid_argument
 from runahead.service.contract.limits import LIMITS
 from runahead.service.contract.unknown_fields import unknown_fields
+
+T = TypeVar("T")
 
 NO_TOKENIZER: Final = "is not supported by this server, which was started without a tokenizer: it takes token ids only"
 
@@ -42,25 +43,32 @@ class Violations:
 
     def require_range(self, ids: NDArray[np.int32] | NDArray[np.int64], vocab_size: int, field: str) -> bool:
         """Notes ids that are not below `vocab_size`, by their index. Returns whether there are none."""
-        wrong = [int(index) for index in np.flatnonzero(ids >= vocab_size)]
-        sentences = {
-            f"{field}[{index}]": id_sentence(int(ids[index]), vocab_size) for index in wrong[: LIMITS.list_violations]
-        }
-        self.require_none(sentences, field, len(wrong))
+        wrong: list[int] = np.flatnonzero(ids >= vocab_size).tolist()
+        self.require_none(field, wrong, lambda at: (f"{field}[{at}]", id_sentence(int(ids[at]), vocab_size)))
         return not wrong
 
-    def require_none(self, sentences: Mapping[str, str], field: str, count: int) -> None:
-        """Notes the wrong entries of a list, each by its path, and how many more there are. count: of all of them."""
-        for path, sentence in sentences.items():
-            self.require(False, path, sentence)
-        more = count - len(sentences)
-        self.require(not more, field, f"has {more} more such entries")
+    def require_between(self, low: float, value: float, high: float, field: str) -> bool:
+        """Notes a value outside of its bounds. Returns whether it is inside."""
+        sentence = f"must be {_shown(low)} to {_shown(high)}, and is {_shown(value)}"
+        return self.require(low <= value <= high, field, sentence)
+
+    def require_none(self, field: str, wrong: Sequence[T], described: Callable[[T], tuple[str, str]]) -> None:
+        """Notes the first wrong entries of a list, and how many more there are. described: an entry's path and
+        sentence."""
+        for entry in wrong[: LIMITS.list_violations]:
+            self.require(False, *described(entry))
+        more = len(wrong) - LIMITS.list_violations
+        self.require(more <= 0, field, f"has {more} more such entries")
+
+    def require_sizes(self, sizes: Sequence[int], most: int, field: str) -> None:
+        """Notes texts of a list that are empty or larger than `most`. sizes: of each, bytes of UTF-8."""
+        wrong = [index for index, size in enumerate(sizes) if not 0 < size <= most]
+        sentence = f"must be 1 to {most} bytes of UTF-8, and has"
+        self.require_none(field, wrong, lambda at: (f"{field}[{at}]", f"{sentence} {sizes[at]}"))
 
     def require_known(self, request: Message) -> None:
         """Notes fields that this server does not know: what a newer client sends is refused, never ignored."""
-        sentences = unknown_fields(request, LIMITS.unknown_bytes)
-        shown = dict(islice(sentences.items(), LIMITS.list_violations))
-        self.require_none(shown, "request", len(sentences))
+        self.require_none("request", list(unknown_fields(request, LIMITS.unknown_bytes).items()), lambda item: item)
 
     def raise_if_any(self) -> None:
         """Raises ServiceError (INVALID_ARGUMENT) with what was noted."""
@@ -71,3 +79,7 @@ class Violations:
 def id_sentence(token_id: int, vocab_size: int) -> str:
     """What is wrong with an id."""
     return f"is token id {token_id}, and the vocabulary has {vocab_size}"
+
+
+def _shown(number: float) -> str:
+    return f"{number:g}" if isinstance(number, float) else str(number)

@@ -12,8 +12,7 @@ from grpc_health.v1 import health_pb2
 from runahead.service.calls.access import FACADE
 from runahead.service.calls.admission import Admission
 from runahead.service.calls.call_interceptor import CallInterceptor, OpenCalls
-from runahead.service.calls.call_log import CallLog
-from runahead.service.calls.call_records import CallRecords, Traces
+from runahead.service.calls.call_log import CallLog, Traces
 from runahead.service.contract.errors import SHUTDOWN_SENTENCE
 from runahead.service.engine.engine_client import EngineClient
 from runahead.service.servers.listening import listen
@@ -59,8 +58,10 @@ class FrontEnd:
         self._calls = OpenCalls()
         board = board or Board()
         self._admission = Admission.of(settings, security.access, board, board.line(index))
-        records = CallRecords(CallLog(is_on=settings.request_log), traces)
-        interceptor = CallInterceptor(self._calls, security.access, self._admission, settings.upload_timeout_s, records)
+        log = CallLog(is_on=settings.request_log)
+        interceptor = CallInterceptor(
+            self._calls, security.access, self._admission, settings.upload_timeout_s, log, traces
+        )
         self._server = grpc.aio.server(interceptors=[interceptor], options=server_options(settings))
         self._health = HealthServicer((GENERATION,), settings.max_connections, settings.stalled_stream_s)
         self.servicer = GenerationServicer(

@@ -13,27 +13,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import msgspec
 import structlog
 
-from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
-from runahead.runtime.log_stream import count_dropped_lines_in
+from runahead.runtime.checkpoint import open_checkpoint
 from runahead.runtime.wire.engine_config import ConfigError
 from runahead.service.engine.engine_client import SocketEngineClient
-from runahead.service.engine.request_stream import EngineLostError
-from runahead.service.log.logs import configure_serving_logs
-from runahead.service.processes.front_end_process import DRAIN, END, LOADED, FrontEndOrders, ServeOrder
+from runahead.service.processes.front_end_process import DRAIN, LOADED, FrontEndOrders
 from runahead.service.servers.front_end import FrontEnd
-from runahead.service.servers.security import Security, load_security
-from runahead.service.servers.supervised import (
-    keep_for_good,
-    leave_signals_to_the_supervisor,
-    say,
-    say_that_it_lives,
-    told_lines,
-)
-from runahead.service.settings.bounded_files import read_file
-from runahead.service.settings.server_config import EXIT_CANNOT_START, EXIT_ENGINE_LOST, EXIT_OK, EXIT_SERVER_ENDED
+from runahead.service.servers.security import Security
+from runahead.service.servers.supervised import connected_engine, keep_for_good, say, say_that_it_lives, serve_process
+from runahead.service.settings.bounded_files import FileError, read_text
+from runahead.service.settings.server_config import EXIT_ENGINE_LOST, EXIT_OK, EXIT_SERVER_ENDED
 from runahead.service.shared_memory.board import Board
 from runahead.service.text.tokenizer import TextTokenizer, load_tokenizer
 
@@ -46,59 +36,34 @@ _TEMPLATE_BYTES: Final = 1 << 20  # of a file with a chat template
 
 
 def main() -> int:
-    """Serves until it is told to end. Returns the exit code."""
-    leave_signals_to_the_supervisor()
-    return asyncio.run(_main())
+    """Serve until told to end. Returns the exit code."""
+    return serve_process(FrontEndOrders, _serve)
 
 
-async def _main() -> int:
-    lines = await told_lines()
+async def _serve(orders: FrontEndOrders, security: Security, board: Board, lines: asyncio.StreamReader) -> int:
+    """Raises ConfigError, CheckpointError or EngineLostError if it can't."""
+    tokenizer = _tokenizer(orders)
+    say(LOADED)
     try:
-        orders = msgspec.json.decode(await lines.readline(), type=FrontEndOrders)
-    except msgspec.DecodeError:
-        return EXIT_CANNOT_START  # the supervisor has gone again
-    configure_serving_logs(orders.settings.log, orders.library_lines)
-    board = Board(orders.settings.frontends + 1, orders.board)
-    count_dropped_lines_in(board.processes.dropped_lines(orders.name))
-    try:
-        security = load_security(orders.settings, orders.engine.spelling)
-        tokenizer = _tokenizer(orders)
-        say(LOADED)
+        found = await connected_engine(orders, lines)
+        if found is None:
+            return EXIT_OK
+        client, number = found
+        spans = _spans(orders, client.info.model)
+        front_end = FrontEnd(client, tokenizer, orders.settings, security, board, orders.index, orders.version, spans)
+        keep_for_good()
+        port = await front_end.start(orders.settings.host, number)
+        say(b"ready %d" % port)
+        alive = asyncio.create_task(say_that_it_lives(front_end.take_stock))
         try:
-            return await _serve(orders, security, tokenizer, board, lines)
+            return await _until_the_end(orders, client, front_end, lines)
         finally:
-            if tokenizer is not None:
-                tokenizer.close()
-    except (ConfigError, CheckpointError, EngineLostError) as error:
-        print(f"runahead serve: {error}", file=sys.stderr, flush=True)
-    return EXIT_CANNOT_START
-
-
-async def _serve(
-    orders: FrontEndOrders,
-    security: Security,
-    tokenizer: TextTokenizer | None,
-    board: Board,
-    lines: asyncio.StreamReader,
-) -> int:
-    """Raises ConfigError or EngineLostError if it can't."""
-    line = await lines.readline()
-    if not line or line in (DRAIN, END):
-        return EXIT_OK
-    order = msgspec.json.decode(line, type=ServeOrder)
-    client = await SocketEngineClient.connect(Path(order.socket), counters_from=orders.engine.counters_from)
-    spans = _spans(orders, client.info.model)
-    front_end = FrontEnd(client, tokenizer, orders.settings, security, board, orders.index, orders.version, spans)
-    keep_for_good()
-    port = await front_end.start(orders.settings.host, order.port)
-    say(b"ready %d" % port)
-    alive = asyncio.create_task(say_that_it_lives(front_end.take_stock))
-    try:
-        return await _until_the_end(orders, client, front_end, lines)
+            alive.cancel()
+            if spans is not None:
+                spans.close()
     finally:
-        alive.cancel()
-        if spans is not None:
-            spans.close()
+        if tokenizer is not None:
+            tokenizer.close()
 
 
 def _spans(orders: FrontEndOrders, model: str) -> Spans | None:
@@ -171,10 +136,9 @@ def _chat_template(orders: FrontEndOrders) -> str | None:
         return None
     spelling = orders.engine.spelling("chat_template")
     try:
-        return read_file(path, _TEMPLATE_BYTES).decode("utf-8")
-    except (OSError, ValueError) as error:  # what is no path, too large, or no UTF-8 is a ValueError
-        why = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"{spelling} {path} can't be read: {why}") from error
+        return read_text(path, _TEMPLATE_BYTES)
+    except FileError as error:
+        raise ConfigError(f"{spelling} {path} can't be read: {error}") from error
 
 
 if __name__ == "__main__":

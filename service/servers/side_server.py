@@ -22,7 +22,6 @@ from runahead.service.calls.access import Access
 from runahead.service.calls.admission import Admission
 from runahead.service.calls.call_interceptor import CallInterceptor, OpenCalls
 from runahead.service.calls.call_log import CallLog
-from runahead.service.calls.call_records import CallRecords
 from runahead.service.contract.errors import SHUTDOWN_SENTENCE
 from runahead.service.engine.engine_client import EngineClient
 from runahead.service.engine.request_stream import EngineLostError
@@ -141,7 +140,7 @@ class SideServer:
         """Returns the port. Raises ConfigError."""
         self._feed = StatsFeed(engine, self._board, self._line, self._version, self._settings.stalled_stream_s)
         server = self._server(self._security.access)
-        add_GenerationServiceServicer_to_server(ControlServicer(engine, self._feed, self._line), server)
+        add_GenerationServiceServicer_to_server(ControlServicer(engine, self._feed), server)
         if self._settings.reflection:
             files = generation_service_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR
             add_reflection(server, files, (GENERATION, HEALTH), {f"/{GENERATION}/{name}" for name in NOT_SERVED})
@@ -187,8 +186,8 @@ class SideServer:
 
     def _server(self, access: Access) -> grpc.aio.Server:
         admission = Admission.of(self._settings, access, self._own, self._line)
-        records = CallRecords(CallLog(is_on=self._settings.request_log))
-        interceptor = CallInterceptor(self._calls, access, admission, self._settings.upload_timeout_s, records)
+        calls_log = CallLog(is_on=self._settings.request_log)
+        interceptor = CallInterceptor(self._calls, access, admission, self._settings.upload_timeout_s, calls_log)
         server = grpc.aio.server(interceptors=[interceptor], options=server_options(self._settings))
         self._health.add_to(server)
         return server

@@ -8,16 +8,75 @@ import contextlib
 import gc
 import signal
 import sys
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final, TypeVar
 
+import msgspec
+
+from runahead.runtime.checkpoint import CheckpointError
+from runahead.runtime.log_stream import count_dropped_lines_in
 from runahead.runtime.parent_death import signal_at_parents_death
-from runahead.service.processes.front_end_process import ALIVE, ALIVE_S
+from runahead.runtime.wire.engine_config import ConfigError
+from runahead.service.engine.engine_client import SocketEngineClient
+from runahead.service.engine.request_stream import EngineLostError
+from runahead.service.log.logs import configure_serving_logs
+from runahead.service.processes.front_end_process import ALIVE, ALIVE_S, DRAIN, END, FrontEndOrders, ServeOrder
+from runahead.service.servers.security import Security, load_security
+from runahead.service.settings.server_config import EXIT_CANNOT_START
+from runahead.service.shared_memory.board import Board
 
 _LINE_BYTES: Final = 16 << 20
 
 
-def leave_signals_to_the_supervisor() -> None:
+Orders = TypeVar("Orders", bound=FrontEndOrders)
+
+
+def serve_process(
+    kind: type[Orders], serve: Callable[[Orders, Security, Board, asyncio.StreamReader], Awaitable[int]]
+) -> int:
+    """Run a process: read its orders, then serve. Returns the exit code.
+
+    kind: of the orders. serve: raises ConfigError, CheckpointError or EngineLostError if it can't.
+    """
+    _leave_signals_to_the_supervisor()
+    return asyncio.run(_run(kind, serve))
+
+
+async def _run(
+    kind: type[Orders], serve: Callable[[Orders, Security, Board, asyncio.StreamReader], Awaitable[int]]
+) -> int:
+    lines = await _told_lines()
+    try:
+        orders = msgspec.json.decode(await lines.readline(), type=kind)
+    except msgspec.DecodeError:
+        return EXIT_CANNOT_START  # the supervisor has gone again
+    configure_serving_logs(orders.settings.log, orders.library_lines)
+    board = Board(orders.settings.frontends + 1, orders.board)
+    count_dropped_lines_in(board.processes.dropped_lines(orders.name))
+    try:
+        return await serve(orders, load_security(orders.settings, orders.engine.spelling), board, lines)
+    except (ConfigError, CheckpointError, EngineLostError) as error:
+        print(f"runahead serve: {error}", file=sys.stderr, flush=True)
+    return EXIT_CANNOT_START
+
+
+async def connected_engine(
+    orders: FrontEndOrders, lines: asyncio.StreamReader
+) -> tuple[SocketEngineClient, int] | None:
+    """Wait for the order to serve. Returns the connected engine and the port to serve on; None: the process is to end.
+
+    Raises EngineLostError.
+    """
+    line = await lines.readline()
+    if not line or line in (DRAIN, END):
+        return None
+    order = msgspec.json.decode(line, type=ServeOrder)
+    client = await SocketEngineClient.connect(Path(order.socket), counters_from=orders.engine.counters_from)
+    return client, order.port
+
+
+def _leave_signals_to_the_supervisor() -> None:
     """Those, too, that a whole group of processes gets. When it is gone, so is this process."""
     signal_at_parents_death()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -34,7 +93,7 @@ def keep_for_good() -> None:
     gc.freeze()
 
 
-async def told_lines() -> asyncio.StreamReader:
+async def _told_lines() -> asyncio.StreamReader:
     """Of standard input."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=_LINE_BYTES)

@@ -6,17 +6,17 @@ from typing import Any, Final, NoReturn
 
 import grpc
 
-from runahead.service.calls.guard import guarded
+from runahead.service.calls.access import current_caller
+from runahead.service.calls.ownership import Ownership
 from runahead.service.contract.errors import ServiceError
-from runahead.service.contract.validation import check_known
+from runahead.service.contract.validation import check_abort, check_known
 from runahead.service.engine.engine_client import EngineClient
-from runahead.service.servicers.abort import abort
-from runahead.service.shared_memory.board import Line
 from runahead.service.stats.stats_feed import StatsFeed
 from runahead.service.stats.trace import trace
 from runahead.v1 import (
     AbortRequest,
     AbortResponse,
+    AbortResult,
     GenerationServiceServicer,
     StatsRequest,
     StatsResponse,
@@ -29,36 +29,29 @@ NOT_SERVED: Final = ("Generate", "GenerateOnce", "GetModelInfo", "Tokenize", "De
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class ControlServicer(GenerationServiceServicer):
-    """Stats, WatchStats, Trace and Abort, by a connection to the engine that no completion uses."""
+class OperatorServicer(GenerationServiceServicer):
+    """Stats, WatchStats, Trace and Abort. `CallInterceptor` turns what methods raise into a status."""
 
-    def __init__(self, engine: EngineClient, feed: StatsFeed, counters: Line) -> None:
+    def __init__(self, engine: EngineClient, feed: StatsFeed) -> None:
         self._engine = engine
         self._feed = feed
-        self._counters = counters
 
     async def Abort(self, request: AbortRequest, context: _Context) -> AbortResponse:
-        response = AbortResponse()
-        async with guarded(context, self._counters.refuse):
-            response.MergeFrom(await abort(self._engine, request))
-        return response
+        return await abort(self._engine, request)
 
     async def Stats(self, request: StatsRequest, context: _Context) -> StatsResponse:
-        response = StatsResponse()
-        async with guarded(context, self._counters.refuse):
-            check_known(request)
-            response.stats.CopyFrom(await self._feed.stats())
-        return response
+        check_known(request)
+        return StatsResponse(stats=await self._feed.stats())
 
     async def WatchStats(self, request: WatchStatsRequest, context: _Context) -> None:
-        async with guarded(context, self._counters.refuse):
-            await self._feed.watch(request, context)
+        await self._feed.watch(request, context)
 
     async def Trace(self, request: TraceRequest, context: _Context) -> TraceResponse:
-        response = TraceResponse()
-        async with guarded(context, self._counters.refuse):
-            response.CopyFrom(await trace(self._engine, request))
-        return response
+        return await trace(self._engine, request)
+
+
+class ControlServicer(OperatorServicer):
+    """The control port's methods, by a connection to the engine that no completion uses."""
 
     async def _elsewhere(self, request: object, context: _Context) -> NoReturn:
         raise ServiceError(
@@ -66,3 +59,17 @@ class ControlServicer(GenerationServiceServicer):
         )
 
     Generate = GenerateOnce = GetModelInfo = Tokenize = Detokenize = RenderChat = _elsewhere
+
+
+async def abort(engine: EngineClient, request: AbortRequest) -> AbortResponse:
+    """On behalf of the current caller. Raises ServiceError (INVALID_ARGUMENT) or EngineLostError."""
+    owner = Ownership(current_caller())
+    check_abort(request, may_name_callers=owner.reaches_everybody)
+    ids = tuple(owner.engine_id(request_id) for request_id in request.request_ids)
+    result = await engine.abort(ids, request.all, owner.reach)
+    return AbortResponse(
+        results=[
+            AbortResult(request_id=owner.shown_id(engine_id), outcome=f"ABORT_OUTCOME_{outcome}")
+            for engine_id, outcome in zip(result.request_ids, result.outcomes, strict=True)
+        ]
+    )

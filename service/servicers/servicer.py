@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from runahead.service.calls.access import current_caller
 from runahead.service.calls.admission import Account, Admission
-from runahead.service.calls.call import Call
-from runahead.service.calls.guard import guarded
+from runahead.service.calls.call import Call, current_call
 from runahead.service.calls.ownership import Ownership
 from runahead.service.calls.stream_writer import StreamWriter
 from runahead.service.chat.chats import Chats
@@ -41,19 +40,16 @@ from runahead.service.engine.request_stream import (
     SlowReaderError,
     StalledReaderError,
 )
-from runahead.service.servicers.abort import abort
+from runahead.service.servicers.control_servicer import OperatorServicer
 from runahead.service.servicers.model_info import model_info
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.service.shared_memory.board import Board
 from runahead.service.shared_memory.held import Holding, Resource
 from runahead.service.stats.stats_feed import StatsFeed
-from runahead.service.stats.trace import trace
 from runahead.service.structures.structures import Structures
 from runahead.service.text.token_bytes import NO_TOKENS
 from runahead.service.text.tokenizer import TextTokenizer
 from runahead.v1 import (
-    AbortRequest,
-    AbortResponse,
     Accepted,
     DetokenizeRequest,
     DetokenizeResponse,
@@ -61,25 +57,19 @@ from runahead.v1 import (
     GenerateOnceResponse,
     GenerateRequest,
     GenerateResponse,
-    GenerationServiceServicer,
     GetModelInfoRequest,
     GetModelInfoResponse,
     RenderChatRequest,
     RenderChatResponse,
-    StatsRequest,
-    StatsResponse,
     TokenizeRequest,
     TokenizeResponse,
-    TraceRequest,
-    TraceResponse,
-    WatchStatsRequest,
 )
 from runahead.v1 import Completion as WholeCompletion
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class GenerationServicer(GenerationServiceServicer):
+class GenerationServicer(OperatorServicer):
     """Serves one engine.
 
     tokenizer: None takes and gives token ids alone, and refuses text by name.
@@ -98,7 +88,8 @@ class GenerationServicer(GenerationServiceServicer):
         version: str = "",
         admission: Admission,
     ) -> None:
-        self._engine = engine
+        self.counters = admission.line
+        super().__init__(engine, StatsFeed(engine, board, self.counters, version, settings.stalled_stream_s))
         self._settings = settings
         self._tokenizer = tokenizer
         self._token_bytes = NO_TOKENS if tokenizer is None else tokenizer.token_bytes
@@ -108,11 +99,9 @@ class GenerationServicer(GenerationServiceServicer):
         self._admission = admission
         self._chats = Chats(tokenizer, engine.info)
         self._texts = Texts(tokenizer, self._chats, admission, engine.info)
-        self.counters = admission.line
         self._structures = Structures(engine.info, settings, self.counters)
         self._preparing = Preparing(engine, self._texts, self._chats, self._structures, self._token_bytes)
         self.counters.answered_by = index + 1
-        self._feed = StatsFeed(engine, board, self.counters, version, settings.stalled_stream_s)
 
     def close(self) -> None:
         """Takes no more completions: they end with UNAVAILABLE, reason SHUTDOWN. The open ones go on, and who watches
@@ -147,19 +136,14 @@ class GenerationServicer(GenerationServiceServicer):
         await self._chats.close()
 
     async def Generate(self, request: GenerateRequest, context: _Context) -> None:
-        stalled_s = self._settings.stalled_stream_s
-        async with (
-            guarded(context, self.counters.refuse) as call,
-            StreamWriter(context, stalled_s) as writer,
-            self._in_time(),
-        ):
-            streaming = self._stream(request, call, context, writer)
+        async with StreamWriter(context, self._settings.stalled_stream_s) as writer, self._in_time():
+            streaming = self._stream(request, context, writer)
             del request  # the status of a stream that nobody reads may wait here for as long as its connection lasts
             await streaming
 
-    async def _stream(self, request: GenerateRequest, call: Call, context: _Context, writer: StreamWriter) -> None:
-        async with self._open(request, call, context) as opened:
-            await writer.begin(call.trace.headers)
+    async def _stream(self, request: GenerateRequest, context: _Context, writer: StreamWriter) -> None:
+        async with self._open(request, context) as opened:
+            await writer.begin(current_call().trace.headers)
             opened.interrupt_writes()
             await writer.write(GenerateResponse(accepted=opened.accepted))
             async for prompt in opened.prompt_events():
@@ -173,11 +157,7 @@ class GenerationServicer(GenerationServiceServicer):
 
     async def GenerateOnce(self, request: GenerateOnceRequest, context: _Context) -> GenerateOnceResponse:
         response = GenerateOnceResponse()
-        async with (
-            guarded(context, self.counters.refuse) as call,
-            self._in_time(),
-            self._open(request, call, context) as opened,
-        ):
+        async with self._in_time(), self._open(request, context) as opened:
             async for prompt in opened.prompt_events():
                 response.prompt.tokens.extend(prompt.tokens)
                 await asyncio.sleep(0)  # a long prompt takes turns with other calls
@@ -195,67 +175,32 @@ class GenerationServicer(GenerationServiceServicer):
             response.accepted.CopyFrom(opened.accepted)
         return response
 
-    async def Abort(self, request: AbortRequest, context: _Context) -> AbortResponse:
-        response = AbortResponse()
-        async with guarded(context, self.counters.refuse):
-            response.MergeFrom(await abort(self._engine, request))
-        return response
-
-    async def Stats(self, request: StatsRequest, context: _Context) -> StatsResponse:
-        response = StatsResponse()
-        async with guarded(context, self.counters.refuse):
-            check_known(request)
-            response.stats.CopyFrom(await self._feed.stats())
-        return response
-
-    async def WatchStats(self, request: WatchStatsRequest, context: _Context) -> None:
-        async with guarded(context, self.counters.refuse):
-            await self._feed.watch(request, context)
-
-    async def Trace(self, request: TraceRequest, context: _Context) -> TraceResponse:
-        response = TraceResponse()
-        async with guarded(context, self.counters.refuse):
-            response.CopyFrom(await trace(self._engine, request))
-        return response
-
     async def GetModelInfo(self, request: GetModelInfoRequest, context: _Context) -> GetModelInfoResponse:
-        async with guarded(context, self.counters.refuse):
-            check_known(request)
-            chat_ends = await self._chats.end_token_ids() if self._chats.are_served else None
+        check_known(request)
+        chat_ends = await self._chats.end_token_ids() if self._chats.are_served else None
         return model_info(self._engine.info, self._engine.server_id, self._tokenizer, self._settings, chat_ends)
 
     async def Tokenize(self, request: TokenizeRequest, context: _Context) -> TokenizeResponse:
-        response = TokenizeResponse()
-        async with guarded(context, self.counters.refuse):
-            await self._texts.tokenize(request, self._admission.account(context), response)
-        return response
+        return await self._texts.tokenize(request, self._admission.account(context))
 
     async def RenderChat(self, request: RenderChatRequest, context: _Context) -> RenderChatResponse:
-        response = RenderChatResponse()
-        async with guarded(context, self.counters.refuse):
-            await self._texts.render(request, self._admission.account(context), response)
-        return response
+        return await self._texts.render(request, self._admission.account(context))
 
     async def Detokenize(self, request: DetokenizeRequest, context: _Context) -> DetokenizeResponse:
-        response = DetokenizeResponse()
-        async with guarded(context, self.counters.refuse):
-            response.text = await self._texts.detokenize(request, self._admission.account(context))
-        return response
+        return DetokenizeResponse(text=await self._texts.detokenize(request, self._admission.account(context)))
 
     # ------------------------------------------------------------ a completion, from its call to its end
 
     @asynccontextmanager
-    async def completing(
-        self, request: GenerateRequest, call: Call, context: _Context
-    ) -> AsyncIterator[OpenCompletion]:
+    async def completing(self, request: GenerateRequest, context: _Context) -> AsyncIterator[OpenCompletion]:
         """A completion for another service of this server, held to all that ours are."""
-        async with self._in_time(), self._open(request, call, context) as opened:
+        async with self._in_time(), self._open(request, context) as opened:
             yield opened
 
     @asynccontextmanager
-    async def _open(self, request: AnyGenerateRequest, call: Call, context: _Context) -> AsyncIterator[OpenCompletion]:
+    async def _open(self, request: AnyGenerateRequest, context: _Context) -> AsyncIterator[OpenCompletion]:
         """Submits a request, and releases it in the engine however the body ends."""
-        account = self._admission.account(context)
+        account, call = self._admission.account(context), current_call()
         with self._place(request, account) as holding:
             stream, checked, prompt = await self._submit(request, call, account, holding)
             holding.keep(Resource.TOKENIZING_BYTES)

@@ -15,15 +15,14 @@ from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from runahead.service.calls.access import FACADE
-from runahead.service.calls.call import Call
-from runahead.service.calls.guard import guarded
+from runahead.service.calls.call import current_call
 from runahead.service.calls.stream_writer import StreamWriter
 from runahead.service.completion.open_completion import OpenCompletion
 from runahead.service.contract.errors import Violation, invalid_argument, no_tokenizer
 from runahead.service.contract.validation import check_known
 from runahead.service.engine.engine_client import EngineClient
 from runahead.service.engine.request_stream import StalledReaderError
-from runahead.service.servicers.abort import abort
+from runahead.service.servicers.control_servicer import abort
 from runahead.service.servicers.health import HealthServicer
 from runahead.service.servicers.servicer import GenerationServicer
 from runahead.service.servicers.vllm_answers import (
@@ -97,25 +96,22 @@ class VllmServicer:
         server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(FACADE.strip("/"), served)])
 
     async def Generate(self, request: Any, context: _Context) -> None:
-        async with (
-            guarded(context, self._service.counters.refuse) as call,
-            StreamWriter(context, self._stalled_s) as writer,
-        ):
+        async with StreamWriter(context, self._stalled_s) as writer:
             with named_as_there():
                 ours = generate_request(request, self._engine.info.context_length)
-                streaming = self._stream(ours, bool(request.stream), call, context, writer)
+                streaming = self._stream(ours, bool(request.stream), context, writer)
                 del request, ours  # the status of a stream that nobody reads may wait here for long
                 await streaming
 
     async def _stream(
-        self, request: GenerateRequest, is_streamed: bool, call: Call, context: _Context, writer: StreamWriter
+        self, request: GenerateRequest, is_streamed: bool, context: _Context, writer: StreamWriter
     ) -> None:
         top = request.output.logprobs if request.output.HasField("logprobs") else -1
         prompt_top = request.output.prompt_logprobs if request.output.HasField("prompt_logprobs") else -1
-        async with self._service.completing(request, call, context) as opened:
+        async with self._service.completing(request, context) as opened:
             prompt_tokens = opened.accepted.prompt_tokens
             check_input_logprobs(prompt_tokens, prompt_top)
-            await writer.begin(call.trace.headers)
+            await writer.begin(current_call().trace.headers)
             opened.interrupt_writes()
             prompts = {0: await _prompt(opened, prompt_top)}  # what is said of the prompt comes with completion 0
             ids: list[list[int]] = [[] for _ in range(opened.n)]
@@ -140,54 +136,41 @@ class VllmServicer:
                     await writer.write(chunk(event.delta, prompt_tokens, cached, top, prompts.pop(index, None)))
 
     async def GetTokenizer(self, request: Any, context: _Context) -> None:
-        async with (
-            guarded(context, self._service.counters.refuse) as call,
-            StreamWriter(context, self._stalled_s) as writer,
-        ):
-            check_known(request)
-            if self._tokenizer is None:
-                raise no_tokenizer()
-            await writer.begin(call.trace.headers)
+        check_known(request)
+        if self._tokenizer is None:
+            raise no_tokenizer()
+        async with StreamWriter(context, self._stalled_s) as writer:
+            await writer.begin(current_call().trace.headers)
             for part in self._tokenizer:
                 await writer.write(part)
 
     async def SubscribeKvEvents(self, request: Any, context: _Context) -> None:
         assert self._kv_events is not None
-        async with guarded(context, self._service.counters.refuse):
-            await self._kv_events.subscribe(request, context)
+        await self._kv_events.subscribe(request, context)
 
     async def Abort(self, request: Any, context: _Context) -> Any:
-        async with guarded(context, self._service.counters.refuse):
-            check_known(request)
-            await abort(self._engine, AbortRequest(request_ids=request.request_ids))
+        check_known(request)
+        await abort(self._engine, AbortRequest(request_ids=request.request_ids))
         return pb.AbortResponse()
 
     async def HealthCheck(self, request: Any, context: _Context) -> Any:
-        async with guarded(context, self._service.counters.refuse):
-            check_known(request)
+        check_known(request)
         is_ready = self._health.is_ready
         return pb.HealthCheckResponse(healthy=is_ready, message="ready" if is_ready else "not ready")
 
     async def GetModelInfo(self, request: Any, context: _Context) -> Any:
-        async with guarded(context, self._service.counters.refuse):
-            check_known(request)
+        check_known(request)
         return model_info(self._engine.info)
 
     async def GetServerInfo(self, request: Any, context: _Context) -> Any:
-        answer = pb.GetServerInfoResponse()
-        async with guarded(context, self._service.counters.refuse):
-            check_known(request)
-            answer.CopyFrom(server_info(self._engine.info, await self._engine.stats()))
-        return answer
+        check_known(request)
+        return server_info(self._engine.info, await self._engine.stats())
 
     async def GetLoads(self, request: Any, context: _Context) -> Any:
-        answer = pb.GetLoadsResponse()
-        async with guarded(context, self._service.counters.refuse):
-            check_known(request)
-            _check_loads(request)
-            stats, queued_tokens = await self._engine.stats(), self._service.queued_tokens
-            answer.CopyFrom(loads(self._engine.info, stats, queued_tokens, self._version, request.include))
-        return answer
+        check_known(request)
+        _check_loads(request)
+        stats, queued_tokens = await self._engine.stats(), self._service.queued_tokens
+        return loads(self._engine.info, stats, queued_tokens, self._version, request.include)
 
 
 async def _prompt(opened: OpenCompletion, top: int) -> Any:

@@ -5,17 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 
 
-class TooLargeError(ValueError):
-    """More than may be."""
-
-    def __init__(self, most: int) -> None:
-        super().__init__(f"it has more than {most >> 20} MiB")
+class FileError(ValueError):
+    """A file can't be used. The words are the end of a sentence."""
 
 
 def read_file(path: str, most: int) -> bytes:
-    """Raises OSError, ValueError for what can be no path, and TooLargeError beyond `most` bytes."""
-    with Path(path).open("rb") as file:
-        data = file.read(most + 1)
+    """Read a file of at most `most` bytes. Raises FileError."""
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(most + 1)
+    except OSError as error:
+        raise FileError(error.strerror or str(error)) from error
+    except ValueError as error:  # what can be no path
+        raise FileError(str(error)) from error
     if len(data) > most:
-        raise TooLargeError(most)
+        raise FileError(f"it has more than {most >> 20} MiB")
     return data
+
+
+def read_text(path: str, most: int) -> str:
+    """Read a file of at most `most` bytes of UTF-8. Raises FileError."""
+    try:
+        return read_file(path, most).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FileError("it is no text in UTF-8") from error

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Meta
 
 from runahead.runtime.checkpoint import BUNDLED, BUNDLED_FOLDER, BUNDLED_HEAD, model_name
 from runahead.runtime.log_output import Format, Level, LogOutput
 from runahead.runtime.wire.engine_config import EngineConfig, EngineSettings, check_config
-from runahead.runtime.wire.setting import Setting, settings_of
-from runahead.service.settings.bounded_files import TooLargeError, read_file
+from runahead.runtime.wire.setting import Setting, setting, settings_of
+from runahead.service.settings.bounded_files import FileError, read_text
 from runahead.service.settings.cli_parser import did_you_mean
 from runahead.service.settings.loopback import LOOPBACK
 from runahead.service.settings.model_paths import head_path, model_path
@@ -31,10 +30,15 @@ from runahead.service.settings.variables import SettingsError as SettingsError
 
 AUTO_PORT: Final = -2
 NO_PORT: Final = -1
-_OFF: Final = {"words": {"off": NO_PORT}}
-_PORT_WORDS: Final = {"words": {"auto": AUTO_PORT, "off": NO_PORT}}
+_OFF: Final = {"off": NO_PORT}
+_PORT_WORDS: Final = {"auto": AUTO_PORT, "off": NO_PORT}
 _MOST_BYTES: Final = 1 << 20  # of a file of settings
 _LOG: Final = LogOutput()  # its defaults are these settings' defaults
+
+
+def _port_setting(description: str, words: Mapping[str, int]) -> msgspec.Meta:
+    """Declare the port of a side server. words: numbers that are written as words, the least of all."""
+    return setting(description, ge=min(words.values()), le=65535, words=words)
 
 
 class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,243 +48,188 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
     Whether the host may be listened on is in `runahead.service.settings.exposure.check_security`.
     """
 
-    model: Annotated[  # the engine gets the path
+    # The engine gets the path of the model.
+    model: Annotated[
         str,
-        Meta(
-            description="checkpoint folder, GGUF file, or 'bundled' for the model in the package",
-            extra={"group": "Model", "main": True, "metavar": "PATH"},
+        setting(
+            "checkpoint folder, GGUF file, or 'bundled' for the model in the package",
+            group="Model",
+            main=True,
+            metavar="PATH",
         ),
     ] = BUNDLED
     tokenizer: Annotated[
         Literal["auto", "none"],
-        Meta(
-            description="auto: the checkpoint's, which random weights may lack; none: only token ids are taken and "
-            "given"
-        ),
+        setting("auto: the checkpoint's, which random weights may lack; none: only token ids are taken and given"),
     ] = "auto"
     chat_template: Annotated[
-        str,
-        Meta(
-            description="template of chats, in Jinja; empty: the checkpoint's, if it has one",
-            extra={"metavar": "FILE"},
-        ),
+        str, setting("template of chats, in Jinja; empty: the checkpoint's, if it has one", metavar="FILE")
     ] = ""
-    host: Annotated[str, Meta(description="address to listen on", extra={"group": "Addresses", "main": True})] = (
-        LOOPBACK
-    )
-    port: Annotated[
-        int, Meta(ge=0, le=65535, description="port to listen on; 0: any free one", extra={"main": True})
-    ] = 50051
-    health_host: Annotated[str, Meta(description="address to answer health probes on, to everybody")] = LOOPBACK
+    host: Annotated[str, setting("address to listen on", group="Addresses", main=True)] = LOOPBACK
+    port: Annotated[int, setting("port to listen on; 0: any free one", ge=0, le=65535, main=True)] = 50051
+    health_host: Annotated[str, setting("address to answer health probes on, to everybody")] = LOOPBACK
     health_port: Annotated[
         int,
-        Meta(
-            ge=AUTO_PORT,
-            le=65535,
-            description="port to answer health probes on, in plain text; auto: 50052, or further where a side port is "
+        _port_setting(
+            "port to answer health probes on, in plain text; auto: 50052, or further where a side port is "
             "taken; 0: any free one",
-            extra=_PORT_WORDS,
+            _PORT_WORDS,
         ),
     ] = AUTO_PORT
     control_port: Annotated[
         int,
-        Meta(
-            ge=AUTO_PORT,
-            le=65535,
-            description="port for Stats, Trace and Abort from this machine; auto: 50053 or further; 0: any free one",
-            extra=_PORT_WORDS,
+        _port_setting(
+            "port for Stats, Trace and Abort from this machine; auto: 50053 or further; 0: any free one", _PORT_WORDS
         ),
     ] = AUTO_PORT
-    metrics_host: Annotated[str, Meta(description="address to serve Prometheus on, to everybody")] = LOOPBACK
+    metrics_host: Annotated[str, setting("address to serve Prometheus on, to everybody")] = LOOPBACK
     metrics_port: Annotated[
         int,
-        Meta(
-            ge=AUTO_PORT,
-            le=65535,
-            description="port of /metrics, over HTTP in plain text; auto: 9464 or further; 0: any free one",
-            extra=_PORT_WORDS,
-        ),
+        _port_setting("port of /metrics, over HTTP in plain text; auto: 9464 or further; 0: any free one", _PORT_WORDS),
     ] = AUTO_PORT
     vllm_facade: Annotated[
-        bool, Meta(description="serve vllm.grpc.engine.VllmEngine too, for routers; needs the extra vllm-facade")
+        bool, setting("serve vllm.grpc.engine.VllmEngine too, for routers; needs the extra vllm-facade")
     ] = False
-    reflection: Annotated[bool, Meta(description="describe the services to clients that ask")] = True
-    insecure: Annotated[
-        bool,
-        Meta(description="allow an address that other machines can reach", extra={"group": "Callers", "main": True}),
-    ] = False
+    reflection: Annotated[bool, setting("describe the services to clients that ask")] = True
+    insecure: Annotated[bool, setting("allow an address that other machines can reach", group="Callers", main=True)] = (
+        False
+    )
     callers: Annotated[
-        str,
-        Meta(description="who may call: a line for each token or certificate", extra={"main": True, "metavar": "FILE"}),
+        str, setting("who may call: a line for each token or certificate", main=True, metavar="FILE")
     ] = ""
-    tls_cert: Annotated[
-        str, Meta(description="certificate of the server, PEM, with its chain behind it", extra={"metavar": "FILE"})
-    ] = ""
-    tls_key: Annotated[str, Meta(description="the certificate's key, PEM", extra={"metavar": "FILE"})] = ""
+    tls_cert: Annotated[str, setting("certificate of the server, PEM, with its chain behind it", metavar="FILE")] = ""
+    tls_key: Annotated[str, setting("the certificate's key, PEM", metavar="FILE")] = ""
     tls_client_ca: Annotated[
-        str,
-        Meta(description="clients must have a certificate of these authorities, PEM", extra={"metavar": "FILE"}),
+        str, setting("clients must have a certificate of these authorities, PEM", metavar="FILE")
     ] = ""
     plaintext_tokens: Annotated[
-        bool, Meta(description="allow tokens without TLS on an address that other machines can reach")
+        bool, setting("allow tokens without TLS on an address that other machines can reach")
     ] = False
     share_prefix_cache: Annotated[
-        bool, Meta(description="callers find each other's prefixes, and can tell by the time which are there")
+        bool, setting("callers find each other's prefixes, and can tell by the time which are there")
     ] = False
     kv_events: Annotated[
         bool,
-        Meta(
-            description="routers may subscribe to which KV blocks are cached, which shows prompts and answers; needs "
-            "--vllm-facade",
-            extra={"group": "Events of the KV cache"},
+        setting(
+            "routers may subscribe to which KV blocks are cached, which shows prompts and answers; needs --vllm-facade",
+            group="Events of the KV cache",
         ),
     ] = False
-    kv_events_host: Annotated[str, Meta(description="address to publish such events on over ZMQ, to everybody")] = (
-        LOOPBACK
-    )
+    kv_events_host: Annotated[str, setting("address to publish such events on over ZMQ, to everybody")] = LOOPBACK
     kv_events_port: Annotated[
         int,
-        Meta(
-            ge=NO_PORT,
-            le=65535,
-            description="port of the ZMQ stream, for llm-d and Dynamo; needs the extra kv-events; 0: any free one",
-            extra=_OFF,
-        ),
+        _port_setting("port of the ZMQ stream, for llm-d and Dynamo; needs the extra kv-events; 0: any free one", _OFF),
     ] = NO_PORT
     kv_events_replay_port: Annotated[
-        int,
-        Meta(ge=NO_PORT, le=65535, description="port to ask for the stream's past on; 0: any free one", extra=_OFF),
+        int, _port_setting("port to ask for the stream's past on; 0: any free one", _OFF)
     ] = NO_PORT
-    kv_events_pod: Annotated[
-        str, Meta(description="what the stream's topic calls this replica; empty: the machine's name")
-    ] = ""
+    kv_events_pod: Annotated[str, setting("what the stream's topic calls this replica; empty: the machine's name")] = ""
     max_connections: Annotated[
         int,
-        Meta(
+        setting(
+            "connections that clients may have; more are closed at once",
             ge=1,
             le=1_000_000,
-            description="connections that clients may have; more are closed at once",
-            extra={"group": "Connections and calls"},
+            group="Connections and calls",
         ),
     ] = 4096
     max_connection_streams: Annotated[
-        int,
-        Meta(
-            ge=1, le=1_000_000, description="calls open at once on a connection; of one that wants more some may fail"
-        ),
+        int, setting("calls open at once on a connection; of one that wants more some may fail", ge=1, le=1_000_000)
     ] = 1024
     max_connection_idle_s: Annotated[
-        float, Meta(gt=0, le=1_000_000, description="seconds after which a connection without calls is closed")
+        float, setting("seconds after which a connection without calls is closed", gt=0, le=1_000_000)
     ] = 900.0
     max_connection_age_s: Annotated[
-        float, Meta(gt=0, le=1_000_000, description="seconds after which a connection takes no more calls")
+        float, setting("seconds after which a connection takes no more calls", gt=0, le=1_000_000)
     ] = 3600.0
     max_connection_age_grace_s: Annotated[
-        float, Meta(gt=0, le=1_000_000, description="seconds that the calls of such a connection still have")
+        float, setting("seconds that the calls of such a connection still have", gt=0, le=1_000_000)
     ] = 3600.0
     handshake_timeout_s: Annotated[
-        float, Meta(ge=0.001, le=3600, description="seconds that a client has for TLS, and then for its first frame")
+        float, setting("seconds that a client has for TLS, and then for its first frame", ge=0.001, le=3600)
     ] = 10.0
     upload_timeout_s: Annotated[
-        float, Meta(ge=0.001, le=3600, description="seconds that a call has until its request is there whole")
+        float, setting("seconds that a call has until its request is there whole", ge=0.001, le=3600)
     ] = 10.0
     keepalive_time_s: Annotated[
-        float,
-        Meta(ge=1, le=1_000_000, description="seconds without a word after which a client is asked if it is there"),
+        float, setting("seconds without a word after which a client is asked if it is there", ge=1, le=1_000_000)
     ] = 40.0
     keepalive_timeout_s: Annotated[
-        float, Meta(ge=1, le=1_000_000, description="seconds that it has to answer before its connection is closed")
+        float, setting("seconds that it has to answer before its connection is closed", ge=1, le=1_000_000)
     ] = 20.0
     min_ping_interval_s: Annotated[
-        float, Meta(ge=0.001, le=7200, description="seconds between two pings of a client, at least")
+        float, setting("seconds between two pings of a client, at least", ge=0.001, le=7200)
     ] = 10.0
     max_ping_strikes: Annotated[
-        int, Meta(ge=1, le=1000, description="pings that may come too early; with one more the connection is closed")
+        int, setting("pings that may come too early; with one more the connection is closed", ge=1, le=1000)
     ] = 2
     max_request_bytes: Annotated[
-        int, Meta(ge=1024, le=256 << 20, description="bytes of a request; larger ones are refused unread")
+        int, setting("bytes of a request; larger ones are refused unread", ge=1024, le=256 << 20)
     ] = 4 << 20
     max_response_bytes: Annotated[
-        int, Meta(ge=1 << 20, le=1 << 30, description="bytes of an answer in one message; a longer one is an error")
+        int, setting("bytes of an answer in one message; a longer one is an error", ge=1 << 20, le=1 << 30)
     ] = 64 << 20
     max_completion_s: Annotated[
-        float, Meta(ge=0.001, le=1_000_000, description="seconds that a completion may take, whatever its deadline")
+        float, setting("seconds that a completion may take, whatever its deadline", ge=0.001, le=1_000_000)
     ] = 3600.0
     max_metadata_bytes: Annotated[
-        int, Meta(ge=1024, le=1 << 20, description="bytes of a call's headers, as HTTP/2 counts them")
+        int, setting("bytes of a call's headers, as HTTP/2 counts them", ge=1024, le=1 << 20)
     ] = 16_384
     max_pending_calls: Annotated[
-        int, Meta(ge=1, le=1_000_000, description="calls that have come and that nobody has looked at yet")
+        int, setting("calls that have come and that nobody has looked at yet", ge=1, le=1_000_000)
     ] = 16_384
-    pending_timeout_s: Annotated[
-        int, Meta(ge=1, le=3600, description="whole seconds after which such a call is given up")
-    ] = 10
+    pending_timeout_s: Annotated[int, setting("whole seconds after which such a call is given up", ge=1, le=3600)] = 10
     max_streams: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=100_000,
-            description="completions open at once; more are refused",
-            extra={"group": "Limits on what calls hold"},
-        ),
+        int, setting("completions open at once; more are refused", ge=1, le=100_000, group="Limits on what calls hold")
     ] = 1024
     max_caller_streams: Annotated[
-        int, Meta(ge=0, le=100_000, description="of these, of one caller; 0: half where callers have names, else all")
+        int, setting("of these, of one caller; 0: half where callers have names, else all", ge=0, le=100_000)
     ] = 0
     max_queued_tokens: Annotated[
-        int, Meta(ge=1, le=1 << 40, description="tokens of prompts that wait for a row; more are refused")
+        int, setting("tokens of prompts that wait for a row; more are refused", ge=1, le=1 << 40)
     ] = 8_388_608
     max_caller_queued_tokens: Annotated[
-        int, Meta(ge=0, le=1 << 40, description="of these, of one caller; 0: half where callers have names, else all")
+        int, setting("of these, of one caller; 0: half where callers have names, else all", ge=0, le=1 << 40)
     ] = 0
     max_tokenizing_bytes: Annotated[
-        int, Meta(ge=1, le=1 << 40, description="bytes of text that wait to be tokenized; more are refused")
+        int, setting("bytes of text that wait to be tokenized; more are refused", ge=1, le=1 << 40)
     ] = 33_554_432
     max_caller_tokenizing_bytes: Annotated[
-        int, Meta(ge=0, le=1 << 40, description="of these, of one caller; 0: half where callers have names, else all")
+        int, setting("of these, of one caller; 0: half where callers have names, else all", ge=0, le=1 << 40)
     ] = 0
     max_uploads: Annotated[
-        int, Meta(ge=1, le=1_000_000, description="calls at once whose request is not there whole; more are refused")
+        int, setting("calls at once whose request is not there whole; more are refused", ge=1, le=1_000_000)
     ] = 2048
     max_caller_uploads: Annotated[
-        int, Meta(ge=0, le=1_000_000, description="of these, of one caller; 0: half where callers have names, else all")
+        int, setting("of these, of one caller; 0: half where callers have names, else all", ge=0, le=1_000_000)
     ] = 0
     stalled_stream_s: Annotated[
-        float, Meta(ge=0.001, le=3600, description="seconds after which a completion that nobody reads from is ended")
+        float, setting("seconds after which a completion that nobody reads from is ended", ge=0.001, le=3600)
     ] = 60.0
     structure_compile_s: Annotated[
         float,
-        Meta(
-            ge=0.01,
-            le=60,
-            description="seconds of processor time that a structure may take to be compiled",
-            extra={"group": "Structures"},
+        setting(
+            "seconds of processor time that a structure may take to be compiled", ge=0.01, le=60, group="Structures"
         ),
     ] = 1.0
     structure_memory_mb: Annotated[
-        int, Meta(ge=8, le=4096, description="MiB of memory that a structure may take to be compiled")
+        int, setting("MiB of memory that a structure may take to be compiled", ge=8, le=4096)
     ] = 64
     frontends: Annotated[
         int,
-        Meta(
-            ge=1,
-            le=64,
-            description="processes that serve clients, on one port and with one engine",
-            extra={"group": "Processes", "main": True},
+        setting(
+            "processes that serve clients, on one port and with one engine", ge=1, le=64, group="Processes", main=True
         ),
     ] = 1
-    shutdown_grace_s: Annotated[
-        float, Meta(ge=0, le=3600, description="seconds that a shutdown waits for open completions")
-    ] = 10.0
-    log_level: Annotated[
-        Level, Meta(description="least severe event that is logged, by the engine too", extra={"group": "Logs"})
-    ] = _LOG.level
-    request_log: Annotated[bool, Meta(description="one line in the log for each completion, at level info")] = True
-    otlp_endpoint: Annotated[
-        str,
-        Meta(description="collector of OpenTelemetry spans; needs the extra otel", extra={"metavar": "URL"}),
-    ] = ""
-    log_format: Annotated[Format, Meta(description="auto: console on a terminal, json elsewhere")] = _LOG.format
+    shutdown_grace_s: Annotated[float, setting("seconds that a shutdown waits for open completions", ge=0, le=3600)] = (
+        10.0
+    )
+    log_level: Annotated[Level, setting("least severe event that is logged, by the engine too", group="Logs")] = (
+        _LOG.level
+    )
+    request_log: Annotated[bool, setting("one line in the log for each completion, at level info")] = True
+    otlp_endpoint: Annotated[str, setting("collector of OpenTelemetry spans; needs the extra otel", metavar="URL")] = ""
+    log_format: Annotated[Format, setting("auto: console on a terminal, json elsewhere")] = _LOG.format
 
     @property
     def log(self) -> LogOutput:
@@ -375,12 +324,10 @@ def _spelled(settings: Settings) -> dict[str, str]:
 
 def _read_file(path: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(read_file(path, _MOST_BYTES).decode("utf-8"))
-    except TooLargeError as error:
+        return tomllib.loads(read_text(path, _MOST_BYTES))
+    except FileError as error:
         raise SettingsError(f"config file {path} can't be read: {error}") from error
-    except OSError as error:
-        raise SettingsError(f"config file {path} can't be read: {error.strerror}") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise SettingsError(f"config file {path} can't be read as TOML: {error}") from error
 
 

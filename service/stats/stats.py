@@ -7,8 +7,8 @@ which that does not hold are in `_OTHER_NAMES`, those that are made of others in
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, Final
 
 import msgspec
@@ -16,8 +16,7 @@ import msgspec
 from runahead.runtime.wire.figures import EngineStats, HistogramStats
 from runahead.runtime.wire.histogram import BOUNDS_S, quantile
 from runahead.service.shared_memory.board import FrontEndCounters
-from runahead.service.shared_memory.process_table import ProcessFigures
-from runahead.v1 import BarrierStats, FrontEndStats, HeldStats, Histogram, ProcessStats, Quantiles, ServerStats
+from runahead.v1 import BarrierStats, FrontEndStats, Histogram, Quantiles, ServerStats
 
 _OTHER_NAMES: Final = {"graphs.captures": "graph_captures", "graphs.replays": "graph_replays"}
 _GROUPS: Final = (
@@ -52,23 +51,8 @@ _NAMES: Final[dict[str, dict[str, str]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceFigures:
-    """What neither the engine nor a front end counts. connections: open on the service's port. refusals: by reason.
-    queued_tokens, tokenizing_bytes, uploads: what open calls hold."""
-
-    version: str
-    server_id: str
-    connections: int
-    processes: Sequence[ProcessFigures]
-    refusals: Mapping[str, int]
-    queued_tokens: int
-    tokenizing_bytes: int
-    uploads: int
-
-
-def server_stats(engine: EngineStats, counters: FrontEndCounters, service: ServiceFigures) -> ServerStats:
-    """All figures of `Stats`."""
+def server_stats(engine: EngineStats, counters: FrontEndCounters, **service: Any) -> ServerStats:
+    """Make the message of `Stats`. service: its fields that neither the engine nor a front end counts."""
     stats = ServerStats(
         uptime_s=engine.uptime_s,
         barriers={
@@ -82,14 +66,7 @@ def server_stats(engine: EngineStats, counters: FrontEndCounters, service: Servi
         queue_histogram=_histogram(engine.queue),
         end_to_end_histogram=_histogram(engine.end_to_end),
         front_end=FrontEndStats(**asdict(counters)),
-        version=service.version,
-        server_id=service.server_id,
-        connections=service.connections,
-        processes=[ProcessStats(**asdict(process)) for process in service.processes],
-        refusals=service.refusals,
-        held=HeldStats(
-            queued_tokens=service.queued_tokens, tokenizing_bytes=service.tokenizing_bytes, uploads=service.uploads
-        ),
+        **service,
     )
     for group, names in _NAMES.items():
         message = getattr(stats, group)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 import grpc
@@ -19,8 +19,8 @@ from runahead.service.contract.validation import check_known
 from runahead.service.engine.engine_client import EngineClient
 from runahead.service.shared_memory.board import Board, Line
 from runahead.service.shared_memory.held import Resource
-from runahead.service.stats.stats import ServiceFigures, server_stats
-from runahead.v1 import ServerStats, WatchStatsRequest, WatchStatsResponse
+from runahead.service.stats.stats import server_stats
+from runahead.v1 import HeldStats, ProcessStats, ServerStats, WatchStatsRequest, WatchStatsResponse
 
 _DEFAULT_S: Final = 1.0  # between two messages to a watcher
 _LEAST_S: Final = 0.05  # the engine gathers its figures no oftener
@@ -78,18 +78,20 @@ class StatsFeed:
     def _with_ours(self, engine: EngineStats) -> ServerStats:
         """The sums of all front ends beside it, and that it is this process that says so."""
         table, held = self._board.processes, self._board.held.in_all().tolist()
-        figures = ServiceFigures(
-            self._version,
-            self._engine.server_id,
-            table.connections,
-            table.read(),
-            self._board.refusals(),
-            queued_tokens=held[Resource.QUEUED_TOKENS],
-            tokenizing_bytes=held[Resource.TOKENIZING_BYTES],
-            uploads=held[Resource.UPLOADS],
+        return server_stats(
+            engine,
+            replace(self._board.total(), answered_by=self._counters.answered_by),
+            version=self._version,
+            server_id=self._engine.server_id,
+            connections=table.connections,
+            processes=[ProcessStats(**asdict(process)) for process in table.read()],
+            refusals=self._board.refusals(),
+            held=HeldStats(
+                queued_tokens=held[Resource.QUEUED_TOKENS],
+                tokenizing_bytes=held[Resource.TOKENIZING_BYTES],
+                uploads=held[Resource.UPLOADS],
+            ),
         )
-        counters = replace(self._board.total(), answered_by=self._counters.answered_by)
-        return server_stats(engine, counters, figures)
 
     async def _shared(self) -> EngineStats:
         """The engine is asked once for all watchers that ask meanwhile. Raises EngineLostError."""

@@ -24,7 +24,7 @@ from benchmarks.soak.machine_faults import Machine, ServiceLog
 from benchmarks.soak.raw_faults import keep_doing_raw
 from benchmarks.soak.run import FRONT_ENDS, SPARE, Soak, leaked_descriptors, still_held
 from benchmarks.soak.world import World
-from runahead.service.contract.errors import exhausted, stalled_reader, to_status
+from runahead.service.contract.errors import ServiceError, exhausted, to_status
 from runahead.v1 import (
     AbortResponse,
     GenerationServiceStub,
@@ -238,7 +238,10 @@ def error(status: grpc.Status) -> grpc.RpcError:
 
 def test_a_fault_is_counted_where_it_ends_as_it_should_and_wrong_where_it_does_not() -> None:
     world = World(seed=1)
-    full, stalled = error(to_status(exhausted("STREAMS_LIMIT", "full", 1.0))), error(to_status(stalled_reader(2.0)))
+    full, stalled = (
+        error(to_status(exhausted("STREAMS_LIMIT", "full", 1.0))),
+        error(to_status(ServiceError("STALLED_READER", "stalled"))),
+    )
     world.expect("well", 100.0, None, [grpc.StatusCode.OK])
     world.expect("full", 100.0, full, [INVALID])
     assert world.counts == {"well": 1, "refused for want of room": 1} and not world.wrong

@@ -10,7 +10,7 @@ import pytest
 from runahead.cuda_graphs.device import DeviceError
 from runahead.cuda_graphs.rings import RingLayout, allocate_rings
 from runahead.cuda_graphs.shape import Form, LaunchShape
-from runahead.cuda_graphs.simulated_device import Schedule, SimulatedDevice, at_once, seeded_schedule
+from tests.cuda_graphs.simulated_device import Schedule, SimulatedDevice, at_once, seeded_schedule
 
 FAR = 1 << 62
 

@@ -20,7 +20,7 @@ from runahead.service.settings.settings import SETTINGS, FrontEndSettings
 from tests.project.repository import PACKAGES, ROOT, name_of, parsed, sources
 
 MOST_FILES: Final = 8
-DECLARES: Final = ("Meta", "setting")  # what makes a setting's bounds and description
+DECLARES: Final = ("Meta", "setting", "_port_setting")  # what makes a setting's bounds and description
 # Those that nothing but the sampler looks at.
 PLAIN: Final = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty")
 SAMPLER: Final = "runtime/kernels/triton/sampling/"  # one place: the kernels that a parameter means something to
@@ -72,10 +72,7 @@ def declarations() -> list[tuple[str, str]]:
         for path in sources(*PACKAGES)
         for node in ast.walk(parsed(path))
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id in SETTINGS
-        if any(
-            isinstance(call, ast.Call) and ast.unparse(call.func) in ("Meta", "setting")
-            for call in ast.walk(node.annotation)
-        )
+        if any(isinstance(call, ast.Call) and ast.unparse(call.func) in DECLARES for call in ast.walk(node.annotation))
     ]
 
 

@@ -76,8 +76,14 @@ def test_names_that_are_written_and_never_read_are_seen(tmp_path: Path) -> None:
     assert unread([file], [file], attributes=False).keys() == {"_called_by_nobody"}
 
 
+def strings_of(path: Path) -> set[str]:
+    """Strings of a file: a module that is loaded when it is wanted is named by one."""
+    nodes = (node for node in ast.walk(parsed(path)) if isinstance(node, ast.Constant))
+    return {node.value for node in nodes if isinstance(node.value, str)}
+
+
 def reached() -> set[str]:
-    """Modules that the entry points import, at any depth, wherever in a file the import stands."""
+    """Modules that the entry points import, or name in a string, at any depth, wherever in a file that stands."""
     modules = {module_of(path): path for path in sources(*PACKAGES, *TOOLS)}
     found: set[str] = set()
     waiting = [module_of(ROOT / entry) for entry in ENTRY_POINTS]
@@ -86,7 +92,7 @@ def reached() -> set[str]:
         while name:  # importing a.b imports a
             if name in modules and name not in found:
                 found.add(name)
-                waiting += names_used(modules[name])
+                waiting += names_used(modules[name]) | strings_of(modules[name])
             name = name.rpartition(".")[0]
     return found
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from runahead.cuda_graphs.device import Device
 from runahead.cuda_graphs.rings import RingLayout, RingMemory, allocate_rings
-from runahead.cuda_graphs.simulated_device import Schedule, SimulatedDevice, at_once
 from runahead.runtime.engine.connection import Turns
 from runahead.runtime.engine.loop import Engine
 from runahead.runtime.engine.poison import RingPoison
@@ -27,6 +26,7 @@ from runahead.runtime.scheduler.scheduler import Scheduler
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import MAX_STOP_IDS, SamplingParams, StoppingParams
 from runahead.runtime.wire.preparation import prepared_submit
+from tests.cuda_graphs.simulated_device import Schedule, SimulatedDevice, at_once
 from tests.runtime.programs.hash_model import EOS, VOCAB
 from tests.runtime.programs.hash_program import HashProgram
 

@@ -7,12 +7,12 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 
-from runahead.cuda_graphs.simulated_device import at_once, seeded_schedule
 from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.plan import PLAN_WORDS
 from runahead.runtime.scheduler.rows import RowPhase
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason
+from tests.cuda_graphs.simulated_device import at_once, seeded_schedule
 from tests.runtime.chain import Chain, make_chain, tightest_plan
 from tests.runtime.programs.hash_model import EOS, VOCAB, completion
 

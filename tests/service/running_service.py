@@ -13,7 +13,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from runahead.service.calls.access import Access
-from runahead.service.calls.call_records import Traces
+from runahead.service.calls.call_log import Traces
 from runahead.service.engine.engine_client import SocketEngineClient
 from runahead.service.servers.front_end import FrontEnd
 from runahead.service.servers.security import Security

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from runahead.cuda_graphs.rings import RingLayout, RingMemory, allocate_rings
-from runahead.cuda_graphs.simulated_device import at_once, seeded_schedule
 from runahead.runtime.engine.interval_log import Snapshot
 from runahead.runtime.engine.loop import Engine
 from runahead.runtime.memory.block_pool import BlockPool
@@ -22,6 +21,7 @@ from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import MAX_STOP_IDS
+from tests.cuda_graphs.simulated_device import at_once, seeded_schedule
 from tests.runtime.chain import BULK_WORDS, EVERYTHING, Chain, MemoryLinks, WatchedLedger, WatchedPoison
 from tests.runtime.late_masks import LateMasks
 from tests.runtime.programs.hash_model import EOS, VOCAB

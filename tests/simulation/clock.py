@@ -9,8 +9,8 @@ from typing import Final
 from runahead.cuda_graphs.device import Program
 from runahead.cuda_graphs.rings import RingMemory
 from runahead.cuda_graphs.shape import LaunchShape
-from runahead.cuda_graphs.simulated_device import Schedule, SimulatedDevice
 from runahead.runtime.launch_shape import shape_of
+from tests.cuda_graphs.simulated_device import Schedule, SimulatedDevice
 
 _BETWEEN_PAUSES: Final = 40  # waits at least: two pauses never meet in what one request waits for
 

@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from runahead.cuda_graphs.simulated_device import seeded_schedule
 from runahead.runtime.engine.interval_log import Snapshot
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.parameters import FinishReason
+from tests.cuda_graphs.simulated_device import seeded_schedule
 from tests.runtime.chain import Chain, make_chain
 from tests.runtime.from_zero import Begun
 from tests.simulation.endless import BLOCK_SIZE, CONTEXT, Endless

@@ -55,19 +55,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Returns the exit status. 0: requests finished. 1: the service can't be asked, or no request finished. 2: a flag
     is invalid. 130: interrupted."""
-    try:
-        asked = _Asked(arguments)
-        server = endpoint(arguments)
-    except UsageError as error:
-        print(f"runahead bench: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    try:
-        return asyncio.run(_run(asked, server, arguments.json))
-    except grpc.aio.AioRpcError as error:
-        print(f"runahead bench: {arguments.url}: {error.code().name}: {error.details()}", file=sys.stderr)
-        return EXIT_FAILED
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+    return asyncio.run(_run(_Asked(arguments), endpoint(arguments), arguments.json))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -76,7 +64,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("runahead-bench", description=about, allow_abbrev=False)
     add_flags(parser)
     add_connection_flags(parser)
-    return run(parser.parse_args(arguments))
+    flags = parser.parse_args(arguments)
+    try:
+        return run(flags)
+    except UsageError as error:
+        print(f"runahead bench: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except grpc.aio.AioRpcError as error:
+        print(f"runahead bench: {flags.url}: {error.code().name}: {error.details()}", file=sys.stderr)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return EXIT_FAILED
 
 
 class _Asked:

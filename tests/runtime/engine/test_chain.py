@@ -7,9 +7,9 @@ import random
 import pytest
 
 from runahead.cuda_graphs.device import DeviceError
-from runahead.cuda_graphs.simulated_device import seeded_schedule
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason
+from tests.cuda_graphs.simulated_device import seeded_schedule
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.programs.hash_model import EOS, VOCAB, completion
 

@@ -12,9 +12,9 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from runahead.cuda_graphs.simulated_device import seeded_schedule
 from runahead.runtime.engine.interval_log import LogMode, Snapshot
 from runahead.runtime.wire import messages as m
+from tests.cuda_graphs.simulated_device import seeded_schedule
 from tests.runtime.chain import Chain
 from tests.runtime.engine.test_late_masks import DEPTHS, DRAFTS, TIGHT, submit_some
 from tests.runtime.late_masks import make_masked_chain

@@ -12,12 +12,12 @@ import msgspec
 import pytest
 
 from runahead.cuda_graphs.device import DeviceCounters
-from runahead.cuda_graphs.simulated_device import seeded_schedule
 from runahead.runtime.engine.figures import Figures
 from runahead.runtime.engine.interval_log import LogMode
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.parameters import SamplingParams
+from tests.cuda_graphs.simulated_device import seeded_schedule
 from tests.project.repository import ROOT, parsed
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.programs.hash_model import VOCAB

@@ -9,10 +9,10 @@ from unittest.mock import Mock
 import pytest
 
 from runahead.cuda_graphs.rings import FORCED
-from runahead.cuda_graphs.simulated_device import seeded_schedule
 from runahead.runtime.engine.row_check import check_rows
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason, SamplingParams
+from tests.cuda_graphs.simulated_device import seeded_schedule
 from tests.runtime.chain import Chain, tell_of_marks_one_by_one
 from tests.runtime.late_masks import LateMasks, make_masked_chain
 

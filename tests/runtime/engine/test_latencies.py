@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from runahead.cuda_graphs.simulated_device import seeded_schedule
 from runahead.runtime.engine.figures import Latencies
 from runahead.runtime.scheduler.outcomes import Commit
 from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.scheduler.token_times import TokenTimes
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.histogram import BOUNDS_S, Histogram
+from tests.cuda_graphs.simulated_device import seeded_schedule
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.pressure import HIGH_PROMPT, LOW_PROMPT, one_above_another, phase_of, turn_until_event
 from tests.runtime.programs.hash_model import VOCAB

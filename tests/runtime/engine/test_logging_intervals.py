@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields
 
 import pytest
 
-from runahead.cuda_graphs.simulated_device import Schedule, seeded_schedule
 from runahead.runtime.engine.interval_log import LogMode, Snapshot
 from runahead.runtime.wire.figures import EngineStats
+from tests.cuda_graphs.simulated_device import Schedule, seeded_schedule
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.programs.hash_model import completion
 

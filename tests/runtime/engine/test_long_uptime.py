@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import FAULT_NONE, FAULT_PLAN_NUMBER, STATUS_FAULT, RingLayout, allocate_rings, cell_tag
 from runahead.cuda_graphs.shape import Form, LaunchShape
-from runahead.cuda_graphs.simulated_device import seeded_schedule
 from runahead.runtime.engine.interval_log import LogMode, Snapshot
 from runahead.runtime.engine.loop import Engine
 from runahead.runtime.kernels.reference.philox import row_words, token_words
@@ -27,6 +26,7 @@ from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import MAX_CONTEXT, EngineConfig
 from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
+from tests.cuda_graphs.simulated_device import seeded_schedule
 from tests.runtime.chain import Chain, MemoryLinks, make_chain
 from tests.runtime.from_zero import Begun
 from tests.runtime.models.checkpoints import CASES, save

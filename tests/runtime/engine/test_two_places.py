@@ -15,9 +15,9 @@ import pytest
 
 from runahead.cuda_graphs.rings import STATUS_FAULT
 from runahead.cuda_graphs.shape import LaunchShape
-from runahead.cuda_graphs.simulated_device import SimulatedDevice, seeded_schedule
 from runahead.runtime.launch_shape import shape_of
 from runahead.runtime.wire.parameters import SamplingParams
+from tests.cuda_graphs.simulated_device import SimulatedDevice, seeded_schedule
 from tests.runtime.chain import Chain, make_chain
 from tests.runtime.programs.hash_model import VOCAB, completion
 from tests.runtime.programs.hash_program import HashProgram

@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from runahead.cuda_graphs.simulated_device import seeded_schedule
 from runahead.runtime.scheduler.request import MAX_EVICTIONS
+from tests.cuda_graphs.simulated_device import seeded_schedule
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.pressure import events, request_of, whole
 

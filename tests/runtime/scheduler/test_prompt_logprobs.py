@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from runahead.cuda_graphs.simulated_device import seeded_schedule
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason, SamplingParams
+from tests.cuda_graphs.simulated_device import seeded_schedule
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.pressure import events, phase_of, request_of, whole
 from tests.runtime.programs.hash_model import prompt_logprob, prompt_top

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from runahead.cuda_graphs.shape import LaunchShape
-from runahead.cuda_graphs.simulated_device import SimulatedDevice
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import SamplingParams
+from tests.cuda_graphs.simulated_device import SimulatedDevice
 from tests.runtime.chain import Chain, make_chain, no_step
 
 

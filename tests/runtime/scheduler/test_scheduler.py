@@ -10,7 +10,6 @@ import pytest
 
 from runahead.cuda_graphs.rings import NON_FINITE, STOPPED, cell_tag
 from runahead.cuda_graphs.shape import Form, LaunchShape
-from runahead.cuda_graphs.simulated_device import seeded_schedule
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.plan import CHUNK_ROW, CHUNK_START, CHUNK_TOKENS, PLAN_WORDS
 from runahead.runtime.scheduler.ledger import Launch, Ledger, LedgerError
@@ -21,6 +20,7 @@ from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.scheduler.scheduler import Scheduler
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason, SamplingParams, StoppingParams
+from tests.cuda_graphs.simulated_device import seeded_schedule
 from tests.runtime.chain import make_chain, tightest_plan
 from tests.runtime.programs.hash_program import HashProgram
 from tests.runtime.scheduler.played import record_of

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runahead.cuda_graphs.simulated_device import seeded_schedule
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.scheduler.holdings import Holdings
 from runahead.runtime.scheduler.ledger import Ledger
@@ -17,6 +16,7 @@ from runahead.runtime.scheduler.rows import RowPhase, Rows
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason, SamplingParams, StoppingParams
 from runahead.runtime.wire.preparation import prepared_submit
+from tests.cuda_graphs.simulated_device import seeded_schedule
 from tests.runtime.chain import Chain, make_chain
 from tests.simulation.clock import Clock
 

@@ -13,7 +13,6 @@ from runahead.service.calls.access import Access
 from runahead.service.calls.admission import Admission
 from runahead.service.calls.call_interceptor import CallInterceptor, OpenCalls
 from runahead.service.calls.call_log import CallLog
-from runahead.service.calls.call_records import CallRecords
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.service.shared_memory.board import Board
 from runahead.service.shared_memory.call_table import CODES, MethodFigures
@@ -62,7 +61,7 @@ async def leave(interceptor: CallInterceptor, times: int, time_remaining: float 
 
 def interceptor_of(board: Board) -> CallInterceptor:
     admission = Admission.of(FrontEndSettings(), Access(), board, board.line(0))
-    return CallInterceptor(OpenCalls(), Unasked(), admission, 60.0, CallRecords(CallLog()))
+    return CallInterceptor(OpenCalls(), Unasked(), admission, 60.0, CallLog())
 
 
 def figures(board: Board) -> MethodFigures:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -231,7 +232,52 @@ def test_a_templates_own_words_are_cut_and_stand_on_one_line() -> None:
     with_chats("{{ raise_exception('a\\n' * 10000) }}", body)
 
 
+ESCAPES: Final = {
+    "classes": "{{ messages.__class__.__mro__ }}",
+    "subclasses": "{{ ''.__class__.__base__.__subclasses__() }}",
+    "globals": "{{ raise_exception.__globals__ }}",
+    "globals of the filter": "{{ strftime_now.__globals__['datetime'] }}",
+    "by attr": "{{ (messages | attr('__class__')).mro() }}",
+    "by format": "{{ '{0.__class__.__mro__}'.format(messages) }}",
+    "a message is changed": "{{ messages.append(1) }}",
+    "a function of the namespace": "{{ namespace.__init__.__globals__ }}",
+    "a namespace": "{% set n = namespace() %}{% set n.__class__ = 1 %}",
+    "a namespace at once": "{{ namespace(__init__=1) }}",
+    "an import": "{% import 'os' as os %}",
+    "an include": "{% include '/etc/passwd' %}",
+}
+
+
+def test_a_template_reaches_nothing_but_its_values() -> None:
+    async def body(chats: Chats) -> None:
+        for name in ESCAPES:
+            _, _, text = await refusal(chats, chat(template_name=name))
+            # A sentence that says what is not allowed, and quotes at most the name that was asked for.
+            assert not re.search("<class|<function|root:|datetime'", text), name
+            assert re.search(
+                "to an empty prompt|unsafe|undefined|not safe|has no attribute|can't have|no loader|not allowed", text
+            ), f"{name}: {text}"
+
+    with_chats(ESCAPES, body)
+
+
+BROKEN: Final = {
+    "a value that is not there": ("{{ messages[0].content.a.b }}", "has no attribute"),
+    "an operation": ("{{ 1 / 0 }}", "ZeroDivisionError"),
+    "a recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "the chat template calls itself without an end"),
+}
+
+
+def test_a_template_that_does_not_work_is_refused_with_a_sentence() -> None:
+    async def body(chats: Chats) -> None:
+        for name, (_, sentence) in BROKEN.items():
+            assert sentence in (await refusal(chats, chat(template_name=name)))[2]
+
+    with_chats({name: template for name, (template, _) in BROKEN.items()}, body)
+
+
 COSTS: Final = {
+    "a number without an end": "{{ 9 ** (9 ** 9) }}",
     "time": "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}",
     "memory": "{{ ('x' * 10000000000) | length }}",
     "text": "{{ 'x' * 1048577 }}",

@@ -14,11 +14,6 @@ from runahead.service.contract.errors import Violation, invalid_argument, to_sta
 from runahead.v1 import generate_pb2, generation_service_pb2_grpc, model_pb2
 
 BEGIN, END = "<|im_start|>", "<|im_end|>"
-CHATML: Final = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
-END_ID: Final = 300
 EVIL: Final = "a\x1b]0;title\x07b\x9b2Jc\r\nd\te"  # sets a title, clears the screen
 
 
@@ -28,34 +23,26 @@ class ChatService(generation_service_pb2_grpc.GenerationServiceServicer):
     def __init__(self) -> None:
         self.prompts: list[str] = []
         self.requests: list[generate_pb2.GenerateRequest] = []
-        self.special_tokens_asked_for: list[bool] = []
         self.cancelled = threading.Event()
         self.info = model_pb2.GetModelInfoResponse(
             model="bytes\x1b[2J",
             has_tokenizer=True,
-            chat_template=CHATML,
+            chat=True,
+            chat_template="{{ messages }}",
             context_length=400,
             eos_token_ids=[301],
-            special_tokens=[model_pb2.SpecialToken(id=END_ID, content=END)],
-            template_tokens={"eos_token": END},
             limits=model_pb2.Limits(prompt_tokens=399, prompt_text_bytes=1 << 20, max_tokens=1 << 20),
         )
 
     def GetModelInfo(self, request: Any, context: Any) -> model_pb2.GetModelInfoResponse:
         return self.info
 
-    def Tokenize(self, request: Any, context: Any) -> model_pb2.TokenizeResponse:
-        self.special_tokens_asked_for.append(not request.HasField("add_special_tokens") or request.add_special_tokens)
-        return model_pb2.TokenizeResponse(token_ids=list(request.text.encode()))
-
     def Generate(self, request: Any, context: Any) -> Iterator[generate_pb2.GenerateResponse]:
-        prompt = bytes(request.token_ids.ids).decode()
-        if request.HasField("chat"):
-            prompt = said(*((message.role, message.content) for message in request.chat.messages))
-            if len(prompt) > self.info.limits.prompt_tokens:
-                sentence = f"chat has {len(prompt)} tokens, and the context has less"
-                error = invalid_argument([Violation("chat", sentence)])
-                context.abort_with_status(to_status(error))
+        prompt = said(*((message.role, message.content) for message in request.chat.messages))
+        if len(prompt) > self.info.limits.prompt_tokens:
+            sentence = f"chat has {len(prompt)} tokens, and the context has less"
+            error = invalid_argument([Violation("chat", sentence)])
+            context.abort_with_status(to_status(error))
         self.prompts.append(prompt)
         self.requests.append(request)
         message = prompt.rpartition(f"{BEGIN}user\n")[2].partition(END)[0]

@@ -6,12 +6,11 @@ import io
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib import metadata
 
 import pytest
 
 from runahead.service import cli
-from tests.service.commands.chat_service import END_ID, EVIL, ChatService, said, serving
+from tests.service.commands.chat_service import EVIL, ChatService, said, serving
 from tests.service.commands.terminal import CTRL_C, CTRL_D, PATIENCE_S, Terminal, on_a_terminal
 
 MARK = "\N{REPLACEMENT CHARACTER}"
@@ -52,7 +51,6 @@ def test_each_message_is_sent_with_all_that_was_said_before(terminal: Terminal, 
     terminal.until("You said and now.")
     first = ("user", "hello")
     assert service.prompts == [said(first), said(first, ("assistant", "You said hello."), ("user", "and now"))]
-    assert service.special_tokens_asked_for == [False, False], "a second token that begins a sequence"
 
 
 def test_ctrl_c_ends_the_answer_and_not_the_program(terminal: Terminal, service: ChatService) -> None:
@@ -128,7 +126,7 @@ def test_a_conversation_that_fills_the_context_is_said_and_not_cut(terminal: Ter
     terminal.until("> ")
     terminal.press("y" * 100 + "\n")
     sentence = terminal.until("> ")
-    assert "and the model takes a prompt of 399 tokens in its context: nothing is cut" in sentence
+    assert "INVALID_ARGUMENT: chat has" in sentence
     assert "/reset begins a new conversation" in sentence
     terminal.press("short\n")
     terminal.until("You said short.")
@@ -143,32 +141,6 @@ def test_a_call_that_fails_is_said_and_the_next_message_is_read(terminal: Termin
     terminal.press("hello\n")
     terminal.until("You said hello.")
     assert service.prompts[1] == said(("user", "hello"))
-
-
-def test_a_server_that_renders_chats_is_sent_the_messages_and_nothing_is_rendered_here(
-    service: ChatService, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    service.info.chat = True
-    done = piped(url, "hello\nand now\n", "--system", "Be brief.")
-    assert (done.returncode, done.stdout.decode()) == (0, "You said hello.\nYou said and now.\n")
-    system, first = ("system", "Be brief."), ("user", "hello")
-    answer = ("assistant", "You said hello.")
-    assert service.prompts == [said(system, first), said(system, first, answer, ("user", "and now"))]
-    assert not service.special_tokens_asked_for, "nothing was tokenized for the client"
-    assert all(request.HasField("chat") and not request.stopping.stop_token_ids for request in service.requests)
-    monkeypatch.setattr(metadata, "version", lambda _: pytest.fail("jinja2 is not looked for"))
-    assert cli.main(["generate", "--url", url, "--chat", "one"]) == 0
-    assert service.prompts[2] == said(("user", "one"))
-
-
-def test_a_conversation_that_such_a_server_finds_too_long_is_said_with_what_to_do(
-    service: ChatService, url: str
-) -> None:
-    service.info.chat = True
-    done = piped(url, "x" * 400 + "\n")
-    assert done.returncode == 1
-    assert "INVALID_ARGUMENT: chat has" in done.stderr.decode()
-    assert "; /reset begins a new conversation" in done.stderr.decode()
 
 
 # ---------------------------------------------------------------- without a terminal
@@ -186,7 +158,7 @@ def test_lines_from_a_pipe_are_messages_and_answers_alone_go_to_standard_output(
     ("lines", "status", "sentence"),
     [
         ("refuse\nlater\n", 1, f"RESOURCE_EXHAUSTED: too many{MARK}[2J of them"),
-        ("z" * 500 + "\nlater\n", 1, "nothing is cut, and the message is not sent"),
+        ("z" * 500 + "\nlater\n", 1, "; /reset begins a new conversation"),
         ("/quit\nlater\n", 2, "/quit is no command"),
         ("\udcff\nlater\n", 2, "a message is not UTF-8"),
     ],
@@ -204,12 +176,12 @@ def test_an_answer_that_was_cut_is_said(url: str) -> None:
     assert b"the answer is cut at --max-tokens" in piped(url, "long\n").stderr
 
 
-def test_flags_and_the_ends_of_an_answer_reach_the_request(url: str, service: ChatService) -> None:
+def test_flags_reach_the_request(url: str, service: ChatService) -> None:
     flags = ["--temperature", "0.5", "--max-tokens", "7", "--stop-token-ids", "8", "--cache-salt", "s"]
     assert piped(url, "hello\n", *flags).returncode == 0
     (sent,) = service.requests
     assert (sent.sampling.temperature, sent.stopping.max_tokens, sent.cache_salt) == (0.5, 7, "s")
-    assert list(sent.stopping.stop_token_ids) == [8, END_ID], "the tokenizer's end, which the server does not end at"
+    assert list(sent.stopping.stop_token_ids) == [8]
 
 
 def test_without_flags_an_answer_is_greedy_and_bounded(url: str, service: ChatService) -> None:
@@ -219,18 +191,11 @@ def test_without_flags_an_answer_is_greedy_and_bounded(url: str, service: ChatSe
     assert sent.stopping.max_tokens == 1024
 
 
-def test_an_end_at_which_the_server_ends_anyway_is_not_sent(url: str, service: ChatService) -> None:
-    service.info.eos_token_ids.append(END_ID)
-    assert piped(url, "hello\n").returncode == 0
-    assert not service.requests[0].stopping.stop_token_ids
-
-
 # ---------------------------------------------------------------- where there can be no chat
 
 BOTH = pytest.mark.parametrize("command", [["chat"], ["generate", "--chat", "hello"]], ids=["chat", "generate"])
 
 
-@BOTH
 @pytest.mark.parametrize(
     ("missing", "sentence"),
     [
@@ -239,37 +204,19 @@ BOTH = pytest.mark.parametrize("command", [["chat"], ["generate", "--chat", "hel
             "has no chat template: it can only continue a text, with `runahead generate TEXT`; a chat needs",
         ),
         ("has_tokenizer", "the server has no tokenizer (--tokenizer none), and a chat is text"),
+        ("", "install it there with `pip install 'runahead-server[chat]'`"),
     ],
 )
-def test_a_model_that_is_not_for_chats_gets_a_sentence(
-    command: list[str], missing: str, sentence: str, url: str, service: ChatService, capsys: pytest.CaptureFixture[str]
+def test_a_service_that_takes_no_chats_gets_a_sentence(
+    missing: str, sentence: str, url: str, service: ChatService, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    service.info.ClearField(missing)
-    assert cli.main([*command, "--url", url]) == 1
+    service.info.chat = False
+    if missing:
+        service.info.ClearField(missing)
+    assert cli.main(["chat", "--url", url]) == 1
     printed = capsys.readouterr()
     assert sentence in printed.err and printed.out == "" and "\x1b" not in printed.err
     assert not service.prompts
-
-
-@BOTH
-@pytest.mark.parametrize(("version", "sentence"), [(None, "the package jinja2"), ("3.1.5", "3.1.6 or newer")])
-def test_without_jinja2_the_sentence_says_what_to_install(
-    command: list[str],
-    version: str | None,
-    sentence: str,
-    url: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def found(name: str) -> str:
-        if version is None:
-            raise metadata.PackageNotFoundError(name)
-        return version
-
-    monkeypatch.setattr(metadata, "version", found)
-    assert cli.main([*command, "--url", url]) == 1
-    printed = capsys.readouterr().err
-    assert sentence in printed and "pip install 'runahead-server[chat]'" in printed
 
 
 @BOTH
@@ -285,8 +232,6 @@ def test_generate_takes_one_message(url: str, service: ChatService, capsys: pyte
     assert cli.main(["generate", "--chat", "hello", "--system", "Be brief.", "--url", url]) == 0
     assert capsys.readouterr().out == "You said hello.\n"
     assert service.prompts == [said(("system", "Be brief."), ("user", "hello"))]
-    assert service.special_tokens_asked_for == [False]
-    assert list(service.requests[0].stopping.stop_token_ids) == [END_ID]
 
 
 def test_generate_takes_the_message_from_standard_input(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -112,7 +113,7 @@ def test_a_prompt_without_an_end_is_refused(
 
 def test_a_line_of_a_chat_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_lines, "MOST_CHARACTERS", 1 << 20)
-    with Path("/dev/zero").open() as endless, chat_lines.PipedLines() as lines:
+    with Path("/dev/zero").open() as endless, contextlib.closing(chat_lines.piped_lines()) as lines:
         monkeypatch.setattr(sys, "stdin", endless)
         with pytest.raises(UsageError, match="a line on standard input has more than 1048576 characters"):
             next(iter(lines))

@@ -22,7 +22,7 @@ from runahead.service.shared_memory.board import Board
 from runahead.service.shared_memory.held import Resource
 from runahead.service.text import text_cuts
 from runahead.service.text.tokenizer import TextTokenizer
-from runahead.v1 import DetokenizeRequest, GenerateOnceRequest, GenerateRequest, TokenizeRequest, TokenizeResponse
+from runahead.v1 import DetokenizeRequest, GenerateOnceRequest, GenerateRequest, TokenizeRequest
 from tests.service.calls.test_access import ALICE, BOB, bearer, secured
 from tests.service.fake_engine import INFO, TIMEOUT_S, FakeEngine
 from tests.service.rpc_errors import code, failure, fields
@@ -179,13 +179,12 @@ def test_a_long_answer_takes_turns_with_other_calls(monkeypatch: pytest.MonkeyPa
 
     async def turns_meanwhile() -> int:
         texts, turns = Texts(tokenizer, Chats(tokenizer, INFO), admission, INFO), 0
-        response = TokenizeResponse()
         request, account = TokenizeRequest(text="x"), admission.account_of("alice")
-        filled = asyncio.ensure_future(texts.tokenize(request, account, response))
+        filled = asyncio.ensure_future(texts.tokenize(request, account))
         while not filled.done():
             turns += 1
             await asyncio.sleep(0)
-        await filled
+        response = await filled
         assert list(response.token_ids) == ids.tolist()
         return turns
 

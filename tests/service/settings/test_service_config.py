@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from runahead.service.contract.errors import ServiceError, exhausted, internal, shutting_down
+from runahead.service.contract.errors import ServiceError, exhausted, shutting_down
 from runahead.service.servicers.servicer import GenerationServicer
 from runahead.v1 import GenerateRequest, GenerationServiceStub, GetModelInfoRequest
 from tests.project.repository import ROOT
@@ -28,7 +28,7 @@ def service_config() -> str:
 
 @pytest.mark.parametrize(
     ("error", "attempts"),
-    [(shutting_down(), 4), (exhausted("QUEUE_FULL", "full", 0.01), 1), (internal(), 1)],
+    [(shutting_down(), 4), (exhausted("QUEUE_FULL", "full", 0.01), 1), (ServiceError("UNEXPECTED", "failed"), 1)],
     ids=["unavailable", "exhausted", "internal"],
 )
 @pytest.mark.parametrize("method", ["GetModelInfo", "Generate"])

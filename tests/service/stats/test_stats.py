@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 import pytest
@@ -14,14 +14,14 @@ from google.protobuf.descriptor import FieldDescriptor
 from runahead.runtime.wire.figures import EngineStats, EventStats, HistogramStats
 from runahead.service.shared_memory.board import FrontEndCounters
 from runahead.service.shared_memory.process_table import ProcessFigures
-from runahead.service.stats.stats import ServiceFigures, server_stats
-from runahead.v1 import FrontEndStats, ServerStats
+from runahead.service.stats.stats import server_stats
+from runahead.v1 import FrontEndStats, HeldStats, ProcessStats, ServerStats
 from tests.service.fake_engine import STATS
 
-NOTHING = ServiceFigures("", "", 0, (), {}, 0, 0, 0)
+NOTHING: dict[str, Any] = {"held": HeldStats()}
 
 
-def numbered(first: int) -> tuple[EngineStats, FrontEndCounters, ServiceFigures, int]:
+def numbered(first: int) -> tuple[EngineStats, FrontEndCounters, dict[str, Any], int]:
     """Figures of which each has a value of its own, those inside maps and structs too: `first` and so on. And how many
     there are."""
     numbers = itertools.count(first)
@@ -39,8 +39,10 @@ def numbered(first: int) -> tuple[EngineStats, FrontEndCounters, ServiceFigures,
     stats = EngineStats(**{name: renumbered(getattr(STATS, name)) for name in STATS.__struct_fields__})  # type: ignore[arg-type]
     counters = FrontEndCounters(*(next(numbers) for _ in fields(FrontEndCounters)))
     process = ProcessFigures("engine", *(next(numbers) for _ in range(4)))
-    held = [next(numbers) for _ in range(3)]
-    service = ServiceFigures("0.1.0", "server-1", next(numbers), [process], {"NO_RIGHT": next(numbers)}, *held)
+    held = HeldStats(**{field.name: next(numbers) for field in HeldStats.DESCRIPTOR.fields})
+    service: dict[str, Any] = {"version": "0.1.0", "server_id": "server-1", "held": held}
+    service |= {"connections": next(numbers), "refusals": {"NO_RIGHT": next(numbers)}}
+    service |= {"processes": [ProcessStats(**asdict(process))]}
     return stats, counters, service, next(numbers) - first
 
 
@@ -72,18 +74,18 @@ def empty_fields(message: Any, path: str) -> Iterator[str]:
 def test_every_figure_is_served_whatever_its_size(first: int) -> None:
     """All are found in the message."""
     stats, counters, service, count = numbered(first)
-    message = str(server_stats(stats, counters, service))
+    message = str(server_stats(stats, counters, **service))
     served = {float(text) for text in re.findall(r": ([\d.e+]+)\n", message)}  # exact: all are below 2^53
     assert [number for number in range(first, first + count) if number not in served] == []
 
 
 def test_every_field_of_the_contract_has_a_figure() -> None:
     stats, counters, service, _ = numbered(1)
-    assert list(empty_fields(server_stats(stats, counters, service), "stats")) == []
+    assert list(empty_fields(server_stats(stats, counters, **service), "stats")) == []
 
 
 def test_a_field_without_a_figure_would_be_found() -> None:
-    message = server_stats(STATS, FrontEndCounters(), NOTHING)
+    message = server_stats(STATS, FrontEndCounters(), **NOTHING)
     empty = set(empty_fields(message, "stats"))
     assert {"stats.version", "stats.processes", "stats.connections"} <= empty
     assert {"stats.front_end.refused", "stats.graphs.captures", "stats.inter_token_s.p50"} <= empty
@@ -105,7 +107,7 @@ def test_a_group_without_a_figure_is_there_all_the_same() -> None:
     }
     figures |= dict.fromkeys(times, HistogramStats([0], 0.0))
     stats = EngineStats(**figures)
-    message = server_stats(stats, FrontEndCounters(), NOTHING)
+    message = server_stats(stats, FrontEndCounters(), **NOTHING)
     groups = [field.name for field in ServerStats.DESCRIPTOR.fields if field.type == FieldDescriptor.TYPE_MESSAGE]
     lists = {"barriers", "processes", "refusals"}
     assert {name for name in groups if name not in lists and not message.HasField(name)} == set()
