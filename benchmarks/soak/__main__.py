@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks.load.table import Table, load_average, machine
 from benchmarks.local_service import ServiceFailed, local_service
 from benchmarks.soak.call_faults import WANTED
-from benchmarks.soak.growth import MIB, Series, of_session, slope
+from benchmarks.soak.growth import MIB, Series, growth, of_session
 from benchmarks.soak.machine_faults import MACHINE_WANTED, Machine, ServiceLog, small_tmpdir
 from benchmarks.soak.raw_faults import RAW_WANTED, STALLED_S, UPLOAD_S
 from benchmarks.soak.run import FRONT_ENDS, WARM_UP, Soak, leaked_descriptors
@@ -58,20 +58,20 @@ def report(soak: Soak) -> Table:
 
 def _memory(table: Table, series: Series, seconds: float) -> None:
     """The memory at the beginning and the end of a process. The slope over the second half of the soak, of a process
-    that had warmed up before it and lived to its end. seconds: of the soak."""
+    that had warmed up before it and lived to its end, with its standard error. seconds: of the soak."""
     half_s = seconds / 2
     first, last = series.samples[0], series.samples[-1]
     most = max(sample.resident_bytes for sample in series.samples)
     figures = f"{first.resident_bytes / MIB:.0f} → {last.resident_bytes / MIB:.0f} MiB, most {most / MIB:.0f}"
     name = f"memory of {series.name}, from {first.at_s:.0f} s to {last.at_s:.0f} s"
     late = series.since(half_s)
-    grows = slope(late)
+    grows = growth(late)
     lived = bool(late) and first.at_s <= seconds * WARM_UP and late[-1].at_s - half_s > 0.9 * half_s
     if grows is None or not lived:
         table.add(name, figures)
         return
-    found = f"{figures}; second half {grows:+.2f} MiB/min"
-    table.add_bound(name, found, f"< {SLOPE_GOAL:g} MiB/min", holds=grows < SLOPE_GOAL)
+    found = f"{figures}; second half {grows.slope:+.2f} ± {grows.error:.2f} MiB/min"
+    table.add_bound(name, found, f"< {SLOPE_GOAL:g} MiB/min", holds=grows.is_below(SLOPE_GOAL))
 
 
 def _counts(table: Table, soak: Soak) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 MIB = 1 << 20
+BLOCKS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +46,33 @@ def sample_of(pid: int, at_s: float, proc: Path = Path("/proc")) -> Sample | Non
         return None
 
 
-def slope(samples: Sequence[Sample]) -> float | None:
-    """MiB a minute by which memory grows, of the straight line that fits best; None for less than two seconds."""
-    if not samples or samples[-1].at_s - samples[0].at_s < 2.0:
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """MiB a minute. error: the standard error of the slope."""
+
+    slope: float
+    error: float
+
+    def is_below(self, goal: float) -> bool:
+        """False if the slope exceeds the goal by more than its error can explain: by two standard errors."""
+        return self.slope - 2 * self.error < goal
+
+
+def growth(samples: Sequence[Sample]) -> Growth | None:
+    """The straight line that fits the memory best; None for less than two seconds.
+
+    A process takes and returns memory in waves of several seconds, so samples beside each other are no independent
+    measurements. The line fits the means of BLOCKS equal parts, whose distances from it give the error.
+    """
+    if len(samples) < BLOCKS or samples[-1].at_s - samples[0].at_s < 2.0:
         return None
-    times = np.array([sample.at_s for sample in samples]) / 60
-    memory = np.array([sample.resident_bytes for sample in samples]) / MIB
-    times -= times.mean()
-    return float((times * (memory - memory.mean())).sum() / (times * times).sum())
+    blocks = np.array_split(np.array([(sample.at_s / 60, sample.resident_bytes / MIB) for sample in samples]), BLOCKS)
+    times, memory = np.array([block.mean(axis=0) for block in blocks]).T
+    times, memory = times - times.mean(), memory - memory.mean()
+    spread = float(times @ times)
+    found = float(times @ memory) / spread
+    distances = memory - found * times
+    return Growth(found, float(np.sqrt(distances @ distances / (BLOCKS - 2) / spread)))
 
 
 def of_session(leader: int, proc: Path = Path("/proc")) -> set[int]:

@@ -92,12 +92,14 @@ def small_tmpdir(folder: Path) -> Iterator[Path | None]:
 
 @dataclass(slots=True)
 class Machine:
-    """leader: the service's first process. tmpdir: of the service; None: any, which is not filled."""
+    """leader: the service's first process. tmpdir: of the service; None: any, which is not filled. engine: the
+    engine's process, 0 before it is known."""
 
     world: World
     leader: int
     log: ServiceLog
     tmpdir: Path | None
+    engine: int = 0
     _turn: int = 0
 
     async def log_unread(self) -> None:
@@ -136,14 +138,18 @@ class Machine:
         self.world.happened("everything was frozen")
 
     async def _stopped(self, pids: Sequence[int], seconds: float) -> None:
-        begun_s = now_s()
-        self.world.standstills_s.append((begun_s, begun_s + seconds))
+        begun_s, world = now_s(), self.world
+        lists = [world.standstills_s, *([world.engine_stops_s] if list(pids) == [self.engine] else [])]
+        for stops_s in lists:
+            stops_s.append((begun_s, begun_s + seconds))
         try:
             _send(pids, signal.SIGSTOP)
             await asyncio.sleep(seconds)
         finally:
             _send(pids, signal.SIGCONT)
-            self.world.standstills_s[-1] = (begun_s, now_s())
+            stop_s = begun_s, now_s()
+            for stops_s in lists:
+                stops_s[-1] = stop_s
 
     async def ask_for_a_structure(self, name: str) -> None:
         """Counted by this name. It is answered, or refused for want of what it needs."""

@@ -61,7 +61,9 @@ class Soak:
             await self.machine.ask_for_a_structure("a structure before all")  # its processes are there from then on
         await self._wait_quiet(stub)
         self.before = self._samples(self.stats)
-        self.processes = 0 if self.machine is None else len(of_session(self.machine.leader))
+        if self.machine is not None:
+            self.processes = len(of_session(self.machine.leader))
+            self.machine.engine = next(process.pid for process in self.stats.processes if process.name == "engine")
         self.begun_s = now_s()
         tasks = [
             asyncio.create_task(self._watch(stub)),

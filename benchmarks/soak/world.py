@@ -32,12 +32,14 @@ RECONNECT = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_ba
 # rows are evicted, and all processes stand still for 20 s now and then. A call without an end is lost all the same.
 PATIENCE_S = 600.0
 EXCUSED_S = 5.0  # after a front end was killed, calls may find that it is gone
+HEARD_AGAIN_S = 1.0  # after the engine continues, a front end may not have its heartbeat yet
 
 
 @dataclass(slots=True)
 class World:
     """tokens: of each caller. counts: of what has happened, by name. killed_s: when front ends were killed.
-    standstills_s: from when until when processes were stopped. machine: whoever kills or stops processes has it.
+    standstills_s: from when until when processes were stopped. engine_stops_s: those of the engine alone, in which
+    front ends refuse calls. machine: whoever kills or stops processes has it.
     slowest_s: of the calls that ended as they should.
     """
 
@@ -48,6 +50,7 @@ class World:
     wrong: list[str] = field(default_factory=list)
     killed_s: list[float] = field(default_factory=list)
     standstills_s: list[tuple[float, float]] = field(default_factory=list)
+    engine_stops_s: list[tuple[float, float]] = field(default_factory=list)
     slowest_s: float = 0.0
     machine: asyncio.Lock = field(default_factory=asyncio.Lock)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -83,19 +86,27 @@ class World:
         with self._counting:
             self.counts[name] += times
 
-    def excuses(self, code: grpc.StatusCode, began_s: float) -> bool:
-        """Whether a call that began then may have ended so because its front end was killed."""
-        return code == grpc.StatusCode.UNAVAILABLE and any(
-            killed_s >= began_s - EXCUSED_S for killed_s in self.killed_s
-        )
+    def excuse(self, code: grpc.StatusCode, reason: str, began_s: float) -> str:
+        """The name that an excused failure is counted by; empty where it is wrong. A call may end UNAVAILABLE if its
+        front end was killed, or if the front end refuses it with ENGINE_SILENT while the engine alone is stopped.
+
+        reason: of ErrorInfo. began_s: when the call began.
+        """
+        if code != grpc.StatusCode.UNAVAILABLE:
+            return ""
+        if reason == "ENGINE_SILENT":
+            met = any(first <= now_s() and began_s <= last + HEARD_AGAIN_S for first, last in self.engine_stops_s)
+            return "calls refused while the engine was stopped" if met else ""
+        was_killed = any(killed_s >= began_s - EXCUSED_S for killed_s in self.killed_s)
+        return "calls that ended with their front end" if was_killed else ""
 
     def judge(self, name: str, call: Call, expected: tuple[int, ...]) -> bool:
-        """Whether a completion has ended well; what is wrong with it is kept. A call that a killed front end took with
-        it has ended, but not well."""
+        """Whether a completion has ended well; what is wrong with it is kept. An excused call has ended, but not
+        well."""
         wrong = call.wrong(expected)
         self.slowest_s = max(self.slowest_s, 0.0 if wrong else call.ended_s - call.began_s)
-        if wrong and self.excuses(call.code, call.began_s) and not call.fault:
-            self.happened("calls that ended with their front end")
+        if wrong and not call.fault and (excused := self.excuse(call.code, call.reason, call.began_s)):
+            self.happened(excused)
             return False
         if wrong:
             self.wrong.append(f"{name}: {wrong}")
@@ -104,12 +115,13 @@ class World:
     def expect(self, name: str, began_s: float, error: grpc.RpcError | None, codes: Sequence[grpc.StatusCode]) -> None:
         """Counts a fault where it ended with one of these codes; any other code is wrong. error: None is OK."""
         code = grpc.StatusCode.OK if error is None else error.code()
+        reason = "" if error is None else reason_of(error)
         if code in codes:
             self.happened(name)
             self.slowest_s = max(self.slowest_s, now_s() - began_s)
-        elif self.excuses(code, began_s):
-            self.happened("calls that ended with their front end")
-        elif error is not None and reason_of(error).endswith("_LIMIT"):
+        elif excused := self.excuse(code, reason, began_s):
+            self.happened(excused)
+        elif reason.endswith("_LIMIT"):
             self.happened("refused for want of room")
         else:
             words = "" if error is None else f": {error.details()}"

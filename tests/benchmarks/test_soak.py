@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,12 +21,12 @@ import pytest
 from benchmarks.load.calls import Call
 from benchmarks.soak.__main__ import report
 from benchmarks.soak.call_faults import Fault, aborted, cancelled, deadlines, duplicate, invalid, stranger
-from benchmarks.soak.growth import MIB, Sample, Series, of_session, sample_of, slope
+from benchmarks.soak.growth import MIB, Growth, Sample, Series, growth, of_session, sample_of
 from benchmarks.soak.machine_faults import Machine, ServiceLog
 from benchmarks.soak.raw_faults import keep_doing_raw
 from benchmarks.soak.run import FRONT_ENDS, SPARE, Soak, leaked_descriptors, still_held
 from benchmarks.soak.world import World
-from runahead.service.contract.errors import ServiceError, exhausted, to_status
+from runahead.service.contract.errors import ServiceError, exhausted, to_status, unavailable
 from runahead.v1 import (
     AbortResponse,
     GenerationServiceStub,
@@ -183,12 +185,21 @@ def test_a_process_that_is_stopped_goes_on_and_is_a_standstill(tmp_path: Path) -
 
     assert "T" in asyncio.run(stop())
     process.communicate(b"\n")
-    assert process.returncode == 0 and len(world.standstills_s) == 1
+    assert process.returncode == 0 and len(world.standstills_s) == 1 and not world.engine_stops_s
     assert world.counts["a process was stopped"] == 1
 
 
-def ended(code: grpc.StatusCode, *, began_s: float = 100.0, fault: str = "") -> Call:
-    return Call(began_s, code=code, reason="", what="words", accepted_s=began_s, fault=fault)
+def test_a_stop_of_the_engine_alone_is_one_in_which_calls_are_refused(tmp_path: Path) -> None:
+    world = World(seed=1)
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
+    machine = Machine(world, process.pid, ServiceLog(tmp_path), None, engine=process.pid)
+    asyncio.run(machine.one_stopped())
+    process.communicate(b"\n")
+    assert world.engine_stops_s == world.standstills_s and len(world.engine_stops_s) == 1
+
+
+def ended(code: grpc.StatusCode, *, began_s: float = 100.0, fault: str = "", reason: str = "") -> Call:
+    return Call(began_s, code=code, reason=reason, what="words", accepted_s=began_s, fault=fault)
 
 
 def test_a_call_that_is_lost_is_wrong_unless_a_front_end_was_killed_about_then() -> None:
@@ -201,6 +212,22 @@ def test_a_call_that_is_lost_is_wrong_unless_a_front_end_was_killed_about_then()
     for late in (ended(UNAVAILABLE, began_s=104.0), ended(grpc.StatusCode.INTERNAL), ended(UNAVAILABLE, fault="two")):
         assert not world.judge("somebody", late, TOKENS)
     assert len(world.wrong) == 4, "long after it, with another code, or with an end too many it is wrong"
+
+
+def test_a_call_that_finds_the_engine_silent_is_wrong_unless_the_engine_was_stopped_meanwhile() -> None:
+    world = World(seed=1, killed_s=[100.0], standstills_s=[(100.0, 120.0)])
+    refused = error(to_status(unavailable("ENGINE_SILENT", "silent")))
+    silent = ended(UNAVAILABLE, reason="ENGINE_SILENT")
+    assert not world.judge("somebody", silent, TOKENS)
+    world.expect("deadline", 100.0, refused, [grpc.StatusCode.DEADLINE_EXCEEDED])
+    assert len(world.wrong) == 2, "neither a front end's end nor a stop of everything makes the engine silent"
+    world.engine_stops_s.append((99.0, 100.5))
+    assert not world.judge("somebody", silent, TOKENS)
+    world.expect("deadline", 101.0, refused, [grpc.StatusCode.DEADLINE_EXCEEDED])
+    assert len(world.wrong) == 2 and world.counts == {"calls refused while the engine was stopped": 2}
+    world.expect("deadline", 102.0, refused, [grpc.StatusCode.DEADLINE_EXCEEDED])
+    assert not world.judge("somebody", ended(UNAVAILABLE, began_s=102.0, reason="ENGINE_SILENT"), TOKENS)
+    assert len(world.wrong) == 4, "by then a front end has heard of the engine again"
 
 
 def test_a_status_after_the_end_is_wrong_unless_a_front_end_was_killed_about_then() -> None:
@@ -219,7 +246,7 @@ def test_growth_is_measured_of_processes_that_had_warmed_up() -> None:
     soak.series["early", 1] = Series("early", 1, samples(9.0)[30:])
     soak.series["late", 2] = Series("late", 2, samples(9.0)[31:])
     lines = {line.split(",")[0]: line for line in report(soak).text().splitlines()}
-    assert "second half +9.00 MiB/min" in lines["memory of early"]
+    assert "second half +9.00 ± 0.00 MiB/min" in lines["memory of early"]
     assert "second half" not in lines["memory of late"]
 
 
@@ -260,11 +287,33 @@ def samples(mib_a_minute: float, *, seconds: int = 120, noise: float = 0.0) -> l
     ]
 
 
-def test_the_slope_is_that_of_the_straight_line_that_fits_best() -> None:
-    for grows in (-3.0, 0.0, 0.5, 9.0):
-        assert slope(samples(grows)) == pytest.approx(grows, abs=1e-3)
-        assert slope(samples(grows, noise=2.0)) == pytest.approx(grows, abs=0.1)
-    assert slope(samples(9.0, seconds=2)) is slope([]) is None
+def test_growth_is_the_slope_of_the_straight_line_that_fits_best() -> None:
+    for grows in (0.0, 9.0):
+        exact, noisy = growth(samples(grows)), growth(samples(grows, noise=2.0))
+        assert exact is not None and exact.slope == pytest.approx(grows, abs=1e-3) and exact.error < 1e-3
+        assert noisy is not None and noisy.slope == pytest.approx(grows, abs=0.1)
+    assert growth(samples(9.0, seconds=2)) is growth([]) is None
+
+
+def in_waves(mib_a_minute: float) -> list[Sample]:
+    """Waves of 40 s and 8 MiB, of which there is no whole number."""
+    return [
+        replace(
+            sample, resident_bytes=sample.resident_bytes - round(8 * MIB * math.sin(2 * math.pi * sample.at_s / 40))
+        )
+        for sample in samples(mib_a_minute, seconds=310)
+    ]
+
+
+def test_memory_that_comes_and_goes_in_waves_is_no_growth_and_hides_none() -> None:
+    flat, leak = growth(in_waves(0.9)), growth(in_waves(6.0))
+    assert flat is not None and flat.slope > 1.0 and flat.is_below(1.0)
+    assert leak is not None and not leak.is_below(1.0)
+
+
+def test_growth_above_the_goal_is_wrong_by_two_standard_errors() -> None:
+    assert Growth(1.9, 0.5).is_below(1.0) and not Growth(2.1, 0.5).is_below(1.0)
+    assert Growth(0.99, 0.0).is_below(1.0) and not Growth(1.0, 0.0).is_below(1.0)
 
 
 def test_a_sample_sees_the_threads_and_descriptors_of_a_process(tmp_path: Path) -> None:
@@ -334,8 +383,8 @@ def test_growth_is_said_and_what_never_happened_is_wrong() -> None:
         soak.series[name, 1] = Series(name, 1, samples(grows))
     table = report(soak)
     text = table.text()
-    assert "second half +9.00 MiB/min  < 1 MiB/min (missed)" in text
-    assert "second half +0.00 MiB/min  < 1 MiB/min\n" in text
+    assert "second half +9.00 ± 0.00 MiB/min  < 1 MiB/min (missed)" in text
+    assert "second half +0.00 ± 0.00 MiB/min  < 1 MiB/min\n" in text
     assert "made and reset: this has never happened" in table.wrong
     assert not any("MiB" in sentence for sentence in table.wrong)
 
