@@ -14,7 +14,7 @@ from runahead.runtime.log_output import LogOutput
 from runahead.runtime.masks.masks import NoMasks
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.process.cpu import make_on_cpu
-from runahead.runtime.process.device_choice import with_device
+from runahead.runtime.process.device_choice import why_no_gpu, with_device
 from runahead.runtime.process.engine_info import engine_info
 from runahead.runtime.process.parts import (
     Assembled,
@@ -74,7 +74,7 @@ def _maker(config: EngineConfig) -> MakeOnDevice:
     if config.device == "cpu":
         return make_on_cpu
     if not torch.cuda.is_available():
-        raise ConfigError(f"{config.spelling('device')} cuda needs a CUDA GPU, and torch finds none")
+        raise ConfigError(f"{config.spelling('device')} cuda: {why_no_gpu()}; --device cpu serves without a GPU")
     from runahead.runtime.process.cuda import make_on_cuda  # not where there is no GPU: it loads Triton
 
     return make_on_cuda
