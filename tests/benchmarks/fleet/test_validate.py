@@ -1,4 +1,4 @@
-"""The costs that validate a simulated replica are those of the replica that was measured."""
+"""The costs that validate a simulated replica are the measured replica's."""
 
 from __future__ import annotations
 
