@@ -61,6 +61,14 @@ def test_the_gap_of_a_launch_is_found_by_the_first_token_that_it_made() -> None:
     assert 20.0 <= first_ms < 24.0
 
 
+def test_tokens_that_are_read_together_took_as_long() -> None:
+    class Bursts(Steady):
+        async def run(self, requests: Sequence[Planned]) -> tuple[list[Outcome], float]:
+            return [Outcome(5, first_token_s=0.01, end_s=0.026, tokens=5, gaps_s=[0.0, 0.0, 0.0, 0.016])], 0.026
+
+    assert asyncio.run(Bursts().decode_ms(1)) == pytest.approx(4.0)
+
+
 def test_costs_are_those_of_the_measured_replica() -> None:
     costs = asyncio.run(measured_costs(Formula(first_ms=60.0), 16_000))
     assert costs.prompt_ms == pytest.approx((LEAST_MS, TOKEN_MS))
