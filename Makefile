@@ -157,7 +157,7 @@ validators: $(STAMPS)/validators ## an environment with what `make manifests` va
 manifests: $(STAMPS)/test $(STAMPS)/validators ## deploy/k8s rendered, validated with tools of their own environment, and run as a pod
 	@$(BIN)/python -m pytest $(MANIFESTS) --validators $(VENV)/validators $(JUNIT) $(ARGS)
 
-router: $(STAMPS)/test $(STAMPS)/router proxy ## a router and the OpenAI client from PyPI, in front of two replicas with tokens on (8 minutes)
+router: $(STAMPS)/test $(STAMPS)/router proxy ## a router and the OpenAI client from PyPI, in front of two replicas with tokens on (2 minutes)
 	@$(BIN)/python -m pytest tests/router --router $(VENV)/router $(ARGS)
 
 clients: $(STAMPS)/clients ## the examples in clients/, of every language whose toolchain is here, against a service

@@ -19,7 +19,7 @@ from runahead.runtime.models.layer_kinds import layer_kinds
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.models.weight_formats import weight_formats
 from runahead.runtime.process.cpu import make_on_cpu
-from runahead.runtime.process.device_choice import with_device
+from runahead.runtime.process.device_choice import why_no_gpu, with_device
 from runahead.runtime.process.parts import (
     Assembled,
     MadeOnDevice,
@@ -139,7 +139,7 @@ def _maker(config: EngineConfig) -> MakeOnDevice:
     if config.device == "cpu":
         return make_on_cpu
     if not torch.cuda.is_available():
-        raise ConfigError(f"{config.spelling('device')} cuda needs a CUDA GPU, and torch finds none")
+        raise ConfigError(f"{config.spelling('device')} cuda: {why_no_gpu()}; --device cpu serves without a GPU")
     from runahead.runtime.process.cuda import make_on_cuda  # not where there is no GPU: it loads Triton
 
     return make_on_cuda

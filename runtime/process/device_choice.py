@@ -21,9 +21,9 @@ def with_device(config: EngineConfig) -> EngineConfig:
     """
     if config.device != "auto":
         return config
-    why_no_gpu = _why_no_gpu()
-    device: DeviceName = "cpu" if why_no_gpu else "cuda"
-    why = why_no_gpu or torch.cuda.get_device_name(torch.cuda.current_device())
+    no_gpu = why_no_gpu()
+    device: DeviceName = "cpu" if no_gpu else "cuda"
+    why = no_gpu or torch.cuda.get_device_name(torch.cuda.current_device())
     structlog.get_logger("engine").info("device", asked="auto", device=device, why=why)
     found = msgspec.structs.replace(config, device=device)
     try:
@@ -43,7 +43,7 @@ def check_gpu(name: str, capability: tuple[int, int]) -> None:
         )
 
 
-def _why_no_gpu() -> str:
+def why_no_gpu() -> str:
     """Why launches can't run on a GPU here; empty where they can. Tries one operation on it: a driver may list a GPU
     that has failed, or that another process holds exclusively."""
     if not torch.backends.cuda.is_built():

@@ -134,12 +134,14 @@ class Admission:
             if amount and limit.of_a_caller < limit.in_all and all_ + amount > limit.of_a_caller:
                 own = own or self._table.of(account.number).tolist()
                 if (own[resource] or is_counted) and own[resource] + amount > limit.of_a_caller:
-                    raise self._refusal(resource, limit, own[resource], account)
+                    raise self._refusal(resource, limit, own[resource], amount, account)
             if amount and (all_ or is_counted) and all_ + amount > limit.in_all:
-                raise self._refusal(resource, limit, all_, None)
+                raise self._refusal(resource, limit, all_, amount, None)
 
-    def _refusal(self, resource: Resource, limit: Limit, held: int, account: Account | None) -> ServiceError:
-        """account: whose limit it is; None: the service's."""
+    def _refusal(
+        self, resource: Resource, limit: Limit, held: int, amount: int, account: Account | None
+    ) -> ServiceError:
+        """amount: that is asked for. account: whose limit it is; None: the service's."""
         retry_s = self.retry_s(resource)
         if account is None:
             reason, setting, most = limit.reason, f"max_{limit.setting}", limit.in_all
@@ -147,7 +149,8 @@ class Admission:
         else:
             reason, setting, most = f"CALLER_{limit.reason}", f"max_caller_{limit.setting}", limit.of_a_caller
             whose, subject = "the caller's", account.subject
-        sentence = f"{held} {limit.what}, and {whose} limit is {most} ({setting})"
+        more = f", the call asks for {amount} more" if amount > most else ""
+        sentence = f"{held} {limit.what}{more}, and {whose} limit is {most} ({setting})"
         return exhausted(reason, sentence, retry_s, subject=subject, limit=(setting, most))
 
     def queue_full(self, sentence: str, max_queue: int) -> ServiceError:

@@ -27,7 +27,7 @@ def stats_lines(stats: stats_pb2.ServerStats) -> list[str]:
         "device": f"busy {chain.device_busy_s:.3f} s, of that idle inside launches at most "
         f"{chain.device_idle_inside_s:.3f} s, idle between launches {chain.device_idle_s:.3f} s, "
         f"{_each(chain.bytes_to_device, chain.launches)} bytes a launch copied to it",
-        "host": f"{_each(chain.host_s * 1e6, chain.launches)} µs a launch, {chain.waits} waits",
+        "host": f"{chain.host_s:.3f} s of the engine's loop, {chain.waits} waits",
         "graphs": f"{stats.graphs.captures} captured, {stats.graphs.replays} replayed; "
         f"launches without one: {_counts(stats.graphs.fallbacks)}",
         "barriers": ", ".join(

@@ -24,7 +24,7 @@ from tests.router.hop import Hop, hop
 TOKEN: Final = "router-token-0123456789"
 KEY: Final = "key-of-clients"
 HOSTS: Final = ("127.0.0.1", "127.0.0.2")
-FLAGS: Final = ("--vllm-facade", "--threads", "1", "--max-rows", "8", "--num-blocks", "600")
+FLAGS: Final = ("--vllm-facade", "--threads", "1", "--max-rows", "8", "--num-blocks", "600", "--max-streams", "12")
 DEPLOYMENT: Final = K8S / "components" / "router" / "deployment.yaml"
 CHAT_TEMPLATE: Final = "{% for message in messages %}{{ message.content }}{% endfor %}"
 _START_S: Final = 90.0

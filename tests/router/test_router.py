@@ -106,6 +106,9 @@ def test_refusals_have_their_status_and_name_what_is_wrong(found: dict[str, Any]
     for name, status, words in (
         ("no tokens", 400, "sampling_params.max_tokens must be 1 to"),
         ("too long", 400, "maximum context length is 2048"),
+        ("more than a caller may have", 429, "the caller's limit is 6 (max_caller_streams)"),
+        ("temperature below 0", 400, "temperature"),
+        ("top_p above 1", 400, "top_p"),
         ("broken regex", 400, "sampling_params.regex can't be compiled"),
         ("broken ebnf", 400, "sampling_params.grammar can't be read as EBNF"),
         ("schema that is not enforced", 400, "sampling_params.json_schema#/not is a keyword that is not enforced"),
@@ -179,3 +182,13 @@ def test_a_replica_that_is_killed_costs_its_own_calls_and_the_next_one_gets_its_
         while not [line for line in logged(again.log, "call") if line["method"].endswith("/Generate")]:
             assert time.monotonic() < until and len(healthy(running)) == 2
             running.openai("completion")
+
+
+def test_without_a_replica_calls_are_refused_as_unavailable(running: Router) -> None:
+    for each in running.replicas:
+        each.process.kill()
+        each.process.wait()
+    until = time.monotonic() + 60
+    while (last := running.openai("completion")["completion"]).get("status") != 503:
+        assert time.monotonic() < until, last
+        time.sleep(0.2)

@@ -94,8 +94,8 @@ class RawClient:
         head = struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream)
         self._say((head + payload) * times)
 
-    def begin(self, method: str, headers: Mapping[str, str] | None = None) -> int:
-        """Headers of a call, and nothing behind them. Returns the stream."""
+    def begin(self, method: str, headers: Mapping[str, str | None] | None = None) -> int:
+        """Headers of a call, and nothing behind them. None: without that header. Returns the stream."""
         stream, self._next_stream = self._next_stream, self._next_stream + 2
         named = {
             ":method": "POST",
@@ -106,7 +106,7 @@ class RawClient:
             "content-type": "application/grpc",
             **(headers or {}),
         }
-        block = b"".join(b"\x00" + _text(name) + _text(value) for name, value in named.items())
+        block = b"".join(b"\x00" + _text(name) + _text(value) for name, value in named.items() if value is not None)
         self.send(HEADERS, block, END_HEADERS, stream)
         return stream
 

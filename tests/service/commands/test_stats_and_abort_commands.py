@@ -78,6 +78,12 @@ def test_places_of_drafts_that_no_launch_has_looked_at_are_not_shown() -> None:
     assert line in stats_lines(stats_pb2.ServerStats(tokens=busy))
 
 
+def test_the_host_s_time_is_not_divided_by_launches() -> None:
+    """An idle loop looks after its connections, so that a quotient would grow while nothing is launched."""
+    chain = stats_pb2.ChainStats(host_s=3.6, launches=129, waits=130)
+    assert "host      3.600 s of the engine's loop, 130 waits" in stats_lines(stats_pb2.ServerStats(chain=chain))
+
+
 def test_json_has_every_field_by_the_contract_s_name(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["stats", "--url", url(service), "--once", "--json"]) == 0
     (line,) = capsys.readouterr().out.splitlines()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -24,8 +25,8 @@ from runahead.v1 import (
     StatsRequest,
     StoppingOptions,
 )
-from tests.service.fake_engine import INFO, TIMEOUT_S
-from tests.service.rpc_errors import code, detail, failure, fields
+from tests.service.fake_engine import INFO, TIMEOUT_S, FakeEngine
+from tests.service.rpc_errors import code, detail, failure, fields, words
 from tests.service.running_service import Service
 from tests.service.small_tokenizers import END_ID, byte_level_tokenizer
 
@@ -213,6 +214,16 @@ def test_streams_are_counted_n_times_until_the_call_ends(service: Service) -> No
         service.engine.output(submit.handle + one, ids("x"), EngineReason.LENGTH)
     by_index(call)
     assert open_streams(service) == 0
+
+
+def test_a_call_that_alone_is_over_the_limit_is_told_what_it_asks_for(tmp_path: Path) -> None:
+    path = tmp_path / "engine.sock"
+    with Service(FakeEngine(path), path, max_streams=2) as service:
+        error = failure(lambda: list(service.stub.Generate(request(3), timeout=TIMEOUT_S)))
+    assert code(error) == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert (
+        words(error) == "0 completions are open, the call asks for 3 more, and this server's limit is 2 (max_streams)"
+    )
 
 
 def open_streams(service: Service) -> int:

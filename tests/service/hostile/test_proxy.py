@@ -18,7 +18,7 @@ from runahead.v1 import GenerateRequest, GenerationServiceStub, GetModelInfoRequ
 from tests.service.fake_engine import TIMEOUT_S
 from tests.service.hostile.attacks import ATTACKER
 from tests.service.hostile.proxy import CONFIGURATION, HAPROXY, proxied
-from tests.service.raw_http2 import SETTINGS, RawClient
+from tests.service.raw_http2 import END_STREAM, HEADERS, RST_STREAM, SETTINGS, Frame, RawClient
 from tests.service.rpc_errors import code, detail, failure
 from tests.service.servers.test_below_messages import served
 
@@ -83,6 +83,43 @@ def test_calls_over_the_proxys_limit_are_refused_as_grpc_says_it(tmp_path: Path)
         error = failure(lambda: stub.GetModelInfo(GetModelInfoRequest(), timeout=TIMEOUT_S))
         assert code(error) == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert error.details() == "too many calls from this address"
+
+
+def answer(port: int, headers: dict[str, str | None]) -> Frame:
+    """The first frame of a call that answers it."""
+    with RawClient(port) as client:
+        stream = client.begin("GetModelInfo", headers)
+        client.message(stream, b"", ends=True)
+        while (frame := client.next_frame()).kind not in (HEADERS, RST_STREAM) or frame.stream != stream:
+            pass
+        return frame
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"content-type": "application/json", "te": None},
+        {"content-type": "application/json"},
+        {"content-type": "application/grpc-web+proto"},
+        {"te": None},
+    ],
+)
+def test_a_call_that_is_not_grpc_gets_415_from_the_proxy(tmp_path: Path, headers: dict[str, str | None]) -> None:
+    with served(tmp_path) as service, proxied(service.port) as port:
+        assert b"415" in answer(port, headers).payload
+
+
+@pytest.mark.parametrize("kind", ["application/grpc", "application/grpc+proto", "application/grpc;x=y"])
+def test_every_content_type_of_grpc_goes_through_the_proxy(tmp_path: Path, kind: str) -> None:
+    with served(tmp_path) as service, proxied(service.port) as port:
+        found = answer(port, {"content-type": kind})
+        assert found.kind == HEADERS and b"415" not in found.payload and not found.flags & END_STREAM, "no refusal"
+
+
+def test_without_the_proxy_its_stream_is_reset(tmp_path: Path) -> None:
+    """Where this fails with another version of gRPC, docs/troubleshooting.md changes with it."""
+    with served(tmp_path) as service:
+        assert answer(service.port, {"content-type": "application/json", "te": None}).kind == RST_STREAM
 
 
 def test_calls_go_through_the_proxy_whole(tmp_path: Path) -> None:
