@@ -11,7 +11,6 @@ from pathlib import Path
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2
 
 from benchmarks.local_service import LocalService, started_service
 from runahead.runtime.process.rank_processes import COMMAND
@@ -29,8 +28,7 @@ from runahead.v1 import (
     TokenIds,
 )
 from tests.runtime.ranks.rank_engines import life
-from tests.service.rpc_errors import code, detail, failure
-from tests.service.service_processes import engine_of, has_ended, open_streams, running, watched
+from tests.service.service_processes import check_failed_once, engine_of, has_ended, open_streams, running, watched
 
 RANK_MODULE = COMMAND[-1]
 BUNDLED = Path("runtime/models/bundled")
@@ -77,15 +75,6 @@ def answers(service: LocalService) -> list[GenerateOnceResponse]:
             for place, prompt in enumerate(PROMPTS)
         ]
         return [call.result() for call in waiting]
-
-
-def check_failed_once(calls: list[grpc.Call]) -> None:
-    for call in calls:
-        events: list[str] = []
-        error = failure(lambda call=call, events=events: events.extend(e.WhichOneof("event") for e in call))  # type: ignore[misc]
-        assert code(error) == grpc.StatusCode.UNAVAILABLE
-        assert detail(error, error_details_pb2.ErrorInfo).reason == "DEVICE"
-        assert "finished" not in events
 
 
 def test_two_processes_serve_the_tokens_of_segments_in_one_process(
