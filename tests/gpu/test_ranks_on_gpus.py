@@ -75,7 +75,7 @@ def test_exchanges_give_the_sums_in_rank_order_to_the_bit() -> None:
 def test_tokens_are_the_same_at_every_depth_alone_and_among_others_until_a_rank_is_killed_under_load(
     defined: dict[int, list[int]],
 ) -> None:
-    """They are those of two segments in one process. The engine then fails with a sentence, within the time that a
+    """Two segments in one process give the same tokens. The engine then fails with a sentence, within the time that a
     launch may take."""
     found = msgspec.json.decode(run("tests.gpu.engine_on_gpus").strip().splitlines()[-1], type=Outcome)
     assert [len(tokens) for tokens in found.alone] == [TOKENS] * len(LENGTHS)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
 from benchmarks.local_service import LocalService, started_service
 from runahead.runtime.process.rank_processes import COMMAND
@@ -23,9 +24,11 @@ from runahead.v1 import (
     GetModelInfoRequest,
     OutputOptions,
     SamplingOptions,
+    StatsRequest,
     StoppingOptions,
     Structure,
     TokenIds,
+    TraceRequest,
 )
 from tests.runtime.ranks.rank_engines import life
 from tests.service.service_processes import check_failed_once, engine_of, has_ended, open_streams, running, watched
@@ -56,6 +59,10 @@ def rank_of(service: LocalService) -> int:
     """The process id of rank 1."""
     (found,) = running(service, RANK_MODULE)
     return found
+
+
+def ns(duration: Duration) -> int:
+    return duration.ToNanoseconds()
 
 
 def answers(service: LocalService) -> list[GenerateOnceResponse]:
@@ -99,6 +106,12 @@ def test_two_processes_serve_the_tokens_of_segments_in_one_process(
             signal.sigtimedwait([], STOPPED_S)
         os.kill(rank_of(patient_service), signal.SIGCONT)
         assert [list(call)[-1].WhichOneof("event") for call in calls] == ["finished"] * len(calls)
+        waits = stub.Stats(StatsRequest(), timeout=60).stats.chain.rank_wait_s
+        assert sorted(waits) == [0, 1]
+        assert waits[0] > STOPPED_S / 2, "rank 0 has waited for the stopped one"
+        for launch in stub.Trace(TraceRequest(), timeout=60).launches:
+            (other,) = launch.other_ranks
+            assert ns(launch.launch.begin) < ns(other.begin) < ns(other.end)
         structured = GenerateOnceRequest(
             text="x", structure=Structure(regex="[ab]{7}"), stopping=StoppingOptions(max_tokens=20)
         )
