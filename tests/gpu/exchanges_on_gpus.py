@@ -137,7 +137,11 @@ def main() -> int:
     ]
     try:
         handles = [rank.stdout.readline().strip() for rank in ranks if rank.stdout is not None]
-        said = [rank.communicate(" ".join(handles) + "\n", timeout=240)[0] for rank in ranks]
+        for rank in ranks:  # all of them, before the first is waited for
+            assert rank.stdin is not None
+            rank.stdin.write(" ".join(handles) + "\n")
+            rank.stdin.flush()
+        said = [rank.communicate(timeout=240)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
