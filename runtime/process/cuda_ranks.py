@@ -30,7 +30,7 @@ from runahead.runtime.ranks.exchange import ONE_RANK, Ranks
 from runahead.runtime.ranks.gpu_ranks import GpuRanks, Mailbox, make_counters
 from runahead.runtime.ranks.peer_memory import CudaRuntime, PeerMemoryError, why_not_together
 from runahead.runtime.ranks.ranked_device import RankedDevice
-from runahead.runtime.ranks.segment import ABORT, FAULT, FAULT_PEER, Segment, SegmentLayout
+from runahead.runtime.ranks.segment import ABORT, FAULT, FAULT_PEER, WAITED, Segment, SegmentLayout
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
 
 _LOOK_S: Final = 0.2  # between two looks whether a rank still runs, during the start
@@ -64,8 +64,9 @@ def joined(rank: int, segment: Segment, memory: memoryview, handles_of: Callable
     mailbox = Mailbox(rank, segment.layout.ranks, runtime)
     handles = handles_of(mailbox.handle.hex())
     boxes = mailbox.joined([bytes.fromhex(handle) for handle in handles])
-    views, device = segment.views, torch.device("cuda", torch.cuda.current_device())
-    counters = make_counters(device, views.host[ABORT : ABORT + 1], views.words[rank, FAULT : FAULT_PEER + 1])
+    own, device = segment.views.words[rank], torch.device("cuda", torch.cuda.current_device())
+    stop = segment.views.host[ABORT : ABORT + 1]
+    counters = make_counters(device, stop, own[FAULT : FAULT_PEER + 1], own[WAITED : WAITED + 1])
     return Joined(rank, segment, GpuRanks(mailbox.share, boxes, counters))
 
 

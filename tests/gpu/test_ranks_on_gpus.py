@@ -24,8 +24,10 @@ from runahead.v1 import (
     GenerationServiceStub,
     GetModelInfoRequest,
     SamplingOptions,
+    StatsRequest,
     StoppingOptions,
     TokenIds,
+    TraceRequest,
 )
 from tests.gpu.engine_on_gpus import DEPTHS, LENGTHS, TOKENS, Outcome, prompt, sampling
 from tests.gpu.exchanges_on_gpus import gpus
@@ -119,6 +121,11 @@ def test_a_service_gives_these_tokens_until_a_rank_dies_or_hangs_which_ends_ever
         calls = {place: stub.GenerateOnce.future(request(place), timeout=END_S) for place in defined}
         answers = {place: [token.id for token in call.result().tokens] for place, call in calls.items()}
         assert answers == defined
+        waits = stub.Stats(StatsRequest(), timeout=END_S).stats.chain.rank_wait_s
+        assert sorted(waits) == [0, 1]
+        assert any(waits.values()), "nobody has waited for anybody"
+        traced = stub.Trace(TraceRequest(), timeout=END_S).launches
+        assert all(len(launch.other_ranks) == 1 for launch in traced)
         streams = open_streams(channel)
         ends = [stack.enter_context(watched(process)) for process in (engine_of(service), rank_of(service))]
         os.kill(rank_of(service), number)

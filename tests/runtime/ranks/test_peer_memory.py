@@ -20,6 +20,11 @@ def test_equal_gpus_that_reach_each_other_can(monkeypatch: pytest.MonkeyPatch) -
     assert why_not_together(range(2)) == ""
 
 
+def test_ranks_that_share_a_gpu_reach_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    play(monkeypatch, ["H200"], reaches=False)
+    assert why_not_together((0, 0)) == ""
+
+
 @pytest.mark.parametrize(
     ("names", "reaches", "sentence"),
     [
