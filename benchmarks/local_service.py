@@ -74,15 +74,16 @@ def started_service(
     *,
     output: Output = _to_file,
     environment: Mapping[str, str] = MappingProxyType({}),
+    module: str = "runahead",
 ) -> Iterator[LocalService]:
     """The same for a body that ends the service itself: whatever is left is ended by force, and nothing is said of it.
 
-    port: 0: any that is free, chosen by the service, so that nobody else can have got it meanwhile. Raises
-    ServiceFailed if it does not start.
+    port: 0: any that is free, chosen by the service, so that nobody else can have got it meanwhile.
+    module: the command line's. Raises ServiceFailed if it does not start.
     """
     with tempfile.TemporaryDirectory(prefix="runahead-") as folder:
         log = Path(folder) / "service.log"
-        command = [sys.executable, "-m", "runahead", "serve", "--host", "127.0.0.1", "--port", str(port)]
+        command = [sys.executable, "-m", module, "serve", "--host", "127.0.0.1", "--port", str(port)]
         log.touch()
         with output(log) as written:
             # A session of its own: the service and whatever it starts can be looked for, and ended, by their group.

@@ -94,6 +94,8 @@ class RingMemory:
     start_ns: NDArray[np.int64]  # [slots] the device's clock when S began
     end_ns: NDArray[np.int64]  # [slots] the device's clock when F ended
     idle_ns: NDArray[np.int64]  # [slots] between these two, how long the device had nothing to run, at most
+    rank_stamps: NDArray[np.int64]  # [ranks - 1, 2, slots] start_ns and end_ns of tensor-parallel ranks from 1 on
+    rank_waited_ns: NDArray[np.int64]  # [ranks] waiting for other ranks within launches so far; empty with one rank
 
     def slot(self, number: int) -> int:
         """The slot of a launch, the same on the host and on the device."""
@@ -132,6 +134,8 @@ def allocate_rings(layout: RingLayout, allocate: Allocate = zeros) -> RingMemory
         start_ns=allocate((slots,), np.int64),  # type: ignore[arg-type]
         end_ns=allocate((slots,), np.int64),  # type: ignore[arg-type]
         idle_ns=allocate((slots,), np.int64),  # type: ignore[arg-type]
+        rank_stamps=np.zeros((0, 2, slots), np.int64),
+        rank_waited_ns=np.zeros(0, np.int64),
     )
 
 

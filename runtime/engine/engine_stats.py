@@ -75,6 +75,7 @@ def engine_stats(
         device_idle_s=figures.idle_ns / 1e9,
         device_busy_s=figures.busy_ns / 1e9,
         device_idle_inside_s=figures.idle_inside_ns / 1e9,
+        rank_wait_s={rank: ns / 1e9 for rank, ns in enumerate(device.rings.rank_waited_ns.tolist())},
         host_s=times.host_s,
         waits=device.counters.waits,
         bytes_to_device=device.counters.bytes_to_device,

@@ -9,6 +9,7 @@ from collections import deque
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import RingMemory
 from runahead.runtime.engine.figures import kind_of
@@ -26,6 +27,7 @@ class _Retired(NamedTuple):
     start_ns: np.int64
     end_ns: np.int64
     idle_inside_ns: np.int64
+    other_ranks_ns: NDArray[np.int64]  # [ranks - 1, 2]
 
 
 class Recorder:
@@ -53,7 +55,7 @@ class Recorder:
         """It is over. To be called before its ring slot is used again. ended_s: when the loop saw that."""
         number, slot = launch.number, rings.slot(launch.number)
         planned, committed = self._planned.pop(number), self._committed.pop(number)
-        device = rings.start_ns[slot], rings.end_ns[slot], rings.idle_ns[slot]
+        device = rings.start_ns[slot], rings.end_ns[slot], rings.idle_ns[slot], rings.rank_stamps[:, :, slot].copy()
         self._retired.append(_Retired(launch, planned, committed, ended_s, *device))
 
     def trace(self, launches: int) -> Trace:
@@ -87,4 +89,5 @@ def _times(retired: _Retired) -> LaunchTimes:
         start_ns=int(retired.start_ns),
         end_ns=int(retired.end_ns),
         idle_inside_ns=int(min(retired.idle_inside_ns, retired.end_ns - retired.start_ns)),
+        other_ranks_ns=tuple((start, end) for start, end in retired.other_ranks_ns.tolist()),
     )

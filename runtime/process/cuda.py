@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Final
@@ -84,16 +85,17 @@ def make_on_cuda(
     context: int,
     loading: Progress,
     capturing: Progress,
+    gpus: Sequence[int] = (),
 ) -> MadeOnDevice:
     """A `MakeOnDevice`, of the current GPU; of the first GPUs where there are several ranks. Its graphs are captured
-    here.
+    here. gpus: numbers, by rank, for tests: ranks that share a GPU take turns, and are slow. Empty: GPU r for rank r.
 
     Raises ConfigError for a GPU that the kernels do not run on or that is too small, and where no host memory is left
     that the GPU could reach, and OSError where a kernel must be compiled and can't, or masks can't lie where the GPU
     reads them.
     """
     with ExitStack() as undo:
-        made = _make(config, checkpoint, described, context, loading, capturing, undo)
+        made = _make(config, checkpoint, described, context, loading, capturing, undo, gpus)
         undo.pop_all()
     return made
 
@@ -106,6 +108,7 @@ def _make(
     loading: Progress,
     capturing: Progress,
     undo: ExitStack,
+    gpus: Sequence[int],
 ) -> MadeOnDevice:
     """undo: what ends the other ranks is put there."""
     device = torch.device("cuda", torch.cuda.current_device())
@@ -132,7 +135,7 @@ def _make(
     masks = make_masks(config, checkpoint, described, context)
     forced = forced_drafts(config, described) if masks is not None else 0
     layout = ring_layout(config, described, context, forced)
-    ranks = start_ranks(config, checkpoint, described, context, layout, None if masks is None else forced)
+    ranks = start_ranks(config, checkpoint, described, context, layout, None if masks is None else forced, gpus)
     undo.callback(ranks.close)
     with room_for_weights(to_load):
         model = load_model(

@@ -48,7 +48,7 @@ def follow(
     Raises ConfigError, CheckpointError, DeviceError, PeerMemoryError.
     """
     config, context = orders.config, orders.context
-    torch.cuda.set_device(orders.rank)
+    torch.cuda.set_device(orders.gpu)
     keep_kernels(config.kernel_cache, config.spelling("kernel_cache"))
     use_tuned()
 
@@ -61,7 +61,7 @@ def follow(
     checkpoint = open_checkpoint(Path(config.model))
     described = load_config(checkpoint)
     found = digest(checkpoint, described, orders.layout, has_weights=config.load_format != "dummy")
-    device, dtype = torch.device("cuda", orders.rank), dtype_of(config, described)
+    device, dtype = torch.device("cuda", orders.gpu), dtype_of(config, described)
     with room_for_weights(0):
         model = load_model(
             checkpoint, device, dtype, config.load_format, gpu_kernels(exact=True), None, context, described,

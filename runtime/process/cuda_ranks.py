@@ -1,4 +1,5 @@
-"""The ranks of a model on GPUs, as rank 0's process has them: rank r has GPU r, and a process.
+"""The ranks of a model on GPUs, as rank 0's process has them: rank r has a process, and GPU r
+unless a test says otherwise.
 
 `runahead.runtime.process.cuda_follow` is the process of another rank.
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -29,7 +30,7 @@ from runahead.runtime.ranks.exchange import ONE_RANK, Ranks
 from runahead.runtime.ranks.gpu_ranks import GpuRanks, Mailbox, make_counters
 from runahead.runtime.ranks.peer_memory import CudaRuntime, PeerMemoryError, why_not_together
 from runahead.runtime.ranks.ranked_device import RankedDevice
-from runahead.runtime.ranks.segment import ABORT, FAULT, FAULT_PEER, Segment, SegmentLayout
+from runahead.runtime.ranks.segment import ABORT, FAULT, FAULT_PEER, WAITED, Segment, SegmentLayout
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
 
 _LOOK_S: Final = 0.2  # between two looks whether a rank still runs, during the start
@@ -63,8 +64,9 @@ def joined(rank: int, segment: Segment, memory: memoryview, handles_of: Callable
     mailbox = Mailbox(rank, segment.layout.ranks, runtime)
     handles = handles_of(mailbox.handle.hex())
     boxes = mailbox.joined([bytes.fromhex(handle) for handle in handles])
-    views, device = segment.views, torch.device("cuda", torch.cuda.current_device())
-    counters = make_counters(device, views.host[ABORT : ABORT + 1], views.words[rank, FAULT : FAULT_PEER + 1])
+    own, device = segment.views.words[rank], torch.device("cuda", torch.cuda.current_device())
+    stop = segment.views.host[ABORT : ABORT + 1]
+    counters = make_counters(device, stop, own[FAULT : FAULT_PEER + 1], own[WAITED : WAITED + 1])
     return Joined(rank, segment, GpuRanks(mailbox.share, boxes, counters))
 
 
@@ -136,21 +138,23 @@ def start_ranks(
     context: int,
     rings: RingLayout,
     forced: int | None,
+    gpus: Sequence[int] = (),
 ) -> CudaRanks:
     """Start the other ranks, and let all GPUs reach each other. config: with every size in it. forced: as
-    `RankOrders.forced`. Raises ConfigError where this machine's GPUs can't be ranks of one model."""
+    `RankOrders.forced`. gpus: as `make_on_cuda`. Raises ConfigError where these GPUs can't be ranks of one model."""
     ranks = config.tensor_parallel
     if ranks == 1:
         return CudaRanks()
     setting = f"{config.spelling('tensor_parallel')} {ranks}"
-    if why := why_not_together(ranks):
+    gpus = gpus or range(ranks)
+    if why := why_not_together(gpus):
         raise ConfigError(f"{setting} can't be served here: {why}")
     layout = SegmentLayout(ranks, rings, 1)
 
     def orders_of(rank: int, descriptor: int, found: dict[str, str]) -> RankOrders:
         return RankOrders(
             rank=rank, descriptor=descriptor, layout=layout, config=config, context=context, products="", threads=1,
-            snapshots=0, digest=found, parent=os.getpid(), forced=forced,
+            snapshots=0, digest=found, parent=os.getpid(), forced=forced, gpu=gpus[rank],
         )  # fmt: skip
 
     started = start_processes(config, checkpoint, model, layout, orders_of)

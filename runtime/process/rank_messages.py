@@ -23,7 +23,7 @@ class RankOrders(msgspec.Struct, frozen=True, kw_only=True):
     """rank: whose orders they are. descriptor: of the segment's memory, in the rank's process. config: with every size
     in it. context: tokens of a request, at most. products: how products are computed, by name. threads: of torch.
     snapshots: of recurrent states. digest: as `digest` of rank 0. parent: the process of rank 0. forced: drafts of a
-    row with a grammar; None: no row has one."""
+    row with a grammar; None: no row has one. gpu: the number of the rank's GPU; without meaning on CPUs."""
 
     rank: int
     descriptor: int
@@ -36,6 +36,7 @@ class RankOrders(msgspec.Struct, frozen=True, kw_only=True):
     digest: dict[str, str]
     parent: int
     forced: int | None = None
+    gpu: int = 0
 
 
 class Mailbox(msgspec.Struct, frozen=True):

@@ -89,8 +89,10 @@ class Mailbox:
         return Mailboxes(found["parts"], found["words"], found["gather_flags"], found["spread_flags"], whole)
 
 
-def make_counters(device: torch.device, abort: NDArray[np.int64], fault: NDArray[np.int64]) -> Counters:
-    """abort, fault: words of the host that the device reaches; see `Counters`."""
+def make_counters(
+    device: torch.device, abort: NDArray[np.int64], fault: NDArray[np.int64], waited: NDArray[np.int64]
+) -> Counters:
+    """abort, fault, waited: words of the host that the device reaches; see `Counters`."""
     return Counters(
         reduces=torch.zeros(CHANNELS, dtype=torch.int32, device=device),
         gathers=torch.zeros(CHANNELS, dtype=torch.int32, device=device),
@@ -98,6 +100,7 @@ def make_counters(device: torch.device, abort: NDArray[np.int64], fault: NDArray
         control=torch.zeros(CONTROL_WORDS, dtype=torch.int64, device=device),
         abort=torch.from_numpy(abort),
         fault=torch.from_numpy(fault),
+        waited=torch.from_numpy(waited),
     )
 
 
@@ -119,8 +122,10 @@ class GpuRanks:
         self._noted.update(f"{call} {size};".encode())
 
     def limit(self, seconds: float) -> None:
-        """No wait for a peer lasts longer, from now on."""
+        """No wait for a peer lasts longer, from now on. Waits are counted anew. Only while no exchange is under way."""
         self._counters.control[push_exchange.LIMIT_NS] = int(seconds * 1e9)
+        self._counters.control[push_exchange.WAITED_NS] = 0
+        self._counters.waited.zero_()
 
     def reduce(self, partial: torch.Tensor) -> None:
         """See `Ranks.reduce`. bfloat16."""

@@ -8,6 +8,7 @@ Source: the CUDA Runtime API manual, *Device Management*, *Memory Management*.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -97,17 +98,18 @@ def tensor_at(address: int, shape: tuple[int, ...], dtype: torch.dtype, device: 
     return torch.as_tensor(_Array(interface), device=device)
 
 
-def why_not_together(ranks: int) -> str:
-    """Why the first GPUs of this machine can't be the ranks of one model; empty where they can."""
-    there = torch.cuda.device_count()
-    if there < ranks:
-        return f"it needs {ranks} GPUs, one a rank, and this process sees {there}"
-    kinds = {(torch.cuda.get_device_name(each), torch.cuda.get_device_capability(each)) for each in range(ranks)}
+def why_not_together(gpus: Sequence[int]) -> str:
+    """Why these GPUs can't be the ranks of one model; empty where they can. gpus: numbers, by rank. Ranks may share
+    one."""
+    there, needed = torch.cuda.device_count(), max(gpus) + 1
+    if there < needed:
+        return f"it needs {needed} GPUs, one a rank, and this process sees {there}"
+    kinds = {(torch.cuda.get_device_name(each), torch.cuda.get_device_capability(each)) for each in gpus}
     if len(kinds) > 1:
-        names = ", ".join(torch.cuda.get_device_name(each) for each in range(ranks))
+        names = ", ".join(torch.cuda.get_device_name(each) for each in gpus)
         return f"all ranks need the same kind of GPU, and these are {names}: let CUDA_VISIBLE_DEVICES name equal ones"
-    for one in range(ranks):
-        for other in range(ranks):
+    for one in gpus:
+        for other in gpus:
             if one != other and not torch.cuda.can_device_access_peer(one, other):
                 return (
                     f"GPU {one} can't reach the memory of GPU {other}: ranks need peer access, by NVLink or "

@@ -132,6 +132,7 @@ class Segment:
         return replace(
             own, layout=self.layout.rings, plan=views.plan, bulk=views.bulk, finite=views.finite[rank],
             status=views.status[rank], start_ns=start_ns, end_ns=end_ns, idle_ns=idle_ns,
+            rank_stamps=views.stamps[1:, :2], rank_waited_ns=views.words[:, WAITED],
         )  # fmt: skip
 
 

@@ -97,6 +97,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     device_idle_s: float  # between the F of a launch and the S of the next, firsts after idle left out
     device_busy_s: float  # from the start of each S to the end of its F
     device_idle_inside_s: float  # of the busy time, at most, the device had nothing to run
+    rank_wait_s: dict[int, float]  # by rank, waiting for other ranks within launches; empty with one rank
     host_s: float  # the loop's own time, waits left out
     waits: int
     bytes_to_device: int

@@ -15,7 +15,8 @@ class LaunchTimes(msgspec.Struct, frozen=True, array_like=True, gc=False):
     kind: decode, mixed or closing. rows, prompt_tokens: of its F. overlapped, first: as of `Launch`. The host planned
     it from plan_s on, staged the plan from stage_s, and called the device from launch_s to enqueued_s. It had seen the
     tokens and committed them from commit_s on, and sent them from publish_s to published_s. ended_s: the look that
-    found F ended. idle_inside_ns: within the launch, between its pieces.
+    found F ended. idle_inside_ns: within the launch, between its pieces. other_ranks_ns: from rank 1 on,
+    start and end on the clock of the rank's device.
     """
 
     number: int
@@ -35,6 +36,7 @@ class LaunchTimes(msgspec.Struct, frozen=True, array_like=True, gc=False):
     start_ns: int
     end_ns: int
     idle_inside_ns: int
+    other_ranks_ns: tuple[tuple[int, int], ...] = ()
 
 
 class Trace(msgspec.Struct, frozen=True, array_like=True):

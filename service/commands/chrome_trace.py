@@ -11,14 +11,16 @@ _HOST, _DEVICE, _TOKENS = 1, 2, 3  # the lanes
 
 
 def chrome_trace(timeline: Timeline) -> dict[str, Any]:
-    """Three lanes: what the host did, what the device ran, and when the host saw tokens. An arrow leads from where the
-    host has enqueued a launch to where the device runs it."""
+    """Three lanes: what the host did, what the device ran, and when the host saw tokens; one more for each further
+    tensor-parallel rank. An arrow leads from where the host has enqueued a launch to where the device runs it."""
     events: list[dict[str, Any]] = [
         _name("process_name", 0, "runahead"),
         _name("thread_name", _HOST, "host"),
         _name("thread_name", _DEVICE, "device"),
         _name("thread_name", _TOKENS, "tokens seen"),
     ]
+    ranks = max((len(launch.other_ranks) for launch in timeline.launches), default=0)
+    events += (_name("thread_name", _TOKENS + rank, f"device of rank {rank}") for rank in range(1, 1 + ranks))
     events += (_slice(_HOST, "wait", wait, {}) for wait in timeline.waits)
     for launch in timeline.launches:
         facts = {
@@ -30,6 +32,8 @@ def chrome_trace(timeline: Timeline) -> dict[str, Any]:
         events += (_slice(_HOST, stage, getattr(launch, stage), {"launch": launch.number}) for stage in STAGES)
         idle = {"idle_inside_us": round(launch.idle_inside_us, 3)}
         events.append(_slice(_DEVICE, f"{launch.kind} {launch.number}", launch.device, facts | idle))
+        for rank, span in enumerate(launch.other_ranks, start=1):
+            events.append(_slice(_TOKENS + rank, f"{launch.kind} {launch.number}", span, {"launch": launch.number}))
         tokens = {"ph": "i", "s": "t", "name": f"tokens {launch.number}", "ts": launch.commit[0], "args": facts}
         events.append(tokens | {"pid": _PROCESS, "tid": _TOKENS})
         arrow = {"cat": "enqueued", "name": "enqueued", "id": launch.number, "pid": _PROCESS}

@@ -54,6 +54,9 @@ def stats_lines(stats: stats_pb2.ServerStats) -> list[str]:
         f"{stats.front_end.waiting_structures} waiting; "
         f"refused: {_counts(stats.refusals)}",
     }
+    if chain.rank_wait_s:
+        waits = ", ".join(f"rank {rank} {seconds:.3f} s" for rank, seconds in sorted(chain.rank_wait_s.items()))
+        groups["ranks"] = f"waited for others within launches: {waits}"
     if stats.processes:
         groups["memory"] = ", ".join(
             f"{process.name} {process.resident_bytes / 2**20:.0f} MiB, {process.descriptors} descriptors"

@@ -16,7 +16,8 @@ Span = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class TimedLaunch:
-    """A launch as the contract's `LaunchTrace` has it. A span: from and to, in microseconds."""
+    """A launch as the contract's `LaunchTrace` has it. A span: from and to, in microseconds. other_ranks: when each
+    further rank ran it."""
 
     number: int
     kind: str
@@ -31,6 +32,7 @@ class TimedLaunch:
     publish: Span
     device: Span
     idle_inside_us: float
+    other_ranks: tuple[Span, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ def timeline_of(response: trace_pb2.TraceResponse) -> Timeline:
                 _span(launch.publish),
                 _span(launch.device),
                 _us(launch.idle_inside),
+                tuple(map(_span, launch.other_ranks)),
             )
             for launch in response.launches
         ),

@@ -127,6 +127,8 @@ def _chain(stats: EngineStats) -> Iterator[Metric]:
         "Of the busy time, at most, without anything to run.",
         stats.device_idle_inside_s,
     )
+    waits = {str(rank): seconds for rank, seconds in stats.rank_wait_s.items()}
+    yield counters("runahead_rank_wait_seconds", "Waiting for other ranks within launches, by rank.", "rank", waits)
     yield counter("runahead_host_seconds", "Of the engine's loop itself, without waits.", stats.host_s)
     yield counter("runahead_graph_captures", "Graphs captured.", stats.graph_captures)
     yield counter("runahead_graph_replays", "Graphs replayed.", stats.graph_replays)

@@ -31,7 +31,9 @@ def as_response(traced: EngineTrace, *, shares_clock: bool) -> TraceResponse:
     """shares_clock: the device reads the host's own clock."""
     if not traced.launches:
         return TraceResponse()
-    offset_ns, slack_ns = (0, 0) if shares_clock else device_clock(traced.launches)
+    count = len(traced.launches[0].other_ranks_ns)
+    clocks = [(0, 0) if shares_clock else device_clock(traced.launches, rank) for rank in range(1 + count)]
+    (offset_ns, _), *others = clocks
     zero_ns = min(_ns(begin) for begin in (traced.launches[0].plan_s, *(begin for begin, _ in traced.waits)))
 
     def span(begin_ns: int, end_ns: int) -> TimeSpan:
@@ -56,23 +58,28 @@ def as_response(traced: EngineTrace, *, shares_clock: bool) -> TraceResponse:
                 publish=host(times.publish_s, times.published_s),
                 device=span(times.start_ns + offset_ns, times.end_ns + offset_ns),
                 idle_inside=_duration(times.idle_inside_ns),
+                other_ranks=[
+                    span(start_ns + offset, end_ns + offset)
+                    for (start_ns, end_ns), (offset, _) in zip(times.other_ranks_ns, others, strict=True)
+                ],
             )
             for times in traced.launches
         ],
         waits=[host(*wait) for wait in traced.waits],
-        clock_slack=_duration(slack_ns),
+        clock_slack=_duration(max(slack for _, slack in clocks)),
     )
 
 
-def device_clock(launches: Sequence[LaunchTimes]) -> tuple[int, int]:
-    """What to add to the device's nanoseconds for the host's, and by how much that may be wrong.
+def device_clock(launches: Sequence[LaunchTimes], rank: int = 0) -> tuple[int, int]:
+    """What to add to a rank's device's nanoseconds for the host's, and by how much that may be wrong.
 
     A launch starts after the host has called the device for it, and has ended before the host sees its mark: the offset
     is the middle of what these two allow over all launches. Where the clocks have drifted apart meanwhile they allow
     nothing, and the slack is by how much they contradict each other.
     """
-    least = max(_ns(times.launch_s) - times.start_ns for times in launches)
-    most = min(_ns(times.ended_s) - times.end_ns for times in launches)
+    spans = [((times.start_ns, times.end_ns), *times.other_ranks_ns)[rank] for times in launches]
+    least = max(_ns(times.launch_s) - start_ns for times, (start_ns, _) in zip(launches, spans, strict=True))
+    most = min(_ns(times.ended_s) - end_ns for times, (_, end_ns) in zip(launches, spans, strict=True))
     return (least + most) // 2, abs(most - least) // 2
 
 

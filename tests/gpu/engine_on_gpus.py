@@ -1,6 +1,8 @@
-"""The engine on the bundled model, which two GPUs have between them, in this process and that of rank 1.
+"""The engine on the bundled model, which two ranks have between them, in this process and that of rank 1: on two GPUs,
+or on the one GPU of the machine, which then switches between the processes within each exchange.
 
-`python -m tests.gpu.engine_on_gpus` prints the JSON of `Outcome`. DEVICE behind it, `cpu`, tries it with ranks on CPUs.
+`python -m tests.gpu.engine_on_gpus` prints the JSON of `Outcome`, and its progress on standard error. DEVICE behind it,
+`cpu`, tries it with ranks on CPUs.
 """
 
 from __future__ import annotations
@@ -10,12 +12,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.gpu_table.engines import FrontEnd
 from runahead.cuda_graphs.device import DeviceError
@@ -27,9 +31,11 @@ from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from runahead.runtime.wire.preparation import prepared_submit
+from tests.gpu.exchanges_on_gpus import gpus
 
+MODEL: Final = "runtime/models/bundled"
 LENGTHS: Final = (5, 300, 17, 64, 700, 3)  # prompts of a chunk, of several, and of a few tokens
-TOKENS: Final = 48
+TOKENS: Final = 32
 ENDLESS: Final = 900
 DEPTHS: Final = (2, 0, 1, 4)  # launches ahead; 0: serial
 DEADLINE_S: Final = 60.0
@@ -48,7 +54,7 @@ class Outcome(msgspec.Struct):
 def make(device: str, drafter: str = "none") -> MadeOnDevice:
     """No `check_config`: it refuses ranks on GPUs."""
     asked: dict[str, Any] = {
-        "model": "runtime/models/bundled", "device": device, "dtype": "bfloat16" if device == "cuda" else "auto",
+        "model": MODEL, "device": device, "dtype": "bfloat16" if device == "cuda" else "auto",
         "max_rows": 8, "num_blocks": 600, "max_prefill_tokens": 512, "prefill_chunk": 256, "draft_forced": False,
         "tensor_parallel": 2, "context_length": 1024, "launch_timeout_s": 5.0, "prefix_cache": False, "run_ahead": 4,
         "drafter": drafter,
@@ -59,12 +65,29 @@ def make(device: str, drafter: str = "none") -> MadeOnDevice:
     if device == "cpu":
         from runahead.runtime.process.cpu import make_on_cpu as make_on
     else:
-        from runahead.runtime.process.cuda import make_on_cuda as make_on
+        from runahead.runtime.process.cuda import make_on_cuda
+
+        make_on = partial(make_on_cuda, gpus=gpus())
     return make_on(config, checkpoint, described, check_model(config, described), _no_progress, _no_progress)
 
 
 def _no_progress(done: int, total: int) -> None:
     pass
+
+
+def _tell(what: str) -> None:
+    print(f"{time.monotonic():.1f} s: {what}", file=sys.stderr, flush=True)
+
+
+def prompt(place: int) -> NDArray[np.int32]:
+    return np.array([(37 * place + 11 * i) % 4000 + 2 for i in range(LENGTHS[place])], np.int32)
+
+
+def sampling(place: int) -> SamplingParams:
+    """Some are greedy, others drawn, some with penalties."""
+    return SamplingParams(
+        temperature=0.8 * (place % 2), top_p=0.9, seed=place, repetition_penalty=1.1 if place % 3 == 2 else 1.0
+    )
 
 
 class Served:
@@ -85,15 +108,11 @@ class Served:
             self.heard.setdefault(handle, []).append(token)
 
     def ask(self, place: int, tokens: int = TOKENS) -> int:
-        """Some are greedy, others drawn, some with penalties. Returns the handle."""
+        """Returns the handle."""
         handle = next(self._handles)
-        prompt = np.array([(37 * place + 11 * i) % 4000 + 2 for i in range(LENGTHS[place])], np.int32)
-        sampling = SamplingParams(
-            temperature=0.8 * (place % 2), top_p=0.9, seed=place, repetition_penalty=1.1 if place % 3 == 2 else 1.0
-        )
         stopping = StoppingParams(max_tokens=tokens, ignore_eos=True)
         self.front_end.inbox.append(
-            prepared_submit(handle, f"r{handle}", prompt, sampling, stopping, block_size=self.block_size)
+            prepared_submit(handle, f"r{handle}", prompt(place), sampling(place), stopping, block_size=self.block_size)
         )
         return handle
 
@@ -112,13 +131,16 @@ class Served:
 
 def outcome(device: str) -> Outcome:
     made = make(device)
+    _tell("the engine is made")
     served = Served(made)
     places = range(len(LENGTHS))
     served.engine.ledger.run_ahead = DEPTHS[0]
     found = Outcome([served.run([place])[0] for place in places], {})
+    _tell("each request has been alone")
     for depth in DEPTHS:
         served.engine.ledger.run_ahead = depth
         found.together[depth] = served.run(places), served.run(places[::-1])[::-1]
+        _tell(f"all have been together, {depth} launches ahead")
     handles = [served.ask(place, ENDLESS) for place in (0, 2, 5)]
     served.turn_until(lambda: all(len(served.heard.get(handle, ())) > TOKENS // 2 for handle in handles))
     os.kill(made.device._followers.pids[0], signal.SIGKILL)  # type: ignore[attr-defined]

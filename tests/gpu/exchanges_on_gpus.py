@@ -1,6 +1,6 @@
 """Exchanges between two GPUs, a process each, against sums that the CPU makes. `python -m tests.gpu.exchanges_on_gpus`
-exits with 0 if all agree to the bit, and prints what does not. With RANK and the segment's descriptor behind it, it is
-the process of a rank.
+exits with 0 if all agree to the bit, and prints what does not. Where the machine has one GPU, both ranks share it. With
+RANK and the segment's descriptor behind it, it is the process of a rank.
 """
 
 from __future__ import annotations
@@ -44,9 +44,14 @@ def differ(one: torch.Tensor, other: torch.Tensor) -> bool:
     return not torch.equal(one.cpu().view(torch.int16), other.cpu().view(torch.int16))
 
 
+def gpus() -> tuple[int, ...]:
+    """By rank. Ranks share the one GPU of a machine: they take turns, and each exchange waits for a turn."""
+    return (0,) * RANKS if torch.cuda.device_count() < RANKS else tuple(range(RANKS))
+
+
 def _added(exchange: GpuRanks, rank: int, step: int) -> bool:
     """Whether a sum that goes on to the residual differs from the sum and the addition by themselves."""
-    device, rows, width = torch.device("cuda", rank), (1, 8, 300, 1500)[step % 4], (4096, 2560)[step % 2]
+    device, rows, width = torch.device("cuda", gpus()[rank]), (1, 8, 300, 1500)[step % 4], (4096, 2560)[step % 2]
     x = partial(rank, step, rows * width).view(rows, width).to(device)
     gamma = torch.full((width,), 0.7, dtype=torch.bfloat16, device=device)
     drawn = torch.randn(rows, width, generator=torch.Generator().manual_seed(step)).bfloat16().to(device)
@@ -60,8 +65,8 @@ def _added(exchange: GpuRanks, rank: int, step: int) -> bool:
 
 def run(rank: int, descriptor: int) -> int:
     """How many exchanges differ."""
-    torch.cuda.set_device(rank)
-    device = torch.device("cuda", rank)
+    torch.cuda.set_device(gpus()[rank])
+    device = torch.device("cuda", gpus()[rank])
     memory = map_memory(descriptor, LAYOUT)
 
     def handles_of(own: str) -> tuple[str, ...]:
@@ -132,7 +137,11 @@ def main() -> int:
     ]
     try:
         handles = [rank.stdout.readline().strip() for rank in ranks if rank.stdout is not None]
-        said = [rank.communicate(" ".join(handles) + "\n", timeout=240)[0] for rank in ranks]
+        for rank in ranks:  # all of them, before the first is waited for
+            assert rank.stdin is not None
+            rank.stdin.write(" ".join(handles) + "\n")
+            rank.stdin.flush()
+        said = [rank.communicate(timeout=240)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

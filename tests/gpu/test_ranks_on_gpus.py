@@ -1,24 +1,49 @@
-"""A model that two GPUs have between them: exchanges to the bit, the tokens of the engine, and what becomes of it when
-a rank is killed under load."""
+"""A model that two ranks have between them, on two GPUs or on one that both share: exchanges to the bit, the tokens of
+the engine and of a service, and what becomes of them when a rank is killed or stopped under load."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
+import grpc
 import msgspec
 import pytest
 import torch
 
-from tests.gpu.engine_on_gpus import DEPTHS, LENGTHS, TOKENS, Outcome
+from benchmarks.local_service import LocalService, started_service
+from runahead.runtime.process.rank_processes import COMMAND
+from runahead.service.settings.server_config import EXIT_ENGINE_LOST
+from runahead.v1 import (
+    GenerateOnceRequest,
+    GenerationServiceStub,
+    GetModelInfoRequest,
+    SamplingOptions,
+    StatsRequest,
+    StoppingOptions,
+    TokenIds,
+    TraceRequest,
+)
+from tests.gpu.engine_on_gpus import DEPTHS, LENGTHS, TOKENS, Outcome, prompt, sampling
+from tests.gpu.exchanges_on_gpus import gpus
+from tests.service.service_processes import check_failed_once, engine_of, has_ended, open_streams, running, watched
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(
-        torch.cuda.device_count() < 2, reason="ranks need two GPUs, and this machine has fewer than that"
-    ),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
 ]
+ROOT = Path(__file__).parents[2]
+END_S = 60.0
+FLAGS = [
+    "--device", "cuda", "--tensor-parallel", "2", "--num-blocks", "600", "--max-rows", "8", "--context-length", "2048",
+    "--max-prefill-tokens", "512", "--prefill-chunk", "256", "--launch-timeout-s", "5",
+]  # fmt: skip
 
 
 def run(module: str) -> str:
@@ -28,21 +53,85 @@ def run(module: str) -> str:
     return done.stdout
 
 
+@pytest.fixture
+def free() -> Iterator[None]:
+    """What was free on each GPU is free again."""
+    before = {gpu: torch.cuda.mem_get_info(gpu)[0] for gpu in set(gpus())}
+    yield
+    for gpu, size in before.items():
+        assert torch.cuda.mem_get_info(gpu)[0] >= size - (1 << 30), f"GPU {gpu} is not free"
+
+
+@pytest.fixture(scope="module")
+def defined() -> dict[int, list[int]]:
+    """Tokens of some requests by their definition, two segments in one process."""
+    return msgspec.json.decode(run("tests.gpu.segments_on_gpu").strip().splitlines()[-1], type=dict[int, list[int]])
+
+
 def test_exchanges_give_the_sums_in_rank_order_to_the_bit() -> None:
     """Eagerly and in graphs, with inputs that change from step to step."""
     assert "rank 0: 0 exchanges differ" in run("tests.gpu.exchanges_on_gpus")
 
 
-def test_tokens_are_the_same_at_every_depth_alone_and_among_others_until_a_rank_is_killed_under_load() -> None:
-    """The engine then fails with a sentence, within the time that a launch may take, and both GPUs are free."""
-    free = [torch.cuda.mem_get_info(gpu)[0] for gpu in range(2)]
+@pytest.mark.usefixtures("free")
+def test_tokens_are_the_same_at_every_depth_alone_and_among_others_until_a_rank_is_killed_under_load(
+    defined: dict[int, list[int]],
+) -> None:
+    """Two segments in one process give the same tokens. The engine then fails with a sentence, within the time that a
+    launch may take."""
     found = msgspec.json.decode(run("tests.gpu.engine_on_gpus").strip().splitlines()[-1], type=Outcome)
     assert [len(tokens) for tokens in found.alone] == [TOKENS] * len(LENGTHS)
+    assert {place: found.alone[place] for place in defined} == defined
     assert sorted(found.together) == sorted(DEPTHS)
     for depth, (forth, back) in found.together.items():
         assert forth == found.alone, depth
         assert back == found.alone, depth
     assert "rank 1 has ended (signal SIGKILL)" in found.failed
     assert found.failed_s < 10.0
-    for gpu in range(2):
-        assert torch.cuda.mem_get_info(gpu)[0] >= free[gpu] - (1 << 30), f"GPU {gpu} is not free"
+
+
+def request(place: int) -> GenerateOnceRequest:
+    drawn = sampling(place)
+    return GenerateOnceRequest(
+        token_ids=TokenIds(ids=prompt(place).tolist()),
+        sampling=SamplingOptions(temperature=drawn.temperature, top_p=drawn.top_p, seed=drawn.seed),
+        stopping=StoppingOptions(max_tokens=TOKENS, ignore_eos=True),
+    )
+
+
+def rank_of(service: LocalService) -> int:
+    """The process id of rank 1."""
+    (found,) = running(service, COMMAND[-1])
+    return found
+
+
+@pytest.mark.usefixtures("free")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_service_gives_these_tokens_until_a_rank_dies_or_hangs_which_ends_every_stream_once_and_then_the_server(
+    defined: dict[int, list[int]], number: signal.Signals
+) -> None:
+    environment = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+    with (
+        started_service(FLAGS, environment=environment, module="tests.gpu.served_on_gpus") as service,
+        grpc.insecure_channel(service.url) as channel,
+        contextlib.ExitStack() as stack,
+    ):
+        stub = GenerationServiceStub(channel)
+        assert stub.GetModelInfo(GetModelInfoRequest(), timeout=END_S).engine.tensor_parallel == 2
+        calls = {place: stub.GenerateOnce.future(request(place), timeout=END_S) for place in defined}
+        answers = {place: [token.id for token in call.result().tokens] for place, call in calls.items()}
+        assert answers == defined
+        waits = stub.Stats(StatsRequest(), timeout=END_S).stats.chain.rank_wait_s
+        assert sorted(waits) == [0, 1]
+        assert any(waits.values()), "nobody has waited for anybody"
+        traced = stub.Trace(TraceRequest(), timeout=END_S).launches
+        assert all(len(launch.other_ranks) == 1 for launch in traced)
+        streams = open_streams(channel)
+        ends = [stack.enter_context(watched(process)) for process in (engine_of(service), rank_of(service))]
+        os.kill(rank_of(service), number)
+        check_failed_once(streams)
+        assert service.process.wait(END_S) == EXIT_ENGINE_LOST
+        assert all(has_ended(end, END_S) for end in ends)
+        log = service.log.read_text()
+    assert ("rank 1 has ended (signal SIGKILL)" in log) == (number == signal.SIGKILL)
+    assert ("rank 0 has waited too long for rank 1" in log or "launch_hung" in log) == (number == signal.SIGSTOP)

@@ -116,6 +116,7 @@ STATS = EngineStats(
     device_idle_s=0.25,
     device_busy_s=4.5,
     device_idle_inside_s=0.75,
+    rank_wait_s={0: 0.25, 1: 0.125},
     host_s=0.5,
     waits=77,
     bytes_to_device=6400,

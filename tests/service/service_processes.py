@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from google.rpc import error_details_pb2
 
 from benchmarks.local_service import LocalService
 from runahead.service.processes.engine_process import ENGINE_MODULE
 from runahead.v1 import GenerateRequest, GenerationServiceStub, StoppingOptions
+from tests.service.rpc_errors import code, detail, failure
 
 STREAMS = 3
 
@@ -42,6 +44,16 @@ def open_streams(channel: grpc.Channel, max_tokens: int = 2000) -> list[Any]:
     for call in calls:
         assert [next(call).WhichOneof("event") for _ in range(2)] == ["accepted", "delta"]
     return calls
+
+
+def check_failed_once(calls: list[grpc.Call]) -> None:
+    """Each of these streams ends once, and says that the device is lost."""
+    for call in calls:
+        events: list[str] = []
+        error = failure(lambda call=call, events=events: events.extend(e.WhichOneof("event") for e in call))  # type: ignore[misc]
+        assert code(error) == grpc.StatusCode.UNAVAILABLE
+        assert detail(error, error_details_pb2.ErrorInfo).reason == "DEVICE"
+        assert "finished" not in events
 
 
 @contextlib.contextmanager

@@ -26,9 +26,10 @@ from tests.runtime.programs.hash_model import VOCAB
 OF_GRAPHS: Final = {"graph_captures", "graph_replays", "fallbacks"}
 # The simulated device has no time between the parts of a launch: `test_idle_inside_launches.py` looks at it.
 INSIDE_A_LAUNCH: Final = {"device_idle_inside_s"}
-# No row here has a grammar, drafts, or a recurrent state: `test_late_masks.py`, `test_structures_served.py`,
-# `tests/parity/test_drafts.py` and `test_recurrent_rows.py` look at these.
-ELSEWHERE: Final = {"held_rows", "drafted", "accepted"} | {
+# No row here has a grammar, drafts, a recurrent state or several ranks: `test_late_masks.py`,
+# `test_structures_served.py`, `tests/parity/test_drafts.py`, `test_recurrent_rows.py` and `test_rank_engines.py` look
+# at these.
+ELSEWHERE: Final = {"held_rows", "drafted", "accepted", "rank_wait_s"} | {
     name for name in EngineStats.__struct_fields__ if name.startswith(("masks_", "snapshots_"))
 }
 EVENTS: Final = {"admitted", "chunk", "finished", "aborted", "paused", "resumed", "evicted", "readmitted"}

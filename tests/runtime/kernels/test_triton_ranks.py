@@ -4,7 +4,6 @@ interpreter or on one GPU. The ranks are threads that take turns; what they exch
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,20 +19,17 @@ DEVICE = triton_device()
 pytestmark = pytest.mark.timeout(300)
 
 from runahead.cuda_graphs.rings import RingLayout  # noqa: E402
-from runahead.cuda_graphs.shape import LaunchShape  # noqa: E402
 from runahead.runtime.checkpoint import open_checkpoint  # noqa: E402
-from runahead.runtime.kernels.layers import Norm  # noqa: E402
 from runahead.runtime.kernels.ranks import ONE_RANK, Ranks  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
-from runahead.runtime.kernels.triton.gemm.separate_epilogue import add_scaled  # noqa: E402
 from runahead.runtime.models.load import load_model  # noqa: E402
 from runahead.runtime.plan import PLAN_WORDS  # noqa: E402
 from runahead.runtime.programs.cuda.program import TritonProgram  # noqa: E402
 from runahead.runtime.wire.parameters import SamplingParams  # noqa: E402
 from tests.runtime.kernels.device_twin import mapped_rings  # noqa: E402
+from tests.runtime.kernels.divided_programs import Divided  # noqa: E402
 from tests.runtime.launches import Launches, over_program  # noqa: E402
 from tests.runtime.models.checkpoints import Case, save  # noqa: E402
-from tests.runtime.ranks.segments import Segment, Turns  # noqa: E402
 
 RANKS, ROWS, BLOCK_SIZE, EACH, MAX_TOKENS, DRAFTS = 2, 3, 16, 3, 64, 2
 VOCAB = 160
@@ -60,27 +56,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-class _Rank(Segment):
-    """With what a GPU's ranks have beside."""
-
-    def reduce_add(
-        self,
-        partial: torch.Tensor,
-        residual: torch.Tensor,
-        following: torch.Tensor,
-        scaled: torch.Tensor,
-        squares: torch.Tensor,
-    ) -> None:
-        self.reduce(partial)
-        add_scaled(partial, None, residual, Norm(following, 0.0), scaled, squares)
-
-    def spread(self, words: torch.Tensor) -> None:
-        self.hand_in(words)
-        if self.share.is_first:
-            self.turns.total = words.clone()
-        words.copy_(self.turns.total)
-
-
 def program_of(folder: Path, ranks: Ranks, rings: Any) -> TritonProgram:
     checkpoint = open_checkpoint(folder)
     kernels = TritonKernelSet(exact=True)
@@ -96,30 +71,10 @@ def make_rings() -> Any:
     return mapped_rings(layout, DEVICE)
 
 
-class Divided:
-    """Programs of all ranks, in step."""
-
-    def __init__(self, folder: Path) -> None:
-        self.rings = make_rings()
-        self.turns = Turns(RANKS)
-        self.programs = []
-        for rank in range(RANKS):
-            own = self.rings if not rank else replace(make_rings(), plan=self.rings.plan, bulk=self.rings.bulk)
-            self.programs.append(program_of(folder, _Rank(self.turns, rank), own))
-
-    def run(self, shape: LaunchShape) -> None:
-        with ThreadPoolExecutor(RANKS) as threads:
-            work = [threads.submit(self._run, rank, shape) for rank in range(RANKS)]
-            for done in reversed(work):  # one that has failed keeps those before it waiting
-                done.result()
-
-    @torch.inference_mode()
-    def _run(self, rank: int, shape: LaunchShape) -> None:
-        self.turns.wait_for(rank)
-        over_program(self.programs[rank])(shape)
-        if DEVICE.type == "cuda":
-            torch.cuda.synchronize()
-        self.turns.pass_on(rank)
+def divided_on(folder: Path) -> Divided:
+    first = make_rings()
+    rings = [first, *(replace(make_rings(), plan=first.plan, bulk=first.bulk) for _ in range(1, RANKS))]
+    return Divided(rings, lambda ranks, own: program_of(folder, ranks, own), is_on_gpu=DEVICE.type == "cuda")
 
 
 # Tokens that each row takes in each launch: prompts whole and in chunks, beside rows that decode; then all decode.
@@ -134,7 +89,7 @@ def begun(run: Any, rings: Any) -> Launches:
 
 
 def test_two_ranks_have_the_logits_of_the_whole_model_and_the_same_rows(folder: Path) -> None:
-    whole_rings, divided = make_rings(), Divided(folder)
+    whole_rings, divided = make_rings(), divided_on(folder)
     whole = program_of(folder, ONE_RANK, whole_rings)
     one, both = begun(over_program(whole), whole_rings), begun(divided.run, divided.rings)
     compared = 0
@@ -153,7 +108,7 @@ def test_two_ranks_have_the_logits_of_the_whole_model_and_the_same_rows(folder: 
 
 
 def test_drafts_of_the_first_rank_are_those_of_all(folder: Path) -> None:
-    divided = Divided(folder)
+    divided = divided_on(folder)
     launches = begun(divided.run, divided.rings)
     for work in WORK[:3]:
         launches.launch(work)

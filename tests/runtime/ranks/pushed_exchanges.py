@@ -36,6 +36,7 @@ from runahead.runtime.kernels.triton.ranks.push_exchange import (  # noqa: E402
     CONTROL_WORDS,
     LIMIT_NS,
     SLOTS,
+    WAITED_NS,
     WORDS,
     Counters,
     Mailboxes,
@@ -45,17 +46,22 @@ from runahead.runtime.ranks.gpu_ranks import GpuRanks  # noqa: E402
 EMPTY: Final = -32768
 WHOLE: Final = 1 << 16
 LIMIT_S: Final = 60.0
+LATE_S: Final = 0.2
 SIZES: Final = (16, 2064, 1)  # numbers of the reductions of a round: of several channels, and of one
 
 
 class Outcome(msgspec.Struct):
     """sums, gathered, spread: digests of what the rank was left with, of each kind of exchange; the first of what it
-    should be. fault: the step at which it gave up, and the peer that it waited for."""
+    should be. fault: the step at which it gave up, and the peer that it waited for. reduce_wait_s: of the
+    reductions of the round that the last rank begins late. wait_s: of all exchanges, on the device and for the host.
+    """
 
     sums: tuple[str, str]
     gathered: tuple[str, str]
     spread: tuple[str, str]
     fault: tuple[int, int]
+    reduce_wait_s: float
+    wait_s: tuple[float, float]
 
 
 def partial(rank: int, ranks: int, step: int, size: int) -> torch.Tensor:
@@ -134,23 +140,28 @@ def run(rank: int, ranks: int, file: Path, rounds: int) -> Outcome:
     there[rank] = 1
     while int(there.sum()) < ranks:
         time.sleep(0.001)
-    host = np.zeros(3, np.int64)
+    host = np.zeros(4, np.int64)
     counters = Counters(
         torch.zeros(CHANNELS, dtype=torch.int32), torch.zeros(CHANNELS, dtype=torch.int32),
         torch.zeros(1, dtype=torch.int32), torch.zeros(CONTROL_WORDS, dtype=torch.int64),
-        torch.from_numpy(host[:1]), torch.from_numpy(host[1:]),
+        torch.from_numpy(host[:1]), torch.from_numpy(host[1:3]), torch.from_numpy(host[3:]),
     )  # fmt: skip
     exchange = GpuRanks(Share(rank, ranks), boxes, counters, WHOLE)
     exchange.limit(LIMIT_S if rounds > 0 else 0.5)
     found, right = ([], [], []), ([], [], [])  # type: ignore[var-annotated]
-    step = 0
+    step, reduce_wait = 0, 0
+    waited = counters.control[WAITED_NS]
     for turn in range(abs(rounds)):
         if rank == ranks - 1 and rounds < 0 and turn == abs(rounds) - 1:
             break  # this rank is gone
+        if rank == ranks - 1 and turn == 1:
+            time.sleep(LATE_S)
         for size in SIZES:
             step += 1
             mine = partial(rank, ranks, step, size)
+            before = int(waited)
             exchange.reduce(mine)
+            reduce_wait += (int(waited) - before) * (turn == 1)
             found[0].append(mine)
             right[0].append(whole_sum([partial(each, ranks, step, size) for each in range(ranks)]))
         step += 1
@@ -172,7 +183,9 @@ def run(rank: int, ranks: int, file: Path, rounds: int) -> Outcome:
         right[2].append(torch.arange(4 * (turn + 1), dtype=torch.int32) - turn * 7)
     assert int(counters.control[LIMIT_NS]) > 0
     sums, gathered, spread = ((digest(one), digest(other)) for one, other in zip(right, found, strict=True))
-    return Outcome(sums, gathered, spread, (int(host[1]), int(host[2])))
+    return Outcome(
+        sums, gathered, spread, (int(host[1]), int(host[2])), reduce_wait / 1e9, (int(waited) / 1e9, int(host[3]) / 1e9)
+    )
 
 
 if __name__ == "__main__":

@@ -17,7 +17,12 @@ def play(monkeypatch: pytest.MonkeyPatch, names: list[str], reaches: bool = True
 
 def test_equal_gpus_that_reach_each_other_can(monkeypatch: pytest.MonkeyPatch) -> None:
     play(monkeypatch, ["H200", "H200", "A100"])
-    assert why_not_together(2) == ""
+    assert why_not_together(range(2)) == ""
+
+
+def test_ranks_that_share_a_gpu_reach_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    play(monkeypatch, ["H200"], reaches=False)
+    assert why_not_together((0, 0)) == ""
 
 
 @pytest.mark.parametrize(
@@ -32,4 +37,4 @@ def test_others_are_refused_by_a_sentence(
     monkeypatch: pytest.MonkeyPatch, names: list[str], reaches: bool, sentence: str
 ) -> None:
     play(monkeypatch, names, reaches)
-    assert why_not_together(2).startswith(sentence)
+    assert why_not_together(range(2)).startswith(sentence)

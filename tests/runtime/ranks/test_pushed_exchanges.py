@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.runtime.ranks.pushed_exchanges import SIZES, Outcome, carved
+from tests.runtime.ranks.pushed_exchanges import LATE_S, SIZES, Outcome, carved
 
 
 def outcomes(ranks: int, rounds: int, folder: Path) -> list[Outcome]:
@@ -43,11 +43,14 @@ def outcomes(ranks: int, rounds: int, folder: Path) -> list[Outcome]:
 def test_every_rank_has_the_sum_in_rank_order_of_numbers_that_change_from_step_to_step(
     ranks: int, tmp_path: Path
 ) -> None:
-    for outcome in outcomes(ranks, 3, tmp_path):
+    found = outcomes(ranks, 3, tmp_path)
+    assert all(outcome.reduce_wait_s > LATE_S / 2 for outcome in found[:-1]), "waits for the late rank are counted"
+    for outcome in found:
         assert outcome.sums[0] == outcome.sums[1], "sums over ranks"
         assert outcome.gathered[0] == outcome.gathered[1], "what the first rank gathers"
         assert outcome.spread[0] == outcome.spread[1], "what the first rank spreads"
         assert outcome.fault == (0, 0)
+        assert 0 < outcome.wait_s[0] == outcome.wait_s[1], "the last spread tells the host"
 
 
 def test_a_rank_gives_up_its_wait_for_one_that_is_gone_and_names_it(tmp_path: Path) -> None:

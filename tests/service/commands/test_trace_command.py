@@ -16,6 +16,7 @@ import pytest
 from benchmarks.local_service import LocalService, local_service
 from runahead.service import cli
 from runahead.service.commands.chain_picture import SHOWN, picture
+from runahead.service.commands.chrome_trace import chrome_trace
 from runahead.service.commands.timeline import STAGES, Timeline, timeline_of
 from runahead.service.commands.trace_command import each_launch, figures
 from runahead.service.stats.trace import as_response
@@ -123,6 +124,18 @@ def test_the_timeline_has_the_lanes_the_tokens_and_the_arrows(
     assert len([event for event in events if event["ph"] == "i"]) == 20
     begins, ends = ({event["id"]: event["ts"] for event in events if event["ph"] == phase} for phase in "sf")
     assert begins.keys() == ends.keys() == {event["args"]["launch"] for event in on_device}
+
+
+def test_the_device_of_each_other_rank_has_a_lane() -> None:
+    launches = tuple(
+        replace(launch, other_ranks=((launch.device[0] + 50, launch.device[1]),)) for launch in MADE_UP.launches
+    )
+    events = chrome_trace(replace(MADE_UP, launches=launches))["traceEvents"]
+    lanes = {event["args"]["name"]: event["tid"] for event in events if event["name"] == "thread_name"}
+    assert list(lanes) == ["host", "device", "tokens seen", "device of rank 1"]
+    found = [event for event in events if event["ph"] == "X" and event["tid"] == lanes["device of rank 1"]]
+    assert [event["args"]["launch"] for event in found] == [launch.number for launch in launches]
+    assert all(event["dur"] == pytest.approx(550, abs=0.01) for event in found)
 
 
 def test_the_picture_is_an_image_of_some_launches(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2
+from google.protobuf.duration_pb2 import Duration
 
 from benchmarks.local_service import LocalService, started_service
 from runahead.runtime.process.rank_processes import COMMAND
@@ -24,13 +24,14 @@ from runahead.v1 import (
     GetModelInfoRequest,
     OutputOptions,
     SamplingOptions,
+    StatsRequest,
     StoppingOptions,
     Structure,
     TokenIds,
+    TraceRequest,
 )
 from tests.runtime.ranks.rank_engines import life
-from tests.service.rpc_errors import code, detail, failure
-from tests.service.service_processes import engine_of, has_ended, open_streams, running, watched
+from tests.service.service_processes import check_failed_once, engine_of, has_ended, open_streams, running, watched
 
 RANK_MODULE = COMMAND[-1]
 BUNDLED = Path("runtime/models/bundled")
@@ -60,6 +61,10 @@ def rank_of(service: LocalService) -> int:
     return found
 
 
+def ns(duration: Duration) -> int:
+    return duration.ToNanoseconds()
+
+
 def answers(service: LocalService) -> list[GenerateOnceResponse]:
     """A greedy completion, and two that are drawn, with log-probabilities."""
     with grpc.insecure_channel(service.url) as channel:
@@ -77,15 +82,6 @@ def answers(service: LocalService) -> list[GenerateOnceResponse]:
             for place, prompt in enumerate(PROMPTS)
         ]
         return [call.result() for call in waiting]
-
-
-def check_failed_once(calls: list[grpc.Call]) -> None:
-    for call in calls:
-        events: list[str] = []
-        error = failure(lambda call=call, events=events: events.extend(e.WhichOneof("event") for e in call))  # type: ignore[misc]
-        assert code(error) == grpc.StatusCode.UNAVAILABLE
-        assert detail(error, error_details_pb2.ErrorInfo).reason == "DEVICE"
-        assert "finished" not in events
 
 
 def test_two_processes_serve_the_tokens_of_segments_in_one_process(
@@ -110,6 +106,12 @@ def test_two_processes_serve_the_tokens_of_segments_in_one_process(
             signal.sigtimedwait([], STOPPED_S)
         os.kill(rank_of(patient_service), signal.SIGCONT)
         assert [list(call)[-1].WhichOneof("event") for call in calls] == ["finished"] * len(calls)
+        waits = stub.Stats(StatsRequest(), timeout=60).stats.chain.rank_wait_s
+        assert sorted(waits) == [0, 1]
+        assert waits[0] > STOPPED_S / 2, "rank 0 has waited for the stopped one"
+        for launch in stub.Trace(TraceRequest(), timeout=60).launches:
+            (other,) = launch.other_ranks
+            assert ns(launch.launch.begin) < ns(other.begin) < ns(other.end)
         structured = GenerateOnceRequest(
             text="x", structure=Structure(regex="[ab]{7}"), stopping=StoppingOptions(max_tokens=20)
         )

@@ -60,7 +60,7 @@ OWN_GAUGES = (
 )
 OWN_COUNTERS = (
     "stop_strings cancelled slow_readers refusals recomputed_tokens void_rows held_rows drafted_tokens "
-    "accepted_drafts front_ends_lost launches "
+    "accepted_drafts front_ends_lost launches rank_wait_seconds "
     "device_busy_seconds device_idle_seconds device_idle_inside_seconds host_seconds graph_captures graph_replays "
     "fallbacks barriers barrier_seconds structures_compiled structure_hits structure_compile_seconds "
     "masks mask_seconds grammars_compiled grammar_compile_seconds grammar_hits mask_worker_restarts "
@@ -73,7 +73,7 @@ OF_THE_ENGINE = {name for name in USUAL if name.startswith("vllm:")} | {
     f"runahead_{name}"
     for name in "kv_blocks paused_requests preparing_requests overlap_ratio ledger_depth ledger_depth_max run_ahead "
     "tokens_per_launch recomputed_tokens void_rows held_rows drafted_tokens accepted_drafts front_ends_lost launches "
-    "device_busy_seconds device_idle_seconds "
+    "device_busy_seconds device_idle_seconds rank_wait_seconds "
     "device_idle_inside_seconds host_seconds graph_captures graph_replays fallbacks barriers barrier_seconds "
     "state_snapshots state_snapshots_kept state_snapshots_found state_snapshots_skipped "
     "mask_queue masks mask_seconds grammars_compiled grammar_compile_seconds grammar_hits mask_worker_restarts".split()
@@ -393,5 +393,5 @@ def test_no_label_is_a_caller_s_choice(scraped: Scraped) -> None:
     assert labels <= {
         "version", "model_name", "engine", "block_size", "num_gpu_blocks", "enable_prefix_caching", "cache_dtype",
         "finished_reason", "le", "state", "kind", "reason", "process", "grpc_type", "grpc_service", "grpc_method",
-        "grpc_code", "place",
+        "grpc_code", "place", "rank",
     }  # fmt: skip

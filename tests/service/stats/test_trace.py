@@ -80,6 +80,22 @@ def test_a_device_that_reads_the_host_s_clock_needs_no_reckoning() -> None:
     assert us(response.clock_slack) == 0
 
 
+def test_each_rank_s_device_is_shown_on_the_host_s_clock_by_a_reckoning_of_its_own() -> None:
+    """Rank 1's clock is 3 s ahead of rank 0's; it runs each launch 50 µs later."""
+    ahead = 3_000_000_000 + 50_000
+    launches = tuple(
+        launch(n, 600 * n, other_ranks_ns=((own.start_ns + ahead, own.end_ns + ahead - 50_000),))
+        for n in range(1, 6)
+        for own in (launch(n, 600 * n),)
+    )
+    response = as_response(Trace(launches, ()), shares_clock=False)
+    slack = us(response.clock_slack)
+    for each in response.launches:
+        (other,) = each.other_ranks
+        assert us(other.begin) == pytest.approx(us(each.device.begin) + 50, abs=2 * slack)
+        assert us(other.end) - us(other.begin) == pytest.approx(550, abs=0.01)
+
+
 def test_clocks_that_drift_apart_are_told_of_by_how_much() -> None:
     """The second launch ran 2,000 µs earlier, by the device's clock, than the first allows."""
     drifted = launch(2, 600, start_ns=launch(2, 600).start_ns - 2_000_000, end_ns=launch(2, 600).end_ns - 2_000_000)

@@ -12,7 +12,8 @@ Gather: the first rank says that its buffer is free, the others write their colu
 Spread: the first rank pushes words of 64 bits, of which the upper half is the step. The others push their step back.
 
 No wait lasts longer than a limit by the device's clock, nor longer than the abort word is 0. The rank then writes its
-fault for the host, and no later exchange waits.
+fault for the host, and no later exchange waits. The first channel counts how long it has waited. A spread, of which
+every launch has one, stores the count for the host.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -40,6 +41,7 @@ _LOOKS: Final = 4096  # between two looks at the clock
 # Words of a rank's control block, int64, on the device.
 DEAD: Final = 0  # not 0: a wait was given up
 LIMIT_NS: Final = 1
+WAITED_NS: Final = 2  # for peers, in all
 CONTROL_WORDS: Final = 8
 
 _EMPTY = tl.constexpr(-32768)  # the bits of -0.0 in bfloat16
@@ -49,6 +51,7 @@ _WORDS = tl.constexpr(WORDS)
 _CHANNELS = tl.constexpr(CHANNELS)
 _DEAD = tl.constexpr(DEAD)
 _LIMIT_NS = tl.constexpr(LIMIT_NS)
+_WAITED_NS = tl.constexpr(WAITED_NS)
 _LOOKS_AT_ONCE = tl.constexpr(_LOOKS)
 
 
@@ -90,16 +93,27 @@ def _given_up(begun, control, abort, fault, step, peer):
 @triton.jit
 def _wait_for_flag(flag, tag, dead, control, abort, fault, PEER: tl.constexpr):
     """Until a peer's flag, int32 in this rank's memory, has reached `tag`: a peer may be a step ahead. What it has
-    stored before is then seen. Returns 1 where the wait was given up."""
+    stored before is then seen. Returns (1 where the wait was given up, ns that it took)."""
     looks = tl.full([], 0, tl.int32)
     begun = tl.full([], 0, tl.int64)
+    waited = tl.full([], 0, tl.int64)
     seen = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
-    while (seen - tag < 0) & (dead == 0):
-        looks += 1
-        if looks % _LOOKS_AT_ONCE == 0:
-            begun, dead = _given_up(begun, control, abort, fault, tag, PEER)
-        seen = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
-    return dead
+    if seen - tag < 0:
+        since = _device_ns()
+        while (seen - tag < 0) & (dead == 0):
+            looks += 1
+            if looks % _LOOKS_AT_ONCE == 0:
+                begun, dead = _given_up(begun, control, abort, fault, tag, PEER)
+            seen = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
+        waited += _device_ns() - since
+    return dead, waited
+
+
+@triton.jit
+def _count_wait(waited, channel, control):
+    """The first channel's stands for all."""
+    if (channel == 0) & (waited != 0):
+        tl.atomic_add(control + _WAITED_NS, waited, sem="relaxed")
 
 
 @triton.jit
@@ -125,6 +139,7 @@ def _reduce_kernel(
                 tl.store(peers[peer] + at, bits, mask=ok)
     looks = tl.full([], 0, tl.int32)
     begun = tl.full([], 0, tl.int64)
+    waited = tl.full([], 0, tl.int64)
     for tile in range(channel, tiles, channels):
         o = tile * WIDTH + i
         ok = (i < WIDTH) if ADDS else (o < n)
@@ -135,11 +150,14 @@ def _reduce_kernel(
             else:
                 at = peers[RANK] + slot + peer * _CAPACITY + (tile // channels) * BLOCK + i
                 bits = tl.load(at, mask=ok, other=0, volatile=True)
-                while (tl.max((bits == _EMPTY).to(tl.int32), 0) > 0) & (dead == 0):
-                    looks += 1
-                    if looks % _LOOKS_AT_ONCE == 0:
-                        begun, dead = _given_up(begun, control, abort, fault, step + 1, peer)
-                    bits = tl.load(at, mask=ok, other=0, volatile=True)
+                if tl.max((bits == _EMPTY).to(tl.int32), 0) > 0:
+                    since = _device_ns()
+                    while (tl.max((bits == _EMPTY).to(tl.int32), 0) > 0) & (dead == 0):
+                        looks += 1
+                        if looks % _LOOKS_AT_ONCE == 0:
+                            begun, dead = _given_up(begun, control, abort, fault, step + 1, peer)
+                        bits = tl.load(at, mask=ok, other=0, volatile=True)
+                    waited += _device_ns() - since
                 tl.store(at, tl.full([BLOCK], _EMPTY, tl.int16), mask=ok)
             total += tl.where(bits == _EMPTY, 0, bits).to(tl.int16).to(tl.bfloat16, bitcast=True).to(tl.float32)
         if ADDS:
@@ -152,6 +170,7 @@ def _reduce_kernel(
             tl.store(squares + tile, tl.sum(exact_square(value), 0))
         else:
             tl.store(x + o, total.to(tl.bfloat16), mask=ok)
+    _count_wait(waited, channel, control)
     tl.debug_barrier()  # every warp has read the counter
     tl.store(steps + channel, step + 1)
 
@@ -168,7 +187,8 @@ def _gather_kernel(
         for peer in tl.static_range(1, RANKS):
             tl.atomic_xchg(flags[peer] + channel, tag, sem="release", scope="sys")
     else:
-        dead = _wait_for_flag(flags[RANK] + channel, tag, dead, control, abort, fault, 0)
+        dead, waited = _wait_for_flag(flags[RANK] + channel, tag, dead, control, abort, fault, 0)
+        _count_wait(waited, channel, control)
     i = tl.arange(0, BLOCK)
     for tile in range(channel, rows * tl.cdiv(WIDTH, BLOCK), channels):
         row = tile // tl.cdiv(WIDTH, BLOCK)
@@ -178,7 +198,9 @@ def _gather_kernel(
     tl.debug_barrier()  # every warp has stored its numbers
     if RANK == 0:
         for peer in tl.static_range(1, RANKS):
-            dead = _wait_for_flag(flags[RANK] + peer * _CHANNELS + channel, tag, dead, control, abort, fault, peer)
+            at = flags[RANK] + peer * _CHANNELS + channel
+            dead, waited = _wait_for_flag(at, tag, dead, control, abort, fault, peer)
+            _count_wait(waited, channel, control)
     else:
         tl.atomic_xchg(flags[0] + RANK * _CHANNELS + channel, tag, sem="release", scope="sys")
     tl.debug_barrier()
@@ -187,8 +209,10 @@ def _gather_kernel(
 
 @triton.jit
 def _spread_kernel(
-    words, peers, flags, steps, control, abort, fault, n, RANK: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr
-):
+    words, peers, flags, steps, control, abort, fault, waited_for_host, n, RANK: tl.constexpr, RANKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    waited = tl.load(control + _WAITED_NS)
     tag = tl.load(steps) + 1
     dead = (tl.load(control + _DEAD) != 0).to(tl.int32)
     slot = (tag & (_SLOTS - 1)) * _WORDS
@@ -200,7 +224,8 @@ def _spread_kernel(
             for peer in tl.static_range(1, RANKS):
                 tl.store(peers[peer] + slot + begin + i, word | (tag.to(tl.int64) << 32), mask=ok)
         for peer in tl.static_range(1, RANKS):
-            dead = _wait_for_flag(flags[RANK] + peer, tag, dead, control, abort, fault, peer)
+            dead, more = _wait_for_flag(flags[RANK] + peer, tag, dead, control, abort, fault, peer)
+            waited += more
     else:
         tl.atomic_xchg(flags[0] + RANK, tag, sem="release", scope="sys")
         looks = tl.full([], 0, tl.int32)
@@ -209,13 +234,18 @@ def _spread_kernel(
             ok = begin + i < n
             at = peers[RANK] + slot + begin + i
             word = tl.load(at, mask=ok, other=0, volatile=True)
-            while (tl.max(((word >> 32 != tag) & ok).to(tl.int32), 0) > 0) & (dead == 0):
-                looks += 1
-                if looks % _LOOKS_AT_ONCE == 0:
-                    begun, dead = _given_up(begun, control, abort, fault, tag, 0)
-                word = tl.load(at, mask=ok, other=0, volatile=True)
+            if tl.max(((word >> 32 != tag) & ok).to(tl.int32), 0) > 0:
+                since = _device_ns()
+                while (tl.max(((word >> 32 != tag) & ok).to(tl.int32), 0) > 0) & (dead == 0):
+                    looks += 1
+                    if looks % _LOOKS_AT_ONCE == 0:
+                        begun, dead = _given_up(begun, control, abort, fault, tag, 0)
+                    word = tl.load(at, mask=ok, other=0, volatile=True)
+                waited += _device_ns() - since
             tl.store(words + begin + i, word.to(tl.int32), mask=ok)
     tl.debug_barrier()
+    tl.store(control + _WAITED_NS, waited)
+    tl.store(waited_for_host, waited)
     tl.store(steps, tag)
 
 
@@ -238,7 +268,7 @@ class Mailboxes:
 class Counters:
     """Of this rank, on its device. reduces, gathers: int32 [CHANNELS]. spreads: int32 [1]. control: int64
     [CONTROL_WORDS]. abort, fault: int64, mapped memory of the host: not 0 is to stop; the step at which this rank gave
-    up and the peer that it waited for."""
+    up and the peer that it waited for. waited: int64 [1], the same kind of memory: ns of waits for peers so far."""
 
     reduces: torch.Tensor
     gathers: torch.Tensor
@@ -246,6 +276,7 @@ class Counters:
     control: torch.Tensor
     abort: torch.Tensor
     fault: torch.Tensor
+    waited: torch.Tensor
 
 
 def push_reduce(partial: torch.Tensor, rank: int, boxes: Mailboxes, counters: Counters) -> None:
@@ -309,5 +340,5 @@ def push_spread(words: torch.Tensor, rank: int, boxes: Mailboxes, counters: Coun
         piece = flat[begin : begin + WORDS]
         _spread_kernel[(1,)](
             piece, boxes.words, boxes.spread_flags, counters.spreads, counters.control, counters.abort, counters.fault,
-            piece.shape[0], RANK=rank, RANKS=len(boxes.parts), BLOCK=_SMALL_BLOCK, num_warps=4,
+            counters.waited, piece.shape[0], RANK=rank, RANKS=len(boxes.parts), BLOCK=_SMALL_BLOCK, num_warps=4,
         )  # fmt: skip

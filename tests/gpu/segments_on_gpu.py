@@ -1,0 +1,65 @@
+"""The definition of two ranks' tokens: one process that computes two segments of the bundled model on one GPU, in turn.
+
+`python -m tests.gpu.segments_on_gpu` prints JSON: by place of a request of `tests.gpu.engine_on_gpus`, its tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import torch
+
+from runahead.cuda_graphs.cuda_device import allocate_mapped_rings
+from runahead.cuda_graphs.rings import RingLayout
+from runahead.runtime.checkpoint import open_checkpoint
+from runahead.runtime.kernels.ranks import Ranks
+from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
+from runahead.runtime.models.load import load_model
+from runahead.runtime.plan import PLAN_WORDS
+from runahead.runtime.programs.cuda.program import TritonProgram
+from tests.gpu.engine_on_gpus import LENGTHS, MODEL, TOKENS, prompt, sampling
+from tests.runtime.kernels.divided_programs import Divided
+from tests.runtime.launches import Launches
+
+RANKS: Final = 2
+BLOCK_SIZE: Final = 16
+PLACES: Final = (0, 1, 3)  # without penalties, and with prompts that one launch takes
+MOST: Final = max(LENGTHS[place] for place in PLACES)
+EACH: Final = -(-(MOST + TOKENS) // BLOCK_SIZE)  # KV blocks
+
+
+def make_rings() -> Any:
+    return allocate_mapped_rings(RingLayout(4, PLAN_WORDS, 1 << 16, len(PLACES), 4))
+
+
+def program_of(ranks: Ranks, rings: Any) -> TritonProgram:
+    checkpoint = open_checkpoint(Path(MODEL))
+    kernels, device = TritonKernelSet(exact=True), torch.device("cuda", 0)
+    context = EACH * BLOCK_SIZE
+    model = load_model(checkpoint, device, torch.bfloat16, "auto", kernels, None, context, None, ranks)
+    return TritonProgram(
+        model, rings, max_rows=len(PLACES), max_tokens=MOST, num_blocks=len(PLACES) * EACH + 1, block_size=BLOCK_SIZE,
+        context_length=context, exact=True,
+    )  # fmt: skip
+
+
+@torch.inference_mode()
+def tokens() -> dict[int, list[int]]:
+    first = make_rings()
+    rings = [first, *(replace(make_rings(), plan=first.plan, bulk=first.bulk) for _ in range(1, RANKS))]
+    divided = Divided(rings, program_of, is_on_gpu=True)
+    vocab = int(open_checkpoint(Path(MODEL)).config()["vocab_size"])
+    launches = Launches(divided.run, first, vocab, EACH)
+    found = {}
+    for slot, place in enumerate(PLACES):
+        launches.begin(slot, prompt(place).tolist(), sampling(place))
+        launches.launch({slot: LENGTHS[place]})
+        found[place] = launches.decode([slot], TOKENS)[slot]
+    return found
+
+
+if __name__ == "__main__":
+    print(msgspec.json.encode(tokens()).decode(), flush=True)
