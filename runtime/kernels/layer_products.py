@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from runahead.runtime.kernels.layers import Experts, FeedForward, Fuse, Layer, Linear, Mixer, SharedExpert
-from runahead.runtime.kernels.quantized_weight import GPU_DEPTHS
+from runahead.runtime.kernels.quantized_weight import PANEL_COLUMNS
 
 
 def products_of(part: Layer | Mixer | FeedForward | SharedExpert | Fuse) -> list[Linear]:
@@ -21,10 +21,10 @@ def products_of(part: Layer | Mixer | FeedForward | SharedExpert | Fuse) -> list
 
 def may_stay_quantized(layers: Sequence[Layer], device: str, quantize: str) -> bool:
     """Whether matrices of such layers may stay quantized. device: the type of it. quantize: the setting. On a GPU a
-    quantized product takes longer than one of 16 bits (docs/decisions/0055-quantized-checkpoints.md), so a checkpoint
-    is dequantized there. Its kernels take the depth of every product, or none of the model's products."""
+    quantized product takes longer than one of 16 bits (decision 0063), so a checkpoint is dequantized there. Its
+    kernels take the depth of every product, or none of the model's products."""
     depths = [linear.weight.shape[1] for layer in layers for linear in products_of(layer)]
-    return device == "cpu" or (quantize != "none" and not any(depth % GPU_DEPTHS for depth in depths))
+    return device == "cpu" or (quantize != "none" and not any(depth % PANEL_COLUMNS for depth in depths))
 
 
 def layers_to_meet(layers: Sequence[Layer]) -> int:

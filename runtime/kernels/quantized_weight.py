@@ -13,10 +13,11 @@ from runahead.runtime.rounding import ceil_div
 Kind = Literal["fp8", "int8", "int4"]
 _HALF: Final = 64  # columns between the two numbers of a byte, at most
 _TILE: Final = 1 << 22  # numbers that are dequantized at once: 16 MiB of float32
-# What the kernels of a GPU take: depths and groups in multiples of these.
-GPU_DEPTHS: Final = 64
-_GPU_DEPTHS_INT4: Final = 128
-_GPU_GROUPS: Final = 32
+# The kernels of a GPU read panels of eight rows and 64 columns; both halves of a product with a gate are whole panels.
+PANEL_ROWS: Final = 8
+PANEL_COLUMNS: Final = 64
+_GPU_OUTPUTS: Final = 2 * PANEL_ROWS
+_GPU_GROUPS: Final = 2 * PANEL_COLUMNS
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,8 @@ class QuantizedWeight:
     kind: fp8 is e4m3 and has no zero points. numbers: uint8 [out, in]; of int4 [out, in // 2], where byte j of every
     `half` bytes has column j of their 2 * half columns in its low bits and column half + j in its high bits. scales:
     [groups, out], float32, bfloat16 or float16. zero_points: uint8 [groups, out]; None: all are half of the range of
-    the numbers. group: columns that share a scale; the last group may have fewer.
+    the numbers. group: columns that share a scale; the last group may have fewer. in_panels: of fp8, `numbers` are
+    [out / 8, in / 64, 8, 64] in memory, and of 64 columns in the order of `panels`.
     """
 
     kind: Kind
@@ -35,6 +37,20 @@ class QuantizedWeight:
     zero_points: torch.Tensor | None
     group: int
     dtype: torch.dtype
+    in_panels: bool = False
+
+    def packed(self) -> QuantizedWeight:
+        """As the kernels of its device read it."""
+        return self if self.numbers.device.type == "cpu" else self.panels()
+
+    def panels(self) -> QuantizedWeight:
+        """FP8 as the kernels of a GPU read it."""
+        assert self.kind == "fp8" and not self.in_panels
+        outputs, depth = self.shape
+        # Of 64 columns: steps of 16, their halves, four threads, pairs. A thread's 16 bytes lie side by side.
+        steps = self.numbers.view(-1, PANEL_ROWS, depth // PANEL_COLUMNS, 4, 2, 4, 2)
+        numbers = steps.permute(0, 2, 1, 5, 3, 6, 4).contiguous().view(outputs, depth)
+        return replace(self, numbers=numbers, in_panels=True)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -59,6 +75,7 @@ class QuantizedWeight:
 
     def dequantized(self) -> torch.Tensor:
         """The matrix, [out, in] of `dtype`, one tile of rows after the other."""
+        assert not self.in_panels
         outputs, depth = self.shape
         found = torch.empty((outputs, depth), dtype=self.dtype, device=self.numbers.device)
         step = max(1, _TILE // depth)
@@ -104,26 +121,30 @@ def packed_pairs(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def quantized_to_fp8(weight: torch.Tensor) -> QuantizedWeight:
-    """FP8 with a float32 scale for each row, the greatest of its numbers over 448; 1 for a row of zeros. weight:
+    """FP8 with a bfloat16 scale for each row, its greatest number over 448, rounded up; 1 for a row of zeros. weight:
     [out, in] of any dtype, which the result has for its own."""
-    scales = weight.abs().amax(1).float() / torch.finfo(torch.float8_e4m3fn).max
-    scales = torch.where(scales > 0, scales, 1.0)
+    exact = weight.abs().amax(1).float() / torch.finfo(torch.float8_e4m3fn).max
+    exact = torch.where(exact > 0, exact, 1.0)
+    nearest = exact.bfloat16()
+    scales = torch.where(nearest < exact, (nearest.view(torch.int16) + 1).view(torch.bfloat16), nearest)
     numbers = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
     step = max(1, _TILE // weight.shape[1])
     for part, into, own in zip(weight.split(step), numbers.split(step), scales.split(step), strict=True):
-        into.copy_((part.float() / own[:, None]).to(torch.float8_e4m3fn).view(torch.uint8))
+        into.copy_((part.float() / own.float()[:, None]).to(torch.float8_e4m3fn).view(torch.uint8))
     return QuantizedWeight("fp8", numbers, scales[None], None, weight.shape[1], weight.dtype)
 
 
-def stays_quantized(kind: Kind, depth: int, group: int, dtype: torch.dtype, device: str) -> bool:
-    """Whether kernels of the device take a matrix with so many columns, of this kind and groups, as it is; others are
-    dequantized while they are loaded. dtype: that is served. device: the type of it."""
-    if kind == "int4" and not half_of(depth):
-        return False
+def stays_quantized(
+    kind: Kind, shape: tuple[int, int], group: int, scales: torch.dtype, dtype: torch.dtype, device: str
+) -> bool:
+    """Whether kernels of the device take a matrix of this kind as it is; others are dequantized while they are loaded.
+    shape: outputs and columns. group: columns that share a scale. scales: their dtype. dtype: that is served. device:
+    the type of it."""
+    outputs, depth = shape
     if device == "cpu":
-        return True
-    multiple = _GPU_DEPTHS_INT4 if kind == "int4" else GPU_DEPTHS
-    return dtype == torch.bfloat16 and not depth % multiple and (group >= depth or not group % _GPU_GROUPS)
+        return kind != "int4" or half_of(depth) > 0
+    fits = not outputs % _GPU_OUTPUTS and not depth % PANEL_COLUMNS and (group >= depth or not group % _GPU_GROUPS)
+    return kind == "fp8" and scales == dtype == torch.bfloat16 and fits
 
 
 def quantized_bytes(

@@ -157,7 +157,7 @@ class TensorReader:
             weight = self._fill(stack)
             weight = self.pack(weight if order is None else weight[order.to(weight.device)])
         else:
-            found = found if order is None else found.rows(order)
+            found = (found if order is None else found.rows(order)).packed()
             weight = torch.empty(found.shape, dtype=found.dtype, device="meta")
         # Every rank asks for it, so that random weights are the same numbers on all of them.
         added = self.tensor(tuple(f"{name}.bias" for name in names), rows, own=own) if bias else None

@@ -52,15 +52,15 @@ def held_quantized(
     tensors; without those of the stack, its weights are random. device: the type of it. quantize: fp8 has matrices of
     16 bits or more become FP8. Raises CheckpointError for a group of columns that is not there."""
     columns = stack.columns[0]
-    depth = columns if stack.inputs is None else len(stack.inputs)
     parts = [stored[name] for name in stack.names if name in stored]
     held: Held | None
     if all(isinstance(part, QuantizedTensor) for part in parts) and parts:
         held = _held([part for part in parts if isinstance(part, QuantizedTensor)], columns)
     else:
         made = quantize == "fp8" and all(part.dtype in FLOATS for part in parts)
-        held = Held("fp8", columns, torch.float32, is_made=True) if made else None
-    if held is None or not stays_quantized(held.kind, depth, held.group, dtype, device):
+        held = Held("fp8", columns, torch.bfloat16, is_made=True) if made else None
+    outputs, depth = stack.own_shape
+    if held is None or not stays_quantized(held.kind, (outputs, depth), held.group, held.scales, dtype, device):
         return None
     cut = 0 if stack.inputs is None or held.group >= columns else stack.inputs.start % held.group
     return None if cut else held

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.runtime.kernels.matrix_units import multiply_as_matrix_units, round_to_bfloat16
-from tests.runtime.kernels.quantized_weights import FORMS, quantized
+from tests.runtime.kernels.quantized_weights import GROUPS, quantized
 from tests.runtime.kernels.triton_device import triton_device
 
 DEVICE = triton_device()
@@ -26,7 +26,6 @@ from tests.gpu.gpu_chain import small_config  # noqa: E402
 
 CONFIG = small_config(hidden_size=128, intermediate_size=256, num_heads=4, num_kv_heads=2, head_dim=64, num_layers=1)
 LENGTH = 6  # tokens of the watched row before the launch that is looked at
-CHOSEN = (FORMS[0], FORMS[7])  # FP8 with a scale for each output, INT4 in groups with zero points
 
 
 @pytest.fixture(autouse=True)
@@ -51,16 +50,24 @@ def each_linear(weights: ModelWeights, change: Any) -> ModelWeights:
     return replace(weights, layers=tuple(map(changed, weights.layers)))
 
 
-def drawn(form: Any) -> ModelWeights:
-    """Random weights with matrices of this form in every layer."""
+def drawn(group: int) -> ModelWeights:
+    """Random weights with FP8 matrices in every layer, not yet in panels."""
 
     def of_form(linear: Linear) -> Linear:
         outputs, depth = linear.weight.shape
-        weight = quantized(form, outputs, depth, DEVICE)
+        weight = quantized(group, outputs, depth, DEVICE)
         return Linear(torch.empty(weight.shape, dtype=weight.dtype, device="meta"), linear.bias, weight)
 
     plain = dummy_weights(CONFIG, torch.bfloat16, DEVICE, lambda weight: weight.contiguous())
     return each_linear(plain, of_form)
+
+
+def in_panels(weights: ModelWeights) -> ModelWeights:
+    def packed(linear: Linear) -> Linear:
+        assert linear.quantized is not None
+        return replace(linear, quantized=linear.quantized.panels())
+
+    return each_linear(weights, packed)
 
 
 def logits_among(model: Decoder, others: int, prompt: int = 0) -> torch.Tensor:
@@ -78,19 +85,19 @@ def logits_among(model: Decoder, others: int, prompt: int = 0) -> torch.Tensor:
     return trial.advance(work)[others // 2][0].float().cpu()
 
 
-@pytest.mark.parametrize("form", CHOSEN, ids=("fp8", "int4"))
-def test_a_row_has_the_same_logits_alone_among_others_and_beside_prompts(form: Any) -> None:
-    model = Decoder(CONFIG, drawn(form), TritonKernelSet(), 64)
+@pytest.mark.parametrize("group", GROUPS, ids=("channel", "blocks"))
+def test_a_row_has_the_same_logits_alone_among_others_and_beside_prompts(group: int) -> None:
+    model = Decoder(CONFIG, in_panels(drawn(group)), TritonKernelSet(), 64)
     alone = logits_among(model, 0)
     assert alone.isfinite().all()
     for others, prompt in ((1, 0), (5, 0), (20, 0), (0, 9), (4, 17)):
         assert torch.equal(logits_among(model, others, prompt), alone), (others, prompt)
 
 
-@pytest.mark.parametrize("form", CHOSEN, ids=("fp8", "int4"))
-def test_logits_are_close_to_the_reference_with_the_dequantized_weights(form: Any) -> None:
-    weights = drawn(form)
-    found = logits_among(Decoder(CONFIG, weights, TritonKernelSet(), 64), 2)
+@pytest.mark.parametrize("group", GROUPS, ids=("channel", "blocks"))
+def test_logits_are_close_to_the_reference_with_the_dequantized_weights(group: int) -> None:
+    weights = drawn(group)
+    found = logits_among(Decoder(CONFIG, in_panels(weights), TritonKernelSet(), 64), 2)
 
     def dequantized(linear: Linear) -> Linear:
         assert linear.quantized is not None

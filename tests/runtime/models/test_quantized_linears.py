@@ -148,6 +148,7 @@ def test_a_row_of_fp8_made_at_load_spans_the_range_and_a_row_of_zeros_stays_zero
     largest = found.numbers.view(torch.float8_e4m3fn).float().abs().amax(1)
     assert largest[3] == 0.0 and (largest[torch.arange(70) != 3] == 448.0).all()
     assert (made[3] == 0.0).all()
+    assert (given.abs().amax(1) <= 448.0 * found.scales[0].float()).all()
     # Half of the last of three bits of the mantissa, of numbers that are normal, and bfloat16's own rounding.
     step = found.scales[0][:, None] * 2.0**-9
     assert ((made - given).abs() <= given.abs() * (2**-4 + 2**-8) + step).all()

@@ -29,6 +29,7 @@ from runahead.runtime.kernels.triton.forward.recurrent import (
     states_in,
 )
 from runahead.runtime.kernels.triton.forward.unfused_products import sizes_of, sums_of
+from runahead.runtime.kernels.triton.gemm.fp8_gemm import FP8_ROWS, fp8_product
 from runahead.runtime.kernels.triton.gemm.gemv import ADD, EPILOGUES, GATED, SQUARED, STORE, gemv_product
 from runahead.runtime.kernels.triton.gemm.separate_epilogue import add_scaled, finish_product
 from runahead.runtime.kernels.triton.gemm.small_batch_gemm import Residual, columns_of, small_batch_product
@@ -283,9 +284,9 @@ class FusedRows(RowStream):
 
     def _is_vendors(self, linear: Linear) -> bool:
         """Whether the vendor's library may compute the product: it is one sum, and of so many rows the library's kernel
-        and what follows it take no longer than one of ours. A product with a quantized weight takes its place."""
+        and what follows it take no longer than one of ours."""
         if linear.quantized is not None:
-            return True
+            return self._rows > FP8_ROWS
         return self._exact and is_one_sum(*sizes_of(linear.weight)) and self._rows > MAX_ROWS
 
     def look(self, out: torch.Tensor) -> None:
@@ -370,17 +371,15 @@ class FusedRows(RowStream):
         return 1
 
     def _product(
-        self,
-        x: torch.Tensor,
-        linear: Linear,
-        out: torch.Tensor,
-        epilogue: int,
-        *,
-        activation: Activation = "silu",
-        squares: tuple[torch.Tensor, int, float] | None = None,
-        norm: Norm | None = None,
+        self, x: torch.Tensor, linear: Linear, out: torch.Tensor, epilogue: int, *, activation: Activation = "silu",
+        squares: tuple[torch.Tensor, int, float] | None = None, norm: Norm | None = None,
         residual: Residual | None = None,
-    ) -> int:
+    ) -> int:  # fmt: skip
+        if linear.quantized is not None:
+            return fp8_product(
+                x, linear, out, epilogue, self._rows, squares=squares, norm=norm, residual=residual,
+                activation=activation, dependent=self._depends(True),
+            )  # fmt: skip
         tiling = rows_tiling(*sizes_of(linear.weight), rows_in_table(self._rows), EPILOGUES[epilogue], self._exact)
         tiling = replace(tiling, dependent=self._depends(tiling.dependent))
         small_batch_product(

@@ -9,8 +9,8 @@ import torch.nn.functional as functional
 
 from runahead.runtime.kernels.layers import Linear
 from runahead.runtime.kernels.triton.gemm.cublaslt import cublaslt_product, exact_product
+from runahead.runtime.kernels.triton.gemm.fp8_gemm import dequantized_in_16_bits
 from runahead.runtime.kernels.triton.gemm.gemv import EPILOGUES, STORE, gemv_product
-from runahead.runtime.kernels.triton.gemm.quantized_gemm import quantized_sums
 from runahead.runtime.kernels.triton.gemm.small_batch_gemm import small_batch_product
 from runahead.runtime.kernels.triton.gemm.tuning import row_tiling, rows_in_table, rows_tiling, takes_depth
 from runahead.runtime.kernels.triton.gpu.pdl import dependent_launch_works
@@ -56,11 +56,11 @@ def one_sum(x: torch.Tensor, linear: Linear, out: torch.Tensor) -> None:
 
 def sums_of(x: torch.Tensor, linear: Linear) -> torch.Tensor:
     """x @ weight.T without the bias, each value the sum of one accumulator: by the vendor's library, where it was found
-    to give that, or else by a kernel of ours. x: bfloat16 [T, in]. Returns [T, outputs]."""
-    if linear.quantized is not None:
-        return quantized_sums(x, linear.quantized, one_sum)
-    out = x.new_empty((x.shape[0], linear.weight.shape[0]))
-    exact_product(x, linear.weight, out, one_sum)
+    to give that, or else by a kernel of ours; an FP8 matrix is dequantized first. x: bfloat16 [T, in]. Returns
+    [T, outputs]."""
+    weight = linear.weight if linear.quantized is None else dequantized_in_16_bits(linear.quantized)
+    out = x.new_empty((x.shape[0], weight.shape[0]))
+    exact_product(x, weight, out, one_sum)
     return out
 
 
