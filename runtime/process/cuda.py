@@ -380,9 +380,8 @@ def draft_memory(
 def _check_memory(
     config: EngineConfig, weight_bytes: int, dtype: torch.dtype, context: int, free: int, memory: int, kept: KeptBytes
 ) -> None:
-    """Raises ConfigError where the weights, or not even one request beside them, fit into `free` bytes: before the
-    weights are read. What else a start takes is tried out after them. memory: of the GPU, in all. weight_bytes, kept:
-    with those of what drafts."""
+    """Raises ConfigError where the weights and one request beside them do not fit into `free` bytes, before the weights
+    are read. memory: of the GPU, in all. weight_bytes, kept: with those of what drafts."""
     if weight_bytes > free:
         raise ConfigError(
             f"the weights take {weight_bytes >> 20} MiB in {str(dtype).removeprefix('torch.')}, and the GPU has "
