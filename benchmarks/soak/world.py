@@ -38,7 +38,7 @@ HEARD_AGAIN_S = 1.0  # after the engine continues, a front end may not have its 
 @dataclass(slots=True)
 class World:
     """tokens: of each caller. counts: of what has happened, by name. killed_s: when front ends were killed.
-    standstills_s: from when until when processes were stopped. engine_stops_s: those of the engine alone, in which
+    standstills_s: from when until when processes were stopped. engine_stops_s: stops of the engine alone, in which
     front ends refuse calls. machine: whoever kills or stops processes has it.
     slowest_s: of the calls that ended as they should.
     """
