@@ -178,7 +178,7 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_pending_calls: Annotated[
         int, setting("calls that have come and that nobody has looked at yet", ge=1, le=1_000_000)
     ] = 16_384
-    pending_timeout_s: Annotated[int, setting("whole seconds after which such a call is given up", ge=1, le=3600)] = 10
+    pending_timeout_s: Annotated[int, setting("whole seconds after which such a call is given up", ge=1, le=3600)] = 60
     max_streams: Annotated[
         int, setting("completions open at once; more are refused", ge=1, le=100_000, group="Limits on what calls hold")
     ] = 1024

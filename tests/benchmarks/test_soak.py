@@ -22,11 +22,12 @@ from benchmarks.load.calls import Call
 from benchmarks.soak.__main__ import report
 from benchmarks.soak.call_faults import Fault, aborted, cancelled, deadlines, duplicate, invalid, stranger
 from benchmarks.soak.growth import MIB, Growth, Sample, Series, growth, of_session, sample_of
-from benchmarks.soak.machine_faults import Machine, ServiceLog
+from benchmarks.soak.machine_faults import FROZEN_S, Machine, ServiceLog
 from benchmarks.soak.raw_faults import keep_doing_raw
 from benchmarks.soak.run import FRONT_ENDS, SPARE, Soak, leaked_descriptors, still_held
 from benchmarks.soak.world import World
 from runahead.service.contract.errors import ServiceError, exhausted, to_status, unavailable
+from runahead.service.settings.settings import FrontEndSettings
 from runahead.v1 import (
     AbortResponse,
     GenerationServiceStub,
@@ -402,3 +403,7 @@ def test_a_short_run_against_the_real_service_finds_nothing_wrong() -> None:
     assert " answers, all alike" in found["the canary"], f"after {time.monotonic() - begun:.0f} s"
     assert found["front ends killed"].split()[3] == "1"
     assert "7 → " in found["processes"] and "missed" not in found["processes"]  # one may have no structures yet
+
+
+def test_a_call_that_arrives_just_before_a_freeze_is_not_given_up_by_the_default() -> None:
+    assert FrontEndSettings().pending_timeout_s >= 2 * FROZEN_S, "the library counts the freeze as waiting"
