@@ -67,10 +67,16 @@ def _memory(table: Table, series: Series, seconds: float) -> None:
     late = series.since(half_s)
     grows = growth(late)
     lived = bool(late) and first.at_s <= seconds * WARM_UP and late[-1].at_s - half_s > 0.9 * half_s
-    if grows is None or not lived:
+    if not lived:
         table.add(name, figures)
         return
+    if grows is None:
+        table.add(name, f"{figures}; growth not judged: too few samples")
+        return
     found = f"{figures}; second half {grows.slope:+.2f} ± {grows.error:.2f} MiB/min"
+    if grows.error > SLOPE_GOAL / 2:
+        table.add(name, f"{found}; growth not judged: too noisy")
+        return
     table.add_bound(name, found, f"< {SLOPE_GOAL:g} MiB/min", holds=grows.is_below(SLOPE_GOAL))
 
 
