@@ -33,6 +33,12 @@ def engine_metrics(info: EngineInfo, stats: EngineStats) -> Iterator[Metric]:
     yield from _chain(stats)
     blocks = {name: getattr(stats, f"blocks_{name}") for name in ("free", "owned", "fenced", "cached")}
     yield gauges("runahead_kv_blocks", "KV blocks by state.", "state", blocks)
+    for name, total, free, fenced in (
+        ("row", stats.rows_total, stats.rows_free, stats.rows_fenced),
+        ("penalty", stats.penalty_slots_total, stats.penalty_slots_free, stats.penalty_slots_fenced),
+    ):
+        slots = {"free": free, "owned": total - free - fenced, "fenced": fenced}
+        yield gauges(f"runahead_{name}_slots", f"{name.capitalize()} slots by state.", "state", slots)
     yield from _snapshots(stats)
     yield gauge("runahead_paused_requests", "Running requests that wait for KV blocks.", stats.paused)
     yield gauge("runahead_preparing_requests", "Requests whose text is not tokenized yet.", stats.preparing)

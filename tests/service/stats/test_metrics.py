@@ -56,7 +56,7 @@ OWN_GAUGES = (
     "info engine_up front_ends open_streams queued_tokens tokenizing_bytes tokenizer_queue structure_queue uploads "
     "unread_bytes stats_watchers connections process_resident_memory_bytes process_open_fds kv_blocks paused_requests "
     "state_snapshots mask_queue overlap_ratio preparing_requests ledger_depth ledger_depth_max run_ahead "
-    "tokens_per_launch"
+    "tokens_per_launch row_slots penalty_slots"
 )
 OWN_COUNTERS = (
     "stop_strings cancelled slow_readers refusals recomputed_tokens void_rows held_rows drafted_tokens "
@@ -73,7 +73,7 @@ OF_THE_ENGINE = {name for name in USUAL if name.startswith("vllm:")} | {
     f"runahead_{name}"
     for name in "kv_blocks paused_requests preparing_requests overlap_ratio ledger_depth ledger_depth_max run_ahead "
     "tokens_per_launch recomputed_tokens void_rows held_rows drafted_tokens accepted_drafts front_ends_lost launches "
-    "device_busy_seconds device_idle_seconds rank_wait_seconds "
+    "device_busy_seconds device_idle_seconds rank_wait_seconds row_slots penalty_slots "
     "device_idle_inside_seconds host_seconds graph_captures graph_replays fallbacks barriers barrier_seconds "
     "state_snapshots state_snapshots_kept state_snapshots_found state_snapshots_skipped "
     "mask_queue masks mask_seconds grammars_compiled grammar_compile_seconds grammar_hits mask_worker_restarts".split()
@@ -208,6 +208,9 @@ def test_our_own_figures_are_those_of_the_engine_and_the_sums_over_all_lines(scr
         assert value(families, f"runahead_{name}", f"runahead_{name}_total", **labels) == number, name
     assert value(families, "runahead_kv_blocks", state="owned") == 20
     assert value(families, "runahead_state_snapshots", state="cached") == 2
+    for name, free in (("row", 5), ("penalty", 13)):
+        for state, number in {"free": free, "owned": 2, "fenced": 1}.items():
+            assert value(families, f"runahead_{name}_slots", state=state) == number, name
     assert value(families, "runahead_process_resident_memory_bytes", process="engine") == 1 << 30
     assert value(families, "runahead_process_open_fds", process="engine") == 12
     assert value(families, "runahead_log_lines_dropped", "runahead_log_lines_dropped_total", process="engine") == 4
