@@ -41,7 +41,9 @@ def engine_metrics(info: EngineInfo, stats: EngineStats) -> Iterator[Metric]:
         yield gauges(f"runahead_{name}_slots", f"{name.capitalize()} slots by state.", "state", slots)
     yield from _snapshots(stats)
     yield gauge("runahead_paused_requests", "Running requests that wait for KV blocks.", stats.paused)
-    yield gauge("runahead_preparing_requests", "Requests whose text is not tokenized yet.", stats.preparing)
+    yield gauge(
+        "runahead_preparing_requests", "Requests whose text, chat or structure is being prepared.", stats.preparing
+    )
     yield counter("runahead_recomputed_tokens", "Tokens prefilled again after an eviction.", stats.recomputed_tokens)
     yield counter("runahead_void_rows", "Rows whose token was dropped, since their request had ended.", stats.void_rows)
     yield counter(
@@ -91,7 +93,9 @@ def _usual(info: EngineInfo, stats: EngineStats) -> Iterator[Metric]:
         "cache_dtype": info.dtype,
     }
     yield gauge("vllm:num_requests_running", "Requests that have a row.", stats.running, labels)
-    yield gauge("vllm:num_requests_waiting", "Requests that wait for a row.", stats.waiting, labels)
+    yield gauge(
+        "vllm:num_requests_waiting", "Requests that wait for a row, KV blocks or a penalty slot.", stats.waiting, labels
+    )
     share = held / stats.blocks_total if stats.blocks_total else 0.0
     yield gauge("vllm:kv_cache_usage_perc", "KV blocks that requests hold, as a share of all, 0 to 1.", share, labels)
     yield gauge("vllm:cache_config_info", "What the KV cache is, in labels.", 1, labels | config)

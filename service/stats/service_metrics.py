@@ -24,7 +24,9 @@ def service_metrics(board: Board) -> Iterator[Metric]:
     yield gauge("runahead_queued_tokens", "Tokens of prompts that wait for a row.", held[Resource.QUEUED_TOKENS])
     waiting = held[Resource.TOKENIZING_BYTES]
     yield gauge("runahead_tokenizing_bytes", "Bytes of text that wait for the tokenizer, or are with it.", waiting)
-    yield gauge("runahead_tokenizer_queue", "Texts that wait for a turn of the tokenizer.", total.waiting_texts)
+    yield gauge(
+        "runahead_tokenizer_queue", "Texts that wait for the tokenizer, and chats to be rendered.", total.waiting_texts
+    )
     yield counter("runahead_structures_compiled", "Structures that were compiled.", total.structures_compiled)
     yield counter("runahead_structure_hits", "Structures that were known already.", total.structure_hits)
     seconds = total.structure_compile_us / 1e6
