@@ -154,6 +154,14 @@ def test_a_row_of_fp8_made_at_load_spans_the_range_and_a_row_of_zeros_stays_zero
     assert ((made - given).abs() <= given.abs() * (2**-4 + 2**-8) + step).all()
 
 
+def test_a_row_with_a_nan_has_a_scale_that_is_no_number_and_others_are_as_before() -> None:
+    weight = torch.ones((3, 64))
+    weight[1, 5] = float("nan")
+    found = quantized_to_fp8(weight.bfloat16())
+    assert found.scales[0].isnan().tolist() == [False, True, False]
+    assert found.dequantized()[1].isnan().all() and (found.dequantized()[::2] == 1.0).all()
+
+
 def test_quantize_fp8_holds_matrices_as_fp8_on_every_number_of_ranks(tmp_path: Path) -> None:
     save(next(one for one in CASES if one.name == "llama"), tmp_path)
     whole = load(tmp_path, quantize="fp8")

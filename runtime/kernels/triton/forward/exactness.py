@@ -45,7 +45,11 @@ def choose_exactness(asked: str, impossible: str, cheap: bool) -> Exactness:
     if asked != "auto":
         return Exactness(asked == "on", "asked for")
     if impossible or not cheap:
-        return Exactness(False, impossible or "the exact kernels cost a model with small products more than a tenth")
+        return Exactness(
+            False,
+            impossible
+            or "the exact kernels cost a model with small products, experts or recurrent layers more than a tenth",
+        )
     return Exactness(True, "every product of the model is large enough for one order of its sums")
 
 
