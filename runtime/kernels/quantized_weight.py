@@ -121,8 +121,8 @@ def packed_pairs(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def quantized_to_fp8(weight: torch.Tensor) -> QuantizedWeight:
-    """FP8 with a bfloat16 scale for each row, its greatest number over 448, rounded up; 1 for a row of zeros, NaN for a row with one. weight:
-    [out, in] of any dtype, which the result has for its own."""
+    """FP8 with a bfloat16 scale for each row, its greatest number over 448, rounded up; 1 for a row of zeros, NaN for a
+    row with one. weight: [out, in] of any dtype, which the result has for its own."""
     exact = weight.abs().amax(1).float() / torch.finfo(torch.float8_e4m3fn).max
     exact = torch.where(exact == 0, 1.0, exact)  # NaN stays: the GPU's conversion has none of its own
     nearest = exact.bfloat16()

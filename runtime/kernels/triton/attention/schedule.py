@@ -154,8 +154,8 @@ def _cut(
     first place among the items of all rows in order, its items, the tiles of a part, the row's length, and the item's
     place. RAGGED: and the lengths of rows that have no items here.
 
-    In an exact plan the longest items come first, so that the programs end at about the same time: full ones, by rows, then
-    the others by their lengths.
+    In an exact plan the longest items come first, so that the programs end at about the same time: full ones, by rows,
+    then the others by their lengths.
     """
     PROGRAMS: tl.constexpr = ROWS // MINE
     which = program // PROGRAMS
