@@ -5,18 +5,19 @@ from __future__ import annotations
 import ast
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final, get_type_hints
 
 import pytest
 from google.protobuf.descriptor import Descriptor
 
-from runahead.runtime.row_record import RowParameters
+from runahead.runtime.row_record import ADMIT_WORDS, RowParameters
+from runahead.runtime.scheduler.new_row import SAMPLING_NUMBERS
 from runahead.runtime.wire.parameters import SamplingParams
+from runahead.runtime.words import FLOAT32, INT32, Word, WordLayout
 from runahead.v1 import generate_pb2
 from tests.project.repository import parsed, sources
 
-DECLARED: Final = list(RowParameters.__annotations__)
-FIELDS: Final = [*DECLARED[DECLARED.index("row_slot") + 1 : DECLARED.index("seed")], "seed"]
+FIELDS: Final = [*SAMPLING_NUMBERS, "seed"]
 KERNELS: Final = tuple(sources("runtime/kernels/triton"))
 REFERENCE: Final = tuple(sources("runtime/kernels/reference", "runtime/programs/cpu"))
 READ_BY_A_FUNCTION: Final = ("temperature", "top_k", "top_p", "min_p", "seed")  # `temperature_of(slot, parameters)`
@@ -74,6 +75,19 @@ def named(target: ast.expr, value: ast.expr) -> list[tuple[str, str]]:
 def test_the_fields_are_those_of_a_request() -> None:
     assert len(FIELDS) >= 10
     assert set(FIELDS) <= {*SamplingParams.__struct_fields__}
+
+
+@pytest.mark.parametrize("added", [INT32, FLOAT32], ids=["int32", "float32"])
+@pytest.mark.parametrize("before", [*SAMPLING_NUMBERS, "min_position"])
+def test_a_parameter_of_32_bits_can_be_added_before_any_other(added: Word, before: str) -> None:
+    declared = dict[str, object](get_type_hints(RowParameters, include_extras=True))
+    names = list(declared)
+    names.insert(names.index(before), "added")
+    annotations = {"added": Annotated[object, added], **declared}
+    extended = type("Extended", (), {"__annotations__": {name: annotations[name] for name in names}})
+    layout = WordLayout(extended, ADMIT_WORDS)
+    assert layout.names == tuple(names)
+    assert layout.place(before) == layout.place("added") + 1
 
 
 @pytest.mark.parametrize("field", FIELDS)
