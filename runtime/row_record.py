@@ -30,10 +30,12 @@ PROMPT_BIT: Final = 1 << 30
 class RowParameters(Generic[Column]):
     """A row's parameters: the declaration, and the columns [slots] of whoever holds them by row slot.
 
-    The fields between `row_slot` and `seed` are numbers that `runahead.runtime.wire.parameters.SamplingParams` has
-    under the same name.
+    Fields of 64 bits come first, so that 32-bit fields can be added anywhere after them. The fields between `row_slot`
+    and `min_position` are numbers of `runahead.runtime.wire.parameters.SamplingParams` with the same names.
     """
 
+    seed: Annotated[Column, INT64]  # the 64 bits of the request's seed
+    mask_epoch: Annotated[Column, INT64]  # in the tags of the row's masks; 0: it has no grammar, and gets none
     row_slot: Annotated[Column, INT32]
     temperature: Annotated[Column, FLOAT32]  # 0: greedy
     top_k: Annotated[Column, INT32]  # 0: off
@@ -44,8 +46,6 @@ class RowParameters(Generic[Column]):
     repetition_penalty: Annotated[Column, FLOAT32(free=1)]  # 1: off
     presence_penalty: Annotated[Column, FLOAT32]  # 0: off
     frequency_penalty: Annotated[Column, FLOAT32]  # 0: off
-    seed: Annotated[Column, INT64]  # the 64 bits of the request's seed
-    mask_epoch: Annotated[Column, INT64]  # in the tags of the row's masks; 0: it has no grammar, and gets none
     min_position: Annotated[Column, INT32]  # below it the stop ids are masked
     max_position: Annotated[Column, INT32]  # the row ends with the token at this position
     stop_count: Annotated[Column, INT32]  # stop ids

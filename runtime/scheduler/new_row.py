@@ -30,7 +30,8 @@ from runahead.runtime.token_mask import mask_words
 from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS, SamplingParams, StoppingParams
 
 # The numbers of a record that are the request's own, in the order of the record.
-SAMPLING_NUMBERS: Final = ROW_RECORD.names[ROW_RECORD.names.index("row_slot") + 1 : ROW_RECORD.names.index("seed")]
+_NAMES: Final = ROW_RECORD.names
+SAMPLING_NUMBERS: Final = _NAMES[_NAMES.index("row_slot") + 1 : _NAMES.index("min_position")]
 _numbers_of: Callable[[SamplingParams], tuple[float, ...]] = attrgetter(*SAMPLING_NUMBERS)
 
 NO_COUNTS: Final = np.zeros((0, COUNT_WORDS), np.int32)
@@ -104,9 +105,8 @@ def admission_record(
     if has_penalty and penalty_slot < 0:
         raise ValueError("a request with penalties was admitted without a penalty slot")
     stops = eos_and_stop_ids(stopping, eos_token_ids)
+    first = (signed_64(sampling.seed), mask_epoch, slot)
     rest = (
-        signed_64(sampling.seed),
-        mask_epoch,
         prompt_len + stopping.min_tokens,
         max_len - 1,
         len(stops),
@@ -119,7 +119,7 @@ def admission_record(
         len(history),
         begins_as,
     )
-    head = ROW_RECORD.struct.pack(*((slot,) + _numbers_of(sampling) + rest))  # noqa: RUF005 (faster than unpacking)
+    head = ROW_RECORD.struct.pack(*(first + _numbers_of(sampling) + rest))
     parts: list[bytes | array[Any] | memoryview] = [head, array("i", stops)]
     if sampling.bias_ids:
         parts += (array("i", sampling.bias_ids), array("f", sampling.bias_values))

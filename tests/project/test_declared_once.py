@@ -55,10 +55,17 @@ def test_the_document_names_files_that_are_there(what: str) -> None:
 def test_a_sampling_parameter_stands_in_the_files_of_the_document_and_in_few_of_them(name: str) -> None:
     files = {name_of(path) for path in sources(*PACKAGES) if name in names_in(path)}
     files -= {"service/commands/bench/calls.py"}  # whose requests are greedy, whatever parameters there are
-    files = {SAMPLER if file.startswith(SAMPLER) else file for file in files}
-    assert len(files) <= MOST_FILES, sorted(files)
-    assert files <= files_to_add("a sampling parameter") | {SAMPLER}
+    assert files <= files_to_add("a sampling parameter")
     assert name_of(Path(row_record.__file__)) in files
+    assert len({SAMPLER if file.startswith(SAMPLER) else file for file in files}) <= MOST_FILES, sorted(files)
+
+
+@pytest.mark.parametrize("name", ["top_k", "top_p", "min_p"])
+def test_a_filter_stands_in_the_oracle_and_the_simulator_s_files_of_the_document(name: str) -> None:
+    tests = [*sources("tests/simulation"), ROOT / "tests" / "runtime" / "kernels" / "sampling_oracle.py"]
+    files = {name_of(path) for path in tests if not path.name.startswith("test_") and name in names_in(path)}
+    assert len(files) > 1
+    assert files <= files_to_add("a sampling parameter")
 
 
 def test_the_row_state_declares_no_parameter_again() -> None:

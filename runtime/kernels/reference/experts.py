@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from runahead.runtime.kernels.activations import has_gate
 from runahead.runtime.kernels.choice import LEAST_SUM, Choice
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import ExpertActivation, Experts, Linear, SharedExpert
@@ -43,7 +44,7 @@ class ExpertBuffers:
         tokens: int, hidden: int, count: int, width: int, shared: int = 0, activation: ExpertActivation = "silu"
     ) -> ExpertBuffers:
         """shared: the width of the shared expert; 0: there is none."""
-        both = 2 if activation == "silu" else 0
+        both = 2 if has_gate(activation) else 0
         columns = (count, hidden, both * width, width, hidden, both * shared, shared)
         return ExpertBuffers(*(torch.zeros((tokens, each)) for each in columns))
 
@@ -147,7 +148,7 @@ class FirstProduct:
         """x: [n, hidden], cut for a product. both: [n, 2 * width], for a gate and what it multiplies, or no columns.
         out: [n, width]."""
         made = out.numpy()
-        if self.activation == "squared_relu":
+        if not has_gate(self.activation):
             self.product.write(x, out)
             squared_relu(made)
             return

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from runahead.runtime.kernels.activations import is_gelu
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.layers import (
     Attention,
@@ -189,7 +190,7 @@ class ReferenceBoundKernels:
         width = _number(self._widths, weights.gate_up.weight.shape[0] // 2)
         gate_up, down = self._bound(weights.gate_up), self._bound(weights.down)
         norm, post_norm = _weight_of(weights.norm), _weight_of(weights.post_norm)
-        gated_mul = silu_mul if weights.activation == "silu" else gelu_mul
+        gated_mul = gelu_mul if is_gelu(weights.activation) else silu_mul
 
         def feed_forward(stream: ReferenceStream) -> None:
             buffers, own = stream.work.buffers, stream.work.dense[width]

@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 import triton
 
+from runahead.runtime.kernels.activations import has_gate
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import Experts
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
@@ -194,7 +195,7 @@ def _products_of_experts(layers: Sequence[Any]) -> Iterator[ExpertProduct]:
         experts = layer.feed_forward
         if isinstance(experts, Experts):
             hidden, width = experts.down[0].weight.shape
-            first = FIRST_GATED if experts.activation == "silu" else FIRST_SQUARED
+            first = FIRST_GATED if has_gate(experts.activation) else FIRST_SQUARED
             own, itemsize = len(experts.down), experts.down[0].weight.element_size()
             yield ExpertProduct(first, experts.chosen, own, width, hidden, itemsize)
             yield ExpertProduct(LAST, experts.chosen, own, hidden, width, itemsize)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from runahead.runtime.kernels.reference.forward import ReferenceKernels  # noqa:
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
 from runahead.runtime.models.blocks.dense import DenseConfig  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
+from runahead.runtime.models.registry import ARCHITECTURES  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
 from tests.runtime.kernels.test_triton_decode_streams import (  # noqa: E402
     BLOCK_SIZE,
@@ -40,6 +42,27 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Gemma2ForCausalLM": {"query_pre_attn_scalar": 20.0, "score_cap": 0.5, "logit_cap": 1.5},
     "Gemma3ForCausalLM": {"sliding_theta": 500.0, "query_pre_attn_scalar": 20.0},
 }
+# Architectures that tests of another file run by the Triton kernels.
+ELSEWHERE = {
+    "LlamaForCausalLM": "test_triton_decode_streams.py",
+    "Qwen3ForCausalLM": "test_triton_decode_streams.py",
+    "MixtralForCausalLM": "test_triton_experts.py",
+    "Qwen3MoeForCausalLM": "test_triton_experts.py",
+    "Glm4MoeForCausalLM": "test_triton_experts.py",
+    "BambaForCausalLM": "test_triton_hybrids.py",
+    "GraniteMoeHybridForCausalLM": "test_triton_hybrids.py",
+    "Qwen3NextForCausalLM": "test_triton_hybrids.py",
+    "NemotronHForCausalLM": "test_triton_hybrids.py",
+}
+# Architectures with the same layers as one of the above.
+SAME_LAYERS = {
+    "Qwen2ForCausalLM": "LlamaForCausalLM",  # with biases
+    "MiMoForCausalLM": "LlamaForCausalLM",
+    "MistralForCausalLM": "LlamaForCausalLM",
+    "MinistralForCausalLM": "LlamaForCausalLM",
+    "Qwen3_5ForCausalLM": "Qwen3NextForCausalLM",
+    "Qwen3_5MoeForCausalLM": "Qwen3NextForCausalLM",
+}
 LENGTHS = (31, 0, 20)
 
 
@@ -61,6 +84,14 @@ EVERYWHERE = [
     pytest.param(name, marks=pytest.mark.large) if name == "Phi3ForCausalLM" else pytest.param(name)
     for name in FAMILIES
 ]
+
+
+def test_every_architecture_or_one_with_its_layers_is_tried() -> None:
+    """A new architecture has a line in `FAMILIES`, `ELSEWHERE` or `SAME_LAYERS`."""
+    assert sorted([*FAMILIES, *ELSEWHERE, *SAME_LAYERS]) == sorted(ARCHITECTURES)
+    assert set(SAME_LAYERS.values()) <= {*FAMILIES, *ELSEWHERE}
+    folder = Path(__file__).parent
+    assert [name for name, file in ELSEWHERE.items() if f'"{name}"' not in (folder / file).read_text("utf-8")] == []
 
 
 @pytest.mark.parametrize("architecture", EVERYWHERE)

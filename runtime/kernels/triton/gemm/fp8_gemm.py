@@ -28,6 +28,7 @@ import torch
 import triton
 import triton.language as tl
 
+from runahead.runtime.kernels.activations import is_gelu
 from runahead.runtime.kernels.layers import Activation, Linear, Norm
 from runahead.runtime.kernels.quantized_weight import PANEL_COLUMNS, PANEL_ROWS, QuantizedWeight
 from runahead.runtime.kernels.triton.gemm import gemv
@@ -299,7 +300,7 @@ def fp8_product(
         EPILOGUE=epilogue,
         HAS_BIAS=linear.bias is not None,
         DEPENDENT=bool(options),
-        GELU=activation == "gelu_tanh",
+        GELU=is_gelu(activation),
         ON_GPU=current_gpu() is not None,
         num_warps=tiling.warps,
         enable_fp_fusion=False,

@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from runahead.runtime.kernels.activations import is_gelu
 from runahead.runtime.kernels.layers import Activation, Linear, Norm
 from runahead.runtime.kernels.triton.gemm.tuning import RowTiling
 from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
@@ -170,7 +171,7 @@ def gemv_product(
         HAS_BIAS=linear.bias is not None,
         PLACED=places is not None,
         DEPENDENT=tiling.dependent,
-        GELU=activation == "gelu_tanh",
+        GELU=is_gelu(activation),
         num_warps=tiling.warps,
         **options,
     )

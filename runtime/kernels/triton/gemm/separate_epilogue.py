@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from runahead.runtime.kernels.activations import is_gelu
 from runahead.runtime.kernels.layers import Activation, Linear, Norm
 from runahead.runtime.kernels.triton.gemm.gemv import GATED, SQUARED, STORE
 from runahead.runtime.kernels.triton.ops.activation import gated, squared_relu
@@ -107,7 +108,7 @@ def finish_product(
         STEP=triton.next_power_of_2(max(tiles, 1)),
         EPILOGUE=epilogue,
         HAS_BIAS=bias is not None,
-        GELU=activation == "gelu_tanh",
+        GELU=is_gelu(activation),
         num_warps=4,
         enable_fp_fusion=False,
     )

@@ -25,6 +25,7 @@ import torch
 import triton
 import triton.language as tl
 
+from runahead.runtime.kernels.activations import is_gelu
 from runahead.runtime.kernels.layers import Activation, Linear, Norm
 from runahead.runtime.kernels.triton.gemm.epilogue import end_rows, end_weights, gated_row, product_end
 from runahead.runtime.kernels.triton.gemm.gemv import ADD, GATED, STORE
@@ -202,7 +203,7 @@ def small_batch_product(
         "HAS_BIAS": linear.bias is not None,
         "PLACED": places is not None,
         "DEPENDENT": tiling.dependent,
-        "GELU": activation == "gelu_tanh",
+        "GELU": is_gelu(activation),
         "num_warps": tiling.warps,
         "enable_fp_fusion": False,
     }

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from runahead.runtime.kernels.activations import has_gate
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import Experts, Linear, Norm, SharedExpert
 from runahead.runtime.kernels.triton.moe.gemv import experts_of_one_row
@@ -52,7 +53,7 @@ class PackedExperts:
 
     @property
     def has_gates(self) -> bool:
-        return self.weights.activation == "silu"
+        return has_gate(self.weights.activation)
 
     @property
     def shared(self) -> SharedExpert | None:

@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from runahead.runtime.kernels.activations import is_gelu
 from runahead.runtime.kernels.layers import GELU_CUBE, GELU_SLOPE, Activation
 
 BLOCK: Final = 512
@@ -72,10 +73,10 @@ def gated_mul(gate_up: torch.Tensor, activation: Activation = "silu") -> torch.T
     width = double // 2
     out = torch.empty((tokens, width), dtype=gate_up.dtype, device=gate_up.device)
     grid = (tokens, triton.cdiv(width, BLOCK))
-    if activation == "silu":
-        _silu_mul_kernel[grid](gate_up, out, WIDTH=width, BLOCK_WIDTH=BLOCK, num_warps=4)
-    else:
+    if is_gelu(activation):
         _gelu_mul_kernel[grid](gate_up, out, WIDTH=width, BLOCK_WIDTH=BLOCK, num_warps=4)
+    else:
+        _silu_mul_kernel[grid](gate_up, out, WIDTH=width, BLOCK_WIDTH=BLOCK, num_warps=4)
     return out
 
 
