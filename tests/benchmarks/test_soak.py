@@ -276,7 +276,7 @@ def test_a_fault_is_counted_where_it_ends_as_it_should_and_wrong_where_it_does_n
     world.expect("odd", 100.0, stalled, [INVALID])
     world.expect("odd", 100.0, None, [INVALID])
     assert world.wrong == [
-        "odd: ended with RESOURCE_EXHAUSTED: nothing of the stream was read for 2 s, and not with INVALID_ARGUMENT",
+        "odd: ended with RESOURCE_EXHAUSTED: stalled, and not with INVALID_ARGUMENT",
         "odd: ended with OK, and not with INVALID_ARGUMENT",
     ]
 
