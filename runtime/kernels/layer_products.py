@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from typing import Final
 
 from runahead.runtime.kernels.layers import Experts, FeedForward, Fuse, Layer, Linear, Mixer, SharedExpert
-from runahead.runtime.kernels.quantized_weight import PANEL_COLUMNS
+
+DEPTH_MULTIPLE: Final = 64  # of every depth that the kernels on the matrix units take
 
 
 def products_of(part: Layer | Mixer | FeedForward | SharedExpert | Fuse) -> list[Linear]:
@@ -19,12 +21,11 @@ def products_of(part: Layer | Mixer | FeedForward | SharedExpert | Fuse) -> list
     return found
 
 
-def may_stay_quantized(layers: Sequence[Layer], device: str, quantize: str) -> bool:
-    """Whether matrices of such layers may stay quantized. device: the type of it. quantize: the setting. On a GPU a
-    quantized product takes longer than one of 16 bits (decision 0063), so a checkpoint is dequantized there. Its
-    kernels take the depth of every product, or none of the model's products."""
+def may_stay_quantized(layers: Sequence[Layer], device: str) -> bool:
+    """Whether matrices of such layers may stay quantized. device: the type of it. On a GPU a model with a quantized
+    matrix runs by the exact kernels, which take the depth of every product, or none of the model's products."""
     depths = [linear.weight.shape[1] for layer in layers for linear in products_of(layer)]
-    return device == "cpu" or (quantize != "none" and not any(depth % PANEL_COLUMNS for depth in depths))
+    return device == "cpu" or not any(depth % DEPTH_MULTIPLE for depth in depths)
 
 
 def layers_to_meet(layers: Sequence[Layer]) -> int:

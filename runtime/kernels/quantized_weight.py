@@ -13,11 +13,9 @@ from runahead.runtime.rounding import ceil_div
 Kind = Literal["fp8", "int8", "int4"]
 _HALF: Final = 64  # columns between the two numbers of a byte, at most
 _TILE: Final = 1 << 22  # numbers that are dequantized at once: 16 MiB of float32
-# The kernels of a GPU read panels of eight rows and 64 columns; both halves of a product with a gate are whole panels.
-PANEL_ROWS: Final = 8
-PANEL_COLUMNS: Final = 64
-_GPU_OUTPUTS: Final = 2 * PANEL_ROWS
-_GPU_GROUPS: Final = 2 * PANEL_COLUMNS
+FP8_COLUMNS: Final = 128  # that share a scale in the kernels of a GPU
+_GPU_OUTPUTS: Final = 16  # of which a matrix has a multiple there
+_LEAST_CAPABILITY: Final = (8, 9)  # of a GPU whose matrix units take FP8
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +25,7 @@ class QuantizedWeight:
     kind: fp8 is e4m3 and has no zero points. numbers: uint8 [out, in]; of int4 [out, in // 2], where byte j of every
     `half` bytes has column j of their 2 * half columns in its low bits and column half + j in its high bits. scales:
     [groups, out], float32, bfloat16 or float16. zero_points: uint8 [groups, out]; None: all are half of the range of
-    the numbers. group: columns that share a scale; the last group may have fewer. in_panels: of fp8, `numbers` are
-    [out / 8, in / 64, 8, 64] in memory, and of 64 columns in the order of `panels`.
+    the numbers. group: columns that share a scale; the last group may have fewer.
     """
 
     kind: Kind
@@ -37,20 +34,17 @@ class QuantizedWeight:
     zero_points: torch.Tensor | None
     group: int
     dtype: torch.dtype
-    in_panels: bool = False
 
     def packed(self) -> QuantizedWeight:
         """As the kernels of its device read it."""
-        return self if self.numbers.device.type == "cpu" else self.panels()
+        return self if self.numbers.device.type == "cpu" else self.in_blocks()
 
-    def panels(self) -> QuantizedWeight:
-        """FP8 as the kernels of a GPU read it."""
-        assert self.kind == "fp8" and not self.in_panels
-        outputs, depth = self.shape
-        # Of 64 columns: steps of 16, their halves, four threads, pairs. A thread's 16 bytes lie side by side.
-        steps = self.numbers.view(-1, PANEL_ROWS, depth // PANEL_COLUMNS, 4, 2, 4, 2)
-        numbers = steps.permute(0, 2, 1, 5, 3, 6, 4).contiguous().view(outputs, depth)
-        return replace(self, numbers=numbers, in_panels=True)
+    def in_blocks(self) -> QuantizedWeight:
+        """FP8 as the kernels of a GPU read it: a float32 scale for each row and 128 columns."""
+        assert self.kind == "fp8"
+        blocks = torch.arange(self.shape[1] // FP8_COLUMNS, device=self.scales.device)
+        scales = self.scales[blocks * FP8_COLUMNS // self.group].float()
+        return replace(self, scales=scales, group=FP8_COLUMNS)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -75,7 +69,6 @@ class QuantizedWeight:
 
     def dequantized(self) -> torch.Tensor:
         """The matrix, [out, in] of `dtype`, one tile of rows after the other."""
-        assert not self.in_panels
         outputs, depth = self.shape
         found = torch.empty((outputs, depth), dtype=self.dtype, device=self.numbers.device)
         step = max(1, _TILE // depth)
@@ -134,22 +127,22 @@ def quantized_to_fp8(weight: torch.Tensor) -> QuantizedWeight:
     return QuantizedWeight("fp8", numbers, scales[None], None, weight.shape[1], weight.dtype)
 
 
-def stays_quantized(
-    kind: Kind, shape: tuple[int, int], group: int, scales: torch.dtype, dtype: torch.dtype, device: str
-) -> bool:
+def stays_quantized(kind: Kind, shape: tuple[int, int], group: int, dtype: torch.dtype, device: str) -> bool:
     """Whether kernels of the device take a matrix of this kind as it is; others are dequantized while they are loaded.
-    shape: outputs and columns. group: columns that share a scale. scales: their dtype. dtype: that is served. device:
-    the type of it."""
+    shape: outputs and columns. group: columns that share a scale. dtype: that is served. device: the type of it."""
     outputs, depth = shape
     if device == "cpu":
         return kind != "int4" or half_of(depth) > 0
-    fits = not outputs % _GPU_OUTPUTS and not depth % PANEL_COLUMNS and (group >= depth or not group % _GPU_GROUPS)
-    return kind == "fp8" and scales == dtype == torch.bfloat16 and fits
+    fits = not outputs % _GPU_OUTPUTS and not depth % FP8_COLUMNS and (group >= depth or not group % FP8_COLUMNS)
+    able = not torch.cuda.is_available() or torch.cuda.get_device_capability() >= _LEAST_CAPABILITY
+    return kind == "fp8" and dtype == torch.bfloat16 and fits and able
 
 
 def quantized_bytes(
-    kind: Kind, outputs: int, depth: int, group: int, scale_bytes: int, *, has_zero_points: bool
+    kind: Kind, outputs: int, depth: int, group: int, scale_bytes: int, device: str, *, has_zero_points: bool
 ) -> int:
-    """Bytes that a `QuantizedWeight` takes. scale_bytes: of a scale."""
+    """Bytes that a `QuantizedWeight` takes, packed for the device. scale_bytes: of a scale. device: the type of it."""
+    if device != "cpu":
+        group, scale_bytes = FP8_COLUMNS, torch.float32.itemsize
     groups = ceil_div(depth, group)
     return outputs * depth * _BITS[kind] // 8 + outputs * groups * (scale_bytes + has_zero_points)

@@ -30,18 +30,25 @@ _ROWS_AT_ONCE: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """How a matrix is held. group: columns that share a scale. has_zero_points: some of the stored tensors have them.
-    is_made: it is quantized while it is loaded."""
+    """How a matrix is held. group: columns that share a scale. device: the type of it. has_zero_points: some of the
+    stored tensors have them. is_made: it is quantized while it is loaded."""
 
     kind: Kind
     group: int
     scales: torch.dtype
+    device: str
     has_zero_points: bool = False
     is_made: bool = False
 
     def size_bytes(self, outputs: int, depth: int) -> int:
         return quantized_bytes(
-            self.kind, outputs, depth, self.group, self.scales.itemsize, has_zero_points=self.has_zero_points
+            self.kind,
+            outputs,
+            depth,
+            self.group,
+            self.scales.itemsize,
+            self.device,
+            has_zero_points=self.has_zero_points,
         )
 
 
@@ -55,18 +62,18 @@ def held_quantized(
     parts = [stored[name] for name in stack.names if name in stored]
     held: Held | None
     if all(isinstance(part, QuantizedTensor) for part in parts) and parts:
-        held = _held([part for part in parts if isinstance(part, QuantizedTensor)], columns)
+        held = _held([part for part in parts if isinstance(part, QuantizedTensor)], columns, device)
     else:
         made = quantize == "fp8" and all(part.dtype in FLOATS for part in parts)
-        held = Held("fp8", columns, torch.bfloat16, is_made=True) if made else None
+        held = Held("fp8", columns, torch.bfloat16, device, is_made=True) if made else None
     outputs, depth = stack.own_shape
-    if held is None or not stays_quantized(held.kind, (outputs, depth), held.group, held.scales, dtype, device):
+    if held is None or not stays_quantized(held.kind, (outputs, depth), held.group, dtype, device):
         return None
     cut = 0 if stack.inputs is None or held.group >= columns else stack.inputs.start % held.group
     return None if cut else held
 
 
-def _held(parts: list[QuantizedTensor], columns: int) -> Held | None:
+def _held(parts: list[QuantizedTensor], columns: int, device: str) -> Held | None:
     """None: the matrices are quantized in different ways, or their columns are not in the order of their groups."""
     found = {
         (part.codes.stored.dtype == "F8_E4M3", part.codes.bits, min(part.scales.block[1], columns)) for part in parts
@@ -76,7 +83,8 @@ def _held(parts: list[QuantizedTensor], columns: int) -> Held | None:
     is_float, bits, group = found.pop()
     dtypes = {_SCALE_DTYPES[part.scales.stored.dtype] for part in parts}
     zeros = any(part.scales.zero_points is not None for part in parts)
-    return Held(_KINDS[is_float, bits], group, dtypes.pop() if len(dtypes) == 1 else torch.float32, zeros)
+    scales = dtypes.pop() if len(dtypes) == 1 else torch.float32
+    return Held(_KINDS[is_float, bits], group, scales, device, zeros)
 
 
 def read_quantized(

@@ -62,11 +62,19 @@ def held_bytes(
     )
 
 
+def some_stay_quantized(
+    checkpoint: Checkpoint | None, config: ModelConfig, dtype: torch.dtype, device: str, quantize: str
+) -> bool:
+    """Whether the device holds matrices of the model quantized. Arguments: see `held_bytes`."""
+    stored = {} if checkpoint is None else check_weights(checkpoint, config)
+    return any(held is not None for _, held in _stacks(config, stored, dtype, device, quantize))
+
+
 def _stacks(
     config: ModelConfig, stored: Mapping[str, StoredTensor], dtype: torch.dtype, device: str, quantize: str
 ) -> Iterator[tuple[TensorStack, Held | None]]:
     """The stacks of tensors that a model is made of, and how each stays quantized. None: it does not."""
     model, stacks, offered = described_stacks(config)
-    offered = offered if may_stay_quantized(model.layers, device, quantize) else set()
+    offered = offered if may_stay_quantized(model.layers, device) else set()
     for stack in stacks:
         yield stack, held_quantized(stack, stored, dtype, device, quantize) if stack in offered else None

@@ -52,7 +52,7 @@ def load_weights(
     read after all, and for a tied head that is stored and differs from the embedding.
     """
     stored = check_weights(checkpoint, config)
-    may_stay = may_stay_quantized(described(config, share).layers, device.type, quantize)
+    may_stay = may_stay_quantized(described(config, share).layers, device.type)
     total = sum(tensor.size_bytes for tensor in stored.values())
     done = 0
 
@@ -106,7 +106,7 @@ def dummy_weights(
     """Random weights of the configured shape, the same for the same seed: norms near 1, products that keep scale.
     share: the rank's part of them, which are the same numbers for any number of ranks. quantize: as `load_weights`."""
     fill = drawing(dtype, device, seed)
-    may_stay = may_stay_quantized(described(config, share).layers, device.type, quantize)
+    may_stay = may_stay_quantized(described(config, share).layers, device.type)
 
     def quantized(stack: TensorStack) -> QuantizedWeight | None:
         if not may_stay or held_quantized(stack, {}, dtype, device.type, quantize) is None:

@@ -38,6 +38,7 @@ from runahead.runtime.process.parts import (
     check_tensors,
     dtype_of,
     forced_drafts,
+    holds_quantized,
     most_drafts,
     ring_layout,
     sampled_vocab,
@@ -125,7 +126,7 @@ def _make(
     config, why_sizes = sized(config, to_load, context, Gpu(name, memory), kept, drafting, plain)
     keep_kernels(config.kernel_cache, config.spelling("kernel_cache"))
     use_tuned()
-    exactness = _exactness(config, part, dtype)
+    exactness = _exactness(config, part, dtype, quantized=holds_quantized(config, checkpoint, described, "cuda"))
     check_tensors(config, checkpoint, described)
     to_load += drafting
     _check_memory(config, to_load, dtype, context, free, memory, kept)
@@ -390,9 +391,12 @@ def _check_memory(
     check_blocks(blocks_in(free - weight_bytes - overhead(memory), config, kept, context), config, context, kept)
 
 
-def _exactness(config: EngineConfig, part: ModelWeights, dtype: torch.dtype) -> Exactness:
-    """part: of a rank. Several ranks have the exact kernels alone. Raises ConfigError where they are asked for and
+def _exactness(config: EngineConfig, part: ModelWeights, dtype: torch.dtype, *, quantized: bool) -> Exactness:
+    """part: of a rank. quantized: matrices of the model stay so. Several ranks, and models with such matrices, have the
+    exact kernels alone. Raises ConfigError where they are asked for and
     can't be."""
+    if quantized:
+        return Exactness(True, "products with quantized weights have one order of their sums")
     asked = config.exact if config.tensor_parallel == 1 else "on"
     try:
         return exactness_of(part, dtype, asked)

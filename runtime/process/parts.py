@@ -25,7 +25,7 @@ from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.division import part_of, why_not_divided
 from runahead.runtime.models.drafters.mtp import names_head
 from runahead.runtime.models.memory import KeptBytes, memory_of
-from runahead.runtime.models.weight_formats import held_bytes
+from runahead.runtime.models.weight_formats import held_bytes, some_stay_quantized
 from runahead.runtime.models.weights import check_weights, described
 from runahead.runtime.plan import PLAN_WORDS
 from runahead.runtime.process.progress import Progress
@@ -173,9 +173,20 @@ def bytes_to_load(config: EngineConfig, checkpoint: Checkpoint, model: ModelConf
             f"{config.spelling('quantize')} {how} has no effect: no matrix of {model.architecture} can be held so "
             f"on {device} in {str(dtype).removeprefix('torch.')}"
         )
+    return held_bytes(_quantized_files(config, checkpoint), model, dtype, device, how)
+
+
+def holds_quantized(config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig, device: str) -> bool:
+    """Whether matrices of the model stay quantized on the device. device: the type of it. Raises CheckpointError for
+    tensors that can't be served."""
+    files = _quantized_files(config, checkpoint)
+    return some_stay_quantized(files, model, dtype_of(config, model), device, config.quantize)
+
+
+def _quantized_files(config: EngineConfig, checkpoint: Checkpoint) -> Checkpoint | None:
+    """The checkpoint, where its own weights are quantized and read."""
     is_quantized = isinstance(checkpoint, FolderCheckpoint) and checkpoint.quantization() is not None
-    of_files = checkpoint if is_quantized and config.load_format != "dummy" else None
-    return held_bytes(of_files, model, dtype, device, how)
+    return checkpoint if is_quantized and config.load_format != "dummy" else None
 
 
 def check_tensors(config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 AT_ONCE: Final = 16  # terms that a matrix unit adds up, of 16 bits each
@@ -22,6 +23,8 @@ def multiply_as_matrix_units(monkeypatch: pytest.MonkeyPatch) -> None:
         data: NDArray[Any] = handle.data
         if handle.dtype == tl.bfloat16:  # the interpreter keeps it as the upper half of a float32
             data = (data.astype(np.uint32) << 16).view(np.float32)
+        if handle.dtype == tl.float8e4nv:
+            data = torch.from_numpy(data.copy()).view(torch.float8_e4m3fn).float().numpy()
         return data.astype(np.float64)
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
@@ -34,13 +37,15 @@ def multiply_as_matrix_units(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def round_to_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter cuts a float32 off where a GPU rounds it to the nearest bfloat16, ties to even."""
+    """The interpreter cuts a float32 off where a GPU rounds it to the nearest bfloat16 or e4m3, ties to even."""
     from triton import language as tl
     from triton.runtime import interpreter
 
     original = interpreter._convert_float
 
     def convert(numbers: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if (source, target) == (tl.float32, tl.float8e4nv):
+            return torch.from_numpy(np.array(numbers)).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
         if (source, target) != (tl.float32, tl.bfloat16):
             return original(numbers, source, target, rounding)
         bits = np.ascontiguousarray(numbers, np.float32).view(np.uint32)

@@ -13,7 +13,7 @@ GROUPS: Final = (0, 128)  # columns that share a scale; 0: all
 
 def quantized(group: int, outputs: int, depth: int, device: torch.device) -> QuantizedWeight:
     """Every bit pattern but NaN comes up. The second half of the columns is the first one the other way round, so that
-    sums may cancel. Not yet in panels."""
+    sums may cancel."""
     group = group or depth
     draw = torch.Generator(device).manual_seed(outputs + depth)
     numbers = torch.randint(0, 256, (outputs, depth), generator=draw, device=device, dtype=torch.uint8)

@@ -16,12 +16,12 @@ from benchmarks.gpu_table.shapes import SHAPES
 from runahead.runtime.checkpoint import BUNDLED_FOLDER, CheckpointError, open_checkpoint
 from runahead.runtime.kernels.layer_products import products_of
 from runahead.runtime.kernels.layers import Attention, Dense, Layer, Linear
-from runahead.runtime.kernels.quantized_weight import QuantizedWeight, quantized_to_fp8
+from runahead.runtime.kernels.quantized_weight import QuantizedWeight, quantized_bytes, quantized_to_fp8
 from runahead.runtime.kernels.share import WHOLE, Share
 from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.memory import weight_bytes
 from runahead.runtime.models.read_config import load_config
-from runahead.runtime.models.weight_formats import held_bytes
+from runahead.runtime.models.weight_formats import held_bytes, some_stay_quantized
 from runahead.runtime.models.weights import dummy_weights, load_weights
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.wire.engine_config import EngineConfig
@@ -116,13 +116,25 @@ def test_the_bytes_reckoned_before_the_weights_are_read_are_those_that_they_take
     assert (reckoned < whole) == ("ordered" not in name)
 
 
-@pytest.mark.parametrize("name", ["fp8-blocks", "awq-int4"])
-def test_a_gpu_holds_a_quantized_checkpoint_in_16_bits(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "stays"), [("fp8-per-channel", True), ("fp8-blocks", True), ("awq-int4", False)])
+def test_a_gpu_holds_fp8_as_it_is_where_scales_are_for_rows_or_128_columns_and_others_in_16_bits(
+    name: str, stays: bool, tmp_path: Path
+) -> None:
     quantize(BUNDLED_FOLDER, tmp_path, name, 16)
     checkpoint = open_checkpoint(tmp_path)
     config = load_config(checkpoint)
     plain = held_bytes(open_checkpoint(BUNDLED_FOLDER), config, torch.bfloat16, "cuda")
-    assert held_bytes(checkpoint, config, torch.bfloat16, "cuda") == plain
+    found = held_bytes(checkpoint, config, torch.bfloat16, "cuda")
+    assert (found < plain) == stays and (stays or found == plain)
+    assert some_stay_quantized(checkpoint, config, torch.bfloat16, "cuda", "none") == stays
+
+
+def test_bytes_on_a_gpu_are_those_of_the_numbers_and_of_a_scale_for_each_row_and_128_columns() -> None:
+    weight = quantized_to_fp8(torch.randn((48, 256), generator=torch.Generator().manual_seed(0)))
+    packed = weight.in_blocks()
+    taken = packed.numbers.nbytes + packed.scales.nbytes
+    assert taken == quantized_bytes("fp8", 48, 256, 256, 2, "cuda", has_zero_points=False) == 48 * 256 + 48 * 2 * 4
+    assert torch.equal(packed.dequantized(), weight.dequantized())
 
 
 @pytest.mark.parametrize(("dtype", "stay"), [(torch.bfloat16, True), (torch.float16, False)])

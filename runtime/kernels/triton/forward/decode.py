@@ -30,6 +30,7 @@ from runahead.runtime.kernels.triton.forward.recurrent import (
 )
 from runahead.runtime.kernels.triton.forward.unfused_products import sizes_of, sums_of
 from runahead.runtime.kernels.triton.gemm.fp8_gemm import FP8_ROWS, fp8_product
+from runahead.runtime.kernels.triton.gemm.fp8_rows import fp8_rows
 from runahead.runtime.kernels.triton.gemm.gemv import ADD, EPILOGUES, GATED, SQUARED, STORE, gemv_product
 from runahead.runtime.kernels.triton.gemm.separate_epilogue import add_scaled, finish_product
 from runahead.runtime.kernels.triton.gemm.small_batch_gemm import Residual, columns_of, small_batch_product
@@ -376,8 +377,9 @@ class FusedRows(RowStream):
         residual: Residual | None = None,
     ) -> int:  # fmt: skip
         if linear.quantized is not None:
+            rows = fp8_rows(x, self._rows, dependent=self._depends(True))
             return fp8_product(
-                x, linear, out, epilogue, self._rows, squares=squares, norm=norm, residual=residual,
+                rows, linear, out, epilogue, self._rows, squares=squares, norm=norm, residual=residual,
                 activation=activation, dependent=self._depends(True),
             )  # fmt: skip
         tiling = rows_tiling(*sizes_of(linear.weight), rows_in_table(self._rows), EPILOGUES[epilogue], self._exact)

@@ -9,7 +9,8 @@ import torch.nn.functional as functional
 
 from runahead.runtime.kernels.layers import Linear
 from runahead.runtime.kernels.triton.gemm.cublaslt import cublaslt_product, exact_product
-from runahead.runtime.kernels.triton.gemm.fp8_gemm import dequantized_in_16_bits
+from runahead.runtime.kernels.triton.gemm.fp8_gemm import fp8_sums
+from runahead.runtime.kernels.triton.gemm.fp8_rows import Fp8Rows
 from runahead.runtime.kernels.triton.gemm.gemv import EPILOGUES, STORE, gemv_product
 from runahead.runtime.kernels.triton.gemm.small_batch_gemm import small_batch_product
 from runahead.runtime.kernels.triton.gemm.tuning import row_tiling, rows_in_table, rows_tiling, takes_depth
@@ -49,18 +50,20 @@ def with_shared(x: torch.Tensor, made: torch.Tensor, scores: torch.Tensor, exper
     return torch.add(made, of_shared)
 
 
-def one_sum(x: torch.Tensor, linear: Linear, out: torch.Tensor) -> None:
+def one_sum(x: torch.Tensor | Fp8Rows, linear: Linear, out: torch.Tensor) -> None:
     """out = x @ weight.T, each value the sum of one accumulator. x: [T, in]. out: contiguous [T, outputs]."""
+    assert isinstance(x, torch.Tensor)
     product_of_rows(x, linear, out, exact=True)
 
 
 def sums_of(x: torch.Tensor, linear: Linear) -> torch.Tensor:
     """x @ weight.T without the bias, each value the sum of one accumulator: by the vendor's library, where it was found
-    to give that, or else by a kernel of ours; an FP8 matrix is dequantized first. x: bfloat16 [T, in]. Returns
+    to give that, or else by a kernel of ours; of an FP8 matrix as `fp8_product` has it. x: bfloat16 [T, in]. Returns
     [T, outputs]."""
-    weight = linear.weight if linear.quantized is None else dequantized_in_16_bits(linear.quantized)
-    out = x.new_empty((x.shape[0], weight.shape[0]))
-    exact_product(x, weight, out, one_sum)
+    if linear.quantized is not None:
+        return fp8_sums(x, linear)
+    out = x.new_empty((x.shape[0], linear.weight.shape[0]))
+    exact_product(x, linear.weight, out, one_sum)
     return out
 
 

@@ -24,15 +24,19 @@ import torch.nn.functional as functional
 
 from runahead.runtime.kernels.layers import Linear
 from runahead.runtime.kernels.triton.gemm.cublaslt_choice import Chain, choose_kernel
+from runahead.runtime.kernels.triton.gemm.fp8_rows import Fp8Rows
 from runahead.runtime.kernels.triton.gpu.capability import current_gpu
 
 _CANDIDATES: Final = 8  # kernels that the library proposes for a shape, at most
 _SPLIT_BYTES: Final = 32 << 20  # of workspace, where products may be split
+_FP8: Final = torch.float8_e4m3fn
 _COMPUTE_32F: Final = 68
 _HALVES: Final = (torch.bfloat16, torch.float16)
-_TYPES: Final = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}  # cudaDataType
+_TYPES: Final = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14, _FP8: 28}  # cudaDataType
 _TRANSPOSE_A, _EPILOGUE, _BIAS_POINTER, _BIAS_TYPE = 3, 7, 8, 26  # attributes of a product
 _TRANSPOSED, _WITH_BIAS = 1, 4
+_SCALES_OF_A, _SCALES_OF_B, _MODE_OF_A, _MODE_OF_B = 17, 18, 31, 32
+_FOR_128 = 4  # a float32 scale for each row and 128 of its columns
 # Of a preference: no workspace and no reduction scheme mean no split-K.
 _WORKSPACE, _REDUCTIONS, _ALIGNMENTS = 1, 3, (5, 6, 7, 8)
 _MOST_ALIGNED: Final = 256  # bytes that a kernel may ask for
@@ -53,7 +57,7 @@ class _Found(ctypes.Structure):
 @dataclass(frozen=True, slots=True)
 class ProductShape:
     """out = x @ weight.T: rows of x, outputs and depth of the weights, the dtypes of both and of the result, and the
-    bytes to which weights, x and out are aligned."""
+    bytes to which weights, x and out are aligned. Of FP8, both have scales."""
 
     rows: int
     outputs: int
@@ -100,22 +104,24 @@ class VendorLibrary:
         self.pinned: dict[ProductShape, Pinned | None] = {}  # None: the library has no kernel
         self._times = False
 
-    def product(self, x: torch.Tensor, linear: Linear, out: torch.Tensor, chain: Chain | None = None) -> bool:
+    def product(self, x: torch.Tensor | Fp8Rows, linear: Linear, out: torch.Tensor, chain: Chain | None = None) -> bool:
         """out = x @ weight.T + bias, enqueued on the current stream; the bias is added to the float32 sums.
 
-        x: contiguous [T, in]. linear: contiguous weight [out, in], of x's dtype. out: contiguous [T, out], of x's dtype
-        or float32; of float32 without a bias. chain: computes the same with one float32 accumulator; then the library
-        does only where its kernel was found to have the same bits, while the service warmed up. Returns whether the
-        library does: it has no kernel for odd depths. Raises VendorError.
+        x: contiguous [T, in]. linear: contiguous weight [out, in], of x's dtype; an FP8 matrix where x is Fp8Rows. out:
+        contiguous [T, out], of x's dtype or float32, bfloat16 of FP8; of float32 without a bias. chain: computes the
+        same in the exact kernels' order; then the library does only where its kernel was found to have the same bits,
+        while the service warmed up. Returns whether the library does: it has no kernel for odd depths. Raises
+        VendorError.
         """
-        weight, bias = linear.weight, linear.bias
-        assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
+        (numbers, _), (weight, _) = _operands(x, linear)
+        bias = linear.bias
+        assert numbers.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
         shape = ProductShape(
-            x.shape[0], weight.shape[0], weight.shape[1], x.dtype, out.dtype,
-            (_aligned(weight), _aligned(x), _aligned(out)), bias is not None,
+            numbers.shape[0], weight.shape[0], weight.shape[1], numbers.dtype, out.dtype,
+            (_aligned(weight), _aligned(numbers), _aligned(out)), bias is not None,
         )  # fmt: skip
         if shape not in self.pinned:
-            self.pinned[shape] = self._described(shape)
+            self.pinned[shape] = self._described(shape, x, linear)
         pinned = self.pinned[shape]
         if pinned is None:
             return False
@@ -138,29 +144,43 @@ class VendorLibrary:
         finally:
             self._times = before
 
-    def run(self, pinned: Pinned, choice: int, x: torch.Tensor, linear: Linear, out: torch.Tensor) -> None:
+    def run(self, pinned: Pinned, choice: int, x: torch.Tensor | Fp8Rows, linear: Linear, out: torch.Tensor) -> None:
         """`product` of a shape that is pinned, by one of its kernels."""
-        weight, bias = linear.weight, linear.bias
-        if bias is not None:
-            self._set("MatmulDesc", pinned.product, _BIAS_POINTER, ctypes.c_void_p(bias.data_ptr()))
+        (numbers, _), (weight, _) = _operands(x, linear)
+        if linear.bias is not None:
+            self._set("MatmulDesc", pinned.product, _BIAS_POINTER, ctypes.c_void_p(linear.bias.data_ptr()))
+        self._set_scales(pinned.product, x, linear)
         of_weight, of_x, of_out = pinned.layouts
         one, zero = self._factors
         to, stream = out.data_ptr(), torch.cuda.current_stream().cuda_stream
         # A row of the library's matrices is a column of ours: it computes out.T = weight @ x.T.
         status = self._matmul(
-            self._handle, pinned.product, one, weight.data_ptr(), of_weight, x.data_ptr(), of_x, zero, to, of_out, to,
-            of_out, ctypes.byref(pinned.found[choice]), self._workspace.data_ptr(), self._workspace.numel(), stream,
+            self._handle, pinned.product, one, weight.data_ptr(), of_weight, numbers.data_ptr(), of_x, zero, to, of_out,
+            to, of_out, ctypes.byref(pinned.found[choice]), self._workspace.data_ptr(), self._workspace.numel(), stream,
         )  # fmt: skip
         if status:
-            raise VendorError(f"cublasLtMatmul of {x.shape[0]} rows by {tuple(weight.shape)} failed with {status}")
+            raise VendorError(
+                f"cublasLtMatmul of {numbers.shape[0]} rows by {tuple(weight.shape)} failed with {status}"
+            )
 
-    def _described(self, shape: ProductShape) -> Pinned | None:
+    def _set_scales(self, product: ctypes.c_void_p, x: torch.Tensor | Fp8Rows, linear: Linear) -> None:
+        """Where the scales of a product of FP8 lie."""
+        (_, of_rows), (_, of_outputs) = _operands(x, linear)
+        if of_rows is not None and of_outputs is not None:
+            self._set("MatmulDesc", product, _SCALES_OF_A, ctypes.c_void_p(of_outputs.data_ptr()))
+            self._set("MatmulDesc", product, _SCALES_OF_B, ctypes.c_void_p(of_rows.data_ptr()))
+
+    def _described(self, shape: ProductShape, x: torch.Tensor | Fp8Rows, linear: Linear) -> Pinned | None:
         product = ctypes.c_void_p()
         self._call("cublasLtMatmulDescCreate", ctypes.byref(product), _COMPUTE_32F, _TYPES[torch.float32])
         self._set("MatmulDesc", product, _TRANSPOSE_A, ctypes.c_int32(_TRANSPOSED))
         if shape.has_bias:
             self._set("MatmulDesc", product, _EPILOGUE, ctypes.c_int32(_WITH_BIAS))
             self._set("MatmulDesc", product, _BIAS_TYPE, ctypes.c_int32(_TYPES[shape.dtype]))
+        if shape.dtype == _FP8:
+            for mode in (_MODE_OF_A, _MODE_OF_B):
+                self._set("MatmulDesc", product, mode, ctypes.c_int32(_FOR_128))
+            self._set_scales(product, x, linear)
         layouts = (
             self._layout(shape.dtype, shape.depth, shape.outputs),
             self._layout(shape.dtype, shape.depth, shape.rows),
@@ -199,6 +219,16 @@ class VendorLibrary:
         status = getattr(self._library, name)(*arguments)
         if status:
             raise VendorError(f"{name} failed with {status}")
+
+
+def _operands(
+    x: torch.Tensor | Fp8Rows, linear: Linear
+) -> tuple[tuple[torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor | None]]:
+    """Numbers and scales of the rows and of the weights."""
+    if isinstance(x, torch.Tensor):
+        return (x, None), (linear.weight, None)
+    assert linear.quantized is not None
+    return (x.numbers, x.scales), (linear.quantized.numbers.view(_FP8), linear.quantized.scales)
 
 
 def _aligned(tensor: torch.Tensor) -> int:

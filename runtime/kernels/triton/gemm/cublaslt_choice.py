@@ -12,6 +12,8 @@ from typing import Final
 import torch
 
 from runahead.runtime.kernels.layers import Linear
+from runahead.runtime.kernels.quantized_weight import QuantizedWeight
+from runahead.runtime.kernels.triton.gemm.fp8_rows import Fp8Rows, fp8_rows
 
 _ROUNDS: Final = 5  # in which each of them is timed
 _MOST_TIMED: Final = 512  # rows; of more, no proposal was clearly faster than the first one
@@ -23,8 +25,8 @@ _MANY: Final = 256  # rows
 _COLD_BYTES: Final = 80 << 20  # more than any L2 cache holds: weights of a timed product come from memory
 
 # Given x, the weights and where the product goes.
-Chain = Callable[[torch.Tensor, Linear, torch.Tensor], None]
-Run = Callable[[int, torch.Tensor, Linear, torch.Tensor], None]  # given a kernel, too
+Chain = Callable[[torch.Tensor | Fp8Rows, Linear, torch.Tensor], None]
+Run = Callable[[int, torch.Tensor | Fp8Rows, Linear, torch.Tensor], None]  # given a kernel, too
 
 
 def choose_kernel(
@@ -41,19 +43,16 @@ def choose_kernel(
     choices = candidates if chain is None else exact
     if len(choices) < 2 or out.shape[0] > _MOST_TIMED:
         return next(iter(choices), candidates[0]), exact
-    weight = linear.weight
-    copies = 1 + _COLD_BYTES // (weight.numel() * weight.element_size())
-    weights = [weight, *(torch.empty_like(weight) for _ in range(copies - 1))]
-    for copy in weights[1:]:
-        copy.copy_(weight)
-    draw = torch.Generator(weight.device).manual_seed(0)
-    x = torch.randn((out.shape[0], weight.shape[1]), generator=draw, dtype=weight.dtype, device=weight.device)
+    weight = linear.weight if linear.quantized is None else linear.quantized.numbers
+    copies = [weight.clone() for _ in range(_COLD_BYTES // (weight.numel() * weight.element_size()))]
+    linears = [linear, *(_with(linear, copy) for copy in copies)]
+    x = _rows(linear, _drawn(out, weight.shape[1], 0))
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(len(choices) + 1)] for _ in range(_ROUNDS + 1)]
     for around in events:
         around[0].record()
         for choice, behind in zip(choices, around[1:], strict=True):
-            for copy in weights:
-                run(choice, x, replace(linear, weight=copy), out)
+            for copy in linears:
+                run(choice, x, copy, out)
             behind.record()
     events[-1][-1].synchronize()
     times = [
@@ -67,11 +66,10 @@ def choose_kernel(
 
 def _exact(run: Run, candidates: Sequence[int], linear: Linear, out: torch.Tensor, chain: Chain) -> tuple[int, ...]:
     """The kernels that have the bits of the chain, on sums that nearly cancel, so that they show their order."""
-    weight = linear.weight
-    draw = torch.Generator(weight.device).manual_seed(1)
-    half = torch.randn((out.shape[0], weight.shape[1] // 2), generator=draw, device=weight.device)
-    x = torch.cat((half, half.flip(1).neg_()), 1).to(weight.dtype)
-    near = Linear(torch.cat((weight[:, : half.shape[1]], weight[:, : half.shape[1]].flip(1)), 1), linear.bias)
+    depth = linear.weight.shape[1]
+    half = _drawn(out, depth // 2, 1)
+    x = _rows(linear, torch.cat((half, half.flip(1).neg_()), 1))
+    near = _mirrored(linear)
     expected = torch.empty_like(out)
     chain(x, near, expected)
     found = []
@@ -79,3 +77,41 @@ def _exact(run: Run, candidates: Sequence[int], linear: Linear, out: torch.Tenso
         run(choice, x, near, out)
         found += [choice] if torch.equal(out, expected) else []
     return (*found,)
+
+
+def _drawn(out: torch.Tensor, width: int, seed: int) -> torch.Tensor:
+    """Random rows for a product whose result is like `out`."""
+    draw = torch.Generator(out.device).manual_seed(seed)
+    return torch.randn((out.shape[0], width), generator=draw, device=out.device)
+
+
+def _rows(linear: Linear, x: torch.Tensor) -> torch.Tensor | Fp8Rows:
+    """x, float32 [T, in], as the product reads it."""
+    return x.to(linear.weight.dtype) if linear.quantized is None else fp8_rows(x.bfloat16(), len(x))
+
+
+def _with(linear: Linear, weight: torch.Tensor) -> Linear:
+    """The product with other numbers of its weights."""
+    if linear.quantized is None:
+        return replace(linear, weight=weight)
+    return replace(linear, quantized=replace(linear.quantized, numbers=weight))
+
+
+def _mirrored(linear: Linear) -> Linear:
+    """The second half of its columns is the first one the other way round; so are the scales of FP8, as far as 128
+    columns lie in one half."""
+    depth = linear.weight.shape[1]
+    weight = linear.quantized
+    if weight is None:
+        return replace(linear, weight=_folded(linear.weight, depth // 2))
+    return replace(linear, quantized=_of_folded(weight, depth // 2))
+
+
+def _of_folded(weight: QuantizedWeight, half: int) -> QuantizedWeight:
+    scales = weight.scales
+    mirrored = torch.cat((scales[: len(scales) // 2], scales[: (len(scales) + 1) // 2].flip(0)), 0)
+    return replace(weight, numbers=_folded(weight.numbers, half), scales=mirrored)
+
+
+def _folded(matrix: torch.Tensor, half: int) -> torch.Tensor:
+    return torch.cat((matrix[:, :half], matrix[:, :half].flip(1)), 1)

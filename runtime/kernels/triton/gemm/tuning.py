@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 import triton
 
-from runahead.runtime.kernels.layer_products import products_of
+from runahead.runtime.kernels.layer_products import DEPTH_MULTIPLE, products_of
 from runahead.runtime.kernels.layers import AttentionShape, FeedForward, Fuse, Layer, Mixer
 from runahead.runtime.kernels.triton.attention.schedule import AttentionPlan
 from runahead.runtime.kernels.triton.gpu.capability import LEAST_SHARED_MEMORY, current_gpu
@@ -25,7 +25,6 @@ from runahead.runtime.rounding import ceil_div
 TABLE: Final = Path(__file__).with_name("measured_tilings.json")
 _INTERPRETED_PROGRAMS: Final = 8  # of attention, where there is no GPU
 SPLIT_WORDS: Final = 1 << 21  # float32 numbers that the programs of a split product leave, at most
-_DEPTH_MULTIPLE: Final = 64  # of every depth that the kernels on the matrix units take
 LEAST_COLUMNS: Final = 8  # rows of the batch that the matrix units take
 _TILE: Final = 64  # rows of the weights that a program has by default
 _BUSY: Final = 128  # programs that keep a GPU's memory busy
@@ -119,14 +118,14 @@ def _default(outputs: int, depth: int, columns: int, epilogue: str, splits: int)
         stages = 5 if outputs <= 128 * _TILE else 3
         return Tiling(tile // halves, block, 1, stages, warps=tile // 16, held=1, columns=most)
     tile = 2 * _TILE if outputs * columns >= _BUSY * 2 * _TILE * _MOST_COLUMNS else _TILE
-    block = 128 if few and depth % 128 == 0 else _DEPTH_MULTIPLE
+    block = 128 if few and depth % 128 == 0 else DEPTH_MULTIPLE
     programs = ceil_div(outputs, tile) * ceil_div(columns, most)
     if not splits:
         splits = 1
         while programs * splits < _BUSY and depth % (2 * splits * block) == 0 and depth // (2 * splits) >= 512:
             splits *= 2
     if depth % (splits * block) or depth // splits < 2 * block:
-        block = _DEPTH_MULTIPLE  # a part is several blocks where it can be: see `small_batch_gemm.py`
+        block = DEPTH_MULTIPLE  # a part is several blocks where it can be: see `small_batch_gemm.py`
     taken = (tile + most) * block * 2  # bytes of shared memory, a stage
     stages = max(2, min(4, _shared_memory() // taken))
     return Tiling(
@@ -169,7 +168,7 @@ def is_one_sum(outputs: int, depth: int) -> bool:
 
 def takes_depth(depth: int) -> bool:
     """Whether a product of a few rows may have this depth."""
-    return depth % _DEPTH_MULTIPLE == 0
+    return depth % DEPTH_MULTIPLE == 0
 
 
 def takes_products_of(part: Layer | Mixer | FeedForward | Fuse) -> bool:
