@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from runahead.service.contract.errors import SHUTDOWN_SENTENCE
-from runahead.service.engine.engine_client import EngineClient
+from runahead.service.engine.engine_client import SocketEngineClient
 from runahead.service.engine.request_stream import EngineLostError
 from runahead.service.kv_events.events import Cleared, Event, batches
 from runahead.service.kv_events.feed import KvFeed
@@ -85,7 +85,7 @@ class KvHistory:
 class KvReaders:
     """A history that is kept from the first reader on, for as long as the engine is there."""
 
-    def __init__(self, engine: EngineClient) -> None:
+    def __init__(self, engine: SocketEngineClient) -> None:
         self._engine = engine
         self._history = KvHistory()
         self._feeding: asyncio.Task[None] | None = None

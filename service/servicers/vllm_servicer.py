@@ -20,7 +20,7 @@ from runahead.service.calls.stream_writer import StreamWriter
 from runahead.service.completion.open_completion import OpenCompletion
 from runahead.service.contract.errors import Violation, invalid_argument, no_tokenizer
 from runahead.service.contract.validation import check_known
-from runahead.service.engine.engine_client import EngineClient
+from runahead.service.engine.engine_client import SocketEngineClient
 from runahead.service.engine.request_stream import StalledReaderError
 from runahead.service.servicers.control_servicer import abort
 from runahead.service.servicers.health import HealthServicer
@@ -51,7 +51,7 @@ class VllmServicer:
     def __init__(
         self,
         service: GenerationServicer,
-        engine: EngineClient,
+        engine: SocketEngineClient,
         health: HealthServicer,
         tokenizer: TextTokenizer | None,
         version: str,
