@@ -166,7 +166,7 @@ class Intake:
         if refusal is not None:
             self._links.send(owner, refusal)
             return
-        requests = self._requests(owner, submit, submitted_at)
+        requests = self._requests(owner, submit)
         try:
             for request in requests:  # if one fits all do
                 self._scheduler.submit(request)
@@ -182,7 +182,7 @@ class Intake:
         if was_aborted:
             self._abort_one(submit.request_id)
 
-    def _requests(self, owner: int, submit: m.Submit, submitted_at: float) -> list[Request]:
+    def _requests(self, owner: int, submit: m.Submit) -> list[Request]:
         """A request for each completion, by index."""
         prompt, limits = np.frombuffer(submit.prompt, np.int32), self._scheduler.limits
         prompt_ids = np.frombuffer(submit.prompt_ids, np.int32)
@@ -199,7 +199,6 @@ class Intake:
                 salt=submit.cache_salt,
                 caller=submit.caller,
                 outranks=submit.outranks,
-                submitted_s=submitted_at,
                 prompt_ids=prompt_ids,
                 block_keys=submit.block_keys,
                 may_hold=bool(submit.structure),

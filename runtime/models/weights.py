@@ -209,14 +209,9 @@ def rows_of(stored: StoredTensor, rows: range) -> Iterator[tuple[slice, torch.Te
             if first < last:
                 yield slice(first, last), torch.from_numpy(numbers[first - part.start : last - part.start])
         return
-    try:
-        with safe_open(stored.path, framework="pt") as file:
-            whole = file.get_slice(stored.name)
-            for begin in range(rows.start, rows.stop, _ROWS_AT_ONCE):
-                end = min(begin + _ROWS_AT_ONCE, rows.stop)
-                yield slice(begin, end), whole[begin:end].float()
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"tensor {stored.name} can't be read from {stored.path}: {error}") from error
+    for begin in range(rows.start, rows.stop, _ROWS_AT_ONCE):
+        end = min(begin + _ROWS_AT_ONCE, rows.stop)
+        yield slice(begin, end), read_safetensors(stored, range(begin, end)).float()
 
 
 def _of_text(stored: Mapping[str, StoredTensor], whole: Whole) -> Mapping[str, StoredTensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
 from itertools import pairwise
@@ -148,7 +149,7 @@ class ChoiceByAcceptance:
         self._shares = self._right / self._looked_at
 
 
-class ChoiceByTime(ChoiceByAcceptance):
+class ChoiceByTime(ChoiceByAcceptance, ABC):
     """The K that brings most tokens in a launch's time, if it brings 5 % more than none.
 
     step: what the drafter takes for a place of the run, for all rows together, as a share of a launch without drafts;
@@ -159,9 +160,9 @@ class ChoiceByTime(ChoiceByAcceptance):
         super().__init__(costs)
         self._step = step
 
+    @abstractmethod
     def _takes(self, rows: int, drafts: int) -> float:
         """How long a launch is with so many drafts of each row, in a unit that is the same for all of them."""
-        raise NotImplementedError
 
     def _chosen(self, rows: int, shares: NDArray[np.float64]) -> int:
         brought = 1 + np.concatenate([[0], np.cumsum(shares)])

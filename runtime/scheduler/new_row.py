@@ -70,10 +70,10 @@ def record_words(
     return ADMIT_WORDS + lists + COUNT_WORDS * counts + history
 
 
-def largest_record_words(vocab_size: int, context_length: int, max_blocks: int, history: int = 0) -> int:
-    """Words of the largest record that any request can need. history: tokens of it, at most."""
+def largest_record_words(vocab_size: int, context_length: int, max_blocks: int) -> int:
+    """Words of the largest record that any request can need, without the history that some drafters read."""
     lists = MAX_STOP_IDS + 2 * MAX_BIAS + mask_words(vocab_size) + max_blocks
-    return ADMIT_WORDS + lists + COUNT_WORDS * min(context_length, vocab_size) + history
+    return ADMIT_WORDS + lists + COUNT_WORDS * min(context_length, vocab_size)
 
 
 def admission_record(

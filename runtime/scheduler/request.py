@@ -51,7 +51,6 @@ class Request:
     Those behind its registered blocks are its own no more.
     begins_as: the snapshot that its state begins as.
     caller: who asks; empty where nobody is asked. outranks: its priority counts beside other callers' requests, too.
-    submitted_s: when it came, on the engine's clock.
     evictions: how often it gave up its row and its blocks for want of blocks.
     gives_way: its row was told to leave for a caller that has none.
     begun_at: of its tokens, those that its row found in the prefix cache or that a row of it had computed before.
@@ -77,7 +76,6 @@ class Request:
     salt: str = ""
     caller: str = ""
     outranks: bool = True
-    submitted_s: float = 0.0
     prompt_ids: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     block_keys: bytes = b""
     order: int = 0

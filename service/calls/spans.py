@@ -2,8 +2,8 @@
 
 A completion is a span, a child of the caller's, with up to three of its own: `queue`, `prefill` and `decode`. They are
 made of the times that are known when the call has ended, so that a call that is served costs nothing. A thread of the
-library sends them. What it has not sent yet is bounded, and what is too much is dropped and counted: a collector that
-is slow or gone costs spans, and no stream anything.
+library sends them. What it has not sent yet is bounded, and it drops and logs what is too much: a collector that is
+slow or gone costs spans, and no stream anything.
 
 Attributes have the names of OpenTelemetry's conventions for generative AI and for RPC, and no words of a request.
 """
@@ -38,48 +38,21 @@ _OK: Final = "OK"
 log = structlog.get_logger(__name__)
 
 
-class SpanCounts:
-    """Spans that were taken, sent, and dropped; any thread may count."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.waiting = 0
-        self.sent = 0
-        self.dropped = 0
-
-    def take(self, spans: int) -> bool:
-        """Whether there is room for so many more. Otherwise they are dropped."""
-        with self._lock:
-            has_room = self.waiting + spans <= _QUEUE
-            if has_room:
-                self.waiting += spans
-            else:
-                self.dropped += spans
-            return has_room
-
-    def end(self, spans: int, *, sent: bool) -> None:
-        """They were sent, or could not be."""
-        with self._lock:
-            self.waiting -= spans
-            self.sent += spans if sent else 0
-            self.dropped += 0 if sent else spans
-
-
 class _Counted(SpanExporter):
-    """An exporter whose failures are counted, and said."""
+    """An exporter whose failures are counted and logged. One thread at a time exports."""
 
-    def __init__(self, exporter: SpanExporter, counts: SpanCounts) -> None:
+    def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
-        self._counts = counts
+        self._dropped = 0  # spans, so far
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         result = SpanExportResult.FAILURE
         try:
             result = self._exporter.export(spans)
         finally:
-            self._counts.end(len(spans), sent=result is SpanExportResult.SUCCESS)
             if result is not SpanExportResult.SUCCESS:
-                log.warning("spans_not_sent", spans=len(spans), dropped=self._counts.dropped)
+                self._dropped += len(spans)
+                log.warning("spans_not_sent", spans=len(spans), dropped=self._dropped)
         return result
 
     def shutdown(self) -> None:
@@ -91,13 +64,12 @@ class Spans:
     version: of the server."""
 
     def __init__(self, endpoint: str, model: str, version: str) -> None:
-        self.counts = SpanCounts()
         self._model = model
         self._resource = Resource.create({"service.name": "runahead", "service.version": version})
         self._scope = InstrumentationScope("runahead", version)
         exporter = OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT_S)
         self._processor = BatchSpanProcessor(
-            _Counted(exporter, self.counts),
+            _Counted(exporter),
             max_queue_size=_QUEUE,
             schedule_delay_millis=_DELAY_MS,
             max_export_batch_size=_BATCH,
@@ -107,10 +79,8 @@ class Spans:
         """Takes a completion's spans, if its trace is one that somebody keeps."""
         if call.method not in COMPLETIONS or not call.trace.flags & SAMPLED:
             return
-        spans = list(self._spans(call))
-        if self.counts.take(len(spans)):
-            for span in spans:
-                self._processor.on_end(span)
+        for span in self._spans(call):
+            self._processor.on_end(span)
 
     def close(self) -> None:
         """Sends what is left, if that takes no longer than a second."""

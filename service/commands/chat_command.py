@@ -14,7 +14,7 @@ from runahead.runtime.log_output import printable
 from runahead.service.commands.chat_conversation import Conversation, why_no_chat
 from runahead.service.commands.chat_lines import piped_lines, typed_lines
 from runahead.service.commands.client_calls import Cancelled, ClientCalls
-from runahead.service.commands.client_channel import connection
+from runahead.service.commands.client_channel import endpoint
 from runahead.service.commands.client_failure import (
     EXIT_USAGE,
     describe_failure,
@@ -58,11 +58,12 @@ def run(arguments: argparse.Namespace) -> int:
     0: it has ended. 1: there can be no chat; without a terminal also: a message had no answer, and later ones were not
     sent. 2: a flag or a message is invalid. 130: interrupted, which on a terminal ends an answer and nothing else.
     """
-    connected = connection(arguments)
-    calls = ClientCalls(connected, None if arguments.timeout is None else seconds_of(arguments.timeout))
+    server = endpoint(arguments)
+    timeout_s = None if arguments.timeout is None else seconds_of(arguments.timeout)
     options, system = build_options(arguments), system_of(arguments)
     is_typed = sys.stdin.isatty() and sys.stdout.isatty()
-    with connected.channel:
+    with server.channel() as channel:
+        calls = ClientCalls(channel, server.metadata, timeout_s)
         info = calls.model_info()
         if why := why_no_chat(info):
             _say(f"runahead chat: {why}")

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from runahead.service.commands.client_channel import Connection
+from runahead.service.commands.client_channel import Metadata
 from runahead.v1 import generate_pb2, generation_service_pb2_grpc, model_pb2
 
 
@@ -22,9 +22,9 @@ class ClientCalls:
     timeout_s: seconds that a call may take; None: any.
     """
 
-    def __init__(self, connected: Connection, timeout_s: float | None) -> None:
-        self._stub = generation_service_pb2_grpc.GenerationServiceStub(connected.channel)
-        self._options = {"timeout": timeout_s, "metadata": connected.metadata}
+    def __init__(self, channel: grpc.Channel, metadata: Metadata, timeout_s: float | None) -> None:
+        self._stub = generation_service_pb2_grpc.GenerationServiceStub(channel)
+        self._options = {"timeout": timeout_s, "metadata": metadata}
         self._open: Any = None
         self._is_cancelled = False
 

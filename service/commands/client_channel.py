@@ -19,14 +19,6 @@ Metadata = Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
-    """A channel that is not connected yet, and what goes with each call on it."""
-
-    channel: grpc.Channel
-    metadata: Metadata
-
-
-@dataclass(frozen=True, slots=True)
 class Endpoint:
     """A server as the flags describe it. credentials: None: plain text. metadata: of each call."""
 
@@ -36,6 +28,7 @@ class Endpoint:
     metadata: Metadata
 
     def channel(self) -> grpc.Channel:
+        """One that is not connected yet."""
         if self.credentials is None:
             return grpc.insecure_channel(self.url, self.options)
         return grpc.secure_channel(self.url, self.credentials, self.options)
@@ -61,12 +54,6 @@ def add_connection_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plaintext-tokens", action="store_true", help="send the token without TLS to another machine, too"
     )
-
-
-def connection(arguments: argparse.Namespace) -> Connection:
-    """What the flags describe. Raises UsageError."""
-    server = endpoint(arguments)
-    return Connection(server.channel(), server.metadata)
 
 
 def endpoint(arguments: argparse.Namespace) -> Endpoint:

@@ -13,7 +13,7 @@ import grpc
 
 from runahead.service.commands.chat_conversation import chat_request, system_messages
 from runahead.service.commands.client_calls import ClientCalls
-from runahead.service.commands.client_channel import connection
+from runahead.service.commands.client_channel import endpoint
 from runahead.service.commands.ends import EXIT_INTERRUPTED
 from runahead.service.commands.request_flags import add_flags as add_flags
 from runahead.service.commands.request_flags import build_request, is_greedy, seconds_of
@@ -26,12 +26,12 @@ def run(arguments: argparse.Namespace) -> int:
 
     0: finished, for whatever reason. 1: the call failed. 2: a flag is invalid. 130: interrupted, the call cancelled.
     """
-    connected = connection(arguments)
+    server = endpoint(arguments)
     timeout_s = None if arguments.timeout is None else seconds_of(arguments.timeout)
     request = build_request(arguments)
-    calls = ClientCalls(connected, timeout_s)
     completion = _Completion(request)
-    with connected.channel:
+    with server.channel() as channel:
+        calls = ClientCalls(channel, server.metadata, timeout_s)
         try:
             if arguments.chat:
                 message = generate_pb2.ChatMessage(role="user", content=request.text)

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from runahead.service.commands.client_channel import connection
+from runahead.service.commands.client_channel import endpoint
 from runahead.service.commands.request_flags import seconds_of
 from runahead.v1 import generation_service_pb2_grpc
 
@@ -27,8 +27,8 @@ def one_call(
     method: Callable[[Any], Callable[..., Answer]],
 ) -> Answer:
     """Make one call and return its answer. method: of a stub. Raises UsageError and grpc.RpcError."""
-    connected = connection(arguments)
+    server = endpoint(arguments)
     timeout_s = _ANSWER_S if arguments.timeout is None else seconds_of(arguments.timeout)
-    with connected.channel as channel:
+    with server.channel() as channel:
         stub = generation_service_pb2_grpc.GenerationServiceStub(channel)
-        return method(stub)(request, timeout=timeout_s, metadata=connected.metadata)
+        return method(stub)(request, timeout=timeout_s, metadata=server.metadata)

@@ -12,10 +12,12 @@ from typing import Final
 
 import grpc
 
-from runahead.service.commands.client_channel import Connection, connection
+from runahead.service.commands.client_channel import Metadata, endpoint
 from runahead.service.commands.request_flags import seconds_of
 from runahead.service.commands.stats_view import Blocks, JsonLines, Screen, View
 from runahead.v1 import generation_service_pb2_grpc, stats_pb2
+
+_Stub = generation_service_pb2_grpc.GenerationServiceStub
 
 ONCE_S: Final = 10.0  # for an answer, unless another time is given
 
@@ -33,15 +35,19 @@ def run(arguments: argparse.Namespace) -> int:
 
     0: once, or until somebody had seen enough, by Ctrl-C or --timeout. 1: the call failed. 2: a flag is invalid.
     """
-    connected = connection(arguments)
+    server = endpoint(arguments)
     timeout_s = None if arguments.timeout is None else seconds_of(arguments.timeout)
     request = stats_pb2.WatchStatsRequest()
     if arguments.interval is not None:
         request.interval.FromNanoseconds(round(seconds_of(arguments.interval, "interval") * 1e9))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-    with connected.channel:
-        figures = _once(connected, timeout_s) if arguments.once else _watched(connected, request, timeout_s)
+    with server.channel() as channel:
+        stub = _Stub(channel)
+        if arguments.once:
+            figures = _once(stub, server.metadata, timeout_s)
+        else:
+            figures = _watched(stub, server.metadata, request, timeout_s)
         return _show(figures, _view(arguments), arguments)
 
 
@@ -70,17 +76,15 @@ def _view(arguments: argparse.Namespace) -> View:
     return Screen(f"{arguments.url}, whenever a figure changes; Ctrl-C ends this")
 
 
-def _once(connected: Connection, timeout_s: float | None) -> Iterator[stats_pb2.ServerStats]:
-    stub = generation_service_pb2_grpc.GenerationServiceStub(connected.channel)
+def _once(stub: _Stub, metadata: Metadata, timeout_s: float | None) -> Iterator[stats_pb2.ServerStats]:
     timeout_s = ONCE_S if timeout_s is None else timeout_s
-    yield stub.Stats(stats_pb2.StatsRequest(), timeout=timeout_s, metadata=connected.metadata).stats
+    yield stub.Stats(stats_pb2.StatsRequest(), timeout=timeout_s, metadata=metadata).stats
 
 
 def _watched(
-    connected: Connection, request: stats_pb2.WatchStatsRequest, timeout_s: float | None
+    stub: _Stub, metadata: Metadata, request: stats_pb2.WatchStatsRequest, timeout_s: float | None
 ) -> Iterator[stats_pb2.ServerStats]:
-    stub = generation_service_pb2_grpc.GenerationServiceStub(connected.channel)
-    call = stub.WatchStats(request, timeout=timeout_s, metadata=connected.metadata)
+    call = stub.WatchStats(request, timeout=timeout_s, metadata=metadata)
     is_read = _while_read(call.cancel)
     try:
         for response in call:

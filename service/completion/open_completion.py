@@ -9,7 +9,7 @@ from runahead.runtime.wire.parameters import FinishReason as EngineReason
 from runahead.service.completion.completion import Completion
 from runahead.service.completion.prompt_events import PromptEvents
 from runahead.service.contract.errors import ServiceError
-from runahead.service.engine.engine_client import EngineClient
+from runahead.service.engine.engine_client import SocketEngineClient
 from runahead.service.engine.request_stream import RequestStream
 from runahead.v1 import Accepted, Finished, GenerateResponse, Prompt
 
@@ -19,7 +19,7 @@ class OpenCompletion:
 
     def __init__(
         self,
-        engine: EngineClient,
+        engine: SocketEngineClient,
         stream: RequestStream,
         prompt: PromptEvents,
         completions: Sequence[Completion],

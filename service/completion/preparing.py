@@ -15,7 +15,7 @@ from runahead.service.completion.prompt_events import check_once_prompt
 from runahead.service.completion.texts import Texts
 from runahead.service.contract.chat import CheckedChat
 from runahead.service.contract.validation import CheckedRequest, check_chat_ends
-from runahead.service.engine.engine_client import EngineClient
+from runahead.service.engine.engine_client import SocketEngineClient
 from runahead.service.engine.request_stream import RequestStream
 from runahead.service.shared_memory.held import Holding
 from runahead.service.structures.structures import Structures
@@ -28,7 +28,7 @@ class Preparing:
     """table: the bytes of tokens."""
 
     def __init__(
-        self, engine: EngineClient, texts: Texts, chats: Chats, structures: Structures, table: TokenBytes
+        self, engine: SocketEngineClient, texts: Texts, chats: Chats, structures: Structures, table: TokenBytes
     ) -> None:
         self._engine = engine
         self._chats = chats

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import structlog
@@ -55,63 +55,8 @@ _LOST_SENTENCE: Final = "the engine has stopped; the request may be sent again t
 _SILENT_SENTENCE: Final = "the engine does not answer at the moment; it may come back, or be stopped"
 
 
-class EngineClient(Protocol):
-    """What the servicers need of an engine, wherever it runs."""
-
-    info: EngineInfo
-    server_id: str
-
-    def announce(self, request: CheckedRequest) -> RequestStream:
-        """Takes a request's id while its prompt is being prepared: its stream ends if it is aborted meanwhile, or
-        refused. To be submitted or released. Never blocks. Raises EngineLostError, also if the engine is silent."""
-
-    def submit(
-        self, request: CheckedRequest, prompt: NDArray[np.int32], announced: RequestStream | None = None
-    ) -> RequestStream:
-        """Sends a request. prompt: int32 [n]. announced: its stream, if it was announced; if that has ended, nothing is
-        sent. Never blocks. Raises EngineLostError, also if the engine is silent."""
-
-    def release(self, stream: RequestStream, reason: FinishReason = FinishReason.CANCELLED) -> None:
-        """The reader is done with a request: nothing happens to its streams any more. Idempotent.
-
-        Completions that have not ended are cancelled in the engine, and counted there under `reason`.
-        """
-
-    def release_one(self, stream: RequestStream, reason: FinishReason) -> None:
-        """The same for the stream of one completion, of a request that was submitted."""
-
-    async def abort(self, request_ids: tuple[str, ...], all_requests: bool, reach: str = "") -> AbortResult:
-        """reach: how ids begin that `all_requests` means. Raises EngineLostError, also at once if the engine is
-        silent."""
-
-    async def stats(self) -> EngineStats:
-        """Raises EngineLostError, also at once if the engine is silent, or when it falls silent."""
-
-    async def trace(self, launches: int) -> Trace:
-        """Of the newest launches, so many. Raises EngineLostError as `stats` does."""
-
-    async def kv_events(self) -> KvReply:
-        """What has changed in the prefix cache since the last answer, as soon as anything has. Only the next question
-        brings what follows an answer, so that no question may be given up. Raises EngineLostError, also at once if the
-        engine is silent."""
-
-    @property
-    def unread_bytes(self) -> int:
-        """What readers have not taken of all streams, as estimated."""
-
-    def tell_of_silence(self, tell: Callable[[bool], None]) -> None:
-        """From now on `tell` is called with True when the engine falls silent, at once if it is, and with False when
-        it is heard of again. Not any more once it is lost."""
-
-    async def wait_lost(self) -> EngineLostError:
-        """Returns when the engine is gone."""
-
-    def close(self, reason: str, sentence: str) -> None:
-        """Ends every stream with EngineLostError, and the connection."""
-
-
 class SocketEngineClient(asyncio.Protocol):
-    """An EngineClient over the engine's Unix socket.
+    """The engine as servicers see it, over its Unix socket.
 
     counters_from: the number that the first handle and the first call come after. silent_s: for how long nothing is
     heard of an engine that is silent.
@@ -159,6 +104,8 @@ class SocketEngineClient(asyncio.Protocol):
     # ------------------------------------------------------------ calls
 
     def announce(self, request: CheckedRequest) -> RequestStream:
+        """Takes a request's id while its prompt is being prepared: its stream ends if it is aborted meanwhile, or
+        refused. To be submitted or released. Never blocks. Raises EngineLostError, also if the engine is silent."""
         stream = self._new_stream(request.n)
         self._announced.add(stream.handle)
         self._send(Announce(stream.handle, request.engine_id or request.request_id, stream.submitted_at, request.n))
@@ -167,6 +114,8 @@ class SocketEngineClient(asyncio.Protocol):
     def submit(
         self, request: CheckedRequest, prompt: NDArray[np.int32], announced: RequestStream | None = None
     ) -> RequestStream:
+        """Sends a request. prompt: int32 [n]. announced: its stream, if it was announced; if that has ended, nothing is
+        sent. Never blocks. Raises EngineLostError, also if the engine is silent."""
         if announced is not None and announced.ended:
             return announced
         self._raise_if_lost_or_silent()
@@ -193,51 +142,68 @@ class SocketEngineClient(asyncio.Protocol):
         )
         return stream
 
-    def release(self, stream: RequestStream, reason: FinishReason = FinishReason.CANCELLED) -> None:
+    def release(self, stream: RequestStream) -> None:
+        """The reader is done with a request: nothing happens to its streams any more. Idempotent.
+
+        Completions that have not ended are cancelled in the engine.
+        """
         # Of a request that is announced the engine waits for a word, also if its stream has ended.
         handle = stream.completions[0].handle
         if handle in self._announced:
             self._announced.discard(handle)
             for one in stream.completions:
                 self._streams.pop(one.handle, None)
-            self._send(Cancel(handle, reason))
+            self._send(Cancel(handle, FinishReason.CANCELLED))
             return
         for one in stream.completions:
-            self.release_one(one, reason)
+            self.release_one(one, FinishReason.CANCELLED)
 
     def release_one(self, stream: RequestStream, reason: FinishReason) -> None:
+        """The same for the stream of one completion, of a request that was submitted. reason: counted in the engine."""
         if self._streams.pop(stream.handle, None) is not None:
             self._send(Cancel(stream.handle, reason))
 
     async def abort(self, request_ids: tuple[str, ...], all_requests: bool, reach: str = "") -> AbortResult:
+        """reach: how ids begin that `all_requests` means. Raises EngineLostError, also at once if the engine is
+        silent."""
         result: AbortResult = await self._ask(self._calls, lambda call: Abort(call, request_ids, all_requests, reach))
         return result
 
     async def stats(self) -> EngineStats:
+        """Raises EngineLostError, also at once if the engine is silent, or when it falls silent."""
         stats: EngineStats = await self._ask(self._brief_calls, StatsQuery)
         return stats
 
     async def trace(self, launches: int) -> Trace:
+        """Of the newest launches, so many. Raises EngineLostError as `stats` does."""
         trace: Trace = await self._ask(self._brief_calls, lambda call: TraceQuery(call, launches))
         return trace
 
     async def kv_events(self) -> KvReply:
+        """What has changed in the prefix cache since the last answer, as soon as anything has. Only the next question
+        brings what follows an answer, so that no question may be given up. Raises EngineLostError, also at once if the
+        engine is silent."""
         reply: KvReply = await self._ask(self._calls, KvQuery)
         return reply
 
     @property
     def unread_bytes(self) -> int:
+        """What readers have not taken of all streams, as estimated."""
         return sum(stream.unread_bytes for stream in self._streams.values())
 
     def tell_of_silence(self, tell: Callable[[bool], None]) -> None:
+        """From now on `tell` is called with True when the engine falls silent, at once if it is, and with False when
+        it is heard of again. Not any more once it is lost."""
         self._tell_of_silence = tell
         if self._pulse.is_silent:
             tell(True)
 
     async def wait_lost(self) -> EngineLostError:
+        """Returns when the engine is gone."""
         return await asyncio.shield(self._lost)
 
     def close(self, reason: str, sentence: str) -> None:
+        """Ends every stream with EngineLostError, and the connection."""
         self._lose(EngineLostError(reason, sentence))
 
     # ------------------------------------------------------------ the connection, called by the event loop

@@ -10,7 +10,7 @@ import structlog
 
 from runahead.runtime.wire.frames import ProtocolError
 from runahead.runtime.wire.kv_events import kv_changes
-from runahead.service.engine.engine_client import EngineClient
+from runahead.service.engine.engine_client import SocketEngineClient
 from runahead.service.engine.request_stream import EngineLostError
 from runahead.service.kv_events.events import Cleared, Event
 from runahead.service.kv_events.mirror import KvMirror
@@ -35,7 +35,7 @@ class Sink(Protocol):
 class KvFeed:
     """To be run on the event loop of the engine's client. pace_s: from an answer of the engine to the next question."""
 
-    def __init__(self, engine: EngineClient, sink: Sink, pace_s: float = _PACE_S) -> None:
+    def __init__(self, engine: SocketEngineClient, sink: Sink, pace_s: float = _PACE_S) -> None:
         self._mirror = KvMirror(needs_snapshots=engine.info.state_bytes > 0)
         self._engine = engine
         self._sink = sink

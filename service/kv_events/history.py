@@ -6,13 +6,13 @@ import asyncio
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import structlog
 
 from runahead.service.contract.errors import SHUTDOWN_SENTENCE
-from runahead.service.engine.engine_client import EngineClient
+from runahead.service.engine.engine_client import SocketEngineClient
 from runahead.service.engine.request_stream import EngineLostError
 from runahead.service.kv_events.events import Cleared, Event, batches
 from runahead.service.kv_events.feed import KvFeed
@@ -39,12 +39,11 @@ class KvHistory:
     """A sink of a `KvFeed`.
 
     Numbers begin at random, so that a number that another process has given, or this one before its engine was started
-    again, is not taken for one of these. clock: seconds, of the wall. begin: the number before the first; None: at
+    again, is not taken for one of these. begin: the number before the first; None: at
     random. kept: events.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.time, begin: int | None = None, kept: int = _KEPT) -> None:
-        self._clock = clock
+    def __init__(self, begin: int | None = None, kept: int = _KEPT) -> None:
         self._kept = kept
         self._batches: deque[Batch] = deque()
         self._events = 0  # in all of them
@@ -64,7 +63,7 @@ class KvHistory:
         """See `Sink`."""
         for batch in batches(events):
             self._number += 1
-            self._batches.append(Batch(self._number, self._clock(), batch))
+            self._batches.append(Batch(self._number, time.time(), batch))
             self._events += len(batch)
         while self._events > self._kept:
             self._events -= len(self._batches.popleft().events)
@@ -78,14 +77,14 @@ class KvHistory:
         assert self._mirror is not None
         blocks = self._mirror.blocks()
         parts = [*batches([Cleared(), *blocks])]
-        first, now = self._number - len(parts) + 1, self._clock()
+        first, now = self._number - len(parts) + 1, time.time()
         return [Batch(first + at, now, part, at, len(parts), len(blocks)) for at, part in enumerate(parts)]
 
 
 class KvReaders:
     """A history that is kept from the first reader on, for as long as the engine is there."""
 
-    def __init__(self, engine: EngineClient) -> None:
+    def __init__(self, engine: SocketEngineClient) -> None:
         self._engine = engine
         self._history = KvHistory()
         self._feeding: asyncio.Task[None] | None = None

@@ -15,7 +15,7 @@ from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.checkpoint.check_process import PROCESSOR_S, CheckAnswer, CheckOrder
 from runahead.runtime.process_end import described
 from runahead.runtime.wire.engine_config import EngineConfig
-from runahead.service.processes.interrupts import blocked_interrupts
+from runahead.service.processes.interrupts import started
 
 CHECK_MODULE: Final = "runahead.runtime.checkpoint.check_process"
 COMMAND: Final = (sys.executable, "-P", "-m", CHECK_MODULE)
@@ -36,10 +36,7 @@ async def check_checkpoint(
         has_weights=config.load_format != "dummy",
         has_tokenizer=has_tokenizer,
     )
-    with blocked_interrupts():
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-        )
+    process = await started(command)
     try:
         async with asyncio.timeout(_WALL_S):
             said, _ = await process.communicate(msgspec.json.encode(order))

@@ -13,7 +13,7 @@ import msgspec
 from runahead.runtime.log_output import LogOutput
 from runahead.runtime.process_end import described
 from runahead.runtime.wire.engine_config import EngineConfig
-from runahead.service.processes.interrupts import blocked_interrupts
+from runahead.service.processes.interrupts import started
 from runahead.service.processes.socket_folder import SocketFolder
 
 _READY: Final = b"ready"
@@ -64,13 +64,7 @@ class EngineProcess:
         """
         folder = SocketFolder.make()
         try:
-            with blocked_interrupts():
-                process = await asyncio.create_subprocess_exec(
-                    *command,
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
-                    pass_fds=() if dropped_lines is None else dropped_lines[:1],
-                )
+            process = await started(command, () if dropped_lines is None else dropped_lines[:1])
         except BaseException:
             folder.remove()
             raise

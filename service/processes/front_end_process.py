@@ -16,7 +16,7 @@ from runahead.runtime.process_end import described
 from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.service.engine.running_time import running_timeout
 from runahead.service.log.library_lines import LibraryLines
-from runahead.service.processes.interrupts import blocked_interrupts
+from runahead.service.processes.interrupts import started
 from runahead.service.settings.settings import FrontEndSettings
 
 FRONT_END_MODULE: Final = "runahead.service.servers.serve_front_end"
@@ -111,13 +111,7 @@ class FrontEndProcess:
         library_lines, descriptor = await LibraryLines.of(orders.name)
         orders = msgspec.structs.replace(orders, library_lines=descriptor)
         try:
-            with blocked_interrupts():
-                process = await asyncio.create_subprocess_exec(
-                    *command,
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
-                    pass_fds=(orders.board, descriptor),
-                )
+            process = await started(command, (orders.board, descriptor))
         finally:
             os.close(descriptor)
         front_end = cls(process, library_lines)

@@ -10,6 +10,7 @@ from typing import Final
 
 from runahead.service.shared_memory.process_table import ProcessFigures
 
+_PROC: Final = Path("/proc")
 _ZOMBIE: Final = "Z"
 _ESTABLISHED: Final = "01"
 _TABLES: Final = ("tcp", "tcp6")
@@ -31,12 +32,12 @@ class Orphans:
         self._ended = ended
 
 
-def _ended_children(proc: Path = Path("/proc")) -> Iterator[int]:
+def _ended_children() -> Iterator[int]:
     """Those that nobody has reaped. None is reaped by this."""
     try:
         if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return
-        folders = list(proc.glob("[0-9]*"))
+        folders = list(_PROC.glob("[0-9]*"))
     except OSError:  # there is no child at all, or no descriptor to look with
         return
     for folder in folders:
@@ -47,7 +48,7 @@ def _ended_children(proc: Path = Path("/proc")) -> Iterator[int]:
                 yield int(folder.name)
 
 
-def processes(pids: Iterable[tuple[str, int]], proc: Path = Path("/proc")) -> Iterator[ProcessFigures]:
+def processes(pids: Iterable[tuple[str, int]], proc: Path = _PROC) -> Iterator[ProcessFigures]:
     """Figures of processes by name and number, without those that have ended, or are not this user's."""
     for name, pid in pids:
         folder = proc / str(pid)

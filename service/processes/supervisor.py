@@ -206,16 +206,18 @@ class Supervisor:
 
     async def _load(self, index: int) -> None:
         """Raises FrontEndStartError."""
-        self._front_ends[index] = await FrontEndProcess.start(
-            FrontEndOrders(
-                engine=self._config.engine,
-                settings=self._settings,
-                index=index,
-                board=self._memory,
-                version=self._version,
-                linger_s=self._config.linger_s,
-            )
-        )
+        self._front_ends[index] = await FrontEndProcess.start(FrontEndOrders(**self._orders(index)))
+
+    def _orders(self, index: int) -> dict[str, Any]:
+        """The common orders of a front end and the side server. index: of its line on the board."""
+        return {
+            "engine": self._config.engine,
+            "settings": self._settings,
+            "index": index,
+            "board": self._memory,
+            "version": self._version,
+            "linger_s": self._config.linger_s,
+        }
 
     async def _serve(self, index: int) -> FrontEndProcess:
         """Raises FrontEndStartError."""
@@ -227,12 +229,7 @@ class Supervisor:
     async def _load_side(self) -> None:
         """Raises FrontEndStartError."""
         orders = SideOrders(
-            engine=self._config.engine,
-            settings=self._settings,
-            index=self._settings.frontends,
-            board=self._memory,
-            version=self._version,
-            linger_s=self._config.linger_s,
+            **self._orders(self._settings.frontends),
             health_port=self._ports.health.number,
             metrics_port=self._ports.metrics.number,
         )

@@ -14,7 +14,7 @@ from runahead.service.calls.admission import Admission
 from runahead.service.calls.call_interceptor import CallInterceptor, OpenCalls
 from runahead.service.calls.call_log import CallLog, Traces
 from runahead.service.contract.errors import SHUTDOWN_SENTENCE
-from runahead.service.engine.engine_client import EngineClient
+from runahead.service.engine.engine_client import SocketEngineClient
 from runahead.service.servers.listening import listen
 from runahead.service.servers.security import Security
 from runahead.service.servers.server_options import server_options
@@ -42,7 +42,7 @@ class FrontEnd:
 
     def __init__(
         self,
-        engine: EngineClient,
+        engine: SocketEngineClient,
         tokenizer: TextTokenizer | None,
         settings: FrontEndSettings,
         security: Security,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -68,7 +68,7 @@ def block_hash(key: bytes) -> int:
 
 
 class KvPublisher:
-    """A sink of a `KvFeed`. most_batches: that are sent before the numbers begin again. clock: seconds, of the wall.
+    """A sink of a `KvFeed`. most_batches: that are sent before the numbers begin again.
 
     host: an address. port, replay_port: 0 for any; NO_PORT for no replay. Raises ConfigError where they can't be had.
     """
@@ -82,12 +82,10 @@ class KvPublisher:
         replay_port: int,
         *,
         most_batches: int = _MOST_BATCHES,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self._topic = name
         self._info = info
         self._most_batches = most_batches
-        self._clock = clock
         self._mirror: KvMirror | None = None
         self._sent: list[bytes] = []  # payloads, by number
         self._bytes = 0  # since the numbers began
@@ -137,7 +135,7 @@ class KvPublisher:
         self._bytes = 0
 
     def _send(self, events: Sequence[Event]) -> None:
-        body, number = payload(events, self._info, self._clock()), len(self._sent)
+        body, number = payload(events, self._info, time.time()), len(self._sent)
         self._sent.append(body)
         self._bytes += len(body)
         self._publish.send_multipart((self._topic, number.to_bytes(8, "big"), body))

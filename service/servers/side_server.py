@@ -23,7 +23,7 @@ from runahead.service.calls.admission import Admission
 from runahead.service.calls.call_interceptor import CallInterceptor, OpenCalls
 from runahead.service.calls.call_log import CallLog
 from runahead.service.contract.errors import SHUTDOWN_SENTENCE
-from runahead.service.engine.engine_client import EngineClient
+from runahead.service.engine.engine_client import SocketEngineClient
 from runahead.service.engine.request_stream import EngineLostError
 from runahead.service.kv_events.feed import KvFeed
 from runahead.service.servers.front_end import GENERATION, HEALTH
@@ -74,7 +74,7 @@ class SideServer:
         self._health = HealthServicer((GENERATION,), _CONNECTIONS, settings.stalled_stream_s)
         self._health.set_ready(False)
         self._servers: list[grpc.aio.Server] = []
-        self._engine: EngineClient | None = None
+        self._engine: SocketEngineClient | None = None
         self._feed: StatsFeed | None = None
         self._is_heard = False
         self._looking: asyncio.Task[None] | None = None
@@ -101,7 +101,7 @@ class SideServer:
         self._health.set_serving(True)
         return health_port, metrics_port
 
-    async def serve(self, engine: EngineClient, control_port: int) -> int:
+    async def serve(self, engine: SocketEngineClient, control_port: int) -> int:
         """Serves the control port, unless it is NO_PORT, and is ready once a front end serves. Returns the port.
         Raises ConfigError."""
         self._engine = engine
@@ -136,7 +136,7 @@ class SideServer:
         if self._metrics is not None:
             await asyncio.to_thread(self._metrics.close)  # somebody's scrape may wait for this event loop
 
-    async def _serve_control(self, engine: EngineClient, port: int) -> int:
+    async def _serve_control(self, engine: SocketEngineClient, port: int) -> int:
         """Returns the port. Raises ConfigError."""
         self._feed = StatsFeed(engine, self._board, self._line, self._version, self._settings.stalled_stream_s)
         server = self._server(self._security.access)
@@ -149,7 +149,7 @@ class SideServer:
         self._servers.append(server)
         return port
 
-    def _publish(self, engine: EngineClient) -> asyncio.Task[None]:
+    def _publish(self, engine: SocketEngineClient) -> asyncio.Task[None]:
         """Raises ConfigError."""
         # Loaded only where it is wanted: it needs an extra.
         from runahead.service.servers.kv_publisher import KvPublisher, topic

@@ -10,7 +10,7 @@ from runahead.service.calls.access import current_caller
 from runahead.service.calls.ownership import Ownership
 from runahead.service.contract.errors import ServiceError
 from runahead.service.contract.validation import check_abort, check_known
-from runahead.service.engine.engine_client import EngineClient
+from runahead.service.engine.engine_client import SocketEngineClient
 from runahead.service.stats.stats_feed import StatsFeed
 from runahead.service.stats.trace import trace
 from runahead.v1 import (
@@ -32,7 +32,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class OperatorServicer(GenerationServiceServicer):
     """Stats, WatchStats, Trace and Abort. `CallInterceptor` turns what methods raise into a status."""
 
-    def __init__(self, engine: EngineClient, feed: StatsFeed) -> None:
+    def __init__(self, engine: SocketEngineClient, feed: StatsFeed) -> None:
         self._engine = engine
         self._feed = feed
 
@@ -61,7 +61,7 @@ class ControlServicer(OperatorServicer):
     Generate = GenerateOnce = GetModelInfo = Tokenize = Detokenize = RenderChat = _elsewhere
 
 
-async def abort(engine: EngineClient, request: AbortRequest) -> AbortResponse:
+async def abort(engine: SocketEngineClient, request: AbortRequest) -> AbortResponse:
     """On behalf of the current caller. Raises ServiceError (INVALID_ARGUMENT) or EngineLostError."""
     owner = Ownership(current_caller())
     check_abort(request, may_name_callers=owner.reaches_everybody)

@@ -33,7 +33,7 @@ from runahead.service.contract.validation import (
     check_request,
     each_alone,
 )
-from runahead.service.engine.engine_client import EngineClient
+from runahead.service.engine.engine_client import SocketEngineClient
 from runahead.service.engine.request_stream import (
     RequestRefusedError,
     RequestStream,
@@ -79,7 +79,7 @@ class GenerationServicer(OperatorServicer):
 
     def __init__(
         self,
-        engine: EngineClient,
+        engine: SocketEngineClient,
         tokenizer: TextTokenizer | None,
         settings: FrontEndSettings,
         *,

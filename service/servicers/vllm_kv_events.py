@@ -25,7 +25,7 @@ from runahead.service.calls.stream_writer import StreamWriter
 from runahead.service.contract.errors import exhausted
 from runahead.service.contract.limits import LIMITS
 from runahead.service.contract.validation import check_known
-from runahead.service.engine.engine_client import EngineClient
+from runahead.service.engine.engine_client import SocketEngineClient
 from runahead.service.kv_events.events import KIND, MEDIUM, Event, Removed, Stored, runs, sliding_window
 from runahead.service.kv_events.history import Batch, KvReaders
 from runahead.service.servicers.servicer import GenerationServicer
@@ -46,7 +46,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class KvEventsServicer:
     """stalled_s: see `StreamWriter`."""
 
-    def __init__(self, service: GenerationServicer, engine: EngineClient, stalled_s: float) -> None:
+    def __init__(self, service: GenerationServicer, engine: SocketEngineClient, stalled_s: float) -> None:
         self._service = service
         self._engine = engine
         self._stalled_s = stalled_s

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 import grpc
-from smg_grpc_proto.generated import common_pb2
+from google.protobuf import message_factory
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from runahead.service.calls.access import FACADE
@@ -20,7 +20,7 @@ from runahead.service.calls.stream_writer import StreamWriter
 from runahead.service.completion.open_completion import OpenCompletion
 from runahead.service.contract.errors import Violation, invalid_argument, no_tokenizer
 from runahead.service.contract.validation import check_known
-from runahead.service.engine.engine_client import EngineClient
+from runahead.service.engine.engine_client import SocketEngineClient
 from runahead.service.engine.request_stream import StalledReaderError
 from runahead.service.servicers.control_servicer import abort
 from runahead.service.servicers.health import HealthServicer
@@ -51,7 +51,7 @@ class VllmServicer:
     def __init__(
         self,
         service: GenerationServicer,
-        engine: EngineClient,
+        engine: SocketEngineClient,
         health: HealthServicer,
         tokenizer: TextTokenizer | None,
         version: str,
@@ -68,31 +68,14 @@ class VllmServicer:
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """The methods that are served, and no others."""
-        served = {
-            "Generate": grpc.unary_stream_rpc_method_handler(
-                self.Generate, pb.GenerateRequest.FromString, pb.GenerateResponse.SerializeToString
-            ),
-            "GetTokenizer": grpc.unary_stream_rpc_method_handler(
-                self.GetTokenizer,
-                common_pb2.GetTokenizerRequest.FromString,
-                common_pb2.GetTokenizerChunk.SerializeToString,
-            ),
-        }
-        if self._kv_events is not None:
-            served["SubscribeKvEvents"] = grpc.unary_stream_rpc_method_handler(
-                self.SubscribeKvEvents,
-                common_pb2.SubscribeKvEventsRequest.FromString,
-                common_pb2.KvEventBatch.SerializeToString,
-            )
-        for name, method in (
-            ("Abort", self.Abort),
-            ("HealthCheck", self.HealthCheck),
-            ("GetModelInfo", self.GetModelInfo),
-            ("GetServerInfo", self.GetServerInfo),
-            ("GetLoads", self.GetLoads),
-        ):
-            request, response = getattr(pb, f"{name}Request"), getattr(pb, f"{name}Response")
-            served[name] = grpc.unary_unary_rpc_method_handler(method, request.FromString, response.SerializeToString)
+        served = {}
+        for method in pb.DESCRIPTOR.services_by_name["VllmEngine"].methods:
+            serve = getattr(self, method.name, None)
+            if serve is None or (method.name == "SubscribeKvEvents" and self._kv_events is None):
+                continue
+            kinds = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
+            request, response = map(message_factory.GetMessageClass, (method.input_type, method.output_type))
+            served[method.name] = kinds[method.server_streaming](serve, request.FromString, response.SerializeToString)
         server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(FACADE.strip("/"), served)])
 
     async def Generate(self, request: Any, context: _Context) -> None:

@@ -16,7 +16,7 @@ from runahead.service.calls.stream_writer import StreamWriter
 from runahead.service.contract.errors import Violation, exhausted, invalid_argument, shutting_down
 from runahead.service.contract.limits import LIMITS
 from runahead.service.contract.validation import check_known
-from runahead.service.engine.engine_client import EngineClient
+from runahead.service.engine.engine_client import SocketEngineClient
 from runahead.service.shared_memory.board import Board, Line
 from runahead.service.shared_memory.held import Resource
 from runahead.service.stats.stats import server_stats
@@ -33,7 +33,9 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class StatsFeed:
     """counters: this process's line of the board. version: of the server. stalled_s: see `StreamWriter`."""
 
-    def __init__(self, engine: EngineClient, board: Board, counters: Line, version: str, stalled_s: float) -> None:
+    def __init__(
+        self, engine: SocketEngineClient, board: Board, counters: Line, version: str, stalled_s: float
+    ) -> None:
         self._engine = engine
         self._board = board
         self._counters = counters

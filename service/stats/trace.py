@@ -11,13 +11,13 @@ from runahead.runtime.wire.trace import MAX_TRACED, LaunchTimes
 from runahead.runtime.wire.trace import Trace as EngineTrace
 from runahead.service.contract.errors import Violation, invalid_argument
 from runahead.service.contract.validation import check_known
-from runahead.service.engine.engine_client import EngineClient
+from runahead.service.engine.engine_client import SocketEngineClient
 from runahead.v1 import LaunchTrace, TimeSpan, TraceRequest, TraceResponse
 
 _DEFAULT: Final = 100
 
 
-async def trace(engine: EngineClient, request: TraceRequest) -> TraceResponse:
+async def trace(engine: SocketEngineClient, request: TraceRequest) -> TraceResponse:
     """Raises ServiceError (INVALID_ARGUMENT), and EngineLostError, also at once if the engine is silent."""
     check_known(request)
     launches = request.launches if request.HasField("launches") else _DEFAULT

@@ -6,8 +6,6 @@ it: it may be stopped, or wait for a processor.
 
 from __future__ import annotations
 
-import os
-import select
 import signal
 import subprocess
 import sys
@@ -25,19 +23,18 @@ from runahead.service.contract.errors import ServiceError, Violation, exhausted,
 from runahead.service.text.tokenizer_process import MEMORY_BYTES, PROCESSOR_S, Answer, Ask
 
 COMMAND: Final = (sys.executable, "-P", "-m", "runahead.service.text.tokenizer_process")
-WALL_S: Final = 20 * PROCESSOR_S  # without a byte of a process, on a machine that is busy
+WALL_S: Final = 20 * PROCESSOR_S  # for an answer, on a machine that is busy
 _LOOKS: Final = 8  # while a thread waits: where the whole machine stood still, that counts for one
-_CHUNK: Final = 1 << 16
 
 
 class BoundedTokenizer:
     """Used on several threads, which live as long as it does: each has a process at most. description: of the
-    tokenizer, as `tokenizer.json` has it. wall_s: seconds that a process may be silent while it is asked."""
+    tokenizer, as `tokenizer.json` has it."""
 
-    def __init__(self, description: str, command: Sequence[str] = COMMAND, wall_s: float = WALL_S) -> None:
+    def __init__(self, description: str, command: Sequence[str] = COMMAND) -> None:
         self._description = msgspec.json.encode(description) + b"\n"
         self._command = command
-        self._wall_s = wall_s
+        self._wall_s = WALL_S  # seconds that an answer may take
         self._running = set[subprocess.Popen[bytes]]()
         self._idle: list[subprocess.Popen[bytes]] = []
         self._lock = threading.Lock()
@@ -69,7 +66,6 @@ class BoundedTokenizer:
         try:
             answer = msgspec.json.decode(_exchanged(process, said, self._wall_s), type=Answer)
         except TimeoutError:
-            process.kill()
             self._end(process)
             sentence = f"a process that tokenizes did not answer within {self._wall_s:g} s"
             raise exhausted("TOKENIZING_LIMIT", sentence, 1.0) from None
@@ -109,13 +105,11 @@ class BoundedTokenizer:
                 raise RuntimeError("the tokenizer is closed")
             try:
                 process = subprocess.Popen(
-                    self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
+                    self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
                 )
             except OSError as error:
                 raise _no_process(error) from None
             self._running.add(process)
-        assert process.stdin is not None
-        os.set_blocking(process.stdin.fileno(), False)
         return process
 
     def _end(self, process: subprocess.Popen[bytes]) -> int:
@@ -131,30 +125,27 @@ class BoundedTokenizer:
 
 
 def _exchanged(process: subprocess.Popen[bytes], said: bytes, wall_s: float) -> bytes:
-    """The line that a process answers; less of it where it has ended. Raises TimeoutError after `wall_s` seconds in
-    which nothing passed, and OSError."""
+    """The line that a process answers; less of it where it has ended. Raises OSError, and TimeoutError where it was
+    killed because it had not answered within `wall_s` seconds."""
     assert process.stdin is not None and process.stdout is not None
-    to, of, parts, left = process.stdin.fileno(), process.stdout.fileno(), list[bytes](), memoryview(said)
-    waiting = select.poll()
-    waiting.register(of, select.POLLIN)
-    waiting.register(to, select.POLLOUT)
-    looks = 0
-    while not parts or not parts[-1].endswith(b"\n"):
-        if not (ready := dict(waiting.poll(wall_s / _LOOKS * 1e3))):
-            looks += 1
-            if looks == _LOOKS:
-                raise TimeoutError
-            continue
-        looks = 0
-        if of in ready:
-            if not (part := os.read(of, _CHUNK)):
-                break
-            parts.append(part)
-        elif to in ready:
-            left = left[os.write(to, left) :]
-            if not left:
-                waiting.unregister(to)
-    return b"".join(parts)
+    answered, is_late = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        if not any(answered.wait(wall_s / _LOOKS) for _ in range(_LOOKS)):
+            is_late.set()
+            process.kill()
+
+    watching = threading.Thread(target=watch, name="tokenizer-watch", daemon=True)
+    watching.start()
+    try:
+        process.stdin.write(said)
+        process.stdin.flush()
+        return process.stdout.readline()
+    finally:
+        answered.set()
+        watching.join()
+        if is_late.is_set():
+            raise TimeoutError
 
 
 def _no_process(error: OSError) -> ServiceError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,8 @@ _INLINE_IDS: Final = 4096
 _LONG_IDS: Final = 1 << 16  # that take some 10 ms to be made text of
 _QUOTED: Final = 1000  # characters of the library's reasons that are told
 _NO_IDS: Final = np.zeros(0, np.int32)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +87,9 @@ class TextTokenizer:
         if self.encodes_at_once(text):
             return self._encode(text, add_special_tokens)
         if self._around is None:
-            whole = _WholeText(text, lambda: self._encode(text, add_special_tokens))
+            whole = _OneTurn(lambda: self._encode(text, add_special_tokens), is_long=len(text) > LONG)
             await self._pool.do(caller, whole)
-            return whole.ids
+            return whole.made
         cut = _CutText(text, lambda piece: self._encode(piece, False))
         await self._pool.do(caller, cut)
         before, behind = self._around if add_special_tokens else (_NO_IDS, _NO_IDS)
@@ -97,9 +99,9 @@ class TextTokenizer:
         """The text of a whole sequence, as the tokenizer itself defines it. caller: as for `encode`."""
         if self._is_quick and len(ids) <= _INLINE_IDS:
             return self._decode(ids, include_special_tokens)
-        decoding = _Decoding(ids, include_special_tokens, self._decode)
+        decoding = _OneTurn(lambda: self._decode(ids, include_special_tokens), is_long=len(ids) > _LONG_IDS)
         await self._pool.do(caller, decoding)
-        return decoding.text
+        return decoding.made
 
     def archive(self) -> bytes:
         """The tokenizer as a zip archive of `tokenizer.json` and `tokenizer_config.json`.
@@ -144,16 +146,17 @@ class TextTokenizer:
         return str(text)
 
 
-class _WholeText:
-    """A text on its way to ids, in one turn: it can't be cut. encode: makes int32 [n] of it."""
+class _OneTurn(Generic[T]):
+    """Work that can't be cut. made: what it has made, once it is done."""
 
-    def __init__(self, text: str, encode: Callable[[], NDArray[np.int32]]) -> None:
-        self.is_long = len(text) > LONG
-        self.ids = _NO_IDS
-        self._encode = encode
+    made: T
+
+    def __init__(self, make: Callable[[], T], *, is_long: bool) -> None:
+        self.is_long = is_long
+        self._make = make
 
     def turn(self) -> bool:
-        self.ids = self._encode()
+        self.made = self._make()
         return True
 
 
@@ -185,21 +188,6 @@ class _CutText:
         """Its end is not known where no place for a cut is near: to look for it is a part of its turn."""
         self._start = start
         self._end = cut_behind(self._text, start, LONG)
-
-
-class _Decoding:
-    """Ids on their way to text, in one turn."""
-
-    def __init__(self, ids: Sequence[int], include_special: bool, decode: Callable[[Sequence[int], bool], str]) -> None:
-        self._ids = ids
-        self._include_special = include_special
-        self._decode = decode
-        self.is_long = len(ids) > _LONG_IDS
-        self.text = ""
-
-    def turn(self) -> bool:
-        self.text = self._decode(self._ids, self._include_special)
-        return True
 
 
 def load_tokenizer(checkpoint: Checkpoint, chat_template: str | None = None) -> TextTokenizer:

@@ -18,7 +18,7 @@ class Turns:
         self._free = places
         self._given = 0  # so far
         self._last: dict[int, int] = {}  # the caller's last turn, of those who wait
-        self._waiting: dict[int, deque[asyncio.Future[None]]] = {}
+        self._waiting: dict[int, deque[asyncio.Future[int]]] = {}
 
     @property
     def waiting(self) -> int:
@@ -33,16 +33,23 @@ class Turns:
         working.add_done_callback(lambda _: self.give_back())
         return await asyncio.shield(working)
 
-    async def take(self, caller: int) -> None:
-        """Returns when it is the caller's turn, which is to be given back. If cancelled, it is nobody's."""
+    async def take(self, caller: int, before: int | None = None) -> int:
+        """Returns the number of the caller's turn when it has come, which is to be given back. If cancelled, it is
+        nobody's. before: the number of the work's last turn; it goes before the caller's other work. None: it begins.
+        """
         if self._free:
             self._free -= 1
-            return
-        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._last.setdefault(caller, self._given)
-        self._waiting.setdefault(caller, deque()).append(mine)
+            self._given += 1
+            return self._given
+        mine: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._last.setdefault(caller, self._given if before is None else before)
+        lane = self._waiting.setdefault(caller, deque())
+        if before is None:
+            lane.append(mine)
+        else:
+            lane.appendleft(mine)
         try:
-            await mine
+            return await mine
         except asyncio.CancelledError:
             if not mine.cancelled():
                 self.give_back()  # it came at the same moment
@@ -60,6 +67,6 @@ class Turns:
                 self._given += 1
                 if lane:
                     self._last[caller] = self._given
-                mine.set_result(None)
+                mine.set_result(self._given)
                 return
         self._free += 1

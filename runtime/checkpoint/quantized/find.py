@@ -154,7 +154,7 @@ class _Weight:
         offset = 0 if across else 1 << scheme.bits - 1
         scales = Scales(
             self.stored[f"{self.module}.{scale}"], block, grid, scheme.layout, scheme.bits, zero_points, group_of,
-            scheme.zero_point_bias, offset,
+            scheme.zero_point_bias,
         )  # fmt: skip
         codes = PackedCodes(words, scheme.layout, scheme.bits, columns, offset)
         return self._made(self.module + _WEIGHT, (rows, columns), codes, scales)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,31 +22,17 @@ _SIGN: Final = 128  # what an int8 is above zero where it has no sign
 _AWQ: Final = np.array([0, 4, 1, 5, 2, 6, 3, 7])
 
 
-class Codes(Protocol):
-    """Numbers of a weight before they are scaled."""
-
-    @property
-    def stored(self) -> SafetensorsTensor: ...
-
-    @property
-    def bits(self) -> int: ...
-
-    def codes(self, begin: int, end: int, matrix: int | None) -> NDArray[np.uint8]:
-        """The bits of each number, an integer's without a sign, [end - begin, columns]. matrix: of a stack of them
-        which one. Raises CheckpointError for NaN."""
-
-    def rows(self, begin: int, end: int, matrix: int | None) -> NDArray[np.float32]:
-        """float32 [end - begin, columns], new. matrix: as `codes` has it."""
-
-
 @dataclass(frozen=True, slots=True)
 class ByteCodes:
     """One number a byte, FP8 e4m3 or int8, [rows, columns], or a stack of such matrices."""
 
     stored: SafetensorsTensor
     bits: int = 8
+    offset: int = _SIGN
 
     def codes(self, begin: int, end: int, matrix: int | None) -> NDArray[np.uint8]:
+        """The bits of each number, an integer's without a sign, [end - begin, columns]. matrix: of a stack of them
+        which one. Raises CheckpointError for NaN."""
         whole = mapped(self.stored)
         part = (whole if matrix is None else whole[matrix])[begin:end]
         if self.stored.dtype == "I8":
@@ -54,10 +40,6 @@ class ByteCodes:
         if (part & 127 == 127).any():
             raise CheckpointError(f"tensor {self.stored.name} holds NaN; {AGAIN}")
         return np.array(part)
-
-    def rows(self, begin: int, end: int, matrix: int | None) -> NDArray[np.float32]:
-        codes = self.codes(begin, end, matrix)
-        return E4M3[codes] if self.stored.dtype != "I8" else codes.astype(np.float32) - np.float32(_SIGN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +57,7 @@ class PackedCodes:
     offset: int = 0
 
     def codes(self, begin: int, end: int, matrix: int | None) -> NDArray[np.uint8]:
+        """As `ByteCodes.codes`."""
         words = mapped(self.stored)
         if self.layout == "awq":
             first = begin // _ROWS
@@ -82,9 +65,6 @@ class PackedCodes:
             return in_awq_order(unpacked(packed, self.bits)).T[begin - first * _ROWS : end - first * _ROWS]
         packed = words[:, begin:end].T if self.layout == "gptq" else words[begin:end]
         return unpacked(packed, self.bits)[:, : self.columns]
-
-    def rows(self, begin: int, end: int, matrix: int | None) -> NDArray[np.float32]:
-        return self.codes(begin, end, matrix).astype(np.float32) - np.float32(self.offset)
 
 
 def unpacked(words: NDArray[Any], bits: int) -> NDArray[np.uint8]:
@@ -110,7 +90,7 @@ class Scales:
     stored: of a floating-point dtype. zero_points: None: there are none. layout, bits: of the zero points, as in
     `PackedCodes`; where the layout is scaled, a zero point is a byte. group_of: of each column its group, int32
     [columns]; None: in order. block: rows and columns that share a scale. grid: rows and columns of the scales.
-    zero_point_bias, zero_point_offset: added to each stored zero point, and taken off.
+    zero_point_bias: added to each stored zero point.
     """
 
     stored: SafetensorsTensor
@@ -121,7 +101,6 @@ class Scales:
     zero_points: SafetensorsTensor | None = None
     group_of: SafetensorsTensor | None = None
     zero_point_bias: int = 0
-    zero_point_offset: int = 0
 
     def read(self, matrix: int | None) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
         """The scales, float32 [grid], and the zero points likewise. matrix: of a stack which one.
@@ -145,7 +124,7 @@ class Scales:
     def _read_zero_points(self, stored: SafetensorsTensor) -> NDArray[np.float32]:
         words = mapped(stored)
         if self.layout == "scaled":
-            return words.reshape(self.grid).astype(np.float32)
+            return words.reshape(self.grid).astype(np.float32) + np.float32(_SIGN)
         if self.layout == "packed":  # words of a column
             found = unpacked(words.T, self.bits)[:, : self.grid[0]].T
         elif self.layout == "awq":
@@ -153,7 +132,7 @@ class Scales:
         else:
             found = unpacked(words, self.bits).T
         biased = found.astype(np.int32) + self.zero_point_bias & (1 << self.bits) - 1
-        return biased.astype(np.float32) - self.zero_point_offset
+        return biased.astype(np.float32)
 
     def groups(self, columns: int) -> NDArray[np.integer[Any]]:
         """Of each column of the weight its column of the grid. Raises CheckpointError for one beyond the grid."""
@@ -182,7 +161,7 @@ class QuantizedTensor:
     dtype: str
     shape: tuple[int, ...]
     size_bytes: int
-    codes: Codes
+    codes: ByteCodes | PackedCodes
     scales: Scales
     matrix: int | None = None
     first_row: int = 0
@@ -210,10 +189,7 @@ class QuantizedTensor:
         codes = self.codes.codes(self.first_row + begin, self.first_row + end, self.matrix)
         scales, zero_points = self.scales.read(self.matrix)
         of_rows = np.arange(self.first_row + begin, self.first_row + end) // self.scales.block[0]
-        if zero_points is None:
-            return codes, scales[of_rows], None
-        unsigned = _SIGN if self.scales.layout == "scaled" else self.scales.zero_point_offset
-        return codes, scales[of_rows], zero_points[of_rows] + np.float32(unsigned)
+        return codes, scales[of_rows], None if zero_points is None else zero_points[of_rows]
 
     def check(self, shape: tuple[int, ...]) -> None:
         """Raises CheckpointError unless the weight has this shape."""
@@ -236,15 +212,15 @@ class QuantizedTensor:
                 yield slice(number, number + 1), np.concatenate(parts)[None]
             return
         rows, columns = self.shape
-        scales, zero_points = self.scales.read(self.matrix)
         groups = self.scales.groups(columns)
         step = max(1, _PIECE // columns)
         for begin in range(0, rows, step):
             end = min(begin + step, rows)
-            first = self.first_row + begin
-            numbers = self.codes.rows(first, self.first_row + end, self.matrix)
-            of_rows = np.arange(first, self.first_row + end) // self.scales.block[0]
-            if zero_points is not None:
-                numbers -= zero_points[of_rows][:, groups]
-            numbers *= scales[of_rows][:, groups]
+            codes, scales, zero_points = self.quantized_rows(begin, end)
+            if self.codes.stored.dtype == "F8_E4M3":
+                numbers = E4M3[codes]
+            else:
+                numbers = codes.astype(np.float32)
+                numbers -= np.float32(self.codes.offset) if zero_points is None else zero_points[:, groups]
+            numbers *= scales[:, groups]
             yield slice(begin, end), np.ascontiguousarray(numbers)

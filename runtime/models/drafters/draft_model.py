@@ -30,16 +30,12 @@ from runahead.runtime.models.token_texts import token_texts
 from runahead.runtime.models.weights import check_weights, described
 
 
-class DraftModel:
-    """A model and its target on the CPU, with the methods of `DraftHead`. Serves one thread."""
+class DraftModelSizes:
+    """A model and its target, on whatever device."""
 
     def __init__(self, model: Decoder, target: Decoder) -> None:
         self._model = model
         self._target = target
-
-    @property
-    def weights(self) -> ModelWeights:
-        return self._model.weights
 
     @property
     def weight_bytes(self) -> int:
@@ -52,6 +48,14 @@ class DraftModel:
     @property
     def step_share(self) -> float:
         return read_by_a_step(self._model) / read_by_a_step(self._target)
+
+
+class DraftModel(DraftModelSizes):
+    """On the CPU, with the methods of `DraftHead`. Serves one thread."""
+
+    @property
+    def weights(self) -> ModelWeights:
+        return self._model.weights
 
     def make_cache(self, num_blocks: int, block_size: int) -> DraftCache:
         cache = self._model.make_cache(num_blocks, block_size)

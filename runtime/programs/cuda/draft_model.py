@@ -13,31 +13,15 @@ from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.triton.forward import exactness
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
 from runahead.runtime.models.decoder import Decoder, Look
-from runahead.runtime.models.drafters.draft_model import DraftModelFiles, read_by_a_step
+from runahead.runtime.models.drafters.draft_model import DraftModelFiles, DraftModelSizes
 from runahead.runtime.models.drafters.head_files import HeadFiles
 from runahead.runtime.models.load import load_model
-from runahead.runtime.models.memory import weight_bytes
 from runahead.runtime.models.weights import described
 from runahead.runtime.programs.cuda.draft_head import GpuDraftCache, TritonHead
 
 
-class TritonDraftModel:
-    """A model that drafts and its target, with the methods of `TritonHead`."""
-
-    def __init__(self, model: Decoder, target: Decoder) -> None:
-        self._model, self._target = model, target
-
-    @property
-    def weight_bytes(self) -> int:
-        return weight_bytes(self._model.weights)
-
-    @property
-    def parameters(self) -> int:
-        return self._model.num_parameters
-
-    @property
-    def step_share(self) -> float:
-        return read_by_a_step(self._model) / read_by_a_step(self._target)
+class TritonDraftModel(DraftModelSizes):
+    """On a GPU, with the methods of `TritonHead`."""
 
     def make_cache(self, num_blocks: int, block_size: int) -> GpuDraftCache:
         nothing = torch.zeros((num_blocks * block_size, 0), dtype=self._model.dtype, device=self._model.device)

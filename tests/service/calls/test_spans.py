@@ -135,8 +135,8 @@ def ended_call() -> Call:
     return call
 
 
-def test_a_collector_that_does_not_answer_holds_nothing_up_and_what_is_too_much_is_counted(
-    collector: Collector, spans: Spans
+def test_a_collector_that_does_not_answer_holds_nothing_up_and_what_is_too_much_is_dropped(
+    collector: Collector, spans: Spans, caplog: pytest.LogCaptureFixture
 ) -> None:
     collector.answers.clear()
     for _ in range(100):
@@ -144,11 +144,11 @@ def test_a_collector_that_does_not_answer_holds_nothing_up_and_what_is_too_much_
     assert collector.asked.wait(TIMEOUT_S)
     for _ in range(9900):
         spans.ended(ended_call())  # returns, while nobody answers
-    counts = spans.counts
-    assert counts.waiting == 4096 and counts.dropped == 10_000 - 4096 and counts.sent == 0
+    assert "Queue full, dropping" in caplog.text
     collector.answers.set()
-    spans.ended(ended_call())
-    assert counts.dropped in (5904, 5905)
+    spans._processor.force_flush()
+    sent = sum(len(scope.spans) for m in collector.received for r in m.resource_spans for scope in r.scope_spans)
+    assert 4096 <= sent <= 4096 + 100  # those that were with the collector already
 
 
 def test_spans_that_no_collector_takes_are_counted_as_dropped() -> None:
@@ -157,7 +157,6 @@ def test_spans_that_no_collector_takes_are_counted_as_dropped() -> None:
         away.ended(ended_call())
         away._processor.force_flush()
         assert lines.next("spans_not_sent")["dropped"] == 1
-        assert (away.counts.waiting, away.counts.dropped, away.counts.sent) == (0, 1, 0)
         away.close()
 
 

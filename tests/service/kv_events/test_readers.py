@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from structlog.testing import capture_logs
 
-from runahead.service.engine.engine_client import EngineClient
+from runahead.service.engine.engine_client import SocketEngineClient
 from runahead.service.engine.request_stream import EngineLostError
 from runahead.service.kv_events import history
 from runahead.service.kv_events.history import KvReaders
@@ -26,7 +26,7 @@ def test_an_error_of_the_feed_is_logged_and_is_no_shutdown(monkeypatch: pytest.M
     monkeypatch.setattr(history, "KvFeed", BrokenFeed)
 
     async def read() -> None:
-        await KvReaders(cast(EngineClient, None)).behind(0, None)
+        await KvReaders(cast(SocketEngineClient, None)).behind(0, None)
 
     with capture_logs() as events, pytest.raises(EngineLostError) as lost:
         asyncio.run(read())

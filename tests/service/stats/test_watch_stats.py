@@ -17,7 +17,7 @@ from runahead.runtime.wire.parameters import FinishReason
 from runahead.service.calls.call import Call, serving
 from runahead.service.contract.errors import ServiceError
 from runahead.service.contract.limits import LIMITS
-from runahead.service.engine.engine_client import EngineClient
+from runahead.service.engine.engine_client import SocketEngineClient
 from runahead.service.engine.request_stream import StalledReaderError
 from runahead.service.shared_memory.board import Board
 from runahead.service.stats.stats_feed import StatsFeed
@@ -119,7 +119,7 @@ async def until(there: Callable[[], object]) -> None:
 
 def feed_of(engine: Asked, stalled_s: float = TIMEOUT_S) -> StatsFeed:
     board = Board()
-    return StatsFeed(cast(EngineClient, engine), board, board.line(0), "0.1.0", stalled_s)
+    return StatsFeed(cast(SocketEngineClient, engine), board, board.line(0), "0.1.0", stalled_s)
 
 
 def test_the_interval_is_the_least_time_between_two_messages(monkeypatch: pytest.MonkeyPatch) -> None:
