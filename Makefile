@@ -7,8 +7,10 @@ ARGS ?=
 # Of the demo: bundled or smollm2. An environment variable of this name means something else.
 MODEL = bundled
 
-# Of tests/runtime, what `make coverage` leaves out.
-UNCOVERED := $(addprefix tests/runtime/,checkpoint drafters grammar kernels models)
+# Of tests/runtime: what `make models` runs, and what `make coverage` runs, since coverage takes twice the time.
+MODEL_TESTS := $(addprefix tests/runtime/,checkpoint drafters grammar kernels models)
+COVERED_TESTS := $(addprefix tests/runtime/,memory scheduler test_plan.py \
+	$(addprefix engine/test_,late_masks.py recurrent_rows.py shared_prompt_states.py))
 
 # What mostly computes in one process, so that it may run beside other tests.
 COMPUTED := $(addprefix tests/,container cuda_graphs deploy gpu mutants project protos simulation structures) \
@@ -63,8 +65,8 @@ test: $(STAMPS)/test ## all tests, the slowest named at the end
 	@$(BIN)/python -m pytest $(JUNIT) $(ARGS)
 
 rest: $(STAMPS)/test ## all tests but those of `make matrix`, `models`, `coverage`, `computed`, `manifests`, `lint` and `clients`
-	@$(BIN)/python -m pytest $(filter-out $(COMPUTED:%=%/) tests/clients/ tests/parity/ tests/runtime/ tests/__pycache__/,$(wildcard tests/*/)) \
-		$(wildcard tests/test_*.py) $(patsubst %,--ignore=%,$(filter tests/service/%,$(COMPUTED))) $(JUNIT) $(ARGS)
+	@$(BIN)/python -m pytest $(filter-out $(COMPUTED:%=%/) tests/clients/ tests/parity/ tests/__pycache__/,$(wildcard tests/*/)) \
+		$(wildcard tests/test_*.py) $(addprefix --ignore=,$(filter tests/service/%,$(COMPUTED)) $(MODEL_TESTS) $(COVERED_TESTS)) $(JUNIT) $(ARGS)
 
 matrix: $(STAMPS)/test ## the short form of `make parity`, which drives several services at once
 	@$(BIN)/python -m pytest tests/parity $(JUNIT) $(ARGS)
@@ -73,14 +75,14 @@ computed: $(STAMPS)/test ## the simulator, tests of the project's files, and oth
 	@$(BIN)/python -m pytest $(COMPUTED) $(addprefix --ignore=,$(WORDS) $(MANIFESTS)) $(JUNIT) $(ARGS)
 
 models: $(STAMPS)/test ## the tests of models, checkpoints and kernels for GPUs
-	@$(BIN)/python -m pytest $(UNCOVERED) $(JUNIT) $(ARGS)
+	@$(BIN)/python -m pytest $(MODEL_TESTS) $(JUNIT) $(ARGS)
 
 kernels: $(STAMPS)/test ## the kernels for GPUs, the large forms too; without a GPU in Triton's interpreter (minutes)
 	@$(BIN)/python -m pytest tests/runtime/kernels --large --timeout 900 $(ARGS)
 
-coverage: $(STAMPS)/test ## branches of the scheduler, the ledger and the pools that tests/runtime takes: all of them
+coverage: $(STAMPS)/test ## branches of the scheduler, the ledger and the pools that their tests take: all of them
 	@mkdir -p .pytest_cache
-	@$(BIN)/python -m coverage run -m pytest tests/runtime -q $(addprefix --ignore=,$(UNCOVERED)) --timeout 300 $(JUNIT)
+	@$(BIN)/python -m coverage run -m pytest $(COVERED_TESTS) -q --timeout 300 $(JUNIT)
 	@$(BIN)/python -m coverage report
 
 check: format lint types imports protos ## format, lint, types, direction of imports, the contract's style and changes

@@ -175,7 +175,8 @@ class Intake:
             self._links.send(owner, m.Refused(submit.handle, "INVALID_ARGUMENT", str(error), field))
             return
         for request in requests:
-            self._registry.add(Tracked(request, submitted_at))
+            waited = self._publisher.wait_times.read(request.sampling.has_penalty, self._clock())
+            self._registry.add(Tracked(request, submitted_at, waited))
             if submit.structure:
                 self._structured.begin(request, submit.structure)
         self._links.send(owner, m.Accepted(submit.handle))

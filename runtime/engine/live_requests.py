@@ -6,6 +6,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from runahead.runtime.engine.wait_times import Waited
 from runahead.runtime.scheduler.request import Request
 
 
@@ -124,10 +125,14 @@ def _nobody_else(request: Request) -> None:
 
 @dataclass(slots=True, eq=False)
 class Tracked:
-    """A live request and when things happened to it, in seconds on the engine's clock. 0: not yet."""
+    """A live request and when things happened to it, in seconds on the engine's clock. 0: not yet.
+
+    waited_before: what `WaitTimes` read when it was queued.
+    """
 
     request: Request
     submitted_at: float
+    waited_before: Waited
     admitted_at: float = 0.0
     first_token_at: float = 0.0
 

@@ -164,6 +164,7 @@ class Engine:
             self._logging_drain_s += self._drain()
         plan_s = self._clock()
         planned = self.scheduler.plan()
+        self.publisher.wait_times.planned(self.scheduler.waiting.reasons(), plan_s)
         if planned is None:
             return False
         plan = planned.plan

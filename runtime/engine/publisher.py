@@ -11,6 +11,7 @@ from runahead.cuda_graphs.rings import RingMemory
 from runahead.runtime.engine.figures import Latencies
 from runahead.runtime.engine.links import Links
 from runahead.runtime.engine.live_requests import Registry, Tracked
+from runahead.runtime.engine.wait_times import WaitTimes
 from runahead.runtime.scheduler.drafts import tokens_per_launch
 from runahead.runtime.scheduler.outcomes import Commit, Ending, PromptPart
 from runahead.runtime.scheduler.request import Request
@@ -47,6 +48,7 @@ class Publisher:
         self._top_logprobs = rings.top_logprobs.reshape(layout.slots, cells, layout.max_top)
         self._registry = registry
         self.latencies = Latencies(rows, layout.drafts)
+        self.wait_times = WaitTimes()
         self._to = Addressed(_NO_HANDLES, (), False)  # of the newest commit
 
     def admitted(self, request: Request, now: float) -> None:
@@ -57,7 +59,8 @@ class Publisher:
             tracked.admitted_at = now
             queue_s = now - tracked.submitted_at
             self.latencies.queue.add(queue_s)
-            self._links.send(request.owner, m.Admitted(request.handle, request.cached_tokens, queue_s))
+            waited = self.wait_times.longest(tracked.waited_before, request.sampling.has_penalty, now)
+            self._links.send(request.owner, m.Admitted(request.handle, request.cached_tokens, queue_s, *waited))
 
     def publish_prompt(self, ring_slot: int, part: PromptPart) -> None:
         """Send the log-probabilities that a launch, which has retired, left in the result ring.

@@ -24,6 +24,7 @@ from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.scheduler.rationing import ServiceKey, order_of_service
 from runahead.runtime.scheduler.request import Request, SharedPrompt
 from runahead.runtime.scheduler.rows import RowPhase
+from runahead.runtime.wire.parameters import WaitReason
 
 _PREFILL: Final = int(RowPhase.PREFILL)
 _DECODE: Final = int(RowPhase.DECODE)
@@ -259,15 +260,38 @@ class WaitingQueue:
         Nobody is admitted while a row waits for blocks. A request that waits for a penalty slot lets others pass. A
         long prefix is looked up in pieces: until all of it is, None, and `look_further`.
         """
-        found, pool = self._next_with_room(), self._holdings.pool
+        found = self._next_with_room()
         if found is None:
             return None
         request, needed = found
         walk = self._walk_of(request)
         if not walk.look(_LOOKED_AT):
             return None
-        hit = walk.hit
-        return None if needed - len(hit.blocks) > pool.available - hit.unheld else (request, hit)
+        return None if self._lacks_blocks(needed, walk.hit) else (request, walk.hit)
+
+    def _lacks_blocks(self, needed: int, hit: Hit) -> bool:
+        """True if the prefix and the available blocks are fewer than `needed`."""
+        return needed - len(hit.blocks) > self._holdings.pool.available - hit.unheld
+
+    def reasons(self) -> tuple[WaitReason, WaitReason]:
+        """Why the newest plan left requests here: without penalties, and with them."""
+        reason = self._reason() if self._count else WaitReason.LAUNCH
+        return reason, reason if self._holdings.penalty_slots.free else WaitReason.PENALTY_SLOT
+
+    def _reason(self) -> WaitReason:
+        """Why the first one waits; the others wait behind it."""
+        if not self._holdings.rows.free:
+            return WaitReason.ROW_SLOT
+        if self.first() is None:
+            return WaitReason.LAUNCH  # all lack a penalty slot, or blocks that another completion computes
+        if (found := self._next_with_room()) is None:
+            return WaitReason.KV_BLOCKS
+        request, needed = found
+        if self._walk is None or request is not self._looked_for:
+            return WaitReason.PROMPT_BUDGET  # the plan did not come to it
+        if not self._walk.at_end:
+            return WaitReason.LAUNCH
+        return WaitReason.KV_BLOCKS if self._lacks_blocks(needed, self._walk.hit) else WaitReason.PROMPT_BUDGET
 
     def _walk_of(self, request: Request) -> PrefixWalk:
         """The search for the cached prefix of the request whose turn it is."""

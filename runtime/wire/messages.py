@@ -22,11 +22,12 @@ from runahead.runtime.wire.parameters import (
     FinishReason,
     SamplingParams,
     StoppingParams,
+    WaitReason,
 )
 from runahead.runtime.wire.prompt_launches import PromptLaunches
 from runahead.runtime.wire.trace import MAX_TRACED, Trace
 
-PROTOCOL_VERSION: Final = 12
+PROTOCOL_VERSION: Final = 13
 MAX_HANDLE: Final = (1 << 63) - 1
 MAX_ANNOUNCED: Final = 100_000  # requests that a front end may have announced at once
 HEARTBEAT_S: Final = 0.5  # from one heartbeat of the engine to the next, about
@@ -233,12 +234,15 @@ class Admitted(msgspec.Struct, frozen=True, array_like=True, tag=109):
     """The request was given a row for the first time. Sent once, before any message about its prompt or its tokens.
 
     cached_tokens: how many tokens of its prompt were taken from the prefix cache, as in its `Finished`. queue_s:
-    seconds since it was submitted, on the engine's clock.
+    seconds since it was submitted, on the engine's clock. waited_for, waited_s: what it waited for longest in the
+    engine, and for how many seconds.
     """
 
     handle: int
     cached_tokens: int
     queue_s: float
+    waited_for: WaitReason = WaitReason.LAUNCH
+    waited_s: float = 0.0
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True):

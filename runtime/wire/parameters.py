@@ -43,6 +43,16 @@ class FinishReason(enum.IntEnum):
     )
 
 
+class WaitReason(enum.IntEnum):
+    """Why a plan left a request without a row. The codes travel in `messages.Admitted.waited_for`."""
+
+    LAUNCH = 0  # no plan was made since it came, or its cached prefix is still being looked up
+    PROMPT_BUDGET = 1  # prompts before it are all that the launch may compute
+    ROW_SLOT = 2
+    KV_BLOCKS = 3
+    PENALTY_SLOT = 4
+
+
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """How tokens are drawn. Validated and defaulted before it reaches the engine.
 

@@ -25,7 +25,9 @@ class Call:
     its name; empty before it is known, and where nobody is asked. is_read: its request is there whole. request_id: of
     its completion, set as soon as that is known to be well formed. prompt_tokens and submitted, on the monotonic clock:
     set when the engine has it; so_far and has_finished when it is let go of, whether it has come to its end or not.
-    ended: on the monotonic clock. code and reason: how it ended. tell: is called when it has.
+    queued: when the engine was sent its request, on the monotonic clock. waited_for, waited_s: what its completion
+    waited for longest before its first launch, and for how many seconds; empty before it has waited. ended: on the
+    monotonic clock. code and reason: how it ended. tell: is called when it has.
     """
 
     method: str = ""
@@ -38,20 +40,39 @@ class Call:
     request_id: str = ""
     prompt_tokens: int | None = None
     submitted: float | None = None
+    queued: float | None = None
     so_far: Finished | None = None
     has_finished: bool = False
     code: grpc.StatusCode = grpc.StatusCode.OK
     reason: str = ""
     ended: float | None = None
+    waited_for: str = ""
+    waited_s: float = 0.0
     tell: Callable[[Call], None] = lambda call: None
 
     def submit(self, prompt_tokens: int, submitted_at: float) -> None:
         """The engine has its request. submitted_at: of its `RequestStream`."""
-        self.prompt_tokens, self.submitted = prompt_tokens, submitted_at
+        self.prompt_tokens, self.submitted, self.queued = prompt_tokens, submitted_at, time.monotonic()
 
     def note(self, has_finished: bool, so_far: Finished) -> None:
         """What its completion has used, and when. It is not kept itself: a call's status may wait for long."""
         self.has_finished, self.so_far = has_finished, so_far
+        if self.queued is not None and not so_far.timing.HasField("queue"):
+            self.waited("admission", time.monotonic() - self.queued)
+
+    def waited(self, waited_for: str, seconds: float) -> None:
+        """Record a wait of its completion. The longest one is kept."""
+        if seconds > self.waited_s:
+            self.waited_for, self.waited_s = waited_for, seconds
+
+    @contextmanager
+    def waiting_for(self, waited_for: str) -> Iterator[None]:
+        """Record the time that the body takes as a wait."""
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self.waited(waited_for, time.monotonic() - begun)
 
     @property
     def was_left(self) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runahead.service.calls.admission import Account
+from runahead.service.calls.call import current_call
 from runahead.service.chat.chats import Chats
 from runahead.service.completion.prompt_events import check_once_prompt
 from runahead.service.completion.texts import Texts
@@ -72,15 +73,18 @@ class Preparing:
         self, request: CheckedRequest, account: Account, holding: Holding, once: bool
     ) -> tuple[CheckedRequest, NDArray[np.int32]]:
         """The request with its grammar and, of a chat, its ends, and its prompt's tokens, int32 [n]."""
+        call, given = current_call(), request.prompt
         if request.structure is not None:
-            request = replace(request, grammar=await self._structures.grammar(request.structure, account.number))
-        given = request.prompt
+            with call.waiting_for("structure"):
+                request = replace(request, grammar=await self._structures.grammar(request.structure, account.number))
         if isinstance(given, CheckedChat):
-            prompt = await self._texts.chat_prompt(given, account, holding, request.n)
+            with call.waiting_for("chat"):
+                prompt = await self._texts.chat_prompt(given, account, holding, request.n)
             request = with_turn_ends(request, await self._chats.end_token_ids())
             check_chat_ends(request)
         elif isinstance(given, str):
-            prompt = await self._texts.prompt(given, request.add_special_tokens, account)
+            with call.waiting_for("tokenizer"):
+                prompt = await self._texts.prompt(given, request.add_special_tokens, account)
         else:
             prompt = given
         if once:

@@ -232,6 +232,8 @@ class GenerationServicer(OperatorServicer):
                 self._engine.release(stream)
                 has_finished = all(one.finished is not None for one in completions)
                 call.note(has_finished, so_far(completions, stream))
+                if (admitted := stream.admitted) is not None:
+                    call.waited(admitted.waited_for.name.lower(), admitted.waited_s)
                 self.counters.stop_strings += sum(one.stopped_by_string for one in completions)
                 self.counters.slow_readers += isinstance(stream.failure, SlowReaderError)
 

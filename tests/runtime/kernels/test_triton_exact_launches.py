@@ -4,16 +4,15 @@ goes on in the same launches: whole launches, S, apply and F, in Triton's interp
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 import torch
 
-from tests.runtime.kernels.matrix_units import multiply_as_matrix_units
 from tests.runtime.kernels.triton_device import triton_device
 
 DEVICE = triton_device()
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("matrix_units")]
 
 from runahead.cuda_graphs.buckets import Buckets, GraphKey, Piece  # noqa: E402
 from runahead.cuda_graphs.rings import RingLayout, RingMemory  # noqa: E402
@@ -35,14 +34,6 @@ CONFIG = gpu_chain.small_config(
     architecture="Qwen3ForCausalLM", intermediate_size=64, max_position_embeddings=EACH * BLOCK_SIZE, windows=(0, 24)
 )
 GREEDY = SamplingParams(temperature=0.0)
-
-
-@pytest.fixture(autouse=True)
-def _whatever_the_order_of_numpy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    if DEVICE.type == "cpu":
-        multiply_as_matrix_units(monkeypatch)
-    with torch.inference_mode():
-        yield
 
 
 class _Waits(PoisonedProgram):

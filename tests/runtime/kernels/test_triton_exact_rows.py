@@ -13,11 +13,13 @@ import torch
 
 from benchmarks.gpu_table.shapes import SHAPES
 from runahead.cuda_graphs.buckets import buckets_for
-from tests.runtime.kernels.matrix_units import multiply_as_matrix_units
 from tests.runtime.kernels.triton_device import triton_device
 
 DEVICE = triton_device()
-pytestmark = pytest.mark.timeout(900)  # kernels for every bucket are compiled first
+pytestmark = [
+    pytest.mark.timeout(900),  # kernels for every bucket are compiled first
+    pytest.mark.usefixtures("matrix_units"),
+]
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
@@ -33,14 +35,6 @@ BLOCK_SIZE = 16
 TOKEN = 7  # of the watched row
 STATE_SLOTS = 258  # the watched row's, which is the last, and one for each of the others
 EVERY_BUCKET = buckets_for(256)
-
-
-@pytest.fixture(autouse=True)
-def _whatever_the_order_of_numpy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    if DEVICE.type == "cpu":
-        multiply_as_matrix_units(monkeypatch)
-    with torch.inference_mode():
-        yield
 
 
 @dataclass(frozen=True, slots=True)

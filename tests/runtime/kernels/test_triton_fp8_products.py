@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
 
-from tests.runtime.kernels.matrix_units import multiply_as_matrix_units, round_to_bfloat16
 from tests.runtime.kernels.quantized_weights import GROUPS, quantized
 from tests.runtime.kernels.triton_device import triton_device
 
 DEVICE = triton_device()
+pytestmark = pytest.mark.usefixtures("fp8_matrix_units")
 
 from runahead.runtime.kernels.layers import Linear, Norm  # noqa: E402
 from runahead.runtime.kernels.quantized_weight import QuantizedWeight  # noqa: E402
@@ -27,15 +25,6 @@ from runahead.runtime.kernels.triton.gemm.small_batch_gemm import Residual  # no
 OUTPUTS, DEPTH = 80, 512
 ROWS = (1, 2, 7, 16, 17, 40, 70)
 IDS = ("channel", "blocks")
-
-
-@pytest.fixture(autouse=True)
-def _whatever_the_order_of_numpy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    if DEVICE.type == "cpu":
-        multiply_as_matrix_units(monkeypatch)
-        round_to_bfloat16(monkeypatch)
-    with torch.inference_mode():
-        yield
 
 
 def batch(rows: int, depth: int = DEPTH) -> torch.Tensor:

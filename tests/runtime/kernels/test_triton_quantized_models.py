@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 import torch
 
-from tests.runtime.kernels.matrix_units import multiply_as_matrix_units, round_to_bfloat16
 from tests.runtime.kernels.quantized_weights import GROUPS, quantized
 from tests.runtime.kernels.triton_device import triton_device
 
 DEVICE = triton_device()
+pytestmark = pytest.mark.usefixtures("fp8_matrix_units")
 
 from runahead.runtime.kernels.layers import Attention, Dense, Layer, Linear  # noqa: E402
 from runahead.runtime.kernels.reference.forward import ReferenceKernels  # noqa: E402
@@ -26,15 +25,6 @@ from tests.gpu.gpu_chain import small_config  # noqa: E402
 
 CONFIG = small_config(hidden_size=128, intermediate_size=256, num_heads=4, num_kv_heads=2, head_dim=64, num_layers=1)
 LENGTH = 6  # tokens of the watched row before the launch that is looked at
-
-
-@pytest.fixture(autouse=True)
-def _whatever_the_order_of_numpy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    if DEVICE.type == "cpu":
-        multiply_as_matrix_units(monkeypatch)
-        round_to_bfloat16(monkeypatch)
-    with torch.inference_mode():
-        yield
 
 
 def each_linear(weights: ModelWeights, change: Any) -> ModelWeights:

@@ -3,7 +3,6 @@ interpreter or on one GPU. The ranks are threads that take turns; what they exch
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,10 @@ import pytest
 import torch
 from transformers import Qwen3Config
 
-from tests.runtime.kernels.matrix_units import multiply_as_matrix_units
 from tests.runtime.kernels.triton_device import triton_device
 
 DEVICE = triton_device()
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("matrix_units")]
 
 from runahead.cuda_graphs.rings import RingLayout  # noqa: E402
 from runahead.runtime.checkpoint import open_checkpoint  # noqa: E402
@@ -39,14 +37,6 @@ SHAPE = {
 }  # fmt: skip
 GREEDY = SamplingParams(temperature=0.0)
 TOLERANCE = 0.03  # of bfloat16, by the norm: partial sums are rounded on each rank
-
-
-@pytest.fixture(autouse=True)
-def _whatever_the_order_of_numpy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    if DEVICE.type == "cpu":
-        multiply_as_matrix_units(monkeypatch)
-    with torch.inference_mode():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,13 @@ from tests.service.small_tokenizers import byte_level_tokenizer
 
 ALICE = "alice-token-0123456789"
 KNOWN = {"level", "event", "method", "peer", "x_request_id", "trace_id", "total_s", "code"}  # of every call
-COMPLETION = {"request_id", "prompt_tokens", "completion_tokens"}  # of one that the engine was asked for
+COMPLETION = {
+    "request_id",
+    "prompt_tokens",
+    "completion_tokens",
+    "waited_for",
+    "waited_s",
+}  # of one that the engine was asked for
 
 
 @pytest.fixture
@@ -54,7 +60,8 @@ def generate(service: Service, **options: Any) -> Any:
 
 
 def without_times(line: Line) -> Line:
-    return {name: value for name, value in line.items() if name not in ("total_s", "peer", "x_request_id", "trace_id")}
+    others = ("total_s", "waited_s", "peer", "x_request_id", "trace_id")
+    return {name: value for name, value in line.items() if name not in others}
 
 
 def test_a_completion_that_finished_has_one_line_with_everything(service: Service, lines: LogLines) -> None:
@@ -75,6 +82,7 @@ def test_a_completion_that_finished_has_one_line_with_everything(service: Servic
         "cached_tokens": 3,
         "queue_s": 0.25,
         "first_token_s": 0.75,
+        "waited_for": "tokenizer",
     }
     assert line["peer"].startswith("ipv4:127.0.0.1:")
     assert line["total_s"] > 0

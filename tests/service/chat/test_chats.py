@@ -1,35 +1,22 @@
-"""The chats of a front end: what `transformers` makes of them, what is refused and where, and what their processes
-survive."""
+"""The chats of a front end: the tokens of `transformers`, the ends of an answer, and what is refused by its path."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import re
-import signal
-from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Final
 
-import grpc
-import msgspec
 import pytest
-from google.rpc import error_details_pb2
-from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from runahead.service.chat import chats as module
 from runahead.service.chat.chats import Chats
 from runahead.service.contract.chat import CheckedChat
-from runahead.service.contract.errors import ServiceError
-from runahead.service.contract.limits import LIMITS
-from runahead.service.text.tokenizer import TextTokenizer
+from tests.service.chat.rendered_chats import chat, pids, refusal, with_chats, with_specials
 from tests.service.chat.templates import AGAIN, ANSWER, CHATML, CONVERSATIONS, MISTRAL, TEMPLATES, TOKENS, USER
 from tests.service.fake_engine import INFO
-from tests.service.small_tokenizers import byte_level_tokenizer
 
-TIMEOUT_S: Final = 60.0
 TOOL: Final = {"type": "function", "function": {"name": "find", "parameters": {"é": [1, 2.5, None, True]}}}
 CALL: Final = {"role": "assistant", "tool_calls_json": '[{"function": {"name": "find", "arguments": {"a": 1}}}]'}
 EVERYTHING: Final = """{{ bos_token }}{% if tools %}{{ tools | tojson }}{% endif %}{{ documents | length if documents }}
@@ -41,53 +28,6 @@ EVERYTHING: Final = """{{ bos_token }}{% if tools %}{{ tools | tojson }}{% endif
 {%- if message.tool_call_id %} of {{ message.tool_call_id }}{% endif %}<|im_end|>
 {%- endfor %}{% if enable_thinking %}<think>{% endif %}{{ strftime_now('%Y-%m-%d') if date_string is not defined else
 date_string }}{% if add_generation_prompt %}<|im_start|>assistant{% endif %}"""
-
-
-def chat(*messages: Mapping[str, str], **fields: Any) -> CheckedChat:
-    unset = dict.fromkeys(("tools_json", "options_json", "template_name"), "")
-    rest = {"add_generation_prompt": True, "continue_last": False, "refuse_special_tokens": False}
-    return CheckedChat(**{"messages": messages or (USER,), **unset, **rest, **fields})
-
-
-def with_specials() -> Any:
-    tokenizer = byte_level_tokenizer()
-    tokenizer.add_special_tokens(
-        [AddedToken(text, special=True) for text in ("<|im_start|>", "<|im_end|>", "</s>", "<s>")]
-    )
-    return tokenizer
-
-
-def with_chats(
-    templates: Mapping[str, str] | str, body: Callable[[Chats], Awaitable[None]], tokens: Mapping[str, str] = TOKENS
-) -> None:
-    named = {"default": templates} if isinstance(templates, str) else templates
-    tokenizer = TextTokenizer(with_specials(), named, tokens)
-
-    async def run() -> None:
-        chats = Chats(tokenizer, INFO)
-        try:
-            async with asyncio.timeout(TIMEOUT_S):
-                await body(chats)
-        finally:
-            await chats.close()
-
-    try:
-        asyncio.run(run())
-    finally:
-        tokenizer.close()
-
-
-async def refusal(chats: Chats, asked: CheckedChat) -> tuple[str, str, str]:
-    """Reason, path of the field, and sentence."""
-    with pytest.raises(ServiceError) as refused:
-        await chats.text(asked, 0)
-    error = refused.value
-    places = [v.field for d in error.details if isinstance(d, error_details_pb2.BadRequest) for v in d.field_violations]
-    return error.reason, " ".join(places), error.sentence
-
-
-def pids(chats: Chats) -> list[int]:
-    return [worker.process.pid for worker in chats._workers if worker.process is not None]
 
 
 def as_dicts(asked: CheckedChat) -> list[dict[str, Any]]:
@@ -276,28 +216,6 @@ def test_a_template_that_does_not_work_is_refused_with_a_sentence() -> None:
     with_chats({name: template for name, (template, _) in BROKEN.items()}, body)
 
 
-COSTS: Final = {
-    "a number without an end": "{{ 9 ** (9 ** 9) }}",
-    "time": "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}",
-    "memory": "{{ ('x' * 10000000000) | length }}",
-    "text": "{{ 'x' * 1048577 }}",
-}
-
-
-@pytest.mark.parametrize("template", COSTS.values(), ids=list(COSTS))
-def test_a_chat_that_takes_too_much_is_refused_and_its_process_replaced(template: str) -> None:
-    async def body(chats: Chats) -> None:
-        await chats.text(chat(template_name="good"), 0)
-        before = pids(chats)
-        reason, _, sentence = await refusal(chats, chat())
-        assert reason == "CHAT_COST" and sentence.startswith("chat ")
-        assert await chats.text(chat(template_name="good"), 0) == "g"
-        assert not set(pids(chats)) & set(before)
-
-    with_chats({"default": template, "good": "g"}, body)
-    assert ServiceError("CHAT_COST", "").code == grpc.StatusCode.RESOURCE_EXHAUSTED
-
-
 def test_a_template_that_is_none_and_a_model_without_one_are_said_before_any_message() -> None:
     async def broken(chats: Chats) -> None:
         reason, _, sentence = await refusal(chats, chat())
@@ -342,92 +260,3 @@ def test_an_answer_ends_where_its_template_its_tokenizer_and_its_model_end_one(
         assert list(await chats.end_token_ids()) == ends
 
     with_chats(template, body, tokens)
-
-
-def test_a_process_that_was_killed_is_nobodys_fault_and_another_is_started() -> None:
-    async def body(chats: Chats) -> None:
-        await chats.text(chat(), 0)
-        (pid,) = pids(chats)
-        os.kill(pid, signal.SIGSTOP)
-        slow = asyncio.ensure_future(chats.text(chat(), 0))
-        await asyncio.sleep(0)
-        os.kill(pid, signal.SIGKILL)
-        with pytest.raises(ServiceError) as lost:
-            await slow
-        assert (lost.value.reason, lost.value.code) == ("CHAT_LOST", grpc.StatusCode.UNAVAILABLE)
-        assert await chats.text(chat(), 0) == "g"
-
-    with_chats("g", body)
-
-
-def test_a_process_that_is_stopped_is_ended_in_time_and_another_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def body(chats: Chats) -> None:
-        await chats.text(chat(), 0)
-        os.kill(pids(chats)[0], signal.SIGSTOP)
-        monkeypatch.setattr(module, "_WALL", 0.01)
-        assert (await refusal(chats, chat()))[0] == "CHAT_LOST"
-        monkeypatch.setattr(module, "_WALL", 20)
-        assert await chats.text(chat(), 0) == "g"
-
-    with_chats("g", body)
-
-
-def test_a_caller_who_leaves_ends_no_rendering_and_takes_no_turn_with_it() -> None:
-    async def body(chats: Chats) -> None:
-        await chats.text(chat(), 0)
-        leaving = [asyncio.ensure_future(chats.text(chat(), caller)) for caller in range(6)]
-        await asyncio.sleep(0)
-        for one in leaving:
-            one.cancel()
-        await asyncio.wait(leaving)
-        assert await chats.text(chat(), 9) == "g"
-        assert chats.waiting == 0 and 1 <= len(pids(chats)) <= 2
-
-    with_chats("g", body)
-
-
-def test_a_process_renders_so_many_chats_and_is_renewed_and_nothing_of_one_is_seen_by_the_next() -> None:
-    """Each is rendered as the first of a process would be."""
-
-    async def body(chats: Chats) -> None:
-        texts, seen = set(), set()
-        for number in range(300):
-            texts.add(await chats.text(chat({"role": "user", "content": str(number % 3)}), number))
-            seen.update(pids(chats))
-        assert texts == {"0!", "1!", "2!"}
-        assert len(seen) == 2
-
-    with_chats(
-        "{% if x is defined %}leak{% endif %}{% set x = 1 %}{{ messages[0].content }}{% set n = namespace() %}"
-        "{% set n.a = (n.a or '') + '!' %}{{ n.a }}",
-        body,
-    )
-
-
-def test_a_process_has_nothing_of_the_environment_and_no_descriptor_but_its_pipes() -> None:
-    async def body(chats: Chats) -> None:
-        await chats.text(chat(), 0)
-        (pid,) = pids(chats)
-        process.append(pid)
-        environment, descriptors = seen(pid)
-        assert environment.startswith(b"PYTHONPATH=") and environment.count(b"\0") == 1, "that of the code alone"
-        assert descriptors == ["0", "1", "2"]
-
-    process: list[int] = []
-    with_chats("g", body)
-    assert process and not Path(f"/proc/{process[0]}").exists(), "it has ended with its front end"
-
-
-def seen(pid: int) -> tuple[bytes, list[str]]:
-    """The environment and the descriptors of a process."""
-    place = Path(f"/proc/{pid}")
-    return (place / "environ").read_bytes(), sorted(path.name for path in (place / "fd").iterdir())
-
-
-def test_what_a_rendering_may_have_is_what_the_contract_says() -> None:
-    async def body(chats: Chats) -> None:
-        assert chats._orders.most_bytes == LIMITS.prompt_text_bytes
-        assert msgspec.json.decode(msgspec.json.encode(chats._orders), type=type(chats._orders)) == chats._orders
-        assert len(await chats.text(chat(), 0)) == LIMITS.prompt_text_bytes
-
-    with_chats("{{ 'x' * 1048576 }}", body)

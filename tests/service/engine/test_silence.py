@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import selectors
 import threading
-from collections.abc import Coroutine
 from dataclasses import replace
 from itertools import chain, repeat
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
 from unittest.mock import Mock
 
 import grpc
@@ -33,13 +30,12 @@ from runahead.service.engine.pulse import SILENT_S, EngineWatch, stuck_after_s
 from runahead.service.engine.request_stream import EngineLostError
 from runahead.service.engine.running_time import LOOKS
 from runahead.v1 import GenerateRequest, StatsRequest
+from tests.service.engine.virtual_time import IMPATIENT_S, Stoppable, VirtualEvent, VirtualTime, run
 from tests.service.fake_engine import INFO, TIMEOUT_S, FakeEngine
 from tests.service.rpc_errors import code, detail, failure
 from tests.service.running_service import Service
 
 GENERATION = "runahead.v1.GenerationService"
-Result = TypeVar("Result")
-IMPATIENT_S = 0.3
 UNSENT_BYTES = 1 << 20
 CHECKED, PROMPT = check_request(GenerateRequest(text="x"), INFO), np.array([1, 2], np.int32)
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
@@ -321,92 +317,3 @@ def test_an_engine_that_can_end_itself_does_so_before_it_is_killed(
 
     ended: VirtualEvent = guard._ended  # type: ignore[assignment]
     assert ended.waited_s < VirtualTime().run(watched())
-
-
-class VirtualEvent(threading.Event):
-    """Waits in no time, and adds up how long it would have waited."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.waited_s = 0.0
-
-    def wait(self, timeout: float | None = None) -> bool:
-        self.waited_s += timeout or 0.0
-        return super().wait(0)
-
-
-class VirtualTime(selectors.DefaultSelector):
-    """What an event loop waits with whose time passes at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._now_s = 0.0
-
-    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        with asyncio.Runner(loop_factory=self._loop) as runner:
-            return runner.run(work)
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        found = super().select(0)
-        if not found:
-            assert timeout is not None, "nothing would ever end this wait"
-            self._now_s += timeout
-        return found
-
-    def _loop(self) -> asyncio.AbstractEventLoop:
-        event_loop = asyncio.SelectorEventLoop(self)
-        event_loop.time = lambda: self._now_s  # type: ignore[method-assign]
-        return event_loop
-
-
-class Stoppable(selectors.DefaultSelector):
-    """What an event loop of a process waits with that is stopped (SIGSTOP) for a while. Its wait is interrupted: when
-    it goes on, the time is over and the wait brings nothing, although something has come."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stops = 0
-        self._stop_s = self._stopped_s = 0.0
-
-    def run(self, work: Coroutine[Any, Any, None]) -> None:
-        with asyncio.Runner(loop_factory=self._loop) as runner:
-            runner.run(work)
-
-    async def stopped_for(self, seconds: float) -> None:
-        """Returns when the process goes on."""
-        self._stop_s = seconds
-        await asyncio.sleep(0)  # the stop
-        await asyncio.sleep(0)  # what was due meanwhile
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if not self._stop_s:
-            return super().select(timeout)
-        assert super().select(TIMEOUT_S), "the engine has said something meanwhile"
-        self._stopped_s, self._stop_s = self._stopped_s + self._stop_s, 0.0
-        self.stops += 1
-        return []
-
-    def _loop(self) -> asyncio.AbstractEventLoop:
-        loop = asyncio.SelectorEventLoop(self)
-        awake_s = loop.time
-        loop.time = lambda: awake_s() + self._stopped_s  # type: ignore[method-assign]
-        return loop
-
-
-def run(path: Path, body, stoppable: Stoppable | None = None) -> None:  # type: ignore[no-untyped-def]
-    """Runs `body(client, engine)` with a connected client that is soon impatient."""
-
-    async def connected() -> None:
-        client = await SocketEngineClient.connect(path, silent_s=IMPATIENT_S)
-        try:
-            async with asyncio.timeout(TIMEOUT_S):
-                await body(client, engine)
-        finally:
-            client.close("SHUTDOWN", "the test is over")
-            await asyncio.sleep(0)
-
-    engine = FakeEngine(path)
-    try:
-        (stoppable or Stoppable()).run(connected())
-    finally:
-        engine.close()
