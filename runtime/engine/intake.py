@@ -92,7 +92,7 @@ class Intake:
 
     def _give_way(self) -> None:
         """A row leaves for a caller that has none and has waited for one, where nothing else makes room for it."""
-        request = self._scheduler.waiting.who_gives_way(self._clock(), self._scheduler.limits.patience_s)
+        request = self._scheduler.waiting.choose_row_to_yield(self._clock(), self._scheduler.limits.patience_s)
         if request is not None:
             request.gives_way = True
             self._scheduler.evict(request)

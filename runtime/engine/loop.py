@@ -33,7 +33,7 @@ from runahead.runtime.launch_shape import shape_of
 from runahead.runtime.masks.masks import Masks
 from runahead.runtime.plan import stage
 from runahead.runtime.scheduler.ledger import Launch, Ledger, LedgerError
-from runahead.runtime.scheduler.outcomes import Deferred, PromptPart
+from runahead.runtime.scheduler.outcomes import Deferred, PromptLogprobRange
 from runahead.runtime.scheduler.plan_builder import launch_of
 from runahead.runtime.scheduler.scheduler import Scheduler
 from runahead.runtime.wire import messages as m
@@ -197,7 +197,7 @@ class Engine:
     def _wait(self) -> None:
         """For the oldest mark outstanding, or an arrival."""
         ledger = self.ledger
-        has_more = self.scheduler.waiting.look_further()  # to do that no mark or arrival tells of
+        has_more = self.scheduler.waiting.search_further()  # to do that no mark or arrival tells of
         wait_s = 0.0 if has_more else self.intake.wait_s(_WAIT_S)
         has_more = has_more or self.intake.has_more
         if ledger.in_flight:
@@ -260,7 +260,7 @@ class Engine:
             finite = rings.finite[ring_slot, : rows.size] == 1
             if np.count_nonzero(finite) < rows.size:
                 self.scheduler.holdings.not_finite(rows[~finite])
-            for part in launch.prompt_parts:
+            for part in launch.prompt_logprob_ranges:
                 self._publish_prompt(ring_slot, part)
             if self._interval_log.is_logged(number):
                 launch_s = int(rings.end_ns[ring_slot] - rings.start_ns[ring_slot]) / 1e9
@@ -268,7 +268,7 @@ class Engine:
             if self._poison is not None:
                 self._poison.ring_slot(number)
 
-    def _publish_prompt(self, ring_slot: int, part: PromptPart) -> None:
+    def _publish_prompt(self, ring_slot: int, part: PromptLogprobRange) -> None:
         """Log-probabilities of a prompt, unless its request has ended since; it ends now if its row is not finite."""
         if self.scheduler.rows.epoch[part.row_slot] != part.epoch:
             return

@@ -12,7 +12,7 @@ from runahead.runtime.engine.figures import Latencies
 from runahead.runtime.engine.links import Links
 from runahead.runtime.engine.live_requests import Registry, Tracked
 from runahead.runtime.scheduler.drafts import tokens_per_launch
-from runahead.runtime.scheduler.outcomes import Commit, Ending, PromptPart
+from runahead.runtime.scheduler.outcomes import Commit, Ending, PromptLogprobRange
 from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.wire import messages as m
@@ -59,7 +59,7 @@ class Publisher:
             self.latencies.queue.add(queue_s)
             self._links.send(request.owner, m.Admitted(request.handle, request.cached_tokens, queue_s))
 
-    def publish_prompt(self, ring_slot: int, part: PromptPart) -> None:
+    def publish_prompt(self, ring_slot: int, part: PromptLogprobRange) -> None:
         """Send the log-probabilities that a launch, which has retired, left in the result ring.
 
         Only what was not sent yet: a chunk that is computed again after an eviction begins with what was.

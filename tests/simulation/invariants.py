@@ -141,8 +141,8 @@ def counts_of_the_queue(chain: SimulatedChain) -> None:
     walk = scheduler.waiting._walk
     if walk is not None:
         hit = walk.hit
-        unheld = sum(block in scheduler.pool._cached for block in hit.blocks)
-        assert hit.unheld == unheld, f"{hit.unheld} blocks of a prefix are said to be available, and {unheld} are"
+        unowned = sum(block in scheduler.pool._cached for block in hit.blocks)
+        assert hit.unowned == unowned, f"{hit.unowned} blocks of a prefix are said to be available, and {unowned} are"
 
 
 def forced_runs(chain: SimulatedChain) -> None:

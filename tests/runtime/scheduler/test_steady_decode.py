@@ -47,9 +47,9 @@ class Recorder:
         def recorded(record: Launch) -> None:
             parts = [
                 (part.request.request_id, part.epoch, part.row_slot, part.start, part.first_entry, part.count)
-                for part in record.prompt_parts
+                for part in record.prompt_logprob_ranges
             ]
-            columns = record._replace(prompt_parts=())
+            columns = record._replace(prompt_logprob_ranges=())
             self.records.append([*(one.tolist() if isinstance(one, np.ndarray) else one for one in columns), parts])
             enqueue(record)
 
