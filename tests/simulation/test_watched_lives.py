@@ -11,7 +11,7 @@ from tests.simulation.life import Broken
 from tests.simulation.script import DEPTHS, Event, Kind
 from tests.simulation.small import ask, counts_of
 
-_look = Watchdog.look
+_look = Watchdog.check
 Look = Callable[[Watchdog, int, tuple[int, ...], int, tuple[int, ...]], None]
 
 
