@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from runahead.runtime.programs.cpu.inputs import place_of_snapshot
+from runahead.runtime.programs.cpu.inputs import slot_of_snapshot
 from runahead.runtime.scheduler.request import MAX_EVICTIONS, Request
 from runahead.runtime.scheduler.rows import RowPhase
 from tests.simulation.assembly import SimulatedChain
@@ -121,7 +121,7 @@ def _snapshots_are_what_they_are_found_by(chain: SimulatedChain, program: StateP
     """A snapshot in the prefix cache is the state behind the tokens of the block that it is found by, at a border."""
     scheduler = chain.engine.scheduler
     for snapshot, content in scheduler.holdings.snapshots._contents.items():
-        place = place_of_snapshot(program.rows, snapshot)
+        place = slot_of_snapshot(program.rows, snapshot)
         seen, state = program.seen[place], STATE_INIT
         for token in seen:
             state = next_state(state, token)

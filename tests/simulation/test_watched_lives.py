@@ -78,6 +78,6 @@ def test_an_abort_is_forgotten_before_what_comes_too_long_after_it() -> None:
 def test_a_watchdog_that_sleeps_or_bites_the_wrong_one_is_seen(
     monkeypatch: pytest.MonkeyPatch, mistake: Look, life: Callable[[], None]
 ) -> None:
-    monkeypatch.setattr(Watchdog, "look", mistake)
+    monkeypatch.setattr(Watchdog, "check", mistake)
     with pytest.raises(Broken):
         life()

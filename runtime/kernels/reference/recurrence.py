@@ -38,7 +38,7 @@ class Writes:
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
+class RowTokens:
     """The tokens of a forward's live rows, row by row, rows with more tokens first: of each row those of the run before
     that are replayed, and then its query tokens. Of the n tokens, q are query tokens and p are replayed."""
 
@@ -82,7 +82,7 @@ class Runs:
         return mine
 
 
-def runs_of(batch: ForwardBatch) -> Runs:
+def row_tokens_of(batch: ForwardBatch) -> RowTokens:
     """Of a batch's live rows. Masked rows have none: nobody reads or writes their states."""
     assert batch.state_slots is not None, "a model that keeps states is given a batch that names no state slots"
     firsts = batch.query_start_loc.numpy().astype(np.intp)
@@ -103,7 +103,7 @@ def runs_of(batch: ForwardBatch) -> Runs:
     copied_to = _given(batch.states_copied_to, np.full(firsts.size - 1, -1))[rows]
     copied = np.flatnonzero(copied_to >= 0)
     everybody = np.arange(rows.size)
-    return Runs(
+    return RowTokens(
         read_from=read_from,
         fresh=batch.positions.numpy()[firsts[rows]] == 0,
         counts=counts,
@@ -139,7 +139,7 @@ class Convolution:
     weight: NDArray[np.float32]
     bias: NDArray[np.float32] | None  # [channels]
 
-    def apply(self, runs: Runs, x: NDArray[np.float32], state: NDArray[np.float32]) -> NDArray[np.float32]:
+    def apply(self, runs: RowTokens, x: NDArray[np.float32], state: NDArray[np.float32]) -> NDArray[np.float32]:
         """x: [n, channels]. state: [state slots, window - 1, channels], inputs that are still seen, oldest first;
         becomes what the next forward needs. Returns [n, channels].
 

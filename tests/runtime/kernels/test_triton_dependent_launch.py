@@ -354,7 +354,7 @@ def test_a_recurrent_mixer_may_ask_for_its_states_where_rows_have_drafts(
     projected, states = recurrent_mixers.drawn(4, shape), recurrent_mixers.held_states(mixer)
     states = (*states, torch.randn(len(states[0]), 2, mixer.keeps.inputs))
     arrived, out = torch.zeros(16, dtype=torch.int32), torch.full((4, shape.inner), NAN)
-    of = module.delta_of_runs if module is gated_delta_verify else module.mamba2_of_runs
+    of = module.verify_gated_delta if module is gated_delta_verify else module.verify_mamba2
 
     def run() -> None:
         of(projected, mixer, states, batch_of(rows), out, arrived, dependent=False)

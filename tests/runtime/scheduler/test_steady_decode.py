@@ -135,8 +135,8 @@ def test_a_row_that_is_aborted_is_in_no_plan_that_continues() -> None:
     chain.tell(m.Abort(1, ("r2",)))
     chain.turn()
     header = recorder.plans[0][:HEADER_WORDS]
-    rows = recorder.plans[0][HEADER_WORDS : HEADER_WORDS + header[HEADER.place("rows")]]
-    assert header[HEADER.place("row_list")] == 1
+    rows = recorder.plans[0][HEADER_WORDS : HEADER_WORDS + header[HEADER.offset("rows")]]
+    assert header[HEADER.offset("row_list")] == 1
     assert len(rows) == 2
     assert slot not in rows
 

@@ -21,11 +21,11 @@ from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.row_state import RowState
 from runahead.runtime.kernels.triton.drafting.head_inputs import NOWHERE
 from runahead.runtime.kernels.triton.row_state.drafts import DraftState
-from runahead.runtime.kernels.triton.row_state.record import int_of, long_of, place_of
+from runahead.runtime.kernels.triton.row_state.record import int_of, long_of, offset_of
 
 _TABLE_TILE: Final = 256
-_MAX_POSITION = place_of("max_position")
-_MASK_EPOCH = place_of("mask_epoch")
+_MAX_POSITION = offset_of("max_position")
+_MASK_EPOCH = offset_of("mask_epoch")
 _NO_DRAFT = tl.constexpr(NO_DRAFT)
 _NOWHERE = tl.constexpr(NOWHERE)
 

@@ -18,11 +18,11 @@ from runahead.runtime.kernels.row_state import RowState
 from runahead.runtime.kernels.triton.drafting.forced import forced_tokens
 from runahead.runtime.kernels.triton.row_state.drafts import DraftState
 from runahead.runtime.kernels.triton.row_state.grammar_masks import MaskState
-from runahead.runtime.kernels.triton.row_state.record import int_of, long_of, place_of
+from runahead.runtime.kernels.triton.row_state.record import int_of, long_of, offset_of
 
 _TILE: Final = 2048  # positions that a program looks at together
-_MAX_POSITION = place_of("max_position")
-_MASK_EPOCH = place_of("mask_epoch")
+_MAX_POSITION = offset_of("max_position")
+_MASK_EPOCH = offset_of("mask_epoch")
 _LONGEST = tl.constexpr(ngram.LONGEST)
 _NO_DRAFT = tl.constexpr(NO_DRAFT)
 

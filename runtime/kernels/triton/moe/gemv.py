@@ -27,7 +27,7 @@ from runahead.runtime.kernels.triton.moe.topk import (
     choice_parts,
     chosen_experts,
     numbers_of_experts,
-    shares_of,
+    routing_weights_of,
     sum_of_a_copy,
 )
 from runahead.runtime.kernels.triton.moe.tuning import (
@@ -43,8 +43,8 @@ from runahead.runtime.kernels.triton.ops.gates import logistic
 
 # Guesses, which no tuner tries.
 _SHARED_ROWS: Final = 8  # of a shared expert: outputs of a program of the first kernel
-_SHARED_WEIGHTS: Final = 4096  # of it, that such a program asks for together, _SHARED_HELD times before it waits
-_SHARED_HELD: Final = 3
+_SHARED_WEIGHTS: Final = 4096  # of it, that such a program asks for together, _SHARED_PREFETCHED times before it waits
+_SHARED_PREFETCHED: Final = 3
 _GATED, _SQUARED = tl.constexpr(gemv.GATED), tl.constexpr(gemv.SQUARED)
 
 
@@ -73,7 +73,7 @@ def _gate_up_kernel(
     FACTOR: tl.constexpr, COPIES: tl.constexpr, BEGIN: tl.constexpr, OWN: tl.constexpr, OUTPUTS: tl.constexpr,
     DEPTH: tl.constexpr, ROWS: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr, GATED: tl.constexpr,
     SHARED: tl.constexpr, SHARED_ROWS: tl.constexpr, SHARED_SIDE: tl.constexpr, SHARED_BLOCK: tl.constexpr,
-    SHARED_HELD: tl.constexpr, SHARED_BIAS: tl.constexpr, DEPENDENT: tl.constexpr,
+    SHARED_PREFETCHED: tl.constexpr, SHARED_BIAS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The first program names the row's experts, numbered from BEGIN on, and leaves their shares. The next are for
     SHARED_ROWS of the shared expert's SHARED outputs each; 0: there is none. Then one program for ROWS outputs of one
@@ -88,7 +88,7 @@ def _gate_up_kernel(
         if (program > 0) & (program < FIRST):
             outputs_of_row(
                 program - 1, x, shared, shared_bias, gamma, shared_out, x, eps, SHARED, DEPTH, SHARED_ROWS,
-                SHARED_SIDE, SHARED_BLOCK, SHARED_HELD, True, _GATED if GATED else _SQUARED, SHARED_BIAS,
+                SHARED_SIDE, SHARED_BLOCK, SHARED_PREFETCHED, True, _GATED if GATED else _SQUARED, SHARED_BIAS,
                 False, DEPENDENT, False,
             )  # fmt: skip
     if (program == 0) | (program >= FIRST):
@@ -100,7 +100,7 @@ def _gate_up_kernel(
         )  # fmt: skip
         e = numbers_of_experts(PADDED, COPIES)
         if program == 0:
-            share = shares_of(score, chosen, COUNT, PADDED, RENORMALISED, LOGISTIC, FACTOR, COPIES)
+            share = routing_weights_of(score, chosen, COUNT, PADDED, RENORMALISED, LOGISTIC, FACTOR, COPIES)
             tl.store(named + places, e - BEGIN, mask=chosen)
             tl.store(shares + places, share, mask=chosen)
         elif is_live:
@@ -271,7 +271,7 @@ def experts_of_one_row(
         SHARED_ROWS=_SHARED_ROWS,
         SHARED_SIDE=side_by_side(halves * _SHARED_ROWS, shared_block, gates.warps, itemsize),
         SHARED_BLOCK=shared_block,
-        SHARED_HELD=min(_SHARED_HELD, triton.cdiv(hidden, shared_block)),
+        SHARED_PREFETCHED=min(_SHARED_PREFETCHED, triton.cdiv(hidden, shared_block)),
         SHARED_BIAS=first.bias is not None,
         DEPENDENT=dependent,
         num_warps=gates.warps,

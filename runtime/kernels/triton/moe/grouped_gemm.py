@@ -49,7 +49,7 @@ _ITEM = tl.constexpr(routing.ITEM)
 
 
 @dataclass(frozen=True, slots=True)
-class SharedPart:
+class SharedProduct:
     """What a product has of the expert that every token gets. linear: its weights. width: of it. x: what they are
     multiplied with: in a first product that of the others, which is read in its place; in the last one contiguous
     [T, width]. out: contiguous
@@ -211,7 +211,7 @@ def expert_product(
     which: int,
     *,
     scaled: bool = False,
-    shared: SharedPart | None = None,
+    shared: SharedProduct | None = None,
     tiling: ExpertTiling | None = None,
     dependent: bool = False,
 ) -> None:
@@ -231,7 +231,7 @@ def expert_product(
         product = ExpertProduct(which, chosen, experts, outputs, depth, weight.element_size())
         tiling = expert_tiling(product, tokens, routed.block)
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
-    part = SharedPart(Linear(weight, None), 0, x, out) if shared is None else shared  # anything, where there is none
+    part = SharedProduct(Linear(weight, None), 0, x, out) if shared is None else shared  # anything, where there is none
     pieces = ceil_div(part.width, depth if which == LAST else outputs)
     items = pieces * ceil_div(tokens, routed.block) + routed.items.shape[0]
     _expert_product_kernel[(ceil_div(outputs, tiling.rows), items)](

@@ -30,7 +30,7 @@ from runahead.runtime.kernels.triton.moe.topk import (
     chosen_experts,
     numbers_of_experts,
     padded,
-    shares_of,
+    routing_weights_of,
 )
 from runahead.runtime.rounding import ceil_div
 
@@ -98,7 +98,7 @@ def _route_kernel(
         scores, correction, token, COUNT, SCORES, CHOSEN, PADDED, LOGISTIC, CORRECTED, GROUPS, PADDED_GROUPS,
         CHOSEN_GROUPS, COPIES,
     )  # fmt: skip
-    share = shares_of(score, chosen, COUNT, PADDED, RENORMALISED, LOGISTIC, FACTOR, COPIES)
+    share = routing_weights_of(score, chosen, COUNT, PADDED, RENORMALISED, LOGISTIC, FACTOR, COPIES)
     chosen = chosen & is_live
     tl.store(places + token.to(tl.int64) * COUNT + e, tl.where(chosen, place, -1).to(tl.int8), mask=e < COUNT)
     tl.store(shares + token * CHOSEN + place, share, mask=chosen)
@@ -158,7 +158,7 @@ def _route_few_kernel(
         scores, correction, token, COUNT, SCORES, CHOSEN, PADDED, LOGISTIC, CORRECTED, GROUPS, PADDED_GROUPS,
         CHOSEN_GROUPS, COPIES,
     )  # fmt: skip
-    share = shares_of(score, chosen, COUNT, PADDED, RENORMALISED, LOGISTIC, FACTOR, COPIES)
+    share = routing_weights_of(score, chosen, COUNT, PADDED, RENORMALISED, LOGISTIC, FACTOR, COPIES)
     chosen = chosen & is_live[:, None]
     entry = token * CHOSEN + place
     tl.store(shares + entry, share, mask=chosen)

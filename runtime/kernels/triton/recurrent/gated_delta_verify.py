@@ -69,7 +69,7 @@ def _made_of(
 
 
 @triton.jit(do_not_specialize=["queries"])
-def _delta_run_kernel(
+def _delta_verify_kernel(
     projected, conv_weight, a, dt_bias, gamma, conv_state, state, kept, state_slots, read_from, copied_to, copied_after,
     replayed, seq_lens, positions, query_start_loc, made, out, arrived, eps, queries, KEY_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, WINDOW: tl.constexpr,
@@ -108,7 +108,7 @@ def _delta_run_kernel(
         after = tl.load(copied_after + row, mask=live, other=0)
     of_head = state + (head * VALUE_DIM + dim[:, None]) * KEY_DIM + i[None, :]
     in_tile = in_head[:, None] & in_key[None, :]
-    held = tl.load(of_head + source * SIZE, mask=in_tile & goes_on, other=0.0)
+    state_tile = tl.load(of_head + source * SIZE, mask=in_tile & goes_on, other=0.0)
     q_seen = seen_before(conv_state, source, q_channel, in_key & goes_on, CHANNELS, WINDOW)
     k_seen = seen_before(conv_state, source, k_channel, in_key & goes_on, CHANNELS, WINDOW)
     v_seen = seen_before(conv_state, source, v_channel, in_head & goes_on, CHANNELS, WINDOW)
@@ -140,20 +140,20 @@ def _delta_run_kernel(
             q_seen = one_further(q_seen, q_new, WINDOW)
             k_seen = one_further(k_seen, k_new, WINDOW)
             v_seen = one_further(v_seen, v_new, WINDOW)
-            held = written_to(held, key, value, b, dt + bias, slope)
+            state_tile = written_to(state_tile, key, value, b, dt + bias, slope)
             if step == again:  # the newest token: what follows is not certain
-                tl.store(of_head + slot * SIZE, held, mask=in_tile)
+                tl.store(of_head + slot * SIZE, state_tile, mask=in_tile)
             q_left = chosen_of(step == again, q_seen, q_left, WINDOW)
             k_left = chosen_of(step == again, k_seen, k_left, WINDOW)
             v_left = chosen_of(step == again, v_seen, v_left, WINDOW)
             if SNAPSHOTS:
                 if (copy >= 0) & (step + 1 == after):
-                    tl.store(of_head + copy * SIZE, held, mask=in_tile)
+                    tl.store(of_head + copy * SIZE, state_tile, mask=in_tile)
                 q_there = chosen_of(step + 1 == after, q_seen, q_there, WINDOW)
                 k_there = chosen_of(step + 1 == after, k_seen, k_there, WINDOW)
                 v_there = chosen_of(step + 1 == after, v_seen, v_there, WINDOW)
             if step >= again:
-                y = tl.sum(held * query_of(query, KEY_DIM)[None, :], 1)
+                y = tl.sum(state_tile * query_of(query, KEY_DIM)[None, :], 1)
                 tl.store(own + (step - again) * INNER + place, y, mask=in_head)
         tl.debug_barrier()
         meeting = arrived + row * KEY_HEADS + of_keys
@@ -201,7 +201,7 @@ def _delta_run_kernel(
             tl.store(out + (line + token) * INNER + place, nothing, mask=in_head)
 
 
-def delta_of_runs(
+def verify_gated_delta(
     projected: torch.Tensor,
     weights: GatedDelta,
     states: tuple[torch.Tensor, ...],
@@ -225,7 +225,7 @@ def delta_of_runs(
     assert queries <= 1 + most, "more drafts than a slot has room for"
     tile = tiling.tile(shape.value_dim, shape.key_dim)
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
-    _delta_run_kernel[(rows, shape.value_heads * triton.cdiv(shape.value_dim, tile))](
+    _delta_verify_kernel[(rows, shape.value_heads * triton.cdiv(shape.value_dim, tile))](
         projected,
         weights.conv_weight,
         weights.a,

@@ -14,16 +14,16 @@ import triton.language as tl
 from runahead.cuda_graphs import rings
 from runahead.runtime.kernels.row_state import PenaltyState, RowState
 from runahead.runtime.kernels.triton.row_state.grammar_masks import MaskState
-from runahead.runtime.kernels.triton.row_state.record import int_of, place_of
+from runahead.runtime.kernels.triton.row_state.record import int_of, offset_of
 from runahead.runtime.kernels.triton.row_updates.apply_plan import RowList
 from runahead.runtime.kernels.triton.sampling.logprobs import LogprobBuffers
 from runahead.runtime.kernels.triton.sampling.parameters import has_grammar
 
-_MIN_POSITION = place_of("min_position")
-_MAX_POSITION = place_of("max_position")
-_STOP_COUNT = place_of("stop_count")
-_LOGPROBS = place_of("logprobs")
-_PENALTY_SLOT = place_of("penalty_slot")
+_MIN_POSITION = offset_of("min_position")
+_MAX_POSITION = offset_of("max_position")
+_STOP_COUNT = offset_of("stop_count")
+_LOGPROBS = offset_of("logprobs")
+_PENALTY_SLOT = offset_of("penalty_slot")
 _STOPPED = tl.constexpr(rings.STOPPED)
 _VOID = tl.constexpr(rings.VOID)
 _NON_FINITE = tl.constexpr(rings.NON_FINITE)

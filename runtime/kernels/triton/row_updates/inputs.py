@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from runahead.runtime.kernels.row_state import RowState
-from runahead.runtime.kernels.triton.row_state.state_slots import StatePlaces, leave_places
+from runahead.runtime.kernels.triton.row_state.state_slots import StateSlots, snapshot_slots
 from runahead.runtime.kernels.triton.row_updates.apply_plan import NO_CHUNK, RowList
 
 _TOKEN_TILE: Final = 128
@@ -147,7 +147,7 @@ def _queries_kernel(
     tl.store(slot_mapping + start + i, mapping, mask=inside)
     if tl.program_id(1) == 0:
         tl.store(seq_lens + row, length)
-        leave_places(
+        snapshot_slots(
             row, slot, length - count, length, parameters, block_table, lengths, state_slots, states_read_from,
             states_copied_to, replayed, copied_after, MAX_BLOCKS, BLOCKS, BLOCK_SIZE, NULL_SLOT, EVERY, REPLAYS,
         )  # fmt: skip
@@ -167,7 +167,7 @@ def prepare_queries(
     rows: RowList,
     state: RowState,
     out: QueryBuffers,
-    places: StatePlaces,
+    places: StateSlots,
     block_size: int,
     vocab_size: int,
     history: torch.Tensor | None = None,

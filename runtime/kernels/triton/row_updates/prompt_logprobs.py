@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from runahead.runtime.kernels.row_state import RowState
-from runahead.runtime.kernels.triton.row_state.record import int_of, place_of
+from runahead.runtime.kernels.triton.row_state.record import int_of, offset_of
 from runahead.runtime.kernels.triton.row_updates.apply_plan import NO_CHUNK, RowList
 from runahead.runtime.kernels.triton.row_updates.commit import ResultRing, write_prompt_logprobs
 from runahead.runtime.kernels.triton.sampling.draw import scan
@@ -30,7 +30,7 @@ from runahead.runtime.kernels.triton.sampling.logprobs import (
 
 _TILE: Final = 32  # query tokens whose logits are made at a time
 _TARGET_TILE: Final = 128
-_PROMPT_LOGPROBS = place_of("prompt_logprobs")
+_PROMPT_LOGPROBS = offset_of("prompt_logprobs")
 _NO_CHUNK = tl.constexpr(NO_CHUNK)
 
 
