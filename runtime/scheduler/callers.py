@@ -83,7 +83,7 @@ class Callers:
             keys = order_of_service(self.running())
             found.sort(key=lambda request: keys[request])
         else:
-            found.sort(key=lambda request: request.rank)
+            found.sort(key=lambda request: request.queue_order)
         return [request.row_slot for request in found]
 
     def _tokens_of(self, request: Request) -> int:

@@ -1,7 +1,7 @@
 """Decides which rows continue when KV blocks run out, and which row is evicted.
 
 Rows are served in order: higher precedence first (the priority of a request whose caller may outrank others), then
-protected rows, then callers in turns, each with its rows by rank. So the last row is the youngest row of the caller
+protected rows, then callers in turns, each with its rows in queue order. So the last row is the youngest row of the caller
 with the most rows.
 
 The first row that can't be served pauses, and so does every later row that needs a block, so that small needs never
@@ -48,7 +48,7 @@ def order_of_service(rows: Sequence[Request]) -> dict[Request, ServiceKey]:
     """Return the sort key of each of these rows, which are all running rows."""
     rows_before = Counter[str]()
     keys: dict[Request, ServiceKey] = {}
-    for request in sorted(rows, key=lambda request: request.rank):
+    for request in sorted(rows, key=lambda request: request.queue_order):
         keys[request] = (-request.precedence, not request.is_protected, rows_before[request.caller], request.order)
         rows_before[request.caller] += 1
     return keys

@@ -121,7 +121,7 @@ class Request:
         return self.priority if self.outranks else 0
 
     @property
-    def rank(self) -> tuple[int, bool, int]:
+    def queue_order(self) -> tuple[int, bool, int]:
         """Sort key among its caller's requests: higher priority, then protected requests, then first come, first
         served.
 

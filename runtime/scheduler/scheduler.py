@@ -364,7 +364,7 @@ class Scheduler:
     # ------------------------------------------------------------ admission
 
     def _admit(self, builder: PlanBuilder) -> None:
-        """Admit waiting requests by rank: each gets a row, its first blocks and its first chunk."""
+        """Admit waiting requests in queue order: each gets a row, its first blocks and its first chunk."""
         pool = self.pool
         for _ in range(self.limits.admissions):
             if (found := self.waiting.next_admission()) is None:

@@ -1,4 +1,4 @@
-"""The waiting queue: requests without a row, by rank, and which of them may be admitted now.
+"""The waiting queue: requests without a row, in queue order, and which of them may be admitted now.
 
 Finding the first request, adding one and removing one are searches in an ordered list, whatever the queue's length. The
 lookup of the first request's cached prefix continues from launch to launch.
@@ -27,7 +27,7 @@ from runahead.runtime.scheduler.rows import RowPhase
 
 _PREFILL: Final = int(RowPhase.PREFILL)
 _DECODE: Final = int(RowPhase.DECODE)
-_rank: Final = attrgetter("rank")
+_queue_order: Final = attrgetter("queue_order")
 _SEARCHED_BLOCKS: Final = 36  # blocks of a prefix that a call looks up, in about 75 µs; a turn usually has two calls
 
 
@@ -38,7 +38,7 @@ def _service_key(request: Request, has_row: bool, served: int) -> ServiceKey:
 
 @dataclass(slots=True)
 class _CallerQueue:
-    """Requests of one caller by rank.
+    """Requests of one caller in queue order.
 
     penalised: requests that need a penalty slot. Others pass them while no penalty slot is free.
     """
@@ -50,8 +50,8 @@ class _CallerQueue:
         return self.penalised if request.sampling.has_penalty else self.plain
 
     def in_order(self, penalised: bool = True) -> Iterator[Request]:
-        """Yield the requests by rank. penalised: include requests that need a penalty slot."""
-        return merge(self.plain, self.penalised, key=_rank) if penalised else iter(self.plain)
+        """Yield the requests in queue order. penalised: include requests that need a penalty slot."""
+        return merge(self.plain, self.penalised, key=_queue_order) if penalised else iter(self.plain)
 
 
 class WaitingQueue:
@@ -102,10 +102,10 @@ class WaitingQueue:
             self._queues[request.caller] = _CallerQueue()
             self._changed_callers.add(request.caller)
         queue = self._queues[request.caller].of(request)
-        if not queue or queue[-1].rank < request.rank:
+        if not queue or queue[-1].queue_order < request.queue_order:
             queue.append(request)  # the common case
         else:
-            insort(queue, request, key=_rank)
+            insort(queue, request, key=_queue_order)
         self._changes += 1
 
     def _admit_ready(self) -> None:
@@ -125,7 +125,7 @@ class WaitingQueue:
             return
         own = self._queues.get(request.caller, _CallerQueue())
         queue = own.of(request)
-        index = bisect_left(queue, request.rank, key=_rank)
+        index = bisect_left(queue, request.queue_order, key=_queue_order)
         if index == len(queue) or queue[index] is not request:
             raise ValueError("the request does not wait")
         del queue[index]

@@ -101,7 +101,7 @@ def ranks(chain: SimulatedChain) -> None:
         "a request waits twice, or nowhere"
     )
     for caller in {request.caller for request in waiting}:
-        own = [request.rank for request in waiting if request.caller == caller]
+        own = [request.queue_order for request in waiting if request.caller == caller]
         assert own == sorted(own), "the queue is not in order"
     for slot in scheduler.holdings.paused:
         assert scheduler.holdings.by_slot[slot] is not None, "a paused row has no request"
