@@ -1,8 +1,8 @@
 """Decides which rows continue when KV blocks run out, and which row is evicted.
 
 Rows are served in order: higher precedence first (the priority of a request whose caller may outrank others), then
-protected rows, then callers in turns, each with its rows in queue order. So the last row is the youngest row of the caller
-with the most rows.
+protected rows, then callers in turns, each with its rows in queue order. So the last row is the youngest row of the
+caller with the most rows.
 
 The first row that can't be served pauses, and so does every later row that needs a block, so that small needs never
 starve a large one. Pausing frees nothing. If fenced blocks do not cover the need, the last row is evicted once nothing

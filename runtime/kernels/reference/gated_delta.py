@@ -103,12 +103,12 @@ class BoundDelta:
         y = np.empty(v.shape, np.float32)
         held = runs.begin(state).reshape(*by_value, shape.value_dim, shape.key_dim)
         writes = runs.writes.by_step()
-        for step, (rows, places) in enumerate(runs.steps()):
-            now, key = held[:rows], k[places]
-            now *= decay[places]
+        for step, (rows, indexes) in enumerate(runs.steps()):
+            now, key = held[:rows], k[indexes]
+            now *= decay[indexes]
             known = np.einsum("rghvk,rghvk->rghv", now, np.broadcast_to(key, now.shape))
-            now += (share[places] * (v[places] - known))[..., None] * key
-            y[places] = np.einsum("rghvk,rghvk->rghv", now, np.broadcast_to(q[places], now.shape))
+            now += (share[indexes] * (v[indexes] - known))[..., None] * key
+            y[indexes] = np.einsum("rghvk,rghvk->rghv", now, np.broadcast_to(q[indexes], now.shape))
             if step in writes:
                 left, slots = writes[step]
                 state[slots] = held[left].reshape(-1, *state.shape[1:])

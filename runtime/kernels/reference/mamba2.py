@@ -106,11 +106,11 @@ class BoundMamba2:
         held = runs.begin(state).reshape(-1, shape.groups, each, shape.head_dim, shape.state)
         decay = decay.reshape(-1, shape.groups, each, 1, 1)
         writes = runs.writes.by_step()
-        for step, (rows, places) in enumerate(runs.steps()):
+        for step, (rows, indexes) in enumerate(runs.steps()):
             now = held[:rows]
-            now *= decay[places]
-            now += scaled[places] * b[places]
-            y[places] = np.einsum("rghps,rghps->rghp", now, np.broadcast_to(c[places], now.shape))
+            now *= decay[indexes]
+            now += scaled[indexes] * b[indexes]
+            y[indexes] = np.einsum("rghps,rghps->rghp", now, np.broadcast_to(c[indexes], now.shape))
             if step in writes:
                 left, slots = writes[step]
                 state[slots] = held[left].reshape(-1, *state.shape[1:])

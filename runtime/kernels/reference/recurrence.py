@@ -95,9 +95,9 @@ def row_tokens_of(batch: ForwardBatch) -> RowTokens:
     counts = queries + before
     begins = np.cumsum(counts) - counts
     # Of each query token its row among the m, and its place in the row; then the same of those that are replayed.
-    row, place = _ragged(queries)
+    row, index = _ragged(queries)
     again, place_again = _ragged(before)
-    is_draft = place >= certain[row]
+    is_draft = index >= certain[row]
     slots = batch.state_slots.numpy()[rows].astype(np.intp)
     read_from = _given(batch.states_read_from, batch.state_slots.numpy())[rows]
     copied_to = _given(batch.states_copied_to, np.full(firsts.size - 1, -1))[rows]
@@ -108,12 +108,12 @@ def row_tokens_of(batch: ForwardBatch) -> RowTokens:
         fresh=batch.positions.numpy()[firsts[rows]] == 0,
         counts=counts,
         begins=begins,
-        tokens=firsts[rows][row] + place,
-        own=(begins + before)[row] + place,
+        tokens=firsts[rows][row] + index,
+        own=(begins + before)[row] + index,
         replayed=begins[again] + place_again,
         replayed_from=(slots[again], place_again),
         drafts=np.flatnonzero(is_draft),
-        drafts_to=(slots[row[is_draft]], (place - certain[row])[is_draft]),
+        drafts_to=(slots[row[is_draft]], (index - certain[row])[is_draft]),
         writes=Writes(
             np.concatenate([before + certain, copied_after[rows][copied]]),
             np.concatenate([everybody, copied]),
@@ -150,14 +150,14 @@ class Convolution:
         before = runs.begin(state)
         # Rows one behind the other, each with what it kept in front of it.
         shifts = kept * (1 + np.arange(runs.counts.size))
-        places = np.arange(len(x)) + np.repeat(shifts, runs.counts)
+        indexes = np.arange(len(x)) + np.repeat(shifts, runs.counts)
         row_begins = runs.begins + shifts - kept
         seen = np.empty((len(x) + kept * runs.counts.size, channels), np.float32)
         seen[(row_begins[:, None] + np.arange(kept)).ravel()] = before.reshape(-1, channels)
-        seen[places] = x
-        total = seen[places - kept] * self.weight[0]
+        seen[indexes] = x
+        total = seen[indexes - kept] * self.weight[0]
         for tap in range(1, window):
-            total += seen[places - kept + tap] * self.weight[tap]
+            total += seen[indexes - kept + tap] * self.weight[tap]
         if self.bias is not None:
             total += self.bias
         writes = runs.writes

@@ -60,7 +60,7 @@ class DeviceTwin:
             keeps_states=keeps_states,
             snapshot_tokens=host.snapshot_tokens,
         )
-        self.device.places = replace(self.device.places, replays=replays)
+        self.device.row_states = replace(self.device.row_states, replays=replays)
         self._keeps_states = keeps_states
         self.seen = Counter[str]()  # of places of states
         self.device.reset(launched)
@@ -149,8 +149,8 @@ class DeviceTwin:
         many query tokens leave prompt log-probabilities. padding, unowned: rows and query tokens beyond the list, of a
         captured bucket; a launch of decode rows alone has as many query tokens as rows."""
         host = self.host
-        if self.device.places.replays:
-            assert self.device.places.lengths.tolist() == host.state_len.tolist(), "what the states stand for"
+        if self.device.row_states.replays:
+            assert self.device.row_states.lengths.tolist() == host.state_len.tolist(), "what the states stand for"
         ring = host.rings.slot(host.number)
         for mine, theirs in ((self.rings.plan, host.rings.plan), (self.rings.bulk, host.rings.bulk)):
             mine[ring] = theirs[ring]
@@ -262,7 +262,7 @@ class DeviceTwin:
         pairs = {"state_slots": expected.slots}
         if self.host.snapshot_tokens:
             pairs |= {"states_read_from": expected.read_from, "states_copied_to": expected.copied_to}
-        if self.device.places.replays:
+        if self.device.row_states.replays:
             pairs["replayed"] = expected.replayed
         for name, column in pairs.items():
             assert getattr(batch, name).cpu().numpy()[: live.size][live].tolist() == column[live].tolist(), name

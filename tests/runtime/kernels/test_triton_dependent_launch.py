@@ -185,7 +185,7 @@ def test_what_sends_tokens_to_experts(monkeypatch: pytest.MonkeyPatch, together:
     given = scores, torch.ones(5, dtype=torch.int32), Choice(2, True), torch.zeros(1, dtype=torch.int32)
 
     def run() -> None:
-        shares.copy_(routing.route(*given, squares=(squares, 4, 1e-5), depth=64, together=together).shares)
+        shares.copy_(routing.route(*given, squares=(squares, 4, 1e-5), depth=64, together=together).routing_weights)
 
     check(monkeypatch, routing, [scores, squares], [shares], run, programs)
 

@@ -48,7 +48,7 @@ class DraftTwin(DeviceTwin):
     def apply_drafted(self, read: int) -> None:
         """As `apply`, of a plan with drafts; the lines of F are not known yet."""
         host = self.host
-        assert self.device.places.lengths.tolist() == host.state_len.tolist(), "what the states stand for"
+        assert self.device.row_states.lengths.tolist() == host.state_len.tolist(), "what the states stand for"
         ring = host.rings.slot(host.number)
         self.rings.plan[ring], self.rings.bulk[ring] = host.rings.plan[ring], host.rings.bulk[ring]
         self.device.apply(0, 0, True)
@@ -64,7 +64,14 @@ class DraftTwin(DeviceTwin):
         drafts.drafted.copy_(torch.from_numpy(host.drafted))
         rows, device = queries.slots.size, self.device
         prepare_verified(
-            rows, 1 + count, device.rows.slots, device.state, drafts, device.places, host.block_size, host.vocab_size
+            rows,
+            1 + count,
+            device.rows.slots,
+            device.state,
+            drafts,
+            device.row_states,
+            host.block_size,
+            host.vocab_size,
         )
         self._synchronize()
         batch, live, lines = device.verify_batch(rows, count), queries.seq_lens > 0, queries.token_ids.size

@@ -120,7 +120,7 @@ def test_the_states_of_rows_that_are_held_stay_as_they_are_with_what_is_kept_of_
     before = host.state_len.copy()
     device = device_rows(host, 5, by_token=seed % 2 == 0, keeps_states=True)
     assert device.drafts is not None
-    device.places.lengths.copy_(torch.from_numpy(host.state_len))
+    device.row_states.lengths.copy_(torch.from_numpy(host.state_len))
     device.drafts.guesses.fill_(host.most_guesses)
     host.draft()
     device.draft(ROWS, count)
@@ -161,7 +161,7 @@ def test_a_plain_launch_leaves_no_drafts_to_a_row_that_is_held_behind_it() -> No
     device = device_rows(host, 5)
     assert device.drafts is not None
     prepare_queries(
-        ROWS, ROWS, True, device.counter, device._bulk, device.rows, device.state, device.queries, device.places,
+        ROWS, ROWS, True, device.counter, device._bulk, device.rows, device.state, device.queries, device.row_states,
         BLOCK_SIZE, 30,
         device.drafts.history, device.masks.held if device.masks else None, device.drafts.drafted,
     )  # fmt: skip

@@ -40,7 +40,9 @@ def test_before_a_token_of_a_run_stands_what_its_own_row_has_left(seed: int, by_
     device.drafts.proposed.copy_(torch.from_numpy(host.proposed))
     device.drafts.drafted.copy_(torch.from_numpy(host.drafted))
     rows = host.rows.size
-    prepare_verified(rows, 1 + COUNT, device.rows.slots, device.state, device.drafts, device.places, BLOCK_SIZE, VOCAB)
+    prepare_verified(
+        rows, 1 + COUNT, device.rows.slots, device.state, device.drafts, device.row_states, BLOCK_SIZE, VOCAB
+    )
     batch = device.token_batch(rows, COUNT) if by_token else device.verify_batch(rows, COUNT)
     places = int(host.block_table.max() + 1) * BLOCK_SIZE
     kept = torch.randn((places, WIDTH), generator=generator)

@@ -274,7 +274,7 @@ def test_drafts_and_the_lines_of_f_are_those_of_the_cpu(seed: int, by_token: boo
     padding = int(random.integers(0, ROWS - host.rows.size + 1))
     rows = host.rows.size + padding
     propose_ngrams(rows, count, device.rows.slots, device.state, drafts)
-    prepare_verified(rows, 1 + count, device.rows.slots, device.state, drafts, device.places, BLOCK_SIZE, 30)
+    prepare_verified(rows, 1 + count, device.rows.slots, device.state, drafts, device.row_states, BLOCK_SIZE, 30)
     expected: Queries = HostRows.queries(host)
     listed = host.rows
     assert drafts.drafted.cpu().numpy()[listed].tolist() == host.drafted[listed].tolist()
@@ -336,7 +336,7 @@ def compare_states(host: HostRows, device: DeviceRows, rows: int, count: int) ->
     assert batch.states_copied_to.cpu().numpy()[: live.size][live].tolist() == expected.copied_to[live].tolist()
     assert batch.copied_after.cpu().numpy()[: live.size][copied].tolist() == expected.copied_after[copied].tolist()
     host.leave_states(queries.slots, expected.lengths)
-    assert device.places.lengths.tolist() == host.state_len.tolist()
+    assert device.row_states.lengths.tolist() == host.state_len.tolist()
     return expected
 
 
@@ -353,7 +353,7 @@ def test_the_states_that_rows_with_drafts_go_on_with_are_those_of_the_cpu(seed: 
     host.alive[host.rows] = np.arange(host.rows.size) > 0  # one has ended
     give_states(host, random)
     device = device_rows(host, 5, by_token, keeps_states=True)
-    device.places.lengths.copy_(torch.from_numpy(host.state_len))
+    device.row_states.lengths.copy_(torch.from_numpy(host.state_len))
     host.most_drafts = host.most_guesses = 3
     host.draft()
     device.draft(ROWS, 3)

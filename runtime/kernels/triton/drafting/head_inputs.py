@@ -53,9 +53,9 @@ def _before_in_batch(
     if BY_TOKEN:
         table = token
     block = tl.load(block_tables + table * table_stride + last // BLOCK_SIZE, mask=elsewhere, other=0)
-    place = block.to(tl.int64) * BLOCK_SIZE + last % BLOCK_SIZE
+    index = block.to(tl.int64) * BLOCK_SIZE + last % BLOCK_SIZE
     in_batch = tl.load(hidden + (token - 1) * HIDDEN + i, mask=inside & beside, other=0.0)
-    in_block = tl.load(kept + place * HIDDEN + i, mask=inside & elsewhere, other=0.0)
+    in_block = tl.load(kept + index * HIDDEN + i, mask=inside & elsewhere, other=0.0)
     return tl.where(beside, in_batch, in_block)
 
 
@@ -69,7 +69,7 @@ def _normed(x, weight, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_rows", "table_stride"])
 def _join_kernel(
-    hidden, kept, places, table, token_ids, positions, slot_mapping, query_start_loc, seq_lens, block_tables,
+    hidden, kept, indexes, table, token_ids, positions, slot_mapping, query_start_loc, seq_lens, block_tables,
     token_norm, hidden_norm, joined, residual, token_eps, hidden_eps, table_stride, num_rows, WIDTH: tl.constexpr,
     HIDDEN: tl.constexpr, BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, BY_TOKEN: tl.constexpr,
     BEFORE: tl.constexpr, HIDDEN_FIRST: tl.constexpr, TOKEN_NORM: tl.constexpr, HIDDEN_NORM: tl.constexpr,
@@ -85,8 +85,8 @@ def _join_kernel(
             num_rows, HIDDEN, BLOCK, BLOCK_SIZE, ROWS, BY_TOKEN,
         )  # fmt: skip
     elif BEFORE == _IN_PLACES:
-        place = tl.load(places + token)
-        state = tl.load(kept + place * HIDDEN + i, mask=inside & (place != _NOWHERE), other=0.0)
+        index = tl.load(indexes + token)
+        state = tl.load(kept + index * HIDDEN + i, mask=inside & (index != _NOWHERE), other=0.0)
     else:
         state = tl.load(hidden + token * HIDDEN + i, mask=inside, other=0.0)
     embedded = tl.load(table + tl.load(token_ids + token) * WIDTH + i, mask=i < WIDTH, other=0.0)
@@ -129,17 +129,17 @@ class Joining:
         tables = batch.block_tables
         return self._join(_OF_BATCH, replace(in_rows, block_tables=tables), hidden, None, None, rows, batch.by_token)
 
-    def of_places(self, batch: ForwardBatch, places: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Of one token a row. places: int64 [R], the KV slot of the hidden state before it, or NOWHERE. residual: [R,
+    def of_places(self, batch: ForwardBatch, indexes: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Of one token a row. indexes: int64 [R], the KV slot of the hidden state before it, or NOWHERE. residual: [R,
         hidden], what a head without a product goes on with is left there."""
-        return self._join(_OF_PLACES, batch, self.kept, places, residual, 1)
+        return self._join(_OF_PLACES, batch, self.kept, indexes, residual, 1)
 
     def of_expected(self, batch: ForwardBatch, expected: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """The same, behind a step that expects these hidden states, contiguous [R, hidden]."""
         return self._join(_GIVEN, batch, expected, None, residual, 1)
 
     def _join(
-        self, before: int, batch: ForwardBatch, hidden: torch.Tensor, places: torch.Tensor | None,
+        self, before: int, batch: ForwardBatch, hidden: torch.Tensor, indexes: torch.Tensor | None,
         residual: torch.Tensor | None, rows: int, by_token: bool = False,
     ) -> torch.Tensor:  # fmt: skip
         fuse, width, depth = self.fuse, self.table.shape[1], self.kept.shape[1]
@@ -150,7 +150,7 @@ class Joining:
         _join_kernel[(tokens,)](
             hidden,
             self.kept,
-            batch.positions if places is None else places,
+            batch.positions if indexes is None else indexes,
             self.table,
             batch.token_ids,
             batch.positions,

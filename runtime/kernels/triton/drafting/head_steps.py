@@ -118,8 +118,8 @@ def _step_kernel(
         tl.store(drafted + slot, room, mask=writes)
         last = tl.maximum(length - 2, 0)
         block = tl.load(block_table + slot * TABLE + last // BLOCK_SIZE, mask=(room > 0) & (length > 1), other=0)
-        place = block.to(tl.int64) * BLOCK_SIZE + last % BLOCK_SIZE
-        tl.store(before + row, tl.where((room > 0) & (length > 1), place, _NOWHERE))
+        index = block.to(tl.int64) * BLOCK_SIZE + last % BLOCK_SIZE
+        tl.store(before + row, tl.where((room > 0) & (length > 1), index, _NOWHERE))
         for first in range(0, tl.where(room > 0, (length + room - 2) // BLOCK_SIZE + 1, 0), TABLE_TILE):
             j = first + tl.arange(0, TABLE_TILE)
             blocks = tl.load(block_table + slot * TABLE + j, mask=j < MAX_BLOCKS, other=0)

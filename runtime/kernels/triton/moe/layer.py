@@ -202,8 +202,8 @@ def _joined(matrices: Sequence[torch.Tensor]) -> torch.Tensor:
     first = matrices[0]
     storage, begin = first.untyped_storage().data_ptr(), first.storage_offset()
     for matrix in matrices:
-        place = matrix.untyped_storage().data_ptr(), matrix.storage_offset()
-        if place != (storage, begin) or not matrix.is_contiguous():
+        index = matrix.untyped_storage().data_ptr(), matrix.storage_offset()
+        if index != (storage, begin) or not matrix.is_contiguous():
             return torch.cat(list(matrices))
         begin += matrix.numel()
     return first.as_strided((sum(len(matrix) for matrix in matrices), first.shape[1]), first.stride())

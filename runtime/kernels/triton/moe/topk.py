@@ -111,12 +111,12 @@ def _of_best_groups(
 def _scores_to_weights(score, inside, LOGISTIC: tl.constexpr):
     """Of each expert, by the softmax or the logistic function of the scores."""
     if LOGISTIC:
-        share = tl.where(inside, 1.0 / (1.0 + tl.exp(-score)), 0.0)
+        weight = tl.where(inside, 1.0 / (1.0 + tl.exp(-score)), 0.0)
     else:
         highest = _most(tl.where(score == score, score, _NEVER))
-        share = tl.where(inside, tl.exp(score - highest), 0.0)
-        share = share / _sum(share)
-    return share
+        weight = tl.where(inside, tl.exp(score - highest), 0.0)
+        weight = weight / _sum(weight)
+    return weight
 
 
 @triton.jit
@@ -158,17 +158,17 @@ def routing_weights_of(
 ):  # fmt: skip
     """The share of each expert of those that `chosen_experts` has chosen. A score that is no number makes every share
     of its token one."""
-    share = _scores_to_weights(score, numbers_of_experts(PADDED, COPIES) < COUNT, LOGISTIC)
+    weight = _scores_to_weights(score, numbers_of_experts(PADDED, COPIES) < COUNT, LOGISTIC)
     if RENORMALISED:
-        total = _sum(tl.where(chosen, share, 0.0))
+        total = _sum(tl.where(chosen, weight, 0.0))
         if LOGISTIC:
             total += _LEAST_SUM
-        share = share / total
+        weight = weight / total
     if LOGISTIC:
-        share = tl.where(_sum((score != score).to(tl.int32)) > 0, float("nan"), share)
+        weight = tl.where(_sum((score != score).to(tl.int32)) > 0, float("nan"), weight)
     if FACTOR != 1.0:
-        share = share * FACTOR
-    return share
+        weight = weight * FACTOR
+    return weight
 
 
 def padded(count: int) -> int:

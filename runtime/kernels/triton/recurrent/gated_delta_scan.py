@@ -111,8 +111,8 @@ def _delta_solve_kernel(
         later = tl.where(r[:, None] > r[None, :], total[:, None] - total[None, :], float("-inf"))
         lower = tl.dot(key, tl.trans(key), input_precision="ieee") * tl.exp(later) * beta[:, None]
         inverse = _inverse(lower, LENGTH, PRECISION) * beta[None, :]
-        place = (number * VALUE_HEADS + head).to(tl.int64) * LENGTH * LENGTH
-        tl.store(out + place + r[:, None] * LENGTH + r[None, :], inverse.to(out.dtype.element_ty))
+        index = (number * VALUE_HEADS + head).to(tl.int64) * LENGTH * LENGTH
+        tl.store(out + index + r[:, None] * LENGTH + r[None, :], inverse.to(out.dtype.element_ty))
 
 
 @triton.jit
@@ -154,8 +154,8 @@ def _delta_scan_kernel(
             key = _divided_by_length(q_at + KEYS, seen).to(convolved.dtype.element_ty)
             inside = ours[:, None] & in_head[None, :]
             value = tl.load(line + 2 * KEYS + head * VALUE_DIM + dim[None, :], mask=inside, other=0.0)
-            place = ((first + part) * VALUE_HEADS + head).to(tl.int64) * LENGTH * LENGTH
-            inverse = tl.load(inverses + place + r[:, None] * LENGTH + r[None, :])
+            index = ((first + part) * VALUE_HEADS + head).to(tl.int64) * LENGTH * LENGTH
+            inverse = tl.load(inverses + index + r[:, None] * LENGTH + r[None, :])
             turned = tl.trans(state_tile).to(key.dtype)
             known = tl.dot(key, turned, input_precision="ieee") * tl.exp(total)[:, None]
             written = tl.dot(inverse, (value.to(tl.float32) - known).to(key.dtype), input_precision="ieee")

@@ -82,8 +82,8 @@ def _delta_row_kernel(
     in_head, in_key = dim < VALUE_DIM, i < KEY_DIM
     q_channel = of_keys * KEY_DIM + i
     k_channel = q_channel + KEYS
-    place = head * VALUE_DIM + dim  # among all values
-    v_channel = 2 * KEYS + place
+    index = head * VALUE_DIM + dim  # among all values
+    v_channel = 2 * KEYS + index
     # Lengths, slots and what earlier launches have left are constant until this kernel writes it.
     start, count, slot, source, copy, live, goes_on = row_of(
         row, state_slots, read_from, copied_to, seq_lens, positions, query_start_loc, SNAPSHOTS
@@ -115,7 +115,7 @@ def _delta_row_kernel(
         state_tile = written_to(state_tile, key, value, b, dt + bias, slope)
         query = query_of(convolved(q_sum, q_new, q_tap), KEY_DIM)
         own = made + row.to(tl.int64) * INNER
-        tl.store(own + place, tl.sum(state_tile * query[None, :], 1), mask=in_head)
+        tl.store(own + index, tl.sum(state_tile * query[None, :], 1), mask=in_head)
         tl.debug_barrier()
         meeting = arrived + row * KEY_HEADS + of_keys
         is_last = tl.atomic_add(meeting, 1, sem="acq_rel") == EACH * TILES - 1
@@ -139,7 +139,7 @@ def _delta_row_kernel(
                 tl.store(out + start.to(tl.int64) * INNER + at, y, mask=ok)
     elif count == 1:
         nothing = tl.zeros([TILE], out.dtype.element_ty)
-        tl.store(out + start.to(tl.int64) * INNER + place, nothing, mask=in_head)
+        tl.store(out + start.to(tl.int64) * INNER + index, nothing, mask=in_head)
 
 
 def delta_of_one_token(

@@ -39,19 +39,19 @@ from runahead.runtime.kernels.triton.recurrent.verify import (
 
 @triton.jit
 def _inputs_at(
-    place, projected, kept, line, slot, q_channel, k_channel, v_channel, head, again, end, in_head, in_key,
+    index, projected, kept, line, slot, q_channel, k_channel, v_channel, head, again, end, in_head, in_key,
     INNER: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr, CHANNELS: tl.constexpr, VALUE_HEADS: tl.constexpr,
     MOST: tl.constexpr,
 ):  # fmt: skip
     """What a token brings, float32: query, key, value, how much of the value is written, and how far the state decays,
     before the bias. end: of the run, from where all is 0."""
-    more = place < end
-    q = input_of(projected, kept, line, slot, q_channel, place, again, in_key & more, INNER, WIDTH, INPUTS, MOST)
-    k = input_of(projected, kept, line, slot, k_channel, place, again, in_key & more, INNER, WIDTH, INPUTS, MOST)
-    v = input_of(projected, kept, line, slot, v_channel, place, again, in_head & more, INNER, WIDTH, INPUTS, MOST)
+    more = index < end
+    q = input_of(projected, kept, line, slot, q_channel, index, again, in_key & more, INNER, WIDTH, INPUTS, MOST)
+    k = input_of(projected, kept, line, slot, k_channel, index, again, in_key & more, INNER, WIDTH, INPUTS, MOST)
+    v = input_of(projected, kept, line, slot, v_channel, index, again, in_head & more, INNER, WIDTH, INPUTS, MOST)
     at = CHANNELS + head
-    b = input_of(projected, kept, line, slot, at, place, again, more, INNER, WIDTH, INPUTS, MOST)
-    dt = input_of(projected, kept, line, slot, at + VALUE_HEADS, place, again, more, INNER, WIDTH, INPUTS, MOST)
+    b = input_of(projected, kept, line, slot, at, index, again, more, INNER, WIDTH, INPUTS, MOST)
+    dt = input_of(projected, kept, line, slot, at + VALUE_HEADS, index, again, more, INNER, WIDTH, INPUTS, MOST)
     return q, k, v, b, dt
 
 
@@ -94,8 +94,8 @@ def _delta_verify_kernel(
     in_head, in_key = dim < VALUE_DIM, i < KEY_DIM
     q_channel = of_keys * KEY_DIM + i
     k_channel = q_channel + KEYS
-    place = head * VALUE_DIM + dim  # among all values
-    v_channel = 2 * KEYS + place
+    index = head * VALUE_DIM + dim  # among all values
+    v_channel = 2 * KEYS + index
     # Lengths, slots and what earlier launches have left are constant until this kernel writes it.
     start, count, slot, source, copy, live, goes_on = row_of(
         row, state_slots, read_from, copied_to, seq_lens, positions, query_start_loc, SNAPSHOTS
@@ -154,7 +154,7 @@ def _delta_verify_kernel(
                 v_there = chosen_of(step + 1 == after, v_seen, v_there, WINDOW)
             if step >= again:
                 y = tl.sum(state_tile * query_of(query, KEY_DIM)[None, :], 1)
-                tl.store(own + (step - again) * INNER + place, y, mask=in_head)
+                tl.store(own + (step - again) * INNER + index, y, mask=in_head)
         tl.debug_barrier()
         meeting = arrived + row * KEY_HEADS + of_keys
         is_last = tl.atomic_add(meeting, 1, sem="acq_rel") == EACH * TILES - 1
@@ -198,7 +198,7 @@ def _delta_verify_kernel(
     elif count <= queries:
         nothing = tl.zeros([TILE], out.dtype.element_ty)
         for token in range(count):
-            tl.store(out + (line + token) * INNER + place, nothing, mask=in_head)
+            tl.store(out + (line + token) * INNER + index, nothing, mask=in_head)
 
 
 def verify_gated_delta(

@@ -40,18 +40,18 @@ _MOST_OF_A_THREAD: Final = 64  # outputs of one token that it may have, if it is
 
 @triton.jit
 def _inputs_at(
-    place, projected, kept, line, slot, x_channel, b_channel, c_channel, head, again, end, in_head, in_state,
+    index, projected, kept, line, slot, x_channel, b_channel, c_channel, head, again, end, in_head, in_state,
     INNER: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr, CHANNELS: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     """What a token brings, float32: x, B, C, how long its step is before the bias, and its gate, 0 for tokens that
     are replayed, which have no output. end: of the run, from where all is 0."""
-    more = place < end
-    x = input_of(projected, kept, line, slot, x_channel, place, again, in_head & more, INNER, WIDTH, INPUTS, MOST)
-    b = input_of(projected, kept, line, slot, b_channel, place, again, in_state & more, INNER, WIDTH, INPUTS, MOST)
-    c = input_of(projected, kept, line, slot, c_channel, place, again, in_state & more, INNER, WIDTH, INPUTS, MOST)
-    raw = input_of(projected, kept, line, slot, CHANNELS + head, place, again, more, INNER, WIDTH, INPUTS, MOST)
-    gate = projected + (line + place - again) * WIDTH + x_channel
-    return x, b, c, raw, tl.load(gate, mask=in_head & more & (place >= again), other=0.0).to(tl.float32)
+    more = index < end
+    x = input_of(projected, kept, line, slot, x_channel, index, again, in_head & more, INNER, WIDTH, INPUTS, MOST)
+    b = input_of(projected, kept, line, slot, b_channel, index, again, in_state & more, INNER, WIDTH, INPUTS, MOST)
+    c = input_of(projected, kept, line, slot, c_channel, index, again, in_state & more, INNER, WIDTH, INPUTS, MOST)
+    raw = input_of(projected, kept, line, slot, CHANNELS + head, index, again, more, INNER, WIDTH, INPUTS, MOST)
+    gate = projected + (line + index - again) * WIDTH + x_channel
+    return x, b, c, raw, tl.load(gate, mask=in_head & more & (index >= again), other=0.0).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["queries"])

@@ -173,18 +173,18 @@ def _gated_norm_kernel(
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1) * PROGRAM_GROUPS + tl.arange(0, PROGRAM_GROUPS)[:, None]
     i = tl.arange(0, BLOCK)[None, :]
-    place = group * SHARE + i
+    index = group * SHARE + i
     inside = (group < GROUPS) & (i < SHARE)
     live = inside & (tl.load(row_of_token + token) >= 0)
-    value = tl.load(y + token * (GROUPS * SHARE) + place, mask=live, other=0.0).to(tl.float32)
-    z = tl.load(projected + token * WIDTH + place, mask=live, other=0.0).to(tl.float32)
-    weight = tl.load(gamma + (place if GATE_FIRST else i), mask=inside, other=0.0).to(tl.float32)
+    value = tl.load(y + token * (GROUPS * SHARE) + index, mask=live, other=0.0).to(tl.float32)
+    z = tl.load(projected + token * WIDTH + index, mask=live, other=0.0).to(tl.float32)
+    weight = tl.load(gamma + (index if GATE_FIRST else i), mask=inside, other=0.0).to(tl.float32)
     if GATE_FIRST:
         value *= z * logistic(z)
     value *= tl.rsqrt(tl.sum(value * value, 1) / SHARE + eps)[:, None] * weight
     if not GATE_FIRST:
         value *= z * logistic(z)
-    tl.store(out + token * (GROUPS * SHARE) + place, value.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + token * (GROUPS * SHARE) + index, value.to(out.dtype.element_ty), mask=inside)
 
 
 def convolve(

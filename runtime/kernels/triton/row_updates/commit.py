@@ -274,7 +274,7 @@ def write_logprobs(
 @triton.jit
 def _prompt_logprobs_kernel(
     counter,
-    places,
+    indexes,
     asked,
     logprob,
     top_ids,
@@ -289,10 +289,10 @@ def _prompt_logprobs_kernel(
     TOP_PAD: tl.constexpr,
 ):
     row = tl.program_id(0)
-    place = tl.load(places + row)
-    wanted = tl.load(asked + place)
-    if (wanted >= 0) & (place < RING_TOKENS):
-        at = (tl.load(counter) % SLOTS) * RING_TOKENS + place
+    index = tl.load(indexes + row)
+    wanted = tl.load(asked + index)
+    if (wanted >= 0) & (index < RING_TOKENS):
+        at = (tl.load(counter) % SLOTS) * RING_TOKENS + index
         store_logprobs(
             row,
             at,
@@ -310,14 +310,14 @@ def _prompt_logprobs_kernel(
 
 
 def write_prompt_logprobs(
-    counter: torch.Tensor, places: torch.Tensor, asked: torch.Tensor, found: LogprobBuffers, results: ResultRing
+    counter: torch.Tensor, indexes: torch.Tensor, asked: torch.Tensor, found: LogprobBuffers, results: ResultRing
 ) -> None:
-    """Log-probabilities of the query tokens `places`, int32 [n], into the result slot of the launch whose plan was
+    """Log-probabilities of the query tokens `indexes`, int32 [n], into the result slot of the launch whose plan was
     taken last. asked: int32 [T] by query token; one below 0 leaves nothing."""
     max_top = results.prompt_top_ids.shape[2]
-    _prompt_logprobs_kernel[(places.shape[0],)](
+    _prompt_logprobs_kernel[(indexes.shape[0],)](
         counter,
-        places,
+        indexes,
         asked,
         found.logprob,
         found.top_ids,

@@ -91,7 +91,7 @@ class DeviceRows:
         self.rows = make_row_list(max_rows, device)
         self.queries = make_query_buffers(max_rows, max_tokens, max_blocks + borders, device)
         replays = keeps_states and drafts is not None
-        self.places = make_state_slots(max_rows, max_blocks, device, snapshot_tokens, replays=replays)
+        self.row_states = make_state_slots(max_rows, max_blocks, device, snapshot_tokens, replays=replays)
         self.drafts = drafts
         self.guess: Guess | None = None  # of a drafter with layers, which its program sets
         self.ranks: Ranks = ONE_RANK  # between which the model is divided: the first one samples and drafts
@@ -101,8 +101,8 @@ class DeviceRows:
         # Runs of rows that may be held: they outlast the F that had them.
         self._runs = None if drafts is None or not drafts.holds else drafts
         assert drafts is None or drafts.holds == (masks is not None)
-        places = max(self.rows.slots.shape[0], 0 if drafts is None else drafts.token_lens.shape[0])
-        self._places = torch.arange(places + 1, dtype=torch.int32, device=device)
+        indexes = max(self.rows.slots.shape[0], 0 if drafts is None else drafts.token_lens.shape[0])
+        self._places = torch.arange(indexes + 1, dtype=torch.int32, device=device)
 
     # ------------------------------------------------------------ S
 
@@ -165,7 +165,7 @@ class DeviceRows:
                 self.rows,
                 self.state,
                 self.queries,
-                self.places,
+                self.row_states,
                 self._block_size,
                 self._vocab_size,
                 self._history,
@@ -183,7 +183,7 @@ class DeviceRows:
         if not self.ranks.share.is_whole:
             take_over_drafts(num_rows, count, slots, self.drafts.proposed, self.drafts.drafted, self.ranks)
         prepare_verified(
-            num_rows, 1 + count, slots, self.state, self.drafts, self.places, self._block_size, self._vocab_size,
+            num_rows, 1 + count, slots, self.state, self.drafts, self.row_states, self._block_size, self._vocab_size,
             self._held,
         )  # fmt: skip
 
@@ -221,7 +221,7 @@ class DeviceRows:
             num_rows=num_rows,
             max_seq_len=self._context_length,
             is_decode=is_decode,
-            **self.places.of(num_rows),
+            **self.row_states.of(num_rows),
         )
 
     def verify_batch(self, num_rows: int, count: int) -> ForwardBatch:
@@ -241,14 +241,14 @@ class DeviceRows:
             max_seq_len=self._context_length,
             is_decode=True,
             decode_queries=1 + count,
-            **self.places.of(num_rows),
+            **self.row_states.of(num_rows),
         )
 
     def token_batch(self, num_rows: int, count: int) -> ForwardBatch:
         """The same, each line as a row with one query token, with a block table of its own. States are the rows'."""
         assert self.drafts is not None
         lines, in_rows = num_rows * (1 + count), self.verify_batch(num_rows, count)
-        no_states: dict[str, Any] = dict.fromkeys(self.places.of(0))
+        no_states: dict[str, Any] = dict.fromkeys(self.row_states.of(0))
         return replace(
             in_rows,
             query_start_loc=self._places[: lines + 1],
@@ -287,7 +287,7 @@ class DeviceRows:
         fresh = make_row_state(null_slot, self.state.block_table.shape[1], self._vocab_size, self.counter.device)
         for name in ROW_TENSORS:
             getattr(self.state, name).copy_(getattr(fresh, name))
-        self.places.lengths.zero_()
+        self.row_states.lengths.zero_()
         if self.drafts is not None:
             forget_drafts(self.drafts)
         if self._held is not None:
@@ -301,7 +301,7 @@ class DeviceRows:
         """Row state and penalty state by field name, on the host. Only while nothing is in flight."""
         tensors = {name: getattr(self.state, name) for name in ROW_TENSORS}
         tensors |= {name: getattr(self.penalties, name) for name in PENALTY_TENSORS}
-        if self.places.snapshot_tokens:  # behind a row's blocks
+        if self.row_states.snapshot_tokens:  # behind a row's blocks
             tensors["snapshots"] = self.state.block_table[:, self._max_blocks :]
         if self._history is not None:
             tensors["history"] = self._history

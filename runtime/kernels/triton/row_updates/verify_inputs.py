@@ -114,12 +114,12 @@ def _verify_inputs_kernel(
         if HOLDS:
             tl.store(logits_slots + line, tl.full([WIDTH_PAD], NULL_SLOT, tl.int32), mask=spare)
         # The next S may look at more rows than this F has: to these belongs nothing.
-        place = row * width + n
+        index = row * width + n
         in_run, found_at = there, start + n
         if HOLDS:
             in_run, found_at = n < looked_at_next, kept_at.to(tl.int32)
-        tl.store(verify_slots + place, tl.where(in_run, slot, NULL_SLOT).to(tl.int32), mask=n < width)
-        tl.store(verify_logits + place, tl.where(in_run, found_at, 0), mask=n < width)
+        tl.store(verify_slots + index, tl.where(in_run, slot, NULL_SLOT).to(tl.int32), mask=n < width)
+        tl.store(verify_logits + index, tl.where(in_run, found_at, 0), mask=n < width)
         tl.store(seq_lens + row, tl.where(is_alive, length + count - 1, 0), mask=own)
         tl.store(query_start_loc + row + 1, start + count, mask=own)
         if REPLAYS:  # what is certain of a row is its newest token
@@ -140,13 +140,13 @@ def _verify_inputs_kernel(
 
 
 def prepare_verified(
-    num_rows: int, width: int, row_slots: torch.Tensor, state: RowState, drafts: DraftState, places: StateSlots,
+    num_rows: int, width: int, row_slots: torch.Tensor, state: RowState, drafts: DraftState, indexes: StateSlots,
     block_size: int, vocab_size: int, held: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
     """The num_rows * width lines of F, and where the next S finds their logits, after the drafter has proposed.
 
     row_slots: int32 [R] of the row list, of which the first `num_rows` are looked at. width: 1 + K, with the K of the
-    launch. places: of the states that the rows go on with. A row that has ended, and a place past the list, has one
+    launch. indexes: of the states that the rows go on with. A row that has ended, and a place past the list, has one
     line of length 0. held: int8 [slots], where rows may be held: such a row has one, too, and the next S finds the run
     that it was held with.
     """
@@ -172,12 +172,12 @@ def prepare_verified(
         drafts.query_start_loc,
         drafts.seq_lens,
         drafts.block_tables,
-        places.lengths,
-        places.slots,
-        places.read_from,
-        places.copied_to,
-        places.replayed,
-        places.copied_after,
+        indexes.lengths,
+        indexes.slots,
+        indexes.read_from,
+        indexes.copied_to,
+        indexes.replayed,
+        indexes.copied_after,
         num_rows,
         width,
         VOCAB=vocab_size,
@@ -191,8 +191,8 @@ def prepare_verified(
         BY_TOKEN=by_token,
         HOLDS=held is not None,
         KEPT=drafts.kept_slots,
-        EVERY=places.snapshot_tokens,
-        REPLAYS=places.replays,
+        EVERY=indexes.snapshot_tokens,
+        REPLAYS=indexes.replays,
         TABLE_TILE=_TABLE_TILE,
         num_warps=1,
     )

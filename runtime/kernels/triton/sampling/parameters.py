@@ -126,11 +126,11 @@ def tiles_of_program(kinds, KIND: tl.constexpr, count, TILES: tl.constexpr, ROWS
     has_kind = ((tl.load(kinds + r, mask=r < count, other=0).to(tl.int32) & KIND) != 0).to(tl.int32)
     rows = tl.sum(has_kind, 0)
     programs = tl.minimum(tl.num_programs(0) // tl.maximum(rows, 1), TILES)  # of a row
-    place = tl.program_id(0) // programs
+    index = tl.program_id(0) // programs
     part = tl.program_id(0) % programs
     first = part * TILES // programs
-    row = tl.sum((tl.cumsum(has_kind, 0) <= place).to(tl.int32), 0)
-    end = tl.where(place < rows, (part + 1) * TILES // programs, first)
+    row = tl.sum((tl.cumsum(has_kind, 0) <= index).to(tl.int32), 0)
+    end = tl.where(index < rows, (part + 1) * TILES // programs, first)
     return row.to(tl.int64), first, end
 
 

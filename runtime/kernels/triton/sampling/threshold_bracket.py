@@ -133,9 +133,9 @@ def _within(weight, distance, ladder, RUNG: tl.constexpr):
 
 
 @triton.jit
-def _at(values, places, place):
+def _at(values, indexes, index):
     """The value at a place of a short vector; 0 outside of it."""
-    return tl.sum(tl.where(places == place, values, 0.0), 0)
+    return tl.sum(tl.where(indexes == index, values, 0.0), 0)
 
 
 @triton.jit
