@@ -134,7 +134,7 @@ class MixedDecodes:
 
 class ExactMixedRows(FusedRows):
     """A mixed launch by the exact kernels. Every token is a row of its products; the attention and the states of decode
-    rows are computed as in a decode launch, those of chunks in tiles whose borders are the same for every chunk."""
+    rows are computed as in a decode launch, those of chunks in tiles whose boundaries are the same for every chunk."""
 
     def __init__(self, batch: ForwardBatch, cache: KVCache, emb: EmbeddingAndHead, buffers: DecodeBuffers) -> None:
         super().__init__(batch, cache, emb, buffers, exact=True)

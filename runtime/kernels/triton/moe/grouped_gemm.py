@@ -67,9 +67,10 @@ class SharedProduct:
 @triton.jit(do_not_specialize=["num_tokens"])
 def _expert_product_kernel(
     x, weight, items, entries, routing_weights, scale, out, shared, shared_bias, shared_x, shared_out, scores,
-    num_tokens, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, WHICH: tl.constexpr, SCALED: tl.constexpr,
-    SHARED: tl.constexpr, SHARED_BIAS: tl.constexpr, SCORES: tl.constexpr, DEPENDENT: tl.constexpr,
+    num_tokens, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, WHICH: tl.constexpr,
+    SCALED: tl.constexpr, SHARED: tl.constexpr, SHARED_BIAS: tl.constexpr, SCORES: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program for ROWS outputs of an item. EVEN: BLOCK divides DEPTH, and the shared expert has no last piece that
     is less deep. SHARED: its width, 0 without one; its items come first. Its last product is multiplied by the logistic

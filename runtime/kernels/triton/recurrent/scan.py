@@ -1,10 +1,10 @@
 """What kernels of recurrent mixers share where rows have several query tokens: which row a token is of, sub-chunks, the
 convolution of all tokens, what it will see again, and the norm with its gate.
 
-A *sub-chunk* is as many tokens of a row as a scan takes at once, by products of matrices. Its borders are the request's
-own positions that are multiples of its length, wherever a launch begins: so where a prompt is cut at such a position
-the cut changes no bit, since the state there is what is handed on anyway. A cut within a sub-chunk makes two of it,
-whose sums are rounded apart.
+A *sub-chunk* is the tokens of a row that a scan computes at once, by matrix products. Its boundaries are positions of
+the request that are multiples of its length, wherever a launch begins. A chunk that ends at such a position changes no
+bit, since the state there is passed on in any case. A chunk that ends within a sub-chunk splits it into two, which are
+rounded separately.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False

@@ -124,6 +124,6 @@ def places_of(batch: ForwardBatch) -> tuple[torch.Tensor, ...]:
     own, snapshots = batch.state_slots, batch.states_read_from is not None
     assert own is not None, "a model that keeps states is given a batch that names no state slots"
     assert batch.replayed is not None, "slots that hold inputs of drafts are given a batch that names no replays"
-    assert not snapshots or batch.copied_after is not None, "a border may be inside a run"
+    assert not snapshots or batch.copied_after is not None, "a boundary may be inside a run"
     others = (batch.states_read_from, batch.states_copied_to, batch.copied_after)
     return (own, *(own if one is None else one for one in others), batch.replayed)

@@ -2,7 +2,7 @@
 part.
 
 States of rows and snapshots lie in the same memory: state slots first, one for each row, then the snapshots, 1 and so
-on. Behind its blocks a row's line of the block table has its snapshots: a place for each border.
+on. Behind its blocks a row's line of the block table has its snapshots: a place for each boundary.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -28,7 +28,7 @@ class StateSlots:
     """Where apply leaves them, at fixed addresses, for the R rows of an F: int32 each. Slots are places among the
     states in memory. S row slots.
 
-    snapshot_tokens: from one border with a snapshot of a row's state to the next; 0: there are none. max_blocks: of a
+    snapshot_tokens: from one boundary with a snapshot of a row's state to the next; 0: there are none. max_blocks: of a
     row, behind which its snapshots lie. replays: rows keep states and have drafts, so that a row's state may lack
     tokens.
     """
@@ -83,7 +83,7 @@ def snapshot_slots(
     table, of which the first BLOCKS are blocks.
 
     A row goes on from the state that it has, by the tokens of its run before that S has kept: those between the length
-    of its state and its first query token. A border that it comes to has a snapshot, or none.
+    of its state and its first query token. A boundary that it comes to has a snapshot, or none.
     """
     own = int_of(parameters, slot, _STATE_SLOT)
     tl.store(slots + row, own)
@@ -102,6 +102,6 @@ def snapshot_slots(
         if REPLAYS:
             at_boundary = (length > 0) & (length // EVERY * EVERY > had)
             tl.store(copied_after + row, tl.where(at_boundary, length // EVERY * EVERY - had, 0))
-        border = block_table + slot * TABLE + BLOCKS - 1 + length // EVERY
-        taken = tl.load(border, mask=at_boundary, other=0)
+        boundary = block_table + slot * TABLE + BLOCKS - 1 + length // EVERY
+        taken = tl.load(boundary, mask=at_boundary, other=0)
         tl.store(copied_to + row, tl.where(taken > 0, NULL_SLOT - 1 + taken, -1))

@@ -46,7 +46,7 @@ class DeviceRows:
     rings: the host's views of mapped memory; kernels read and write it in place. max_tokens: query tokens of a launch,
     at most. context_length: the bound that every captured attention is made for. drafts: None where no launch verifies
     any. masks: of rows with a grammar; None: no row has one. keeps_states: the model keeps a recurrent state of each
-    row. snapshot_tokens: between two borders at which a row's state is kept; 0: none is.
+    row. snapshot_tokens: between two boundaries at which a row's state is kept; 0: none is.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class DeviceRows:
         snapshot_tokens: int = 0,
     ) -> None:
         self._max_blocks = max_blocks = ceil_div(context_length, block_size)
-        borders = max_blocks * block_size // snapshot_tokens if snapshot_tokens else 0
+        boundaries = max_blocks * block_size // snapshot_tokens if snapshot_tokens else 0
         self._block_size = block_size
         self._context_length = context_length
         self._vocab_size = vocab_size
@@ -86,10 +86,10 @@ class DeviceRows:
         )
         # Launches whose plan was applied: S runs before its own.
         self.counter = torch.zeros(1, dtype=torch.int64, device=device)
-        self.state = make_row_state(max_rows, max_blocks + borders, vocab_size, device)
+        self.state = make_row_state(max_rows, max_blocks + boundaries, vocab_size, device)
         self.penalties = make_penalty_state(penalty_slots, vocab_size, device)
         self.rows = make_row_list(max_rows, device)
-        self.queries = make_query_buffers(max_rows, max_tokens, max_blocks + borders, device)
+        self.queries = make_query_buffers(max_rows, max_tokens, max_blocks + boundaries, device)
         replays = keeps_states and drafts is not None
         self.row_states = make_state_slots(max_rows, max_blocks, device, snapshot_tokens, replays=replays)
         self.drafts = drafts
