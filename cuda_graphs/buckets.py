@@ -1,5 +1,5 @@
-"""Which launches are one captured graph, and which graph: numbers of rows and of query tokens that graphs are captured
-for. No torch."""
+"""Chooses the captured graph of each launch: the numbers of rows and of query tokens that graphs are captured for. No
+torch."""
 
 from __future__ import annotations
 
@@ -18,34 +18,36 @@ _WIDE_STEP: Final = 32
 MOST_MIXED_TOKENS: Final = 512  # query tokens of a mixed launch that is one graph
 _MIXED_TOKENS: Final = (32, *range(64, MOST_MIXED_TOKENS + 1, 64))
 _MIXED_ROWS: Final = (8, 64)
-MOST_FORWARD_TOKENS: Final = 2304  # of one whose apply and F are a graph: 2,048 of prompts beside 256 rows
+MOST_FORWARD_TOKENS: Final = 2304  # of a launch whose apply and F are a graph: 2,048 prompt tokens beside 256 rows
 _FORWARD_TOKENS: Final = (576, *range(640, MOST_FORWARD_TOKENS + 1, 128))
-_FORWARD_ROWS: Final = (1, 64)  # a chunk that is alone may have kernels of its own
-_PIECES_STEP: Final = 64  # between query tokens of launches in pieces: tiles of vendors' products have as many, or more
-# Why a launch is not one graph: its S is one, and apply and F are another, or run eagerly.
-MIXED: Final = "mixed"  # F holds more query tokens of prompts than any graph of a whole launch
+_FORWARD_ROWS: Final = (1, 64)  # a single chunk may have special kernels
+_PIECES_STEP: Final = 64  # between query tokens of launches in pieces, at most a tile of the vendor's products
+# Reasons why a launch is not one graph: S is one, and apply and F are another or run eagerly.
+MIXED: Final = "mixed"  # F has more query tokens of prompts than any graph of a whole launch
 CLOSING: Final = "closing"  # no row is left for F
-DRAFTS: Final = "drafts"  # F holds another number of drafts than S looks at
-PROMPT_LOGPROBS: Final = "prompt_logprobs"  # for its log-probabilities alone
+DRAFTS: Final = "drafts"  # F has another number of drafts than S verifies
+PROMPT_LOGPROBS: Final = "prompt_logprobs"  # only because of prompt log-probabilities
 
 _CLOSING_CALLS: Final = 4  # S, apply and the marks
-_TOKENS_A_CALL: Final = 2  # of log-probabilities of prompts: 32 tokens at a time, by fewer than 16 calls
+_TOKENS_A_CALL: Final = 2  # prompt log-probabilities: fewer than 16 calls for 32 tokens
 
 
 class Piece(enum.StrEnum):
-    """What a graph holds."""
+    """The part of a launch that a graph captures."""
 
     LAUNCH = "launch"  # S, apply and F of decode rows
     MIXED = "mixed"  # S, apply and F of decode rows and prompt chunks together
-    SAMPLE = "sample"  # S alone, for launches that are no graph as a whole
-    FORWARD = "forward"  # apply and F, where S looks at another number of drafts, and of large mixed launches
+    SAMPLE = "sample"  # S alone, for launches without a whole graph
+    FORWARD = "forward"  # apply and F, if S verifies another number of drafts, and of large mixed launches
 
 
 @dataclass(frozen=True, slots=True)
 class GraphKey:
-    """Which graph. rows: the bucket that holds both the sample rows and the rows of F. drafts: of a row, those that S
-    looks at as well as those that F holds. tokens: the bucket that holds the query tokens of a mixed launch; 0: of
-    another. masked: S looks for masks. forced: nobody guesses any of F's drafts. A FORWARD has the form PLAIN."""
+    """Identifies a captured graph.
+
+    rows: the bucket of sample rows and of F's rows. drafts: of a row, in S and in F. tokens: the bucket of a mixed
+    launch's query tokens; 0: not mixed. masked: S reads masks. forced: F has no guesses. A FORWARD has the form PLAIN.
+    """
 
     piece: Piece
     rows: int
@@ -57,7 +59,7 @@ class GraphKey:
 
     @property
     def shape(self) -> LaunchShape:
-        """The launch that is captured: every place of both buckets is in use. Its number says nothing."""
+        """The launch that is captured, with both buckets full. Its number means nothing."""
         rows, drafts, mixed = self.rows, self.drafts, self.tokens > 0
         tokens = self.tokens if mixed else rows * (1 + drafts)
         return LaunchShape(
@@ -67,7 +69,7 @@ class GraphKey:
 
 
 def buckets_for(max_rows: int) -> tuple[int, ...]:
-    """Row counts that graphs of decode launches are captured for, ascending; the last is `max_rows`."""
+    """Return the row counts of captured decode launches, ascending; the last is `max_rows`."""
     steps = [*_SMALL_BUCKETS, *range(16, _WIDE_FROM, _BUCKET_STEP), *range(_WIDE_FROM, max_rows, _WIDE_STEP)]
     return _up_to(max_rows, steps)
 
@@ -78,12 +80,15 @@ def _up_to(most: int, steps: list[int] | tuple[int, ...]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """rows: of decode launches, and of S. mixed_rows, mixed_tokens: of launches with prompt chunks that are one graph.
-    forward_rows, forward_tokens: of larger ones, whose apply and F are a graph. pieces_tokens: that apply and F of
-    those that are no graph are padded to. draft_rows: of decode launches that verify drafts, draft_forms numbers of
-    them above 0. All ascend. masked: launches whose S looks for masks are captured, too. forced_rows: of launches with
-    the most drafts of which nobody guesses any, that are graphs of their own, where S looks for masks or is a graph by
-    itself: a drafter with layers has no steps in them."""
+    """Bucket sizes, all ascending.
+
+    rows: of decode launches, and of S. mixed_rows, mixed_tokens: of launches with prompt chunks that are one graph.
+    forward_rows, forward_tokens: of larger ones, whose apply and F are a graph. pieces_tokens: padded query tokens of
+    apply and F without a graph. draft_rows: of decode launches that verify drafts; draft_forms: their numbers of
+    drafts, above 0. masked: launches whose S reads masks are captured, too. forced_rows: of launches with the most
+    drafts and no guesses, which are separate graphs without a drafter's steps, where S reads masks or is a separate
+    graph.
+    """
 
     rows: tuple[int, ...]
     mixed_rows: tuple[int, ...]
@@ -101,10 +106,12 @@ class Buckets:
         cls, max_rows: int, mixed_tokens: int, draft_forms: Sequence[int] = (), draft_rows: int = 0,
         masked: bool = False, forced_rows: int = 0, forward_tokens: int = 0,
     ) -> Buckets:  # fmt: skip
-        """max_rows: of a launch. mixed_tokens: query tokens of the largest mixed launch. draft_rows: of the largest
-        launch with drafts. masked: some rows may have a grammar. forced_rows: of the largest launch of which it counts
-        that nobody guesses; 0: it never does. forward_tokens: query tokens, at most, of a mixed launch whose apply and
-        F are to be a graph where the whole launch is none."""
+        """Return the buckets for these limits.
+
+        max_rows: of a launch. mixed_tokens: query tokens of the largest mixed launch. draft_rows: of the largest launch
+        with drafts. masked: some rows may have a grammar. forced_rows: of the largest launch without guesses that has a
+        separate graph; 0: none has. forward_tokens: most query tokens of a mixed launch whose apply and F are a graph.
+        """
         rows, in_graphs = buckets_for(max_rows), _up_to(min(mixed_tokens, MOST_MIXED_TOKENS), _MIXED_TOKENS)
         most = min(mixed_tokens, forward_tokens // _PIECES_STEP * _PIECES_STEP, MOST_FORWARD_TOKENS)
         return cls(
@@ -121,7 +128,7 @@ class Buckets:
         )
 
     def every_key(self) -> list[GraphKey]:
-        """Every graph, the largest first."""
+        """Return every graph, the largest first."""
         alone = (Piece.LAUNCH, Piece.SAMPLE)
         forms = [(form, False) for form in Form] + [(Form.FULL, True)] * self.masked
         keys = [
@@ -149,8 +156,8 @@ class Buckets:
         return sorted(keys, key=lambda key: (-key.shape.tokens, -key.rows))
 
     def largest_keys(self) -> list[GraphKey]:
-        """Of each piece and number of drafts, with masks and without, the graph that holds most, the largest first: the
-        others fit into the memory that these take, but for what a graph takes by itself."""
+        """Return the largest graph of each piece, number of drafts, with and without masks, largest first. The others
+        fit into their memory, apart from each graph's fixed size."""
         largest: dict[tuple[Piece, int, bool], GraphKey] = {}
         for key in self.every_key():
             if key.form is Form.FULL or key.piece is Piece.FORWARD:
@@ -158,12 +165,12 @@ class Buckets:
         return list(largest.values())
 
     def holds(self, shape: LaunchShape) -> bool:
-        """Has a graph of a whole launch as many query tokens?"""
+        """Return whether some graph of a whole launch has enough query tokens."""
         return shape.is_decode or shape.tokens <= self.mixed_tokens[-1]
 
     def launch_key(self, shape: LaunchShape) -> GraphKey | None:
-        """The graph that is the whole launch. None: it has prompt log-probabilities to leave, or no rows, or more query
-        tokens than graphs are captured for, or its S looks at another number of drafts than its F holds."""
+        """Return the graph of the whole launch. None if it leaves prompt log-probabilities, has no rows, has more query
+        tokens than any graph, or verifies another number of drafts in S than it has in F."""
         if shape.prompt_logprobs or shape.is_closing or shape.drafts != shape.sample_drafts or not self.holds(shape):
             return None
         rows = max(shape.rows, shape.sample_rows)
@@ -175,7 +182,7 @@ class Buckets:
         return GraphKey(Piece.MIXED, bucket, shape.form, tokens=tokens, masked=shape.masked)
 
     def why_none(self, shape: LaunchShape) -> str:
-        """Why a launch without a `launch_key` has none."""
+        """Return why a launch has no `launch_key`."""
         if shape.is_closing:
             return CLOSING
         if not self.holds(shape):
@@ -183,7 +190,7 @@ class Buckets:
         return PROMPT_LOGPROBS if shape.prompt_logprobs else DRAFTS
 
     def calls(self, shape: LaunchShape, in_pieces: int) -> int:
-        """By how many calls the launch is enqueued, at most. in_pieces: a mixed launch that is no graph."""
+        """Return the most calls that enqueue the launch. in_pieces: calls of a mixed launch without a graph."""
         if self.launch_key(shape) is not None:
             return 1
         if shape.is_closing:
@@ -193,9 +200,8 @@ class Buckets:
         return in_pieces + (self.padded(shape).tokens // _TOKENS_A_CALL if shape.prompt_logprobs else 0)
 
     def padded(self, shape: LaunchShape) -> LaunchShape:
-        """A launch in pieces as its apply and F are enqueued: padded, as in a graph, to as many rows and query tokens
-        as a launch has that has warmed up. The vendor's library chooses a kernel by both, and may wait for the device
-        when it first uses one."""
+        """Return the launch with apply and F padded, as in a graph, to row and token counts that were warmed up. The
+        vendor's library chooses a kernel by both, and may wait for the device when it first uses one."""
         if shape.is_closing:
             return shape
         rows = _at_least(shape.rows, self.rows)
@@ -203,12 +209,12 @@ class Buckets:
         return shape._replace(rows=rows, tokens=tokens)
 
     def sample_key(self, shape: LaunchShape) -> GraphKey:
-        """The graph of the launch's S alone."""
+        """Return the graph of the launch's S alone."""
         rows = _at_least(shape.sample_rows, self.rows)
         return GraphKey(Piece.SAMPLE, rows, shape.form, shape.sample_drafts, masked=shape.masked)
 
     def forward_key(self, shape: LaunchShape) -> GraphKey | None:
-        """The graph of apply and F, for a launch that is no graph as a whole. None: they have none."""
+        """Return the graph of apply and F of a launch without a whole graph, or None."""
         if shape.prompt_logprobs or shape.is_closing:
             return None
         if not shape.is_decode:
@@ -222,10 +228,10 @@ class Buckets:
         return GraphKey(Piece.FORWARD, _at_least(shape.rows, self.draft_rows), Form.PLAIN, shape.drafts, forced=forced)
 
     def _leaves_steps_out(self, shape: LaunchShape, rows: int) -> bool:
-        """Nobody guesses in the launch, and it counts. rows: that its graph holds, at least."""
+        """Return whether the launch has no guesses and a separate graph for that. rows: of its graph, at least."""
         return shape.forced and rows <= max(self.forced_rows, default=0) and shape.drafts == max(self.draft_forms)
 
 
 def _at_least(count: int, buckets: tuple[int, ...]) -> int:
-    """The smallest bucket that holds so many."""
+    """Return the smallest bucket of at least `count`."""
     return buckets[bisect.bisect_left(buckets, count)]

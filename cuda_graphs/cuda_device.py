@@ -1,11 +1,11 @@
-"""The CUDA device: one stream, a captured graph for every decode launch and every mixed launch of a few hundred query
-tokens, marks polled in mapped memory.
+"""The CUDA device: one stream, a captured graph for each decode launch and small mixed launch, marks polled in mapped
+memory.
 
-Such a launch is one graph replay and nothing else. What is not captured as a whole is enqueued in pieces on the same
-stream and counted by reason: S, which is a graph, and then apply and F. These are a second graph where a launch has
-more prompt tokens, up to as many as the host would need longer for than the device, and where F holds another number of
-drafts than S looks at and all rows decode. They come kernel by kernel in a launch of still more prompt tokens, in one
-that leaves log-probabilities of its prompts, and in one with no row left for F.
+Such a launch is one graph replay. Other launches are enqueued in pieces on the same stream and counted by reason: S,
+which is a graph, then apply and F. These are a second graph for launches with more prompt tokens, as long as the host
+would need longer than the device, and for decode launches whose F has another number of drafts than S verifies. They
+are enqueued kernel by kernel for launches with still more prompt tokens, with log-probabilities of prompts, or without
+rows for F.
 """
 
 from __future__ import annotations
@@ -30,51 +30,51 @@ from runahead.cuda_graphs.graph_pool import GraphPool
 from runahead.cuda_graphs.rings import STATUS_BYTES, RingLayout, RingMemory, allocate_rings
 from runahead.cuda_graphs.shape import Form, LaunchShape
 
-# Calls that the driver takes without waiting. A stream takes 1,024, as is read; some are left for what a decode launch
-# or a closing one adds.
+# Calls that the driver takes without waiting. A stream is documented to take 1,024; the rest is for a decode launch or
+# a closing one behind them.
 CALLS_AT_ONCE: Final = 960
 
-_SPIN_S: Final = 20e-6  # how long a wait spins before it sleeps
+_SPIN_S: Final = 20e-6  # spin time of a wait before it sleeps
 _SLEEP_S: Final = 50e-6
 _FAULT_CHECK_S: Final = 1e-3
 
 
 class CudaProgram(Program, Protocol):
-    """A program that can be captured: its work depends on a launch's shape and on device memory alone."""
+    """A program that can be captured: its work depends only on a launch's shape and on device memory."""
 
     def forward(self, shape: LaunchShape, between: Callable[[], None] = unwatched) -> None:
-        """F. between: called whenever a piece of it has been enqueued, a layer as a rule."""
+        """Run F. between: called after each enqueued piece, usually a layer."""
 
     def warming_up(self) -> AbstractContextManager[None]:
-        """Entered around the launches of a warm-up: the program may wait for the device in them, to find what is
-        fastest for a shape."""
+        """Return a context for warm-up launches, in which the program may wait for the device to choose the fastest
+        products."""
 
-    def meet(self, shape: LaunchShape) -> None:
-        """To warm up: apply and F, but of layers that are alike not all."""
+    def warm_up_layers(self, shape: LaunchShape) -> None:
+        """Warm up: run apply and F, but not all of a model's equal layers."""
 
     def reset(self, launched: int) -> None:
         """Forget every launch and every row; the next is launch `launched` + 1. Only while nothing is in flight."""
 
 
 class Taken(NamedTuple):
-    """Bytes of the GPU's memory. launches: what launches that are no graph take while they run, at most. graphs: all
-    that were captured, and what they share."""
+    """Bytes of GPU memory. launches: most that launches without a graph take while they run. graphs: all captured
+    graphs and their shared memory."""
 
     launches: int
     graphs: int
 
 
 def free_bytes() -> int:
-    """Of the current GPU's memory, what torch's allocator keeps for later included."""
+    """Return the free bytes of the current GPU, including torch's cache."""
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info()[0]
 
 
 def pinned(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[np.generic]:
-    """Zeroed host memory that the device reads and writes in place.
+    """Return zeroed host memory that the device reads and writes in place.
 
-    Raises OSError where there is none left. It has no cause: what the driver calls "out of memory" here is the host's,
-    and no smaller KV pool leaves more of that.
+    Raises OSError if there is none left, without a cause: the driver's "out of memory" here means the host's, which a
+    smaller KV pool would not help.
     """
     try:
         array: NDArray[np.generic] = torch.from_numpy(np.zeros(shape, dtype)).pin_memory().numpy()
@@ -86,7 +86,7 @@ def pinned(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[np.generi
 
 
 def allocate_mapped_rings(layout: RingLayout) -> RingMemory:
-    """Both rings in pinned, mapped memory. Raises OSError where there is none left."""
+    """Return both rings in pinned, mapped memory. Raises OSError if there is none left."""
     return allocate_rings(layout, pinned)
 
 
@@ -94,15 +94,13 @@ class CudaDevice:
     """Runs a `CudaProgram` on one stream of the current CUDA device.
 
     stream: everything runs on it, in order. max_rows: of a launch; graphs are captured for the buckets up to it, at
-    construction. mixed_tokens: query tokens of the largest mixed launch, up to which the eager path is warmed up, and
-    graphs of mixed launches are captured as far as there are any. forward_tokens: as `Buckets.up_to` has it. progress:
-    called with (graphs captured, graphs in all). launched: the number that the first launch comes after.
-    draft_forms: numbers of drafts, above 0, that a launch of up to draft_rows rows may verify. masked: some rows may
-    have a grammar, and S then looks for their masks. forced_rows: of the largest launch of which it counts whether
-    anybody guesses its drafts, since the program then does less; 0: of none.
-    is_trial: the largest launch of each kind alone is warmed up and captured, and nothing may be launched: to see what
-    they take. marks_in: int64 [MARKS] of mapped memory, where other processes look for them; None: its own.
-    taken: bytes of the GPU's memory, of what warmed up and of graphs, that construction has taken.
+    construction. mixed_tokens: query tokens of the largest mixed launch; the eager path is warmed up to it, and graphs
+    of mixed launches are captured as far as buckets go. forward_tokens: see `Buckets.up_to`. progress: called with
+    (graphs captured, all graphs). launched: the number before the first launch's. draft_forms: numbers of drafts, above
+    0, of launches with up to draft_rows rows. masked: some rows may have a grammar, so S reads masks. forced_rows: see
+    `Buckets.up_to`. is_trial: only the largest launch of each kind is warmed up and captured, to measure its memory,
+    and nothing may be launched. marks_in: int64 [MARKS] of mapped memory where other processes read the marks; None:
+    private memory. taken: bytes of GPU memory that construction took.
     """
 
     def __init__(
@@ -138,26 +136,25 @@ class CudaDevice:
         self._marks = pinned((marks.MARKS,), np.int64) if marks_in is None else marks_in
         self._marks_on_device = torch.from_numpy(self._marks)
         self._watch = EnqueueWatch(torch.cuda.Event)
-        self._counted = launched  # the newest launch whose bytes are in the counters
+        self._counted = launched  # the newest launch whose bytes are counted
         self._fault: Exception | None = None
         keys = self.graph_buckets.largest_keys() if is_trial else self.graph_buckets.every_key()
         with torch.inference_mode():
             self._warm_up(keys, () if is_trial else self.graph_buckets.pieces_tokens)
-            warm = torch.cuda.mem_get_info()[0]  # the allocator still holds what launches have needed
-            free = free_bytes()  # but for what stays, such as loaded kernels
+            warm = torch.cuda.mem_get_info()[0]  # the allocator still has the launches' memory
+            free = free_bytes()  # without what remains, such as loaded kernels
             self._capture_all(keys, progress)
         self.taken = Taken(free - warm, free - free_bytes())
-        # Kernel by kernel a launch takes as many calls as its graph has nodes; products may be cut otherwise.
+        # Kernel by kernel a launch takes about as many calls as its graph has nodes; products may be tiled differently.
         nodes = (self.graphs.nodes(key) for key in keys if key.piece is Piece.MIXED)
         self._in_pieces = max(nodes) * 5 // 4
         self._forget(launched)
 
     def hold_memory(self) -> None:
-        """Take what launches that are no graph need, of every size, and keep it. The allocator gives back what nobody
-        uses whenever a capture begins and whenever somebody asks how much is free; launches would wait for it when
-        prompts come.
+        """Reserve the memory of launches without a graph, for every size. Otherwise the allocator returns unused memory
+        at each capture and query, and launches with prompts would wait for it.
 
-        Before anything is launched. Raises torch.OutOfMemoryError where there is not as much.
+        Call before anything is launched. Raises torch.OutOfMemoryError if there is not enough.
         """
         launched = int(self._marks[marks.ENDED])
         with torch.inference_mode():
@@ -177,7 +174,7 @@ class CudaDevice:
             self._fail(error)
 
     def launch_eagerly(self, shape: LaunchShape) -> None:
-        """`launch` without the launch's graph: kernel by kernel, which shows what the graph saves."""
+        """Run `launch` kernel by kernel, without the launch's graph, to measure what the graph saves."""
         try:
             with torch.cuda.stream(self.stream), torch.inference_mode():
                 self._whole(shape)
@@ -196,13 +193,13 @@ class CudaDevice:
     def wait(self, sampled: int, ended: int, wake_fds: Sequence[int], timeout_s: float) -> None:
         self.counters.waits += 1
         begun = time.monotonic()
-        looked = begun
+        checked = begun
         seen = self._marks
         while seen[marks.SAMPLED] <= sampled and seen[marks.ENDED] <= ended:
             now = time.monotonic()
-            if now - looked >= _FAULT_CHECK_S:
-                looked = now
-                self._look_for_a_fault()
+            if now - checked >= _FAULT_CHECK_S:
+                checked = now
+                self._check_fault()
             if now - begun >= timeout_s:
                 return
             if now - begun >= _SPIN_S and select.select(wake_fds, [], [], _SLEEP_S)[0]:
@@ -220,8 +217,8 @@ class CudaDevice:
         self.graphs.clear()
 
     def launch_key(self, rows: int, form: Form, drafts: int = 0, masked: bool = False) -> GraphKey:
-        """The graph of a decode launch with up to `rows` rows, and so many drafts of each, on either side. masked: S
-        looks for masks."""
+        """Return the graph of a decode launch with up to `rows` rows and `drafts` drafts of each in S and F. masked: S
+        reads masks."""
         key = self.graph_buckets.launch_key(GraphKey(Piece.LAUNCH, rows, form, drafts, masked=masked).shape)
         assert key is not None, "every decode launch has a graph"
         return key
@@ -256,7 +253,7 @@ class CudaDevice:
         marks.sampled(self._counter, self._marks_on_device)
 
     def _after_sampling(self, shape: LaunchShape, between: Callable[[], None] = unwatched) -> None:
-        """between: called whenever a piece has been enqueued; not while a graph is captured."""
+        """Run apply and F. between: called after each enqueued piece; not while a graph is captured."""
         self._program.apply(shape)
         between()
         if not shape.is_closing:
@@ -271,11 +268,11 @@ class CudaDevice:
     # ------------------------------------------------------------ capture
 
     def _warm_up(self, keys: Sequence[GraphKey], pieces_tokens: Sequence[int]) -> None:
-        """Run everything once: kernels are compiled and loaded, libraries make their handles. The largest launch in
-        pieces is run first: the others find room in what it has taken. pieces_tokens: query tokens of the others, of
-        which nothing is new but what the vendor's library chooses for each of a layer's products.
+        """Run every kernel once, so that it is compiled and loaded and libraries have their handles. The largest launch
+        in pieces runs first; the others fit into its memory. pieces_tokens: query tokens of further launches, for which
+        only the vendor's library chooses other products.
 
-        No plan is staged, so apply masks every row, and nothing but the null block is written.
+        No plan is staged, so apply masks every row, and only the null block is written.
         """
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream), self._program.warming_up():
@@ -283,24 +280,24 @@ class CudaDevice:
                 if key.piece in (Piece.LAUNCH, Piece.MIXED):
                     self._whole(key.shape)
                 elif key.tokens:
-                    self._program.meet(key.shape)
+                    self._program.warm_up_layers(key.shape)
             largest = self._mixed_shape(self._mixed_tokens)
             self._whole(largest)
-            self._whole(largest._replace(rows=1))  # kernels may have a form for a chunk that is alone
+            self._whole(largest._replace(rows=1))  # a single chunk may have special kernels
             if self.rings.layout.prompt_tokens:
                 self._whole(largest._replace(prompt_logprobs=True))
             for tokens in pieces_tokens:
-                self._program.meet(self._mixed_shape(tokens))
+                self._program.warm_up_layers(self._mixed_shape(tokens))
             self._whole(LaunchShape(0, 1, Form.PLAIN, rows=0, tokens=0, is_decode=False))
         self.stream.synchronize()
 
     def _mixed_shape(self, tokens: int) -> LaunchShape:
-        """With as many rows as there may be: what a launch with prompts takes goes by these, too."""
+        """Return a mixed launch with as many rows as possible, since memory depends on them, too."""
         rows = min(self.buckets[-1], tokens)
         return LaunchShape(0, 1, Form.PLAIN, rows=rows, tokens=tokens, is_decode=False)
 
     def _capture_all(self, keys: Sequence[GraphKey], progress: Callable[[int, int], None]) -> None:
-        """Capture the largest graph first: the smaller ones then fit into the memory that it took."""
+        """Capture all graphs, the largest first: the smaller ones fit into its memory."""
         work: dict[Piece, Callable[[LaunchShape], None]] = {
             Piece.LAUNCH: self._whole,
             Piece.MIXED: self._whole,
@@ -314,7 +311,7 @@ class CudaDevice:
         progress(len(keys), len(keys))
 
     def _forget(self, launched: int) -> None:
-        """Set counters, marks and row state back to before the warm-up, on the host and on the device."""
+        """Reset counters, marks and row state to before the warm-up, on the host and on the device."""
         with torch.cuda.stream(self.stream), torch.inference_mode():
             self._program.reset(launched)
             self._counter.fill_(launched)
@@ -327,7 +324,7 @@ class CudaDevice:
     # ------------------------------------------------------------ faults and figures
 
     def _settle(self) -> None:
-        """Raise what is known to have failed; count the bytes of launches that have ended since the last look."""
+        """Raise a known failure; count the bytes of launches that have ended since the last call."""
         if self._fault is not None:
             raise DeviceError(f"a launch failed: {self._fault}") from self._fault
         ended = int(self._marks[marks.ENDED])
@@ -335,7 +332,7 @@ class CudaDevice:
             self.counters.bytes_to_device += int(self.rings.status[self.rings.slot(number), STATUS_BYTES])
         self._counted = ended
 
-    def _look_for_a_fault(self) -> None:
+    def _check_fault(self) -> None:
         try:
             self.stream.query()
         except Exception as error:

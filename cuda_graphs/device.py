@@ -25,26 +25,25 @@ class DeviceError(RuntimeError):
 
 
 class Program(Protocol):
-    """The three parts of a launch, which work in the device's memory.
+    """The three parts of a launch, in the device's memory.
 
-    The device calls them in launch order: sample, apply, forward. A program counts launches itself: every `sample`
-    advances its counter, which says which launch is running and which ring slot is its own. A captured graph could hold
-    no number.
+    The device calls them in launch order: sample, apply, forward. A program counts launches: every `sample` advances
+    its counter, which selects the running launch and its ring slot. A captured graph could not contain the number.
     """
 
     def sample(self, shape: LaunchShape) -> None:
-        """S: advance the launch counter, and write a token for each sample row into the cells of the result slot."""
+        """Run S: advance the launch counter, and write a token of each sample row into the cells of the result slot."""
 
     def apply(self, shape: LaunchShape) -> int:
-        """Apply the plan in its staging slot to the row state. Returns the bytes read from the rings
-        (0 where only the device can know)."""
+        """Apply the plan in its staging slot to the row state. Returns the bytes read from the rings (0 if only the
+        device can know)."""
 
     def forward(self, shape: LaunchShape) -> None:
-        """F: forward over the plan's rows; logits by row slot stay on the device."""
+        """Run F: forward over the plan's rows; logits stay on the device, by row slot."""
 
     def read_rows(self) -> Mapping[str, NDArray[np.generic]]:
-        """The device's row state by field name, on the host. Only while nothing is in flight; good until the next
-        launch."""
+        """Return the device's row state by field name, on the host. Only while nothing is in flight; valid until the
+        next launch."""
 
 
 @dataclass(slots=True)
@@ -52,7 +51,7 @@ class DeviceCounters:
     """What a device did. Read by `Stats` and by tests."""
 
     bytes_to_device: int = 0
-    waits: int = 0  # times the host blocked on a mark, and on nothing else
+    waits: int = 0  # times the host blocked on a mark alone
     graph_captures: int = 0
     graph_replays: int = 0
     fallbacks: Counter[str] = field(default_factory=Counter)  # launches that were not one graph, by reason
@@ -63,36 +62,37 @@ class Device(Protocol):
 
     rings: RingMemory
     counters: DeviceCounters
-    buckets: tuple[int, ...]  # row counts that graphs are captured for, ascending; none where there are no graphs
-    mixed_buckets: tuple[int, ...]  # query tokens of mixed launches that graphs are captured for, as above
-    calls_at_once: int  # by which launches may be enqueued that have not ended; one more call might wait for the device
+    buckets: tuple[int, ...]  # row counts of captured graphs, ascending; empty without graphs
+    mixed_buckets: tuple[int, ...]  # query tokens of captured mixed launches, as above
+    calls_at_once: int  # most calls of launches that have not ended; one more might wait for the device
 
     def calls(self, shape: LaunchShape) -> int:
-        """By how many calls a launch of this shape is enqueued, at most: a graph by one."""
+        """Return the most calls that enqueue a launch of this shape: 1 for a graph."""
 
     def launch(self, shape: LaunchShape) -> None:
         """Enqueue a launch whose plan is staged. Never blocks."""
 
     def sampled(self) -> int:
-        """Number of the newest launch whose results are readable. Raises DeviceError if the device failed."""
+        """Return the newest launch whose results are readable. Raises DeviceError if the device failed."""
 
     def ended(self) -> int:
-        """Number of the newest launch whose F has ended, and which nothing on the device reads any more. Of a launch
-        that runs in several places this is the least of their marks: everything is given back by it, and by nothing
-        else. In one place it is never more than one launch behind `sampled`, if that is asked first.
+        """Return the newest launch whose F has ended, which nothing on the device reads any more.
+
+        With several ranks it is the least of their marks, and resources are released by it alone. With one rank it is
+        at most one launch behind `sampled`, if that is called first.
 
         Raises DeviceError if the device failed.
         """
 
     def wait(self, sampled: int, ended: int, wake_fds: Sequence[int], timeout_s: float) -> None:
-        """Block until `sampled()` > sampled, and the launch before that has ended, or `ended()` > ended, or a
-        descriptor is readable, or time is up.
+        """Block until `sampled()` > sampled and the launch before has ended, or `ended()` > ended, or a descriptor is
+        readable, or the time is up.
 
-        The only place where the engine's thread blocks while launches are in flight.
+        Only here does the engine's thread block while launches are in flight.
         """
 
     def read_rows(self) -> Mapping[str, NDArray[np.generic]]:
-        """`Program.read_rows`, once everything enqueued has ended."""
+        """Return `Program.read_rows` after everything enqueued has ended."""
 
     def close(self) -> None:
-        """Stop. Nothing enqueued is lost: it runs first, or has failed."""
+        """Stop after everything enqueued has run or failed."""

@@ -1,4 +1,4 @@
-"""Captured graphs by what they hold."""
+"""Captured graphs, by key."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from runahead.cuda_graphs.buckets import GraphKey
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Python collects no garbage meanwhile. What it finds may give memory back to the driver, as a start that was given
-    up does with what it had mapped, and such a call ends the capture that the same thread is in."""
+    """Disable garbage collection. A collection could return memory to the driver, which would end the capture on the
+    same thread."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -26,7 +26,7 @@ def no_collection() -> Iterator[None]:
 
 
 class GraphPool:
-    """CUDA graphs that share one memory pool, which is safe because they replay one after the other on one stream."""
+    """CUDA graphs that share one memory pool, which is safe because they replay one after another on one stream."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream
@@ -37,7 +37,7 @@ class GraphPool:
         return len(self._graphs)
 
     def capture(self, key: GraphKey, work: Callable[[], None]) -> None:
-        """Record what `work` enqueues. It must have run before: nothing may be compiled or loaded during a capture."""
+        """Capture what `work` enqueues. It must have run before: nothing may be compiled or loaded during a capture."""
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         captured = torch.cuda.graph(graph, pool=self._memory, stream=self._stream, capture_error_mode="thread_local")
         with no_collection(), captured:
@@ -50,7 +50,7 @@ class GraphPool:
         self._graphs[key].replay()
 
     def nodes(self, key: GraphKey) -> int:
-        """How many nodes a graph has."""
+        """Return the number of a graph's nodes."""
         graph = ctypes.c_void_p(self._graphs[key].raw_cuda_graph())
         count = ctypes.c_size_t(0)
         error = ctypes.CDLL("libcuda.so.1").cuGraphGetNodes(graph, None, ctypes.byref(count))
@@ -59,5 +59,5 @@ class GraphPool:
         return count.value
 
     def clear(self) -> None:
-        """Give the graphs and their memory back. Only while nothing is in flight."""
+        """Free the graphs and their memory. Only while nothing is in flight."""
         self._graphs.clear()

@@ -1,7 +1,7 @@
 """The host device: a worker thread that runs launches in order, so that the chain and its hazards exist on a CPU.
 
-The engine's thread stages a plan and goes on; the worker reads the staging slot only when the launch *runs*. So
-whatever would be a race on a GPU is a race here too.
+The engine's thread stages a plan and continues; the worker reads the staging slot only when the launch *runs*. So a
+race on a GPU is a race here too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def no_delay() -> None:
 
 
 def seeded_delays(seed: int) -> Callable[[], None]:
-    """A delay of up to 2 ms, two times in three, from a seed: a test mode that shakes host and device apart."""
+    """Return a delay of up to 2 ms, two times in three, from a seed: a test mode that varies the timing of host and
+    device."""
     dice = random.Random(seed)
 
     def delay() -> None:
@@ -43,11 +44,11 @@ def seeded_delays(seed: int) -> Callable[[], None]:
 
 
 class HostDevice:
-    """Runs a `Program` on a thread of its own.
+    """Runs a `Program` on a separate thread.
 
-    delay: called before each of the three parts of a launch. launched: the number that the first launch comes after, as
-    the program was told. clock: ns, monotonic; read before and after each part. marks: int64 [2], where the numbers of
-    the newest sampled and of the newest ended launch are kept; None: in memory of this device.
+    delay: called before each of a launch's three parts. launched: the number before the first launch's, as in the
+    program. clock: ns, monotonic; read before and after each part. marks: int64 [2], the newest sampled and the newest
+    ended launch; None: in this device's memory.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class HostDevice:
     def wait(self, sampled: int, ended: int, wake_fds: Sequence[int], timeout_s: float) -> None:
         self.counters.waits += 1
         deadline = time.monotonic() + timeout_s
-        # Written before the marks are looked at. The worker reads it after it has set a mark, so that no mark is
+        # Written before the marks are read. The worker reads it after it has set a mark, so that no mark is
         # missed.
         self._awaited = (sampled, ended)
         while self._fault is None and self._marks[_SAMPLED] <= sampled and self._marks[_ENDED] <= ended:
@@ -147,10 +148,10 @@ class HostDevice:
         self._mark()
 
     def _mark(self) -> None:
-        """Wake the host, if it waits for what has happened. Each wake-up costs the worker the interpreter's lock."""
+        """Wake the host if it waits for this mark. Each wake-up costs the worker the interpreter's lock."""
         sampled, ended = self._awaited
         if self._marks[_SAMPLED] > sampled or self._marks[_ENDED] > ended or self._fault is not None:
-            with contextlib.suppress(BlockingIOError):  # the pipe is full of marks already
+            with contextlib.suppress(BlockingIOError):  # the pipe is already full
                 os.write(self._mark_write, b"m")
 
     def _raise_fault(self) -> None:

@@ -1,7 +1,7 @@
 """A launch's marks and stamps on CUDA: numbers that the device writes into mapped memory and the host polls.
 
-Each kernel is one program of one warp. The number of the running launch comes from a counter on the device, so that a
-captured graph holds none.
+Each kernel is one program of one warp. A counter on the device has the running launch's number, so that a captured
+graph contains none.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -24,7 +24,7 @@ _ENDED = tl.constexpr(ENDED)
 
 @triton.jit
 def _release(pointer, value):
-    """Store `value` so that the host sees it only after everything that this stream has stored before."""
+    """Store `value` so that the host sees it only after all earlier stores of this stream."""
     tl.inline_asm_elementwise(
         "{ fence.acq_rel.sys; st.volatile.global.b64 [$1], $2; mov.u32 $0, 0; }",
         "=r,l,l",
@@ -55,15 +55,15 @@ def _ended_kernel(counter, marks, end_ns, SLOTS: tl.constexpr):
 
 
 def start(counter: torch.Tensor, start_ns: torch.Tensor) -> None:
-    """S begins: advance the counter, int64 [1], and stamp the device's clock into mapped `start_ns`, int64 [slots]."""
+    """Begin S: advance the counter, int64 [1], and stamp the device's clock into mapped `start_ns`, int64 [slots]."""
     _start_kernel[(1,)](counter, start_ns, SLOTS=start_ns.shape[0], num_warps=1)
 
 
 def sampled(counter: torch.Tensor, marks: torch.Tensor) -> None:
-    """S has ended: the launch's number into mapped `marks`, int64 [MARKS], behind a fence of the whole system."""
+    """End S: write the launch's number into mapped `marks`, int64 [MARKS], behind a system fence."""
     _sampled_kernel[(1,)](counter, marks, num_warps=1)
 
 
 def ended(counter: torch.Tensor, marks: torch.Tensor, end_ns: torch.Tensor) -> None:
-    """F has ended: the device's clock into mapped `end_ns`, int64 [slots], then the launch's number into `marks`."""
+    """End F: write the device's clock into mapped `end_ns`, int64 [slots], then the launch's number into `marks`."""
     _ended_kernel[(1,)](counter, marks, end_ns, SLOTS=end_ns.shape[0], num_warps=1)

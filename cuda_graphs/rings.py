@@ -1,7 +1,7 @@
-"""The staging ring (host to device) and the result ring (device to host), in memory both sides reach.
+"""The staging ring (host to device) and the result ring (device to host), in memory that both sides access.
 
-A slot belongs to one launch from the moment its plan is staged until that launch has retired. The device finds
-its slot by its own launch counter, never by an address baked into a captured graph.
+A slot belongs to one launch from the staging of its plan until the launch has retired. The device finds its slot by its
+launch counter, never by an address in a captured graph.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-# A result cell is one aligned 64-bit store: the launch number modulo 2**32 in the high half, what S decided in the low
-# half. The number wraps around, and is compared in its wrapped form. A cell that was not written yet holds the number
+# A result cell is one aligned 64-bit store: the launch number modulo 2**32 in the high half, S's decision in the low
+# half. The number wraps around, and is compared in its wrapped form. A cell that was not written yet has the number
 # of an earlier launch.
 TOKEN_MASK = (1 << 26) - 1
 FORCED = 1 << 6  # in `drafted`
-NOTHING_LEFT = 1 << 26  # nothing that the row may say is left: the device ended the row, the token is meaningless
-HELD = 1 << 27  # S lacks what the row's next token waits for: it brings none and goes on
+NOTHING_LEFT = 1 << 26  # the row's grammar allows no token: the device ended the row, the token is meaningless
+HELD = 1 << 27  # the mask of the row's next token is missing: the row brings no token and goes on
 STOPPED = 1 << 28  # the device ended the row with this token
 VOID = 1 << 29  # the row had ended before this launch: nothing was sampled
-NON_FINITE = 1 << 30  # the row's logits held a NaN or an infinity: the device ended the row, the token is meaningless
+NON_FINITE = 1 << 30  # the row's logits had a NaN or an infinity: the device ended the row, the token is meaningless
 
 # Words of a result slot's `status`.
 STATUS_FAULT = 0  # 0, or one of the codes below
@@ -34,12 +34,12 @@ FAULT_PLAN_NUMBER = 1  # apply found a plan that was not the one for its launch:
 
 
 def low_word(number: int) -> int:
-    """A launch number modulo 2**32, as the signed 32-bit word that a cell's high half holds."""
+    """Return a launch number modulo 2**32, as the signed 32-bit word in a cell's high half."""
     return (number + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
 def cell_tag(number: int) -> int:
-    """The high half of the cells of a launch, in its place in the 64 bits."""
+    """Return the high half of a launch's cells, shifted into place."""
     return low_word(number) << 32
 
 
@@ -67,13 +67,13 @@ class RingLayout:
 
 @dataclass(frozen=True, slots=True)
 class RingMemory:
-    """Both rings, as the host sees them. NumPy views; on CUDA the memory behind them is pinned and mapped.
+    """Both rings, as the host sees them: NumPy views; on CUDA the memory is pinned and mapped.
 
-    What S leaves (cells, logprob, top_ids, top_logprobs, drafted) is readable once the launch is sampled. What F leaves
-    (finite, prompt_*) is readable once it has ended. Entry j of prompt_* belongs to query token j of F, in the order of
-    `query_start_loc`, and says how likely the prompt's next token was; each row that decodes is counted with all drafts
-    of the launch, however many the drafter had. Only rows that asked for prompt log-probabilities leave entries; the
-    last query token of a row's last chunk, which no prompt token follows, has none.
+    S's results (cells, logprob, top_ids, top_logprobs, drafted) are readable once the launch is sampled. F's results
+    (finite, prompt_*) are readable once it has ended. Entry j of prompt_* belongs to query token j of F, in the order
+    of `query_start_loc`, and has the log-probability of the prompt's next token; each decoding row counts with all
+    drafts of the launch, proposed or not. Only rows that asked for prompt log-probabilities leave entries; the last
+    query token of a row's last chunk has none, since no prompt token follows.
     """
 
     layout: RingLayout
@@ -83,22 +83,22 @@ class RingMemory:
     logprob: NDArray[np.float32]  # [slots, rows, 1 + drafts] of the chosen token
     top_ids: NDArray[np.int32]  # [slots, rows, 1 + drafts, max_top]
     top_logprobs: NDArray[np.float32]  # [slots, rows, 1 + drafts, max_top]
-    # [slots, rows] how many drafts of the row S has looked at, where F held some; FORCED is added where a grammar said
-    # them, and no drafter.
+    # [slots, rows] verified drafts of the row, if F had some; FORCED is added if a grammar forced
+    # them.
     drafted: NDArray[np.int8]
-    finite: NDArray[np.int8]  # [slots, rows] by place in F's row list: 1 where all final hidden states are finite
+    finite: NDArray[np.int8]  # [slots, rows] by index in F's row list: 1 if all final hidden states are finite
     prompt_logprob: NDArray[np.float32]  # [slots, prompt_tokens] of the prompt's next token
     prompt_top_ids: NDArray[np.int32]  # [slots, prompt_tokens, max_top]
     prompt_top_logprobs: NDArray[np.float32]  # [slots, prompt_tokens, max_top]
     status: NDArray[np.int32]  # [slots, STATUS_WORDS]
     start_ns: NDArray[np.int64]  # [slots] the device's clock when S began
     end_ns: NDArray[np.int64]  # [slots] the device's clock when F ended
-    idle_ns: NDArray[np.int64]  # [slots] between these two, how long the device had nothing to run, at most
+    idle_ns: NDArray[np.int64]  # [slots] most time between these two without work on the device
     rank_stamps: NDArray[np.int64]  # [ranks - 1, 2, slots] start_ns and end_ns of tensor-parallel ranks from 1 on
     rank_waited_ns: NDArray[np.int64]  # [ranks] waiting for other ranks within launches so far; empty with one rank
 
     def slot(self, number: int) -> int:
-        """The slot of a launch, the same on the host and on the device."""
+        """Return the slot of a launch, the same on the host and on the device."""
         return number % self.layout.slots
 
 
@@ -109,12 +109,12 @@ class Allocate(Protocol):
 
 
 def zeros(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[np.generic]:
-    """Ordinary host memory."""
+    """Return ordinary host memory."""
     return np.zeros(shape, dtype)
 
 
 def allocate_rings(layout: RingLayout, allocate: Allocate = zeros) -> RingMemory:
-    """Both rings of `layout`, every array made by `allocate`."""
+    """Return both rings of `layout`, with every array made by `allocate`."""
     slots, rows, top, tokens = layout.slots, layout.rows, layout.max_top, layout.prompt_tokens
     cells = 1 + layout.drafts
     return RingMemory(
@@ -140,7 +140,7 @@ def allocate_rings(layout: RingLayout, allocate: Allocate = zeros) -> RingMemory
 
 
 def ring_bytes(layout: RingLayout) -> int:
-    """Bytes of both rings, of which nothing is made."""
+    """Return the bytes of both rings, without allocating them."""
     sizes: list[int] = []
 
     def counted(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[np.generic]:

@@ -1,4 +1,4 @@
-"""What a launch looks like from outside: how many rows, how many tokens, which form of sampling."""
+"""A launch's shape: rows, tokens and sampler form."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Form(enum.StrEnum):
-    """What the sample rows of a launch ask of the sampler."""
+    """The sampler form that a launch's sample rows need."""
 
     PLAIN = "plain"  # greedy and temperature
     FULL = "full"  # filters, penalties, bias, allowed tokens, masked stop ids, log-probabilities
@@ -16,18 +16,15 @@ class Form(enum.StrEnum):
 class LaunchShape(NamedTuple):
     """The host's description of one launch, S(number) -> apply(number) -> F(number).
 
-    number: the launch's place in the chain, without gaps; 64 bits hold it. The first is 1, except in tests.
-    sample_rows: rows that S(number) looks at, all rows of plan number - 1 (0: there is nothing to sample).
-    form: what those sample rows need.
-    rows: rows of F(number); 0 makes the launch a closing one, S and copy-out alone.
-    tokens: query tokens of F(number), as if each row that decodes had `drafts`.
-    is_decode: every row of F(number) has as many query tokens as one that decodes, 1 + drafts; not of a closing launch.
-    prompt_logprobs: a chunk of F leaves log-probabilities of its prompt. False: the launch does none of the work for
-    them.
-    drafts: query tokens of F(number) that are guessed, of each row that decodes; 0 where none does.
-    sample_drafts: the same of F(number - 1), whose logits S(number) looks at, leaving 1 + sample_drafts cells a row.
-    masked: S(number), in the full form, looks for masks of rows with a grammar.
-    forced: nobody guesses any of `drafts`, which are above 0: grammars alone may say them.
+    number: the launch's number in the chain, without gaps, in 64 bits. The first is 1, except in tests. sample_rows:
+    rows that S(number) reads, all rows of plan number - 1 (0: nothing to sample). form: of those sample rows. rows:
+    rows of F(number); 0 makes the launch a closing one, S and copy-out alone. tokens: query tokens of F(number), as if
+    each decoding row had `drafts`. is_decode: every row of F(number) has the query tokens of a decoding row, 1 +
+    drafts; not in a closing launch. prompt_logprobs: a chunk of F leaves log-probabilities of its prompt. False: the
+    launch does no work for them. drafts: drafts of each decoding row in F(number); 0 without any. sample_drafts: the
+    same in F(number - 1), whose logits S(number) samples, leaving 1 + sample_drafts cells a row. masked: S(number), in
+    the full form, reads masks of rows with a grammar. forced: none of `drafts`, which are above 0, is a guess: only
+    grammars may force them.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""A launch's shape, read from its staged plan: whoever has the plan's bytes can run the launch."""
+"""A launch's shape, read from its staged plan: any process with the plan's bytes can run the launch."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _PLAIN, _FULL = Form.PLAIN, Form.FULL  # members of an enum are looked up slowly
 
 
 def shape_of(body: NDArray[np.int32]) -> LaunchShape:
-    """The shape of the launch whose plan is in this staging slot, int32 [plan_words]. The engine itself takes it from
-    here, so that a process which is sent the bytes and nothing else enqueues the same launch."""
+    """Return the shape of the launch whose plan is in this staging slot, int32 [plan_words]. The engine calls this too,
+    so that a process with only the plan's bytes enqueues the same launch."""
     number, sample_rows, needs_full, rows, tokens, is_decode, prompt_logprobs, drafts, sample_drafts, *_, guesses = (
         _unpack_header(body.data)
     )

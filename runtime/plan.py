@@ -1,11 +1,11 @@
-"""The launch plan: what changes on the device with one launch, as a flat int32 buffer of absolute values.
+"""The launch plan: the changes on the device with one launch, as a flat int32 buffer of absolute values.
 
 A plan slot holds a 64-byte header and, only where something changed, a body:
 
     header | row list [rows] | appends [n, 3] | chunks [n, 5] | admission offsets [n]
 
-Prompt tokens and admission records lie in the bulk slot of the same launch; only mixed launches have any. In a steady
-decode nothing follows the header.
+Prompt tokens and admission records are in the bulk slot of the same launch; only mixed launches have any. In steady
+decode the plan is its header.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ HEADER_WORDS: Final = 16
 
 
 class PlanHeader(NamedTuple):
-    """What a plan slot begins with."""
+    """The header of a plan slot."""
 
-    # The launch's shape: `runahead.runtime.launch_shape.shape_of` makes it of these.
+    # The launch's shape, which `runahead.runtime.launch_shape.shape_of` reads.
     number: Annotated[int, INT64]  # the launch that the plan is for
-    sample_rows: Annotated[int, INT32]  # rows that S looks at
-    needs_full: Annotated[int, INT32]  # what S samples needs: 0, the plain form; 1, the full one; 2, and masks too
+    sample_rows: Annotated[int, INT32]  # rows that S reads
+    needs_full: Annotated[int, INT32]  # S's form: 0, plain; 1, full; 2, full with masks
     rows: Annotated[int, INT32]  # rows of F
-    tokens: Annotated[int, INT32]  # query tokens of F, at most: of rows with a grammar and of others alike
-    is_decode: Annotated[int, INT32]  # 1: every row of F has as many query tokens as a row that decodes
+    tokens: Annotated[int, INT32]  # most query tokens of F, as if each decoding row had `drafts`
+    is_decode: Annotated[int, INT32]  # 1: every row of F has the query tokens of a decoding row
     prompt_logprobs: Annotated[int, INT32]  # 1: a chunk leaves log-probabilities of its prompt
-    drafts: Annotated[int, INT32]  # query tokens of a row that decodes, in addition to its newest token
-    sample_drafts: Annotated[int, INT32]  # the same of the F before, which S looks at
-    # What is in the plan's body.
-    row_list: Annotated[int, INT32]  # 1: the row list follows; 0: the rows are those of before, each one token further
+    drafts: Annotated[int, INT32]  # query tokens of a decoding row beside its newest token
+    sample_drafts: Annotated[int, INT32]  # the same for the previous F, which S verifies
+    # The plan's body.
+    row_list: Annotated[int, INT32]  # 1: the row list follows; 0: the previous rows, each one token further
     appends: Annotated[int, INT32]
     chunks: Annotated[int, INT32]
     admissions: Annotated[int, INT32]
     bulk_words: Annotated[int, INT32]  # words used in the bulk slot
-    guesses: Annotated[int, INT32]  # of `drafts`, those that the drafter may make: all others a grammar has to force
+    guesses: Annotated[int, INT32]  # of `drafts`, the drafter's; only a grammar forces others
 
 
 HEADER: Final = WordLayout(PlanHeader, HEADER_WORDS)
@@ -50,21 +50,21 @@ _pack_header: Final = HEADER.struct.pack_into
 APPEND_WORDS: Final = 3
 
 # Words of a chunk: a row with its own query tokens, from the bulk slot.
-CHUNK_ROW: Final = 0  # its place in the row list
+CHUNK_ROW: Final = 0  # its index in the row list
 CHUNK_START: Final = 1  # position of its first query token
 CHUNK_TOKENS: Final = 2
-CHUNK_OFFSET: Final = 3  # where its token ids begin in the bulk slot
-CHUNK_SAMPLES: Final = 4  # 1: its last token ends what is known of the row, the next S samples it
+CHUNK_OFFSET: Final = 3  # index of its first token id in the bulk slot
+CHUNK_SAMPLES: Final = 4  # 1: its last token is the row's last known one, so the next S samples the row
 CHUNK_WORDS: Final = 5
-# Where the row asked for prompt log-probabilities and the chunk is not its last, one more token id follows the chunk's
-# own in the bulk slot: the prompt's next.
+# If the row wants prompt log-probabilities and the chunk is not its last, one more token id follows the chunk's
+# tokens in the bulk slot: the prompt's next.
 
-PLAN_WORDS: Final = 2048  # 8 KiB: what does not fit waits for the next launch
+PLAN_WORDS: Final = 2048  # 8 KiB; the rest waits for the next launch
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A row's parameters on its way to the device: everything that its slot must hold before its first F."""
+    """A row's parameters for the device: everything that its slot needs before its first F."""
 
     slot: int
     words: NDArray[np.int32]  # the record and its lists, as `runahead.runtime.row_record` lays them out
@@ -79,7 +79,7 @@ class Admission:
 class Chunk:
     """Consecutive prompt tokens of one row.
 
-    target: the prompt's next token, where the chunk's last query token is to leave its log-probability; -1: it is not.
+    target: the prompt's next token, if the chunk's last query token must leave its log-probability; else -1.
     """
 
     slot: int
@@ -97,12 +97,11 @@ class Chunk:
 class LaunchPlan(NamedTuple):
     """One launch's plan, before it is staged.
 
-    rows: row slots of F, ascending. chunks: those of them with query tokens of their own. tokens: query tokens of F, as
-    if each row that decodes had `drafts`. sample_rows: rows that S looks at. needs_full, masked: one of those that it
-    samples asks for more than the plain form; has a grammar. is_decode: every row of F has as many query tokens as one
-    that decodes. prompt_logprobs: a chunk leaves log-probabilities of its prompt. drafts, sample_drafts: of each row
-    that decodes in this F, and in the F before, at most. guesses: of these in this F, those that the drafter may make;
-    others a grammar has to force.
+    rows: row slots of F, ascending. chunks: rows with prompt tokens. tokens: query tokens of F, as if each decoding row
+    had `drafts`. sample_rows: rows that S reads. needs_full, masked: some sampled row needs the full form; has a
+    grammar. is_decode: every row of F has the query tokens of a decoding row. prompt_logprobs: a chunk leaves
+    log-probabilities of its prompt. drafts, sample_drafts: most drafts of a decoding row in this F, and in the previous
+    F. guesses: of this F's drafts, the drafter's; only a grammar forces others.
     """
 
     number: int
@@ -126,7 +125,7 @@ class LaunchPlan(NamedTuple):
 def stage(plan: LaunchPlan, body: NDArray[np.int32], bulk: NDArray[np.int32]) -> None:
     """Write a plan into its staging slot: `body` [plan_words] and `bulk` [bulk_words].
 
-    Raises OverflowError where the plan is larger than its slot; the scheduler never makes such a plan.
+    Raises OverflowError if the plan is larger than its slot; the scheduler never makes such a plan.
     """
     rows = plan.rows.size if plan.row_list_changed else 0
     appends, chunks, admissions = len(plan.appends), len(plan.chunks), len(plan.admissions)
@@ -134,7 +133,7 @@ def stage(plan: LaunchPlan, body: NDArray[np.int32], bulk: NDArray[np.int32]) ->
     bulk_words = sum(c.words for c in plan.chunks) + sum(a.size for a in plan.admissions) if chunks or admissions else 0
     if end > body.size or bulk_words > bulk.size:
         raise OverflowError(f"plan {plan.number} needs {end} + {bulk_words} words of {body.size} + {bulk.size}")
-    _pack_header(  # the fields of `PlanHeader`; to make one would take longer than the rest
+    _pack_header(  # the fields of `PlanHeader`, which would take longer to make than the rest
         body.data,
         0,
         plan.number,
@@ -192,16 +191,16 @@ class PlanView:
     appends: NDArray[np.int32]  # [n, 3]
     chunks: NDArray[np.int32]  # [n, CHUNK_WORDS]
     admissions: NDArray[np.int32]  # [n] offsets into the bulk slot
-    words: int  # of the plan slot, header included
+    words: int  # of the plan slot, including the header
 
     @property
     def bytes_read(self) -> int:
-        """What a device copies to take this plan in."""
+        """Bytes that a device copies to read this plan."""
         return 4 * (self.words + self.bulk_words)
 
 
 def read_plan(body: NDArray[np.int32]) -> PlanView:
-    """The plan in a staging slot."""
+    """Return the plan in a staging slot."""
     header = PlanHeader._make(HEADER.struct.unpack_from(body.data))
     at = HEADER_WORDS
     rows = body[at : at + header.rows] if header.row_list else None

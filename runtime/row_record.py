@@ -92,14 +92,14 @@ class AdmissionView:
 
     def word(self, name: str) -> int:
         """A whole number of the head."""
-        return int(self.head[ROW_RECORD.place(name)])
+        return int(self.head[ROW_RECORD.offset(name)])
 
 
 _LIST_SIZES: Final = tuple(
-    ROW_RECORD.place(name) for name in ("stop_count", "bias_count", "bias_count", "allowed_words", "block_count")
+    ROW_RECORD.offset(name) for name in ("stop_count", "bias_count", "bias_count", "allowed_words", "block_count")
 )
-_PENALTY_ENTRIES: Final = ROW_RECORD.place("penalty_entries")
-_HISTORY_COUNT: Final = ROW_RECORD.place("history_count")
+_PENALTY_ENTRIES: Final = ROW_RECORD.offset("penalty_entries")
+_HISTORY_COUNT: Final = ROW_RECORD.offset("history_count")
 
 
 def read_admission(bulk: NDArray[np.int32], offset: int) -> AdmissionView:

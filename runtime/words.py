@@ -74,7 +74,7 @@ class WordLayout:
         """Of the fields, in their order."""
         return tuple(self.fields)
 
-    def place(self, name: str) -> int:
+    def offset(self, name: str) -> int:
         """The word at which a field begins."""
         return self._places[name]
 

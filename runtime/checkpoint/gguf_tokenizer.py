@@ -21,7 +21,7 @@ _USER_DEFINED: Final = 4
 _UNUSED: Final = 5
 # What a template calls a token, and the key of its id.
 _NAMED: Final = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-# How pieces are found in a text in which no token crosses their borders: as the tokenizers of these models have it.
+# How pieces are found in a text in which no token crosses their boundaries: as the tokenizers of these models have it.
 _BYTES: Final = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 _GPT2: Final = {**_BYTES, "use_regex": True}
 _WORDS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"

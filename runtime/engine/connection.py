@@ -1,4 +1,4 @@
-"""The sockets of front ends, as the engine holds them, and whose turn it is to be heard."""
+"""The engine's connections to front ends, and the order in which their messages are read."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import msgspec
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.frames import FrameReader
 
-HELLO_BYTES: Final = 64  # of a frame before the greeting: whoever says more is no front end
-_READ_BYTES: Final = 1 << 16  # at a time: what is copied is not the loop's to wait for
+HELLO_BYTES: Final = 64  # of a frame before the Hello; a longer frame is not a front end's
+_READ_BYTES: Final = 1 << 16  # bytes of one read, so that copying never delays the loop for long
 
 
 class Connection:
@@ -25,26 +25,26 @@ class Connection:
         self.connected_at = self.read_at = now  # seconds; all complete frames that the reader has came at `read_at`
         self.reader = FrameReader(HELLO_BYTES)
         self.unsent = bytearray()
-        self.is_full = False  # the socket took not all of it: whoever watches it waits for room
+        self.is_full = False  # `unsent` is not empty, so the selector watches for room
         self.greeted = False
         self.ended = False
-        self.last_handle = 0  # of its requests: they count up
-        # n by handle, of requests that are announced and neither submitted nor cancelled
+        self.last_handle = 0  # the newest handle of its requests, which count up
+        # n by handle, of announced requests that are neither submitted nor cancelled
         self.announced: dict[int, int] = {}
 
     @property
     def has_more(self) -> bool:
-        """There is a message to take, or its end to be told."""
+        """Return whether there is a message to take or an end to report."""
         return self.ended or self.reader.has_frame
 
     def greet(self, frame_bytes: int) -> None:
-        """It has said its Hello: from now on its frames may have so many bytes."""
+        """Record its Hello: from now on its frames may have `frame_bytes` bytes."""
         self.greeted = True
         self.reader.limit = frame_bytes
 
     def read(self, now: float) -> bool:
-        """Some of what the socket has: no more than that is kept beside a frame that is not complete. False at its
-        end."""
+        """Read some bytes from the socket, so that little is kept beside an incomplete frame. Returns False at the
+        socket's end."""
         try:
             data = self.sock.recv(_READ_BYTES)
         except BlockingIOError:
@@ -66,7 +66,8 @@ class Connection:
             del self.unsent[:sent]
 
     def dated(self, message: m.ToEngine) -> m.ToEngine:
-        """With the time from which a request's latencies count: as its front end says, within what was seen here."""
+        """Return the message with the time from which a request's latencies count: the front end's, bounded by what was
+        seen here."""
         if not isinstance(message, m.Submit | m.Announce):
             return message
         said = self.read_at if message.submitted_at is None else message.submitted_at
@@ -78,11 +79,11 @@ Lane = TypeVar("Lane")
 Said = TypeVar("Said")
 
 
-class Turns(Generic[Lane]):
-    """Who may speak, in the order of their turns, and who is gone.
+class RoundRobin(Generic[Lane]):
+    """Front ends with messages, in the order in which they are read, and front ends that are gone.
 
-    lanes: by front end, whatever its messages are taken from. A new one comes last. gone: front ends of which the next
-    message is that they are gone; they are heard of before the others.
+    lanes: by front end, the source of its messages. A new one comes last. gone: front ends whose next message is that
+    they are gone; they come before the others.
     """
 
     def __init__(self) -> None:
@@ -92,12 +93,12 @@ class Turns(Generic[Lane]):
     def take(
         self, next_of: Callable[[int, Lane], Said | None], has_more: Callable[[Lane], bool]
     ) -> Iterator[tuple[int, Said | None]]:
-        """One message of each front end in turn, for as long as there are any, and (front end, None) for who is gone.
+        """Yield one message of each front end in turn while there are any, and (front end, None) for each that is gone.
 
-        Whoever has had its turn goes behind the others, also for the next call, which may come before all had theirs.
+        A front end whose message was yielded goes behind the others, also for the next call.
 
-        next_of: takes the next message of a front end, by its number and lane; None where there is none. It may remove
-        lanes, and say who is gone. has_more: whether a lane may have another message now.
+        next_of: takes the next message of a front end, by number and lane, or returns None. It may remove lanes and add
+        to `gone`. has_more: whether a lane may have another message now.
         """
         left = list(self.lanes.items())
         while left or self.gone:

@@ -1,4 +1,4 @@
-"""Everything that `Stats` shows, and what the log says of the chain at start: read from the parts that act on it."""
+"""The engine's `Stats` and the facts that it logs at start, read from the objects that own them."""
 
 from __future__ import annotations
 
@@ -32,10 +32,8 @@ def engine_stats(
     announced: Sized,
     masks: Masks,
 ) -> EngineStats:
-    """A snapshot. Figures of launches are those of retired ones. run_ahead_asked: as the engine was configured.
-
-    announced: requests that front ends have announced. masks: who makes those of rows with a grammar.
-    """
+    """Return a snapshot of the engine's figures. Figures of launches cover retired ones. run_ahead_asked: the
+    configured depth. announced: requests that front ends have announced. masks: the mask maker."""
     ledger, pool, rows = scheduler.ledger, scheduler.pool, scheduler.rows
     return EngineStats(
         uptime_s=times.uptime_s,
@@ -94,7 +92,7 @@ def engine_stats(
 
 
 def _counted(counters: Mapping[str, int]) -> dict[str, Any]:
-    """What is counted as it happens, of requests and their tokens."""
+    """Return the counters of requests and tokens."""
     return {
         "submitted": counters["submitted"],
         "admitted": counters["admitted"],
@@ -139,19 +137,19 @@ def _of_masks(figures: MaskFigures) -> dict[str, Any]:
 
 def _of_drafts(drafts: DraftPolicy, generated: int) -> dict[str, Any]:
     return {
-        "drafted": _by_place(drafts.drafted),
-        "accepted": _by_place(drafts.accepted),
+        "drafted": _by_position(drafts.drafted),
+        "accepted": _by_position(drafts.accepted),
         "tokens_per_launch": tokens_per_launch(generated, int(drafts.accepted.sum())),
     }
 
 
-def _by_place(counts: NDArray[np.int64]) -> dict[int, int]:
-    """counts: [K], of the places of a run."""
+def _by_position(counts: NDArray[np.int64]) -> dict[int, int]:
+    """Return counts, [K], by draft position from 1 on."""
     return dict(enumerate(counts.tolist(), start=1))
 
 
 def _aborted(by_phase: Mapping[str, int], intake: Mapping[str, int]) -> dict[str, int]:
-    """Requests that were ended, by phase. The scheduler has not heard of those that were being prepared."""
+    """Return aborted requests by phase. The intake counts those in preparation, which the scheduler never had."""
     preparing = intake.get("aborted_preparing", 0)
     return {**by_phase, **({"PREPARING": preparing} if preparing else {})}
 
@@ -161,7 +159,7 @@ def _histogram(histogram: Histogram) -> HistogramStats:
 
 
 def _events(since_the_last_launch: Mapping[str, int], figures: Figures) -> dict[str, EventStats]:
-    """All events. Those that no launch has followed yet have neither held the chain nor met it idle."""
+    """Return all events. Events that no launch has followed yet count as neither held nor idle."""
     stats = {kind: EventStats(event.count, event.held, event.idle) for kind, event in figures.events.items()}
     for kind, count in since_the_last_launch.items():
         counted = stats.get(kind, EventStats(0, 0, 0))
@@ -177,9 +175,11 @@ def chain_facts(
     info: EngineInfo,
     run_ahead_asked: int,
 ) -> dict[str, object]:
-    """By name. run_ahead: 0 is serial. blocks: KV blocks, the null block left out. snapshots: of recurrent states, at
-    every snapshot_tokens-th token of a row. graph_buckets: rows that graphs are captured for, mixed_buckets: query
-    tokens of launches with prompt chunks that graphs are captured for, none where there are no graphs.
+    """Return the chain's configuration by name.
+
+    run_ahead: 0 is serial. blocks: KV blocks without the null block. snapshots: of recurrent states, at every
+    snapshot_tokens-th token of a row. graph_buckets: rows of captured graphs. mixed_buckets: query tokens of captured
+    graphs for launches with prompt chunks. Both are empty without graphs.
     """
     ledger, limits, pool = scheduler.ledger, scheduler.limits, scheduler.pool
     return {

@@ -1,4 +1,4 @@
-"""Figures of the chain, latencies of requests, and where the time of the loop goes."""
+"""Figures of the chain, latencies of requests, and times of the loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runahead.runtime.wire.histogram import Histogram
 
 
 def kind_of(shape: LaunchShape) -> str:
-    """decode, mixed or closing."""
+    """Return decode, mixed or closing."""
     if shape.is_closing:
         return "closing"
     return "decode" if shape.is_decode else "mixed"
@@ -25,7 +25,7 @@ def kind_of(shape: LaunchShape) -> str:
 
 @dataclass(slots=True)
 class EventCount:
-    """Lifecycle events of one kind, and what the next launch said of the chain: see `EventStats`."""
+    """Counts of one kind of lifecycle event: see `EventStats`."""
 
     count: int = 0
     held: int = 0
@@ -34,12 +34,12 @@ class EventCount:
 
 @dataclass(slots=True)
 class Figures:
-    """Times are seconds on the engine's clock, `_ns` on the device's."""
+    """Figures of launches. Times are seconds on the engine's clock, `_ns` on the device's."""
 
     launches_by_kind: Counter[str] = field(default_factory=Counter)
     launches_by_depth: Counter[int] = field(default_factory=Counter)
     depth_max: int = 0
-    held_back: int = 0  # times a launch was not queued because of a bound on launches with prompts alone
+    held_back: int = 0  # times when only a bound on launches with prompts kept a launch from the queue
     retired: int = 0
     overlapped: int = 0
     firsts_after_idle: int = 0
@@ -52,14 +52,14 @@ class Figures:
     _previous_end_ns: int = 0
 
     def enqueued(self, launch: Launch, depth: int) -> None:
-        """A launch was enqueued as the `depth`-th uncommitted one."""
+        """Count a launch that was enqueued as the `depth`-th uncommitted one."""
         self.launches_by_kind[kind_of(launch.shape)] += 1
         self.launches_by_depth[depth] += 1
         if depth > self.depth_max:
             self.depth_max = depth
 
     def lifecycle(self, events: Mapping[str, int], launch: Launch) -> None:
-        """These happened since the launch before this one was enqueued."""
+        """Count the events since the previous launch was enqueued."""
         for kind, count in events.items():
             event = self.events.setdefault(kind, EventCount())
             event.count += count
@@ -67,40 +67,39 @@ class Figures:
             event.idle += count * launch.first
 
     def retire(self, launch: Launch, rings: RingMemory) -> None:
-        """Read a retired launch's stamps before its ring slot is used again."""
+        """Read a retired launch's stamps before its ring slot is reused."""
         ring_slot = rings.slot(launch.number)
         start, end = int(rings.start_ns[ring_slot]), int(rings.end_ns[ring_slot])
         self.retired += 1
         self.overlapped += launch.overlapped
         self.firsts_after_idle += launch.first
         self.busy_ns += end - start
-        inside = int(rings.idle_ns[ring_slot])  # at most, by the host's clock, on which a launch may seem to be longer
+        inside = int(rings.idle_ns[ring_slot])  # bounded: on the host's clock a launch may seem longer
         self.idle_inside_ns += inside if inside < end - start else end - start
         if not launch.first:
             self.idle_ns += max(0, start - self._previous_end_ns)
         self._previous_end_ns = end
 
     def barrier(self, reason: str, seconds: float) -> None:
-        """The chain was drained for a reason."""
+        """Count a drain of the chain by its reason."""
         self.barriers[reason] += 1
         self.barrier_s[reason] = self.barrier_s.get(reason, 0.0) + seconds
 
     @property
     def overlap_ratio(self) -> float:
-        """Overlapped launches over those that could have been; 0 before the first."""
+        """Overlapped launches as a fraction of those that could overlap; 0 before the first."""
         could = self.retired - self.firsts_after_idle
         return self.overlapped / could if could else 0.0
 
 
 class Latencies:
-    """Times are seconds on the engine's clock, up to when a launch's tokens are sent.
+    """Latencies in seconds on the engine's clock, until a launch's tokens are sent.
 
-    `inter_token` has a time for every token but the first of each request: since the request's token before, whatever
-    came between (a pause, an eviction, a launch that others filled). The tokens that one launch brings of a row come
-    together: the first of them has waited, the others have not, so that a request's times add up to the time between
-    its first token and its last. drafts: a launch may bring several tokens of a row.
-    `queue` has one for each request that was given a row, `end_to_end` for each that has ended with a token, however it
-    did, unless its client went away.
+    `inter_token` has a time for every token but the first of each request: since the request's previous token,
+    including pauses, evictions and other requests' launches. Several tokens of a row in one launch come together: the
+    first one has the whole time, the others 0, so that a request's times add up to the time between its first and its
+    last token. drafts: a launch may bring several tokens of a row. `queue` has a time for each request that got a row,
+    `end_to_end` for each request that ended after its first token, unless its client was gone.
     """
 
     def __init__(self, rows: Rows, drafts: int) -> None:
@@ -112,7 +111,7 @@ class Latencies:
         self._drafts = drafts
 
     def tokens(self, commit: Commit, has_firsts: bool, now: float) -> None:
-        """A launch's tokens are sent. has_firsts: some are the first ones of their requests."""
+        """Count a launch's tokens, which are sent at `now`. has_firsts: some are the first of their requests."""
         if not commit.slots.size:
             return
         since = self._rows.token_times.advance(commit.slots, now)
@@ -126,7 +125,7 @@ class Latencies:
 
 
 class LoopTimes:
-    """Seconds since it was made, on `clock`. each: is told of every wait, from and to."""
+    """Times of the loop in seconds since construction, on `clock`. each: called with every wait's start and end."""
 
     def __init__(self, clock: Callable[[], float], each: Callable[[float, float], None]) -> None:
         self._clock = clock
@@ -136,14 +135,14 @@ class LoopTimes:
         self._nothing_to_do_s = 0.0  # of these, on arrivals alone
 
     def waited(self, begun: float) -> float:
-        """The loop waited for a mark, or an arrival meanwhile, until now. Returns the seconds."""
+        """Count a wait for a mark or an arrival, until now. Returns its seconds."""
         now = self._clock()
         self._each(begun, now)
         self._waited_s += now - begun
         return now - begun
 
     def had_nothing_to_do(self, begun: float) -> None:
-        """The loop waited for an arrival alone, until now."""
+        """Count a wait for an arrival alone, until now."""
         self._nothing_to_do_s += self.waited(begun)
 
     @property
@@ -152,10 +151,10 @@ class LoopTimes:
 
     @property
     def work_s(self) -> float:
-        """While there was something to do."""
+        """Seconds in which there was something to do."""
         return self.uptime_s - self._nothing_to_do_s
 
     @property
     def host_s(self) -> float:
-        """Without any wait."""
+        """Seconds without any wait."""
         return self.uptime_s - self._waited_s

@@ -1,7 +1,7 @@
-"""What front ends ask for, turned into changes of the scheduler's queue and rows, between two launches.
+"""Front ends' messages, applied to the scheduler's queue and rows between two launches.
 
-However much arrives at once, a turn of the loop does a bounded part of it; the rest stays in order for the turns after
-it. To abort thousands of requests takes several turns, and is exact all the same.
+A turn of the loop does a bounded amount of this work; the rest follows in order in later turns. To abort thousands of
+requests takes several turns, with exact results.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from runahead.runtime.wire.kv_events import KvQuery
 from runahead.runtime.wire.parameters import FinishReason
 from runahead.runtime.wire.trace import Trace
 
-TURN_WORK: Final = 4  # pieces of work a turn, of some 10 microseconds each: a request queued, one ended
-_LONG_BYTES: Final = 1 << 16  # of a message that is another piece of work
-_STATS_WORK: Final = 3  # to encode an answer
-_TRACED_WORK: Final = 8  # launches of a trace that are another piece of work
-STATS_S: Final = 0.02  # figures are gathered so often at most; who asks in between gets the next ones
+TURN_WORK: Final = 4  # pieces of work in a turn, about 10 µs each: a request queued, one ended
+_LONG_BYTES: Final = 1 << 16  # bytes of a message for one more piece of work
+_STATS_WORK: Final = 3  # pieces of work for encoding an answer
+_TRACED_WORK: Final = 8  # launches of a trace for one more piece of work
+STATS_S: Final = 0.02  # least time between two gatherings; calls in between get the next figures
 
 
 class Intake:
-    """Takes messages in the order in which they arrived.
+    """Takes messages in the order of arrival.
 
-    structured: is told of requests with a grammar. stats: gathers what an answer to `StatsQuery` says. trace: what is
-    remembered of the newest launches, so many. counters: of what front ends did, which are counted here. max_queue:
-    requests that may wait for a row. clock: seconds, monotonic. turn_work: pieces of work that a turn does.
+    structured: gets the requests with a grammar. stats: gathers the answer to a `StatsQuery`. trace: returns the record
+    of the newest launches, so many. counters: of front ends' actions, counted here. max_queue: requests that may wait
+    for a row. clock: seconds, monotonic. turn_work: pieces of work in a turn.
     """
 
     def __init__(
@@ -65,14 +65,14 @@ class Intake:
         self._max_queue = max_queue
         self._clock = clock
         self._turn_work = turn_work
-        self._doing: Iterator[int] | None = None  # what was begun, piece by piece, until its end
-        self._asked: deque[tuple[int, int]] = deque()  # (front end, call) of those who wait for Stats
+        self._doing: Iterator[int] | None = None  # the work that was begun and has not ended
+        self._asked: deque[tuple[int, int]] = deque()  # (front end, call) of calls that wait for Stats
         self._answers: deque[tuple[int, m.StatsReply]] = deque()  # not sent yet
         self._gathered_at = -STATS_S
         self._followers = KvFollowers(links, (scheduler.pool, scheduler.holdings.snapshots))
 
     def take(self) -> None:
-        """Do what the messages ask for that have arrived, as much as is a turn's work."""
+        """Apply arrived messages, up to a turn's work."""
         self._give_way()
         arrived, left = iter(self._links.receive()), self._turn_work
         self._gather()
@@ -91,19 +91,20 @@ class Intake:
                 return
 
     def _give_way(self) -> None:
-        """A row leaves for a caller that has none and has waited for one, where nothing else makes room for it."""
-        request = self._scheduler.waiting.who_gives_way(self._clock(), self._scheduler.limits.patience_s)
+        """Evict a row for a caller that has lacked one for too long, if nothing else makes room."""
+        request = self._scheduler.waiting.choose_row_to_yield(self._clock(), self._scheduler.limits.patience_s)
         if request is not None:
             request.gives_way = True
             self._scheduler.evict(request)
 
     @property
     def has_more(self) -> bool:
-        """The next turn has something to do that arrived before."""
+        """Return whether earlier arrivals leave work for the next turn."""
         return self._doing is not None or bool(self._answers) or self._links.has_more
 
     def wait_s(self, most_s: float) -> float:
-        """For how long the loop may wait for something to happen: not at all, or until somebody's answer is due."""
+        """Return how long the loop may wait for events: 0 with work left, else until an answer is due, most_s at
+        most."""
         if self.has_more or self._followers.has_more:
             return 0.0
         if self._asked:
@@ -111,7 +112,7 @@ class Intake:
         return most_s
 
     def _begin(self, owner: int, message: m.ToEngine | None) -> Iterator[int]:
-        """Does what a message asks for, and says after each piece how much work it was."""
+        """Apply a message, and yield the amount of work after each piece."""
         match message:
             case m.Submit():
                 self._submit(owner, message)
@@ -141,7 +142,7 @@ class Intake:
                 yield from self._lose(owner)
 
     def _gather(self) -> None:
-        """Figures for all who have asked, unless the last ones were gathered a moment ago."""
+        """Gather figures for all waiting calls, unless the last ones are recent."""
         if self._asked and self._clock() - self._gathered_at >= STATS_S:
             stats, self._gathered_at = self._stats(), self._clock()
             self._answers += ((owner, m.StatsReply(call, stats)) for owner, call in self._asked)
@@ -168,7 +169,7 @@ class Intake:
             return
         requests = self._requests(owner, submit)
         try:
-            for request in requests:  # if one fits all do
+            for request in requests:  # if one fits, all do
                 self._scheduler.submit(request)
         except NeverFits as error:
             field = "prompt" if error.prompt_alone else "stopping.max_tokens"
@@ -184,7 +185,7 @@ class Intake:
             self._abort_one(submit.request_id)
 
     def _requests(self, owner: int, submit: m.Submit) -> list[Request]:
-        """A request for each completion, by index."""
+        """Return a request for each completion, by index."""
         prompt, limits = np.frombuffer(submit.prompt, np.int32), self._scheduler.limits
         prompt_ids = np.frombuffer(submit.prompt_ids, np.int32)
         requests = [
@@ -210,9 +211,11 @@ class Intake:
         return requests
 
     def _refusal(self, submit: m.Submit, needs_room: bool) -> m.Refused | None:
-        """Why it is not taken. What a request can get wrong by itself, the front end has mostly refused before.
+        """Return why the request is refused, or None. The front end has mostly refused what a request can get wrong by
+        itself.
 
-        needs_room: it is to wait. One that was aborted before it came is told so, and not to try again later.
+        needs_room: it must have room in the queue. A request that was aborted before it arrived needs none: it ends as
+        aborted and is not told to retry.
         """
         if self._registry.is_taken(submit.request_id):
             return _duplicate(submit.handle)
@@ -237,9 +240,9 @@ class Intake:
         return None
 
     def _abort(self, owner: int, abort: m.Abort) -> Iterator[int]:
-        """All requests are those that live now: one that has ended by itself before its turn came was not aborted.
+        """Abort requests. "All" means those that live now: one that ended before its turn came was not aborted.
 
-        The youngest end first, or those who wait would be given rows meanwhile.
+        The youngest end first, so that waiting requests get no rows meanwhile.
         """
         if abort.all_requests:
             ended = []
@@ -277,12 +280,12 @@ class Intake:
         return "NOT_FOUND"
 
     def _end(self, request: Request) -> None:
-        """Aborted, and its stream is told."""
+        """End a request as aborted, and tell its stream."""
         self._publisher.end(self._scheduler.stop(request, FinishReason.ABORTED), self._clock())
         self._registry.remove(request)
 
     def _end_announced(self, announced: Announced) -> None:
-        """Aborted before its prompt was there, and its stream is told. It was in no queue."""
+        """End a request as aborted before its prompt arrived, and tell its stream. It was in no queue."""
         self.counters["aborted_preparing"] += 1
         self._registry.remember_finished(announced.request_id)
         self._links.send(announced.owner, m.Accepted(announced.handle))
@@ -291,7 +294,7 @@ class Intake:
         self._links.send(announced.owner, m.Output(0, b"", b"", (), finished))
 
     def _drop(self, tracked: Tracked | None, reason: FinishReason) -> None:
-        """End a request and tell nobody: its front end does not listen any more."""
+        """End a request without a message, because its front end no longer listens."""
         if tracked is not None:
             if reason is FinishReason.STOP:
                 self._publisher.ended(tracked, self._clock())
@@ -299,7 +302,7 @@ class Intake:
             self._registry.remove(tracked.request)
 
     def _lose(self, owner: int) -> Iterator[int]:
-        """The youngest end first, as in `_abort`."""
+        """Drop a lost front end's requests, the youngest first, as in `_abort`."""
         self.counters["front_ends_lost"] += 1
         self._followers.lose(owner)
         yield 1

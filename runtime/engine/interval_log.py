@@ -1,7 +1,7 @@
-"""Every n launches a snapshot of the engine is logged.
+"""Logs a snapshot of the engine every n launches.
 
-In the mode `events` it is made from marks that have passed, and the chain goes on. In the mode `barrier` the chain
-drains before the logged launch, so that the time between two barriers is exactly that of the launches between them.
+In the mode `events` it is made from marks that have passed, without draining the chain. In the mode `barrier` the chain
+drains before the logged launch, so that the time between two barriers is exactly the time of the launches between them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class LogMode(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums since the engine's start, after so many launches. Times are seconds.
+    """Sums since the engine's start, up to a launch. Times are seconds.
 
-    drafted, accepted: drafts by their place in a run, int64 [most K], as the scheduler counts them. work_s: on the
-    engine's clock, while there was something to do. host_s: of that, without waits. device_busy_s, device_idle_s: on
-    the device's clock, idle between launches.
+    drafted, accepted: drafts by position, int64 [most K], as the scheduler counts them. work_s: on the engine's clock,
+    while there was something to do. host_s: of that, without waits. device_busy_s, device_idle_s: on the device's
+    clock, idle between launches.
     """
 
     launch: int
@@ -44,7 +44,7 @@ class Totals:
 
 
 def totals(launch: int, tokens: int, drafts: DraftPolicy, figures: Figures, times: LoopTimes) -> Totals:
-    """After this launch and so many tokens, from those who count the rest."""
+    """Return the sums after this launch and these tokens."""
     return Totals(
         launch,
         tokens,
@@ -59,13 +59,12 @@ def totals(launch: int, tokens: int, drafts: DraftPolicy, figures: Figures, time
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One logged launch, and the launches since the snapshot before. Times are seconds.
+    """One logged launch, and averages over the launches since the previous snapshot. Times are seconds.
 
     rows, launch_s: of the logged launch; launch_s from the start of its S to the end of its F. launches, tokens: since
-    the snapshot before, or the barrier before. tokens_per_launch: that one of these brought of a row, on average over
-    those that brought any; 0 where none did. drafted, accepted: drafts that they have looked at, and right ones, by
-    their place in a run. step_s, host_s, device_s: of these launches, for one on average: the whole step, what the
-    engine's loop worked, what the device did.
+    the previous snapshot or barrier. tokens_per_launch: average tokens of a row in a launch that brought it any; 0
+    without tokens. drafted, accepted: verified and accepted drafts by position. step_s, host_s, device_s: averages for
+    one launch: the whole step, the loop's work, the device's work.
     """
 
     launch: int
@@ -86,8 +85,11 @@ class Snapshot:
 
 
 class IntervalLog:
-    """interval: launches from one snapshot to the next; 0: none is ever made. write: where snapshots go. begun: before
-    the first launch."""
+    """Makes the snapshots.
+
+    interval: launches between two snapshots; 0: none are made. write: receives snapshots. begun: sums before the first
+    launch.
+    """
 
     def __init__(self, interval: int, mode: LogMode, write: Callable[[Snapshot], None], begun: Totals) -> None:
         self.interval = interval
@@ -96,19 +98,19 @@ class IntervalLog:
         self._since = self._barrier = begun
 
     def is_logged(self, launch: int) -> bool:
-        """A snapshot is made of this launch."""
+        """Return whether a snapshot is made of this launch."""
         return self.interval > 0 and launch % self.interval == 0
 
     def drains_before(self, launch: int) -> bool:
-        """The chain drains before this launch is planned."""
+        """Return whether the chain drains before this launch is planned."""
         return self.mode is LogMode.BARRIER and self.is_logged(launch)
 
     def drained(self, totals: Totals) -> None:
-        """The chain was drained before a logged launch."""
+        """Record a drain before a logged launch."""
         self._barrier = totals
 
     def retired(self, launch: Launch, launch_s: float, totals: Totals, pool: BlockPool) -> None:
-        """A launch that is logged has retired."""
+        """Write the snapshot of a logged launch that has retired."""
         until = self._barrier if self._barrier.launch > self._since.launch else totals
         launches, tokens = until.launch - self._since.launch, until.tokens - self._since.tokens
         drafted, accepted = until.drafted - self._since.drafted, until.accepted - self._since.accepted

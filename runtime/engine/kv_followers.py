@@ -1,8 +1,7 @@
-"""Front ends that follow the prefix cache: what each has been told, and what is next.
+"""Front ends that follow the prefix cache, and the next changes for each.
 
-A front end asks, and is answered once something has changed, with a bounded number of changes. So the engine keeps
-nothing for one that does not ask, but for the bounded record that all share; and nothing is recorded while nobody
-follows.
+A front end asks and is answered when something has changed, with a bounded number of changes. So the engine keeps only
+a bounded record, which all followers share, and records nothing without followers.
 """
 
 from __future__ import annotations
@@ -16,22 +15,23 @@ from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.wire.block_keys import Content
 from runahead.runtime.wire.kv_events import KvChange, kv_reply
 
-RECORDED: Final = 1 << 16  # changes that a front end may stay behind
-_TOLD: Final = 512  # changes in a reply, and blocks that are looked at for one
+RECORDED: Final = 1 << 16  # changes that a front end may be behind
+_MOST_CHANGES: Final = 512  # changes in a reply, and blocks scanned for one
 
 
 @dataclass(slots=True)
 class _Follower:
-    """position: of the next change; -1: it knows nothing yet. looked: blocks and snapshots that were looked at to tell
-    what is there already. call: that waits for an answer."""
+    """A follower. position: the next change; -1: it knows nothing yet. scanned: blocks and snapshots whose present
+    contents it has been sent. call: the call that waits for an answer."""
 
     position: int = -1
-    looked: int = 0
+    scanned: int = 0
     call: int | None = None
 
 
 class KvFollowers:
-    """pools: of KV blocks, and of snapshots of states. recorded: changes that a follower may stay behind."""
+    """Followers of the prefix cache. pools: KV blocks, and snapshots of states. recorded: changes that a follower may
+    be behind."""
 
     def __init__(self, links: Links, pools: tuple[BlockPool, BlockPool], recorded: int = RECORDED) -> None:
         self._links = links
@@ -41,7 +41,7 @@ class KvFollowers:
         self._followers: dict[int, _Follower] = {}  # by front end
 
     def ask(self, owner: int, call: int) -> None:
-        """A front end follows from its first question on."""
+        """Record a front end's question. It follows from the first one on."""
         if not self._followers:
             self._changes = BlockChanges(self._recorded)
             for pool in self._pools:
@@ -49,13 +49,13 @@ class KvFollowers:
         self._followers.setdefault(owner, _Follower()).call = call
 
     def lose(self, owner: int) -> None:
-        """The front end is gone."""
+        """Forget a front end that is gone."""
         if self._followers.pop(owner, None) is not None and not self._followers:
             for pool in self._pools:
                 pool.changes = None
 
     def answer(self) -> None:
-        """Those who wait and for whom there is something."""
+        """Answer the waiting followers for which there is something new."""
         if not self._followers:
             return
         for owner, follower in self._followers.items():
@@ -65,40 +65,40 @@ class KvFollowers:
 
     @property
     def has_more(self) -> bool:
-        """A follower that waits can be told something at once."""
+        """Return whether a waiting follower can be answered at once."""
         return any(
             follower.call is not None and (follower.position < self._changes.end or self._left(follower))
             for follower in self._followers.values()
         )
 
     def _answer(self, owner: int, follower: _Follower, call: int) -> None:
-        new = self._changes.since(follower.position, _TOLD)
+        new = self._changes.since(follower.position, _MOST_CHANGES)
         cleared = new is None
         if new is None:
-            follower.position, follower.looked, new = self._changes.end, 0, []
+            follower.position, follower.scanned, new = self._changes.end, 0, []
         follower.position += len(new)
         found = [_told(change.group, change.is_stored, change.content) for change in new]
-        looks = bool(self._left(follower))
-        if follower.position == self._changes.end:  # what is looked at now is as new as what was told
-            found += self._look(follower)
-        if found or cleared or looks:
+        is_scanning = bool(self._left(follower))
+        if follower.position == self._changes.end:  # the scan is as new as the changes
+            found += self._scan(follower)
+        if found or cleared or is_scanning:
             follower.call = None
             is_whole = follower.position == self._changes.end and not self._left(follower)
             self._links.send(owner, kv_reply(call, cleared, is_whole, found))
 
     def _left(self, follower: _Follower) -> int:
-        """Blocks and snapshots that are still to be looked at."""
-        return sum(pool.total for pool in self._pools) - follower.looked
+        """Return how many blocks and snapshots are still to be scanned."""
+        return sum(pool.total for pool in self._pools) - follower.scanned
 
-    def _look(self, follower: _Follower) -> list[KvChange]:
-        """Some of what is there already."""
+    def _scan(self, follower: _Follower) -> list[KvChange]:
+        """Return some of the present contents."""
         before = 0
         for pool in self._pools:
-            begin = follower.looked - before
+            begin = follower.scanned - before
             if begin < pool.total:
-                end = min(begin + _TOLD, pool.total)
-                follower.looked += end - begin
-                contents = pool.unsalted_contents(begin + 1, end + 1)  # place 0 is nobody's
+                end = min(begin + _MOST_CHANGES, pool.total)
+                follower.scanned += end - begin
+                contents = pool.unsalted_contents(begin + 1, end + 1)  # block 0 is the null block
                 return [_told(pool.group, True, content) for content in contents]
             before += pool.total
         return []

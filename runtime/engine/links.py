@@ -1,7 +1,7 @@
-"""The engine's ends of the Unix sockets to its front ends. Nothing here ever blocks but `wait`.
+"""The engine's side of the Unix sockets to its front ends. Only `wait` blocks.
 
-Whoever connects is believed nothing: it says its Hello in time or is gone, its frames are bounded before they are read,
-and however many connect, a turn of the loop reads some of them.
+A connection is not trusted: it must send its Hello in time, its frames are bounded before they are read, and a turn of
+the loop reads a bounded number of connections.
 """
 
 from __future__ import annotations
@@ -19,51 +19,51 @@ from pathlib import Path
 from selectors import EVENT_READ, EVENT_WRITE
 from typing import Final, Protocol
 
-from runahead.runtime.engine.connection import Connection, Turns
+from runahead.runtime.engine.connection import Connection, RoundRobin
 from runahead.runtime.engine.submit_check import check_message, frame_bound
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.frames import FrameReader, ProtocolError
 
-MAX_UNSENT_BYTES: Final = 8 << 20  # a front end that leaves more undrained is gone
-HELLO_S: Final = 1.0  # for a Hello, from the connection on
-READS: Final = 64  # connections that are read in a turn
+MAX_UNSENT_BYTES: Final = 8 << 20  # a front end that leaves more unread is closed
+HELLO_S: Final = 1.0  # for a Hello, after connecting
+READS: Final = 64  # connections read in a turn
 _NO_ROOM: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_ROOM_S: Final = 1.0  # before the next attempt to accept, where there was no descriptor for it
+_ROOM_S: Final = 1.0  # before the next attempt to accept, when descriptors have run out
 
 
 class Links(Protocol):
-    """The front ends, as the loop sees them."""
+    """The front ends, as the loop uses them."""
 
     def receive(self) -> Iterator[tuple[int, m.ToEngine | None]]:
-        """What has arrived, as (front end, message); None: that front end is gone. Never blocks.
+        """Yield what has arrived as (front end, message); None: the front end is gone. Never blocks.
 
-        What is not taken from it comes with the next call, in the same order for each front end.
+        Messages that the caller does not take come with the next call, in the same order for each front end.
         """
 
     @property
     def has_more(self) -> bool:
-        """`receive` would give something that had arrived when it was last called."""
+        """Return whether `receive` would yield something that had arrived at its last call."""
 
     def send(self, owner: int, message: m.ToFrontEnd) -> None:
-        """Never blocks: a front end that does not keep up is gone."""
+        """Send a message. Never blocks: a front end that does not keep up is closed."""
 
     def beat(self, now: float) -> None:
-        """The loop has come round. now: seconds on the engine's clock. Whoever listens is told, now and again."""
+        """Tell front ends from time to time that the loop turns. now: seconds on the engine's clock."""
 
     def wake_fds(self) -> Sequence[int]:
-        """Descriptors that become readable when something arrives."""
+        """Return descriptors that become readable when something arrives."""
 
     def wait(self, timeout_s: float) -> None:
         """Block until something arrives, while nothing is in flight."""
 
 
 class SocketLinks:
-    """Front ends connected to a Unix socket at `path`, which is made here.
+    """Front ends connected to a Unix socket at `path`, which is created here.
 
-    welcome: the answer to a front end's Hello. refuse: told of each front end whose connection is closed from here, by
-    its number, and why, in a sentence that repeats nothing of a prompt. parent_fd: a descriptor that reaches its end
-    when the parent process dies; `parent_gone` then says so. connected: the number after which front ends are counted.
-    clock: seconds, the engine's, and that of its front ends.
+    welcome: returns the answer to a Hello. refuse: called with the number of each front end whose connection is closed
+    from here, and the reason, which repeats nothing of a prompt. parent_fd: a descriptor that ends when the parent
+    process dies; `parent_gone` then is True. connected: the number before the first front end's. clock: seconds, the
+    engine's and its front ends'.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class SocketLinks:
         self._clock = clock
         self.parent_gone = False
         self._connections: dict[int, Connection] = {}  # by the front ends' numbers
-        self._turns: Turns[Connection] = Turns()  # of those who have something to say
-        self._strangers: deque[Connection] = deque()  # who had not greeted when last looked at, the oldest first
+        self._round_robin: RoundRobin[Connection] = RoundRobin()  # connections with messages
+        self._strangers: deque[Connection] = deque()  # connections without a Hello at the last check, oldest first
         self._next_owner = connected + 1
         self._frame_bound = frame_bound(welcome().info)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -91,7 +91,7 @@ class SocketLinks:
         self._listener.listen()
         self._listener.setblocking(False)
         self._beaten_at = clock()
-        self._deaf_until = 0.0  # nobody is accepted until then; 0: now
+        self._deaf_until = 0.0  # no connection is accepted until then; 0: accept now
         self._selector = selectors.DefaultSelector()
         self._wake_fds = (self._selector.fileno(),)
         self._selector.register(self._listener, EVENT_READ)
@@ -129,14 +129,16 @@ class SocketLinks:
         for connection in readable:
             self._read(connection)
         if self._strangers:
-            self._look_at_strangers()
+            self._drop_silent_strangers()
         if self._deaf_until:
             self._listen_again()
         return self._messages()
 
     @property
     def has_more(self) -> bool:
-        return bool(self._turns.gone) or any(connection.has_more for connection in self._turns.lanes.values())
+        return bool(self._round_robin.gone) or any(
+            connection.has_more for connection in self._round_robin.lanes.values()
+        )
 
     def send(self, owner: int, message: m.ToFrontEnd) -> None:
         connection = self._connections.get(owner)
@@ -149,7 +151,7 @@ class SocketLinks:
             self._lose(connection)
 
     def broadcast(self, message: m.ToFrontEnd) -> None:
-        """To every front end that has greeted."""
+        """Send a message to every front end that has greeted."""
         for connection in list(self._connections.values()):
             if connection.greeted:
                 self.send(connection.owner, message)
@@ -158,7 +160,7 @@ class SocketLinks:
         """Send what is left, as far as it is taken in time, and close."""
         for connection in self._connections.values():
             connection.sock.settimeout(timeout_s)
-            with contextlib.suppress(OSError):  # the front end is gone: there is nobody to tell
+            with contextlib.suppress(OSError):  # the front end is gone
                 connection.sock.sendall(connection.unsent)
             connection.sock.close()
         self._connections.clear()
@@ -173,11 +175,11 @@ class SocketLinks:
         try:
             sock, _ = self._listener.accept()
         except OSError as error:
-            if error.errno in _NO_ROOM:  # it would be tried again in every turn
+            if error.errno in _NO_ROOM:  # otherwise every turn would try again
                 self._refuse(owner, f"there is no descriptor for its connection: {error.strerror}")
                 self._selector.unregister(self._listener)
                 self._deaf_until = self._clock() + _ROOM_S
-            return  # or it has gone again
+            return  # or the connection has gone again
         self._next_owner += 1
         sock.setblocking(False)
         connection = self._connections[owner] = Connection(owner, sock, self._clock())
@@ -189,15 +191,15 @@ class SocketLinks:
             self._deaf_until = 0.0
             self._selector.register(self._listener, EVENT_READ)
 
-    def _look_at_strangers(self) -> None:
-        """Whoever has not greeted in time is gone."""
+    def _drop_silent_strangers(self) -> None:
+        """Close connections that sent no Hello in time."""
         now = self._clock()
         while self._strangers:
             oldest = self._strangers[0]
             if not (oldest.greeted or oldest.ended):
                 if now - oldest.connected_at < HELLO_S:
                     return
-                if not oldest.has_more:  # what it says is about to be looked at
+                if not oldest.has_more:  # otherwise its message is about to be read
                     self._refuse(oldest.owner, f"it said no Hello within {HELLO_S:g} s")
                     self._lose(oldest)
             self._strangers.popleft()
@@ -206,16 +208,17 @@ class SocketLinks:
         if not connection.read(self._clock()):
             self._end(connection)
         if connection.has_more:
-            self._turns.lanes[connection.owner] = connection
+            self._round_robin.lanes[connection.owner] = connection
 
     def _messages(self) -> Iterator[tuple[int, m.ToEngine | None]]:
-        lanes = self._turns.lanes
+        lanes = self._round_robin.lanes
         for owner in [owner for owner, connection in lanes.items() if not connection.has_more]:
             del lanes[owner]
-        return self._turns.take(self._next_of, lambda connection: connection.reader.has_frame)
+        return self._round_robin.take(self._next_of, lambda connection: connection.reader.has_frame)
 
     def _next_of(self, owner: int, connection: Connection) -> m.ToEngine | None:
-        """Its next message; None where there is none. It is lost at its end, or at once for what it says."""
+        """Return the next message of a connection, or None. The connection is lost at its end, or at once for an
+        invalid message."""
         try:
             while (body := connection.reader.take()) is not None:
                 message = m.decode_to_engine(body)
@@ -231,7 +234,7 @@ class SocketLinks:
         return None
 
     def _check(self, connection: Connection, message: m.ToEngine) -> None:
-        """Raises ProtocolError for what no front end may say."""
+        """Raise ProtocolError for a message that no front end may send."""
         if not connection.greeted:
             raise ProtocolError("a front end spoke before its Hello")
         check_message(message, self._welcome().info, connection.last_handle, connection.announced)
@@ -255,7 +258,7 @@ class SocketLinks:
         connection.greet(self._frame_bound)
 
     def _flush(self, connection: Connection) -> None:
-        """What the socket does not take goes when there is room in it again."""
+        """Send what the socket takes; the rest is sent when there is room again."""
         try:
             connection.flush()
         except OSError:
@@ -267,17 +270,17 @@ class SocketLinks:
             self._selector.modify(connection.sock, events, connection)
 
     def _end(self, connection: Connection) -> None:
-        """Nobody is at its other end any more. What it had said is still to be done."""
+        """Record that the other end is gone. Its earlier messages are still applied."""
         if not connection.ended:
             connection.ended = True
             connection.unsent.clear()
             self._selector.unregister(connection.sock)
-            self._turns.lanes.setdefault(connection.owner, connection)
+            self._round_robin.lanes.setdefault(connection.owner, connection)
 
     def _lose(self, connection: Connection) -> None:
         if self._connections.pop(connection.owner, None) is not None:
             self._end(connection)
-            connection.reader = FrameReader()  # whatever else it has said
+            connection.reader = FrameReader()  # drops the rest of its messages
             connection.sock.close()
-            self._turns.lanes.pop(connection.owner, None)
-            self._turns.gone.append(connection.owner)
+            self._round_robin.lanes.pop(connection.owner, None)
+            self._round_robin.gone.append(connection.owner)

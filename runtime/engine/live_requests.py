@@ -1,4 +1,4 @@
-"""Which requests the engine knows: announced ones, live ones, and ids that are gone or not there yet."""
+"""The engine's registry: announced requests, live requests, and ids that are finished or aborted early."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runahead.runtime.scheduler.request import Request
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """A request whose prompt is being prepared in its front end. n: its completions."""
+    """A request whose prompt its front end is preparing. n: its completions."""
 
     owner: int
     handle: int
@@ -22,7 +22,7 @@ class Announced:
 
 @dataclass(slots=True)
 class Announcements:
-    """How many there may be of a front end is bounded where its messages are checked."""
+    """Announced requests. Checks of messages bound their number for each front end."""
 
     _by_id: dict[str, Announced] = field(default_factory=dict)
     _by_owner: dict[int, dict[int, Announced]] = field(default_factory=dict)  # by handle
@@ -31,12 +31,12 @@ class Announcements:
         return len(self._by_id)
 
     def add(self, announced: Announced) -> None:
-        """Its id must not be there."""
+        """Add a request. Its id must be new."""
         self._by_id[announced.request_id] = announced
         self._by_owner.setdefault(announced.owner, {})[announced.handle] = announced
 
     def take(self, owner: int, handle: int) -> Announced | None:
-        """It is announced no more. None: it was not there, or not any more."""
+        """Remove and return an announced request; None if it is not announced."""
         own = self._by_owner.get(owner, {})
         announced = own.pop(handle, None)
         if announced is not None:
@@ -49,20 +49,21 @@ class Announcements:
         return self._by_id.get(request_id)
 
     def ids(self) -> tuple[str, ...]:
-        """Of all, the oldest first."""
+        """Return all ids, the oldest first."""
         return tuple(self._by_id)
 
     def of_owner(self, owner: int) -> list[Announced]:
-        """Those of one front end."""
+        """Return the announced requests of one front end."""
         return list(self._by_owner.get(owner, {}).values())
 
 
 @dataclass(slots=True)
 class RememberedIds:
-    """Each id with a time, in seconds. most: how many, of all callers; an id is its caller's up to its first slash.
+    """Ids, each with a time in seconds. most: the number of ids of all callers. An id names its caller up to its first
+    slash.
 
-    When there are too many, the oldest is forgotten of a caller who has an equal share or more of them: whatever one
-    caller adds, the others keep theirs.
+    When there are too many, the oldest id of a caller with an equal number or more is forgotten, so that no caller can
+    displace the others' ids.
     """
 
     most: int
@@ -76,18 +77,18 @@ class RememberedIds:
         return request_id in self._by_caller.get(_caller(request_id), ())
 
     def add(self, request_id: str, time_s: float) -> None:
-        """The newest of its caller, also if it was there."""
+        """Add an id as the newest of its caller, even if it was there."""
         caller = _caller(request_id)
         own = self._by_caller.setdefault(caller, OrderedDict())
-        has_its_share = len(own) * len(self._by_caller) >= self.most
+        is_at_quota = len(own) * len(self._by_caller) >= self.most
         self._count += request_id not in own
         own[request_id] = time_s
         own.move_to_end(request_id)
         if self._count > self.most:
-            self._forget_oldest(caller if has_its_share else self._greediest())
+            self._forget_oldest(caller if is_at_quota else self._greediest())
 
     def pop(self, request_id: str) -> float | None:
-        """Its time, once: it is forgotten with that. None: it was not there."""
+        """Remove an id and return its time; None if it was not there."""
         caller = _caller(request_id)
         if request_id not in self._by_caller.get(caller, ()):
             return None
@@ -96,7 +97,7 @@ class RememberedIds:
         return time_s
 
     def _greediest(self) -> str:
-        """Looked for by a caller who has less than a share, which is soon over."""
+        """Return the caller with the most ids. Called only for callers below the quota."""
         return max(self._by_caller, key=lambda caller: len(self._by_caller[caller]))
 
     def _forget_oldest(self, caller: str) -> None:
@@ -110,11 +111,11 @@ class RememberedIds:
 
 
 def _caller(request_id: str) -> str:
-    """None is a caller too: where nobody is asked who they are, all ids are that one's."""
+    """Return the caller in an id. Without authentication it is empty, and all ids are one caller's."""
     return request_id[: request_id.find("/") + 1]
 
 
-# How many ids of finished requests, and of requests aborted before they arrived, are remembered, and how long.
+# Bounds on remembered ids of finished requests, and of requests aborted before they arrived.
 MAX_REMEMBERED = 8192
 EARLY_ABORT_S = 60.0
 
@@ -125,7 +126,7 @@ def _nobody_else(request: Request) -> None:
 
 @dataclass(slots=True, eq=False)
 class Tracked:
-    """A live request and when things happened to it, in seconds on the engine's clock. 0: not yet.
+    """A live request and its times, in seconds on the engine's clock. 0: not yet.
 
     waited_before: what `WaitTimes` read when it was queued.
     """
@@ -139,9 +140,9 @@ class Tracked:
 
 @dataclass(slots=True)
 class Registry:
-    """Live requests, those that are announced, ids that have finished, and ids aborted before they arrived.
+    """Live requests, announced requests, finished ids, and ids that were aborted before they arrived.
 
-    removed: is told of each request that was removed.
+    removed: called with each removed request.
     """
 
     removed: Callable[[Request], None] = _nobody_else
@@ -163,7 +164,7 @@ class Registry:
         self._count += 1
 
     def remove(self, request: Request) -> None:
-        """The request has ended; its id is remembered as finished, unless another completion has it."""
+        """Remove a request that has ended. Its id counts as finished unless another completion has it."""
         own = self._by_owner[request.owner]
         tracked = own.pop(request.handle)
         if not own:
@@ -180,44 +181,44 @@ class Registry:
         return self._by_owner[owner].get(handle) if owner in self._by_owner else None
 
     def by_id(self, request_id: str) -> Tracked | None:
-        """The first completion of this id that lives."""
+        """Return the first live completion of this id, or None."""
         return next(iter(self._by_id.get(request_id, ())), None)
 
     def all_of(self, request_id: str) -> list[Tracked]:
-        """The completions of this id that live, by index."""
+        """Return the live completions of this id, by index."""
         return self._by_id.get(request_id, [])[:]
 
     def is_taken(self, request_id: str) -> bool:
-        """A request with this id lives, or is announced."""
+        """Return whether a request with this id is live or announced."""
         return request_id in self._by_id or self.announced.by_id(request_id) is not None
 
     def ids(self) -> tuple[str, ...]:
-        """Of all that live now, and then of those that are announced."""
+        """Return the ids of all live requests, then of announced ones."""
         return (*self._by_id, *self.announced.ids())
 
     def all(self) -> list[Tracked]:
-        """All that live now."""
+        """Return all live requests."""
         return [tracked for same in self._by_id.values() for tracked in same]
 
     def of_owner(self, owner: int) -> list[Tracked]:
-        """Those of one front end that live now."""
+        """Return the live requests of one front end."""
         return list(self._by_owner[owner].values()) if owner in self._by_owner else []
 
     def remember_finished(self, request_id: str) -> None:
-        """A request with this id has ended."""
+        """Remember that a request with this id has ended."""
         self._finished.add(request_id, 0.0)
 
     def has_finished(self, request_id: str) -> bool:
         return request_id in self._finished
 
     def abort_early(self, request_id: str, now: float) -> None:
-        """Remember that this id is aborted, should it still arrive."""
+        """Remember that this id is aborted if it still arrives."""
         self._aborted_early.add(request_id, now + EARLY_ABORT_S)
 
     def was_aborted_early(self, request_id: str, submitted_at: float) -> bool:
-        """Was this id aborted before its request came, and at most EARLY_ABORT_S before that was submitted?
+        """Return whether this id was aborted before its request arrived, at most EARLY_ABORT_S before its submission.
 
-        An early abort is forgotten when it was asked for: it is meant for one request, whatever becomes of it.
+        An early abort is forgotten by this call: it applies to one request only.
         """
         until = self._aborted_early.pop(request_id)
         return until is not None and until > submitted_at

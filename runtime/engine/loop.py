@@ -1,7 +1,7 @@
 """The engine's loop: one for every depth.
 
-take what arrived; while the ledger has room, plan, stage, launch; wait for the oldest mark; commit and retire what
-it allows; publish.
+take what arrived; while the ledger has room, plan, stage, launch; wait for the oldest mark;
+commit and retire what it allows; publish
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from runahead.runtime.launch_shape import shape_of
 from runahead.runtime.masks.masks import Masks
 from runahead.runtime.plan import stage
 from runahead.runtime.scheduler.ledger import Launch, Ledger, LedgerError
-from runahead.runtime.scheduler.outcomes import Deferred, PromptPart
+from runahead.runtime.scheduler.outcomes import Deferred, PromptLogprobRange
 from runahead.runtime.scheduler.plan_builder import launch_of
 from runahead.runtime.scheduler.scheduler import Scheduler
 from runahead.runtime.wire import messages as m
@@ -41,7 +41,7 @@ from runahead.runtime.wire.engine_config import LAUNCH_TIMEOUT_S
 from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.parameters import FinishReason
 
-_WAIT_S: Final = 0.25  # a wait that sees no mark ends after this long, and the loop looks again
+_WAIT_S: Final = 0.25  # most seconds of one wait
 
 
 def _no_snapshot(snapshot: Snapshot) -> None:
@@ -49,12 +49,12 @@ def _no_snapshot(snapshot: Snapshot) -> None:
 
 
 class Engine:
-    """Requests in, tokens out, launches in between.
+    """Runs the chain: admits requests, enqueues launches, publishes tokens.
 
     max_queue: requests that may wait for a row. launch_timeout_s: how long launches may be in flight without any mark,
-    and requests be served without any progress. log_interval, log_mode: see `runahead.runtime.engine.interval_log`;
-    snapshots go to `write_snapshot`. run_ahead_asked: the depth that was configured, which `Stats` shows beside the one
-    that was reached; None: the ledger's. masks: who makes those of rows with a grammar; None: nobody. clock: seconds,
+    and requests be served without progress. log_interval, log_mode: see `runahead.runtime.engine.interval_log`;
+    snapshots go to `write_snapshot`. run_ahead_asked: the configured depth, which `Stats` shows beside the depth
+    reached; None: the ledger's. masks: makes the masks of rows with a grammar; None: none has one. clock: seconds,
     monotonic. turn_work: see `Intake`.
     """
 
@@ -101,9 +101,9 @@ class Engine:
             scheduler, self.registry, self.publisher, links, self.structured, self._gather_stats, self.recorder.trace,
             front_ends, max_queue, clock, turn_work,
         )  # fmt: skip
-        self._logging_drain_s = 0.0  # for the next logging barrier, so far
-        self.waits = 0  # grows for as long as the loop turns, drains included
-        self._idle_after = self.ledger.launched  # the newest launch when the loop last had nothing to do
+        self._logging_drain_s = 0.0  # drain time of the next logging barrier so far
+        self.waits = 0  # grows while the loop turns, drains included
+        self._idle_after = self.ledger.launched  # the newest launch when the loop was last idle
 
     # ------------------------------------------------------------ the loop
 
@@ -119,7 +119,7 @@ class Engine:
         if self.structured.requests:
             self._end_lost()
         self._give_back()
-        # No more than may be queued: behind a barrier there is room at once, and what has arrived would wait on.
+        # Bounded: behind a barrier there is always room, and arrivals would keep waiting.
         last = self.ledger.launched + max(1, self.ledger.run_ahead)
         while self.ledger.launched < last and self._has_room() and (self._launch_next() or self._give_back()):
             pass
@@ -127,29 +127,28 @@ class Engine:
         self._settle()
 
     def drain(self, reason: str) -> None:
-        """Wait until everything enqueued has retired, then compare the device's rows with the host's: a barrier.
-
-        reason: under which it is counted.
-        """
+        """Run a barrier: wait until every launch has retired, then compare the device's rows with the host's. reason:
+        under which the barrier is counted."""
         self.figures.barrier(reason, self._drain())
 
     def _drain(self) -> float:
-        """Returns the seconds it took."""
+        """Drain the chain. Returns the seconds it took."""
         begun = self._clock()
         while self.ledger.in_flight:
-            self._wait_for_mark((), _WAIT_S)  # what arrives meanwhile is taken afterwards
+            self._wait_for_mark((), _WAIT_S)  # arrivals are taken afterwards
             self._settle()
         check_rows(self.device.read_rows(), self.scheduler)
         return self._clock() - begun
 
     def _has_room(self) -> bool:
-        """May another launch be enqueued now? Counts how often only a bound on launches with prompts says no."""
+        """Return whether another launch may be enqueued now. Counts the times when only a bound on launches with
+        prompts forbids it."""
         ledger = self.ledger
         if not ledger.has_room:
             return False
         fits = ledger.has_room_for_calls(self._prompt_calls, self.device.calls_at_once)
         if fits and ledger.prompt_room >= self.scheduler.limits.max_prefill_tokens:
-            return True  # for any plan there is
+            return True  # for any plan
         tokens = self.scheduler.prompt_tokens_wanted()
         if not tokens or (fits and ledger.has_room_for(tokens)):
             return True
@@ -157,7 +156,7 @@ class Engine:
         return False
 
     def _launch_next(self) -> bool:
-        """Plan, stage, launch. False if there is nothing to launch."""
+        """Plan, stage and enqueue a launch. Returns False if there is nothing to launch."""
         rings, ledger = self.device.rings, self.ledger
         is_barrier = self._interval_log.drains_before(ledger.launched + 1)
         if is_barrier and (ledger.in_flight or len(self.registry)):
@@ -196,9 +195,9 @@ class Engine:
         return True
 
     def _wait(self) -> None:
-        """For the oldest mark outstanding, or an arrival."""
+        """Wait for the oldest outstanding mark or an arrival."""
         ledger = self.ledger
-        has_more = self.scheduler.waiting.look_further()  # to do that no mark or arrival tells of
+        has_more = self.scheduler.waiting.search_further()  # work without a mark or an arrival
         wait_s = 0.0 if has_more else self.intake.wait_s(_WAIT_S)
         has_more = has_more or self.intake.has_more
         if ledger.in_flight:
@@ -216,7 +215,7 @@ class Engine:
         self.times.had_nothing_to_do(begun)
 
     def _wait_for_mark(self, wake_fds: Sequence[int], wait_s: float) -> None:
-        """For the oldest one outstanding, one of these descriptors, or so long."""
+        """Wait for the oldest outstanding mark or one of these descriptors, at most wait_s."""
         ledger, begun = self.ledger, self._clock()
         self.waits += 1
         self._links.beat(begun)
@@ -227,10 +226,10 @@ class Engine:
         self.times.waited(begun)
 
     def _settle(self) -> None:
-        """Commit, retire and give back what the marks allow."""
+        """Commit, retire and release what the marks allow."""
         sampled, ended = self.device.sampled(), self.device.ended()
-        # A launch that runs in several places may be sampled in one and not have ended, the one before, in another. The
-        # fence goes by the end mark alone, and tokens wait for it: what the F before has left is read first.
+        # With several ranks a launch may be sampled on one while its predecessor has not ended on another. The
+        # fence follows the end mark, and tokens wait for it, because results of the previous F are read first.
         sampled = min(sampled, ended + 1)
         looked_s = self._clock()
         before = self.ledger.ended
@@ -245,12 +244,12 @@ class Engine:
         freed = self.scheduler.holdings.make_some_findable()
         if self._poison is not None:
             self._poison.release(freed)
-        self._look_after_progress()
+        self._check_progress()
 
     def _retire(self, looked_s: float) -> None:
-        """Read what launches have left, once they have retired, and before the tokens of later ones are committed.
+        """Read the results of launches that have retired, before the tokens of later ones are committed.
 
-        looked_s: when the loop saw that they have ended, on its clock.
+        looked_s: when the loop saw their end, on its clock.
         """
         rings = self.device.rings
         for launch in self.ledger.retire():
@@ -261,28 +260,29 @@ class Engine:
             finite = rings.finite[ring_slot, : rows.size] == 1
             if np.count_nonzero(finite) < rows.size:
                 self.scheduler.holdings.not_finite(rows[~finite])
-            for part in launch.prompt_parts:
-                self._publish_prompt(ring_slot, part)
+            for prompt_range in launch.prompt_logprob_ranges:
+                self._publish_prompt(ring_slot, prompt_range)
             if self._interval_log.is_logged(number):
                 launch_s = int(rings.end_ns[ring_slot] - rings.start_ns[ring_slot]) / 1e9
                 self._interval_log.retired(launch, launch_s, self._totals(number), self.scheduler.pool)
             if self._poison is not None:
                 self._poison.ring_slot(number)
 
-    def _publish_prompt(self, ring_slot: int, part: PromptPart) -> None:
-        """Log-probabilities of a prompt, unless its request has ended since; it ends now if its row is not finite."""
-        if self.scheduler.rows.epoch[part.row_slot] != part.epoch:
+    def _publish_prompt(self, ring_slot: int, prompt_range: PromptLogprobRange) -> None:
+        """Publish log-probabilities of a prompt, unless its request has ended. A request whose row is not finite ends
+        now."""
+        if self.scheduler.rows.epoch[prompt_range.row_slot] != prompt_range.epoch:
             return
-        if self.scheduler.rows.finite[part.row_slot]:
-            self.publisher.publish_prompt(ring_slot, part)
+        if self.scheduler.rows.finite[prompt_range.row_slot]:
+            self.publisher.publish_prompt(ring_slot, prompt_range)
         else:
-            self.publisher.end(self.scheduler.stop(part.request, FinishReason.NON_FINITE), self._clock())
-            self.registry.remove(part.request)
+            self.publisher.end(self.scheduler.stop(prompt_range.request, FinishReason.NON_FINITE), self._clock())
+            self.registry.remove(prompt_range.request)
 
     def _give_back(self) -> bool:
-        """Release whatever the fence lets go. After an end outside a commit that may be before any mark moves.
+        """Release what the fence lets go. After an end outside a commit that may be possible before any mark moves.
 
-        False if there was nothing.
+        Returns False if there was nothing.
         """
         due = self.ledger.due()
         for resource in due:
@@ -292,16 +292,16 @@ class Engine:
         return bool(due)
 
     def _end_lost(self) -> None:
-        """End the requests that no masks will come for any more."""
+        """End the requests that will get no more masks."""
         for request, reason in self.structured.lost(self._clock()):
             self.publisher.end(self.scheduler.stop(request, reason), self._clock())
             self.registry.remove(request)
 
-    def _look_after_progress(self) -> None:
+    def _check_progress(self) -> None:
         ledger, counters = self.ledger, self.scheduler.tally.counters
         marks = (ledger.committed, ledger.ended)
         work = (counters["generated_tokens"], counters["prefill_chunks"])
-        self._watchdog.look(ledger.in_flight, marks, len(self.registry), work)
+        self._watchdog.check(ledger.in_flight, marks, len(self.registry), work)
 
     def _commit(self, launch: Launch) -> None:
         rings = self.device.rings
@@ -310,7 +310,7 @@ class Engine:
         cells = rings.cells[slot, :count, : 1 + drafts]
         drafted = rings.drafted[slot, :count] if drafts else None
         commit_s = self._clock()
-        # A launch that samples nothing may have crossed borders.
+        # A launch without sampled rows may still have rows that crossed a block boundary.
         commit = self.scheduler.commits.commit(launch, cells, drafted)
         publish_s = self._clock()
         if launch.shape.sample_rows:
@@ -328,11 +328,11 @@ class Engine:
             raise DeviceError(f"launch {number} ended with fault {fault}: the device was handed another launch's plan")
 
     def stats(self) -> EngineStats:
-        """Everything `Stats` shows, at this moment."""
+        """Return the figures of `Stats` at this moment."""
         return self._gather_stats()
 
     def facts(self, info: m.EngineInfo) -> dict[str, object]:
-        """What the chain runs with, by name."""
+        """Return the chain's configuration by name."""
         return chain_facts(self.scheduler, self.device, self._interval_log, self._watchdog, info, self._run_ahead_asked)
 
     def _totals(self, launch: int) -> Totals:

@@ -1,4 +1,4 @@
-"""The test mode of the CPU devices: what is given back is filled with nonsense, so that a late reader is seen."""
+"""The test mode of CPU devices: released memory is filled with nonsense, so that late readers are noticed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PoisonedProgram(Protocol):
 
 
 class Poison(Protocol):
-    """The test mode: whatever is given back is filled with nonsense."""
+    """Fills released memory with nonsense in the test mode."""
 
     def ring_slot(self, number: int) -> None: ...
 
@@ -33,19 +33,19 @@ class Poison(Protocol):
 
 
 class RingPoison:
-    """Poisons staging and result slots, KV blocks, row slots and what rows hold beside them."""
+    """Poisons staging and result slots, KV blocks, row slots, and the other slots of rows."""
 
     def __init__(self, program: PoisonedProgram, rings: RingMemory) -> None:
         self._program = program
         self._rings = rings
 
     def ring_slot(self, number: int) -> None:
-        """The places in both rings of a launch that has retired."""
+        """Poison the ring slots of a retired launch."""
         slot = self._rings.slot(number)
         self._rings.plan[slot] = _NONSENSE
         self._rings.bulk[slot] = _NONSENSE
-        self._rings.drafted[slot] = 1 + self._rings.layout.drafts  # more than there are
-        self._rings.cells[slot] = cell_tag(number - 1)  # what no launch of this slot writes
+        self._rings.drafted[slot] = 1 + self._rings.layout.drafts  # more drafts than there are
+        self._rings.cells[slot] = cell_tag(number - 1)  # a tag that no launch of this slot writes
         self._rings.logprob[slot] = float("nan")
         self._rings.finite[slot] = -1
         self._rings.prompt_logprob[slot] = float("nan")
@@ -53,7 +53,7 @@ class RingPoison:
         self._rings.prompt_top_logprobs[slot] = float("nan")
 
     def release(self, resource: Release) -> None:
-        """What the fence has let go and nobody holds any more."""
+        """Poison what the fence released and no request owns."""
         if resource.blocks:
             self._program.poison_blocks(tuple(resource.blocks))
         if resource.row_slot >= 0:

@@ -1,4 +1,4 @@
-"""Commits on their way to the front ends: columns, one message a launch and front end."""
+"""Sends commits to the front ends: columns, one message for each launch and front end."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ from runahead.runtime.engine.links import Links
 from runahead.runtime.engine.live_requests import Registry, Tracked
 from runahead.runtime.engine.wait_times import WaitTimes
 from runahead.runtime.scheduler.drafts import tokens_per_launch
-from runahead.runtime.scheduler.outcomes import Commit, Ending, PromptPart
+from runahead.runtime.scheduler.outcomes import Commit, Ending, PromptLogprobRange
 from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.wire import messages as m
 
-NOT_SEEN_S: Final = -1.0  # the time of a part that a request did not come to
+NOT_SEEN_S: Final = -1.0  # the time of a stage that a request did not reach
 _NO_HANDLES: Final = np.zeros(0, np.int64)
 
 
 class Addressed(NamedTuple):
-    """Which of a commit's tokens go to which front end. Commits with the same column of handles have the same.
+    """A commit's tokens by front end. Commits with the same column of handles share it.
 
-    handles: [n] the column. parts: front end, places of its tokens, their handles as bytes. want_logprobs: some do.
+    handles: [n] the column. recipients: (front end, indexes of its tokens, their handles as bytes). want_logprobs: some
+    requests want log-probabilities.
     """
 
     handles: NDArray[np.int64]
-    parts: tuple[tuple[int, NDArray[np.intp] | slice, bytes], ...]
+    recipients: tuple[tuple[int, NDArray[np.intp] | slice, bytes], ...]
     want_logprobs: bool
 
 
 class Publisher:
-    """Sends what was committed. Never blocks, never keeps a token back. The live requests stay as they are."""
+    """Sends committed tokens at once, without blocking. It does not change the live requests."""
 
     def __init__(self, links: Links, rows: Rows, rings: RingMemory, registry: Registry) -> None:
         self._links = links
@@ -42,17 +43,17 @@ class Publisher:
         self._rings = rings
         layout = rings.layout
         cells = layout.rows * (1 + layout.drafts)
-        # By cell, as `Commit` counts them.
+        # Indexed by cell, as in `Commit`.
         self._logprob = rings.logprob.reshape(layout.slots, cells)
         self._top_ids = rings.top_ids.reshape(layout.slots, cells, layout.max_top)
         self._top_logprobs = rings.top_logprobs.reshape(layout.slots, cells, layout.max_top)
         self._registry = registry
         self.latencies = Latencies(rows, layout.drafts)
         self.wait_times = WaitTimes()
-        self._to = Addressed(_NO_HANDLES, (), False)  # of the newest commit
+        self._to = Addressed(_NO_HANDLES, (), False)  # for the newest commit
 
     def admitted(self, request: Request, now: float) -> None:
-        """A launch that holds the request's row was enqueued. Its front end is told so once."""
+        """Report once that a launch with the request's row was enqueued."""
         tracked = self._registry.by_handle(request.owner, request.handle)
         assert tracked is not None
         if not tracked.admitted_at:
@@ -62,17 +63,17 @@ class Publisher:
             waited = self.wait_times.longest(tracked.waited_before, request.sampling.has_penalty, now)
             self._links.send(request.owner, m.Admitted(request.handle, request.cached_tokens, queue_s, *waited))
 
-    def publish_prompt(self, ring_slot: int, part: PromptPart) -> None:
-        """Send the log-probabilities that a launch, which has retired, left in the result ring.
+    def publish_prompt(self, ring_slot: int, prompt_range: PromptLogprobRange) -> None:
+        """Send the log-probabilities of a prompt that a retired launch left in the result ring.
 
-        Only what was not sent yet: a chunk that is computed again after an eviction begins with what was.
+        Sends only what was not sent before: a chunk that is computed again after an eviction begins with sent ones.
         """
-        request, rings = part.request, self._rings
+        request, rings = prompt_range.request, self._rings
         offset = request.next_prompt_logprob
-        end = min(part.start + 1 + part.count, request.prompt.size)
+        end = min(prompt_range.start + 1 + prompt_range.count, request.prompt.size)
         if end <= offset:
             return
-        first = part.first_entry + offset - part.start - 1
+        first = prompt_range.first_entry + offset - prompt_range.start - 1
         entries, top = slice(first, first + end - offset), request.sampling.prompt_logprobs
         self._links.send(
             request.owner,
@@ -87,7 +88,7 @@ class Publisher:
         request.next_prompt_logprob = end
 
     def publish(self, commit: Commit, now: float) -> None:
-        """Send a launch's tokens. `now`: seconds on the engine's clock."""
+        """Send a launch's tokens. now: seconds on the engine's clock."""
         firsts = commit.firsts.nonzero()[0].tolist()
         for i in firsts:
             tracked = self._registry.by_handle(int(commit.owners[i]), int(commit.handles[i]))
@@ -98,27 +99,27 @@ class Publisher:
         if commit.handles is not self._to.handles:
             self._to = self._addressed(commit)
         finished = [(ending.request.owner, self._finished(ending, now)) for ending in commit.endings]
-        for owner, mine, handles in self._to.parts:
+        for owner, mine, handles in self._to.recipients:
             logprobs = self._logprobs(commit, mine) if self._to.want_logprobs else ()
-            ends = tuple(end for of, end in finished if of == owner) if finished else ()
-            self._links.send(owner, m.Output(commit.launch, handles, commit.tokens[mine].tobytes(), logprobs, ends))
+            endings = tuple(end for of, end in finished if of == owner) if finished else ()
+            self._links.send(owner, m.Output(commit.launch, handles, commit.tokens[mine].tobytes(), logprobs, endings))
 
     def _addressed(self, commit: Commit) -> Addressed:
         owners = {*commit.owners.tolist(), *(ending.request.owner for ending in commit.endings)}
-        parts: list[tuple[int, NDArray[np.intp] | slice, bytes]] = []
+        recipients: list[tuple[int, NDArray[np.intp] | slice, bytes]] = []
         for owner in sorted(owners):
             mine = slice(None) if len(owners) == 1 else (commit.owners == owner).nonzero()[0]
-            parts.append((owner, mine, commit.handles[mine].tobytes()))
+            recipients.append((owner, mine, commit.handles[mine].tobytes()))
         want_logprobs = bool(np.count_nonzero(self._rows.logprobs.take(commit.slots) >= 0))
-        return Addressed(commit.handles, tuple(parts), want_logprobs)
+        return Addressed(commit.handles, tuple(recipients), want_logprobs)
 
     def end(self, ending: Ending, now: float) -> None:
-        """A request was ended from outside; its stream is told."""
+        """End the stream of a request that ended outside a commit."""
         finished = self._finished(ending, now)
         self._links.send(ending.request.owner, m.Output(0, b"", b"", (), (finished,)))
 
     def ended(self, tracked: Tracked, now: float) -> None:
-        """A request has ended, here or by its front end's word; its time is counted, if it came to a token."""
+        """Count the time of an ended request if it had a token."""
         if tracked.first_token_at:
             self.latencies.end_to_end.add(now - tracked.submitted_at)
 
@@ -145,7 +146,7 @@ class Publisher:
         assert tracked is not None
         self.ended(tracked, now)
         submitted, admitted, first = tracked.submitted_at, tracked.admitted_at, tracked.first_token_at
-        places = np.count_nonzero(request.drafted)  # a run has a draft at a place only behind one at the place before
+        positions = np.count_nonzero(request.drafted)  # drafts are at the first positions
         return m.Finished(
             handle=request.handle,
             reason=int(ending.reason),
@@ -155,7 +156,7 @@ class Publisher:
             prefill_s=first - admitted if first else NOT_SEEN_S,
             first_token_s=first - submitted if first else NOT_SEEN_S,
             decode_s=now - first if first else NOT_SEEN_S,
-            drafted=tuple(request.drafted[:places].tolist()),
-            accepted=tuple(request.accepted[:places].tolist()),
+            drafted=tuple(request.drafted[:positions].tolist()),
+            accepted=tuple(request.accepted[:positions].tolist()),
             tokens_per_launch=tokens_per_launch(request.generated, int(request.accepted.sum())),
         )

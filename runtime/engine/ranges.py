@@ -1,8 +1,8 @@
-"""Names for the stages of the loop's work, for a profiler that shows them beside the device's.
+"""NVTX ranges for the stages of the loop, for a profiler that shows them beside the device's.
 
     nsys profile runahead serve --device cuda --nvtx
 
-Whoever asks for them has them put around what the engine calls. Nobody else's engine knows of them, or pays for them.
+Ranges wrap the engine's methods only if they are asked for; otherwise they cost nothing.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ R = TypeVar("R")
 
 
 def name_stages(engine: Engine, push: Callable[[str], object], pop: Callable[[], object]) -> None:
-    """Puts a range around each stage of the engine's work. To be called once, before its first turn.
+    """Put a range around each stage of the engine's work. Call once, before the first turn.
 
-    push, pop: begin a range of a name, and end the newest, such as those of `torch.cuda.nvtx`.
+    push, pop: begin a range with a name, and end the newest, such as `torch.cuda.nvtx`'s.
     """
     scheduler = engine.scheduler
-    places = (
+    stages = (
         (scheduler, "plan"),
         (engine, "stage"),
         (engine.device, "launch"),
         (scheduler.commits, "commit"),
         (engine.publisher, "publish"),
     )
-    for of, name in places:
+    for of, name in stages:
         setattr(of, name, _within(name, getattr(of, name), push, pop))
 
 

@@ -1,6 +1,6 @@
-"""What is remembered of the newest launches: when the host did what for each, and when the device ran it.
+"""A record of the newest launches: when the host handled each, and when the device ran it.
 
-It is always on, so that a trace shows what has just happened: a handful of clock readings and one tuple a launch.
+It is always on, so that a trace shows what has just happened. A launch costs a few clock readings and one tuple.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ class Recorder:
         self._waits: deque[tuple[float, float]] = deque(maxlen=_WAITS)
 
     def enqueued(self, number: int, plan_s: float, stage_s: float, launch_s: float, enqueued_s: float) -> None:
-        """The host has planned, staged and launched it."""
+        """Record the host's times of planning, staging and launching."""
         self._planned[number] = (plan_s, stage_s, launch_s, enqueued_s)
 
     def committed(self, number: int, commit_s: float, publish_s: float, published_s: float) -> None:
-        """The host has taken its tokens and sent them."""
+        """Record the host's times of committing and publishing."""
         self._committed[number] = (commit_s, publish_s, published_s)
 
     def waited(self, from_s: float, to_s: float) -> None:
-        """The loop has waited for a mark, or an arrival."""
+        """Record a wait of the loop for a mark or an arrival."""
         self._waits.append((from_s, to_s))
 
     def retired(self, launch: Launch, ended_s: float, rings: RingMemory) -> None:
-        """It is over. To be called before its ring slot is used again. ended_s: when the loop saw that."""
+        """Record a retired launch before its ring slot is reused. ended_s: when the loop saw its end."""
         number, slot = launch.number, rings.slot(launch.number)
         planned, committed = self._planned.pop(number), self._committed.pop(number)
         device = rings.start_ns[slot], rings.end_ns[slot], rings.idle_ns[slot], rings.rank_stamps[:, :, slot].copy()
         self._retired.append(_Retired(launch, planned, committed, ended_s, *device))
 
     def trace(self, launches: int) -> Trace:
-        """Of the newest `launches` that have retired, or as many as are remembered."""
+        """Return the newest `launches` retired launches, or all that are recorded."""
         newest = list(self._retired)[-launches:]
         if not newest:
             return Trace((), ())

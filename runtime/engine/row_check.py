@@ -1,4 +1,4 @@
-"""Compares the device's row state with the host's truth, field by field, while nothing is in flight."""
+"""Compares the device's row state with the host's, field by field, while nothing is in flight."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from runahead.runtime.words import NUMPY_TYPES
 
 @dataclass(frozen=True, slots=True)
 class _Live:
-    """The n rows that somebody has, as the host knows them."""
+    """The n rows with a request, as the host knows them."""
 
     rows: Rows
     vocab_size: int
@@ -31,7 +31,7 @@ class _Live:
     slots: NDArray[np.int64]  # [n]
 
     def those(self, wanted: Callable[[Request], object]) -> _Live:
-        """Some of them."""
+        """Return the rows whose requests satisfy `wanted`."""
         chosen = [request for request in self.requests if wanted(request)]
         return _live(chosen, self.rows, self.vocab_size)
 
@@ -42,14 +42,14 @@ def _live(requests: list[Request], rows: Rows, vocab_size: int) -> _Live:
 
 @dataclass(frozen=True, slots=True)
 class _Expected:
-    """What a field must hold for m rows. Rows that a field says nothing of are left out.
+    """The expected values of a field for m rows. Rows without a value are left out.
 
-    places: of the rows in the field, by row slot or by penalty slot. counts: how many values each row has in it, the
-    first ones; None: all.
+    indexes: the rows' indexes in the field, by row slot or by penalty slot. counts: how many values, from the first on,
+    each row has; None: all.
     """
 
     row_slots: NDArray[np.int64]  # [m]
-    places: NDArray[np.int64]  # [m]
+    indexes: NDArray[np.int64]  # [m]
     values: NDArray[np.generic]  # [m] or [m, width]
     counts: NDArray[np.int64] | None = None  # [m]
 
@@ -58,23 +58,23 @@ _Field = Callable[[_Live], _Expected]
 
 
 def _column(values: Callable[[_Live], NDArray[np.generic]]) -> _Field:
-    """A field with a value, or a line, for each row."""
+    """Return a field with a value or an array for each row."""
     return lambda live: _Expected(live.slots, live.slots, values(live))
 
 
 def _parameter(name: str, value: Callable[[Request], float]) -> _Field:
-    """A field of `RowParameters`, in its type."""
+    """Return a field of `RowParameters`, in its type."""
     dtype = NUMPY_TYPES[ROW_RECORD.fields[name].code]
     return _column(lambda live: np.array([value(request) for request in live.requests], dtype))
 
 
 def _of_rows_that_stay(field: _Field) -> _Field:
-    """A row that leaves has given up what this names, and the device learns nothing of it."""
+    """Return the field without leaving rows, which have given up its resource unknown to the device."""
     return lambda live: field(live.those(lambda request: live.rows.phase[request.row_slot] != RowPhase.LEAVING))
 
 
 def _lists(values: Callable[[Request], Any], dtype: type[np.generic]) -> _Field:
-    """A list for each row, of a length of its own. What lies behind its end means nothing."""
+    """Return a field with a list for each row. Values behind a list's end are ignored."""
 
     def expected(live: _Live) -> _Expected:
         lists = [values(request) for request in live.requests]
@@ -87,66 +87,66 @@ def _lists(values: Callable[[Request], Any], dtype: type[np.generic]) -> _Field:
 
 
 def _seq_len(live: _Live) -> NDArray[np.generic]:
-    """A row that still reads its prompt has what was planned of it, others what is committed: nothing is in flight."""
+    """Return the planned length of rows in prefill and the committed length of others: nothing is in flight."""
     rows, slots = live.rows, live.slots
     is_prefilling = rows.phase[slots] == RowPhase.PREFILL
     return np.where(is_prefilling, rows.least_len[slots], rows.committed_len[slots])
 
 
 def _last_token(live: _Live) -> _Expected:
-    """Rows that have said nothing since they were admitted have none."""
+    """Return the last token of rows that have generated one since their admission."""
     rows = live.rows
     live = live.those(lambda request: rows.committed_len[request.row_slot] > rows.known_len[request.row_slot])
     return _column(lambda live: rows.history[live.slots, rows.committed_len[live.slots] - 1])(live)
 
 
 def _allowed(live: _Live) -> _Expected:
-    """Rows without a list may say anything: nothing looks at their mask."""
+    """Return the masks of rows with allowed tokens. Other rows' masks are never read."""
     live = live.those(lambda request: request.sampling.allowed_mask)
     masks = [np.frombuffer(request.sampling.allowed_mask, np.int32) for request in live.requests]
     return _Expected(live.slots, live.slots, _stacked(masks))
 
 
 def _by_penalty_slot(values: Callable[[Rows, Request, int], NDArray[np.generic]]) -> _Field:
-    """A line for each row that has penalties."""
+    """Return a field with an array for each row with penalties."""
 
     def expected(live: _Live) -> _Expected:
         live = live.those(lambda request: request.sampling.has_penalty)
-        places = np.array([request.penalty_slot for request in live.requests], np.int64)
-        lines = [values(live.rows, request, live.vocab_size) for request in live.requests]
-        return _Expected(live.slots, places, _stacked(lines))
+        indexes = np.array([request.penalty_slot for request in live.requests], np.int64)
+        found = [values(live.rows, request, live.vocab_size) for request in live.requests]
+        return _Expected(live.slots, indexes, _stacked(found))
 
     return expected
 
 
 def _counts(rows: Rows, request: Request, vocab_size: int) -> NDArray[np.generic]:
-    """How often the completion holds each token. [vocab]"""
+    """Return how often the completion has each token. [vocab]"""
     said = rows.history[request.row_slot, request.prompt.size : rows.committed_len[request.row_slot]]
     return np.bincount(said, minlength=vocab_size)
 
 
 def _in_prompt(rows: Rows, request: Request, vocab_size: int) -> NDArray[np.generic]:
-    """The mask of the prompt's tokens, which only a repetition penalty looks at."""
+    """Return the mask of the prompt's tokens, which only a repetition penalty reads."""
     return token_mask(request.prompt if request.sampling.repetition_penalty != 1 else (), vocab_size)
 
 
-def _stacked(lines: Sequence[NDArray[np.generic]]) -> NDArray[np.generic]:
-    return np.stack(lines) if lines else np.zeros((0, 0), np.int32)
+def _stacked(found: Sequence[NDArray[np.generic]]) -> NDArray[np.generic]:
+    return np.stack(found) if found else np.zeros((0, 0), np.int32)
 
 
 def _history(live: _Live) -> _Expected:
-    """The row's tokens by position, so far as they were planned or committed."""
+    """Return the row's tokens by position, as far as planned or committed."""
     return _Expected(live.slots, live.slots, live.rows.history[live.slots], _seq_len(live).astype(np.int64))
 
 
-# Of the record alone: what its lists brought the row has changed since.
+# Fields of the record alone: the lists that they count have changed since.
 OF_THE_RECORD: Final = frozenset({"block_count", "penalty_entries", "history_count"})
-# What only a device with a drafter has.
+# Fields of devices with a drafter.
 OF_A_DRAFTER: Final[Mapping[str, _Field]] = {"history": _history}
-# What only a device with snapshots has: those of each row by border, whether taken or not.
+# Fields of devices with snapshots: each row's by boundary, used or not.
 OF_SNAPSHOTS: Final[Mapping[str, _Field]] = {"snapshots": _lists(lambda request: request.snapshots, np.int32)}
-# What the host says that the device holds: every tensor of `runahead.runtime.kernels.row_state.RowState` and
-# `PenaltyState`; in place of `parameters` its fields.
+# The host's values of the device's fields: every tensor of `runahead.runtime.kernels.row_state.RowState` and
+# `PenaltyState`, with the fields of `parameters` in its place.
 FIELDS: Final[Mapping[str, _Field]] = {
     "alive": _column(lambda live: np.ones(live.slots.size, np.bool_)),
     "seq_len": _column(_seq_len),
@@ -174,32 +174,32 @@ FIELDS: Final[Mapping[str, _Field]] = {
     "in_prompt": _by_penalty_slot(_in_prompt),
 }
 _TENSORS: Final = frozenset((*ROW_TENSORS, *PENALTY_TENSORS))
-# A place where these differ would tell a token of somebody's prompt, and prompts are in no log.
+# The index of a difference in these would reveal a prompt's token, and logs have no prompts.
 _UNSPOKEN: Final = frozenset({"in_prompt", "history"})
 
 
 def check_rows(device: Mapping[str, NDArray[np.generic]], scheduler: Scheduler) -> None:
-    """device: its row state and penalty state by the names of their tensors; empty if it keeps none. What else it holds
-    is not looked at.
+    """Compare the device's rows with the host's. device: row state and penalty state by tensor name; empty if the
+    device has none. Other tensors are ignored.
 
-    Raises LedgerError naming a row and a field that differ, or a tensor that the device does not hand over.
+    Raises LedgerError naming a row and a field that differ, or a missing tensor.
     """
     if not device:
         return
     if missing := sorted(_TENSORS - device.keys()):
         raise LedgerError(f"the device's row state comes without {', '.join(missing)}")
-    held = {**device, **ROW_RECORD.columns(device["parameters"])}
+    tensors = {**device, **ROW_RECORD.columns(device["parameters"])}
     live = _live(
         [request for request in scheduler.holdings.by_slot if request], scheduler.rows, scheduler.limits.vocab_size
     )
     for name, field in (*FIELDS.items(), *OF_A_DRAFTER.items(), *OF_SNAPSHOTS.items()):
-        if name in FIELDS or name in held:
-            _compare(name, held[name], field(live))
+        if name in FIELDS or name in tensors:
+            _compare(name, tensors[name], field(live))
 
 
 def _compare(name: str, device: NDArray[np.generic], expected: _Expected) -> None:
     values = expected.values
-    found = device[expected.places]
+    found = device[expected.indexes]
     if values.ndim == 2:
         found = found[:, : values.shape[1]]
     differs = found != values
@@ -211,5 +211,5 @@ def _compare(name: str, device: NDArray[np.generic], expected: _Expected) -> Non
     row = f"row {expected.row_slots[first[0]]}"
     if name in _UNSPOKEN:
         raise LedgerError(f"{row}: {name} differs between the device and the host")
-    place = f"[{first[1]}]" if values.ndim == 2 else ""
-    raise LedgerError(f"{row}: {name}{place} is {found[first]} on the device and {values[first]} on the host")
+    index = f"[{first[1]}]" if values.ndim == 2 else ""
+    raise LedgerError(f"{row}: {name}{index} is {found[first]} on the device and {values[first]} on the host")

@@ -1,4 +1,4 @@
-"""Requests with a grammar, and what whoever makes their masks is told of them."""
+"""Requests with a grammar, and their messages to the mask maker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FENCED: Final = int(RowPhase.FENCED)
 
 
 class Structured:
-    """requests: those that live, by their `Request.order`. While there are none, nothing here need be called."""
+    """Live requests with a grammar, by `Request.order`. Without any, no method needs to be called."""
 
     def __init__(self, masks: Masks, holdings: Holdings, limits: SchedulerLimits) -> None:
         self.requests: dict[int, Request] = {}
@@ -30,23 +30,23 @@ class Structured:
         self._forced_rows = limits.forced_rows if limits.forced_drafts else 0
 
     def begin(self, request: Request, grammar: str) -> None:
-        """It was queued."""
+        """Open a queued request's grammar."""
         self.requests[request.order] = request
         stopping = request.stopping
         stops = tuple(one for one in stopping.stop_token_ids if one not in self._eos_token_ids)
         self.masks.open(request.order, grammar, Stops(stops, request.prompt.size + stopping.min_tokens))
 
     def admitted(self, request: Request) -> None:
-        """A launch holds its row, its first one or another."""
+        """Report the request's row, when a launch has it."""
         if request.may_hold and request.row_slot != NO_SLOT:
             epoch = int(self._holdings.rows.epoch[request.row_slot])
             self.masks.place(request.order, request.row_slot, epoch, request.tokens)
 
     def committed(self, commit: Commit, drafts: int, guesses: int) -> None:
-        """A launch has brought tokens. Who has ended with one has no next position. drafts: of each row in its F, at
-        most; guesses: of these, those that its drafter has made.
+        """Report a launch's tokens of rows that go on. An ended row has no next position.
 
-        Where few rows go on, the next launch may have drafts though this one has none: what must come is looked for.
+        drafts: most drafts of a row in its F. guesses: of these, guesses of the drafter. With few rows the next launch
+        may have drafts though this one has none, so forced tokens are then looked for.
         """
         rows, slots = self._holdings.rows, commit.slots
         goes_on = rows.may_hold[slots] & (rows.phase[slots] != _FENCED)
@@ -55,10 +55,11 @@ class Structured:
             self.masks.take(rows.order[slots[goes_on]], commit.tokens[goes_on], drafts, guesses, soon=soon)
 
     def ended(self, request: Request) -> None:
-        """It has ended, for whatever reason."""
+        """Close the request's grammar, when it has ended for any reason."""
         if self.requests.pop(request.order, None) is not None:
             self.masks.close(request.order)
 
     def lost(self, now: float) -> Sequence[tuple[Request, FinishReason]]:
-        """Those that no masks will come for any more, and how they end. now: seconds on the engine's clock."""
+        """Return the requests that will get no more masks, and their finish reasons. now: seconds on the engine's
+        clock."""
         return [(self.requests[order], reason) for order, reason in self.masks.look(now) if order in self.requests]

@@ -1,9 +1,8 @@
-"""What a front end's message may say beyond the types of its fields.
+"""Checks of front ends' messages beyond the types of their fields.
 
-A message that breaks these rules could put nonsense into a row, or stop the engine for everybody. It ends the
-connection that it came by, and nothing else. Columns, which may be as long as the prompt, are checked in a few passes
-over an array. Lists are gone through entry by entry; `runahead.runtime.wire.messages` and
-`runahead.runtime.wire.parameters` bound their lengths.
+A message that breaks these rules could corrupt a row or stop the engine. It ends only its connection. Columns, which
+may be as long as the prompt, are checked by a few array operations. Lists are checked entry by entry;
+`runahead.runtime.wire.messages` and `runahead.runtime.wire.parameters` bound their lengths.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from runahead.runtime.wire.parameters import (
 
 _NONE: Final[Mapping[int, int]] = MappingProxyType({})
 _CANCELLED = (FinishReason.STOP, FinishReason.CANCELLED)
-_NUMBER_BYTES = 9  # of a number in MessagePack, at most
+_NUMBER_BYTES = 9  # most bytes of a number in MessagePack
 _CHARACTER_BYTES = 4
 
 
 def frame_bound(info: m.EngineInfo) -> int:
-    """Bytes that a frame of a front end may have: those of the largest message, and some more, so that a prompt that is
-    somewhat too long is refused by what it is."""
+    """Return the most bytes of a front end's frame: those of the largest message, and a margin, so that a prompt that
+    is slightly too long is refused by its own message."""
     lists = MAX_BIAS * 2 * _NUMBER_BYTES + MAX_ABORT_IDS * (MAX_TEXT * _CHARACTER_BYTES + _NUMBER_BYTES)
     columns = info.context_length * (4 + 4) + info.context_length // info.block_size * KEY_BYTES + info.vocab_size // 8
     grammar = MAX_STRUCTURE * _CHARACTER_BYTES if info.structures else 0
@@ -48,9 +47,10 @@ def frame_bound(info: m.EngineInfo) -> int:
 def check_message(
     message: m.ToEngine, info: m.EngineInfo, last_handle: int, announced: Mapping[int, int] = _NONE
 ) -> None:
-    """Raises ProtocolError, whose sentence names what is wrong and repeats nothing of a prompt.
+    """Raise ProtocolError, with a message that names the mistake and repeats nothing of a prompt, if a message is
+    invalid.
 
-    last_handle: the newest on the connection. announced: n by handle, of requests that are announced on it.
+    last_handle: the newest on the connection. announced: n by handle, of requests announced on it.
     """
     if isinstance(message, m.Submit | m.Announce):
         _check_handle(message, last_handle, announced)
@@ -70,7 +70,7 @@ def check_message(
 
 
 def _check_handle(message: m.Submit | m.Announce, last_handle: int, announced: Mapping[int, int]) -> None:
-    """It is new, or it is that of the announcement whose place the message takes."""
+    """Check that a handle is new, or is the announced one that the message submits."""
     kind = type(message).__name__
     if isinstance(message, m.Submit) and message.announced:
         if message.handle not in announced:
@@ -87,11 +87,11 @@ def _check_handle(message: m.Submit | m.Announce, last_handle: int, announced: M
 
 
 def _check_prompt(submit: m.Submit, info: m.EngineInfo) -> None:
-    """The prompt, and what was made of it."""
+    """Check the prompt and its derived columns."""
     prompt = _words(submit.prompt, "prompt")
     if not prompt.size:
         raise ProtocolError("a Submit has an empty prompt")
-    if np.maximum.reduce(prompt.view(np.uint32)) >= info.vocab_size:  # a negative id is a large number then
+    if np.maximum.reduce(prompt.view(np.uint32)) >= info.vocab_size:  # a negative id becomes a large number
         raise ProtocolError(f"a Submit's prompt has an id that is not in the vocabulary of {info.vocab_size}")
     if submit.prompt_ids or submit.sampling.repetition_penalty != 1:
         _check_distinct(submit, prompt.size, info.vocab_size)
@@ -101,7 +101,7 @@ def _check_prompt(submit: m.Submit, info: m.EngineInfo) -> None:
 
 
 def _check_distinct(submit: m.Submit, prompt: int, vocab_size: int) -> None:
-    """The prompt's distinct ids. prompt: its tokens."""
+    """Check the prompt's distinct ids. prompt: its number of tokens."""
     ids, has_ids = _words(submit.prompt_ids, "prompt_ids"), submit.sampling.repetition_penalty != 1
     if bool(ids.size) != has_ids or ids.size > prompt:
         raise ProtocolError(f"a Submit has {ids.size} distinct ids for a prompt of {prompt}")
@@ -110,7 +110,7 @@ def _check_distinct(submit: m.Submit, prompt: int, vocab_size: int) -> None:
 
 
 def _check_ids(submit: m.Submit, info: m.EngineInfo) -> None:
-    """Ids that are listed."""
+    """Check listed ids."""
     sampling, stopping = submit.sampling, submit.stopping
     if len(sampling.bias_ids) != len(sampling.bias_values):
         raise ProtocolError(f"a Submit has {len(sampling.bias_ids)} ids and {len(sampling.bias_values)} biases")
@@ -118,15 +118,15 @@ def _check_ids(submit: m.Submit, info: m.EngineInfo) -> None:
         raise ProtocolError(f"a Submit lists an id that is not in the vocabulary of {info.vocab_size}")
     if len(set(sampling.bias_ids)) != len(sampling.bias_ids):
         raise ProtocolError("a Submit has two biases for one id")
-    ends = len(eos_and_stop_ids(stopping, info.eos_token_ids))
-    if ends > MAX_STOP_IDS:
-        raise ProtocolError(f"a Submit ends with any of {ends} ids, and a row holds {MAX_STOP_IDS}")
+    stop_ids = len(eos_and_stop_ids(stopping, info.eos_token_ids))
+    if stop_ids > MAX_STOP_IDS:
+        raise ProtocolError(f"a Submit ends with any of {stop_ids} ids, and a row holds {MAX_STOP_IDS}")
 
 
 def _check_mask(mask: bytes, vocab_size: int, sampled_vocab: int) -> None:
     words = _words(mask, "allowed_mask").view(np.uint32)
     bit = sampled_vocab % 32
-    last = ceil_div(sampled_vocab, 32)  # words that may have bits set, in the last one those below `bit`
+    last = ceil_div(sampled_vocab, 32)  # words that may have bits set; in the last one only those below `bit`
     if words.size != ceil_div(vocab_size, 32) or words[last:].any() or (bit and int(words[last - 1]) >> bit):
         raise ProtocolError(f"a Submit's allowed_mask of {words.size} words does not fit {sampled_vocab} ids")
     if not words.any():
@@ -134,7 +134,7 @@ def _check_mask(mask: bytes, vocab_size: int, sampled_vocab: int) -> None:
 
 
 def _check_structure(stopping: StoppingParams, info: m.EngineInfo) -> None:
-    """Of a grammar nothing but its length is looked at here: who follows it makes sense of it."""
+    """Check a structured request. Only a grammar's length is checked here; the mask worker parses it."""
     if not info.structures:
         raise ProtocolError("a Submit has a grammar, and this engine follows none")
     if stopping.ignore_eos:

@@ -1,4 +1,4 @@
-"""Notices that the device or the loop has stopped, or that the loop turns for nothing."""
+"""Detects a device or a loop that has stopped, and a loop that makes no progress."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from runahead.runtime.stall import Stall
 
 
 class LaunchHungError(DeviceError):
-    """No mark of a launch in flight has come for too long."""
+    """No launch in flight has set a mark for too long."""
 
 
 class NoProgressError(RuntimeError):
-    """Requests are being served, and none has come any further for too long."""
+    """No request that is being served has made progress for too long."""
 
 
 class Watchdog:
-    """limit_s: how long launches may be in flight without a mark, and requests be served without a token or a chunk, of
-    the time in which the loop itself ran.
+    """Raises if launches or requests stop.
 
-    clock: seconds, monotonic.
+    limit_s: how long launches may be in flight without a mark, and requests be served without a token or a chunk, in
+    time during which the loop itself ran. clock: seconds, monotonic.
     """
 
     def __init__(self, limit_s: float, clock: Callable[[], float]) -> None:
@@ -31,8 +31,8 @@ class Watchdog:
         self._marks = Stall(limit_s)
         self._work = Stall(limit_s)
 
-    def look(self, in_flight: int, marks: tuple[int, ...], requests: int, work: tuple[int, ...]) -> None:
-        """Called after every wait. marks: of launches. work: done for requests.
+    def check(self, in_flight: int, marks: tuple[int, ...], requests: int, work: tuple[int, ...]) -> None:
+        """Check progress. Called after every wait. marks: of launches. work: done for requests.
 
         Raises LaunchHungError or NoProgressError.
         """
@@ -40,20 +40,20 @@ class Watchdog:
         unmoved_s = self._marks.seconds(now, in_flight > 0, marks)
         if unmoved_s > self.limit_s:
             raise LaunchHungError(f"{in_flight} launches are in flight and none has moved for {self.limit_s:g} s")
-        # The last mark before a launch hangs may have brought no token. So launches that have not moved of late are
-        # given the rest of their own time first: else the requests' would be over just before, and the device would not
-        # be blamed.
+        # The last mark before a hang may have brought no token. So launches without a recent mark get the rest of
+        # their time first: otherwise the requests' time would end just before, and the error would not name the
+        # device.
         if self._work.seconds(now, requests > 0, work) > self.limit_s and unmoved_s < self.limit_s / 2:
             raise NoProgressError(f"{requests} requests are served and none has come further for {self.limit_s:g} s")
 
 
-_LOOKS: Final = 8  # within the limit: it is noticed at most so much of it late
+_CHECKS: Final = 8  # checks within the limit
 
 
 class LoopGuard:
-    """Looks from a thread of its own whether the loop still turns.
+    """Checks on a separate thread whether the loop still turns.
 
-    turns: how often the loop has turned. limit_s: for how long it may stand still. stop: called once, if it does.
+    turns: returns how many turns the loop has made. limit_s: how long it may stand still. stop: called once if it does.
     """
 
     def __init__(self, turns: Callable[[], int], limit_s: float, stop: Callable[[], None]) -> None:
@@ -67,15 +67,15 @@ class LoopGuard:
         self._thread.start()
 
     def end(self) -> None:
-        """The loop has ended in order."""
+        """End the thread, when the loop has ended in order."""
         self._ended.set()
         self._thread.join()
 
     def _watch(self) -> None:
-        seen, looks = self._turns(), 0
-        while not self._ended.wait(self._limit_s / _LOOKS):
+        seen, checks = self._turns(), 0
+        while not self._ended.wait(self._limit_s / _CHECKS):
             turns = self._turns()
-            seen, looks = (seen, looks + 1) if turns == seen else (turns, 0)
-            if looks == _LOOKS:
+            seen, checks = (seen, checks + 1) if turns == seen else (turns, 0)
+            if checks == _CHECKS:
                 self._stop()
                 return

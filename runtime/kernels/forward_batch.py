@@ -48,7 +48,7 @@ class ForwardBatch:
     in_rows: ForwardBatch | None = None
 
     @property
-    def are_lines(self) -> bool:
+    def by_token(self) -> bool:
         return self.in_rows is not None
 
 

@@ -13,7 +13,17 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.kernels.layers import Attention, Dense, Ends, Experts, Fuse, GatedDelta, Mamba2, Norm, Ungated
+from runahead.runtime.kernels.layers import (
+    Attention,
+    Dense,
+    EmbeddingAndHead,
+    Experts,
+    Fuse,
+    GatedDelta,
+    Mamba2,
+    Norm,
+    Ungated,
+)
 
 _Stream = TypeVar("_Stream")
 
@@ -96,7 +106,7 @@ class KernelSet(Protocol):
         hidden], packed. out: float32 [m, vocab]. places: int32 [n], the row of `out` to which each row goes. Where
         several go to one place, what is there afterwards is nobody's; other rows of `out` stay as they are."""
 
-    def bind(self, ends: Ends) -> BoundKernels[Any]:
+    def bind(self, emb: EmbeddingAndHead) -> BoundKernels[Any]:
         """Prepare for one model. Its layers follow, by the functions of what is returned."""
 
 
@@ -106,4 +116,4 @@ class DraftKernelSet(KernelSet, Protocol):
     def normed(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
         """The norm of each row. x: float32 [n, width], any n, contiguous. Returns float32 [n, width]."""
 
-    def bind(self, ends: Ends) -> DraftKernels[Any]: ...
+    def bind(self, emb: EmbeddingAndHead) -> DraftKernels[Any]: ...

@@ -93,9 +93,9 @@ class Attention:
     this position is attended to; a token before it attends to nothing. Where it is not 0, Triton's kernels take rows of
     one query token, none of which stands before it. q_norm, k_norm: of every head before its rotation, both or neither;
     norms_span_heads: of all heads of a token together. Queries, keys and values are one product. rope: which of the
-    model's tables of angles, by number in `Ends.ropes`. score_cap: scores become score_cap * tanh(score / score_cap);
-    0: they stay as they are. gate: what is attended is multiplied by the logistic function of this product of what
-    queries are made of, before `o`. joined: queries, keys and values are made of what `Fuse` has joined.
+    model's tables of angles, by number in `EmbeddingAndHead.ropes`. score_cap: scores become score_cap *
+    tanh(score / score_cap); 0: no bound. gate: attention's result times the logistic function of this product of the
+    queries' input, before `o`. joined: queries, keys and values are products of what `Fuse` has joined.
     """
 
     shape: AttentionShape
@@ -364,11 +364,11 @@ class RopeTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
-    """What a model has beside its layers: where a token comes in and where it leaves.
+class EmbeddingAndHead:
+    """A model's weights outside its layers: embedding, final norm and rope tables. The head is bound elsewhere.
 
-    ropes: an attention says which of them is its own. embedding_scale: what a token's row of the embedding is
-    multiplied by. ranks: between which the model is divided, each with its tokens of the embedding.
+    ropes: an attention names its table by number. embedding_scale: factor of a token's embedding. ranks: the ranks that
+    share the model; each has an equal part of the vocabulary's embeddings.
     """
 
     embedding: torch.Tensor  # [vocab / ranks, hidden]

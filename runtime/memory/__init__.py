@@ -1,1 +1,1 @@
-"""Who holds which memory of the device. No torch, clock, thread or logger."""
+"""Pools of the device's memory: who owns what. No torch, clock, thread or logger."""

@@ -1,7 +1,7 @@
-"""Which contents become findable in the prefix cache and which are forgotten, in order, for those who follow it.
+"""The contents that join the prefix cache and leave it, in order, for followers.
 
-Only contents of the empty salt are recorded. Whoever follows has a position, and takes what was recorded behind it. The
-record is bounded: who stays behind by more than `limit` changes has lost some, and begins anew.
+Only contents with the empty salt are recorded. A follower has a position and reads the changes from there. The record
+is bounded: a follower that falls behind by more than `limit` changes has lost some, and begins anew.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from runahead.runtime.wire.block_keys import Content
 
 
 class Change(NamedTuple):
-    """group: of the pool. is_stored: the content can be found from now on; else it was forgotten."""
+    """A change of the prefix cache. group: the pool's. is_stored: the content can be found from now on; else it was
+    forgotten."""
 
     group: int
     is_stored: bool
@@ -20,11 +21,11 @@ class Change(NamedTuple):
 
 
 class BlockChanges:
-    """Positions count up from 0."""
+    """A bounded record of changes. Positions count up from 0."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._begin = 0  # the position of the oldest change that is there
+        self._begin = 0  # the position of the oldest recorded change
         self._changes: list[Change] = []
 
     @property
@@ -33,20 +34,20 @@ class BlockChanges:
         return self._begin + len(self._changes)
 
     def record(self, group: int, is_stored: bool, content: Content) -> None:
-        """A change, unless it is of another salt than the empty one."""
+        """Record a change, unless its salt is not empty."""
         if content.unsalted:
             if len(self._changes) == self._limit:
                 self.drop(self.end)
             self._changes.append(Change(group, is_stored, content))
 
     def since(self, position: int, most: int) -> list[Change] | None:
-        """The next changes from this position on, `most` at most. None: some of them are not there any more."""
+        """Return the next changes from this position on, `most` at most; None if some are no longer recorded."""
         if position < self._begin:
             return None
         return self._changes[position - self._begin : position - self._begin + most]
 
     def drop(self, position: int) -> None:
-        """Changes before this position are not asked for any more."""
+        """Drop the changes before this position."""
         if position > self._begin:
             del self._changes[: position - self._begin]
             self._begin = position

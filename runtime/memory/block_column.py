@@ -1,4 +1,4 @@
-"""A number for each KV block, read and written for one block, for a few or for thousands."""
+"""A number for each KV block, accessed for one block, for a few or for thousands."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-# Different blocks, in the form that columns work on: a few in a list, each looked at for itself, thousands in an array
+# Distinct blocks, in the form that columns work on: a few in a list, which is read one by one, thousands in an array
 # [n].
 Blocks = list[int] | NDArray[np.intp]
-_FEW: Final = 16  # blocks, at most, for which the interpreter is as quick as passes over an array
+_FEW: Final = 16  # up to so many blocks the interpreter is as fast as array operations
 
 
 def in_bulk(blocks: Sequence[int]) -> Blocks:
-    """Different blocks, in the form that columns work on."""
+    """Return distinct blocks in the form that columns work on."""
     return list(blocks) if len(blocks) <= _FEW else np.asarray(blocks, np.intp)
 
 
 class BlockPoolError(RuntimeError):
-    """A block changed hands in a way it must not: a mistake of ours, never a user's."""
+    """A block changed hands in an invalid way, which is a bug, never a user's mistake."""
 
 
 def raise_for(blocks: Blocks, sentence: str) -> None:
-    """Raises BlockPoolError about the first of these blocks, if there is one."""
+    """Raise BlockPoolError for the first of these blocks, if there is one."""
     if len(blocks):
         raise BlockPoolError(f"block {blocks[0]} {sentence}")
 
 
 def int32_array(blocks: Blocks) -> array[int]:
-    """Blocks as requests hold them: compact, copied as a whole, and easily made longer."""
+    """Return blocks in the form that requests keep: compact, quickly copied and extended."""
     return array("i", blocks if isinstance(blocks, list) else blocks.astype(np.intc).tobytes())
 
 
 class BlockColumn:
-    """Numbers of the blocks below `num_blocks`, zeros at first.
+    """A number for each block below `num_blocks`, at first 0.
 
-    many: [num_blocks], to index by an array of blocks. one: the same memory, to index by one block, which is twice as
-    quick.
+    many: [num_blocks], indexed by an array of blocks. one: the same memory, indexed by one block, which is twice as
+    fast.
     """
 
     __slots__ = ("many", "one")
@@ -49,18 +49,18 @@ class BlockColumn:
         self.one = self.many.data
 
     def without(self, blocks: Blocks) -> Blocks:
-        """Those of these blocks whose number is 0, in order."""
+        """Return the blocks whose number is 0, in order."""
         if not isinstance(blocks, list):
             is_zero: NDArray[np.bool_] = self.many[blocks] == 0
             return blocks[is_zero]
-        one, found = self.one, []  # no comprehension: it would take twice as long for one block
+        one, found = self.one, []  # not a comprehension, which takes twice as long for one block
         for block in blocks:
             if not one[block]:
                 found.append(block)
         return found
 
     def having(self, blocks: Blocks) -> Blocks:
-        """Those of these blocks whose number is not 0, in order."""
+        """Return the blocks whose number is not 0, in order."""
         if not isinstance(blocks, list):
             is_other: NDArray[np.bool_] = self.many[blocks] != 0
             return blocks[is_other]
@@ -71,7 +71,7 @@ class BlockColumn:
         return found
 
     def put(self, blocks: Blocks, number: int) -> None:
-        """Each of these blocks has this number from now on."""
+        """Set the number of each of these blocks."""
         if isinstance(blocks, list):
             one = self.one
             for block in blocks:
@@ -80,7 +80,7 @@ class BlockColumn:
             self.many[blocks] = number
 
     def count_up(self, blocks: Blocks) -> Blocks:
-        """One more for each of these blocks. Returns those that had 0."""
+        """Add one to each of these blocks. Returns the blocks that had 0."""
         if not isinstance(blocks, list):
             zeros = self.without(blocks)
             self.many[blocks] += 1
@@ -94,9 +94,9 @@ class BlockColumn:
         return first
 
     def count_down(self, blocks: Blocks, else_said: str) -> Blocks:
-        """One less for each of these blocks. Returns those that have 0 now.
+        """Subtract one from each of these blocks. Returns the blocks that have 0 now.
 
-        Raises BlockPoolError where a block has 0 before. else_said: what it then says of the block.
+        Raises BlockPoolError if a block had 0. else_said: the message's text about that block.
         """
         if not isinstance(blocks, list):
             raise_for(self.without(blocks), else_said)

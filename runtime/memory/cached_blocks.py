@@ -1,10 +1,10 @@
-"""Cached blocks that nobody holds, in the order in which they are given out.
+"""Cached blocks, which have no owner, in the order of allocation.
 
-Blocks that were given back together are one group. The oldest group is given out first, and of a group the last block
-first: the deepest of a prefix, which is worth nothing without the others. A block that somebody holds again leaves a
-gap in its group: nothing else moves. A group is closed up, in one pass over it, when it has more gaps than blocks, or
-when it is the oldest and some of it are wanted. So groups stay in proportion to the blocks that are cached, and a call
-looks at no more than the groups of the blocks that it names.
+Blocks that were released together are one group. The oldest group is allocated first, and in a group the last block
+first: the deepest of a prefix, which is worth nothing without the others. A block that is owned again leaves a gap in
+its group. A group is compacted, in one pass, when it has more gaps than blocks, or when it is the oldest and some of it
+is allocated. So the groups' size stays proportional to the cached blocks, and a call touches only the groups of the
+blocks that it names.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import numpy as np
 
 from runahead.runtime.memory.block_column import BlockColumn, Blocks, in_bulk, int32_array
 
-_GAPS: Final = 16  # that a group may have, however few its blocks: they are not worth a pass
+_GAPS: Final = 16  # gaps that a small group may have, which are not worth a pass
 
 
 class CachedBlocks:
-    """Blocks below `num_blocks`, each once at most."""
+    """Blocks below `num_blocks`, each at most once."""
 
     def __init__(self, num_blocks: int) -> None:
-        self._group_of = BlockColumn(num_blocks, np.int64)  # the number of a block's group; 0: it is not cached
-        self._groups: OrderedDict[int, array[int]] = OrderedDict()  # by number, oldest first; gaps are in them still
-        self._sizes: dict[int, int] = {}  # of each group, without its gaps
+        self._group_of = BlockColumn(num_blocks, np.int64)  # the number of a block's group; 0: not cached
+        self._groups: OrderedDict[int, array[int]] = OrderedDict()  # by number, oldest first; with gaps
+        self._sizes: dict[int, int] = {}  # of each group, without gaps
         self._newest = 0
         self._count = 0
 
@@ -38,17 +38,17 @@ class CachedBlocks:
         return self._group_of.one[block] != 0
 
     def __iter__(self) -> Iterator[int]:
-        """In the order in which they are given out."""
+        """Yield the blocks in the order of allocation."""
         group_of = self._group_of.one
         for number, group in self._groups.items():
             yield from (block for block in reversed(group) if group_of[block] == number)
 
     def count(self, blocks: Blocks) -> int:
-        """How many of these, each named once, are among them."""
+        """Return how many of these distinct blocks are cached."""
         return len(self._group_of.having(blocks))
 
     def add(self, blocks: array[int]) -> None:
-        """One block or more, int32, to be given out after all others, the last of them first. They are kept."""
+        """Add one or more int32 blocks, to be allocated after all others, the last of them first. The array is kept."""
         self._newest = number = self._newest + 1
         self._groups[number] = blocks
         self._sizes[number] = len(blocks)
@@ -56,7 +56,7 @@ class CachedBlocks:
         self._group_of.put(in_bulk(blocks), number)
 
     def remove(self, blocks: Blocks) -> None:
-        """These of them, one or more, are held again, or forgotten."""
+        """Remove one or more of the blocks."""
         if isinstance(blocks, list):
             for block in blocks:
                 number = self._group_of.one[block]
@@ -66,7 +66,7 @@ class CachedBlocks:
         numbers = self._group_of.many[blocks]
         self._group_of.many[blocks] = 0
         first = int(numbers[0])
-        if not np.count_nonzero(numbers != first):  # one group, as nearly always: `unique` would sort
+        if not np.count_nonzero(numbers != first):  # the common case is one group; `unique` would sort
             self._leave(first, numbers.size)
             return
         several, counts = np.unique(numbers, return_counts=True)
@@ -74,7 +74,7 @@ class CachedBlocks:
             self._leave(number, count)
 
     def pop(self, count: int) -> list[int]:
-        """Give out so many of them, which must be there, in their order."""
+        """Remove and return `count` blocks in the order of allocation. So many must be there."""
         given_out: list[int] = []
         group_of = self._group_of.one
         while len(given_out) < count:
@@ -90,13 +90,13 @@ class CachedBlocks:
         return given_out
 
     def is_consistent(self) -> bool:
-        """Do the groups, their sizes and the column say the same?"""
+        """Return whether the groups, their sizes and the column agree."""
         numbers, counts = np.unique(self._group_of.many, return_counts=True)
         sizes = {number: count for number, count in zip(numbers.tolist(), counts.tolist(), strict=True) if number}
         return sizes == self._sizes and self._sizes.keys() == self._groups.keys() and sum(sizes.values()) == self._count
 
     def _leave(self, number: int, count: int) -> None:
-        """So many blocks of a group are not in it any more."""
+        """Remove `count` blocks from a group."""
         self._count -= count
         left = self._sizes[number] - count
         if not left:

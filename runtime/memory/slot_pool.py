@@ -1,4 +1,4 @@
-"""Numbered places on the device that a row may need one of: penalty slots, state slots.
+"""Numbered memory on the device that some rows need: penalty slots, state slots.
 
 free ──allocate──> owned ──fence──> fenced ──release──> free
 """
@@ -9,11 +9,11 @@ NO_SLOT = -1
 
 
 class SlotPoolError(RuntimeError):
-    """A slot changed hands in a way it must not: a mistake of ours, never a user's."""
+    """A slot changed hands in an invalid way, which is a bug, never a user's mistake."""
 
 
 class SlotPool:
-    """Slots 0 to total - 1. `name` is theirs in errors."""
+    """Slots 0 to total - 1. name: what error messages call a slot."""
 
     def __init__(self, total: int, name: str) -> None:
         self.total = total
@@ -32,11 +32,11 @@ class SlotPool:
 
     @property
     def fenced(self) -> int:
-        """Given up by their rows, still named by a launch in flight."""
+        """Number of slots that rows gave up and a launch in flight names."""
         return len(self._fenced)
 
     def allocate(self) -> int:
-        """A free slot becomes owned. Raises SlotPoolError if there is none."""
+        """Return a free slot, which becomes owned. Raises SlotPoolError if there is none."""
         if not self._free:
             raise SlotPoolError(f"a {self._name} is asked for and none is free")
         slot = self._free.pop()
@@ -44,21 +44,23 @@ class SlotPool:
         return slot
 
     def fence(self, slot: int) -> None:
-        """Its row has ended; launches in flight may still name it."""
+        """Fence the slot of an ended row, which launches in flight may still name. Raises SlotPoolError for a slot that
+        is not owned."""
         if slot not in self._owned:
             raise SlotPoolError(f"{self._name} {slot} is given up and was not owned")
         self._owned.remove(slot)
         self._fenced.add(slot)
 
     def release(self, slot: int) -> None:
-        """The last launch that names it has retired."""
+        """Free a slot when the last launch that names it has retired. Raises SlotPoolError for a slot that is not
+        fenced."""
         if slot not in self._fenced:
             raise SlotPoolError(f"{self._name} {slot} is released and was not fenced")
         self._fenced.remove(slot)
         self._free.append(slot)
 
     def check(self) -> None:
-        """Conservation: every slot is in exactly one place. Raises SlotPoolError."""
-        places = [*self._free, *self._owned, *self._fenced]
-        if sorted(places) != list(range(self.total)):
-            raise SlotPoolError(f"the {self._name}s {sorted(places)} are not each of {self.total} once")
+        """Raise SlotPoolError unless every slot has exactly one state."""
+        slots = [*self._free, *self._owned, *self._fenced]
+        if sorted(slots) != list(range(self.total)):
+            raise SlotPoolError(f"the {self._name}s {sorted(slots)} are not each of {self.total} once")

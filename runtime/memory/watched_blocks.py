@@ -1,4 +1,4 @@
-"""The cached prefix of the request that is next: how much of it is still there, without another look."""
+"""The cached prefix of the next request: how much of it can still be found, without another lookup."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ from runahead.runtime.memory.block_column import BlockColumn, Blocks, in_bulk
 class Watched:
     """Findable blocks of one prefix, in order.
 
-    The pool keeps these figures right with every block that changes hands, so that nobody looks at all blocks again.
+    The pool updates these figures with every block that changes hands, so that the blocks are not looked up again.
 
-    blocks: those that are watched. unheld: of them, those that are available: sharing them leaves so many fewer to
-    allocate. findable: of them, the first ones, up to the first that can't be found any more.
+    blocks: the watched blocks. unowned: how many of them are cached: sharing them makes so many fewer available.
+    findable: how many, from the first on, can still be found.
 
-    places: of each block of the pool, its place among them, from 1 on, or 0. It is theirs until `close`.
+    indexes: for each block of the pool, its number among them, from 1 on, or 0. Only this object uses it until `close`.
     """
 
-    def __init__(self, places: BlockColumn) -> None:
+    def __init__(self, indexes: BlockColumn) -> None:
         self.blocks = array("i")
-        self.unheld = 0
+        self.unowned = 0
         self.findable = 0
-        self._places = places
+        self._indexes = indexes
 
-    def add(self, block: int, is_unheld: bool) -> None:
-        """The next of its blocks. All others are findable."""
+    def add(self, block: int, is_unowned: bool) -> None:
+        """Append a block. All others are findable."""
         self.blocks.append(block)
-        self._places.one[block] = len(self.blocks)
-        self.unheld += is_unheld
+        self._indexes.one[block] = len(self.blocks)
+        self.unowned += is_unowned
         self.findable += 1
 
-    def drop(self, is_unheld: bool) -> None:
-        """The last of its blocks is left out."""
-        self._places.one[self.blocks.pop()] = 0
-        self.unheld -= is_unheld
+    def drop(self, is_unowned: bool) -> None:
+        """Remove the last block."""
+        self._indexes.one[self.blocks.pop()] = 0
+        self.unowned -= is_unowned
 
     def close(self) -> None:
-        """These blocks are watched no more."""
-        self._places.put(in_bulk(self.blocks), 0)
+        """Stop watching these blocks."""
+        self._indexes.put(in_bulk(self.blocks), 0)
 
     def count(self, blocks: Blocks) -> int:
-        """How many of these are among its blocks."""
-        return len(self._places.having(blocks))
+        """Return how many of these blocks are watched."""
+        return len(self._indexes.having(blocks))
 
-    def forget(self, block: int, is_unheld: bool) -> None:
-        """It can't be found any more."""
-        place = self._places.one[block]
-        if place:
-            self.findable = min(self.findable, place - 1)
-            self.unheld -= is_unheld
+    def forget(self, block: int, is_unowned: bool) -> None:
+        """Record that a block can't be found any more."""
+        index = self._indexes.one[block]
+        if index:
+            self.findable = min(self.findable, index - 1)
+            self.unowned -= is_unowned

@@ -12,7 +12,7 @@ from runahead.cuda_graphs.enqueue_watch import unwatched
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.kernel_set import BoundKernels, KernelSet
 from runahead.runtime.kernels.layer_products import layers_to_meet
-from runahead.runtime.kernels.layers import Attention, Dense, Ends, FeedForward, Layer, Mamba2, Ungated
+from runahead.runtime.kernels.layers import Attention, Dense, EmbeddingAndHead, FeedForward, Layer, Mamba2, Ungated
 from runahead.runtime.kernels.ranks import ONE_RANK, Ranks
 from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.config.model_config import ModelConfig
@@ -20,7 +20,7 @@ from runahead.runtime.models.memory import memory_of
 from runahead.runtime.models.rope import rope_table
 
 Work = Callable[[Any], None]  # on a stream of the kernels
-Look = Callable[[int, Any], None]  # at a stream of the kernels, after so many layers
+ReadHidden = Callable[[int, Any], None]  # at a stream of the kernels, after so many layers
 
 
 class Decoder:
@@ -46,7 +46,9 @@ class Decoder:
         self.device = weights.embedding.device
         longest = positions or config.max_position_embeddings
         ropes = tuple(rope_table(rope, longest, self.device) for rope in weights.ropes)
-        self._kernels = kernels.bind(Ends(weights.embedding, weights.final_norm, ropes, weights.embedding_scale, ranks))
+        self._kernels = kernels.bind(
+            EmbeddingAndHead(weights.embedding, weights.final_norm, ropes, weights.embedding_scale, ranks)
+        )
         places = count(), count()
         self._layers = tuple(_bound(self._kernels, layer, *places) for layer in weights.layers)
         self._to_meet = layers_to_meet(weights.layers)
@@ -74,26 +76,26 @@ class Decoder:
         batch: ForwardBatch,
         cache: KVCache,
         between: Callable[[], None] = unwatched,
-        look: Look | None = None,
+        read_hidden: ReadHidden | None = None,
         *,
         briefly: bool = False,
     ) -> torch.Tensor:
-        """Writes the K and V of the batch's tokens, and the states of its rows. Returns hidden states after the final
+        """Write the K and V of the batch's tokens and the states of its rows. Returns hidden states after the final
         norm, [T, hidden].
 
-        between: called after each layer; where host and device are two, when it has been enqueued. look: called before
-        the first layer and after each. briefly: to warm up, no further than until every kind of layer has come.
+        between: called after each layer is run, or on a GPU enqueued. read_hidden: called before the first layer and
+        after each. briefly: for warm-up, stop when every kind of layer has run.
         """
         layers = self._layers[: self._to_meet] if briefly else self._layers
         with self._kernels.stream(batch, cache) as stream:
             for number, layer in enumerate(layers):
-                if look is not None:
-                    look(number, stream)
+                if read_hidden is not None:
+                    read_hidden(number, stream)
                 for work in layer:
                     work(stream)
                 between()
-            if look is not None:
-                look(len(layers), stream)
+            if read_hidden is not None:
+                read_hidden(len(layers), stream)
             return self._kernels.end(stream)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -34,7 +34,7 @@ from runahead.runtime.process.parts import (
     why_no_prefixes,
 )
 from runahead.runtime.process.progress import Progress, shown_captures
-from runahead.runtime.process.sizes import border_tokens
+from runahead.runtime.process.sizes import boundary_tokens
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, check_config
 from runahead.runtime.wire.messages import EngineInfo
 from runahead.runtime.wire.prompt_launches import PromptLaunches
@@ -63,7 +63,7 @@ def engine_info(made: MadeOnDevice, context: int, checkpoint: Checkpoint) -> Eng
         prefix_cache=finds_prefixes(config, model.config, made.snapshots, context),
         state_bytes=bytes_kept(config, model.config, model.dtype).row,
         snapshots=made.snapshots,
-        snapshot_blocks=border_tokens(config, context) // config.block_size if made.snapshots else 0,
+        snapshot_blocks=boundary_tokens(config, context) // config.block_size if made.snapshots else 0,
         exactness=made.exactness,
         structures=made.masks is not None,
         layers=layer_kinds(model.weights.layers),

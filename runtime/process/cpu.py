@@ -44,7 +44,7 @@ from runahead.runtime.process.parts import (
 )
 from runahead.runtime.process.pool_fit import DraftingBytes, PoolFit, memory_facts, room_for_weights
 from runahead.runtime.process.progress import Progress
-from runahead.runtime.process.sizes import Cpu, device_border_tokens
+from runahead.runtime.process.sizes import Cpu, device_boundary_tokens
 from runahead.runtime.programs.cpu.program import HostProgram
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
 from runahead.runtime.wire.messages import Exactness
@@ -151,7 +151,7 @@ def host_program(
         context_length=context,
         penalty_slots=config.penalty_slots,
         snapshots=snapshots,
-        snapshot_tokens=device_border_tokens(config, context),
+        snapshot_tokens=device_boundary_tokens(config, context),
         launched=config.counters_from,
         drafter=NgramDrafter(config.max_rows, context) if config.drafter == "ngram" and is_first else None,
         head=head,

@@ -56,7 +56,7 @@ from runahead.runtime.process.pool_fit import (
     room_for_weights,
 )
 from runahead.runtime.process.progress import Progress
-from runahead.runtime.process.sizes import Gpu, device_border_tokens
+from runahead.runtime.process.sizes import Gpu, device_boundary_tokens
 from runahead.runtime.programs.cuda.draft_model import GpuDraftNetwork, load_drafter
 from runahead.runtime.programs.cuda.program import (
     NoExactKernelsError,
@@ -227,7 +227,7 @@ class Maker:
             exact=self.exact,
             masks=self.masks,
             snapshots=self.snapshots,
-            snapshot_tokens=device_border_tokens(config, self.context),
+            snapshot_tokens=device_boundary_tokens(config, self.context),
             head=self.head,
             sampled_vocab=sampled_vocab(config, self.model.config),
         )

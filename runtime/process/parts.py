@@ -29,7 +29,7 @@ from runahead.runtime.models.weight_formats import held_bytes, some_stay_quantiz
 from runahead.runtime.models.weights import check_weights, described
 from runahead.runtime.plan import PLAN_WORDS
 from runahead.runtime.process.progress import Progress
-from runahead.runtime.process.sizes import NAMES, Cpu, Gpu, ModelSize, border_tokens, has_borders, with_sizes
+from runahead.runtime.process.sizes import NAMES, Cpu, Gpu, ModelSize, boundary_tokens, has_boundaries, with_sizes
 from runahead.runtime.process.sizes import snapshot_tokens as snapshot_tokens
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.scheduler.draft_choice import (
@@ -142,7 +142,7 @@ def check_model(config: EngineConfig, model: ModelConfig) -> int:
     if config.tensor_parallel > 1 and (why := why_not_divided(model, config.tensor_parallel)):
         raise ConfigError(f"{config.spelling('tensor_parallel')} {config.tensor_parallel} can't be served: {why}")
     asks = config.state_snapshots != AUTO_SNAPSHOTS or config.state_snapshot_blocks != AUTO_SNAPSHOTS
-    if asks and not has_borders(config, context):
+    if asks and not has_boundaries(config, context):
         raise ConfigError(
             f"states are kept every {snapshot_tokens(config)} tokens of a request "
             f"({config.spelling('state_snapshot_blocks')}), and none goes on from there in a context of {context}: set "
@@ -227,7 +227,7 @@ def state_bytes(model: ModelConfig) -> int:
 def finds_prefixes(config: EngineConfig, model: ModelConfig, snapshots: int, context: int) -> bool:
     """Whether prompts share blocks that were computed before. In a model with recurrent states only where there is room
     for snapshots: whoever began behind such blocks without one would lack the state that their tokens leave."""
-    return config.prefix_cache and (not state_bytes(model) or (snapshots > 0 and has_borders(config, context)))
+    return config.prefix_cache and (not state_bytes(model) or (snapshots > 0 and has_boundaries(config, context)))
 
 
 def snapshots_in(config: EngineConfig, kept: KeptBytes, context: int, memory: int | None) -> int:
@@ -238,7 +238,7 @@ def snapshots_in(config: EngineConfig, kept: KeptBytes, context: int, memory: in
     if not kept.row:
         return 0
     asked, most = config.state_snapshots, config.max_rows
-    if not border_tokens(config, context):
+    if not boundary_tokens(config, context):
         asked, most = 0, min(_PROMPT_STATES, config.max_rows)
     if asked or memory is None:
         return asked or most
@@ -250,7 +250,7 @@ def snapshots_in(config: EngineConfig, kept: KeptBytes, context: int, memory: in
 def why_no_prefixes(config: EngineConfig, model: ModelConfig, context: int) -> str:
     """Why a model with recurrent states finds no cached prefix, though that is asked for."""
     why = "no snapshot of one has room"
-    if not has_borders(config, context):
+    if not has_boundaries(config, context):
         why = f"with a snapshot every {snapshot_tokens(config)} tokens a context of {context} has none to go on from"
     return f"{model.architecture} keeps recurrent states, and {why}"
 
@@ -360,7 +360,7 @@ def make_scheduler(
         guesses_along_masks=config.drafter == "ngram",
         has_state=state_bytes(model) > 0,
         snapshots=snapshots,
-        snapshot_tokens=border_tokens(config, context) if snapshots else 0,
+        snapshot_tokens=boundary_tokens(config, context) if snapshots else 0,
         state_unit=_STATE_UNIT if config.device == "cuda" else 1,
     )
     ledger: Ledger[Deferred] = Ledger(config.run_ahead, config.run_ahead_tokens, config.counters_from)

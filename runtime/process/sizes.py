@@ -21,30 +21,30 @@ from runahead.runtime.wire.engine_config import (
     rows_beside,
 )
 
-_SNAPSHOT_TOKENS: Final = 512  # between two borders with a snapshot, unless a setting says so
+_SNAPSHOT_TOKENS: Final = 512  # between two boundaries with a snapshot, unless a setting says so
 
 
 def snapshot_tokens(config: EngineConfig) -> int:
-    """Tokens from one border with a snapshot of a row's state to the next."""
+    """Return the tokens between two boundaries with a snapshot of a row's state."""
     blocks = config.state_snapshot_blocks or _SNAPSHOT_TOKENS // config.block_size
     return blocks * config.block_size
 
 
-def has_borders(config: EngineConfig, context: int) -> bool:
-    """A request may begin behind a border with a snapshot: its tokens, one fewer than the context at most, go on beyond
-    the first one."""
+def has_boundaries(config: EngineConfig, context: int) -> bool:
+    """Return whether a request may begin behind a boundary with a snapshot: it may be longer than the first one, with
+    at most one token less than the context."""
     return snapshot_tokens(config) < context - 1
 
 
-def border_tokens(config: EngineConfig, context: int) -> int:
-    """Tokens from one border with a snapshot of a row's state to the next, where cached prefixes are found; else 0."""
-    return snapshot_tokens(config) if config.prefix_cache and has_borders(config, context) else 0
+def boundary_tokens(config: EngineConfig, context: int) -> int:
+    """Return the tokens between two boundaries with a snapshot, if cached prefixes are found; else 0."""
+    return snapshot_tokens(config) if config.prefix_cache and has_boundaries(config, context) else 0
 
 
-def device_border_tokens(config: EngineConfig, context: int) -> int:
-    """The same for a device's program, which takes no 0: then more tokens than a row can have, so that no row comes to
-    a border."""
-    return border_tokens(config, context) or (ceil_div(context, config.block_size) + 1) * config.block_size
+def device_boundary_tokens(config: EngineConfig, context: int) -> int:
+    """Return the same for a device's program, which does not accept 0: then more tokens than a row can have, so that no
+    row reaches a boundary."""
+    return boundary_tokens(config, context) or (ceil_div(context, config.block_size) + 1) * config.block_size
 
 
 NAMES: Final = (

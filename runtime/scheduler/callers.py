@@ -1,4 +1,4 @@
-"""How callers share rows: who holds how many, and how many tokens each of them was served."""
+"""Callers: the rows of each, and the tokens that each was served."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from runahead.runtime.scheduler.rows import RowPhase, Rows
 class Callers:
     """Callers with a request that waits or has a row.
 
-    Tokens count while callers wait beside each other. A caller of which nothing waited begins with the tokens of the
-    waiting caller that was served least, and where nothing waits all callers begin anew: nobody saves up turns while
-    it has all the rows that it asks for. by_slot: whose row each slot is.
+    Tokens count while several callers wait. A caller with a first waiting request begins with the tokens of the waiting
+    caller that was served least. When nothing waits, all callers begin anew, so nobody saves up service while it has
+    all the rows that it asks for. by_slot: the request of each slot.
     """
 
     def __init__(self, rows: Rows, by_slot: list[Request | None]) -> None:
         self._rows = rows
         self._by_slot = by_slot
-        self._requests = Counter[str]()  # of each caller
-        self._served: dict[str, int] = {}  # of each: with the tokens of its rows, those that it was served
+        self._requests = Counter[str]()  # requests of each caller
+        self._served: dict[str, int] = {}  # by caller; its rows' tokens come on top
         self._counted: Counter[str] = Counter()  # see `rows`
         self._counted_at = -1
 
@@ -31,7 +31,7 @@ class Callers:
         return len(self._requests) > 1
 
     def enter(self, caller: str) -> None:
-        """A request of the caller is queued."""
+        """Count a queued request of the caller."""
         if self._requests.keys() - {caller}:
             rows = Counter(one.caller for one in self._by_slot if one is not None)
             waiting = [one for one, requests in self._requests.items() if requests > rows[one]]
@@ -46,17 +46,18 @@ class Callers:
         self._requests[caller] += 1
 
     def leave(self, caller: str) -> None:
-        """A request of the caller has ended."""
+        """Count an ended request of the caller."""
         self._requests[caller] -= 1
         if not self._requests[caller]:
             del self._requests[caller], self._served[caller]
 
     def row_ended(self, request: Request) -> None:
-        """The request's row has ended, or its last token before an eviction is committed."""
+        """Add the tokens of a row that has ended, or was evicted and whose last token is committed."""
         self._served[request.caller] += self._tokens_of(request)
 
     def served(self, callers: Iterable[str]) -> dict[str, int]:
-        """Tokens that rows of these callers have computed for the first time, prompts too, since they count."""
+        """Return the tokens, prompts included, that rows of these callers have computed for the first time since
+        counting began."""
         found = {caller: self._served[caller] for caller in callers}
         for request in self._by_slot:
             if request is not None and request.caller in found:
@@ -64,25 +65,25 @@ class Callers:
         return found
 
     def rows(self) -> Counter[str]:
-        """Rows of each caller, but for those that were told to leave."""
+        """Return the number of rows of each caller, without leaving rows."""
         if self._counted_at != self._rows.changes:
             self._counted = Counter(request.caller for request in self.running())
             self._counted_at = self._rows.changes
         return self._counted
 
     def running(self) -> list[Request]:
-        """Requests whose rows were not told to leave."""
+        """Return the requests whose rows are not leaving."""
         phase = self._rows.phase
         return [one for one in self._by_slot if one is not None and phase[one.row_slot] != RowPhase.LEAVING]
 
     def in_order(self, slots: Sequence[int]) -> list[int]:
-        """These slots of rows that run, in the order in which they are served."""
+        """Return these slots of running rows in the order of service."""
         found = [request for slot in slots if (request := self._by_slot[slot]) is not None]
         if self.are_several:
             keys = order_of_service(self.running())
             found.sort(key=lambda request: keys[request])
         else:
-            found.sort(key=lambda request: request.rank)
+            found.sort(key=lambda request: request.queue_order)
         return [request.row_slot for request in found]
 
     def _tokens_of(self, request: Request) -> int:

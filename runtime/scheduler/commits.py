@@ -1,4 +1,4 @@
-"""Writes a launch's tokens into the host's truth, row by row, and finds who ended with them."""
+"""Commits a launch's tokens to the host's state, row by row, and finds the requests that they end."""
 
 from __future__ import annotations
 
@@ -25,31 +25,30 @@ class Commits:
         self._rows = holdings.rows
         self._tally = tally
         self._drafts = drafts
-        self._kept: KeptRows | None = None  # what the commits after the newest one may have in common with it
+        self._kept: KeptRows | None = None  # what the next commits may have in common with the newest one
 
     def commit(self, launch: Launch, cells: NDArray[np.int64], drafted: NDArray[np.int8] | None = None) -> Commit:
-        """Write a launch's result cells, [sample_rows, 1 + K], into the host's truth.
+        """Commit a launch's result cells, [sample_rows, 1 + K]. Returns the kept tokens and the requests that ended.
 
-        K: of the F whose logits the launch has looked at. drafted: how many drafts it has looked at of each row,
-        [sample_rows]; None where K is 0.
+        K: drafts of the F before. drafted: verified drafts of each row, [sample_rows]; None where K is 0.
 
-        Raises LedgerError where the device's verdict on the end of a row is not the host's, or where it holds a row
-        that waits for nothing.
+        Raises LedgerError if host and device disagree on which rows ended, or if the device holds a row without a
+        grammar.
         """
         commit = self._kept.commit(launch, cells) if self._kept is not None else None
         if commit is None:
-            commit = self._look(launch, cells, drafted)
-            # The very same array: the plan has continued the one before.
+            commit = self._commit_rows(launch, cells, drafted)
+            # The same array object: the plan continued the previous one.
             goes_on = launch.row_slots is launch.sample_slots and commit.slots.size == launch.sample_slots.size
             self._kept = self._drafts.kept(launch, commit) if goes_on and not commit.endings else None
         self._settle_crossed(launch)
         self._tally.counters["generated_tokens"] += commit.tokens.size
         return commit
 
-    def _look(self, launch: Launch, cells: NDArray[np.int64], drafted: NDArray[np.int8] | None) -> Commit:
-        """Every row's tokens, and who ended with them."""
+    def _commit_rows(self, launch: Launch, cells: NDArray[np.int64], drafted: NDArray[np.int8] | None) -> Commit:
+        """Commit every row's tokens and end the rows that they end."""
         rows = self._rows
-        sampled = launch.sample_slots.astype(np.intp)  # the type that NumPy looks rows up by without converting them
+        sampled = launch.sample_slots.astype(np.intp)  # the type that NumPy indexes with without a conversion
         kept = (launch.samples & rows.still(sampled, launch.sample_epochs)).nonzero()[0]
         if kept.size < launch.samples.size:
             self._tally.counters["void_rows"] += int(np.count_nonzero(launch.samples)) - kept.size
@@ -59,7 +58,7 @@ class Commits:
         positions = rows.committed_len[slots] + found.offset
         stops = rows.stop_ids[slots, : rows.stop_width] == tokens[:, None]
         if np.count_nonzero(stops):
-            # A stop id is masked below the minimum, and drawn there only where a grammar leaves nothing else.
+            # A stop id is masked below the minimum; S draws it there only if a grammar allows nothing else.
             stops = stops.any(1) & ((positions >= rows.min_position[slots]) | rows.may_hold[slots])
         else:
             stops = np.zeros(tokens.size, np.bool_)
@@ -89,13 +88,14 @@ class Commits:
         return Commit(launch.number, kept, slots.astype(np.int32), tokens, owners, handles, firsts, endings)
 
     def _settle_crossed(self, launch: Launch) -> None:
-        """Blocks reserved for a border: rows that go on have adopted theirs, the fence returns those of the others."""
+        """Count reserved blocks: continuing rows have adopted theirs, and the fence returns the others."""
         if launch.crossed_slots.size:
             adopted = int(np.count_nonzero(self._rows.still(launch.crossed_slots, launch.crossed_epochs)))
             self._tally.counters["blocks_adopted"] += adopted
             self._tally.counters["blocks_returned"] += launch.crossed_slots.size - adopted
 
     def _ending(self, slot: int, token: int, stopped: bool, failed: bool, nothing_left: bool) -> Ending:
+        """End the row and return its request's ending."""
         request, rows = self._holdings.request(slot), self._rows
         reason = FinishReason.CONTEXT_LENGTH if request.context_limited else FinishReason.LENGTH
         if nothing_left:

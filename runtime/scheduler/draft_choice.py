@@ -1,4 +1,4 @@
-"""How many drafts a launch verifies of each row that decodes."""
+"""Choose the number of drafts K that a launch verifies of each decoding row."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class DraftCosts:
-    """query_tokens, step_ms: how long a launch of so many query tokens takes on a GPU, ascending; between two it is
-    interpolated, and beyond the last it takes as long as that. The other times are in launches without drafts, where
-    each row has as many places as it has drafts (the CPU's). runs: of a launch with any drafts. place: of a drafter's
-    step for a place of the run, over the step that its weights let expect. token: of a query token.
+    """Measured times and prices of drafts.
 
-    least_price, row_price, most_price: what a draft costs that is looked up, in tokens that the launch would bring
-    without it: the first, and so much for each row, at most the last.
+    query_tokens, step_ms: time of a launch by its query tokens on a GPU, ascending; interpolated between two entries,
+    constant beyond the last. The other times are for the CPU, in launches without drafts. base: a launch with drafts.
+    position: a drafter's step for one draft position, relative to its expected time. token: one query token.
+
+    least_price, row_price, most_price: the price of an n-gram draft, in tokens that a launch without it would bring: a
+    minimum, an increment for each row, and a maximum.
     """
 
     query_tokens: tuple[int, ...]
     step_ms: tuple[float, ...]
-    runs: float
-    place: float
+    base: float
+    position: float
     token: float
     least_price: float
     row_price: float
@@ -35,35 +36,35 @@ class DraftCosts:
 
 
 MOST: Final = 7
-FORMS: Final = (1, 3, MOST)  # numbers of drafts among which is chosen, beside none
-STRETCH: Final = 8  # launches in which the same is known
+FORMS: Final = (1, 3, MOST)  # the choices of K beside 0
+STRETCH: Final = 8  # launches with the same acceptance rates
 PROBE_EVERY: Final = 48  # stretches
-KNOWN_AFTER: Final = 5  # launches: by then a launch is committed at every depth
-FADING: Final = 0.97  # of what is known, with each launch
-_TRIED: Final = 32  # query tokens of a launch in which drafts are tried whose rows all cost as many
+KNOWN_AFTER: Final = 5  # launches: after so many a launch is committed at every depth
+FADING: Final = 0.97  # decay of the counts with each launch
+_TRIED: Final = 32  # most query tokens of a probe of `ChoiceByForms`
 
 
 class DraftChoice(Protocol):
-    """Asked for each launch that is planned anew; told what launches have brought."""
+    """Chooses K for each launch that is planned anew, and learns from committed launches."""
 
     @property
     def most(self) -> int:
-        """No launch verifies more drafts of a row."""
+        """The greatest K of any launch."""
 
     def drafts(self, number: int, rows: int) -> int:
-        """K of launch `number`, in which so many rows may decode."""
+        """Return K of launch `number`. rows: how many rows may decode in it."""
 
     def stays_until(self, number: int) -> int:
-        """The last launch that has the same K as launch `number`, which was planned just now, as long as it has the
-        same rows."""
+        """Return the last launch that keeps the K of launch `number`, which was just planned, if its rows stay the
+        same."""
 
     def learn(self, number: int, drafted: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
-        """Launch `number`, the next that looked at drafts, is committed. drafted, accepted: of each row how many drafts
-        it has looked at, and how many of them were right. [n], [n]"""
+        """Record launch `number`, the next committed launch with drafts. drafted, accepted: how many drafts of each row
+        it verified, and how many were right. [n], [n]"""
 
 
 class FixedChoice:
-    """The same for every launch."""
+    """The same K for every launch."""
 
     def __init__(self, count: int) -> None:
         self.most: Final = count
@@ -79,13 +80,13 @@ class FixedChoice:
 
 
 class ChoiceByAcceptance:
-    """As many as pay, by how many drafts of each place in the run were right of late, and by how many rows decode.
+    """Choose K from recent acceptance rates by draft position and from the number of decoding rows.
 
-    A launch brings a token where a draft is right. It is longer for having drafts at all, and for each of them. So
-    places of a run are drafted as long as the share of right drafts there is above what one costs in tokens.
+    A right draft brings a token; drafts make a launch longer. So positions are drafted as long as their acceptance rate
+    exceeds a draft's price in tokens.
 
-    What is known changes with every STRETCH-th launch alone, and stems from launches up to the fifth before. A stretch
-    out of every `probe_every` tries, so that what pays again is found.
+    The rates change only with every STRETCH-th launch and cover launches up to the fifth before it. One stretch in
+    `probe_every` probes, so that drafts that pay again are noticed.
     """
 
     most: Final = MOST
@@ -93,67 +94,68 @@ class ChoiceByAcceptance:
 
     def __init__(self, costs: DraftCosts) -> None:
         self._costs = costs
-        # By place in the run, fading. At first, half are right.
-        self._looked_at = np.full(MOST, 8.0)
+        # By draft position, with decay. At first the acceptance rate is one half.
+        self._tested = np.full(MOST, 8.0)
         self._right = np.full(MOST, 4.0)
         self._waiting: deque[tuple[int, NDArray[np.int64], NDArray[np.int64]]] = deque()
         self._stretch = -1
-        self._shares = self._right / self._looked_at  # in this stretch
+        self._rates = self._right / self._tested  # in this stretch
 
     def drafts(self, number: int, rows: int) -> int:
         self._enter(number // STRETCH)
         if number // STRETCH % self.probe_every == 0:
             return self._tried(rows)
-        return self._chosen(rows, self._shares)
+        return self._chosen(rows, self._rates)
 
     def _tried(self, rows: int) -> int:
-        """K where something is tried. rows: as `drafts`'."""
+        """Return K of a probing stretch. rows: as in `drafts`."""
         return MOST
 
-    def _chosen(self, rows: int, shares: NDArray[np.float64]) -> int:
-        """K by the shares of right drafts, [MOST]. rows: as `drafts`'."""
+    def _chosen(self, rows: int, rates: NDArray[np.float64]) -> int:
+        """Return K for these acceptance rates, [MOST]. rows: as in `drafts`."""
         found, price = 0, self._price(rows)
         for first, end in pairwise((0, *FORMS)):
-            if shares[first:end].mean() <= price:
+            if rates[first:end].mean() <= price:
                 break
             found = end
         return found
 
     def _price(self, rows: int) -> float:
-        """What a draft costs, in tokens that the launch would bring without it: how much longer it is, for each draft.
-        One row is drafted for at less: what it says may begin to repeat itself at any time, and that would be found
-        late."""
+        """Return a draft's price, in tokens that a launch without it would bring: the added time per draft.
+
+        A single row has a lower price: its text may begin to repeat at any time, and a high price would delay the
+        discovery.
+        """
         return min(self._costs.most_price, self._costs.least_price + self._costs.row_price * rows)
 
     def stays_until(self, number: int) -> int:
         stretch = number // STRETCH
-        if not self._waiting:  # nothing more will be known until drafts are tried again
+        if not self._waiting:  # the rates stay the same until the next probe
             stretch += self.probe_every - 1 - stretch % self.probe_every
         return stretch * STRETCH + STRETCH - 1
 
     def learn(self, number: int, drafted: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
-        place = np.arange(MOST)
-        looked_at = np.count_nonzero(drafted[:, None] > place, axis=0)
-        self._waiting.append((number, looked_at, np.count_nonzero(accepted[:, None] > place, axis=0)))
+        index = np.arange(MOST)
+        tested = np.count_nonzero(drafted[:, None] > index, axis=0)
+        self._waiting.append((number, tested, np.count_nonzero(accepted[:, None] > index, axis=0)))
 
     def _enter(self, stretch: int) -> None:
-        """What may be known in this stretch is counted in."""
+        """Begin a stretch and update the rates from the launches that may be known by now."""
         if stretch == self._stretch:
             return
         self._stretch = stretch
         while self._waiting and self._waiting[0][0] <= stretch * STRETCH - KNOWN_AFTER:
-            _, looked_at, right = self._waiting.popleft()
-            fading = np.where(looked_at > 0, FADING, 1.0)
-            self._looked_at = self._looked_at * fading + looked_at
+            _, tested, right = self._waiting.popleft()
+            fading = np.where(tested > 0, FADING, 1.0)
+            self._tested = self._tested * fading + tested
             self._right = self._right * fading + right
-        self._shares = self._right / self._looked_at
+        self._rates = self._right / self._tested
 
 
 class ChoiceByTime(ChoiceByAcceptance, ABC):
-    """The K that brings most tokens in a launch's time, if it brings 5 % more than none.
+    """Choose the K with the most tokens per time, if it brings 5 % more than K = 0.
 
-    step: what the drafter takes for a place of the run, for all rows together, as a share of a launch without drafts;
-    0: next to nothing.
+    step: time of a drafter's step for all rows, as a fraction of a launch without drafts; 0: negligible.
     """
 
     def __init__(self, costs: DraftCosts, step: float = 0.0) -> None:
@@ -162,13 +164,13 @@ class ChoiceByTime(ChoiceByAcceptance, ABC):
 
     @abstractmethod
     def _takes(self, rows: int, drafts: int) -> float:
-        """How long a launch is with so many drafts of each row, in a unit that is the same for all of them."""
+        """Return a launch's time with K = `drafts`, in any unit that is the same for all K."""
 
-    def _chosen(self, rows: int, shares: NDArray[np.float64]) -> int:
-        brought = 1 + np.concatenate([[0], np.cumsum(shares)])
-        rates = {drafts: float(brought[drafts]) / self._takes(rows, drafts) for drafts in (0, *FORMS)}
-        best = max(rates, key=lambda drafts: rates[drafts])
-        return best if rates[best] > 1.05 * rates[0] else 0
+    def _chosen(self, rows: int, rates: NDArray[np.float64]) -> int:
+        brought = 1 + np.concatenate([[0], np.cumsum(rates)])
+        speeds = {drafts: float(brought[drafts]) / self._takes(rows, drafts) for drafts in (0, *FORMS)}
+        best = max(speeds, key=lambda drafts: speeds[drafts])
+        return best if speeds[best] > 1.05 * speeds[0] else 0
 
 
 class ChoiceOfAHead(ChoiceByTime):
@@ -183,18 +185,17 @@ class ChoiceOfAHead(ChoiceByTime):
         """In launches without drafts."""
         if not drafts:
             return 1.0
-        return self._costs.runs + drafts * (self._costs.place * self._step + self._costs.token * rows)
+        return self._costs.base + drafts * (self._costs.position * self._step + self._costs.token * rows)
 
     def _tried(self, rows: int) -> int:
         return max((drafts for drafts in FORMS if self._takes(rows, drafts) <= 2), default=1)
 
 
 class ChoiceByForms(ChoiceByTime):
-    """For launches in which each row costs K query tokens more, whatever was proposed for it: every place counts as
-    looked at.
+    """Choose K for launches in which each row costs K more query tokens, whether drafts were proposed or not.
 
-    How long a launch takes depends on its query tokens: as long as a plain step of as many rows (`DraftCosts`). No more
-    than 32 query tokens are tried, or one draft a row. A drafter that takes steps is tried more rarely.
+    The time of a launch depends on its query tokens alone: see `DraftCosts`. Probes have at most 32 query tokens, or
+    one draft for each row. A drafter with steps is probed more rarely.
     """
 
     def __init__(self, costs: DraftCosts, step: float = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""What rows hold (slots, blocks), how it is allocated to them, and how it comes back through the fence."""
+"""Slots and blocks of rows: how rows get them, and how the fence returns them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from runahead.runtime.scheduler.rows import RowPhase, Rows
 from runahead.runtime.scheduler.shared_prompts import SharedPrompts
 from runahead.runtime.wire.block_keys import PrefixKeys
 
-_A_FEW: Final = 48  # blocks that join the prefix cache in a turn
+_A_FEW: Final = 48  # blocks that join the prefix cache in a turn, at least
 
 
 class Holdings:
-    """Pools of everything that a row can hold, and whose row each slot is.
+    """Pools of everything that a row can have, and the request of each row slot.
 
-    paused: slots of rows left out of the last plan for want of blocks.
+    paused: slots of rows that the last plan left out for lack of blocks.
     """
 
     def __init__(self, limits: SchedulerLimits, rows: Rows, pool: BlockPool, ledger: Ledger[Deferred]) -> None:
@@ -46,30 +46,30 @@ class Holdings:
         self.shared = SharedPrompts(limits, rows.max_rows, pool, self.snapshots, self.state_slots)
         self._limits = limits
         self._ledger = ledger
-        self._first_snapshot = ceil_div(limits.context_length, pool.block_size)  # place in a block table
-        # Tokens that a row has in its last F, or that its state stands for: a block is found with the state behind it.
+        self._first_snapshot = ceil_div(limits.context_length, pool.block_size)  # index in a block table
+        # Tokens of a row in its last F, or that its state covers: a block is found only with the state behind it.
         self._written = rows.state_len if limits.has_state else rows.least_len
-        self._filled: Filled = {}  # let go by the fence, not in the prefix cache yet; oldest first
+        self._filled: Filled = {}  # released by the fence, not in the prefix cache yet; oldest first
 
     def request(self, slot: int) -> Request:
-        """Whose row it is."""
+        """Return the request that has the row slot."""
         request = self.by_slot[slot]
         assert request is not None
         return request
 
     def requests(self) -> list[Request]:
-        """All that have a row."""
+        """Return all requests with a row."""
         return [request for request in self.by_slot if request is not None]
 
     def blocks_at_most(self, request: Request) -> int:
-        """Blocks of a request at its longest: its last token is never forwarded."""
+        """Return the blocks of a request at its greatest length. Its last token is never forwarded."""
         return self.pool.blocks_for(request.max_len - 1)
 
     # ------------------------------------------------------------ allocated
 
     def allocate_row(self, request: Request, hit: Hit) -> None:
-        """A row slot, what goes with it, and the cached prefix that its tokens begin with. The snapshot that its state
-        begins as is named by the next launch alone."""
+        """Give the request a row slot, the slots that go with it, and its cached prefix. Only the next launch names the
+        snapshot that its state begins as."""
         request.row_slot = self.rows.allocate()
         self.by_slot[request.row_slot] = request
         if request.sampling.has_penalty:
@@ -85,48 +85,49 @@ class Holdings:
             if self.snapshots.every:
                 request.snapshots.extend([NO_SNAPSHOT] * (len(hit.blocks) // self.snapshots.every))
         if self._limits.has_state:
-            request.state_slot = self.shared.state_place(request, len(hit.blocks))
+            request.state_slot = self.shared.allocate_state(request, len(hit.blocks))
         self.shared.has_begun(request)
 
     def _begin_with(self, snapshot: int) -> None:
-        """The next launch, and no other, reads this snapshot for a row that begins."""
+        """Let only the next launch read this snapshot for a row that begins."""
         self.snapshots.begin_with(snapshot)
         self._ledger.defer(self._ledger.launched + 1, Release(snapshots=(snapshot,)))
 
     def allocate_blocks(self, request: Request, count: int) -> list[int]:
-        """More blocks for a row."""
+        """Allocate `count` more blocks for a row."""
         blocks = self.pool.allocate(count)
         request.blocks.extend(blocks)
-        self.rows.hold_blocks(request.row_slot, len(request.blocks))
+        self.rows.set_num_blocks(request.row_slot, len(request.blocks))
         return blocks
 
     def reserve_blocks(self, slots: NDArray[np.int64]) -> list[int]:
-        """The block behind a border for each of these rows. [n]"""
+        """Reserve for each of these rows the block behind a block boundary. [n]"""
         blocks = self.pool.allocate(slots.size)
         for slot, block in zip(slots.tolist(), blocks, strict=True):
             request = self.by_slot[slot]
             assert request is not None
             request.blocks.append(block)
-        self.rows.hold_one_more_block(slots)
+        self.rows.add_block(slots)
         return blocks
 
     def reserve_snapshots(self, slots: Sequence[int], room: int) -> list[tuple[int, int, int]]:
-        """Places for the states of these rows at borders that their newest blocks end at, `room` at most.
+        """Reserve snapshots for the states of these rows at boundaries that their newest blocks end at, `room` at most.
 
-        Returns (slot, place in the row's block table, snapshot) of each. Nobody waits for one: where none is available,
-        the row goes on, and the border is counted as skipped. None is taken where the row ends before.
+        Returns (slot, index in the row's block table, snapshot) of each. No row waits for a snapshot: without an
+        available one the row continues, and the boundary is counted as skipped. A boundary that the row will not reach
+        has none.
         """
         pool, found = self.snapshots, list[tuple[int, int, int]]()
         if not pool.every:
             return found
         for slot in slots:
             request = self.request(slot)
-            for border in range(len(request.snapshots), len(request.blocks) // pool.every):
-                is_reached = (border + 1) * self._limits.snapshot_tokens < request.max_len
+            for boundary in range(len(request.snapshots), len(request.blocks) // pool.every):
+                is_reached = (boundary + 1) * self._limits.snapshot_tokens < request.max_len
                 taken = NO_SNAPSHOT
                 if is_reached and pool.available and len(found) < room:
                     (taken,) = pool.allocate(1)
-                    found.append((slot, self._first_snapshot + border, taken))
+                    found.append((slot, self._first_snapshot + boundary, taken))
                 pool.skipped_total += is_reached and taken == NO_SNAPSHOT
                 request.snapshots.append(taken)
         return found
@@ -134,20 +135,20 @@ class Holdings:
     # ------------------------------------------------------------ found again
 
     def walk(self, request: Request) -> PrefixWalk:
-        """A search for the cached blocks that a request's tokens begin with. It finds none while log-probabilities of
-        the prompt are owed: the whole prompt has to be computed for these."""
-        finds = self.looks_for_prefix(request)
+        """Return a lookup of the cached blocks that a request's tokens begin with. It finds none while
+        log-probabilities of the prompt are owed, since these need the whole prompt computed."""
+        finds = self.searches_prefix(request)
         snapshots = self.snapshots if self._limits.has_state else None
         return PrefixWalk(self.pool, self._keys(request), request.tokens if finds else request.tokens[:1], snapshots)
 
-    def looks_for_prefix(self, request: Request) -> bool:
-        """The prefix cache is asked for what the request's tokens begin with."""
+    def searches_prefix(self, request: Request) -> bool:
+        """Return whether the prefix cache is searched for the request's tokens."""
         return self.shared.may_find(request) and not request.wants_prompt_logprobs
 
     def register(self, slots: list[int], numbers: list[int]) -> None:
-        """Blocks that these rows fill may be found, once the launch has retired that is named for the row. [n]
+        """Let blocks that these rows fill be found when the row's launch in `numbers` has retired. [n]
 
-        numbers: for each row, of the newest launch that holds it. [n]
+        numbers: the newest launch that has the row. [n]
         """
         if not self._limits.finds_prefixes and not self.shared.private_salts:
             return
@@ -157,26 +158,26 @@ class Holdings:
             request = self.by_slot[slot]
             assert request is not None
             registered, blocks = request.registered, request.blocks
-            # A row that must end in a launch already enqueued counts tokens of later ones, for which it got no block.
+            # A row that must end in an enqueued launch counts tokens of later ones, for which it got no block.
             if registered == end or registered == len(blocks):
                 continue
             end = min(end, len(blocks), self.shared.most_findable(request))
             if registered >= end:
                 continue
             behind = filled[number]
-            for place in range(registered, end):
-                behind[blocks[place]] = request, slot, place, self._given_up_behind(request, place)
-                request.registered = place + 1
+            for index in range(registered, end):
+                behind[blocks[index]] = request, slot, index, self._give_up_snapshot(request, index)
+                request.registered = index + 1
         for number, behind in filled.items():
             self._ledger.defer(number, behind)
 
-    def _given_up_behind(self, request: Request, place: int) -> int:
-        """The snapshot of the row's state behind its block at this place, which the row gives up; or NO_SNAPSHOT."""
+    def _give_up_snapshot(self, request: Request, index: int) -> int:
+        """Fence and return the snapshot of the row's state behind block `index` of the row, or return NO_SNAPSHOT."""
         prompt = request.shared_prompt
-        if request.prompt_state != NO_SNAPSHOT and prompt is not None and place == prompt.blocks - 1:
+        if request.prompt_state != NO_SNAPSHOT and prompt is not None and index == prompt.blocks - 1:
             snapshot, request.prompt_state = request.prompt_state, NO_SNAPSHOT
-        elif self.snapshots.ends_at_border(place):
-            snapshot = request.snapshots[place // self.snapshots.every]
+        elif self.snapshots.ends_at_boundary(index):
+            snapshot = request.snapshots[index // self.snapshots.every]
         else:
             return NO_SNAPSHOT
         if snapshot != NO_SNAPSHOT:
@@ -184,16 +185,17 @@ class Holdings:
         return snapshot
 
     def forget_written(self, request: Request) -> None:
-        """A row was not finite: nothing that it has written is found from now on, even if it has given it up."""
+        """Record that a row was not finite: nothing that it wrote can be found any more, even blocks that it has given
+        up."""
         self.rows.not_finite(request.row_slot)
         for pool in (self.pool, self.snapshots):
-            pool.forget(pool.holding(self._keys(request).from_place(request.shared)))
+            pool.forget(pool.holding(self._keys(request).from_index(request.shared)))
 
     def make_some_findable(self) -> Release:
-        """Blocks that the fence has let go join the prefix cache: an eighth of them in a turn, the oldest, or a few.
+        """Add blocks that the fence let go to the prefix cache: the oldest eighth of them, or a few, in each turn.
 
-        Rows that came together fill their blocks together, and a block's key takes long to make. Returns what nobody
-        holds any more: snapshots that are not worth to be found.
+        Rows that arrived together fill their blocks together, and a block's key takes long to compute. Returns freed
+        snapshots that can't be found.
         """
         if not self._filled:
             return Release()
@@ -201,23 +203,23 @@ class Holdings:
         return Release(snapshots=freed)
 
     def _make_findable(self, blocks: list[int]) -> list[int]:
-        """These join the prefix cache, but for blocks with a token that is not committed or of a row that was not
-        finite; and the snapshots of states behind them. Returns the snapshots that are free now."""
-        requests, in_slots, places, taken = zip(*(self._filled.pop(block) for block in blocks), strict=True)
+        """Add these blocks and the snapshots behind them to the prefix cache, except blocks with an uncommitted token
+        or of a row that was not finite. Returns the snapshots that are free now."""
+        requests, in_slots, indexes, taken = zip(*(self._filled.pop(block) for block in blocks), strict=True)
         rows, size, slots = self.rows, self.pool.block_size, np.array(in_slots)
-        starts = np.array(places) * size
-        waits = 0 if self._limits.has_state else rows.waits[slots]  # a state stays as it is while its row is held
+        starts = np.array(indexes) * size
+        waits = 0 if self._limits.has_state else rows.waits[slots]  # a held row's state does not change
         full = np.minimum(rows.committed_len[slots], self._written[slots] + waits) >= starts + size
         good = (full & rows.finite[slots]).tolist()
         tokens = rows.history[slots[:, None], starts[:, None] + np.arange(size)].tobytes()
         end, freed = 0, list[int]()
-        for is_good, block, request, place, snapshot in zip(good, blocks, requests, places, taken, strict=True):
+        for is_good, block, request, index, snapshot in zip(good, blocks, requests, indexes, taken, strict=True):
             begin, end = end, end + 4 * size
             if request.shared_prompt is not None:
-                self.shared.found(request, place + 1)
+                self.shared.found(request, index + 1)
                 is_good &= self.shared.may_find(request)
             if is_good:
-                content = (request.keys or self._keys(request)).content(place, tokens[begin:end])
+                content = (request.keys or self._keys(request)).content(index, tokens[begin:end])
                 self.pool.make_findable(block, content)
                 if snapshot != NO_SNAPSHOT:
                     self.snapshots.make_findable(snapshot, content)
@@ -233,7 +235,7 @@ class Holdings:
     # ------------------------------------------------------------ given up
 
     def end_row(self, request: Request) -> None:
-        """Void what is in flight, and put what the row holds behind the fence."""
+        """Void the row's launches in flight, and put everything that it has behind the fence."""
         slot, rows = request.row_slot, self.rows
         self._give_up_blocks(request)
         self._ledger.defer(int(rows.last_naming[slot]), Release(row_slot=slot, penalty_slot=request.penalty_slot))
@@ -241,12 +243,12 @@ class Holdings:
         self.leave(request)
 
     def leave(self, request: Request) -> None:
-        """The request has ended."""
+        """Record that the request has ended."""
         self.callers.leave(request.caller)
         self.shared.has_ended(request)
 
     def evict(self, request: Request) -> None:
-        """The row is in no further plan. Its tokens in flight still count; then its request waits again."""
+        """Leave the row out of later plans. Its tokens in flight still count; then its request waits again."""
         slot, rows = request.row_slot, self.rows
         rows.enter(slot, RowPhase.LEAVING)
         self.paused -= {slot}
@@ -254,13 +256,13 @@ class Holdings:
         self._ledger.defer(int(rows.last_naming[slot]), Eviction(request, slot, int(rows.epoch[slot])))
 
     def _give_up_blocks(self, request: Request) -> None:
-        """Blocks, state slot and snapshots go behind the fence, until the last F that names them has retired."""
+        """Put blocks, state slot and snapshots behind the fence until the last F that names them has retired."""
         last = int(self.rows.last_launch[request.row_slot])
         if request.blocks:
             self.register([request.row_slot], [last])
             self.pool.fence(request.blocks)
         ahead = self._snapshots_ahead(request)
-        if request.state_slot >= self.rows.max_rows:  # the row's state is in a snapshot, and in no slot
+        if request.state_slot >= self.rows.max_rows:  # the row's state is in a snapshot, not in a slot
             request.state_slot = NO_SLOT
         if request.state_slot != NO_SLOT:
             self.state_slots.fence(request.state_slot)
@@ -272,7 +274,8 @@ class Holdings:
         request.registered = request.shared = 0
 
     def _snapshots_ahead(self, request: Request) -> list[int]:
-        """Snapshots for borders that the row has not reached, and the one in which its state is: they are its own."""
+        """Return the snapshots that only the row has: for boundaries that it has not reached, and the one with its
+        state."""
         ahead = [] if request.prompt_state == NO_SNAPSHOT else [request.prompt_state]
         if request.snapshots:
             reached = request.registered // self.snapshots.every
@@ -280,7 +283,7 @@ class Holdings:
         return ahead
 
     def _leave(self, request: Request) -> None:
-        """The row slot and the penalty slot are fenced, and no request has them any more."""
+        """Fence the row slot and the penalty slot, and take them from the request."""
         slot = request.row_slot
         request.drafted += self.rows.drafted[slot]
         request.accepted += self.rows.accepted[slot]
@@ -296,7 +299,7 @@ class Holdings:
     # ------------------------------------------------------------ given back by the fence
 
     def release(self, resource: Release | Filled) -> Release:
-        """No launch in flight names it any more. Returns what of it nobody else holds."""
+        """Release what no launch in flight names any more. Returns what no other request has."""
         if isinstance(resource, dict):
             self._filled.update(resource)
             return Release()
@@ -314,9 +317,9 @@ class Holdings:
         return Release(resource.row_slot, tuple(freed), resource.penalty_slot, resource.state_slot, snapshots)
 
     def evicted(self, eviction: Eviction) -> Release:
-        """Every token of the leaving row is committed and nothing names its slots: they are free at once.
+        """Free the slots of a leaving row whose tokens are all committed, since nothing names them.
 
-        Returns them; nothing, if the request has ended since, and gave them up then.
+        Returns them, or nothing if the request has ended since and gave them up then.
         """
         request, slot, rows = eviction.request, eviction.row_slot, self.rows
         if rows.epoch[slot] != eviction.epoch:
@@ -331,5 +334,5 @@ class Holdings:
         return self.release(gone)
 
     def not_finite(self, slots: NDArray[np.int32]) -> None:
-        """A launch that has retired left these rows a NaN or an infinity: nothing they write is found from now on."""
+        """Record rows that a retired launch left a NaN or an infinity: nothing they write can be found any more."""
         self.rows.not_finite(slots)

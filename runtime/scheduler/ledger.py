@@ -1,8 +1,8 @@
-"""The ledger: which launches exist, how far each has come, and what waits for them.
+"""The ledger: which launches exist, how far each has come, and which resources wait for them.
 
     STAGED -> LAUNCHED -> SAMPLED -> COMMITTED -> RETIRED
 
-A launch's state follows from its number and three marks that only grow, so nothing about what is in flight is stored
+A launch's state follows from its number and three marks that only grow, so nothing about launches in flight is stored
 twice. With run_ahead=2, while the device runs F of launch 13:
 
     launch         12         13            14          15          16
@@ -11,9 +11,9 @@ twice. With run_ahead=2, while the device runs F of launch 13:
                       ^           ^                        ^
                  ended = 12   committed = 13          launched = 15
 
-Two launches are uncommitted, so there is no room for launch 16 before the tokens of launch 14 are here. Everything that
-a launch may still touch is given back through one fence, `defer` and `due`: a block that launches 13, 14 and 15 name is
-deferred to launch 15, and due once that launch is committed and ended.
+Two launches are uncommitted, so launch 16 must wait for the tokens of launch 14. Everything that a launch may still use
+is released through one fence, `defer` and `due`: a block that launches 13, 14 and 15 name is deferred to launch 15, and
+due when that launch is committed and ended.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runahead.cuda_graphs.shape import LaunchShape
-from runahead.runtime.scheduler.outcomes import PromptPart
+from runahead.runtime.scheduler.outcomes import PromptLogprobRange
 
 
 class LedgerError(RuntimeError):
-    """The chain's rules were broken: a mistake of ours. The engine stops."""
+    """The chain's rules were broken, which is a bug. The engine stops."""
 
 
 NO_SLOTS = np.zeros(0, np.int32)
@@ -43,13 +43,13 @@ _NO_FLAGS = np.zeros(0, np.bool_)
 class Launch(NamedTuple):
     """One launch as it was planned.
 
-    sample_slots, sample_epochs, samples: the rows that its S looks at (those of the plan before), what epoch each had
-    then, and which of them are sampled. row_slots, row_epochs, row_samples: the same of its F, for the launch after.
-    crossed_slots, crossed_epochs: rows that were given a block since they cross into it with this launch. prompt_parts:
-    where it leaves log-probabilities of prompts. guesses, sample_guesses: of the drafts of each row that decodes in its
-    F, and in the F before, those that a drafter may have made. prompt_tokens: query tokens of its prompt chunks.
-    overlapped: its predecessor had not ended when it was enqueued. first: the loop had nothing to do before it, there
-    was nothing to overlap with. calls: by which it is enqueued, at most.
+    sample_slots, sample_epochs, samples: the rows that its S reads (those of the plan before), their epochs in that
+    plan, and which of them are sampled. row_slots, row_epochs, row_samples: the same for its F and the next launch's S.
+    crossed_slots, crossed_epochs: rows that were given a block because they cross a block boundary with this launch.
+    prompt_logprob_ranges: the log-probabilities of prompts that it leaves. guesses, sample_guesses: guessed drafts of
+    each decoding row in its F, and in the F before. prompt_tokens: query tokens of its prompt chunks. overlapped: its
+    predecessor had not ended when it was enqueued. first: the loop was idle before it. calls: device calls that enqueue
+    it, at most.
     """
 
     shape: LaunchShape
@@ -61,7 +61,7 @@ class Launch(NamedTuple):
     row_samples: NDArray[np.bool_]
     crossed_slots: NDArray[np.int32] = NO_SLOTS
     crossed_epochs: NDArray[np.int64] = NO_EPOCHS
-    prompt_parts: tuple[PromptPart, ...] = ()
+    prompt_logprob_ranges: tuple[PromptLogprobRange, ...] = ()
     guesses: int = 0
     sample_guesses: int = 0
     prompt_tokens: int = 0
@@ -75,7 +75,7 @@ class Launch(NamedTuple):
 
     @property
     def leaves_samples(self) -> bool:
-        """A next launch is owed: logits of this one's F wait to be sampled."""
+        """Return whether its F leaves logits that a next launch must sample."""
         return bool(np.count_nonzero(self.row_samples))
 
 
@@ -86,9 +86,8 @@ class Ledger(Generic[Resource]):
     """Launches in order, and resources behind the fence.
 
     run_ahead: how many launches may be queued whose tokens the host has not committed; 0 is serial: a launch is
-    enqueued only when the one before has retired. run_ahead_tokens: no launch with prompt tokens is queued behind
-    uncommitted ones if theirs and its own together are more than this. launched: the number that the first launch comes
-    after.
+    enqueued when the previous one has retired. run_ahead_tokens: bound on the prompt tokens of a launch queued behind
+    uncommitted ones, together with theirs. launched: the number before the first launch's.
     """
 
     def __init__(self, run_ahead: int, run_ahead_tokens: int, launched: int = 0) -> None:
@@ -105,7 +104,7 @@ class Ledger(Generic[Resource]):
 
     @property
     def retired(self) -> int:
-        """A launch has retired when its tokens are committed and its F has ended."""
+        """The newest launch whose tokens are committed and whose F has ended."""
         return self.committed if self.committed < self.ended else self.ended
 
     @property
@@ -114,67 +113,70 @@ class Ledger(Generic[Resource]):
 
     @property
     def uncommitted_prompt_tokens(self) -> int:
-        """Prompt tokens in the launches whose tokens the host has not committed."""
+        """Prompt tokens in launches whose tokens the host has not committed."""
         return sum(launch.prompt_tokens for launch in self._launches if launch.number > self.committed)
 
     @property
     def in_flight(self) -> int:
-        """Launches that have not retired."""
+        """Number of launches that have not retired."""
         return self.launched - self.retired
 
     @property
     def owes_a_launch(self) -> bool:
-        """The last launch left logits that nothing has been enqueued to sample."""
+        """Return whether the last launch left logits that no enqueued launch samples."""
         return self._last is not None and self._last.leaves_samples
 
     @property
     def has_room(self) -> bool:
-        """May a launch be enqueued now, as far as the depth goes?"""
+        """Return whether the depth allows another launch now."""
         return self.in_flight == 0 if self.run_ahead == 0 else self.uncommitted < self.run_ahead
 
     def has_room_for(self, prompt_tokens: int) -> bool:
-        """May a launch with this many prompt tokens be queued behind those that are uncommitted?"""
+        """Return whether a launch with these prompt tokens may be queued behind the uncommitted ones."""
         return not prompt_tokens or prompt_tokens <= self.prompt_room
 
     def has_room_for_calls(self, calls: int, at_once: int) -> bool:
-        """May so many more calls be enqueued, where a device takes at_once of them? Always behind one launch alone."""
+        """Return whether these calls may be enqueued on a device that takes at_once of them. Behind a single launch
+        they always may."""
         before = [launch.calls for launch in self._launches if launch.number > self.ended]
         return len(before) < 2 or sum(before) + calls <= at_once
 
     @property
     def prompt_room(self) -> int:
-        """Prompt tokens that a launch may carry if it is queued now."""
+        """Prompt tokens that a launch may have if it is queued now."""
         return self.run_ahead_tokens - self.uncommitted_prompt_tokens if self.uncommitted else sys.maxsize
 
     @property
     def waits_for_tokens(self) -> bool:
-        """The oldest mark outstanding is a sampled one. Serial waits for the end of F before it looks at anything."""
+        """Return whether the oldest outstanding mark is a sampled mark. A serial engine waits for the end of F
+        first."""
         return self.uncommitted > 0 and self.run_ahead > 0
 
     def launches(self) -> Iterator[Launch]:
-        """Those that have not retired, oldest first."""
+        """Yield the launches that have not retired, oldest first."""
         return iter(self._launches)
 
     # ------------------------------------------------------------ the chain
 
     def last_rows(self) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.bool_]]:
-        """Slots, epochs and sample flags of the last launch's F: the device's row list, sampled by the next S."""
+        """Return slots, epochs and sample flags of the last launch's F: the device's row list, sampled by the next
+        S."""
         if self._last is None:
             return NO_SLOTS, NO_EPOCHS, _NO_FLAGS
         return self._last.row_slots, self._last.row_epochs, self._last.row_samples
 
     @property
     def last_drafts(self) -> int:
-        """Drafts of each row that decodes in the last launch's F."""
+        """Drafts of each decoding row in the last launch's F."""
         return 0 if self._last is None else self._last.shape.drafts
 
     @property
     def last_guesses(self) -> int:
-        """Of these, those that the drafter may make."""
+        """Guessed drafts of each decoding row in the last launch's F."""
         return 0 if self._last is None else self._last.guesses
 
     def enqueue(self, launch: Launch) -> None:
-        """The launch was handed to the device. Raises LedgerError if it is not the next one."""
+        """Record a launch that was given to the device. Raises LedgerError if it is not the next one."""
         number = launch.number
         if number != self.launched + 1:
             raise LedgerError(f"launch {number} was enqueued after launch {self.launched}")
@@ -183,26 +185,27 @@ class Ledger(Generic[Resource]):
         self._last = launch
 
     def next_to_commit(self) -> Launch:
-        """The oldest launch whose tokens are not committed. Raises LedgerError if there is none."""
+        """Return the oldest launch whose tokens are not committed. Raises LedgerError if there is none."""
         for launch in self._launches:
             if launch.number == self.committed + 1:
                 return launch
         raise LedgerError("there is no launch to commit")
 
     def commit(self, number: int) -> None:
-        """The launch's tokens are in the host's truth. Raises LedgerError out of order."""
+        """Record that the launch's tokens are in the host's state. Raises LedgerError if it is out of order."""
         if number != self.committed + 1 or number > self.launched:
             raise LedgerError(f"launch {number} was committed after {self.committed} of {self.launched}")
         self.committed = number
 
     def end(self, number: int) -> None:
-        """F of this launch and of all before has ended. Raises LedgerError if a mark goes back or runs ahead."""
+        """Record that F of this launch and of all earlier ones has ended. Raises LedgerError if the mark goes back or
+        too far."""
         if not self.ended <= number <= self.launched:
             raise LedgerError(f"the end mark went from {self.ended} to {number} of {self.launched}")
         self.ended = number
 
     def retire(self) -> list[Launch]:
-        """Launches that have retired since the last call, in order."""
+        """Return the launches that have retired since the last call, in order."""
         gone: list[Launch] = []
         retired = self.retired
         while self._launches and self._launches[0].shape.number <= retired:
@@ -212,7 +215,8 @@ class Ledger(Generic[Resource]):
     # ------------------------------------------------------------ the fence
 
     def defer(self, number: int, resource: Resource) -> None:
-        """Give `resource` back when launch `number`, the last that names it, has retired."""
+        """Put `resource` behind the fence until launch `number`, the last that names it, has retired. Raises
+        LedgerError for a launch beyond the next one."""
         if number > self.launched + 1:
             raise LedgerError(f"a resource waits for launch {number}, {self.launched} were made")
         self.deferred_total += 1
@@ -220,11 +224,11 @@ class Ledger(Generic[Resource]):
 
     @property
     def fenced(self) -> int:
-        """Resources behind the fence."""
+        """Number of resources behind the fence."""
         return len(self._fence)
 
     def due(self) -> list[Resource]:
-        """Resources whose launch has retired, each exactly once."""
+        """Return the resources whose launch has retired, each exactly once."""
         free: list[Resource] = []
         retired = self.retired
         while self._fence and self._fence[0][0] <= retired:

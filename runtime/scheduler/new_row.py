@@ -1,4 +1,4 @@
-"""A request gets a row: the host's columns for it, and the record that tells the device."""
+"""Begins a row: the host's columns and the device's admission record."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.token_mask import mask_words
 from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS, SamplingParams, StoppingParams
 
-# The numbers of a record that are the request's own, in the order of the record.
+# The sampling parameters in a record, in the record's order.
 _NAMES: Final = ROW_RECORD.names
 SAMPLING_NUMBERS: Final = _NAMES[_NAMES.index("row_slot") + 1 : _NAMES.index("min_position")]
 _numbers_of: Callable[[SamplingParams], tuple[float, ...]] = attrgetter(*SAMPLING_NUMBERS)
@@ -39,13 +39,14 @@ NO_HISTORY: Final = np.zeros(0, np.int32)
 
 
 def eos_and_stop_ids(stopping: StoppingParams, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
-    """Ids that end the row, each once: the model's end-of-sequence ids unless ignored, then the request's own."""
+    """Return the ids that end the row, each once: the model's end-of-sequence ids unless ignored, then the request's
+    stop ids."""
     eos = () if stopping.ignore_eos else eos_token_ids
     return tuple(dict.fromkeys((*eos, *stopping.stop_token_ids)))
 
 
 def needs_full(sampling: SamplingParams, stopping: StoppingParams) -> bool:
-    """True if the row asks for more than greedy or temperature sampling."""
+    """Return whether the row needs more than greedy or temperature sampling."""
     if sampling.has_penalty:
         return True
     masks = bool(sampling.bias_ids or sampling.allowed_mask or stopping.min_tokens)
@@ -61,9 +62,9 @@ def record_words(
     counts: int = 0,
     history: int = 0,
 ) -> int:
-    """Words of the record that `admission_record` makes, without making it.
+    """Return the words of the record that `admission_record` would make.
 
-    blocks: how many it names. counts: entries of its penalty list. history: tokens of it.
+    blocks: its cached blocks. counts: entries of its penalty list. history: its history tokens.
     """
     stops = len(eos_and_stop_ids(stopping, eos_token_ids))
     lists = stops + 2 * len(sampling.bias_ids) + len(sampling.allowed_mask) // 4 + blocks
@@ -71,7 +72,7 @@ def record_words(
 
 
 def largest_record_words(vocab_size: int, context_length: int, max_blocks: int) -> int:
-    """Words of the largest record that any request can need, without the history that some drafters read."""
+    """Return the words of the largest record that any request can need, without the history that some drafters read."""
     lists = MAX_STOP_IDS + 2 * MAX_BIAS + mask_words(vocab_size) + max_blocks
     return ADMIT_WORDS + lists + COUNT_WORDS * min(context_length, vocab_size)
 
@@ -92,14 +93,12 @@ def admission_record(
     history: NDArray[np.int32] = NO_HISTORY,
     mask_epoch: int = 0,
 ) -> NDArray[np.int32]:
-    """The record of one admission, laid out as `runahead.runtime.row_record` says. [record_words]
+    """Return the record of one admission, laid out as `runahead.runtime.row_record` says. [record_words]
 
-    prompt_len: tokens of the original prompt, whatever else is known of the request by now.
-    blocks: what the row's block table begins with: its cached prefix.
-    counts: int32 [n, COUNT_WORDS], with penalties only: see `penalty_list`.
-    history: [n] the row's first tokens, those that no chunk brings, where a drafter wants to know them.
-    mask_epoch: of the row slot, if the row has a grammar.
-    Raises ValueError for penalties without a penalty slot.
+    prompt_len: tokens of the original prompt, whatever is known of the completion. blocks: the cached prefix, with
+    which the row's block table begins. counts: int32 [n, COUNT_WORDS], only with penalties: see `penalty_list`.
+    history: [n] the row's first tokens, which no chunk brings, for drafters that need them. mask_epoch: the slot's
+    epoch if the row has a grammar. Raises ValueError for penalties without a penalty slot.
     """
     has_penalty = sampling.has_penalty
     if has_penalty and penalty_slot < 0:
@@ -120,37 +119,37 @@ def admission_record(
         begins_as,
     )
     head = ROW_RECORD.struct.pack(*(first + _numbers_of(sampling) + rest))
-    parts: list[bytes | array[Any] | memoryview] = [head, array("i", stops)]
+    sections: list[bytes | array[Any] | memoryview] = [head, array("i", stops)]
     if sampling.bias_ids:
-        parts += (array("i", sampling.bias_ids), array("f", sampling.bias_values))
-    parts += (sampling.allowed_mask, array("i", blocks))
+        sections += (array("i", sampling.bias_ids), array("f", sampling.bias_values))
+    sections += (sampling.allowed_mask, array("i", blocks))
     if len(counts):
-        parts.append(np.ascontiguousarray(counts).data)
+        sections.append(np.ascontiguousarray(counts).data)
     if len(history):
-        parts.append(np.ascontiguousarray(history).data)
-    return np.frombuffer(b"".join(parts), np.int32)
+        sections.append(np.ascontiguousarray(history).data)
+    return np.frombuffer(b"".join(sections), np.int32)
 
 
 def penalty_list(prompt_ids: NDArray[np.int32], completion: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Which tokens a row has said, and how often: int32 [n, COUNT_WORDS], each token once, ids ascending.
+    """Return the tokens of a row and their counts: int32 [n, COUNT_WORDS], each token once, ids ascending.
 
-    prompt_ids: the prompt's distinct ids, ascending, where a repetition penalty looks at them; else none.
-    completion: [m] what the request had said before it was evicted, in any order.
+    prompt_ids: the prompt's distinct ids, ascending, if there is a repetition penalty; else none. completion: [m]
+    completion tokens before the request was evicted, in any order.
 
-    The work beside copying `prompt_ids` is in proportion to the completion, however long the prompt is.
+    Apart from copying `prompt_ids`, the time is proportional to the completion.
     """
     if not completion.size:
         return _entries(prompt_ids, PROMPT_BIT)
     said, times = np.unique(completion, return_counts=True)
-    places = np.searchsorted(prompt_ids, said)
+    indexes = np.searchsorted(prompt_ids, said)
     found = np.zeros(said.size, np.bool_)
     if prompt_ids.size:
-        found = prompt_ids[np.minimum(places, prompt_ids.size - 1)] == said
+        found = prompt_ids[np.minimum(indexes, prompt_ids.size - 1)] == said
     ids, seen = prompt_ids, np.full(prompt_ids.size, PROMPT_BIT, np.int32)
-    seen[places[found]] |= times[found].astype(np.int32)
+    seen[indexes[found]] |= times[found].astype(np.int32)
     if not found.all():
         new = ~found
-        ids, seen = np.insert(ids, places[new], said[new]), np.insert(seen, places[new], times[new])
+        ids, seen = np.insert(ids, indexes[new], said[new]), np.insert(seen, indexes[new], times[new])
     return _entries(ids, seen)
 
 
@@ -161,7 +160,8 @@ def _entries(ids: NDArray[np.int32], seen: NDArray[np.int32] | int) -> NDArray[n
 
 
 def begin_row(rows: Rows, request: Request, block_size: int, limits: SchedulerLimits) -> Admission:
-    """Fill the columns of the row slot that the request has just got; its blocks, so far, are its cached prefix."""
+    """Fill the columns of the row slot that the request just got, and return its admission. Its blocks are its cached
+    prefix."""
     slot, stopping, sampling = request.row_slot, request.stopping, _sampling_of(request)
     stops = eos_and_stop_ids(stopping, limits.eos_token_ids)
     prompt_len, cached = request.prompt.size, len(request.blocks) * block_size
@@ -199,7 +199,8 @@ def begin_row(rows: Rows, request: Request, block_size: int, limits: SchedulerLi
 
 
 def begin_again(rows: Rows, request: Request, block_size: int, limits: SchedulerLimits) -> Admission:
-    """The row goes on in the same slot from another state, behind the blocks that it has: its record once more."""
+    """Return an admission that lets the row continue in the same slot from another state, behind the blocks that it
+    has."""
     finite = rows.finite[request.row_slot]
     admission = begin_row(rows, request, block_size, limits)
     if not finite:
@@ -208,9 +209,9 @@ def begin_again(rows: Rows, request: Request, block_size: int, limits: Scheduler
 
 
 def words_of(request: Request, prefix: int, block_size: int, limits: SchedulerLimits) -> int:
-    """Words of the record, at most, of a request that begins with so many cached blocks."""
+    """Return an upper bound on the words of the record of a request with `prefix` cached blocks."""
     counts = 0
-    if request.sampling.has_penalty:  # as if it had never said a token twice
+    if request.sampling.has_penalty:  # as if no token were repeated
         counts = min(request.prompt_ids.size + request.tokens.size - request.prompt.size, limits.vocab_size)
     history = prefix * block_size if limits.history else 0
     return record_words(
@@ -219,14 +220,15 @@ def words_of(request: Request, prefix: int, block_size: int, limits: SchedulerLi
 
 
 def _counts_of(request: Request) -> NDArray[np.int32]:
-    """What a row with penalties has said by now."""
+    """Return the token counts of a row with penalties."""
     if not request.sampling.has_penalty:
         return NO_COUNTS
     return penalty_list(request.prompt_ids, request.tokens[request.prompt.size :])
 
 
 def _sampling_of(request: Request) -> SamplingParams:
-    """What the device is told: log-probabilities of the prompt that were sent are not wanted again."""
+    """Return the device's sampling parameters. Log-probabilities of the prompt that were already sent are not computed
+    again."""
     if request.sampling.prompt_logprobs < 0 or request.wants_prompt_logprobs:
         return request.sampling
     return msgspec.structs.replace(request.sampling, prompt_logprobs=-1)

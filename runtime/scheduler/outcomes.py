@@ -1,4 +1,4 @@
-"""What comes of launches: what waits behind the fence, what a commit brought, who ended, what prompts are owed."""
+"""Results of launches: deferred releases, commits, endings, and log-probabilities of prompts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ NOT_A_TOKEN = -1
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """What a row gives back behind the fence.
+    """What a row gives up, to be released behind the fence.
 
-    With its last F: its blocks, its state slot, and snapshots that it has not reached. With the S after that: its row
-    slot and its penalty slot. A snapshot that its state begins as: with its first F.
+    With its last F: its blocks, its state slot, and snapshots that it has not reached. With the next S: its row slot
+    and its penalty slot. With its first F: the snapshot that its state begins as.
     """
 
     row_slot: int = NO_SLOT
@@ -31,16 +31,16 @@ class Release:
     snapshots: Sequence[int] = ()
 
 
-# Blocks whose last token a launch has written: once it has retired, they may join the prefix cache. By block: whose it
-# is, the row's slot, the block's place in the row's block table, and the snapshot of the row's state behind it.
+# Blocks that a launch has filled: when it has retired, they may join the prefix cache. By block: its request, the row's
+# slot, the block's index in the row's block table, and the snapshot of the row's state behind it.
 Filled = dict[int, tuple[Request, int, int, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """The tokens that a leaving row had in flight are committed: its request waits again.
+    """A leaving row, to be settled when its tokens in flight are committed: then its request waits again.
 
-    epoch: of the row when it was told to leave; another one means that the request has ended since.
+    epoch: the row's when it began to leave; if it differs, the request has ended since.
     """
 
     request: Request
@@ -53,7 +53,7 @@ Deferred = Release | Filled | Eviction
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """A request has ended. stop_token_id: the id that ended it, or NOT_A_TOKEN."""
+    """The end of a request. stop_token_id: the id that ended it, or NOT_A_TOKEN."""
 
     request: Request
     reason: FinishReason
@@ -61,10 +61,10 @@ class Ending:
 
 
 class Commit(NamedTuple):
-    """What a launch brought: columns over the tokens that are kept, and the requests that ended with it."""
+    """A committed launch: columns over its kept tokens, and the requests that it ended."""
 
     launch: int
-    cells: NDArray[np.intp]  # [n] of the token among the launch's result cells, row by row, 1 + K of each
+    cells: NDArray[np.intp]  # [n] index among the launch's result cells, row by row, 1 + K each
     slots: NDArray[np.int32]  # [n]
     tokens: NDArray[np.int32]  # [n]
     owners: NDArray[np.int64]  # [n]
@@ -74,11 +74,11 @@ class Commit(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class PromptPart:
-    """Query tokens of a chunk whose log-probabilities the launch leaves.
+class PromptLogprobRange:
+    """Query tokens of a chunk for which the launch leaves log-probabilities.
 
-    start: position of the first of them. first_entry: its place among the launch's query tokens. count: entries; entry
-    i is about the prompt token at start + 1 + i.
+    start: position of the first one. first_entry: its index among the launch's query tokens. count: entries; entry i is
+    about the prompt token at start + 1 + i.
     """
 
     request: Request

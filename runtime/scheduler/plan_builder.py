@@ -1,4 +1,4 @@
-"""Collects what the next launch holds, and says what still fits into its plan and bulk slots."""
+"""Collects the next launch's rows, and tells what still fits into its plan and bulk slots."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 from runahead.cuda_graphs.shape import LaunchShape
 from runahead.runtime.plan import APPEND_WORDS, CHUNK_WORDS, HEADER_WORDS, Admission, Chunk, LaunchPlan
 from runahead.runtime.scheduler.ledger import NO_EPOCHS, NO_SLOTS, Launch
-from runahead.runtime.scheduler.outcomes import PromptPart
+from runahead.runtime.scheduler.outcomes import PromptLogprobRange
 from runahead.runtime.scheduler.request import Request
 
 
 class Planned(NamedTuple):
-    """A plan, and what the host alone has to know of its launch.
+    """A plan and the host's records of its launch.
 
-    sample_slots, sample_epochs, samples, row_epochs, crossed_slots, crossed_epochs, prompt_parts, sample_guesses: see
-    `Launch`. events: lifecycle events by kind since the plan before, those of making this one among them.
+    sample_slots, sample_epochs, samples, row_epochs, crossed_slots, crossed_epochs, prompt_logprob_ranges,
+    sample_guesses: see `Launch`. events: lifecycle events by kind since the plan before, including this plan's.
     """
 
     plan: LaunchPlan
@@ -31,13 +31,13 @@ class Planned(NamedTuple):
     events: Mapping[str, int]
     crossed_slots: NDArray[np.int32] = NO_SLOTS
     crossed_epochs: NDArray[np.int64] = NO_EPOCHS
-    prompt_parts: tuple[PromptPart, ...] = ()
+    prompt_logprob_ranges: tuple[PromptLogprobRange, ...] = ()
     sample_guesses: int = 0
 
 
 def launch_of(planned: Planned, shape: LaunchShape, *, first: bool, overlapped: bool, calls: int = 1) -> Launch:
-    """The ledger's record of a plan. shape: as the device is told, read from the staged plan. first, overlapped, calls:
-    see `Launch`."""
+    """Return the ledger's record of a plan. shape: read from the staged plan, as on the device. first, overlapped,
+    calls: see `Launch`."""
     plan = planned.plan
     return Launch(
         shape=shape,
@@ -49,7 +49,7 @@ def launch_of(planned: Planned, shape: LaunchShape, *, first: bool, overlapped: 
         row_samples=plan.samples,
         crossed_slots=planned.crossed_slots,
         crossed_epochs=planned.crossed_epochs,
-        prompt_parts=planned.prompt_parts,
+        prompt_logprob_ranges=planned.prompt_logprob_ranges,
         guesses=plan.guesses,
         sample_guesses=planned.sample_guesses,
         prompt_tokens=sum(chunk.tokens.size for chunk in plan.chunks) if plan.chunks else 0,
@@ -59,10 +59,11 @@ def launch_of(planned: Planned, shape: LaunchShape, *, first: bool, overlapped: 
     )
 
 
-def prompt_parts(
+def prompt_logprob_ranges(
     plan: LaunchPlan, asked: Sequence[tuple[Request, Chunk]], epochs: NDArray[np.int64]
-) -> tuple[PromptPart, ...]:
-    """asked: chunks of the plan whose requests want them. epochs: [max_rows] of rows by slot."""
+) -> tuple[PromptLogprobRange, ...]:
+    """Return the prompt log-probabilities that a plan's launch leaves. asked: chunks whose requests want them. epochs:
+    [max_rows] of rows by slot."""
     if not asked:
         return ()
     tokens = np.full(plan.rows.size, 1 + plan.drafts)
@@ -70,7 +71,7 @@ def prompt_parts(
         tokens[np.searchsorted(plan.rows, chunk.slot)] = chunk.tokens.size
     begins = np.cumsum(tokens) - tokens
     return tuple(
-        PromptPart(
+        PromptLogprobRange(
             request,
             int(epochs[chunk.slot]),
             chunk.slot,
@@ -116,7 +117,7 @@ class PlanBuilder:
 
     @property
     def rows(self) -> int:
-        """Those that go on decoding, and those with a chunk."""
+        """Number of decode rows and rows with a chunk."""
         return int(self._decode.size) + len(self._chunks)
 
     @property
@@ -124,15 +125,15 @@ class PlanBuilder:
         return bool(self._decode.size or self._chunks)
 
     def appends_left(self, rows: int) -> int:
-        """Block-table entries that still fit beside a list of `rows` rows."""
+        """Return how many block-table entries still fit beside a list of `rows` rows."""
         return max(0, self._words_left(rows) // APPEND_WORDS)
 
     def fits(self, tokens: int, blocks: int, record_words: int) -> bool:
-        """Room for a chunk of `tokens`, its `blocks` and, where there is one, the admission record of its row?"""
+        """Return whether a chunk of `tokens`, its `blocks` and the row's admission record, if any, fit."""
         words = 1 + CHUNK_WORDS + APPEND_WORDS * blocks + (1 if record_words else 0)
         return (
             tokens <= (self._prefill_left if self._chunks else self._longest_chunk)
-            and tokens + 1 + record_words <= self._bulk_words  # one for the chunk's target
+            and tokens + 1 + record_words <= self._bulk_words  # one word for the chunk's target
             and words <= self._words_left(self.rows)
         )
 
@@ -141,14 +142,14 @@ class PlanBuilder:
         return self._plan_words - used - CHUNK_WORDS * len(self._chunks) - len(self._admissions)
 
     def decode(self, slots: NDArray[np.int32], drafts: int = 0, guesses: int = 0) -> None:
-        """Rows that go on decoding. drafts: query tokens of one of them, in addition to its newest token, at most.
-        guesses: of these, those that the drafter may make."""
+        """Set the decode rows. drafts: query tokens of a row in addition to its newest token, at most. guesses: of
+        these, guesses of the drafter."""
         self._decode, self._drafts, self._guesses = slots, drafts, guesses
         if slots.size:
             self._prefill_left = min(self._prefill_left, self._mixed_prefill_tokens)
 
     def drop_drafts(self) -> NDArray[np.int32]:
-        """Rows go on decoding without drafts: which ones. [n]"""
+        """Remove the drafts of the decode rows, and return these rows. [n]"""
         self._drafts = 0
         return self._decode
 
@@ -157,38 +158,38 @@ class PlanBuilder:
         return bool(self._chunks)
 
     def append_blocks(self, slot: int, first_index: int, blocks: Sequence[int]) -> None:
-        """block_table[slot, first_index + i] = blocks[i]."""
+        """Set block_table[slot, first_index + i] = blocks[i]."""
         count = len(blocks)
         self._append_each([slot] * count, range(first_index, first_index + count), blocks)
 
-    def cross(self, slots: Sequence[int], places: Sequence[int], blocks: Sequence[int]) -> None:
-        """These rows cross a border with this launch: block_table[slots[i], places[i]] = blocks[i]."""
-        self._append_each(slots, places, blocks)
+    def cross(self, slots: Sequence[int], indexes: Sequence[int], blocks: Sequence[int]) -> None:
+        """Set block_table[slots[i], indexes[i]] = blocks[i] for rows that cross a block boundary with this launch."""
+        self._append_each(slots, indexes, blocks)
         self._crossed += slots
 
     def append_snapshots(self, entries: Sequence[tuple[int, int, int]]) -> None:
-        """Each (slot, index, snapshot): block_table[slot, index] = snapshot, behind the row's blocks."""
+        """Set block_table[slot, index] = snapshot for each (slot, index, snapshot), behind the row's blocks."""
         self._appends += entries
 
     def crossed(self) -> NDArray[np.int32]:
-        """Slots of the rows that cross a border, one as often as it crosses. [n]"""
+        """Return the slots of the rows that cross a block boundary, once for each crossing. [n]"""
         return np.array(self._crossed, np.int32) if self._crossed else NO_SLOTS
 
-    def _append_each(self, slots: Sequence[int], places: Sequence[int], blocks: Sequence[int]) -> None:
-        self._appends += zip(slots, places, blocks, strict=True)
+    def _append_each(self, slots: Sequence[int], indexes: Sequence[int], blocks: Sequence[int]) -> None:
+        self._appends += zip(slots, indexes, blocks, strict=True)
 
     def appends(self) -> NDArray[np.int32]:
-        """[n, 3] (slot, index, block)"""
+        """Return the block-table entries: [n, 3] (slot, index, block)."""
         return np.array(self._appends, np.int32) if self._appends else NO_APPENDS
 
     def chunk(self, chunk: Chunk) -> None:
-        """Prompt tokens of one row."""
+        """Add the prompt tokens of one row."""
         self._chunks.append(chunk)
         self._prefill_left -= chunk.tokens.size
         self._bulk_words -= chunk.words
 
     def admit(self, admission: Admission) -> None:
-        """A row's parameters, for a slot that begins with this launch."""
+        """Add the admission record of a slot that begins with this launch."""
         self._admissions.append(admission)
         self._bulk_words -= admission.size
 
@@ -201,8 +202,8 @@ class PlanBuilder:
         sample_drafts: int = 0,
         masked: bool = False,
     ) -> LaunchPlan:
-        """The plan. last_slots, last_samples: the row list that the device holds from the plan before. sample_rows,
-        needs_full, sample_drafts, masked: see `LaunchPlan`."""
+        """Return the plan. last_slots, last_samples: the row list that the device has from the previous plan.
+        sample_rows, needs_full, sample_drafts, masked: see `LaunchPlan`."""
         rows = self._decode
         if self._chunks:
             rows = np.concatenate([rows, np.array([chunk.slot for chunk in self._chunks], np.int32)])
@@ -216,7 +217,7 @@ class PlanBuilder:
         continues = self._continues(rows, last_slots, last_samples)
         return LaunchPlan(
             number=self.number,
-            rows=last_slots if continues else rows,  # the same array: whoever compares sees it at once
+            rows=last_slots if continues else rows,  # the same array, so that comparing is quick
             samples=samples,
             row_list_changed=not continues,
             appends=self.appends(),
@@ -235,7 +236,7 @@ class PlanBuilder:
 
     @staticmethod
     def _continues(rows: NDArray[np.int32], last_slots: NDArray[np.int32], last_samples: NDArray[np.bool_]) -> bool:
-        """The device's row list is right as it is."""
+        """Return whether the device's row list is already right."""
         if rows.size != last_slots.size or np.count_nonzero(last_samples) < last_samples.size:
             return False
         return not np.count_nonzero(rows != last_slots)

@@ -1,10 +1,9 @@
-"""Requests as the scheduler serves them, what each holds, and what completions of one prompt share.
+"""Requests in the scheduler, and prompts that several completions share.
 
-The first of several completions computes their prompt, and the others share the KV blocks that it fills. The others
-join the queue when these blocks can be found. A completion that shares them computes the prompt's last tokens again,
-since their logits are wanted. It finds the blocks in the prefix cache, and of a model with recurrent states the state
-behind them. Where the prefix cache is off, the blocks have a salt that only these completions know, and are forgotten
-when each of them has had a row.
+The first of several completions computes their prompt, and the others share its KV blocks. They join the queue when
+these blocks can be found. Each computes the prompt's last tokens again, because it needs their logits. It finds the
+blocks in the prefix cache, and for a model with recurrent states the state behind them. Without a prefix cache the
+blocks have a salt that only these completions know, and are forgotten when each completion has had a row.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from runahead.runtime.wire.block_keys import PrefixKeys
 from runahead.runtime.wire.engine_config import MOST_DRAFTS
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 
-MAX_EVICTIONS: Final = 3  # a request evicted so often is protected: others of its priority leave before it
+MAX_EVICTIONS: Final = 3  # a request with so many evictions is protected: others of its priority are evicted first
 
 
 class NeverFits(ValueError):
-    """The request is larger than the whole pool; `prompt_alone`: so is its prompt without a completion."""
+    """The request is larger than the whole pool. prompt_alone: so is its prompt without a completion."""
 
     def __init__(self, sentence: str, prompt_alone: bool) -> None:
         super().__init__(sentence)
@@ -40,29 +39,23 @@ class NeverFits(ValueError):
 class Request:
     """A request from the queue to its end. Its slots are NO_SLOT while it waits.
 
-    prompt_ids: the prompt's distinct ids, ascending, where a repetition penalty looks at them; else none.
-    block_keys: keys of the prompt's full blocks, 32 bytes each, made by the front end; none: they are made when needed.
-    blocks: its KV blocks, in order, int32: thousands are copied at once and never looked at one by one.
-    tokens: all that is known when it is admitted: its prompt, and after an eviction its completion so far.
-    cached_tokens: of its prompt, taken from the prefix cache when it was first admitted.
-    shared: of its blocks, the first ones, which it found in the prefix cache.
-    registered: of its blocks, those that will be findable once the launches that wrote them have retired.
-    snapshots: of its state, int32, at each border that one of its blocks ends at; NO_SNAPSHOT: none is taken there.
-    Those behind its registered blocks are its own no more.
-    begins_as: the snapshot that its state begins as.
-    caller: who asks; empty where nobody is asked. outranks: its priority counts beside other callers' requests, too.
-    evictions: how often it gave up its row and its blocks for want of blocks.
-    gives_way: its row was told to leave for a caller that has none.
-    begun_at: of its tokens, those that its row found in the prefix cache or that a row of it had computed before.
-    computed: of its tokens, those that had been through the model when it did so last.
-    next_prompt_logprob: place in the prompt of the next token whose log-probability is to be sent.
-    last_token_s: when its last token before its last eviction was sent, on the engine's clock. NaN: it had none.
-    may_hold: it has a grammar, and its masks may come late: a launch may bring no token of it.
-    drafted, accepted: drafts of its rows that launches have looked at, and those that were right, by their place in a
-    run, int64 [MOST_DRAFTS], once it has no row.
-    generated: tokens of its completion, likewise.
-    shared_prompt: what it has in common with other completions of its prompt; None: it is the only one.
-    prompt_state: the snapshot in which its state is while it computes a shared prompt.
+    prompt_ids: the prompt's distinct ids, ascending, if it has a repetition penalty; else none. block_keys: keys of the
+    prompt's full blocks, 32 bytes each, made by the front end; empty: made when needed. blocks: its KV blocks, in
+    order, int32: thousands are copied at once. tokens: all its known tokens when it is admitted: the prompt, and after
+    an eviction the completion so far. cached_tokens: prompt tokens found in the prefix cache at its first admission.
+    shared: number of its first blocks that it found in the prefix cache. registered: number of its blocks that can be
+    found once the launches that wrote them have retired. snapshots: int32, its state at each boundary that ends a
+    block; NO_SNAPSHOT: none. The prefix cache owns those behind registered blocks. begins_as: the snapshot that its
+    state begins as. caller: who makes the request; empty without callers. outranks: its priority counts against other
+    callers' requests, too. evictions: how often it gave up its row for
+    lack of blocks. gives_way: its row leaves for a caller that has none. begun_at: number of its tokens that its row
+    found in the prefix cache or that an earlier row computed. computed: number of its tokens that an evicted row had
+    computed. next_prompt_logprob: position of the next prompt token whose log-probability is to be sent. last_token_s:
+    when its last token before its last eviction was sent, on the engine's clock; NaN: none. may_hold: it has a grammar,
+    so S holds its row while its mask is late. drafted, accepted: verified and accepted drafts of its ended rows by
+    draft position, int64 [MOST_DRAFTS]. generated: tokens of its completion in ended rows. shared_prompt: the prompt
+    that it shares with other completions; None: none. prompt_state: the snapshot that has its state while it computes a
+    shared prompt.
     """
 
     owner: int
@@ -108,29 +101,30 @@ class Request:
 
     @property
     def context_limited(self) -> bool:
-        """It ends at the context's length, before its own max_tokens."""
+        """Return whether it ends at the context length before its max_tokens."""
         return self.max_len < self.prompt.size + self.stopping.max_tokens
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Log-probabilities of its prompt were asked for, and not all of them are sent."""
+        """Return whether log-probabilities of its prompt are requested and not all sent."""
         return self.sampling.prompt_logprobs >= 0 and self.next_prompt_logprob < self.prompt.size
 
     @property
     def is_protected(self) -> bool:
-        """It was evicted as often as any request may be, unless for one of a higher priority."""
+        """Return whether it was evicted MAX_EVICTIONS times for lack of blocks."""
         return self.evictions >= MAX_EVICTIONS
 
     @property
     def precedence(self) -> int:
-        """Its priority beside requests of other callers."""
+        """Its priority relative to other callers' requests."""
         return self.priority if self.outranks else 0
 
     @property
-    def rank(self) -> tuple[int, bool, int]:
-        """Among its caller's: higher priority first, of equals those that are protected, then first come first served.
+    def queue_order(self) -> tuple[int, bool, int]:
+        """Sort key among its caller's requests: higher priority, then protected requests, then first come, first
+        served.
 
-        It changes with an eviction alone, while the request is in no queue.
+        It changes only with an eviction, while the request is in no queue.
         """
         return -self.priority, not self.is_protected, self.order
 
@@ -140,8 +134,11 @@ _SEEDS = 1 << 64
 
 @dataclass(slots=True, eq=False)
 class SharedPrompt:
-    """blocks: full blocks of the prompt that are shared. is_ready: they can be found, or the first completion has
-    ended. not_begun: completions that have not had a row and have not ended."""
+    """A prompt of several completions.
+
+    blocks: its shared full blocks. is_ready: they can be found, or the first completion has ended. not_begun:
+    completions that have neither had a row nor ended.
+    """
 
     first: Request
     blocks: int
@@ -150,19 +147,20 @@ class SharedPrompt:
 
     @property
     def is_open(self) -> bool:
-        """A completion may still look for the blocks."""
+        """Return whether a completion may still look for the blocks."""
         return bool(self.not_begun)
 
     def holds_back(self, request: Request) -> bool:
-        """The request is not to be admitted yet."""
+        """Return whether the request must not be admitted yet."""
         return request is not self.first and not self.is_ready
 
     def found(self, request: Request, blocks: int) -> bool:
-        """So many blocks of this completion, its first ones, can be found. Whether the prompt is ready by that."""
+        """Record that this completion's first `blocks` blocks can be found. Returns whether that makes the prompt
+        ready."""
         return self._is_ready_by(request is self.first and blocks >= self.blocks)
 
     def has_ended(self, request: Request) -> bool:
-        """A completion has ended. Nobody waits for one that is gone. Whether the prompt is ready by that."""
+        """Record that a completion has ended; nobody waits for it. Returns whether that makes the prompt ready."""
         self.not_begun.discard(request)
         return self._is_ready_by(request is self.first)
 
@@ -172,12 +170,13 @@ class SharedPrompt:
 
 
 def share(requests: Sequence[Request], blocks: int) -> None:
-    """These completions of one prompt share its first blocks."""
+    """Let these completions of one prompt share its first blocks."""
     prompt = SharedPrompt(requests[0], blocks, not_begun=set(requests))
     for request in requests:
         request.shared_prompt = prompt
 
 
 def sampling_of(sampling: SamplingParams, index: int) -> SamplingParams:
-    """Of completion `index`, where completion 0 has `sampling`: another seed, and nothing is said of the prompt."""
+    """Return the sampling parameters of completion `index`: a different seed, and no log-probabilities of the prompt.
+    sampling: completion 0's."""
     return msgspec.structs.replace(sampling, seed=(sampling.seed + index) % _SEEDS, prompt_logprobs=-1)

@@ -1,4 +1,4 @@
-"""What S decided, read from a launch's result cells: columns over its tokens."""
+"""Reads S's decisions from a launch's result cells, as columns over its tokens."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ _NONE: Final = np.zeros(0, np.intp)
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """Columns over the tokens of a launch, row by row, those of a row in their order."""
+    """Columns over a launch's tokens, row by row, each row's tokens in order."""
 
-    row: NDArray[np.intp] | slice  # [n] place of the token's row among the rows that were read; a slice: each has one
-    offset: NDArray[np.intp] | int  # [n] its place among the row's tokens of this launch
+    row: NDArray[np.intp] | slice  # [n] index of the token's row among the rows read; a slice: one token each
+    offset: NDArray[np.intp] | int  # [n] its index among the row's tokens of this launch
     token: NDArray[np.int32]  # [n]
-    stopped: NDArray[np.bool_]  # [n] the device ended the row with it
-    failed: NDArray[np.bool_]  # [n] the row ended without a token, which means nothing
-    nothing_left: NDArray[np.bool_]  # [n] that is since it might say nothing; else since its logits were not finite
-    held: NDArray[np.intp]  # [held] places of the rows that were read and brought no token
+    stopped: NDArray[np.bool_]  # [n] the device ended the row with this token
+    failed: NDArray[np.bool_]  # [n] the row ended without a token; `token` is meaningless
+    nothing_left: NDArray[
+        np.bool_
+    ]  # [n] it ended because no token was allowed; else because its logits were not finite
+    held: NDArray[np.intp]  # [held] indexes of the rows that were read and held
 
 
 def only_tokens(cells: NDArray[np.int64], number: int) -> NDArray[np.int32] | None:
-    """The tokens in `cells`, [n, 1 + K], of a launch without drafts to look at: [n].
+    """Return the tokens, [n], of cells, [n, 1 + K], that have no drafts.
 
-    None where K is not 0, or one of them holds anything but this launch's number and a token.
+    None if K is not 0 or a cell has more than this launch's number and a token.
     """
     if cells.shape[1] > 1:
         return None
@@ -40,13 +42,13 @@ def only_tokens(cells: NDArray[np.int64], number: int) -> NDArray[np.int32] | No
 
 
 def read_cells(cells: NDArray[np.int64], number: int) -> SampledTokens:
-    """The tokens in `cells`, [rows, 1 + K], of rows that go on: a first cell each, then as many as were accepted. A row
-    that is held has none.
+    """Return the tokens in the cells, [rows, 1 + K], of rows that go on: for each row its first cell and the accepted
+    drafts. A held row has none.
 
     cells: contiguous.
 
-    Raises LedgerError where a cell is another launch's, a row has no token and is not held, a token follows a gap or an
-    end, or a cell says more of a row that is held.
+    Raises LedgerError if a cell is another launch's, a row has no token and is not held, a token follows a gap or an
+    end, or a held row has more than its flag.
     """
     if (tokens := only_tokens(cells, number)) is not None:
         none = np.zeros(tokens.size, np.bool_)
@@ -76,7 +78,7 @@ def read_cells(cells: NDArray[np.int64], number: int) -> SampledTokens:
 def disagreement(
     found: SampledTokens, differs: NDArray[np.bool_], rows: Rows, slots: NDArray[np.intp], positions: NDArray[np.int32]
 ) -> str:
-    """Of each token at which one side alone has ended its row, what there is to find out why. differs, slots,
+    """Return a description of each token at which only one side ended its row, for the error message. differs, slots,
     positions: [n], as `found`."""
     told = []
     for i in differs.nonzero()[0]:
@@ -92,7 +94,7 @@ def disagreement(
 
 
 def _accepted(low: NDArray[np.int32], number: int) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.int32]]:
-    """Rows, offsets and words of the cells, [rows, 1 + K], that hold tokens."""
+    """Return rows, offsets and words of the cells, [rows, 1 + K], that have tokens."""
     there = (low & (VOID | HELD)) == 0
     if np.count_nonzero(there[:, 1:] & (~there[:, :-1] | ((low[:, :-1] & STOPPED) != 0))):
         raise LedgerError(f"launch {number}: a token follows a gap or the end of its row")

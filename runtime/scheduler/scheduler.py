@@ -1,15 +1,15 @@
-"""Who is in the next launch. It asks no clock and no device, and has no thread.
+"""The scheduler: which rows the next launch has. It uses no clock, device or thread.
 
 A row with a prompt of 5 tokens (p), in blocks of 4. Launch 13 is committed and brought its third token (t); launches 14
-and 15 are in flight, and what they bring is known to the device alone:
+and 15 are in flight, and only the device knows their tokens:
 
-    block table       17          4             9         reserved with plan 14, whose token crosses the border
+    block table       17          4             9         reserved with plan 14, whose token crosses the boundary
     tokens       | p  p  p  p | p  t  t  t | 14 15       |
                                            ^     ^
                             committed_len = 8   least_len = most_len = 10; see drafts.py for where they differ
 
-The scheduler never waits for a token: it plans from lengths alone, which it can bound in advance. A row that turns out
-to have ended is void in the launches already enqueued, one wasted row each, and nothing is rolled back.
+The scheduler never waits for a token: it plans from lengths, which it can bound in advance. A row that has ended is
+void in the launches already enqueued, one wasted row each, and nothing is rolled back.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from runahead.runtime.scheduler.ledger import NO_EPOCHS, NO_SLOTS, Ledger, Ledge
 from runahead.runtime.scheduler.new_row import begin_again, begin_row, words_of
 from runahead.runtime.scheduler.outcomes import NOT_A_TOKEN, Deferred, Ending, Eviction, Release
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
-from runahead.runtime.scheduler.plan_builder import NO_APPENDS, PlanBuilder, Planned, prompt_parts
+from runahead.runtime.scheduler.plan_builder import NO_APPENDS, PlanBuilder, Planned, prompt_logprob_ranges
 from runahead.runtime.scheduler.rationing import Need, choose_victim, order_of_service, ration
 from runahead.runtime.scheduler.request import NeverFits, Request
 from runahead.runtime.scheduler.rows import RowPhase, Rows
@@ -44,9 +44,9 @@ _LEAVING = int(RowPhase.LEAVING)
 
 
 class Scheduler:
-    """Gives requests rows, and plans launches for the rows. What launches bring is written down by `commits`.
+    """Gives requests rows and plans launches. `commits` records the launches' tokens.
 
-    choice: how many drafts each launch verifies; None: `limits.drafts`, always.
+    choice: chooses the drafts of each launch; None: always `limits.drafts`.
     """
 
     def __init__(
@@ -69,18 +69,18 @@ class Scheduler:
         self.waiting = WaitingQueue(self.holdings)
         self.commits = Commits(limits, self.holdings, self.tally, self.drafts)
         self._arrivals = 0
-        self._steady: SteadyDecode | None = None  # what the launches after the newest plan have in common with it
+        self._steady: SteadyDecode | None = None  # steady decode after the newest plan
 
     # ------------------------------------------------------------ requests
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises NeverFits if the whole pool could not hold it."""
+        """Queue a request. Raises NeverFits if the whole pool can't hold it."""
         if self.holdings.blocks_at_most(request) > self.pool.total:
-            holds = self.pool.total * self.pool.block_size
+            capacity = self.pool.total * self.pool.block_size
             raise NeverFits(
                 f"the request may grow to {request.max_len} tokens, {request.prompt.size} of them its prompt; "
-                f"the KV cache holds {holds}",
-                prompt_alone=request.prompt.size > holds,
+                f"the KV cache holds {capacity}",
+                prompt_alone=request.prompt.size > capacity,
             )
         self._arrivals += 1
         request.order = self._arrivals
@@ -89,11 +89,11 @@ class Scheduler:
         self.tally.counters["submitted"] += 1
 
     def stop(self, request: Request, reason: FinishReason) -> Ending:
-        """End a request from outside a commit, whatever its phase; its tokens in flight are void."""
+        """End a request outside a commit, in any phase; its tokens in flight are void."""
         if reason in (FinishReason.ABORTED, FinishReason.CANCELLED):
             self.tally.aborted[self.phase_of(request)] += 1
             self.tally.event("aborted")
-        else:  # a stop string, which the front end has found, or a prompt that is not finite: ends like others
+        else:  # a stop string that the front end found, or a prompt that is not finite
             self.tally.event("finished")
         if reason == FinishReason.NON_FINITE:
             self.holdings.forget_written(request)
@@ -106,12 +106,12 @@ class Scheduler:
         return Ending(request, reason)
 
     def evict(self, request: Request) -> None:
-        """A row gives up its blocks. Its tokens in flight still count; then the request waits again."""
+        """Evict a row: it gives up its blocks. Its tokens in flight still count; then the request waits again."""
         self.holdings.evict(request)
         self.tally.event("evicted")
 
     def phase_of(self, request: Request) -> str:
-        """WAITING, PAUSED, or the phase of its row."""
+        """Return WAITING, PAUSED, or the phase of the request's row."""
         if request.row_slot == NO_SLOT:
             return "WAITING"
         if request.row_slot in self.holdings.paused:
@@ -119,7 +119,7 @@ class Scheduler:
         return RowPhase(int(self.rows.phase[request.row_slot])).name
 
     def release(self, resource: Deferred) -> Release:
-        """The fence has let it go. Returns what nobody holds any more."""
+        """Release what the fence let go. Returns what no request has any more."""
         if not isinstance(resource, Eviction):
             return self.holdings.release(resource)
         freed = self.holdings.evicted(resource)
@@ -130,10 +130,11 @@ class Scheduler:
     # ------------------------------------------------------------ planning
 
     def prompt_tokens_wanted(self) -> int:
-        """Prompt tokens that the next plan would carry, at most: of rows' next chunks, and of those to be admitted.
+        """Return the most prompt tokens that the next plan would have: of rows' next chunks, and of requests to be
+        admitted.
 
-        Nobody is to be admitted while rows are paused, or while the first request's prefix is still being looked up.
-        This only tells whether to plan now: what a plan carries is bounded again when it is made.
+        No request counts while rows are paused or while the first request's prefix lookup is unfinished. The result
+        only decides whether to plan now; `plan` bounds the plan again.
         """
         rows, limits = self.rows, self.limits
         slots, tokens = (rows.phase == _PREFILL).nonzero()[0], 0
@@ -145,17 +146,16 @@ class Scheduler:
         return min(limits.max_prefill_tokens, tokens)
 
     def plan(self) -> Planned | None:
-        """The next launch's plan, or None if no row can go on and nothing is left to sample.
+        """Return the next launch's plan, or None if no row can go on and nothing is left to sample.
 
-        Its blocks and slots are allocated, and its rows have the lengths that its F leaves them with: it must be
-        launched.
+        Its blocks and slots are allocated and its rows' lengths advanced, so it must be launched.
         """
-        return self._continued() or self._made_anew()
+        return self._plan_steady() or self._plan_anew()
 
-    def _continued(self) -> Planned | None:
-        """The next plan of steady decode: its rows, one token further. None where something must be decided.
+    def _plan_steady(self) -> Planned | None:
+        """Return the next plan of steady decode: the same rows, one token further. None if a decision is needed.
 
-        It equals the plan that `_made_anew` would make, but only what may have changed is looked at.
+        It equals the plan that `_plan_anew` would make, but reads only what may have changed.
         """
         steady, number = self._steady, self.ledger.launched + 1
         if steady is None or not steady.advance_to(number):
@@ -169,7 +169,7 @@ class Scheduler:
             builder = self._builder(number)
             if crossing.size > min(self.pool.available, builder.appends_left(slots.size)):
                 return None
-            self._cross(builder, crossing, rows.most_len[crossing] + 1, slots.size)
+            self._reserve_crossed(builder, crossing, rows.most_len[crossing] + 1, slots.size)
             appends, crossed = builder.appends(), builder.crossed()
         rows.plan_one_more(steady.step)
         plan = LaunchPlan(
@@ -184,7 +184,7 @@ class Scheduler:
             is_decode=True,
             masked=steady.masked,
         )
-        sampled, epochs, samples = self.ledger.last_rows()  # the rows of steady decode, as they were
+        sampled, epochs, samples = self.ledger.last_rows()  # steady decode keeps these rows
         return Planned(
             plan,
             sampled,
@@ -196,19 +196,19 @@ class Scheduler:
             crossed_epochs=rows.epoch[crossed] if crossed.size else NO_EPOCHS,
         )
 
-    def _made_anew(self) -> Planned | None:
-        """The next plan, from what every row needs."""
+    def _plan_anew(self) -> Planned | None:
+        """Return the next plan from the needs of every row, or None."""
         number, slots = self.ledger.launched + 1, self.rows.decoding()
         chunks = (self.rows.phase == _PREFILL).nonzero()[0]
         guesses, self._steady = self.drafts.guesses(number, slots, chunks.size), None
-        builder, wanted = self._builder(number), self.drafts.held(slots, guesses)
+        builder, wanted = self._builder(number), self.drafts.kv_tokens(slots, guesses)
         crossing = wanted > self.rows.num_blocks[slots] * self.pool.block_size
         if chunks.size or self.holdings.paused or np.count_nonzero(crossing):
-            self._share_out(slots[crossing], wanted[crossing], chunks)
+            self._ration_blocks(slots[crossing], wanted[crossing], chunks)
             if self.holdings.paused:
-                going = self._goes_on(slots)
+                going = self._may_run(slots)
                 slots, wanted, crossing = slots[going], wanted[going], crossing[going]
-                chunks = chunks[self._goes_on(chunks)]
+                chunks = chunks[self._may_run(chunks)]
         self._plan_decode(builder, slots, wanted, crossing, guesses)
         if chunks.size:
             self._plan_prefill(builder, chunks.tolist())
@@ -219,32 +219,33 @@ class Scheduler:
             return None
         last_slots, _, last_samples = self.ledger.last_rows()
         plan = builder.build(last_slots, last_samples, *self._sampling())
-        everybody = slots.size + chunks.size + len(plan.admissions)
-        all_decode = 0 < everybody == np.count_nonzero(plan.samples)  # every row is in the plan and past its prompt
+        all_rows = slots.size + chunks.size + len(plan.admissions)
+        # The plan has every row, and each is past its prompt.
+        all_decode = 0 < all_rows == np.count_nonzero(plan.samples)
         if all_decode and not self.holdings.paused:
             self._steady = self.drafts.steady_decode(plan, self.pool.block_size)
         return self._planned(builder, plan)
 
     def _planned(self, builder: PlanBuilder, plan: LaunchPlan) -> Planned:
-        """A plan that was made anew, with what was gathered meanwhile. Its rows note which launch holds them."""
+        """Return a plan that was made anew with the host's records of it. Its rows record the launch."""
         slots, epochs, samples = self.ledger.last_rows()
-        rows, held, crossed = self.rows, plan.rows.astype(np.intp), builder.crossed()
-        rows.note_launch(held, plan.number, plan.samples)
+        rows, f_slots, crossed = self.rows, plan.rows.astype(np.intp), builder.crossed()
+        rows.note_launch(f_slots, plan.number, plan.samples)
         return Planned(
             plan,
             slots,
             epochs,
             samples,
-            row_epochs=rows.epoch[held],
+            row_epochs=rows.epoch[f_slots],
             events=self.tally.hand_over_events() if self.tally.events else NO_EVENTS,
             crossed_slots=crossed,
             crossed_epochs=rows.epoch[crossed] if crossed.size else NO_EPOCHS,
-            prompt_parts=prompt_parts(plan, builder.prompts_owed, rows.epoch),
+            prompt_logprob_ranges=prompt_logprob_ranges(plan, builder.prompts_owed, rows.epoch),
             sample_guesses=self.ledger.last_guesses,
         )
 
     def _sampling(self) -> tuple[int, bool, int, bool]:
-        """Rows that the next S looks at, whether it needs the full form, their drafts, and whether it needs masks."""
+        """Return the next S's rows, whether it needs the full form, its drafts, and whether it needs masks."""
         slots, _, samples = self.ledger.last_rows()
         if not self.ledger.owes_a_launch:
             return 0, False, 0, False
@@ -257,22 +258,24 @@ class Scheduler:
         tokens = min(limits.max_prefill_tokens, self.ledger.prompt_room)
         return PlanBuilder(number, limits.plan_words, limits.bulk_words, tokens, limits.mixed_prefill_tokens)
 
-    def _share_out(self, crossing: NDArray[np.int64], wanted: NDArray[np.int64], chunks: NDArray[np.int64]) -> None:
-        """Decide which rows wait for blocks, and whether one gives up its own."""
-        pool, held = self.pool, self.holdings
+    def _ration_blocks(self, crossing: NDArray[np.int64], wanted: NDArray[np.int64], chunks: NDArray[np.int64]) -> None:
+        """Decide which rows pause for lack of blocks, and whether a row is evicted."""
+        pool, holdings = self.pool, self.holdings
         slots = [*crossing.tolist(), *chunks.tolist()]
         blocks = (ceil_div(wanted, pool.block_size) - self.rows.num_blocks[crossing]).tolist()
         blocks += [self._chunk_blocks(slot) for slot in chunks.tolist()]
         shortage = None
         if sum(blocks) > pool.available:
-            needs = [Need(held.request(slot), n) for slot, n in zip(slots, blocks, strict=True)]
-            shortage = ration(needs, pool.available, order_of_service(held.callers.running()))
+            needs = [Need(holdings.request(slot), n) for slot, n in zip(slots, blocks, strict=True)]
+            shortage = ration(needs, pool.available, order_of_service(holdings.callers.running()))
         paused = frozenset(request.row_slot for request in shortage.waiting) if shortage else frozenset[int]()
-        self.tally.event("paused", len(paused - held.paused))
-        self.tally.event("resumed", len(held.paused - paused))
-        held.paused = paused
+        self.tally.event("paused", len(paused - holdings.paused))
+        self.tally.event("resumed", len(holdings.paused - paused))
+        holdings.paused = paused
         if shortage is not None and shortage.missing > pool.fenced:
-            victim = choose_victim(shortage, [r for r in held.requests() if self.rows.phase[r.row_slot] != _LEAVING])
+            victim = choose_victim(
+                shortage, [r for r in holdings.requests() if self.rows.phase[r.row_slot] != _LEAVING]
+            )
             if victim is not None:
                 self.evict(victim)
 
@@ -284,10 +287,10 @@ class Scheduler:
         crossing: NDArray[np.bool_],
         guesses: int,
     ) -> None:
-        """Every row past its prompt goes on, but for those whose next blocks do not fit into the plan's words."""
+        """Plan all decoding rows, except those whose next blocks do not fit into the plan."""
         if np.count_nonzero(crossing):
             room = builder.appends_left(slots.size)
-            self._cross(builder, slots[crossing][:room], wanted[crossing][:room], slots.size)
+            self._reserve_crossed(builder, slots[crossing][:room], wanted[crossing][:room], slots.size)
             late = slots[crossing][room:]
             if late.size:
                 stays = ~np.isin(slots, late)
@@ -296,32 +299,35 @@ class Scheduler:
         if slots.size:
             builder.decode(slots.astype(np.int32), self.drafts.most(slots, guesses), guesses)
 
-    def _cross(self, builder: PlanBuilder, slots: NDArray[np.int64], wanted: NDArray[np.int64], all_rows: int) -> None:
-        """Reserve the blocks behind a border for rows that cross it with this launch, of so many that decode in it."""
+    def _reserve_crossed(
+        self, builder: PlanBuilder, slots: NDArray[np.int64], wanted: NDArray[np.int64], all_rows: int
+    ) -> None:
+        """Reserve blocks for rows that cross a block boundary with this launch. all_rows: number of decode rows in
+        it."""
         rows = self.rows
         self.holdings.register(slots.tolist(), rows.last_launch[slots].tolist())
         counts = ceil_div(wanted, self.pool.block_size) - rows.num_blocks[slots]
-        while np.count_nonzero(counts > 0):  # once, unless a launch may bring more tokens than a block holds
+        while np.count_nonzero(counts > 0):  # one pass, unless a launch may bring more tokens than a block holds
             crossing = slots[counts > 0]
-            crossed, places = crossing.tolist(), rows.num_blocks[crossing].tolist()
-            builder.cross(crossed, places, self.holdings.reserve_blocks(crossing))
+            crossed, indexes = crossing.tolist(), rows.num_blocks[crossing].tolist()
+            builder.cross(crossed, indexes, self.holdings.reserve_blocks(crossing))
             counts -= 1
             self.tally.counters["blocks_reserved"] += len(crossed)
         builder.append_snapshots(self.holdings.reserve_snapshots(slots.tolist(), builder.appends_left(all_rows)))
 
-    def _goes_on(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of these rows neither wait for blocks nor were told to leave. [n]"""
+    def _may_run(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which of these rows are neither paused nor leaving. [n]"""
         going: NDArray[np.bool_] = ~np.isin(slots, list(self.holdings.paused)) & (self.rows.phase[slots] != _LEAVING)
         return going
 
     def _plan_prefill(self, builder: PlanBuilder, slots: list[int]) -> None:
-        """The next chunk of each of these rows, in the order of service, while the budget lasts."""
+        """Plan the next chunk of each of these rows, in the order of service, until the budget is used up."""
         for slot in self.holdings.callers.in_order(slots):
             if not self._plan_chunk(builder, slot):
                 return
 
     def _cut(self, start: int, request: Request) -> int:
-        """Where a chunk from `start` on ends."""
+        """Return the end of a chunk that begins at `start`."""
         return self.holdings.shared.cut(start, request)
 
     def _chunk_blocks(self, slot: int) -> int:
@@ -335,7 +341,7 @@ class Scheduler:
         blocks, again = self.pool.blocks_for(end) - have, self.holdings.shared.is_at_state(request, start)
         words = words_of(request, have, self.pool.block_size, self.limits) if again else 0
         if not builder.fits(end - start, blocks, words):
-            return False  # its blocks are there: rows that lack some pause, and are not planned
+            return False  # not for lack of blocks: rows without their blocks are paused
         if again:
             self.holdings.shared.leave_state(request)
             builder.admit(begin_again(rows, request, self.pool.block_size, self.limits))
@@ -358,7 +364,7 @@ class Scheduler:
     # ------------------------------------------------------------ admission
 
     def _admit(self, builder: PlanBuilder) -> None:
-        """Waiting requests get a row, their first blocks and their first chunk, by rank."""
+        """Admit waiting requests in queue order: each gets a row, its first blocks and its first chunk."""
         pool = self.pool
         for _ in range(self.limits.admissions):
             if (found := self.waiting.next_admission()) is None:
@@ -385,5 +391,5 @@ class Scheduler:
         self.tally.counters["admitted"] += 1
         self.tally.counters["prompt_tokens"] += request.prompt.size
         self.tally.counters["cached_tokens"] += cached
-        self.tally.counters["queried_tokens"] += request.prompt.size * self.holdings.looks_for_prefix(request)
+        self.tally.counters["queried_tokens"] += request.prompt.size * self.holdings.searches_prefix(request)
         self.tally.event("admitted")

@@ -13,10 +13,10 @@ NO_EVENTS: Final[Mapping[str, int]] = MappingProxyType({})
 
 @dataclass(slots=True)
 class Tally:
-    """What has happened since the start.
+    """Counts since the start.
 
-    finished: requests by the name of their reason. aborted: requests ended from outside, by phase. events: lifecycle
-    events since the last plan, by kind.
+    finished: requests by the name of their reason. aborted: requests that a client aborted or cancelled, by phase.
+    events: lifecycle events since the last plan, by kind.
     """
 
     counters: Counter[str] = field(default_factory=Counter)
@@ -29,6 +29,6 @@ class Tally:
             self.events[kind] += times
 
     def hand_over_events(self) -> Mapping[str, int]:
-        """Those since the last plan, for the next one: they are counted from zero again."""
+        """Return the events since the last plan, and begin to count anew."""
         events, self.events = self.events, Counter()
         return events

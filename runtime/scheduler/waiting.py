@@ -1,7 +1,7 @@
-"""The queue: who waits for a row, by rank, and who may have one now.
+"""The waiting queue: requests without a row, in queue order, and which of them may be admitted now.
 
-However many wait, finding the first of them, adding one and taking one away is a search in an ordered list: nobody
-looks at all of them. What is known of the first one's cached prefix is kept from launch to launch.
+Finding the first request, adding one and removing one are searches in an ordered list, whatever the queue's length. The
+lookup of the first request's cached prefix continues from launch to launch.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ from runahead.runtime.wire.parameters import WaitReason
 
 _PREFILL: Final = int(RowPhase.PREFILL)
 _DECODE: Final = int(RowPhase.DECODE)
-_rank: Final = attrgetter("rank")
-_Turn = tuple[int, bool, int, int]
-_LOOKED_AT: Final = 36  # blocks of a prefix that one look adds, in some 75 microseconds; mostly a turn has two
+_queue_order: Final = attrgetter("queue_order")
+_SEARCHED_BLOCKS: Final = 36  # blocks of a prefix that a call looks up, in about 75 µs; a turn usually has two calls
 
 
-def _turn_of(request: Request, has_row: bool, served: int) -> _Turn:
-    """What the first requests of callers are sorted by."""
+def _service_key(request: Request, has_row: bool, served: int) -> ServiceKey:
+    """Return the sort key of a caller's first request."""
     return -request.precedence, has_row, served, request.order
 
 
 @dataclass(slots=True)
-class _Line:
-    """Requests of one caller by rank. penalised: those that need a penalty slot, so that they can be passed while there
-    is none."""
+class _CallerQueue:
+    """Requests of one caller in queue order.
+
+    penalised: requests that need a penalty slot. Others pass them while no penalty slot is free.
+    """
 
     plain: list[Request] = field(default_factory=list)
     penalised: list[Request] = field(default_factory=list)
@@ -50,42 +51,43 @@ class _Line:
         return self.penalised if request.sampling.has_penalty else self.plain
 
     def in_order(self, penalised: bool = True) -> Iterator[Request]:
-        """By rank. penalised: those that need a penalty slot, too."""
-        return merge(self.plain, self.penalised, key=_rank) if penalised else iter(self.plain)
+        """Yield the requests in queue order. penalised: include requests that need a penalty slot."""
+        return merge(self.plain, self.penalised, key=_queue_order) if penalised else iter(self.plain)
 
 
 class WaitingQueue:
-    """Requests without a row. Callers take turns: one without a row comes first, of others the one that was served the
-    fewest tokens. Of one caller those of a higher priority come first, then first come first served. A request that
-    outranks others' comes before all of a lower precedence.
+    """Requests without a row, in the order of service.
+
+    Higher precedence comes first. Then callers take turns: callers without a row, then the caller that was served the
+    fewest tokens. A caller's requests are ordered by priority, then first come, first served.
     """
 
     def __init__(self, holdings: Holdings) -> None:
-        self._lines: dict[str, _Line] = {}  # by caller, of those with a request here
+        self._queues: dict[str, _CallerQueue] = {}  # of callers with a waiting request
         self._count = 0
         self._holdings = holdings
-        self._looked_for: Request | None = None  # whose prefix the walk is about
+        self._searched_for: Request | None = None  # the request whose prefix `_walk` looks up
         self._walk: PrefixWalk | None = None
         self._running: tuple[int, int] = (0, 0)  # see `_needed_by_rows`
         self._running_at = (-1, -1)
         self._first: Request | None = None  # see `first`
         self._first_at = (-1, -1, False)
         self._changes = 0  # grows with each request that comes or goes
-        self._without_row: dict[str, float] = {}  # since when callers here lack a row, the longest first
-        self._rows_then: Counter[str] = Counter()  # of each caller, when these were looked at
-        self._lines_moved = set[str]()  # callers whose line has begun or ended since
-        # Counted, and in no line: see `SharedPrompt.holds_back`.
+        self._without_row: dict[str, float] = {}  # when each waiting caller began to lack a row, oldest first
+        self._rows_then: Counter[str] = Counter()  # rows of each caller at the last update
+        self._changed_callers = set[str]()  # callers whose queue began or ended since then
+        # Counted, but in no queue: see `SharedPrompt.holds_back`.
         self._held_back = dict[SharedPrompt, dict[Request, None]]()
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[Request]:
-        return self._in_turn()
+        return self._by_service_key()
 
     @property
     def held_back(self) -> int:
-        """Requests that wait for the blocks of their prompt, which another completion computes."""
+        """Number of requests that wait until another completion has computed the blocks of their prompt."""
         return sum(map(len, self._held_back.values()))
 
     def add(self, request: Request) -> None:
@@ -94,27 +96,27 @@ class WaitingQueue:
         if prompt is not None and prompt.holds_back(request):
             self._held_back.setdefault(prompt, {})[request] = None
         else:
-            self._line_up(request)
+            self._enqueue(request)
 
-    def _line_up(self, request: Request) -> None:
-        if request.caller not in self._lines:
-            self._lines[request.caller] = _Line()
-            self._lines_moved.add(request.caller)
-        line = self._lines[request.caller].of(request)
-        if not line or line[-1].rank < request.rank:
-            line.append(request)  # as nearly everybody
+    def _enqueue(self, request: Request) -> None:
+        if request.caller not in self._queues:
+            self._queues[request.caller] = _CallerQueue()
+            self._changed_callers.add(request.caller)
+        queue = self._queues[request.caller].of(request)
+        if not queue or queue[-1].queue_order < request.queue_order:
+            queue.append(request)  # the common case
         else:
-            insort(line, request, key=_rank)
+            insort(queue, request, key=_queue_order)
         self._changes += 1
 
-    def _let_in(self) -> None:
-        """Those line up whose prompts' blocks can be found by now."""
+    def _admit_ready(self) -> None:
+        """Enqueue the requests that were held back and whose prompt blocks can be found by now."""
         for prompt in self._holdings.shared.take_ready():
             for request in self._held_back.pop(prompt, ()):
-                self._line_up(request)
+                self._enqueue(request)
 
     def remove(self, request: Request) -> None:
-        """It is admitted, or has ended. Raises ValueError if it does not wait."""
+        """Remove a request that is admitted or has ended. Raises ValueError if it is not in the queue."""
         prompt = request.shared_prompt
         if prompt is not None and request in self._held_back.get(prompt, ()):
             del self._held_back[prompt][request]
@@ -122,43 +124,43 @@ class WaitingQueue:
                 del self._held_back[prompt]
             self._count -= 1
             return
-        own = self._lines.get(request.caller, _Line())
-        line = own.of(request)
-        place = bisect_left(line, request.rank, key=_rank)
-        if place == len(line) or line[place] is not request:
+        own = self._queues.get(request.caller, _CallerQueue())
+        queue = own.of(request)
+        index = bisect_left(queue, request.queue_order, key=_queue_order)
+        if index == len(queue) or queue[index] is not request:
             raise ValueError("the request does not wait")
-        del line[place]
+        del queue[index]
         if not own.plain and not own.penalised:
-            del self._lines[request.caller]
-            self._lines_moved.add(request.caller)
+            del self._queues[request.caller]
+            self._changed_callers.add(request.caller)
         self._count -= 1
         self._changes += 1
-        if request is self._looked_for:
-            self._looked_for, self._walk = None, None
+        if request is self._searched_for:
+            self._searched_for, self._walk = None, None
 
     def first(self) -> Request | None:
-        """Whose turn it is, of those who lack no penalty slot. It is decided again when a request comes or goes, and
-        when a row begins, ends or moves on to another phase."""
-        self._let_in()
+        """Return the next request to admit, of those that lack no penalty slot. Cached until a request comes or goes,
+        or a row begins, ends or changes its phase."""
+        self._admit_ready()
         now = self._changes, self._holdings.rows.changes, self._holdings.penalty_slots.free > 0
         if now != self._first_at:
-            self._first = next(self._in_turn(penalised=now[2]), None)
+            self._first = next(self._by_service_key(penalised=now[2]), None)
             self._first_at = now
         return self._first
 
-    def _in_turn(self, penalised: bool = True) -> Iterator[Request]:
-        """All, in the order in which they would get rows. penalised: those that need a penalty slot, too."""
-        if len(self._lines) == 1:
-            (line,) = self._lines.values()
-            yield from line.in_order(penalised)
+    def _by_service_key(self, penalised: bool = True) -> Iterator[Request]:
+        """Yield all requests in the order of admission. penalised: include requests that need a penalty slot."""
+        if len(self._queues) == 1:
+            (queue,) = self._queues.values()
+            yield from queue.in_order(penalised)
             return
         callers = self._holdings.callers
-        rows, served = callers.rows(), callers.served(self._lines)
+        rows, served = callers.rows(), callers.served(self._queues)
         heads = []
-        for caller, line in self._lines.items():
-            requests = line.in_order(penalised)
+        for caller, queue in self._queues.items():
+            requests = queue.in_order(penalised)
             if (request := next(requests, None)) is not None:
-                heads.append((_turn_of(request, rows[caller] > 0, served[caller]), request, requests))
+                heads.append((_service_key(request, rows[caller] > 0, served[caller]), request, requests))
         heapify(heads)
         while heads:
             _, request, requests = heads[0]
@@ -167,23 +169,25 @@ class WaitingQueue:
             if (following := next(requests, None)) is None:
                 heappop(heads)
             else:
-                heapreplace(heads, (_turn_of(following, True, served[request.caller]), following, requests))
+                heapreplace(heads, (_service_key(following, True, served[request.caller]), following, requests))
 
-    def who_gives_way(self, now_s: float, patience_s: float) -> Request | None:
-        """The row that has to leave for the request whose turn it is: the youngest one of the caller that holds most.
+    def choose_row_to_yield(self, now_s: float, patience_s: float) -> Request | None:
+        """Return the request whose row must leave for the first waiting request: the youngest row of the caller with
+        the most rows.
 
-        None where the request's caller has a row, or has lacked one for less than patience_s; where there is room, or
-        some is coming; where no caller of this precedence or a lower one has two rows; and where the request would lack
-        blocks if all rows left that may. It is asked in every turn, at now_s on the engine's clock.
+        Returns None if the waiting request's caller has a row or has lacked one for less than patience_s; if there is
+        room, or blocks or slots are coming; if no caller of this precedence or a lower one has two rows; or if the
+        request would lack blocks even after all these rows left. Called in every turn of the loop; now_s: the engine's
+        clock, in seconds.
         """
-        held = self._holdings
-        self._let_in()  # whoever is first below is in a line now
-        if not held.callers.are_several or not self._lines:
-            self._without_row, self._rows_then, self._lines_moved = {}, Counter(), set(self._lines)
+        holdings = self._holdings
+        self._admit_ready()  # so that `first` below sees them
+        if not holdings.callers.are_several or not self._queues:
+            self._without_row, self._rows_then, self._changed_callers = {}, Counter(), set(self._queues)
             return None
-        rows, slots = held.callers.rows(), held.penalty_slots
-        self._look_who_lacks_a_row(rows, now_s)
-        lacking_s = next(iter(self._without_row.values()), now_s)  # of who lacks one for longest
+        rows, slots = holdings.callers.rows(), holdings.penalty_slots
+        self._note_callers_without_row(rows, now_s)
+        lacking_s = next(iter(self._without_row.values()), now_s)  # of the caller that has lacked one for longest
         if lacking_s > now_s - patience_s or max(rows.values(), default=0) < 2:
             return None
         request = self.first()
@@ -192,11 +196,11 @@ class WaitingQueue:
         if request is None or rows[request.caller] or self._without_row[request.caller] > now_s - patience_s:
             return None
         lacks_penalty_slot = request.sampling.has_penalty and not slots.free
-        if not lacks_penalty_slot and (self.next_admission() or self._is_looking() or self._comes_soon(request)):
+        if not lacks_penalty_slot and (self.next_admission() or self._is_searching() or self._is_coming(request)):
             return None
-        if held.rows.fenced or (lacks_penalty_slot and slots.fenced):
+        if holdings.rows.fenced or (lacks_penalty_slot and slots.fenced):
             return None
-        order = order_of_service(held.callers.running())
+        order = order_of_service(holdings.callers.running())
         others = [
             one
             for one in order
@@ -208,18 +212,19 @@ class WaitingQueue:
             return None
         return max(others, key=lambda one: (rows[one.caller], order[one]))
 
-    def _look_who_lacks_a_row(self, rows: Counter[str], now_s: float) -> None:
-        """Of callers that wait. Only those are looked at whose lines or rows have begun or ended since the last time.
-        rows: of each."""
-        for caller in self._lines_moved | (self._rows_then.keys() ^ rows.keys()):
-            if caller in self._lines and not rows[caller]:
+    def _note_callers_without_row(self, rows: Counter[str], now_s: float) -> None:
+        """Update since when waiting callers lack a row, for callers whose queue or rows changed. rows: rows of each
+        caller."""
+        for caller in self._changed_callers | (self._rows_then.keys() ^ rows.keys()):
+            if caller in self._queues and not rows[caller]:
                 self._without_row.setdefault(caller, now_s)
             else:
                 self._without_row.pop(caller, None)
-        self._rows_then, self._lines_moved = rows, set()
+        self._rows_then, self._changed_callers = rows, set()
 
     def _staying(self, order: Mapping[Request, ServiceKey], leaving: Sequence[Request]) -> list[Request]:
-        """The rows that stay if these leave, the youngest first, as long as their callers keep a row. order: of all."""
+        """Return the rows that remain if `leaving` leave, the youngest first. Each caller keeps a row. order: service
+        keys of all rows."""
         staying, may_leave, rows = list[Request](), set(leaving), Counter(self._holdings.callers.rows())
         for one in sorted(order, key=order.__getitem__, reverse=True):
             if one in may_leave and rows[one.caller] > 1:
@@ -229,8 +234,8 @@ class WaitingQueue:
         return staying
 
     def _finds_room(self, request: Request, staying: Sequence[Request]) -> bool:
-        """The request has all the blocks that it needs where only these rows run. Its cached prefix is looked up for
-        that; until all of it is, False."""
+        """Return whether the request gets all blocks that it needs beside these rows. False until its cached prefix is
+        completely looked up."""
         pool, taken = self._holdings.pool, np.zeros(self._holdings.pool.total + 1, np.bool_)
         for one in staying:
             taken[np.asarray(one.blocks)] = True
@@ -238,40 +243,40 @@ class WaitingQueue:
         missing = self._needed_beside(request, soon, at_most) - (pool.total - int(np.count_nonzero(taken)))
         if missing <= 0:
             return True
-        is_found = request is self.first() and self._walk_of(request).look(_LOOKED_AT)
+        is_found = request is self.first() and self._walk_of(request).look(_SEARCHED_BLOCKS)
         cached = np.asarray(self._walk_of(request).hit.blocks if is_found else (), np.int64)
         return missing <= int(np.count_nonzero(taken[cached]))
 
-    def _is_looking(self) -> bool:
-        """There is room for the first request, whose cached prefix is not looked up to its end."""
+    def _is_searching(self) -> bool:
+        """Return whether there is room for the first request but the lookup of its cached prefix is not finished."""
         return self._next_with_room() is not None and self._walk is not None and not self._walk.at_end
 
-    def _comes_soon(self, request: Request) -> bool:
-        """A row slot is free and the blocks that the request lacks are coming."""
-        held, pool = self._holdings, self._holdings.pool
-        found = self._walk.hit if self._walk is not None and request is self._looked_for else None
-        shared = len(found.blocks) - found.unheld if found is not None else 0
+    def _is_coming(self, request: Request) -> bool:
+        """Return whether a row slot is free and fenced blocks cover what the request lacks."""
+        holdings, pool = self._holdings, self._holdings.pool
+        found = self._walk.hit if self._walk is not None and request is self._searched_for else None
+        shared = len(found.blocks) - found.unowned if found is not None else 0
         missing = self._blocks_needed(request) - shared - pool.available
-        return bool(held.rows.free and pool.fenced) and missing <= pool.fenced
+        return bool(holdings.rows.free and pool.fenced) and missing <= pool.fenced
 
     def next_admission(self) -> tuple[Request, Hit] | None:
-        """The first in the queue, and the cached prefix that it begins with; None if it must wait.
+        """Return the first request and its cached prefix; None if it must wait.
 
-        Nobody is admitted while a row waits for blocks. A request that waits for a penalty slot lets others pass. A
-        long prefix is looked up in pieces: until all of it is, None, and `look_further`.
+        Nobody is admitted while a row waits for blocks. Others pass a request that waits for a penalty slot. A long
+        prefix is looked up in pieces; until the lookup ends, the result is None (see `search_further`).
         """
         found = self._next_with_room()
         if found is None:
             return None
         request, needed = found
         walk = self._walk_of(request)
-        if not walk.look(_LOOKED_AT):
+        if not walk.look(_SEARCHED_BLOCKS):
             return None
         return None if self._lacks_blocks(needed, walk.hit) else (request, walk.hit)
 
     def _lacks_blocks(self, needed: int, hit: Hit) -> bool:
         """True if the prefix and the available blocks are fewer than `needed`."""
-        return needed - len(hit.blocks) > self._holdings.pool.available - hit.unheld
+        return needed - len(hit.blocks) > self._holdings.pool.available - hit.unowned
 
     def reasons(self) -> tuple[WaitReason, WaitReason]:
         """Why the newest plan left requests here: without penalties, and with them."""
@@ -287,7 +292,7 @@ class WaitingQueue:
         if (found := self._next_with_room()) is None:
             return WaitReason.KV_BLOCKS
         request, needed = found
-        if self._walk is None or request is not self._looked_for:
+        if self._walk is None or request is not self._searched_for:
             return WaitReason.PROMPT_BUDGET  # the plan did not come to it
         if not self._walk.at_end:
             return WaitReason.LAUNCH
@@ -295,12 +300,12 @@ class WaitingQueue:
 
     def _walk_of(self, request: Request) -> PrefixWalk:
         """The search for the cached prefix of the request whose turn it is."""
-        if self._walk is None or request is not self._looked_for:
-            self._looked_for, self._walk = request, self._holdings.walk(request)
+        if self._walk is None or request is not self._searched_for:
+            self._searched_for, self._walk = request, self._holdings.walk(request)
         return self._walk
 
-    def look_further(self) -> bool:
-        """Go on with the prefix that is not looked up to its end, if it keeps somebody waiting. False: none does."""
+    def search_further(self) -> bool:
+        """Continue an unfinished prefix lookup if a request waits for it. Returns False if none does."""
         if self._walk is None or self._walk.at_end or self._next_with_room() is None:
             return False
         self.next_admission()
@@ -308,15 +313,15 @@ class WaitingQueue:
 
     def _next_with_room(self) -> tuple[Request, int] | None:
         """The first in the queue and the blocks it needs; None if it must wait, whatever is found of its prefix."""
-        held, pool = self._holdings, self._holdings.pool
-        if not len(self) or not held.rows.free or held.paused:
+        holdings, pool = self._holdings, self._holdings.pool
+        if not len(self) or not holdings.rows.free or holdings.paused:
             return None
         request = self.first()
         if request is None:
             return None
         needed = self._blocks_needed(request)
         if needed > pool.available + pool.findable - pool.cached:
-            return None  # even if every findable block that others hold were in its prefix
+            return None  # even if every findable, owned block were in its prefix
         return request, needed
 
     def tokens_at_most(self, limits: SchedulerLimits, enough: int) -> int:
@@ -324,14 +329,14 @@ class WaitingQueue:
 
         enough: so many are as good as more.
         """
-        found, held, pool = self.next_admission(), self._holdings, self._holdings.pool
+        found, holdings, pool = self.next_admission(), self._holdings, self._holdings.pool
         if found is None:
             return 0
         request, hit = found
         start = len(hit.blocks) * pool.block_size
         tokens = min(limits.cut(start), request.tokens.size) - start
         left = pool.available - pool.blocks_for(request.tokens.size) + len(hit.blocks)
-        for other in self._next(min(held.rows.free, limits.admissions))[1:]:
+        for other in self._next(min(holdings.rows.free, limits.admissions))[1:]:
             left -= max(1, pool.blocks_for(other.tokens.size) - pool.findable)  # as if all of these were in its prefix
             if left < 0 or tokens >= enough:
                 break
@@ -339,9 +344,9 @@ class WaitingQueue:
         return tokens
 
     def _next(self, count: int) -> list[Request]:
-        """The first ones, of those who lack no penalty slot."""
+        """Return the first `count` requests, of those that lack no penalty slot."""
         found, slots = list[Request](), self._holdings.penalty_slots.free
-        for request in self._in_turn(penalised=slots > 0):
+        for request in self._by_service_key(penalised=slots > 0):
             if len(found) == count:
                 break
             slots -= request.sampling.has_penalty
@@ -350,16 +355,17 @@ class WaitingQueue:
         return found
 
     def _blocks_needed(self, request: Request) -> int:
-        """Blocks that must be there, or shared, before a request gets a row, so that rows are not evicted soon after.
+        """Return how many blocks must be available or shared before a request gets a row, so that rows are not evicted
+        soon after.
 
-        All that is known of it, and what running rows still need for what is known of them, or a block to go on. The
-        more often it was evicted, the more of what it may become. A protected request needs room for itself and for all
-        running rows at their longest.
+        This counts the request's known tokens, and for each running row the rest of its known tokens or one block. With
+        each eviction a request needs more of its greatest length. A protected request needs room for itself and all
+        running rows at their greatest length.
         """
         return self._needed_beside(request, *self._needed_by_rows())
 
     def _needed_beside(self, request: Request, soon: int, at_most: int) -> int:
-        """The same beside rows that still need so many blocks: see `_needs_of`."""
+        """Return the same beside rows that still need these blocks: see `_needs_of`."""
         most = self._holdings.blocks_at_most(request)
         if request.is_protected:
             return most + at_most
@@ -367,8 +373,8 @@ class WaitingQueue:
         return min(most, own) + soon
 
     def _needed_by_rows(self) -> tuple[int, int]:
-        """Blocks that running rows still need: soon, and at most. They are counted again once a row has begun, ended or
-        changed its phase, or somebody got a block."""
+        """Return how many blocks running rows still need: soon, and at most. Cached until a row begins, ends or changes
+        its phase, or a block is allocated."""
         rows, pool = self._holdings.rows, self._holdings.pool
         now = rows.changes, pool.allocated_total
         if now != self._running_at:
@@ -377,7 +383,7 @@ class WaitingQueue:
         return self._running
 
     def _needs_of(self, running: NDArray[np.int64]) -> tuple[int, int]:
-        """Blocks that these rows still need: soon, and at most. [n]"""
+        """Return how many blocks these rows, [n], still need: soon, and at most."""
         rows, size = self._holdings.rows, self._holdings.pool.block_size
         have = rows.num_blocks[running]
         may_need = ceil_div(rows.max_len[running] - 1, size) - have  # the last token is never forwarded

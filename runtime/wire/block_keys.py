@@ -46,7 +46,7 @@ class PrefixKeys:
         self._given = given
         self._unsalted = not salt
 
-    def from_place(self, place: int) -> list[bytes]:
+    def from_index(self, place: int) -> list[bytes]:
         """Keys that were made for blocks from this place on."""
         return self._keys[place + 1 :]
 
@@ -75,4 +75,4 @@ def prompt_keys(salt: str, prompt: NDArray[np.int32], block_size: int) -> bytes:
     tokens, size, keys = np.ascontiguousarray(prompt, "<i4").tobytes(), 4 * block_size, PrefixKeys(salt)
     for place in range(prompt.size // block_size):
         keys.content(place, tokens[place * size : (place + 1) * size])
-    return b"".join(keys.from_place(0))
+    return b"".join(keys.from_index(0))

@@ -60,7 +60,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     queried_tokens: int  # of prompts, looked for in the prefix cache
     recomputed_tokens: int  # prefilled again after an eviction
     aborted: dict[str, int]  # ended from outside, by phase: PREPARING, WAITING, PREFILL, DECODE, PAUSED, LEAVING
-    blocks_reserved: int  # allocated for a border that a launch would cross
+    blocks_reserved: int  # allocated for a boundary that a launch would cross
     blocks_adopted: int  # of these, by rows that went on
     blocks_returned: int  # of these, by rows that had ended
     events: dict[str, EventStats]  # admitted, chunk, finished, aborted, paused, resumed, evicted, readmitted
@@ -76,7 +76,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     snapshots_cached: int
     snapshots_kept: int  # states that became findable
     snapshots_found: int  # rows that began with one
-    snapshots_skipped: int  # borders that a row may reach and that got none
+    snapshots_skipped: int  # boundaries that a row may reach and that got none
     rows_total: int
     rows_free: int
     rows_fenced: int

@@ -27,7 +27,7 @@ class StopMatcher:
     def __init__(self, stops: tuple[str, ...]) -> None:
         # Longest first, so that the first one found at a character is the longest.
         self._stops = sorted(stops, key=len, reverse=True)
-        self._borders = [_borders(stop) for stop in self._stops]
+        self._fallbacks = [_fallbacks(stop) for stop in self._stops]
         self._states = [0] * len(stops)
         self._seen = 0  # characters
 
@@ -41,9 +41,9 @@ class StopMatcher:
         for character in text:
             self._seen += 1
             for which, stop in enumerate(self._stops):
-                state, borders = self._states[which], self._borders[which]
+                state, fallbacks = self._states[which], self._fallbacks[which]
                 while state and stop[state] != character:
-                    state = borders[state - 1]
+                    state = fallbacks[state - 1]
                 if stop[state] == character:
                     state += 1
                 if state == len(stop):
@@ -52,14 +52,14 @@ class StopMatcher:
         return None
 
 
-def _borders(stop: str) -> list[int]:
+def _fallbacks(stop: str) -> list[int]:
     """For each prefix of `stop`, the length of its longest proper prefix that is also its suffix."""
-    borders = [0] * len(stop)
+    fallbacks = [0] * len(stop)
     length = 0
     for place in range(1, len(stop)):
         while length and stop[length] != stop[place]:
-            length = borders[length - 1]
+            length = fallbacks[length - 1]
         if stop[length] == stop[place]:
             length += 1
-        borders[place] = length
-    return borders
+        fallbacks[place] = length
+    return fallbacks

@@ -1,4 +1,4 @@
-"""Phrases without a right use, docstrings that begin wrongly, and words of documents: how often each is there.
+"""Counts of phrases without a right use, private words, docstrings that begin wrongly, and words of documents.
 
 `python -m tests.project.prose >tests/project/prose.json` writes the counts as they are. They may only fall.
 """
@@ -52,6 +52,25 @@ PHRASES: Final = (
     "and so has",
     "neither does",
 )
+# Words with another meaning than the field's, or with several. What is left of them in the product may only fall.
+PRIVATE_WORDS: Final = (
+    *(
+        "border",
+        "borders",
+        "course",
+        "courses",
+        "door",
+        "doors",
+        "held",
+        "holder",
+        "holders",
+        "look",
+        "looked",
+        "looks",
+    ),
+    *("meet", "meets", "place", "places", "share", "shares", "turn", "turns"),
+)
+_WORD: Final = re.compile(r"[a-z]+")
 _BREAK: Final = re.compile(r"\s*\n\s*(?:#|//)?\s*")
 _PHRASE: Final = re.compile(rf"\b(?:{'|'.join(sorted(PHRASES, key=len, reverse=True))})\b")
 _PARAMETER: Final = re.compile(r"`?[A-Za-z_]\w*`?(, `?[A-Za-z_]\w*`?)*( \[[^\]]*\])?: ")
@@ -61,6 +80,11 @@ _OF: Final = re.compile(r"Of\b")
 def phrases_in(text: str) -> Counter[str]:
     """How often each phrase is in a text, across line breaks and comment signs, in any case."""
     return Counter(_PHRASE.findall(_BREAK.sub(" ", text.lower())))
+
+
+def private_words_in(text: str) -> Counter[str]:
+    """How often each private word is in a text, also as a part of a name, as in `held_places`."""
+    return Counter(word for word in _WORD.findall(text.lower()) if word in PRIVATE_WORDS)
 
 
 def begins_wrongly(docstring: str) -> bool:
@@ -94,10 +118,12 @@ def counts() -> dict[str, dict[str, int]]:
         folder: sum(begins_wrongly(text) for path in sources(folder) for text in docstrings(parsed(path)))
         for folder in FOLDERS
     }
+    private: Counter[str] = sum((private_words_in(text) for text in _read(sources(*PACKAGES))), Counter())
     words = {path.name: words_in(path.read_text(encoding="utf-8")) for path in sorted(DECISIONS.glob("*.md"))}
     return {
         "phrases in documents": {name: count for name, count in in_documents.items() if count},
         "phrases in sources": dict(sorted(in_sources.items())),
+        "private words in the product": dict(sorted(private.items())),
         "first lines of docstrings": first_lines,
         "words of decisions": {name: count for name, count in words.items() if count > MOST_WORDS},
     }

@@ -15,6 +15,15 @@ ENTRIES: Final = re.findall(r"^\*\*(.+?)\.\*\*", GLOSSARY.read_text(encoding="ut
 TERMS: Final = [term.strip() for entry in ENTRIES for term in entry.split(",")]
 
 
+def definitions(page: str) -> dict[str, set[str]]:
+    """The entries, by their bold words, that define each term: in bold, or in italics within the entry."""
+    found: dict[str, set[str]] = {}
+    for entry, body in re.findall(r"^\*\*(.+?)\.\*\*(.*?)(?=^\*\*|^## |\Z)", page, re.MULTILINE | re.DOTALL):
+        for term in [*entry.split(","), *re.findall(r"\*([^*]+)\*", body)]:
+            found.setdefault(" ".join(term.split()).lower().removesuffix("s"), set()).add(entry)
+    return found
+
+
 def words_of(text: str) -> str:
     """Small letters, names split into words."""
     return re.sub(r"[\s_]+", " ", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text)).lower()
@@ -62,6 +71,24 @@ def test_a_use_is_the_word_itself_and_no_other_word(term: str, text: str, used: 
 def test_a_word_has_one_entry() -> None:
     assert len(TERMS) >= 30
     assert [term for term, times in Counter(term.lower() for term in TERMS).items() if times > 1] == []
+
+
+def test_a_noun_is_defined_once() -> None:
+    """Neither a second entry nor the text of another entry gives a noun a second meaning."""
+    found = definitions(GLOSSARY.read_text(encoding="utf-8"))
+    assert {term: sorted(entries) for term, entries in found.items() if len(entries) > 1} == {}
+
+
+@pytest.mark.parametrize(
+    ("page", "twice"),
+    [
+        ("**Share.** A block.\n\n**Expert.** Weighted by its *shares*.\n", True),
+        ("**Slot.** A place.\n\n## More\n\n**Row, slot.** A request.\n", True),
+        ("**Share.** It *shares* a block.\n\n**Expert.** Weighted.\n", False),
+    ],
+)
+def test_a_second_definition_is_seen(page: str, twice: bool) -> None:
+    assert any(len(entries) > 1 for entries in definitions(page).values()) == twice
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/architecture.md"])

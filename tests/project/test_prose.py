@@ -6,10 +6,25 @@ from functools import cache
 
 import pytest
 
-from tests.project.prose import DECISIONS, PHRASES, allowed, begins_wrongly, counts, phrases_in, words_in
+from tests.project.prose import (
+    DECISIONS,
+    PHRASES,
+    allowed,
+    begins_wrongly,
+    counts,
+    phrases_in,
+    private_words_in,
+    words_in,
+)
 from tests.project.repository import ROOT
 
-KINDS = ("phrases in documents", "phrases in sources", "first lines of docstrings", "words of decisions")
+KINDS = (
+    "phrases in documents",
+    "phrases in sources",
+    "private words in the product",
+    "first lines of docstrings",
+    "words of decisions",
+)
 SLACK = 10  # a count this far above what is there has to be lowered
 MOST_WORDS_IN_DOCS = 60_000
 
@@ -28,7 +43,7 @@ def test_no_count_rises(kind: str) -> None:
     } == {}
 
 
-@pytest.mark.parametrize("kind", KINDS[:3])
+@pytest.mark.parametrize("kind", KINDS[:4])
 def test_a_count_that_has_fallen_is_written_down(kind: str) -> None:
     """`python -m tests.project.prose >tests/project/prose.json` writes it."""
     there = found()[kind]
@@ -48,6 +63,11 @@ def test_a_phrase_is_seen_across_lines_and_comment_signs(phrase: str) -> None:
 
 def test_words_that_only_contain_a_phrase_are_not_counted() -> None:
     assert not phrases_in("thoseof, hangs once, untold; and so isolated")
+
+
+def test_a_private_word_is_seen_in_prose_and_in_names_and_no_longer_word_is() -> None:
+    found = private_words_in("A row is held. self._shared_places = HELD  # upheld, outlook, replaced")
+    assert found == {"held": 2, "places": 1}
 
 
 @pytest.mark.parametrize(

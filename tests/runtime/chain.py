@@ -12,7 +12,7 @@ import numpy as np
 
 from runahead.cuda_graphs.device import Device
 from runahead.cuda_graphs.rings import RingLayout, RingMemory, allocate_rings
-from runahead.runtime.engine.connection import Turns
+from runahead.runtime.engine.connection import RoundRobin
 from runahead.runtime.engine.loop import Engine
 from runahead.runtime.engine.poison import RingPoison
 from runahead.runtime.memory.block_pool import BlockPool
@@ -58,33 +58,33 @@ class MemoryLinks:
     def __init__(self) -> None:
         self.beats = 0
         self.sent: list[tuple[int, m.ToFrontEnd]] = []
-        self._turns: Turns[deque[m.ToEngine | None]] = Turns()
+        self._round_robin: RoundRobin[deque[m.ToEngine | None]] = RoundRobin()
 
     def tell(self, owner: int, message: m.ToEngine | None) -> None:
         """A front end says something. None: it is gone."""
-        self._turns.lanes.setdefault(owner, deque()).append(message)
+        self._round_robin.lanes.setdefault(owner, deque()).append(message)
 
     @property
     def unread(self) -> list[tuple[int, m.ToEngine | None]]:
         """What was not taken yet, one front end after the other."""
-        gone = [(owner, None) for owner in self._turns.gone]
-        return [*gone, *((owner, message) for owner, lane in self._turns.lanes.items() for message in lane)]
+        gone = [(owner, None) for owner in self._round_robin.gone]
+        return [*gone, *((owner, message) for owner, lane in self._round_robin.lanes.items() for message in lane)]
 
     def receive(self) -> Iterator[tuple[int, m.ToEngine | None]]:
-        return self._turns.take(self._next_of, bool)
+        return self._round_robin.take(self._next_of, bool)
 
     @property
     def has_more(self) -> bool:
-        return bool(self._turns.gone) or any(self._turns.lanes.values())
+        return bool(self._round_robin.gone) or any(self._round_robin.lanes.values())
 
     def _next_of(self, owner: int, lane: deque[m.ToEngine | None]) -> m.ToEngine | None:
         if not lane:
             return None
         message = lane.popleft()
         if message is None:
-            self._turns.gone.append(owner)
+            self._round_robin.gone.append(owner)
             if not lane:
-                del self._turns.lanes[owner]
+                del self._round_robin.lanes[owner]
         return message
 
     def send(self, owner: int, message: m.ToFrontEnd) -> None:

@@ -44,7 +44,7 @@ def test_a_steady_plan_is_its_header_of_64_bytes() -> None:
     assert (view.number, view.num_rows, view.tokens) == (5, 256, 256)
     assert view.bytes_read == 4 * HEADER_WORDS == 64
     assert PlanHeader(*HEADER.struct.unpack_from(body.data)) == (5, 255, 0, 256, 256, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0)
-    assert not body[HEADER.place("guesses") + 1 : HEADER_WORDS].any()
+    assert not body[HEADER.offset("guesses") + 1 : HEADER_WORDS].any()
 
 
 def test_everything_in_a_mixed_plan_comes_back() -> None:
@@ -114,7 +114,7 @@ def test_each_word_of_the_head_of_a_record_is_where_its_name_says() -> None:
     assert fields_of(head) == {
         name: NUMPY_TYPES[ROW_RECORD.fields[name].code](value) for name, value in expected.items()
     }
-    assert not head[ROW_RECORD.place("begins_as") + 1 :].any()
+    assert not head[ROW_RECORD.offset("begins_as") + 1 :].any()
 
 
 def test_record_words_is_the_size_of_the_record() -> None:

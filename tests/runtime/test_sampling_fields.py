@@ -38,12 +38,12 @@ def contract() -> frozenset[str]:
 
 @cache
 def places() -> dict[str, set[str]]:
-    """Constants of kernels that are places of a field in a row's record, by the field: `_TOP_K = place_of("top_k")`."""
+    """Kernels' constants that are offsets of a field in a row's record, by field: `_TOP_K = offset_of("top_k")`."""
     found: dict[str, set[str]] = {}
     for path in KERNELS:
         for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-                if ast.unparse(node.value.func) == "place_of":
+                if ast.unparse(node.value.func) == "offset_of":
                     [field] = node.value.args
                     assert isinstance(field, ast.Constant)
                     found.setdefault(str(field.value), set()).update(ast.unparse(target) for target in node.targets)
@@ -126,7 +126,7 @@ def test_a_parameter_of_32_bits_can_be_added_before_any_other(added: Word, befor
     extended = type("Extended", (), {"__annotations__": {name: annotations[name] for name in names}})
     layout = WordLayout(extended, ADMIT_WORDS)
     assert layout.names == tuple(names)
-    assert layout.place(before) == layout.place("added") + 1
+    assert layout.offset(before) == layout.offset("added") + 1
 
 
 @pytest.mark.parametrize("field", FIELDS)

@@ -23,7 +23,7 @@ LAYOUT = WordLayout(Record, 6)
 
 def test_fields_lie_in_the_order_of_their_declaration_and_the_rest_is_0() -> None:
     words = np.frombuffer(LAYOUT.struct.pack(7, 0.25, -(1 << 40)), np.int32)
-    assert {name: LAYOUT.place(name) for name in LAYOUT.names} == {"count": 0, "share": 1, "number": 2}
+    assert {name: LAYOUT.offset(name) for name in LAYOUT.names} == {"count": 0, "share": 1, "number": 2}
     assert words[0] == 7
     assert words.view(np.float32)[1] == 0.25
     assert words[2:4].copy().view(np.int64)[0] == -(1 << 40)

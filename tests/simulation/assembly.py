@@ -140,8 +140,8 @@ class CountingPool(BlockPool):
 
     def share(self, blocks: Sequence[int]) -> None:
         for block in blocks:
-            self.shared += self._holders.one[block] > 0
-            self.revived += not self._holders.one[block] and self._fences.one[block] > 0
+            self.shared += self._ref_counts.one[block] > 0
+            self.revived += not self._ref_counts.one[block] and self._fences.one[block] > 0
         super().share(blocks)
 
     def allocate(self, count: int) -> list[int]:

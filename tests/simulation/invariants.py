@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from runahead.runtime.programs.cpu.inputs import place_of_snapshot
+from runahead.runtime.programs.cpu.inputs import slot_of_snapshot
 from runahead.runtime.scheduler.request import MAX_EVICTIONS, Request
 from runahead.runtime.scheduler.rows import RowPhase
 from tests.simulation.assembly import SimulatedChain
@@ -101,7 +101,7 @@ def ranks(chain: SimulatedChain) -> None:
         "a request waits twice, or nowhere"
     )
     for caller in {request.caller for request in waiting}:
-        own = [request.rank for request in waiting if request.caller == caller]
+        own = [request.queue_order for request in waiting if request.caller == caller]
         assert own == sorted(own), "the queue is not in order"
     for slot in scheduler.holdings.paused:
         assert scheduler.holdings.by_slot[slot] is not None, "a paused row has no request"
@@ -121,7 +121,7 @@ def _snapshots_are_what_they_are_found_by(chain: SimulatedChain, program: StateP
     """A snapshot in the prefix cache is the state behind the tokens of the block that it is found by, at a border."""
     scheduler = chain.engine.scheduler
     for snapshot, content in scheduler.holdings.snapshots._contents.items():
-        place = place_of_snapshot(program.rows, snapshot)
+        place = slot_of_snapshot(program.rows, snapshot)
         seen, state = program.seen[place], STATE_INIT
         for token in seen:
             state = next_state(state, token)
@@ -141,8 +141,8 @@ def counts_of_the_queue(chain: SimulatedChain) -> None:
     walk = scheduler.waiting._walk
     if walk is not None:
         hit = walk.hit
-        unheld = sum(block in scheduler.pool._cached for block in hit.blocks)
-        assert hit.unheld == unheld, f"{hit.unheld} blocks of a prefix are said to be available, and {unheld} are"
+        unowned = sum(block in scheduler.pool._cached for block in hit.blocks)
+        assert hit.unowned == unowned, f"{hit.unowned} blocks of a prefix are said to be available, and {unowned} are"
 
 
 def forced_runs(chain: SimulatedChain) -> None:

@@ -79,8 +79,10 @@ class HeldToItsWord(Scheduler):
             ready = [one for one in self.waiting if held.penalty_slots.free or not one.sampling.has_penalty]
             better = [other for other in ready if other.caller == request.caller and _rank(other) < _rank(request)]
             assert not better, "a request was admitted before a better one of its caller"
-            turn = self._turn_of(request)
-            assert all(turn <= self._turn_of(one) for one in ready), "a request was admitted before its caller's turn"
+            turn = self._service_key(request)
+            assert all(turn <= self._service_key(one) for one in ready), (
+                "a request was admitted before its caller's turn"
+            )
             allocate_row(request, hit)
 
         def checked_ending(slot: int, token: int, stopped: bool, failed: bool, nothing_left: bool) -> Ending:
@@ -94,7 +96,7 @@ class HeldToItsWord(Scheduler):
         held.allocate_row = checked_allocate_row  # type: ignore[method-assign]
         commits._ending = checked_ending  # type: ignore[method-assign]
 
-    def _turn_of(self, request: Request) -> tuple[int, bool]:
+    def _service_key(self, request: Request) -> tuple[int, bool]:
         """Higher precedence first, then callers without a row. Tokens served count as they were when the turn was
         decided."""
         phase = self.rows.phase
@@ -146,12 +148,12 @@ class HeldToItsWord(Scheduler):
         own, own_most = self.pool.blocks_for(request.tokens.size), self.holdings.blocks_at_most(request)
         soon, most = blocks_needed(self)
         needed = min(own_most, own + (0, 1, 3)[request.evictions]) + soon if request.evictions < 3 else own_most + most
-        unheld = sum(block in self.pool._cached for block in hit.blocks)
-        assert hit.unheld == unheld, f"{hit.unheld} blocks of a prefix are said to be available, and {unheld} are"
-        left = self.pool.available - unheld
+        unowned = sum(block in self.pool._cached for block in hit.blocks)
+        assert hit.unowned == unowned, f"{hit.unowned} blocks of a prefix are said to be available, and {unowned} are"
+        left = self.pool.available - unowned
         assert needed - len(hit.blocks) <= left, "a request was admitted without room for it and the rows beside it"
 
-    def _share_out(self, crossing: NDArray[np.int64], wanted: NDArray[np.int64], chunks: NDArray[np.int64]) -> None:
+    def _ration_blocks(self, crossing: NDArray[np.int64], wanted: NDArray[np.int64], chunks: NDArray[np.int64]) -> None:
         rows, pool = self.rows, self.pool
         going = [
             row for row in self.holdings.requests() if rows.phase[row.row_slot] in (RowPhase.PREFILL, RowPhase.DECODE)
@@ -164,7 +166,7 @@ class HeldToItsWord(Scheduler):
             needs[slot] = -(-self._cut(int(rows.least_len[slot]), requests[slot]) // pool.block_size)
         needs = {slot: blocks - len(requests[slot].blocks) for slot, blocks in needs.items()}
         available, coming = pool.available, pool.fenced
-        super()._share_out(crossing, wanted, chunks)
+        super()._ration_blocks(crossing, wanted, chunks)
         evicted = [row for row in going if rows.phase[row.row_slot] == RowPhase.LEAVING]
         assert len(evicted) <= 1, "two rows were evicted for one plan"
         waiting = sorted((row for row in going if row.row_slot in needs), key=lambda row: _order_of_service(row, going))

@@ -18,7 +18,7 @@ from runahead.cuda_graphs.rings import RingMemory
 from runahead.runtime import plan as layout
 from runahead.runtime.drafters.ngram import Drafter
 from runahead.runtime.masks.mask_memory import MaskMemory
-from runahead.runtime.programs.cpu.inputs import NOWHERE, Queries, StatePlaces, place_of_snapshot, state_places_of
+from runahead.runtime.programs.cpu.inputs import NOWHERE, Queries, StateSlots, slot_of_snapshot, state_slots_of
 from runahead.runtime.programs.cpu.rows import HostRows
 from runahead.runtime.row_record import read_admission
 from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS
@@ -74,14 +74,14 @@ class SimulatedRows(HostRows):
         return not self.sick[slot] and (sickness is None or sickness.logits != position)
 
     def advance(
-        self, places: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32], finite: NDArray[np.bool_],
+        self, indexes: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32], finite: NDArray[np.bool_],
         offset: int = 0, nothing_left: NDArray[np.bool_] | None = None,
     ) -> None:  # fmt: skip
         for i, slot in enumerate(slots.tolist()):
             finite[i] = self.has_finite_logits(slot, int(self.seq_len[slot]))
             if self.alive[slot]:
                 self.sampled(slot)
-        super().advance(places, slots, tokens, finite, offset, nothing_left)
+        super().advance(indexes, slots, tokens, finite, offset, nothing_left)
 
     def sampled(self, slot: int) -> None:
         """A live row is about to get its next token. Raises SampledTwice."""
@@ -172,9 +172,9 @@ class StateProgram(SimulatedProgram):
         self, rings: RingMemory, *, sickness: Mapping[int, Sickness], snapshots: int, snapshot_tokens: int, **sizes: Any
     ) -> None:
         super().__init__(rings, sickness=sickness, snapshot_tokens=snapshot_tokens if snapshots else 0, **sizes)
-        places = sizes["max_rows"] + snapshots
-        self.states = [_POISONED_STATE] * places
-        self.seen: list[tuple[int, ...]] = [()] * places  # what each state is of, by token; NOT_FINITE for a sick one
+        indexes = sizes["max_rows"] + snapshots
+        self.states = [_POISONED_STATE] * indexes
+        self.seen: list[tuple[int, ...]] = [()] * indexes  # what each state is of, by token; NOT_FINITE for a sick one
 
         self.kept: list[list[int]] = [[]] * sizes["max_rows"]  # drafts of the row's newest run, by state slot
         self._run_states: dict[int, list[int]] = {}  # by row slot, behind each token that S may sample from
@@ -182,7 +182,7 @@ class StateProgram(SimulatedProgram):
         self.held_runs = 0  # times that a row with drafts was held
 
     def written(self, queries: Queries) -> None:
-        places = state_places_of(self.rows, queries)
+        indexes = state_slots_of(self.rows, queries)
         chunks = set(self.rows.chunks[:, layout.CHUNK_ROW].tolist())
         for row, slot in enumerate(queries.slots.tolist()):
             begin, end = queries.query_start_loc[row : row + 2].tolist()
@@ -190,30 +190,30 @@ class StateProgram(SimulatedProgram):
                 tokens = queries.token_ids[begin:end].tolist()
                 sickness = self.rows.sickness_of(slot)
                 sick = -1 if sickness is None else sickness.hidden - int(queries.positions[begin])
-                self._go_on(places, row, slot, tokens, sick, queries.positions[begin] == 0, row in chunks)
+                self._go_on(indexes, row, slot, tokens, sick, queries.positions[begin] == 0, row in chunks)
             else:
                 self.held_runs += bool(self.rows.held[slot] and self.rows.alive[slot] and self.rows.drafted[slot])
-        self.rows.leave_states(queries.slots, places.lengths)
+        self.rows.leave_states(queries.slots, indexes.lengths)
 
     def _go_on(
-        self, places: StatePlaces, row: int, slot: int, tokens: list[int], sick: int, is_first: bool,
+        self, indexes: StateSlots, row: int, slot: int, tokens: list[int], sick: int, is_first: bool,
         is_chunk: bool,
     ) -> None:  # fmt: skip
         """Token by token, by those of the run before that were kept, and then by the row's query tokens. sick: which of
         the latter is not finite, if it is one of them."""
-        source, own, certain = int(places.read_from[row]), int(places.slots[row]), int(places.certain[row])
+        source, own, certain = int(indexes.read_from[row]), int(indexes.slots[row]), int(indexes.certain[row])
         state, seen = (STATE_INIT, ()) if is_first else (self.states[source], self.seen[source])
         is_slot = own < len(self.kept)  # not a snapshot, which has no room for drafts
-        again = self.kept[own][: places.replayed[row]] if is_slot else []
-        assert len(again) == places.replayed[row], "more is replayed than was kept"
+        again = self.kept[own][: indexes.replayed[row]] if is_slot else []
+        assert len(again) == indexes.replayed[row], "more is replayed than was kept"
         found = [(state, seen)]
         for at, token in enumerate((*again, *tokens), -len(again)):
             state, seen = next_state(state, token), (*seen, NOT_FINITE if at == sick and at >= 0 else token)
             found.append((state, seen))
         self.states[own], self.seen[own] = found[len(again) + certain]
-        if (snapshot := int(places.copied_to[row])) != NOWHERE:
-            self.states[snapshot], self.seen[snapshot] = found[int(places.copied_after[row])]
-            self.borders_in_runs += places.copied_after[row] <= len(again)
+        if (snapshot := int(indexes.copied_to[row])) != NOWHERE:
+            self.states[snapshot], self.seen[snapshot] = found[int(indexes.copied_after[row])]
+            self.borders_in_runs += indexes.copied_after[row] <= len(again)
         assert is_slot or certain == len(tokens), "a row has drafts while its state is in a snapshot"
         if is_slot:
             self.kept[own] = tokens[certain:]
@@ -231,4 +231,4 @@ class StateProgram(SimulatedProgram):
     def poison_snapshots(self, snapshots: tuple[int, ...]) -> None:
         """Nonsense into snapshots that nobody may name any more."""
         for snapshot in snapshots:
-            self.states[place_of_snapshot(self.rows, snapshot)] = _POISONED_STATE
+            self.states[slot_of_snapshot(self.rows, snapshot)] = _POISONED_STATE

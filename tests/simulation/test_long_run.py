@@ -44,11 +44,11 @@ def test_a_token_that_differs_after_the_border_ends_the_run(monkeypatch: pytest.
     advance = HostRows.advance
 
     def lossy(
-        rows: HostRows, places: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32],
+        rows: HostRows, indexes: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32],
         finite: NDArray[np.bool_], offset: int = 0, nothing_left: NDArray[np.bool_] | None = None,
     ) -> None:  # fmt: skip
         other = tokens ^ (1 if rows.number > (1 << 31) + 5 else 0)
-        advance(rows, places, slots, other, finite, offset, nothing_left)
+        advance(rows, indexes, slots, other, finite, offset, nothing_left)
 
     monkeypatch.setattr(HostRows, "advance", lossy)
     pair = Pair(2, 1 << 31, BEFORE, seed=1)

@@ -11,7 +11,7 @@ from tests.simulation.life import Broken
 from tests.simulation.script import DEPTHS, Event, Kind
 from tests.simulation.small import ask, counts_of
 
-_look = Watchdog.look
+_look = Watchdog.check
 Look = Callable[[Watchdog, int, tuple[int, ...], int, tuple[int, ...]], None]
 
 
@@ -78,6 +78,6 @@ def test_an_abort_is_forgotten_before_what_comes_too_long_after_it() -> None:
 def test_a_watchdog_that_sleeps_or_bites_the_wrong_one_is_seen(
     monkeypatch: pytest.MonkeyPatch, mistake: Look, life: Callable[[], None]
 ) -> None:
-    monkeypatch.setattr(Watchdog, "look", mistake)
+    monkeypatch.setattr(Watchdog, "check", mistake)
     with pytest.raises(Broken):
         life()

@@ -55,7 +55,7 @@ class Group:
 
     expert: int
     tokens: NDArray[np.intp]  # [n]
-    shares: NDArray[np.float32]  # [n, 1]
+    routing_weights: NDArray[np.float32]  # [n, 1]
 
 
 def live_tokens(batch: ForwardBatch) -> NDArray[np.intp]:
@@ -73,13 +73,13 @@ def route(scores: NDArray[np.float32], live: NDArray[np.intp], choice: Choice, s
     own = share.part_of(scores.shape[1], "experts")
     if not len(live):
         return
-    order, shares = chosen_experts(scores[live], choice)
+    order, routing_weights = chosen_experts(scores[live], choice)
     chosen, named = choice.chosen, order.ravel()
     by_expert = np.argsort(named, kind="stable")
     experts, firsts = np.unique(named[by_expert], return_index=True)
-    for expert, places in zip(experts.tolist(), np.split(by_expert, firsts[1:]), strict=True):
+    for expert, indexes in zip(experts.tolist(), np.split(by_expert, firsts[1:]), strict=True):
         if expert in own:
-            yield Group(expert, live[places // chosen], shares.ravel()[places, None])
+            yield Group(expert, live[indexes // chosen], routing_weights.ravel()[indexes, None])
 
 
 def chosen_experts(scores: NDArray[np.float32], choice: Choice) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
@@ -89,17 +89,17 @@ def chosen_experts(scores: NDArray[np.float32], choice: Choice) -> tuple[NDArray
     values = _softmax(scores) if choice.scoring == "softmax" else _logistic(scores)
     if order is None:
         order = _highest(_chosen_by(values, choice), choice.chosen)
-    shares = np.take_along_axis(values, order, axis=1)
+    routing_weights = np.take_along_axis(values, order, axis=1)
     if choice.renormalised:
-        total = shares[:, 0].copy()
-        for place in range(1, choice.chosen):  # one order of sums, however the array lies in memory
-            total += shares[:, place]
+        total = routing_weights[:, 0].copy()
+        for index in range(1, choice.chosen):  # one order of sums, however the array lies in memory
+            total += routing_weights[:, index]
         if choice.scoring == "logistic":
             total += np.float32(LEAST_SUM)
-        shares /= total[:, None]
+        routing_weights /= total[:, None]
     if choice.scale != 1.0:
-        shares *= np.float32(choice.scale)
-    return order, shares
+        routing_weights *= np.float32(choice.scale)
+    return order, routing_weights
 
 
 def _highest(values: NDArray[np.float32], count: int) -> NDArray[np.intp]:
@@ -223,7 +223,7 @@ class BoundExperts:
         total[:] = 0.0
         for group in route(own.scores.numpy(), live, self.choice, self.share):
             y = self._of(group, buffers.norm.out, own)
-            np.multiply(y, group.shares, out=y)
+            np.multiply(y, group.routing_weights, out=y)
             total[group.tokens] += y
         if self.shared is not None:
             total[live] += self.shared.of_all(buffers, own)[live]

@@ -22,7 +22,7 @@ from runahead.runtime.kernels.layers import (
     AttentionShape,
     DeltaShape,
     Dense,
-    Ends,
+    EmbeddingAndHead,
     ExpertActivation,
     Experts,
     Fuse,
@@ -54,7 +54,7 @@ from runahead.runtime.kernels.reference.norm import (
     silu_mul,
     squared_relu,
 )
-from runahead.runtime.kernels.reference.recurrence import Runs, runs_of
+from runahead.runtime.kernels.reference.recurrence import RowTokens, row_tokens_of
 from runahead.runtime.kernels.reference.rope import rope_factors
 
 _KEPT_TOKENS: Final = 64  # buffers of forwards up to this long are kept, one set a length: those of decode steps
@@ -85,7 +85,7 @@ class ReferenceStream:
     caches: tuple[LayerCache, ...]
     plans: tuple[AttentionPlan, ...]  # by number
     live: NDArray[np.intp]  # which tokens are of live rows; empty where no layer asks
-    runs: Runs | None  # tokens of live rows, with the rows' states; None where no layer keeps any
+    runs: RowTokens | None  # tokens of live rows, with the rows' states; None where no layer keeps any
     states: tuple[list[NDArray[np.float32]], ...]  # of each recurrent mixer, and what it keeps of runs
     joined: list[torch.Tensor]  # what `Fuse` has joined, cut for a product; nothing before
 
@@ -97,13 +97,13 @@ class ReferenceBoundKernels:
     number.
     """
 
-    def __init__(self, ends: Ends, products: Products) -> None:
+    def __init__(self, emb: EmbeddingAndHead, products: Products) -> None:
         self._products = products
-        self._embedding: NDArray[np.float32] = ends.embedding.float().numpy()
-        self._ranks = ends.ranks
-        self._final_norm = NormWeight.of(ends.final_norm)
-        self._embedding_scale = ends.embedding_scale
-        self._ropes = tuple(map(rope_factors, ends.ropes))
+        self._embedding: NDArray[np.float32] = emb.embedding.float().numpy()
+        self._ranks = emb.ranks
+        self._final_norm = NormWeight.of(emb.final_norm)
+        self._embedding_scale = emb.embedding_scale
+        self._ropes = tuple(map(rope_factors, emb.ropes))
         self._shapes: list[tuple[AttentionShape, int]] = []  # a shape, and which rope
         self._windows: list[tuple[int, int, int]] = []  # the number of these two, a window, and `Attention.first`
         self._widths: list[int] = []
@@ -271,7 +271,7 @@ class ReferenceBoundKernels:
                 own.rotation.turn_to(self._ropes[rope], buffers.positions)
             plans = self._plan(batch, buffers.tokens, cache)
             live = live_tokens(batch) if self._experts else _NOBODY
-            runs = runs_of(batch) if self._mamba2 or self._gated_delta else None
+            runs = row_tokens_of(batch) if self._mamba2 or self._gated_delta else None
             kept = zip(cache.states, cache.runs, strict=True)
             states = tuple([tensor.numpy() for tensor in (*each, run)] for each, run in kept)
             yield ReferenceStream(batch.num_tokens, work, caches, plans, live, runs, states, [])
@@ -375,8 +375,8 @@ class ReferenceKernels:
         found = self.linear(hidden, weight)
         out[places.long()] = torch.from_numpy(bound(found.numpy(), cap)) if cap else found
 
-    def bind(self, ends: Ends) -> ReferenceBoundKernels:
-        return ReferenceBoundKernels(ends, self._products)
+    def bind(self, emb: EmbeddingAndHead) -> ReferenceBoundKernels:
+        return ReferenceBoundKernels(emb, self._products)
 
 
 def _weight_of(norm: Norm | None) -> NormWeight | None:

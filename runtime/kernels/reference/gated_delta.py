@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from runahead.runtime.kernels.layers import DeltaShape, GatedDelta
 from runahead.runtime.kernels.reference.linear import Product, Products, bound_product
 from runahead.runtime.kernels.reference.norm import NormWeight, RmsNorm, silu_mul
-from runahead.runtime.kernels.reference.recurrence import Convolution, Runs, softplus
+from runahead.runtime.kernels.reference.recurrence import Convolution, RowTokens, softplus
 
 # Floats are float32. A tensor and an array of one name are the same memory. n tokens of m live rows.
 
@@ -67,7 +67,7 @@ class BoundDelta:
         )
 
     def mix(
-        self, normed: tuple[torch.Tensor, ...], own: DeltaBuffers, runs: Runs, states: list[NDArray[np.float32]]
+        self, normed: tuple[torch.Tensor, ...], own: DeltaBuffers, runs: RowTokens, states: list[NDArray[np.float32]]
     ) -> tuple[torch.Tensor, ...]:
         """What `out` reads. normed: the residual's norm. states: as `Kept.state` of the mixer has them, by state slot,
         and behind them what it keeps of runs.
@@ -87,7 +87,7 @@ class BoundDelta:
         return own.gated_parts
 
     def _scan(
-        self, runs: Runs, convolved: NDArray[np.float32], b: NDArray[np.float32], dt: NDArray[np.float32],
+        self, runs: RowTokens, convolved: NDArray[np.float32], b: NDArray[np.float32], dt: NDArray[np.float32],
         state: NDArray[np.float32],
     ) -> NDArray[np.float32]:  # fmt: skip
         """The recurrence. convolved: [n, channels]. b, dt: [n, value_heads], as projected. Returns y, [n, inner]."""
@@ -103,12 +103,12 @@ class BoundDelta:
         y = np.empty(v.shape, np.float32)
         held = runs.begin(state).reshape(*by_value, shape.value_dim, shape.key_dim)
         writes = runs.writes.by_step()
-        for step, (rows, places) in enumerate(runs.steps()):
-            now, key = held[:rows], k[places]
-            now *= decay[places]
+        for step, (rows, indexes) in enumerate(runs.steps()):
+            now, key = held[:rows], k[indexes]
+            now *= decay[indexes]
             known = np.einsum("rghvk,rghvk->rghv", now, np.broadcast_to(key, now.shape))
-            now += (share[places] * (v[places] - known))[..., None] * key
-            y[places] = np.einsum("rghvk,rghvk->rghv", now, np.broadcast_to(q[places], now.shape))
+            now += (share[indexes] * (v[indexes] - known))[..., None] * key
+            y[indexes] = np.einsum("rghvk,rghvk->rghv", now, np.broadcast_to(q[indexes], now.shape))
             if step in writes:
                 left, slots = writes[step]
                 state[slots] = held[left].reshape(-1, *state.shape[1:])

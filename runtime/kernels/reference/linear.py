@@ -150,8 +150,8 @@ class _OneDnnProduct:
 
 def compiled_parts(rows: int) -> tuple[slice, ...]:
     """Parts of a product of this many rows, so that few numbers of rows occur: a multiple of 64, and fewer than 64."""
-    border = rows - rows % _COMPILED_ROWS
-    return tuple(part for part in (slice(0, border), slice(border, rows)) if part.start < part.stop)
+    boundary = rows - rows % _COMPILED_ROWS
+    return tuple(part for part in (slice(0, boundary), slice(boundary, rows)) if part.start < part.stop)
 
 
 def _reorder(weight: torch.Tensor) -> torch.Tensor:

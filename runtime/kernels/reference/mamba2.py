@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from runahead.runtime.kernels.layers import Mamba2, Mamba2Shape
 from runahead.runtime.kernels.reference.linear import Product, Products, bound_product
 from runahead.runtime.kernels.reference.norm import NormWeight, RmsNorm, silu_mul
-from runahead.runtime.kernels.reference.recurrence import Convolution, Runs, softplus
+from runahead.runtime.kernels.reference.recurrence import Convolution, RowTokens, softplus
 
 # Floats are float32. A tensor and an array of one name are the same memory. n tokens of m live rows.
 
@@ -73,7 +73,7 @@ class BoundMamba2:
         )
 
     def mix(
-        self, normed: tuple[torch.Tensor, ...], own: Mamba2Buffers, runs: Runs, states: list[NDArray[np.float32]]
+        self, normed: tuple[torch.Tensor, ...], own: Mamba2Buffers, runs: RowTokens, states: list[NDArray[np.float32]]
     ) -> tuple[torch.Tensor, ...]:
         """What `out` reads. normed: the residual's norm. states: as `Kept.state` of the mixer has them, by state slot,
         and behind them what it keeps of runs.
@@ -92,7 +92,7 @@ class BoundMamba2:
         return own.gated_parts
 
     def _scan(
-        self, runs: Runs, convolved: NDArray[np.float32], dt: NDArray[np.float32], state: NDArray[np.float32]
+        self, runs: RowTokens, convolved: NDArray[np.float32], dt: NDArray[np.float32], state: NDArray[np.float32]
     ) -> NDArray[np.float32]:
         """The recurrence. convolved: [n, channels]. dt: [n, heads], as projected. Returns y, [n, inner]."""
         shape = self.shape
@@ -106,11 +106,11 @@ class BoundMamba2:
         held = runs.begin(state).reshape(-1, shape.groups, each, shape.head_dim, shape.state)
         decay = decay.reshape(-1, shape.groups, each, 1, 1)
         writes = runs.writes.by_step()
-        for step, (rows, places) in enumerate(runs.steps()):
+        for step, (rows, indexes) in enumerate(runs.steps()):
             now = held[:rows]
-            now *= decay[places]
-            now += scaled[places] * b[places]
-            y[places] = np.einsum("rghps,rghps->rghp", now, np.broadcast_to(c[places], now.shape))
+            now *= decay[indexes]
+            now += scaled[indexes] * b[indexes]
+            y[indexes] = np.einsum("rghps,rghps->rghp", now, np.broadcast_to(c[indexes], now.shape))
             if step in writes:
                 left, slots = writes[step]
                 state[slots] = held[left].reshape(-1, *state.shape[1:])

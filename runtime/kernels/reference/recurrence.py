@@ -38,7 +38,7 @@ class Writes:
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
+class RowTokens:
     """The tokens of a forward's live rows, row by row, rows with more tokens first: of each row those of the run before
     that are replayed, and then its query tokens. Of the n tokens, q are query tokens and p are replayed."""
 
@@ -82,7 +82,7 @@ class Runs:
         return mine
 
 
-def runs_of(batch: ForwardBatch) -> Runs:
+def row_tokens_of(batch: ForwardBatch) -> RowTokens:
     """Of a batch's live rows. Masked rows have none: nobody reads or writes their states."""
     assert batch.state_slots is not None, "a model that keeps states is given a batch that names no state slots"
     firsts = batch.query_start_loc.numpy().astype(np.intp)
@@ -95,25 +95,25 @@ def runs_of(batch: ForwardBatch) -> Runs:
     counts = queries + before
     begins = np.cumsum(counts) - counts
     # Of each query token its row among the m, and its place in the row; then the same of those that are replayed.
-    row, place = _ragged(queries)
+    row, index = _ragged(queries)
     again, place_again = _ragged(before)
-    is_draft = place >= certain[row]
+    is_draft = index >= certain[row]
     slots = batch.state_slots.numpy()[rows].astype(np.intp)
     read_from = _given(batch.states_read_from, batch.state_slots.numpy())[rows]
     copied_to = _given(batch.states_copied_to, np.full(firsts.size - 1, -1))[rows]
     copied = np.flatnonzero(copied_to >= 0)
     everybody = np.arange(rows.size)
-    return Runs(
+    return RowTokens(
         read_from=read_from,
         fresh=batch.positions.numpy()[firsts[rows]] == 0,
         counts=counts,
         begins=begins,
-        tokens=firsts[rows][row] + place,
-        own=(begins + before)[row] + place,
+        tokens=firsts[rows][row] + index,
+        own=(begins + before)[row] + index,
         replayed=begins[again] + place_again,
         replayed_from=(slots[again], place_again),
         drafts=np.flatnonzero(is_draft),
-        drafts_to=(slots[row[is_draft]], (place - certain[row])[is_draft]),
+        drafts_to=(slots[row[is_draft]], (index - certain[row])[is_draft]),
         writes=Writes(
             np.concatenate([before + certain, copied_after[rows][copied]]),
             np.concatenate([everybody, copied]),
@@ -139,7 +139,7 @@ class Convolution:
     weight: NDArray[np.float32]
     bias: NDArray[np.float32] | None  # [channels]
 
-    def apply(self, runs: Runs, x: NDArray[np.float32], state: NDArray[np.float32]) -> NDArray[np.float32]:
+    def apply(self, runs: RowTokens, x: NDArray[np.float32], state: NDArray[np.float32]) -> NDArray[np.float32]:
         """x: [n, channels]. state: [state slots, window - 1, channels], inputs that are still seen, oldest first;
         becomes what the next forward needs. Returns [n, channels].
 
@@ -150,14 +150,14 @@ class Convolution:
         before = runs.begin(state)
         # Rows one behind the other, each with what it kept in front of it.
         shifts = kept * (1 + np.arange(runs.counts.size))
-        places = np.arange(len(x)) + np.repeat(shifts, runs.counts)
+        indexes = np.arange(len(x)) + np.repeat(shifts, runs.counts)
         row_begins = runs.begins + shifts - kept
         seen = np.empty((len(x) + kept * runs.counts.size, channels), np.float32)
         seen[(row_begins[:, None] + np.arange(kept)).ravel()] = before.reshape(-1, channels)
-        seen[places] = x
-        total = seen[places - kept] * self.weight[0]
+        seen[indexes] = x
+        total = seen[indexes - kept] * self.weight[0]
         for tap in range(1, window):
-            total += seen[places - kept + tap] * self.weight[tap]
+            total += seen[indexes - kept + tap] * self.weight[tap]
         if self.bias is not None:
             total += self.bias
         writes = runs.writes

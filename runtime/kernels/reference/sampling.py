@@ -297,8 +297,8 @@ def _wide_candidates(scores: F32, seed: I64, position: I64, rows: I64) -> _Candi
     vocab_size = scores.shape[1]
     estimate = philox.approximate_gumbel(philox.row_words(seed, position, vocab_size))[:, :vocab_size]
     estimate += scores
-    border = estimate.max(axis=1, keepdims=True) - np.float32(4 * philox.APPROXIMATION_ERROR)
-    index, token = np.divmod(np.flatnonzero(estimate >= border), vocab_size)
+    bound = estimate.max(axis=1, keepdims=True) - np.float32(4 * philox.APPROXIMATION_ERROR)
+    index, token = np.divmod(np.flatnonzero(estimate >= bound), vocab_size)
     return _Candidates(rows[index], token, scores[index, token])
 
 

@@ -96,7 +96,7 @@ def kept_tokens(scores: F32, top_k: int, top_p: np.float32, min_p: np.float32) -
     """Ids, in no particular order, of the tokens that the filters leave. Never empty.
 
     scores: [vocab] logits over temperature, less their maximum: the highest is 0.
-    top_k keeps the k highest, the lowest ids among equals at the border; 0 is off.
+    top_k keeps the k highest, the lowest ids among equals at the boundary; 0 is off.
     top_p keeps, of those, the smallest set in descending order whose mass reaches that share of their mass; 1 is off.
     min_p drops what has less than that share of the most likely token's probability; 0 is off.
     """

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.kernel_set import DraftKernelSet, KernelSet
 from runahead.runtime.kernels.layer_products import idle_in
-from runahead.runtime.kernels.layers import AttentionShape, Ends, Layer, Linear, RopeTable
+from runahead.runtime.kernels.layers import AttentionShape, EmbeddingAndHead, Layer, Linear, RopeTable
 from runahead.runtime.kernels.reference.rope import Rotation, rope_factors
 from runahead.runtime.models.architecture import HeadWeights
-from runahead.runtime.models.decoder import Decoder, Look, bound_feed_forward
+from runahead.runtime.models.decoder import Decoder, ReadHidden, bound_feed_forward
 from runahead.runtime.models.memory import memory_of, weight_bytes
 from runahead.runtime.models.rope import rope_table
 
@@ -110,7 +110,7 @@ class DraftHead:
         rope = rope_table(weights.rope, positions, target.device)
         embedding = of_target.embedding if weights.embedding is None else weights.embedding
         # float32 once, and not for each of both
-        ends = Ends(embedding.float(), weights.norm or of_target.final_norm, (rope,))
+        ends = EmbeddingAndHead(embedding.float(), weights.norm or of_target.final_norm, (rope,))
         self._filling, self._drafting = kernels.bind(ends), kernels.bind(ends)
         self._fuse_to_fill, self._keep = self._filling.fuse(weights.fuse), self._filling.keep(weights.mixer, 0)
         self._entries = HeadEntries.of(weights, ends.embedding, rope, kernels)
@@ -145,22 +145,22 @@ class DraftHead:
         entries = memory_of((self._layer,)).make_cache(num_blocks, block_size, torch.float32, self._target.device)
         return DraftCache(entries, np.zeros((num_blocks * block_size, self.weights.width), np.float32))
 
-    def looking(self, seen: dict[int, torch.Tensor]) -> Look | None:
+    def hidden_reader(self, seen: dict[int, torch.Tensor]) -> ReadHidden | None:
         """A callback for the target's forward: puts the hidden states that the head reads into `seen`, float32
         [T, hidden], by the number of layers that they come after. None: it reads none of these."""
         reads = self.weights.reads
         if not reads:
             return None
 
-        def look(layers: int, stream: Any) -> None:
+        def read_hidden(layers: int, stream: Any) -> None:
             if layers in reads:
                 seen[layers] = self._filling.residual(stream)
 
-        return look
+        return read_hidden
 
     def read(self, hidden: torch.Tensor, seen: dict[int, torch.Tensor]) -> NDArray[np.float32]:
         """The hidden states that are kept, float32 [T, width]. hidden: the target's after its last norm. seen: see
-        `looking`."""
+        `hidden_reader`."""
         narrow, norms = self.weights.narrow, self.weights.read_norms
         if narrow is None:
             return hidden.numpy()

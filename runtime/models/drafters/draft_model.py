@@ -21,7 +21,7 @@ from runahead.runtime.kernels.layer_products import idle_in
 from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.cpu_check.cpu_kernels import choose_kernels
-from runahead.runtime.models.decoder import Decoder, Look
+from runahead.runtime.models.decoder import Decoder, ReadHidden
 from runahead.runtime.models.drafters.draft_head import DraftCache, DraftHead
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import memory_of, weight_bytes
@@ -61,7 +61,7 @@ class DraftModel(DraftModelSizes):
         cache = self._model.make_cache(num_blocks, block_size)
         return DraftCache(cache, np.zeros((num_blocks * block_size, 0), np.float32))
 
-    def looking(self, seen: dict[int, torch.Tensor]) -> Look | None:
+    def hidden_reader(self, seen: dict[int, torch.Tensor]) -> ReadHidden | None:
         return None
 
     def read(self, hidden: torch.Tensor, seen: dict[int, torch.Tensor]) -> NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""What F runs on, as kernels take it: the query tokens of a launch's rows, and which states the rows go on with."""
+"""F's inputs as kernels take them: the query tokens of a launch's rows, and the states that the rows continue from."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import replace
 import torch
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch
-from runahead.runtime.programs.cpu.inputs import Queries, StatePlaces
+from runahead.runtime.programs.cpu.inputs import Queries, StateSlots
 from runahead.runtime.programs.cpu.rows import HostRows
 
 
-def batch_of(rows: HostRows, queries: Queries, states: StatePlaces | None) -> ForwardBatch:
-    """queries: those of this launch. states: of its rows, where the model keeps any. The tensors share memory with all
-    three."""
+def batch_of(rows: HostRows, queries: Queries, states: StateSlots | None) -> ForwardBatch:
+    """Return the batch of this launch's query tokens. states: the rows' states, if the model has any. The tensors share
+    memory with all three arguments."""
     count, tokens = queries.slots.size, queries.token_ids.size
     batch = ForwardBatch(
         token_ids=torch.from_numpy(queries.token_ids),

@@ -1,9 +1,9 @@
-"""A draft head over the rows of a program: its entries are written beside the model's, its proposals made of them.
+"""A draft head over a program's rows. Its KV entries are beside the model's, and its proposals come from them.
 
-F leaves the hidden state of each query token in the row's block, and the entries of the same tokens: whatever holds for
-keys and values of the model holds for them. A proposal begins with the newest token, which no F has seen yet, and goes
-on with hidden states that the head expects. Entries that it makes of these are written over by the next F, which has
-the same tokens or others in their place, before anything else reads them.
+F leaves the hidden state of each query token, and the head's entries, in the row's block, under the same rules as the
+model's keys and values. A proposal begins with the newest token, which no F has had yet, and continues with hidden
+states that the head predicts. Entries made from predictions are overwritten by the next F, which has the same tokens or
+others in their positions, before anything else reads them.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from numpy.typing import NDArray
 
 from runahead.runtime.drafters.ngram import NO_DRAFT, Drafter
 from runahead.runtime.kernels.forward_batch import ForwardBatch
-from runahead.runtime.models.decoder import Look
+from runahead.runtime.models.decoder import ReadHidden
 from runahead.runtime.models.drafters.draft_model import DraftNetwork
 from runahead.runtime.programs.cpu.inputs import Queries, clamped
 from runahead.runtime.programs.cpu.rows import HostRows
 
-# Tokens of these rows at so many positions beyond their length, by their logits: float32 [n, vocab], int64 [n].
+# Chooses tokens of these rows, some positions beyond their length, from logits: float32 [n, vocab], int64 [n].
 Choose = Callable[[torch.Tensor, NDArray[np.int64], int], NDArray[np.int32]]
 
 
 class HeadDrafter(Drafter):
-    """A drafter whose entries and hidden states lie in blocks: it keeps nothing by row slot.
+    """A drafter whose entries and hidden states are in blocks. It keeps nothing by row slot.
 
-    rows: whose tokens, lengths and blocks it reads. num_blocks: of the pool, the null block counted.
+    rows: their tokens, lengths and blocks are read. num_blocks: of the pool, including the null block.
     """
 
     def __init__(self, head: DraftNetwork, rows: HostRows, num_blocks: int, choose: Choose) -> None:
@@ -37,15 +37,14 @@ class HeadDrafter(Drafter):
         self._choose = choose
         self._cache = head.make_cache(num_blocks, rows.block_size)
 
-    def looking(self, seen: dict[int, torch.Tensor]) -> Look | None:
+    def hidden_reader(self, seen: dict[int, torch.Tensor]) -> ReadHidden | None:
         """See `DraftHead.looking`."""
-        return self._head.looking(seen)
+        return self._head.hidden_reader(seen)
 
     def follow(
         self, queries: Queries, batch: ForwardBatch, hidden: torch.Tensor, seen: dict[int, torch.Tensor]
     ) -> None:
-        """F has computed the hidden states of its query tokens, float32 [T, hidden], and the head has looked at them:
-        what it keeps of them and the entries of these tokens are written."""
+        """Store F's hidden states, float32 [T, hidden], and write the head's entries of its query tokens."""
         self._cache.hidden[queries.slot_mapping] = self._head.read(hidden, seen)
         row = np.repeat(np.arange(queries.slots.size), np.diff(queries.query_start_loc))
         there = (queries.seq_lens[row] > 0) & (queries.positions > 0)
@@ -54,8 +53,8 @@ class HeadDrafter(Drafter):
 
     def propose(self, slots: NDArray[np.int64], lengths: NDArray[np.int64], count: int) -> NDArray[np.int32]:
         proposed = np.full((slots.size, count), NO_DRAFT, np.int32)
-        left = np.minimum(count, self._rows.max_position[slots] - lengths)  # where the row ends, nobody has a block
-        left[self._rows.mask_epoch[slots] != 0] = 0  # masks along drafts are made by who makes the drafts once more
+        left = np.minimum(count, self._rows.max_position[slots] - lengths)  # no block is reserved beyond the row's end
+        left[self._rows.mask_epoch[slots] != 0] = 0  # the mask worker can't predict this drafter's drafts
         going = np.flatnonzero(left > 0)
         tokens = self._rows.last_token[slots[going]]
         hidden = self._before(slots[going], lengths[going] - 1, np.ones(going.size, np.bool_))
@@ -73,16 +72,16 @@ class HeadDrafter(Drafter):
     def _before(
         self, slots: NDArray[np.int64], positions: NDArray[np.int64], there: NDArray[np.bool_]
     ) -> NDArray[np.float32]:
-        """Hidden states of the positions before these, float32 [n, width]; zeros where nothing is there."""
+        """Return hidden states of the positions before these, float32 [n, width]; zeros where there are none."""
         size = self._rows.block_size
         block, offset = np.divmod(np.maximum(positions - 1, 0), size)
-        place = np.where(there, self._rows.block_table[slots, block], 0).astype(np.int64) * size + offset
-        found = self._cache.hidden[place]
+        kv_slot = np.where(there, self._rows.block_table[slots, block], 0).astype(np.int64) * size + offset
+        found = self._cache.hidden[kv_slot]
         found[~there] = 0
         return found
 
     def _batch(self, slots: NDArray[np.int64], tokens: NDArray[np.int32], positions: NDArray[np.int64]) -> ForwardBatch:
-        """One query token of each of these rows. [n], [n], [n]"""
+        """Return a batch of one query token for each of these rows. [n], [n], [n]"""
         tables, size = self._rows.block_table[slots, : self._rows.max_blocks], self._rows.block_size
         block, offset = np.divmod(positions, size)
         count = slots.size
@@ -103,7 +102,7 @@ class HeadDrafter(Drafter):
     # ------------------------------------------------------------ the test mode
 
     def poison_blocks(self, blocks: tuple[int, ...]) -> None:
-        """NaN into blocks that nobody may read any more."""
+        """Write NaN into released blocks."""
         index = torch.tensor(blocks, dtype=torch.int64)
         for tensor in (*self._cache.entries.keys, *self._cache.entries.values):
             tensor[index] = float("nan")

@@ -1,4 +1,4 @@
-"""S, apply and F of a real model on the CPU, with the reference kernels. `TritonProgram` is the same on a GPU."""
+"""S, apply and F of a model on the CPU, with the reference kernels. `TritonProgram` is the same on a GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.drafters.draft_model import DraftNetwork
 from runahead.runtime.programs.cpu.batch import batch_of
 from runahead.runtime.programs.cpu.drafter import HeadDrafter
-from runahead.runtime.programs.cpu.inputs import place_of_snapshot, state_places_of
+from runahead.runtime.programs.cpu.inputs import slot_of_snapshot, state_slots_of
 from runahead.runtime.programs.cpu.rows import HostRows
 from runahead.runtime.programs.cpu.sampler import HostSampler, leave_prompt_logprobs
 from runahead.runtime.rounding import ceil_div
@@ -28,10 +28,10 @@ from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS
 class HostProgram:
     """A `runahead.cuda_graphs.device.Program` over a `Decoder` in ordinary memory.
 
-    num_blocks counts the null block. Logits stay by row slot, float32 [max_rows + 1, 1 + K, vocab], from one F to the
-    next S; K as many drafts as the rings have cells for. snapshots: of recurrent states, at every snapshot_tokens-th
-    token of a row. launched: the number before the first launch's. drafter: for launches with drafts; head: a drafter
-    with weights, in its place. masks: of rows with a grammar. sampled_vocab: ids below this may be sampled; None: all.
+    num_blocks includes the null block. Logits stay by row slot, float32 [max_rows + 1, 1 + K, vocab], from an F to the
+    next S, with K drafts as in the rings' cells. snapshots: of recurrent states, at every snapshot_tokens-th token of a
+    row. launched: the number before the first launch's. drafter: for launches with drafts; head: a drafter with
+    weights, in its place. masks: of rows with a grammar. sampled_vocab: only ids below this may be sampled; None: all.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class HostProgram:
         self.rows.begin()
         if not shape.sample_rows:
             return
-        places, slots = self.rows.to_sample()
-        self._sampler.sample(places, slots, shape.form, shape.sample_drafts)
+        indexes, slots = self.rows.to_sample()
+        self._sampler.sample(indexes, slots, shape.form, shape.sample_drafts)
 
     def apply(self, shape: LaunchShape) -> int:
         return self.rows.apply()
@@ -87,11 +87,11 @@ class HostProgram:
             return
         self._sampler.draft()
         queries = self.rows.queries()
-        places = state_places_of(self.rows, queries) if self._cache.states else None
-        batch = batch_of(self.rows, queries, places)
-        seen: dict[int, torch.Tensor] = {}  # what a head reads of layers
-        look = None if self._head is None else self._head.looking(seen)
-        hidden = self._model.forward(batch, self._cache, look=look)
+        states = state_slots_of(self.rows, queries) if self._cache.states else None
+        batch = batch_of(self.rows, queries, states)
+        seen: dict[int, torch.Tensor] = {}  # hidden states of layers that a head reads
+        read_hidden = None if self._head is None else self._head.hidden_reader(seen)
+        hidden = self._model.forward(batch, self._cache, read_hidden=read_hidden)
         if queries.sample_slots.size:
             logits = self._model.logits(torch.from_numpy(hidden.numpy()[queries.sample_queries]))
             self._logits[queries.sample_slots, queries.sample_offsets] = logits.numpy()
@@ -99,8 +99,8 @@ class HostProgram:
         if shape.prompt_logprobs:
             leave_prompt_logprobs(self._model, self.rows, hidden, queries, finite, self._sampler.vocab)
         self.rows.write_finite(finite, queries)
-        if places is not None:
-            self.rows.leave_states(queries.slots, places.lengths)
+        if states is not None:
+            self.rows.leave_states(queries.slots, states.lengths)
         if self._head is not None:
             self._head.follow(queries, batch, hidden, seen)
 
@@ -110,7 +110,7 @@ class HostProgram:
     # ------------------------------------------------------------ the test mode
 
     def poison_blocks(self, blocks: tuple[int, ...]) -> None:
-        """NaN into KV blocks that nobody may read any more."""
+        """Write NaN into released KV blocks."""
         index = torch.tensor(blocks, dtype=torch.int64)
         for tensor in (*self._cache.keys, *self._cache.values):
             tensor[index] = float("nan")
@@ -118,7 +118,7 @@ class HostProgram:
             self._head.poison_blocks(blocks)
 
     def poison_row_slot(self, slot: int) -> None:
-        """NaN and nonsense into a row slot that nobody may name any more."""
+        """Write NaN and nonsense into a released row slot."""
         self._logits[slot] = np.nan
         if self.rows.drafter is not None:
             self.rows.drafter.poison(slot)
@@ -127,11 +127,11 @@ class HostProgram:
         self.rows.alive[slot] = False
 
     def poison_penalty_slot(self, slot: int) -> None:
-        """Counts as if every token had been generated often, into a penalty slot that nobody may name any more."""
+        """Write high counts of every token into a released penalty slot."""
         self.rows.poison_penalty_slot(slot)
 
     def poison_state_slot(self, slot: int) -> None:
-        """NaN into a state slot that nobody may name any more."""
+        """Write NaN into a released state slot."""
         for mixer in self._cache.states:
             for tensor in mixer:
                 tensor[slot] = float("nan")
@@ -140,6 +140,6 @@ class HostProgram:
                 run[slot] = float("nan")
 
     def poison_snapshots(self, snapshots: tuple[int, ...]) -> None:
-        """NaN into snapshots that nobody may name any more."""
+        """Write NaN into released snapshots."""
         for snapshot in snapshots:
-            self.poison_state_slot(place_of_snapshot(self.rows, snapshot))
+            self.poison_state_slot(slot_of_snapshot(self.rows, snapshot))

@@ -1,7 +1,7 @@
-"""Row state that only the first rank decides, and that every rank takes over: what S leaves, and what is drafted.
+"""Row state that the first rank decides and every rank copies: S's results, and drafts.
 
-The first rank samples, reads the masks of rows with a grammar and drafts. The others take its results, in absolute
-values, so that their rows are the same. All else of the row state follows from the plan, which every rank reads.
+The first rank samples, reads the masks of rows with a grammar, and drafts. The others copy its results, in absolute
+values, so that their rows are the same. The rest of the row state follows from the plan, which every rank reads.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _HELD: Final = 2
 
 
 def take_over_sampled(state: HostRows, slots: NDArray[np.int64], ranks: Ranks) -> None:
-    """After S: the rows that it has looked at, [n], are on every rank as they are on the first. Raises RanksError
-    where a rank has another list of rows."""
+    """Copy S's results of these rows, [n], from the first rank. Raises RanksError if a rank has another list of
+    rows."""
     if ranks.share.is_whole:
         return
     words = np.zeros((slots.size, 4), np.int32)
@@ -37,7 +37,7 @@ def take_over_sampled(state: HostRows, slots: NDArray[np.int64], ranks: Ranks) -
 
 
 def draft(state: HostRows, ranks: Ranks) -> None:
-    """Before F: draft on the first rank, and take its drafts over on the others, where the launch has any."""
+    """Draft on the first rank before F, and copy its drafts to the others, if the launch has drafts."""
     if ranks.share.is_first:
         state.draft()
     if ranks.share.is_whole or not state.most_drafts:

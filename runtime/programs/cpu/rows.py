@@ -1,4 +1,4 @@
-"""Row state in ordinary memory, and what S and apply do to it, in NumPy.
+"""Row state in ordinary memory, and S's and apply's changes to it, in NumPy.
 
 The host device and the simulated device share it; on CUDA the same steps are kernels
 (`runahead.runtime.kernels.triton`).
@@ -45,11 +45,11 @@ _NO_ROWS = np.zeros(0, np.int64)
 
 
 class HostRows(RowParameters[NDArray[Any]]):
-    """The device's row state by row slot, the fields of `runahead.runtime.kernels.row_state.RowState` as NumPy arrays.
+    """The device's row state by row slot: the fields of `runahead.runtime.kernels.row_state.RowState` as NumPy arrays.
 
-    snapshot_tokens: between two borders at which the row's recurrent state is kept; 0: none is.
-    launched: the number that the first launch comes after. drafter: is told of every token of the rows, and asked where
-    a launch has drafts; None: a launch never has any. masks: of rows with a grammar; None: no row has one.
+    snapshot_tokens: tokens between two boundaries with a snapshot; 0: none. launched: the number before the first
+    launch's. drafter: gets every token of the rows and proposes drafts; None: no launch has drafts. masks: of rows with
+    a grammar; None: no row has one.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class HostRows(RowParameters[NDArray[Any]]):
         masks: MaskMemory | None = None, snapshot_tokens: int = 0,
     ) -> None:  # fmt: skip
         slots = max_rows + 1
-        assert not snapshot_tokens or rings.layout.drafts < snapshot_tokens, "a run may not reach two borders"
+        assert not snapshot_tokens or rings.layout.drafts < snapshot_tokens, "drafts may not reach two boundaries"
         self.max_blocks = max_blocks
         self.snapshot_tokens = snapshot_tokens
-        borders = max_blocks * block_size // snapshot_tokens if snapshot_tokens else 0
+        boundaries = max_blocks * block_size // snapshot_tokens if snapshot_tokens else 0
         self.rings = rings
         self.drafter = drafter
         self.block_size = block_size
@@ -70,18 +70,18 @@ class HostRows(RowParameters[NDArray[Any]]):
         self.rows = _NO_ROWS  # slots of the last plan's rows, int64 [rows]
         self.samples = np.zeros(0, np.bool_)  # which of them the next S samples
         self.chunks: NDArray[np.int32] = np.zeros((0, layout.CHUNK_WORDS), np.int32)
-        # Of the F that held a row last, where its launch had drafts: those that it held, and how many.
+        # Drafts of a row's last F, and their number.
         self.proposed = np.full((slots, rings.layout.drafts), NO_DRAFT, np.int32)
         self.drafted = np.zeros(slots, np.int32)
-        self.forced = np.zeros(slots, np.bool_)  # they are what the row's grammar forces
+        self.forced = np.zeros(slots, np.bool_)  # whether the row's grammar forces them
         self.most_drafts = 0  # of a row in this launch's F
-        self.most_guesses = 0  # of these, of the drafter's
+        self.most_guesses = 0  # of these, guesses of the drafter
         self.last_token = np.zeros(slots, np.int32)
         self.seq_len = np.zeros(slots, np.int32)
-        self.state_len = np.zeros(slots, np.int32)  # tokens that the row's recurrent state stands for: F writes it
+        self.state_len = np.zeros(slots, np.int32)  # tokens that the row's recurrent state covers; written by F
         self.alive = np.zeros(slots, np.bool_)
-        self.held = np.zeros(slots, np.bool_)  # the newest S to look at the row had no mask for its position
-        self.block_table = np.zeros((slots, max_blocks + borders), np.int32)  # its snapshots behind its blocks
+        self.held = np.zeros(slots, np.bool_)  # the row's newest S had no mask for its position
+        self.block_table = np.zeros((slots, max_blocks + boundaries), np.int32)  # a row's snapshots follow its blocks
         free = np.frombuffer(ROW_RECORD.free(), np.int32)
         self.parameters = np.tile(free, (slots, 1))
         for name, column in ROW_RECORD.columns(self.parameters).items():
@@ -98,48 +98,47 @@ class HostRows(RowParameters[NDArray[Any]]):
     # ------------------------------------------------------------ S
 
     def begin(self) -> int:
-        """The next launch begins. Returns its number."""
+        """Begin the next launch. Returns its number."""
         self.number += 1
         self.rings.status[self.rings.slot(self.number), STATUS_FAULT] = 0
         return self.number
 
     def to_sample(self) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-        """Places in the row list, and slots, of the rows that this S samples."""
-        places = np.flatnonzero(self.samples)
-        return places, self.rows[places]
+        """Return indexes in the row list, and slots, of the rows that this S samples."""
+        indexes = np.flatnonzero(self.samples)
+        return indexes, self.rows[indexes]
 
     def judged(
-        self, places: NDArray[np.intp], slots: NDArray[np.int64], drafts: int
+        self, indexes: NDArray[np.intp], slots: NDArray[np.int64], drafts: int
     ) -> tuple[NDArray[np.intp], NDArray[np.int64], dict[int, list[NDArray[np.int32]]]]:
-        """Of these rows those that S samples now, and the masks of those with a grammar, by row slot: of the row's next
-        position, and of those behind its drafts, as far as S looks at them and there are any.
+        """Return the rows that S samples now, and the masks of those with a grammar, by row slot: for the row's next
+        position and for those behind its drafts, up to the first missing one.
 
-        The one look at the tags of a launch. A row whose next mask is not there is held: its cell says so, it stays as
-        it is, the F of this launch leaves it alone, and the next S that looks at it finds its logits where they are. A
-        draft behind which there is no mask is none any more: the run ends there. drafts: of a row in the F before.
+        Tags of masks are read only here in a launch. A row whose next mask is missing is held: its cell says so, its
+        state does not change, this launch's F skips it, and a later S finds its logits unchanged. A draft without a
+        mask behind it is dropped, with all later ones. drafts: most drafts of a row in the previous F.
         """
         goes_on = np.ones(slots.size, np.bool_)
-        looked_at = np.flatnonzero((self.mask_epoch[slots] != 0) & self.alive[slots])
+        structured = np.flatnonzero((self.mask_epoch[slots] != 0) & self.alive[slots])
         masks: dict[int, list[NDArray[np.int32]]] = {}
-        if looked_at.size:
-            assert self.masks is not None, "a row with a grammar was admitted where nobody makes masks"
-            rows = slots[looked_at]
+        if structured.size:
+            assert self.masks is not None, "a row with a grammar was admitted without a mask worker"
+            rows = slots[structured]
             there, found = self.masks.read_next(rows, self.mask_epoch[rows], self.seq_len[rows])
-            goes_on[looked_at] = there
+            goes_on[structured] = there
             masks = {slot: [mask] for slot, mask in zip(rows[there].tolist(), found[there], strict=True)}
-            self._look_along(rows[there], masks, drafts)
+            self._read_masks(rows[there], masks, drafts)
         self.held[slots] = ~goes_on
         if not goes_on.all():
-            ring, held = self.rings.slot(self.number), places[~goes_on]
+            ring, held = self.rings.slot(self.number), indexes[~goes_on]
             self.rings.cells[ring, held] = cell_tag(self.number) | VOID
             self.rings.cells[ring, held, 0] = cell_tag(self.number) | HELD
             self.rings.drafted[ring, held] = 0
-            places, slots = places[goes_on], slots[goes_on]
-        return places, slots, masks
+            indexes, slots = indexes[goes_on], slots[goes_on]
+        return indexes, slots, masks
 
-    def _look_along(self, slots: NDArray[np.int64], masks: dict[int, list[NDArray[np.int32]]], drafts: int) -> None:
-        """Behind the masks of these rows' next positions, [n], those behind their drafts, up to the first that is not
-        there. drafts: of a row, at most."""
+    def _read_masks(self, slots: NDArray[np.int64], masks: dict[int, list[NDArray[np.int32]]], drafts: int) -> None:
+        """Append the masks behind these rows' drafts, [n], up to the first missing one. drafts: of a row, at most."""
         if not drafts:
             self.proposed[slots], self.drafted[slots] = NO_DRAFT, 0
             return
@@ -155,14 +154,13 @@ class HostRows(RowParameters[NDArray[Any]]):
             self.drafted[slot] = len(found) - 1
 
     def advance(
-        self, places: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32], finite: NDArray[np.bool_],
+        self, indexes: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32], finite: NDArray[np.bool_],
         offset: int = 0, nothing_left: NDArray[np.bool_] | None = None,
     ) -> None:  # fmt: skip
-        """Advance the rows by their tokens [n], count them where there are penalties, end the rows that stop, and write
-        the result cells, of which these are number `offset` of each row. nothing_left: rows, [n], whose grammar leaves
-        no token; None: there is none.
+        """Advance the rows by their tokens [n]: update counts of rows with penalties, end the rows that stop, and write
+        result cell number `offset` of each row. nothing_left: [n] rows whose grammar allows no token; None: none.
 
-        A row that had ended before stays as it is; its cell is void. Tokens become readable with the cell's store.
+        A row that had ended does not change; its cell is void. Tokens become readable with the cell's store.
         """
         alive = self.alive[slots]
         position = self.seq_len[slots]
@@ -180,29 +178,31 @@ class HostRows(RowParameters[NDArray[Any]]):
         if self.drafter is not None:
             self.drafter.took(slots[kept], position[kept].astype(np.int64), tokens[kept])
         cells = self.rings.cells[self.rings.slot(self.number)]
-        cells[places, offset] = self._cells(tokens, stopped, finite, alive)
+        cells[indexes, offset] = self._cells(tokens, stopped, finite, alive)
         if nothing_left is not None:
-            cells[places[alive & nothing_left], offset] |= NOTHING_LEFT
+            cells[indexes[alive & nothing_left], offset] |= NOTHING_LEFT
 
-    def begin_runs(self, places: NDArray[np.intp], slots: NDArray[np.int64], count: int) -> None:
-        """S looks at `count` drafts of each row, at most. Cells that no token is written to are void."""
+    def begin_verified(self, indexes: NDArray[np.intp], slots: NDArray[np.int64], count: int) -> None:
+        """Begin S with at most `count` drafts of each row. Cells without a token are void."""
         ring = self.rings.slot(self.number)
-        self.rings.cells[ring, places, : 1 + count] = cell_tag(self.number) | VOID
-        looked_at = np.minimum(self.drafted[slots], count)
-        self.rings.drafted[ring, places] = looked_at + FORCED * (self.forced[slots] & (looked_at > 0))
+        self.rings.cells[ring, indexes, : 1 + count] = cell_tag(self.number) | VOID
+        verified = np.minimum(self.drafted[slots], count)
+        self.rings.drafted[ring, indexes] = verified + FORCED * (self.forced[slots] & (verified > 0))
 
     def goes_on(self, slots: NDArray[np.int64], tokens: NDArray[np.int32], offset: int) -> NDArray[np.bool_]:
-        """Which rows have a token, number `offset` of their runs, that is the draft in its place: the logits for the
-        next one are there. [n], [n]"""
+        """Return which rows have a token, number `offset`, that equals the draft: the logits for the next one are
+        there. [n], [n]"""
         going: NDArray[np.bool_] = self.alive[slots] & (self.proposed[slots, offset] == tokens)
         return going
 
-    def advance_runs(
-        self, places: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32], finite: NDArray[np.bool_]
+    def advance_verified(
+        self, indexes: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32], finite: NDArray[np.bool_]
     ) -> None:
-        """`advance` by a run of each row: by its first token, and by each behind one that was the draft in its place
-        and did not end the row. tokens, finite: [n, 1 + K], sampled as if all drafts before had been kept. Those beyond
-        what was drafted of a row may be anything.
+        """Advance each row by several tokens: its first one, and each one behind an accepted draft that did not end the
+        row.
+
+        tokens, finite: [n, 1 + K], sampled as if all earlier drafts had been accepted. Entries beyond a row's drafts
+        are ignored.
         """
         width = tokens.shape[1]
         offsets = np.arange(width)
@@ -215,7 +215,7 @@ class HostRows(RowParameters[NDArray[Any]]):
         in_run = offsets < count[:, None]
         kept = in_run & finite
         cells = self.rings.cells[self.rings.slot(self.number)]
-        cells[places, :width] = self._cells(tokens, stopped, finite, in_run)
+        cells[indexes, :width] = self._cells(tokens, stopped, finite, in_run)
         row, offset = kept.nonzero()
         if self.drafter is not None:
             self.drafter.took(slots[row], position[row, offset], tokens[row, offset])
@@ -230,7 +230,7 @@ class HostRows(RowParameters[NDArray[Any]]):
         self.alive[slots] = ~stopped[row, last]
 
     def _are_stops(self, slots: NDArray[np.int64], tokens: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Which tokens, [n, width], are stop ids of their rows, [n]: of those that there are."""
+        """Return which tokens, [n, width], are stop ids of their rows, [n]."""
         most = int(self.stop_count[slots].max(initial=0))
         found: NDArray[np.bool_] = (self.stop_ids[slots, None, :most] == tokens[:, :, None]).any(2)
         return found
@@ -238,7 +238,7 @@ class HostRows(RowParameters[NDArray[Any]]):
     def _cells(
         self, tokens: NDArray[np.int32], stopped: NDArray[np.bool_], finite: NDArray[np.bool_], kept: NDArray[np.bool_]
     ) -> NDArray[np.int64]:
-        """Result cells of tokens, void where they are not kept."""
+        """Return result cells of tokens, void where they are not kept."""
         low = tokens.astype(np.int64)
         low |= np.where(stopped, STOPPED, 0)
         low |= np.where(finite, 0, NON_FINITE)
@@ -250,7 +250,7 @@ class HostRows(RowParameters[NDArray[Any]]):
     def apply(self) -> int:
         """Apply the plan in this launch's staging slot. Returns the bytes read.
 
-        A plan of another number masks every row and leaves FAULT_PLAN_NUMBER in the result slot.
+        A plan with another number masks every row and leaves FAULT_PLAN_NUMBER in the result slot.
         """
         slot = self.rings.slot(self.number)
         plan = read_plan(self.rings.plan[slot])
@@ -301,20 +301,20 @@ class HostRows(RowParameters[NDArray[Any]]):
         self._forget_drafts(np.array([slot]))
 
     def _begin_penalties(self, penalty_slot: int, entries: NDArray[np.int32]) -> None:
-        """Write what is known of the row that now has this slot, and remove what was known of the one before."""
+        """Replace the previous row's counts in this slot."""
         token, seen = entries[:, COUNT_TOKEN], entries[:, COUNT_SEEN]
         self.counts[penalty_slot] = 0
         self.counts[penalty_slot, token] = seen & ~PROMPT_BIT
         self.in_prompt[penalty_slot] = token_mask(token[(seen & PROMPT_BIT) != 0], self.vocab_size)
 
     def poison_penalty_slot(self, slot: int) -> None:
-        """Fill the slot with counts as if every token had been generated often, so that a late reader is seen."""
+        """Fill the slot with high counts, so that late readers are noticed."""
         self.counts[slot] = 1 << 20
         self.in_prompt[slot] = -1
 
     def read(self) -> Mapping[str, NDArray[np.generic]]:
-        """Row state, penalty state and what the drafter keeps, by field name: the arrays themselves, good until the
-        next launch."""
+        """Return row state, penalty state and the drafter's memory by field name: the arrays themselves, valid until
+        the next launch."""
         own = {name: getattr(self, name) for name in (*ROW_TENSORS, *PENALTY_TENSORS)}
         if self.snapshot_tokens:
             own["snapshots"] = self.block_table[:, self.max_blocks :]
@@ -323,12 +323,11 @@ class HostRows(RowParameters[NDArray[Any]]):
     # ------------------------------------------------------------ draft
 
     def draft(self) -> None:
-        """What the rows of F that decode may say next: tokens that their grammars force, else those that the drafter
-        proposes, as many as the plan has asked for. What would lie at a row's end or beyond it is left out: nobody has
-        a block for it."""
+        """Draft tokens for F's decode rows: tokens that their grammars force, else the drafter's, as many as the plan
+        asks for. Tokens at a row's end or beyond it are left out, since no block is reserved for them."""
         if not self.most_drafts and not np.count_nonzero(self.drafted):
             return
-        # A row that is held has its logits, and its drafts, of an F before.
+        # A held row keeps its logits and drafts of an earlier F.
         fresh = self.rows[~self.held[self.rows]]
         self._forget_drafts(fresh)
         decodes = self.alive[fresh]
@@ -342,7 +341,7 @@ class HostRows(RowParameters[NDArray[Any]]):
         self.drafted[slots] = there.sum(axis=1)
 
     def _proposed_to(self, slots: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Tokens that may come next of these rows, [n]; NO_DRAFT behind the last one. [n, most drafts]"""
+        """Return proposed tokens of these rows, [n]; NO_DRAFT behind the last one. [n, most drafts]"""
         proposed = np.full((slots.size, self.most_drafts), NO_DRAFT, np.int32)
         if self.masks is not None:
             for i in np.flatnonzero(self.mask_epoch[slots]).tolist():
@@ -359,26 +358,26 @@ class HostRows(RowParameters[NDArray[Any]]):
         return proposed
 
     def _forget_drafts(self, slots: NDArray[np.int64]) -> None:
-        """Nothing is drafted of these rows. [n]"""
+        """Remove the drafts of these rows. [n]"""
         self.proposed[slots], self.drafted[slots], self.forced[slots] = NO_DRAFT, 0, False
 
-    # ------------------------------------------------------------ what F runs on
+    # ------------------------------------------------------------ inputs of F
 
     def queries(self) -> Queries:
-        """The query tokens of this launch's F."""
+        """Return the query tokens of this launch's F."""
         return queries_of(self)
 
     def prompt_queries(self, queries: Queries) -> PromptQueries:
-        """The query tokens of this launch that leave prompt log-probabilities."""
+        """Return the query tokens of this launch that leave prompt log-probabilities."""
         return prompt_queries_of(self, queries)
 
-    # ------------------------------------------------------------ what F leaves
+    # ------------------------------------------------------------ results of F
 
     def write_finite(self, finite: NDArray[np.bool_], queries: Queries) -> None:
-        """Write the flag of every row of F. finite: [T], True for a query token all of whose numbers are: its final
-        hidden state, and its logits where log-probabilities of the prompt were made of them.
+        """Write the flag of every row of F. finite: [T], True for a query token with a finite final hidden state and,
+        if it leaves prompt log-probabilities, finite logits.
 
-        A row that F masked has computed nothing, and counts as finite.
+        A masked row counts as finite.
         """
         if queries.query_start_loc[-1] != queries.slots.size:
             finite = np.logical_and.reduceat(finite, queries.query_start_loc[:-1])
@@ -386,15 +385,15 @@ class HostRows(RowParameters[NDArray[Any]]):
         np.logical_or(finite, queries.seq_lens == 0, out=flags, casting="unsafe")
 
     def leave_states(self, slots: NDArray[np.int64], lengths: NDArray[np.int32]) -> None:
-        """The recurrent states of these rows stand for so many tokens from now on. [n], [n]"""
+        """Set the lengths of these rows' recurrent states. [n], [n]"""
         self.state_len[slots] = lengths
 
     def write_prompt_logprobs(
-        self, places: NDArray[np.int64], chosen: NDArray[np.float32], top_ids: NDArray[np.int32],
+        self, indexes: NDArray[np.int64], chosen: NDArray[np.float32], top_ids: NDArray[np.int32],
         top: NDArray[np.float32],
     ) -> None:  # fmt: skip
-        """Log-probabilities of a prompt's tokens, into the entries `places` [n]. [n], [n, max_top], [n, max_top]"""
+        """Write log-probabilities of prompt tokens into entries `indexes` [n]. [n], [n, max_top], [n, max_top]"""
         slot = self.rings.slot(self.number)
-        self.rings.prompt_logprob[slot, places] = chosen
-        self.rings.prompt_top_ids[slot, places] = top_ids
-        self.rings.prompt_top_logprobs[slot, places] = top
+        self.rings.prompt_logprob[slot, indexes] = chosen
+        self.rings.prompt_top_ids[slot, indexes] = top_ids
+        self.rings.prompt_top_logprobs[slot, indexes] = top

@@ -1,4 +1,4 @@
-"""S on the CPU: the next token of each row, or of rows with drafts as many as were drafted right."""
+"""S on the CPU: the next token of each row, or the accepted drafts and the next token."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from runahead.runtime.programs.cpu.inputs import Queries
 from runahead.runtime.programs.cpu.rank_rows import draft, take_over_sampled
 from runahead.runtime.programs.cpu.rows import HostRows
 
-_TILE: Final = 32  # query tokens whose logits are computed at a time
+_TILE: Final = 32  # query tokens of one logits computation
 
 
 def leave_prompt_logprobs(
     model: Decoder, rows: HostRows, hidden: torch.Tensor, queries: Queries, finite: NDArray[np.bool_], vocab: int
 ) -> None:
-    """Those that this launch's query tokens leave, into its result slot. hidden: [T, hidden].
+    """Write the prompt log-probabilities of this launch's query tokens into its result slot. hidden: [T, hidden].
 
-    finite: [T], becomes False for a query token whose logits are not finite: it leaves zeros, and its row has failed.
-    vocab: ids below this may be sampled; a prompt token that is none of these has a log-probability of -inf.
+    finite: [T], set to False for a query token whose logits are not finite: it leaves zeros, and its row has failed.
+    vocab: ids below this may be sampled; other prompt tokens have a log-probability of -inf.
     """
     wanted = rows.prompt_queries(queries)
     for first in range(0, wanted.index.size, _TILE):
@@ -36,7 +36,7 @@ def leave_prompt_logprobs(
         index = wanted.index[tile]
         logits = model.logits(hidden[torch.from_numpy(index)]).numpy()[:, :vocab]
         if not model.ranks.share.is_first:
-            continue  # the first rank has all of them
+            continue  # the first rank has all logits
         good = np.isfinite(logits).all(axis=1)
         finite[index[~good]] = False
         asked = np.where(good, wanted.asked[tile], np.int32(-1))
@@ -46,13 +46,15 @@ def leave_prompt_logprobs(
         rows.write_prompt_logprobs(wanted.entry[tile], found.chosen, found.top_ids, found.top)
 
 
-_DRAWN_AT_ONCE: Final = 16  # drafts of rows that draw, sampled before it is known which are kept
+_DRAWN_AT_ONCE: Final = 16  # drafts of random rows that are sampled before it is known which are kept
 
 
 class HostSampler:
-    """Samples from what F has left. logits: float32 [max_rows + 1, 1 + K, vocab], by row slot, of the tokens that may
-    be sampled. state, penalties: the memory of `rows`. vocab: how many tokens these are. ranks: of which the first
-    alone has logits and samples."""
+    """Samples from the logits that F has left.
+
+    logits: float32 [max_rows + 1, 1 + K, vocab], by row slot, of the tokens that may be sampled. state, penalties: the
+    memory of `rows`. vocab: the number of these tokens. ranks: only the first has logits and samples.
+    """
 
     def __init__(
         self,
@@ -69,80 +71,80 @@ class HostSampler:
         self._state = state
         self._penalties = penalties
 
-    def sample(self, places: NDArray[np.intp], slots: NDArray[np.int64], form: Form, drafts: int) -> None:
-        """Advance these rows, and write their cells. places: in the row list. drafts: of a row in the F before, at
-        most. [n], [n]"""
+    def sample(self, indexes: NDArray[np.intp], slots: NDArray[np.int64], form: Form, drafts: int) -> None:
+        """Advance these rows and write their cells. indexes: in the row list. drafts: most drafts of a row in the
+        previous F. [n], [n]"""
         if self._ranks.share.is_first:
-            self._sample(places, slots, form, drafts)
+            self._sample(indexes, slots, form, drafts)
         take_over_sampled(self._rows, slots, self._ranks)
 
     def draft(self) -> None:
-        """What the rows of F that decode may say next, on every rank: see `HostRows.draft`."""
+        """Draft tokens for the decode rows of F on every rank: see `HostRows.draft`."""
         draft(self._rows, self._ranks)
 
-    def _sample(self, places: NDArray[np.intp], slots: NDArray[np.int64], form: Form, drafts: int) -> None:
+    def _sample(self, indexes: NDArray[np.intp], slots: NDArray[np.int64], form: Form, drafts: int) -> None:
         masks: Mapping[int, Sequence[NDArray[np.int32]]] = {}
         if self._rows.masks is not None and form is Form.FULL:
-            places, slots, masks = self._rows.judged(places, slots, drafts)
+            indexes, slots, masks = self._rows.judged(indexes, slots, drafts)
         if not drafts:
-            self._sample_next(places, slots, form, 0, masks)
+            self._sample_next(indexes, slots, form, 0, masks)
             return
-        self._rows.begin_runs(places, slots, drafts)
+        self._rows.begin_verified(indexes, slots, drafts)
         if not np.count_nonzero(self._rows.drafted[slots]):
-            self._sample_next(places, slots, form, 0, masks)
+            self._sample_next(indexes, slots, form, 0, masks)
         elif form is Form.PLAIN and self._is_cheap_at_once(slots):
-            self._sample_at_once(places, slots, drafts)
+            self._sample_at_once(indexes, slots, drafts)
         else:
-            self._sample_in_turn(places, slots, form, drafts, masks)
+            self._sample_stepwise(indexes, slots, form, drafts, masks)
 
     def guessed(self, logits: torch.Tensor, slots: NDArray[np.int64], ahead: int) -> NDArray[np.int32]:
-        """Tokens of these rows, so many positions beyond their length, as they will be sampled in the plain form from
-        such logits, with the noise of that position. float32 [n, vocab], [n], returns [n]"""
+        """Return the tokens of these rows, `ahead` positions beyond their length, that the plain form will sample from
+        such logits with that position's noise. float32 [n, vocab], [n], returns [n]"""
         logits = logits[:, : self.vocab]
         if not are_drawn(self._state, slots).any():
             likeliest: NDArray[np.int32] = logits.numpy().argmax(axis=1).astype(np.int32)
             return likeliest
-        by_row, places = torch.from_numpy(slots), torch.full((slots.size,), ahead)
-        drawn = sample_rows(logits, self._state, self._penalties, by_row, Form.PLAIN, 0, ahead=places)
+        by_row, each_ahead = torch.from_numpy(slots), torch.full((slots.size,), ahead)
+        drawn = sample_rows(logits, self._state, self._penalties, by_row, Form.PLAIN, 0, ahead=each_ahead)
         return drawn.tokens.numpy().astype(np.int32)
 
     def _sample_next(
-        self, places: NDArray[np.intp], slots: NDArray[np.int64], form: Form, offset: int,
+        self, indexes: NDArray[np.intp], slots: NDArray[np.int64], form: Form, offset: int,
         masks: Mapping[int, Sequence[NDArray[np.int32]]],
     ) -> NDArray[np.int32]:  # fmt: skip
-        """The next token of each row, number `offset` of its run. [n] masks: of rows with a grammar, by row slot, for
-        each token of the run."""
+        """Sample token number `offset` of each row. [n] masks: of rows with a grammar, by row slot, for each verified
+        token."""
         max_top = self._rows.rings.layout.max_top
         logits = torch.from_numpy(self._logits[slots, offset])
         now = _masks_at(masks, slots, offset) if masks else NO_MASKS
         sampled = sample_rows(logits, self._state, self._penalties, torch.from_numpy(slots), form, max_top, masks=now)
         if sampled.logprob is not None and sampled.top_ids is not None and sampled.top_logprobs is not None:
             slot = self._rows.rings.slot(self._rows.number)
-            self._rows.rings.logprob[slot, places, offset] = sampled.logprob.numpy()
-            self._rows.rings.top_ids[slot, places, offset] = sampled.top_ids.numpy()
-            self._rows.rings.top_logprobs[slot, places, offset] = sampled.top_logprobs.numpy()
+            self._rows.rings.logprob[slot, indexes, offset] = sampled.logprob.numpy()
+            self._rows.rings.top_ids[slot, indexes, offset] = sampled.top_ids.numpy()
+            self._rows.rings.top_logprobs[slot, indexes, offset] = sampled.top_logprobs.numpy()
         tokens = sampled.tokens.numpy().astype(np.int32)
         nothing_left = None if sampled.nothing_left is None else sampled.nothing_left.numpy()
-        self._rows.advance(places, slots, tokens, sampled.finite.numpy(), offset, nothing_left)
+        self._rows.advance(indexes, slots, tokens, sampled.finite.numpy(), offset, nothing_left)
         return tokens
 
-    def _sample_in_turn(
-        self, places: NDArray[np.intp], slots: NDArray[np.int64], form: Form, drafts: int,
+    def _sample_stepwise(
+        self, indexes: NDArray[np.intp], slots: NDArray[np.int64], form: Form, drafts: int,
         masks: Mapping[int, Sequence[NDArray[np.int32]]],
     ) -> None:  # fmt: skip
-        """Runs, position after position: each token is sampled from the row state that the one before has left, of a
-        row with a grammar under the mask behind the drafts that were kept."""
+        """Sample position after position: each token from the row state after the previous one, and under the mask
+        behind the accepted drafts."""
         for offset in range(drafts):
-            tokens = self._sample_next(places, slots, form, offset, masks)
+            tokens = self._sample_next(indexes, slots, form, offset, masks)
             going = self._rows.goes_on(slots, tokens, offset)
-            places, slots = places[going], slots[going]
+            indexes, slots = indexes[going], slots[going]
             if not slots.size:
                 return
-        self._sample_next(places, slots, form, drafts, masks)
+        self._sample_next(indexes, slots, form, drafts, masks)
 
-    def _sample_at_once(self, places: NDArray[np.intp], slots: NDArray[np.int64], drafts: int) -> None:
-        """The same in the plain form, where nothing but its position tells the next token from the one before: all of
-        them are sampled, and those that follow a draft that missed are thrown away."""
+    def _sample_at_once(self, indexes: NDArray[np.intp], slots: NDArray[np.int64], drafts: int) -> None:
+        """Sample all positions at once in the plain form, where a token depends on its position alone. Tokens behind a
+        wrong draft are dropped."""
         counts = 1 + self._rows.drafted[slots]
         row = np.repeat(np.arange(slots.size), counts)
         offset = np.arange(row.size) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -153,10 +155,10 @@ class HostSampler:
         )
         tokens, finite = np.zeros((slots.size, 1 + drafts), np.int32), np.ones((slots.size, 1 + drafts), np.bool_)
         tokens[row, offset], finite[row, offset] = sampled.tokens.numpy(), sampled.finite.numpy()
-        self._rows.advance_runs(places, slots, tokens, finite)
+        self._rows.advance_verified(indexes, slots, tokens, finite)
 
     def _is_cheap_at_once(self, slots: NDArray[np.int64]) -> bool:
-        """A token that is drawn costs a hundred times one that is greedy."""
+        """Return whether few enough tokens are drawn at random: one costs a hundred times a greedy token."""
         drawn = self._rows.drafted[slots][are_drawn(self._state, slots)]
         return int(drawn.sum()) <= _DRAWN_AT_ONCE
 
@@ -164,5 +166,5 @@ class HostSampler:
 def _masks_at(
     masks: Mapping[int, Sequence[NDArray[np.int32]]], slots: NDArray[np.int64], offset: int
 ) -> dict[int, NDArray[np.int32]]:
-    """The masks for token number `offset` of these rows' runs, [n], by the rows' place among them."""
+    """Return the masks of token number `offset` of these rows, [n], by the rows' indexes."""
     return {i: masks[slot][offset] for i, slot in enumerate(slots.tolist()) if slot in masks}

@@ -1,7 +1,8 @@
-"""A draft head on a GPU: `runahead.runtime.models.drafters.draft_head` with Triton kernels, and no wait for the host.
+"""A draft head on a GPU: `runahead.runtime.models.drafters.draft_head` with Triton kernels, without waiting for the
+host.
 
-What an entry is, where it lies, and why, stands there. Hidden states are of the model's dtype here, and an entry is
-what its two products make, one after the other.
+That module explains entries and their blocks. Hidden states have the model's dtype here, and an entry is the result of
+its two products, one after the other.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.layer_products import products_of
-from runahead.runtime.kernels.layers import AttentionShape, Ends, Layer, Linear
+from runahead.runtime.kernels.layers import AttentionShape, EmbeddingAndHead, Layer, Linear
 from runahead.runtime.kernels.triton.attention.rope_and_cache import rotate_and_write
 from runahead.runtime.kernels.triton.drafting.head_inputs import Joining
 from runahead.runtime.kernels.triton.forward.decode import RowStream
@@ -21,7 +22,7 @@ from runahead.runtime.kernels.triton.gemm.tuning import takes_depth
 from runahead.runtime.kernels.triton.ops.norms import rms_norm
 from runahead.runtime.kernels.triton.ops.put_rows import put_columns
 from runahead.runtime.models.architecture import HeadWeights
-from runahead.runtime.models.decoder import Decoder, Look, bound_feed_forward
+from runahead.runtime.models.decoder import Decoder, ReadHidden, bound_feed_forward
 from runahead.runtime.models.drafters.draft_head import step_share
 from runahead.runtime.models.memory import memory_of, weight_bytes
 from runahead.runtime.models.rope import rope_table
@@ -29,18 +30,19 @@ from runahead.runtime.models.rope import rope_table
 
 @dataclass(frozen=True, slots=True)
 class GpuDraftCache:
-    """What a network keeps of rows, in their blocks. hidden: [num_blocks * block_size, width], by KV slot, the hidden
-    states that it reads; width is 0 where it reads none."""
+    """A network's data of rows, in their blocks. hidden: [num_blocks * block_size, width], by KV slot, the hidden
+    states that it reads; width is 0 if it reads none."""
 
     entries: KVCache
     hidden: torch.Tensor
 
 
 class TritonHead:
-    """A draft head and its target: `runahead.runtime.models.drafters.draft_head.DraftHead` where work is enqueued.
+    """A draft head and its target: `runahead.runtime.models.drafters.draft_head.DraftHead` with enqueued work.
 
-    exact: no row's bits hang on the rows beside it, where the
-    head's shapes allow that. positions: rotary angles are tabled for this many."""
+    exact: a row's bits do not depend on the other rows, if the head's shapes allow it. positions: length of the table
+    of rotary angles.
+    """
 
     def __init__(self, weights: HeadWeights, target: Decoder, exact: bool, positions: int) -> None:
         self.weights = weights
@@ -53,20 +55,22 @@ class TritonHead:
         assert not self._mixer.norms_span_heads and self._mixer.post_norm is None, "no head is built so"
         self._embedding = of_target.embedding if weights.embedding is None else weights.embedding
         self._rope = rope_table(weights.rope, positions, target.device)
-        self._bound = kernels.bind(Ends(self._embedding, weights.norm or of_target.final_norm, (self._rope,)))
+        self._bound = kernels.bind(
+            EmbeddingAndHead(self._embedding, weights.norm or of_target.final_norm, (self._rope,))
+        )
         self._fuse, self._mix = self._bound.fuse(weights.fuse), self._bound.attention(self._mixer, 0)
         self._feed_forward = bound_feed_forward(self._bound, weights.feed_forward)
         self._entry = _of_keys(self._mixer.qkv, self._mixer.shape)
         self._targets = None if weights.targets is None else weights.targets.to(torch.int32)
         self._lm_head = of_target.lm_head if weights.lm_head is None else weights.lm_head
-        # Bounded are the target's own logits: neither those of a head's matrix, nor those of some tokens alone.
+        # Only the target's full logits are bounded, not a head's matrix or a part of the vocabulary.
         self._cap = of_target.logit_cap if self._lm_head is of_target.lm_head and self._targets is None else 0.0
         if weights.lm_head is None and weights.targets is not None:
             self._lm_head = self._lm_head[weights.targets]
 
     @property
     def parameters(self) -> int:
-        """Trained numbers of the head's own."""
+        """Trained numbers of the head alone."""
         return self.weights.parameters
 
     @property
@@ -76,36 +80,36 @@ class TritonHead:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of its tensors, those that were made of others too."""
+        """Bytes of its tensors, including derived ones."""
         copied = self.weights.lm_head is None and self.weights.targets is not None
         return weight_bytes(self.weights) + (self._lm_head.nbytes if copied else 0)
 
     def make_cache(self, num_blocks: int, block_size: int) -> GpuDraftCache:
-        """A zeroed cache; block 0 is the null block."""
+        """Return a zeroed cache; block 0 is the null block."""
         dtype, device = self._target.dtype, self._target.device
         entries = memory_of((self._layer,)).make_cache(num_blocks, block_size, dtype, device)
         slots = num_blocks * block_size
         return GpuDraftCache(entries, torch.zeros((slots, self.weights.width), dtype=dtype, device=device))
 
-    def looking(self, tokens: int) -> tuple[Look | None, torch.Tensor | None]:
-        """A callback for the target's forward over so many query tokens, and what `fill` is given then. None: the head
-        reads what the forward returns."""
+    def hidden_reader(self, tokens: int) -> tuple[ReadHidden | None, torch.Tensor | None]:
+        """Return a callback for the target's forward over `tokens` query tokens, and the tensor that it fills for
+        `fill`. None: the head reads the forward's result."""
         reads, width = self.weights.reads, self._target.config.hidden_size
         if not reads:
             return None, None
         device = self._target.device
         wide = torch.empty((tokens, len(reads) * width), dtype=self._target.dtype, device=device)
 
-        def look(layers: int, stream: Stream) -> None:
+        def read_hidden(layers: int, stream: Stream) -> None:
             for number, after in enumerate(reads):
                 if layers == after:
-                    stream.look(wide[:, number * width : (number + 1) * width])
+                    stream.copy_residual(wide[:, number * width : (number + 1) * width])
 
-        return look, wide
+        return read_hidden, wide
 
     def fill(self, batch: ForwardBatch, hidden: torch.Tensor, seen: torch.Tensor | None, cache: GpuDraftCache) -> None:
-        """Leave what is kept of F's query tokens, and write their entries. batch: as F had it, in rows or in lines.
-        hidden: the target's after its last norm, [T, hidden]. seen: see `looking`."""
+        """Store the data of F's query tokens and write their entries. batch: F's, by row or by query token. hidden: the
+        target's after its last norm, [T, hidden]. seen: see `hidden_reader`."""
         mixer, product = self._mixer, self.weights.fuse.product
         x = self._joining(cache).in_batch(batch, self._read(hidden, seen))
         if not mixer.joined:
@@ -120,7 +124,7 @@ class TritonHead:
         )  # fmt: skip
 
     def _read(self, hidden: torch.Tensor, seen: torch.Tensor | None) -> torch.Tensor:
-        """The hidden states that are kept, [T, width]."""
+        """Return the hidden states to keep, [T, width]."""
         narrow, norms = self.weights.narrow, self.weights.read_norms
         if narrow is None or seen is None:
             return hidden
@@ -132,9 +136,12 @@ class TritonHead:
     def step(
         self, batch: ForwardBatch, before: torch.Tensor, is_first: bool, cache: GpuDraftCache, logits: torch.Tensor
     ) -> torch.Tensor:
-        """Write the entries of one token a row, and into `logits`, float32 [R, vocab of the target], what follows.
-        before: in the first step int64 [R], KV slots of the hidden states before; then the return value of the step
-        before, the hidden states that the head expects of these tokens."""
+        """Write the entries of one token of each row, and the next token's logits into `logits`, float32 [R, vocab of
+        the target].
+
+        before: in the first step int64 [R], KV slots of the previous hidden states; then the previous step's result,
+        the hidden states that the head predicts for these tokens.
+        """
         own, joining = self.weights, self._joining(cache)
         join = joining.of_places if is_first else joining.of_expected
         with self._bound.stream(batch, cache.entries, joins=True) as stream:
@@ -148,12 +155,12 @@ class TritonHead:
         return normed if own.passes_normed and normed is not None else left
 
     def _write_logits(self, hidden: torch.Tensor, batch: ForwardBatch, logits: torch.Tensor) -> None:
-        places = batch.query_start_loc[: batch.num_rows]  # each row has one query token
+        indexes = batch.query_start_loc[: batch.num_rows]  # each row has one query token
         if self._targets is None:
-            self._kernels.logits_into(hidden, self._lm_head, logits, places, self._cap)
+            self._kernels.logits_into(hidden, self._lm_head, logits, indexes, self._cap)
             return
         known = logits.new_empty((batch.num_rows, self._lm_head.shape[0]))
-        self._kernels.logits_into(hidden, self._lm_head, known, places)
+        self._kernels.logits_into(hidden, self._lm_head, known, indexes)
         put_columns(known, logits, self._targets)
 
     def _joining(self, cache: GpuDraftCache) -> Joining:
@@ -161,5 +168,5 @@ class TritonHead:
 
 
 def _of_keys(qkv: Linear, shape: AttentionShape) -> Linear:
-    """What of the product makes keys and values: they come last."""
+    """Return the columns of the product that make keys and values, which come last."""
     return Linear(qkv.weight[shape.q_size :], None if qkv.bias is None else qkv.bias[shape.q_size :])

@@ -1,6 +1,6 @@
 """A whole model that drafts for another on a GPU: `runahead.runtime.models.drafters.draft_model` with Triton kernels.
 
-It is run as a draft head that reads no hidden state, so that what is said there of blocks and entries holds here.
+It runs as a draft head that reads no hidden state, so that module's rules on blocks and entries apply.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.triton.forward import exactness
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
-from runahead.runtime.models.decoder import Decoder, Look
+from runahead.runtime.models.decoder import Decoder, ReadHidden
 from runahead.runtime.models.drafters.draft_model import DraftModelFiles, DraftModelSizes
 from runahead.runtime.models.drafters.head_files import HeadFiles
 from runahead.runtime.models.load import load_model
@@ -21,13 +21,13 @@ from runahead.runtime.programs.cuda.draft_head import GpuDraftCache, TritonHead
 
 
 class TritonDraftModel(DraftModelSizes):
-    """On a GPU, with the methods of `TritonHead`."""
+    """A draft model and its target on a GPU, with the methods of `TritonHead`."""
 
     def make_cache(self, num_blocks: int, block_size: int) -> GpuDraftCache:
         nothing = torch.zeros((num_blocks * block_size, 0), dtype=self._model.dtype, device=self._model.device)
         return GpuDraftCache(self._model.make_cache(num_blocks, block_size), nothing)
 
-    def looking(self, tokens: int) -> tuple[Look | None, torch.Tensor | None]:
+    def hidden_reader(self, tokens: int) -> tuple[ReadHidden | None, torch.Tensor | None]:
         return None, None
 
     def fill(self, batch: ForwardBatch, hidden: torch.Tensor, seen: torch.Tensor | None, cache: GpuDraftCache) -> None:
@@ -36,9 +36,9 @@ class TritonDraftModel(DraftModelSizes):
     def step(
         self, batch: ForwardBatch, before: torch.Tensor, is_first: bool, cache: GpuDraftCache, logits: torch.Tensor
     ) -> torch.Tensor:
-        hidden, places = self._model.forward(batch, cache.entries), batch.query_start_loc[: batch.num_rows]
+        hidden, indexes = self._model.forward(batch, cache.entries), batch.query_start_loc[: batch.num_rows]
         own = self._model.weights
-        self._model.kernels.logits_into(hidden, own.lm_head, logits, places, own.logit_cap)
+        self._model.kernels.logits_into(hidden, own.lm_head, logits, indexes, own.logit_cap)
         return before
 
 
@@ -48,9 +48,11 @@ GpuDraftNetwork: TypeAlias = TritonHead | TritonDraftModel
 def load_drafter(
     files: HeadFiles | DraftModelFiles, target: Decoder, exact: bool, positions: int, *, drawn: bool
 ) -> GpuDraftNetwork:
-    """The head or the model in these files, on the GPU of its target and in the target's dtype. exact: by exact
-    kernels, if there are any for it. positions: the longest context. drawn: its numbers are random, and no file is
-    read. Raises CheckpointError."""
+    """Load a draft head or draft model on its target's GPU, in the target's dtype.
+
+    exact: with exact kernels, if it has any. positions: the longest context. drawn: random weights, without reading a
+    file. Raises CheckpointError.
+    """
     if isinstance(files, HeadFiles):
         weights = files.weights(torch.Tensor.contiguous, target.device, target.dtype, drawn=drawn)
         return TritonHead(weights, target, exact, positions)

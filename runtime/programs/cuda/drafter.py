@@ -1,8 +1,7 @@
-"""A drafter with layers over the rows of a GPU's program: `runahead.runtime.programs.cpu.drafter` without the
-host.
+"""A drafter with layers over the rows of a GPU's program: `runahead.runtime.programs.cpu.drafter` without host work.
 
-F leaves what the drafter keeps of its query tokens; apply has K steps of it guess, one after the other, each from what
-the step before has chosen. All of it is kernels whose shapes hang on the launch's rows and on K alone.
+F leaves the drafter's data of its query tokens; apply runs K draft steps, each from the token that the previous step
+chose. The shapes of all kernels depend only on the launch's rows and on K.
 """
 
 from __future__ import annotations
@@ -17,15 +16,18 @@ from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.triton.drafting.head_steps import begin_step, make_head_rows
 from runahead.runtime.kernels.triton.row_updates.rows import DeviceRows
 from runahead.runtime.kernels.triton.sampling.sampler import SamplerBuffers, sample_rows_cuda
-from runahead.runtime.models.decoder import Look
+from runahead.runtime.models.decoder import ReadHidden
 from runahead.runtime.programs.cuda.draft_model import GpuDraftNetwork
 
-_NOT_DRAFTED: Final = -1e30  # the logit of a token that a head does not know: finite, and never the highest
+_NOT_DRAFTED: Final = -1e30  # the logit of a token outside a head's vocabulary: finite, never the highest
 
 
 class GpuDrafter:
-    """rows: whose tokens, lengths and blocks it reads, with room for drafts. num_blocks: of the pool, the null block
-    counted. sampler: buffers that nobody needs between S and the next S."""
+    """A draft head or draft model on a GPU.
+
+    rows: their tokens, lengths and blocks are read, with room for drafts. num_blocks: of the pool, including the null
+    block. sampler: buffers that are unused between two S.
+    """
 
     def __init__(
         self, network: GpuDraftNetwork, rows: DeviceRows, sampler: SamplerBuffers, *, num_blocks: int, block_size: int,
@@ -39,20 +41,20 @@ class GpuDrafter:
         self._cache = network.make_cache(num_blocks, block_size)
         self._steps = make_head_rows(state.slots, drafts.rows, drafts.block_tables.shape[1], device)
         self._logits = torch.full((drafts.rows, vocab_size), _NOT_DRAFTED, dtype=torch.float32, device=device)
-        # The rows as the sampler is to see them: each at the position for which is guessed.
+        # The rows for the sampler: each at the position of its next guess.
         self._sampled = replace(state, seq_len=self._steps.next_position, alive=self._steps.active)
 
-    def looking(self, tokens: int) -> tuple[Look | None, torch.Tensor | None]:
-        """See `TritonHead.looking`."""
-        return self._network.looking(tokens)
+    def hidden_reader(self, tokens: int) -> tuple[ReadHidden | None, torch.Tensor | None]:
+        """See `TritonHead.hidden_reader`."""
+        return self._network.hidden_reader(tokens)
 
     def follow(self, batch: ForwardBatch, hidden: torch.Tensor, seen: torch.Tensor | None) -> None:
-        """F has computed the hidden states of its query tokens, [T, hidden]. See `TritonHead.fill`."""
+        """Store the hidden states of F's query tokens, [T, hidden]. See `TritonHead.fill`."""
         self._network.fill(batch, hidden, seen, self._cache)
 
     def propose(self, num_rows: int, count: int) -> None:
-        """Up to `count` tokens for each of the first `num_rows` places of the row list, all of which decode: as S would
-        sample them in the plain form from the network's logits, with the noise of each position."""
+        """Propose up to `count` tokens for each of the first `num_rows` rows of the row list, all decoding, as S would
+        sample them in the plain form from the network's logits with each position's noise."""
         slots, before, chosen = self._rows.rows.slots, self._steps.before[:num_rows], None
         for ahead in range(count + 1):
             begin_step(

@@ -28,7 +28,7 @@ from runahead.runtime.kernels.triton.row_state.drafts import make_draft_state
 from runahead.runtime.kernels.triton.row_state.grammar_masks import make_mask_state
 from runahead.runtime.kernels.triton.row_updates.prompt_logprobs import make_prompt_buffers
 from runahead.runtime.kernels.triton.row_updates.rows import DeviceRows
-from runahead.runtime.kernels.triton.sampling.sampler import Runs, make_sampler_buffers, sample_rows_cuda
+from runahead.runtime.kernels.triton.sampling.sampler import VerifiedTokens, make_sampler_buffers, sample_rows_cuda
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.decoder import Decoder
@@ -40,31 +40,31 @@ from runahead.runtime.wire.messages import Exactness
 
 
 def keep_kernels(folder: str, called: str) -> None:
-    """Before anything else here. Compiled kernels are kept in this folder, or in Triton's own where it is empty.
+    """Keep compiled kernels in this folder, or in Triton's default if it is empty. Call before anything else here.
 
-    called: what messages call the setting. Raises an OSError whose sentence says what can't be done.
+    called: the setting's name in messages. Raises OSError with a sentence that says what fails.
     """
     use_kernel_cache(folder, called)
 
 
 class NoExactKernelsError(ValueError):
-    """They are asked for, and the model has none. The end of a sentence that says why."""
+    """Exact kernels were requested but the model has none. The message is the end of a sentence that says why."""
 
 
 def use_tuned() -> None:
-    """After `keep_kernels`, before any kernel runs: reads what `runahead tune` has left in the folder.
+    """Read the tilings that `runahead tune` left in the folder. Call after `keep_kernels`, before any kernel runs.
 
-    Raises an OSError whose sentence says which entry can't be used.
+    Raises OSError with a sentence that names the unusable entry.
     """
     use_tuned_tilings()
 
 
 def exactness_of(weights: ModelWeights, dtype: torch.dtype, asked: str) -> Exactness:
-    """Whether the kernels of a `TritonProgram` are to be exact.
+    """Return whether a `TritonProgram`'s kernels are exact.
 
-    weights: of the model, which may be without memory or values. asked: on, off or auto.
+    weights: of the model, possibly without memory or values. asked: on, off or auto.
 
-    Raises NoExactKernelsError where that is asked for and can't be.
+    Raises NoExactKernelsError if exact kernels are requested but impossible.
     """
     impossible = exactness.why_impossible(weights.layers, dtype)
     if asked == "on" and impossible:
@@ -73,41 +73,42 @@ def exactness_of(weights: ModelWeights, dtype: torch.dtype, asked: str) -> Exact
 
 
 def gpu_kernels(exact: bool) -> KernelSet:
-    """The kernels for which a `TritonProgram`'s decoder is loaded. exact: no row's bits depend on the rows beside
-    it."""
+    """Return the kernels of a `TritonProgram`'s decoder. exact: a row's bits do not depend on the other rows."""
     return TritonKernelSet(exact)
 
 
 def tilings_of(model: Decoder, buckets: Sequence[int], exact: bool) -> dict[str, object]:
-    """How many products of decode launches of so many rows were measured on this GPU, by name: logged at start. exact:
-    by the exact kernels."""
+    """Return how many products of decode launches with these rows were measured on this GPU, by name, for the log at
+    start. exact: with the exact kernels."""
     return tiling_counts(model.weights.layers, model.weights.lm_head, buckets, exact)
 
 
 def slots_with_drafts(max_rows: int, draft_rows: int) -> int:
-    """Row slots, the lowest, of which drafts are proposed where rows may be held: each keeps the logits of its run.
-    Twice as many as a launch with drafts has rows, since those that have ended give their slots back late. draft_rows:
-    of such a launch, at most."""
+    """Return how many of the lowest row slots may have drafts where rows may be held: each keeps its logits.
+
+    It is twice the rows of a launch with drafts, since ended rows give their slots back late. draft_rows: most rows of
+    such a launch.
+    """
     return min(max_rows + 1, 2 * draft_rows)
 
 
 class TritonProgram:
     """A `runahead.cuda_graphs.cuda_device.CudaProgram` over a `Decoder` on a GPU.
 
-    num_blocks counts the null block. max_tokens: query tokens of a launch, at most. Logits stay by row slot, float32
-    [max_rows + 1, vocab], from the row's F to its S, whatever other rows the launches between have. Places of padding,
-    and chunks that sample nothing, leave theirs at the null slot, where nobody reads.
+    num_blocks includes the null block. max_tokens: most query tokens of a launch. Logits stay by row slot, float32
+    [max_rows + 1, vocab], from the row's F to its S, across other rows' launches. Padding, and chunks that are not
+    sampled, leave theirs at the null slot, which nobody reads.
 
-    drafts: of a row and launch that a drafter makes, at most; 0: there is none. draft_rows: of a launch that verifies
-    drafts, at most, which all decode; 0: none does. The logits of such a launch lie line by line (`DraftState`). exact:
-    the model's kernels are exact, and drafts are verified so that a line has the bits of a plain step. masks: of rows
-    with a grammar; None: no row has one. Where launches verify drafts, what grammars force is proposed too, up to
-    `masks.drafts` tokens, and all logits lie by row slot: a row that is held has its run until an S takes it. So
-    something is proposed for the lowest `slots_with_drafts` alone (`DraftState.kept_slots`). snapshots: of recurrent
-    states, that there is room for, at every snapshot_tokens-th token of a row. head: a drafter with layers, in the
-    place of the one that looks up what followed before. sampled_vocab: ids below this may be sampled; None: all.
+    drafts: most drafts of a row from a drafter; 0: no drafter. draft_rows: most rows of a launch that verifies drafts,
+    which all decode; 0: none does. The logits of such a launch are by query token (`DraftState`). exact: the model's
+    kernels are exact, and a verified token has the bits of a plain step. masks: of rows with a grammar; None: no row
+    has one. In launches that verify drafts, grammars' forced tokens are proposed too, up to `masks.drafts`, and all
+    logits are by row slot, so that a held row keeps them until an S samples it. So only the lowest `slots_with_drafts`
+    slots have drafts (`DraftState.kept_slots`). snapshots: number of recurrent-state snapshots, at every
+    snapshot_tokens-th token of a row. head: a drafter with layers, instead of n-gram lookup. sampled_vocab: only ids
+    below this may be sampled; None: all.
 
-    Raises ValueError where a drafter may make more drafts of a row than there can be masks behind.
+    Raises ValueError if a drafter may make more drafts of a row than masks can follow.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class TritonProgram:
                 f"there are masks behind {masks.drafts} drafts of a row, and a drafter makes up to {drafts}"
             )
         most = max(drafts, 0 if masks is None else masks.drafts) if draft_rows else 0
-        vocab, slots, lines = model.config.vocab_size, max_rows + 1, draft_rows * (1 + most)
+        vocab, slots, verified = model.config.vocab_size, max_rows + 1, draft_rows * (1 + most)
         of_drafts = None
         if most:
             max_blocks, looked_up = ceil_div(context_length, block_size), context_length
@@ -161,14 +162,14 @@ class TritonProgram:
         self._ranks = self.rows.ranks = model.ranks
         self._exact = exact
         self._cache = model.make_cache(num_blocks, block_size, max_rows, snapshots, most)
-        self._in_order = torch.arange(max(max_rows, lines), dtype=torch.int32, device=model.device)
+        self._in_order = torch.arange(max(max_rows, verified), dtype=torch.int32, device=model.device)
         by_slot = slots + (0 if of_drafts is None else most * of_drafts.kept_slots)
         self._logits = torch.zeros((by_slot, vocab), dtype=torch.float32, device=model.device)
-        self._run_logits = self._logits
+        self._verify_logits = self._logits
         if of_drafts is None or not of_drafts.holds:
-            self._run_logits = torch.zeros((lines, vocab), dtype=torch.float32, device=model.device)
+            self._verify_logits = torch.zeros((verified, vocab), dtype=torch.float32, device=model.device)
         sizes = (vocab, rings.layout.max_top, model.device, sampled_vocab)
-        self._sampler = make_sampler_buffers(max(max_rows, lines), *sizes)
+        self._sampler = make_sampler_buffers(max(max_rows, verified), *sizes)
         self._prompt = make_prompt_buffers(max_tokens, *sizes)
         self._head: GpuDrafter | None = None
         if head is not None:
@@ -204,19 +205,27 @@ class TritonProgram:
         self.rows.advance(count, sampled.tokens, sampled.finite, sampled.nothing_left)
 
     def _verify(self, shape: LaunchShape) -> None:
-        """Runs: each of their tokens is sampled as if all drafts before it were right, then they are cut off."""
+        """Sample all verified tokens as if every earlier draft were right, then cut each row off at its first miss."""
         drafts = self.rows.drafts
         assert drafts is not None
-        runs = Runs(1 + shape.sample_drafts, drafts.proposed)
-        there = slice(shape.sample_rows * runs.width)
-        state, penalties, slots = self.rows.state, self.rows.penalties, drafts.run_slots[there]
+        verified = VerifiedTokens(1 + shape.sample_drafts, drafts.proposed)
+        there = slice(shape.sample_rows * verified.width)
+        state, penalties, slots = self.rows.state, self.rows.penalties, drafts.verify_slots[there]
         masks = self.rows.masks if shape.masked else None
         if masks is not None:
             self.rows.judge(shape.sample_rows, shape.sample_drafts)
         sampled = sample_rows_cuda(
-            self._run_logits, state, penalties, slots, shape.form, self._sampler, drafts.run_lines[there], runs, masks
+            self._verify_logits,
+            state,
+            penalties,
+            slots,
+            shape.form,
+            self._sampler,
+            drafts.verify_logits[there],
+            verified,
+            masks,
         )
-        self.rows.advance_runs(shape.sample_rows, shape.sample_drafts, sampled)
+        self.rows.advance_verified(shape.sample_rows, shape.sample_drafts, sampled)
 
     def apply(self, shape: LaunchShape) -> int:
         self.rows.apply(shape.rows, shape.tokens, shape.is_decode, shape.drafts, forced=shape.forced)
@@ -224,22 +233,22 @@ class TritonProgram:
 
     def forward(self, shape: LaunchShape, between: Callable[[], None] = unwatched) -> None:
         if shape.drafts:
-            self._forward_runs(shape, between)
+            self._forward_verified(shape, between)
         elif not shape.is_closing:
             self._forward_rows(shape, between)
 
     def warming_up(self) -> AbstractContextManager[None]:
         return choosing_products()
 
-    def meet(self, shape: LaunchShape) -> None:
+    def warm_up_layers(self, shape: LaunchShape) -> None:
         self.apply(shape)
         self._forward_rows(shape, unwatched, briefly=True)
 
     def _forward_rows(self, shape: LaunchShape, between: Callable[[], None], *, briefly: bool = False) -> None:
-        """F of rows without drafts. briefly: see `Decoder.forward`."""
+        """Run F of rows without drafts. briefly: see `Decoder.forward`."""
         batch = self.rows.batch(shape.rows, shape.tokens, shape.is_decode)
-        look, seen = (None, None) if self._head is None else self._head.looking(shape.tokens)
-        hidden = self._model.forward(batch, self._cache, between, look, briefly=briefly)
+        read_hidden, seen = (None, None) if self._head is None else self._head.hidden_reader(shape.tokens)
+        hidden = self._model.forward(batch, self._cache, between, read_hidden, briefly=briefly)
         last = hidden
         if not batch.is_decode:
             last = hidden.index_select(0, self.rows.queries.last_query[: shape.rows])
@@ -251,32 +260,32 @@ class TritonProgram:
         if self._head is not None:
             self._head.follow(batch, hidden, seen)
 
-    def _forward_runs(self, shape: LaunchShape, between: Callable[[], None]) -> None:
-        """F of rows that all decode, with their drafts."""
-        drafts, batch = self.rows.drafts, self.rows.run_batch(shape.rows, shape.drafts)
+    def _forward_verified(self, shape: LaunchShape, between: Callable[[], None]) -> None:
+        """Run F of decode rows with their drafts."""
+        drafts, batch = self.rows.drafts, self.rows.verify_batch(shape.rows, shape.drafts)
         assert drafts is not None
-        lines = self.rows.line_batch(shape.rows, shape.drafts) if self._exact else batch
-        look, seen = (None, None) if self._head is None else self._head.looking(batch.num_tokens)
-        hidden = self._model.forward(lines, self._cache, between, look)
-        places = (drafts.line_places if drafts.holds else self._in_order)[: batch.num_tokens]
-        self._leave_logits(hidden, self._run_logits, places)
+        token_batch = self.rows.token_batch(shape.rows, shape.drafts) if self._exact else batch
+        read_hidden, seen = (None, None) if self._head is None else self._head.hidden_reader(batch.num_tokens)
+        hidden = self._model.forward(token_batch, self._cache, between, read_hidden)
+        indexes = (drafts.logits_slots if drafts.holds else self._in_order)[: batch.num_tokens]
+        self._leave_logits(hidden, self._verify_logits, indexes)
         self.rows.write_finite(hidden, batch)
         if self._head is not None:
-            self._head.follow(lines, hidden, seen)
+            self._head.follow(token_batch, hidden, seen)
 
-    def _leave_logits(self, hidden: torch.Tensor, logits: torch.Tensor, places: torch.Tensor) -> None:
+    def _leave_logits(self, hidden: torch.Tensor, logits: torch.Tensor, indexes: torch.Tensor) -> None:
         weights, kernels = self._model.weights, self._model.kernels
         if self._ranks.share.is_whole:
-            kernels.logits_into(hidden, weights.lm_head, logits, places, weights.logit_cap)
+            kernels.logits_into(hidden, weights.lm_head, logits, indexes, weights.logit_cap)
             return
         part = torch.empty((hidden.shape[0], weights.lm_head.shape[0]), dtype=torch.float32, device=hidden.device)
         kernels.logits_into(hidden, weights.lm_head, part, self._in_order[: hidden.shape[0]], weights.logit_cap)
         whole = self._ranks.gather(part)
         if self._ranks.share.is_first:
-            put_rows(whole, logits, places)
+            put_rows(whole, logits, indexes)
 
     def _raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """In the model's dtype, or float32 where a tanh bounds them: of some prompt tokens at a time."""
+        """Return logits of some prompt tokens, in the model's dtype, or in float32 if a tanh bounds them."""
         if self._model.weights.logit_cap or not self._ranks.share.is_whole:
             return self._model.logits(hidden)
         return self._model.kernels.linear(hidden, self._model.weights.lm_head)

@@ -1,8 +1,8 @@
-"""How the products of a model's decode launches are best cut into programs on this GPU: `runahead tune`.
+"""Measures the best tilings of a model's decode products on this GPU: `runahead tune`.
 
-F of a decode launch with random weights is captured in a graph and timed, with one product at a time cut in another
-way: from the tiling in use to one that differs in a single field, as long as that is faster. A tiling that changes any
-bit of the launch's logits is never taken, and those that would by definition are not tried
+F of a decode launch with random weights is captured in a graph and timed, changing one product's tiling at a time: from
+the one in use to one that differs in a single field, as long as that is faster. A tiling that changes any bit of the
+logits is never taken, and tilings that would by definition are not tried
 (`runahead.runtime.kernels.triton.forward.tuned_tilings`).
 """
 
@@ -39,17 +39,17 @@ from runahead.runtime.models.weights import described, dummy_weights
 from runahead.runtime.rounding import ceil_div
 
 TimeUs = Callable[[Callable[[], object]], float]
-LAYERS: Final = 4  # of each kind: the others have the same shapes
-TOKENS: Final = 672  # of a row
+LAYERS: Final = 4  # of each kind; more layers have the same shapes
+TOKENS: Final = 672  # of each row
 _BLOCK_SIZE: Final = 16
-_NOISE: Final = 3e-3  # of a launch's time
-_PASSES: Final = 4  # steps from the tiling in use, at most
+_NOISE: Final = 3e-3  # fraction of a launch's time
+_PASSES: Final = 4  # most steps from the tiling in use
 _ROUNDS: Final = 3
 _REPLAYS: Final = 6
 
 
 def graph_us(work: Callable[[], object]) -> float:
-    """Microseconds of the work that `work` enqueues, replayed from a captured graph: a median. Raises what `work`
+    """Return the median time, in microseconds, of replaying the work that `work` enqueues. Raises what `work`
     raises."""
     work()
     torch.cuda.synchronize()
@@ -71,13 +71,13 @@ def graph_us(work: Callable[[], object]) -> float:
 
 
 def few_layers(config: ModelConfig) -> ModelConfig:
-    """The model with its first LAYERS layers of each kind."""
+    """Return the model with its first LAYERS layers of each kind."""
     kinds = [layer_kinds([layer]) for layer in described(config).layers]
     return with_layers(config, [number for number, kind in enumerate(kinds) if kinds[:number].count(kind) < LAYERS])
 
 
 class DecodeStep:
-    """F of a decode launch of `rows` rows of about `tokens` tokens each, and its logits, float32 [rows, vocab]."""
+    """F and logits, float32 [rows, vocab], of a decode launch of `rows` rows with about `tokens` tokens each."""
 
     def __init__(self, model: Decoder, rows: int, tokens: int = TOKENS) -> None:
         device, blocks = model.device, ceil_div(tokens, _BLOCK_SIZE)
@@ -103,15 +103,15 @@ class DecodeStep:
             is_decode=True,
             state_slots=row[:rows] if self._cache.states else None,
         )
-        self._places = row[:rows]
+        self._indexes = row[:rows]
         self.logits = torch.zeros((rows, vocab), dtype=torch.float32, device=device)
 
     def run(self) -> None:
         hidden = self._model.forward(self._batch, self._cache)
-        self._model.kernels.logits_into(hidden, self._model.weights.lm_head, self.logits, self._places)
+        self._model.kernels.logits_into(hidden, self._model.weights.lm_head, self.logits, self._indexes)
 
     def bits(self) -> torch.Tensor:
-        """The logits of one launch, from the states that a row begins with. [rows, vocab]"""
+        """Return one launch's logits from zeroed states. [rows, vocab]"""
         for states in self._cache.states:
             for state in states:
                 state.zero_()
@@ -120,7 +120,7 @@ class DecodeStep:
 
 
 def tilings_in_use(model: Decoder, rows: int) -> Iterator[tuple[str, AnyTiling]]:
-    """The tilings of a decode launch of so many rows, by their names in the table."""
+    """Yield the tilings of a decode launch of `rows` rows, by their names in the table."""
     layers = model.weights.layers
     asked = tilings_asked_for(layers, model.weights.lm_head, [rows], exact=True)
     for outputs, depth, columns, epilogue in sorted(asked):
@@ -136,9 +136,9 @@ def tilings_in_use(model: Decoder, rows: int) -> Iterator[tuple[str, AnyTiling]]
 def tune_step(
     step: DecodeStep, in_use: Sequence[tuple[str, AnyTiling]], until: float, time_us: TimeUs = graph_us
 ) -> dict[str, AnyTiling]:
-    """The faster tilings that were found, by their names in the table; they are in use from here on.
+    """Return the faster tilings that were found, by their names in the table, and put them in use.
 
-    until: by `time.monotonic`, after which nothing more is tried.
+    until: by `time.monotonic`; nothing more is tried after it.
     """
     expected, found = step.bits(), dict[str, AnyTiling]()
     for key, tiling in in_use:
@@ -165,9 +165,9 @@ def tune_step(
 
 @torch.inference_mode()
 def tune(config: ModelConfig, dtype: torch.dtype, batches: Sequence[int], seconds: float) -> None:
-    """Tune decode launches of so many rows on the current GPU, print the times, and write the file of tilings.
+    """Tune decode launches of these batch sizes on the current GPU, print the times, and write the file of tilings.
 
-    Raises OSError where the file can't be written.
+    Raises OSError if the file can't be written.
     """
     began, device = time.monotonic(), torch.device("cuda", torch.cuda.current_device())
     kernels, config = TritonKernelSet(exact=True), few_layers(config)

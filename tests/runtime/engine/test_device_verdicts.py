@@ -28,11 +28,11 @@ class SickRows(HostRows):
     sick_from = 0
 
     def advance(
-        self, places: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32], finite: NDArray[np.bool_],
+        self, indexes: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32], finite: NDArray[np.bool_],
         offset: int = 0, nothing_left: NDArray[np.bool_] | None = None,
     ) -> None:  # fmt: skip
         sick = np.isin(self.seed[slots], self.sick_seeds) & (self.seq_len[slots] >= self.sick_from)
-        super().advance(places, slots, tokens, finite & ~sick, offset, nothing_left)
+        super().advance(indexes, slots, tokens, finite & ~sick, offset, nothing_left)
 
 
 class SickProgram(HashProgram):

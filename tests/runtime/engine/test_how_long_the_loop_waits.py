@@ -110,12 +110,12 @@ def test_it_does_not_wait_while_a_prefix_is_not_looked_up_to_its_end(is_busy: bo
         chain.turn_until(lambda: 2 in chain.tokens())
     waits = Waits(chain)
     chain.submit(3, prompt, max_tokens=2, ignore_eos=True)
-    looking = 0
+    hidden_reader = 0
     while not chain.is_running("r3"):
         (waited,) = turns(chain, waits, 1)
-        looking += not chain.is_running("r3")
+        hidden_reader += not chain.is_running("r3")
         assert chain.is_running("r3") or waited == at_once
-    assert looking > 0, "it was found at once, and this test shows nothing"
+    assert hidden_reader > 0, "it was found at once, and this test shows nothing"
     chain.turn_until(lambda: 3 in chain.finished())
     assert chain.finished()[3][0].cached_tokens == 1096
     assert turns(chain, waits, 2)[1] == [LONGEST_S]

@@ -45,7 +45,7 @@ def half_way(depth: int = 2) -> Chain:
     return chain
 
 
-def place_of(chain: Chain, row: str, field: str) -> int:
+def offset_of(chain: Chain, row: str, field: str) -> int:
     """Where the field lies that a row has: in its row slot, or in its penalty slot."""
     slot = chain.slot_of(row)
     return int(chain.program.rows.penalty_slot[slot]) if field in PENALTIES else slot
@@ -83,7 +83,7 @@ def test_every_field_that_the_device_keeps_of_a_row_is_compared() -> None:
 @pytest.mark.parametrize(("row", "field"), compared())
 def test_a_field_that_differs_stops_the_engine(row: str, field: str) -> None:
     chain = half_way()
-    place = place_of(chain, row, field)
+    place = offset_of(chain, row, field)
     change(chain, field, place if getattr(chain.program.rows, field).ndim == 1 else (place, 0))
     told = (
         r"differs between the device and the host"
@@ -98,7 +98,7 @@ def test_a_field_that_differs_stops_the_engine(row: str, field: str) -> None:
 def test_the_last_of_a_list_that_differs_is_seen_too(field: str) -> None:
     chain = half_way()
     last = {"bias_ids": 1, "bias_values": 1}.get(field, -1)
-    change(chain, field, (place_of(chain, "r4", field), last))
+    change(chain, field, (offset_of(chain, "r4", field), last))
     with pytest.raises(LedgerError, match=field):
         chain.engine.drain("test")
 
@@ -110,7 +110,7 @@ def test_what_nobody_reads_is_not_compared() -> None:
         change(chain, field, (plain, 0))
         change(chain, field, (rich, 2))
     change(chain, "allowed", (plain, 0))
-    free = next(slot for slot in range(3) if slot != place_of(chain, "r4", "counts"))
+    free = next(slot for slot in range(3) if slot != offset_of(chain, "r4", "counts"))
     for field in PENALTIES:
         change(chain, field, (free, 0))
     chain.engine.drain("test")

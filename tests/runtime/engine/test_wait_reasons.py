@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from runahead.runtime.engine.wait_times import WaitTimes
-from runahead.runtime.scheduler.waiting import _LOOKED_AT
+from runahead.runtime.scheduler.waiting import _SEARCHED_BLOCKS
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import SamplingParams, WaitReason
 from tests.runtime.chain import Chain, make_chain, no_step
@@ -135,7 +135,7 @@ def test_a_wait_begins_when_the_request_comes() -> None:
 
 def test_a_prefix_that_is_still_looked_up_waits_for_a_launch() -> None:
     chain, clock = slow_chain(num_blocks=1 + 200, context_length=1024, max_prefill_tokens=512, prefill_chunk=512)
-    prompt = [7 + i % 50 for i in range(8 * (_LOOKED_AT + 3))]
+    prompt = [7 + i % 50 for i in range(8 * (_SEARCHED_BLOCKS + 3))]
     chain.submit(1, prompt, max_tokens=2, ignore_eos=True)
     chain.run()
     waiting = chain.engine.scheduler.waiting

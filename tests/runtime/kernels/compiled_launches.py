@@ -209,7 +209,7 @@ def _parts_of(options: Mapping[str, Any]) -> tuple[Any, ...]:
         None if "LANES" in options else options.get("EPILOGUE"),
         options.get("QUERIES", 1) > 1,
         options.get("Q_HEADS", 1) > 0,
-        options.get("RUNS", False),
+        options.get("VERIFIES", False),
         options.get("WHICH"),
         options.get("BEFORE"),
         *(bool(options.get(name, False)) for name in _PARTS),
@@ -320,7 +320,7 @@ def _launch_masks_along_drafts(
             along.apply(launch)
         if orders.forms != "all":  # the sampler's kernels were compiled for runs, and for masks
             along.rows.judge(few, MOST)
-            along.rows.advance_runs(few, MOST, _nothing_sampled(few * (1 + MOST)))
+            along.rows.advance_verified(few, MOST, _nothing_sampled(few * (1 + MOST)))
         else:
             along.sample(drafted._replace(masked=True))
 

@@ -17,7 +17,7 @@ from runahead.runtime.kernels.triton.row_state.grammar_masks import make_mask_st
 from runahead.runtime.kernels.triton.row_updates.prompt_logprobs import find_targets, make_prompt_buffers
 from runahead.runtime.kernels.triton.row_updates.rows import DeviceRows
 from runahead.runtime.plan import read_plan
-from runahead.runtime.programs.cpu.inputs import NOWHERE, Queries, StatePlaces, state_places_of
+from runahead.runtime.programs.cpu.inputs import NOWHERE, Queries, StateSlots, state_slots_of
 from runahead.runtime.programs.cpu.rows import HostRows
 from runahead.runtime.row_record import PENALTY_TENSORS, ROW_TENSORS
 
@@ -60,7 +60,7 @@ class DeviceTwin:
             keeps_states=keeps_states,
             snapshot_tokens=host.snapshot_tokens,
         )
-        self.device.places = replace(self.device.places, replays=replays)
+        self.device.row_states = replace(self.device.row_states, replays=replays)
         self._keeps_states = keeps_states
         self.seen = Counter[str]()  # of places of states
         self.device.reset(launched)
@@ -91,7 +91,7 @@ class DeviceTwin:
         if self.device.drafts is not None:
             compare_drafts(self.host, self.device, slots)
 
-    def advance_runs(
+    def advance_verified(
         self, tokens: NDArray[np.int32], finite: NDArray[np.bool_], nothing_left: NDArray[np.bool_] | None, *,
         padding: int = 0,
     ) -> NDArray[np.int64]:  # fmt: skip
@@ -105,7 +105,7 @@ class DeviceTwin:
             return torch.from_numpy(np.concatenate([found, more]).reshape(-1)).to(self.device.counter.device)
 
         empty = None if nothing_left is None else padded(nothing_left)
-        self.device.advance_runs(
+        self.device.advance_verified(
             count, width - 1, Sampled(padded(tokens.astype(np.int64)), padded(finite), nothing_left=empty)
         )
         self._synchronize()
@@ -149,8 +149,8 @@ class DeviceTwin:
         many query tokens leave prompt log-probabilities. padding, unowned: rows and query tokens beyond the list, of a
         captured bucket; a launch of decode rows alone has as many query tokens as rows."""
         host = self.host
-        if self.device.places.replays:
-            assert self.device.places.lengths.tolist() == host.state_len.tolist(), "what the states stand for"
+        if self.device.row_states.replays:
+            assert self.device.row_states.lengths.tolist() == host.state_len.tolist(), "what the states stand for"
         ring = host.rings.slot(host.number)
         for mine, theirs in ((self.rings.plan, host.rings.plan), (self.rings.bulk, host.rings.bulk)):
             mine[ring] = theirs[ring]
@@ -189,9 +189,9 @@ class DeviceTwin:
         """What an earlier launch has left of its lines."""
         drafts = self.device.drafts
         assert drafts is not None, "a launch with drafts"
-        for left in (drafts.token_ids, drafts.positions, drafts.slot_mapping, drafts.line_lens, drafts.seq_lens):
+        for left in (drafts.token_ids, drafts.positions, drafts.slot_mapping, drafts.token_lens, drafts.seq_lens):
             left.fill_(1 << 20)
-        for left in (drafts.run_slots, drafts.run_lines, drafts.line_places):
+        for left in (drafts.verify_slots, drafts.verify_logits, drafts.logits_slots):
             left.fill_(1 << 20)
 
     # ------------------------------------------------------------ what is compared
@@ -253,16 +253,16 @@ class DeviceTwin:
 
     def _compare_places(self, queries: Queries, num_rows: int, num_tokens: int, is_decode: bool) -> None:
         """Which states live rows go on with, and where they leave them."""
-        expected, live = state_places_of(self.host, queries), queries.seq_lens > 0
+        expected, live = state_slots_of(self.host, queries), queries.seq_lens > 0
         batch = self.device.batch(num_rows, num_tokens, is_decode)
         self._compare_places_of(batch, expected, live)
 
-    def _compare_places_of(self, batch: ForwardBatch, expected: StatePlaces, live: NDArray[np.bool_]) -> None:
+    def _compare_places_of(self, batch: ForwardBatch, expected: StateSlots, live: NDArray[np.bool_]) -> None:
         """live: rows of F that are not masked, [B]. Of others nothing is read."""
         pairs = {"state_slots": expected.slots}
         if self.host.snapshot_tokens:
             pairs |= {"states_read_from": expected.read_from, "states_copied_to": expected.copied_to}
-        if self.device.places.replays:
+        if self.device.row_states.replays:
             pairs["replayed"] = expected.replayed
         for name, column in pairs.items():
             assert getattr(batch, name).cpu().numpy()[: live.size][live].tolist() == column[live].tolist(), name
@@ -312,7 +312,7 @@ def compare_lines(host: HostRows, device: DeviceRows, count: int, padding: int) 
     assert drafts is not None and drafts.holds
     compare_drafts(host, device, listed)
     expected, slots, rows = HostRows.queries(host), host.alive.size, listed.size + padding
-    batch, counts = device.run_batch(rows, count), np.diff(expected.query_start_loc)
+    batch, counts = device.verify_batch(rows, count), np.diff(expected.query_start_loc)
     lines, starts = expected.token_ids.size, expected.query_start_loc.tolist()
     assert batch.query_start_loc.tolist() == starts + [starts[-1] + 1 + i for i in range(padding)]
     assert batch.seq_lens.tolist() == expected.seq_lens.tolist() + [0] * padding
@@ -321,31 +321,31 @@ def compare_lines(host: HostRows, device: DeviceRows, count: int, padding: int) 
     for name in ("positions", "slot_mapping"):
         found, wanted = getattr(batch, name).cpu().numpy()[:lines], getattr(expected, name)
         assert found[computed].tolist() == wanted[computed].tolist(), name
-    mapping, lens = batch.slot_mapping.cpu().numpy(), drafts.line_lens.cpu().numpy()[: batch.num_tokens]
+    mapping, lens = batch.slot_mapping.cpu().numpy(), drafts.token_lens.cpu().numpy()[: batch.num_tokens]
     assert (mapping[:lines][~computed] < host.block_size).all() and (mapping[lines:] < host.block_size).all()
     assert lens[:lines][computed].tolist() == (expected.positions[computed] + 1).tolist()
     assert not lens[:lines][~computed].any() and not lens[lines:].any()
     tables = drafts.block_tables.cpu().numpy()
-    by_line = tables.shape[0] != drafts.rows
+    by_token = tables.shape[0] != drafts.rows
     row_of = np.repeat(np.arange(listed.size), counts)
     for line in np.flatnonzero(computed).tolist():
         used = -(-int(expected.positions[line] + 1) // host.block_size)
-        table = tables[line if by_line else row_of[line]]
+        table = tables[line if by_token else row_of[line]]
         assert table[:used].tolist() == host.block_table[listed[row_of[line]], :used].tolist(), "tables"
     is_held = (host.held & host.alive)[listed]
     offset = np.arange(lines) - np.repeat(expected.query_start_loc[:-1], counts)
     behind = np.arange(1 + count) * drafts.kept_slots + slots - drafts.kept_slots  # those of a run's newest token
     behind[0] = 0
     places = np.where(is_held[row_of], slots - 1, behind[offset] + listed[row_of])
-    assert drafts.line_places[:lines].tolist() == places.tolist(), "where logits are left"
-    assert (drafts.line_places[lines : batch.num_tokens] == slots - 1).all(), "where nobody's are left"
+    assert drafts.logits_slots[:lines].tolist() == places.tolist(), "where logits are left"
+    assert (drafts.logits_slots[lines : batch.num_tokens] == slots - 1).all(), "where nobody's are left"
     # The next S finds the run of a row that is held where an F before has left it.
     entries = np.arange(1 + count) <= np.minimum(host.drafted[listed], count)[:, None]
-    run_slots = np.full((drafts.rows, 1 + count), slots - 1)
-    run_lines = np.zeros((drafts.rows, 1 + count), np.int64)
-    run_slots[: listed.size] = np.where(entries, listed[:, None], slots - 1)
-    run_lines[: listed.size] = np.where(entries, behind + listed[:, None], 0)
-    there = run_slots != slots - 1
-    assert drafts.run_slots[: run_slots.size].tolist() == run_slots.reshape(-1).tolist(), "whose logits"
-    found = drafts.run_lines[: run_lines.size].cpu().numpy()
-    assert found[there.reshape(-1)].tolist() == run_lines[there].tolist(), "where logits are"
+    verify_slots = np.full((drafts.rows, 1 + count), slots - 1)
+    verify_logits = np.zeros((drafts.rows, 1 + count), np.int64)
+    verify_slots[: listed.size] = np.where(entries, listed[:, None], slots - 1)
+    verify_logits[: listed.size] = np.where(entries, behind + listed[:, None], 0)
+    there = verify_slots != slots - 1
+    assert drafts.verify_slots[: verify_slots.size].tolist() == verify_slots.reshape(-1).tolist(), "whose logits"
+    found = drafts.verify_logits[: verify_logits.size].cpu().numpy()
+    assert found[there.reshape(-1)].tolist() == verify_logits[there].tolist(), "where logits are"

@@ -135,13 +135,13 @@ class Reference:
         )
         closest = math.inf
 
-        def look(number: int, stream: ReferenceStream) -> None:
+        def read_hidden(number: int, stream: ReferenceStream) -> None:
             nonlocal closest
             if number and self._chosen[number - 1]:
                 scores = stream.work.experts[0].scores.numpy()[:count]  # what this layer's router has left
                 closest = min(closest, router_gap(scores, self._chosen[number - 1]))
 
-        hidden = self.model.forward(batch, self.model.make_cache(blocks + 1, _BLOCK, 1), look=look)
+        hidden = self.model.forward(batch, self.model.make_cache(blocks + 1, _BLOCK, 1), read_hidden=read_hidden)
         return self.model.logits(hidden[-1:])[0].numpy().astype(np.float64), closest
 
 

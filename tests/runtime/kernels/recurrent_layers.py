@@ -15,7 +15,7 @@ from runahead.runtime.kernels.reference.gated_delta import BoundDelta, DeltaBuff
 from runahead.runtime.kernels.reference.linear import Products, choose_products
 from runahead.runtime.kernels.reference.mamba2 import BoundMamba2, Mamba2Buffers
 from runahead.runtime.kernels.reference.norm import NormWeight
-from runahead.runtime.kernels.reference.recurrence import runs_of
+from runahead.runtime.kernels.reference.recurrence import row_tokens_of
 from tests.runtime.kernels.recurrent_batches import Row, batch_of
 
 HIDDEN, SLOTS, DRAFTS = 24, 5, 3
@@ -60,7 +60,7 @@ class RecurrentLayer:
         buffers.residual_array[:count] = residual
         with np.errstate(all="ignore"):  # as a forward computes
             buffers.norm.apply(NormWeight.of(self.weights.norm))
-            parts = self.bound.mix(buffers.normed_parts, own, runs_of(batch_of(rows)), self.states)
+            parts = self.bound.mix(buffers.normed_parts, own, row_tokens_of(batch_of(rows)), self.states)
         buffers.residual_array[:] = 0.0
         self.bound.out.add(parts, buffers.residual)
         return buffers.residual_array[:count].copy()

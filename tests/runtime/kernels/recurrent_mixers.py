@@ -13,7 +13,7 @@ from runahead.runtime.kernels.layers import DeltaShape, GatedDelta, Linear, Mamb
 from runahead.runtime.kernels.reference.gated_delta import BoundDelta, DeltaBuffers
 from runahead.runtime.kernels.reference.linear import choose_products
 from runahead.runtime.kernels.reference.mamba2 import BoundMamba2, Mamba2Buffers
-from runahead.runtime.kernels.reference.recurrence import runs_of
+from runahead.runtime.kernels.reference.recurrence import row_tokens_of
 from tests.runtime.kernels.recurrent_batches import Row, batch_of
 
 HIDDEN, SLOTS = 8, 6
@@ -130,5 +130,5 @@ def by_the_reference(
     else:
         bound, own = BoundDelta.of(mixer, products), DeltaBuffers.make(len(projected), mixer.shape, products)
     with np.errstate(all="ignore"):  # as a forward computes
-        replace(bound, proj=given).mix((), own, runs_of(batch_of(rows)), held)
+        replace(bound, proj=given).mix((), own, row_tokens_of(batch_of(rows)), held)
     return torch.from_numpy(own.gated.copy())

@@ -65,7 +65,7 @@ def test_every_group_of_the_whole_is_one_rank_s_with_the_same_tokens_and_shares(
     assert [group.expert for group in found] == [group.expert for group in whole]
     for one, other in zip(found, whole, strict=True):
         np.testing.assert_array_equal(one.tokens, other.tokens)
-        np.testing.assert_array_equal(one.shares, other.shares)
+        np.testing.assert_array_equal(one.routing_weights, other.routing_weights)
 
 
 @pytest.mark.parametrize("of", [2, 4])

@@ -31,7 +31,7 @@ def routed(
     found: list[dict[int, float]] = [{} for _ in scores]
     everybody, choice = np.arange(len(scores)), Choice(chosen, renormalised, **further)
     for group in route(np.array(scores, np.float32), everybody, choice):
-        for token, share in zip(group.tokens.tolist(), group.shares[:, 0].tolist(), strict=True):
+        for token, share in zip(group.tokens.tolist(), group.routing_weights[:, 0].tolist(), strict=True):
             found[token][group.expert] = share
     return found
 

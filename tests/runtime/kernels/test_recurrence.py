@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as functional
 from numpy.typing import NDArray
 
-from runahead.runtime.kernels.reference.recurrence import Convolution, runs_of, silu, softplus
+from runahead.runtime.kernels.reference.recurrence import Convolution, row_tokens_of, silu, softplus
 from tests.runtime.kernels.recurrent_batches import Row, batch_of
 
 CHANNELS, WINDOW = 5, 4
@@ -22,7 +22,7 @@ def drawn(*shape: int, seed: int = 0) -> NDArray[np.float32]:
 
 def test_rows_go_on_one_token_at_a_time_the_longest_first_and_masked_rows_not_at_all() -> None:
     rows = [Row(4, 7, 1), Row(1, 0, 3), Row(3, 5, 2, alive=False), Row(0, 2, 2), Row(2, 0, 1)]
-    runs = runs_of(batch_of(rows))
+    runs = row_tokens_of(batch_of(rows))
     assert runs.read_from.tolist() == runs.writes.slots.tolist() == [1, 0, 4, 2]
     assert runs.fresh.tolist() == [True, False, False, True]
     assert runs.tokens.tolist() == [1, 2, 3, 6, 7, 0, 8]
@@ -31,7 +31,7 @@ def test_rows_go_on_one_token_at_a_time_the_longest_first_and_masked_rows_not_at
 
 
 def test_where_every_row_is_masked_nothing_goes_on() -> None:
-    runs = runs_of(batch_of([Row(0, 3, 1, alive=False), Row(1, 0, 2, alive=False)]))
+    runs = row_tokens_of(batch_of([Row(0, 3, 1, alive=False), Row(1, 0, 2, alive=False)]))
     assert list(runs.steps()) == []
     assert runs.tokens.size == 0
 
@@ -39,7 +39,7 @@ def test_where_every_row_is_masked_nothing_goes_on() -> None:
 def test_a_row_that_begins_finds_zeros_and_its_slot_keeps_what_it_held() -> None:
     state = np.full((3, 2), np.nan, np.float32)
     state[1] = 5.0
-    runs = runs_of(batch_of([Row(2, 0, 1), Row(1, 4, 1)]))
+    runs = row_tokens_of(batch_of([Row(2, 0, 1), Row(1, 4, 1)]))
     mine = runs.begin(state)
     assert mine.tolist() == [[0.0, 0.0], [5.0, 5.0]]
     mine += 1.0
@@ -56,12 +56,12 @@ def test_a_convolution_is_torch_s_however_the_tokens_are_cut(chunks: tuple[int, 
     given = None if own.bias is None else torch.from_numpy(own.bias)
     expected = functional.silu(functional.conv1d(padded, taps, given, padding=WINDOW - 1, groups=CHANNELS))[0, :, :11]
     state = np.full((3, WINDOW - 1, CHANNELS), np.nan, np.float32)
-    whole = own.apply(runs_of(batch_of([Row(0, 0, 11)])), x, state)
+    whole = own.apply(row_tokens_of(batch_of([Row(0, 0, 11)])), x, state)
     np.testing.assert_allclose(whole, expected.numpy().T, rtol=1e-5, atol=1e-6)
     first, parts = 0, []
     for count in chunks:
         neighbour = Row(0, first, count)  # another row with the same tokens, in another slot
-        runs = runs_of(batch_of([Row(2, first, count), neighbour]))
+        runs = row_tokens_of(batch_of([Row(2, first, count), neighbour]))
         both = own.apply(runs, np.concatenate([x[first : first + count]] * 2), state)
         np.testing.assert_array_equal(both[:count], both[count:])
         parts.append(both[:count])
@@ -86,14 +86,14 @@ def test_a_row_begins_with_another_s_state_and_leaves_its_own_in_two_places() ->
         states_copied_to=torch.tensor([-1, 3, 4], dtype=torch.int32),
         copied_after=torch.tensor([0, 1, 1], dtype=torch.int32),
     )
-    runs = runs_of(batch)
+    runs = row_tokens_of(batch)
     assert runs.begin(np.arange(6, dtype=np.float32)).tolist() == [0.0, 5.0], "the longer run first: it begins"
     written = {step: (rows.tolist(), slots.tolist()) for step, (rows, slots) in runs.writes.by_step().items()}
     assert written == {0: ([1, 0], [0, 3]), 1: ([0], [1])}, "a masked row leaves nothing anywhere"
 
 
 def test_kept_drafts_come_before_a_row_s_tokens_and_new_ones_are_kept() -> None:
-    runs = runs_of(batch_of([Row(3, 9, 3, replayed=2, drafts=2), Row(1, 4, 1), Row(0, 20, 2, replayed=1)]))
+    runs = row_tokens_of(batch_of([Row(3, 9, 3, replayed=2, drafts=2), Row(1, 4, 1), Row(0, 20, 2, replayed=1)]))
     kept = np.arange(12, dtype=np.float32).reshape(4, 3, 1)  # by slot, as the launch before has left them
     mine = 100.0 + np.arange(6, dtype=np.float32)[:, None]
     by_row = [[9.0, 10.0, 100.0, 101.0, 102.0], [0.0, 104.0, 105.0], [103.0]]

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as functional
 
-from runahead.runtime.kernels.layers import Ends, Norm, RopeTable
+from runahead.runtime.kernels.layers import EmbeddingAndHead, Norm, RopeTable
 from runahead.runtime.kernels.reference import linear as linear_module
 from runahead.runtime.kernels.reference.forward import ReferenceBoundKernels, ReferenceKernels, ReferenceStream
 from runahead.runtime.kernels.reference.linear import (
@@ -268,7 +268,7 @@ def test_a_decoder_of_the_bundled_shape() -> None:
 class CrossingRows(ReferenceKernels):
     """A kernel set that lets one bit of a forward's first row into its last."""
 
-    def bind(self, ends: Ends) -> ReferenceBoundKernels:
+    def bind(self, ends: EmbeddingAndHead) -> ReferenceBoundKernels:
         return CrossingBoundKernels(ends, choose_products())
 
 

@@ -54,7 +54,7 @@ def lengths_of_lists(logits: torch.Tensor, specs: list[RowSpec]) -> list[int]:
     buffers = make_sampler_buffers(len(specs), vocab_size, 1, DEVICE)
     buffers.listed.fill_(-1)
     buffers.list_lengths.fill_(-1)
-    buffers.border_sums.fill_(1 << 60)  # nothing may be read that was not written
+    buffers.threshold_sums.fill_(1 << 60)  # nothing may be read that was not written
     found = sample_rows_cuda(
         logits.to(DEVICE), on_device(state), on_device(penalties), slots.to(DEVICE), Form.FULL, buffers
     )

@@ -185,7 +185,7 @@ def test_what_sends_tokens_to_experts(monkeypatch: pytest.MonkeyPatch, together:
     given = scores, torch.ones(5, dtype=torch.int32), Choice(2, True), torch.zeros(1, dtype=torch.int32)
 
     def run() -> None:
-        shares.copy_(routing.route(*given, squares=(squares, 4, 1e-5), depth=64, together=together).shares)
+        shares.copy_(routing.route(*given, squares=(squares, 4, 1e-5), depth=64, together=together).routing_weights)
 
     check(monkeypatch, routing, [scores, squares], [shares], run, programs)
 
@@ -354,7 +354,7 @@ def test_a_recurrent_mixer_may_ask_for_its_states_where_rows_have_drafts(
     projected, states = recurrent_mixers.drawn(4, shape), recurrent_mixers.held_states(mixer)
     states = (*states, torch.randn(len(states[0]), 2, mixer.keeps.inputs))
     arrived, out = torch.zeros(16, dtype=torch.int32), torch.full((4, shape.inner), NAN)
-    of = module.delta_of_runs if module is gated_delta_verify else module.mamba2_of_runs
+    of = module.verify_gated_delta if module is gated_delta_verify else module.verify_mamba2
 
     def run() -> None:
         of(projected, mixer, states, batch_of(rows), out, arrived, dependent=False)

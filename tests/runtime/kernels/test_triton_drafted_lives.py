@@ -20,9 +20,9 @@ DEVICE = triton_device()
 from runahead.cuda_graphs.rings import STATUS_BYTES  # noqa: E402
 from runahead.cuda_graphs.shape import LaunchShape  # noqa: E402
 from runahead.runtime.kernels.triton.row_state.drafts import DraftState, make_draft_state  # noqa: E402
-from runahead.runtime.kernels.triton.row_updates.verify_inputs import prepare_runs  # noqa: E402
+from runahead.runtime.kernels.triton.row_updates.verify_inputs import prepare_verified  # noqa: E402
 from runahead.runtime.plan import read_plan  # noqa: E402
-from runahead.runtime.programs.cpu.inputs import Queries, state_places_of  # noqa: E402
+from runahead.runtime.programs.cpu.inputs import Queries, state_slots_of  # noqa: E402
 from tests.runtime.kernels.device_twin import DeviceTwin  # noqa: E402
 from tests.simulation.generate import make_script, mode_of  # noqa: E402
 from tests.simulation.life import Life  # noqa: E402
@@ -48,7 +48,7 @@ class DraftTwin(DeviceTwin):
     def apply_drafted(self, read: int) -> None:
         """As `apply`, of a plan with drafts; the lines of F are not known yet."""
         host = self.host
-        assert self.device.places.lengths.tolist() == host.state_len.tolist(), "what the states stand for"
+        assert self.device.row_states.lengths.tolist() == host.state_len.tolist(), "what the states stand for"
         ring = host.rings.slot(host.number)
         self.rings.plan[ring], self.rings.bulk[ring] = host.rings.plan[ring], host.rings.bulk[ring]
         self.device.apply(0, 0, True)
@@ -63,18 +63,25 @@ class DraftTwin(DeviceTwin):
         drafts.proposed.copy_(torch.from_numpy(host.proposed))
         drafts.drafted.copy_(torch.from_numpy(host.drafted))
         rows, device = queries.slots.size, self.device
-        prepare_runs(
-            rows, 1 + count, device.rows.slots, device.state, drafts, device.places, host.block_size, host.vocab_size
+        prepare_verified(
+            rows,
+            1 + count,
+            device.rows.slots,
+            device.state,
+            drafts,
+            device.row_states,
+            host.block_size,
+            host.vocab_size,
         )
         self._synchronize()
-        batch, live, lines = device.run_batch(rows, count), queries.seq_lens > 0, queries.token_ids.size
+        batch, live, lines = device.verify_batch(rows, count), queries.seq_lens > 0, queries.token_ids.size
         alive = np.repeat(live, np.diff(queries.query_start_loc))
         assert batch.query_start_loc.tolist() == queries.query_start_loc.tolist()
         assert batch.seq_lens.tolist() == queries.seq_lens.tolist()
         for name in ("token_ids", "positions", "slot_mapping"):
             found = getattr(batch, name).cpu().numpy()[:lines]
             assert found[alive].tolist() == getattr(queries, name)[alive].tolist(), name
-        self._compare_places_of(batch, state_places_of(host, queries), live)
+        self._compare_places_of(batch, state_slots_of(host, queries), live)
 
 
 class Follower:
@@ -120,17 +127,17 @@ class Follower:
         if self._run is not None and shape.sample_rows:
             self.seen["run"] += 1
             self.seen["void run"] += int(np.count_nonzero(~self._rows.alive[self._rows.rows[self._rows.samples]]))
-            self._twin.advance_runs(*self._run, None)
+            self._twin.advance_verified(*self._run, None)
 
     def advance(
-        self, places: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32], finite: NDArray[np.bool_],
+        self, indexes: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32], finite: NDArray[np.bool_],
         offset: int = 0, nothing_left: NDArray[np.bool_] | None = None,
     ) -> None:  # fmt: skip
-        self._advance(places, slots, tokens, finite, offset, nothing_left)
+        self._advance(indexes, slots, tokens, finite, offset, nothing_left)
         if self._run is None:
-            self._twin.advance(places, tokens, finite, padding=self._rows.number % 3)
+            self._twin.advance(indexes, tokens, finite, padding=self._rows.number % 3)
         else:
-            self._run[0][places, offset], self._run[1][places, offset] = tokens, finite
+            self._run[0][indexes, offset], self._run[1][indexes, offset] = tokens, finite
 
     def apply(self) -> int:
         read = self._apply()
@@ -144,7 +151,7 @@ class Follower:
         queries, rows = self._queries(), self._rows
         if rows.most_drafts:
             self._twin.draft(queries)
-        again = np.count_nonzero(state_places_of(rows, queries).replayed[queries.seq_lens > 0])
+        again = np.count_nonzero(state_slots_of(rows, queries).replayed[queries.seq_lens > 0])
         chunks = read_plan(rows.rings.plan[rows.rings.slot(rows.number)]).chunks
         self.seen["replayed beside a prompt" if len(chunks) else "replayed"] += int(again)
         return queries

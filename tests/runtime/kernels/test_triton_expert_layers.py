@@ -96,7 +96,7 @@ def test_tokens_are_listed_by_expert_and_those_that_do_not_live_nowhere(
     assert entries_by_expert(found) == expected
     shares = torch.softmax(scores.double(), 1).gather(1, order)
     shares /= shares.sum(1, keepdim=True)
-    mine = found.shares.view(tokens, chosen).cpu()[live]
+    mine = found.routing_weights.view(tokens, chosen).cpu()[live]
     torch.testing.assert_close(mine.double(), shares[live], rtol=1e-5, atol=1e-7)
 
 
@@ -125,7 +125,7 @@ def test_shares_that_are_not_renormalised_are_parts_of_all(together: bool) -> No
     scores = drawn(4, 8)
     found = routed(scores, torch.ones(4), 2, renormalised=False, together=together)
     expected = torch.softmax(scores.double(), 1).topk(2).values.sum(1)
-    torch.testing.assert_close(found.shares.view(4, 2).cpu().double().sum(1), expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(found.routing_weights.view(4, 2).cpu().double().sum(1), expected, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -133,7 +133,7 @@ def test_a_score_that_is_no_number_is_in_all_of_its_token_s_shares_and_in_no_oth
     scores = drawn(3, 8)
     scores[1, 4] = torch.nan
     found = routed(scores, torch.ones(3), 2, together=together)
-    shares = found.shares.view(3, 2).cpu()
+    shares = found.routing_weights.view(3, 2).cpu()
     assert shares[1].isnan().all()
     assert shares[[0, 2]].isfinite().all()
     assert sum(map(len, entries_by_expert(found).values())) == 6
@@ -176,7 +176,7 @@ def test_each_kind_of_choice_is_that_of_the_reference(experts: int, choice: Choi
             expected.setdefault(expert, []).append(token * choice.chosen + place)
     assert entries_by_expert(found) == expected
     mine = live.cpu()
-    torch.testing.assert_close(found.shares.view(9, -1).cpu()[mine], shares[mine], rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(found.routing_weights.view(9, -1).cpu()[mine], shares[mine], rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(("experts", "choice"), CHOICES.values(), ids=CHOICES)
@@ -189,7 +189,7 @@ def test_by_the_logistic_function_too_one_score_that_is_no_number_is_in_all_shar
     scores, choice = drawn(3, 12), CHOICES["groups"][1]
     scores[1, 4] = torch.nan
     found = routed(scores, torch.ones(3), 3, scoring="logistic", groups=choice.groups, chosen_groups=1)
-    shares = found.shares.view(3, 3).cpu()
+    shares = found.routing_weights.view(3, 3).cpu()
     assert shares[1].isnan().all()
     assert shares[[0, 2]].isfinite().all()
     assert sum(map(len, entries_by_expert(found).values())) == 9

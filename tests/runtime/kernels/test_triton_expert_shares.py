@@ -75,7 +75,7 @@ def test_tokens_are_listed_for_each_expert_by_exactly_one_rank(
     expected, found, live = entries_by_expert(whole), dict[int, list[int]](), case.live.bool()
     for share in ranks(of):
         part, begin = listed(case, share, together), share.part_of(experts, "experts").start
-        assert torch.equal(part.shares.view(tokens, -1)[live], whole.shares.view(tokens, -1)[live])
+        assert torch.equal(part.routing_weights.view(tokens, -1)[live], whole.routing_weights.view(tokens, -1)[live])
         found |= {begin + number: entries for number, entries in entries_by_expert(part).items()}
         assert len(part.entries) == experts // of
     assert found == expected

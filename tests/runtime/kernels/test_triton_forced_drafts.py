@@ -79,10 +79,10 @@ def forced_rows(seed: int, guesses: bool, snapshot_tokens: int = 0) -> tuple[Hos
 @pytest.mark.parametrize("seed", [*range(6), *(pytest.param(one, marks=pytest.mark.large) for one in range(6, 60))])
 def test_what_grammars_force_is_drafted_as_on_the_cpu(seed: int, guesses: bool) -> None:
     host, count = forced_rows(seed, guesses)
-    device = device_rows(host, 5, by_line=seed % 2 == 0)
+    device = device_rows(host, 5, by_token=seed % 2 == 0)
     drafts, padding = device.drafts, seed % (ROWS - host.rows.size + 1)
     assert drafts is not None
-    for name in ("token_ids", "positions", "slot_mapping", "line_lens", "seq_lens", "run_slots", "run_lines"):
+    for name in ("token_ids", "positions", "slot_mapping", "token_lens", "seq_lens", "verify_slots", "verify_logits"):
         getattr(drafts, name).fill_(STALE)
     drafts.guesses.fill_(host.most_guesses)
     host.draft()
@@ -104,7 +104,7 @@ def test_rows_in_slots_that_keep_no_runs_have_no_drafts_and_all_logits_have_plac
     host.drafted[kept:], host.proposed[kept:] = 0, NO_DRAFT
     device.draft(ROWS, count)
     compare_lines(host, device, count, 0)
-    places = drafts.line_places[: ROWS + int(host.drafted.sum())].tolist()
+    places = drafts.logits_slots[: ROWS + int(host.drafted.sum())].tolist()
     assert len(set(places)) == len(places) and max(places) < ROWS + 1 + count * kept
 
 
@@ -118,9 +118,9 @@ def test_the_states_of_rows_that_are_held_stay_as_they_are_with_what_is_kept_of_
     host.held[:ROWS] = np.arange(ROWS) % 3 == seed % 3
     give_states(host, random)
     before = host.state_len.copy()
-    device = device_rows(host, 5, by_line=seed % 2 == 0, keeps_states=True)
+    device = device_rows(host, 5, by_token=seed % 2 == 0, keeps_states=True)
     assert device.drafts is not None
-    device.places.lengths.copy_(torch.from_numpy(host.state_len))
+    device.row_states.lengths.copy_(torch.from_numpy(host.state_len))
     device.drafts.guesses.fill_(host.most_guesses)
     host.draft()
     device.draft(ROWS, count)
@@ -161,7 +161,7 @@ def test_a_plain_launch_leaves_no_drafts_to_a_row_that_is_held_behind_it() -> No
     device = device_rows(host, 5)
     assert device.drafts is not None
     prepare_queries(
-        ROWS, ROWS, True, device.counter, device._bulk, device.rows, device.state, device.queries, device.places,
+        ROWS, ROWS, True, device.counter, device._bulk, device.rows, device.state, device.queries, device.row_states,
         BLOCK_SIZE, 30,
         device.drafts.history, device.masks.held if device.masks else None, device.drafts.drafted,
     )  # fmt: skip

@@ -74,7 +74,7 @@ def test_who_meets_a_size_writes_to_the_null_block_alone_and_what_drafts_meets_i
     write_pair(tmp_path, kind)
     program = triton_engine(tmp_path, DEVICE, 2, drafts=True, exact=exact).program
     with torch.inference_mode():
-        program.meet(LaunchShape(0, 0, Form.PLAIN, rows=3, tokens=32, is_decode=False))
+        program.warm_up_layers(LaunchShape(0, 0, Form.PLAIN, rows=3, tokens=32, is_decode=False))
     for cache in (program._cache, program._head._cache.entries):
         for blocks in (*cache.keys, *cache.values):
             assert blocks[1:].isnan().all(), "as they were at the start"

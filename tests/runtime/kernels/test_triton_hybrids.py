@@ -199,7 +199,9 @@ def test_with_exact_kernels_a_row_has_the_bits_that_it_has_alone(
 
 
 @pytest.mark.parametrize(("rows", "exact", "tiling"), [(1, False, LONE_RUN), (2, False, STATES), (1, True, STATES)])
-@pytest.mark.parametrize(("architecture", "kernel"), [("Granite", "mamba2_of_runs"), ("Qwen3Next", "delta_of_runs")])
+@pytest.mark.parametrize(
+    ("architecture", "kernel"), [("Granite", "verify_mamba2"), ("Qwen3Next", "verify_gated_delta")]
+)
 @pytest.mark.parametrize("queries", [1, 2])
 def test_states_of_a_lone_row_with_drafts_are_cut_into_more_programs_unless_its_bits_are_those_among_others(
     queries: int, architecture: str, kernel: str, rows: int, exact: bool, tiling: StateTiling,

@@ -80,12 +80,12 @@ class Run:
         self.nothing_left = np.zeros((rows, width), np.bool_)
 
     def note(
-        self, places: NDArray[np.intp], offset: int, tokens: NDArray[np.int32], finite: NDArray[np.bool_],
+        self, indexes: NDArray[np.intp], offset: int, tokens: NDArray[np.int32], finite: NDArray[np.bool_],
         nothing_left: NDArray[np.bool_] | None,
     ) -> None:  # fmt: skip
-        self.tokens[places, offset], self.finite[places, offset] = tokens, finite
+        self.tokens[indexes, offset], self.finite[indexes, offset] = tokens, finite
         if nothing_left is not None:
-            self.nothing_left[places, offset] = nothing_left
+            self.nothing_left[indexes, offset] = nothing_left
 
 
 class Follower:
@@ -107,7 +107,7 @@ class Follower:
         self.seen: Counter[str] = self._twin.seen
         self._advance, self._apply, self._read = self._rows.advance, self._rows.apply, program.read_rows
         self._poison_row_slot, self._poison_penalty_slot = program.poison_row_slot, program.poison_penalty_slot
-        self._judged, self._begin_runs, self._draft = self._rows.judged, self._rows.begin_runs, self._rows.draft
+        self._judged, self._begin_runs, self._draft = self._rows.judged, self._rows.begin_verified, self._rows.draft
         self._sample = program.sample
         self._places: dict[int, int] = {}  # of rows that were held when they were judged last
         self._waiting: set[int] = set()  # those of them that have drafts
@@ -115,23 +115,23 @@ class Follower:
         self._run: Run | None = None  # of this S, where it looks at drafts
         self._read_bytes = 0  # of the plan that was applied last
         program.sample = self.sample  # type: ignore[method-assign]
-        self._rows.begin_runs, self._rows.draft = self.begin_runs, self.draft  # type: ignore[method-assign]
+        self._rows.begin_verified, self._rows.draft = self.begin_verified, self.draft  # type: ignore[method-assign]
         self._rows.judged = self.judged  # type: ignore[method-assign]
         self._rows.advance, self._rows.apply = self.advance, self.apply  # type: ignore[method-assign]
         program.poison_row_slot, program.poison_penalty_slot = self.poison_row_slot, self.poison_penalty_slot  # type: ignore[method-assign]
         program.read_rows = self.read_rows  # type: ignore[method-assign]
 
     def advance(
-        self, places: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32], finite: NDArray[np.bool_],
+        self, indexes: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32], finite: NDArray[np.bool_],
         offset: int = 0, nothing_left: NDArray[np.bool_] | None = None,
     ) -> None:  # fmt: skip
-        self._advance(places, slots, tokens, finite, offset, nothing_left)
+        self._advance(indexes, slots, tokens, finite, offset, nothing_left)
         if self._run is not None:
-            self._run.note(places, offset, tokens, finite, nothing_left)
+            self._run.note(indexes, offset, tokens, finite, nothing_left)
             return
         judged, self._was_judged = self._was_judged, False
-        empty = np.zeros(places.size, np.bool_) if nothing_left is None and judged else nothing_left
-        self._count(self._twin.advance(places, tokens, finite, padding=self._rows.number % 3, nothing_left=empty))
+        empty = np.zeros(indexes.size, np.bool_) if nothing_left is None and judged else nothing_left
+        self._count(self._twin.advance(indexes, tokens, finite, padding=self._rows.number % 3, nothing_left=empty))
 
     def _count(self, cells: NDArray[np.int64]) -> None:
         for name, flag in _FLAGS:
@@ -143,20 +143,20 @@ class Follower:
         run, self._run = self._run, None
         if run is not None:
             empty, self._was_judged = run.nothing_left if self._was_judged else None, False
-            cells = self._twin.advance_runs(run.tokens, run.finite, empty, padding=self._rows.number % 3)
+            cells = self._twin.advance_verified(run.tokens, run.finite, empty, padding=self._rows.number % 3)
             self._count(cells[:, 0])
             self._count(cells[:, 1:][(cells[:, 1:] & VOID) == 0])
             self.seen["draft that was kept"] += int(np.count_nonzero((cells[:, 1:] & VOID) == 0))
 
-    def begin_runs(self, places: NDArray[np.intp], slots: NDArray[np.int64], count: int) -> None:
-        self._begin_runs(places, slots, count)
+    def begin_verified(self, indexes: NDArray[np.intp], slots: NDArray[np.int64], count: int) -> None:
+        self._begin_runs(indexes, slots, count)
         self._run = Run(self._rows.rows.size, 1 + count)
 
     def judged(
-        self, places: NDArray[np.intp], slots: NDArray[np.int64], drafts: int
+        self, indexes: NDArray[np.intp], slots: NDArray[np.int64], drafts: int
     ) -> tuple[NDArray[np.intp], NDArray[np.int64], dict[int, list[NDArray[np.int32]]]]:
         before = self._rows.drafted.copy()
-        found = self._judged(places, slots, drafts)
+        found = self._judged(indexes, slots, drafts)
         self._twin.judge(drafts, padding=self._rows.number % 3)
         self._was_judged = True
         held = {slot for slot in slots.tolist() if self._rows.held[slot]}
@@ -165,7 +165,7 @@ class Follower:
             slot not in held and self._rows.drafted[slot] > 0 for slot in self._waiting & set(slots.tolist())
         )
         self._waiting = {slot for slot in (self._waiting - set(slots.tolist())) | held if self._rows.drafted[slot]}
-        now = dict(zip(slots.tolist(), places.tolist(), strict=True))
+        now = dict(zip(slots.tolist(), indexes.tolist(), strict=True))
         self.seen["held and in another place afterwards"] += sum(
             now.get(slot, place) != place for slot, place in self._places.items()
         )

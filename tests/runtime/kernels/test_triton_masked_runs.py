@@ -20,7 +20,7 @@ from runahead.cuda_graphs.shape import Form  # noqa: E402
 from runahead.runtime.drafters.ngram import NO_DRAFT  # noqa: E402
 from runahead.runtime.kernels.row_state import PenaltyState, RowState  # noqa: E402
 from runahead.runtime.kernels.triton.row_updates.rows import DeviceRows  # noqa: E402
-from runahead.runtime.kernels.triton.sampling.sampler import Runs, make_sampler_buffers, sample_rows_cuda  # noqa: E402
+from runahead.runtime.kernels.triton.sampling.sampler import VerifiedTokens, make_sampler_buffers, sample_rows_cuda  # noqa: E402
 from runahead.runtime.masks.mask_memory import RUN  # noqa: E402
 from runahead.runtime.programs.cpu.rows import HostRows  # noqa: E402
 from runahead.runtime.programs.cpu.sampler import HostSampler  # noqa: E402
@@ -45,7 +45,7 @@ from tests.runtime.masks.one_row import write_mask  # noqa: E402
 # The interpreter's own way with a loop whose length is read on the device.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
 
-RUNS = (
+VERIFIES = (
     (1, 3),
     (2, 7),
     (3, 7),
@@ -128,7 +128,7 @@ def point_at_runs(device: DeviceRows, host: HostRows, count: int) -> None:
     entries = np.arange(1 + count) <= host.drafted[host.rows][:, None]
     slots = np.where(entries, host.rows[:, None], ROWS)
     lines = np.where(entries, np.arange(1 + count) * (ROWS + 1) + host.rows[:, None], 0)
-    for held, found in ((drafts.run_slots, slots), (drafts.run_lines, lines)):
+    for held, found in ((drafts.verify_slots, slots), (drafts.verify_logits, lines)):
         held[: found.size] = torch.from_numpy(found.reshape(-1).astype(np.int32)).to(DEVICE)
 
 
@@ -144,10 +144,10 @@ def verified(device: DeviceRows, rows: int, count: int, logits: torch.Tensor) ->
         left.fill_(5)
     buffers.nothing_left.fill_(True)
     found = sample_rows_cuda(
-        logits, device.state, device.penalties, drafts.run_slots[: rows * width], Form.FULL, buffers,
-        drafts.run_lines[: rows * width], Runs(width, drafts.proposed), masks,
+        logits, device.state, device.penalties, drafts.verify_slots[: rows * width], Form.FULL, buffers,
+        drafts.verify_logits[: rows * width], VerifiedTokens(width, drafts.proposed), masks,
     )  # fmt: skip
-    device.advance_runs(rows, count, found)
+    device.advance_verified(rows, count, found)
     masks.lines.copy_(kept)
 
 
@@ -178,7 +178,7 @@ def compared(host: HostRows, device: DeviceRows, count: int) -> NDArray[np.int64
     return cells
 
 
-@pytest.mark.parametrize(("seed", "count"), [*RUNS, *(pytest.param(*one, marks=pytest.mark.large) for one in MORE)])
+@pytest.mark.parametrize(("seed", "count"), [*VERIFIES, *(pytest.param(*one, marks=pytest.mark.large) for one in MORE)])
 def test_a_run_is_verified_under_its_masks_as_on_the_cpu(seed: int, count: int) -> None:
     host, logits, _ = masked_runs(seed, count, 1000 * seed)
     device, before = device_rows(host, 1000 * seed - 1), host.drafted.copy()
@@ -193,7 +193,7 @@ def test_a_run_is_verified_under_its_masks_as_on_the_cpu(seed: int, count: int) 
 def test_every_kind_of_line_and_every_end_of_a_run_was_seen() -> None:
     """By the seeds above: what the kernels are compared on is not poorer than it looks."""
     seen = Counter[str]()
-    for seed, count in RUNS:
+    for seed, count in VERIFIES:
         host, logits, lines = masked_runs(seed, count, 1)
         before = host.drafted.copy()
         on_the_cpu(host, logits, count)

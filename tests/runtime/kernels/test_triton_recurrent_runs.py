@@ -15,8 +15,8 @@ DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import DeltaShape, Mamba2, Mamba2Shape  # noqa: E402
 from runahead.runtime.kernels.triton.recurrent import mamba2_verify  # noqa: E402
-from runahead.runtime.kernels.triton.recurrent.gated_delta_verify import delta_of_runs  # noqa: E402
-from runahead.runtime.kernels.triton.recurrent.mamba2_verify import mamba2_of_runs  # noqa: E402
+from runahead.runtime.kernels.triton.recurrent.gated_delta_verify import verify_gated_delta  # noqa: E402
+from runahead.runtime.kernels.triton.recurrent.mamba2_verify import verify_mamba2  # noqa: E402
 from runahead.runtime.kernels.triton.recurrent.tiling import LONE_RUN, STATES, StateTiling  # noqa: E402
 from tests.gpu.gpu_chain import moved  # noqa: E402
 from tests.runtime.kernels.recurrent_batches import Row, batch_of  # noqa: E402
@@ -68,9 +68,9 @@ def runs(
     out = torch.empty((len(projected), mixer.shape.inner), dtype=projected.dtype, device=DEVICE)
     weights = moved(mixer, DEVICE)
     if isinstance(mixer, Mamba2):
-        mamba2_of_runs(projected.to(DEVICE), weights, states, batch, out, arrived, dependent=False, tiling=tiling)
+        verify_mamba2(projected.to(DEVICE), weights, states, batch, out, arrived, dependent=False, tiling=tiling)
     else:
-        delta_of_runs(projected.to(DEVICE), weights, states, batch, out, arrived, dependent=False, tiling=tiling)
+        verify_gated_delta(projected.to(DEVICE), weights, states, batch, out, arrived, dependent=False, tiling=tiling)
     assert not arrived.any()
     return out.cpu()
 

@@ -20,13 +20,13 @@ from runahead.runtime.kernels.row_state import PenaltyState, RowState  # noqa: E
 from runahead.runtime.kernels.triton.drafting.ngram import propose_ngrams  # noqa: E402
 from runahead.runtime.kernels.triton.row_state.drafts import make_draft_state  # noqa: E402
 from runahead.runtime.kernels.triton.row_updates.rows import DeviceRows  # noqa: E402
-from runahead.runtime.kernels.triton.row_updates.verify_inputs import prepare_runs  # noqa: E402
-from runahead.runtime.kernels.triton.sampling.sampler import Runs, make_sampler_buffers, sample_rows_cuda  # noqa: E402
+from runahead.runtime.kernels.triton.row_updates.verify_inputs import prepare_verified  # noqa: E402
+from runahead.runtime.kernels.triton.sampling.sampler import VerifiedTokens, make_sampler_buffers, sample_rows_cuda  # noqa: E402
 from runahead.runtime.programs.cpu.inputs import (  # noqa: E402
     NOWHERE,
     Queries,
-    StatePlaces,
-    state_places_of,
+    StateSlots,
+    state_slots_of,
 )
 from runahead.runtime.programs.cpu.rows import HostRows  # noqa: E402
 from runahead.runtime.programs.cpu.sampler import HostSampler  # noqa: E402
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim
 ROWS, BLOCK_SIZE, CONTEXT, MOST, TOP = 6, 8, 128, 7, 20
 VOCAB = 2100  # two tiles of the sampler
 STALE = -77
-RUNS = ((1, 1), (2, 3), (3, 7), (4, 7), (5, 5), (6, 7))  # seeds, and drafts of a row at most
+VERIFIES = ((1, 1), (2, 3), (3, 7), (4, 7), (5, 5), (6, 7))  # seeds, and drafts of a row at most
 
 
 class GuessingRows(HostRows):
@@ -63,10 +63,10 @@ class GuessingRows(HostRows):
         return super().goes_on(slots, tokens, offset)
 
 
-def device_rows(host: HostRows, launched: int, by_line: bool = False, keeps_states: bool = False) -> DeviceRows:
+def device_rows(host: HostRows, launched: int, by_token: bool = False, keeps_states: bool = False) -> DeviceRows:
     """Rows of the kernels that hold what these rows do; poison in what they are going to leave."""
     slots, vocab = host.alive.size, host.vocab_size
-    drafts = make_draft_state(slots, CONTEXT, host.max_blocks, ROWS, MOST, by_line, DEVICE)
+    drafts = make_draft_state(slots, CONTEXT, host.max_blocks, ROWS, MOST, by_token, DEVICE)
     rings = mapped_rings(host.rings.layout, DEVICE)
     device = DeviceRows(
         rings, max_rows=slots - 1, max_tokens=ROWS, block_size=BLOCK_SIZE, context_length=CONTEXT, vocab_size=vocab,
@@ -161,7 +161,7 @@ def verify_on_the_cpu(host: GuessingRows, logits: NDArray[np.float32], count: in
     HostSampler(host, logits, state, penalties).sample(*host.to_sample(), Form.FULL, count)
 
 
-@pytest.mark.parametrize(("seed", "count"), RUNS)
+@pytest.mark.parametrize(("seed", "count"), VERIFIES)
 @pytest.mark.parametrize("form", list(Form))
 def test_a_run_is_verified_as_on_the_cpu(form: Form, seed: int, count: int) -> None:
     number = 1000 * seed
@@ -174,23 +174,23 @@ def test_a_run_is_verified_as_on_the_cpu(form: Form, seed: int, count: int) -> N
     drafts.drafted.copy_(torch.from_numpy(host.drafted))
     padding = int(random.integers(0, ROWS - host.rows.size + 1))  # of a captured bucket
     rows, width = host.rows.size + padding, 1 + count
-    run_slots = np.full((rows, width), ROWS, np.int32)
-    run_lines = np.zeros((rows, width), np.int32)
+    verify_slots = np.full((rows, width), ROWS, np.int32)
+    verify_logits = np.zeros((rows, width), np.int32)
     for place, slot in enumerate(host.rows.tolist()):
         mine = np.arange(1 + host.drafted[slot])
-        run_slots[place, mine], run_lines[place, mine] = slot, slot * (1 + MOST) + mine
+        verify_slots[place, mine], verify_logits[place, mine] = slot, slot * (1 + MOST) + mine
     buffers = make_sampler_buffers(ROWS * (1 + MOST), VOCAB, TOP, DEVICE)
     found = sample_rows_cuda(
         torch.from_numpy(logits).to(DEVICE).view(-1, VOCAB),
         device.state,
         device.penalties,
-        torch.from_numpy(run_slots.reshape(-1)).to(DEVICE),
+        torch.from_numpy(verify_slots.reshape(-1)).to(DEVICE),
         form,
         buffers,
-        torch.from_numpy(run_lines.reshape(-1)).to(DEVICE),
-        Runs(width, drafts.proposed),
+        torch.from_numpy(verify_logits.reshape(-1)).to(DEVICE),
+        VerifiedTokens(width, drafts.proposed),
     )
-    device.advance_runs(rows, count, found)
+    device.advance_verified(rows, count, found)
 
     rings, ring = device_rings(device), host.rings.slot(number)
     cells = host.rings.cells[ring, : host.rows.size, :width]
@@ -235,7 +235,7 @@ def device_rings(device: DeviceRows) -> dict[str, NDArray[np.generic]]:
 def test_every_way_in_which_a_run_ends_was_seen() -> None:
     """By the seeds above: what the kernels are compared on is not poorer than it looks."""
     seen = {"three drafts right": 0, "stopped inside": 0, "not finite inside": 0, "kept whole": 0, "void": 0}
-    for seed, count in RUNS:
+    for seed, count in VERIFIES:
         host, logits, _ = runs_to_verify(seed, count, Form.FULL, 1)
         verify_on_the_cpu(host, logits, count)
         cells = host.rings.cells[host.rings.slot(1), : host.rows.size, : 1 + count]
@@ -249,9 +249,9 @@ def test_every_way_in_which_a_run_ends_was_seen() -> None:
     assert all(seen.values()), seen
 
 
-@pytest.mark.parametrize("by_line", [False, True])
+@pytest.mark.parametrize("by_token", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-def test_drafts_and_the_lines_of_f_are_those_of_the_cpu(seed: int, by_line: bool) -> None:
+def test_drafts_and_the_lines_of_f_are_those_of_the_cpu(seed: int, by_token: bool) -> None:
     random = np.random.default_rng(100 + seed)
     host = GuessingRows(random, 30, 0)
     count = (1, 3, 7)[seed % 3]
@@ -263,10 +263,10 @@ def test_drafts_and_the_lines_of_f_are_those_of_the_cpu(seed: int, by_line: bool
     behind = np.arange(CONTEXT) >= host.seq_len[:, None]
     history_of(host)[behind] = STALE
     host.max_position[:ROWS] = np.minimum(host.seq_len[:ROWS] + random.integers(0, 12, ROWS), CONTEXT - 1)
-    device = device_rows(host, 5, by_line)
+    device = device_rows(host, 5, by_token)
     drafts = device.drafts
     assert drafts is not None
-    for name in ("token_ids", "positions", "slot_mapping", "line_lens", "seq_lens", "run_slots", "run_lines"):
+    for name in ("token_ids", "positions", "slot_mapping", "token_lens", "seq_lens", "verify_slots", "verify_logits"):
         getattr(drafts, name).fill_(STALE)
     drafts.drafted.fill_(0)
     host.most_drafts = host.most_guesses = count
@@ -274,13 +274,13 @@ def test_drafts_and_the_lines_of_f_are_those_of_the_cpu(seed: int, by_line: bool
     padding = int(random.integers(0, ROWS - host.rows.size + 1))
     rows = host.rows.size + padding
     propose_ngrams(rows, count, device.rows.slots, device.state, drafts)
-    prepare_runs(rows, 1 + count, device.rows.slots, device.state, drafts, device.places, BLOCK_SIZE, 30)
+    prepare_verified(rows, 1 + count, device.rows.slots, device.state, drafts, device.row_states, BLOCK_SIZE, 30)
     expected: Queries = HostRows.queries(host)
     listed = host.rows
     assert drafts.drafted.cpu().numpy()[listed].tolist() == host.drafted[listed].tolist()
     assert drafts.proposed.cpu().numpy()[listed, :count].tolist() == host.proposed[listed, :count].tolist()
     assert host.drafted.sum() or seed == 1
-    batch = device.run_batch(rows, count)
+    batch = device.verify_batch(rows, count)
     lines = expected.token_ids.size
     starts = expected.query_start_loc.tolist()
     assert batch.query_start_loc.tolist() == starts + [starts[-1] + 1 + i for i in range(padding)]
@@ -289,17 +289,17 @@ def test_drafts_and_the_lines_of_f_are_those_of_the_cpu(seed: int, by_line: bool
     assert batch.token_ids[:lines].tolist() == expected.token_ids.tolist()
     assert batch.positions.cpu().numpy()[:lines][alive].tolist() == expected.positions[alive].tolist()
     assert batch.slot_mapping.cpu().numpy()[:lines][alive].tolist() == expected.slot_mapping[alive].tolist()
-    lens = drafts.line_lens.cpu().numpy()[: batch.num_tokens]
+    lens = drafts.token_lens.cpu().numpy()[: batch.num_tokens]
     assert lens[:lines][alive].tolist() == (expected.positions[alive] + 1).tolist()
     assert not lens[:lines][~alive].any() and not lens[lines:].any()
     spare = batch.token_ids[lines + padding :], batch.slot_mapping[lines + padding :] // BLOCK_SIZE
     assert not any(bool(one.any()) for one in spare), "lines of nobody write the null block"
     # Where the next S finds the logits: of every row that is listed, and of nobody else, however many rows it has.
-    run_slots = drafts.run_slots.cpu().numpy()[: ROWS * (1 + count)]
-    run_lines = drafts.run_lines.cpu().numpy()[: ROWS * (1 + count)]
-    there = run_slots != ROWS
-    assert run_slots[there].tolist() == np.repeat(listed, np.diff(expected.query_start_loc)).tolist()
-    assert run_lines[there].tolist() == list(range(lines))
+    verify_slots = drafts.verify_slots.cpu().numpy()[: ROWS * (1 + count)]
+    verify_logits = drafts.verify_logits.cpu().numpy()[: ROWS * (1 + count)]
+    there = verify_slots != ROWS
+    assert verify_slots[there].tolist() == np.repeat(listed, np.diff(expected.query_start_loc)).tolist()
+    assert verify_logits[there].tolist() == list(range(lines))
     places = np.flatnonzero(there) // (1 + count)
     assert places.tolist() == np.repeat(np.arange(listed.size), np.diff(expected.query_start_loc)).tolist()
     tables = drafts.block_tables.cpu().numpy()
@@ -307,7 +307,7 @@ def test_drafts_and_the_lines_of_f_are_those_of_the_cpu(seed: int, by_line: bool
     for line in np.flatnonzero(alive).tolist():
         place = of_line[line]
         used = -(-int(expected.positions[line] + 1) // BLOCK_SIZE)
-        table = tables[line if by_line else place]
+        table = tables[line if by_token else place]
         assert table[:used].tolist() == host.block_table[listed[place], :used].tolist()
 
 
@@ -322,11 +322,11 @@ def give_states(host: HostRows, random: np.random.Generator) -> None:
     host.state_len[:] = np.maximum(host.seq_len - 1 - random.integers(0, MOST + 1, ROWS + 1), 0)
 
 
-def compare_states(host: HostRows, device: DeviceRows, rows: int, count: int) -> StatePlaces:
+def compare_states(host: HostRows, device: DeviceRows, rows: int, count: int) -> StateSlots:
     """The states that the rows of an F with drafts go on with, and what they stand for behind it, are the CPU's, which
     has drafted too. rows: of a captured bucket. Returns the CPU's."""
     queries: Queries = HostRows.queries(host)
-    expected, batch, live = state_places_of(host, queries), device.run_batch(rows, count), queries.seq_lens > 0
+    expected, batch, live = state_slots_of(host, queries), device.verify_batch(rows, count), queries.seq_lens > 0
     names = {"state_slots": "slots", "states_read_from": "read_from", "replayed": "replayed"}
     for name, of_host in names.items():
         found = getattr(batch, name).cpu().numpy()[: host.rows.size]
@@ -336,13 +336,13 @@ def compare_states(host: HostRows, device: DeviceRows, rows: int, count: int) ->
     assert batch.states_copied_to.cpu().numpy()[: live.size][live].tolist() == expected.copied_to[live].tolist()
     assert batch.copied_after.cpu().numpy()[: live.size][copied].tolist() == expected.copied_after[copied].tolist()
     host.leave_states(queries.slots, expected.lengths)
-    assert device.places.lengths.tolist() == host.state_len.tolist()
+    assert device.row_states.lengths.tolist() == host.state_len.tolist()
     return expected
 
 
-@pytest.mark.parametrize("by_line", [False, True])
+@pytest.mark.parametrize("by_token", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_states_that_rows_with_drafts_go_on_with_are_those_of_the_cpu(seed: int, by_line: bool) -> None:
+def test_the_states_that_rows_with_drafts_go_on_with_are_those_of_the_cpu(seed: int, by_token: bool) -> None:
     """What is replayed of each row, borders inside that, behind it and none, places without a snapshot; and what the
     states stand for afterwards, which of rows that have ended stays."""
     random = np.random.default_rng(200 + seed)
@@ -352,8 +352,8 @@ def test_the_states_that_rows_with_drafts_go_on_with_are_those_of_the_cpu(seed: 
     host.samples = np.ones(host.rows.size, np.bool_)
     host.alive[host.rows] = np.arange(host.rows.size) > 0  # one has ended
     give_states(host, random)
-    device = device_rows(host, 5, by_line, keeps_states=True)
-    device.places.lengths.copy_(torch.from_numpy(host.state_len))
+    device = device_rows(host, 5, by_token, keeps_states=True)
+    device.row_states.lengths.copy_(torch.from_numpy(host.state_len))
     host.most_drafts = host.most_guesses = 3
     host.draft()
     device.draft(ROWS, 3)

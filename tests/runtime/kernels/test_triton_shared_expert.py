@@ -210,7 +210,7 @@ def test_each_kernel_waits_for_what_it_reads(monkeypatch: pytest.MonkeyPatch) ->
     routed = route(torch.randn(tokens, 5), live, Choice(chosen, renormalised=True), arrived)
     x, first = torch.randn(tokens, hidden), torch.randn(5, 2 * expert, hidden)
     both, of_first = torch.full((tokens * chosen, expert), torch.nan), torch.full((tokens, wide), torch.nan)
-    products = grouped_gemm.SharedPart(Linear(torch.randn(2 * wide, hidden) * hidden**-0.5, None), wide, x, of_first)
+    products = grouped_gemm.SharedProduct(Linear(torch.randn(2 * wide, hidden) * hidden**-0.5, None), wide, x, of_first)
     programs = len(routed.items) + 2
 
     def multiply() -> None:
@@ -220,7 +220,7 @@ def test_each_kernel_waits_for_what_it_reads(monkeypatch: pytest.MonkeyPatch) ->
     multiply()
     last, scores = torch.randn(5, hidden, expert), torch.randn(tokens, 6)
     results, of_shared = torch.full((tokens * chosen, hidden), torch.nan), torch.full((tokens, 2, hidden), torch.nan)
-    downs = grouped_gemm.SharedPart(Linear(torch.randn(hidden, wide), None), wide, of_first, of_shared, scores)
+    downs = grouped_gemm.SharedProduct(Linear(torch.randn(hidden, wide), None), wide, of_first, of_shared, scores)
 
     def go_on() -> None:
         grouped_gemm.expert_product(both, last, routed, chosen, results, LAST, shared=downs)

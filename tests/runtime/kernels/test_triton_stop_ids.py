@@ -61,7 +61,7 @@ def advance(host: GuessingRows, device: DeviceRows) -> None:
     device.advance(ROWS, torch.from_numpy(tokens).to(DEVICE), torch.ones(ROWS, dtype=torch.bool, device=DEVICE))
 
 
-def advance_runs(host: GuessingRows, device: DeviceRows) -> None:
+def advance_verified(host: GuessingRows, device: DeviceRows) -> None:
     """Runs of four tokens, each the draft in its place."""
     assert device.drafts is not None
     tokens = np.full((ROWS, 4), TOKEN, np.int32)
@@ -69,13 +69,13 @@ def advance_runs(host: GuessingRows, device: DeviceRows) -> None:
     device.drafts.drafted.copy_(torch.from_numpy(host.drafted))
     device.drafts.proposed.copy_(torch.from_numpy(host.proposed))
     host.begin()
-    host.begin_runs(np.arange(ROWS), host.rows, 3)
-    host.advance_runs(np.arange(ROWS), host.rows, tokens, np.ones(tokens.shape, np.bool_))
+    host.begin_verified(np.arange(ROWS), host.rows, 3)
+    host.advance_verified(np.arange(ROWS), host.rows, tokens, np.ones(tokens.shape, np.bool_))
     found = torch.from_numpy(tokens.reshape(-1)).to(DEVICE)
-    device.advance_runs(ROWS, 3, Sampled(found, torch.ones(ROWS * 4, dtype=torch.bool, device=DEVICE)))
+    device.advance_verified(ROWS, 3, Sampled(found, torch.ones(ROWS * 4, dtype=torch.bool, device=DEVICE)))
 
 
-WAYS = pytest.mark.parametrize("way", [advance, advance_runs], ids=["tokens", "runs"])
+WAYS = pytest.mark.parametrize("way", [advance, advance_verified], ids=["tokens", "runs"])
 
 
 @WAYS
@@ -83,7 +83,7 @@ def test_what_lies_behind_a_rows_stop_ids_ends_no_row(way) -> None:  # type: ign
     host, device = rows_that_stop(STOPS)
     way(host, device)
     ring = host.rings.slot(host.number)
-    width = 1 + (3 if way is advance_runs else 0)
+    width = 1 + (3 if way is advance_verified else 0)
     cells = host.rings.cells[ring, :ROWS, :width]
     assert device_rings(device)["cells"][ring, :ROWS, :width].tolist() == cells.tolist()
     assert ((cells[:, 0] & STOPPED) != 0).tolist() == [TOKEN in ids for ids in STOPS]

@@ -128,9 +128,9 @@ def test_a_cached_block_that_is_shared_is_not_available() -> None:
     pool, (block,) = cached_pool("a")
     watched = pool.watch()
     assert pool.extend(content("a"))
-    assert (pool.available, watched.unheld) == (4, 1)
+    assert (pool.available, watched.unowned) == (4, 1)
     pool.share([block])
-    assert (pool.available, watched.unheld) == (3, 0)
+    assert (pool.available, watched.unowned) == (3, 0)
     assert places(pool) == (3, 0, 1, 0)
 
 
@@ -192,7 +192,7 @@ def test_a_block_behind_the_fence_may_be_made_findable() -> None:
 
 
 def test_a_free_block_is_not_made_findable() -> None:
-    with pytest.raises(BlockPoolError, match="block 1 is made findable and nobody holds it"):
+    with pytest.raises(BlockPoolError, match="block 1 is made findable and has no owner"):
         BlockPool(5, 16).make_findable(1, content("a"))
 
 
@@ -268,7 +268,7 @@ def break_a_count(pool: BlockPool) -> None:
 
 
 def break_the_cache(pool: BlockPool) -> None:
-    pool._forget(next(iter(pool._cached)), is_unheld=True)
+    pool._forget(next(iter(pool._cached)), is_unowned=True)
 
 
 def name_a_free_block(pool: BlockPool) -> None:
@@ -294,11 +294,11 @@ def break_the_keys(pool: BlockPool) -> None:
 
 
 def miscount_the_watched(pool: BlockPool) -> None:
-    pool.watch().unheld += 1
+    pool.watch().unowned += 1
 
 
 def watch_what_is_not_findable(pool: BlockPool) -> None:
-    pool.watch().add(pool._free[0], is_unheld=False)
+    pool.watch().add(pool._free[0], is_unowned=False)
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ def watch_what_is_not_findable(pool: BlockPool) -> None:
         (break_places, "in two places"),
         (break_coming, r"3 free \+ 1 cached \+ 1 owned \+ 1 fenced is not 5"),
         (lose_a_block, r"2 free \+ 1 cached \+ 1 owned \+ 0 fenced is not 5"),
-        (break_a_count, "held or fenced by nobody"),
+        (break_a_count, "negative count of owners or fences"),
         (break_the_cache, "a cached block is not findable"),
         (name_a_free_block, "or a free one is"),
         (call_findable_what_has_no_content, "what is findable and what has a content"),

@@ -57,7 +57,7 @@ class Pools:
 
 def figures(pool: BlockPool) -> tuple[object, ...]:
     watched = pool._watched
-    return pool.free, [*pool._cached], pool.owned, pool.fenced, watched.unheld, watched.findable, [*watched.blocks]
+    return pool.free, [*pool._cached], pool.owned, pool.fenced, watched.unowned, watched.findable, [*watched.blocks]
 
 
 @settings(deadline=None, max_examples=100)

@@ -207,17 +207,17 @@ def test_a_walk_loses_what_is_forgotten_and_all_that_is_behind_it() -> None:
     pool, blocks = holding(tokens)
     walk = PrefixWalk(pool, PrefixKeys(""), tokens)
     assert walk.look(9)
-    assert ([*walk.hit.blocks], walk.hit.unheld) == (blocks[:5], 0)
+    assert ([*walk.hit.blocks], walk.hit.unowned) == (blocks[:5], 0)
     pool.fence(blocks)
     pool.release(blocks)
-    assert walk.hit.unheld == 5
+    assert walk.hit.unowned == 5
     pool.share(blocks[:1])
-    assert walk.hit.unheld == 4
+    assert walk.hit.unowned == 4
     pool.forget(blocks[3:4])
     pool.check()
     assert walk.look(9)
-    assert ([*walk.hit.blocks], walk.hit.unheld) == (blocks[:3], 2)
+    assert ([*walk.hit.blocks], walk.hit.unowned) == (blocks[:3], 2)
     assert pool.allocate(pool.free + 3), "the deepest are given out first"
     pool.check()
     assert walk.look(9)
-    assert ([*walk.hit.blocks], walk.hit.unheld) == (blocks[:2], 1)
+    assert ([*walk.hit.blocks], walk.hit.unowned) == (blocks[:2], 1)

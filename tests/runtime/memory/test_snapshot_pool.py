@@ -38,8 +38,8 @@ def looked_up(pool: BlockPool, snapshots: SnapshotPool) -> PrefixWalk:
 
 
 def test_snapshots_are_kept_at_every_so_manyth_border() -> None:
-    assert [place for place in range(7) if SnapshotPool(1, 3, SIZE).ends_at_border(place)] == [2, 5]
-    assert not any(SnapshotPool(0, 3, SIZE).ends_at_border(place) for place in range(7)), "there is no room for any"
+    assert [place for place in range(7) if SnapshotPool(1, 3, SIZE).ends_at_boundary(place)] == [2, 5]
+    assert not any(SnapshotPool(0, 3, SIZE).ends_at_boundary(place) for place in range(7)), "there is no room for any"
 
 
 def test_a_pool_without_room_gives_nothing_out() -> None:
@@ -56,7 +56,7 @@ def test_a_hit_ends_at_the_last_snapshot_of_what_was_found(kept: tuple[int, ...]
     in_blocks = cached(pool, found)
     places = cached(snapshots, [found[place] for place in kept])
     hit = looked_up(pool, snapshots).hit
-    assert (list(hit.blocks), hit.unheld) == (in_blocks[:blocks], blocks)
+    assert (list(hit.blocks), hit.unowned) == (in_blocks[:blocks], blocks)
     assert hit.snapshot == (places[-1] if kept else NO_SNAPSHOT)
 
 

@@ -62,20 +62,20 @@ class HashProgram:
         if not shape.sample_rows:
             return
         rows, drafts = self.rows, shape.sample_drafts
-        places, slots = rows.to_sample()
+        indexes, slots = rows.to_sample()
         masks: dict[int, list[NDArray[np.int32]]] = {}
         if rows.masks is not None and shape.form is Form.FULL:
-            places, slots, masks = rows.judged(places, slots, drafts)
+            indexes, slots, masks = rows.judged(indexes, slots, drafts)
         if drafts:
-            rows.begin_runs(places, slots, drafts)
+            rows.begin_verified(indexes, slots, drafts)
         for offset in range(1 + drafts):
-            tokens = self._sample_next(places, slots, shape.form, offset, masks)
+            tokens = self._sample_next(indexes, slots, shape.form, offset, masks)
             if offset < drafts:
                 going = rows.goes_on(slots, tokens, offset)
-                places, slots = places[going], slots[going]
+                indexes, slots = indexes[going], slots[going]
 
     def _sample_next(
-        self, places: NDArray[np.intp], slots: NDArray[np.int64], form: Form, offset: int,
+        self, indexes: NDArray[np.intp], slots: NDArray[np.int64], form: Form, offset: int,
         masks: Mapping[int, Sequence[NDArray[np.int32]]],
     ) -> NDArray[np.int32]:  # fmt: skip
         """The next token of each row, number `offset` of its run. [n]"""
@@ -89,10 +89,10 @@ class HashProgram:
             tokens[i] = draw(rows, slot, int(hashes[i]), int(rows.seq_len[slot]), form, mask)
         nothing_left = tokens < 0 if masks else None
         if form is Form.FULL:
-            self._leave_logprobs(places, slots, tokens, offset)
+            self._leave_logprobs(indexes, slots, tokens, offset)
         finite = np.ones(slots.size, np.bool_)
         tokens = np.maximum(tokens, 0)
-        rows.advance(places, slots, tokens, finite, offset, nothing_left)
+        rows.advance(indexes, slots, tokens, finite, offset, nothing_left)
         return tokens
 
     def apply(self, shape: LaunchShape) -> int:
@@ -137,12 +137,12 @@ class HashProgram:
         return mixed
 
     def _leave_logprobs(
-        self, places: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32], offset: int
+        self, indexes: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32], offset: int
     ) -> None:
         """Of the tokens [n] of rows that asked, number `offset` of their runs."""
         asking = np.flatnonzero(self.rows.logprobs[slots] >= 0)
         if asking.size:
-            rings, cells = self.rows.rings, places[asking]
+            rings, cells = self.rows.rings, indexes[asking]
             slot, of = rings.slot(self.rows.number), slots[asking]
             found = self._made_up(self._hashes[of, offset], tokens[asking], self.rows.logprobs[of])
             here = slot, cells, offset

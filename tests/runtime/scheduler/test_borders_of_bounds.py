@@ -30,14 +30,14 @@ def test_nobody_is_evicted_where_what_is_coming_is_just_what_is_lacking(depth: i
     chain.turn_until(lambda: chain.ledger.launched == SHORTAGE - 1)
     assert chain.engine.scheduler.holdings.by_slot[2] is not None, "3 has ended already"
     chain.tell(m.Abort(1, ("r3",)))
-    pool, share_out = chain.engine.scheduler.pool, chain.engine.scheduler._share_out
+    pool, share_out = chain.engine.scheduler.pool, chain.engine.scheduler._ration_blocks
     seen: list[tuple[int, int, int]] = []
 
     def watched(*needs: Any) -> None:
         seen.append((chain.ledger.launched + 1, pool.available, pool.fenced))
         share_out(*needs)
 
-    chain.engine.scheduler._share_out = watched  # type: ignore[method-assign, assignment]
+    chain.engine.scheduler._ration_blocks = watched  # type: ignore[method-assign, assignment]
     chain.turn()
     assert (SHORTAGE, 0, 1) in seen, "what is lacking and what is coming are not one block: this test shows nothing"
     assert len(chain.engine.scheduler.holdings.paused) == 2

@@ -83,7 +83,7 @@ def test_a_row_leaves_though_the_prefix_of_another_request_is_not_looked_up_to_i
     chain.turn()
     waiting, other = chain.engine.scheduler.waiting, chain.engine.registry.by_id("alice/5")
     assert other is not None
-    waiting._looked_for, waiting._walk = other.request, chain.engine.scheduler.holdings.walk(other.request)
+    waiting._searched_for, waiting._walk = other.request, chain.engine.scheduler.holdings.walk(other.request)
     clock.pass_by(1.5)
     chain.turn_until(lambda: 17 in chain.finished(), limit=12)
 
@@ -135,11 +135,11 @@ def test_no_other_row_leaves_while_one_is_on_its_way() -> None:
     chain = crowded(2, clock)
     chain.turn()
     scheduler = chain.engine.scheduler
-    assert scheduler.waiting.who_gives_way(clock() + 0.5, 1.0) is None
-    leaves = scheduler.waiting.who_gives_way(clock() + 1.0, 1.0)
+    assert scheduler.waiting.choose_row_to_yield(clock() + 0.5, 1.0) is None
+    leaves = scheduler.waiting.choose_row_to_yield(clock() + 1.0, 1.0)
     assert leaves is not None
     scheduler.rows.phase[leaves.row_slot] = RowPhase.LEAVING
-    assert scheduler.waiting.who_gives_way(clock() + 1.0, 1.0) is None
+    assert scheduler.waiting.choose_row_to_yield(clock() + 1.0, 1.0) is None
 
 
 def test_the_queue_is_in_the_order_of_turns() -> None:
@@ -363,7 +363,7 @@ def test_a_turn_in_which_nobody_comes_or_goes_looks_at_no_caller_that_waits(monk
         ask(chain, f"caller {handle}", handle, 2)
     waiting = chain.engine.scheduler.waiting
     chain.turn_until(lambda: len(waiting._without_row) == 37)
-    of_first = waiting_module._turn_of
+    of_first = waiting_module._service_key
 
     def turn_of(request: Request, has_row: bool, served: int) -> Any:
         looks["first"] += 1
@@ -375,7 +375,7 @@ def test_a_turn_in_which_nobody_comes_or_goes_looks_at_no_caller_that_waits(monk
             return super().setdefault(caller, now_s)
 
     waiting._without_row = Counted(waiting._without_row)
-    monkeypatch.setattr(waiting_module, "_turn_of", turn_of)
+    monkeypatch.setattr(waiting_module, "_service_key", turn_of)
     for _ in range(4):
         clock.pass_by(1.0)
         chain.turn()

@@ -66,7 +66,7 @@ def test_without_drafts_a_launch_brings_one_token_and_both_bounds_are_the_same()
     rows, slots = rows_of(KNOWN, DECODED, LONGEST - 2), np.arange(3)
     policy = draft_policy(FixedChoice(0), rows, ledger_at(1))
     assert policy.cells == 1
-    assert policy.held(slots, 0).tolist() == [KNOWN + 1, DECODED + 1, LONGEST - 1]
+    assert policy.kv_tokens(slots, 0).tolist() == [KNOWN + 1, DECODED + 1, LONGEST - 1]
     policy.plan(slots, 0)
     assert bounds(rows) == [(length + 1, length + 1) for length in (KNOWN, DECODED, LONGEST - 2)]
     policy.tighten(launch(4, slots), slots, brought(1, 1, 1), None)
@@ -89,7 +89,7 @@ def test_as_long_as_drafts_are_not_verified_all_of_them_may_be_kept(
     rows, slots = rows_of(KNOWN, DECODED, 18, drafts=2), np.arange(3)
     policy = draft_policy(FixedChoice(3), rows, ledger_at(committed))
     assert policy.cells == 4
-    assert policy.held(slots, drafts).tolist() == [min(length + drafts, LONGEST - 1) for length in most]
+    assert policy.kv_tokens(slots, drafts).tolist() == [min(length + drafts, LONGEST - 1) for length in most]
     policy.plan(slots, drafts)
     assert rows.most_len.tolist() == most
     assert rows.drafts.tolist() == [drafts] * 3
@@ -182,7 +182,7 @@ def test_nobody_guesses_in_a_launch_whose_rows_all_have_grammars_unless_the_draf
         alone = policy.guesses(6, slots[:2], 0)
         assert (guesses, alone) == (2, 2 if along_masks else 0)
         assert policy.most(slots[:2], alone) == 3, "what grammars force is drafted all the same"
-        assert policy.held(slots[:2], alone).tolist() == policy.held(slots[:2], guesses).tolist()
+        assert policy.kv_tokens(slots[:2], alone).tolist() == policy.kv_tokens(slots[:2], guesses).tolist()
 
 
 def test_what_a_launch_has_for_grammars_alone_is_not_counted_among_the_guesses_that_missed() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.scheduler.ledger import Launch
-from runahead.runtime.scheduler.outcomes import PromptPart
+from runahead.runtime.scheduler.outcomes import PromptLogprobRange
 from runahead.runtime.scheduler.request import Request
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason, SamplingParams
@@ -88,12 +88,12 @@ def test_nothing_is_recomputed_where_every_block_is_found(depth: int) -> None:
     assert chain.tokens()[1] == whole([3] * 17, 40)
 
 
-def parts_of(chain: Chain) -> list[PromptPart]:
+def parts_of(chain: Chain) -> list[PromptLogprobRange]:
     """Filled while the chain runs: the parts of every launch, in order."""
-    enqueue, parts = chain.ledger.enqueue, list[PromptPart]()
+    enqueue, parts = chain.ledger.enqueue, list[PromptLogprobRange]()
 
     def watched(launch: Launch) -> None:
-        parts.extend(launch.prompt_parts)
+        parts.extend(launch.prompt_logprob_ranges)
         enqueue(launch)
 
     chain.ledger.enqueue = watched  # type: ignore[method-assign]
@@ -118,7 +118,7 @@ def test_entries_of_a_chunk_come_after_all_query_tokens_of_the_rows_before_it() 
     request.sampling = SamplingParams(prompt_logprobs=0)
     played.launch()
     played.launch()
-    parts = [part for launch in played.ledger.launches() for part in launch.prompt_parts]
+    parts = [part for launch in played.ledger.launches() for part in launch.prompt_logprob_ranges]
     assert [(part.start, part.first_entry, part.count) for part in parts] == [(0, 4, 16), (16, 4, 3)], (
         "the row before it has a token and three drafts"
     )

@@ -261,9 +261,9 @@ def test_the_first_completion_has_its_state_in_a_snapshot_where_one_is_left_and_
     holdings.shared.share([first, second])
     if state == "no snapshot is left":
         holdings.snapshots.allocate(1)
-    place = holdings.shared.state_place(first, 0)
+    place = holdings.shared.allocate_state(first, 0)
     assert (place == 4, first.prompt_state == 1) == ((True, True) if state == "in a snapshot" else (False, False))
-    assert holdings.shared.state_place(second, 0) < 4, "the others have a slot"
+    assert holdings.shared.allocate_state(second, 0) < 4, "the others have a slot"
 
 
 @pytest.mark.parametrize("length", [9, 20, 40, 100])

@@ -47,9 +47,9 @@ class Recorder:
         def recorded(record: Launch) -> None:
             parts = [
                 (part.request.request_id, part.epoch, part.row_slot, part.start, part.first_entry, part.count)
-                for part in record.prompt_parts
+                for part in record.prompt_logprob_ranges
             ]
-            columns = record._replace(prompt_parts=())
+            columns = record._replace(prompt_logprob_ranges=())
             self.records.append([*(one.tolist() if isinstance(one, np.ndarray) else one for one in columns), parts])
             enqueue(record)
 
@@ -135,8 +135,8 @@ def test_a_row_that_is_aborted_is_in_no_plan_that_continues() -> None:
     chain.tell(m.Abort(1, ("r2",)))
     chain.turn()
     header = recorder.plans[0][:HEADER_WORDS]
-    rows = recorder.plans[0][HEADER_WORDS : HEADER_WORDS + header[HEADER.place("rows")]]
-    assert header[HEADER.place("row_list")] == 1
+    rows = recorder.plans[0][HEADER_WORDS : HEADER_WORDS + header[HEADER.offset("rows")]]
+    assert header[HEADER.offset("row_list")] == 1
     assert len(rows) == 2
     assert slot not in rows
 

@@ -49,7 +49,7 @@ def test_the_queue_is_in_the_order_of_rank_whoever_comes_and_goes(
     for one in gone:
         queue.remove(one)
         slots.remove(one)
-    left = sorted((one for one in everybody if one not in gone), key=lambda one: one.rank)
+    left = sorted((one for one in everybody if one not in gone), key=lambda one: one.queue_order)
     assert list(queue) == list(slots) == left
     assert len(queue) == len(left)
     assert slots.first() is next(iter(left), None)
@@ -65,17 +65,17 @@ def test_who_does_not_wait_can_t_be_taken_away() -> None:
 
 
 class Looks:
-    """How often somebody's rank was looked at."""
+    """How often a queue order was read."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        rank = Request.rank.fget  # type: ignore[attr-defined]
+        rank = Request.queue_order.fget  # type: ignore[attr-defined]
 
         def seen(one: Request) -> object:
             self.count += 1
             return rank(one)
 
-        monkeypatch.setattr(Request, "rank", property(seen))
+        monkeypatch.setattr(Request, "queue_order", property(seen))
 
 
 def test_thousands_that_wait_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

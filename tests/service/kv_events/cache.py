@@ -61,7 +61,7 @@ class RandomCache:
             tokens = np.full(SIZE, self.random.randrange(3), np.int32).tobytes()
             content = keys.content(place, tokens)
             self.events += self.pool.make_findable(block, content) and content.unsalted
-            if self.snapshots.ends_at_border(place) and self.snapshots.available and self.random.random() < 0.7:
+            if self.snapshots.ends_at_boundary(place) and self.snapshots.available and self.random.random() < 0.7:
                 self._keep_state(content)
 
     def _keep_state(self, content: Content) -> None:

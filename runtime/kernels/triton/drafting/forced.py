@@ -17,11 +17,11 @@ from runahead.runtime.drafters.ngram import NO_DRAFT
 from runahead.runtime.kernels.row_state import RowState
 from runahead.runtime.kernels.triton.row_state.drafts import DraftState
 from runahead.runtime.kernels.triton.row_state.grammar_masks import MaskState, acquired
-from runahead.runtime.kernels.triton.row_state.record import int_of, long_of, place_of, word
+from runahead.runtime.kernels.triton.row_state.record import int_of, long_of, offset_of, word
 from runahead.runtime.masks import mask_memory
 
-_MASK_EPOCH = place_of("mask_epoch")
-_MAX_POSITION = place_of("max_position")
+_MASK_EPOCH = offset_of("mask_epoch")
+_MAX_POSITION = offset_of("max_position")
 _EPOCH = tl.constexpr(mask_memory.EPOCH)
 _POSITION = tl.constexpr(mask_memory.POSITION)
 _RUN = tl.constexpr(mask_memory.RUN)

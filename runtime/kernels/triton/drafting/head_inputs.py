@@ -29,10 +29,10 @@ _NOWHERE = tl.constexpr(NOWHERE)
 @triton.jit
 def _before_in_batch(
     token, hidden, kept, positions, slot_mapping, query_start_loc, seq_lens, block_tables, table_stride, num_rows,
-    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, BY_LINE: tl.constexpr,
+    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
     """The hidden state before a query token of F, whose own is left in its block. ROWS: rows to look for its row among;
-    1: each row has one query token. BY_LINE: block tables are those of query tokens, not of rows."""
+    1: each row has one query token. BY_TOKEN: block tables are those of query tokens, not of rows."""
     i = tl.arange(0, BLOCK)
     inside = i < HIDDEN
     own = tl.load(hidden + token * HIDDEN + i, mask=inside, other=0.0)
@@ -50,12 +50,12 @@ def _before_in_batch(
     elsewhere = there & (beside == 0)
     last = tl.maximum(position - 1, 0)
     table = row.to(tl.int64)
-    if BY_LINE:
+    if BY_TOKEN:
         table = token
     block = tl.load(block_tables + table * table_stride + last // BLOCK_SIZE, mask=elsewhere, other=0)
-    place = block.to(tl.int64) * BLOCK_SIZE + last % BLOCK_SIZE
+    index = block.to(tl.int64) * BLOCK_SIZE + last % BLOCK_SIZE
     in_batch = tl.load(hidden + (token - 1) * HIDDEN + i, mask=inside & beside, other=0.0)
-    in_block = tl.load(kept + place * HIDDEN + i, mask=inside & elsewhere, other=0.0)
+    in_block = tl.load(kept + index * HIDDEN + i, mask=inside & elsewhere, other=0.0)
     return tl.where(beside, in_batch, in_block)
 
 
@@ -69,9 +69,9 @@ def _normed(x, weight, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_rows", "table_stride"])
 def _join_kernel(
-    hidden, kept, places, table, token_ids, positions, slot_mapping, query_start_loc, seq_lens, block_tables,
+    hidden, kept, indexes, table, token_ids, positions, slot_mapping, query_start_loc, seq_lens, block_tables,
     token_norm, hidden_norm, joined, residual, token_eps, hidden_eps, table_stride, num_rows, WIDTH: tl.constexpr,
-    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, BY_LINE: tl.constexpr,
+    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, BY_TOKEN: tl.constexpr,
     BEFORE: tl.constexpr, HIDDEN_FIRST: tl.constexpr, TOKEN_NORM: tl.constexpr, HIDDEN_NORM: tl.constexpr,
     LEAVES: tl.constexpr, LEAVES_NORMED: tl.constexpr,
 ):  # fmt: skip
@@ -82,11 +82,11 @@ def _join_kernel(
     if BEFORE == _IN_BATCH:
         state = _before_in_batch(
             token, hidden, kept, positions, slot_mapping, query_start_loc, seq_lens, block_tables, table_stride,
-            num_rows, HIDDEN, BLOCK, BLOCK_SIZE, ROWS, BY_LINE,
+            num_rows, HIDDEN, BLOCK, BLOCK_SIZE, ROWS, BY_TOKEN,
         )  # fmt: skip
     elif BEFORE == _IN_PLACES:
-        place = tl.load(places + token)
-        state = tl.load(kept + place * HIDDEN + i, mask=inside & (place != _NOWHERE), other=0.0)
+        index = tl.load(indexes + token)
+        state = tl.load(kept + index * HIDDEN + i, mask=inside & (index != _NOWHERE), other=0.0)
     else:
         state = tl.load(hidden + token * HIDDEN + i, mask=inside, other=0.0)
     embedded = tl.load(table + tl.load(token_ids + token) * WIDTH + i, mask=i < WIDTH, other=0.0)
@@ -127,20 +127,20 @@ class Joining:
         single = in_rows.is_decode and in_rows.decode_queries == 1
         rows = 1 if single else rows_looked_at(in_rows.num_rows)
         tables = batch.block_tables
-        return self._join(_OF_BATCH, replace(in_rows, block_tables=tables), hidden, None, None, rows, batch.are_lines)
+        return self._join(_OF_BATCH, replace(in_rows, block_tables=tables), hidden, None, None, rows, batch.by_token)
 
-    def of_places(self, batch: ForwardBatch, places: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Of one token a row. places: int64 [R], the KV slot of the hidden state before it, or NOWHERE. residual: [R,
+    def of_places(self, batch: ForwardBatch, indexes: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Of one token a row. indexes: int64 [R], the KV slot of the hidden state before it, or NOWHERE. residual: [R,
         hidden], what a head without a product goes on with is left there."""
-        return self._join(_OF_PLACES, batch, self.kept, places, residual, 1)
+        return self._join(_OF_PLACES, batch, self.kept, indexes, residual, 1)
 
     def of_expected(self, batch: ForwardBatch, expected: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """The same, behind a step that expects these hidden states, contiguous [R, hidden]."""
         return self._join(_GIVEN, batch, expected, None, residual, 1)
 
     def _join(
-        self, before: int, batch: ForwardBatch, hidden: torch.Tensor, places: torch.Tensor | None,
-        residual: torch.Tensor | None, rows: int, by_line: bool = False,
+        self, before: int, batch: ForwardBatch, hidden: torch.Tensor, indexes: torch.Tensor | None,
+        residual: torch.Tensor | None, rows: int, by_token: bool = False,
     ) -> torch.Tensor:  # fmt: skip
         fuse, width, depth = self.fuse, self.table.shape[1], self.kept.shape[1]
         tokens = batch.num_tokens
@@ -150,7 +150,7 @@ class Joining:
         _join_kernel[(tokens,)](
             hidden,
             self.kept,
-            batch.positions if places is None else places,
+            batch.positions if indexes is None else indexes,
             self.table,
             batch.token_ids,
             batch.positions,
@@ -171,7 +171,7 @@ class Joining:
             BLOCK=block,
             BLOCK_SIZE=self.block_size,
             ROWS=rows,
-            BY_LINE=by_line,
+            BY_TOKEN=by_token,
             BEFORE=before,
             HIDDEN_FIRST=fuse.hidden_first,
             TOKEN_NORM=fuse.token_norm is not None,

@@ -21,11 +21,11 @@ from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.row_state import RowState
 from runahead.runtime.kernels.triton.drafting.head_inputs import NOWHERE
 from runahead.runtime.kernels.triton.row_state.drafts import DraftState
-from runahead.runtime.kernels.triton.row_state.record import int_of, long_of, place_of
+from runahead.runtime.kernels.triton.row_state.record import int_of, long_of, offset_of
 
 _TABLE_TILE: Final = 256
-_MAX_POSITION = place_of("max_position")
-_MASK_EPOCH = place_of("mask_epoch")
+_MAX_POSITION = offset_of("max_position")
+_MASK_EPOCH = offset_of("mask_epoch")
 _NO_DRAFT = tl.constexpr(NO_DRAFT)
 _NOWHERE = tl.constexpr(NOWHERE)
 
@@ -118,8 +118,8 @@ def _step_kernel(
         tl.store(drafted + slot, room, mask=writes)
         last = tl.maximum(length - 2, 0)
         block = tl.load(block_table + slot * TABLE + last // BLOCK_SIZE, mask=(room > 0) & (length > 1), other=0)
-        place = block.to(tl.int64) * BLOCK_SIZE + last % BLOCK_SIZE
-        tl.store(before + row, tl.where((room > 0) & (length > 1), place, _NOWHERE))
+        index = block.to(tl.int64) * BLOCK_SIZE + last % BLOCK_SIZE
+        tl.store(before + row, tl.where((room > 0) & (length > 1), index, _NOWHERE))
         for first in range(0, tl.where(room > 0, (length + room - 2) // BLOCK_SIZE + 1, 0), TABLE_TILE):
             j = first + tl.arange(0, TABLE_TILE)
             blocks = tl.load(block_table + slot * TABLE + j, mask=j < MAX_BLOCKS, other=0)

@@ -18,11 +18,11 @@ from runahead.runtime.kernels.row_state import RowState
 from runahead.runtime.kernels.triton.drafting.forced import forced_tokens
 from runahead.runtime.kernels.triton.row_state.drafts import DraftState
 from runahead.runtime.kernels.triton.row_state.grammar_masks import MaskState
-from runahead.runtime.kernels.triton.row_state.record import int_of, long_of, place_of
+from runahead.runtime.kernels.triton.row_state.record import int_of, long_of, offset_of
 
 _TILE: Final = 2048  # positions that a program looks at together
-_MAX_POSITION = place_of("max_position")
-_MASK_EPOCH = place_of("mask_epoch")
+_MAX_POSITION = offset_of("max_position")
+_MASK_EPOCH = offset_of("mask_epoch")
 _LONGEST = tl.constexpr(ngram.LONGEST)
 _NO_DRAFT = tl.constexpr(NO_DRAFT)
 
@@ -76,17 +76,17 @@ def _ngram_kernel(
     last = length - 1
     best = tl.zeros([TILE], tl.int32)
     for first in range(0, tl.where(room > 0, last, 0), TILE):
-        place = first + tl.arange(0, TILE)
-        inside = place < last
-        agrees = inside & (tl.load(own + place, mask=inside, other=_NO_DRAFT) == tl.load(own + last))
+        index = first + tl.arange(0, TILE)
+        inside = index < last
+        agrees = inside & (tl.load(own + index, mask=inside, other=_NO_DRAFT) == tl.load(own + last))
         agreeing = agrees.to(tl.int32)
         for back in tl.static_range(1, _LONGEST):
-            there = agrees & (place >= back)
-            before = tl.load(own + place - back, mask=there, other=_NO_DRAFT)
+            there = agrees & (index >= back)
+            before = tl.load(own + index - back, mask=there, other=_NO_DRAFT)
             agrees = there & (before == tl.load(own + tl.maximum(last - back, 0)))
             agreeing += agrees.to(tl.int32)
         # Most tokens that agree first, then the latest place: the position that follows it is below CONTEXT.
-        best = tl.maximum(best, tl.where(agreeing > 0, agreeing * CONTEXT + place + 1, 0))
+        best = tl.maximum(best, tl.where(agreeing > 0, agreeing * CONTEXT + index + 1, 0))
     found = tl.max(best, 0)
     agreeing, follows = found // CONTEXT, found % CONTEXT
     n = tl.arange(0, MOST_PAD)

@@ -58,15 +58,15 @@ class DecodeBuffers:
             batch.num_rows, self.widest_head, batch.token_ids.device, exact, self._widest_group
         )
 
-    def windows(self, device: torch.device, are_lines: bool = False) -> torch.Tensor:
+    def windows(self, device: torch.device, by_token: bool = False) -> torch.Tensor:
         """Of every kind of attention, int32 [W]; of lines, one more that sees nothing but the newest token."""
-        if are_lines not in self._windows:
-            numbers = [window for _, window in self.attentions] + [1] * are_lines
+        if by_token not in self._windows:
+            numbers = [window for _, window in self.attentions] + [1] * by_token
             each = [torch.full((), window, dtype=torch.int32, device=device) for window in numbers]
             # A list would have to be copied from the host, which waits.
             none = torch.empty(0, dtype=torch.int32, device=device)
-            self._windows[are_lines] = torch.stack(each) if each else none
-        return self._windows[are_lines]
+            self._windows[by_token] = torch.stack(each) if each else none
+        return self._windows[by_token]
 
     def parts(self, shape: AttentionShape, batch: ForwardBatch, plan: AttentionPlan) -> PartBuffers:
         rows, queries = triton.next_power_of_2(batch.num_rows), triton.next_power_of_2(batch.decode_queries)

@@ -17,7 +17,7 @@ from typing import Final
 import torch
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.kernels.layers import Activation, Attention, Dense, Ends, Linear, Norm, Ungated
+from runahead.runtime.kernels.layers import Activation, Attention, Dense, EmbeddingAndHead, Linear, Norm, Ungated
 from runahead.runtime.kernels.triton.attention.decode import decode_attention
 from runahead.runtime.kernels.triton.attention.schedule import AttentionWork, begin_decode
 from runahead.runtime.kernels.triton.forward.buffers import DecodeBuffers
@@ -55,15 +55,15 @@ class RowStream(ABC):
     """
 
     def __init__(
-        self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers, exact: bool = False
+        self, batch: ForwardBatch, cache: KVCache, emb: EmbeddingAndHead, buffers: DecodeBuffers, exact: bool = False
     ) -> None:
-        self._batch, self._cache, self._ends, self._buffers = batch, cache, ends, buffers
+        self._batch, self._cache, self._emb, self._buffers = batch, cache, emb, buffers
         self._rows, self._device = batch.num_tokens, batch.token_ids.device
-        self._plan = buffers.plan(batch, ends.embedding.dtype, exact)
-        self._windows = buffers.windows(self._device, batch.are_lines)
+        self._plan = buffers.plan(batch, emb.embedding.dtype, exact)
+        self._windows = buffers.windows(self._device, batch.by_token)
         self._lone = batch.num_rows == 1 and not exact
         self._may_depend = False
-        self._residual = self._ends.embedding.new_empty((self._rows, self._ends.embedding.shape[1]))
+        self._residual = self._emb.embedding.new_empty((self._rows, self._emb.embedding.shape[1]))
         self._chunk_lens: torch.Tensor | None = None  # of a mixed launch, as `begin_decode` has it
         self._work: AttentionWork
         self._joined: torch.Tensor  # what a draft head has joined
@@ -99,7 +99,7 @@ class RowStream(ABC):
         """
         attended = qkv.new_empty((self._rows, weights.shape.q_size))
         dependent = self._depends(True)
-        if self._batch.are_lines:
+        if self._batch.by_token:
             self._attend(qkv, attended, weights, place, -1, dependent)
             dependent = False  # what it asks for before it would wait is what the first has written
         self._attend(qkv, attended, weights, place, self._buffers.kind(weights.shape, weights.window), dependent)
@@ -112,9 +112,9 @@ class RowStream(ABC):
         shape, batch = weights.shape, self._batch
         decode_attention(
             qkv, attended, self._cache.keys[place], self._cache.values[place], batch.block_tables, batch.seq_lens,
-            self._work.items[kind], self._work.total[kind], self._ends.ropes[weights.rope], weights, self._plan,
-            self._buffers.parts(shape, batch, self._plan), dependent=dependent, queries=batch.decode_queries,
-            query_start_loc=batch.query_start_loc, ragged=self._chunk_lens is not None,
+            self._work.items[kind], self._work.total[kind], self._emb.ropes[weights.rope], weights,
+            self._plan, self._buffers.parts(shape, batch, self._plan), dependent=dependent,
+            queries=batch.decode_queries, query_start_loc=batch.query_start_loc, ragged=self._chunk_lens is not None,
         )  # fmt: skip
 
     def dense(self, weights: Dense) -> None:
@@ -138,10 +138,10 @@ class RowStream(ABC):
         batch = self._batch
         made = (None, None) if sums is None else (sums.scaled, sums.squares)
         return begin_decode(
-            batch.token_ids if embeds else batch.token_ids[:0], self._ends.embedding, self._residual, batch.seq_lens,
-            self._windows, self._plan, scaled=made[0], squares=made[1], gamma=None if norm is None else norm.weight,
-            scale=self._ends.embedding_scale, queries=batch.decode_queries, query_start_loc=batch.query_start_loc,
-            chunk_lens=self._chunk_lens,
+            batch.token_ids if embeds else batch.token_ids[:0], self._emb.embedding, self._residual,
+            batch.seq_lens, self._windows, self._plan, scaled=made[0], squares=made[1],
+            gamma=None if norm is None else norm.weight, scale=self._emb.embedding_scale,
+            queries=batch.decode_queries, query_start_loc=batch.query_start_loc, chunk_lens=self._chunk_lens,
         )  # fmt: skip
 
     def fuse(self, join: Join, product: Linear | None) -> None:
@@ -151,7 +151,7 @@ class RowStream(ABC):
         if product is not None:
             self._stored(self._joined, product, self._residual)
 
-    def look(self, out: torch.Tensor) -> None:
+    def copy_residual(self, out: torch.Tensor) -> None:
         """`out` becomes what the layers have left so far, [T, hidden]: before this F ends."""
         out.copy_(self.left())
 
@@ -192,9 +192,9 @@ class OneRow(RowStream):
     `TritonBoundKernels.stream`."""
 
     def __init__(
-        self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers, joins: bool = False
+        self, batch: ForwardBatch, cache: KVCache, emb: EmbeddingAndHead, buffers: DecodeBuffers, joins: bool = False
     ) -> None:
-        super().__init__(batch, cache, ends, buffers)
+        super().__init__(batch, cache, emb, buffers)
         self._work = self._begin(embeds=not joins)
 
     def _normed_product(
@@ -240,7 +240,7 @@ class OneRow(RowStream):
         gemv_product(x, linear, norm, out, epilogue, tiling, activation=activation)
 
     def end(self) -> torch.Tensor:
-        norm = self._ends.final_norm
+        norm = self._emb.final_norm
         return norms.rms_norm(self._residual, norm.weight, norm.eps, dependent=self._depends(True))
 
 
@@ -252,9 +252,9 @@ class FusedRows(RowStream):
     """
 
     def __init__(
-        self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers, exact: bool = False
+        self, batch: ForwardBatch, cache: KVCache, emb: EmbeddingAndHead, buffers: DecodeBuffers, exact: bool = False
     ) -> None:
-        super().__init__(batch, cache, ends, buffers, exact)
+        super().__init__(batch, cache, emb, buffers, exact)
         self._exact = exact
         tiles = ceil_div(self._residual.shape[1], _LEAST_TILE)
         squares = torch.empty((tiles, columns_of(self._rows)), dtype=torch.float64, device=self._device)
@@ -263,7 +263,7 @@ class FusedRows(RowStream):
         self._pending: Callable[[Norm | None], int] | None = self._embed  # given that norm, makes the residual for it
         self._following: Norm | None = None
         self._tiles = 0  # of the squares
-        self._looks: list[torch.Tensor] = []  # what becomes the residual when it is made
+        self._residual_copies: list[torch.Tensor] = []  # what becomes the residual when it is made
 
     def fuse(self, join: Join, product: Linear | None) -> None:
         self._work = self._begin(embeds=False)
@@ -290,18 +290,18 @@ class FusedRows(RowStream):
             return self._rows > FP8_ROWS
         return self._exact and is_one_sum(*sizes_of(linear.weight)) and self._rows > MAX_ROWS
 
-    def look(self, out: torch.Tensor) -> None:
-        self._looks.append(out)
+    def copy_residual(self, out: torch.Tensor) -> None:
+        self._residual_copies.append(out)
         if self._pending is None:
             self._show()
 
     def _show(self) -> None:
-        for out in self._looks:
+        for out in self._residual_copies:
             out.copy_(self._residual)
-        self._looks.clear()
+        self._residual_copies.clear()
 
     def left(self) -> torch.Tensor:
-        self._complete(self._ends.final_norm)
+        self._complete(self._emb.final_norm)
         return self._residual
 
     def _normed_product(
@@ -337,11 +337,11 @@ class FusedRows(RowStream):
         return experts.add(results, self._live, sums.values, norm, sums.scaled, sums.squares, dependent=dependent)
 
     def _embed(self, norm: Norm | None) -> int:
-        if self._ends.ranks.share.is_whole:
+        if self._emb.ranks.share.is_whole:
             self._work = self._begin(None if norm is None else self._sums, norm)
         else:
             self._work = self._begin(embeds=False)
-            embed_on_ranks(self._batch.token_ids, self._ends, self._sums, norm)
+            embed_on_ranks(self._batch.token_ids, self._emb, self._sums, norm)
         return 1
 
     def _complete(self, norm: Norm | None) -> None:
@@ -355,7 +355,7 @@ class FusedRows(RowStream):
 
     def _add_product(self, x: torch.Tensor, linear: Linear, post_norm: Norm | None, norm: Norm | None) -> int:
         """norm: that follows. Returns how many tiles there are of the squares."""
-        sums, ranks = self._sums, self._ends.ranks
+        sums, ranks = self._sums, self._emb.ranks
         if post_norm is None and ranks.share.is_whole:
             assert norm is not None, "what is read without a norm is normalised before it is added"
             if self._is_vendors(linear):
@@ -391,6 +391,6 @@ class FusedRows(RowStream):
         return ceil_div(linear.weight.shape[0], tiling.rows)
 
     def end(self) -> torch.Tensor:
-        norm = self._ends.final_norm
+        norm = self._emb.final_norm
         self._complete(norm)
         return norms.rms_norm(self._sums.values, norm.weight, norm.eps, dependent=self._depends(True))

@@ -12,7 +12,7 @@ from runahead.runtime.kernels.layer_products import products_of
 from runahead.runtime.kernels.layers import (
     Attention,
     Dense,
-    Ends,
+    EmbeddingAndHead,
     Experts,
     FeedForward,
     Fuse,
@@ -45,42 +45,42 @@ Stream = RowStream | ManyRows | ExactMixedRows
 class TritonBoundKernels:
     """`BoundKernels` of Triton. Lengths and tables are read on the device."""
 
-    def __init__(self, ends: Ends, exact: bool) -> None:
-        self._ends = ends
+    def __init__(self, emb: EmbeddingAndHead, exact: bool) -> None:
+        self._emb = emb
         self._exact = exact
         self._buffers = DecodeBuffers()
         # What a few rows' residual is multiplied by before its norm may leave float16, and float32 has no matrix units.
-        self._fuses = ends.embedding.dtype == torch.bfloat16
+        self._fuses = emb.embedding.dtype == torch.bfloat16
 
     def attention(self, weights: Attention, place: int) -> Callable[[Stream], None]:
         self._buffers.add(weights.shape, weights.window)
-        self._look_at(weights)
+        self._adapt_to(weights)
         return lambda stream: stream.attention(weights, place)
 
     def mamba2(self, weights: Mamba2, place: int) -> Callable[[Stream], None]:
-        self._look_at(weights)
+        self._adapt_to(weights)
         return lambda stream: stream.recurrent(weights, place)
 
     def gated_delta(self, weights: GatedDelta, place: int) -> Callable[[Stream], None]:
-        self._look_at(weights)
+        self._adapt_to(weights)
         return lambda stream: stream.recurrent(weights, place)
 
     def dense(self, weights: Dense) -> Callable[[Stream], None]:
-        self._look_at(weights)
+        self._adapt_to(weights)
         return lambda stream: stream.dense(weights)
 
     def ungated(self, weights: Ungated) -> Callable[[Stream], None]:
-        self._look_at(weights)
+        self._adapt_to(weights)
         return lambda stream: stream.ungated(weights)
 
     def experts(self, weights: Experts) -> Callable[[Stream], None]:
-        self._look_at(weights)
+        self._adapt_to(weights)
         packed = PackedExperts.of(weights)
         return lambda stream: stream.experts(packed)
 
     def fuse(self, weights: Fuse) -> Callable[[RowStream, Join], None]:
         """What a draft head begins a decode launch with: see `RowStream.fuse`."""
-        self._look_at(weights)
+        self._adapt_to(weights)
         product = weights.product
         return lambda stream, join: stream.fuse(join, product)
 
@@ -89,20 +89,20 @@ class TritonBoundKernels:
         if self._exact:
             assert self._fuses, "products of any number of rows need bfloat16, and depths in multiples of 64"
             if batch.is_decode:
-                return nullcontext(FusedRows(batch, cache, self._ends, self._buffers, exact=True))
-            return nullcontext(ExactMixedRows(batch, cache, self._ends, self._buffers))
+                return nullcontext(FusedRows(batch, cache, self._emb, self._buffers, exact=True))
+            return nullcontext(ExactMixedRows(batch, cache, self._emb, self._buffers))
         if not batch.is_decode:
-            return nullcontext(ManyRows(batch, cache, self._ends, self._buffers))
+            return nullcontext(ManyRows(batch, cache, self._emb, self._buffers))
         if batch.num_tokens == 1:
-            return nullcontext(OneRow(batch, cache, self._ends, self._buffers, joins))
+            return nullcontext(OneRow(batch, cache, self._emb, self._buffers, joins))
         if self._fuses and batch.num_tokens <= MAX_ROWS:
-            return nullcontext(FusedRows(batch, cache, self._ends, self._buffers))
-        return nullcontext(VendorRows(batch, cache, self._ends, self._buffers, joins))
+            return nullcontext(FusedRows(batch, cache, self._emb, self._buffers))
+        return nullcontext(VendorRows(batch, cache, self._emb, self._buffers, joins))
 
     def end(self, stream: Stream) -> torch.Tensor:
         return stream.end()
 
-    def _look_at(self, part: Mixer | FeedForward | Fuse) -> None:
+    def _adapt_to(self, part: Mixer | FeedForward | Fuse) -> None:
         self._fuses = self._fuses and takes_products_of(part)
         self._exact = self._exact or any(linear.quantized is not None for linear in products_of(part))
 
@@ -154,5 +154,5 @@ class TritonKernelSet:
         if cap:
             bound_logits(out, cap, places)
 
-    def bind(self, ends: Ends) -> TritonBoundKernels:
-        return TritonBoundKernels(ends, self._exact)
+    def bind(self, emb: EmbeddingAndHead) -> TritonBoundKernels:
+        return TritonBoundKernels(emb, self._exact)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.kernels.layers import Activation, Ends, Linear, Norm
+from runahead.runtime.kernels.layers import Activation, EmbeddingAndHead, Linear, Norm
 from runahead.runtime.kernels.triton.forward.buffers import DecodeBuffers
 from runahead.runtime.kernels.triton.forward.decode import RowStream
 from runahead.runtime.kernels.triton.forward.unfused_products import scores_of, with_shared
@@ -21,9 +21,14 @@ class VendorRows(RowStream):
     joins: see `TritonBoundKernels.stream`."""
 
     def __init__(
-        self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers, joins: bool = False
+        self,
+        batch: ForwardBatch,
+        cache: KVCache,
+        emb: EmbeddingAndHead,
+        buffers: DecodeBuffers,
+        joins: bool = False,
     ) -> None:
-        super().__init__(batch, cache, ends, buffers)
+        super().__init__(batch, cache, emb, buffers)
         self._sum = norms.LateSum(self._residual)
         self._work = self._begin(embeds=not joins)
 
@@ -55,4 +60,4 @@ class VendorRows(RowStream):
         return False
 
     def end(self) -> torch.Tensor:
-        return self._sum.normed(self._ends.final_norm)
+        return self._sum.normed(self._emb.final_norm)

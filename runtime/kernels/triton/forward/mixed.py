@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.kernels.layers import Attention, Dense, Ends, Ungated
+from runahead.runtime.kernels.layers import Attention, Dense, EmbeddingAndHead, Ungated
 from runahead.runtime.kernels.triton.attention.decode import decode_attention
 from runahead.runtime.kernels.triton.attention.ragged import ChunkAttention
 from runahead.runtime.kernels.triton.attention.schedule import begin_decode
@@ -37,17 +37,17 @@ class ManyRows:
 
     Rows with one query token go through the split-KV kernel of decode launches, the others through that of chunks."""
 
-    def __init__(self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers) -> None:
-        self._batch, self._cache, self._ends, self._buffers = batch, cache, ends, buffers
+    def __init__(self, batch: ForwardBatch, cache: KVCache, emb: EmbeddingAndHead, buffers: DecodeBuffers) -> None:
+        self._batch, self._cache, self._emb, self._buffers = batch, cache, emb, buffers
         self._decodes: MixedDecodes | None = None
         chunks = batch
         if batch.num_rows > 1 and buffers.attentions:
-            self._decodes = MixedDecodes(batch, cache, ends, buffers)
+            self._decodes = MixedDecodes(batch, cache, emb, buffers)
             chunks = replace(batch, seq_lens=self._decodes.chunk_lens)
             residual = self._decodes.residual
         else:
-            residual = embedding.embed(batch.token_ids, ends.embedding, ends.embedding_scale)
-        self._attention = ChunkAttention(chunks, cache, ends.ropes)
+            residual = embedding.embed(batch.token_ids, emb.embedding, emb.embedding_scale)
+        self._attention = ChunkAttention(chunks, cache, emb.ropes)
         self._sum = LateSum(residual)
 
     def attention(self, weights: Attention, place: int) -> None:
@@ -82,7 +82,7 @@ class ManyRows:
         made = experts.made(experts.results(x, scores, self._live, arrived), self._live)
         self._sum.add(with_shared(x, made, scores, experts))
 
-    def look(self, out: torch.Tensor) -> None:
+    def copy_residual(self, out: torch.Tensor) -> None:
         """See `RowStream.look`."""
         out.copy_(self._sum.whole())
 
@@ -92,10 +92,10 @@ class ManyRows:
 
     @cached_property
     def _rows(self) -> ChunkRows:
-        return chunk_rows(self._batch, self._ends.embedding.dtype)
+        return chunk_rows(self._batch, self._emb.embedding.dtype)
 
     def end(self) -> torch.Tensor:
-        return self._sum.normed(self._ends.final_norm)
+        return self._sum.normed(self._emb.final_norm)
 
 
 class MixedDecodes:
@@ -105,14 +105,15 @@ class MixedDecodes:
     decode rows.
     """
 
-    def __init__(self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers) -> None:
-        self._batch, self._cache, self._ropes, self._buffers = batch, cache, ends.ropes, buffers
+    def __init__(self, batch: ForwardBatch, cache: KVCache, emb: EmbeddingAndHead, buffers: DecodeBuffers) -> None:
+        self._batch, self._cache, self._ropes, self._buffers = batch, cache, emb.ropes, buffers
         self._plan = mixed_plan(buffers.widest_head, batch.seq_lens.device)
-        self.residual = ends.embedding.new_empty((batch.num_tokens, ends.embedding.shape[1]))
+        self.residual = emb.embedding.new_empty((batch.num_tokens, emb.embedding.shape[1]))
         self.chunk_lens = torch.empty_like(batch.seq_lens)
         self._work = begin_decode(
-            batch.token_ids, ends.embedding, self.residual, batch.seq_lens, buffers.windows(batch.seq_lens.device),
-            self._plan, scale=ends.embedding_scale, query_start_loc=batch.query_start_loc, chunk_lens=self.chunk_lens,
+            batch.token_ids, emb.embedding, self.residual, batch.seq_lens,
+            buffers.windows(batch.seq_lens.device), self._plan, scale=emb.embedding_scale,
+            query_start_loc=batch.query_start_loc, chunk_lens=self.chunk_lens,
         )  # fmt: skip
 
     def attend(self, qkv: torch.Tensor, out: torch.Tensor, weights: Attention, place: int) -> None:
@@ -133,17 +134,17 @@ class MixedDecodes:
 
 class ExactMixedRows(FusedRows):
     """A mixed launch by the exact kernels. Every token is a row of its products; the attention and the states of decode
-    rows are computed as in a decode launch, those of chunks in tiles whose borders are the same for every chunk."""
+    rows are computed as in a decode launch, those of chunks in tiles whose boundaries are the same for every chunk."""
 
-    def __init__(self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers) -> None:
-        super().__init__(batch, cache, ends, buffers, exact=True)
+    def __init__(self, batch: ForwardBatch, cache: KVCache, emb: EmbeddingAndHead, buffers: DecodeBuffers) -> None:
+        super().__init__(batch, cache, emb, buffers, exact=True)
         chunks = batch
         if batch.num_rows > 1 and buffers.attentions:
             self._chunk_lens = torch.empty_like(batch.seq_lens)
             chunks = replace(batch, seq_lens=self._chunk_lens)
         else:
             self._windows = self._windows[:0]  # nothing is cut into items of decode attention
-        self._attention = ChunkAttention(chunks, cache, ends.ropes, exact=True)
+        self._attention = ChunkAttention(chunks, cache, emb.ropes, exact=True)
 
     def _attended(self, qkv: torch.Tensor, weights: Attention, place: int) -> torch.Tensor:
         attended = self._attention.attended(qkv, weights, place)
@@ -156,7 +157,7 @@ class ExactMixedRows(FusedRows):
 
     @cached_property
     def _chunk_rows(self) -> ChunkRows:
-        return chunk_rows(self._batch, self._ends.embedding.dtype)
+        return chunk_rows(self._batch, self._emb.embedding.dtype)
 
     def _depends(self, wanted: bool) -> bool:
         return False

@@ -10,10 +10,10 @@ from runahead.runtime.kernels.layers import GatedDelta, Mamba2, Norm
 from runahead.runtime.kernels.triton.forward.buffers import DecodeBuffers
 from runahead.runtime.kernels.triton.recurrent.gated_delta_scan import delta_of_chunks
 from runahead.runtime.kernels.triton.recurrent.gated_delta_step import delta_of_one_token
-from runahead.runtime.kernels.triton.recurrent.gated_delta_verify import delta_of_runs
+from runahead.runtime.kernels.triton.recurrent.gated_delta_verify import verify_gated_delta
 from runahead.runtime.kernels.triton.recurrent.mamba2_scan import mamba2_of_chunks
 from runahead.runtime.kernels.triton.recurrent.mamba2_step import mamba2_of_one_token
-from runahead.runtime.kernels.triton.recurrent.mamba2_verify import mamba2_of_runs
+from runahead.runtime.kernels.triton.recurrent.mamba2_verify import verify_mamba2
 from runahead.runtime.kernels.triton.recurrent.scan import ChunkRows, length_of_sub_chunks
 from runahead.runtime.kernels.triton.recurrent.tiling import LONE_ROW, LONE_RUN, STATES
 
@@ -64,13 +64,13 @@ def of_decode_rows(
     if out is None:
         out = projected.new_empty((projected.shape[0], weights.shape.inner))
     if isinstance(weights, Mamba2) and has_drafts:
-        mamba2_of_runs(projected, weights, states, batch, out, arrived, dependent=dependent, tiling=tiling)
+        verify_mamba2(projected, weights, states, batch, out, arrived, dependent=dependent, tiling=tiling)
     elif isinstance(weights, Mamba2):
         mamba2_of_one_token(
             projected, weights, (*of_rows,), batch, out, arrived, dependent=dependent, normed=normed, tiling=tiling
         )
     elif has_drafts:
-        delta_of_runs(projected, weights, states, batch, out, arrived, dependent=dependent, tiling=tiling)
+        verify_gated_delta(projected, weights, states, batch, out, arrived, dependent=dependent, tiling=tiling)
     else:
         delta_of_one_token(projected, weights, (*of_rows,), batch, out, arrived, dependent=dependent, tiling=tiling)
     return out

@@ -33,7 +33,7 @@ _EXPERTS: Final = re.compile(r"\d+/\d+ experts of (\d+)x(\d+) (?:gated|squared|l
 _WARPS: Final = (1, 2, 4, 8, 16)
 _MOST_TILE: Final = 256  # of outputs, of rows of the batch
 _MOST_STAGES: Final = 10
-_MOST_HELD: Final = 4  # blocks, which lie in registers
+_MOST_PREFETCHED: Final = 4  # blocks, which lie in registers
 AnyTiling = Tiling | ExpertTiling
 _Kind = TypeVar("_Kind", Tiling, ExpertTiling)
 
@@ -153,7 +153,7 @@ def _why_no_product(entry: Any, outputs: int, depth: int, columns: int, epilogue
         and depth % (tiling.splits * tiling.block) == 0
         and (spread or tiling.splits == 1 or depth // tiling.splits >= 2 * tiling.block)
         and not (spread and outputs * wide * tiling.splits > SPLIT_WORDS)
-        and 0 <= tiling.held <= min(_MOST_HELD, depth // (tiling.splits * tiling.block))
+        and 0 <= tiling.held <= min(_MOST_PREFETCHED, depth // (tiling.splits * tiling.block))
         and 1 <= tiling.stages <= _MOST_STAGES
         and tiling.warps in _WARPS
     )

@@ -44,21 +44,21 @@ def _weights(base, gamma, first, k, DEPTH: tl.constexpr, NORM: tl.constexpr):
 @triton.jit
 def outputs_of_row(
     tile, x, weight, bias, gamma, out, places, eps, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr,
-    SIDE: tl.constexpr, BLOCK: tl.constexpr, HELD: tl.constexpr, NORM: tl.constexpr,
+    SIDE: tl.constexpr, BLOCK: tl.constexpr, PREFETCHED: tl.constexpr, NORM: tl.constexpr,
     EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PLACED: tl.constexpr, DEPENDENT: tl.constexpr, GELU: tl.constexpr,
 ):  # fmt: skip
-    """What a program does for ROWS outputs, from tile * ROWS on; the wait is in it. SIDE: see `side_by_side`. HELD:
-    chunks of BLOCK weights that are asked for before the wait."""
+    """Compute ROWS outputs from tile * ROWS on, with the dependency wait. SIDE: see `side_by_side`. PREFETCHED: blocks
+    of BLOCK weights that are loaded before the wait."""
     HALVES: tl.constexpr = 2 if EPILOGUE == _GATED else 1
     PARTS: tl.constexpr = HALVES * ROWS // SIDE
     r = tl.arange(0, HALVES * ROWS)[:, None]
     row = tl.minimum(tile * ROWS + r % ROWS, OUTPUTS - 1) + r // ROWS * OUTPUTS
     base = weight + row.to(tl.int64) * DEPTH + tl.arange(0, BLOCK)[None, :]
     k = tl.arange(0, BLOCK)[None, :] + tl.zeros([SIDE, 1], tl.int32)
-    held, scales = (), ()
-    for c in tl.static_range(HELD):
+    prefetched, scales = (), ()
+    for c in tl.static_range(PREFETCHED):
         w, g = _weights(base, gamma, c * BLOCK, k, DEPTH, NORM)
-        held, scales = longer(held, w), longer(scales, g)
+        prefetched, scales = longer(prefetched, w), longer(scales, g)
     if HAS_BIAS:
         added = tl.load(bias + row)
     wait_for_predecessors(DEPENDENT)
@@ -71,8 +71,8 @@ def outputs_of_row(
         old = tl.where(tl.arange(0, WIDE) == 0, old.to(tl.float32)[:, :, None], 0.0)
         old = tl.reshape(old, [PARTS, SIDE, BLOCK])
     for first in tl.static_range(0, DEPTH, BLOCK):
-        if first < HELD * BLOCK:
-            w, g = held[first // BLOCK], scales[first // BLOCK]
+        if first < PREFETCHED * BLOCK:
+            w, g = prefetched[first // BLOCK], scales[first // BLOCK]
         else:
             w, g = _weights(base, gamma, first, k, DEPTH, NORM)
         v = tl.load(x + first + k, mask=first + k < DEPTH, other=0.0).to(tl.float32)
@@ -112,13 +112,13 @@ def outputs_of_row(
 @triton.jit
 def _row_product_kernel(
     x, weight, bias, gamma, out, places, eps, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr,
-    SIDE: tl.constexpr, BLOCK: tl.constexpr, HELD: tl.constexpr, NORM: tl.constexpr,
+    SIDE: tl.constexpr, BLOCK: tl.constexpr, PREFETCHED: tl.constexpr, NORM: tl.constexpr,
     EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PLACED: tl.constexpr, DEPENDENT: tl.constexpr, GELU: tl.constexpr,
 ):  # fmt: skip
     """One program for ROWS outputs."""
     let_dependents_start(DEPENDENT)
     outputs_of_row(
-        tl.program_id(0), x, weight, bias, gamma, out, places, eps, OUTPUTS, DEPTH, ROWS, SIDE, BLOCK, HELD, NORM,
+        tl.program_id(0), x, weight, bias, gamma, out, places, eps, OUTPUTS, DEPTH, ROWS, SIDE, BLOCK, PREFETCHED, NORM,
         EPILOGUE, HAS_BIAS, PLACED, DEPENDENT, GELU,
     )  # fmt: skip
 
@@ -165,7 +165,7 @@ def gemv_product(
         ROWS=tiling.rows,
         SIDE=side_by_side(halves * tiling.rows, tiling.block, tiling.warps, linear.weight.element_size()),
         BLOCK=tiling.block,
-        HELD=min(tiling.held, triton.cdiv(depth, tiling.block)),
+        PREFETCHED=min(tiling.held, triton.cdiv(depth, tiling.block)),
         NORM=norm is not None,
         EPILOGUE=epilogue,
         HAS_BIAS=linear.bias is not None,

@@ -30,7 +30,7 @@ from runahead.runtime.kernels.layers import Activation, Linear, Norm
 from runahead.runtime.kernels.triton.gemm.epilogue import end_rows, end_weights, gated_row, product_end
 from runahead.runtime.kernels.triton.gemm.gemv import ADD, GATED, STORE
 from runahead.runtime.kernels.triton.gemm.tuning import LEAST_COLUMNS, SPLIT_WORDS, Tiling
-from runahead.runtime.kernels.triton.gemm.warp_split_k import GRAIN, blocks_held, warp_split_k_kernel
+from runahead.runtime.kernels.triton.gemm.warp_split_k import GRAIN, blocks_prefetched, warp_split_k_kernel
 from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
 from runahead.runtime.kernels.triton.gpu.unrolled import longer
 from runahead.runtime.rounding import ceil_div
@@ -53,7 +53,7 @@ def _rows_product_kernel(
     x, weight, bias, squares_in, out, places, gamma, scaled, squares_out, partial, arrived, eps, num_rows,
     OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     SPLITS: tl.constexpr, SPREAD: tl.constexpr, STAGES: tl.constexpr, SQUARES: tl.constexpr, STRIDE: tl.constexpr,
-    STEP: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PLACED: tl.constexpr, HELD: tl.constexpr,
+    STEP: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PLACED: tl.constexpr, PREFETCHED: tl.constexpr,
     DEPENDENT: tl.constexpr, GELU: tl.constexpr, ROUNDED: tl.constexpr,
 ):  # fmt: skip
     """One program for ROWS outputs and COLUMNS rows of the batch; SPREAD: and a part of the depth."""
@@ -73,14 +73,14 @@ def _rows_product_kernel(
     ok = (column < num_rows)[None, :]
     acc = tl.zeros([TILE_ROWS, COLUMNS], tl.float32)
     held = ()
-    for i in tl.static_range(HELD):  # the program's first weights are on their way before it waits
+    for i in tl.static_range(PREFETCHED):  # the program's first weights are on their way before it waits
         held = longer(held, tl.load(w_at + i * BLOCK))
     weights = end_weights(tile, bias, gamma, OUTPUTS, ROWS, EPILOGUE, HAS_BIAS)
     wait_for_predecessors(DEPENDENT)
     rows = end_rows(tile, column, squares_in, out, num_rows, OUTPUTS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE)
-    for i in tl.static_range(HELD):
+    for i in tl.static_range(PREFETCHED):
         acc = tl.dot(held[i], tl.load(x_at + i * BLOCK, mask=ok, other=0.0), acc, input_precision="ieee")
-    acc = _part(w_at, x_at, ok, acc, HELD * BLOCK, PART, BLOCK, STAGES)
+    acc = _part(w_at, x_at, ok, acc, PREFETCHED * BLOCK, PART, BLOCK, STAGES)
     if SPREAD:
         SIZE: tl.constexpr = TILE_ROWS * COLUMNS
         meeting = group * tl.num_programs(1) + tile
@@ -213,8 +213,8 @@ def small_batch_product(
         assert groups == tiling.splits == 1
         tile = tiling.rows * halves
         assert tile in (16, 32, 64) and tiling.block % GRAIN == 0 and depth % (tiling.lanes * tiling.block) == 0
-        held = blocks_held(depth, tiling.lanes, tiling.block, tile)
-        warp_split_k_kernel[(tiles_out,)](*tensors, eps, num_rows, LANES=tiling.lanes, HELD=held, **options)
+        held = blocks_prefetched(depth, tiling.lanes, tiling.block, tile)
+        warp_split_k_kernel[(tiles_out,)](*tensors, eps, num_rows, LANES=tiling.lanes, PREFETCHED=held, **options)
         return
     _rows_product_kernel[(groups, tiles_out, tiling.splits if spread else 1)](
         *tensors,
@@ -226,6 +226,6 @@ def small_batch_product(
         SPREAD=spread,
         ROUNDED=rounded,
         STAGES=tiling.stages,
-        HELD=min(tiling.held, depth // (tiling.splits * tiling.block)),
+        PREFETCHED=min(tiling.held, depth // (tiling.splits * tiling.block)),
         **options,
     )

@@ -33,19 +33,19 @@ from runahead.runtime.kernels.triton.gemm.epilogue import GATED, end_rows, end_w
 from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
 
 GRAIN: Final = 32  # entries of the depth: four threads have eight each
-_MOST_HELD: Final = 4
+_MOST_PREFETCHED: Final = 4
 _WORDS: Final = 4096  # weights of a lane on their way at a time, 64 registers of a thread: as much again is copied
 _WHOLE_WORDS: Final = 8192  # if they are all that it has
 _GRAIN = tl.constexpr(GRAIN)
 
 
-def blocks_held(depth: int, lanes: int, block: int, tile: int) -> int:
+def blocks_prefetched(depth: int, lanes: int, block: int, tile: int) -> int:
     """How many blocks of a lane are on their way at a time: up to four, as many as registers hold, and so many that its
     part is a multiple of them. tile: rows of the weights that a program has."""
     blocks = depth // lanes // block
     fitting = [1] + [
         held
-        for held in range(2, _MOST_HELD + 1)
+        for held in range(2, _MOST_PREFETCHED + 1)
         if blocks % held == 0 and tile * block * held <= (_WHOLE_WORDS if held == blocks else _WORDS)
     ]
     return fitting[-1]
@@ -106,11 +106,11 @@ def _added(acc, w, x, LANES: tl.constexpr, EIGHTS: tl.constexpr, LINE_EIGHTS: tl
 def warp_split_k_kernel(
     x, weight, bias, squares_in, out, places, gamma, scaled, squares_out, eps, num_rows, OUTPUTS: tl.constexpr,
     DEPTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
-    HELD: tl.constexpr, SQUARES: tl.constexpr, STRIDE: tl.constexpr, STEP: tl.constexpr, EPILOGUE: tl.constexpr,
+    PREFETCHED: tl.constexpr, SQUARES: tl.constexpr, STRIDE: tl.constexpr, STEP: tl.constexpr, EPILOGUE: tl.constexpr,
     HAS_BIAS: tl.constexpr, PLACED: tl.constexpr, DEPENDENT: tl.constexpr, GELU: tl.constexpr,
 ):  # fmt: skip
-    """One program for ROWS outputs and all rows. HELD: blocks of each lane that are on their way at a time, the first
-    ones before the wait."""
+    """Compute ROWS outputs of all rows. PREFETCHED: blocks that each lane loads at a time, the first ones before the
+    dependency wait."""
     let_dependents_start(DEPENDENT)
     tile = tl.program_id(0)
     PART: tl.constexpr = DEPTH // LANES
@@ -137,37 +137,37 @@ def warp_split_k_kernel(
     w1 = w0
     w2 = w0
     w3 = w0
-    if HELD > 1:
+    if PREFETCHED > 1:
         w1 = _tiles(w_at, BLOCK, GRAINS)
-    if HELD > 2:
+    if PREFETCHED > 2:
         w2 = _tiles(w_at, 2 * BLOCK, GRAINS)
-    if HELD > 3:
+    if PREFETCHED > 3:
         w3 = _tiles(w_at, 3 * BLOCK, GRAINS)
     weights = end_weights(tile, bias, gamma, OUTPUTS, ROWS, EPILOGUE, HAS_BIAS)
     column = tl.arange(0, COLUMNS)
     wait_for_predecessors(DEPENDENT)
     rows = end_rows(tile, column, squares_in, out, num_rows, OUTPUTS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE)
     acc = tl.zeros([LANES, TILE_ROWS, COLUMNS], tl.float32)
-    for first in tl.range(0, PART - HELD * BLOCK, HELD * BLOCK, num_stages=1):
-        later = first + HELD * BLOCK
+    for first in tl.range(0, PART - PREFETCHED * BLOCK, PREFETCHED * BLOCK, num_stages=1):
+        later = first + PREFETCHED * BLOCK
         acc = _added(acc, w0, _lines(x_at, first, ok, GRAINS), LANES, EIGHTS, LINE_EIGHTS, GRAINS)
         w0 = _tiles(w_at, later, GRAINS)
-        if HELD > 1:
+        if PREFETCHED > 1:
             acc = _added(acc, w1, _lines(x_at, first + BLOCK, ok, GRAINS), LANES, EIGHTS, LINE_EIGHTS, GRAINS)
             w1 = _tiles(w_at, later + BLOCK, GRAINS)
-        if HELD > 2:
+        if PREFETCHED > 2:
             acc = _added(acc, w2, _lines(x_at, first + 2 * BLOCK, ok, GRAINS), LANES, EIGHTS, LINE_EIGHTS, GRAINS)
             w2 = _tiles(w_at, later + 2 * BLOCK, GRAINS)
-        if HELD > 3:
+        if PREFETCHED > 3:
             acc = _added(acc, w3, _lines(x_at, first + 3 * BLOCK, ok, GRAINS), LANES, EIGHTS, LINE_EIGHTS, GRAINS)
             w3 = _tiles(w_at, later + 3 * BLOCK, GRAINS)
-    LAST: tl.constexpr = PART - HELD * BLOCK
+    LAST: tl.constexpr = PART - PREFETCHED * BLOCK
     acc = _added(acc, w0, _lines(x_at, LAST, ok, GRAINS), LANES, EIGHTS, LINE_EIGHTS, GRAINS)
-    if HELD > 1:
+    if PREFETCHED > 1:
         acc = _added(acc, w1, _lines(x_at, LAST + BLOCK, ok, GRAINS), LANES, EIGHTS, LINE_EIGHTS, GRAINS)
-    if HELD > 2:
+    if PREFETCHED > 2:
         acc = _added(acc, w2, _lines(x_at, LAST + 2 * BLOCK, ok, GRAINS), LANES, EIGHTS, LINE_EIGHTS, GRAINS)
-    if HELD > 3:
+    if PREFETCHED > 3:
         acc = _added(acc, w3, _lines(x_at, LAST + 3 * BLOCK, ok, GRAINS), LANES, EIGHTS, LINE_EIGHTS, GRAINS)
     product_end(
         tl.sum(acc, 0), tile, column, weights, rows, squares_in, out, places, scaled, squares_out, eps, num_rows,

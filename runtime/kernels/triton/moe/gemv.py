@@ -27,7 +27,7 @@ from runahead.runtime.kernels.triton.moe.topk import (
     choice_parts,
     chosen_experts,
     numbers_of_experts,
-    shares_of,
+    routing_weights_of,
     sum_of_a_copy,
 )
 from runahead.runtime.kernels.triton.moe.tuning import (
@@ -43,8 +43,8 @@ from runahead.runtime.kernels.triton.ops.gates import logistic
 
 # Guesses, which no tuner tries.
 _SHARED_ROWS: Final = 8  # of a shared expert: outputs of a program of the first kernel
-_SHARED_WEIGHTS: Final = 4096  # of it, that such a program asks for together, _SHARED_HELD times before it waits
-_SHARED_HELD: Final = 3
+_SHARED_WEIGHTS: Final = 4096  # of it, that such a program asks for together, _SHARED_PREFETCHED times before it waits
+_SHARED_PREFETCHED: Final = 3
 _GATED, _SQUARED = tl.constexpr(gemv.GATED), tl.constexpr(gemv.SQUARED)
 
 
@@ -66,14 +66,14 @@ def _multiplied(acc, squares, w, v, g):
 
 @triton.jit
 def _gate_up_kernel(
-    x, scores, correction, live, weight, shared, shared_bias, gamma, named, shares, out, shared_out, eps,
+    x, scores, correction, live, weight, shared, shared_bias, gamma, named, routing_weights, out, shared_out, eps,
     COUNT: tl.constexpr, SCORES: tl.constexpr, CHOSEN: tl.constexpr, PADDED: tl.constexpr,
     RENORMALISED: tl.constexpr, LOGISTIC: tl.constexpr, CORRECTED: tl.constexpr,
     GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr,
     FACTOR: tl.constexpr, COPIES: tl.constexpr, BEGIN: tl.constexpr, OWN: tl.constexpr, OUTPUTS: tl.constexpr,
     DEPTH: tl.constexpr, ROWS: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr, GATED: tl.constexpr,
     SHARED: tl.constexpr, SHARED_ROWS: tl.constexpr, SHARED_SIDE: tl.constexpr, SHARED_BLOCK: tl.constexpr,
-    SHARED_HELD: tl.constexpr, SHARED_BIAS: tl.constexpr, DEPENDENT: tl.constexpr,
+    SHARED_PREFETCHED: tl.constexpr, SHARED_BIAS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The first program names the row's experts, numbered from BEGIN on, and leaves their shares. The next are for
     SHARED_ROWS of the shared expert's SHARED outputs each; 0: there is none. Then one program for ROWS outputs of one
@@ -88,24 +88,24 @@ def _gate_up_kernel(
         if (program > 0) & (program < FIRST):
             outputs_of_row(
                 program - 1, x, shared, shared_bias, gamma, shared_out, x, eps, SHARED, DEPTH, SHARED_ROWS,
-                SHARED_SIDE, SHARED_BLOCK, SHARED_HELD, True, _GATED if GATED else _SQUARED, SHARED_BIAS,
+                SHARED_SIDE, SHARED_BLOCK, SHARED_PREFETCHED, True, _GATED if GATED else _SQUARED, SHARED_BIAS,
                 False, DEPENDENT, False,
             )  # fmt: skip
     if (program == 0) | (program >= FIRST):
         wait_for_predecessors(DEPENDENT)
         is_live = tl.load(live) > 0  # what does not hang on it goes on meanwhile
-        chosen, places, score = chosen_experts(
+        chosen, indexes, score = chosen_experts(
             scores, correction, 0 * program, COUNT, SCORES, CHOSEN, PADDED, LOGISTIC, CORRECTED, GROUPS, PADDED_GROUPS,
             CHOSEN_GROUPS, COPIES,
         )  # fmt: skip
         e = numbers_of_experts(PADDED, COPIES)
         if program == 0:
-            share = shares_of(score, chosen, COUNT, PADDED, RENORMALISED, LOGISTIC, FACTOR, COPIES)
-            tl.store(named + places, e - BEGIN, mask=chosen)
-            tl.store(shares + places, share, mask=chosen)
+            share = routing_weights_of(score, chosen, COUNT, PADDED, RENORMALISED, LOGISTIC, FACTOR, COPIES)
+            tl.store(named + indexes, e - BEGIN, mask=chosen)
+            tl.store(routing_weights + indexes, share, mask=chosen)
         elif is_live:
-            tile, place = (program - FIRST) % TILES, (program - FIRST) // TILES
-            expert = sum_of_a_copy(tl.where(chosen & (places == place), e, 0)) - BEGIN
+            tile, index = (program - FIRST) % TILES, (program - FIRST) // TILES
+            expert = sum_of_a_copy(tl.where(chosen & (indexes == index), e, 0)) - BEGIN
             length = DEPTH
             if OWN < COUNT:
                 length = tl.where((expert >= 0) & (expert < OWN), DEPTH, 0)
@@ -137,12 +137,12 @@ def _gate_up_kernel(
             else:
                 total = squared_relu(tl.reshape(total, [ROWS]))
             output = tile * ROWS + tl.arange(0, ROWS)
-            tl.store(out + place * OUTPUTS + output, total.to(out.dtype.element_ty), mask=output < OUTPUTS)
+            tl.store(out + index * OUTPUTS + output, total.to(out.dtype.element_ty), mask=output < OUTPUTS)
 
 
 @triton.jit
 def _down_kernel(
-    x, live, weight, named, shares, scores, shared_x, shared, shared_bias, residual, COUNT: tl.constexpr,
+    x, live, weight, named, routing_weights, scores, shared_x, shared, shared_bias, residual, COUNT: tl.constexpr,
     CHOSEN: tl.constexpr, PLACES: tl.constexpr, OWN: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, SHARED: tl.constexpr, SHARED_BLOCK: tl.constexpr,
     SHARED_BIAS: tl.constexpr, SHARE: tl.constexpr, DEPENDENT: tl.constexpr,
@@ -165,7 +165,7 @@ def _down_kernel(
     wait_for_predecessors(DEPENDENT)
     # All of it is asked for together; of a masked row the shares are anything, and nothing is used.
     is_live, expert = tl.load(live) > 0, tl.load(named + p, mask=p < CHOSEN, other=0).to(tl.int64)
-    share, old = tl.load(shares + p, mask=p < CHOSEN, other=0.0), tl.load(residual + row)
+    share, old = tl.load(routing_weights + p, mask=p < CHOSEN, other=0.0), tl.load(residual + row)
     if SHARED > 0:
         of_shared = held.to(tl.float32) * tl.load(shared_x + s, mask=s < SHARED, other=0.0).to(tl.float32)[None, :]
         if SHARE:
@@ -230,7 +230,7 @@ def experts_of_one_row(
     count = own * share.of
     device, chosen = residual.device, choice.chosen
     named = torch.empty(chosen, dtype=torch.int32, device=device)
-    shares = torch.empty(chosen, dtype=torch.float32, device=device)
+    routing_weights = torch.empty(chosen, dtype=torch.float32, device=device)
     both = residual.new_empty((chosen, width))
     first, last, beside = Linear(gate_up, None), Linear(down, None), 0  # of the shared expert; anything without one
     if shared is not None:
@@ -255,7 +255,7 @@ def experts_of_one_row(
         first.weight if first.bias is None else first.bias,
         norm.weight,
         named,
-        shares,
+        routing_weights,
         both,
         of_shared,
         norm.eps,
@@ -271,20 +271,20 @@ def experts_of_one_row(
         SHARED_ROWS=_SHARED_ROWS,
         SHARED_SIDE=side_by_side(halves * _SHARED_ROWS, shared_block, gates.warps, itemsize),
         SHARED_BLOCK=shared_block,
-        SHARED_HELD=min(_SHARED_HELD, triton.cdiv(hidden, shared_block)),
+        SHARED_PREFETCHED=min(_SHARED_PREFETCHED, triton.cdiv(hidden, shared_block)),
         SHARED_BIAS=first.bias is not None,
         DEPENDENT=dependent,
         num_warps=gates.warps,
         **choice_parts(choice, count, scores.shape[1], gates.warps),
         **options,
     )
-    places = triton.next_power_of_2(chosen)
+    indexes = triton.next_power_of_2(chosen)
     _down_kernel[(triton.cdiv(hidden, downs.rows),)](
         both,
         live,
         down,
         named,
-        shares,
+        routing_weights,
         scores,
         of_shared,
         last.weight,
@@ -292,12 +292,12 @@ def experts_of_one_row(
         residual,
         COUNT=count,
         CHOSEN=chosen,
-        PLACES=places,
+        PLACES=indexes,
         OWN=0 if share.is_whole else own,
         OUTPUTS=hidden,
         DEPTH=width,
         ROWS=downs.rows,
-        BLOCK=max(min(triton.next_power_of_2(width), downs.weights // (places * downs.rows)), 16),
+        BLOCK=max(min(triton.next_power_of_2(width), downs.weights // (indexes * downs.rows)), 16),
         SHARED=beside,
         SHARED_BLOCK=max(min(triton.next_power_of_2(max(beside, 1)), downs.weights // downs.rows), 16),
         SHARED_BIAS=last.bias is not None,

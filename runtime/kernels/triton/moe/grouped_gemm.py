@@ -49,7 +49,7 @@ _ITEM = tl.constexpr(routing.ITEM)
 
 
 @dataclass(frozen=True, slots=True)
-class SharedPart:
+class SharedProduct:
     """What a product has of the expert that every token gets. linear: its weights. width: of it. x: what they are
     multiplied with: in a first product that of the others, which is read in its place; in the last one contiguous
     [T, width]. out: contiguous
@@ -66,10 +66,11 @@ class SharedPart:
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def _expert_product_kernel(
-    x, weight, items, entries, shares, scale, out, shared, shared_bias, shared_x, shared_out, scores, num_tokens,
-    OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, WHICH: tl.constexpr, SCALED: tl.constexpr,
-    SHARED: tl.constexpr, SHARED_BIAS: tl.constexpr, SCORES: tl.constexpr, DEPENDENT: tl.constexpr,
+    x, weight, items, entries, routing_weights, scale, out, shared, shared_bias, shared_x, shared_out, scores,
+    num_tokens, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, WHICH: tl.constexpr,
+    SCALED: tl.constexpr, SHARED: tl.constexpr, SHARED_BIAS: tl.constexpr, SCORES: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program for ROWS outputs of an item. EVEN: BLOCK divides DEPTH, and the shared expert has no last piece that
     is less deep. SHARED: its width, 0 without one; its items come first. Its last product is multiplied by the logistic
@@ -150,22 +151,22 @@ def _expert_product_kernel(
         elif WHICH == _FIRST_SQUARED:
             acc = squared_relu(acc)
         elif SHARED > 0:
-            share = tl.load(shares + entry, mask=ok & (listed >= 0), other=1.0)
+            routing_weight = tl.load(routing_weights + entry, mask=ok & (listed >= 0), other=1.0)
             if SCORES > 0:
                 score = tl.load(scores + entry * SCORES + SCORES - 1, mask=ok & is_shared, other=0.0)
-                share = tl.where(is_shared, logistic(score), share)
-            acc *= share[None, :]
+                routing_weight = tl.where(is_shared, logistic(score), routing_weight)
+            acc *= routing_weight[None, :]
         else:
-            acc *= tl.load(shares + entry, mask=ok, other=0.0)[None, :]
+            acc *= tl.load(routing_weights + entry, mask=ok, other=0.0)[None, :]
         inside = output < OUTPUTS
-        place = out + entry * OUTPUTS
+        index = out + entry * OUTPUTS
         if SHARED > 0:
             if WHICH == _LAST:
-                place = tl.where(is_shared, shared_out + (entry * PIECES + piece) * OUTPUTS, place)
+                index = tl.where(is_shared, shared_out + (entry * PIECES + piece) * OUTPUTS, index)
             else:
                 inside = inside & ((listed >= 0) | (piece * OUTPUTS + output < SHARED))
-                place = tl.where(is_shared, shared_out + entry * SHARED + piece * OUTPUTS, place)
-        at = place[None, :] + output[:, None]
+                index = tl.where(is_shared, shared_out + entry * SHARED + piece * OUTPUTS, index)
+        at = index[None, :] + output[:, None]
         tl.store(at, acc.to(out.dtype.element_ty), mask=ok[None, :] & inside[:, None])
 
 
@@ -186,8 +187,8 @@ def _sum_kernel(
     wait_for_predecessors(DEPENDENT)
     is_live = tl.load(live + token) > 0
     total = tl.zeros([BLOCK], tl.float32)
-    for place in tl.static_range(CHOSEN):
-        total += tl.load(results + (token * CHOSEN + place) * WIDTH + i, mask=inside, other=0.0)
+    for index in tl.static_range(CHOSEN):
+        total += tl.load(results + (token * CHOSEN + index) * WIDTH + i, mask=inside, other=0.0)
     for piece in tl.static_range(PIECES):
         total += tl.load(of_shared + (token * PIECES + piece) * WIDTH + i, mask=inside, other=0.0)
     total = tl.where(is_live, total, 0.0)  # of a masked token anything lies there, and nobody waits to know
@@ -211,7 +212,7 @@ def expert_product(
     which: int,
     *,
     scaled: bool = False,
-    shared: SharedPart | None = None,
+    shared: SharedProduct | None = None,
     tiling: ExpertTiling | None = None,
     dependent: bool = False,
 ) -> None:
@@ -231,7 +232,7 @@ def expert_product(
         product = ExpertProduct(which, chosen, experts, outputs, depth, weight.element_size())
         tiling = expert_tiling(product, tokens, routed.block)
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
-    part = SharedPart(Linear(weight, None), 0, x, out) if shared is None else shared  # anything, where there is none
+    part = SharedProduct(Linear(weight, None), 0, x, out) if shared is None else shared  # anything, where there is none
     pieces = ceil_div(part.width, depth if which == LAST else outputs)
     items = pieces * ceil_div(tokens, routed.block) + routed.items.shape[0]
     _expert_product_kernel[(ceil_div(outputs, tiling.rows), items)](
@@ -239,14 +240,14 @@ def expert_product(
         weight,
         routed.items,
         routed.entries,
-        routed.shares,
+        routed.routing_weights,
         routed.scale,
         out,
         part.linear.weight,
         part.linear.weight if part.linear.bias is None else part.linear.bias,
         part.x,
         part.out,
-        routed.shares if part.scores is None else part.scores,
+        routed.routing_weights if part.scores is None else part.scores,
         tokens,
         OUTPUTS=outputs,
         DEPTH=depth,

@@ -11,7 +11,7 @@ from runahead.runtime.kernels.activations import has_gate
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import Experts, Linear, Norm, SharedExpert
 from runahead.runtime.kernels.triton.moe.gemv import experts_of_one_row
-from runahead.runtime.kernels.triton.moe.grouped_gemm import SharedPart, expert_product, expert_sums
+from runahead.runtime.kernels.triton.moe.grouped_gemm import SharedProduct, expert_product, expert_sums
 from runahead.runtime.kernels.triton.moe.routing import route
 from runahead.runtime.kernels.triton.moe.tuning import FIRST_GATED, FIRST_SQUARED, LAST
 from runahead.runtime.rounding import ceil_div
@@ -90,7 +90,7 @@ class PackedExperts:
         found = made((entries, hidden), dtype=torch.float32, device=x.device)
         first = last = of_shared = None
         if with_shared and weights.shared is not None:
-            first, last = self._parts_of_shared(weights.shared, x, scores)
+            first, last = self._products_of_shared(weights.shared, x, scores)
             of_shared = last.out
         expert_product(
             x, self.gate_up, routed, chosen, gated, FIRST_GATED if self.has_gates else FIRST_SQUARED, scaled=scaled,
@@ -99,17 +99,17 @@ class PackedExperts:
         expert_product(gated, self.down, routed, chosen, found, LAST, shared=last, dependent=depends(True))
         return Results(found, of_shared)
 
-    def _parts_of_shared(
+    def _products_of_shared(
         self, shared: SharedExpert, x: torch.Tensor, scores: torch.Tensor
-    ) -> tuple[SharedPart, SharedPart]:
+    ) -> tuple[SharedProduct, SharedProduct]:
         (tokens, hidden), width = x.shape, shared.width
         between = x.new_empty((tokens, width))
         pieces = ceil_div(width, self.down.shape[2])
         of_shared = torch.empty((tokens, pieces, hidden), dtype=torch.float32, device=x.device)
-        scores_of_share = None if shared.share is None else scores
+        scores_of_gate = None if shared.share is None else scores
         return (
-            SharedPart(shared.gate_up, width, x, between),
-            SharedPart(shared.down, width, between, of_shared, scores_of_share),
+            SharedProduct(shared.gate_up, width, x, between),
+            SharedProduct(shared.down, width, between, of_shared, scores_of_gate),
         )
 
     def add(
@@ -187,8 +187,8 @@ def router_of(weights: Experts) -> Linear:
 
 def scored_by(weights: Experts) -> int:
     """Outputs of `router_of`."""
-    has_share = weights.shared is not None and weights.shared.share is not None
-    return weights.router.weight.shape[0] + has_share
+    has_gate = weights.shared is not None and weights.shared.share is not None
+    return weights.router.weight.shape[0] + has_gate
 
 
 def _whole(linears: tuple[Linear, ...]) -> torch.Tensor:
@@ -202,8 +202,8 @@ def _joined(matrices: Sequence[torch.Tensor]) -> torch.Tensor:
     first = matrices[0]
     storage, begin = first.untyped_storage().data_ptr(), first.storage_offset()
     for matrix in matrices:
-        place = matrix.untyped_storage().data_ptr(), matrix.storage_offset()
-        if place != (storage, begin) or not matrix.is_contiguous():
+        index = matrix.untyped_storage().data_ptr(), matrix.storage_offset()
+        if index != (storage, begin) or not matrix.is_contiguous():
             return torch.cat(list(matrices))
         begin += matrix.numel()
     return first.as_strided((sum(len(matrix) for matrix in matrices), first.shape[1]), first.stride())

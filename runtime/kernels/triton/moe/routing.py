@@ -30,7 +30,7 @@ from runahead.runtime.kernels.triton.moe.topk import (
     chosen_experts,
     numbers_of_experts,
     padded,
-    shares_of,
+    routing_weights_of,
 )
 from runahead.runtime.rounding import ceil_div
 
@@ -52,7 +52,7 @@ class Routing:
     its first one; shares are there for all that a token has chosen.
     """
 
-    shares: torch.Tensor  # float32 [T * chosen], by entry; anything for tokens that choose nobody
+    routing_weights: torch.Tensor  # float32 [T * chosen], by entry; anything for tokens that choose nobody
     entries: torch.Tensor  # int32 [own experts, T] those that an expert has, ascending; then anything
     items: torch.Tensor  # int32 [as many as there may be, ITEM] by ascending expert; then some of 0 entries
     scale: torch.Tensor  # float32 [T] of the norm before, where there was one to find
@@ -78,7 +78,7 @@ def _write_items(counts, items, num_items, PADDED: tl.constexpr, BLOCK: tl.const
 
 @triton.jit
 def _route_kernel(
-    scores, correction, live, squares, shares, places, scale, eps, COUNT: tl.constexpr, SCORES: tl.constexpr,
+    scores, correction, live, squares, routing_weights, indexes, scale, eps, COUNT: tl.constexpr, SCORES: tl.constexpr,
     CHOSEN: tl.constexpr, PADDED: tl.constexpr, RENORMALISED: tl.constexpr, LOGISTIC: tl.constexpr,
     CORRECTED: tl.constexpr, GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr,
     FACTOR: tl.constexpr, COPIES: tl.constexpr, DEPTH: tl.constexpr, SQUARES: tl.constexpr,
@@ -94,21 +94,21 @@ def _route_kernel(
     if SQUARES > 0:
         s = tl.arange(0, ALL_SQUARES)
         of_tiles = tl.load(squares + s * STRIDE + token, mask=s < SQUARES, other=0.0)
-    chosen, place, score = chosen_experts(
+    chosen, index, score = chosen_experts(
         scores, correction, token, COUNT, SCORES, CHOSEN, PADDED, LOGISTIC, CORRECTED, GROUPS, PADDED_GROUPS,
         CHOSEN_GROUPS, COPIES,
     )  # fmt: skip
-    share = shares_of(score, chosen, COUNT, PADDED, RENORMALISED, LOGISTIC, FACTOR, COPIES)
+    share = routing_weights_of(score, chosen, COUNT, PADDED, RENORMALISED, LOGISTIC, FACTOR, COPIES)
     chosen = chosen & is_live
-    tl.store(places + token.to(tl.int64) * COUNT + e, tl.where(chosen, place, -1).to(tl.int8), mask=e < COUNT)
-    tl.store(shares + token * CHOSEN + place, share, mask=chosen)
+    tl.store(indexes + token.to(tl.int64) * COUNT + e, tl.where(chosen, index, -1).to(tl.int8), mask=e < COUNT)
+    tl.store(routing_weights + token * CHOSEN + index, share, mask=chosen)
     if SQUARES > 0:
         tl.store(scale + token, tl.rsqrt(tl.sum(of_tiles, 0).to(tl.float32) / DEPTH + eps))
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_items"])
 def _list_kernel(
-    places, entries, counts, items, arrived, num_tokens, num_items, COUNT: tl.constexpr, CHOSEN: tl.constexpr,
+    indexes, entries, counts, items, arrived, num_tokens, num_items, COUNT: tl.constexpr, CHOSEN: tl.constexpr,
     BEGIN: tl.constexpr, OWN: tl.constexpr, PADDED_OWN: tl.constexpr, LISTED: tl.constexpr, BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
@@ -120,10 +120,10 @@ def _list_kernel(
     wait_for_predecessors(DEPENDENT)
     for begin in range(0, num_tokens, LISTED):
         t = begin + tl.arange(0, LISTED)
-        at = places + BEGIN + t.to(tl.int64) * COUNT + expert
-        place = tl.load(at, mask=t < num_tokens, other=-1).to(tl.int32)
-        taken = (place >= 0).to(tl.int32)
-        tl.store(mine + count + tl.cumsum(taken, 0) - 1, t * CHOSEN + place, mask=place >= 0)
+        at = indexes + BEGIN + t.to(tl.int64) * COUNT + expert
+        index = tl.load(at, mask=t < num_tokens, other=-1).to(tl.int32)
+        taken = (index >= 0).to(tl.int32)
+        tl.store(mine + count + tl.cumsum(taken, 0) - 1, t * CHOSEN + index, mask=index >= 0)
         count += tl.sum(taken, 0)
     tl.store(counts + expert, count)
     tl.debug_barrier()
@@ -136,8 +136,8 @@ def _list_kernel(
 
 @triton.jit(do_not_specialize=["num_tokens", "num_items"])
 def _route_few_kernel(
-    scores, correction, live, squares, shares, entries, items, scale, eps, num_tokens, num_items, COUNT: tl.constexpr,
-    SCORES: tl.constexpr, CHOSEN: tl.constexpr, PADDED: tl.constexpr, RENORMALISED: tl.constexpr,
+    scores, correction, live, squares, routing_weights, entries, items, scale, eps, num_tokens, num_items,
+    COUNT: tl.constexpr, SCORES: tl.constexpr, CHOSEN: tl.constexpr, PADDED: tl.constexpr, RENORMALISED: tl.constexpr,
     LOGISTIC: tl.constexpr, CORRECTED: tl.constexpr, GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr,
     CHOSEN_GROUPS: tl.constexpr, FACTOR: tl.constexpr, COPIES: tl.constexpr, BEGIN: tl.constexpr, OWN: tl.constexpr,
     BLOCK: tl.constexpr, DEPTH: tl.constexpr, SQUARES: tl.constexpr, ALL_SQUARES: tl.constexpr, STRIDE: tl.constexpr,
@@ -154,14 +154,14 @@ def _route_few_kernel(
     if SQUARES > 0:
         s = tl.arange(0, ALL_SQUARES)[:, None]
         of_tiles = tl.load(squares + s * STRIDE + t[None, :], mask=(s < SQUARES) & there[None, :], other=0.0)
-    chosen, place, score = chosen_experts(
+    chosen, index, score = chosen_experts(
         scores, correction, token, COUNT, SCORES, CHOSEN, PADDED, LOGISTIC, CORRECTED, GROUPS, PADDED_GROUPS,
         CHOSEN_GROUPS, COPIES,
     )  # fmt: skip
-    share = shares_of(score, chosen, COUNT, PADDED, RENORMALISED, LOGISTIC, FACTOR, COPIES)
+    share = routing_weights_of(score, chosen, COUNT, PADDED, RENORMALISED, LOGISTIC, FACTOR, COPIES)
     chosen = chosen & is_live[:, None]
-    entry = token * CHOSEN + place
-    tl.store(shares + entry, share, mask=chosen)
+    entry = token * CHOSEN + index
+    tl.store(routing_weights + entry, share, mask=chosen)
     own = e - BEGIN
     taken = (chosen & (own >= 0) & (own < OWN)).to(tl.int32)
     nth = tl.cumsum(taken, 0) - 1
@@ -236,7 +236,7 @@ def route(
             scores if choice.correction is None else choice.correction,
             live,
             made,
-            found.shares,
+            found.routing_weights,
             found.entries,
             found.items,
             found.scale,
@@ -253,15 +253,15 @@ def route(
             **options,
         )
         return found
-    places = torch.empty((tokens, count), dtype=torch.int8, device=device)
+    indexes = torch.empty((tokens, count), dtype=torch.int8, device=device)
     counts = torch.empty(len(own), dtype=torch.int32, device=device)
     _route_kernel[(tokens,)](
         scores,
         scores if choice.correction is None else choice.correction,
         live,
         made,
-        found.shares,
-        places,
+        found.routing_weights,
+        indexes,
         found.scale,
         eps,
         DEPENDENT=dependent,
@@ -271,7 +271,7 @@ def route(
         **options,
     )
     _list_kernel[(len(own),)](
-        places,
+        indexes,
         found.entries,
         counts,
         found.items,

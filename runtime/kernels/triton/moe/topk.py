@@ -108,15 +108,15 @@ def _of_best_groups(
 
 
 @triton.jit
-def _shares_of_all(score, inside, LOGISTIC: tl.constexpr):
+def _scores_to_weights(score, inside, LOGISTIC: tl.constexpr):
     """Of each expert, by the softmax or the logistic function of the scores."""
     if LOGISTIC:
-        share = tl.where(inside, 1.0 / (1.0 + tl.exp(-score)), 0.0)
+        weight = tl.where(inside, 1.0 / (1.0 + tl.exp(-score)), 0.0)
     else:
         highest = _most(tl.where(score == score, score, _NEVER))
-        share = tl.where(inside, tl.exp(score - highest), 0.0)
-        share = share / _sum(share)
-    return share
+        weight = tl.where(inside, tl.exp(score - highest), 0.0)
+        weight = weight / _sum(weight)
+    return weight
 
 
 @triton.jit
@@ -139,7 +139,7 @@ def chosen_experts(
     score = tl.load(scores + token.to(tl.int64) * SCORES + e, mask=inside, other=_NEVER)
     value = score
     if (LOGISTIC or CORRECTED) or GROUPS > 0:
-        value = _shares_of_all(score, inside, LOGISTIC)
+        value = _scores_to_weights(score, inside, LOGISTIC)
         if CORRECTED:
             value += tl.load(correction + e, mask=inside, other=0.0).to(tl.float32)
     value = tl.where(value == value, value, _NEVER)
@@ -152,23 +152,23 @@ def chosen_experts(
 
 
 @triton.jit
-def shares_of(
+def routing_weights_of(
     score, chosen, COUNT: tl.constexpr, PADDED: tl.constexpr, RENORMALISED: tl.constexpr, LOGISTIC: tl.constexpr,
     FACTOR: tl.constexpr, COPIES: tl.constexpr,
 ):  # fmt: skip
     """The share of each expert of those that `chosen_experts` has chosen. A score that is no number makes every share
     of its token one."""
-    share = _shares_of_all(score, numbers_of_experts(PADDED, COPIES) < COUNT, LOGISTIC)
+    weight = _scores_to_weights(score, numbers_of_experts(PADDED, COPIES) < COUNT, LOGISTIC)
     if RENORMALISED:
-        total = _sum(tl.where(chosen, share, 0.0))
+        total = _sum(tl.where(chosen, weight, 0.0))
         if LOGISTIC:
             total += _LEAST_SUM
-        share = share / total
+        weight = weight / total
     if LOGISTIC:
-        share = tl.where(_sum((score != score).to(tl.int32)) > 0, float("nan"), share)
+        weight = tl.where(_sum((score != score).to(tl.int32)) > 0, float("nan"), weight)
     if FACTOR != 1.0:
-        share = share * FACTOR
-    return share
+        weight = weight * FACTOR
+    return weight
 
 
 def padded(count: int) -> int:

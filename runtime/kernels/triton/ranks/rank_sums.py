@@ -6,7 +6,7 @@ from typing import cast
 
 import torch
 
-from runahead.runtime.kernels.layers import Ends, Norm
+from runahead.runtime.kernels.layers import EmbeddingAndHead, Norm
 from runahead.runtime.kernels.ranks import Ranks, ResidualRanks
 from runahead.runtime.kernels.triton.gemm.small_batch_gemm import Residual
 from runahead.runtime.kernels.triton.ops.embedding import embed
@@ -22,7 +22,7 @@ def add_of_ranks(partial: torch.Tensor, ranks: Ranks, residual: Residual, norm: 
     cast(ResidualRanks, ranks).reduce_add(partial, residual.values, norm.weight, residual.scaled, residual.squares)
 
 
-def embed_on_ranks(token_ids: torch.Tensor, ends: Ends, residual: Residual, norm: Norm | None) -> None:
+def embed_on_ranks(token_ids: torch.Tensor, ends: EmbeddingAndHead, residual: Residual, norm: Norm | None) -> None:
     """The residual becomes the embedded tokens, int64 [T], each of which one rank has. norm: as `add_of_ranks`."""
     residual.values.zero_()
     own = embed(token_ids, ends.embedding, ends.embedding_scale, ends.ranks.share)

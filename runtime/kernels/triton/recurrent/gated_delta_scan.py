@@ -111,8 +111,8 @@ def _delta_solve_kernel(
         later = tl.where(r[:, None] > r[None, :], total[:, None] - total[None, :], float("-inf"))
         lower = tl.dot(key, tl.trans(key), input_precision="ieee") * tl.exp(later) * beta[:, None]
         inverse = _inverse(lower, LENGTH, PRECISION) * beta[None, :]
-        place = (number * VALUE_HEADS + head).to(tl.int64) * LENGTH * LENGTH
-        tl.store(out + place + r[:, None] * LENGTH + r[None, :], inverse.to(out.dtype.element_ty))
+        index = (number * VALUE_HEADS + head).to(tl.int64) * LENGTH * LENGTH
+        tl.store(out + index + r[:, None] * LENGTH + r[None, :], inverse.to(out.dtype.element_ty))
 
 
 @triton.jit
@@ -140,7 +140,7 @@ def _delta_scan_kernel(
         offset = (tl.load(positions + start) % LENGTH).to(tl.int32)  # tokens of the first sub-chunk that are not ours
         of_head = state + (head * VALUE_DIM + dim[:, None]) * KEY_DIM + k[None, :]
         in_tile = in_head[:, None] & in_key[None, :]
-        held = tl.load(of_head + source * SIZE, mask=in_tile & goes_on, other=0.0)
+        state_tile = tl.load(of_head + source * SIZE, mask=in_tile & goes_on, other=0.0)
         first = tl.load(before + row)
         for part in range((offset + count + LENGTH - 1) // LENGTH):
             i = part * LENGTH - offset + r
@@ -154,9 +154,9 @@ def _delta_scan_kernel(
             key = _divided_by_length(q_at + KEYS, seen).to(convolved.dtype.element_ty)
             inside = ours[:, None] & in_head[None, :]
             value = tl.load(line + 2 * KEYS + head * VALUE_DIM + dim[None, :], mask=inside, other=0.0)
-            place = ((first + part) * VALUE_HEADS + head).to(tl.int64) * LENGTH * LENGTH
-            inverse = tl.load(inverses + place + r[:, None] * LENGTH + r[None, :])
-            turned = tl.trans(held).to(key.dtype)
+            index = ((first + part) * VALUE_HEADS + head).to(tl.int64) * LENGTH * LENGTH
+            inverse = tl.load(inverses + index + r[:, None] * LENGTH + r[None, :])
+            turned = tl.trans(state_tile).to(key.dtype)
             known = tl.dot(key, turned, input_precision="ieee") * tl.exp(total)[:, None]
             written = tl.dot(inverse, (value.to(tl.float32) - known).to(key.dtype), input_precision="ieee")
             later = tl.where(r[:, None] >= r[None, :], total[:, None] - total[None, :], float("-inf"))
@@ -167,10 +167,10 @@ def _delta_scan_kernel(
             tl.store(at, found.to(y.dtype.element_ty), mask=inside)
             end = tl.sum(tl.where(r == LENGTH - 1, total, 0.0), 0)
             added = (written * tl.exp(end - total)[:, None]).to(key.dtype)
-            held = tl.dot(tl.trans(added), key, held * tl.exp(end), input_precision="ieee")
-        tl.store(of_head + slot * SIZE, held, mask=in_tile)
+            state_tile = tl.dot(tl.trans(added), key, state_tile * tl.exp(end), input_precision="ieee")
+        tl.store(of_head + slot * SIZE, state_tile, mask=in_tile)
         if SNAPSHOTS:
-            tl.store(of_head + copy * SIZE, held, mask=in_tile & (copy >= 0))
+            tl.store(of_head + copy * SIZE, state_tile, mask=in_tile & (copy >= 0))
 
 
 def delta_of_chunks(

@@ -42,13 +42,13 @@ def query_of(query, KEY_DIM: tl.constexpr):
 
 
 @triton.jit
-def written_to(held, key, value, b, dt, slope):
+def written_to(state_tile, key, value, b, dt, slope):
     """A state [numbers of a head of values, numbers of a key] one token further. key: as it was convolved. dt: with its
     bias."""
     key = key * tl.rsqrt(tl.sum(key * key, 0) + _LENGTH_EPS)
-    held = held * tl.exp(softplus(dt) * slope)
-    known = tl.sum(held * key[None, :], 1)
-    return held + (logistic(b) * (value - known))[:, None] * key[None, :]
+    state_tile = state_tile * tl.exp(softplus(dt) * slope)
+    known = tl.sum(state_tile * key[None, :], 1)
+    return state_tile + (logistic(b) * (value - known))[:, None] * key[None, :]
 
 
 @triton.jit
@@ -82,8 +82,8 @@ def _delta_row_kernel(
     in_head, in_key = dim < VALUE_DIM, i < KEY_DIM
     q_channel = of_keys * KEY_DIM + i
     k_channel = q_channel + KEYS
-    place = head * VALUE_DIM + dim  # among all values
-    v_channel = 2 * KEYS + place
+    index = head * VALUE_DIM + dim  # among all values
+    v_channel = 2 * KEYS + index
     # Lengths, slots and what earlier launches have left are constant until this kernel writes it.
     start, count, slot, source, copy, live, goes_on = row_of(
         row, state_slots, read_from, copied_to, seq_lens, positions, query_start_loc, SNAPSHOTS
@@ -92,7 +92,7 @@ def _delta_row_kernel(
     goes_on = goes_on & live
     of_head = state + (head * VALUE_DIM + dim[:, None]) * KEY_DIM + i[None, :]
     in_tile = in_head[:, None] & in_key[None, :]
-    held = tl.load(of_head + source * SIZE, mask=in_tile & goes_on, other=0.0)
+    state_tile = tl.load(of_head + source * SIZE, mask=in_tile & goes_on, other=0.0)
     q_sum = sum_of_kept(conv_state, conv_weight, source, q_channel, in_key & goes_on, CHANNELS, WINDOW)
     k_sum = sum_of_kept(conv_state, conv_weight, source, k_channel, in_key & goes_on, CHANNELS, WINDOW)
     v_sum = sum_of_kept(conv_state, conv_weight, source, v_channel, in_head & goes_on, CHANNELS, WINDOW)
@@ -112,17 +112,17 @@ def _delta_row_kernel(
         b = tl.load(line + INNER + CHANNELS + head).to(tl.float32)
         dt = tl.load(line + INNER + CHANNELS + VALUE_HEADS + head).to(tl.float32)
         key, value = convolved(k_sum, k_new, k_tap), convolved(v_sum, v_new, v_tap)
-        held = written_to(held, key, value, b, dt + bias, slope)
+        state_tile = written_to(state_tile, key, value, b, dt + bias, slope)
         query = query_of(convolved(q_sum, q_new, q_tap), KEY_DIM)
         own = made + row.to(tl.int64) * INNER
-        tl.store(own + place, tl.sum(held * query[None, :], 1), mask=in_head)
+        tl.store(own + index, tl.sum(state_tile * query[None, :], 1), mask=in_head)
         tl.debug_barrier()
         meeting = arrived + row * KEY_HEADS + of_keys
         is_last = tl.atomic_add(meeting, 1, sem="acq_rel") == EACH * TILES - 1
         # Behind the meeting, which waits until what was written before it is there for all to see.
-        tl.store(of_head + slot * SIZE, held, mask=in_tile)
+        tl.store(of_head + slot * SIZE, state_tile, mask=in_tile)
         if SNAPSHOTS:
-            tl.store(of_head + copy * SIZE, held, mask=in_tile & (copy >= 0))
+            tl.store(of_head + copy * SIZE, state_tile, mask=in_tile & (copy >= 0))
         shift_channels(conv_state, slot, copy, v_channel, v_later, v_new, in_head, CHANNELS, WINDOW, KEPT, SNAPSHOTS)
         if is_last:
             tl.store(meeting, 0)
@@ -139,7 +139,7 @@ def _delta_row_kernel(
                 tl.store(out + start.to(tl.int64) * INNER + at, y, mask=ok)
     elif count == 1:
         nothing = tl.zeros([TILE], out.dtype.element_ty)
-        tl.store(out + start.to(tl.int64) * INNER + place, nothing, mask=in_head)
+        tl.store(out + start.to(tl.int64) * INNER + index, nothing, mask=in_head)
 
 
 def delta_of_one_token(

@@ -39,19 +39,19 @@ from runahead.runtime.kernels.triton.recurrent.verify import (
 
 @triton.jit
 def _inputs_at(
-    place, projected, kept, line, slot, q_channel, k_channel, v_channel, head, again, end, in_head, in_key,
+    index, projected, kept, line, slot, q_channel, k_channel, v_channel, head, again, end, in_head, in_key,
     INNER: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr, CHANNELS: tl.constexpr, VALUE_HEADS: tl.constexpr,
     MOST: tl.constexpr,
 ):  # fmt: skip
     """What a token brings, float32: query, key, value, how much of the value is written, and how far the state decays,
     before the bias. end: of the run, from where all is 0."""
-    more = place < end
-    q = input_of(projected, kept, line, slot, q_channel, place, again, in_key & more, INNER, WIDTH, INPUTS, MOST)
-    k = input_of(projected, kept, line, slot, k_channel, place, again, in_key & more, INNER, WIDTH, INPUTS, MOST)
-    v = input_of(projected, kept, line, slot, v_channel, place, again, in_head & more, INNER, WIDTH, INPUTS, MOST)
+    more = index < end
+    q = input_of(projected, kept, line, slot, q_channel, index, again, in_key & more, INNER, WIDTH, INPUTS, MOST)
+    k = input_of(projected, kept, line, slot, k_channel, index, again, in_key & more, INNER, WIDTH, INPUTS, MOST)
+    v = input_of(projected, kept, line, slot, v_channel, index, again, in_head & more, INNER, WIDTH, INPUTS, MOST)
     at = CHANNELS + head
-    b = input_of(projected, kept, line, slot, at, place, again, more, INNER, WIDTH, INPUTS, MOST)
-    dt = input_of(projected, kept, line, slot, at + VALUE_HEADS, place, again, more, INNER, WIDTH, INPUTS, MOST)
+    b = input_of(projected, kept, line, slot, at, index, again, more, INNER, WIDTH, INPUTS, MOST)
+    dt = input_of(projected, kept, line, slot, at + VALUE_HEADS, index, again, more, INNER, WIDTH, INPUTS, MOST)
     return q, k, v, b, dt
 
 
@@ -69,7 +69,7 @@ def _made_of(
 
 
 @triton.jit(do_not_specialize=["queries"])
-def _delta_run_kernel(
+def _delta_verify_kernel(
     projected, conv_weight, a, dt_bias, gamma, conv_state, state, kept, state_slots, read_from, copied_to, copied_after,
     replayed, seq_lens, positions, query_start_loc, made, out, arrived, eps, queries, KEY_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, WINDOW: tl.constexpr,
@@ -94,8 +94,8 @@ def _delta_run_kernel(
     in_head, in_key = dim < VALUE_DIM, i < KEY_DIM
     q_channel = of_keys * KEY_DIM + i
     k_channel = q_channel + KEYS
-    place = head * VALUE_DIM + dim  # among all values
-    v_channel = 2 * KEYS + place
+    index = head * VALUE_DIM + dim  # among all values
+    v_channel = 2 * KEYS + index
     # Lengths, slots and what earlier launches have left are constant until this kernel writes it.
     start, count, slot, source, copy, live, goes_on = row_of(
         row, state_slots, read_from, copied_to, seq_lens, positions, query_start_loc, SNAPSHOTS
@@ -108,7 +108,7 @@ def _delta_run_kernel(
         after = tl.load(copied_after + row, mask=live, other=0)
     of_head = state + (head * VALUE_DIM + dim[:, None]) * KEY_DIM + i[None, :]
     in_tile = in_head[:, None] & in_key[None, :]
-    held = tl.load(of_head + source * SIZE, mask=in_tile & goes_on, other=0.0)
+    state_tile = tl.load(of_head + source * SIZE, mask=in_tile & goes_on, other=0.0)
     q_seen = seen_before(conv_state, source, q_channel, in_key & goes_on, CHANNELS, WINDOW)
     k_seen = seen_before(conv_state, source, k_channel, in_key & goes_on, CHANNELS, WINDOW)
     v_seen = seen_before(conv_state, source, v_channel, in_head & goes_on, CHANNELS, WINDOW)
@@ -140,21 +140,21 @@ def _delta_run_kernel(
             q_seen = one_further(q_seen, q_new, WINDOW)
             k_seen = one_further(k_seen, k_new, WINDOW)
             v_seen = one_further(v_seen, v_new, WINDOW)
-            held = written_to(held, key, value, b, dt + bias, slope)
+            state_tile = written_to(state_tile, key, value, b, dt + bias, slope)
             if step == again:  # the newest token: what follows is not certain
-                tl.store(of_head + slot * SIZE, held, mask=in_tile)
+                tl.store(of_head + slot * SIZE, state_tile, mask=in_tile)
             q_left = chosen_of(step == again, q_seen, q_left, WINDOW)
             k_left = chosen_of(step == again, k_seen, k_left, WINDOW)
             v_left = chosen_of(step == again, v_seen, v_left, WINDOW)
             if SNAPSHOTS:
                 if (copy >= 0) & (step + 1 == after):
-                    tl.store(of_head + copy * SIZE, held, mask=in_tile)
+                    tl.store(of_head + copy * SIZE, state_tile, mask=in_tile)
                 q_there = chosen_of(step + 1 == after, q_seen, q_there, WINDOW)
                 k_there = chosen_of(step + 1 == after, k_seen, k_there, WINDOW)
                 v_there = chosen_of(step + 1 == after, v_seen, v_there, WINDOW)
             if step >= again:
-                y = tl.sum(held * query_of(query, KEY_DIM)[None, :], 1)
-                tl.store(own + (step - again) * INNER + place, y, mask=in_head)
+                y = tl.sum(state_tile * query_of(query, KEY_DIM)[None, :], 1)
+                tl.store(own + (step - again) * INNER + index, y, mask=in_head)
         tl.debug_barrier()
         meeting = arrived + row * KEY_HEADS + of_keys
         is_last = tl.atomic_add(meeting, 1, sem="acq_rel") == EACH * TILES - 1
@@ -198,10 +198,10 @@ def _delta_run_kernel(
     elif count <= queries:
         nothing = tl.zeros([TILE], out.dtype.element_ty)
         for token in range(count):
-            tl.store(out + (line + token) * INNER + place, nothing, mask=in_head)
+            tl.store(out + (line + token) * INNER + index, nothing, mask=in_head)
 
 
-def delta_of_runs(
+def verify_gated_delta(
     projected: torch.Tensor,
     weights: GatedDelta,
     states: tuple[torch.Tensor, ...],
@@ -225,7 +225,7 @@ def delta_of_runs(
     assert queries <= 1 + most, "more drafts than a slot has room for"
     tile = tiling.tile(shape.value_dim, shape.key_dim)
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
-    _delta_run_kernel[(rows, shape.value_heads * triton.cdiv(shape.value_dim, tile))](
+    _delta_verify_kernel[(rows, shape.value_heads * triton.cdiv(shape.value_dim, tile))](
         projected,
         weights.conv_weight,
         weights.a,

@@ -57,7 +57,7 @@ def _mamba2_scan_kernel(
         before = (tl.load(positions + start) % LENGTH).to(tl.int32)  # tokens of the first sub-chunk that are not ours
         of_head = state + (head * HEAD_DIM + dim[:, None]) * STATE + n[None, :]
         in_tile = in_head[:, None] & in_state[None, :]
-        held = tl.load(of_head + source * SIZE, mask=in_tile & goes_on, other=0.0)
+        state_tile = tl.load(of_head + source * SIZE, mask=in_tile & goes_on, other=0.0)
         slope = tl.load(a + head)
         straight = tl.load(d + head).to(tl.float32)
         bias = tl.load(dt_bias + head).to(tl.float32)
@@ -79,17 +79,17 @@ def _mamba2_scan_kernel(
             c = tl.load(b_at + GROUPS * STATE, mask=seen, other=0.0)
             later = tl.where(r[:, None] >= r[None, :], total[:, None] - total[None, :], float("-inf"))
             weights = tl.dot(c, tl.trans(b), input_precision="ieee") * tl.exp(later) * dt[None, :]
-            found = tl.dot(c, tl.trans(held).to(c.dtype), input_precision="ieee") * tl.exp(total)[:, None]
+            found = tl.dot(c, tl.trans(state_tile).to(c.dtype), input_precision="ieee") * tl.exp(total)[:, None]
             found = tl.dot(weights.to(x.dtype), x, found, input_precision="ieee")
             found += straight * x.to(tl.float32)
             at = y + token[:, None] * INNER + head * HEAD_DIM + dim[None, :]
             tl.store(at, found.to(y.dtype.element_ty), mask=ours[:, None] & in_head[None, :])
             end = tl.sum(tl.where(r == LENGTH - 1, total, 0.0), 0)
             added = (x.to(tl.float32) * (tl.exp(end - total) * dt)[:, None]).to(x.dtype)
-            held = tl.dot(tl.trans(added), b, held * tl.exp(end), input_precision="ieee")
-        tl.store(of_head + slot * SIZE, held, mask=in_tile)
+            state_tile = tl.dot(tl.trans(added), b, state_tile * tl.exp(end), input_precision="ieee")
+        tl.store(of_head + slot * SIZE, state_tile, mask=in_tile)
         if SNAPSHOTS:
-            tl.store(of_head + copy * SIZE, held, mask=in_tile & (copy >= 0))
+            tl.store(of_head + copy * SIZE, state_tile, mask=in_tile & (copy >= 0))
 
 
 def mamba2_of_chunks(

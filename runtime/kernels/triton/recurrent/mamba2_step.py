@@ -41,15 +41,15 @@ def step_of(raw, bias, low, high):
 
 
 @triton.jit
-def moved_on(held, x, b, dt, slope):
+def moved_on(state_tile, x, b, dt, slope):
     """A state [numbers of a head, numbers kept of each] one token further."""
-    return held * tl.exp(dt * slope) + (x * dt)[:, None] * b[None, :]
+    return state_tile * tl.exp(dt * slope) + (x * dt)[:, None] * b[None, :]
 
 
 @triton.jit
-def gated_output(held, c, x, straight, z):
+def gated_output(state_tile, c, x, straight, z):
     """What a token reads of a state, before the norm."""
-    y = tl.sum(held * c[None, :], 1) + straight * x
+    y = tl.sum(state_tile * c[None, :], 1) + straight * x
     return y * z * logistic(z)
 
 
@@ -88,7 +88,7 @@ def _mamba2_row_kernel(
     goes_on = goes_on & live
     of_head = state + (head * HEAD_DIM + dim[:, None]) * STATE + n[None, :]
     in_tile = in_head[:, None] & in_state[None, :]
-    held = tl.load(of_head + source * SIZE, mask=in_tile & goes_on, other=0.0)
+    state_tile = tl.load(of_head + source * SIZE, mask=in_tile & goes_on, other=0.0)
     x_sum = sum_of_kept(conv_state, conv_weight, source, x_channel, in_head & goes_on, CHANNELS, WINDOW)
     b_sum = sum_of_kept(conv_state, conv_weight, source, b_channel, in_state & goes_on, CHANNELS, WINDOW)
     c_sum = sum_of_kept(conv_state, conv_weight, source, c_channel, in_state & goes_on, CHANNELS, WINDOW)
@@ -114,8 +114,8 @@ def _mamba2_row_kernel(
             tl.debug_barrier()
             is_last = tl.atomic_add(meeting, 1, sem="acq_rel") == LAST
         x, b, c = convolved(x_sum, x_new, x_tap), convolved(b_sum, b_new, b_tap), convolved(c_sum, c_new, c_tap)
-        held = moved_on(held, x, b, step_of(raw, bias, low, high), slope)
-        y = gated_output(held, c, x, straight, z)
+        state_tile = moved_on(state_tile, x, b, step_of(raw, bias, low, high), slope)
+        y = gated_output(state_tile, c, x, straight, z)
         if NORMED:
             tl.store(made + row.to(tl.int64) * INNER + x_channel, y, mask=in_head)
             tl.debug_barrier()
@@ -123,9 +123,9 @@ def _mamba2_row_kernel(
         else:
             tl.store(out + start.to(tl.int64) * INNER + x_channel, y.to(out.dtype.element_ty), mask=in_head)
         # Behind the meeting: it waits until all that was written before it is there for all to see.
-        tl.store(of_head + slot * SIZE, held, mask=in_tile)
+        tl.store(of_head + slot * SIZE, state_tile, mask=in_tile)
         if SNAPSHOTS:
-            tl.store(of_head + copy * SIZE, held, mask=in_tile & (copy >= 0))
+            tl.store(of_head + copy * SIZE, state_tile, mask=in_tile & (copy >= 0))
         shift_channels(conv_state, slot, copy, x_channel, x_later, x_new, in_head, CHANNELS, WINDOW, KEPT, SNAPSHOTS)
         if is_last:
             tl.store(meeting, 0)

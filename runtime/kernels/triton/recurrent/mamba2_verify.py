@@ -40,22 +40,22 @@ _MOST_OF_A_THREAD: Final = 64  # outputs of one token that it may have, if it is
 
 @triton.jit
 def _inputs_at(
-    place, projected, kept, line, slot, x_channel, b_channel, c_channel, head, again, end, in_head, in_state,
+    index, projected, kept, line, slot, x_channel, b_channel, c_channel, head, again, end, in_head, in_state,
     INNER: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr, CHANNELS: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     """What a token brings, float32: x, B, C, how long its step is before the bias, and its gate, 0 for tokens that
     are replayed, which have no output. end: of the run, from where all is 0."""
-    more = place < end
-    x = input_of(projected, kept, line, slot, x_channel, place, again, in_head & more, INNER, WIDTH, INPUTS, MOST)
-    b = input_of(projected, kept, line, slot, b_channel, place, again, in_state & more, INNER, WIDTH, INPUTS, MOST)
-    c = input_of(projected, kept, line, slot, c_channel, place, again, in_state & more, INNER, WIDTH, INPUTS, MOST)
-    raw = input_of(projected, kept, line, slot, CHANNELS + head, place, again, more, INNER, WIDTH, INPUTS, MOST)
-    gate = projected + (line + place - again) * WIDTH + x_channel
-    return x, b, c, raw, tl.load(gate, mask=in_head & more & (place >= again), other=0.0).to(tl.float32)
+    more = index < end
+    x = input_of(projected, kept, line, slot, x_channel, index, again, in_head & more, INNER, WIDTH, INPUTS, MOST)
+    b = input_of(projected, kept, line, slot, b_channel, index, again, in_state & more, INNER, WIDTH, INPUTS, MOST)
+    c = input_of(projected, kept, line, slot, c_channel, index, again, in_state & more, INNER, WIDTH, INPUTS, MOST)
+    raw = input_of(projected, kept, line, slot, CHANNELS + head, index, again, more, INNER, WIDTH, INPUTS, MOST)
+    gate = projected + (line + index - again) * WIDTH + x_channel
+    return x, b, c, raw, tl.load(gate, mask=in_head & more & (index >= again), other=0.0).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["queries"])
-def _mamba2_run_kernel(
+def _mamba2_verify_kernel(
     projected, conv_weight, conv_bias, a, d, dt_bias, gamma, conv_state, state, kept, state_slots, read_from, copied_to,
     copied_after, replayed, seq_lens, positions, query_start_loc, made, out, arrived, low, high, eps, queries,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, GROUPS: tl.constexpr, STATE: tl.constexpr, WINDOW: tl.constexpr,
@@ -95,7 +95,7 @@ def _mamba2_run_kernel(
         after = tl.load(copied_after + row, mask=live, other=0)
     of_head = state + (head * HEAD_DIM + dim[:, None]) * STATE + n[None, :]
     in_tile = in_head[:, None] & in_state[None, :]
-    held = tl.load(of_head + source * SIZE, mask=in_tile & goes_on, other=0.0)
+    state_tile = tl.load(of_head + source * SIZE, mask=in_tile & goes_on, other=0.0)
     x_seen = seen_before(conv_state, source, x_channel, in_head & goes_on, CHANNELS, WINDOW)
     b_seen = seen_before(conv_state, source, b_channel, in_state & goes_on, CHANNELS, WINDOW)
     c_seen = seen_before(conv_state, source, c_channel, in_state & goes_on, CHANNELS, WINDOW)
@@ -127,20 +127,20 @@ def _mamba2_run_kernel(
             x_seen = one_further(x_seen, x_new, WINDOW)
             b_seen = one_further(b_seen, b_new, WINDOW)
             c_seen = one_further(c_seen, c_new, WINDOW)
-            held = moved_on(held, x, b, step_of(raw, bias, low, high), slope)
+            state_tile = moved_on(state_tile, x, b, step_of(raw, bias, low, high), slope)
             if step == again:  # the newest token: what follows is not certain
-                tl.store(of_head + slot * SIZE, held, mask=in_tile)
+                tl.store(of_head + slot * SIZE, state_tile, mask=in_tile)
             x_left = chosen_of(step == again, x_seen, x_left, WINDOW)
             b_left = chosen_of(step == again, b_seen, b_left, WINDOW)
             c_left = chosen_of(step == again, c_seen, c_left, WINDOW)
             if SNAPSHOTS:
                 if (copy >= 0) & (step + 1 == after):
-                    tl.store(of_head + copy * SIZE, held, mask=in_tile)
+                    tl.store(of_head + copy * SIZE, state_tile, mask=in_tile)
                 x_there = chosen_of(step + 1 == after, x_seen, x_there, WINDOW)
                 b_there = chosen_of(step + 1 == after, b_seen, b_there, WINDOW)
                 c_there = chosen_of(step + 1 == after, c_seen, c_there, WINDOW)
             if step >= again:
-                y = gated_output(held, c, x, straight, z)
+                y = gated_output(state_tile, c, x, straight, z)
                 tl.store(own + (step - again) * INNER + x_channel, y, mask=in_head)
         tl.debug_barrier()
         meeting = arrived + row * GROUPS + group
@@ -186,7 +186,7 @@ def _mamba2_run_kernel(
             tl.store(out + (line + further) * INNER + x_channel, nothing, mask=in_head)
 
 
-def mamba2_of_runs(
+def verify_mamba2(
     projected: torch.Tensor,
     weights: Mamba2,
     states: tuple[torch.Tensor, ...],
@@ -212,7 +212,7 @@ def mamba2_of_runs(
     low, high = weights.dt_limits
     group_pad = triton.next_power_of_2(shape.inner // shape.groups)
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
-    _mamba2_run_kernel[(rows, shape.heads * triton.cdiv(shape.head_dim, tile))](
+    _mamba2_verify_kernel[(rows, shape.heads * triton.cdiv(shape.head_dim, tile))](
         projected,
         weights.conv_weight,
         weights.conv_weight if weights.conv_bias is None else weights.conv_bias,

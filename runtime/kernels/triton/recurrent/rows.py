@@ -3,7 +3,7 @@
 A row's state lies in its slot and stays there: who computes a row reads it and writes it in place, once a launch. A row
 that is masked, padding, or none of the kernel's is neither read nor written. A row whose first query token is at
 position 0 begins in this launch: it reads zeros, whatever its slot holds, and nothing of the host's zeroes a slot. One
-that begins behind a cached prefix reads a snapshot, which is another slot, and one that reaches a border leaves its
+that begins behind a cached prefix reads a snapshot, which is another slot, and one that reaches a boundary leaves its
 state in a snapshot too.
 """
 

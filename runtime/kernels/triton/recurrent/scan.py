@@ -1,10 +1,10 @@
 """What kernels of recurrent mixers share where rows have several query tokens: which row a token is of, sub-chunks, the
 convolution of all tokens, what it will see again, and the norm with its gate.
 
-A *sub-chunk* is as many tokens of a row as a scan takes at once, by products of matrices. Its borders are the request's
-own positions that are multiples of its length, wherever a launch begins: so where a prompt is cut at such a position
-the cut changes no bit, since the state there is what is handed on anyway. A cut within a sub-chunk makes two of it,
-whose sums are rounded apart.
+A *sub-chunk* is the tokens of a row that a scan computes at once, by matrix products. Its boundaries are positions of
+the request that are multiples of its length, wherever a launch begins. A chunk that ends at such a position changes no
+bit, since the state there is passed on in any case. A chunk that ends within a sub-chunk splits it into two, which are
+rounded separately.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -173,18 +173,18 @@ def _gated_norm_kernel(
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1) * PROGRAM_GROUPS + tl.arange(0, PROGRAM_GROUPS)[:, None]
     i = tl.arange(0, BLOCK)[None, :]
-    place = group * SHARE + i
+    index = group * SHARE + i
     inside = (group < GROUPS) & (i < SHARE)
     live = inside & (tl.load(row_of_token + token) >= 0)
-    value = tl.load(y + token * (GROUPS * SHARE) + place, mask=live, other=0.0).to(tl.float32)
-    z = tl.load(projected + token * WIDTH + place, mask=live, other=0.0).to(tl.float32)
-    weight = tl.load(gamma + (place if GATE_FIRST else i), mask=inside, other=0.0).to(tl.float32)
+    value = tl.load(y + token * (GROUPS * SHARE) + index, mask=live, other=0.0).to(tl.float32)
+    z = tl.load(projected + token * WIDTH + index, mask=live, other=0.0).to(tl.float32)
+    weight = tl.load(gamma + (index if GATE_FIRST else i), mask=inside, other=0.0).to(tl.float32)
     if GATE_FIRST:
         value *= z * logistic(z)
     value *= tl.rsqrt(tl.sum(value * value, 1) / SHARE + eps)[:, None] * weight
     if not GATE_FIRST:
         value *= z * logistic(z)
-    tl.store(out + token * (GROUPS * SHARE) + place, value.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + token * (GROUPS * SHARE) + index, value.to(out.dtype.element_ty), mask=inside)
 
 
 def convolve(

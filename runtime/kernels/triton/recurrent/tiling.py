@@ -18,8 +18,8 @@ class StateTiling:
 
     def tile(self, size: int, state: int) -> int:
         """How many of a head's `size` numbers a program has, each with `state` that are kept of it."""
-        held: int = self.words // triton.next_power_of_2(state)
-        return max(1, min(int(triton.next_power_of_2(size)), held))
+        state_tile: int = self.words // triton.next_power_of_2(state)
+        return max(1, min(int(triton.next_power_of_2(size)), state_tile))
 
 
 # The same for any number of rows from two on, and for one too in exact launches, so that a row's bits hang on itself

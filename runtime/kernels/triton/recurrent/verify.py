@@ -25,7 +25,7 @@ from runahead.runtime.kernels.triton.recurrent.rows import convolved, newest_tap
 
 @triton.jit
 def input_of(
-    projected, kept, line, slot, column, place, again, ok, FIRST: tl.constexpr, WIDTH: tl.constexpr,
+    projected, kept, line, slot, column, index, again, ok, FIRST: tl.constexpr, WIDTH: tl.constexpr,
     INPUTS: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     """Inputs of a run at a place of it, float32, of these columns.
@@ -34,10 +34,10 @@ def input_of(
     where a token's inputs begin in what the first product has given of it, and how much that is. INPUTS: of a token,
     the channels that are convolved and what comes behind them. MOST: drafts of a row.
     """
-    token = projected + (line + place - again) * WIDTH + FIRST
-    new = tl.load(token + column, mask=ok & (place >= again), other=0.0).to(tl.float32)
-    old = tl.load(kept + (slot * MOST + place) * INPUTS + column, mask=ok & (place < again), other=0.0)
-    return tl.where(place >= again, new, old)
+    token = projected + (line + index - again) * WIDTH + FIRST
+    new = tl.load(token + column, mask=ok & (index >= again), other=0.0).to(tl.float32)
+    old = tl.load(kept + (slot * MOST + index) * INPUTS + column, mask=ok & (index < again), other=0.0)
+    return tl.where(index >= again, new, old)
 
 
 @triton.jit
@@ -124,6 +124,6 @@ def places_of(batch: ForwardBatch) -> tuple[torch.Tensor, ...]:
     own, snapshots = batch.state_slots, batch.states_read_from is not None
     assert own is not None, "a model that keeps states is given a batch that names no state slots"
     assert batch.replayed is not None, "slots that hold inputs of drafts are given a batch that names no replays"
-    assert not snapshots or batch.copied_after is not None, "a border may be inside a run"
+    assert not snapshots or batch.copied_after is not None, "a boundary may be inside a run"
     others = (batch.states_read_from, batch.states_copied_to, batch.copied_after)
     return (own, *(own if one is None else one for one in others), batch.replayed)

@@ -22,12 +22,12 @@ import triton.language as tl
 
 from runahead.runtime.kernels.row_state import RowState
 from runahead.runtime.kernels.triton.row_state.drafts import DraftState
-from runahead.runtime.kernels.triton.row_state.record import long_of, place_of
+from runahead.runtime.kernels.triton.row_state.record import long_of, offset_of
 from runahead.runtime.masks import mask_memory
 from runahead.runtime.masks.mask_memory import MaskMemory, checksum_weights
 
 _TILE: Final = 1024  # words that a program looks at together
-_MASK_EPOCH = place_of("mask_epoch")
+_MASK_EPOCH = offset_of("mask_epoch")
 _EPOCH = tl.constexpr(mask_memory.EPOCH)
 _POSITION = tl.constexpr(mask_memory.POSITION)
 _RUN = tl.constexpr(mask_memory.RUN)
@@ -121,7 +121,7 @@ def _judge_kernel(
     held,
     proposed,
     drafted,
-    run_slots,
+    verify_slots,
     width,
     LINES: tl.constexpr,
     WORDS: tl.constexpr,
@@ -130,11 +130,11 @@ def _judge_kernel(
     NULL_SLOT: tl.constexpr,
     ACQUIRE: tl.constexpr,
     DRAFTS: tl.constexpr,
-    RUNS: tl.constexpr,
+    VERIFIES: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """One program a row. ACQUIRE: other than in Triton's interpreter, which knows no such instruction. DRAFTS: rows may
-    have drafts. RUNS: this S looks at them."""
+    have drafts. VERIFIES: this S looks at them."""
     row = tl.program_id(0)
     slot = tl.load(sample_slots + row).to(tl.int64)
     if slot != NULL_SLOT:
@@ -173,10 +173,10 @@ def _judge_kernel(
             if DRAFTS:
                 if found > 0:  # a draft behind which there is no mask is none any more
                     tl.store(drafted + slot, found - 1)
-                    if RUNS:
+                    if VERIFIES:
                         n = tl.arange(0, MOST_PAD)
                         nobody = tl.full([MOST_PAD], NULL_SLOT, tl.int32)
-                        tl.store(run_slots + row * width + n, nobody, mask=(n >= found) & (n < width))
+                        tl.store(verify_slots + row * width + n, nobody, mask=(n >= found) & (n < width))
         tl.store(held + slot, is_held.to(tl.int8))
         tl.store(samples + slot, (is_alive & (is_held == 0)).to(tl.int8))
 
@@ -203,7 +203,7 @@ def judge(
     first `num_rows` places of the list, int32 [R]. Places that name the null slot are passed over.
 
     drafts: of rows that may have any. A row that is held keeps its own. Of another one as many are left as have masks
-    behind them, width - 1 at most. What lies behind these in its run is nobody's in `run_slots`.
+    behind them, width - 1 at most. What lies behind these in its run is nobody's in `verify_slots`.
     """
     unused = masks.held  # in the place of what is not read
     most = 1 if drafts is None else drafts.most
@@ -219,7 +219,7 @@ def judge(
         masks.held,
         unused if drafts is None else drafts.proposed,
         unused if drafts is None else drafts.drafted,
-        unused if drafts is None else drafts.run_slots,
+        unused if drafts is None else drafts.verify_slots,
         width,
         LINES=masks.lines.shape[1],
         WORDS=masks.lines.shape[2],
@@ -228,7 +228,7 @@ def judge(
         NULL_SLOT=state.slots - 1,
         ACQUIRE=masks.held.device.type != "cpu",
         DRAFTS=drafts is not None,
-        RUNS=drafts is not None and width > 1,
+        VERIFIES=drafts is not None and width > 1,
         TILE=min(_TILE, triton.next_power_of_2(masks.lines.shape[2])),
         num_warps=4,
     )

@@ -19,9 +19,9 @@ def word(words, index: tl.constexpr):
     return tl.sum(tl.where(tl.arange(0, words.shape[0]) == index, words, 0), 0)
 
 
-def place_of(name: str) -> tl.constexpr:
+def offset_of(name: str) -> tl.constexpr:
     """The word of a field of `runahead.runtime.row_record.RowParameters`, for kernels."""
-    return tl.constexpr(ROW_RECORD.place(name))
+    return tl.constexpr(ROW_RECORD.offset(name))
 
 
 @triton.jit

@@ -2,7 +2,7 @@
 part.
 
 States of rows and snapshots lie in the same memory: state slots first, one for each row, then the snapshots, 1 and so
-on. Behind its blocks a row's line of the block table has its snapshots: a place for each border.
+on. Behind its blocks a row's line of the block table has its snapshots: a place for each boundary.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -17,18 +17,18 @@ import torch
 import triton
 import triton.language as tl
 
-from runahead.runtime.kernels.triton.row_state.record import int_of, place_of
+from runahead.runtime.kernels.triton.row_state.record import int_of, offset_of
 
-_STATE_SLOT, _BEGINS_AS = place_of("state_slot"), place_of("begins_as")
-_BLOCK_COUNT = place_of("block_count")
+_STATE_SLOT, _BEGINS_AS = offset_of("state_slot"), offset_of("begins_as")
+_BLOCK_COUNT = offset_of("block_count")
 
 
 @dataclass(frozen=True, slots=True)
-class StatePlaces:
+class StateSlots:
     """Where apply leaves them, at fixed addresses, for the R rows of an F: int32 each. Slots are places among the
     states in memory. S row slots.
 
-    snapshot_tokens: from one border with a snapshot of a row's state to the next; 0: there are none. max_blocks: of a
+    snapshot_tokens: from one boundary with a snapshot of a row's state to the next; 0: there are none. max_blocks: of a
     row, behind which its snapshots lie. replays: rows keep states and have drafts, so that a row's state may lack
     tokens.
     """
@@ -57,23 +57,23 @@ class StatePlaces:
         }
 
 
-def make_state_places(
+def make_state_slots(
     max_rows: int, max_blocks: int, device: torch.device, snapshot_tokens: int = 0, *, replays: bool = False
-) -> StatePlaces:
+) -> StateSlots:
     """Of no row yet."""
     rows = triton.next_power_of_2(max_rows)
 
     def zeros(count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.int32, device=device)
 
-    return StatePlaces(
+    return StateSlots(
         zeros(rows), zeros(rows), zeros(rows), zeros(rows), zeros(rows), zeros(max_rows + 1), snapshot_tokens,
         max_blocks, replays,
     )  # fmt: skip
 
 
 @triton.jit
-def leave_places(
+def snapshot_slots(
     row, slot, start, length, parameters, block_table, lengths, slots, read_from, copied_to, replayed, copied_after,
     TABLE: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_SIZE: tl.constexpr, NULL_SLOT: tl.constexpr, EVERY: tl.constexpr,
     REPLAYS: tl.constexpr,
@@ -83,7 +83,7 @@ def leave_places(
     table, of which the first BLOCKS are blocks.
 
     A row goes on from the state that it has, by the tokens of its run before that S has kept: those between the length
-    of its state and its first query token. A border that it comes to has a snapshot, or none.
+    of its state and its first query token. A boundary that it comes to has a snapshot, or none.
     """
     own = int_of(parameters, slot, _STATE_SLOT)
     tl.store(slots + row, own)
@@ -98,10 +98,10 @@ def leave_places(
         # Snapshots lie behind the state slots, which are as many as there are rows, and are numbered from 1 on.
         begun_as = int_of(parameters, slot, _BEGINS_AS)
         tl.store(read_from + row, tl.where(begins & (begun_as > 0), NULL_SLOT - 1 + begun_as, own))
-        at_border = (length > 0) & (length % EVERY == 0)
+        at_boundary = (length > 0) & (length % EVERY == 0)
         if REPLAYS:
-            at_border = (length > 0) & (length // EVERY * EVERY > had)
-            tl.store(copied_after + row, tl.where(at_border, length // EVERY * EVERY - had, 0))
-        border = block_table + slot * TABLE + BLOCKS - 1 + length // EVERY
-        taken = tl.load(border, mask=at_border, other=0)
+            at_boundary = (length > 0) & (length // EVERY * EVERY > had)
+            tl.store(copied_after + row, tl.where(at_boundary, length // EVERY * EVERY - had, 0))
+        boundary = block_table + slot * TABLE + BLOCKS - 1 + length // EVERY
+        taken = tl.load(boundary, mask=at_boundary, other=0)
         tl.store(copied_to + row, tl.where(taken > 0, NULL_SLOT - 1 + taken, -1))

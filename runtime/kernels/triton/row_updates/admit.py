@@ -8,18 +8,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from runahead.runtime.kernels.triton.row_state.record import ROW_WORDS, place_of, word
+from runahead.runtime.kernels.triton.row_state.record import ROW_WORDS, offset_of, word
 from runahead.runtime.kernels.triton.sampling.penalties import begin_penalties
 from runahead.runtime.row_record import COUNT_WORDS
 
-_ROW_SLOT = place_of("row_slot")
-_STOP_COUNT = place_of("stop_count")
-_BIAS_COUNT = place_of("bias_count")
-_ALLOWED_WORDS = place_of("allowed_words")
-_BLOCK_COUNT = place_of("block_count")
-_PENALTY_SLOT = place_of("penalty_slot")
-_PENALTY_ENTRIES = place_of("penalty_entries")
-_HISTORY_COUNT = place_of("history_count")
+_ROW_SLOT = offset_of("row_slot")
+_STOP_COUNT = offset_of("stop_count")
+_BIAS_COUNT = offset_of("bias_count")
+_ALLOWED_WORDS = offset_of("allowed_words")
+_BLOCK_COUNT = offset_of("block_count")
+_PENALTY_SLOT = offset_of("penalty_slot")
+_PENALTY_ENTRIES = offset_of("penalty_entries")
+_HISTORY_COUNT = offset_of("history_count")
 _COUNT_WORDS = tl.constexpr(COUNT_WORDS)
 
 

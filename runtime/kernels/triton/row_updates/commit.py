@@ -14,16 +14,16 @@ import triton.language as tl
 from runahead.cuda_graphs import rings
 from runahead.runtime.kernels.row_state import PenaltyState, RowState
 from runahead.runtime.kernels.triton.row_state.grammar_masks import MaskState
-from runahead.runtime.kernels.triton.row_state.record import int_of, place_of
+from runahead.runtime.kernels.triton.row_state.record import int_of, offset_of
 from runahead.runtime.kernels.triton.row_updates.apply_plan import RowList
 from runahead.runtime.kernels.triton.sampling.logprobs import LogprobBuffers
 from runahead.runtime.kernels.triton.sampling.parameters import has_grammar
 
-_MIN_POSITION = place_of("min_position")
-_MAX_POSITION = place_of("max_position")
-_STOP_COUNT = place_of("stop_count")
-_LOGPROBS = place_of("logprobs")
-_PENALTY_SLOT = place_of("penalty_slot")
+_MIN_POSITION = offset_of("min_position")
+_MAX_POSITION = offset_of("max_position")
+_STOP_COUNT = offset_of("stop_count")
+_LOGPROBS = offset_of("logprobs")
+_PENALTY_SLOT = offset_of("penalty_slot")
 _STOPPED = tl.constexpr(rings.STOPPED)
 _VOID = tl.constexpr(rings.VOID)
 _NON_FINITE = tl.constexpr(rings.NON_FINITE)
@@ -274,7 +274,7 @@ def write_logprobs(
 @triton.jit
 def _prompt_logprobs_kernel(
     counter,
-    places,
+    indexes,
     asked,
     logprob,
     top_ids,
@@ -289,10 +289,10 @@ def _prompt_logprobs_kernel(
     TOP_PAD: tl.constexpr,
 ):
     row = tl.program_id(0)
-    place = tl.load(places + row)
-    wanted = tl.load(asked + place)
-    if (wanted >= 0) & (place < RING_TOKENS):
-        at = (tl.load(counter) % SLOTS) * RING_TOKENS + place
+    index = tl.load(indexes + row)
+    wanted = tl.load(asked + index)
+    if (wanted >= 0) & (index < RING_TOKENS):
+        at = (tl.load(counter) % SLOTS) * RING_TOKENS + index
         store_logprobs(
             row,
             at,
@@ -310,14 +310,14 @@ def _prompt_logprobs_kernel(
 
 
 def write_prompt_logprobs(
-    counter: torch.Tensor, places: torch.Tensor, asked: torch.Tensor, found: LogprobBuffers, results: ResultRing
+    counter: torch.Tensor, indexes: torch.Tensor, asked: torch.Tensor, found: LogprobBuffers, results: ResultRing
 ) -> None:
-    """Log-probabilities of the query tokens `places`, int32 [n], into the result slot of the launch whose plan was
+    """Log-probabilities of the query tokens `indexes`, int32 [n], into the result slot of the launch whose plan was
     taken last. asked: int32 [T] by query token; one below 0 leaves nothing."""
     max_top = results.prompt_top_ids.shape[2]
-    _prompt_logprobs_kernel[(places.shape[0],)](
+    _prompt_logprobs_kernel[(indexes.shape[0],)](
         counter,
-        places,
+        indexes,
         asked,
         found.logprob,
         found.top_ids,

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from runahead.runtime.kernels.row_state import RowState
-from runahead.runtime.kernels.triton.row_state.state_slots import StatePlaces, leave_places
+from runahead.runtime.kernels.triton.row_state.state_slots import StateSlots, snapshot_slots
 from runahead.runtime.kernels.triton.row_updates.apply_plan import NO_CHUNK, RowList
 
 _TOKEN_TILE: Final = 128
@@ -147,7 +147,7 @@ def _queries_kernel(
     tl.store(slot_mapping + start + i, mapping, mask=inside)
     if tl.program_id(1) == 0:
         tl.store(seq_lens + row, length)
-        leave_places(
+        snapshot_slots(
             row, slot, length - count, length, parameters, block_table, lengths, state_slots, states_read_from,
             states_copied_to, replayed, copied_after, MAX_BLOCKS, BLOCKS, BLOCK_SIZE, NULL_SLOT, EVERY, REPLAYS,
         )  # fmt: skip
@@ -167,7 +167,7 @@ def prepare_queries(
     rows: RowList,
     state: RowState,
     out: QueryBuffers,
-    places: StatePlaces,
+    indexes: StateSlots,
     block_size: int,
     vocab_size: int,
     history: torch.Tensor | None = None,
@@ -181,7 +181,7 @@ def prepare_queries(
     ended, and places past the list, get seq_len 0 and a slot in the null block, and so do query tokens of no row.
     history: int32 [slots, context], where a drafter wants to know the chunks' tokens by their position. held: int8
     [slots], where rows may be held: those that are have no query token, and leave no logits. drafted: int32 [slots],
-    beside `held`, where rows may have drafts: this F has none of the rows that go through it. places: of the states
+    beside `held`, where rows may have drafts: this F has none of the rows that go through it. indexes: of the states
     that the rows go on with.
     """
     assert not is_decode or num_tokens == num_rows
@@ -203,12 +203,12 @@ def prepare_queries(
         out.seq_lens,
         out.block_tables,
         out.last_query,
-        places.lengths,
-        places.slots,
-        places.read_from,
-        places.copied_to,
-        places.replayed,
-        places.copied_after,
+        indexes.lengths,
+        indexes.slots,
+        indexes.read_from,
+        indexes.copied_to,
+        indexes.replayed,
+        indexes.copied_after,
         state.last_token if history is None else history,
         state.last_token if held is None else held,
         state.last_token if drafted is None else drafted,
@@ -226,9 +226,9 @@ def prepare_queries(
         HOLDS=held is not None,
         DRAFTS=drafted is not None,
         NULL_SLOT=state.slots - 1,
-        EVERY=places.snapshot_tokens,
-        BLOCKS=places.max_blocks,
-        REPLAYS=places.replays,
+        EVERY=indexes.snapshot_tokens,
+        BLOCKS=indexes.max_blocks,
+        REPLAYS=indexes.replays,
         TOKENS=1 if is_decode else _TOKEN_TILE,
         TABLE_TILE=_TABLE_TILE,
         num_warps=1,

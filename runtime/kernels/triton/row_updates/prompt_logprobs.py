@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from runahead.runtime.kernels.row_state import RowState
-from runahead.runtime.kernels.triton.row_state.record import int_of, place_of
+from runahead.runtime.kernels.triton.row_state.record import int_of, offset_of
 from runahead.runtime.kernels.triton.row_updates.apply_plan import NO_CHUNK, RowList
 from runahead.runtime.kernels.triton.row_updates.commit import ResultRing, write_prompt_logprobs
 from runahead.runtime.kernels.triton.sampling.draw import scan
@@ -30,7 +30,7 @@ from runahead.runtime.kernels.triton.sampling.logprobs import (
 
 _TILE: Final = 32  # query tokens whose logits are made at a time
 _TARGET_TILE: Final = 128
-_PROMPT_LOGPROBS = place_of("prompt_logprobs")
+_PROMPT_LOGPROBS = offset_of("prompt_logprobs")
 _NO_CHUNK = tl.constexpr(NO_CHUNK)
 
 
@@ -41,7 +41,7 @@ class PromptBuffers:
     asked: torch.Tensor  # int32 [T] how many of the most likely tokens; -1: the query token leaves nothing
     wanted: torch.Tensor  # int8 [T] asked >= 0: the bit `sampling.parameters.ASKS`
     target: torch.Tensor  # int64 [T] the prompt's next token
-    places: torch.Tensor  # int32 [T] 0, 1, 2, ...
+    indexes: torch.Tensor  # int32 [T] 0, 1, 2, ...
     logits: torch.Tensor  # float32 [n, vocab]
     partial_max: torch.Tensor  # float32 [T, tiles of the vocabulary] +inf: logits there are not finite
     partial_arg: torch.Tensor  # int32 [n, tiles of the vocabulary]
@@ -61,7 +61,7 @@ def make_prompt_buffers(
         asked=torch.full((tokens,), -1, dtype=torch.int32, device=device),
         wanted=torch.zeros(tokens, dtype=torch.int8, device=device),
         target=torch.zeros(tokens, dtype=torch.int64, device=device),
-        places=torch.arange(tokens, dtype=torch.int32, device=device),
+        indexes=torch.arange(tokens, dtype=torch.int32, device=device),
         logits=torch.zeros((_TILE, vocab_size), dtype=torch.float32, device=device),
         partial_max=torch.zeros((tokens, tiles), dtype=torch.float32, device=device),
         partial_arg=torch.zeros((_TILE, tiles), dtype=torch.int32, device=device),
@@ -165,13 +165,13 @@ def leave_prompt_logprobs(
         if not logits.shape[1]:
             continue  # they are on the first rank
         buffers.logits.copy_(logits)
-        places = buffers.places[first : first + _TILE]
-        identity = buffers.places[:_TILE]
+        indexes = buffers.indexes[first : first + _TILE]
+        identity = buffers.indexes[:_TILE]
         peaks = buffers.partial_max[first : first + _TILE]
         scan(
             buffers.logits,
             identity,
-            places,
+            indexes,
             buffers.wanted,
             peaks,
             buffers.partial_arg,
@@ -180,11 +180,11 @@ def leave_prompt_logprobs(
         enqueue_logprobs(
             buffers.logits,
             identity,
-            places,
+            indexes,
             buffers.wanted[first : first + _TILE],
             buffers.asked,
             peaks,
             buffers.target[first : first + _TILE],
             buffers.found,
         )
-        write_prompt_logprobs(counter, places, buffers.asked, buffers.found, results)
+        write_prompt_logprobs(counter, indexes, buffers.asked, buffers.found, results)

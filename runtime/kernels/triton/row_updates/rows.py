@@ -20,7 +20,7 @@ from runahead.runtime.kernels.triton.drafting.forced import propose_forced
 from runahead.runtime.kernels.triton.drafting.ngram import propose_ngrams
 from runahead.runtime.kernels.triton.row_state.drafts import DraftState, forget_drafts
 from runahead.runtime.kernels.triton.row_state.grammar_masks import MaskState, judge
-from runahead.runtime.kernels.triton.row_state.state_slots import make_state_places
+from runahead.runtime.kernels.triton.row_state.state_slots import make_state_slots
 from runahead.runtime.kernels.triton.row_updates.apply_plan import apply_plan, make_row_list
 from runahead.runtime.kernels.triton.row_updates.commit import ResultRing, advance, write_logprobs
 from runahead.runtime.kernels.triton.row_updates.finite import write_finite
@@ -31,8 +31,8 @@ from runahead.runtime.kernels.triton.row_updates.prompt_logprobs import (
     leave_prompt_logprobs,
 )
 from runahead.runtime.kernels.triton.row_updates.rank_rows import take_over_drafts, take_over_sampled
-from runahead.runtime.kernels.triton.row_updates.verify_commit import advance_runs
-from runahead.runtime.kernels.triton.row_updates.verify_inputs import prepare_runs
+from runahead.runtime.kernels.triton.row_updates.verify_commit import advance_verified
+from runahead.runtime.kernels.triton.row_updates.verify_inputs import prepare_verified
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.row_record import PENALTY_TENSORS, ROW_TENSORS
 
@@ -46,7 +46,7 @@ class DeviceRows:
     rings: the host's views of mapped memory; kernels read and write it in place. max_tokens: query tokens of a launch,
     at most. context_length: the bound that every captured attention is made for. drafts: None where no launch verifies
     any. masks: of rows with a grammar; None: no row has one. keeps_states: the model keeps a recurrent state of each
-    row. snapshot_tokens: between two borders at which a row's state is kept; 0: none is.
+    row. snapshot_tokens: between two boundaries at which a row's state is kept; 0: none is.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class DeviceRows:
         snapshot_tokens: int = 0,
     ) -> None:
         self._max_blocks = max_blocks = ceil_div(context_length, block_size)
-        borders = max_blocks * block_size // snapshot_tokens if snapshot_tokens else 0
+        boundaries = max_blocks * block_size // snapshot_tokens if snapshot_tokens else 0
         self._block_size = block_size
         self._context_length = context_length
         self._vocab_size = vocab_size
@@ -86,12 +86,12 @@ class DeviceRows:
         )
         # Launches whose plan was applied: S runs before its own.
         self.counter = torch.zeros(1, dtype=torch.int64, device=device)
-        self.state = make_row_state(max_rows, max_blocks + borders, vocab_size, device)
+        self.state = make_row_state(max_rows, max_blocks + boundaries, vocab_size, device)
         self.penalties = make_penalty_state(penalty_slots, vocab_size, device)
         self.rows = make_row_list(max_rows, device)
-        self.queries = make_query_buffers(max_rows, max_tokens, max_blocks + borders, device)
+        self.queries = make_query_buffers(max_rows, max_tokens, max_blocks + boundaries, device)
         replays = keeps_states and drafts is not None
-        self.places = make_state_places(max_rows, max_blocks, device, snapshot_tokens, replays=replays)
+        self.row_states = make_state_slots(max_rows, max_blocks, device, snapshot_tokens, replays=replays)
         self.drafts = drafts
         self.guess: Guess | None = None  # of a drafter with layers, which its program sets
         self.ranks: Ranks = ONE_RANK  # between which the model is divided: the first one samples and drafts
@@ -101,8 +101,8 @@ class DeviceRows:
         # Runs of rows that may be held: they outlast the F that had them.
         self._runs = None if drafts is None or not drafts.holds else drafts
         assert drafts is None or drafts.holds == (masks is not None)
-        places = max(self.rows.slots.shape[0], 0 if drafts is None else drafts.line_lens.shape[0])
-        self._places = torch.arange(places + 1, dtype=torch.int32, device=device)
+        indexes = max(self.rows.slots.shape[0], 0 if drafts is None else drafts.token_lens.shape[0])
+        self._places = torch.arange(indexes + 1, dtype=torch.int32, device=device)
 
     # ------------------------------------------------------------ S
 
@@ -128,11 +128,11 @@ class DeviceRows:
             self._history, None if nothing_left is None else self.masks, nothing_left,
         )  # fmt: skip
 
-    def advance_runs(self, num_rows: int, count: int, sampled: Sampled) -> None:
+    def advance_verified(self, num_rows: int, count: int, sampled: Sampled) -> None:
         """As `advance` and `write_logprobs`, after an F with `count` drafts of a row. sampled: [num_rows *
         (1 + count)]; that it says which rows have nothing left means that it was sampled after `judge`."""
         assert self.drafts is not None
-        advance_runs(
+        advance_verified(
             num_rows, 1 + count, self.counter, self.rows, sampled, self.state, self.penalties, self.drafts,
             self._results, None if sampled.nothing_left is None else self.masks,
         )  # fmt: skip
@@ -165,7 +165,7 @@ class DeviceRows:
                 self.rows,
                 self.state,
                 self.queries,
-                self.places,
+                self.row_states,
                 self._block_size,
                 self._vocab_size,
                 self._history,
@@ -182,8 +182,8 @@ class DeviceRows:
             self._propose(num_rows, count, forced=forced)
         if not self.ranks.share.is_whole:
             take_over_drafts(num_rows, count, slots, self.drafts.proposed, self.drafts.drafted, self.ranks)
-        prepare_runs(
-            num_rows, 1 + count, slots, self.state, self.drafts, self.places, self._block_size, self._vocab_size,
+        prepare_verified(
+            num_rows, 1 + count, slots, self.state, self.drafts, self.row_states, self._block_size, self._vocab_size,
             self._held,
         )  # fmt: skip
 
@@ -221,12 +221,12 @@ class DeviceRows:
             num_rows=num_rows,
             max_seq_len=self._context_length,
             is_decode=is_decode,
-            **self.places.of(num_rows),
+            **self.row_states.of(num_rows),
         )
 
-    def run_batch(self, num_rows: int, count: int) -> ForwardBatch:
+    def verify_batch(self, num_rows: int, count: int) -> ForwardBatch:
         """What F runs on in a launch with `count` drafts of a row: lines, as `DraftState` says, in their rows. Where
-        each line has a block table of its own, whoever reads one takes those of `line_batch`."""
+        each line has a block table of its own, whoever reads one takes those of `token_batch`."""
         assert self.drafts is not None
         drafts, lines = self.drafts, num_rows * (1 + count)
         return ForwardBatch(
@@ -241,18 +241,18 @@ class DeviceRows:
             max_seq_len=self._context_length,
             is_decode=True,
             decode_queries=1 + count,
-            **self.places.of(num_rows),
+            **self.row_states.of(num_rows),
         )
 
-    def line_batch(self, num_rows: int, count: int) -> ForwardBatch:
+    def token_batch(self, num_rows: int, count: int) -> ForwardBatch:
         """The same, each line as a row with one query token, with a block table of its own. States are the rows'."""
         assert self.drafts is not None
-        lines, in_rows = num_rows * (1 + count), self.run_batch(num_rows, count)
-        no_states: dict[str, Any] = dict.fromkeys(self.places.of(0))
+        lines, in_rows = num_rows * (1 + count), self.verify_batch(num_rows, count)
+        no_states: dict[str, Any] = dict.fromkeys(self.row_states.of(0))
         return replace(
             in_rows,
             query_start_loc=self._places[: lines + 1],
-            seq_lens=self.drafts.line_lens[:lines],
+            seq_lens=self.drafts.token_lens[:lines],
             block_tables=self.drafts.block_tables[:lines],
             num_rows=lines,
             decode_queries=1,
@@ -287,7 +287,7 @@ class DeviceRows:
         fresh = make_row_state(null_slot, self.state.block_table.shape[1], self._vocab_size, self.counter.device)
         for name in ROW_TENSORS:
             getattr(self.state, name).copy_(getattr(fresh, name))
-        self.places.lengths.zero_()
+        self.row_states.lengths.zero_()
         if self.drafts is not None:
             forget_drafts(self.drafts)
         if self._held is not None:
@@ -301,7 +301,7 @@ class DeviceRows:
         """Row state and penalty state by field name, on the host. Only while nothing is in flight."""
         tensors = {name: getattr(self.state, name) for name in ROW_TENSORS}
         tensors |= {name: getattr(self.penalties, name) for name in PENALTY_TENSORS}
-        if self.places.snapshot_tokens:  # behind a row's blocks
+        if self.row_states.snapshot_tokens:  # behind a row's blocks
             tensors["snapshots"] = self.state.block_table[:, self._max_blocks :]
         if self._history is not None:
             tensors["history"] = self._history

@@ -15,16 +15,16 @@ from runahead.runtime.kernels.reference.sampling import Sampled
 from runahead.runtime.kernels.row_state import PenaltyState, RowState
 from runahead.runtime.kernels.triton.row_state.drafts import DraftState
 from runahead.runtime.kernels.triton.row_state.grammar_masks import MaskState
-from runahead.runtime.kernels.triton.row_state.record import int_of, place_of
+from runahead.runtime.kernels.triton.row_state.record import int_of, offset_of
 from runahead.runtime.kernels.triton.row_updates.apply_plan import RowList
 from runahead.runtime.kernels.triton.row_updates.commit import ResultRing, store_logprobs
 from runahead.runtime.kernels.triton.sampling.parameters import has_grammar
 
-_MIN_POSITION = place_of("min_position")
-_MAX_POSITION = place_of("max_position")
-_STOP_COUNT = place_of("stop_count")
-_LOGPROBS = place_of("logprobs")
-_PENALTY_SLOT = place_of("penalty_slot")
+_MIN_POSITION = offset_of("min_position")
+_MAX_POSITION = offset_of("max_position")
+_STOP_COUNT = offset_of("stop_count")
+_LOGPROBS = offset_of("logprobs")
+_PENALTY_SLOT = offset_of("penalty_slot")
 _STOPPED = tl.constexpr(rings.STOPPED)
 _VOID = tl.constexpr(rings.VOID)
 _NON_FINITE = tl.constexpr(rings.NON_FINITE)
@@ -34,7 +34,7 @@ _FORCED = tl.constexpr(rings.FORCED)
 
 
 @triton.jit(do_not_specialize=["width"])
-def _advance_runs_kernel(
+def _verify_commit_kernel(
     counter,
     sample_slots,
     tokens,
@@ -149,7 +149,7 @@ def _advance_runs_kernel(
         tl.store(cells + at * CELLS + n, cell, mask=inside)
 
 
-def advance_runs(
+def advance_verified(
     num_rows: int,
     width: int,
     counter: torch.Tensor,
@@ -175,7 +175,7 @@ def advance_runs(
     unused = counter  # in the place of what is not read
     nothing_left = None if masks is None else sampled.nothing_left
     max_top = results.top_ids.shape[3]
-    _advance_runs_kernel[(num_rows,)](
+    _verify_commit_kernel[(num_rows,)](
         counter,
         rows.sample_slots,
         sampled.tokens,

@@ -13,13 +13,13 @@ import triton.language as tl
 
 from runahead.runtime.kernels.row_state import RowState
 from runahead.runtime.kernels.triton.row_state.drafts import DraftState
-from runahead.runtime.kernels.triton.row_state.state_slots import StatePlaces, leave_places
+from runahead.runtime.kernels.triton.row_state.state_slots import StateSlots, snapshot_slots
 
 _TABLE_TILE: Final = 256
 
 
 @triton.jit(do_not_specialize=["num_rows", "width"])
-def _runs_kernel(
+def _verify_inputs_kernel(
     row_slots,
     alive,
     seq_len,
@@ -29,13 +29,13 @@ def _runs_kernel(
     proposed,
     drafted,
     held,
-    run_slots,
-    run_lines,
-    line_places,
+    verify_slots,
+    verify_logits,
+    logits_slots,
     token_ids,
     positions,
     slot_mapping,
-    line_lens,
+    token_lens,
     query_start_loc,
     seq_lens,
     block_tables,
@@ -55,7 +55,7 @@ def _runs_kernel(
     WIDTH_PAD: tl.constexpr,
     ROWS_PAD: tl.constexpr,
     NULL_SLOT: tl.constexpr,
-    BY_LINE: tl.constexpr,
+    BY_TOKEN: tl.constexpr,
     HOLDS: tl.constexpr,
     KEPT: tl.constexpr,
     EVERY: tl.constexpr,
@@ -100,37 +100,37 @@ def _runs_kernel(
         tl.store(positions + line, position.to(tl.int64), mask=there)
         mapping = block.to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE
         tl.store(slot_mapping + line, mapping, mask=there)
-        tl.store(line_lens + line, tl.where(is_alive, length + n, 0), mask=there)
+        tl.store(token_lens + line, tl.where(is_alive, length + n, 0), mask=there)
         if HOLDS:
             kept_at = slot + tl.where(n > 0, NULL_SLOT + 1 + (n - 1) * KEPT, 0)
-            tl.store(line_places + line, tl.where(is_held, NULL_SLOT, kept_at).to(tl.int32), mask=there)
+            tl.store(logits_slots + line, tl.where(is_held, NULL_SLOT, kept_at).to(tl.int32), mask=there)
         # Lines that no row needs come after all others: what this row leaves over behind what rows before it leave.
         spare = (n >= count) & (n < width) & own
         line = tl.sum(counts, 0) + tl.sum(tl.where(r < row, width - counts, 0), 0) + n - count
         tl.store(token_ids + line, tl.zeros([WIDTH_PAD], tl.int64), mask=spare)
         tl.store(positions + line, tl.zeros([WIDTH_PAD], tl.int64), mask=spare)
         tl.store(slot_mapping + line, tl.zeros([WIDTH_PAD], tl.int64), mask=spare)
-        tl.store(line_lens + line, tl.zeros([WIDTH_PAD], tl.int32), mask=spare)
+        tl.store(token_lens + line, tl.zeros([WIDTH_PAD], tl.int32), mask=spare)
         if HOLDS:
-            tl.store(line_places + line, tl.full([WIDTH_PAD], NULL_SLOT, tl.int32), mask=spare)
+            tl.store(logits_slots + line, tl.full([WIDTH_PAD], NULL_SLOT, tl.int32), mask=spare)
         # The next S may look at more rows than this F has: to these belongs nothing.
-        place = row * width + n
+        index = row * width + n
         in_run, found_at = there, start + n
         if HOLDS:
             in_run, found_at = n < looked_at_next, kept_at.to(tl.int32)
-        tl.store(run_slots + place, tl.where(in_run, slot, NULL_SLOT).to(tl.int32), mask=n < width)
-        tl.store(run_lines + place, tl.where(in_run, found_at, 0), mask=n < width)
+        tl.store(verify_slots + index, tl.where(in_run, slot, NULL_SLOT).to(tl.int32), mask=n < width)
+        tl.store(verify_logits + index, tl.where(in_run, found_at, 0), mask=n < width)
         tl.store(seq_lens + row, tl.where(is_alive, length + count - 1, 0), mask=own)
         tl.store(query_start_loc + row + 1, start + count, mask=own)
         if REPLAYS:  # what is certain of a row is its newest token
-            leave_places(
+            snapshot_slots(
                 row, slot, length - 1, length, parameters, block_table, lengths, state_slots, states_read_from,
                 states_copied_to, replayed, copied_after, TABLE, MAX_BLOCKS, BLOCK_SIZE, NULL_SLOT, EVERY, REPLAYS,
             )  # fmt: skip
     copied = own & (number < count)
     target = row
     covered = length + count - 1
-    if BY_LINE:
+    if BY_TOKEN:
         target = start + number
         covered = length + number
     for first in range(0, tl.where(copied, (covered + BLOCK_SIZE - 1) // BLOCK_SIZE, 0), TABLE_TILE):
@@ -139,20 +139,20 @@ def _runs_kernel(
         tl.store(block_tables + target.to(tl.int64) * MAX_BLOCKS + i, blocks, mask=i < MAX_BLOCKS)
 
 
-def prepare_runs(
-    num_rows: int, width: int, row_slots: torch.Tensor, state: RowState, drafts: DraftState, places: StatePlaces,
+def prepare_verified(
+    num_rows: int, width: int, row_slots: torch.Tensor, state: RowState, drafts: DraftState, indexes: StateSlots,
     block_size: int, vocab_size: int, held: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
     """The num_rows * width lines of F, and where the next S finds their logits, after the drafter has proposed.
 
     row_slots: int32 [R] of the row list, of which the first `num_rows` are looked at. width: 1 + K, with the K of the
-    launch. places: of the states that the rows go on with. A row that has ended, and a place past the list, has one
+    launch. indexes: of the states that the rows go on with. A row that has ended, and a place past the list, has one
     line of length 0. held: int8 [slots], where rows may be held: such a row has one, too, and the next S finds the run
     that it was held with.
     """
     assert (held is not None) == drafts.holds
-    by_line = drafts.block_tables.shape[0] != drafts.rows
-    _runs_kernel[(drafts.rows, width if by_line else 1)](
+    by_token = drafts.block_tables.shape[0] != drafts.rows
+    _verify_inputs_kernel[(drafts.rows, width if by_token else 1)](
         row_slots,
         state.alive.view(torch.int8),
         state.seq_len,
@@ -162,22 +162,22 @@ def prepare_runs(
         drafts.proposed,
         drafts.drafted,
         drafts.drafted if held is None else held,
-        drafts.run_slots,
-        drafts.run_lines,
-        drafts.line_places if drafts.holds else drafts.run_lines,
+        drafts.verify_slots,
+        drafts.verify_logits,
+        drafts.logits_slots if drafts.holds else drafts.verify_logits,
         drafts.token_ids,
         drafts.positions,
         drafts.slot_mapping,
-        drafts.line_lens,
+        drafts.token_lens,
         drafts.query_start_loc,
         drafts.seq_lens,
         drafts.block_tables,
-        places.lengths,
-        places.slots,
-        places.read_from,
-        places.copied_to,
-        places.replayed,
-        places.copied_after,
+        indexes.lengths,
+        indexes.slots,
+        indexes.read_from,
+        indexes.copied_to,
+        indexes.replayed,
+        indexes.copied_after,
         num_rows,
         width,
         VOCAB=vocab_size,
@@ -188,11 +188,11 @@ def prepare_runs(
         WIDTH_PAD=triton.next_power_of_2(1 + drafts.most),
         ROWS_PAD=triton.next_power_of_2(drafts.rows),
         NULL_SLOT=state.slots - 1,
-        BY_LINE=by_line,
+        BY_TOKEN=by_token,
         HOLDS=held is not None,
         KEPT=drafts.kept_slots,
-        EVERY=places.snapshot_tokens,
-        REPLAYS=places.replays,
+        EVERY=indexes.snapshot_tokens,
+        REPLAYS=indexes.replays,
         TABLE_TILE=_TABLE_TILE,
         num_warps=1,
     )

@@ -50,7 +50,7 @@ def _scan_kernel(
     kinds,
     width,
     SAMPLES: tl.constexpr,
-    RUNS: tl.constexpr,
+    VERIFIES: tl.constexpr,
     MASKED: tl.constexpr,
     VOCAB: tl.constexpr,
     SAMPLED_VOCAB: tl.constexpr,
@@ -83,7 +83,7 @@ def _scan_kernel(
         tl.store(partial_arg + row * TILES + tile, tl.min(tl.where(x == peak, i, NO_TOKEN), 0))
     if SAMPLES:
         if tile == 0:
-            position = position_of(seq_len, slot, row, width, RUNS)
+            position = position_of(seq_len, slot, row, width, VERIFIES)
             kind = tl.where(is_alive, kind_of_row(slot, position, parameters, VOCAB, MASKED), 0)
             tl.store(kinds + row, kind.to(tl.int8))
 
@@ -121,7 +121,7 @@ def scan(
         kinds,
         width,
         SAMPLES=sampled is not None,
-        RUNS=width > 1,
+        VERIFIES=width > 1,
         MASKED=masked,
         VOCAB=logits.shape[1],
         SAMPLED_VOCAB=logits.shape[1] if sampled_vocab is None else sampled_vocab,
@@ -167,7 +167,7 @@ def draw_kernel(
     best_id,
     width,
     FULL: tl.constexpr,
-    RUNS: tl.constexpr,
+    VERIFIES: tl.constexpr,
     VOCAB: tl.constexpr,
     TILES: tl.constexpr,
     TILES_PAD: tl.constexpr,
@@ -190,7 +190,7 @@ def draw_kernel(
         if usable:
             temperature = temperature_of(slot, parameters)
             inverse = inverse_of(temperature, peak)
-            seed, position = seed_of(slot, parameters), position_of(seq_len, slot, row, width, RUNS)
+            seed, position = seed_of(slot, parameters), position_of(seq_len, slot, row, width, VERIFIES)
             min_p = 0.0
             if FULL:
                 min_p = min_p_of(slot, parameters)

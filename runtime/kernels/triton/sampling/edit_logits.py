@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from runahead.runtime.kernels.triton.row_state.record import int_of, place_of
+from runahead.runtime.kernels.triton.row_state.record import int_of, offset_of
 from runahead.runtime.kernels.triton.sampling.parameters import (
     EDITED,
     NO_TOKEN,
@@ -22,10 +22,10 @@ from runahead.runtime.kernels.triton.sampling.parameters import (
 )
 from runahead.runtime.kernels.triton.sampling.penalties import penalize
 
-_MIN_POSITION = place_of("min_position")
-_STOP_COUNT = place_of("stop_count")
-_BIAS_COUNT = place_of("bias_count")
-_ALLOWED_WORDS = place_of("allowed_words")
+_MIN_POSITION = offset_of("min_position")
+_STOP_COUNT = offset_of("stop_count")
+_BIAS_COUNT = offset_of("bias_count")
+_ALLOWED_WORDS = offset_of("allowed_words")
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -52,7 +52,7 @@ def edit_kernel(
     edited_arg,
     drafts,
     width,
-    RUNS: tl.constexpr,
+    VERIFIES: tl.constexpr,
     MOST_DRAFTS: tl.constexpr,
     MASKED: tl.constexpr,
     MASK_AT: tl.constexpr,
@@ -82,7 +82,7 @@ def edit_kernel(
         ruled = False
         if MASKED:
             ruled = has_grammar(slot, parameters)
-        ahead = ahead_of(row, width, RUNS)
+        ahead = ahead_of(row, width, VERIFIES)
         below = tl.load(seq_len + slot) + ahead < int_of(parameters, slot, _MIN_POSITION)
         masked_stops = tl.where(below, int_of(parameters, slot, _STOP_COUNT), 0)
         biased = int_of(parameters, slot, _BIAS_COUNT)
@@ -93,7 +93,7 @@ def edit_kernel(
             x = tl.load(base + i, mask=inside, other=float("-inf"))
             x = penalize(
                 x, i, inside, slot, parameters, counts, in_prompt, mask_words, drafts + slot * MOST_DRAFTS, ahead,
-                VOCAB, RUNS,
+                VOCAB, VERIFIES,
             )  # fmt: skip
             lost = (tl.abs(x) < float("inf")) == 0
             if SAMPLED_VOCAB < VOCAB:

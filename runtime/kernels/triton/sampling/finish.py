@@ -68,7 +68,7 @@ def finish_kernel(
     nothing_left,
     width,
     FULL: tl.constexpr,
-    RUNS: tl.constexpr,
+    VERIFIES: tl.constexpr,
     MASKED: tl.constexpr,
     VOCAB: tl.constexpr,
     TILES: tl.constexpr,
@@ -117,7 +117,7 @@ def finish_kernel(
                 if edited:
                     source = scores + row * VOCAB
                 temperature, seed = temperature_of(slot, parameters), seed_of(slot, parameters)
-                position = position_of(seq_len, slot, row, width, RUNS)
+                position = position_of(seq_len, slot, row, width, VERIFIES)
                 inverse = inverse_of(temperature, peak)
                 low, high, amount_low, amount_high, target = bracket_of_row(
                     sums, keys, row, slot, parameters, VOCAB, TILES, TILES_PAD

@@ -97,9 +97,9 @@ def _top_tile_kernel(
                 x = tl.load(base + i, mask=inside, other=float("-inf"))
                 tl.store(tile_mass + row * TILES + tile, tl.sum(mass_of(x - peak), 0))
                 packed = tl.where(inside, _pack(x, i), _NOTHING)
-                for place in range(0, count):
+                for index in range(0, count):
                     best = tl.max(packed, 0)
-                    tl.store(tile_top + (row * TILES + tile) * TOP_PAD + place, best)
+                    tl.store(tile_top + (row * TILES + tile) * TOP_PAD + index, best)
                     packed = tl.where(packed == best, _NOTHING, packed)
 
 
@@ -146,12 +146,12 @@ def _top_finish_kernel(
             e = tl.arange(0, TILES_PAD * TOP_PAD)
             listed = (e // TOP_PAD < TILES) & (e % TOP_PAD < count)
             packed = tl.load(tile_top + row * TILES * TOP_PAD + e, mask=listed, other=_NOTHING)
-            for place in range(0, count):
+            for index in range(0, count):
                 best = tl.max(packed, 0)
                 packed = tl.where(packed == best, _NOTHING, packed)
                 value, token = _unpack(best)
-                values = tl.where(p == place, ((value - peak).to(tl.float64) - normalizer).to(tl.float32), values)
-                ids = tl.where(p == place, token, ids)
+                values = tl.where(p == index, ((value - peak).to(tl.float64) - normalizer).to(tl.float32), values)
+                ids = tl.where(p == index, token, ids)
     tl.store(top_ids + row * TOP_PAD + p, ids)
     tl.store(top_logprobs + row * TOP_PAD + p, values)
     tl.store(logprob + row, of_token)

@@ -15,21 +15,21 @@ from typing import Final
 import triton
 import triton.language as tl
 
-from runahead.runtime.kernels.triton.row_state.record import float_of, int_of, long_of, place_of
+from runahead.runtime.kernels.triton.row_state.record import float_of, int_of, long_of, offset_of
 
 TILE: Final = 2048  # tokens that a program looks at in one step
 _PROGRAMS: Final = 528  # of a kernel; an H200 has 132 multiprocessors, each of which holds 4 of them at once
-_TEMPERATURE = place_of("temperature")
-_TOP_K = place_of("top_k")
-_TOP_P = place_of("top_p")
-_MIN_POSITION = place_of("min_position")
-_BIAS_COUNT = place_of("bias_count")
-_ALLOWED_WORDS = place_of("allowed_words")
-_PENALTY_SLOT = place_of("penalty_slot")
-_MIN_P = place_of("min_p")
-_SEED = place_of("seed")
-_LOGPROBS = place_of("logprobs")
-_MASK_EPOCH = place_of("mask_epoch")
+_TEMPERATURE = offset_of("temperature")
+_TOP_K = offset_of("top_k")
+_TOP_P = offset_of("top_p")
+_MIN_POSITION = offset_of("min_position")
+_BIAS_COUNT = offset_of("bias_count")
+_ALLOWED_WORDS = offset_of("allowed_words")
+_PENALTY_SLOT = offset_of("penalty_slot")
+_MIN_P = offset_of("min_p")
+_SEED = offset_of("seed")
+_LOGPROBS = offset_of("logprobs")
+_MASK_EPOCH = offset_of("mask_epoch")
 NO_TOKEN = tl.constexpr(0x7FFFFFFF)  # an id above all others: it loses every tie
 
 # The bits of `kinds`. A row that is not alive has none.
@@ -45,18 +45,18 @@ def programs_for(rows: int, tiles: int) -> int:
 
 
 @triton.jit
-def ahead_of(row, width, RUNS: tl.constexpr):
+def ahead_of(row, width, VERIFIES: tl.constexpr):
     """How many tokens of a run come before this one, where each row of the row state has `width` rows here."""
     ahead = tl.full([], 0, tl.int32)
-    if RUNS:
+    if VERIFIES:
         ahead = (row % width).to(tl.int32)
     return ahead
 
 
 @triton.jit
-def position_of(seq_len, slot, row, width, RUNS: tl.constexpr):
+def position_of(seq_len, slot, row, width, VERIFIES: tl.constexpr):
     """Where a row's next token is going to stand, if all drafts before it are right."""
-    return tl.load(seq_len + slot) + ahead_of(row, width, RUNS)
+    return tl.load(seq_len + slot) + ahead_of(row, width, VERIFIES)
 
 
 @triton.jit
@@ -126,11 +126,11 @@ def tiles_of_program(kinds, KIND: tl.constexpr, count, TILES: tl.constexpr, ROWS
     has_kind = ((tl.load(kinds + r, mask=r < count, other=0).to(tl.int32) & KIND) != 0).to(tl.int32)
     rows = tl.sum(has_kind, 0)
     programs = tl.minimum(tl.num_programs(0) // tl.maximum(rows, 1), TILES)  # of a row
-    place = tl.program_id(0) // programs
+    index = tl.program_id(0) // programs
     part = tl.program_id(0) % programs
     first = part * TILES // programs
-    row = tl.sum((tl.cumsum(has_kind, 0) <= place).to(tl.int32), 0)
-    end = tl.where(place < rows, (part + 1) * TILES // programs, first)
+    row = tl.sum((tl.cumsum(has_kind, 0) <= index).to(tl.int32), 0)
+    end = tl.where(index < rows, (part + 1) * TILES // programs, first)
     return row.to(tl.int64), first, end
 
 

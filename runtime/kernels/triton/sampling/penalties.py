@@ -9,12 +9,12 @@ import triton
 import triton.language as tl
 
 from runahead.runtime import row_record as layout
-from runahead.runtime.kernels.triton.row_state.record import float_of, int_of, place_of
+from runahead.runtime.kernels.triton.row_state.record import float_of, int_of, offset_of
 
-_PENALTY_SLOT = place_of("penalty_slot")
-_REPETITION_PENALTY = place_of("repetition_penalty")
-_PRESENCE_PENALTY = place_of("presence_penalty")
-_FREQUENCY_PENALTY = place_of("frequency_penalty")
+_PENALTY_SLOT = offset_of("penalty_slot")
+_REPETITION_PENALTY = offset_of("repetition_penalty")
+_PRESENCE_PENALTY = offset_of("presence_penalty")
+_FREQUENCY_PENALTY = offset_of("frequency_penalty")
 _COUNT_TOKEN = tl.constexpr(layout.COUNT_TOKEN)
 _COUNT_SEEN = tl.constexpr(layout.COUNT_SEEN)
 _COUNT_WORDS = tl.constexpr(layout.COUNT_WORDS)
@@ -34,15 +34,15 @@ def penalize(
     drafts,
     ahead,
     VOCAB: tl.constexpr,
-    RUNS: tl.constexpr,
+    VERIFIES: tl.constexpr,
 ):
-    """The logits x of tokens i after the penalties of a row; as they are where it has none. RUNS: the first `ahead`
+    """The logits x of tokens i after the penalties of a row; as they are where it has none. VERIFIES: the first `ahead`
     drafts of the row count as said."""
     own = int_of(parameters, slot, _PENALTY_SLOT).to(tl.int64)
     there = inside & (own >= 0)
     times = tl.load(counts + own * VOCAB + i, mask=there, other=0)
     word = tl.load(in_prompt + own * mask_words + i // 32, mask=there, other=0)
-    if RUNS:
+    if VERIFIES:
         for before in range(0, tl.where(own >= 0, ahead, 0)):
             times += (i == tl.load(drafts + before)).to(tl.int32)
     said = times > 0

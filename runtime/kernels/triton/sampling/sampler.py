@@ -61,8 +61,8 @@ class SamplerBuffers:
     ladder: torch.Tensor  # float32 [rungs] `sampling.threshold_bracket.LADDER`
     guesses: torch.Tensor  # float32 [rows, samples, rungs]
     offsets: torch.Tensor  # float32 [rounds, spots] `sampling.threshold_bracket.OFFSETS`
-    border_keys: torch.Tensor  # int32 [rows, rounds, spots]
-    border_sums: torch.Tensor  # int64 [rows, rounds, tiles, spots]
+    threshold_keys: torch.Tensor  # int32 [rows, rounds, spots]
+    threshold_sums: torch.Tensor  # int64 [rows, rounds, tiles, spots]
     best_score: torch.Tensor  # float32 [rows, tiles]
     best_id: torch.Tensor  # int32 [rows, tiles]
     threshold_key: torch.Tensor  # int32 [rows] of rows with a threshold: its key, and the last id left with that key
@@ -101,8 +101,8 @@ def make_sampler_buffers(
         ladder=torch.tensor(LADDER, dtype=torch.float32, device=device),
         guesses=f32(rows, triton.cdiv(tiles, TILES_OF_A_SAMPLE), len(LADDER)),
         offsets=torch.tensor(OFFSETS, dtype=torch.float32, device=device),
-        border_keys=i32(rows, ROUNDS, len(OFFSETS[0])),
-        border_sums=torch.zeros((rows, ROUNDS, tiles, len(OFFSETS[0])), dtype=torch.int64, device=device),
+        threshold_keys=i32(rows, ROUNDS, len(OFFSETS[0])),
+        threshold_sums=torch.zeros((rows, ROUNDS, tiles, len(OFFSETS[0])), dtype=torch.int64, device=device),
         best_score=f32(rows, tiles),
         best_id=i32(rows, tiles),
         threshold_key=i32(rows),
@@ -115,7 +115,7 @@ def make_sampler_buffers(
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
+class VerifiedTokens:
     """Rows that verify drafts. Of each row of the row state there are `width` rows to sample, one after the other: its
     next token, and the one behind each of its first width - 1 drafts, as if these were right."""
 
@@ -131,7 +131,7 @@ def sample_rows_cuda(
     form: Form,
     buffers: SamplerBuffers,
     logit_rows: torch.Tensor | None = None,
-    runs: Runs | None = None,
+    runs: VerifiedTokens | None = None,
     masks: MaskState | None = None,
 ) -> Sampled:
     """Enqueue the sampling of n rows. Semantics are those of `reference.sampling.sample_rows`.
@@ -146,12 +146,14 @@ def sample_rows_cuda(
     """
     count = slots.shape[0]
     rows = buffers.identity if logit_rows is None else logit_rows
-    run = _Run(logits, rows, state, penalties, slots, buffers, runs or Runs(1, buffers.identity.view(-1, 1)), masks)
+    run = _Sampling(
+        logits, rows, state, penalties, slots, buffers, runs or VerifiedTokens(1, buffers.identity.view(-1, 1)), masks
+    )
     if count > 0:
         run.scan()
         if form is Form.FULL:
             run.edit()
-            run.find_borders()
+            run.find_thresholds()
         run.draw(full=form is Form.FULL)
         if form is Form.FULL:
             run.logprobs()
@@ -170,7 +172,7 @@ def sample_rows_cuda(
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _Sampling:
     """One call's kernels, in their order."""
 
     logits: torch.Tensor
@@ -179,7 +181,7 @@ class _Run:
     penalties: PenaltyState
     slots: torch.Tensor
     buffers: SamplerBuffers
-    runs: Runs
+    runs: VerifiedTokens
     masks: MaskState | None
 
     @property
@@ -251,7 +253,7 @@ class _Run:
             buffers.edited_arg,
             self.runs.drafts,
             self.runs.width,
-            RUNS=self.runs.width > 1,
+            VERIFIES=self.runs.width > 1,
             MOST_DRAFTS=self.runs.drafts.shape[1],
             MASKED=masks is not None,
             MASK_AT=0 if masks is None else masks.mask_at,
@@ -264,7 +266,7 @@ class _Run:
             **constants,
         )
 
-    def find_borders(self) -> None:
+    def find_thresholds(self) -> None:
         """Top-k and top-p: what `draw` needs to know of where the thresholds are."""
         buffers = self.buffers
         samples = buffers.guesses.shape[1]
@@ -277,8 +279,8 @@ class _Run:
                 buffers.ladder,
                 buffers.offsets,
                 buffers.guesses,
-                buffers.border_keys,
-                buffers.border_sums,
+                buffers.threshold_keys,
+                buffers.threshold_sums,
                 AGAIN=again,
                 SAMPLES=samples,
                 SAMPLES_PAD=triton.next_power_of_2(samples),
@@ -295,15 +297,15 @@ class _Run:
             state.seq_len,
             state.parameters,
             *self._changed,
-            buffers.border_sums,
-            buffers.border_keys,
+            buffers.threshold_sums,
+            buffers.threshold_keys,
             buffers.listed,
             buffers.list_lengths,
             buffers.best_score,
             buffers.best_id,
             self.runs.width,
             FULL=full,
-            RUNS=self.runs.width > 1,
+            VERIFIES=self.runs.width > 1,
             **{**self._shared, "num_warps": 2 * _WARPS if full else _WARPS},
         )
         finish_kernel[(self.slots.shape[0],)](
@@ -318,8 +320,8 @@ class _Run:
             buffers.edited_arg,
             buffers.lowest_allowed,
             buffers.scores,
-            buffers.border_sums,
-            buffers.border_keys,
+            buffers.threshold_sums,
+            buffers.threshold_keys,
             buffers.listed,
             buffers.list_lengths,
             buffers.best_score,
@@ -331,7 +333,7 @@ class _Run:
             buffers.nothing_left.view(torch.int8),
             self.runs.width,
             FULL=full,
-            RUNS=self.runs.width > 1,
+            VERIFIES=self.runs.width > 1,
             MASKED=self.masks is not None,
             BLOCK=_LIST_BLOCK,
             TILE=TILE,

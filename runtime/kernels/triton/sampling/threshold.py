@@ -51,8 +51,8 @@ def listed_tokens(
         if TILES_PAD >> halvings > 0:
             middle = tile + (TILES_PAD >> halvings)
             tile = tl.where(tl.gather(begins, middle, 0) <= e, middle, tile)
-    place = tile * TILE + e - tl.gather(begins, tile, 0)
-    i = tl.load(listed + place, mask=e < length, other=0)
+    index = tile * TILE + e - tl.gather(begins, tile, 0)
+    i = tl.load(listed + index, mask=e < length, other=0)
     x = tl.load(source + i, mask=e < length, other=float("-inf"))
     score = scores_of(x, peak, temperature, inverse)
     return i, score, tl.where(e < length, key_of(score), NO_KEY)
@@ -157,8 +157,8 @@ def _search(
                 listed, begins, start, length, source, peak, temperature, inverse, BLOCK, TILE, TILES_PAD
             )
             equal = (keys_left(i, key, threshold, last) == high).to(tl.int32)
-            place = tl.cumsum(equal, 0) + seen
-            found = tl.minimum(found, tl.min(tl.where((equal != 0) & (place == number), i, NO_TOKEN), 0))
+            index = tl.cumsum(equal, 0) + seen
+            found = tl.minimum(found, tl.min(tl.where((equal != 0) & (index == number), i, NO_TOKEN), 0))
             seen += tl.sum(equal, 0)
     return high, found
 

@@ -133,9 +133,9 @@ def _within(weight, distance, ladder, RUNG: tl.constexpr):
 
 
 @triton.jit
-def _at(values, places, place):
+def _at(values, indexes, index):
     """The value at a place of a short vector; 0 outside of it."""
-    return tl.sum(tl.where(places == place, values, 0.0), 0)
+    return tl.sum(tl.where(indexes == index, values, 0.0), 0)
 
 
 @triton.jit
@@ -273,16 +273,16 @@ def bracket_kernel(
                     tl.store(keys + line * _SPOTS + s, up_to)
                 thresholds = -up_to.to(tl.float32, bitcast=True)
                 b0, b1, b2, b3 = (
-                    _border(thresholds, 0),
-                    _border(thresholds, 1),
-                    _border(thresholds, 2),
-                    _border(thresholds, 3),
+                    _threshold_at(thresholds, 0),
+                    _threshold_at(thresholds, 1),
+                    _threshold_at(thresholds, 2),
+                    _threshold_at(thresholds, 3),
                 )
                 b4, b5, b6, b7 = (
-                    _border(thresholds, 4),
-                    _border(thresholds, 5),
-                    _border(thresholds, 6),
-                    _border(thresholds, 7),
+                    _threshold_at(thresholds, 4),
+                    _threshold_at(thresholds, 5),
+                    _threshold_at(thresholds, 6),
+                    _threshold_at(thresholds, 7),
                 )
                 temperature = temperature_of(slot, parameters)
                 inverse = inverse_of(temperature, peak)
@@ -313,7 +313,7 @@ def bracket_kernel(
 
 
 @triton.jit
-def _border(thresholds, SPOT: tl.constexpr):
+def _threshold_at(thresholds, SPOT: tl.constexpr):
     """One of the scores that a bracket's keys stand for."""
     return tl.sum(tl.where(tl.arange(0, _SPOTS) == SPOT, thresholds, 0.0), 0)
 
