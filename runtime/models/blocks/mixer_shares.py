@@ -1,4 +1,5 @@
-"""A rank's part of a mixer: some of its heads, with their KV heads or groups, as a mixer by itself.
+"""A rank's part of a mixer: some of its heads, with their KV heads or groups, as a mixer by itself. Its part of a
+feed-forward: some of the intermediate numbers.
 
 A head's attention or state depends on the numbers of that head and its group alone. So the part is a mixer of fewer
 heads, which every kernel computes as any other: its KV blocks or its state slot have those heads, and its last product
@@ -32,6 +33,18 @@ class RecurrentPart(Generic[ShapeT]):
 def places_of(things: range, size: int = 1) -> torch.Tensor:
     """The places of these, of which each has `size` numbers. int64"""
     return torch.arange(things.start * size, things.stop * size)
+
+
+def part_of_width(
+    width: int, share: Share, *, pieces: int = 2, what: str = "intermediate numbers"
+) -> tuple[torch.Tensor | None, range | None]:
+    """Which outputs of a feed-forward's first product the rank has, int64, and which inputs of its last one; None: all.
+    pieces: of the first product, each of `width` outputs: gate and up, or 1. what: names the numbers in the error.
+    Raises ShareError."""
+    if share.is_whole:
+        return None, None
+    inputs = share.part_of(width, what)
+    return torch.cat([piece * width + places_of(inputs) for piece in range(pieces)]), inputs
 
 
 def part_of_heads(shape: AttentionShape, share: Share) -> tuple[AttentionShape, torch.Tensor | None, range | None]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen3Config
+from transformers import Glm4MoeConfig, Qwen3Config, Qwen3MoeConfig
 
 from tests.runtime.kernels.matrix_units import multiply_as_matrix_units
 from tests.runtime.kernels.triton_device import triton_device
@@ -29,14 +29,29 @@ from runahead.runtime.wire.parameters import SamplingParams  # noqa: E402
 from tests.runtime.kernels.device_twin import mapped_rings  # noqa: E402
 from tests.runtime.kernels.divided_programs import Divided  # noqa: E402
 from tests.runtime.launches import Launches, over_program  # noqa: E402
-from tests.runtime.models.checkpoints import Case, save  # noqa: E402
+from tests.runtime.models.checkpoints import IDS, Case, save  # noqa: E402
 
 RANKS, ROWS, BLOCK_SIZE, EACH, MAX_TOKENS, DRAFTS = 2, 3, 16, 3, 64, 2
 VOCAB = 160
+# Of which ranks have parts that the exact kernels take.
 SHAPE = {
     "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 8, "head_dim": 16,
     "num_key_value_heads": 2, "num_hidden_layers": 2,
 }  # fmt: skip
+_ROUTED = {
+    "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "n_group": 1, "topk_group": 1,
+    "first_k_dense_replace": 1,
+}  # fmt: skip
+MODELS = {
+    "dense": Case("dense", Qwen3Config, SHAPE, torch.bfloat16),
+    "experts": Case(
+        "experts",
+        Qwen3MoeConfig,
+        {**SHAPE, **IDS, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 128},
+        torch.bfloat16,
+    ),
+    "shared expert": Case("shared expert", Glm4MoeConfig, {**SHAPE, **IDS, **_ROUTED}, torch.bfloat16),
+}
 GREEDY = SamplingParams(temperature=0.0)
 TOLERANCE = 0.03  # of bfloat16, by the norm: partial sums are rounded on each rank
 
@@ -49,10 +64,10 @@ def _whatever_the_order_of_numpy(monkeypatch: pytest.MonkeyPatch) -> Iterator[No
         yield
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(params=MODELS, scope="module")
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("model")
-    save(Case("divided", Qwen3Config, SHAPE, torch.bfloat16), made)
+    save(MODELS[request.param], made)
     return made
 
 

@@ -4,6 +4,7 @@ and fills whatever is given back with nonsense, on every rank."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -29,14 +30,30 @@ ASKED: dict[int, SamplingParams] = {
 }
 
 
-def folder_of(tmp: Path, name: str = "llama") -> Path:
-    save(next(case for case in CASES if case.name == name), tmp)
-    return tmp
+# Models, numbers of ranks and depths.
+CELLS = (
+    *(("llama", of, depth) for of in (2, 4) for depth in (0, 1, 2, 4)),
+    ("mixtral_window", 2, 0), ("mixtral_window", 4, 2), ("glm4_moe_bfloat16_two_shared", 2, 2),
+)  # fmt: skip
+FolderOf = Callable[[str], Path]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return folder_of(tmp_path_factory.mktemp("llama"))
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> FolderOf:
+    """A checkpoint by its name, made once."""
+
+    @cache
+    def made(name: str) -> Path:
+        folder = tmp_path_factory.mktemp(name)
+        save(next(case for case in CASES if case.name == name), folder)
+        return folder
+
+    return made
+
+
+@pytest.fixture
+def folder(folder_of: FolderOf) -> Path:
+    return folder_of("llama")
 
 
 def lived(own: Life) -> dict[int, Said]:
@@ -69,12 +86,12 @@ def oracle(folder: Path, of: int) -> dict[int, Said]:
         return lived(life(folder, 0, patched, segments=of, num_blocks=120))
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2, 4])
-@pytest.mark.parametrize("of", [2, 4])
+@pytest.mark.parametrize(("name", "of", "depth"), CELLS)
 def test_ranks_say_what_segments_of_one_process_say(
-    of: int, depth: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, of: int, depth: int, folder_of: FolderOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a pool that is too small for all rows, and with a barrier before every eighth launch."""
+    folder = folder_of(name)
     own = life(
         folder, depth, monkeypatch, ranks=of, threads=True, num_blocks=20, log_interval=8, log_mode="barrier"
     )  # fmt: skip
@@ -85,9 +102,9 @@ def test_ranks_say_what_segments_of_one_process_say(
     assert figures.events["evicted"].count > 0, "nobody was evicted: the pool is too large"
     assert figures.cached_tokens > 0
     assert len(own.programs) == of
-    for name in ("seq_len", "last_token", "alive", "held", "block_table", "parameters"):
-        columns = [getattr(program.rows, name)[:-1] for program in own.programs]
-        assert all(np.array_equal(column, columns[0]) for column in columns), f"ranks differ in {name}"
+    for kept in ("seq_len", "last_token", "alive", "held", "block_table", "parameters"):
+        columns = [getattr(program.rows, kept)[:-1] for program in own.programs]
+        assert all(np.array_equal(column, columns[0]) for column in columns), f"ranks differ in {kept}"
 
 
 def test_the_other_ranks_sample_and_draft_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
