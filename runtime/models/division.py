@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from runahead.runtime.kernels.layers import Attention
 from runahead.runtime.kernels.share import Share, ShareError
 from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.config.model_config import ModelConfig
@@ -12,9 +11,6 @@ from runahead.runtime.models.weights import described
 def why_not_divided(config: ModelConfig, ranks: int) -> str:
     """Why this number of ranks can't have the model between them, as a sentence; empty where they can. Every rank's
     part has the same shapes, so that the first one's stands for all."""
-    layers = described(config).layers
-    if any(layer.mixer is not None and not isinstance(layer.mixer, Attention) for layer in layers):
-        return f"{config.architecture} keeps recurrent states, which are not divided among ranks yet"
     try:
         part_of(config, ranks)
     except ShareError as error:

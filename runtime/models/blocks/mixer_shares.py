@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 import torch
 
 from runahead.runtime.kernels.layers import AttentionShape, DeltaShape, Mamba2Shape
-from runahead.runtime.kernels.share import Share
+from runahead.runtime.kernels.share import Share, ShareError
 
 ShapeT = TypeVar("ShapeT", Mamba2Shape, DeltaShape)
 
@@ -60,10 +60,15 @@ def part_of_heads(shape: AttentionShape, share: Share) -> tuple[AttentionShape, 
 
 
 def part_of_mamba2(shape: Mamba2Shape, share: Share) -> RecurrentPart[Mamba2Shape]:
-    """Raises ShareError where heads or groups can't be shared: a group's norm is over all of its heads."""
+    """Raises ShareError where a rank would have a part of a group."""
     if share.is_whole:
         return RecurrentPart(shape)
-    groups, heads = share.part_of(shape.groups, "groups of B and C"), share.part_of(shape.heads, "heads")
+    if shape.groups % share.of:
+        raise ShareError(
+            f"{share.of} ranks can't have equal parts of {shape.groups} groups of Mamba-2 heads; the number of ranks "
+            f"must divide {shape.groups}, since the norm of a group is taken over all of its heads"
+        )
+    groups, heads = share.part_of(shape.groups, "groups of Mamba-2 heads"), share.part_of(shape.heads, "heads")
     part = replace(shape, heads=len(heads), groups=len(groups))
     x, one_each = places_of(heads, shape.head_dim), places_of(heads, 1)
     channels = [(shape.inner, x), *[(shape.groups * shape.state, places_of(groups, shape.state))] * 2]

@@ -163,8 +163,18 @@ def test_a_rank_s_state_slots_have_its_heads_alone(architecture: str, of: int) -
             "2 ranks .* of 33 intermediate numbers of an expert",
         ),
         ("Qwen3NextForCausalLM", {"shared_size": 25}, 2, "2 ranks .* of 25 intermediate numbers of a shared expert"),
-        ("BambaForCausalLM", {"mamba": Mamba2Shape(6, 8, 2, 16, 4)}, 4, "4 ranks .* of 2 groups of B and C"),
-        ("BambaForCausalLM", {"mamba": Mamba2Shape(6, 8, 1, 16, 4)}, 2, "2 ranks .* of 1 groups of B and C"),
+        (
+            "BambaForCausalLM",
+            {"mamba": Mamba2Shape(6, 8, 2, 16, 4)},
+            4,
+            "4 ranks .* of 2 groups of Mamba-2 heads; .* divide 2, since the norm",
+        ),
+        (
+            "BambaForCausalLM",
+            {"mamba": Mamba2Shape(6, 8, 1, 16, 4)},
+            2,
+            "2 ranks .* of 1 groups of Mamba-2 heads; .* divide 1, since the norm",
+        ),
         (
             "Qwen3NextForCausalLM",
             {"delta": DeltaShape(2, 8, 8, 16, 3)},

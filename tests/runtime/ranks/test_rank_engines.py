@@ -34,7 +34,10 @@ ASKED: dict[int, SamplingParams] = {
 CELLS = (
     *(("llama", of, depth) for of in (2, 4) for depth in (0, 1, 2, 4)),
     ("mixtral_window", 2, 0), ("mixtral_window", 4, 2), ("glm4_moe_bfloat16_two_shared", 2, 2),
+    ("granite_hybrid", 2, 2), ("qwen3_next", 2, 0), ("qwen3_next", 2, 4), ("nemotron_h", 2, 1),
 )  # fmt: skip
+RECURRENT = {"granite_hybrid", "qwen3_next", "nemotron_h"}
+SNAPSHOTS = {"state_snapshot_blocks": 1, "state_snapshots": 40}
 FolderOf = Callable[[str], Path]
 
 
@@ -80,10 +83,10 @@ def lived(own: Life) -> dict[int, Said]:
 
 
 @cache
-def oracle(folder: Path, of: int) -> dict[int, Said]:
+def oracle(folder: Path, of: int, *, keeps_states: bool = False) -> dict[int, Said]:
     """What the segments of one process say, in serial."""
     with pytest.MonkeyPatch.context() as patched:
-        return lived(life(folder, 0, patched, segments=of, num_blocks=120))
+        return lived(life(folder, 0, patched, segments=of, num_blocks=120, **(SNAPSHOTS if keeps_states else {})))
 
 
 @pytest.mark.parametrize(("name", "of", "depth"), CELLS)
@@ -91,12 +94,13 @@ def test_ranks_say_what_segments_of_one_process_say(
     name: str, of: int, depth: int, folder_of: FolderOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a pool that is too small for all rows, and with a barrier before every eighth launch."""
-    folder = folder_of(name)
+    folder, keeps_states = folder_of(name), name in RECURRENT
     own = life(
-        folder, depth, monkeypatch, ranks=of, threads=True, num_blocks=20, log_interval=8, log_mode="barrier"
+        folder, depth, monkeypatch, ranks=of, threads=True, num_blocks=20, log_interval=8, log_mode="barrier",
+        **(SNAPSHOTS if keeps_states else {}),
     )  # fmt: skip
     said = lived(own)
-    assert said == oracle(folder, of)
+    assert said == oracle(folder, of, keeps_states=keeps_states)
     assert all(len(each.ends) == 1 for each in said.values())
     figures = own.engine.stats()
     assert figures.events["evicted"].count > 0, "nobody was evicted: the pool is too large"

@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 NAMES = (
     "llama", "llama_tied_biased", "llama_bfloat16_sharded", "qwen2_windows", "qwen3_biased_grouped", "granite_biased",
     "phi3", "gemma2", "gemma3", "smollm3", "mimo", "mixtral_window", "qwen3_moe_dense_between",
-    "glm4_moe_bfloat16_two_shared",
+    "glm4_moe_bfloat16_two_shared", "bamba_groups", "granite_hybrid", "qwen3_next", "qwen3_5_moe", "nemotron_h",
 )  # fmt: skip
 
 
