@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+from tests.gpu.small_checkpoints import with_tokenizer
 from tests.parity.upcycled import BUNDLED, upcycled
 
 _SHAPE: Final[dict[str, Any]] = {
@@ -36,5 +37,10 @@ def saved(name: str, folder: Path) -> dict[str, Any]:
     """Settings that serve the model, whose files are in the folder, which is empty, or are bundled."""
     if name in DRAWN:
         (folder / "config.json").write_text(json.dumps(DRAWN[name]), encoding="utf-8")
-        return {"model": str(folder), "load_format": "dummy", "prefix_cache": True, "state_snapshot_blocks": 16}
+        return {
+            "model": str(with_tokenizer(folder)),
+            "load_format": "dummy",
+            "prefix_cache": True,
+            "state_snapshot_blocks": 16,
+        }
     return {"model": str(BUNDLED if name == "dense" else upcycled(folder)), "prefix_cache": False}

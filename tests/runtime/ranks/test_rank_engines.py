@@ -4,9 +4,10 @@ and fills whatever is given back with nonsense, on every rank."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ CELLS = (
     ("granite_hybrid", 2, 2), ("qwen3_next", 2, 0), ("qwen3_next", 2, 4), ("nemotron_h", 2, 1),
 )  # fmt: skip
 RECURRENT = {"granite_hybrid", "qwen3_next", "nemotron_h"}
-SNAPSHOTS = {"state_snapshot_blocks": 1, "state_snapshots": 40}
+SNAPSHOTS: Mapping[str, Any] = {"state_snapshot_blocks": 1, "state_snapshots": 40}
 FolderOf = Callable[[str], Path]
 
 
@@ -111,8 +112,12 @@ def test_ranks_say_what_segments_of_one_process_say(
         assert all(np.array_equal(column, columns[0]) for column in columns), f"ranks differ in {kept}"
 
 
-def test_the_other_ranks_sample_and_draft_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a drafter guesses is rank 0's, and changes no token."""
+@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+def test_the_other_ranks_sample_and_draft_nothing(
+    name: str, folder_of: FolderOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a drafter guesses is rank 0's, and changes no token. Every rank replays drafts that became tokens."""
+    folder = folder_of(name)
     own = life(folder, 2, monkeypatch, ranks=2, threads=True, num_blocks=120, drafter="ngram", draft_tokens=3)
     repeated = [5, 6, 7, 8] * 6
     own.ask(0, repeated, 40)

@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -30,7 +31,7 @@ from runahead.v1 import (
     TokenIds,
     TraceRequest,
 )
-from tests.parity.upcycled import upcycled
+from tests.gpu.divided_models import DRAWN, saved
 from tests.runtime.ranks.rank_engines import life
 from tests.service.service_processes import check_failed_once, engine_of, has_ended, open_streams, running, watched
 
@@ -89,9 +90,9 @@ def tokens_of(answers: list[GenerateOnceResponse]) -> list[list[int]]:
     return [[token.id for token in answer.tokens] for answer in answers]
 
 
-def expected_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+def expected_of(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> list[list[int]]:
     """The tokens of two segments in one process."""
-    oracle = life(folder, 0, monkeypatch, segments=2, num_blocks=120)
+    oracle = life(folder, 0, monkeypatch, segments=2, num_blocks=120, **settings)
     for place, prompt in enumerate(PROMPTS):
         oracle.ask(place, prompt, TOKENS, SamplingParams(temperature=0.8 * (place > 0), seed=place, logprobs=0))
     oracle.run()
@@ -100,10 +101,14 @@ def expected_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[int]
     return [said[place].tokens for place in range(len(PROMPTS))]
 
 
-def test_two_processes_serve_a_model_with_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = upcycled(tmp_path)
-    with started_service([*FLAGS, "--model", str(folder)]) as service:
-        assert tokens_of(answers(service)) == expected_of(folder, monkeypatch)
+@pytest.mark.parametrize("name", ["experts", *DRAWN])
+def test_two_processes_serve_models_with_experts_and_recurrent_states(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(name, tmp_path)
+    load_format = "dummy" if name in DRAWN else "auto"
+    with started_service([*FLAGS, "--model", str(tmp_path), "--load-format", load_format]) as service:
+        assert tokens_of(answers(service)) == expected_of(tmp_path, monkeypatch, load_format=load_format)
 
 
 def test_two_processes_serve_the_tokens_of_segments_in_one_process(
