@@ -43,7 +43,7 @@ def make_rings() -> Any:
 
 
 def program_of(served: Mapping[str, Any], ranks: Ranks, rings: Any) -> TritonProgram:
-    """served: as `divided_models.saved`."""
+    """A segment's program. served: as `divided_models.saved`."""
     checkpoint, load_format = open_checkpoint(Path(served["model"])), served.get("load_format", "auto")
     kernels, device = TritonKernelSet(exact=True), torch.device("cuda", 0)
     context = EACH * BLOCK_SIZE

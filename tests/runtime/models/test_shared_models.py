@@ -39,7 +39,7 @@ ROWS = (Row(2, 0, 5), Row(0, 7, 1), Row(1, 3, 2, alive=False), Row(4, 9, 3))
 
 
 def halves_of(first: Linear, last: Linear) -> list[torch.Tensor]:
-    """Of a feed-forward's first product gate and up, or what it has in their place."""
+    """Gate and up, or what a feed-forward has in their place, of its first product."""
     pieces = len(first.weight) // last.weight.shape[1]
     return list(first.weight.chunk(pieces))
 
