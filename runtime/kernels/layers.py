@@ -16,7 +16,6 @@ import torch
 from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.quantized_weight import QuantizedWeight
 from runahead.runtime.kernels.ranks import ONE_RANK, Ranks
-from runahead.runtime.kernels.share import WHOLE, Share
 
 Activation: TypeAlias = Literal["silu", "gelu_tanh"]
 ExpertActivation: TypeAlias = Literal["silu", "squared_relu"]
@@ -305,24 +304,20 @@ class Experts:
     The router's scores are a product of norm(x); `choice` says which experts they choose and what the shares are. A
     token's sum is taken in the order of the experts' numbers, whatever its neighbours choose, and what the shared
     expert makes of norm(x) comes last. Tokens of masked rows, and padding, choose none, and nothing is added to them.
-
-    share: a rank's part of the experts. Its router chooses among all of them, and of a token's sum it has the terms of
-    its own; the shared expert is the first rank's.
     """
 
     norm: Norm  # over hidden
     router: Linear  # hidden to experts
-    gate_up: tuple[Linear, ...]  # of each own expert, hidden to 2 * intermediate, or to intermediate without gates
-    down: tuple[Linear, ...]  # of each own expert, intermediate to hidden
+    gate_up: tuple[Linear, ...]  # of each expert, hidden to 2 * intermediate, or to intermediate without gates
+    down: tuple[Linear, ...]  # of each expert, intermediate to hidden
     choice: Choice
     shared: SharedExpert | None = None
     activation: ExpertActivation = "silu"
-    share: Share = WHOLE
 
     @property
     def count(self) -> int:
-        """How many experts there are, with those of other ranks."""
-        return len(self.gate_up) * self.share.of
+        """How many experts there are."""
+        return len(self.gate_up)
 
     @property
     def chosen(self) -> int:
@@ -336,9 +331,9 @@ class Experts:
 
     @property
     def idle(self) -> int:
-        """Numbers of the experts that a token does not choose, of a rank on average."""
+        """Numbers of the experts that a token does not choose."""
         each = sum(math.prod(linear.weight.shape) for linear in (self.gate_up[0], self.down[0]))
-        return (self.count - self.chosen) * each // self.share.of
+        return (self.count - self.chosen) * each
 
 
 # Another kind joins its alias; `BoundKernels` says what else it takes.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -50,13 +51,11 @@ class TensorStack:
 
     def pieces(self) -> Iterator[tuple[str, range]]:
         """The tensors that the rank's part is read from, in order, each with its rows that are read."""
-        begin = 0
-        for name, rows in zip(self.names, self.rows, strict=True):
-            for own in self.own_rows:
-                first, last = max(own.start, begin), min(own.stop, begin + rows)
-                if first < last:
-                    yield name, range(first - begin, last - begin)
-            begin += rows
+        begins = list(accumulate(self.rows, initial=0))
+        for own in self.own_rows:
+            for number in range(bisect_right(begins, own.start) - 1, bisect_left(begins, own.stop)):
+                begin, end = begins[number], begins[number + 1]
+                yield self.names[number], range(max(own.start, begin) - begin, min(own.stop, end) - begin)
 
     def part_of(self, whole: torch.Tensor) -> torch.Tensor:
         """The rank's part of the stack. whole: all of it."""
@@ -172,19 +171,22 @@ class TensorReader:
         # Of a matrix that lies elsewhere now, the row would keep the memory.
         return Linear(packed, None), vector if packed is matrix else vector.clone()
 
-    def linears(self, names: Sequence[tuple[str, ...]], rows: tuple[int, ...], columns: int) -> tuple[Linear, ...]:
-        """Products that are alike, one for each entry of `names`, which is as `linear` has it. They are read into one
-        tensor, of which each has its part where packing leaves matrices as they are."""
+    def linears(
+        self,
+        names: Sequence[tuple[str, ...]],
+        rows: tuple[int, ...],
+        columns: int,
+        *,
+        own: torch.Tensor | None = None,
+        inputs: range | None = None,
+    ) -> tuple[Linear, ...]:
+        """Products that are alike, one for each entry of `names`, without biases. names, rows, own, inputs: of one, as
+        `linear` has them; own: ascending. They are read into one tensor, of which each has its part where packing
+        leaves matrices as they are."""
         every = tuple(f"{name}.weight" for each in names for name in each)
-        whole = self.tensor(every, rows * len(names), columns)
-        return tuple(Linear(self.pack(weight), None) for weight in whole.split(sum(rows)))
-
-    def linears_of_one(self, name: str, count: int, rows: int, columns: int, own: range) -> tuple[Linear, ...]:
-        """Products that are alike and that the checkpoint has in one tensor, [count, rows, columns]. own: which of them
-        are given, and keep their memory."""
-        mine = None if len(own) == count else torch.arange(own.start, own.stop)
-        part = self.tensor((f"{name}.weight",), (count,), rows, columns, own=mine)
-        return tuple(Linear(self.pack(weight), None) for weight in part)
+        mine = None if own is None else (torch.arange(len(names))[:, None] * sum(rows) + own).flatten()
+        whole = self.tensor(every, rows * len(names), columns, own=mine, inputs=inputs)
+        return tuple(Linear(self.pack(weight), None) for weight in whole.chunk(len(names)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -309,7 +309,7 @@ def _fitted(
     left = free - needs.total - spare
     make = make.within(left, kept)
     blocks = config.num_blocks or blocks_in(left, config, kept, make.context, make.snapshots)
-    blocks = ranks.least(blocks)
+    blocks = ranks.least(blocks, make.snapshots)
     if config.tensor_parallel > 1:  # a second attempt would need another agreement
         make = replace(make, config=msgspec.structs.replace(config, num_blocks=blocks))
     check_blocks(blocks, config, make.context, kept, make.snapshots)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from runahead.runtime.models.load import load_model
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.process.cuda import Maker
 from runahead.runtime.process.cuda_ranks import joined
-from runahead.runtime.process.parts import blocks_in, bytes_kept, dtype_of
+from runahead.runtime.process.parts import blocks_in, bytes_kept, dtype_of, snapshots_in
 from runahead.runtime.process.pool_fit import overhead, room_for_weights
 from runahead.runtime.process.rank_messages import (
     BlocksMade,
@@ -70,13 +71,15 @@ def follow(
     say(RankLoaded(what_differs(found, orders.digest)))
     # Rank 0's grammars decide; this memory is read by nobody, and says how many drafts they may force.
     masks = None if orders.forced is None else MaskMemory(config.max_rows, described.vocab_size, orders.forced)
-    make = Maker(config, model, own.rings(), context, True, 0, masks, marks=own.marks())
-    kept = bytes_kept(config, described, dtype)
+    kept, spare = bytes_kept(config, described, dtype), overhead(torch.cuda.mem_get_info()[1])
+    snapshots = snapshots_in(config, kept, context, None if config.num_blocks else free_bytes() - spare)
+    make = Maker(config, model, own.rings(), context, True, snapshots, masks, marks=own.marks())
     needs = make.needs(kept)
-    left = free_bytes() - needs.total - overhead(torch.cuda.mem_get_info()[1])
-    say(BlocksMade(config.num_blocks or blocks_in(left, config, kept, context)))
-    offered: BlocksOffered = hear(BlocksOffered)
-    made = make.device(offered.blocks, lambda done, total: None, is_trial=False)
+    left, offered = free_bytes() - needs.total - spare, hear(BlocksOffered)
+    make = replace(make, snapshots=offered.snapshots)
+    say(BlocksMade(config.num_blocks or blocks_in(left, config, kept, context, make.snapshots)))
+    final: BlocksOffered = hear(BlocksOffered)
+    made = make.device(final.blocks, lambda done, total: None, is_trial=False)
     say(Captured(own.digest(made)))
     own.exchange.limit(config.launch_timeout_s)
     torch.cuda.synchronize()

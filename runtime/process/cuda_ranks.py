@@ -96,11 +96,12 @@ class CudaRanks:
         if self._followers is not None:
             self._followers.loaded()
 
-    def least(self, blocks: int) -> int:
-        """KV blocks that every rank has room for, which all of them make now. blocks: as rank 0 has found. Raises
-        ConfigError."""
+    def least(self, blocks: int, snapshots: int) -> int:
+        """KV blocks that every rank has room for beside so many snapshots of states, which all of them make now.
+        blocks: as rank 0 has found. Raises ConfigError."""
         if self._followers is None:
             return blocks
+        self._followers.say(BlocksOffered(blocks, snapshots=snapshots))
         least = self._followers.least_offered(blocks)
         self._followers.say(BlocksOffered(least, final=True))
         return least

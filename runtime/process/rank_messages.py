@@ -64,10 +64,12 @@ class RankLoaded(msgspec.Struct, frozen=True):
 
 
 class BlocksOffered(msgspec.Struct, frozen=True):
-    """blocks: KV blocks that the rank is to make. final: it follows launches with them."""
+    """blocks: KV blocks that the rank is to make. final: it follows launches with them. snapshots: of recurrent states,
+    beside which a GPU has room for the blocks."""
 
     blocks: int
     final: bool = False
+    snapshots: int = 0
 
 
 class BlocksMade(msgspec.Struct, frozen=True):

@@ -1,8 +1,8 @@
-"""The engine on the bundled model, which two ranks have between them, in this process and that of rank 1: on two GPUs,
+"""The engine on a model that two ranks have between them, in this process and in the process of rank 1: on two GPUs,
 or on the one GPU of the machine, which then switches between the processes within each exchange.
 
-`python -m tests.gpu.engine_on_gpus` prints the JSON of `Outcome`, and its progress on standard error. DEVICE behind it,
-`cpu`, tries it with ranks on CPUs.
+`python -m tests.gpu.engine_on_gpus` prints the JSON of `Outcome`, and its progress on standard error. Behind it, MODEL
+is a name of `divided_models`, and DEVICE, `cpu`, tries it with ranks on CPUs.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -31,9 +32,10 @@ from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from runahead.runtime.wire.preparation import prepared_submit
+from tests.gpu.divided_models import saved
 from tests.gpu.exchanges_on_gpus import gpus
 
-MODEL: Final = "runtime/models/bundled"
+CHUNK: Final = 256  # tokens of a prompt in a launch, and in hybrids from one snapshot of its state to the next
 LENGTHS: Final = (5, 300, 17, 64, 700, 3)  # prompts of a chunk, of several, and of a few tokens
 TOKENS: Final = 32
 ENDLESS: Final = 900
@@ -51,13 +53,13 @@ class Outcome(msgspec.Struct):
     failed_s: float = 0.0
 
 
-def make(device: str, drafter: str = "none") -> MadeOnDevice:
-    """No `check_config`: it refuses ranks on GPUs."""
+def make(device: str, served: Mapping[str, Any], drafter: str = "none") -> MadeOnDevice:
+    """The engine's parts. served: as `divided_models.saved`. No `check_config`: it refuses ranks on GPUs."""
     asked: dict[str, Any] = {
-        "model": MODEL, "device": device, "dtype": "bfloat16" if device == "cuda" else "auto",
-        "max_rows": 8, "num_blocks": 600, "max_prefill_tokens": 512, "prefill_chunk": 256, "draft_forced": False,
-        "tensor_parallel": 2, "context_length": 1024, "launch_timeout_s": 5.0, "prefix_cache": False, "run_ahead": 4,
-        "drafter": drafter,
+        "device": device, "dtype": "bfloat16" if device == "cuda" else "auto",
+        "max_rows": 8, "num_blocks": 600, "max_prefill_tokens": 512, "prefill_chunk": CHUNK, "draft_forced": False,
+        "tensor_parallel": 2, "context_length": 1024, "launch_timeout_s": 5.0, "run_ahead": 4,
+        "drafter": drafter, **served,
     }  # fmt: skip
     config = msgspec.convert(asked, EngineConfig)
     checkpoint = open_checkpoint(Path(config.model))
@@ -96,7 +98,9 @@ class Served:
     def __init__(self, made: MadeOnDevice) -> None:
         config, self.block_size = made.config, made.config.block_size
         context = check_model(config, made.model.config)
-        scheduler = make_scheduler(config, made.model.config, made.blocks, context, made.draft_rows)
+        scheduler = make_scheduler(
+            config, made.model.config, made.blocks, context, made.draft_rows, snapshots=made.snapshots
+        )
         self.front_end, self.heard = FrontEnd(), dict[int, list[int]]()
         self.front_end.heard = self._hear
         self.engine = Engine(made.device, scheduler, self.front_end, max_queue=64, turn_work=64)
@@ -129,8 +133,9 @@ class Served:
         return [self.heard[handle] for handle in handles]
 
 
-def outcome(device: str) -> Outcome:
-    made = make(device)
+def outcome(device: str, name: str) -> Outcome:
+    with tempfile.TemporaryDirectory() as folder:
+        made = make(device, saved(name, Path(folder)))
     _tell("the engine is made")
     served = Served(made)
     places = range(len(LENGTHS))
@@ -153,5 +158,6 @@ def outcome(device: str) -> Outcome:
 
 
 if __name__ == "__main__":
-    print(msgspec.json.encode(outcome(sys.argv[1] if len(sys.argv) > 1 else "cuda")).decode(), flush=True)
+    named, on = (*sys.argv[1:], *("dense", "cuda")[len(sys.argv) - 1 :])
+    print(msgspec.json.encode(outcome(on, named)).decode(), flush=True)
     os._exit(0)  # as the engine's process ends after a fault: nothing waits for the device

@@ -1,11 +1,16 @@
-"""The definition of two ranks' tokens: one process that computes two segments of the bundled model on one GPU, in turn.
+"""The definition of two ranks' tokens: one process that computes two segments of a model on one GPU, in turn.
 
 `python -m tests.gpu.segments_on_gpu` prints JSON: by place of a request of `tests.gpu.engine_on_gpus`, its tokens.
+Behind it, MODEL is a name of `divided_models`.
 """
 
 from __future__ import annotations
 
+import sys
+import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +25,9 @@ from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
 from runahead.runtime.models.load import load_model
 from runahead.runtime.plan import PLAN_WORDS
 from runahead.runtime.programs.cuda.program import TritonProgram
-from tests.gpu.engine_on_gpus import LENGTHS, MODEL, TOKENS, prompt, sampling
+from runahead.runtime.rounding import ceil_div
+from tests.gpu.divided_models import saved
+from tests.gpu.engine_on_gpus import CHUNK, LENGTHS, TOKENS, prompt, sampling
 from tests.runtime.kernels.divided_programs import Divided
 from tests.runtime.launches import Launches
 
@@ -35,11 +42,12 @@ def make_rings() -> Any:
     return allocate_mapped_rings(RingLayout(4, PLAN_WORDS, 1 << 16, len(PLACES), 4))
 
 
-def program_of(ranks: Ranks, rings: Any) -> TritonProgram:
-    checkpoint = open_checkpoint(Path(MODEL))
+def program_of(served: Mapping[str, Any], ranks: Ranks, rings: Any) -> TritonProgram:
+    """A segment's program. served: as `divided_models.saved`."""
+    checkpoint, load_format = open_checkpoint(Path(served["model"])), served.get("load_format", "auto")
     kernels, device = TritonKernelSet(exact=True), torch.device("cuda", 0)
     context = EACH * BLOCK_SIZE
-    model = load_model(checkpoint, device, torch.bfloat16, "auto", kernels, None, context, None, ranks)
+    model = load_model(checkpoint, device, torch.bfloat16, load_format, kernels, None, context, None, ranks)
     return TritonProgram(
         model, rings, max_rows=len(PLACES), max_tokens=MOST, num_blocks=len(PLACES) * EACH + 1, block_size=BLOCK_SIZE,
         context_length=context, exact=True,
@@ -47,19 +55,22 @@ def program_of(ranks: Ranks, rings: Any) -> TritonProgram:
 
 
 @torch.inference_mode()
-def tokens() -> dict[int, list[int]]:
+def tokens(served: Mapping[str, Any]) -> dict[int, list[int]]:
     first = make_rings()
     rings = [first, *(replace(make_rings(), plan=first.plan, bulk=first.bulk) for _ in range(1, RANKS))]
-    divided = Divided(rings, program_of, is_on_gpu=True)
-    vocab = int(open_checkpoint(Path(MODEL)).config()["vocab_size"])
-    launches = Launches(divided.run, first, vocab, EACH)
+    divided = Divided(rings, partial(program_of, served), is_on_gpu=True)
+    vocab = int(open_checkpoint(Path(served["model"])).config()["vocab_size"])
+    keeps_states = "state_snapshot_blocks" in served
+    launches = Launches(divided.run, first, vocab, EACH, 0 if keeps_states else None)
     found = {}
     for slot, place in enumerate(PLACES):
         launches.begin(slot, prompt(place).tolist(), sampling(place))
-        launches.launch({slot: LENGTHS[place]})
+        for _ in range(ceil_div(LENGTHS[place], CHUNK)):
+            launches.launch({slot: CHUNK})
         found[place] = launches.decode([slot], TOKENS)[slot]
     return found
 
 
 if __name__ == "__main__":
-    print(msgspec.json.encode(tokens()).decode(), flush=True)
+    with tempfile.TemporaryDirectory() as made:
+        print(msgspec.json.encode(tokens(saved((*sys.argv, "dense")[1], Path(made)))).decode(), flush=True)

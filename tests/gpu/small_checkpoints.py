@@ -63,16 +63,17 @@ def save_granite_hybrid(folder: Path) -> Path:
             if parameter.dim() >= 2:
                 parameter.normal_(std=0.2)
     network.bfloat16().save_pretrained(folder)
-    return _with_tokenizer(folder)
+    return with_tokenizer(folder)
 
 
 def save_qwen3_next(folder: Path) -> Path:
     """To be loaded with random weights (`load_format`)."""
     (folder / "config.json").write_text(json.dumps(_QWEN3_NEXT), encoding="utf-8")
-    return _with_tokenizer(folder)
+    return with_tokenizer(folder)
 
 
-def _with_tokenizer(folder: Path) -> Path:
+def with_tokenizer(folder: Path) -> Path:
+    """The folder, into which the bundled model's tokenizer is copied."""
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(_BUNDLED / name, folder / name)
     return folder

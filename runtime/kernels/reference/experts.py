@@ -21,7 +21,6 @@ from runahead.runtime.kernels.layers import ExpertActivation, Experts, Linear, S
 from runahead.runtime.kernels.reference.buffers import Buffers
 from runahead.runtime.kernels.reference.linear import Product, Products
 from runahead.runtime.kernels.reference.norm import silu_mul, squared_relu
-from runahead.runtime.kernels.share import WHOLE, Share
 
 # Floats are float32. A tensor and an array of one name are the same memory.
 
@@ -64,13 +63,11 @@ def live_tokens(batch: ForwardBatch) -> NDArray[np.intp]:
     return np.flatnonzero(np.repeat(batch.seq_lens.numpy() > 0, queries))
 
 
-def route(scores: NDArray[np.float32], live: NDArray[np.intp], choice: Choice, share: Share = WHOLE) -> Iterator[Group]:
-    """The groups, by ascending expert. scores: [T, experts]. live: tokens that choose. share: whose experts become
-    groups; tokens choose among all.
+def route(scores: NDArray[np.float32], live: NDArray[np.intp], choice: Choice) -> Iterator[Group]:
+    """The groups, by ascending expert. scores: [T, experts]. live: tokens that choose.
 
     A NaN among a token's scores is in all of its shares, so that it reaches the token's sum.
     """
-    own = share.part_of(scores.shape[1], "experts")
     if not len(live):
         return
     order, routing_weights = chosen_experts(scores[live], choice)
@@ -78,8 +75,7 @@ def route(scores: NDArray[np.float32], live: NDArray[np.intp], choice: Choice, s
     by_expert = np.argsort(named, kind="stable")
     experts, firsts = np.unique(named[by_expert], return_index=True)
     for expert, indexes in zip(experts.tolist(), np.split(by_expert, firsts[1:]), strict=True):
-        if expert in own:
-            yield Group(expert, live[indexes // chosen], routing_weights.ravel()[indexes, None])
+        yield Group(expert, live[indexes // chosen], routing_weights.ravel()[indexes, None])
 
 
 def chosen_experts(scores: NDArray[np.float32], choice: Choice) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
@@ -197,8 +193,6 @@ class BoundExperts:
     first: tuple[FirstProduct, ...]
     down: tuple[Product, ...]
     choice: Choice
-    share: Share
-    begin: int  # the first expert that is the share's, whose products are the first of these
     products: Products
     shared: BoundSharedExpert | None
 
@@ -210,8 +204,6 @@ class BoundExperts:
             tuple(FirstProduct(products.bind(linear.weight, linear.bias), kind) for linear in weights.gate_up),
             tuple(products.bind(linear.weight, linear.bias) for linear in weights.down),
             weights.choice,
-            weights.share,
-            weights.share.part_of(weights.count, "experts").start,
             products,
             None if shared is None else BoundSharedExpert.of(shared, kind, products),
         )
@@ -221,7 +213,7 @@ class BoundExperts:
         self.router.write(buffers.normed_parts, own.scores)
         total = buffers.branch_array
         total[:] = 0.0
-        for group in route(own.scores.numpy(), live, self.choice, self.share):
+        for group in route(own.scores.numpy(), live, self.choice):
             y = self._of(group, buffers.norm.out, own)
             np.multiply(y, group.routing_weights, out=y)
             total[group.tokens] += y
@@ -235,7 +227,7 @@ class BoundExperts:
         x, gate_up, gated, y = own.x[:rows], own.gate_up[:rows], own.gated[:rows], own.y[:rows]
         x.numpy()[:count] = normed[group.tokens]
         x.numpy()[count:] = 0.0
-        self.first[group.expert - self.begin].write(self.products.cut(x), gate_up, gated)
-        self.down[group.expert - self.begin].write(self.products.cut(gated), y)
+        self.first[group.expert].write(self.products.cut(x), gate_up, gated)
+        self.down[group.expert].write(self.products.cut(gated), y)
         found: NDArray[np.float32] = y.numpy()[:count]
         return found

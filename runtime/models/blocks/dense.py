@@ -9,13 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-import torch
-
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Activation, Attention, AttentionShape, Dense, Layer, Norm
 from runahead.runtime.kernels.share import ShareError
 from runahead.runtime.models.architecture import ModelWeights, TensorReader
-from runahead.runtime.models.blocks.mixer_shares import part_of_heads, places_of
+from runahead.runtime.models.blocks.mixer_shares import part_of_heads, part_of_width, places_of
 from runahead.runtime.models.blocks.partial_rope import norm_in_order, order_of_qkv, rotated_of
 from runahead.runtime.models.config.keys import READ_BY_ALL
 from runahead.runtime.models.config.model_config import ModelConfig
@@ -301,10 +299,7 @@ def feed_forward(
     own, hidden, width = f"model.layers.{layer}.", config.hidden_size, config.intermediate_size
     prefix, eps, bias = f"{own}{block}.", config.rms_norm_eps, config.mlp_bias
     rows = (width, width) if len(projections) == 2 else (2 * width,)
-    outputs, inputs = None, None
-    if not tensors.share.is_whole:
-        inputs = tensors.share.part_of(width, "intermediate numbers")
-        outputs = torch.cat([places_of(inputs), width + places_of(inputs)])
+    outputs, inputs = part_of_width(width, tensors.share)
     return Dense(
         None if norm is None else tensors.norm(own + norm, hidden, eps),
         tensors.linear(tuple(prefix + name for name in projections), rows, hidden, bias=bias, own=outputs),

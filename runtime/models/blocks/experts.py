@@ -16,11 +16,13 @@ from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.layers import ExpertActivation, Experts, Linear, SharedExpert
 from runahead.runtime.models.architecture import TensorReader
 from runahead.runtime.models.blocks.dense import READ_BY_DENSE, DenseConfig
+from runahead.runtime.models.blocks.mixer_shares import part_of_width
 from runahead.runtime.models.config.keys import unread
 from runahead.runtime.models.config.values import flag, number
 
+OF_AN_EXPERT: Final = "intermediate numbers of an expert"
 _CHOSEN: Final = "num_experts_per_tok"
-_STACKED: Final = re.compile(r"(?P<of>model\.layers\.\d+\.mlp\.experts)\.(?P<which>gate_up_proj|down_proj)")
+_STACKED: Final = re.compile(r"(?P<of>model\.layers\.\d+\.mlp\.experts)\.(?:(?P<first>gate_up_proj)|down_proj)")
 # `layer_types` is read by no class of `transformers` for them.
 READ_BY_EXPERTS: Final = (READ_BY_DENSE | {_CHOSEN}) - {"layer_types"}
 ROUTERS_IN_TRAINING: Final = unread(
@@ -77,43 +79,47 @@ def experts(
     projections: tuple[str, str, str],
     router: Linear | None = None,
 ) -> Experts:
-    """The experts of a layer, or the rank's own; no tensor of others is asked for. block: what the layer calls them
-    with their router. projections: what an expert calls those of gate, up and down. router: has been read; None: it is
-    read here. Raises ShareError."""
+    """The experts of a layer, or the rank's part of their widths. block: what the layer calls them with their router.
+    projections: what an expert calls those of gate, up and down. router: has been read; None: it is read here. Raises
+    ShareError."""
     own, hidden, width = f"model.layers.{layer}.", config.hidden_size, config.expert_size
     gate, up, down = projections
-    mine = tensors.share.part_of(config.experts, "experts")
-    each = [f"{own}{block}.experts.{number}." for number in mine]
+    each = [f"{own}{block}.experts.{number}." for number in range(config.experts)]
+    outputs, inputs = part_of_width(width, tensors.share, what=OF_AN_EXPERT)
     if router is None:
         router = tensors.linear((f"{own}{block}.gate",), (config.experts,), hidden, bias=False, dequantized=True)
     return Experts(
         norm=tensors.norm(f"{own}post_attention_layernorm", hidden, config.rms_norm_eps),
         router=router,
-        gate_up=tensors.linears([(prefix + gate, prefix + up) for prefix in each], (width, width), hidden),
-        down=tensors.linears([(prefix + down,) for prefix in each], (hidden,), width),
+        gate_up=tensors.linears([(prefix + gate, prefix + up) for prefix in each], (width, width), hidden, own=outputs),
+        down=tensors.linears([(prefix + down,) for prefix in each], (hidden,), width, inputs=inputs),
         choice=Choice(config.chosen, config.renormalised),
-        share=tensors.share,
     )
 
 
 def one_by_one(config: ExpertsConfig, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The tensors of a checkpoint by name, and the experts of a layer by themselves, as `experts` names them, where the
-    checkpoint has all of them in one tensor: gate and up of each, or down, [experts, out, in]. Raises CheckpointError
-    for one of another shape."""
+    """`unstacked` of tensors as Qwen3-Next and Qwen3.5 name them."""
+    return unstacked(stored, _STACKED, config.experts, config.expert_size, config.hidden_size)
+
+
+def unstacked(
+    stored: Mapping[str, StoredTensor], stacked_name: re.Pattern[str], experts: int, width: int, hidden: int
+) -> dict[str, StoredTensor]:
+    """The tensors of a checkpoint by name, and the experts of a layer by themselves, each with gate_proj, up_proj and
+    down_proj, where the checkpoint has all of them in one tensor: gate and up of each, or down, [experts, out, in].
+    stacked_name: its groups are `of`, which the numbers of experts follow, and `first` for gate and up. Raises
+    CheckpointError for a tensor of another shape."""
     found: dict[str, StoredTensor] = {}
-    width, hidden = config.expert_size, config.hidden_size
-    parts = {
-        "gate_up_proj": (2 * width, hidden, (("gate_proj", 0, width), ("up_proj", width, 2 * width))),
-        "down_proj": (hidden, width, (("down_proj", 0, hidden),)),
-    }
+    of_first = (2 * width, hidden, (("gate_proj", 0, width), ("up_proj", width, 2 * width)))
+    of_last = (hidden, width, (("down_proj", 0, hidden),))
     for name, tensor in stored.items():
-        stacked = _STACKED.fullmatch(name)
+        stacked = stacked_name.fullmatch(name)
         if stacked is None or not isinstance(tensor, SafetensorsTensor | QuantizedTensor):
             found[name] = tensor
             continue
-        rows, columns, names = parts[stacked["which"]]
-        tensor.check((config.experts, rows, columns))
-        for expert in range(config.experts):
+        rows, columns, names = of_first if stacked["first"] else of_last
+        tensor.check((experts, rows, columns))
+        for expert in range(experts):
             for part, begin, end in names:
                 own = f"{stacked['of']}.{expert}.{part}.weight"
                 if own in stored:
@@ -187,19 +193,20 @@ def corrected_experts(
     activation: ExpertActivation,
     shared_bias: bool = False,
 ) -> Experts:
-    """The experts of a layer, or the rank's own, and what every token gets, which is the first rank's; no tensor of
-    other ranks is asked for. Raises ShareError. first: what an expert calls the projections of gate and up, or
-    of what it has in their place. shared_bias: of what every token gets."""
+    """The experts of a layer and its shared expert, or the rank's part of their widths. first: what an expert calls the
+    projections of gate and up, or of what it has in their place. shared_bias: of the shared expert. Raises
+    ShareError."""
     own = f"model.layers.{layer}."
     block, count, width = f"{own}mlp.", config.experts, config.size
-    each = [f"{block}experts.{number}." for number in tensors.share.part_of(count, "experts")]
+    each = [f"{block}experts.{number}." for number in range(count)]
     rows = (width,) * len(first)
+    outputs, inputs = part_of_width(width, tensors.share, pieces=len(first), what=OF_AN_EXPERT)
     correction = tensors.tensor((f"{block}gate.e_score_correction_bias",), (count,), dtype=torch.float32)
     return Experts(
         norm=tensors.norm(f"{own}post_attention_layernorm", hidden, eps),
         router=tensors.linear((f"{block}gate",), (count,), hidden, bias=False, dequantized=True),
-        gate_up=tensors.linears([tuple(prefix + name for name in first) for prefix in each], rows, hidden),
-        down=tensors.linears([(f"{prefix}down_proj",) for prefix in each], (hidden,), width),
+        gate_up=tensors.linears([tuple(prefix + name for name in first) for prefix in each], rows, hidden, own=outputs),
+        down=tensors.linears([(f"{prefix}down_proj",) for prefix in each], (hidden,), width, inputs=inputs),
         choice=Choice(
             config.chosen,
             config.renormalised,
@@ -209,19 +216,36 @@ def corrected_experts(
             config.chosen_groups,
             config.scale,
         ),
-        shared=_shared(config.shared_size, hidden, f"{block}shared_experts.", tensors, first, bias=shared_bias),
+        shared=shared_expert(
+            config.shared_size, hidden, f"{block}shared_experts.", tensors, (*first, "down_proj"), bias=shared_bias
+        )
+        if config.shared_size
+        else None,
         activation=activation,
-        share=tensors.share,
     )
 
 
-def _shared(
-    width: int, hidden: int, prefix: str, tensors: TensorReader, first: tuple[str, ...], *, bias: bool
-) -> SharedExpert | None:
-    if not width or not tensors.share.is_first:
-        return None
-
-    def linear(names: tuple[str, ...], rows: tuple[int, ...], columns: int) -> Linear:
-        return tensors.linear(tuple(prefix + name for name in names), rows, columns, bias=bias, dequantized=True)
-
-    return SharedExpert(linear(first, (width,) * len(first), hidden), linear(("down_proj",), (hidden,), width))
+def shared_expert(
+    width: int,
+    hidden: int,
+    prefix: str,
+    tensors: TensorReader,
+    projections: tuple[str, ...],
+    *,
+    bias: bool = False,
+    pieces: int = 0,
+    share: torch.Tensor | None = None,
+    dequantized: bool = True,
+) -> SharedExpert:
+    """The shared expert of a layer, or the rank's part of its width. projections: names of gate and up, or of what it
+    has in their place, and of down. pieces: of the first product, where one tensor has several; 0: one a tensor. share:
+    [hidden]. dequantized: see `TensorReader.linear`. Raises ShareError."""
+    *first, last = (prefix + name for name in projections)
+    pieces = pieces or len(first)
+    outputs, inputs = part_of_width(width, tensors.share, pieces=pieces, what="intermediate numbers of a shared expert")
+    rows = (pieces * width // len(first),) * len(first)
+    return SharedExpert(
+        tensors.linear(tuple(first), rows, hidden, bias=bias, own=outputs, dequantized=dequantized),
+        tensors.linear((last,), (hidden,), width, bias=bias, inputs=inputs, dequantized=dequantized),
+        share,
+    )

@@ -1,4 +1,5 @@
-"""A rank's part of a mixer: some of its heads, with their KV heads or groups, as a mixer by itself.
+"""A rank's part of a mixer: some of its heads, with their KV heads or groups, as a mixer by itself. Its part of a
+feed-forward: some of the intermediate numbers.
 
 A head's attention or state depends on the numbers of that head and its group alone. So the part is a mixer of fewer
 heads, which every kernel computes as any other: its KV blocks or its state slot have those heads, and its last product
@@ -13,7 +14,7 @@ from typing import Generic, TypeVar
 import torch
 
 from runahead.runtime.kernels.layers import AttentionShape, DeltaShape, Mamba2Shape
-from runahead.runtime.kernels.share import Share
+from runahead.runtime.kernels.share import Share, ShareError
 
 ShapeT = TypeVar("ShapeT", Mamba2Shape, DeltaShape)
 
@@ -34,6 +35,18 @@ def places_of(things: range, size: int = 1) -> torch.Tensor:
     return torch.arange(things.start * size, things.stop * size)
 
 
+def part_of_width(
+    width: int, share: Share, *, pieces: int = 2, what: str = "intermediate numbers"
+) -> tuple[torch.Tensor | None, range | None]:
+    """Which outputs of a feed-forward's first product the rank has, int64, and which inputs of its last one; None: all.
+    pieces: of the first product, each of `width` outputs: gate and up, or 1. what: names the numbers in the error.
+    Raises ShareError."""
+    if share.is_whole:
+        return None, None
+    inputs = share.part_of(width, what)
+    return torch.cat([piece * width + places_of(inputs) for piece in range(pieces)]), inputs
+
+
 def part_of_heads(shape: AttentionShape, share: Share) -> tuple[AttentionShape, torch.Tensor | None, range | None]:
     """The rank's heads of an attention as an attention by itself; which outputs of queries, keys and values they are,
     int64, and which inputs of the last product; None: the part is the whole. Raises ShareError."""
@@ -47,10 +60,15 @@ def part_of_heads(shape: AttentionShape, share: Share) -> tuple[AttentionShape, 
 
 
 def part_of_mamba2(shape: Mamba2Shape, share: Share) -> RecurrentPart[Mamba2Shape]:
-    """Raises ShareError where heads or groups can't be shared: a group's norm is over all of its heads."""
+    """Raises ShareError where a rank would have a part of a group."""
     if share.is_whole:
         return RecurrentPart(shape)
-    groups, heads = share.part_of(shape.groups, "groups of B and C"), share.part_of(shape.heads, "heads")
+    if shape.groups % share.of:
+        raise ShareError(
+            f"{share.of} ranks can't have equal parts of {shape.groups} groups of Mamba-2 heads; the number of ranks "
+            f"must divide {shape.groups}, since the norm of a group is taken over all of its heads"
+        )
+    groups, heads = share.part_of(shape.groups, "groups of Mamba-2 heads"), share.part_of(shape.heads, "heads")
     part = replace(shape, heads=len(heads), groups=len(groups))
     x, one_each = places_of(heads, shape.head_dim), places_of(heads, 1)
     channels = [(shape.inner, x), *[(shape.groups * shape.state, places_of(groups, shape.state))] * 2]

@@ -11,13 +11,14 @@ feed-forward that every token gets, with experts beside it or without. Their att
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
-from runahead.runtime.checkpoint import CheckpointError
+from runahead.runtime.checkpoint import CheckpointError, StoredTensor
 from runahead.runtime.kernels.choice import Choice
-from runahead.runtime.kernels.layers import Dense, Experts, FeedForward, Layer, Linear, Norm, SharedExpert
+from runahead.runtime.kernels.layers import Dense, Experts, FeedForward, Layer, Norm
 from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
 from runahead.runtime.models.blocks.dense import (
     READ_BY_DENSE,
@@ -32,7 +33,7 @@ from runahead.runtime.models.blocks.dense import (
     read_dense,
     rope_of,
 )
-from runahead.runtime.models.blocks.experts import ROUTERS_IN_TRAINING
+from runahead.runtime.models.blocks.experts import OF_AN_EXPERT, ROUTERS_IN_TRAINING, shared_expert, unstacked
 from runahead.runtime.models.blocks.mamba2 import (
     READ_BY_MAMBA2,
     SCANS_IN_CHUNKS,
@@ -40,6 +41,7 @@ from runahead.runtime.models.blocks.mamba2 import (
     mamba2,
     read_mamba2,
 )
+from runahead.runtime.models.blocks.mixer_shares import part_of_width
 from runahead.runtime.models.config.keys import BIASES_AS_THEY_ARE, unread
 from runahead.runtime.models.config.values import number
 from runahead.runtime.models.rope import Rope
@@ -54,6 +56,9 @@ _SHARED: Final = "shared_intermediate_size"
 _KINDS: Final = "layer_types"
 _POSITIONS: Final = "position_embedding_type"
 _NORMS: Final = "normalization_function"
+_STACKED: Final = re.compile(
+    r"(?P<of>model\.layers\.\d+\.block_sparse_moe)\.(?:(?P<first>input_linear)|output_linear)\.weight"
+)
 # As the models' makers name the kinds of layers, and as transformers 5 does.
 _RECURRENT: Final = {"mamba": True, "linear_attention": True, "attention": False, "full_attention": False}
 
@@ -166,29 +171,29 @@ def _read_hybrid(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Gran
 
 
 def _feed_forward(config: GraniteHybridConfig, layer: int, tensors: TensorReader) -> FeedForward:
-    """What every token gets is the first rank's where experts stand beside it. Raises ShareError."""
+    """The feed-forward of a layer, or the rank's part of its widths. Raises ShareError."""
     own, hidden, width = f"model.layers.{layer}.", config.hidden_size, config.shared_size
     norm = tensors.norm(f"{own}post_attention_layernorm", hidden, config.rms_norm_eps)
-
-    def shared() -> tuple[Linear, Linear]:
-        names, beside = (f"{own}shared_mlp.input_linear", f"{own}shared_mlp.output_linear"), bool(config.experts)
-        gate_up = tensors.linear(names[:1], (2 * width,), hidden, bias=False, dequantized=beside)
-        return gate_up, tensors.linear(names[1:], (hidden,), width, bias=False, dequantized=beside)
-
+    names, beside = ("input_linear", "output_linear"), bool(config.experts)
+    shared = shared_expert(width, hidden, f"{own}shared_mlp.", tensors, names, pieces=2, dequantized=beside)
     if not config.experts:
-        return Dense(norm, *shared())
+        return Dense(norm, shared.gate_up, shared.down)
     count, block, size = config.experts, f"{own}block_sparse_moe.", config.intermediate_size
-    mine = tensors.share.part_of(count, "experts")
-    beside = SharedExpert(*shared()) if tensors.share.is_first else None
+    outputs, inputs = part_of_width(size, tensors.share, what=OF_AN_EXPERT)
+    each = [f"{block}{number}." for number in range(count)]
+    both = [(f"{prefix}gate_proj", f"{prefix}up_proj") for prefix in each]
     return Experts(
         norm=norm,
         router=tensors.linear((f"{block}router.layer",), (count,), hidden, bias=False, dequantized=True),
-        gate_up=tensors.linears_of_one(f"{block}input_linear", count, 2 * size, hidden, mine),
-        down=tensors.linears_of_one(f"{block}output_linear", count, hidden, size, mine),
+        gate_up=tensors.linears(both, (size, size), hidden, own=outputs),
+        down=tensors.linears([(f"{prefix}down_proj",) for prefix in each], (hidden,), size, inputs=inputs),
         choice=Choice(config.chosen, renormalised=True),
-        shared=beside,
-        share=tensors.share,
+        shared=shared,
     )
+
+
+def _unstacked(config: GraniteHybridConfig, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    return unstacked(stored, _STACKED, config.experts, config.intermediate_size, config.hidden_size)
 
 
 def _hybrid_weights(config: GraniteHybridConfig, tensors: TensorReader) -> ModelWeights:
@@ -220,4 +225,5 @@ GRANITE_HYBRID: Final = Architecture(
     read=_read_hybrid,
     weights=_hybrid_weights,
     passed_over=passed_over,
+    unstacked=_unstacked,
 )

@@ -32,7 +32,6 @@ from runahead.runtime.kernels.layers import (
     Layer,
     Linear,
     Norm,
-    SharedExpert,
 )
 from runahead.runtime.models.architecture import Architecture, HeadWeights, ModelWeights, OwnHeads, TensorReader
 from runahead.runtime.models.blocks import dense
@@ -52,6 +51,7 @@ from runahead.runtime.models.blocks.experts import (
     one_by_one,
     read_choice,
     read_sparse,
+    shared_expert,
 )
 from runahead.runtime.models.blocks.mixer_shares import part_of_delta, part_of_heads, places_of
 from runahead.runtime.models.blocks.norms import one_added, with_one_added
@@ -217,22 +217,11 @@ def gated_delta(
 
 
 def experts_and_shared(config: Qwen3NextConfig, layer: int, tensors: TensorReader) -> Experts:
-    """The experts of a layer, and the one that every token gets, which is the first rank's."""
-    block, hidden, width = f"model.layers.{layer}.mlp.", config.hidden_size, config.shared_size
-    router = shared = None
-    if tensors.share.is_first:
-        own = f"{block}shared_expert"
-        router, share = tensors.linear_and_row(f"{block}gate", f"{own}_gate", config.experts, hidden)
-        shared = SharedExpert(
-            tensors.linear(
-                (f"{own}.gate_proj", f"{own}.up_proj"), (width, width), hidden, bias=False, dequantized=True
-            ),
-            tensors.linear((f"{own}.down_proj",), (hidden,), width, bias=False, dequantized=True),
-            share,
-        )
-    projections = "gate_proj", "up_proj", "down_proj"
-    found = experts(config, layer, tensors, block="mlp", projections=projections, router=router)
-    return replace(found, shared=shared)
+    """The experts of a layer and its shared expert, or the rank's part of their widths. Raises ShareError."""
+    block, hidden, projections = f"model.layers.{layer}.mlp.", config.hidden_size, ("gate_proj", "up_proj", "down_proj")
+    router, share = tensors.linear_and_row(f"{block}gate", f"{block}shared_expert_gate", config.experts, hidden)
+    shared = shared_expert(config.shared_size, hidden, f"{block}shared_expert.", tensors, projections, share=share)
+    return replace(experts(config, layer, tensors, block="mlp", projections=projections, router=router), shared=shared)
 
 
 def dense_or_experts(config: Qwen3NextConfig, layer: int, tensors: TensorReader) -> Dense | Experts:

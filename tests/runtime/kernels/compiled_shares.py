@@ -9,7 +9,6 @@ import torch
 
 from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.layers import Experts, Linear, Norm
-from runahead.runtime.kernels.share import Share
 from runahead.runtime.kernels.triton.gemm.gemv import GATED, SQUARED, STORE
 from runahead.runtime.kernels.triton.gemm.separate_epilogue import add_scaled, finish_product
 from runahead.runtime.kernels.triton.moe.layer import PackedExperts
@@ -31,16 +30,14 @@ def launch_what_follows_products() -> None:
 def launch_a_share() -> None:
     """On tensors without memory: many tokens, few, and a lone row. And what follows products."""
     launch_what_follows_products()
-    share = Share(1, 4)
-    empty, own = partial(torch.empty, dtype=torch.bfloat16, device="meta"), len(share.part_of(COUNT, "experts"))
+    empty, width = partial(torch.empty, dtype=torch.bfloat16, device="meta"), WIDTH // 4
     packed = PackedExperts.of(
         Experts(
             Norm(empty(HIDDEN), 1e-6),
             Linear(empty(COUNT, HIDDEN), None),
-            tuple(Linear(empty(2 * WIDTH, HIDDEN), None) for _ in range(own)),
-            tuple(Linear(empty(HIDDEN, WIDTH), None) for _ in range(own)),
+            tuple(Linear(empty(2 * width, HIDDEN), None) for _ in range(COUNT)),
+            tuple(Linear(empty(HIDDEN, width), None) for _ in range(COUNT)),
             Choice(CHOSEN, renormalised=True),
-            share=share,
         )
     )
     arrived = empty(1, dtype=torch.int32)

@@ -55,8 +55,9 @@ class Divided:
     def run(self, shape: LaunchShape) -> None:
         with ThreadPoolExecutor(len(self.programs)) as threads:
             work = [threads.submit(self._run, rank, shape) for rank in range(len(self.programs))]
-            for done in reversed(work):  # one that has failed keeps those before it waiting
-                done.result()
+            failed = [error for done in work if (error := done.exception()) is not None]
+            for error in sorted(failed, key=lambda error: isinstance(error, AssertionError)):
+                raise error  # rather than that another waits for it
 
     @torch.inference_mode()
     def _run(self, rank: int, shape: LaunchShape) -> None:

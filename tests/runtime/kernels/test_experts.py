@@ -20,6 +20,7 @@ from runahead.runtime.kernels.reference.experts import BoundExperts, ExpertBuffe
 from runahead.runtime.kernels.reference.linear import Products, choose_products
 from runahead.runtime.kernels.reference.norm import NormWeight
 from runahead.runtime.kernels.share import Share
+from runahead.runtime.models.blocks.mixer_shares import part_of_width
 
 HIDDEN, WIDTH, COUNT, SHARED = 24, 16, 7, 12
 
@@ -193,15 +194,20 @@ class Layer:
         self.bound = BoundExperts.of(self.weights, self.products)
 
     def part(self, share: Share) -> Layer:
-        """What a rank has of it."""
-        own, part = share.part_of(self.weights.count, "experts"), copy(self)
-        part.weights = replace(
-            self.weights,
-            gate_up=self.weights.gate_up[own.start : own.stop],
-            down=self.weights.down[own.start : own.stop],
-            shared=self.weights.shared if share.is_first else None,
-            share=share,
-        )
+        """What a rank has of it: a part of each expert's width, and of the shared one's."""
+        part, shared, pieces = copy(self), self.weights.shared, 2 if self.weights.activation == "silu" else 1
+
+        def narrow(first: Linear, last: Linear, width: int) -> tuple[Linear, Linear]:
+            outputs, inputs = part_of_width(width, share, pieces=pieces)
+            plain = self.plain[id(first)].float(), self.plain[id(last)].float()
+            taken = plain if outputs is None or inputs is None else (plain[0][outputs], plain[1][:, list(inputs)])
+            return Linear(self.products.pack(taken[0]), None), Linear(self.products.pack(taken[1]), None)
+
+        both = zip(self.weights.gate_up, self.weights.down, strict=True)
+        gate_up, down = zip(*[narrow(first, last, WIDTH) for first, last in both], strict=True)
+        if shared is not None:
+            shared = SharedExpert(*narrow(shared.gate_up, shared.down, SHARED), shared.share)
+        part.weights = replace(self.weights, gate_up=gate_up, down=down, shared=shared)
         part.bound = BoundExperts.of(part.weights, self.products)
         return part
 
@@ -217,7 +223,9 @@ class Layer:
         count = len(residual)
         rows = count + -count % self.products.row_multiple
         buffers = Buffers.make(rows, HIDDEN, self.products)
-        own = ExpertBuffers.make(rows, HIDDEN, self.weights.count, WIDTH, SHARED, self.weights.activation)
+        weights = self.weights
+        shared = 0 if weights.shared is None else weights.shared.width
+        own = ExpertBuffers.make(rows, HIDDEN, weights.count, weights.width, shared, weights.activation)
         for field in fields(own):
             getattr(own, field.name).fill_(float("nan"))
         buffers.branch_array[:] = np.nan

@@ -20,7 +20,6 @@ from runahead.cuda_graphs.shape import Form
 from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.reference import experts
 from runahead.runtime.kernels.reference.sampling import sample_rows
-from runahead.runtime.kernels.share import Share
 from runahead.runtime.wire.parameters import SamplingParams
 from tests.parity.upcycled import BUNDLED, upcycled
 from tests.runtime.kernels.near_ties import (
@@ -190,11 +189,9 @@ def test_the_smallest_gap_of_all_routers_is_found(mixtral: Path, monkeypatch: py
     """What each layer's router scores, as it hands it over."""
     reference, seen, route = Reference(mixtral), [], experts.route
 
-    def watched(
-        scores: NDArray[np.float32], live: NDArray[np.intp], choice: Choice, share: Share
-    ) -> Iterator[experts.Group]:
+    def watched(scores: NDArray[np.float32], live: NDArray[np.intp], choice: Choice) -> Iterator[experts.Group]:
         seen.append(scores[live])
-        return route(scores, live, choice, share)
+        return route(scores, live, choice)
 
     monkeypatch.setattr(experts, "route", watched)
     _, router = reference.after(PREFIX)

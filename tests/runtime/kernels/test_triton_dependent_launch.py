@@ -197,7 +197,7 @@ def test_what_lists_the_tokens_of_experts(monkeypatch: pytest.MonkeyPatch) -> No
 
     def run() -> None:
         routing._list_kernel[(3,)](  # not through `route`, which makes the places itself
-            places, entries, counts, items, arrived, 3, 6, COUNT=3, CHOSEN=2, BEGIN=0, OWN=3, PADDED_OWN=16, LISTED=16,
+            places, entries, counts, items, arrived, 3, 6, COUNT=3, CHOSEN=2, PADDED=16, LISTED=16,
             BLOCK=16, DEPENDENT=False,
         )  # fmt: skip
 
@@ -268,7 +268,7 @@ def test_the_last_products_of_a_lone_row(monkeypatch: pytest.MonkeyPatch) -> Non
     def run() -> None:
         expert_row._down_kernel[(DEPTH // 16,)](
             x, live, down, named, shares, scores, shared_x, shared, shared, residual, COUNT=5, CHOSEN=2, PLACES=2,
-            OWN=0, OUTPUTS=DEPTH, DEPTH=16, ROWS=16, BLOCK=16, SHARED=24, SHARED_BLOCK=16, SHARED_BIAS=False,
+            OUTPUTS=DEPTH, DEPTH=16, ROWS=16, BLOCK=16, SHARED=24, SHARED_BLOCK=16, SHARED_BIAS=False,
             SHARE=True, DEPENDENT=False,
         )  # fmt: skip
 

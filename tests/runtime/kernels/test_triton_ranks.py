@@ -9,12 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen3Config
+from transformers import Glm4MoeConfig, NemotronHConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig
 
 from tests.runtime.kernels.triton_device import triton_device
 
 DEVICE = triton_device()
-pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("matrix_units")]
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.usefixtures("matrix_units"),
+    # Of query tokens that are none: rows without drafts beside rows with some.
+    pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning"),
+]
 
 from runahead.cuda_graphs.rings import RingLayout  # noqa: E402
 from runahead.runtime.checkpoint import open_checkpoint  # noqa: E402
@@ -27,22 +32,50 @@ from runahead.runtime.wire.parameters import SamplingParams  # noqa: E402
 from tests.runtime.kernels.device_twin import mapped_rings  # noqa: E402
 from tests.runtime.kernels.divided_programs import Divided  # noqa: E402
 from tests.runtime.launches import Launches, over_program  # noqa: E402
-from tests.runtime.models.checkpoints import Case, save  # noqa: E402
+from tests.runtime.models.checkpoints import IDS, Case, save  # noqa: E402
 
 RANKS, ROWS, BLOCK_SIZE, EACH, MAX_TOKENS, DRAFTS = 2, 3, 16, 3, 64, 2
 VOCAB = 160
+# Of which ranks have parts that the exact kernels take.
 SHAPE = {
     "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 8, "head_dim": 16,
     "num_key_value_heads": 2, "num_hidden_layers": 2,
 }  # fmt: skip
+_ROUTED = {
+    "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "n_group": 1, "topk_group": 1,
+    "first_k_dense_replace": 1,
+}  # fmt: skip
+_MAMBA2 = {
+    "layers_block_type": ["linear_attention", "mlp", "full_attention"], "num_hidden_layers": 3, "mamba_num_heads": 4,
+    "mamba_head_dim": 32, "n_groups": 2, "ssm_state_size": 16, "time_step_min": 0.2,
+}  # fmt: skip
+_DELTA = {
+    "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2, "linear_key_head_dim": 16,
+    "linear_num_value_heads": 4, "linear_value_head_dim": 32, "num_experts": 5, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 128, "shared_expert_intermediate_size": 128,
+}  # fmt: skip
+MODELS = {
+    "dense": Case("dense", Qwen3Config, SHAPE, torch.bfloat16),
+    "experts": Case(
+        "experts",
+        Qwen3MoeConfig,
+        {**SHAPE, **IDS, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 128},
+        torch.bfloat16,
+    ),
+    "shared expert": Case("shared expert", Glm4MoeConfig, {**SHAPE, **IDS, **_ROUTED}, torch.bfloat16),
+    "mamba-2 and feed-forwards without gates": Case(
+        "nemotron_h", NemotronHConfig, {**SHAPE, **IDS, **_MAMBA2}, torch.bfloat16
+    ),
+    "gated delta nets and experts": Case("qwen3_next", Qwen3NextConfig, {**SHAPE, **IDS, **_DELTA}, torch.bfloat16),
+}
 GREEDY = SamplingParams(temperature=0.0)
 TOLERANCE = 0.03  # of bfloat16, by the norm: partial sums are rounded on each rank
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(params=MODELS, scope="module")
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("model")
-    save(Case("divided", Qwen3Config, SHAPE, torch.bfloat16), made)
+    save(MODELS[request.param], made)
     return made
 
 
@@ -71,8 +104,9 @@ def divided_on(folder: Path) -> Divided:
 WORK = ({0: 20}, {0: 1, 1: 7}, {0: 1, 1: 10}, {0: 1, 1: 1})
 
 
-def begun(run: Any, rings: Any) -> Launches:
-    launches = Launches(run, rings, VOCAB, EACH)
+def begun(run: Any, rings: Any, program: TritonProgram) -> Launches:
+    keeps_states = any(layer.mixer is not None and layer.mixer.keeps.state for layer in program._model.weights.layers)
+    launches = Launches(run, rings, VOCAB, EACH, 0 if keeps_states else None)
     launches.begin(0, [3 + 11 * i % 150 for i in range(17)], GREEDY)
     launches.begin(1, [5 + 7 * i % 150 for i in range(12)], GREEDY)
     return launches
@@ -81,7 +115,7 @@ def begun(run: Any, rings: Any) -> Launches:
 def test_two_ranks_have_the_logits_of_the_whole_model_and_the_same_rows(folder: Path) -> None:
     whole_rings, divided = make_rings(), divided_on(folder)
     whole = program_of(folder, ONE_RANK, whole_rings)
-    one, both = begun(over_program(whole), whole_rings), begun(divided.run, divided.rings)
+    one, both = begun(over_program(whole), whole_rings, whole), begun(divided.run, divided.rings, whole)
     compared = 0
     for work in WORK:
         one.launch(work)
@@ -99,7 +133,7 @@ def test_two_ranks_have_the_logits_of_the_whole_model_and_the_same_rows(folder: 
 
 def test_drafts_of_the_first_rank_are_those_of_all(folder: Path) -> None:
     divided = divided_on(folder)
-    launches = begun(divided.run, divided.rings)
+    launches = begun(divided.run, divided.rings, divided.programs[0])
     for work in WORK[:3]:
         launches.launch(work)
     for _ in range(3):

@@ -14,7 +14,6 @@ DEVICE = triton_device()
 
 from runahead.runtime.kernels.choice import Choice  # noqa: E402
 from runahead.runtime.kernels.layers import ExpertActivation, Experts, Linear, SharedExpert  # noqa: E402
-from runahead.runtime.kernels.share import Share  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
 from runahead.runtime.kernels.triton.forward.unfused_products import scores_of, with_shared  # noqa: E402
 from runahead.runtime.kernels.triton.moe import grouped_gemm  # noqa: E402
@@ -163,28 +162,6 @@ def test_a_masked_lone_row_gets_nothing_of_the_shared_expert_either() -> None:
     masked = replace(case, live=torch.zeros_like(case.live))
     assert torch.equal(masked.added_to_a_lone_row(), case.x.cpu())
     assert not torch.equal(case.added_to_a_lone_row(), case.x.cpu())
-
-
-@pytest.mark.parametrize("tokens", [1, 9])
-def test_of_two_ranks_the_first_has_the_shared_expert(tokens: int) -> None:
-    """Whose router makes one score more."""
-    shared = shared_expert(48, 40, torch.float32, "silu", ("share",))
-    case = Case.of(tokens, 8, 3, "random", torch.float32, 40, 24, shared=shared)
-    weights = case.packed.weights
-
-    def added(case: Case) -> torch.Tensor:
-        return case.added_to_a_lone_row() - case.x.cpu() if tokens == 1 else case.made()
-
-    def of_rank(rank: int) -> Case:
-        share, own = Share(rank, 2), slice(4 * rank, 4 * rank + 4)
-        part = replace(
-            weights, gate_up=weights.gate_up[own], down=weights.down[own], share=share,
-            shared=shared if rank == 0 else None,
-        )  # fmt: skip
-        packed = PackedExperts.of(part)
-        return replace(case, packed=packed, scores=case.scores[:, : packed.scored].contiguous())
-
-    assert relative_error(added(of_rank(0)) + added(of_rank(1)), added(case)) < 1e-5
 
 
 @pytest.mark.parametrize("dtype", [HALF, torch.float32])

@@ -7,75 +7,98 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from transformers import Glm4MoeConfig
 
-from runahead.runtime.checkpoint import StoredTensor, open_checkpoint
+from runahead.runtime.checkpoint import open_checkpoint
 from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
-from runahead.runtime.kernels.layers import DeltaShape, Experts, GatedDelta, Linear, Mamba2, Mamba2Shape
+from runahead.runtime.kernels.layers import DeltaShape, Experts, GatedDelta, Linear, Mamba2, Mamba2Shape, Ungated
 from runahead.runtime.kernels.share import WHOLE, Share, ShareError
 from runahead.runtime.models import weights as weights_module
 from runahead.runtime.models.memory import memory_of
 from runahead.runtime.models.read_config import load_config
-from runahead.runtime.models.weights import described, load_weights
+from runahead.runtime.models.weights import described, dummy_weights, load_weights
+from tests.gpu.gpu_chain import small_config
+from tests.runtime.kernels.hybrid_configs import HALVED
 from tests.runtime.kernels.recurrent_batches import Row
 from tests.runtime.kernels.recurrent_mixers import by_the_reference, held_states
 from tests.runtime.kernels.test_expert_shares import ranks
-from tests.runtime.models.checkpoints import IDS, Case, save
-from tests.runtime.models.grouped_experts import GLM4_MOE
+from tests.runtime.models.checkpoints import CASES, save
 from tests.runtime.models.shared_models import (
     EXPERTS,
     RECURRENT,
     config_of,
     layers_of,
-    model_of,
     normed,
     parts_of_states,
     projected,
 )
 
-OF_AN_EXPERT = re.compile(r".*\.experts\.(\d+)\..*")
+OF_EXPERTS = re.compile(r"experts?\.|block_sparse_moe\.(in|out)put|shared_mlp")
 CPU = torch.device("cpu")
 # A row that begins, one that goes on by a token, one that is masked, one that goes on by several.
 ROWS = (Row(2, 0, 5), Row(0, 7, 1), Row(1, 3, 2, alive=False), Row(4, 9, 3))
 
 
-def side_by_side(parts: tuple[tuple[Linear, ...], ...]) -> torch.Tensor:
-    return torch.stack([linear.weight for part in parts for linear in part])
+def halves_of(first: Linear, last: Linear) -> list[torch.Tensor]:
+    """Gate and up, or what a feed-forward has in their place, of its first product."""
+    pieces = len(first.weight) // last.weight.shape[1]
+    return list(first.weight.chunk(pieces))
+
+
+def check_widths(whole: tuple[Linear, Linear], parts: list[tuple[Linear, Linear]]) -> None:
+    """The first and the last product of a feed-forward are the ranks' side by side."""
+    side_by_side = [torch.cat(halves) for halves in zip(*(halves_of(*part) for part in parts), strict=True)]
+    assert torch.equal(torch.cat(side_by_side), whole[0].weight)
+    assert torch.equal(torch.cat([last.weight for _, last in parts], 1), whole[1].weight)
+    if whole[0].bias is not None:
+        assert torch.equal(torch.cat([first.bias for first, _ in parts if first.bias is not None]), whole[0].bias)
+    assert [last.bias is not None for _, last in parts] == [
+        whole[1].bias is not None and rank == 0 for rank in range(len(parts))
+    ], "a bias is added once"
 
 
 @pytest.mark.parametrize("of", [2, 4])
 @pytest.mark.parametrize("architecture", EXPERTS)
-def test_each_expert_is_exactly_one_rank_s_and_the_router_every_rank_s(architecture: str, of: int) -> None:
-    config, found = config_of(architecture), 0
-    for whole, *parts in layers_of(config, [WHOLE, *ranks(of)]):
-        experts = [part.feed_forward for part in parts if isinstance(part.feed_forward, Experts)]
-        if not isinstance(whole.feed_forward, Experts):
+def test_ranks_divide_the_width_of_each_expert_and_have_the_same_router(architecture: str, of: int) -> None:
+    found = 0
+    for whole, *parts in layers_of(config_of(architecture), [WHOLE, *ranks(of)]):
+        complete, own = whole.feed_forward, [part.feed_forward for part in parts]
+        if not isinstance(complete, Experts):
             continue
         found += 1
-        complete = whole.feed_forward
-        assert [one.share for one in experts] == ranks(of)
-        assert all(one.count == complete.count and len(one.down) == complete.count // of for one in experts)
-        assert torch.equal(side_by_side(tuple(one.gate_up for one in experts)), side_by_side((complete.gate_up,)))
-        assert torch.equal(side_by_side(tuple(one.down for one in experts)), side_by_side((complete.down,)))
+        experts = [one for one in own if isinstance(one, Experts)]
+        for number, both in enumerate(zip(complete.gate_up, complete.down, strict=True)):
+            check_widths(both, [(one.gate_up[number], one.down[number]) for one in experts])
         assert all(torch.equal(one.router.weight, complete.router.weight) for one in experts)
-        held = [one.shared is not None for one in experts]
-        assert held == [complete.shared is not None and rank == 0 for rank in range(of)]
+        if complete.shared is not None:
+            shared = [one.shared for one in experts if one.shared is not None]
+            check_widths((complete.shared.gate_up, complete.shared.down), [(one.gate_up, one.down) for one in shared])
+            if complete.shared.share is not None:
+                assert all(one.share is not None and torch.equal(one.share, complete.shared.share) for one in shared)
     assert found
 
 
-@pytest.mark.parametrize("architecture", [name for name in EXPERTS if name != "GraniteMoeHybridForCausalLM"])
-def test_no_tensor_of_an_expert_is_asked_for_by_two_ranks(architecture: str) -> None:
-    """Granite has those of all experts in one."""
-    config, asked = config_of(architecture), [list[str]() for _ in range(5)]
-    for share, names in zip([WHOLE, *ranks(4)], asked, strict=True):
-        model_of(config, share, names)
-    whole, *parts = ([name for name in names if OF_AN_EXPERT.fullmatch(name)] for names in asked)
-    assert sorted(name for part in parts for name in part) == sorted(whole)
-    assert len(set(whole)) == len(whole) > 0
-    for rank, part in enumerate(parts):
-        numbers = {int(found[1]) for name in part if (found := OF_AN_EXPERT.fullmatch(name))}
-        assert numbers == set(range(3 * rank, 3 * rank + 3))
+@pytest.mark.parametrize("bias", [False, True])
+def test_ranks_divide_the_width_of_feed_forwards_without_gates(bias: bool) -> None:
+    halved = {**HALVED["NemotronHForCausalLM"], "pattern": "*-*-", "recurrent": (False,) * 4, "mlp_bias": bias}
+    config = small_config(architecture="NemotronHForCausalLM", **halved)
+    for whole, *parts in layers_of(config, [WHOLE, *ranks(2)]):
+        if isinstance(whole.feed_forward, Ungated):
+            ungated = [part.feed_forward for part in parts if isinstance(part.feed_forward, Ungated)]
+            check_widths((whole.feed_forward.up, whole.feed_forward.down), [(one.up, one.down) for one in ungated])
+
+
+@pytest.mark.parametrize("of", [2, 4])
+@pytest.mark.parametrize("architecture", EXPERTS)
+def test_random_experts_are_the_same_numbers_for_any_number_of_ranks(architecture: str, of: int) -> None:
+    config = config_of(architecture)
+    whole, *parts = (
+        dummy_weights(config, torch.float32, CPU, lambda weight: weight, share=share) for share in [WHOLE, *ranks(of)]
+    )
+    for number, layer in enumerate(whole.layers):
+        if isinstance(layer.feed_forward, Experts):
+            own = [part.layers[number].feed_forward for part in parts]
+            downs = [one.down[1].weight for one in own if isinstance(one, Experts)]
+            assert torch.equal(torch.cat(downs, 1), layer.feed_forward.down[1].weight)
 
 
 @pytest.mark.parametrize("of", [2, 4])
@@ -127,11 +150,31 @@ def test_a_rank_s_state_slots_have_its_heads_alone(architecture: str, of: int) -
 @pytest.mark.parametrize(
     ("architecture", "changes", "of", "sentence"),
     [
-        ("MixtralForCausalLM", {"experts": 11}, 2, "2 ranks can't have equal parts of 11 experts"),
-        ("MixtralForCausalLM", {"num_heads": 8}, 8, "8 ranks can't have equal parts of 12 experts"),
-        ("GraniteMoeHybridForCausalLM", {"experts": 11}, 2, "2 ranks can't have equal parts of 11 experts"),
-        ("BambaForCausalLM", {"mamba": Mamba2Shape(6, 8, 2, 16, 4)}, 4, "4 ranks .* of 2 groups of B and C"),
-        ("BambaForCausalLM", {"mamba": Mamba2Shape(6, 8, 1, 16, 4)}, 2, "2 ranks .* of 1 groups of B and C"),
+        (
+            "MixtralForCausalLM",
+            {"expert_size": 18},
+            4,
+            "4 ranks can't have equal parts of 18 intermediate numbers of an",
+        ),
+        (
+            "GraniteMoeHybridForCausalLM",
+            {"intermediate_size": 33},
+            2,
+            "2 ranks .* of 33 intermediate numbers of an expert",
+        ),
+        ("Qwen3NextForCausalLM", {"shared_size": 25}, 2, "2 ranks .* of 25 intermediate numbers of a shared expert"),
+        (
+            "BambaForCausalLM",
+            {"mamba": Mamba2Shape(6, 8, 2, 16, 4)},
+            4,
+            "4 ranks .* of 2 groups of Mamba-2 heads; .* divide 2, since the norm",
+        ),
+        (
+            "BambaForCausalLM",
+            {"mamba": Mamba2Shape(6, 8, 1, 16, 4)},
+            2,
+            "2 ranks .* of 1 groups of Mamba-2 heads; .* divide 1, since the norm",
+        ),
         (
             "Qwen3NextForCausalLM",
             {"delta": DeltaShape(2, 8, 8, 16, 3)},
@@ -147,26 +190,34 @@ def test_what_ranks_can_t_have_in_equal_parts_is_refused_by_a_sentence(
         described(config_of(architecture, **changes), Share(0, of))
 
 
-def test_of_a_checkpoint_s_experts_a_rank_reads_its_own_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(Case("glm4_moe", Glm4MoeConfig, {**IDS, **GLM4_MOE}), tmp_path)
-    tensors, checkpoint = load_file(tmp_path / "model.safetensors"), open_checkpoint(tmp_path)
-    read, copy, done = list[str](), weights_module.copy_stored, list[tuple[int, int]]()
+@pytest.mark.parametrize("name", ["mixtral_window", "glm4_moe_bfloat16_two_shared", "granite_hybrid", "qwen3_5_moe"])
+def test_a_rank_reads_its_slices_of_experts_and_nothing_else(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Granite and Qwen3.5 have the experts of a layer in one tensor."""
+    save(next(case for case in CASES if case.name == name), tmp_path)
+    checkpoint, read, reading = open_checkpoint(tmp_path), dict[str, int](), weights_module.read_safetensors
+    done = list[tuple[int, int]]()
 
-    def copy_stored(
-        tensor: StoredTensor, part: torch.Tensor, rows: range | None = None, inputs: range | None = None
-    ) -> None:
-        assert isinstance(tensor, SafetensorsTensor)
-        read.append(tensor.name)
-        copy(tensor, part, rows, inputs)
+    def read_safetensors(
+        stored: SafetensorsTensor, rows: range | None = None, inputs: range | None = None
+    ) -> torch.Tensor:
+        tensor = reading(stored, rows, inputs)
+        read[stored.name] = read.get(stored.name, 0) + tensor.numel()
+        return tensor
 
-    monkeypatch.setattr(weights_module, "copy_stored", copy_stored)
-    weights = load_weights(
-        checkpoint, load_config(checkpoint), torch.float32, CPU, lambda weight: weight, lambda *at: done.append(at),
-        Share(1, 4),
-    )  # fmt: skip
-    assert {int(found[1]) for name in read if (found := OF_AN_EXPERT.fullmatch(name))} == {3, 4, 5}
-    experts = weights.layers[1].feed_forward
-    assert isinstance(experts, Experts)
-    for number, linear in zip((3, 4, 5), experts.down, strict=True):
-        assert torch.equal(linear.weight, tensors[f"model.layers.1.mlp.experts.{number}.down_proj.weight"])
-    assert done[-1][0] == done[-1][1], "progress comes to its end"
+    def load(share: Share) -> None:
+        load_weights(
+            checkpoint, load_config(checkpoint), torch.float32, CPU, lambda weight: weight,
+            lambda *at: done.append(at), share,
+        )  # fmt: skip
+        assert done[-1][0] == done[-1][1], "progress comes to its end"
+
+    monkeypatch.setattr(weights_module, "read_safetensors", read_safetensors)
+    load(WHOLE)
+    whole = dict(read)
+    read.clear()
+    load(Share(1, 2))
+    of_experts = {name for name in whole if OF_EXPERTS.search(name)}
+    assert of_experts
+    assert all(2 * read[name] == whole[name] for name in of_experts)

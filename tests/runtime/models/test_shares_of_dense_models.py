@@ -22,10 +22,8 @@ from runahead.runtime.models.read_config import load_config
 from runahead.runtime.models.weights import described, dummy_weights, load_weights
 from tests.gpu.gpu_chain import small_config
 from tests.runtime.checkpoint.gguf_files import llama, write
-from tests.runtime.kernels.hybrid_configs import HALVED
 from tests.runtime.kernels.test_expert_shares import ranks
 from tests.runtime.models.checkpoints import CASES, Case, save
-from tests.runtime.models.shared_models import EXPERTS, RECURRENT, config_of
 
 CPU = torch.device("cpu")
 NAMES = ("llama_tied_biased", "phi3", "qwen3_biased_grouped", "gemma3", "smollm3", "granite_biased")
@@ -178,16 +176,3 @@ def test_a_rank_keeps_keys_and_values_of_its_kv_heads_alone() -> None:
 def test_what_can_t_be_divided_is_said_by_a_sentence(changes: dict[str, object], of: int, sentence: str) -> None:
     assert why_not_divided(small_config(**changes), of).startswith(sentence)
     assert why_not_divided(small_config(), of if of < 8 else 4) == ""
-
-
-@pytest.mark.parametrize("architecture", sorted({*EXPERTS, *RECURRENT}))
-def test_experts_and_recurrent_states_are_not_divided_yet(architecture: str) -> None:
-    found = "keeps recurrent states" if architecture in RECURRENT else "has experts"
-    why = why_not_divided(config_of(architecture), 2)
-    assert why == f"{architecture} {found}, which are not divided among ranks yet"
-
-
-def test_feed_forwards_without_gates_are_not_called_experts() -> None:
-    halved = {**HALVED["NemotronHForCausalLM"], "pattern": "*-*-", "recurrent": (False,) * 4}
-    sentence = "NemotronHForCausalLM has feed-forwards without gates, which are not divided among ranks yet"
-    assert why_not_divided(small_config(architecture="NemotronHForCausalLM", **halved), 2) == sentence

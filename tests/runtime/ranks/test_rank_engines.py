@@ -4,8 +4,10 @@ and fills whatever is given back with nonsense, on every rank."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,14 +31,33 @@ ASKED: dict[int, SamplingParams] = {
 }
 
 
-def folder_of(tmp: Path, name: str = "llama") -> Path:
-    save(next(case for case in CASES if case.name == name), tmp)
-    return tmp
+# Models, numbers of ranks and depths.
+CELLS = (
+    *(("llama", of, depth) for of in (2, 4) for depth in (0, 1, 2, 4)),
+    ("mixtral_window", 2, 0), ("mixtral_window", 4, 2), ("glm4_moe_bfloat16_two_shared", 2, 2),
+    ("granite_hybrid", 2, 2), ("qwen3_next", 2, 0), ("qwen3_next", 2, 4), ("nemotron_h", 2, 1),
+)  # fmt: skip
+RECURRENT = {"granite_hybrid", "qwen3_next", "nemotron_h"}
+SNAPSHOTS: Mapping[str, Any] = {"state_snapshot_blocks": 1, "state_snapshots": 40}
+FolderOf = Callable[[str], Path]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return folder_of(tmp_path_factory.mktemp("llama"))
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> FolderOf:
+    """A checkpoint by its name, made once."""
+
+    @cache
+    def made(name: str) -> Path:
+        folder = tmp_path_factory.mktemp(name)
+        save(next(case for case in CASES if case.name == name), folder)
+        return folder
+
+    return made
+
+
+@pytest.fixture
+def folder(folder_of: FolderOf) -> Path:
+    return folder_of("llama")
 
 
 def lived(own: Life) -> dict[int, Said]:
@@ -63,35 +84,40 @@ def lived(own: Life) -> dict[int, Said]:
 
 
 @cache
-def oracle(folder: Path, of: int) -> dict[int, Said]:
+def oracle(folder: Path, of: int, *, keeps_states: bool = False) -> dict[int, Said]:
     """What the segments of one process say, in serial."""
     with pytest.MonkeyPatch.context() as patched:
-        return lived(life(folder, 0, patched, segments=of, num_blocks=120))
+        return lived(life(folder, 0, patched, segments=of, num_blocks=120, **(SNAPSHOTS if keeps_states else {})))
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2, 4])
-@pytest.mark.parametrize("of", [2, 4])
+@pytest.mark.parametrize(("name", "of", "depth"), CELLS)
 def test_ranks_say_what_segments_of_one_process_say(
-    of: int, depth: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, of: int, depth: int, folder_of: FolderOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a pool that is too small for all rows, and with a barrier before every eighth launch."""
+    folder, keeps_states = folder_of(name), name in RECURRENT
     own = life(
-        folder, depth, monkeypatch, ranks=of, threads=True, num_blocks=20, log_interval=8, log_mode="barrier"
+        folder, depth, monkeypatch, ranks=of, threads=True, num_blocks=20, log_interval=8, log_mode="barrier",
+        **(SNAPSHOTS if keeps_states else {}),
     )  # fmt: skip
     said = lived(own)
-    assert said == oracle(folder, of)
+    assert said == oracle(folder, of, keeps_states=keeps_states)
     assert all(len(each.ends) == 1 for each in said.values())
     figures = own.engine.stats()
     assert figures.events["evicted"].count > 0, "nobody was evicted: the pool is too large"
     assert figures.cached_tokens > 0
     assert len(own.programs) == of
-    for name in ("seq_len", "last_token", "alive", "held", "block_table", "parameters"):
-        columns = [getattr(program.rows, name)[:-1] for program in own.programs]
-        assert all(np.array_equal(column, columns[0]) for column in columns), f"ranks differ in {name}"
+    for kept in ("seq_len", "last_token", "alive", "held", "block_table", "parameters"):
+        columns = [getattr(program.rows, kept)[:-1] for program in own.programs]
+        assert all(np.array_equal(column, columns[0]) for column in columns), f"ranks differ in {kept}"
 
 
-def test_the_other_ranks_sample_and_draft_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a drafter guesses is rank 0's, and changes no token."""
+@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+def test_the_other_ranks_sample_and_draft_nothing(
+    name: str, folder_of: FolderOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a drafter guesses is rank 0's, and changes no token. Every rank replays drafts that became tokens."""
+    folder = folder_of(name)
     own = life(folder, 2, monkeypatch, ranks=2, threads=True, num_blocks=120, drafter="ngram", draft_tokens=3)
     repeated = [5, 6, 7, 8] * 6
     own.ask(0, repeated, 40)

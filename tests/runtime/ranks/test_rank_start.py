@@ -161,8 +161,8 @@ def test_settings_that_ranks_can_t_have_are_refused(settings: dict[str, Any], se
     ("name", "sentence"),
     [
         ("olmo2", "tensor_parallel 2 can't be served: 2 ranks can't have parts of Olmo2ForCausalLM: its norms"),
-        ("qwen3_moe", "tensor_parallel 2 can't be served: Qwen3MoeForCausalLM has experts"),
-        ("bamba", "tensor_parallel 2 can't be served: BambaForCausalLM keeps recurrent states"),
+        ("bamba", "tensor_parallel 2 can't be served: 2 ranks can't have equal parts of 1 groups of Mamba-2 heads"),
+        ("qwen3_5", "tensor_parallel 2 can't be served: 2 ranks can't have equal parts of 3 heads of keys"),
     ],
 )
 def test_a_model_that_can_t_be_divided_is_refused_at_start(name: str, sentence: str, tmp_path: Path) -> None:

@@ -13,15 +13,18 @@ from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.kernels.reference.linear import OneDnnProducts
 from runahead.runtime.models.cpu_check.self_test import Trial
 from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.division import why_not_divided
 from runahead.runtime.models.load import load_model
+from runahead.runtime.models.read_config import load_config
 from tests.runtime.models.checkpoints import CASES, save
 from tests.runtime.ranks.host_ranks import on_each, ranks_of
 from tests.runtime.ranks.segments import segmented
 
 CPU = torch.device("cpu")
-DENSE = (
+NAMES = (
     "llama", "llama_tied_biased", "llama_bfloat16_sharded", "qwen2_windows", "qwen3_biased_grouped", "granite_biased",
-    "phi3", "gemma2", "gemma3", "smollm3", "mimo",
+    "phi3", "gemma2", "gemma3", "smollm3", "mimo", "mixtral_window", "qwen3_moe_dense_between",
+    "glm4_moe_bfloat16_two_shared", "bamba_groups", "granite_hybrid", "qwen3_next", "qwen3_5_moe", "nemotron_h",
 )  # fmt: skip
 
 
@@ -38,15 +41,14 @@ def logits_of(decoder: Decoder) -> torch.Tensor:
     return torch.cat([logits for work in works for logits in trial.advance(work)])
 
 
-@pytest.mark.parametrize("name", DENSE)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("of", [2, 4])
 def test_ranks_give_the_bits_of_segments_in_one_process(name: str, of: int, tmp_path: Path) -> None:
     """And what the whole model gives, within rounding."""
     case = next(case for case in CASES if case.name == name)
     save(case, tmp_path)
-    config = load(tmp_path, ONE_RANK).config
-    if config.num_heads % of:  # type: ignore[attr-defined]
-        pytest.skip(f"{of} ranks can't have parts of its heads")
+    if why := why_not_divided(load_config(open_checkpoint(tmp_path)), of):
+        pytest.skip(why)
     expected = logits_of(segmented(lambda ranks: load(tmp_path, ranks), of))
     found = on_each(ranks_of(of, 256), lambda ranks: logits_of(load(tmp_path, ranks)))
     assert torch.equal(found[0], expected)

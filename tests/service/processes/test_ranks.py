@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -30,6 +31,7 @@ from runahead.v1 import (
     TokenIds,
     TraceRequest,
 )
+from tests.gpu.divided_models import DRAWN, saved
 from tests.runtime.ranks.rank_engines import life
 from tests.service.service_processes import check_failed_once, engine_of, has_ended, open_streams, running, watched
 
@@ -84,19 +86,38 @@ def answers(service: LocalService) -> list[GenerateOnceResponse]:
         return [call.result() for call in waiting]
 
 
-def test_two_processes_serve_the_tokens_of_segments_in_one_process(
-    patient_service: LocalService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And they go on where one of them was stopped for less than the bound."""
-    oracle = life(BUNDLED, 0, monkeypatch, segments=2, num_blocks=120)
+def tokens_of(answers: list[GenerateOnceResponse]) -> list[list[int]]:
+    return [[token.id for token in answer.tokens] for answer in answers]
+
+
+def expected_of(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> list[list[int]]:
+    """The tokens of two segments in one process."""
+    oracle = life(folder, 0, monkeypatch, segments=2, num_blocks=120, **settings)
     for place, prompt in enumerate(PROMPTS):
         oracle.ask(place, prompt, TOKENS, SamplingParams(temperature=0.8 * (place > 0), seed=place, logprobs=0))
     oracle.run()
     oracle.close()
     said = oracle.said()
-    expected = [said[place].tokens for place in range(len(PROMPTS))]
+    return [said[place].tokens for place in range(len(PROMPTS))]
+
+
+@pytest.mark.parametrize("name", ["experts", *DRAWN])
+def test_two_processes_serve_models_with_experts_and_recurrent_states(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(name, tmp_path)
+    load_format = "dummy" if name in DRAWN else "auto"
+    with started_service([*FLAGS, "--model", str(tmp_path), "--load-format", load_format]) as service:
+        assert tokens_of(answers(service)) == expected_of(tmp_path, monkeypatch, load_format=load_format)
+
+
+def test_two_processes_serve_the_tokens_of_segments_in_one_process(
+    patient_service: LocalService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And they go on where one of them was stopped for less than the bound."""
+    expected = expected_of(BUNDLED, monkeypatch)
     found = answers(patient_service)
-    assert [[token.id for token in answer.tokens] for answer in found] == expected
+    assert tokens_of(found) == expected
     with grpc.insecure_channel(patient_service.url) as channel:
         stub = GenerationServiceStub(channel)
         assert stub.GetModelInfo(GetModelInfoRequest(), timeout=60).engine.tensor_parallel == 2
@@ -118,7 +139,7 @@ def test_two_processes_serve_the_tokens_of_segments_in_one_process(
         text = stub.GenerateOnce(structured, timeout=60).text
         assert len(text) == 7 and set(text) <= {"a", "b"}
     again = answers(patient_service)
-    assert [[token.id for token in answer.tokens] for answer in again] == expected
+    assert tokens_of(again) == expected
     logprobs = [[token.logprob for token in answer.tokens] for answer in found]
     assert [[token.logprob for token in answer.tokens] for answer in again] == logprobs
     patient_service.process.send_signal(signal.SIGTERM)

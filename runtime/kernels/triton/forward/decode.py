@@ -333,7 +333,11 @@ class FusedRows(RowStream):
         self._pending = partial(self._add_results, experts, results)
 
     def _add_results(self, experts: PackedExperts, results: Results, norm: Norm | None) -> int:
-        sums, dependent = self._sums, self._depends(True)
+        sums, ranks = self._sums, self._emb.ranks
+        if not ranks.share.is_whole:
+            add_of_ranks(experts.made(results, self._live), ranks, sums, norm)
+            return 1
+        dependent = self._depends(True)
         return experts.add(results, self._live, sums.values, norm, sums.scaled, sums.squares, dependent=dependent)
 
     def _embed(self, norm: Norm | None) -> int:

@@ -19,7 +19,6 @@ import triton.language as tl
 
 from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.layers import Linear, Norm, SharedExpert
-from runahead.runtime.kernels.share import WHOLE, Share
 from runahead.runtime.kernels.triton.gemm import gemv
 from runahead.runtime.kernels.triton.gemm.gemv import outputs_of_row, side_by_side
 from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
@@ -70,16 +69,15 @@ def _gate_up_kernel(
     COUNT: tl.constexpr, SCORES: tl.constexpr, CHOSEN: tl.constexpr, PADDED: tl.constexpr,
     RENORMALISED: tl.constexpr, LOGISTIC: tl.constexpr, CORRECTED: tl.constexpr,
     GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr,
-    FACTOR: tl.constexpr, COPIES: tl.constexpr, BEGIN: tl.constexpr, OWN: tl.constexpr, OUTPUTS: tl.constexpr,
+    FACTOR: tl.constexpr, COPIES: tl.constexpr, OUTPUTS: tl.constexpr,
     DEPTH: tl.constexpr, ROWS: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr, GATED: tl.constexpr,
     SHARED: tl.constexpr, SHARED_ROWS: tl.constexpr, SHARED_SIDE: tl.constexpr, SHARED_BLOCK: tl.constexpr,
     SHARED_PREFETCHED: tl.constexpr, SHARED_BIAS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """The first program names the row's experts, numbered from BEGIN on, and leaves their shares. The next are for
-    SHARED_ROWS of the shared expert's SHARED outputs each; 0: there is none. Then one program for ROWS outputs of one
-    of the row's experts, which it finds by itself. Of an expert that is not among OWN, and so another rank's, none of
-    its numbers is read, and zeros are left. GATED: or else by a squared ReLU. SIDE: weights' rows that the threads hold
-    side by side; each thread reads for itself what they are multiplied by, and waits for no other until the sums."""
+    """The first program names the row's experts, and leaves their shares. The next are for SHARED_ROWS of the shared
+    expert's SHARED outputs each; 0: there is none. Then one program for ROWS outputs of one of the row's experts, which
+    it finds by itself. GATED: or else by a squared ReLU. SIDE: weights' rows that the threads hold side by side; each
+    thread reads for itself what they are multiplied by, and waits for no other until the sums."""
     let_dependents_start(DEPENDENT)
     FIRST: tl.constexpr = 1 + (SHARED + SHARED_ROWS - 1) // SHARED_ROWS
     TILES: tl.constexpr = (OUTPUTS + ROWS - 1) // ROWS
@@ -101,14 +99,11 @@ def _gate_up_kernel(
         e = numbers_of_experts(PADDED, COPIES)
         if program == 0:
             share = routing_weights_of(score, chosen, COUNT, PADDED, RENORMALISED, LOGISTIC, FACTOR, COPIES)
-            tl.store(named + indexes, e - BEGIN, mask=chosen)
+            tl.store(named + indexes, e, mask=chosen)
             tl.store(routing_weights + indexes, share, mask=chosen)
         elif is_live:
             tile, index = (program - FIRST) % TILES, (program - FIRST) // TILES
-            expert = sum_of_a_copy(tl.where(chosen & (indexes == index), e, 0)) - BEGIN
-            length = DEPTH
-            if OWN < COUNT:
-                length = tl.where((expert >= 0) & (expert < OWN), DEPTH, 0)
+            expert = sum_of_a_copy(tl.where(chosen & (indexes == index), e, 0))
             HALVES: tl.constexpr = 2 if GATED else 1
             PARTS: tl.constexpr = HALVES * ROWS // SIDE
             r = tl.arange(0, HALVES * ROWS)[:, None]
@@ -116,14 +111,14 @@ def _gate_up_kernel(
             matrix = weight + expert.to(tl.int64) * (HALVES * OUTPUTS * DEPTH)
             w_at = matrix + row.to(tl.int64) * DEPTH + tl.arange(0, BLOCK)[None, :]
             k = tl.arange(0, BLOCK)[None, :] + tl.zeros([SIDE, 1], tl.int32)
-            w0, v0, g0 = _chunk(w_at, x, gamma, 0, k, length)
-            w1, v1, g1 = _chunk(w_at, x, gamma, BLOCK, k, length)
+            w0, v0, g0 = _chunk(w_at, x, gamma, 0, k, DEPTH)
+            w1, v1, g1 = _chunk(w_at, x, gamma, BLOCK, k, DEPTH)
             acc = tl.zeros([PARTS, SIDE, BLOCK], tl.float32)
             squares = tl.zeros([SIDE, BLOCK], tl.float32)
             # Unrolled, the compiler would ask for a chunk where it is used, and too few would be on their way.
             for first in tl.range(2 * BLOCK, DEPTH, 2 * BLOCK):
-                w2, v2, g2 = _chunk(w_at, x, gamma, first, k, length)
-                w3, v3, g3 = _chunk(w_at, x, gamma, first + BLOCK, k, length)
+                w2, v2, g2 = _chunk(w_at, x, gamma, first, k, DEPTH)
+                w3, v3, g3 = _chunk(w_at, x, gamma, first + BLOCK, k, DEPTH)
                 acc, squares = _multiplied(acc, squares, w0, v0, g0)
                 acc, squares = _multiplied(acc, squares, w1, v1, g1)
                 w0, v0, g0, w1, v1, g1 = w2, v2, g2, w3, v3, g3
@@ -143,14 +138,13 @@ def _gate_up_kernel(
 @triton.jit
 def _down_kernel(
     x, live, weight, named, routing_weights, scores, shared_x, shared, shared_bias, residual, COUNT: tl.constexpr,
-    CHOSEN: tl.constexpr, PLACES: tl.constexpr, OWN: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
+    CHOSEN: tl.constexpr, PLACES: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, SHARED: tl.constexpr, SHARED_BLOCK: tl.constexpr,
     SHARED_BIAS: tl.constexpr, SHARE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program for ROWS outputs: all experts' products, times their shares, added up, and what the shared expert has
     made of SHARED numbers, if there is one; SHARE: times the logistic function of the score behind those of COUNT
-    experts. All is added to the residual. OWN: of those that are named only the first so many are the rank's; 0: all
-    are."""
+    experts. All is added to the residual."""
     let_dependents_start(DEPENDENT)
     output = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     row = tl.minimum(output, OUTPUTS - 1)
@@ -171,15 +165,12 @@ def _down_kernel(
         if SHARE:
             score = tl.load(scores + COUNT)
     if is_live:
-        there = p < CHOSEN
-        if OWN > 0:
-            there = there & (expert >= 0) & (expert < OWN)
         w_at = weight + expert[:, None, None] * (OUTPUTS * DEPTH) + row.to(tl.int64)[None, :, None] * DEPTH
         w_at += k[None, None, :]
         x_at = x + p[:, None] * DEPTH + k[None, :]
         acc = tl.zeros([PLACES, ROWS, BLOCK], tl.float32)
         for first in tl.static_range(0, DEPTH, BLOCK):
-            ok = there[:, None] & (first + k < DEPTH)[None, :]
+            ok = (p < CHOSEN)[:, None] & (first + k < DEPTH)[None, :]
             w = tl.load(w_at + first, mask=ok[:, None, :], other=0.0)
             v = tl.load(x_at + first, mask=ok, other=0.0)
             acc += w.to(tl.float32) * v.to(tl.float32)[:, None, :]
@@ -210,7 +201,6 @@ def experts_of_one_row(
     choice: Choice,
     *,
     shared: SharedExpert | None = None,
-    share: Share = WHOLE,
     has_gates: bool = True,
     dependent: bool,
     gates: ExpertRowTiling | None = None,
@@ -221,13 +211,12 @@ def experts_of_one_row(
 
     residual: contiguous, its first row is used, [hidden]. scores: float32, of the first row [experts], and one more for
     a shared expert that has a share. live: int [1], more than 0 for a row that is not masked. gate_up: contiguous
-    [own experts, 2 * width, hidden], or without gates [own experts, width, hidden]. down: contiguous [own experts,
-    hidden, width]. shared: its width is its own. share: whose experts these are; the row chooses among all. dependent:
+    [experts, 2 * width, hidden], or without gates [experts, width, hidden]. down: contiguous [experts, hidden, width].
+    shared: has another width. dependent:
     both kernels are launched programmatically. gates, downs: how the first and the second are cut; None takes that of
     `expert_row_tiling`.
     """
-    own, hidden, width = down.shape
-    count = own * share.of
+    count, hidden, width = down.shape
     device, chosen = residual.device, choice.chosen
     named = torch.empty(chosen, dtype=torch.int32, device=device)
     routing_weights = torch.empty(chosen, dtype=torch.float32, device=device)
@@ -239,9 +228,9 @@ def experts_of_one_row(
     halves, itemsize = 2 if has_gates else 1, down.element_size()
     if gates is None:
         which = FIRST_GATED if has_gates else FIRST_SQUARED
-        gates = expert_row_tiling(ExpertProduct(which, chosen, own, width, hidden, itemsize))
+        gates = expert_row_tiling(ExpertProduct(which, chosen, count, width, hidden, itemsize))
     if downs is None:
-        downs = expert_row_tiling(ExpertProduct(LAST, chosen, own, hidden, width, itemsize))
+        downs = expert_row_tiling(ExpertProduct(LAST, chosen, count, hidden, width, itemsize))
     shared_block = min(triton.next_power_of_2(hidden), _SHARED_WEIGHTS // (halves * _SHARED_ROWS))
     block = min(triton.next_power_of_2(hidden), gates.weights // (2 * gates.rows))
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
@@ -259,8 +248,6 @@ def experts_of_one_row(
         both,
         of_shared,
         norm.eps,
-        BEGIN=share.part_of(count, "experts").start,
-        OWN=own,
         OUTPUTS=width,
         DEPTH=hidden,
         ROWS=gates.rows,
@@ -293,7 +280,6 @@ def experts_of_one_row(
         COUNT=count,
         CHOSEN=chosen,
         PLACES=indexes,
-        OWN=0 if share.is_whole else own,
         OUTPUTS=hidden,
         DEPTH=width,
         ROWS=downs.rows,

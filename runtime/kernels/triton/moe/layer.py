@@ -24,7 +24,7 @@ def _as_launched(wanted: bool) -> bool:
 @dataclass(frozen=True, slots=True)
 class Results:
     """What T tokens get of a layer's experts, float32; of tokens that are not live anything. of_chosen: of each that a
-    token has chosen, by ascending number, and times its share, [T * chosen, hidden]; zeros from experts of other ranks.
+    token has chosen, by ascending number, and times its share, [T * chosen, hidden].
     of_shared: of the one that every token gets, in pieces, [T, pieces, hidden]; None: that is computed elsewhere, or
     there is none."""
 
@@ -38,8 +38,8 @@ class PackedExperts:
     product that makes a token's scores; behind those of experts is that of the shared one's share, if it has one."""
 
     weights: Experts
-    gate_up: torch.Tensor  # [own experts, 2 * width, hidden], or [own experts, width, hidden] without gates
-    down: torch.Tensor  # [own experts, hidden, width]
+    gate_up: torch.Tensor  # [experts, 2 * width, hidden], or [experts, width, hidden] without gates
+    down: torch.Tensor  # [experts, hidden, width]
     router: Linear
 
     @staticmethod
@@ -80,14 +80,13 @@ class PackedExperts:
         weights, (_, hidden, width) = self.weights, self.down.shape
         chosen = weights.chosen
         routed = route(
-            scores, live, weights.choice, arrived, beside=self.scored - weights.count, share=weights.share,
-            squares=squares, depth=hidden, dependent=depends(True), together=together,
+            scores, live, weights.choice, arrived, beside=self.scored - weights.count, squares=squares, depth=hidden,
+            dependent=depends(True), together=together,
         )  # fmt: skip
         entries = x.shape[0] * chosen
         gated = x.new_empty((entries, width))
         scaled = squares is not None
-        made = torch.empty if weights.share.is_whole else torch.zeros
-        found = made((entries, hidden), dtype=torch.float32, device=x.device)
+        found = torch.empty((entries, hidden), dtype=torch.float32, device=x.device)
         first = last = of_shared = None
         if with_shared and weights.shared is not None:
             first, last = self._products_of_shared(weights.shared, x, scores)
@@ -160,7 +159,6 @@ class PackedExperts:
             self.down,
             weights.choice,
             shared=weights.shared,
-            share=weights.share,
             has_gates=self.has_gates,
             dependent=dependent,
         )

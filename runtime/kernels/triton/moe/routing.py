@@ -22,7 +22,6 @@ import triton
 import triton.language as tl
 
 from runahead.runtime.kernels.choice import Choice
-from runahead.runtime.kernels.share import WHOLE, Share
 from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
 from runahead.runtime.kernels.triton.moe.topk import (
     IN_COPIES,
@@ -48,22 +47,21 @@ _ITEM, _AT_ONCE = tl.constexpr(ITEM), tl.constexpr(_ITEMS_AT_ONCE)
 class Routing:
     """Of T tokens, each with `chosen` entries: entry token * chosen + place, places by ascending expert.
 
-    block: entries of an item, at most. Of a rank's share, entries and items are those of its own experts, numbered from
-    its first one; shares are there for all that a token has chosen.
+    block: entries of an item, at most.
     """
 
     routing_weights: torch.Tensor  # float32 [T * chosen], by entry; anything for tokens that choose nobody
-    entries: torch.Tensor  # int32 [own experts, T] those that an expert has, ascending; then anything
+    entries: torch.Tensor  # int32 [experts, T] those that an expert has, ascending; then anything
     items: torch.Tensor  # int32 [as many as there may be, ITEM] by ascending expert; then some of 0 entries
     scale: torch.Tensor  # float32 [T] of the norm before, where there was one to find
     block: int
 
 
 @triton.jit
-def _write_items(counts, items, num_items, PADDED: tl.constexpr, BLOCK: tl.constexpr, BEGIN: tl.constexpr):
-    """counts: entries of each expert, [PADDED], of which number BEGIN is called 0. Each expert's items are written at
-    once, the first of all, then the second; what is left over has no entries, and nothing else that is read."""
-    e = tl.arange(0, PADDED) - BEGIN
+def _write_items(counts, items, num_items, PADDED: tl.constexpr, BLOCK: tl.constexpr):
+    """counts: entries of each expert, [PADDED]. Each expert's items are written at once, the first of all, then the
+    second; what is left over has no entries, and nothing else that is read."""
+    e = tl.arange(0, PADDED)
     blocks = (counts + BLOCK - 1) // BLOCK
     ends = tl.cumsum(blocks, 0)
     for nth in range(0, tl.max(blocks, 0)):
@@ -109,10 +107,9 @@ def _route_kernel(
 @triton.jit(do_not_specialize=["num_tokens", "num_items"])
 def _list_kernel(
     indexes, entries, counts, items, arrived, num_tokens, num_items, COUNT: tl.constexpr, CHOSEN: tl.constexpr,
-    BEGIN: tl.constexpr, OWN: tl.constexpr, PADDED_OWN: tl.constexpr, LISTED: tl.constexpr, BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    PADDED: tl.constexpr, LISTED: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One program for each of OWN experts from number BEGIN on; the one that comes last makes the items."""
+    """One program for each expert; the one that comes last makes the items."""
     let_dependents_start(DEPENDENT)
     expert = tl.program_id(0)
     mine = entries + expert.to(tl.int64) * num_tokens
@@ -120,18 +117,18 @@ def _list_kernel(
     wait_for_predecessors(DEPENDENT)
     for begin in range(0, num_tokens, LISTED):
         t = begin + tl.arange(0, LISTED)
-        at = indexes + BEGIN + t.to(tl.int64) * COUNT + expert
+        at = indexes + t.to(tl.int64) * COUNT + expert
         index = tl.load(at, mask=t < num_tokens, other=-1).to(tl.int32)
         taken = (index >= 0).to(tl.int32)
         tl.store(mine + count + tl.cumsum(taken, 0) - 1, t * CHOSEN + index, mask=index >= 0)
         count += tl.sum(taken, 0)
     tl.store(counts + expert, count)
     tl.debug_barrier()
-    if tl.atomic_add(arrived, 1, sem="acq_rel") == OWN - 1:
+    if tl.atomic_add(arrived, 1, sem="acq_rel") == COUNT - 1:
         tl.store(arrived, 0)
-        e = tl.arange(0, PADDED_OWN)
-        found = tl.load(counts + e, mask=e < OWN, other=0, cache_modifier=".cg")
-        _write_items(found, items, num_items, PADDED_OWN, BLOCK, 0)
+        e = tl.arange(0, PADDED)
+        found = tl.load(counts + e, mask=e < COUNT, other=0, cache_modifier=".cg")
+        _write_items(found, items, num_items, PADDED, BLOCK)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_items"])
@@ -139,11 +136,11 @@ def _route_few_kernel(
     scores, correction, live, squares, routing_weights, entries, items, scale, eps, num_tokens, num_items,
     COUNT: tl.constexpr, SCORES: tl.constexpr, CHOSEN: tl.constexpr, PADDED: tl.constexpr, RENORMALISED: tl.constexpr,
     LOGISTIC: tl.constexpr, CORRECTED: tl.constexpr, GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr,
-    CHOSEN_GROUPS: tl.constexpr, FACTOR: tl.constexpr, COPIES: tl.constexpr, BEGIN: tl.constexpr, OWN: tl.constexpr,
-    BLOCK: tl.constexpr, DEPTH: tl.constexpr, SQUARES: tl.constexpr, ALL_SQUARES: tl.constexpr, STRIDE: tl.constexpr,
+    CHOSEN_GROUPS: tl.constexpr, FACTOR: tl.constexpr, COPIES: tl.constexpr, BLOCK: tl.constexpr,
+    DEPTH: tl.constexpr, SQUARES: tl.constexpr, ALL_SQUARES: tl.constexpr, STRIDE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One program for all of up to COPIES tokens, and for the lists of experts BEGIN to BEGIN + OWN - 1."""
+    """One program for all of up to COPIES tokens, and for the lists of all experts."""
     let_dependents_start(DEPENDENT)
     t = tl.arange(0, COPIES)
     there = t < num_tokens
@@ -162,11 +159,10 @@ def _route_few_kernel(
     chosen = chosen & is_live[:, None]
     entry = token * CHOSEN + index
     tl.store(routing_weights + entry, share, mask=chosen)
-    own = e - BEGIN
-    taken = (chosen & (own >= 0) & (own < OWN)).to(tl.int32)
+    taken = chosen.to(tl.int32)
     nth = tl.cumsum(taken, 0) - 1
-    tl.store(entries + own * num_tokens + nth, entry, mask=taken > 0)
-    _write_items(tl.sum(taken, 0), items, num_items, PADDED, BLOCK, BEGIN)
+    tl.store(entries + e * num_tokens + nth, entry, mask=taken > 0)
+    _write_items(tl.sum(taken, 0), items, num_items, PADDED, BLOCK)
     if SQUARES > 0:
         tl.store(scale + t, tl.rsqrt(tl.sum(of_tiles, 0).to(tl.float32) / DEPTH + eps), mask=there)
 
@@ -191,7 +187,6 @@ def route(
     arrived: torch.Tensor,
     *,
     beside: int = 0,
-    share: Share = WHOLE,
     squares: tuple[torch.Tensor, int, float] | None = None,
     depth: int = 0,
     dependent: bool = False,
@@ -201,22 +196,21 @@ def route(
     """Send tokens to experts.
 
     scores: float32 contiguous [T, experts + beside], those of experts first. live: int [T], more than 0 for tokens that
-    choose. arrived: int32 [1], zero before and after. share: whose experts tokens are listed for; they choose among
-    all. squares: float64 [tiles, T or more] sums of squares of what the scores were made of, how many tiles, and the
-    eps of its norm over `depth` numbers: its scale is left too. dependent: launched programmatically. warps: of the
-    program of a token, None for the fastest. together: a share's bits may hang on how many tokens there are. Of a few
-    one program then does all, which needs neither `arrived` nor `warps`, where experts are few enough, a token's scores
-    are a multiple of 4, so that a warp has all of them, and the choice has no groups.
+    choose. arrived: int32 [1], zero before and after. squares: float64 [tiles, T or more] sums of squares of what the
+    scores were made of, how many tiles, and the eps of its norm over `depth` numbers: its scale is left too. dependent:
+    launched programmatically. warps: of the program of a token, None for the fastest. together: a share's bits may hang
+    on how many tokens there are. Of a few one program then does all, which needs neither `arrived` nor `warps`, where
+    experts are few enough, a token's scores are a multiple of 4, so that a warp has all of them, and the choice has no
+    groups.
     """
     (tokens, scored), chosen = scores.shape, choice.chosen
     count = scored - beside
     assert 0 < chosen <= min(count, MOST_CHOSEN)
-    own = share.part_of(count, "experts")
     block, device = block_of(tokens, count, chosen), scores.device
-    items = min(len(own), tokens * chosen) + tokens * min(chosen, len(own)) // block
+    items = min(count, tokens * chosen) + tokens * chosen // block
     found = Routing(
         torch.empty(tokens * chosen, dtype=torch.float32, device=device),
-        torch.empty((len(own), tokens), dtype=torch.int32, device=device),
+        torch.empty((count, tokens), dtype=torch.int32, device=device),
         torch.empty((items, ITEM), dtype=torch.int32, device=device),
         torch.empty(tokens, dtype=torch.float32, device=device),
         block,
@@ -243,8 +237,6 @@ def route(
             eps,
             tokens,
             items,
-            BEGIN=own.start,
-            OWN=len(own),
             BLOCK=block,
             DEPENDENT=dependent,
             num_warps=_WARPS_TOGETHER,
@@ -254,7 +246,7 @@ def route(
         )
         return found
     indexes = torch.empty((tokens, count), dtype=torch.int8, device=device)
-    counts = torch.empty(len(own), dtype=torch.int32, device=device)
+    counts = torch.empty(count, dtype=torch.int32, device=device)
     _route_kernel[(tokens,)](
         scores,
         scores if choice.correction is None else choice.correction,
@@ -270,7 +262,7 @@ def route(
         **choice_parts(choice, count, scored),
         **options,
     )
-    _list_kernel[(len(own),)](
+    _list_kernel[(count,)](
         indexes,
         found.entries,
         counts,
@@ -280,9 +272,7 @@ def route(
         items,
         COUNT=count,
         CHOSEN=chosen,
-        BEGIN=own.start,
-        OWN=len(own),
-        PADDED_OWN=padded(len(own)),
+        PADDED=padded(count),
         LISTED=min(_LISTED, max(triton.next_power_of_2(tokens), 16)),
         BLOCK=block,
         DEPENDENT=dependent,
