@@ -52,7 +52,6 @@ class Outcome(msgspec.Struct):
 
 
 def make(device: str, drafter: str = "none") -> MadeOnDevice:
-    """No `check_config`: it refuses ranks on GPUs."""
     asked: dict[str, Any] = {
         "model": MODEL, "device": device, "dtype": "bfloat16" if device == "cuda" else "auto",
         "max_rows": 8, "num_blocks": 600, "max_prefill_tokens": 512, "prefill_chunk": 256, "draft_forced": False,
