@@ -192,7 +192,9 @@ def run(rank: int, ranks: int, file: Path, rounds: int) -> Outcome:
 if __name__ == "__main__":
     assert os.environ.get("TRITON_INTERPRET") == "1" and triton is not None
     play_device()
-    push_exchange.SHARED_NUMBERS = int(sys.argv[5])
-    if SIZES[1] > push_exchange.SHARED_NUMBERS:
-        push_exchange.CHANNELS, push_exchange._SMALL_BLOCK = FEW_CHANNELS, 256
+    chosen = {"SHARED_NUMBERS": int(sys.argv[5])}
+    if SIZES[1] > chosen["SHARED_NUMBERS"]:
+        chosen |= {"CHANNELS": FEW_CHANNELS, "_SMALL_BLOCK": 256}
+    for name, value in chosen.items():
+        setattr(push_exchange, name, value)
     print(msgspec.json.encode(run(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))).decode())

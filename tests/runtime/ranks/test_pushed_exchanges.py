@@ -39,7 +39,11 @@ def outcomes(ranks: int, rounds: int, folder: Path, shared: int = 1 << 30) -> li
     return [msgspec.json.decode(out, type=Outcome) for out, _ in said]
 
 
-@pytest.mark.parametrize(("ranks", "shared"), [(2, 1 << 30), (3, 1 << 30), (3, 0), (4, 0), (3, 300)])
+@pytest.mark.parametrize(
+    ("ranks", "shared"),
+    [(2, 1 << 30), (3, 1 << 30), (3, 0), (4, 0), (3, 300)],
+    ids=["2", "3", "3 shared", "4 shared", "3 partly shared"],
+)
 def test_every_rank_has_the_sum_in_rank_order_of_numbers_that_change_from_step_to_step(
     ranks: int, shared: int, tmp_path: Path
 ) -> None:

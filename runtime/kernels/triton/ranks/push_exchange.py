@@ -91,7 +91,7 @@ def _given_up(begun, control, abort, fault, step, peer):
         if stopped | late:
             dead = 1
             tl.store(control + _DEAD, tl.full([], 1, tl.int64))
-            _store_for_host(fault + 1, tl.full([], peer, tl.int64))
+            _store_for_host(fault + 1, tl.full([], 0, tl.int64) + peer)
             _store_for_host(fault, step.to(tl.int64))
     return begun, dead
 
@@ -123,7 +123,7 @@ def _count_wait(waited, channel, control):
 
 
 @triton.jit
-def _taken(at, ok, dead, looks, begun, waited, step, control, abort, fault, PEER: tl.constexpr, BLOCK: tl.constexpr):
+def _taken(at, ok, dead, looks, begun, waited, step, control, abort, fault, peer, BLOCK: tl.constexpr):
     """(bits that a peer has pushed to these places, which are empty afterwards; dead, looks, begun and waited as they
     are then)."""
     bits = tl.load(at, mask=ok, other=0, volatile=True)
@@ -132,7 +132,7 @@ def _taken(at, ok, dead, looks, begun, waited, step, control, abort, fault, PEER
         while (tl.max((bits == _EMPTY).to(tl.int32), 0) > 0) & (dead == 0):
             looks += 1
             if looks % _LOOKS_AT_ONCE == 0:
-                begun, dead = _given_up(begun, control, abort, fault, step + 1, PEER)
+                begun, dead = _given_up(begun, control, abort, fault, step + 1, peer)
             bits = tl.load(at, mask=ok, other=0, volatile=True)
         waited += _device_ns() - since
     tl.store(at, tl.full([BLOCK], _EMPTY, tl.int16), mask=ok)
@@ -207,18 +207,18 @@ def _reduce_kernel(
                     tl.store(peers[peer] + slot + RANK * _CAPACITY + turn * BLOCK + i, bits, mask=ok)
         _use_sum(x, residual, gamma, scaled, squares, rounded, tile, o, i, ok, ADDS)
     if SHARES:
-        for peer in tl.static_range(RANKS):
-            if peer != RANK:
-                for turn in range((peer + RANKS - channel % RANKS) % RANKS, turns, RANKS):
-                    tile = channel + turn * channels
-                    o = tile * WIDTH + i
-                    ok = (i < WIDTH) if ADDS else (o < n)
-                    at = peers[RANK] + slot + peer * _CAPACITY + turn * BLOCK + i
-                    bits, dead, looks, begun, waited = _taken(
-                        at, ok, dead, looks, begun, waited, step, control, abort, fault, peer, BLOCK
-                    )
-                    rounded = _pushed(bits).to(tl.bfloat16, bitcast=True)
-                    _use_sum(x, residual, gamma, scaled, squares, rounded, tile, o, i, ok, ADDS)
+        for away in range(1, RANKS):
+            peer = (RANK + away) % RANKS
+            for turn in range((peer + RANKS - channel % RANKS) % RANKS, turns, RANKS):
+                tile = channel + turn * channels
+                o = tile * WIDTH + i
+                ok = (i < WIDTH) if ADDS else (o < n)
+                at = peers[RANK] + slot + peer * _CAPACITY + turn * BLOCK + i
+                bits, dead, looks, begun, waited = _taken(
+                    at, ok, dead, looks, begun, waited, step, control, abort, fault, peer, BLOCK
+                )
+                rounded = _pushed(bits).to(tl.bfloat16, bitcast=True)
+                _use_sum(x, residual, gamma, scaled, squares, rounded, tile, o, i, ok, ADDS)
     _count_wait(waited, channel, control)
     tl.debug_barrier()  # every warp has read the counter
     tl.store(steps + channel, step + 1)
