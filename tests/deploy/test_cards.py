@@ -41,7 +41,7 @@ MODELS: Final[dict[str, dict[str, Any]]] = {
 
 
 def cells(folder: Path) -> list[str]:
-    """GiB of the weights in 16 bits and in FP8, then the fewest GPUs of each kind in 16 bits and in FP8."""
+    """GiB of the weights, then the fewest GPUs of each kind, in 16 bits and in FP8."""
     checkpoint = open_checkpoint(folder)
     model = load_config(checkpoint)
     ranks = [number for number in RANKS if number == 1 or not why_not_divided(model, number)]
@@ -53,7 +53,8 @@ def cells(folder: Path) -> list[str]:
         for size in weights:
             fit = [number for number in ranks if fits(folder, size, memory, number)]
             fewest.append(str(fit[0]) if fit else "none")
-    return [*(f"{size / GIB:.0f}" for size in weights), *fewest]
+    pairs = ["/".join(f"{size / GIB:.0f}" for size in weights), "/".join(fewest[:2]), "/".join(fewest[2:])]
+    return [pair.replace("none/none", "none") for pair in pairs]
 
 
 def fits(folder: Path, size: int, memory: int, ranks: int) -> bool:
