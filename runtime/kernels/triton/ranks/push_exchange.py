@@ -147,7 +147,7 @@ def _pushed(bits):
 
 @triton.jit
 def _use_sum(x, residual, gamma, scaled, squares, total, tile, o, i, ok, ADDS: tl.constexpr):
-    """total: of a tile, bfloat16. See `_reduce_kernel`."""
+    """Leave the sum of a tile, bfloat16, as `_reduce_kernel` says."""
     if ADDS:
         value = total.to(tl.float32) + tl.load(residual + o, mask=ok, other=0.0).to(tl.float32)
         rounded = value.to(tl.bfloat16)
