@@ -197,7 +197,7 @@ def opened(shape: Shape, settings: Mapping[str, int | float | str | bool], launc
         folder = Path(name)
         shape.write(folder)
         config = msgspec.convert({"model": name, "run_ahead": RUN_AHEAD, **settings}, EngineConfig)
-        check_config(msgspec.structs.replace(config, tensor_parallel=1))  # no service has ranks on GPUs yet
+        check_config(config)
         config = msgspec.structs.replace(config, run_ahead=launches)
         checkpoint = open_checkpoint(folder)
         described = load_config(checkpoint)

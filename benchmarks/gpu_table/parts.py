@@ -211,7 +211,7 @@ _KINDS: Final = (
     ("hybrids", _MODELS, _models_of, {"8B-hybrid": 2, "9B-hybrid": 2, "40B-A3B-delta": 2}),
 )  # fmt: skip
 _TINY_MODELS: Final = SHAPES["tiny-experts"], SHAPES["tiny-hybrid"], SHAPES["tiny-halves"]
-_DIVIDED: Final = "decode steps and first tokens of a model that two GPUs have between them"
+_DIVIDED: Final = "decode steps and first tokens on two GPUs, then on one"
 PARTS: Final = {
     part.name: part
     for part in (

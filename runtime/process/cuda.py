@@ -145,7 +145,6 @@ def _make(
         )  # fmt: skip
         head = None
         if files is not None:
-            # A head of a folder of its own is what it is.
             drawn = config.load_format == "dummy" and config.drafter != "eagle"
             if isinstance(files, HeadFiles) and config.load_format != "dummy":
                 files.check_copies(model)
@@ -159,9 +158,8 @@ def _make(
     of_head = kept_by_drafter(config, model.dtype, files)
     make = Maker(config, model, rings, context, exactness.exact, snapshots, of_masks, head, of_head, ranks.marks)
     own, blocks, snapshots = _fitted(make, kept, memory, capturing, ranks)
-    found = ranks.device(own, config)
     made = MadeOnDevice(
-        config, why_sizes, model, blocks, found, None, exactness, masks, draft_rows=make.draft_rows,
+        config, why_sizes, model, blocks, ranks.device(own, config), None, exactness, masks, draft_rows=make.draft_rows,
         snapshots=snapshots,
     )  # fmt: skip
     return made if head is None else replace(made, draft_step=head.step_share, draft_parameters=head.parameters)
@@ -392,13 +390,14 @@ def _check_memory(
 
 
 def _exactness(config: EngineConfig, part: ModelWeights, dtype: torch.dtype, *, quantized: bool) -> Exactness:
-    """part: of a rank. quantized: matrices of the model stay so. Several ranks, and models with such matrices, have the
-    exact kernels alone. Raises ConfigError where they are asked for and
-    can't be."""
+    """part: of a rank. quantized: it has such matrices; they, and several ranks, have the exact kernels alone. Raises
+    ConfigError where these are needed and can't be."""
     if quantized:
         return Exactness(True, "products with quantized weights have one order of their sums")
-    asked = config.exact if config.tensor_parallel == 1 else "on"
+    ranks = config.tensor_parallel
     try:
-        return exactness_of(part, dtype, asked)
+        found = exactness_of(part, dtype, config.exact if ranks == 1 else "on")
     except NoExactKernelsError as error:
-        raise ConfigError(f"{config.spelling('exact')} on can't be: {error}") from error
+        needs = f"{config.spelling('exact')} on" if ranks == 1 else f"{config.spelling('tensor_parallel')} {ranks}"
+        raise ConfigError(f"{needs} can't be: {error}") from error
+    return found if ranks == 1 else Exactness(True, "tensor-parallel ranks have no other kernels")

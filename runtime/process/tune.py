@@ -47,7 +47,7 @@ def _tune(config: EngineConfig, rows: tuple[int, ...], seconds: float) -> None:
 
     keep_kernels(config.kernel_cache, config.spelling("kernel_cache"))
     use_tuned()
-    tune(described, dtype, rows, seconds)
+    tune(described, dtype, rows, seconds, config.tensor_parallel)
 
 
 if __name__ == "__main__":

@@ -322,10 +322,10 @@ def _check_pairs(config: EngineSettings, spelling: Spelling, given: Spelling) ->
 
 def _check_ranks(config: EngineSettings, spelling: Spelling, given: Spelling) -> None:
     """Of settings beside more than one rank."""
-    if config.device == "cuda":  # tests and benchmarks of ranks on GPUs make the device without this check
+    if config.device == "cuda" and config.exact == "off":
         raise ConfigError(
-            f"{given('tensor_parallel')} can't be combined with {spelling('device')} {config.device} yet: ranks on "
-            f"GPUs were not run as a whole so far, and {spelling('tensor_parallel')} must be 1"
+            f"{given('tensor_parallel')} can't be combined with {spelling('exact')} off: ranks have exact kernels "
+            f"alone; set {spelling('exact')} auto or on"
         )
     if config.drafter not in ("none", "ngram"):
         raise ConfigError(

@@ -123,6 +123,11 @@ MISTAKES: Final[Mapping[str, tuple[str, Break, str]]] = {
         set_setting("RUNAHEAD__DEVICE", "cuda"),
         "contradict each other",
     ),
+    "resources_are_given_for_good: two ranks on one GPU": (
+        "gpu",
+        set_setting("RUNAHEAD__TENSOR_PARALLEL", "2"),
+        "contradict each other",
+    ),
     "files_are_mounted: callers that are in no volume": (
         "base",
         set_setting("RUNAHEAD__CALLERS", "/etc/callers"),

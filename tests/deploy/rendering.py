@@ -46,6 +46,7 @@ images:
 COMPOSITIONS: Final[Mapping[str, Composition]] = {
     "base": Composition("base"),
     "gpu": Composition("overlays/gpu"),
+    "gpu-2": Composition("overlays/gpu-2"),
     "tls": Composition("overlays/tls"),
     "monitoring": Composition("base", ["monitoring"]),
     "hpa": Composition("base", ["monitoring", "hpa"]),

@@ -76,9 +76,10 @@ def resources_are_given_for_good(manifests: Manifests) -> Iterator[str]:
     for name in ("memory", _GPU):
         if requests.get(name) != limits.get(name):
             yield f"{name}: {requests.get(name)} is asked for and {limits.get(name)} is the limit"
-    wants_gpu = manifests.settings.get("RUNAHEAD__DEVICE") == "cuda"
-    if wants_gpu != (_GPU in limits):
-        yield f"RUNAHEAD__DEVICE and the limit on {_GPU} contradict each other"
+    ranks = manifests.settings.get("RUNAHEAD__TENSOR_PARALLEL", "1")
+    wanted = ranks if manifests.settings.get("RUNAHEAD__DEVICE") == "cuda" else None
+    if limits.get(_GPU) != wanted:
+        yield f"RUNAHEAD__DEVICE, RUNAHEAD__TENSOR_PARALLEL and the limit on {_GPU} contradict each other"
 
 
 def settings_are_known_and_fit(manifests: Manifests) -> Iterator[str]:

@@ -60,6 +60,17 @@ def test_another_setting_gives_another_pod(manifests: MakeManifests) -> None:
     assert len(set(names.values())) == len(names)
 
 
+def test_two_gpus_need_no_more_rights_than_one(manifests: MakeManifests) -> None:
+    one, two = manifests("gpu"), manifests("gpu-2")
+    for name in ("nvidia.com/gpu", "memory", "cpu"):
+        two.container["resources"]["requests"][name] = one.container["resources"]["requests"][name]
+        if name != "cpu":
+            two.container["resources"]["limits"][name] = one.container["resources"]["limits"][name]
+    assert two.settings == {**one.settings, "RUNAHEAD__TENSOR_PARALLEL": "2"}
+    two.container["envFrom"] = one.container["envFrom"]  # the name of the settings ends with a hash of them
+    assert two.deployment == one.deployment
+
+
 def test_images_are_replaced_by_their_names(manifests: MakeManifests) -> None:
     changed = manifests("gpu-with-all")
     assert changed.container["image"] == "registry.example.com/team/runahead:7"
@@ -120,6 +131,6 @@ def test_a_folder_that_names_what_is_not_there_is_refused(tmp_path: Path) -> Non
         kustomized(tmp_path)
 
 
-@pytest.mark.parametrize("folder", ["base", "overlays/gpu", "overlays/tls"])
+@pytest.mark.parametrize("folder", ["base", "overlays/gpu", "overlays/gpu-2", "overlays/tls"])
 def test_a_folder_applies_as_it_is(folder: str, texts: Mapping[str, str]) -> None:
     assert kustomized(K8S / folder) == texts[folder.rpartition("/")[2]]

@@ -109,7 +109,7 @@ def test_seconds_of_a_pods_end_are_those_of_the_base(manifests: MakeManifests) -
     assert list(map(int, steps)) == [sleep, grace, base.pod["terminationGracePeriodSeconds"]]
 
 
-@pytest.mark.parametrize("folder", ["base", "overlays/gpu", "overlays/tls"])
+@pytest.mark.parametrize("folder", ["base", "overlays/gpu", "overlays/gpu-2", "overlays/tls"])
 def test_what_a_pod_asks_for_is_what_sizing_says(folder: str, manifests: MakeManifests) -> None:
     (row,) = (line for line in TEXT.splitlines() if f"`{folder}`" in line and "Gi" in line)
     cpu, memory, storage, gpus = (cell.strip() for cell in row.split("|")[2:6])

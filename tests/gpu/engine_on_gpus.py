@@ -54,7 +54,7 @@ class Outcome(msgspec.Struct):
 
 
 def make(device: str, served: Mapping[str, Any], drafter: str = "none") -> MadeOnDevice:
-    """The engine's parts. served: as `divided_models.saved`. No `check_config`: it refuses ranks on GPUs."""
+    """The engine's parts. served: as `divided_models.saved`."""
     asked: dict[str, Any] = {
         "device": device, "dtype": "bfloat16" if device == "cuda" else "auto",
         "max_rows": 8, "num_blocks": 600, "max_prefill_tokens": 512, "prefill_chunk": CHUNK, "draft_forced": False,

@@ -7,13 +7,7 @@ from __future__ import annotations
 import runpy
 import sys
 
-from runahead.runtime.wire import engine_config
 from runahead.service.processes.engine_process import ENGINE_MODULE, EngineProcess
-
-
-def allow() -> None:
-    """No refusal of ranks on GPUs in this process."""
-    engine_config._check_ranks = lambda *_: None
 
 
 def engine() -> None:
@@ -34,7 +28,6 @@ def service() -> int:
 
 
 if __name__ == "__main__":
-    allow()
     if sys.argv[1:] == [ENGINE_MODULE]:
         engine()
     else:

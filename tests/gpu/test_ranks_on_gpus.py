@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import grpc
@@ -26,6 +26,7 @@ from runahead.v1 import (
     SamplingOptions,
     StatsRequest,
     StoppingOptions,
+    Structure,
     TokenIds,
     TraceRequest,
 )
@@ -105,25 +106,43 @@ def rank_of(service: LocalService) -> int:
     return found
 
 
+@contextlib.contextmanager
+def served(flags: Sequence[str]) -> Iterator[LocalService]:
+    """A service on both GPUs. Prints the end of its log where the body fails."""
+    environment = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+    with started_service(flags, environment=environment, module="tests.gpu.served_on_gpus") as service:
+        try:
+            yield service
+        except BaseException:
+            print(service.log.read_text()[-6000:])
+            raise
+
+
+def check_tokens(stub: GenerationServiceStub, defined: dict[int, list[int]]) -> None:
+    """All requests at once, then each alone."""
+    calls = {place: stub.GenerateOnce.future(request(place), timeout=END_S) for place in defined}
+    assert {place: [token.id for token in call.result().tokens] for place, call in calls.items()} == defined
+    for place, tokens in defined.items():
+        assert [token.id for token in stub.GenerateOnce(request(place), timeout=END_S).tokens] == tokens
+
+
 @pytest.mark.usefixtures("free")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_service_gives_these_tokens_until_a_rank_dies_or_hangs_which_ends_every_stream_once_and_then_the_server(
     defined: dict[int, list[int]], number: signal.Signals
 ) -> None:
-    environment = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
-    with (
-        started_service(FLAGS, environment=environment, module="tests.gpu.served_on_gpus") as service,
-        grpc.insecure_channel(service.url) as channel,
-        contextlib.ExitStack() as stack,
-    ):
+    with served(FLAGS) as service, grpc.insecure_channel(service.url) as channel, contextlib.ExitStack() as stack:
         stub = GenerationServiceStub(channel)
         assert stub.GetModelInfo(GetModelInfoRequest(), timeout=END_S).engine.tensor_parallel == 2
-        calls = {place: stub.GenerateOnce.future(request(place), timeout=END_S) for place in defined}
-        answers = {place: [token.id for token in call.result().tokens] for place, call in calls.items()}
-        assert answers == defined
+        check_tokens(stub, defined)
+        structured = GenerateOnceRequest(
+            text="x", structure=Structure(regex="[ab]{7}"), stopping=StoppingOptions(max_tokens=20)
+        )
+        text = stub.GenerateOnce(structured, timeout=END_S).text
+        assert len(text) == 7 and set(text) <= {"a", "b"}
         waits = stub.Stats(StatsRequest(), timeout=END_S).stats.chain.rank_wait_s
         assert sorted(waits) == [0, 1]
-        assert any(waits.values()), "nobody has waited for anybody"
+        assert any(waits.values()), "no rank has waited"
         traced = stub.Trace(TraceRequest(), timeout=END_S).launches
         assert all(len(launch.other_ranks) == 1 for launch in traced)
         streams = open_streams(channel)
@@ -135,3 +154,16 @@ def test_a_service_gives_these_tokens_until_a_rank_dies_or_hangs_which_ends_ever
         log = service.log.read_text()
     assert ("rank 1 has ended (signal SIGKILL)" in log) == (number == signal.SIGKILL)
     assert ("rank 0 has waited too long for rank 1" in log or "launch_hung" in log) == (number == signal.SIGSTOP)
+
+
+@pytest.mark.usefixtures("free")
+def test_a_service_with_default_sizes_gives_these_tokens_and_ends_its_ranks_in_order(
+    defined: dict[int, list[int]],
+) -> None:
+    with served(["--device", "cuda", "--tensor-parallel", "2"]) as service:
+        with grpc.insecure_channel(service.url) as channel:
+            check_tokens(GenerationServiceStub(channel), defined)
+        with watched(rank_of(service)) as end:
+            service.process.send_signal(signal.SIGTERM)
+            assert service.process.wait(END_S) == 0
+            assert has_ended(end, END_S)

@@ -19,10 +19,12 @@ import triton
 
 from runahead.runtime.kernels.activations import has_gate
 from runahead.runtime.kernels.forward_batch import ForwardBatch
-from runahead.runtime.kernels.layers import Experts
+from runahead.runtime.kernels.layers import Experts, Norm
+from runahead.runtime.kernels.share import Share
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
 from runahead.runtime.kernels.triton.forward.tuned_tilings import AnyTiling, neighbors, save_tuned_tilings
 from runahead.runtime.kernels.triton.forward.tuning_report import tilings_asked_for
+from runahead.runtime.kernels.triton.gemm.separate_epilogue import add_scaled
 from runahead.runtime.kernels.triton.gemm.tuning import rows_tiling, takes_products_of, tiling_key, tuned
 from runahead.runtime.kernels.triton.moe.routing import block_of
 from runahead.runtime.kernels.triton.moe.tuning import (
@@ -76,8 +78,38 @@ def few_layers(config: ModelConfig) -> ModelConfig:
     return with_layers(config, [number for number, kind in enumerate(kinds) if kinds[:number].count(kind) < LAYERS])
 
 
+class FirstRank:
+    """The exchange of a first rank without peers, whose sums lack their parts: to time its kernels alone."""
+
+    def __init__(self, ranks: int) -> None:
+        self.share = Share(0, ranks)
+
+    def reduce(self, partial: torch.Tensor) -> None:
+        pass
+
+    def reduce_add(
+        self, partial: torch.Tensor, residual: torch.Tensor, following: torch.Tensor, scaled: torch.Tensor,
+        squares: torch.Tensor,
+    ) -> None:  # fmt: skip
+        add_scaled(partial, None, residual, Norm(following, 0.0), scaled, squares)
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        return part
+
+    def spread(self, words: Any) -> None:
+        pass
+
+
+def tuned_model(config: ModelConfig, dtype: torch.dtype, device: torch.device, positions: int, ranks: int) -> Decoder:
+    """The first rank's part of the model, with random weights."""
+    kernels, exchange = TritonKernelSet(exact=True), FirstRank(ranks)
+    weights = dummy_weights(config, dtype, device, kernels.pack_weight, share=exchange.share)
+    return Decoder(config, weights, kernels, positions, exchange)
+
+
 class DecodeStep:
-    """F and logits, float32 [rows, vocab], of a decode launch of `rows` rows with about `tokens` tokens each."""
+    """F and logits, float32 [rows, vocab], of a decode launch of `rows` rows with about `tokens` tokens each; a rank
+    has its part of them."""
 
     def __init__(self, model: Decoder, rows: int, tokens: int = TOKENS) -> None:
         device, blocks = model.device, ceil_div(tokens, _BLOCK_SIZE)
@@ -89,7 +121,7 @@ class DecodeStep:
         row = torch.arange(rows + 1, dtype=torch.int32, device=device)
         shuffled = torch.randperm(rows * blocks, generator=draw, device=device)
         lengths = tokens - row[:rows] % 5
-        vocab = model.config.vocab_size
+        vocab, own = model.config.vocab_size, model.weights.lm_head.shape[0]
         self._batch = ForwardBatch(
             token_ids=torch.randint(0, vocab, (rows,), generator=draw, device=device),
             positions=(lengths - 1).long(),
@@ -104,7 +136,7 @@ class DecodeStep:
             state_slots=row[:rows] if self._cache.states else None,
         )
         self._indexes = row[:rows]
-        self.logits = torch.zeros((rows, vocab), dtype=torch.float32, device=device)
+        self.logits = torch.zeros((rows, own), dtype=torch.float32, device=device)
 
     def run(self) -> None:
         hidden = self._model.forward(self._batch, self._cache)
@@ -164,19 +196,18 @@ def tune_step(
 
 
 @torch.inference_mode()
-def tune(config: ModelConfig, dtype: torch.dtype, batches: Sequence[int], seconds: float) -> None:
+def tune(config: ModelConfig, dtype: torch.dtype, batches: Sequence[int], seconds: float, ranks: int = 1) -> None:
     """Tune decode launches of these batch sizes on the current GPU, print the times, and write the file of tilings.
+    ranks: among which the model is divided; products have the sizes of the first one's.
 
     Raises OSError if the file can't be written.
     """
     began, device = time.monotonic(), torch.device("cuda", torch.cuda.current_device())
-    kernels, config = TritonKernelSet(exact=True), few_layers(config)
-    weights = dummy_weights(config, dtype, device, kernels.pack_weight)
-    if not all(map(takes_products_of, weights.layers)):
+    model = tuned_model(few_layers(config), dtype, device, triton.next_power_of_2(TOKENS), ranks)
+    if not all(map(takes_products_of, model.weights.layers)):
         print("nothing to tune: the model has a product whose depth is no multiple of 64, which has one tiling")
         return
-    model = Decoder(config, weights, kernels, triton.next_power_of_2(TOKENS))
-    print(f"{torch.cuda.get_device_name()}: {config.num_layers} layers, {TOKENS} tokens a row", flush=True)
+    print(f"{torch.cuda.get_device_name()}: {len(model.weights.layers)} layers, {TOKENS} tokens a row", flush=True)
     for rows in batches:
         if time.monotonic() - began > seconds:
             print(f"{rows} rows: not tried, the time is up", flush=True)

@@ -18,8 +18,8 @@ DEVICE = triton_device()
 import triton  # noqa: E402
 
 from benchmarks.gpu_table.shapes import SHAPES  # noqa: E402
+from runahead.runtime.checkpoint import BUNDLED_FOLDER, open_checkpoint  # noqa: E402
 from runahead.runtime.kernels.triton.forward import tuned_tilings  # noqa: E402
-from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
 from runahead.runtime.kernels.triton.forward.tuned_tilings import (  # noqa: E402
     TunedTilingsError,
     checked,
@@ -31,7 +31,7 @@ from runahead.runtime.kernels.triton.gemm.tuning import Tiling, rows_tiling, til
 from runahead.runtime.kernels.triton.gpu.capability import Gpu  # noqa: E402
 from runahead.runtime.kernels.triton.moe.tuning import ExpertTiling  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
-from runahead.runtime.models.weights import dummy_weights  # noqa: E402
+from runahead.runtime.models.read_config import load_config  # noqa: E402
 from runahead.runtime.programs.cuda import tuner  # noqa: E402
 
 SMALL, LARGE = (1024, 2048, "add"), (4096, 4096, "add")  # of fewer weights than one sum takes, and of more
@@ -138,9 +138,26 @@ def test_a_model_is_shortened_layer_by_layer_and_nothing_else_of_it(name: str) -
 
 
 def small_step(name: str, rows: int) -> tuple[Decoder, tuner.DecodeStep]:
-    config, kernels = tuner.few_layers(SHAPES[name].described()), TritonKernelSet(exact=True)
-    model = Decoder(config, dummy_weights(config, torch.bfloat16, DEVICE, kernels.pack_weight), kernels, 64)
+    model = tuner.tuned_model(tuner.few_layers(SHAPES[name].described()), torch.bfloat16, DEVICE, 64, 1)
     return model, tuner.DecodeStep(model, rows, tokens=20)
+
+
+def test_a_rank_s_products_are_those_of_its_part() -> None:
+    """The key of a product begins with its outputs and its depth."""
+    config = tuner.few_layers(load_config(open_checkpoint(BUNDLED_FOLDER)))
+    whole, part = (tuner.tuned_model(config, torch.bfloat16, DEVICE, 64, ranks) for ranks in (1, 2))
+    of_whole, of_part = (
+        {tuple(map(int, key.split()[0].split("x"))) for key, _ in tuner.tilings_in_use(model, 2)}
+        for model in (whole, part)
+    )
+    assert len(of_part) == len(of_whole) > 2
+    halves = {(outputs // 2, depth) for outputs, depth in of_whole} | {
+        (outputs, depth // 2) for outputs, depth in of_whole
+    }
+    assert of_part <= halves
+    bits = tuner.DecodeStep(part, 2, tokens=20).bits()
+    assert bits.shape[1] == part.weights.lm_head.shape[0] == part.config.vocab_size // 2
+    assert torch.isfinite(bits).all() and bits.any()
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="on a GPU the times themselves say what is faster")

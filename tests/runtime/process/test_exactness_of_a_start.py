@@ -61,6 +61,24 @@ def test_exact_in_float32_is_refused_on_a_gpu_before_the_weights_are_read(monkey
 
 
 @pytest.mark.usefixtures("a_gpu_on_the_cpu")
+def test_ranks_on_gpus_have_exact_kernels_or_are_refused_before_any_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Begun(Exception):
+        pass
+
+    def begin(*parts: Any) -> None:
+        raise Begun
+
+    monkeypatch.setattr(cuda, "start_ranks", begin)
+    with capture_logs() as events, pytest.raises(Begun):
+        assemble(EngineConfig(model=str(BUNDLED), device="cuda", tensor_parallel=2), lambda done, total: None)
+    (said,) = [event for event in events if event["event"] == "exactness"]
+    assert said["exact"] and said["why"] == "tensor-parallel ranks have no other kernels"
+    monkeypatch.setattr(cuda, "start_ranks", lambda *parts: pytest.fail("ranks were started"))
+    with pytest.raises(ConfigError, match=r"tensor_parallel 2 can't be: the exact kernels are for bfloat16, and"):
+        started(device="cuda", dtype="float32", tensor_parallel=2)
+
+
+@pytest.mark.usefixtures("a_gpu_on_the_cpu")
 def test_where_exact_kernels_can_not_be_and_nobody_asks_the_start_goes_on_without() -> None:
     found, _ = started(device="cuda", dtype="float32")
     assert found["exact"] is False

@@ -1,7 +1,7 @@
 """One rank of exchanges by the kernels of GPUs, in Triton's interpreter: a process of its own.
 
-`python -m tests.runtime.ranks.pushed_exchanges RANK RANKS FILE ROUNDS`, with TRITON_INTERPRET=1. The mailboxes of all
-ranks are in FILE, which every rank maps. Prints as JSON what `Outcome` says.
+`python -m tests.runtime.ranks.pushed_exchanges RANK RANKS FILE ROUNDS FROM`, with TRITON_INTERPRET=1. The mailboxes of
+all ranks are in FILE, which every rank maps. Sums of FROM numbers or more are shared. Prints `Outcome` as JSON.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ WHOLE: Final = 1 << 16
 LIMIT_S: Final = 60.0
 LATE_S: Final = 0.2
 SIZES: Final = (16, 2064, 1)  # numbers of the reductions of a round: of several channels, and of one
+FEW_CHANNELS: Final = 2  # of exchanges with shares, so that each has tiles of several ranks
 
 
 class Outcome(msgspec.Struct):
@@ -191,4 +192,9 @@ def run(rank: int, ranks: int, file: Path, rounds: int) -> Outcome:
 if __name__ == "__main__":
     assert os.environ.get("TRITON_INTERPRET") == "1" and triton is not None
     play_device()
+    chosen = {"SHARED_NUMBERS": int(sys.argv[5])}
+    if SIZES[1] > chosen["SHARED_NUMBERS"]:
+        chosen |= {"CHANNELS": FEW_CHANNELS, "_SMALL_BLOCK": 256}
+    for name, value in chosen.items():
+        setattr(push_exchange, name, value)
     print(msgspec.json.encode(run(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))).decode())

@@ -14,15 +14,15 @@ import pytest
 from tests.runtime.ranks.pushed_exchanges import LATE_S, SIZES, Outcome, carved
 
 
-def outcomes(ranks: int, rounds: int, folder: Path) -> list[Outcome]:
-    """Of every rank, in rank order."""
+def outcomes(ranks: int, rounds: int, folder: Path, shared: int = 1 << 30) -> list[Outcome]:
+    """Of every rank, in rank order. shared: numbers from which on each rank sums a share."""
     file = folder / "mailboxes"
     with file.open("wb") as made:
         made.truncate(carved(None, ranks)[2])
     command = [sys.executable, "-m", "tests.runtime.ranks.pushed_exchanges"]
     processes = [
         subprocess.Popen(
-            [*command, str(rank), str(ranks), str(file), str(rounds)],
+            [*command, str(rank), str(ranks), str(file), str(rounds), str(shared)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=os.environ | {"TRITON_INTERPRET": "1"},
@@ -39,11 +39,16 @@ def outcomes(ranks: int, rounds: int, folder: Path) -> list[Outcome]:
     return [msgspec.json.decode(out, type=Outcome) for out, _ in said]
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize(
+    ("ranks", "shared"),
+    [(2, 1 << 30), (3, 1 << 30), (3, 0), (4, 0), (3, 300)],
+    ids=["2", "3", "3 shared", "4 shared", "3 partly shared"],
+)
 def test_every_rank_has_the_sum_in_rank_order_of_numbers_that_change_from_step_to_step(
-    ranks: int, tmp_path: Path
+    ranks: int, shared: int, tmp_path: Path
 ) -> None:
-    found = outcomes(ranks, 3, tmp_path)
+    """Where all ranks sum everything, where each sums a share, and where that changes from step to step."""
+    found = outcomes(ranks, 3, tmp_path, shared)
     assert all(outcome.reduce_wait_s > LATE_S / 2 for outcome in found[:-1]), "waits for the late rank are counted"
     for outcome in found:
         assert outcome.sums[0] == outcome.sums[1], "sums over ranks"

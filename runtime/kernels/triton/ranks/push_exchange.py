@@ -7,6 +7,9 @@ Reduce: a bfloat16 partial goes into every peer's slot of the step. −0.0 marks
 partial of −0.0 is pushed as +0.0, and data need no flag. A reader writes −0.0 back. Two slots suffice: a peer pushes
 step s + 2 when it has ended step s + 1, for which it needed this rank's push, which this rank's step s comes before.
 
+Large sums of more than two ranks are shared: partials of a tile go to one rank, which pushes their rounded sum into the
+same place of every peer. The bits are the same. Each sum of step s + 1 needs every rank's push: two slots suffice.
+
 Gather: the first rank says that its buffer is free, the others write their columns, then a flag behind a fence.
 
 Spread: the first rank pushes words of 64 bits, of which the upper half is the step. The others push their step back.
@@ -34,6 +37,9 @@ CHANNELS: Final = 128  # programs of an exchange, at most: all of them run at th
 CAPACITY: Final = 1 << 15  # numbers that a channel reduces in one step
 WORDS: Final = 1 << 14  # of a spread, at most
 SLOTS: Final = 2
+# From so many numbers on, more than two ranks sum a share each (1 MiB). With N ranks everything to everybody is N / 2
+# times the bytes of partials to their shares and sums to everybody, for one wait less. Two ranks send the same bytes.
+SHARED_NUMBERS: Final = 1 << 19
 _SMALL_BLOCK: Final = 1024
 _LARGE_BLOCK: Final = 4096
 _LOOKS: Final = 4096  # between two looks at the clock
@@ -85,7 +91,7 @@ def _given_up(begun, control, abort, fault, step, peer):
         if stopped | late:
             dead = 1
             tl.store(control + _DEAD, tl.full([], 1, tl.int64))
-            _store_for_host(fault + 1, tl.full([], peer, tl.int64))
+            _store_for_host(fault + 1, tl.full([], 0, tl.int64) + peer)
             _store_for_host(fault, step.to(tl.int64))
     return begun, dead
 
@@ -117,30 +123,70 @@ def _count_wait(waited, channel, control):
 
 
 @triton.jit
+def _taken(at, ok, dead, looks, begun, waited, step, control, abort, fault, peer, BLOCK: tl.constexpr):
+    """(bits that a peer has pushed to these places, which are empty afterwards; dead, looks, begun and waited as they
+    are then)."""
+    bits = tl.load(at, mask=ok, other=0, volatile=True)
+    if tl.max((bits == _EMPTY).to(tl.int32), 0) > 0:
+        since = _device_ns()
+        while (tl.max((bits == _EMPTY).to(tl.int32), 0) > 0) & (dead == 0):
+            looks += 1
+            if looks % _LOOKS_AT_ONCE == 0:
+                begun, dead = _given_up(begun, control, abort, fault, step + 1, peer)
+            bits = tl.load(at, mask=ok, other=0, volatile=True)
+        waited += _device_ns() - since
+    tl.store(at, tl.full([BLOCK], _EMPTY, tl.int16), mask=ok)
+    return bits, dead, looks, begun, waited
+
+
+@triton.jit
+def _pushed(bits):
+    """As they are pushed: -0.0 is +0.0."""
+    return tl.where(bits == _EMPTY, 0, bits).to(tl.int16)
+
+
+@triton.jit
+def _use_sum(x, residual, gamma, scaled, squares, total, tile, o, i, ok, ADDS: tl.constexpr):
+    """Leave the sum of a tile, bfloat16, as `_reduce_kernel` says."""
+    if ADDS:
+        value = total.to(tl.float32) + tl.load(residual + o, mask=ok, other=0.0).to(tl.float32)
+        rounded = value.to(tl.bfloat16)
+        tl.store(residual + o, rounded, mask=ok)
+        value = rounded.to(tl.float32)
+        following = tl.load(gamma + i, mask=ok, other=0.0).to(tl.float32)
+        tl.store(scaled + o, (value * following).to(tl.bfloat16), mask=ok)
+        tl.store(squares + tile, tl.sum(exact_square(value), 0))
+    else:
+        tl.store(x + o, total, mask=ok)
+
+
+@triton.jit
 def _reduce_kernel(
     x, residual, gamma, scaled, squares, peers, steps, control, abort, fault, n, WIDTH: tl.constexpr,
-    RANK: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr,
+    RANK: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr, SHARES: tl.constexpr,
 ):  # fmt: skip
-    """Tiles of WIDTH numbers. ADDS: a tile is a row, whose sum goes on as in `separate_epilogue._add_kernel`."""
+    """Tiles of WIDTH numbers. ADDS: a tile is a row, whose sum goes on as in `separate_epilogue._add_kernel`. SHARES:
+    each rank sums its share of the tiles and pushes the sums."""
     channel, channels = tl.program_id(0), tl.num_programs(0)
     step = tl.load(steps + channel)
     dead = (tl.load(control + _DEAD) != 0).to(tl.int32)
     slot = channel.to(tl.int64) * (_SLOTS * RANKS * _CAPACITY) + (step & (_SLOTS - 1)) * (RANKS * _CAPACITY)
     i = tl.arange(0, BLOCK)
-    tiles = tl.cdiv(n, WIDTH)
-    for tile in range(channel, tiles, channels):
-        o = tile * WIDTH + i
+    turns = tl.cdiv(tl.cdiv(n, WIDTH) - channel, channels)
+    for turn in range(turns):
+        o = (channel + turn * channels) * WIDTH + i
         ok = (i < WIDTH) if ADDS else (o < n)
-        bits = tl.load(x + o, mask=ok, other=0.0).to(tl.int16, bitcast=True)
-        bits = tl.where(bits == _EMPTY, 0, bits).to(tl.int16)
-        at = slot + RANK * _CAPACITY + (tile // channels) * BLOCK + i
+        bits = _pushed(tl.load(x + o, mask=ok, other=0.0).to(tl.int16, bitcast=True))
         for peer in tl.static_range(RANKS):
             if peer != RANK:
-                tl.store(peers[peer] + at, bits, mask=ok)
+                wanted = (ok & ((channel + turn) % RANKS == peer)) if SHARES else ok
+                tl.store(peers[peer] + slot + RANK * _CAPACITY + turn * BLOCK + i, bits, mask=wanted)
     looks = tl.full([], 0, tl.int32)
     begun = tl.full([], 0, tl.int64)
     waited = tl.full([], 0, tl.int64)
-    for tile in range(channel, tiles, channels):
+    first = (RANK + RANKS - channel % RANKS) % RANKS if SHARES else 0
+    for turn in range(first, turns, RANKS if SHARES else 1):
+        tile = channel + turn * channels
         o = tile * WIDTH + i
         ok = (i < WIDTH) if ADDS else (o < n)
         total = tl.zeros([BLOCK], tl.float32)
@@ -148,28 +194,31 @@ def _reduce_kernel(
             if peer == RANK:
                 bits = tl.load(x + o, mask=ok, other=0.0).to(tl.int16, bitcast=True)
             else:
-                at = peers[RANK] + slot + peer * _CAPACITY + (tile // channels) * BLOCK + i
-                bits = tl.load(at, mask=ok, other=0, volatile=True)
-                if tl.max((bits == _EMPTY).to(tl.int32), 0) > 0:
-                    since = _device_ns()
-                    while (tl.max((bits == _EMPTY).to(tl.int32), 0) > 0) & (dead == 0):
-                        looks += 1
-                        if looks % _LOOKS_AT_ONCE == 0:
-                            begun, dead = _given_up(begun, control, abort, fault, step + 1, peer)
-                        bits = tl.load(at, mask=ok, other=0, volatile=True)
-                    waited += _device_ns() - since
-                tl.store(at, tl.full([BLOCK], _EMPTY, tl.int16), mask=ok)
-            total += tl.where(bits == _EMPTY, 0, bits).to(tl.int16).to(tl.bfloat16, bitcast=True).to(tl.float32)
-        if ADDS:
-            value = total.to(tl.bfloat16).to(tl.float32) + tl.load(residual + o, mask=ok, other=0.0).to(tl.float32)
-            rounded = value.to(tl.bfloat16)
-            tl.store(residual + o, rounded, mask=ok)
-            value = rounded.to(tl.float32)
-            following = tl.load(gamma + i, mask=ok, other=0.0).to(tl.float32)
-            tl.store(scaled + o, (value * following).to(tl.bfloat16), mask=ok)
-            tl.store(squares + tile, tl.sum(exact_square(value), 0))
-        else:
-            tl.store(x + o, total.to(tl.bfloat16), mask=ok)
+                at = peers[RANK] + slot + peer * _CAPACITY + turn * BLOCK + i
+                bits, dead, looks, begun, waited = _taken(
+                    at, ok, dead, looks, begun, waited, step, control, abort, fault, peer, BLOCK
+                )
+            total += _pushed(bits).to(tl.bfloat16, bitcast=True).to(tl.float32)
+        rounded = total.to(tl.bfloat16)
+        if SHARES:
+            bits = _pushed(rounded.to(tl.int16, bitcast=True))
+            for peer in tl.static_range(RANKS):
+                if peer != RANK:
+                    tl.store(peers[peer] + slot + RANK * _CAPACITY + turn * BLOCK + i, bits, mask=ok)
+        _use_sum(x, residual, gamma, scaled, squares, rounded, tile, o, i, ok, ADDS)
+    if SHARES:
+        for away in range(1, RANKS):
+            peer = (RANK + away) % RANKS
+            for turn in range((peer + RANKS - channel % RANKS) % RANKS, turns, RANKS):
+                tile = channel + turn * channels
+                o = tile * WIDTH + i
+                ok = (i < WIDTH) if ADDS else (o < n)
+                at = peers[RANK] + slot + peer * _CAPACITY + turn * BLOCK + i
+                bits, dead, looks, begun, waited = _taken(
+                    at, ok, dead, looks, begun, waited, step, control, abort, fault, peer, BLOCK
+                )
+                rounded = _pushed(bits).to(tl.bfloat16, bitcast=True)
+                _use_sum(x, residual, gamma, scaled, squares, rounded, tile, o, i, ok, ADDS)
     _count_wait(waited, channel, control)
     tl.debug_barrier()  # every warp has read the counter
     tl.store(steps + channel, step + 1)
@@ -279,6 +328,11 @@ class Counters:
     waited: torch.Tensor
 
 
+def _shares(numbers: int, ranks: int) -> bool:
+    """Whether each rank sums a share of so many numbers, or all ranks sum all of them. Goes by what all ranks know."""
+    return ranks > 2 and numbers >= SHARED_NUMBERS
+
+
 def push_reduce(partial: torch.Tensor, rank: int, boxes: Mailboxes, counters: Counters) -> None:
     """Replace `partial`, bfloat16 and contiguous, by the sum over ranks: in rank order, in float32, rounded once."""
     assert partial.is_contiguous() and partial.dtype == torch.bfloat16
@@ -290,7 +344,7 @@ def push_reduce(partial: torch.Tensor, rank: int, boxes: Mailboxes, counters: Co
         _reduce_kernel[(min(CHANNELS, triton.cdiv(n, block)),)](
             piece, piece, piece, piece, counters.control, boxes.parts, counters.reduces, counters.control,
             counters.abort, counters.fault, n, WIDTH=block, RANK=rank, RANKS=len(boxes.parts), BLOCK=block, ADDS=False,
-            num_warps=4 if block == _SMALL_BLOCK else 8,
+            SHARES=_shares(n, len(boxes.parts)), num_warps=4 if block == _SMALL_BLOCK else 8,
         )  # fmt: skip
 
 
@@ -317,8 +371,8 @@ def push_reduce_add(
         _reduce_kernel[(min(CHANNELS, count),)](
             partial[there], residual[there], following, scaled[there], squares[0, begin:], boxes.parts,
             counters.reduces, counters.control, counters.abort, counters.fault, count * width, WIDTH=width, RANK=rank,
-            RANKS=len(boxes.parts), BLOCK=block, ADDS=True, num_warps=max(4, min(block // 512, 8)),
-            enable_fp_fusion=False,
+            RANKS=len(boxes.parts), BLOCK=block, ADDS=True, SHARES=_shares(count * width, len(boxes.parts)),
+            num_warps=max(4, min(block // 512, 8)), enable_fp_fusion=False,
         )  # fmt: skip
 
 
