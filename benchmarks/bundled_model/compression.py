@@ -39,10 +39,9 @@ class Compressed:
 class Scorer:
     """Bits that a checkpoint needs for a text, on the CPU in float32, through the service's own decoder."""
 
-    def __init__(self, folder: Path) -> None:
-        self._decoder = load_model(
-            open_checkpoint(folder), torch.device("cpu"), torch.float32, "auto", ReferenceKernels()
-        )
+    def __init__(self, folder: Path, kv_dtype: str = "auto") -> None:
+        checkpoint, cpu = open_checkpoint(folder), torch.device("cpu")
+        self._decoder = load_model(checkpoint, cpu, torch.float32, "auto", ReferenceKernels(), kv_dtype=kv_dtype)
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._end = end_token(self._tokenizer)
 

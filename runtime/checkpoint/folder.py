@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from runahead.runtime.checkpoint.checkpoint import StoredTensor
 from runahead.runtime.checkpoint.errors import CheckpointError
-from runahead.runtime.checkpoint.quantized.find import dequantized
+from runahead.runtime.checkpoint.quantized.find import dequantized, of_activations
 from runahead.runtime.checkpoint.quantized.read_config import read_modelopt_file, read_quantization
 from runahead.runtime.checkpoint.quantized.scheme import Quantization
 from runahead.runtime.checkpoint.refusals import FETCH, of_missing_tokenizer, of_missing_weights, refuse_lfs_pointer
@@ -81,6 +81,10 @@ class FolderCheckpoint:
         """
         stored, quantization = self._tensors_in_files(), self.quantization()
         return stored if quantization is None else dequantized(stored, quantization)
+
+    def kv_scales(self) -> Mapping[str, SafetensorsTensor]:
+        """The scales of activations, keys and values, which `tensors` leaves out. Raises CheckpointError."""
+        return {} if self.quantization() is None else of_activations(self._tensors_in_files())
 
     def _tensors_in_files(self) -> Mapping[str, SafetensorsTensor]:
         if (self.path / WEIGHTS_INDEX).is_file():

@@ -203,6 +203,7 @@ def chain_facts(
         "launch_timeout_s": watchdog.limit_s,
         "device": info.device,
         "dtype": info.dtype,
+        "kv_dtype": info.kv_dtype,
         "graph_buckets": list(device.buckets),
         "mixed_buckets": list(device.mixed_buckets),
     }

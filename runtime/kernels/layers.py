@@ -95,6 +95,7 @@ class Attention:
     model's tables of angles, by number in `EmbeddingAndHead.ropes`. score_cap: scores become score_cap *
     tanh(score / score_cap); 0: no bound. gate: attention's result times the logistic function of this product of the
     queries' input, before `o`. joined: queries, keys and values are products of what `Fuse` has joined.
+    kv_scales: keys and values are kept as FP8, e4m3 number times scale; None: they are kept in the served dtype.
     """
 
     shape: AttentionShape
@@ -111,6 +112,7 @@ class Attention:
     gate: Linear | None = None  # hidden to heads * head_dim
     score_cap: float = 0.0
     joined: bool = False
+    kv_scales: torch.Tensor | None = None  # float32 [2, kv_heads], of keys and of values
 
     @property
     def keeps(self) -> Kept:

@@ -20,6 +20,7 @@ from runahead.runtime.models.config.model_config import BY_LAYER, ModelConfig, w
 from runahead.runtime.models.rope import Rope
 
 ConfigT = TypeVar("ConfigT", bound=ModelConfig)  # an architecture's own
+KvScales = Callable[[str, int], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,9 @@ class TensorReader:
 
     fill: makes the rank's part of a stack: read, drawn, or without memory where a model is only described. pack: as
     `KernelSet.pack_weight`. share: the rank's part of the model, which an architecture asks for. quantized: makes the
-    rank's part of a stack that stays quantized, and None of others. parameters: numbers of the tensors given so far,
-    each of them whole.
+    rank's part of a stack that stays quantized, and None of others. kv_scales: reads the scales of an attention's FP8
+    keys and values, float32 [2, kv_heads], by the beginning of its tensors' names and its number of KV heads; None:
+    keys and values are kept in the served dtype. parameters: numbers of the tensors given so far, each of them whole.
     """
 
     def __init__(
@@ -87,11 +89,13 @@ class TensorReader:
         pack: Callable[[torch.Tensor], torch.Tensor],
         share: Share = WHOLE,
         quantized: Callable[[TensorStack], QuantizedWeight | None] = lambda stack: None,
+        kv_scales: KvScales | None = None,
     ):
         self._fill = fill
         self.pack = pack
         self.share = share
         self._quantized = quantized
+        self._kv_scales = kv_scales
         self.parameters = 0
 
     def renamed(self, rename: Callable[[str], str]) -> TensorReader:
@@ -100,8 +104,13 @@ class TensorReader:
         def theirs(stack: TensorStack) -> TensorStack:
             return replace(stack, names=tuple(map(rename, stack.names)))
 
+        scales = self._kv_scales
         return TensorReader(
-            lambda stack: self._fill(theirs(stack)), self.pack, self.share, lambda stack: self._quantized(theirs(stack))
+            lambda stack: self._fill(theirs(stack)),
+            self.pack,
+            self.share,
+            lambda stack: self._quantized(theirs(stack)),
+            None if scales is None else lambda prefix, kv_heads: scales(rename(prefix), kv_heads),
         )
 
     def tensor(
@@ -133,6 +142,14 @@ class TensorReader:
 
     def norm(self, name: str, width: int, eps: float) -> Norm:
         return Norm(self.tensor((f"{name}.weight",), (width,)), eps)
+
+    def kv_scales(self, prefix: str, kv_heads: int) -> torch.Tensor | None:
+        """The scales of the rank's KV heads: see `Attention.kv_scales`. prefix: the beginning of the names of the
+        attention's tensors. kv_heads: of all ranks together. Raises CheckpointError, ShareError."""
+        if self._kv_scales is None:
+            return None
+        own = self.share.kv_heads_of(kv_heads)
+        return self._kv_scales(prefix, kv_heads)[:, own.start : own.stop].contiguous()
 
     def linear(
         self,

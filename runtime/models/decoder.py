@@ -16,7 +16,7 @@ from runahead.runtime.kernels.layers import Attention, Dense, EmbeddingAndHead, 
 from runahead.runtime.kernels.ranks import ONE_RANK, Ranks
 from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.config.model_config import ModelConfig
-from runahead.runtime.models.memory import memory_of
+from runahead.runtime.models.memory import FP8_KV, memory_of
 from runahead.runtime.models.rope import rope_table
 
 Work = Callable[[Any], None]  # on a stream of the kernels
@@ -67,7 +67,9 @@ class Decoder:
         self, num_blocks: int, block_size: int, state_slots: int = 0, snapshots: int = 0, drafts: int = 0
     ) -> KVCache:
         """A zeroed cache; block 0 is the null block. drafts: of a row and launch, at most."""
-        dtype = self.kernels.cache_dtype(self.dtype)
+        mixers = [layer.mixer for layer in self.weights.layers]
+        is_fp8 = any(isinstance(mixer, Attention) and mixer.kv_scales is not None for mixer in mixers)
+        dtype = FP8_KV if is_fp8 else self.kernels.cache_dtype(self.dtype)
         memory, of_states = memory_of(self.weights.layers), (state_slots, snapshots, drafts)
         return memory.make_cache(num_blocks, block_size, dtype, self.device, *of_states)
 

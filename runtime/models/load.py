@@ -24,18 +24,23 @@ def load_model(
     config: ModelConfig | None = None,
     ranks: Ranks = ONE_RANK,
     quantize: str = "none",
+    kv_dtype: str = "auto",
 ) -> Decoder:
     """The checkpoint's decoder, its configuration at `Decoder.config`.
 
     dtype: None takes the checkpoint's own. load_format: auto reads the weights, dummy draws random ones of the
     configured shape and needs the configuration only. progress: called with bytes done and bytes in all. positions: the
     longest context that will be asked for; 0 takes the model's own. config: the checkpoint's, where the caller has read
-    it before; None reads it. quantize: as `load_weights` has it. Raises CheckpointError.
+    it before; None reads it. quantize, kv_dtype: as `load_weights` has them. Raises CheckpointError.
     """
     config = load_config(checkpoint) if config is None else config
     dtype = config.dtype if dtype is None else dtype
     if load_format == "dummy":
-        weights = dummy_weights(config, dtype, device, kernels.pack_weight, share=ranks.share, quantize=quantize)
+        weights = dummy_weights(
+            config, dtype, device, kernels.pack_weight, share=ranks.share, quantize=quantize, kv_dtype=kv_dtype
+        )
     else:
-        weights = load_weights(checkpoint, config, dtype, device, kernels.pack_weight, progress, ranks.share, quantize)
+        weights = load_weights(
+            checkpoint, config, dtype, device, kernels.pack_weight, progress, ranks.share, quantize, kv_dtype
+        )
     return Decoder(config, weights, kernels, positions, ranks)

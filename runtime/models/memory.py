@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from runahead.runtime.kernels.forward_batch import KVCache
 from runahead.runtime.kernels.layers import Kept, Layer
 from runahead.runtime.models.architecture import HeadWeights, ModelWeights
+
+FP8_KV: Final = torch.float8_e4m3fn  # of keys and values with scales
 
 
 @dataclass(frozen=True, slots=True)

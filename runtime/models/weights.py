@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from runahead.runtime.checkpoint import Checkpoint, CheckpointError, StoredTensor
+from runahead.runtime.checkpoint.folder import FolderCheckpoint
 from runahead.runtime.checkpoint.quantized.find import without_empty_biases
 from runahead.runtime.checkpoint.refusals import AGAIN
 from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
@@ -19,11 +20,13 @@ from runahead.runtime.kernels.quantized_weight import QuantizedWeight
 from runahead.runtime.kernels.share import WHOLE, Share
 from runahead.runtime.models.architecture import ModelWeights, TensorReader, TensorStack, Whole
 from runahead.runtime.models.config.model_config import ModelConfig
+from runahead.runtime.models.kv_scales import StoredKvScales
 from runahead.runtime.models.quantized_linears import held_quantized, made_quantized, read_quantized
 from runahead.runtime.models.registry import ARCHITECTURES
 
 Pack = Callable[[torch.Tensor], torch.Tensor]  # KernelSet.pack_weight
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
+StoredT = TypeVar("StoredT", bound=StoredTensor)
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _ROWS_AT_ONCE: Final = 4096
@@ -43,10 +46,12 @@ def load_weights(
     progress: Progress | None = None,
     share: Share = WHOLE,
     quantize: str = "none",
+    kv_dtype: str = "auto",
 ) -> ModelWeights:
     """Read every tensor that `config` asks for, converted to `dtype` on `device`, one after the other; matrices that
     are quantized stay so where the device's kernels take them. share: of the model, the rank's part; only the rows and
     columns of this part are read from safetensors files. quantize: fp8 makes matrices of 16 bits or more FP8.
+    kv_dtype: fp8 reads the scales of keys and values too.
 
     Raises ShareError where ranks can't have equal parts, CheckpointError as `check_weights`, for a tensor that can't be
     read after all, and for a tied head that is stored and differs from the embedding.
@@ -81,7 +86,11 @@ def load_weights(
             if progress is not None:
                 progress(done, total)
 
-    weights = ARCHITECTURES[config.architecture].weights(config, TensorReader(fill, pack, share, quantized))
+    scales = _kv_scales(checkpoint, config, device) if kv_dtype == "fp8" else None
+    tensors = TensorReader(fill, pack, share, quantized, None if scales is None else scales.of)
+    weights = ARCHITECTURES[config.architecture].weights(config, tensors)
+    if scales is not None:
+        _check_all_read(config, scales)
     first = share.rank * len(weights.embedding)
     if _has_tied_copy(config, stored) and not is_copy(stored[_HEAD], weights.embedding, first=first):
         raise CheckpointError(
@@ -102,9 +111,11 @@ def dummy_weights(
     seed: int = 0,
     share: Share = WHOLE,
     quantize: str = "none",
+    kv_dtype: str = "auto",
 ) -> ModelWeights:
     """Random weights of the configured shape, the same for the same seed: norms near 1, products that keep scale.
-    share: the rank's part of them, which are the same numbers for any number of ranks. quantize: as `load_weights`."""
+    share: the rank's part of them, which are the same numbers for any number of ranks. quantize, kv_dtype:
+    as `load_weights`; scales of keys and values are 1."""
     fill = drawing(dtype, device, seed)
     may_stay = may_stay_quantized(described(config, share).layers, device.type)
 
@@ -113,7 +124,8 @@ def dummy_weights(
             return None
         return made_quantized(stack, fill(replace(stack, inputs=None)))
 
-    return ARCHITECTURES[config.architecture].weights(config, TensorReader(fill, pack, share, quantized))
+    scales = StoredKvScales({}, device).of if kv_dtype == "fp8" else None
+    return ARCHITECTURES[config.architecture].weights(config, TensorReader(fill, pack, share, quantized, scales))
 
 
 def drawing(dtype: torch.dtype, device: torch.device, seed: int = 0) -> Callable[[TensorStack], torch.Tensor]:
@@ -186,6 +198,22 @@ def check_weights(checkpoint: Checkpoint, config: ModelConfig) -> Mapping[str, S
     return stored
 
 
+def _kv_scales(checkpoint: Checkpoint, config: ModelConfig, device: torch.device) -> StoredKvScales:
+    stored = checkpoint.kv_scales() if isinstance(checkpoint, FolderCheckpoint) else {}
+    whole = ARCHITECTURES[config.architecture].whole
+    return StoredKvScales(stored if whole is None else _of_text(stored, whole), device)
+
+
+def _check_all_read(config: ModelConfig, scales: StoredKvScales) -> None:
+    """Raises CheckpointError for scales of keys or values of an attention that the model does not have."""
+    passed_over = ARCHITECTURES[config.architecture].passed_over
+    for name in sorted(scales.unread):
+        if not passed_over(config, name):
+            raise CheckpointError(
+                f"tensor {name} is a scale of keys or values, and {config.architecture} has no such attention; {AGAIN}"
+            )
+
+
 def _has_tied_copy(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> bool:
     """Does the checkpoint store the head of a tied model, which is read from the embedding?"""
     return config.tie_word_embeddings and _HEAD in stored
@@ -214,7 +242,7 @@ def rows_of(stored: StoredTensor, rows: range) -> Iterator[tuple[slice, torch.Te
         yield slice(begin, end), read_safetensors(stored, range(begin, end)).float()
 
 
-def _of_text(stored: Mapping[str, StoredTensor], whole: Whole) -> Mapping[str, StoredTensor]:
+def _of_text(stored: Mapping[str, StoredT], whole: Whole) -> Mapping[str, StoredT]:
     """The tensors by the names that those of a text have by themselves, without those of other parts. Raises
     CheckpointError where two would have the same."""
 

@@ -57,6 +57,7 @@ def engine_info(made: MadeOnDevice, context: int, checkpoint: Checkpoint) -> Eng
         run_ahead=config.run_ahead,
         device=config.device,
         dtype=str(model.dtype).removeprefix("torch."),
+        kv_dtype=config.kv_dtype if config.kv_dtype != "auto" else str(model.dtype).removeprefix("torch."),
         parameters=model.num_parameters,
         tensor_parallel=config.tensor_parallel,
         penalty_slots=config.penalty_slots,

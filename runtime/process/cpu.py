@@ -91,7 +91,7 @@ def make_on_cpu(
         with room_for_weights(to_load + drafting):
             model = load_model(
                 checkpoint, _CPU, dtype, config.load_format, kernels, loading, context, described, ranks.exchange,
-                config.quantize,
+                config.quantize, config.kv_dtype,
             )  # fmt: skip
             if files is not None:
                 # A head of a folder of its own is what it is.

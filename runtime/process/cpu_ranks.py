@@ -133,7 +133,7 @@ def load_rank(orders: RankOrders, memory: memoryview, build: Callable[..., HostP
     model = load_model(
         checkpoint, torch.device("cpu"), dtype_of(config, described), config.load_format, kernels_of(orders.products),
         None, context, described, HostRanks(segment, orders.rank, config.launch_timeout_s),
-        config.quantize,
+        config.quantize, config.kv_dtype,
     )  # fmt: skip
     rings = segment.rings(orders.rank)
 

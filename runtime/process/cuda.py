@@ -114,7 +114,7 @@ def _make(
     """undo: what ends the other ranks is put there."""
     device = torch.device("cuda", torch.cuda.current_device())
     name = torch.cuda.get_device_name(device)
-    check_gpu(name, torch.cuda.get_device_capability(device))
+    check_gpu(name, torch.cuda.get_device_capability(device), config)
     free, memory = torch.cuda.mem_get_info(device)
     dtype = dtype_of(config, described)
     files = drafting_files(config, checkpoint, described, context)
@@ -141,7 +141,7 @@ def _make(
     with room_for_weights(to_load):
         model = load_model(
             checkpoint, device, dtype, config.load_format, kernels, loading, context, described, ranks.exchange,
-            config.quantize,
+            config.quantize, config.kv_dtype,
         )  # fmt: skip
         head = None
         if files is not None:

@@ -66,7 +66,7 @@ def follow(
     with room_for_weights(0):
         model = load_model(
             checkpoint, device, dtype, config.load_format, gpu_kernels(exact=True), None, context, described,
-            own.exchange, config.quantize,
+            own.exchange, config.quantize, config.kv_dtype,
         )  # fmt: skip
     say(RankLoaded(what_differs(found, orders.digest)))
     # Rank 0's grammars decide; this memory is read by nobody, and says how many drafts they may force.

@@ -12,6 +12,7 @@ import torch
 from runahead.runtime.wire.engine_config import ConfigError, DeviceName, EngineConfig, check_config
 
 LEAST_CAPABILITY: Final = (8, 0)
+FP8_CAPABILITY: Final = (8, 9)
 
 
 def with_device(config: EngineConfig) -> EngineConfig:
@@ -33,13 +34,20 @@ def with_device(config: EngineConfig) -> EngineConfig:
     return found
 
 
-def check_gpu(name: str, capability: tuple[int, int]) -> None:
-    """Raises ConfigError for a GPU whose matrix units know no bfloat16."""
+def check_gpu(name: str, capability: tuple[int, int], config: EngineConfig | None = None) -> None:
+    """Raises ConfigError for a GPU whose matrix units know no bfloat16, or that can't convert FP8 where keys and values
+    are FP8. config: None: nothing is."""
     if capability < LEAST_CAPABILITY:
         needed, found = (".".join(map(str, one)) for one in (LEAST_CAPABILITY, capability))
         raise ConfigError(
             f"the kernels need a GPU of compute capability {needed} or more (A100, RTX 30 and later); "
             f"{name} has {found}; --device cpu serves without one"
+        )
+    if config is not None and config.kv_dtype == "fp8" and capability < FP8_CAPABILITY:
+        needed, found = (".".join(map(str, one)) for one in (FP8_CAPABILITY, capability))
+        raise ConfigError(
+            f"{config.spelling('kv_dtype')} fp8 needs a GPU of compute capability {needed} or more (L4, RTX 40, H100 "
+            f"and later); {name} has {found}: set {config.spelling('kv_dtype')} auto"
         )
 
 

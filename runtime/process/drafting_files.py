@@ -41,7 +41,7 @@ def kept_with_drafter(
     config: EngineConfig, model: ModelConfig, dtype: torch.dtype, files: DraftingFiles | None
 ) -> KeptBytes:
     """What is kept for each KV block, each row and in each snapshot, with what a head or a model that drafts keeps.
-    dtype: of the KV cache."""
+    dtype: of weights and arithmetic, in which a drafter keeps keys and values."""
     kept = bytes_kept(config, model, dtype)
     return replace(kept, block=kept.block + kept_by_drafter(config, dtype, files))
 

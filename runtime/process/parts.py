@@ -24,7 +24,7 @@ from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.division import part_of, why_not_divided
 from runahead.runtime.models.drafters.mtp import names_head
-from runahead.runtime.models.memory import KeptBytes, memory_of
+from runahead.runtime.models.memory import FP8_KV, KeptBytes, memory_of
 from runahead.runtime.models.weight_formats import held_bytes, some_stay_quantized
 from runahead.runtime.models.weights import check_weights, described
 from runahead.runtime.plan import PLAN_WORDS
@@ -139,6 +139,11 @@ def check_model(config: EngineConfig, model: ModelConfig) -> int:
                 f"{config.spelling(name)} ({getattr(config, name)}) has no effect with {model.architecture}, which "
                 "keeps no recurrent states"
             )
+    if config.kv_dtype != "auto" and all(kept.kv is None for kept in memory_of(described(model).layers).kept):
+        raise ConfigError(
+            f"{config.spelling('kv_dtype')} {config.kv_dtype} has no effect with {model.architecture}, which keeps no "
+            "keys and values"
+        )
     if config.tensor_parallel > 1 and (why := why_not_divided(model, config.tensor_parallel)):
         raise ConfigError(f"{config.spelling('tensor_parallel')} {config.tensor_parallel} can't be served: {why}")
     asks = config.state_snapshots != AUTO_SNAPSHOTS or config.state_snapshot_blocks != AUTO_SNAPSHOTS
@@ -213,9 +218,9 @@ def dtype_of(config: EngineConfig, model: ModelConfig) -> torch.dtype:
 
 
 def bytes_kept(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> KeptBytes:
-    """Bytes that a rank keeps for each KV block, for each row and in each snapshot. dtype: of the KV cache."""
+    """Bytes that a rank keeps for each KV block, each row and in each snapshot. dtype: of weights and arithmetic."""
     return memory_of(part_of(model, config.tensor_parallel).layers).bytes_kept(
-        config.block_size, dtype, most_drafts(config)
+        config.block_size, FP8_KV if config.kv_dtype == "fp8" else dtype, most_drafts(config)
     )
 
 

@@ -27,6 +27,7 @@ MAX_CONTEXT = 1 << 22
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+KvDtype = Literal["auto", "fp8"]
 
 
 class ConfigError(ValueError):
@@ -48,6 +49,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         DtypeName, setting("of weights and arithmetic; auto: float32 on the CPU, the checkpoint's own on CUDA")
     ] = "auto"
     quantize: Annotated[Literal["none", "fp8"], setting("fp8: matrices become FP8 at load")] = "none"
+    kv_dtype: Annotated[
+        KvDtype, setting("of keys and values; auto: as dtype; fp8: e4m3 with a scale for each KV head")
+    ] = "auto"
     tensor_parallel: Annotated[int, setting("ranks that have the model between them, a process each", ge=1, le=8)] = 1
     exact: Annotated[
         Literal["auto", "on", "off"],

@@ -185,6 +185,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     device: str
     dtype: str
     parameters: int
+    kv_dtype: str = ""  # of keys and values
     penalty_slots: int = 0  # rows that may have penalties at a time; 0: none may
     prefix_cache: bool = False
     exactness: Exactness = Exactness(False, "")

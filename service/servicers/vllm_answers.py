@@ -122,7 +122,7 @@ def server_info(info: EngineInfo, stats: EngineStats) -> Any:
         uptime_seconds=stats.uptime_s,
         server_type="vllm-grpc",  # which this protocol calls itself
         data_parallel_size=1,
-        kv_cache_dtype=info.dtype,
+        kv_cache_dtype=info.kv_dtype,
         block_size=info.block_size,
         model_dtype=f"torch.{info.dtype}",
         max_num_seqs=info.max_rows,

@@ -90,7 +90,7 @@ def _usual(info: EngineInfo, stats: EngineStats) -> Iterator[Metric]:
         "block_size": str(info.block_size),
         "num_gpu_blocks": str(stats.blocks_total),
         "enable_prefix_caching": str(info.prefix_cache),
-        "cache_dtype": info.dtype,
+        "cache_dtype": info.kv_dtype,
     }
     yield gauge("vllm:num_requests_running", "Requests that have a row.", stats.running, labels)
     yield gauge(

@@ -28,6 +28,11 @@ def definitions() -> tuple[str, ...]:
     return found.definitions
 
 
+def test_fp8_keys_and_values_take_few_more_bits_of_a_held_out_file() -> None:
+    bits = Scorer(BUNDLED_FOLDER, "fp8").bits(definitions())
+    assert 0 < abs(bits / bits_of_the_model() - 1) <= 0.005
+
+
 @cache
 def bits_of_the_model() -> float:
     return Scorer(BUNDLED_FOLDER).bits(definitions())

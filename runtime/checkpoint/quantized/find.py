@@ -23,7 +23,7 @@ _WEIGHT: Final = ".weight"
 _BIAS: Final = ".bias"
 _BYTES: Final = ("F8_E4M3", "I8")
 _SCALES: Final = ("_scale_inv", "_scale")
-# How activations and the KV cache would be quantized, which stay in the dtype that is served.
+# How activations would be quantized, which stay in the dtype that is served, and the KV cache, which may.
 _OF_ACTIVATIONS: Final = (
     ".input_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale", ".input_zero_point", ".output_zero_point",
     ".prob_output_scale", ".kv_scale",
@@ -63,6 +63,11 @@ def dequantized(stored: Mapping[str, SafetensorsTensor], quantization: Quantizat
                 f"as quantization_config says; {AGAIN}"
             )
     return {**left, **found}
+
+
+def of_activations(stored: Mapping[str, SafetensorsTensor]) -> dict[str, SafetensorsTensor]:
+    """The tensors that say how activations, keys and values are quantized."""
+    return {name: tensor for name, tensor in stored.items() if name.endswith(_OF_ACTIVATIONS)}
 
 
 def without_empty_biases(stored: Mapping[str, _T], expected: Container[str]) -> dict[str, _T]:

@@ -114,26 +114,6 @@ class AttentionBuffers:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerCache:
-    """A layer's keys and values as the kernels write and read them."""
-
-    keys_by_slot: NDArray[np.float32]  # [KV slots, kv_heads, head_dim]
-    values_by_slot: NDArray[np.float32]
-    keys_by_dim: torch.Tensor  # [head_dim, KV slots * kv_heads]
-    values_by_head: torch.Tensor  # [KV slots * kv_heads, head_dim]
-
-    @staticmethod
-    def of(keys: torch.Tensor, values: torch.Tensor) -> LayerCache:
-        by_slot, head_dim = (-1, *keys.shape[2:]), keys.shape[-1]
-        return LayerCache(
-            keys.view(by_slot).numpy(),
-            values.view(by_slot).numpy(),
-            keys.view(-1, head_dim).t(),
-            values.view(-1, head_dim),
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class DenseBuffers:
     """Of dense layers of one width."""
 

@@ -38,11 +38,11 @@ from runahead.runtime.kernels.reference.buffers import (
     AttentionBuffers,
     Buffers,
     DenseBuffers,
-    LayerCache,
     UngatedBuffers,
 )
 from runahead.runtime.kernels.reference.experts import BoundExperts, ExpertBuffers, live_tokens
 from runahead.runtime.kernels.reference.gated_delta import BoundDelta, DeltaBuffers
+from runahead.runtime.kernels.reference.kv_cache import LayerCache, blocks_read, layer_caches
 from runahead.runtime.kernels.reference.linear import Product, Products, bound_product, choose_products, linear
 from runahead.runtime.kernels.reference.mamba2 import BoundMamba2, Mamba2Buffers
 from runahead.runtime.kernels.reference.norm import (
@@ -83,6 +83,7 @@ class ReferenceStream:
     num_tokens: int  # without padding
     work: _Workspace
     caches: tuple[LayerCache, ...]
+    blocks: NDArray[np.int64]  # that attention reads, where they are dequantized first
     plans: tuple[AttentionPlan, ...]  # by number
     live: NDArray[np.intp]  # which tokens are of live rows; empty where no layer asks
     runs: RowTokens | None  # tokens of live rows, with the rows' states; None where no layer keeps any
@@ -122,14 +123,14 @@ class ReferenceBoundKernels:
         shape = _number(self._shapes, (weights.shape, weights.rope))
         plan = _number(self._windows, (shape, weights.window, weights.first))
         keep, o, post_norm = self.keep(weights, place), self._bound(weights.o), _weight_of(weights.post_norm)
-        cut, cap = self._products.cut, weights.score_cap
+        cut, cap, scales = self._products.cut, weights.score_cap, weights.kv_scales
         gate = None if weights.gate is None else self._bound(weights.gate)
         gates = _number(self._gates, weights.shape.q_size) if gate is not None else 0
 
         def mix(stream: ReferenceStream) -> None:
             keep(stream)
             buffers, own, cache = stream.work.buffers, stream.work.attention[shape], stream.caches[place]
-            attended = attend(stream.plans[plan], own.heads, cache.keys_by_dim, cache.values_by_head, cap)
+            attended = attend(stream.plans[plan], own.heads, *cache.read(stream.blocks, scales), cap)
             if gate is not None:
                 gate.write(
                     buffers.residual_parts if weights.norm is None else buffers.normed_parts, stream.work.gates[gates]
@@ -152,8 +153,7 @@ class ReferenceBoundKernels:
                 (own.whole_q_norm if spans else own.q_norm).apply(q_norm)
                 (own.whole_k_norm if spans else own.k_norm).apply(k_norm)
             own.rotation.apply()
-            cache.keys_by_slot[buffers.slots] = own.k
-            cache.values_by_slot[buffers.slots] = own.v
+            cache.write(buffers.slots, own.k, own.v, weights.kv_scales)
 
         return write
 
@@ -274,7 +274,8 @@ class ReferenceBoundKernels:
             runs = row_tokens_of(batch) if self._mamba2 or self._gated_delta else None
             kept = zip(cache.states, cache.runs, strict=True)
             states = tuple([tensor.numpy() for tensor in (*each, run)] for each, run in kept)
-            yield ReferenceStream(batch.num_tokens, work, caches, plans, live, runs, states, [])
+            blocks = blocks_read(batch, cache)
+            yield ReferenceStream(batch.num_tokens, work, caches, blocks, plans, live, runs, states, [])
 
     def end(self, stream: ReferenceStream) -> torch.Tensor:
         """See `BoundKernels.end`."""
@@ -336,8 +337,7 @@ class ReferenceBoundKernels:
     def _caches_of(self, cache: KVCache) -> tuple[LayerCache, ...]:
         if self._cache is None or self._cache[0] is not cache:
             self._plans = KeptPlans()  # they are made for a number of KV slots
-            views = tuple(LayerCache.of(*pair) for pair in zip(cache.keys, cache.values, strict=True))
-            self._cache = (cache, views)
+            self._cache = (cache, layer_caches(cache))
         return self._cache[1]
 
 

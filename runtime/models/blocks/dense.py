@@ -280,6 +280,7 @@ def attention(
         rope=rope,
         post_norm=None if post_norm is None else tensors.norm(own + post_norm, hidden, eps),
         norms_span_heads=norms_span_heads,
+        kv_scales=tensors.kv_scales(prefix, shape.kv_heads),
     )
 
 

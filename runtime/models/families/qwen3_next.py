@@ -170,6 +170,7 @@ def gated_attention(config: Qwen3NextConfig, layer: int, tensors: TensorReader) 
         k_norm=head_norm("k_norm"),
         o=tensors.linear((f"{prefix}o_proj",), (hidden,), shape.q_size, bias=bias, inputs=attended),
         gate=Linear(tensors.pack(gate), gate_bias),
+        kv_scales=tensors.kv_scales(prefix, shape.kv_heads),
     )
 
 

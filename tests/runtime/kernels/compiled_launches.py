@@ -9,6 +9,7 @@ of the tests: there Triton has been told to interpret.
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache, partial
@@ -23,11 +24,14 @@ from runahead.cuda_graphs.rings import allocate_rings
 from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime.kernels.reference.sampling import Sampled
 from runahead.runtime.masks.mask_memory import MaskMemory
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.memory import FP8_KV
 from runahead.runtime.models.weights import described
 from runahead.runtime.process.parts import ring_layout, snapshot_tokens, state_bytes
 from runahead.runtime.scheduler.draft_choice import MOST
 from runahead.runtime.wire.engine_config import EngineConfig
+from tests.runtime.kernels.fp8_kv import with_fp8_kv
 from tests.runtime.kernels.read_elsewhere import read_elsewhere
 from tests.runtime.kernels.shaped_heads import heads_like
 
@@ -79,6 +83,7 @@ _GROUPED: Final = {
     "routed_scaling_factor": 2.5,
 }
 _OLDEST: Final = (8, 0)
+_WIDTHS: Final = re.compile(r"kWidth = (\d+)")
 _PROCESSORS: Final = 132
 _BLOCKS: Final = 64
 _DRAFT_ROWS: Final = 32
@@ -94,7 +99,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     for several tokens a row, and each kernel with every set of the parts that it may have or lack, in its largest form.
     "one": the first form in which a launch asks for it, which is the largest. But for "all", kernels of recurrent
     states, of experts by groups and of a rank's share of experts are among them. further: changes of models whose
-    launches come after."""
+    launches come after. fp8_kv: keys and values are FP8, and only kernels that read or write them are compiled."""
 
     shape: str
     changes: dict[str, Any] = {}
@@ -106,18 +111,20 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[int, ...]
     forms: Literal["all", "parts", "one"] = "all"
     further: tuple[dict[str, Any], ...] = ()
+    fp8_kv: bool = False
 
 
 class Compiled(msgspec.Struct, frozen=True):
     """One kernel in one form. shared: bytes of shared memory that a program takes. has: which of INSTRUCTIONS.
     unordered: arguments that one of its threads may have written before another has read them. barriers: for all its
-    warps."""
+    warps. widths: numbers that lie together in a thread's operands of its matrix products, which order their sums."""
 
     kernel: str
     shared: int
     has: tuple[str, ...]
     unordered: tuple[str, ...] = ()
     barriers: int = 0
+    widths: tuple[str, ...] = ()
 
 
 class NoGpu:
@@ -193,12 +200,15 @@ def _pretend(orders: Orders, found: dict[str, Compiled]) -> None:
         if orders.forms != "all" and kind in seen:
             return
         seen.add(kind)
+        if orders.fp8_kv and not any(getattr(one, "dtype", None) == FP8_KV for one in arguments):
+            return
         passed = [Address(one) if isinstance(one, torch.Tensor) else one for one in arguments]
         kernel = run(self, *passed, grid=grid, warmup=True, **options)
         has = tuple(one for one in INSTRUCTIONS if one in kernel.asm["ptx"])
         unordered = read_elsewhere(kernel.asm["ttgir"])
         barriers = kernel.asm["ptx"].count("bar.sync")
-        found[kernel.hash] = Compiled(self.fn.__name__, kernel.metadata.shared, has, unordered, barriers)
+        widths = tuple(sorted(set(_WIDTHS.findall(kernel.asm["ttgir"]))))
+        found[kernel.hash] = Compiled(self.fn.__name__, kernel.metadata.shared, has, unordered, barriers, widths)
 
     JITFunction.run = compile_alone
 
@@ -238,7 +248,7 @@ def _launch_everything(orders: Orders) -> None:
         model="", device="cuda", run_ahead=2, max_rows=max(orders.rows), max_prefill_tokens=256,
         context_length=shape.workload.context, drafter="ngram", draft_tokens=MOST,
     )  # fmt: skip
-    weights = _without_memory(described(config), getattr(torch, orders.dtype))
+    weights = _weights(config, orders)
     rings = allocate_rings(ring_layout(settings, config, settings.context_length))
     model = Decoder(config, weights, TritonKernelSet(orders.exact), settings.context_length)
     program_with = partial(
@@ -382,6 +392,11 @@ def _give_small_products_lanes() -> None:
 
     for module in (decode, unfused_products):
         vars(module)["rows_tiling"] = with_lanes
+
+
+def _weights(config: ModelConfig, orders: Orders) -> Any:
+    weights = _without_memory(described(config), getattr(torch, orders.dtype))
+    return with_fp8_kv(weights) if orders.fp8_kv else weights
 
 
 def _without_memory(weights: Any, dtype: torch.dtype) -> Any:

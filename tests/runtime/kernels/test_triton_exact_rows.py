@@ -51,9 +51,9 @@ class Crowd:
 class Watched:
     """A row of a model with random weights, over a cache of random keys and values, in launches of all kinds."""
 
-    def __init__(self, config: ModelConfig, length: int, context: int, *, exact: bool) -> None:
+    def __init__(self, config: ModelConfig, length: int, context: int, *, exact: bool, kv_dtype: str = "auto") -> None:
         kernels = TritonKernelSet(exact)
-        weights = dummy_weights(config, torch.bfloat16, DEVICE, kernels.pack_weight)
+        weights = dummy_weights(config, torch.bfloat16, DEVICE, kernels.pack_weight, kv_dtype=kv_dtype)
         self.model = Decoder(config, weights, kernels, context)
         self.length, self.context = length, context
         own = ceil_div(length, BLOCK_SIZE)
@@ -164,6 +164,21 @@ SMALL = gpu_chain.small_config(
 def test_a_small_model_s_row_has_the_bits_that_it_has_alone(length: int) -> None:
     watched = Watched(SMALL, length, 64, exact=True)
     assert differing(watched, crowds((1, 2, 5), 64, (20,))) == []
+
+
+def test_a_row_with_fp8_keys_and_values_has_the_bits_that_it_has_alone() -> None:
+    watched = Watched(SMALL, 23, 64, exact=True, kv_dtype="fp8")
+    assert watched.cache.keys[0].dtype == torch.float8_e4m3fn
+    assert differing(watched, crowds((1, 2, 5), 64, (20,))) == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("shape", "length"), [("0.6B", 130), ("8B", 1999)])
+def test_a_row_of_a_real_shape_with_fp8_keys_and_values_has_the_bits_that_it_has_alone(shape: str, length: int) -> None:
+    real = SHAPES[shape]
+    config = replace(real, keys={**real.keys, "num_hidden_layers": 2}).described()
+    watched = Watched(config, length, 2048, exact=True, kv_dtype="fp8")
+    assert differing(watched, crowds(EVERY_BUCKET, 2048, (2, 100, 256))) == []
 
 
 @pytest.mark.large

@@ -158,6 +158,32 @@ def test_every_kernel_compiles_and_fits(
         assert min(kernel.barriers for kernel in found if kernel.kernel == "_gate_up_kernel") < 25
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("changes", "capability", "dependent"),
+    [
+        pytest.param({}, (9, 0), True, id="plain, 9.0"),
+        *(
+            pytest.param(changes, capability, False, marks=pytest.mark.large)
+            for changes, capability in (({}, (8, 9)), ({}, (10, 0)), (GEMMA2, (8, 9)), (GEMMA2, (9, 0)))
+        ),
+    ],
+)
+def test_attention_over_fp8_keys_and_values_compiles_and_fits(
+    changes: dict[str, Any], capability: tuple[int, int], dependent: bool, tmp_path: Path
+) -> None:
+    orders = Orders(
+        shape=SHAPE, changes=changes, capability=capability, dependent=dependent, exact=not changes, rows=ROWS,
+        fp8_kv=True, forms="parts" if changes else "all",
+    )  # fmt: skip
+    found = compiled(orders, tmp_path)
+    kernels = {"_decode_kernel", "_rotate_and_write_kernel", "_chunk_kernel", "_lines_kernel"}
+    assert {kernel.kernel for kernel in found} == kernels
+    assert [kernel for kernel in found if kernel.unordered or kernel.shared > SHARED_MEMORY[capability]] == []
+    widths = {kernel.widths for kernel in found if kernel.kernel == "_decode_kernel"}
+    assert changes or (len(widths) == 1 and all(map(len, widths))), "one order of sums, for every number of rows"
+
+
 @pytest.mark.usefixtures("only_if_asked")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ def triton_device() -> torch.device:
         check_addresses()
         _multiply_bfloat16()
         _round_once()
+        _convert_fp8()
         return torch.device("cpu")
     if not torch.cuda.is_available():
         pytest.fail(
@@ -82,6 +83,32 @@ def _round_once() -> None:
 
     create_fma.widens = True  # type: ignore[attr-defined]
     interpreter.InterpreterBuilder.create_fma = create_fma
+
+
+def _convert_fp8() -> None:
+    """The interpreter rounds ties up and knows no NaN of FP8 e4m3. Here it converts as a GPU does: to nearest even, and
+    what is too large becomes the largest number."""
+    from triton.runtime import interpreter
+
+    original = interpreter._convert_float
+    if hasattr(original, "knows_nan"):
+        return
+    largest = torch.finfo(torch.float8_e4m3fn).max
+    floats = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp8e4nv": torch.float8_e4m3fn}
+
+    def convert(data: Any, given: Any, wanted: Any, rounding: Any) -> Any:
+        if "fp8e4nv" not in (given.name, wanted.name):
+            return original(data, given, wanted, rounding)
+        bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+        stored = torch.from_numpy(np.ascontiguousarray(data).view(f"i{data.itemsize}").reshape(-1))
+        number = stored.view(bits[data.itemsize]).view(floats[given.name]).float()
+        if wanted.name == "fp8e4nv":
+            number = number.clamp(-largest, largest)
+        found = number.to(floats[wanted.name])
+        return found.view(bits[found.element_size()]).numpy().view(f"u{found.element_size()}").reshape(data.shape)
+
+    convert.knows_nan = True  # type: ignore[attr-defined]
+    interpreter._convert_float = convert
 
 
 def dtypes(device: torch.device) -> tuple[torch.dtype, ...]:

@@ -20,7 +20,7 @@ from runahead.runtime.models.memory import KeptBytes, memory_of, weight_bytes
 from runahead.runtime.models.weights import described, dummy_weights
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.process.parts import blocks_in, bytes_kept
-from runahead.runtime.wire.engine_config import EngineConfig
+from runahead.runtime.wire.engine_config import EngineConfig, KvDtype
 from tests.gpu import gpu_chain
 from tests.runtime.models.checkpoints import CASES, save
 
@@ -90,23 +90,24 @@ def test_the_states_of_all_rows_leave_less_memory_for_blocks() -> None:
     assert blocks_in(100_000, config, replace(kept, block=0), 1600) == 10 * 100 + 1, "blocks that take no memory"
 
 
-@pytest.mark.parametrize("name", ["llama", "llama_tied_biased"])
-def test_a_start_logs_what_memory_is_taken_for(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "kv_dtype"), [("llama", "auto"), ("llama_tied_biased", "fp8")])
+def test_a_start_logs_what_memory_is_taken_for(tmp_path: Path, name: str, kv_dtype: KvDtype) -> None:
     save(next(case for case in CASES if case.name == name), tmp_path)
     with capture_logs() as events:
-        parts = assemble(
-            EngineConfig(model=str(tmp_path), max_rows=4, num_blocks=40, device="cpu", threads=1), lambda *_: None
-        )
+        sizes = EngineConfig(model=str(tmp_path), max_rows=4, num_blocks=40, device="cpu", threads=1, kv_dtype=kv_dtype)
+        parts = assemble(sizes, lambda *_: None)
     program = parts.device._program  # type: ignore[attr-defined]
     parts.device.close()
     (memory,) = [event for event in events if event["event"] == "memory"]
     cache = program._cache
     assert memory["kv_bytes"] == sum(tensor.nbytes for tensor in (*cache.keys, *cache.values)) > 0
+    assert parts.info.kv_dtype == ("float32" if kv_dtype == "auto" else "fp8")
     assert memory["state_bytes"] == 0
     stored = sum(tensor.numel() * 4 for tensor in load_file(tmp_path / "model.safetensors").values())
     vocab, hidden = program._model.weights.embedding.shape
     packed_twice = vocab * hidden * 4 * json.loads((tmp_path / "config.json").read_text())["tie_word_embeddings"]
-    assert stored <= memory["weight_bytes"] <= stored + packed_twice
+    scales = sum(getattr(layer.mixer.kv_scales, "nbytes", 0) for layer in program._model.weights.layers)
+    assert stored <= memory["weight_bytes"] <= stored + packed_twice + scales
 
 
 def test_a_matrix_with_two_uses_takes_its_memory_once() -> None:

@@ -20,7 +20,7 @@ from runahead.runtime import models
 from runahead.runtime.engine.loop import Engine
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.wire import messages as m
-from runahead.runtime.wire.engine_config import DeviceName, EngineConfig
+from runahead.runtime.wire.engine_config import DeviceName, EngineConfig, KvDtype
 from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.parameters import FinishReason, SamplingParams, StoppingParams
 from runahead.runtime.wire.preparation import prepared_submit
@@ -78,13 +78,15 @@ class Answer:
         return self.tokens, self.logprobs, self.reason
 
 
-def served(device: DeviceName, run_ahead: int, order: Sequence[int], each: int) -> tuple[list[Answer], EngineStats]:
+def served(
+    device: DeviceName, run_ahead: int, order: Sequence[int], each: int, kv_dtype: KvDtype = "auto"
+) -> tuple[list[Answer], EngineStats]:
     """As `answered`, of the bundled model."""
     config = EngineConfig(
         model=str(BUNDLED), device=device, dtype="bfloat16" if device == "cuda" else "float32", exact="on",
         run_ahead=run_ahead, max_rows=ROWS, context_length=512, prefill_chunk=CHUNK,
         max_prefill_tokens=2 * CHUNK,
-        threads=1 if device == "cpu" else 0,
+        threads=1 if device == "cpu" else 0, kv_dtype=kv_dtype,
     )  # fmt: skip
     return answered(config, requests(), order, each)
 
@@ -133,9 +135,12 @@ def take(message: m.ToFrontEnd, answers: list[Answer]) -> None:
         answers[end.handle - 1].reason = end.reason
 
 
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_request_has_the_tokens_and_log_probabilities_that_it_has_alone(device: DeviceName) -> None:
-    alone, quiet = served(device, 2, range(REQUESTS), 1 << 30)
+def test_a_request_has_the_tokens_and_log_probabilities_that_it_has_alone(
+    device: DeviceName, kv_dtype: KvDtype
+) -> None:
+    alone, quiet = served(device, 2, range(REQUESTS), 1 << 30, kv_dtype)
     assert quiet.launches_by_kind["mixed"] >= REQUESTS
     assert min(len(answer.tokens) for answer in alone) > 0
     assert {FinishReason.STOP, FinishReason.LENGTH} <= {FinishReason(answer.reason) for answer in alone}
@@ -148,7 +153,7 @@ def test_a_request_has_the_tokens_and_log_probabilities_that_it_has_alone(device
         (2, range(REQUESTS), 0),
         (4, backwards, 3),
     ):
-        crowded, stats = served(device, run_ahead, order, each)
+        crowded, stats = served(device, run_ahead, order, each, kv_dtype)
         assert stats.launches < quiet.launches / 3, "they did not run together"
         assert stats.events["admitted"].idle < REQUESTS / 2, "no prompt was computed beside rows that decode"
         assert stats.ledger_depth_max == max(1, run_ahead)

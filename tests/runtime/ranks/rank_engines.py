@@ -193,9 +193,9 @@ def life(
 
             def load_model(*given: Any) -> Decoder:
                 def segment(ranks: Ranks) -> Decoder:
-                    *before, own, quantize = given
+                    *before, own, quantize, kv_dtype = given
                     assert own is ONE_RANK, "ranks are in another place"
-                    return load(*before, ranks, quantize)
+                    return load(*before, ranks, quantize, kv_dtype)
 
                 decoder: Decoder = segmented(segment, segments)
                 return decoder

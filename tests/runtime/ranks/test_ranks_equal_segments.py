@@ -28,9 +28,9 @@ NAMES = (
 )  # fmt: skip
 
 
-def load(folder: Path, ranks: Ranks) -> Decoder:
-    kernels = ReferenceKernels(OneDnnProducts())
-    return load_model(open_checkpoint(folder), CPU, torch.float32, "auto", kernels, positions=64, ranks=ranks)
+def load(folder: Path, ranks: Ranks, kv_dtype: str = "auto") -> Decoder:
+    checkpoint, kernels = open_checkpoint(folder), ReferenceKernels(OneDnnProducts())
+    return load_model(checkpoint, CPU, torch.float32, "auto", kernels, positions=64, ranks=ranks, kv_dtype=kv_dtype)
 
 
 @torch.inference_mode()
@@ -55,3 +55,11 @@ def test_ranks_give_the_bits_of_segments_in_one_process(name: str, of: int, tmp_
     assert all(part.shape == (len(expected), 0) for part in found[1:])
     whole = logits_of(load(tmp_path, ONE_RANK))
     torch.testing.assert_close(expected, whole, rtol=2e-4, atol=2e-4)
+
+
+def test_ranks_with_fp8_keys_and_values_give_the_bits_of_segments_in_one_process(tmp_path: Path) -> None:
+    save(CASES[0], tmp_path)
+    expected = logits_of(segmented(lambda ranks: load(tmp_path, ranks, "fp8"), 2))
+    found = on_each(ranks_of(2, 256), lambda ranks: logits_of(load(tmp_path, ranks, "fp8")))
+    assert torch.equal(found[0], expected)
+    assert not torch.equal(expected, logits_of(segmented(lambda ranks: load(tmp_path, ranks), 2)))

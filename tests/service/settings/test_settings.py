@@ -73,7 +73,7 @@ def test_every_setting_can_be_given_in_all_three_places(config_file: Path) -> No
         "device": "cuda", "dtype": "bfloat16", "quantize": "fp8", "exact": "on", "tensor_parallel": 2,
         "run_ahead": 4, "run_ahead_tokens": 7, "max_rows": 8, "max_queue": 9, "context_length": 10, "block_size": 32,
         "num_blocks": 12, "prefill_chunk": 64, "max_prefill_tokens": 65, "prefix_cache": False, "penalty_slots": 5,
-        "mixed_prefill_tokens": 66, "token_gap_ms": 67,
+        "mixed_prefill_tokens": 66, "token_gap_ms": 67, "kv_dtype": "fp8",
         "drafter": "eagle", "draft_tokens": 3, "draft_model": "head", "draft_forced": False,
         "state_snapshots": 17, "state_snapshot_blocks": 18,
         "log_interval": 6, "log_mode": "barrier", "nvtx": True, "threads": 3, "launch_timeout_s": 60.5,
@@ -240,7 +240,7 @@ def test_the_engine_gets_what_was_set(tmp_path: Path) -> None:
 def test_every_setting_of_the_engine_reaches_it(tmp_path: Path) -> None:
     flags = {
         "model": str(tmp_path), "served_name": "name", "load_format": "dummy", "device": "cuda", "dtype": "float16",
-            "exact": "off", "quantize": "fp8",
+            "exact": "off", "quantize": "fp8", "kv_dtype": "fp8",
         "run_ahead": "serial", "run_ahead_tokens": "600", "max_rows": "8", "max_queue": "9", "context_length": "10",
         "block_size": "32", "num_blocks": "11", "prefill_chunk": "64", "max_prefill_tokens": "65",
         "mixed_prefill_tokens": "66", "token_gap_ms": "67",

@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 
 from runahead.runtime.kernels.layers import Attention, RopeTable
+from runahead.runtime.kernels.triton.attention.kv_dtype import head_scales
 from runahead.runtime.kernels.triton.attention.query_tokens import (
     LOG2_E,
     MAX_QUERIES,
@@ -94,12 +95,13 @@ def _seen_by_lines(seen, first, old_len, of_line, QUERIES: tl.constexpr, WINDOW:
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _decode_kernel(
-    qkv, keys, values, block_tables, query_start_loc, items, num_items, cos, sin, q_norm, k_norm, out, partial,
-    partial_top, partial_total, arrived, scale, eps, table_stride, num_rows, num_positions, Q_HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr,
-    QUERIES: tl.constexpr, SHARE: tl.constexpr, LINES: tl.constexpr, PART_LINES: tl.constexpr, DIM_PAD: tl.constexpr,
-    PARTS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr, EXACT: tl.constexpr, GROUP_PARTS: tl.constexpr,
-    HAS_NORM: tl.constexpr, CAP: tl.constexpr, DEPENDENT: tl.constexpr, SINCE: tl.constexpr, RAGGED: tl.constexpr,
+    qkv, keys, values, kv_scales, block_tables, query_start_loc, items, num_items, cos, sin, q_norm, k_norm, out,
+    partial, partial_top, partial_total, arrived, scale, eps, table_stride, num_rows, num_positions, Q_HEADS:
+    tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, TILE:
+    tl.constexpr, QUERIES: tl.constexpr, SHARE: tl.constexpr, LINES: tl.constexpr, PART_LINES: tl.constexpr, DIM_PAD:
+    tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr, EXACT: tl.constexpr, GROUP_PARTS:
+    tl.constexpr, HAS_NORM: tl.constexpr, CAP: tl.constexpr, DEPENDENT: tl.constexpr, SINCE: tl.constexpr, RAGGED:
+    tl.constexpr,
 ):  # fmt: skip
     """EARLY: an item's first tile is asked for early, before the wait for the program's first item, and while the item
     before is finished for the others."""
@@ -145,6 +147,8 @@ def _decode_kernel(
         if QUERIES > 1:
             line = line[:, None]
         table = block_tables + row.to(tl.int64) * table_stride
+        key_scale, value_scale = head_scales(kv_scales, kv_head, KV_HEADS)
+        key_factor = scale * key_scale
         c, s = angle_of(cos, sin, position, HEAD_DIM, DIM_PAD, QUERIES > 1)
         # In the loop, where for later items it is nothing: ahead of it the compiler would move behind the wait what
         # items have in common, some 300 instructions before the first read of what is waited for.
@@ -162,7 +166,7 @@ def _decode_kernel(
                 BLOCK_SIZE, DIM_PAD,
             )  # fmt: skip
         query = rotated_head(query, partner, q_weight, q_of_partner, c, s, eps, HEAD_DIM, DIM_PAD, HAS_NORM)
-        query = query.to(keys.dtype.element_ty)
+        query = query.to(qkv.dtype.element_ty)
         lines = repeated_lines(query, LINES)
         top = tl.full([LINES], float("-inf"), tl.float32)
         total = tl.zeros([LINES], tl.float32)
@@ -175,18 +179,19 @@ def _decode_kernel(
                     new_key, new_partner, k_weight, k_of_partner, c, s, eps, HEAD_DIM, DIM_PAD, HAS_NORM
                 )
                 top, total, acc = fold_new_token(
-                    query, turned, new_value, home, keys, values, position, scale, kv_head, acc, KV_HEADS, HEAD_DIM,
-                    BLOCK_SIZE, DIM_PAD, CAP,
+                    query, turned, new_value, home, keys, values, kv_scales, key_scale, value_scale, position,
+                    key_factor, kv_head, acc, KV_HEADS, HEAD_DIM, BLOCK_SIZE, DIM_PAD, CAP,
                 )  # fmt: skip
             else:
                 top, total, acc = fold_new_tokens(
-                    lines, new_key, new_partner, new_value, home, new_position, there, keys, values, k_weight,
-                    k_of_partner, cos, sin, scale, eps, of_line, kv_head, head_share % SHARES == 0, top, total, acc,
-                    KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, DIM_PAD, HAS_NORM, CAP,
+                    lines, new_key, new_partner, new_value, home, new_position, there, keys, values, kv_scales,
+                    key_scale, value_scale, k_weight, k_of_partner, cos, sin, key_factor, eps, of_line, kv_head,
+                    head_share % SHARES == 0, top, total, acc, KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, DIM_PAD,
+                    HAS_NORM, CAP,
                 )  # fmt: skip
         if EARLY:
             by_lines = _seen_by_lines(seen, first_token, old_len, of_line, QUERIES, WINDOW, TILE)
-            top, total, acc = fold(lines, key, value, by_lines, scale, top, total, acc, CAP)
+            top, total, acc = fold(lines, key, value, by_lines, key_factor, top, total, acc, CAP)
         last = first_token
         if EXACT:
             # The row's newest part comes first, since it has the newest tokens; then the item's others in order.
@@ -213,14 +218,14 @@ def _decode_kernel(
                     top = tl.full([LINES], float("-inf"), tl.float32)
                     total = tl.zeros([LINES], tl.float32)
                     acc = tl.zeros([LINES, DIM_PAD], tl.float32)
-            top, total, acc = fold(lines, k, v, in_tile, scale, top, total, acc, CAP)
+            top, total, acc = fold(lines, k, v, in_tile, key_factor, top, total, acc, CAP)
         if EXACT:
             top, total, acc = with_part(sum_top, sum_total, sum_acc, top, total, acc)
 
         out_ok = ok[:, None] & in_dim[None, :]
         if parts == 1:
             # A NaN among the scores must reach the row's logits, where S reports it; a masked row gets zeros.
-            result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+            result = acc / tl.where(total == 0.0, 1.0, total)[:, None] * value_scale
             out_at = (token.to(tl.int64) * Q_HEADS + head)[:, None] * HEAD_DIM + d[None, :]
             tl.store(out + out_at, result.to(out.dtype.element_ty), mask=out_ok)
         else:
@@ -232,8 +237,9 @@ def _decode_kernel(
             if tl.atomic_add(arrived + row * HEADS + head_share, 1, sem="acq_rel") == parts - 1:
                 tl.store(arrived + row * HEADS + head_share, 0)
                 add_parts(
-                    partial, partial_top, partial_total, out, before, parts, first_query, count, head_share, Q_HEADS,
-                    KV_HEADS, HEAD_DIM, QUERIES, SHARE, PART_LINES, DIM_PAD, PARTS, EXACT, GROUP_PARTS,
+                    partial, partial_top, partial_total, out, value_scale, before, parts, first_query, count,
+                    head_share, Q_HEADS, KV_HEADS, HEAD_DIM, QUERIES, SHARE, PART_LINES, DIM_PAD, PARTS, EXACT,
+                    GROUP_PARTS,
                 )  # fmt: skip
         following = item + step
         if following < all_items:  # or else nothing keeps the kernels that wait for this one
@@ -276,11 +282,11 @@ def decode_attention(
     block_size, kv_heads, D]. block_tables: int32 [R, max_blocks]. seq_lens: int32 [R], the query tokens included: a
     row's last one has the position before, which is also its place in the block table. items, num_items: one window's
     of the `AttentionWork` that `attention/schedule.py` has cut for this plan and these query tokens. weights: their
-    shape, window, head norms, score_cap and first position count. queries: the most query tokens of a row, 1 to
-    MAX_QUERIES, and 1 where the first position is not 0. query_start_loc: int32 [R + 1] where each row's query tokens
-    begin, needed if it may have more than one; a query token before position 0 gets zeros, and one that belongs to no
-    row gets nothing. ragged: the launch is a mixed one, and the work was cut so: the tokens of rows with another number
-    of query tokens than one get nothing.
+    shape, window, head norms, score_cap, kv_scales and first position count. queries: the most query tokens of a row, 1
+    to MAX_QUERIES, and 1 where the first position is not 0. query_start_loc: int32 [R + 1] where each row's query
+    tokens begin, needed if it may have more than one; a query token before position 0 gets zeros, and one that belongs
+    to no row gets nothing. ragged: the launch is a mixed one, and the work was cut so: the tokens of rows with another
+    number of query tokens than one get nothing.
     """
     assert 1 <= queries <= MAX_QUERIES and ((queries == 1 and not ragged) or query_start_loc is not None)
     assert queries == 1 or not ragged, "no row of a mixed launch verifies drafts"
@@ -292,11 +298,14 @@ def decode_attention(
     share = share_of(queries, group, shape.head_dim, plan.share)
     lines = max(triton.next_power_of_2(group * share), 16)
     warps = plan.warps if queries == 1 else max(plan.warps, _WARPS_OF_SEVERAL)
+    # Triton reorders the columns of FP8 tiles in a loop, but not of a tile before it: sums would have another order.
+    early = plan.early and not (plan.exact and weights.kv_scales is not None)
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
     _decode_kernel[(plan.programs,)](
         qkv,
         keys,
         values,
+        weights.kv_scales,
         block_tables,
         seq_lens if query_start_loc is None else query_start_loc,
         items,
@@ -328,7 +337,7 @@ def decode_attention(
         DIM_PAD=dim_pad,
         PARTS=parts_at_a_time(buffers, dim_pad, warps),
         STAGES=plan.stages,
-        EARLY=plan.early,
+        EARLY=early,
         EXACT=plan.exact,
         GROUP_PARTS=1 if plan.grouped else plan.group,
         HAS_NORM=q_norm is not None,

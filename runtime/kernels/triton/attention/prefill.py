@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch
+from runahead.runtime.kernels.triton.attention.kv_dtype import head_scales
 from runahead.runtime.kernels.triton.attention.prefill_schedule import RECORD, ChunkWork
 from runahead.runtime.kernels.triton.attention.prefill_tuning import ChunkPlan
 from runahead.runtime.kernels.triton.attention.query_tokens import LOG2_E
@@ -75,6 +76,7 @@ def _fold_tiles(
         else:
             key = tl.load(keys + at)
             value = tl.load(values + at)
+        key, value = key.to(query.dtype), value.to(query.dtype)
         score = tl.dot(query, tl.trans(key), input_precision="ieee")
         if CAP > 0.0:
             score = bounded(score * scale, CAP)
@@ -103,10 +105,10 @@ def _fold_tiles(
 
 @triton.jit(do_not_specialize=["table_stride"])
 def _lines_kernel(
-    q, keys, values, block_tables, seq_lens, query_start_loc, items, total, out, partial, part_top, part_mass, scale,
-    table_stride, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr, LINES: tl.constexpr, TOKENS: tl.constexpr, KEYS: tl.constexpr, DIM_PAD: tl.constexpr,
-    STAGES: tl.constexpr, PARTS: tl.constexpr, BY_ROW: tl.constexpr, CAP: tl.constexpr,
+    q, keys, values, kv_scales, block_tables, seq_lens, query_start_loc, items, total, out, partial, part_top,
+    part_mass, scale, table_stride, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE:
+    tl.constexpr, WINDOW: tl.constexpr, LINES: tl.constexpr, TOKENS: tl.constexpr, KEYS: tl.constexpr, DIM_PAD:
+    tl.constexpr, STAGES: tl.constexpr, PARTS: tl.constexpr, BY_ROW: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     """A program takes one item of one KV head after the other. BY_ROW: a row that is cut into parts has one query
     token, and leaves them at its own place."""
@@ -124,6 +126,8 @@ def _lines_kernel(
         token_ok = ok[:, None] & (d < HEAD_DIM)[None, :]
         q_at = ((first_query + i).to(tl.int64) * Q_HEADS + head)[:, None] * HEAD_DIM + d[None, :]
         query = tl.load(q + q_at, mask=token_ok, other=0.0)
+        key_scale, value_scale = head_scales(kv_scales, kv_head, KV_HEADS)
+        key_factor = scale * key_scale
 
         # What the tile sees, and its part of that. Where a tile has parts, they are whole tiles of keys.
         first_position = old_len + tile * TOKENS
@@ -151,15 +155,15 @@ def _lines_kernel(
         of_keys, of_values = keys + kv_head * HEAD_DIM, values + kv_head * HEAD_DIM
         if WINDOW > 0:
             top, mass, acc = _fold_tiles(
-                query, of_keys, of_values, table, begin, whole_begin, last, position, scale, top, mass, acc,
+                query, of_keys, of_values, table, begin, whole_begin, last, position, key_factor, top, mass, acc,
                 ROW_STRIDE, HEAD_DIM, BLOCK_SIZE, WINDOW, KEYS, DIM_PAD, STAGES, True, CAP,
             )  # fmt: skip
         top, mass, acc = _fold_tiles(
-            query, of_keys, of_values, table, whole_begin, whole_end, last, position, scale, top, mass, acc,
+            query, of_keys, of_values, table, whole_begin, whole_end, last, position, key_factor, top, mass, acc,
             ROW_STRIDE, HEAD_DIM, BLOCK_SIZE, WINDOW, KEYS, DIM_PAD, STAGES, False, CAP,
         )  # fmt: skip
         top, mass, acc = _fold_tiles(
-            query, of_keys, of_values, table, whole_end, end, last, position, scale, top, mass, acc,
+            query, of_keys, of_values, table, whole_end, end, last, position, key_factor, top, mass, acc,
             ROW_STRIDE, HEAD_DIM, BLOCK_SIZE, WINDOW, KEYS, DIM_PAD, STAGES, True, CAP,
         )  # fmt: skip
 
@@ -173,18 +177,18 @@ def _lines_kernel(
                 tl.store(part_top + cell, top, mask=ok)
                 tl.store(part_mass + cell, mass, mask=ok)
             else:
-                result = acc / tl.where(mass == 0.0, 1.0, mass)[:, None]
+                result = acc / tl.where(mass == 0.0, 1.0, mass)[:, None] * value_scale
                 tl.store(out + q_at, result.to(out.dtype.element_ty), mask=token_ok)
         else:
-            result = acc / tl.where(mass == 0.0, 1.0, mass)[:, None]
+            result = acc / tl.where(mass == 0.0, 1.0, mass)[:, None] * value_scale
             tl.store(out + q_at, result.to(out.dtype.element_ty), mask=token_ok)
 
 
 @triton.jit
 def _add_parts_kernel(
-    query_start_loc, items, total, partial, part_top, part_mass, out, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, LINES: tl.constexpr, TOKENS: tl.constexpr, DIM_PAD: tl.constexpr, PARTS: tl.constexpr,
-    BY_ROW: tl.constexpr,
+    query_start_loc, items, total, partial, part_top, part_mass, out, kv_scales, Q_HEADS: tl.constexpr, KV_HEADS:
+    tl.constexpr, HEAD_DIM: tl.constexpr, LINES: tl.constexpr, TOKENS: tl.constexpr, DIM_PAD: tl.constexpr, PARTS:
+    tl.constexpr, BY_ROW: tl.constexpr,
 ):  # fmt: skip
     """The parts of every tile that has several, added up in order, by whoever takes the tile's first part."""
     d = tl.arange(0, DIM_PAD)
@@ -215,7 +219,8 @@ def _add_parts_kernel(
                 mass = mass * kept + its_mass * added
                 acc = acc * kept[:, None] + its * added[:, None]
                 top = new_top
-            result = acc / tl.where(mass == 0.0, 1.0, mass)[:, None]
+            _, value_scale = head_scales(kv_scales, kv_head, KV_HEADS)
+            result = acc / tl.where(mass == 0.0, 1.0, mass)[:, None] * value_scale
             at = ((first_query + i).to(tl.int64) * Q_HEADS + head)[:, None] * HEAD_DIM + d[None, :]
             tl.store(out + at, result.to(out.dtype.element_ty), mask=token_ok)
 
@@ -230,13 +235,13 @@ def prefill_attention(
     plan: ChunkPlan,
     work: ChunkWork,
     cap: float = 0.0,
+    kv_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As `chunk_attention.chunk_attention`: causal attention of each row's last queries over all of its tokens.
 
     q: contiguous [T, q_heads, D]. keys, values: one layer's [num_blocks, block_size, kv_heads, D]. scale: of the
-    scores, above 0. window: tokens a query sees, itself included; 0: all. work: of this batch, shape and plan. cap: as
-    `Attention.score_cap`. Returns
-    [T, q_heads, D]; zeros for masked rows.
+    scores, above 0. window: tokens a query sees, itself included; 0: all. work: of this batch, shape and plan. cap,
+    kv_scales: as `Attention` has them. Returns [T, q_heads, D]; zeros for masked rows.
     """
     assert scale > 0, "the largest score must have the largest product"
     _, q_heads, head_dim = q.shape
@@ -246,7 +251,8 @@ def prefill_attention(
     by_row = work.split_tokens == 1
     out = torch.zeros_like(q)
     grid = (min(plan.programs, work.items.shape[0] * kv_heads),)
-    if plan.copiers and cap == 0:  # scores that are bounded are known to the other form alone, which takes any plan
+    # Bounded scores and FP8 are known to the other form alone, which takes any plan.
+    if plan.copiers and cap == 0 and kv_scales is None:
         # Gluon is an experiment of Triton's, whose names may be others in a later version: who has no such plan, as
         # on any GPU but one, does not need it.
         from runahead.runtime.kernels.triton.attention.prefill_hopper import attend_in_groups
@@ -257,6 +263,7 @@ def prefill_attention(
             q,
             keys,
             values,
+            kv_scales,
             batch.block_tables,
             batch.seq_lens,
             batch.query_start_loc,
@@ -292,6 +299,7 @@ def prefill_attention(
             work.top,
             work.mass,
             out,
+            kv_scales,
             Q_HEADS=q_heads,
             KV_HEADS=kv_heads,
             HEAD_DIM=head_dim,

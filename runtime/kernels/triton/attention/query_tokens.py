@@ -15,6 +15,7 @@ from typing import Final
 import triton
 import triton.language as tl
 
+from runahead.runtime.kernels.triton.attention.kv_dtype import as_kept
 from runahead.runtime.kernels.triton.ops.softcap import bounded
 
 LOG2_E: Final = 1.4426950408889634
@@ -138,7 +139,10 @@ def repeated_lines(x, LINES: tl.constexpr):
 @triton.jit
 def fold(query, key, value, seen, scale, top, total, acc, CAP: tl.constexpr):
     """One tile of tokens more in the softmax. seen: [1, tokens], or [lines, tokens] where it is not the same for all of
-    them. CAP: by which scores are bounded, times LOG2_E as they are; 0: by none."""
+    them. key, value: as the cache keeps them. CAP: by which scores are bounded, times LOG2_E as they are; 0: by none.
+    """
+    key = key.to(query.dtype)
+    value = value.to(query.dtype)
     score = bounded(tl.dot(query, tl.trans(key), input_precision="ieee") * scale, CAP)
     score = tl.where(seen, score, float("-inf"))
     new_top = tl.maximum(top, tl.max(score, 1))
@@ -168,16 +172,16 @@ def new_token_of(
 
 @triton.jit
 def fold_new_token(
-    query, new_key, new_value, home, keys, values, position, scale, kv_head, acc, KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, DIM_PAD: tl.constexpr, CAP: tl.constexpr,
+    query, new_key, new_value, home, keys, values, kv_scales, key_scale, value_scale, position, scale, kv_head, acc,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, DIM_PAD: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     """A row's only query token: its key and value go into the cache, and into the softmax, ahead of every tile. query:
     [lines that there are, DIM_PAD]. acc: [lines, DIM_PAD]."""
     one = tl.arange(0, 1)[:, None]
     d = tl.arange(0, DIM_PAD)
     in_dim = d < HEAD_DIM
-    new_key = new_key.to(keys.dtype.element_ty)
-    new_value = new_value.to(values.dtype.element_ty)
+    new_key = as_kept(new_key, key_scale, kv_scales, keys.dtype.element_ty)
+    new_value = as_kept(new_value, value_scale, kv_scales, values.dtype.element_ty)
     cell = ((home * BLOCK_SIZE + position % BLOCK_SIZE) * KV_HEADS + kv_head) * HEAD_DIM
     tl.store(keys + cell + d[None, :] + one, new_key, mask=in_dim[None, :])
     tl.store(values + cell + d, new_value, mask=in_dim)
@@ -211,9 +215,10 @@ def new_tokens_of(
 
 @triton.jit
 def fold_new_tokens(
-    query, key, partner, value, home, position, there, keys, values, k_weight, k_of_partner, cos, sin, scale, eps,
-    of_line, kv_head, writes, top, total, acc, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, DIM_PAD: tl.constexpr, HAS_NORM: tl.constexpr, CAP: tl.constexpr,
+    query, key, partner, value, home, position, there, keys, values, kv_scales, key_scale, value_scale, k_weight,
+    k_of_partner, cos, sin, scale, eps, of_line, kv_head, writes, top, total, acc, KV_HEADS: tl.constexpr, HEAD_DIM:
+    tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, DIM_PAD: tl.constexpr, HAS_NORM: tl.constexpr, CAP:
+    tl.constexpr,
 ):  # fmt: skip
     """All query tokens of a row, as `new_tokens_of` has them: their keys and values go into the cache if the program
     `writes`, and as a tile of their own into the softmax. A query token sees itself and those before it. of_line: which
@@ -223,8 +228,8 @@ def fold_new_tokens(
     ok = there[:, None] & (d < HEAD_DIM)[None, :]
     c, s = angle_of(cos, sin, position, HEAD_DIM, DIM_PAD, True)
     new_key = rotated_head(key, partner, k_weight, k_of_partner, c, s, eps, HEAD_DIM, DIM_PAD, HAS_NORM)
-    new_key = new_key.to(keys.dtype.element_ty)
-    new_value = value.to(values.dtype.element_ty)
+    new_key = as_kept(new_key, key_scale, kv_scales, keys.dtype.element_ty)
+    new_value = as_kept(value, value_scale, kv_scales, values.dtype.element_ty)
     cell = ((home * BLOCK_SIZE + position % BLOCK_SIZE) * KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
     tl.store(keys + cell, new_key, mask=ok & writes)
     tl.store(values + cell, new_value, mask=ok & writes)
@@ -233,7 +238,7 @@ def fold_new_tokens(
         seen = seen & (n[None, :] > (of_line - WINDOW)[:, None])
     # A weight of zero hides no value that is not finite, and a draft must not spoil the tokens before it.
     bad = tl.max((tl.abs(new_value.to(tl.float32)) < float("inf")).to(tl.int32) ^ 1, 1) > 0
-    new_value = tl.where(bad[:, None], 0.0, new_value).to(values.dtype.element_ty)
+    new_value = tl.where(bad[:, None], 0.0, new_value.to(query.dtype)).to(query.dtype)
     top, total, acc = fold(query, new_key, new_value, seen, scale, top, total, acc, CAP)
     spoilt = tl.max((seen & bad[None, :]).to(tl.int32), 1) > 0
     return top, tl.where(spoilt, float("nan"), total), acc

@@ -18,6 +18,7 @@ import triton.language as tl
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.layers import Attention, AttentionShape, RopeTable
+from runahead.runtime.kernels.triton.attention.kv_dtype import head_scales
 from runahead.runtime.kernels.triton.attention.prefill import prefill_attention
 from runahead.runtime.kernels.triton.attention.prefill_schedule import (
     ChunkWork,
@@ -39,6 +40,7 @@ def _chunk_kernel(
     q,
     keys,
     values,
+    kv_scales,
     block_tables,
     seq_lens,
     query_start_loc,
@@ -79,6 +81,8 @@ def _chunk_kernel(
     q_ok = (i < num_queries)[:, None] & in_dim[None, :]
     q_at = ((first_query + i).to(tl.int64)[:, None] * Q_HEADS + head) * HEAD_DIM + d[None, :]
     query = tl.load(q + q_at, mask=q_ok, other=0.0)
+    key_scale, value_scale = head_scales(kv_scales, head // (Q_HEADS // KV_HEADS), KV_HEADS)
+    scale *= key_scale
     top = tl.full([QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     acc = tl.zeros([QUERIES, DIM_PAD], tl.float32)
@@ -94,8 +98,8 @@ def _chunk_kernel(
             (block.to(tl.int64) * BLOCK_SIZE + token % BLOCK_SIZE) * KV_HEADS + head // (Q_HEADS // KV_HEADS)
         ) * HEAD_DIM
         kv_ok = ok[:, None] & in_dim[None, :]
-        key = tl.load(keys + at[:, None] + d[None, :], mask=kv_ok, other=0.0)
-        value = tl.load(values + at[:, None] + d[None, :], mask=kv_ok, other=0.0)
+        key = tl.load(keys + at[:, None] + d[None, :], mask=kv_ok, other=0.0).to(query.dtype)
+        value = tl.load(values + at[:, None] + d[None, :], mask=kv_ok, other=0.0).to(query.dtype)
         score = bounded(tl.dot(query, tl.trans(key), input_precision="ieee") * scale, CAP)
         seen = token[None, :] <= position[:, None]
         if WINDOW > 0:
@@ -108,7 +112,7 @@ def _chunk_kernel(
         total = total * old + tl.sum(weight, 1)
         acc = tl.dot(weight.to(value.dtype), value, acc * old[:, None], input_precision="ieee")
         top = new_top
-    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    result = acc / tl.where(total == 0.0, 1.0, total)[:, None] * value_scale
     tl.store(out + q_at, result.to(out.dtype.element_ty), mask=q_ok)
 
 
@@ -122,13 +126,14 @@ def chunk_attention(
     scale: float,
     window: int,
     cap: float = 0.0,
+    kv_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention of each row's last queries over all of its tokens, which the cache already holds.
 
     q: contiguous [T, q_heads, D]. keys, values: one layer's [num_blocks, block_size, kv_heads, D]. block_tables: int32
     [B, max_blocks]. seq_lens: int32 [B], the queries included; 0 gives zeros. query_start_loc: int32 [B + 1], of any
     shares of the T query tokens; zeros for those that no row has. window: tokens a query sees, itself included; 0: all.
-    cap: as `Attention.score_cap`. Returns [T, q_heads, D].
+    cap, kv_scales: as `Attention` has them. Returns [T, q_heads, D].
     """
     _, q_heads, head_dim = q.shape
     rows, block_size, kv_heads = seq_lens.shape[0], keys.shape[1], keys.shape[2]
@@ -137,6 +142,7 @@ def chunk_attention(
         q,
         keys,
         values,
+        kv_scales,
         block_tables,
         seq_lens,
         query_start_loc,
@@ -177,17 +183,17 @@ class ChunkAttention:
         keys, values = self._cache.keys[place], self._cache.values[place]
         q = rotate_and_write(
             qkv, rope.cos, rope.sin, batch.positions, batch.slot_mapping, keys, values, shape.heads, weights.q_norm,
-            weights.k_norm,
+            weights.k_norm, weights.kv_scales,
         )  # fmt: skip
         planned = self._work(shape, q.dtype)
         if planned is None:
             attended = chunk_attention(
                 q, keys, values, batch.block_tables, batch.seq_lens, batch.query_start_loc, shape.scale,
-                weights.window, weights.score_cap,
+                weights.window, weights.score_cap, weights.kv_scales,
             )  # fmt: skip
         else:
             attended = prefill_attention(
-                q, keys, values, batch, shape.scale, weights.window, *planned, cap=weights.score_cap
+                q, keys, values, batch, shape.scale, weights.window, *planned, weights.score_cap, weights.kv_scales
             )
         return attended.view(qkv.shape[0], shape.q_size)
 

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from runahead.runtime.kernels.layers import Norm
+from runahead.runtime.kernels.triton.attention.kv_dtype import as_kept, head_scales
 
 
 @triton.jit
@@ -34,6 +35,7 @@ def _rotate_and_write_kernel(
     q_out,
     keys,
     values,
+    kv_scales,
     eps,
     num_positions,
     Q_HEADS: tl.constexpr,
@@ -81,10 +83,12 @@ def _rotate_and_write_kernel(
     v_low = tl.load(row + k_at + KV_HEADS * HEAD_DIM, mask=k_ok, other=0.0)
     v_high = tl.load(row + k_at + KV_HEADS * HEAD_DIM + HALF, mask=k_ok, other=0.0)
     out = (slot * KV_HEADS + kv_head + one) * HEAD_DIM + i[None, :]
-    tl.store(keys + out, (low * c - high * s).to(keys.dtype.element_ty), mask=k_ok)
-    tl.store(keys + out + HALF, (high * c + low * s).to(keys.dtype.element_ty), mask=k_ok)
-    tl.store(values + out, v_low.to(values.dtype.element_ty), mask=k_ok)
-    tl.store(values + out + HALF, v_high.to(values.dtype.element_ty), mask=k_ok)
+    key_scale, value_scale = head_scales(kv_scales, kv_head, KV_HEADS)
+    dtype: tl.constexpr = keys.dtype.element_ty
+    tl.store(keys + out, as_kept(low * c - high * s, key_scale, kv_scales, dtype), mask=k_ok)
+    tl.store(keys + out + HALF, as_kept(high * c + low * s, key_scale, kv_scales, dtype), mask=k_ok)
+    tl.store(values + out, as_kept(v_low, value_scale, kv_scales, dtype), mask=k_ok)
+    tl.store(values + out + HALF, as_kept(v_high, value_scale, kv_scales, dtype), mask=k_ok)
 
 
 def rotate_and_write(
@@ -98,12 +102,14 @@ def rotate_and_write(
     q_heads: int,
     q_norm: Norm | None = None,
     k_norm: Norm | None = None,
+    kv_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Rotate queries and keys (half-split convention), after a per-head norm where there is one; write the cache.
 
     qkv: contiguous [T, (q_heads + 2 * kv_heads) * D], queries, keys, values in order; q_heads may be 0. cos, sin:
     [positions, D // 2]. positions, slot_mapping: int64 [T]; a masked token's slot lies in the null block. keys, values:
     one layer's [num_blocks, block_size, kv_heads, D]. q_norm, k_norm: over D, both or neither, with the same eps.
+    kv_scales: of FP8 keys and values, float32 [2, kv_heads]; None: the cache has the dtype of qkv.
     Returns the queries, [T, q_heads, D].
     """
     tokens = qkv.shape[0]
@@ -120,6 +126,7 @@ def rotate_and_write(
         q if q_heads else qkv,
         keys,
         values,
+        kv_scales,
         0.0 if q_norm is None else q_norm.eps,
         cos.shape[0],
         Q_HEADS=q_heads,

@@ -35,10 +35,10 @@ def with_part(top, total, acc, part_top, part_total, part_acc):
 
 @triton.jit
 def add_parts(
-    partial, partial_top, partial_total, out, begin_items, parts, first_query, count, head_share,
-    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, QUERIES: tl.constexpr, SHARE: tl.constexpr,
-    PART_LINES: tl.constexpr, DIM_PAD: tl.constexpr, PARTS: tl.constexpr, EXACT: tl.constexpr,
-    GROUP_PARTS: tl.constexpr,
+    partial, partial_top, partial_total, out, value_scale, begin_items, parts, first_query, count, head_share, Q_HEADS:
+    tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, QUERIES: tl.constexpr, SHARE: tl.constexpr,
+    PART_LINES: tl.constexpr, DIM_PAD: tl.constexpr, PARTS: tl.constexpr, EXACT: tl.constexpr, GROUP_PARTS:
+    tl.constexpr,
 ):  # fmt: skip
     """The parts of a row and a KV head, weighed and added in order. EXACT: one after the other in groups of
     GROUP_PARTS, and the groups' sums one after the other; the last group first, and its last part."""
@@ -109,7 +109,7 @@ def add_parts(
                 acc += accs[p] * weight[:, None]
             top = new_top
     # `maximum` passes a NaN over: a part that has one says so by its total, by which everything is divided.
-    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    result = acc / tl.where(total == 0.0, 1.0, total)[:, None] * value_scale
     out_at = ((first_query + of_line).to(tl.int64) * Q_HEADS + head)[:, None] * HEAD_DIM + d[None, :]
     tl.store(out + out_at, result.to(out.dtype.element_ty), mask=line_ok[:, None] & (d < HEAD_DIM)[None, :])
 
