@@ -154,8 +154,7 @@ def _make(
     rings = ranks.rings(layout, lambda layout: _rings(config, layout))
     kept = kept_with_drafter(config, described, model.dtype, files)
     snapshots = snapshots_in(config, kept, context, None if config.num_blocks else free_bytes() - overhead(memory))
-    of_masks = None if masks is None else masks.memory
-    of_head = kept_by_drafter(config, model.dtype, files)
+    of_masks, of_head = None if masks is None else masks.memory, kept_by_drafter(config, model.dtype, files)
     make = Maker(config, model, rings, context, exactness.exact, snapshots, of_masks, head, of_head, ranks.marks)
     own, blocks, snapshots = _fitted(make, kept, memory, capturing, ranks)
     made = MadeOnDevice(
@@ -252,10 +251,6 @@ class Maker:
                 raise
         return device
 
-    @property
-    def head_weight_bytes(self) -> int:
-        return 0 if self.head is None else self.head.weight_bytes
-
     def facts(self, kept: KeptBytes, blocks: int) -> dict[str, int]:
         """What weights and pools take, by name, those of the head by names of their own."""
         of_head = None if self.head is None else DraftingBytes(self.head.weight_bytes, self.head_block)
@@ -273,7 +268,7 @@ class Maker:
     def fit(self, kept: KeptBytes, capturing: Progress) -> PoolFit[CudaDevice]:
         return PoolFit(
             self.config,
-            weight_bytes(self.model.weights) + self.head_weight_bytes,
+            weight_bytes(self.model.weights) + (0 if self.head is None else self.head.weight_bytes),
             kept,
             self.snapshots,
             lambda blocks: self.device(blocks, capturing, is_trial=False),
