@@ -43,7 +43,7 @@ _TILE: Final = 64  # outputs of a program, as the matrix units take them
 _LEAST_ROWS: Final = 16  # rows of the batch that the matrix units take
 _MOST_ROWS: Final = 64  # rows of the batch that a program has
 _FEW_OUTPUTS: Final = 8192  # of which a program needs more bytes on their way than of many
-FP8_ROWS: Final = 32  # of more rows of the batch, the vendor's library and what follows it take less time
+FP8_ROWS: Final = 16  # of more rows of the batch, the vendor's library and what follows it take less time
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,6 @@ class Fp8Tiling:
     rows: int
     columns: int
     stages: int
-
-
-@triton.jit
-def _scales(x_scales, scales, block, row, column, ok, padded_rows, OUTPUTS: tl.constexpr):
-    """The scales of 128 columns: float32 [COLUMNS] for the rows of the batch, [ROWS] for the outputs."""
-    of_rows = tl.load(x_scales + block * padded_rows + column, mask=ok, other=0.0)
-    return of_rows, tl.load(scales + block * OUTPUTS + row)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -95,16 +88,13 @@ def _fp8_product_kernel(
     wait_for_predecessors(DEPENDENT)
     rows = end_rows(tile, column, squares_in, out, num_rows, OUTPUTS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE)
     acc = tl.zeros([HALVES * ROWS, COLUMNS], tl.float32)
-    of_rows, of_outputs = _scales(x_scales, scales, 0, row, column, ok, padded_rows, HALVES * OUTPUTS)
     for block in tl.range(0, DEPTH // _COLUMNS, num_stages=STAGES):
         w = tl.load(w_at + block * _COLUMNS)
         x_block = tl.load(x_at + block * _COLUMNS, mask=ok[None, :], other=0.0)
-        # Those of the next block are asked for before the matrix units are waited for.
-        later = tl.minimum(block + 1, DEPTH // _COLUMNS - 1)
-        next_rows, next_outputs = _scales(x_scales, scales, later, row, column, ok, padded_rows, HALVES * OUTPUTS)
+        of_rows = tl.load(x_scales + block * padded_rows + column, mask=ok, other=0.0)
+        of_outputs = tl.load(scales + block * (HALVES * OUTPUTS) + row)
         sums = tl.dot(w, x_block) * of_rows[None, :]
         acc = tl.fma(sums, tl.broadcast_to(of_outputs[:, None], [HALVES * ROWS, COLUMNS]), acc)
-        of_rows, of_outputs = next_rows, next_outputs
     product_end(
         acc, tile, column, weights, rows, squares_in, out, out, scaled, squares_out, eps, num_rows,
         OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, False, GELU, True,
