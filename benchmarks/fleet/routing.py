@@ -61,7 +61,7 @@ class PrefixAware(LeastWaiting):
 
     def __init__(self) -> None:
         super().__init__()
-        self._ref_counts: dict[int, set[int]] = {}  # numbers of replicas by tenant
+        self._replicas_of: dict[int, set[int]] = {}  # numbers of replicas by tenant
         self._places: dict[int, int] = {}  # by number of a replica, where it is in `ready`
 
     def set_ready(self, replicas: Sequence[Replica]) -> None:
@@ -69,13 +69,13 @@ class PrefixAware(LeastWaiting):
         self._places = {replica.number: place for place, replica in enumerate(self.ready)}
 
     def learn(self, number: int, tenant: int, stored: bool) -> None:
-        holders = self._ref_counts.setdefault(tenant, set())
+        holders = self._replicas_of.setdefault(tenant, set())
         (holders.add if stored else holders.discard)(number)
 
     def choose(self, request: Request) -> Replica:
         loads, places = self._loads, self._places
         least = self._least()
-        holders = [places[number] for number in self._ref_counts.get(request.tenant, ()) if number in places]
+        holders = [places[number] for number in self._replicas_of.get(request.tenant, ()) if number in places]
         if holders:
             best = min(holders, key=lambda place: (loads[place], place))
             if loads[best] <= loads[least] + self.spill:

@@ -101,6 +101,8 @@ class Replica:
         found = list[tuple[int, float, float]]()
         for each, prompt, outcome in list(zip(tokens, lone, outcomes[_BESIDE:], strict=True))[1:]:
             first_s = outcome.first_token_s or 0.0
+            if prompt.due_s + first_s > at[-1]:
+                raise RuntimeError(f"rows of {_ROW_ANSWER} tokens ended before the prompts beside them")
             found.append((each, 1e3 * gap_that_ends(at, prompt.due_s + first_s), 1e3 * first_s))
         return found
 
@@ -134,7 +136,7 @@ async def measured_costs(replica: Replica, kv_tokens: int) -> Costs:
             print(f"{number} rounds: {fit}{wrong and f': {wrong}'}")
             if not wrong:
                 return costs
-    raise RuntimeError(f"after {_MOST_ROUNDS} rounds {wrong}: the machine is too busy to measure a replica")
+    raise RuntimeError(f"after {_MOST_ROUNDS} rounds {wrong}: is the machine busy with something else?")
 
 
 def fitted(decode: dict[int, list[float]], prompts: list[tuple[int, float, float]], kv_tokens: int) -> Costs:

@@ -80,7 +80,7 @@ class Preparing:
         if isinstance(given, CheckedChat):
             with call.waiting_for("chat"):
                 prompt = await self._texts.chat_prompt(given, account, holding, request.n)
-            request = with_turn_ends(request, await self._chats.end_token_ids())
+                request = with_turn_ends(request, await self._chats.end_token_ids())
             check_chat_ends(request)
         elif isinstance(given, str):
             with call.waiting_for("tokenizer"):

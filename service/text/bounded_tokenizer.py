@@ -6,6 +6,7 @@ it: it may be stopped, or wait for a processor.
 
 from __future__ import annotations
 
+import errno
 import signal
 import subprocess
 import sys
@@ -69,8 +70,10 @@ class BoundedTokenizer:
             self._end(process)
             sentence = f"a process that tokenizes did not answer within {self._wall_s:g} s"
             raise exhausted("TOKENIZING_LIMIT", sentence, 1.0) from None
-        except (OSError, ValueError):  # it has ended: what it said, if anything, is no whole line
-            pass
+        except (OSError, ValueError) as error:  # it has ended: what it said, if anything, is no whole line
+            if isinstance(error, OSError) and error.errno == errno.EAGAIN:
+                self._end(process)
+                raise _no_process(error) from None
         if answer is None:
             code = self._end(process)
             if code == -signal.SIGPROF:
@@ -136,7 +139,11 @@ def _exchanged(process: subprocess.Popen[bytes], said: bytes, wall_s: float) -> 
             process.kill()
 
     watching = threading.Thread(target=watch, name="tokenizer-watch", daemon=True)
-    watching.start()
+    try:
+        watching.start()
+    except RuntimeError as error:
+        process.kill()
+        raise OSError(errno.EAGAIN, "no thread can be started") from error
     try:
         process.stdin.write(said)
         process.stdin.flush()

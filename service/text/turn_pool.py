@@ -55,7 +55,9 @@ class TurnPool:
         first, and lets others pass until then."""
         with ExitStack() as taken:
             for turns in (self._long_turns, self._turns) if work.is_long else (self._turns,):
-                numbers[turns] = await turns.take(caller, numbers.get(turns))
+                # Work that has a place among the long ones goes before the caller's other work: others wait for that.
+                before = numbers.get(turns, turns.given if work.is_long else None)
+                numbers[turns] = await turns.take(caller, before)
                 taken.callback(turns.give_back)
             loop = asyncio.get_running_loop()
             turn = loop.run_in_executor(self._threads, work.turn)

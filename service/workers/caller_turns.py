@@ -16,7 +16,7 @@ class Turns:
 
     def __init__(self, places: int = 1) -> None:
         self._free = places
-        self._given = 0  # so far
+        self.given = 0  # turns so far
         self._last: dict[int, int] = {}  # the caller's last turn, of those who wait
         self._waiting: dict[int, deque[asyncio.Future[int]]] = {}
 
@@ -39,10 +39,10 @@ class Turns:
         """
         if self._free:
             self._free -= 1
-            self._given += 1
-            return self._given
+            self.given += 1
+            return self.given
         mine: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._last.setdefault(caller, self._given if before is None else before)
+        self._last.setdefault(caller, self.given if before is None else before)
         lane = self._waiting.setdefault(caller, deque())
         if before is None:
             lane.append(mine)
@@ -64,9 +64,9 @@ class Turns:
             if not lane:
                 del self._waiting[caller], self._last[caller]
             if not mine.cancelled():
-                self._given += 1
+                self.given += 1
                 if lane:
-                    self._last[caller] = self._given
-                mine.set_result(self._given)
+                    self._last[caller] = self.given
+                mine.set_result(self.given)
                 return
         self._free += 1

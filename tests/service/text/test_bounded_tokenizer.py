@@ -55,6 +55,21 @@ def test_a_text_with_many_expensive_matches_is_refused_and_the_next_is_not(bound
     assert len(bounded._running) == 1
 
 
+def test_without_a_thread_that_watches_a_process_it_is_ended_and_the_text_is_refused(
+    bounded: BoundedTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(ServiceError) as error:
+            bounded.encode("word", False)
+    assert error.value.reason == "TOKENIZING_LIMIT"
+    assert not bounded._running
+    assert bounded.encode("word", False).size == 4
+
+
 def test_a_panic_ends_no_process(bounded: BoundedTokenizer) -> None:
     bounded.encode("word", False)
     (process,) = bounded._running

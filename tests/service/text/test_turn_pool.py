@@ -112,6 +112,22 @@ def test_long_turns_leave_a_thread_for_others_whosever_they_are() -> None:
     run(body)
 
 
+def test_a_long_turn_waits_behind_none_of_its_caller_s_short_ones_while_others_wait_for_its_place() -> None:
+    async def body(pool: TurnPool, log: list[str]) -> None:
+        with one_thread_left(pool):
+            first = held_up(log, "first")
+            tasks = [asyncio.ensure_future(pool.do(9, first))]
+            await until(first.begun.is_set)
+            for caller, word, is_long in (*((1, "short", False),) * 6, (1, "long of 1", True), (2, "long of 2", True)):
+                tasks.append(asyncio.ensure_future(pool.do(caller, Steps(log, word, is_long=is_long))))
+            await until(lambda: pool.waiting == 8)
+            first.may_end.set()
+            await asyncio.gather(*tasks)
+            assert log.index("long of 2") < 5, log
+
+    run(body)
+
+
 def test_who_waits_no_more_gets_no_further_turn_and_holds_nobody_up() -> None:
     async def body(pool: TurnPool, log: list[str]) -> None:
         with one_thread_left(pool):
