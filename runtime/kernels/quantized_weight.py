@@ -134,7 +134,7 @@ def stays_quantized(kind: Kind, shape: tuple[int, int], group: int, dtype: torch
     if device == "cpu":
         return kind != "int4" or half_of(depth) > 0
     fits = not outputs % _GPU_OUTPUTS and not depth % FP8_COLUMNS and (group >= depth or not group % FP8_COLUMNS)
-    able = not torch.cuda.is_available() or torch.cuda.get_device_capability() >= _LEAST_CAPABILITY
+    able = not torch.cuda.is_available() or torch.cuda.get_device_capability(None) >= _LEAST_CAPABILITY
     return kind == "fp8" and dtype == torch.bfloat16 and fits and able
 
 

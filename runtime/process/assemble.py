@@ -10,6 +10,7 @@ import structlog
 import torch
 
 from runahead.runtime.checkpoint import Checkpoint, model_name, open_checkpoint
+from runahead.runtime.kernels.share import Share
 from runahead.runtime.log_output import LogOutput
 from runahead.runtime.masks.masks import Masks
 from runahead.runtime.models.config.model_config import ModelConfig
@@ -71,7 +72,9 @@ def engine_info(made: MadeOnDevice, context: int, checkpoint: Checkpoint) -> Eng
         drafters=drafters_of(config, model.config, checkpoint),
         weights=()
         if config.load_format == "dummy"
-        else weight_formats(checkpoint, model.config, model.dtype, model.device.type, config.quantize),
+        else weight_formats(
+            checkpoint, model.config, model.dtype, model.device.type, config.quantize, Share(0, config.tensor_parallel)
+        ),
         drafter=config.drafter,
         draft_parameters=made.draft_parameters,
         prompt_launches=PromptLaunches(

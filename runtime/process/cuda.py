@@ -120,7 +120,7 @@ def _make(
     files = drafting_files(config, checkpoint, described, context)
     kept = kept_with_drafter(config, described, dtype, files)
     drafting = files.parameters * dtype.itemsize if files is not None else 0
-    to_load = bytes_to_load(config, checkpoint, described, "cuda") // config.tensor_parallel
+    to_load = bytes_to_load(config, checkpoint, described, "cuda")
     part = part_of(described, config.tensor_parallel)
     plain = part.parameters * dtype.itemsize // config.tensor_parallel
     config, why_sizes = sized(config, to_load, context, Gpu(name, memory), kept, drafting, plain)
@@ -386,13 +386,15 @@ def _check_memory(
 
 def _exactness(config: EngineConfig, part: ModelWeights, dtype: torch.dtype, *, quantized: bool) -> Exactness:
     """part: of a rank. quantized: it has such matrices; they, and several ranks, have the exact kernels alone. Raises
-    ConfigError where these are needed and can't be."""
-    if quantized:
-        return Exactness(True, "products with quantized weights have one order of their sums")
-    ranks = config.tensor_parallel
+    ConfigError where these are needed and can't be, or where they are and others are asked for."""
+    ranks, spelling = config.tensor_parallel, config.spelling("exact")
+    if quantized and config.exact == "off":
+        raise ConfigError(f"{spelling} off can't be combined with FP8 weights: their products have one order")
     try:
-        found = exactness_of(part, dtype, config.exact if ranks == 1 else "on")
+        found = exactness_of(part, dtype, "on" if quantized or ranks > 1 else config.exact)
     except NoExactKernelsError as error:
-        needs = f"{config.spelling('exact')} on" if ranks == 1 else f"{config.spelling('tensor_parallel')} {ranks}"
+        needs = f"{spelling} on" if ranks == 1 else f"{config.spelling('tensor_parallel')} {ranks}"
         raise ConfigError(f"{needs} can't be: {error}") from error
-    return found if ranks == 1 else Exactness(True, "tensor-parallel ranks have no other kernels")
+    if ranks > 1:
+        return Exactness(True, "tensor-parallel ranks have no other kernels")
+    return Exactness(True, "products with FP8 weights have one order of their sums") if quantized else found

@@ -18,6 +18,7 @@ from runahead.runtime.checkpoint import Checkpoint, CheckpointError
 from runahead.runtime.checkpoint.folder import FolderCheckpoint
 from runahead.runtime.checkpoint.quantized.numbers import FLOATS
 from runahead.runtime.engine.poison import Poison
+from runahead.runtime.kernels.share import Share
 from runahead.runtime.masks.masks import Masks
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.models.config.model_config import ModelConfig
@@ -170,22 +171,24 @@ def sized(
 
 
 def bytes_to_load(config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig, device: str) -> int:
-    """Of the model's weights on the device. device: the type of it. Raises CheckpointError for tensors that can't be
-    served, ConfigError where nothing of the model can be quantized as it is asked for."""
+    """The bytes of the weights of a GPU, or of all ranks on a CPU. device: the type of it. Raises CheckpointError for
+    tensors that can't be served, ConfigError where nothing of the model can be quantized as it is asked for."""
     dtype, how = dtype_of(config, model), config.quantize
     if how != "none" and held_bytes(None, model, dtype, device, how) == held_bytes(None, model, dtype, device):
         raise ConfigError(
             f"{config.spelling('quantize')} {how} has no effect: no matrix of {model.architecture} can be held so "
             f"on {device} in {str(dtype).removeprefix('torch.')}"
         )
-    return held_bytes(_quantized_files(config, checkpoint), model, dtype, device, how)
+    share = Share() if device == "cpu" else Share(0, config.tensor_parallel)
+    return held_bytes(_quantized_files(config, checkpoint), model, dtype, device, how, share)
 
 
 def holds_quantized(config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig, device: str) -> bool:
-    """Whether matrices of the model stay quantized on the device. device: the type of it. Raises CheckpointError for
+    """Whether matrices of a rank stay quantized on the device. device: the type of it. Raises CheckpointError for
     tensors that can't be served."""
     files = _quantized_files(config, checkpoint)
-    return some_stay_quantized(files, model, dtype_of(config, model), device, config.quantize)
+    share = Share(0, config.tensor_parallel)
+    return some_stay_quantized(files, model, dtype_of(config, model), device, config.quantize, share)
 
 
 def _quantized_files(config: EngineConfig, checkpoint: Checkpoint) -> Checkpoint | None:

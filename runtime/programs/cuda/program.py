@@ -80,7 +80,8 @@ def gpu_kernels(exact: bool) -> KernelSet:
 def tilings_of(model: Decoder, buckets: Sequence[int], exact: bool) -> dict[str, object]:
     """Return how many products of decode launches with these rows were measured on this GPU, by name, for the log at
     start. exact: with the exact kernels."""
-    return tiling_counts(model.weights.layers, model.weights.lm_head, buckets, exact)
+    divided = not model.ranks.share.is_whole
+    return tiling_counts(model.weights.layers, model.weights.lm_head, buckets, exact, divided=divided)
 
 
 def slots_with_drafts(max_rows: int, draft_rows: int) -> int:

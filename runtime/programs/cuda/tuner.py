@@ -154,7 +154,8 @@ class DecodeStep:
 def tilings_in_use(model: Decoder, rows: int) -> Iterator[tuple[str, AnyTiling]]:
     """Yield the tilings of a decode launch of `rows` rows, by their names in the table."""
     layers = model.weights.layers
-    asked = tilings_asked_for(layers, model.weights.lm_head, [rows], exact=True)
+    divided = not model.ranks.share.is_whole
+    asked = tilings_asked_for(layers, model.weights.lm_head, [rows], exact=True, divided=divided)
     for outputs, depth, columns, epilogue in sorted(asked):
         tiling = rows_tiling(outputs, depth, columns, epilogue, exact=True)
         yield tiling_key(outputs, depth, columns, epilogue, exact=True), tiling

@@ -143,7 +143,7 @@ def small_step(name: str, rows: int) -> tuple[Decoder, tuner.DecodeStep]:
 
 
 def test_a_rank_s_products_are_those_of_its_part() -> None:
-    """The key of a product begins with its outputs and its depth."""
+    """The key of a product begins with its outputs and its depth. A rank stores what the whole model adds."""
     config = tuner.few_layers(load_config(open_checkpoint(BUNDLED_FOLDER)))
     whole, part = (tuner.tuned_model(config, torch.bfloat16, DEVICE, 64, ranks) for ranks in (1, 2))
     of_whole, of_part = (
@@ -155,6 +155,8 @@ def test_a_rank_s_products_are_those_of_its_part() -> None:
         (outputs, depth // 2) for outputs, depth in of_whole
     }
     assert of_part <= halves
+    assert any(" add " in key for key, _ in tuner.tilings_in_use(whole, 2))
+    assert not any(" add " in key for key, _ in tuner.tilings_in_use(part, 2))
     bits = tuner.DecodeStep(part, 2, tokens=20).bits()
     assert bits.shape[1] == part.weights.lm_head.shape[0] == part.config.vocab_size // 2
     assert torch.isfinite(bits).all() and bits.any()

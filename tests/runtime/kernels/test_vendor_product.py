@@ -57,6 +57,7 @@ def test_every_kernel_that_the_library_proposes_has_the_bits_of_one_accumulator(
     assert library is not None
     torch.manual_seed(0)
     linear = Linear(torch.randn(outputs, depth, device=DEVICE, dtype=torch.bfloat16), None)
+    library.pinned.clear()  # the newest entry is looked at below
     for rows in (1, 8, 64, 65, 192, 256, 448):
         x = nearly_cancelling(rows, depth, torch.bfloat16)
         for dtype in (torch.bfloat16, torch.float32):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from structlog.testing import capture_logs
 
 from runahead.runtime import models
@@ -83,3 +84,24 @@ def test_where_exact_kernels_can_not_be_and_nobody_asks_the_start_goes_on_withou
     found, _ = started(device="cuda", dtype="float32")
     assert found["exact"] is False
     assert "served in float32" in found["why"]
+
+
+@pytest.mark.usefixtures("a_gpu_on_the_cpu")
+def test_fp8_weights_have_exact_kernels_alone_on_every_number_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Begun(Exception):
+        pass
+
+    def begin(*parts: Any) -> None:
+        raise Begun
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(cuda, "start_ranks", begin)
+    for ranks, why in ((1, "products with FP8 weights"), (2, "tensor-parallel ranks")):
+        config = EngineConfig(model=str(BUNDLED), device="cuda", quantize="fp8", tensor_parallel=ranks)
+        with capture_logs() as events, pytest.raises(Begun):
+            assemble(config, lambda done, total: None)
+        (said,) = [event for event in events if event["event"] == "exactness"]
+        assert said["exact"] and said["why"].startswith(why)
+    monkeypatch.setattr(cuda, "start_ranks", lambda *parts: pytest.fail("ranks were started"))
+    with pytest.raises(ConfigError, match=r"--exact off can't be combined with FP8 weights"):
+        started(device="cuda", quantize="fp8", exact="off", spelled={"exact": "--exact"})

@@ -32,15 +32,22 @@ class LayerProduct(NamedTuple):
 
 
 def tiling_counts(
-    layers: Sequence[Layer], lm_head: torch.Tensor, buckets: Sequence[int], exact: bool = False
+    layers: Sequence[Layer],
+    lm_head: torch.Tensor,
+    buckets: Sequence[int],
+    exact: bool = False,
+    *,
+    divided: bool = False,
 ) -> dict[str, object]:
     """Facts for the log. measured, default: products of decode launches, counted for each number of rows that has a
     tiling of its own, which `measured_tilings.json` has or lacks. measured_on: the GPU of that table.
 
     lm_head: [vocab, hidden]. buckets: numbers of rows that graphs are captured for. exact: by the exact kernels.
+    divided: the layers are a rank's.
     """
     gpu = current_gpu()
-    found = [measured_tiling(*product, exact) for product in tilings_asked_for(layers, lm_head, buckets, exact)]
+    asked = tilings_asked_for(layers, lm_head, buckets, exact, divided=divided)
+    found = [measured_tiling(*product, exact) for product in asked]
     measured = sum(one is not None for one in found)
     return {
         "gpu": "none" if gpu is None else gpu.name,
@@ -52,10 +59,17 @@ def tiling_counts(
 
 
 def tilings_asked_for(
-    layers: Sequence[Layer], lm_head: torch.Tensor, buckets: Sequence[int], exact: bool = False
+    layers: Sequence[Layer],
+    lm_head: torch.Tensor,
+    buckets: Sequence[int],
+    exact: bool = False,
+    *,
+    divided: bool = False,
 ) -> set[tuple[int, int, int, str]]:
-    """What decode launches ask `tilings` for: outputs, depth, columns (1: one row), the name of what follows."""
-    inner, head = set(products_in(layers)), _product(Linear(lm_head, None), STORE, normed=False)
+    """What decode launches ask `tilings` for: outputs, depth, columns (1: one row), the name of what follows. divided:
+    the layers are a rank's, whose partial sums are stored."""
+    inner = {one._replace(epilogue=STORE) if divided and one.epilogue == ADD else one for one in products_in(layers)}
+    head = _product(Linear(lm_head, None), STORE, normed=False)
     asked: list[tuple[LayerProduct, int]] = []
     if exact:
         asked += itertools.product((*inner, head), map(rows_in_table, buckets))

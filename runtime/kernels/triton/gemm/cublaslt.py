@@ -178,8 +178,11 @@ class VendorLibrary:
             self._set("MatmulDesc", product, _EPILOGUE, ctypes.c_int32(_WITH_BIAS))
             self._set("MatmulDesc", product, _BIAS_TYPE, ctypes.c_int32(_TYPES[shape.dtype]))
         if shape.dtype == _FP8:
-            for mode in (_MODE_OF_A, _MODE_OF_B):
-                self._set("MatmulDesc", product, mode, ctypes.c_int32(_FOR_128))
+            try:
+                for mode in (_MODE_OF_A, _MODE_OF_B):
+                    self._set("MatmulDesc", product, mode, ctypes.c_int32(_FOR_128))
+            except VendorError:  # the library of CUDA 12.8 and before has no such scales
+                return None
             self._set_scales(product, x, linear)
         layouts = (
             self._layout(shape.dtype, shape.depth, shape.outputs),

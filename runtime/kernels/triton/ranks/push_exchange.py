@@ -205,6 +205,7 @@ def _reduce_kernel(
             for peer in tl.static_range(RANKS):
                 if peer != RANK:
                     tl.store(peers[peer] + slot + RANK * _CAPACITY + turn * BLOCK + i, bits, mask=ok)
+            rounded = bits.to(tl.bfloat16, bitcast=True)  # as the others have it
         _use_sum(x, residual, gamma, scaled, squares, rounded, tile, o, i, ok, ADDS)
     if SHARES:
         for away in range(1, RANKS):
