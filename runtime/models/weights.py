@@ -98,7 +98,7 @@ def load_weights(
             f"{checkpoint.tensor_in_file(_EMBEDDING)}, and by config.json (tie_word_embeddings) the two are one: set "
             "tie_word_embeddings to false to serve the model with this head, or remove the tensor"
         )
-    if progress is not None and done != total:  # what was skipped: a tied head, rotary caches, other ranks' experts
+    if progress is not None and done != total:  # what was skipped: a tied head, rotary caches, other ranks' parts
         progress(total, total)
     return weights
 

@@ -30,6 +30,7 @@ from runahead.v1 import (
     TokenIds,
     TraceRequest,
 )
+from tests.gpu.divided_models import NAMES
 from tests.gpu.engine_on_gpus import DEPTHS, LENGTHS, TOKENS, Outcome, prompt, sampling
 from tests.gpu.exchanges_on_gpus import gpus
 from tests.service.service_processes import check_failed_once, engine_of, has_ended, open_streams, running, watched
@@ -47,9 +48,11 @@ FLAGS = [
 ]  # fmt: skip
 
 
-def run(module: str) -> str:
+def run(module: str, *arguments: str) -> str:
     """What it prints. The process ends by itself."""
-    done = subprocess.run([sys.executable, "-m", module], capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments], capture_output=True, text=True, timeout=500, check=False
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout
 
@@ -66,7 +69,16 @@ def free() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def defined() -> dict[int, list[int]]:
     """Tokens of some requests by their definition, two segments in one process."""
-    return msgspec.json.decode(run("tests.gpu.segments_on_gpu").strip().splitlines()[-1], type=dict[int, list[int]])
+    return defined_tokens("dense")
+
+
+def defined_tokens(model: str) -> dict[int, list[int]]:
+    """By place of the request. model: a name of `divided_models`."""
+    return msgspec.json.decode(last_line("tests.gpu.segments_on_gpu", model), type=dict[int, list[int]])
+
+
+def last_line(module: str, *arguments: str) -> str:
+    return run(module, *arguments).strip().splitlines()[-1]
 
 
 def test_exchanges_give_the_sums_in_rank_order_to_the_bit() -> None:
@@ -75,12 +87,14 @@ def test_exchanges_give_the_sums_in_rank_order_to_the_bit() -> None:
 
 
 @pytest.mark.usefixtures("free")
+@pytest.mark.parametrize("model", NAMES)
 def test_tokens_are_the_same_at_every_depth_alone_and_among_others_until_a_rank_is_killed_under_load(
-    defined: dict[int, list[int]],
+    model: str,
 ) -> None:
     """Two segments in one process give the same tokens. The engine then fails with a sentence, within the time that a
     launch may take."""
-    found = msgspec.json.decode(run("tests.gpu.engine_on_gpus").strip().splitlines()[-1], type=Outcome)
+    defined = defined_tokens(model)
+    found = msgspec.json.decode(last_line("tests.gpu.engine_on_gpus", model), type=Outcome)
     assert [len(tokens) for tokens in found.alone] == [TOKENS] * len(LENGTHS)
     assert {place: found.alone[place] for place in defined} == defined
     assert sorted(found.together) == sorted(DEPTHS)

@@ -93,7 +93,7 @@ class SegmentedDecoder:
         runs = tuple(run for cache in self._caches for run in cache.runs)
         return KVCache(keys, values, self._caches[0].block_size, states, runs)
 
-    def forward(self, batch: ForwardBatch, cache: KVCache, look: object = None) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, cache: KVCache, read_hidden: object = None) -> torch.Tensor:
         found = self._each(lambda rank: self._segments[rank].forward(batch, self._caches[rank]))
         assert all(torch.equal(hidden, found[0]) for hidden in found), "segments differ after a sum"
         return found[0]

@@ -83,7 +83,7 @@ class ManyRows:
         self._sum.add(with_shared(x, made, scores, experts))
 
     def copy_residual(self, out: torch.Tensor) -> None:
-        """See `RowStream.look`."""
+        """See `RowStream.copy_residual`."""
         out.copy_(self._sum.whole())
 
     @cached_property
