@@ -108,6 +108,7 @@ def _convert_fp8() -> None:
         return found.view(bits[found.element_size()]).numpy().view(f"u{found.element_size()}").reshape(data.shape)
 
     convert.knows_nan = True  # type: ignore[attr-defined]
+    convert.__wrapped__ = getattr(original, "__wrapped__", original)  # type: ignore[attr-defined]
     interpreter._convert_float = convert
 
 
