@@ -10,7 +10,7 @@ import torch
 
 from runahead.runtime.checkpoint import Checkpoint, StoredTensor
 from runahead.runtime.kernels.layer_products import may_stay_quantized
-from runahead.runtime.kernels.share import WHOLE, Share
+from runahead.runtime.kernels.share import Share
 from runahead.runtime.models.architecture import TensorStack
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.quantized_linears import Held, held_quantized
@@ -21,15 +21,18 @@ from runahead.runtime.wire.messages import WeightFormat
 
 def weight_formats(
     checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype, device: str = "cpu", quantize: str = "none",
-    share: Share = WHOLE,
+    ranks: int = 1,
 ) -> tuple[WeightFormat, ...]:  # fmt: skip
     """Tensors that are stored and held alike together, the most numbers first. dtype: that is served. device: the type
-    of it. quantize, share: as `load_weights` has them. Raises CheckpointError as `check_weights`."""
+    of it. quantize: as `load_weights` has it. ranks: among which the model is divided.
+
+    Raises CheckpointError as `check_weights`.
+    """
     passed_over = ARCHITECTURES[config.architecture].passed_over
     stored = check_weights(checkpoint, config)
     kinds = {
         name: held.kind
-        for stack, held in _stacks(config, stored, dtype, device, quantize, share)
+        for stack, held in _stacks(config, stored, dtype, device, quantize, ranks)
         for name in stack.names
         if held is not None
     }
@@ -52,27 +55,29 @@ def weight_formats(
 
 def held_bytes(
     checkpoint: Checkpoint | None, config: ModelConfig, dtype: torch.dtype, device: str, quantize: str = "none",
-    share: Share = WHOLE,
+    ranks: int = 1,
 ) -> int:  # fmt: skip
     """Bytes that the rank's weights take on the device, computed before they are read. checkpoint: None: they are
-    random. device: the type of it. quantize, share: as `load_weights` has them. Raises CheckpointError as
-    `check_weights`."""
+    random. device: the type of it. quantize: as `load_weights` has it. ranks: among which the model is divided.
+
+    Raises CheckpointError as `check_weights`.
+    """
     stored = {} if checkpoint is None else check_weights(checkpoint, config)
     return sum(
         math.prod(stack.own_shape) * (stack.dtype or dtype).itemsize
         if held is None
         else held.size_bytes(*stack.own_shape)
-        for stack, held in _stacks(config, stored, dtype, device, quantize, share)
+        for stack, held in _stacks(config, stored, dtype, device, quantize, ranks)
     )
 
 
 def some_stay_quantized(
     checkpoint: Checkpoint | None, config: ModelConfig, dtype: torch.dtype, device: str, quantize: str,
-    share: Share = WHOLE,
+    ranks: int = 1,
 ) -> bool:  # fmt: skip
     """Whether the device holds matrices of the model quantized. Arguments: see `held_bytes`."""
     stored = {} if checkpoint is None else check_weights(checkpoint, config)
-    return any(held is not None for _, held in _stacks(config, stored, dtype, device, quantize, share))
+    return any(held is not None for _, held in _stacks(config, stored, dtype, device, quantize, ranks))
 
 
 def _stacks(
@@ -81,10 +86,10 @@ def _stacks(
     dtype: torch.dtype,
     device: str,
     quantize: str,
-    share: Share,
+    ranks: int,
 ) -> Iterator[tuple[TensorStack, Held | None]]:
     """The stacks of tensors that a model is made of, and how each stays quantized. None: it does not."""
-    model, stacks, offered = described_stacks(config, share)
+    model, stacks, offered = described_stacks(config, Share(0, ranks))
     offered = offered if may_stay_quantized(model.layers, device) else set()
     for stack in stacks:
         yield stack, held_quantized(stack, stored, dtype, device, quantize) if stack in offered else None

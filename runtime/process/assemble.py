@@ -10,7 +10,6 @@ import structlog
 import torch
 
 from runahead.runtime.checkpoint import Checkpoint, model_name, open_checkpoint
-from runahead.runtime.kernels.share import Share
 from runahead.runtime.log_output import LogOutput
 from runahead.runtime.masks.masks import Masks
 from runahead.runtime.models.config.model_config import ModelConfig
@@ -73,7 +72,7 @@ def engine_info(made: MadeOnDevice, context: int, checkpoint: Checkpoint) -> Eng
         weights=()
         if config.load_format == "dummy"
         else weight_formats(
-            checkpoint, model.config, model.dtype, model.device.type, config.quantize, Share(0, config.tensor_parallel)
+            checkpoint, model.config, model.dtype, model.device.type, config.quantize, config.tensor_parallel
         ),
         drafter=config.drafter,
         draft_parameters=made.draft_parameters,

@@ -18,7 +18,6 @@ from runahead.runtime.checkpoint import Checkpoint, CheckpointError
 from runahead.runtime.checkpoint.folder import FolderCheckpoint
 from runahead.runtime.checkpoint.quantized.numbers import FLOATS
 from runahead.runtime.engine.poison import Poison
-from runahead.runtime.kernels.share import Share
 from runahead.runtime.masks.masks import Masks
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.models.config.model_config import ModelConfig
@@ -179,16 +178,15 @@ def bytes_to_load(config: EngineConfig, checkpoint: Checkpoint, model: ModelConf
             f"{config.spelling('quantize')} {how} has no effect: no matrix of {model.architecture} can be held so "
             f"on {device} in {str(dtype).removeprefix('torch.')}"
         )
-    share = Share() if device == "cpu" else Share(0, config.tensor_parallel)
-    return held_bytes(_quantized_files(config, checkpoint), model, dtype, device, how, share)
+    ranks = 1 if device == "cpu" else config.tensor_parallel
+    return held_bytes(_quantized_files(config, checkpoint), model, dtype, device, how, ranks)
 
 
 def holds_quantized(config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig, device: str) -> bool:
     """Whether matrices of a rank stay quantized on the device. device: the type of it. Raises CheckpointError for
     tensors that can't be served."""
     files = _quantized_files(config, checkpoint)
-    share = Share(0, config.tensor_parallel)
-    return some_stay_quantized(files, model, dtype_of(config, model), device, config.quantize, share)
+    return some_stay_quantized(files, model, dtype_of(config, model), device, config.quantize, config.tensor_parallel)
 
 
 def _quantized_files(config: EngineConfig, checkpoint: Checkpoint) -> Checkpoint | None:
