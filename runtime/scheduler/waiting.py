@@ -109,7 +109,7 @@ class WaitingQueue:
             insort(queue, request, key=_queue_order)
         self._changes += 1
 
-    def _admit_ready(self) -> None:
+    def _enqueue_ready(self) -> None:
         """Enqueue the requests that were held back and whose prompt blocks can be found by now."""
         for prompt in self._holdings.shared.take_ready():
             for request in self._held_back.pop(prompt, ()):
@@ -141,7 +141,7 @@ class WaitingQueue:
     def first(self) -> Request | None:
         """Return the next request to admit, of those that lack no penalty slot. Cached until a request comes or goes,
         or a row begins, ends or changes its phase."""
-        self._admit_ready()
+        self._enqueue_ready()
         now = self._changes, self._holdings.rows.changes, self._holdings.penalty_slots.free > 0
         if now != self._first_at:
             self._first = next(self._by_service_key(penalised=now[2]), None)
@@ -181,7 +181,7 @@ class WaitingQueue:
         clock, in seconds.
         """
         holdings = self._holdings
-        self._admit_ready()  # so that `first` below sees them
+        self._enqueue_ready()  # so that `first` below sees them
         if not holdings.callers.are_several or not self._queues:
             self._without_row, self._rows_then, self._changed_callers = {}, Counter(), set(self._queues)
             return None

@@ -46,9 +46,9 @@ class PrefixKeys:
         self._given = given
         self._unsalted = not salt
 
-    def from_index(self, place: int) -> list[bytes]:
-        """Keys that were made for blocks from this place on."""
-        return self._keys[place + 1 :]
+    def from_index(self, index: int) -> list[bytes]:
+        """Keys of blocks from this index on, as far as they were made."""
+        return self._keys[index + 1 :]
 
     def content(self, place: int, tokens: bytes) -> Content:
         """What the block at `place` holds. tokens: its own ids, int32. Places come in order, and may come again."""

@@ -20,7 +20,7 @@ import triton
 
 from runahead.runtime.kernels.triton.gpu.kernel_cache import KernelCacheError, use_kernel_cache
 from runahead.runtime.kernels.triton.ops.activation import _silu_mul_kernel as silu_mul
-from tests.runtime.kernels.compiled_launches import Address, NoGpu
+from tests.runtime.kernels.pretended_gpu import Address, NoGpu
 
 
 def main() -> None:

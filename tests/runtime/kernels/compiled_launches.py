@@ -32,6 +32,7 @@ from runahead.runtime.process.parts import ring_layout, snapshot_tokens, state_b
 from runahead.runtime.scheduler.draft_choice import MOST
 from runahead.runtime.wire.engine_config import EngineConfig
 from tests.runtime.kernels.fp8_kv import with_fp8_kv
+from tests.runtime.kernels.pretended_gpu import Address, NoGpu
 from tests.runtime.kernels.read_elsewhere import read_elsewhere
 from tests.runtime.kernels.shaped_heads import heads_like
 
@@ -98,7 +99,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     products without lanes with each epilogue, attention for one and for several query tokens, the sampler for one and
     for several tokens a row, and each kernel with every set of the parts that it may have or lack, in its largest form.
     "one": the first form in which a launch asks for it, which is the largest. But for "all", kernels of recurrent
-    states, of experts by groups and of a rank's share of experts are among them. further: changes of models whose
+    states, of experts by groups and of a rank's part of experts are among them. further: changes of models whose
     launches come after. fp8_kv: keys and values are FP8, and only kernels that read or write them are compiled."""
 
     shape: str
@@ -125,35 +126,6 @@ class Compiled(msgspec.Struct, frozen=True):
     unordered: tuple[str, ...] = ()
     barriers: int = 0
     widths: tuple[str, ...] = ()
-
-
-class NoGpu:
-    """A driver of Triton that has no GPU, and says which one it would have."""
-
-    def __init__(self, capability: tuple[int, int]) -> None:
-        self._capability = capability
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", 10 * self._capability[0] + self._capability[1], 32)
-
-
-class Address:
-    """What Triton looks at in a tensor that a kernel is given. Tensors begin at addresses that are multiples of 16."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.dtype = tensor.dtype
-        self._at = int(tensor.storage_offset()) * tensor.element_size()
-
-    def data_ptr(self) -> int:
-        return self._at
 
 
 def compiled_launches(orders: Orders) -> list[Compiled]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -22,7 +23,7 @@ HIDDEN, SLOTS, DRAFTS = 24, 5, 3
 LIMITS = (0.02, 1.0)  # of Mamba-2's steps
 
 
-class RecurrentLayer:
+class RecurrentLayer(ABC):
     """A layer with random weights. Freed slots hold NaN."""
 
     shape: ClassVar[Any]
@@ -41,13 +42,13 @@ class RecurrentLayer:
         kept = self.weights.keeps
         self.states = [np.full((SLOTS, *shape), np.nan, np.float32) for shape in (*kept.state, (DRAFTS, kept.inputs))]
 
+    @abstractmethod
     def make(self, numbers: Any) -> None:
         """Make the weights. numbers: random ones of a shape."""
-        raise NotImplementedError
 
+    @abstractmethod
     def buffers(self, tokens: int) -> Any:
-        """Buffers of the layer for so many tokens."""
-        raise NotImplementedError
+        """Make the layer's buffers for this many tokens."""
 
     def added(self, residual: NDArray[np.float32], rows: Sequence[Row]) -> NDArray[np.float32]:
         """residual: [n, HIDDEN]. Everything that nobody may read is NaN beforehand."""

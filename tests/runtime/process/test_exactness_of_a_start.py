@@ -32,6 +32,22 @@ def started(**settings: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return {"exact": found.exact, "why": found.why}, dict(said)
 
 
+def said_before_ranks_start(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> dict[str, Any]:
+    """The line of the log. The start ends where it would start ranks."""
+
+    class Begun(Exception):
+        pass
+
+    def begin(*parts: Any) -> None:
+        raise Begun
+
+    monkeypatch.setattr(cuda, "start_ranks", begin)
+    with capture_logs() as events, pytest.raises(Begun):
+        assemble(EngineConfig(model=str(BUNDLED), device="cuda", **settings), lambda done, total: None)
+    (said,) = [event for event in events if event["event"] == "exactness"]
+    return dict(said)
+
+
 @pytest.mark.parametrize("asked", ["auto", "on", "off"])
 def test_on_the_cpu_it_is_exact_whatever_is_asked_for(asked: str) -> None:
     found, said = started(exact=asked, threads=1)
@@ -63,16 +79,7 @@ def test_exact_in_float32_is_refused_on_a_gpu_before_the_weights_are_read(monkey
 
 @pytest.mark.usefixtures("a_gpu_on_the_cpu")
 def test_ranks_on_gpus_have_exact_kernels_or_are_refused_before_any_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Begun(Exception):
-        pass
-
-    def begin(*parts: Any) -> None:
-        raise Begun
-
-    monkeypatch.setattr(cuda, "start_ranks", begin)
-    with capture_logs() as events, pytest.raises(Begun):
-        assemble(EngineConfig(model=str(BUNDLED), device="cuda", tensor_parallel=2), lambda done, total: None)
-    (said,) = [event for event in events if event["event"] == "exactness"]
+    said = said_before_ranks_start(monkeypatch, tensor_parallel=2)
     assert said["exact"] and said["why"] == "tensor-parallel ranks have no other kernels"
     monkeypatch.setattr(cuda, "start_ranks", lambda *parts: pytest.fail("ranks were started"))
     with pytest.raises(ConfigError, match=r"tensor_parallel 2 can't be: the exact kernels are for bfloat16, and"):
@@ -88,19 +95,9 @@ def test_where_exact_kernels_can_not_be_and_nobody_asks_the_start_goes_on_withou
 
 @pytest.mark.usefixtures("a_gpu_on_the_cpu")
 def test_fp8_weights_have_exact_kernels_alone_on_every_number_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Begun(Exception):
-        pass
-
-    def begin(*parts: Any) -> None:
-        raise Begun
-
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(cuda, "start_ranks", begin)
     for ranks, why in ((1, "products with FP8 weights"), (2, "tensor-parallel ranks")):
-        config = EngineConfig(model=str(BUNDLED), device="cuda", quantize="fp8", tensor_parallel=ranks)
-        with capture_logs() as events, pytest.raises(Begun):
-            assemble(config, lambda done, total: None)
-        (said,) = [event for event in events if event["event"] == "exactness"]
+        said = said_before_ranks_start(monkeypatch, quantize="fp8", tensor_parallel=ranks)
         assert said["exact"] and said["why"].startswith(why)
     monkeypatch.setattr(cuda, "start_ranks", lambda *parts: pytest.fail("ranks were started"))
     with pytest.raises(ConfigError, match=r"--exact off can't be combined with FP8 weights"):
