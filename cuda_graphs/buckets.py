@@ -15,11 +15,13 @@ _SMALL_BUCKETS: Final = (1, 2, 4, 8)
 _BUCKET_STEP: Final = 8  # between small buckets and _WIDE_FROM rows
 _WIDE_FROM: Final = 64
 _WIDE_STEP: Final = 32
+_WIDEST_FROM: Final = 256
+_WIDEST_STEP: Final = 64
 MOST_MIXED_TOKENS: Final = 512  # query tokens of a mixed launch that is one graph
 _MIXED_TOKENS: Final = (32, *range(64, MOST_MIXED_TOKENS + 1, 64))
 _MIXED_ROWS: Final = (8, 64)
-MOST_FORWARD_TOKENS: Final = 2304  # of a launch whose apply and F are a graph: 2,048 prompt tokens beside 256 rows
-_FORWARD_TOKENS: Final = (576, *range(640, MOST_FORWARD_TOKENS + 1, 128))
+_FORWARD_PROMPT_TOKENS: Final = 2048  # of a launch whose apply and F are a graph, beside 256 rows or more
+_FORWARD_TOKENS: Final = (576, *range(640, _FORWARD_PROMPT_TOKENS + 1024 + 1, 128))
 _FORWARD_ROWS: Final = (1, 64)  # a single chunk may have special kernels
 _PIECES_STEP: Final = 64  # between query tokens of launches in pieces, at most a tile of the vendor's products
 # Reasons why a launch is not one graph: S is one, and apply and F are another or run eagerly.
@@ -70,8 +72,13 @@ class GraphKey:
 
 def buckets_for(max_rows: int) -> tuple[int, ...]:
     """Return the row counts of captured decode launches, ascending; the last is `max_rows`."""
-    steps = [*_SMALL_BUCKETS, *range(16, _WIDE_FROM, _BUCKET_STEP), *range(_WIDE_FROM, max_rows, _WIDE_STEP)]
-    return _up_to(max_rows, steps)
+    small = [*_SMALL_BUCKETS, *range(16, _WIDE_FROM, _BUCKET_STEP), *range(_WIDE_FROM, _WIDEST_FROM, _WIDE_STEP)]
+    return _up_to(max_rows, [*small, *range(_WIDEST_FROM, max_rows, _WIDEST_STEP)])
+
+
+def most_forward_tokens(max_rows: int) -> int:
+    """Return the most query tokens of a mixed launch whose apply and F are a graph."""
+    return _FORWARD_PROMPT_TOKENS + max(_WIDEST_FROM, max_rows)
 
 
 def _up_to(most: int, steps: list[int] | tuple[int, ...]) -> tuple[int, ...]:
@@ -113,7 +120,7 @@ class Buckets:
         separate graph; 0: none has. forward_tokens: most query tokens of a mixed launch whose apply and F are a graph.
         """
         rows, in_graphs = buckets_for(max_rows), _up_to(min(mixed_tokens, MOST_MIXED_TOKENS), _MIXED_TOKENS)
-        most = min(mixed_tokens, forward_tokens // _PIECES_STEP * _PIECES_STEP, MOST_FORWARD_TOKENS)
+        most = min(mixed_tokens, forward_tokens // _PIECES_STEP * _PIECES_STEP, _FORWARD_TOKENS[-1])
         return cls(
             rows,
             _up_to(max_rows, _MIXED_ROWS),

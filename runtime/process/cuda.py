@@ -14,7 +14,7 @@ import structlog
 import torch
 from numpy.typing import NDArray
 
-from runahead.cuda_graphs.buckets import MOST_FORWARD_TOKENS, buckets_for
+from runahead.cuda_graphs.buckets import buckets_for, most_forward_tokens
 from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings, free_bytes
 from runahead.cuda_graphs.rings import RingLayout, RingMemory, ring_bytes
 from runahead.runtime.checkpoint import Checkpoint
@@ -240,7 +240,7 @@ class Maker:
             is_trial=is_trial,
             masked=self.masks is not None,
             forced_rows=FORCED_ROWS if self.head is not None and self.forced else 0,
-            forward_tokens=MOST_FORWARD_TOKENS,
+            forward_tokens=most_forward_tokens(config.max_rows),
             marks_in=self.marks,
         )
         if not is_trial:

@@ -89,7 +89,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = FOUND_OUT
     max_rows: Annotated[
-        int, setting("requests that decode together; 0: by device and model", ge=FOUND_OUT, le=512, main=True)
+        int, setting("requests that decode together; 0: by device and model", ge=FOUND_OUT, le=1024, main=True)
     ] = FOUND_OUT
     max_queue: Annotated[int, setting("requests that may wait for a row", ge=1, le=1 << 20)] = 1024
     context_length: Annotated[
@@ -130,7 +130,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         int, setting("KV blocks from one such state of a request to its next; 0: of 512 tokens", ge=0, le=1 << 16)
     ] = AUTO_SNAPSHOTS
     penalty_slots: Annotated[
-        int, setting("requests with penalties that decode together; 0: penalties are refused", ge=0, le=512)
+        int, setting("requests with penalties that decode together; 0: penalties are refused", ge=0, le=1024)
     ] = 16
     drafter: Annotated[
         Literal["none", "ngram", "eagle", "mtp", "model"],

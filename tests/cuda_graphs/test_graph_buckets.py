@@ -6,11 +6,18 @@ import dataclasses
 
 import pytest
 
-from runahead.cuda_graphs.buckets import MOST_MIXED_TOKENS, Buckets, GraphKey, Piece, buckets_for
+from runahead.cuda_graphs.buckets import (
+    MOST_MIXED_TOKENS,
+    Buckets,
+    GraphKey,
+    Piece,
+    buckets_for,
+    most_forward_tokens,
+)
 from runahead.cuda_graphs.shape import Form, LaunchShape
 
 
-@pytest.mark.parametrize("max_rows", [1, 2, 3, 8, 9, 48, 64, 65, 100, 256, 512])
+@pytest.mark.parametrize("max_rows", [1, 2, 3, 8, 9, 48, 64, 65, 100, 256, 257, 512, 1024])
 def test_buckets_ascend_and_end_with_the_largest_launch(max_rows: int) -> None:
     buckets = buckets_for(max_rows)
     assert list(buckets) == sorted(set(buckets))
@@ -18,13 +25,13 @@ def test_buckets_ascend_and_end_with_the_largest_launch(max_rows: int) -> None:
 
 
 def test_a_bucket_is_never_twice_as_large_as_what_it_holds() -> None:
-    buckets = buckets_for(512)
-    for rows in range(1, 513):
+    buckets = buckets_for(1024)
+    for rows in range(1, 1025):
         bucket = next(bucket for bucket in buckets if bucket >= rows)
         assert bucket < 2 * rows or rows == bucket
 
 
-@pytest.mark.parametrize("max_rows", [1, 8, 20, 64, 100, 512])
+@pytest.mark.parametrize("max_rows", [1, 8, 20, 64, 100, 1024])
 @pytest.mark.parametrize("mixed_tokens", [9, 31, 32, 100, 320, 512, 513, 2112])
 def test_every_launch_that_fits_has_a_graph_with_room_for_it_and_that_graph_is_captured(
     max_rows: int, mixed_tokens: int
@@ -93,7 +100,7 @@ def test_apply_and_f_of_larger_mixed_launches_are_graphs_up_to_the_tokens_that_a
         (8292, 511, None),
         (8292, 575, None),
         (8292, 576, 576),
-        (8292, 1 << 40, 2304),
+        (8292, 1 << 40, 3072),
         (700, 1 << 40, 700),
         (300, 900, None),
     ],
@@ -104,6 +111,11 @@ def test_the_largest_launch_whose_f_is_a_graph_is_one_that_there_may_be(
     buckets = Buckets.up_to(100, most, forward_tokens=asked)
     assert max(buckets.forward_tokens, default=None) == found
     assert set(buckets.forward_tokens) <= set(buckets.pieces_tokens), "a start lets products meet these sizes"
+
+
+def test_many_rows_have_graphs_by_64_and_leave_room_for_2048_prompt_tokens() -> None:
+    assert buckets_for(1024)[-13:] == (*range(256, 1024, 64), 1024)
+    assert [most_forward_tokens(rows) for rows in (1, 256, 512, 1024)] == [2304, 2304, 2560, 3072]
 
 
 def test_what_leaves_log_probabilities_of_prompts_or_has_no_rows_is_no_graph() -> None:

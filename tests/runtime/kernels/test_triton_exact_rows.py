@@ -199,6 +199,15 @@ def test_a_row_of_a_real_shape_has_the_bits_that_it_has_alone(shape: str, length
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("shape", ["0.6B", "8B"])
+def test_a_row_of_a_real_shape_has_them_among_hundreds(shape: str) -> None:
+    real = SHAPES[shape]
+    config = replace(real, keys={**real.keys, "num_hidden_layers": 2}).described()
+    watched = Watched(config, 613, 2048, exact=True)
+    assert differing(watched, crowds((384, 1024), 2048, (100,))) == []
+
+
+@pytest.mark.gpu
 def test_the_fastest_kernels_have_other_bits_in_other_buckets() -> None:
     """Or the tests before would show nothing."""
     real = SHAPES["0.6B"]

@@ -21,7 +21,7 @@ def test_the_defaults_can_be() -> None:
     ("changes", "named"),
     [
         ({"run_ahead": 5}, ("run_ahead", "4", "5")),
-        ({"max_rows": 513}, ("max_rows", "512")),
+        ({"max_rows": 1025}, ("max_rows", "1024")),
         ({"max_rows": -1}, ("max_rows",)),
         ({"device": "tpu"}, ("device", "tpu")),
         ({"dtype": "int8"}, ("dtype", "int8")),

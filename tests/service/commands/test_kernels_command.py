@@ -85,8 +85,8 @@ def test_an_engine_that_can_not_start_or_fails_is_no_success(
     [
         (["--device", "cpu"], "runahead kernels: --device cpu needs no kernels compiled; cuda does"),
         (
-            ["--device", "cuda", "--max-rows", "513"],
-            "runahead kernels: --max-rows must be between 0 and 512, and is 513",
+            ["--device", "cuda", "--max-rows", "1025"],
+            "runahead kernels: --max-rows must be between 0 and 1024, and is 1025",
         ),
     ],
 )
