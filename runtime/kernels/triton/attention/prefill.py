@@ -236,12 +236,13 @@ def prefill_attention(
     work: ChunkWork,
     cap: float = 0.0,
     kv_scales: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As `chunk_attention.chunk_attention`: causal attention of each row's last queries over all of its tokens.
 
     q: contiguous [T, q_heads, D]. keys, values: one layer's [num_blocks, block_size, kv_heads, D]. scale: of the
     scores, above 0. window: tokens a query sees, itself included; 0: all. work: of this batch, shape and plan. cap,
-    kv_scales: as `Attention` has them. Returns [T, q_heads, D]; zeros for masked rows.
+    kv_scales: as `Attention` has them. out: as `chunk_attention` has it. Returns `out`; zeros for masked rows.
     """
     assert scale > 0, "the largest score must have the largest product"
     _, q_heads, head_dim = q.shape
@@ -249,7 +250,7 @@ def prefill_attention(
     tokens = plan.tokens(q_heads // kv_heads)
     dim_pad = max(triton.next_power_of_2(head_dim), 16)
     by_row = work.split_tokens == 1
-    out = torch.zeros_like(q)
+    out = torch.zeros_like(q) if out is None else out
     grid = (min(plan.programs, work.items.shape[0] * kv_heads),)
     # Bounded scores and FP8 are known to the other form alone, which takes any plan.
     if plan.copiers and cap == 0 and kv_scales is None:

@@ -73,6 +73,8 @@ def _chunk_kernel(
     first_query = tl.load(query_start_loc + row)
     num_queries = tl.load(query_start_loc + row + 1) - first_query
     seq_len = tl.load(seq_lens + row)
+    if seq_len == 0:  # `out` has zeros, or what another kernel writes for the row
+        return
     i = tile * QUERIES + tl.arange(0, QUERIES)
     d = tl.arange(0, DIM_PAD)
     t = tl.arange(0, TILE_TOKENS)
@@ -127,17 +129,18 @@ def chunk_attention(
     window: int,
     cap: float = 0.0,
     kv_scales: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention of each row's last queries over all of its tokens, which the cache already holds.
 
     q: contiguous [T, q_heads, D]. keys, values: one layer's [num_blocks, block_size, kv_heads, D]. block_tables: int32
     [B, max_blocks]. seq_lens: int32 [B], the queries included; 0 gives zeros. query_start_loc: int32 [B + 1], of any
     shares of the T query tokens; zeros for those that no row has. window: tokens a query sees, itself included; 0: all.
-    cap, kv_scales: as `Attention` has them. Returns [T, q_heads, D].
+    cap, kv_scales: as `Attention` has them. out: zeros, [T, q_heads, D]; a new tensor by default. Returns `out`.
     """
     _, q_heads, head_dim = q.shape
     rows, block_size, kv_heads = seq_lens.shape[0], keys.shape[1], keys.shape[2]
-    out = torch.zeros_like(q)
+    out = torch.zeros_like(q) if out is None else out
     _chunk_kernel[(q.shape[0] // QUERY_TILE + rows, q_heads)](
         q,
         keys,
@@ -173,11 +176,13 @@ class ChunkAttention:
         self._batch, self._cache, self._ropes, self._exact = batch, cache, ropes, exact
         self._works: dict[AttentionShape, tuple[ChunkPlan, ChunkWork] | None] = {}
 
-    def attended(self, qkv: torch.Tensor, weights: Attention, place: int) -> torch.Tensor:
+    def attended(
+        self, qkv: torch.Tensor, weights: Attention, place: int, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """All that comes between the QKV product and the output product.
 
         qkv: contiguous [T, (heads + 2 * kv_heads) * D]. place: of the mixer's keys and values, which are written first.
-        Returns [T, heads * D].
+        out: zeros, contiguous [T, heads * D]; a new tensor by default. Returns `out`.
         """
         batch, shape, rope = self._batch, weights.shape, self._ropes[weights.rope]
         keys, values = self._cache.keys[place], self._cache.values[place]
@@ -186,15 +191,17 @@ class ChunkAttention:
             weights.k_norm, weights.kv_scales,
         )  # fmt: skip
         planned = self._work(shape, q.dtype)
+        by_head = None if out is None else out.view(q.shape)
         if planned is None:
             attended = chunk_attention(
                 q, keys, values, batch.block_tables, batch.seq_lens, batch.query_start_loc, shape.scale,
-                weights.window, weights.score_cap, weights.kv_scales,
+                weights.window, weights.score_cap, weights.kv_scales, by_head,
             )  # fmt: skip
         else:
             attended = prefill_attention(
-                q, keys, values, batch, shape.scale, weights.window, *planned, weights.score_cap, weights.kv_scales
-            )
+                q, keys, values, batch, shape.scale, weights.window, *planned, weights.score_cap, weights.kv_scales,
+                by_head,
+            )  # fmt: skip
         return attended.view(qkv.shape[0], shape.q_size)
 
     def _work(self, shape: AttentionShape, dtype: torch.dtype) -> tuple[ChunkPlan, ChunkWork] | None:

@@ -145,12 +145,18 @@ class ExactMixedRows(FusedRows):
         else:
             self._windows = self._windows[:0]  # nothing is cut into items of decode attention
         self._attention = ChunkAttention(chunks, cache, emb.ropes, exact=True)
+        # Attention's results by their size, for every layer: nobody writes the rows of padding, which stay zero.
+        self._results: dict[int, torch.Tensor] = {}
 
     def _attended(self, qkv: torch.Tensor, weights: Attention, place: int) -> torch.Tensor:
-        attended = self._attention.attended(qkv, weights, place)
+        size = weights.shape.q_size
+        if size not in self._results:
+            self._results[size] = qkv.new_zeros((self._rows, size))
+        out = self._results[size]
+        self._attention.attended(qkv, weights, place, out)
         if self._chunk_lens is not None:
-            self._attend(qkv, attended, weights, place, self._buffers.kind(weights.shape, weights.window), False)
-        return attended
+            self._attend(qkv, out, weights, place, self._buffers.kind(weights.shape, weights.window), False)
+        return out
 
     def _mixed(self, projected: torch.Tensor, weights: Recurrent, states: States) -> torch.Tensor:
         return of_any_tokens(projected, weights, states, self._chunk_rows, self._buffers)
