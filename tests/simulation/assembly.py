@@ -232,6 +232,8 @@ def make_chain(script: Script, depth: int, counters_from: int = 0) -> SimulatedC
     rows = Rows(world.max_rows, MAX_STOP_IDS, world.context_length, epoch=counters_from)
     choice = ChangingChoice(script.seed) if drafts else None
     scheduler = HeldToItsWord(limits, rows, pool, ledger, choice)
+    counters = scheduler.tally.counters
+    device.work = lambda: counters["generated_tokens"] + counters["prefill_chunks"]
     poison = SlotPoison(program, rings)
     ledger.scheduler, ledger.rings, poison.ledger = scheduler, rings, ledger
     links = WatchedLinks()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from runahead.cuda_graphs.device import Program
@@ -12,7 +12,7 @@ from runahead.cuda_graphs.shape import LaunchShape
 from runahead.runtime.launch_shape import shape_of
 from tests.cuda_graphs.simulated_device import Schedule, SimulatedDevice
 
-_BETWEEN_PAUSES: Final = 40  # waits at least: two pauses never meet in what one request waits for
+_BETWEEN_PAUSES: Final = 40  # waits at least
 
 
 class Clock:
@@ -33,6 +33,8 @@ class TimedDevice(SimulatedDevice):
     """Does nothing for `pause_s` now and then, and for ever once it is stalled: a wait for it ends when its time is up.
 
     pause_s: 0 is never. seed: of when it pauses. pauses: how many are over. rests: waits that ended without a mark.
+    work: what requests have received so far, set by whoever has them. No pause begins before that has grown since the
+    last one began, so that two pauses never meet in what one request waits for, a row without its mask included.
     """
 
     def __init__(
@@ -46,6 +48,8 @@ class TimedDevice(SimulatedDevice):
         self._clock = clock
         self._pause_s = pause_s
         self._left_s = 0.0
+        self.work: Callable[[], int] = lambda: 0
+        self._work_paused = -1  # when the last pause began
         self._dice = random.Random(seed)
         self._waits_until_pause = 0
         self._plan_pause()
@@ -74,8 +78,8 @@ class TimedDevice(SimulatedDevice):
 
     def _begin_pause(self) -> None:
         self._waits_until_pause -= 1
-        if self._pause_s and self._waits_until_pause == 0:
-            self._left_s = self._pause_s
+        if self._pause_s and self._waits_until_pause <= 0 and self.work() != self._work_paused:
+            self._left_s, self._work_paused = self._pause_s, self.work()
             self._plan_pause()
 
     def _plan_pause(self) -> None:
