@@ -6,7 +6,18 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Final
 
-from runahead.runtime.kernels.layers import Experts, FeedForward, Fuse, Layer, Linear, Mixer, SharedExpert
+from runahead.runtime.kernels.layers import (
+    Attention,
+    Dense,
+    Experts,
+    FeedForward,
+    Fuse,
+    Layer,
+    Linear,
+    Mixer,
+    SharedExpert,
+)
+from runahead.runtime.kernels.quantized_weight import Kind
 
 DEPTH_MULTIPLE: Final = 64  # of every depth that the kernels on the matrix units take
 
@@ -21,11 +32,16 @@ def products_of(part: Layer | Mixer | FeedForward | SharedExpert | Fuse) -> list
     return found
 
 
-def may_stay_quantized(layers: Sequence[Layer], device: str) -> bool:
-    """Whether matrices of such layers may stay quantized. device: the type of it. On a GPU a model with a quantized
-    matrix runs by the exact kernels, which take the depth of every product, or none of the model's products."""
-    depths = [linear.weight.shape[1] for layer in layers for linear in products_of(layer)]
-    return device == "cpu" or not any(depth % DEPTH_MULTIPLE for depth in depths)
+def kinds_that_stay(layers: Sequence[Layer], device: str) -> frozenset[Kind]:
+    """Return the kinds of matrices that may stay quantized. device: the type of it. On a GPU a model with a
+    quantized matrix runs by the exact kernels, which take the depth of every product, or none of the model's products.
+    With experts or recurrent layers these kernels cost more than INT4 would save."""
+    if device == "cpu":
+        return frozenset(("fp8", "int8", "int4"))
+    if any(linear.weight.shape[1] % DEPTH_MULTIPLE for layer in layers for linear in products_of(layer)):
+        return frozenset()
+    dense = all(isinstance(layer.mixer, Attention) and isinstance(layer.feed_forward, Dense) for layer in layers)
+    return frozenset(("fp8", "int4") if dense else ("fp8",))
 
 
 def layers_to_meet(layers: Sequence[Layer]) -> int:

@@ -14,6 +14,9 @@ Kind = Literal["fp8", "int8", "int4"]
 _HALF: Final = 64  # columns between the two numbers of a byte, at most
 _TILE: Final = 1 << 22  # numbers that are dequantized at once: 16 MiB of float32
 FP8_COLUMNS: Final = 128  # that share a scale in the kernels of a GPU
+PANEL_ROWS: Final = 8  # of INT4 on a GPU
+PANEL_COLUMNS: Final = 128
+_PANEL_GROUPS: Final = (32, 64)  # columns of a scale, beside multiples of PANEL_COLUMNS
 _GPU_OUTPUTS: Final = 16  # of which a matrix has a multiple there
 _LEAST_CAPABILITY: Final = (8, 9)  # of a GPU whose matrix units take FP8
 
@@ -25,7 +28,10 @@ class QuantizedWeight:
     kind: fp8 is e4m3 and has no zero points. numbers: uint8 [out, in]; of int4 [out, in // 2], where byte j of every
     `half` bytes has column j of their 2 * half columns in its low bits and column half + j in its high bits. scales:
     [groups, out], float32, bfloat16 or float16. zero_points: uint8 [groups, out]; None: all are half of the range of
-    the numbers. group: columns that share a scale; the last group may have fewer.
+    the numbers. group: columns that share a scale; the last group may have fewer. in_panels: of int4, numbers are
+    [out / 8, in / 128, 8, 64] in memory, in the order of `panels`; scales are [groups, out, 2], each with the bits of
+    -(128 + zero point) as bfloat16 behind it. order: int64 [in], which column of the matrix each column of numbers is;
+    None: they are in order.
     """
 
     kind: Kind
@@ -34,10 +40,14 @@ class QuantizedWeight:
     zero_points: torch.Tensor | None
     group: int
     dtype: torch.dtype
+    in_panels: bool = False
+    order: torch.Tensor | None = None
 
     def packed(self) -> QuantizedWeight:
         """As the kernels of its device read it."""
-        return self if self.numbers.device.type == "cpu" else self.in_blocks()
+        if self.numbers.device.type == "cpu":
+            return self
+        return self.in_blocks() if self.kind == "fp8" else self.panels()
 
     def in_blocks(self) -> QuantizedWeight:
         """FP8 as the kernels of a GPU read it: a float32 scale for each row and 128 columns."""
@@ -45,6 +55,23 @@ class QuantizedWeight:
         blocks = torch.arange(self.shape[1] // FP8_COLUMNS, device=self.scales.device)
         scales = self.scales[blocks * FP8_COLUMNS // self.group].float()
         return replace(self, scales=scales, group=FP8_COLUMNS)
+
+    def panels(self) -> QuantizedWeight:
+        """INT4 as the kernels of a GPU read it."""
+        assert self.kind == "int4" and not self.in_panels and self.scales.dtype in (torch.bfloat16, torch.float16)
+        outputs, depth = self.shape
+        numbers = torch.empty_like(self.numbers)
+        step = max(1, _TILE // depth // PANEL_ROWS) * PANEL_ROWS
+        for first in range(0, outputs, step):
+            rows = slice(first, min(first + step, outputs))
+            # Of 128 columns: words, steps of 16, their halves, threads, pairs.
+            parts = self._numbers(rows, depth).byte().view(-1, PANEL_ROWS, depth // PANEL_COLUMNS, 4, 2, 2, 4, 2)
+            low, high = parts.permute(0, 2, 1, 6, 3, 7, 4, 5).unbind(-1)
+            numbers[rows] = (low | high << 4).reshape(-1, depth // 2)
+        zeros = torch.full_like(self.scales, 8.0) if self.zero_points is None else self.zero_points
+        zeros = (-128.0 - zeros.float()).bfloat16().view(self.scales.dtype)
+        scales = torch.stack((self.scales, zeros), 2)
+        return replace(self, numbers=numbers, scales=scales, zero_points=None, in_panels=True)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -80,6 +107,8 @@ class QuantizedWeight:
                     1 << _BITS[self.kind] - 1 if self.zero_points is None else self._spread(self.zero_points, rows)
                 )
             found[rows] = numbers.mul_(self._spread(self.scales, rows))
+        if self.order is not None:
+            found = found[:, self.order.argsort()]
         return found
 
     def _numbers(self, rows: slice, depth: int) -> torch.Tensor:
@@ -127,22 +156,33 @@ def quantized_to_fp8(weight: torch.Tensor) -> QuantizedWeight:
     return QuantizedWeight("fp8", numbers, scales[None], None, weight.shape[1], weight.dtype)
 
 
-def stays_quantized(kind: Kind, shape: tuple[int, int], group: int, dtype: torch.dtype, device: str) -> bool:
+def stays_quantized(
+    kind: Kind, shape: tuple[int, int], group: int, scales: torch.dtype, dtype: torch.dtype, device: str
+) -> bool:
     """Whether kernels of the device take a matrix of this kind as it is; others are dequantized while they are loaded.
-    shape: outputs and columns. group: columns that share a scale. dtype: that is served. device: the type of it."""
+    shape: outputs and columns. group: columns that share a scale. scales: their dtype. dtype: that is served. device:
+    the type of it."""
     outputs, depth = shape
     if device == "cpu":
         return kind != "int4" or half_of(depth) > 0
-    fits = not outputs % _GPU_OUTPUTS and not depth % FP8_COLUMNS and (group >= depth or not group % FP8_COLUMNS)
+    if outputs % _GPU_OUTPUTS or depth % FP8_COLUMNS or dtype != torch.bfloat16:
+        return False
+    in_columns = group >= depth or not group % FP8_COLUMNS
+    if kind == "int4":
+        return (in_columns or group in _PANEL_GROUPS) and scales in (torch.bfloat16, torch.float16)
     able = not torch.cuda.is_available() or torch.cuda.get_device_capability(None) >= _LEAST_CAPABILITY
-    return kind == "fp8" and dtype == torch.bfloat16 and fits and able
+    return kind == "fp8" and in_columns and able
 
 
 def quantized_bytes(
-    kind: Kind, outputs: int, depth: int, group: int, scale_bytes: int, device: str, *, has_zero_points: bool
-) -> int:
+    kind: Kind, outputs: int, depth: int, group: int, scale_bytes: int, device: str, *, has_zero_points: bool,
+    is_ordered: bool = False,
+) -> int:  # fmt: skip
     """Bytes that a `QuantizedWeight` takes, packed for the device. scale_bytes: of a scale. device: the type of it."""
-    if device != "cpu":
+    if device != "cpu" and kind == "int4":
+        scale_bytes, has_zero_points = 2 * scale_bytes, False
+    elif device != "cpu":
         group, scale_bytes = FP8_COLUMNS, torch.float32.itemsize
     groups = ceil_div(depth, group)
-    return outputs * depth * _BITS[kind] // 8 + outputs * groups * (scale_bytes + has_zero_points)
+    numbers = outputs * depth * _BITS[kind] // 8
+    return numbers + outputs * groups * (scale_bytes + has_zero_points) + is_ordered * depth * torch.int64.itemsize

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from runahead.runtime.checkpoint import StoredTensor
 from runahead.runtime.checkpoint.quantized.numbers import FLOATS
@@ -31,7 +32,8 @@ _ROWS_AT_ONCE: Final = 1024
 @dataclass(frozen=True, slots=True)
 class Held:
     """How a matrix is held. group: columns that share a scale. device: the type of it. has_zero_points: some of the
-    stored tensors have them. is_made: it is quantized while it is loaded."""
+    stored tensors have them. is_made: it is quantized while it is loaded. is_ordered: columns are grouped in the order
+    of activations, and stored in the order of their groups."""
 
     kind: Kind
     group: int
@@ -39,6 +41,7 @@ class Held:
     device: str
     has_zero_points: bool = False
     is_made: bool = False
+    is_ordered: bool = False
 
     def size_bytes(self, outputs: int, depth: int) -> int:
         return quantized_bytes(
@@ -49,42 +52,64 @@ class Held:
             self.scales.itemsize,
             self.device,
             has_zero_points=self.has_zero_points,
+            is_ordered=self.is_ordered,
         )
 
 
 def held_quantized(
-    stack: TensorStack, stored: Mapping[str, StoredTensor], dtype: torch.dtype, device: str, quantize: str = "none"
+    stack: TensorStack,
+    stored: Mapping[str, StoredTensor],
+    dtype: torch.dtype,
+    device: str,
+    kinds: Collection[Kind],
+    quantize: str = "none",
 ) -> Held | None:
     """How the rank's part of a stack of matrices stays quantized; None: it is held in `dtype`. stored: the checkpoint's
-    tensors; without those of the stack, its weights are random. device: the type of it. quantize: fp8 has matrices of
-    16 bits or more become FP8. Raises CheckpointError for a group of columns that is not there."""
+    tensors; without those of the stack, its weights are random. device: the type of it. kinds: see `kinds_that_stay`.
+    quantize: fp8 has matrices of 16 bits or more become FP8. Raises CheckpointError for a group of columns that is not
+    there."""
     columns = stack.columns[0]
     parts = [stored[name] for name in stack.names if name in stored]
-    held: Held | None
+    form: Held | None
     if all(isinstance(part, QuantizedTensor) for part in parts) and parts:
-        held = _held([part for part in parts if isinstance(part, QuantizedTensor)], columns, device)
+        form = _held([part for part in parts if isinstance(part, QuantizedTensor)], columns, device)
     else:
         made = quantize == "fp8" and all(part.dtype in FLOATS for part in parts)
-        held = Held("fp8", columns, torch.bfloat16, device, is_made=True) if made else None
+        form = Held("fp8", columns, torch.bfloat16, device, is_made=True) if made else None
     outputs, depth = stack.own_shape
-    if held is None or not stays_quantized(held.kind, (outputs, depth), held.group, dtype, device):
+    if form is None or form.kind not in kinds:
         return None
-    cut = 0 if stack.inputs is None or held.group >= columns else stack.inputs.start % held.group
-    return None if cut else held
+    if not stays_quantized(form.kind, (outputs, depth), form.group, form.scales, dtype, device):
+        return None
+    if stack.inputs is None:
+        return form
+    cut = 0 if form.group >= columns else stack.inputs.start % form.group
+    return None if cut or form.is_ordered else form
 
 
 def _held(parts: list[QuantizedTensor], columns: int, device: str) -> Held | None:
-    """None: the matrices are quantized in different ways, or their columns are not in the order of their groups."""
+    """None: the matrices are quantized in different ways, or their columns are not in the order of their groups and
+    the device's kernels can't have them so."""
     found = {
         (part.codes.stored.dtype == "F8_E4M3", part.codes.bits, min(part.scales.block[1], columns)) for part in parts
     }
-    if len(found) > 1 or not all(len(part.shape) == 2 and part.are_columns_in_order for part in parts):
+    if len(found) > 1 or not all(len(part.shape) == 2 for part in parts):
         return None
     is_float, bits, group = found.pop()
+    is_ordered = not all(part.are_columns_in_order for part in parts)
+    if is_ordered and (device == "cpu" or bits != 4 or not _have_one_order(parts, columns, group)):
+        return None
     dtypes = {_SCALE_DTYPES[part.scales.stored.dtype] for part in parts}
     zeros = any(part.scales.zero_points is not None for part in parts)
     scales = dtypes.pop() if len(dtypes) == 1 else torch.float32
-    return Held(_KINDS[is_float, bits], group, scales, device, zeros)
+    return Held(_KINDS[is_float, bits], group, scales, device, zeros, is_ordered=is_ordered)
+
+
+def _have_one_order(parts: list[QuantizedTensor], columns: int, group: int) -> bool:
+    """Return whether the columns of all have the same groups, of equal size."""
+    groups = parts[0].scales.groups(columns)
+    alike = all(np.array_equal(part.scales.groups(columns), groups) for part in parts[1:])
+    return alike and bool((np.bincount(groups, minlength=columns // group) == group).all())
 
 
 def read_quantized(
@@ -97,7 +122,15 @@ def read_quantized(
     groups = slice(None)
     if stack.inputs is not None and held.group < stack.columns[0]:
         groups = slice(stack.inputs.start // held.group, ceil_div(stack.inputs.stop, held.group))
-    inputs = slice(None) if stack.inputs is None else slice(stack.inputs.start, stack.inputs.stop)
+    inputs: slice | NDArray[np.int64] = slice(None)
+    if stack.inputs is not None:
+        inputs = slice(stack.inputs.start, stack.inputs.stop)
+    order = None
+    if held.is_ordered:
+        first_part = stored[stack.names[0]]
+        assert isinstance(first_part, QuantizedTensor)
+        inputs = np.argsort(first_part.scales.groups(columns), kind="stable")
+        order = torch.from_numpy(inputs).to(device)
     scales, zero_points, first = [], [], 0
     middle = 1 << (3 if held.kind == "int4" else 7)
     for name, rows in stack.pieces():
@@ -120,6 +153,7 @@ def read_quantized(
         torch.from_numpy(points.astype(np.uint8)).t().contiguous().to(device) if has_points else None,
         min(held.group, columns),
         dtype,
+        order=order,
     )
 
 

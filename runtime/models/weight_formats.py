@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from runahead.runtime.checkpoint import Checkpoint, StoredTensor
-from runahead.runtime.kernels.layer_products import may_stay_quantized
+from runahead.runtime.kernels.layer_products import kinds_that_stay
 from runahead.runtime.kernels.share import Share
 from runahead.runtime.models.architecture import TensorStack
 from runahead.runtime.models.config.model_config import ModelConfig
@@ -90,6 +90,6 @@ def _stacks(
 ) -> Iterator[tuple[TensorStack, Held | None]]:
     """The stacks of tensors that a model is made of, and how each stays quantized. None: it does not."""
     model, stacks, offered = described_stacks(config, Share(0, ranks))
-    offered = offered if may_stay_quantized(model.layers, device) else set()
+    kinds = kinds_that_stay(model.layers, device)
     for stack in stacks:
-        yield stack, held_quantized(stack, stored, dtype, device, quantize) if stack in offered else None
+        yield stack, held_quantized(stack, stored, dtype, device, kinds, quantize) if stack in offered else None

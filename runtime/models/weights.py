@@ -15,7 +15,7 @@ from runahead.runtime.checkpoint.folder import FolderCheckpoint
 from runahead.runtime.checkpoint.quantized.find import without_empty_biases
 from runahead.runtime.checkpoint.refusals import AGAIN
 from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
-from runahead.runtime.kernels.layer_products import may_stay_quantized
+from runahead.runtime.kernels.layer_products import kinds_that_stay
 from runahead.runtime.kernels.quantized_weight import QuantizedWeight
 from runahead.runtime.kernels.share import WHOLE, Share
 from runahead.runtime.models.architecture import ModelWeights, TensorReader, TensorStack, Whole
@@ -57,7 +57,7 @@ def load_weights(
     read after all, and for a tied head that is stored and differs from the embedding.
     """
     stored = check_weights(checkpoint, config)
-    may_stay = may_stay_quantized(described(config, share).layers, device.type)
+    kinds = kinds_that_stay(described(config, share).layers, device.type)
     total = sum(tensor.size_bytes for tensor in stored.values())
     done = 0
 
@@ -70,7 +70,7 @@ def load_weights(
         return part
 
     def quantized(stack: TensorStack) -> QuantizedWeight | None:
-        held = held_quantized(stack, stored, dtype, device.type, quantize) if may_stay else None
+        held = held_quantized(stack, stored, dtype, device.type, kinds, quantize)
         if held is None:
             return None
         if held.is_made:
@@ -117,10 +117,10 @@ def dummy_weights(
     share: the rank's part of them, which are the same numbers for any number of ranks. quantize, kv_dtype:
     as `load_weights`; scales of keys and values are 1."""
     fill = drawing(dtype, device, seed)
-    may_stay = may_stay_quantized(described(config, share).layers, device.type)
+    kinds = kinds_that_stay(described(config, share).layers, device.type)
 
     def quantized(stack: TensorStack) -> QuantizedWeight | None:
-        if not may_stay or held_quantized(stack, {}, dtype, device.type, quantize) is None:
+        if held_quantized(stack, {}, dtype, device.type, kinds, quantize) is None:
             return None
         return made_quantized(stack, fill(replace(stack, inputs=None)))
 

@@ -85,12 +85,12 @@ def check(found: Sequence[Compiled], capability: tuple[int, int], dependent: boo
 def launched_kernels(capability: tuple[int, int]) -> set[str]:
     """Names of the functions that are launched on a grid: `name[...](...)`, or `module.name[...](...)`. Those that are
     written in Gluon are for compute capability 9.0. Kernels of ranks and of quantized weights are in no launch of
-    an unquantized model on one GPU: `test_pushed_exchanges.py` and `test_triton_fp8_order.py` run them."""
+    an unquantized model on one GPU: other tests run them (`test_triton_fp8_order.py`)."""
     languages = ("triton.jit", "gluon.jit") if capability == (9, 0) else ("triton.jit",)
     nodes = [
         node
         for path in (*KERNELS.rglob("*.py"), MARKS)
-        if path.parent.name != "ranks" and path.name not in ("fp8_gemm.py", "fp8_rows.py", "rank_rows.py")
+        if path.parent.name != "ranks" and not path.name.startswith(("fp8_", "int4_", "rank_rows"))
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
     ]
     launched = {

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -32,6 +32,7 @@ from runahead.runtime.kernels.triton.forward.unfused_products import sizes_of, s
 from runahead.runtime.kernels.triton.gemm.fp8_gemm import FP8_ROWS, fp8_product
 from runahead.runtime.kernels.triton.gemm.fp8_rows import fp8_rows
 from runahead.runtime.kernels.triton.gemm.gemv import ADD, EPILOGUES, GATED, SQUARED, STORE, gemv_product
+from runahead.runtime.kernels.triton.gemm.int4_gemm import INT4_ROWS, int4_batch_product
 from runahead.runtime.kernels.triton.gemm.separate_epilogue import add_scaled, finish_product
 from runahead.runtime.kernels.triton.gemm.small_batch_gemm import Residual, columns_of, small_batch_product
 from runahead.runtime.kernels.triton.gemm.tuning import is_one_sum, row_tiling, rows_in_table, rows_tiling
@@ -286,9 +287,10 @@ class FusedRows(RowStream):
     def _is_vendors(self, linear: Linear) -> bool:
         """Whether the vendor's library may compute the product: it is one sum, and of so many rows the library's kernel
         and what follows it take no longer than one of ours."""
-        if linear.quantized is not None:
+        if linear.quantized is not None and linear.quantized.kind == "fp8":
             return self._rows > FP8_ROWS
-        return self._exact and is_one_sum(*sizes_of(linear.weight)) and self._rows > MAX_ROWS
+        most = MAX_ROWS if linear.quantized is None else INT4_ROWS
+        return self._exact and is_one_sum(*sizes_of(linear.weight)) and self._rows > most
 
     def copy_residual(self, out: torch.Tensor) -> None:
         self._residual_copies.append(out)
@@ -375,23 +377,17 @@ class FusedRows(RowStream):
         norms.add_normed(out, sums.values, post_norm, norm, *made)
         return 1
 
-    def _product(
-        self, x: torch.Tensor, linear: Linear, out: torch.Tensor, epilogue: int, *, activation: Activation = "silu",
-        squares: tuple[torch.Tensor, int, float] | None = None, norm: Norm | None = None,
-        residual: Residual | None = None,
-    ) -> int:  # fmt: skip
-        if linear.quantized is not None:
+    def _product(self, x: torch.Tensor, linear: Linear, out: torch.Tensor, epilogue: int, **more: Any) -> int:
+        """Compute a product and its epilogue. more: as `small_batch_product` has it. Returns the number of tiles."""
+        if linear.quantized is not None and linear.quantized.kind == "fp8":
             rows = fp8_rows(x, self._rows, dependent=self._depends(True))
-            return fp8_product(
-                rows, linear, out, epilogue, self._rows, squares=squares, norm=norm, residual=residual,
-                activation=activation, dependent=self._depends(True),
-            )  # fmt: skip
+            return fp8_product(rows, linear, out, epilogue, self._rows, dependent=self._depends(True), **more)
         tiling = rows_tiling(*sizes_of(linear.weight), rows_in_table(self._rows), EPILOGUES[epilogue], self._exact)
         tiling = replace(tiling, dependent=self._depends(tiling.dependent))
-        small_batch_product(
-            x, linear, out, epilogue, tiling, self._scratch, self._rows, squares=squares, norm=norm, residual=residual,
-            activation=activation, rounded=self._exact and out.dtype == torch.bfloat16,
-        )  # fmt: skip
+        if linear.quantized is not None:
+            return int4_batch_product(x, linear, out, epilogue, tiling, self._scratch, self._rows, **more)
+        rounded = self._exact and out.dtype == torch.bfloat16
+        small_batch_product(x, linear, out, epilogue, tiling, self._scratch, self._rows, rounded=rounded, **more)
         return ceil_div(linear.weight.shape[0], tiling.rows)
 
     def end(self) -> torch.Tensor:

@@ -12,6 +12,7 @@ from runahead.runtime.kernels.triton.gemm.cublaslt import cublaslt_product, exac
 from runahead.runtime.kernels.triton.gemm.fp8_gemm import fp8_sums
 from runahead.runtime.kernels.triton.gemm.fp8_rows import Fp8Rows
 from runahead.runtime.kernels.triton.gemm.gemv import EPILOGUES, STORE, gemv_product
+from runahead.runtime.kernels.triton.gemm.int4_gemm import in_16_bits, in_order
 from runahead.runtime.kernels.triton.gemm.small_batch_gemm import small_batch_product
 from runahead.runtime.kernels.triton.gemm.tuning import row_tiling, rows_in_table, rows_tiling, takes_depth
 from runahead.runtime.kernels.triton.gpu.pdl import dependent_launch_works
@@ -58,10 +59,12 @@ def one_sum(x: torch.Tensor | Fp8Rows, linear: Linear, out: torch.Tensor) -> Non
 
 def sums_of(x: torch.Tensor, linear: Linear) -> torch.Tensor:
     """x @ weight.T without the bias, each value the sum of one accumulator: by the vendor's library, where it was found
-    to give that, or else by a kernel of ours; of an FP8 matrix as `fp8_product` has it. x: bfloat16 [T, in]. Returns
-    [T, outputs]."""
+    to give that, or else by a kernel of ours; of an FP8 matrix as `fp8_product` has it. INT4 is dequantized. x:
+    bfloat16 [T, in]. Returns [T, outputs]."""
     if linear.quantized is not None:
-        return fp8_sums(x, linear)
+        if linear.quantized.kind == "fp8":
+            return fp8_sums(x, linear)
+        x, linear = in_order(x, linear), in_16_bits(linear)
     out = x.new_empty((x.shape[0], linear.weight.shape[0]))
     exact_product(x, linear.weight, out, one_sum)
     return out
