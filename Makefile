@@ -144,7 +144,7 @@ long-run: MINUTES ?= 20
 long-run: $(STAMPS)/test ## MINUTES (20) on the simulated device, counters begun 10,000 launches before 2^BITS (31), beside a control
 	@$(BIN)/python -m tests.simulation.long_run --bits $(BITS) --minutes $(MINUTES) $(ARGS)
 
-mutants: $(STAMPS)/test ## every known mistake put back, one at a time: a test fails for each
+mutants: $(STAMPS)/test proxy ## every known mistake put back, one at a time: a test fails for each
 	@$(BIN)/python -m tests.mutants $(ARGS)
 
 container: $(STAMPS)/test ## the image's install steps in a clean root of Debian, and the service in it (root; 3 minutes)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -56,6 +58,32 @@ def test_every_test_that_a_mutant_names_is_there() -> None:
             if not (ROOT / path).is_file() or name.partition("[")[0] not in functions_of(ROOT / path):
                 missing.append(f"{mutant.name}: {test}")
     assert missing == []
+
+
+def test_every_parameter_that_a_mutant_names_is_there() -> None:
+    named = {test for mutant in read_mutants() for test in mutant.tests if test.endswith("]")}
+    files = sorted({test.partition("::")[0] for test in named})
+    collected = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *files],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert sorted(named - set(collected.stdout.splitlines())) == []
+
+
+def test_no_mutant_leaves_code_that_can_not_run(tmp_path: Path) -> None:
+    """Syntax and unknown names, which ruff finds. A test that fails by these has not met the mistake."""
+    pytest.importorskip("ruff", reason="the extra `dev` has it")
+    for mutant in read_mutants():
+        for file, text in mutated(mutant, ROOT).items():
+            path = tmp_path / mutant.name / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    command = ["ruff", "check", "--isolated", "--no-cache", "--select", "F821,F823", "--output-format", "concise"]
+    checked = subprocess.run([sys.executable, "-m", *command, tmp_path], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 def test_edits_are_made_in_order(tmp_path: Path) -> None:

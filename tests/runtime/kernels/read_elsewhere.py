@@ -17,6 +17,7 @@ _MOVED: Final = re.compile(
 )
 _READ: Final = re.compile(r" = tt\.load (%\w+).*: (tensor<.*>)")
 _WRITTEN: Final = re.compile(r"^\s*tt\.store (%\w+),.*: (tensor<.*>)")
+_BARRIER: Final = re.compile(r"\b(ttg|gpu)\.barrier\b")  # in Triton 3.7, and in 3.6
 _FOR_ONE_WARP: Final = '"ttg.num-warps" = 1 :'
 
 
@@ -37,7 +38,7 @@ def read_elsewhere(ttgir: str) -> tuple[str, ...]:
         elif moved := _MOVED.search(line):
             if moved[2] in points_into:
                 points_into[moved[1]] = points_into[moved[2]]
-        elif "ttg.barrier" in line:
+        elif _BARRIER.search(line):
             layouts.clear()
         elif (read := _READ.search(line)) and read[1] in points_into:
             layouts.setdefault(points_into[read[1]], set()).add(read[2])

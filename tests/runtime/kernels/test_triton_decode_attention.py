@@ -233,6 +233,19 @@ def test_a_row_is_cut_by_its_own_length_into_a_bounded_number_of_parts() -> None
     assert plan.parts(100_000) == MAX_PARTS and plan.parts(17) == 2
 
 
+def test_the_longest_items_come_first() -> None:
+    lengths = [48, 9 * 16, 32, 64, 0]
+    plan = AttentionPlan(tile=16, chunk=4, programs=4, warps=1, stages=1, early=False, exact=True)
+    work = begin_decode(
+        torch.zeros(5, dtype=torch.int64, device=DEVICE), torch.randn(2, 16, device=DEVICE),
+        torch.empty(5, 16, device=DEVICE), torch.tensor(lengths, dtype=torch.int32, device=DEVICE),
+        torch.tensor([0], dtype=torch.int32, device=DEVICE), plan,
+    )  # fmt: skip
+    items = work.items[0, : int(work.total[0, 0])].tolist()
+    assert [(item[2] + 15) // 16 - item[1] // 16 for item in items] == [4, 4, 4, 3, 2, 1, 0]
+    assert [item[0] for item in items] == [1, 1, 3, 0, 2, 1, 4]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not dependent_launch_works(), reason="this GPU knows no programmatic dependent launch")
 @pytest.mark.parametrize("plan", PLANS)

@@ -123,9 +123,17 @@ module attributes {"ttg.num-ctas" = 1 : i32, "ttg.num-warps" = 4 : i32} {
 
 def test_what_some_threads_change_while_others_may_not_have_read_it_is_found() -> None:
     assert read_elsewhere(LENGTHS) == ("lengths",)
-    assert read_elsewhere(LENGTHS.replace("    tt.store", "    ttg.barrier all\n    tt.store")) == ()
+    for barrier in ("ttg.barrier all", "gpu.barrier"):
+        assert read_elsewhere(LENGTHS.replace("    tt.store", f"    {barrier}\n    tt.store")) == ()
     assert read_elsewhere(LENGTHS.replace('"ttg.num-warps" = 4 :', '"ttg.num-warps" = 1 :')) == ()
     assert read_elsewhere(LENGTHS.replace("tt.load %place,", "tt.load %others,")) == (), "each reads what it writes"
+
+
+def test_sampling_writes_a_row_where_all_warps_have_read_it(tmp_path: Path) -> None:
+    orders = Orders(shape=SHAPE, capability=(9, 0), dependent=True, rows=ROWS, forms="parts", only="_advance_kernel")
+    found = compiled(orders, tmp_path)
+    assert {kernel.kernel for kernel in found} == {"_advance_kernel"}
+    assert [kernel for kernel in found if kernel.unordered] == []
 
 
 @pytest.fixture

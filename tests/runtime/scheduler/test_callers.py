@@ -348,9 +348,10 @@ def test_a_need_is_served_by_the_place_of_its_row_among_all_that_run() -> None:
 
 
 def test_a_protected_row_is_served_before_other_callers_rows_unless_these_outrank_it() -> None:
-    rows = [request(1, "alice"), request(2, "bob", evictions=3), request(3, "carol", 1, outranks=True)]
+    bob = [request(order, "bob", evictions=3) for order in (2, 3)]
+    rows = [request(1, "alice"), *bob, request(4, "carol", 1, outranks=True)]
     keys = order_of_service(rows)
-    assert [one.order for one in sorted(rows, key=keys.__getitem__)] == [3, 2, 1]
+    assert [one.order for one in sorted(rows, key=keys.__getitem__)] == [4, 2, 3, 1]
 
 
 def test_a_turn_in_which_nobody_comes_or_goes_looks_at_no_caller_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:

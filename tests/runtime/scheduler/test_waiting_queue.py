@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runahead.runtime.scheduler.request import Request
+from runahead.runtime.scheduler.request import MAX_EVICTIONS, Request
 from runahead.runtime.scheduler.waiting import WaitingQueue
 from runahead.runtime.wire import block_keys
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
@@ -21,11 +21,12 @@ from tests.runtime.pressure import whole
 PENALISED = SamplingParams(frequency_penalty=0.5)
 
 
-def request(order: int, priority: int = 0, penalised: bool = False) -> Request:
+def request(order: int, priority: int = 0, penalised: bool = False, evictions: int = 0) -> Request:
     sampling = PENALISED if penalised else SamplingParams()
     prompt = np.array([3, 4], np.int32)
     return Request(
-        1, order, f"r{order}", prompt, sampling, StoppingParams(9), 11, priority=priority, order=order
+        1, order, f"r{order}", prompt, sampling, StoppingParams(9), 11, priority=priority, order=order,
+        evictions=evictions,
     )  # fmt: skip
 
 
@@ -54,6 +55,14 @@ def test_the_queue_is_in_the_order_of_rank_whoever_comes_and_goes(
     assert len(queue) == len(left)
     assert slots.first() is next(iter(left), None)
     assert queue.first() is next((one for one in left if not one.sampling.has_penalty), None)
+
+
+def test_a_request_evicted_often_enough_waits_before_older_ones_of_its_priority() -> None:
+    queue = empty_queue()
+    older, often, higher = request(1), request(2, evictions=MAX_EVICTIONS), request(3, priority=1)
+    for one in (older, often, higher):
+        queue.add(one)
+    assert list(queue) == [higher, often, older]
 
 
 def test_who_does_not_wait_can_t_be_taken_away() -> None:

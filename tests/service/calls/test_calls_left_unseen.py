@@ -30,6 +30,9 @@ class Context:
     def time_remaining(self) -> float | None:
         return self._time_remaining
 
+    def cancelled(self) -> bool:
+        return True
+
     def peer(self) -> str:
         return "ipv4:192.0.2.1:4711"
 

@@ -260,6 +260,21 @@ def test_a_panic_of_the_tokenizer_ends_the_call_with_internal_and_no_other(tmp_p
         assert len(service.stub.Tokenize(TokenizeRequest(text="word"), timeout=TIMEOUT_S).token_ids) == 4
 
 
+class Panic(BaseException):
+    """As a panic in the Rust code of a library is raised."""
+
+
+def test_what_a_library_raises_that_is_no_exception_ends_a_call_with_internal(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def panic(*_: object) -> None:
+        raise Panic
+
+    monkeypatch.setattr(service.front_end.servicer._texts, "prompt", panic)
+    error = failure(lambda: list(service.stub.Generate(request(), timeout=TIMEOUT_S)))
+    assert (code(error), error.details()) == (grpc.StatusCode.INTERNAL, INTERNAL_SENTENCE)
+
+
 def test_a_refusal_that_meets_a_cancellation_is_a_refusal(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     async def refused(stream: RequestStream) -> None:
         stream.fail(RequestRefusedError("RESOURCE_EXHAUSTED", "8 requests are waiting", ""))
