@@ -192,7 +192,7 @@ def _pretend(orders: Orders, found: dict[str, Compiled]) -> None:
 def _parts_of(options: Mapping[str, Any]) -> tuple[Any, ...]:
     """By which the forms of a kernel differ that are compiled each."""
     return (
-        None if "LANES" in options else options.get("EPILOGUE"),
+        None if "SEGMENTS" in options else options.get("EPILOGUE"),
         options.get("QUERIES", 1) > 1,
         options.get("Q_HEADS", 1) > 0,
         options.get("VERIFIES", False),
@@ -354,7 +354,7 @@ def _give_chunks_a_plan(capability: tuple[int, int], copiers: int = 0) -> None:
 
 
 def _give_small_products_lanes() -> None:
-    """To products of up to 16 rows, as a table of measured tilings may have it and no default does."""
+    """To products of up to 16 rows, as a table of measured tilings may have it."""
     from runahead.runtime.kernels.triton.forward import decode, unfused_products
     from runahead.runtime.kernels.triton.gemm import tuning
 
@@ -364,7 +364,7 @@ def _give_small_products_lanes() -> None:
         found = default(outputs, depth, columns, epilogue, exact)
         if exact or columns > 16 or depth % (4 * 64):
             return found
-        return dataclasses.replace(found, rows=16, block=64, splits=1, warps=4, lanes=4)
+        return dataclasses.replace(found, rows=16, block=64, splits=4, stages=1, warps=4, direct=True)
 
     for module in (decode, unfused_products):
         vars(module)["rows_tiling"] = with_lanes

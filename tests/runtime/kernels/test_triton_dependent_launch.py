@@ -143,8 +143,8 @@ def test_a_product_of_one_row(monkeypatch: pytest.MonkeyPatch, epilogue: int, he
     [
         Tiling(32, 64, 1, 2, 4, False, False),
         Tiling(32, 64, 2, 1, 4, True, False),
-        Tiling(32, 64, 1, 1, 2, True, False, lanes=2),
-        Tiling(32, 32, 1, 1, 2, True, False, lanes=2),
+        Tiling(32, 64, 2, 1, 2, 0, False, direct=True),
+        Tiling(32, 32, 2, 1, 2, 0, False, direct=True),
     ],
 )
 def test_a_product_of_a_few_rows(monkeypatch: pytest.MonkeyPatch, epilogue: int, tiling: Tiling) -> None:
@@ -163,8 +163,8 @@ def test_a_product_of_a_few_rows(monkeypatch: pytest.MonkeyPatch, epilogue: int,
         )  # fmt: skip
 
     written = [residual.values, residual.scaled, scratch.partial]
-    programs = OUTPUTS // tiling.rows * tiling.splits
-    kernel = small_batch_gemm if tiling.lanes == 1 else warp_split_k
+    programs = OUTPUTS // tiling.rows * (1 if tiling.direct else tiling.splits)
+    kernel = warp_split_k if tiling.direct else small_batch_gemm
     made = [x, squares, *([residual.values] if epilogue == ADD else [])]
     check(monkeypatch, kernel, made, written, run, programs)
 

@@ -96,19 +96,19 @@ TILINGS = [
     Tiling(32, 32, 3, 2, 4, False, False, columns=8, spread=False),
     Tiling(32, 64, 3, 1, 4, True, False, columns=8),
 ]
-OF_LANES = [Tiling(16, 32, 1, 1, 2, True, False, lanes=2), Tiling(32, 32, 1, 1, 2, True, False, lanes=2)]
+DIRECT = [Tiling(16, 32, 2, 1, 2, 0, False, direct=True), Tiling(32, 32, 2, 1, 2, 0, False, direct=True)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("biased", [pytest.param(False, marks=pytest.mark.large), True])
 @pytest.mark.parametrize("rows", [2, 9, *(pytest.param(rows, marks=pytest.mark.large) for rows in (7, 8, 33))])
-@pytest.mark.parametrize("tiling", [*TILINGS, *OF_LANES])
+@pytest.mark.parametrize("tiling", [*TILINGS, *DIRECT])
 def test_the_products_of_a_few_rows_from_residual_to_residual(
     dtype: torch.dtype, biased: bool, rows: int, tiling: Tiling
 ) -> None:
     """A gated feed-forward, and its first product again: sums of squares come from one tile, then from many."""
-    if tiling.lanes > 1 and rows > 16:
-        pytest.skip("lanes are for up to 16 rows")
+    if tiling.direct and rows > 16:
+        pytest.skip("they take up to 16 rows")
     torch.manual_seed(6)
     width, columns = 384, columns_of(rows)
     first, second = Norm(vector(DEPTH, dtype), EPS), Norm(vector(DEPTH, dtype), EPS)
@@ -150,7 +150,7 @@ def test_the_products_of_a_few_rows_from_residual_to_residual(
     assert relative_error(again, product(normed(residual.values, second), gate_up)) < TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("tiling", [*TILINGS, *OF_LANES])
+@pytest.mark.parametrize("tiling", [*TILINGS, *DIRECT])
 def test_a_row_of_a_few_has_the_same_bits_whatever_its_neighbours(tiling: Tiling) -> None:
     torch.manual_seed(7)
     dtype = DTYPES[1]
@@ -174,16 +174,19 @@ def test_a_row_of_a_few_has_the_same_bits_whatever_its_neighbours(tiling: Tiling
 @pytest.mark.parametrize(
     ("depth", "tiling"),
     [
-        (512, Tiling(16, 32, 1, 1, 2, True, False, lanes=2)),  # four blocks at a time, twice
-        (192, Tiling(32, 32, 1, 1, 2, True, False, lanes=2)),  # three, and no more
-        (256, Tiling(64, 64, 1, 1, 2, True, False, lanes=2)),  # one, twice
-        (256, Tiling(16, 32, 1, 1, 4, True, False, lanes=4)),  # two
+        (512, Tiling(16, 32, 2, 1, 2, 0, False, direct=True)),  # four blocks at a time, twice
+        (192, Tiling(32, 32, 2, 1, 2, 0, False, direct=True)),  # three, and no more
+        (256, Tiling(64, 64, 2, 1, 2, 0, False, direct=True)),  # one, twice
+        (256, Tiling(16, 32, 4, 1, 4, 0, False, direct=True)),  # two
+        (256, Tiling(8, 32, 2, 1, 2, 0, False, direct=True)),  # eight outputs a warp
+        (256, Tiling(32, 32, 2, 1, 4, 0, False, direct=True)),  # two warps for each segment
+        (192, Tiling(32, 64, 1, 1, 4, 0, False, direct=True)),  # four for the whole depth
     ],
 )
 @pytest.mark.parametrize(
     "dtype", [torch.bfloat16, *(pytest.param(one, marks=pytest.mark.large) for one in (torch.float16, torch.float32))]
 )
-def test_lanes_take_every_number_of_lines(depth: int, tiling: Tiling, dtype: torch.dtype) -> None:
+def test_warps_along_the_depth_take_every_number_of_lines(depth: int, tiling: Tiling, dtype: torch.dtype) -> None:
     """What lies behind the last line is NaN, and belongs to nobody: it is neither read nor written."""
     torch.manual_seed(10)
     outputs = 72
@@ -195,6 +198,49 @@ def test_lanes_take_every_number_of_lines(depth: int, tiling: Tiling, dtype: tor
         small_batch_product(x, linear, out, STORE, tiling, None, lines)
         assert relative_error(out[:lines], product(x[:lines], linear)) < TOLERANCE[dtype]
         assert bool(out[lines:].isnan().all())
+
+
+def of_segments(direct: bool, segments: int, outputs: int, tiles: int, spread: bool = True) -> Tiling:
+    """Return a tiling of so many segments. direct: of `warp_split_k.py`, with so many outputs of a warp, and `tiles`
+    warps for each segment."""
+    if direct:
+        return Tiling(outputs * tiles, 32, segments, 1, segments * tiles, 0, False, direct=True)
+    return Tiling(32, 32, segments, 1, 4, 0, False, spread=spread)
+
+
+@pytest.mark.parametrize(
+    ("sums", "tiling"),
+    [
+        (sums, tiling)
+        for sums in ((1 << 24, 1, -(1 << 24), 3), (1 << 24, 1, 1, -(1 << 24), 5, 1 << 24, 1, -(1 << 24)))
+        for tiling in (
+            of_segments(True, len(sums), 8, 1),
+            of_segments(True, len(sums), 16, 2),
+            of_segments(True, len(sums), 32, 1),
+            of_segments(False, len(sums), 32, 1),
+            of_segments(False, len(sums), 32, 1, spread=False),
+        )
+    ],
+)
+def test_segments_are_added_in_ascending_order(sums: tuple[int, ...], tiling: Tiling) -> None:
+    """Each segment has one product that is not 0, and the sum of the segments shows their order."""
+    outputs, segment = 40, 64
+    weight = torch.zeros(outputs, len(sums), segment)
+    for output in range(outputs):
+        for place in range(len(sums)):
+            weight[output, place, (7 * output + place) % segment] = sums[(place + output) % len(sums)]
+    linear = Linear(weight.flatten(1).to(DEVICE, torch.bfloat16), None)
+    expected = torch.zeros(outputs)
+    for place in range(len(sums)):
+        expected += weight[:, place].sum(1)
+    assert not torch.equal(expected, weight.double().sum((1, 2)).float()), "no sum shows its order"
+    scratch = SplitScratch(torch.zeros(1 << 16, device=DEVICE), torch.zeros(64, dtype=torch.int32, device=DEVICE))
+    for rows in (1, 3, 8, 16):
+        factors = torch.arange(rows).exp2()
+        x = factors[:, None].expand(rows, len(sums) * segment).to(DEVICE, torch.bfloat16).contiguous()
+        out = torch.full((rows, outputs), NAN, device=DEVICE)
+        small_batch_product(x, linear, out, STORE, tiling, scratch, rows)
+        assert torch.equal(out.cpu(), factors[:, None] * expected[None, :])
 
 
 @pytest.mark.parametrize("rows", [1, 3, 17])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import asdict, replace
 from typing import Any
@@ -18,7 +19,7 @@ from runahead.runtime.kernels.triton.attention.schedule import AttentionPlan  # 
 from runahead.runtime.kernels.triton.forward.buffers import DecodeBuffers  # noqa: E402
 from runahead.runtime.kernels.triton.gemm import tuning  # noqa: E402
 from runahead.runtime.kernels.triton.gemm.tuning import SPLIT_WORDS, TABLE, RowTiling, Tiling  # noqa: E402
-from runahead.runtime.kernels.triton.gemm.warp_split_k import GRAIN  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.warp_split_k import GRAIN, WARP_OUTPUTS  # noqa: E402
 from tests.runtime.kernels.test_triton_decode_streams import batch_of  # noqa: E402
 
 ENTRIES = [
@@ -47,19 +48,19 @@ def test_a_measured_tiling_fits_its_product_for_so_many_rows_and_for_fewer(key: 
     tiling = Tiling(**entry)
     assert is_power_of_two(tiling.rows) and tiling.rows >= 8 and is_power_of_two(tiling.block)
     assert depth % (tiling.block * tiling.splits) == 0
-    if tiling.lanes > 1:
-        assert columns in ("2", "4", "8", "16") and is_power_of_two(tiling.lanes) and tiling.lanes == tiling.warps
-        assert tiling.rows * (2 if epilogue == "gated" else 1) in (16, 32, 64) and tiling.block % GRAIN == 0
-        assert tiling.splits == 1 and depth % (tiling.block * tiling.lanes) == 0
+    if tiling.direct:
+        assert columns in ("2", "4", "8", "16") and tiling.warps % tiling.splits == 0
+        warp_outputs = tiling.rows * (2 if epilogue == "gated" else 1) * tiling.splits // tiling.warps
+        assert warp_outputs in WARP_OUTPUTS and tiling.block % GRAIN == 0 and tiling.stages == 1
     else:
         left = depth // tiling.splits // tiling.block - tiling.held
         assert left >= 0 and (left == 0) == (tiling.stages == 1)
     tiles = -(-(outputs // (2 if epilogue == "gated" else 1)) // tiling.rows)
     groups = -(-int(columns) // tiling.columns)
-    spread = tiling.spread and tiling.splits > 1
+    spread = tiling.spread and tiling.splits > 1 and not tiling.direct
     words = outputs * groups * min(int(columns), tiling.columns) * tiling.splits
     assert not spread or (tiles * groups <= 1024 and words <= SPLIT_WORDS)
-    assert epilogue != "add" or tiling.rows >= 16
+    assert epilogue != "add" or tiling.rows >= 8
 
 
 def test_measured_plans_of_attention_fit_their_query_tokens_and_each_context() -> None:
@@ -139,13 +140,36 @@ def test_a_launch_takes_the_plan_that_was_measured_for_its_rows_and_query_tokens
     assert buffers.plan(several, HALF, exact=False) == usual, "not every kind has this shape"
 
 
-def test_an_exact_product_has_one_number_of_parts_for_every_number_of_rows() -> None:
-    parts: dict[tuple[str, str], set[int]] = {}
+def test_measured_tilings_of_exact_products_have_the_segments_of_their_definition() -> None:
+    found = 0
     for name, key, entry in MEASURED:
-        product, epilogue, _, *exact = key.split(" ")
+        product, _, _, *exact = key.split(" ")
         if exact:
-            parts.setdefault((name.split(":")[0], f"{product} {epilogue}"), set()).add(entry["splits"])
-            of_a_part = int(product.split("x")[1]) // entry["splits"]
-            apart = entry["splits"] > 1 and entry["spread"]
-            assert apart or of_a_part >= 2 * entry["block"], "a part of one block is then not summed by itself"
-    assert parts and all(len(of_product) == 1 for of_product in parts.values())
+            outputs, depth = map(int, product.split("x"))
+            found += 1
+            assert entry["splits"] == tuning.segments(outputs, depth), name
+            apart = entry["splits"] > 1 and (entry["spread"] or entry.get("direct", False))
+            assert apart or depth // entry["splits"] >= 2 * entry["block"], "one block is not summed by itself"
+    assert found
+
+
+@pytest.mark.parametrize(
+    ("outputs", "depth", "count"),
+    [
+        *((4096, 1024, 2), (1024, 2048, 4), (6144, 1024, 2), (1024, 3072, 4), (3072, 2048, 4), (2048, 2048, 4)),
+        *((16384, 2048, 1), (2048, 8192, 1), (6144, 4096, 1), (4096, 4096, 1), (28672, 4096, 1), (4096, 14336, 1)),
+        *((64, 128, 1), (512, 1536, 2), (128, 1088, 1)),
+    ],
+)
+def test_the_segments_of_an_exact_product_follow_from_its_shape(
+    monkeypatch: pytest.MonkeyPatch, outputs: int, depth: int, count: int
+) -> None:
+    """With the table and without it."""
+    assert tuning.segments(outputs, depth) == count
+    table = json.loads(TABLE.read_text())["NVIDIA H200"]
+    for measured in (dict, lambda: table):
+        monkeypatch.setattr(tuning, "_measured", measured)
+        for columns, epilogue in itertools.product((2, 4, 8, 16, 64, 128, 256, 4096), ("store", "add", "gated")):
+            tiling = tuning.rows_tiling(outputs, depth, columns, epilogue, exact=True)
+            assert tiling.splits == count
+            assert not tiling.direct or (columns <= 16 and depth // count % tiling.block == 0)

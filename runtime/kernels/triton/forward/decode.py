@@ -45,7 +45,7 @@ from runahead.runtime.rounding import ceil_div
 
 MAX_ROWS: Final = 64
 Join = Callable[[torch.Tensor], torch.Tensor]
-_LEAST_TILE: Final = 16  # outputs of a program that adds to the residual
+_LEAST_TILE: Final = 8  # outputs of a program that adds to the residual
 
 
 class RowStream(ABC):

@@ -18,12 +18,14 @@ import triton
 
 from runahead.runtime.kernels.triton.gemm.tuning import (
     LEAST_COLUMNS,
+    MOST_DIRECT,
     SPLIT_WORDS,
     Tiling,
-    rows_tiling,
+    segments,
     tiling_key,
     tuned,
 )
+from runahead.runtime.kernels.triton.gemm.warp_split_k import GRAIN, WARP_OUTPUTS
 from runahead.runtime.kernels.triton.gpu.capability import current_gpu
 from runahead.runtime.kernels.triton.moe.tuning import ExpertTiling
 
@@ -34,6 +36,7 @@ _WARPS: Final = (1, 2, 4, 8, 16)
 _MOST_TILE: Final = 256  # of outputs, of rows of the batch
 _MOST_STAGES: Final = 10
 _MOST_PREFETCHED: Final = 4  # blocks, which lie in registers
+_MISFIT: Final = "has sizes that do not fit the product"
 AnyTiling = Tiling | ExpertTiling
 _Kind = TypeVar("_Kind", Tiling, ExpertTiling)
 
@@ -135,15 +138,11 @@ def _why_no_product(entry: Any, outputs: int, depth: int, columns: int, epilogue
     tiling = _made(Tiling, entry)
     if tiling is None:
         return "is no tiling of a product"
-    # The tiling of this package, which no file changes, defines into how many segments a product is cut.
-    with_bits = rows_tiling(outputs, depth, LEAST_COLUMNS, epilogue, exact=True)
-    if tiling.splits != with_bits.splits:
-        return (
-            f"cuts the product into {tiling.splits} segments, where {with_bits.splits} are part of the definition of "
-            "its sums"
-        )
-    if getattr(tiling, "lanes", 1) != 1:
-        return "sums a product in lanes, which changes its bits"
+    count = segments(outputs, depth)
+    if tiling.splits != count:
+        return f"cuts the product into {tiling.splits} segments, where {count} are part of the definition of its sums"
+    if tiling.direct:
+        return "" if _fits_directly(tiling, depth, columns, epilogue) else _MISFIT
     spread = tiling.spread and tiling.splits > 1
     wide = max(columns, LEAST_COLUMNS)
     fits = (
@@ -157,7 +156,24 @@ def _why_no_product(entry: Any, outputs: int, depth: int, columns: int, epilogue
         and 1 <= tiling.stages <= _MOST_STAGES
         and tiling.warps in _WARPS
     )
-    return "" if fits else "has sizes that do not fit the product"
+    return "" if fits else _MISFIT
+
+
+def _fits_directly(tiling: Tiling, depth: int, columns: int, epilogue: str) -> bool:
+    """Whether a tiling whose weights go straight into registers fits. It has no stages."""
+    segment, tiles = depth // tiling.splits, tiling.warps // tiling.splits
+    outputs = tiling.rows * (2 if epilogue == "gated" else 1)
+    return (
+        columns <= MOST_DIRECT
+        and tiling.warps in _WARPS
+        and tiling.warps == tiles * tiling.splits
+        and _is_power(tiling.rows, 8)
+        and outputs % tiles == 0
+        and outputs // tiles in WARP_OUTPUTS
+        and _is_power(tiling.block, GRAIN)
+        and segment % tiling.block == 0
+        and (tiling.stages, tiling.held, tiling.columns, tiling.spread) == (1, 0, 64, True)
+    )
 
 
 def _why_no_experts(entry: Any, outputs: int) -> str:
@@ -171,7 +187,7 @@ def _why_no_experts(entry: Any, outputs: int) -> str:
         and 1 <= tiling.stages <= _MOST_STAGES
         and tiling.warps in _WARPS
     )
-    return "" if fits else "has sizes that do not fit the product"
+    return "" if fits else _MISFIT
 
 
 def _made(kind: type[_Kind], entry: Any) -> _Kind | None:

@@ -85,10 +85,11 @@ def product_of_rows(
     exact: bool = False,
     places: torch.Tensor | None = None,
 ) -> None:
-    """out = hidden @ weight.T + bias, on the matrix units. hidden: [R, in]. linear: weight [outputs, in], the depth in
-    one part, which a vocabulary is large enough for. out: [R, outputs]; with places, int32 [R], rows of any number, of
-    which each row goes to its own place."""
+    """out = hidden @ weight.T + bias, on the matrix units, without memory for split products. hidden: [R, in]. linear:
+    weight [outputs, in]. exact: in its segments; otherwise in one part, which a vocabulary is large enough for. out:
+    [R, outputs]; with places, int32 [R], rows of any number, of which each row goes to its own place."""
     rows = hidden.shape[0]
     tiling = rows_tiling(*sizes_of(linear.weight), rows_in_table(rows), EPILOGUES[STORE], exact)
-    tiling = replace(tiling, splits=1, dependent=tiling.dependent and dependent_launch_works())
+    splits = tiling.splits if tiling.direct or exact else 1
+    tiling = replace(tiling, splits=splits, spread=False, dependent=tiling.dependent and dependent_launch_works())
     small_batch_product(hidden, linear, out, STORE, tiling, None, rows, places=places)

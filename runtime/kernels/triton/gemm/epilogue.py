@@ -19,11 +19,16 @@ SQUARED = tl.constexpr(gemv.SQUARED)
 
 
 @triton.jit
-def _squares_from(squares, first, column, num_rows, SQUARES: tl.constexpr, STRIDE: tl.constexpr, STEP: tl.constexpr):
-    """Sums of squares of STEP tiles of the residual, from `first` on: float64 [STEP, COLUMNS]."""
+def _squares_from(
+    squares, first, column, num_rows, SQUARES: tl.constexpr, STRIDE: tl.constexpr, STEP: tl.constexpr,
+    LONE: tl.constexpr,
+):  # fmt: skip
+    """Sums of squares of STEP tiles of the residual, from `first` on: float64 [STEP, COLUMNS], or [STEP, 1] of a lone
+    row."""
     s = first + tl.arange(0, STEP)
-    made = (s < SQUARES)[:, None] & (column < num_rows)[None, :]
-    return tl.load(squares + s[:, None] * STRIDE + column[None, :], mask=made, other=0.0)
+    of = tl.arange(0, 1) if LONE else column
+    made = (s < SQUARES)[:, None] & (of < num_rows)[None, :]
+    return tl.load(squares + s[:, None] * STRIDE + of[None, :], mask=made, other=0.0)
 
 
 @triton.jit
@@ -49,15 +54,15 @@ def end_weights(
 @triton.jit
 def end_rows(
     tile, column, squares_in, out, num_rows, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, SQUARES: tl.constexpr,
-    STRIDE: tl.constexpr, STEP: tl.constexpr, EPILOGUE: tl.constexpr,
+    STRIDE: tl.constexpr, STEP: tl.constexpr, EPILOGUE: tl.constexpr, LONE: tl.constexpr,
 ):  # fmt: skip
     """What the end of a tile needs of the rows of the batch, and a program asks for as soon as they are there, so that
-    it is not waited for at the end: the first sums of squares, [STEP, COLUMNS], and what is added to, [ROWS,
-    COLUMNS]."""
+    it is not waited for at the end: the first sums of squares, as `_squares_from` has them, and what is added to,
+    [ROWS, COLUMNS]. LONE: there is one row."""
     squares = 0.0
     old = 0.0
     if SQUARES > 0:
-        squares = _squares_from(squares_in, 0, column, num_rows, SQUARES, STRIDE, STEP)
+        squares = _squares_from(squares_in, 0, column, num_rows, SQUARES, STRIDE, STEP, LONE)
     if EPILOGUE == ADD:
         output = tile * ROWS + tl.arange(0, ROWS)
         ok = (output < OUTPUTS)[:, None] & (column < num_rows)[None, :]
@@ -70,7 +75,7 @@ def product_end(
     acc, tile, column, weights, rows, squares_in, out, places, scaled, squares_out, eps, num_rows,
     OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, SQUARES: tl.constexpr,
     STRIDE: tl.constexpr, STEP: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PLACED: tl.constexpr,
-    GELU: tl.constexpr, ROUNDED: tl.constexpr,
+    GELU: tl.constexpr, ROUNDED: tl.constexpr, LONE: tl.constexpr,
 ):  # fmt: skip
     """acc: [ROWS outputs, COLUMNS rows of the batch]; GATED: [2 * ROWS, COLUMNS], as `gated_row` has them. weights,
     rows: what `end_weights` and `end_rows` give. ROUNDED: the sums are rounded to the dtype of `out` first, as the
@@ -88,7 +93,7 @@ def product_end(
     if SQUARES > 0:
         found = tl.sum(squares, 0)
         for later in tl.static_range(STEP, SQUARES, STEP):
-            found += tl.sum(_squares_from(squares_in, later, column, num_rows, SQUARES, STRIDE, STEP), 0)
+            found += tl.sum(_squares_from(squares_in, later, column, num_rows, SQUARES, STRIDE, STEP, LONE), 0)
         acc *= tl.rsqrt(found.to(tl.float32) / DEPTH + eps)[None, :]
     if EPILOGUE == GATED:
         pairs = tl.permute(tl.reshape(acc, [ROWS // 8, 2, 8, COLUMNS]), (0, 2, 3, 1))

@@ -29,8 +29,13 @@ from runahead.runtime.kernels.activations import is_gelu
 from runahead.runtime.kernels.layers import Activation, Linear, Norm
 from runahead.runtime.kernels.triton.gemm.epilogue import end_rows, end_weights, gated_row, product_end
 from runahead.runtime.kernels.triton.gemm.gemv import ADD, GATED, STORE
-from runahead.runtime.kernels.triton.gemm.tuning import LEAST_COLUMNS, SPLIT_WORDS, Tiling
-from runahead.runtime.kernels.triton.gemm.warp_split_k import GRAIN, blocks_prefetched, warp_split_k_kernel
+from runahead.runtime.kernels.triton.gemm.tuning import LEAST_COLUMNS, MOST_DIRECT, SPLIT_WORDS, Tiling
+from runahead.runtime.kernels.triton.gemm.warp_split_k import (
+    GRAIN,
+    WARP_OUTPUTS,
+    blocks_prefetched,
+    warp_split_k_kernel,
+)
 from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
 from runahead.runtime.kernels.triton.gpu.unrolled import longer
 from runahead.runtime.rounding import ceil_div
@@ -77,7 +82,7 @@ def _rows_product_kernel(
         held = longer(held, tl.load(w_at + i * BLOCK))
     weights = end_weights(tile, bias, gamma, OUTPUTS, ROWS, EPILOGUE, HAS_BIAS)
     wait_for_predecessors(DEPENDENT)
-    rows = end_rows(tile, column, squares_in, out, num_rows, OUTPUTS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE)
+    rows = end_rows(tile, column, squares_in, out, num_rows, OUTPUTS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, False)
     for i in tl.static_range(PREFETCHED):
         acc = tl.dot(held[i], tl.load(x_at + i * BLOCK, mask=ok, other=0.0), acc, input_precision="ieee")
     acc = _part(w_at, x_at, ok, acc, PREFETCHED * BLOCK, PART, BLOCK, STAGES)
@@ -94,7 +99,7 @@ def _rows_product_kernel(
                 acc += tl.load(mine + s * SIZE, cache_modifier=".cg")
             product_end(
                 acc, tile, column, weights, rows, squares_in, out, places, scaled, squares_out, eps, num_rows,
-                OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED, GELU, ROUNDED,
+                OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED, GELU, ROUNDED, False,
             )  # fmt: skip
     else:
         for s in range(1, SPLITS):
@@ -104,7 +109,7 @@ def _rows_product_kernel(
             )
         product_end(
             acc, tile, column, weights, rows, squares_in, out, places, scaled, squares_out, eps, num_rows,
-            OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED, GELU, ROUNDED,
+            OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED, GELU, ROUNDED, False,
         )  # fmt: skip
 
 
@@ -153,12 +158,12 @@ def small_batch_product(
     residual, whose sums of squares these are: float64 [tiles, num_rows or more], how many tiles, and the norm's eps.
     ADD: `out` is residual.values, and the rest of `residual` is made for `norm`. places: int32 [num_rows], the row of
     `out` to which each row goes, with STORE; each to its own without it. activation: of the gate, if GATED. rounded:
-    the sums are rounded to the dtype of `out` before anything else is done with them; with lanes they never are.
+    the sums are rounded to the dtype of `out` before anything else is done with them.
     """
     outputs, depth = linear.weight.shape
     halves = 2 if epilogue == GATED else 1
     outputs //= halves
-    found, tiles, eps = squares if squares is not None else (x, 0, 0.0)
+    found, tiles_in, eps = squares if squares is not None else (x, 0, 0.0)
     stride = found.shape[1] if squares is not None else 0
     if epilogue == ADD:
         assert norm is not None and residual is not None
@@ -170,12 +175,12 @@ def small_batch_product(
     groups = ceil_div(num_rows, columns)
     assert epilogue != ADD or tiles_out <= left.shape[0]
     assert epilogue == STORE or places is None
-    spread = tiling.spread and tiling.splits > 1
+    spread = tiling.spread and tiling.splits > 1 and not tiling.direct
     if scratch is None:
         assert not spread
         scratch = SplitScratch(x, x)
     # A part of one block would not be summed by itself: the compiler makes one instruction of a dot and a sum after it.
-    assert spread or tiling.splits == 1 or depth // tiling.splits >= 2 * tiling.block
+    assert spread or tiling.direct or tiling.splits == 1 or depth // tiling.splits >= 2 * tiling.block
     if spread:
         assert groups * tiles_out <= scratch.arrived.shape[0]
         assert groups * columns * tiles_out * tiling.rows * halves * tiling.splits <= SPLIT_WORDS
@@ -196,9 +201,9 @@ def small_batch_product(
         "COLUMNS": columns,
         "ROWS": tiling.rows,
         "BLOCK": tiling.block,
-        "SQUARES": tiles,
+        "SQUARES": tiles_in,
         "STRIDE": stride,
-        "STEP": max(1, min(triton.next_power_of_2(max(tiles, 1)), _SQUARES_WORDS // columns)),
+        "STEP": max(1, min(triton.next_power_of_2(max(tiles_in, 1)), _SQUARES_WORDS // columns)),
         "EPILOGUE": epilogue,
         "HAS_BIAS": linear.bias is not None,
         "PLACED": places is not None,
@@ -209,12 +214,24 @@ def small_batch_product(
     }
     if tiling.dependent:
         options["launch_pdl"] = True
-    if tiling.lanes > 1:
-        assert groups == tiling.splits == 1
-        tile = tiling.rows * halves
-        assert tile in (16, 32, 64) and tiling.block % GRAIN == 0 and depth % (tiling.lanes * tiling.block) == 0
-        held = blocks_prefetched(depth, tiling.lanes, tiling.block, tile)
-        warp_split_k_kernel[(tiles_out,)](*tensors, eps, num_rows, LANES=tiling.lanes, PREFETCHED=held, **options)
+    if tiling.direct:
+        segment, tiles = depth // tiling.splits, tiling.warps // tiling.splits
+        warp_outputs = tiling.rows * halves // tiles
+        assert num_rows <= MOST_DIRECT and tiling.warps == tiles * tiling.splits and warp_outputs in WARP_OUTPUTS
+        assert tiling.block % GRAIN == 0 and segment % tiling.block == 0
+        lone = num_rows == 1
+        options["STEP"] = max(1, triton.next_power_of_2(tiles_in)) if lone else options["STEP"]
+        warp_split_k_kernel[(tiles_out,)](
+            *tensors,
+            eps,
+            num_rows,
+            SEGMENTS=tiling.splits,
+            TILES=tiles,
+            PREFETCHED=blocks_prefetched(segment, tiling.block, warp_outputs),
+            ROUNDED=rounded,
+            LONE=lone,
+            **options,
+        )
         return
     _rows_product_kernel[(groups, tiles_out, tiling.splits if spread else 1)](
         *tensors,

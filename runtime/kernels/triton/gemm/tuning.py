@@ -32,6 +32,9 @@ _MANY_OUTPUTS: Final = 1 << 16  # of a vocabulary, say
 _FEW_COLUMNS: Final = 64  # up to so many rows of the batch, a product waits for the weights
 _MOST_COLUMNS: Final = 128  # rows of the batch that a program has by default, at most
 _ONE_SUM: Final = 1 << 23  # numbers of the weights
+_LEAST_SEGMENT: Final = 512  # of the depth
+_MOST_SEGMENTS: Final = 8
+MOST_DIRECT: Final = 16  # rows of the batch that a product with direct weights takes
 _EXACT_TILE: Final = 32  # tokens of a tile of exact attention; twice as many where many heads share its keys
 _EXACT_TILES: Final = 4  # of a part of exact attention
 _MANY_HEADS: Final = 4
@@ -58,8 +61,8 @@ class Tiling:
     that it asks for before it waits. dependent: launched programmatically. columns: rows of the batch that a
     program has, at most. spread: every part has a program of its own; else one program takes one after the other.
 
-    lanes: more than one, for up to 16 rows: a program has its outputs' whole depth in as many parts, which its warps
-    take side by side (`gemm/warp_split_k.py`). The exact kernels have no such products."""
+    direct: for up to 16 rows: each part is a warp of one program, into whose registers the weights go straight
+    (`gemm/warp_split_k.py`). More warps than parts divide the program's outputs."""
 
     rows: int
     block: int
@@ -70,7 +73,7 @@ class Tiling:
     dependent: bool = True
     columns: int = 64
     spread: bool = True
-    lanes: int = 1
+    direct: bool = False
 
 
 def rows_in_table(num_rows: int) -> int:
@@ -95,21 +98,16 @@ def rows_tiling(outputs: int, depth: int, columns: int, epilogue: str, exact: bo
     every number of rows."""
     found = measured_tiling(outputs, depth, columns, epilogue, exact)
     if found is not None:
-        assert not exact or found["splits"] == 1 or not is_one_sum(outputs, depth), "the table splits one sum"
+        assert not exact or found["splits"] == segments(outputs, depth), "the table has other segments"
         return Tiling(**found)
-    columns = max(columns, LEAST_COLUMNS)
-    splits = 0
-    if exact and is_one_sum(outputs, depth):
-        splits = 1
-    elif exact:
-        of_few = measured_tiling(outputs, depth, LEAST_COLUMNS, epilogue, exact)
-        splits = _default(outputs, depth, LEAST_COLUMNS, epilogue, 0).splits if of_few is None else of_few["splits"]
-    return _default(outputs, depth, columns, epilogue, splits)
+    return default_tiling(outputs, depth, max(columns, LEAST_COLUMNS), epilogue, segments(outputs, depth) * exact)
 
 
-def _default(outputs: int, depth: int, columns: int, epilogue: str, splits: int) -> Tiling:
+def default_tiling(outputs: int, depth: int, columns: int, epilogue: str, splits: int) -> Tiling:
     """splits: what it must be; 0: as many as keep the GPU busy."""
     halves = 2 if epilogue == "gated" else 1
+    if splits > 1 and columns <= LEAST_COLUMNS:
+        return _direct(outputs, depth, halves, splits)
     few, most = columns <= _FEW_COLUMNS, min(columns, _MOST_COLUMNS)
     if splits == 1 and columns <= LEAST_COLUMNS and outputs <= _MANY_OUTPUTS:
         # Programs of one or two warps, each with its outputs' whole depth: enough of them to keep the memory busy.
@@ -140,6 +138,14 @@ def _default(outputs: int, depth: int, columns: int, epilogue: str, splits: int)
     )
 
 
+def _direct(outputs: int, depth: int, halves: int, splits: int) -> Tiling:
+    """One warp for each segment and 16 of the weights' rows, or 8 where those are few programs."""
+    tile = 16 if halves == 2 or outputs >= _BUSY * 16 else 8
+    segment = depth // splits
+    block = max(size for size in (64, 128, 256) if segment % size == 0)
+    return Tiling(tile // halves, block, splits, 1, splits, direct=True)
+
+
 def measured_tiling(
     outputs: int, depth: int, columns: int, epilogue: str, exact: bool = False
 ) -> dict[str, Any] | None:
@@ -159,11 +165,29 @@ def _shared_memory() -> int:
     return LEAST_SHARED_MEMORY if gpu is None else gpu.shared_memory
 
 
+def segments(outputs: int, depth: int) -> int:
+    """Into how many equal segments of the depth the exact kernels cut a product, by its shape alone; outputs: rows of
+    the weights. Each segment is one accumulator, and the segments are added in ascending order.
+
+    A product of many weights is one segment, as in the vendor's library without split-K. A smaller one would leave most
+    of the GPU idle with few rows.
+    """
+    if outputs * depth >= _ONE_SUM:
+        return 1
+    count = 1
+    while (
+        outputs * count < _BUSY * 64
+        and depth % (2 * count * DEPTH_MULTIPLE) == 0
+        and depth // (2 * count) >= _LEAST_SEGMENT
+        and count < _MOST_SEGMENTS
+    ):
+        count *= 2
+    return count
+
+
 def is_one_sum(outputs: int, depth: int) -> bool:
-    """Whether the exact kernels sum the whole depth of a product in one accumulator, as the vendor's library does
-    without split-K; outputs: rows of the weights. A smaller product would leave most of the GPU idle with few rows: it
-    has as many parts as its tilings say."""
-    return outputs * depth >= _ONE_SUM
+    """Whether a product is one segment, and large enough for the vendor's library where there are many rows."""
+    return outputs * depth >= _ONE_SUM and segments(outputs, depth) == 1
 
 
 def takes_depth(depth: int) -> bool:

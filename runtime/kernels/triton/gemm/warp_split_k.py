@@ -1,18 +1,19 @@
-"""Products of up to 16 rows with a matrix, on the matrix units, a program's warps side by side along the depth.
+"""Products of up to 16 rows with a matrix, on the matrix units, with each segment of the depth in one warp.
 
-With so few rows the time is that of reading the weights, and of what comes before and after. So a program has few
-outputs and their whole depth: each of its *lanes*, a warp, takes a part of it, and the parts are added up in shared
-memory, where a split product would meet in memory.
+With few rows the time is that of reading the weights. A program computes few outputs. Each of its warps takes one
+segment of the depth for some of them, and the segments are added in shared memory, in ascending order.
 
-**Weights go from memory straight into the registers from which the matrix units read.** Of a tile of eight rows and 32
-entries of the depth each thread of a warp loads eight entries of one row, 16 bytes. The matrix units want other entries
-of a thread; but in which order the depth is added up is ours to choose, if both sides have the same. So `_side` calls
-what a thread has loaded by the names of what it should have: nothing moves between threads, and no shared memory comes
-between. Triton finds that out by itself. It may be wrong only about speed: what is computed is the same if it does not
-(`test_triton_targets.py` looks at what it compiles).
+**Weights go from memory straight into the registers from which the matrix units read.** Of a tile of eight rows and 16
+entries of the depth each thread of a warp loads four neighboring entries of one row, 8 bytes. The matrix units want
+other entries in that thread. The order of the sum inside a step of 16 entries is free, provided that both sides have
+the same one, so Triton gives both sides the order of the loads (`kWidth` 4): nothing moves between threads, and shared
+memory is not used. Another layout would change the time but no bit (`test_triton_targets.py` inspects the compiled
+kernels).
 
-All the weights that registers hold are asked for before the program waits for the rows; later ones take the place of
-those that are used up.
+A warp therefore adds up its segment in ascending steps of 16, as `small_batch_gemm.py` does, and the bits are the same.
+
+All the weights that registers hold are requested before the program waits for the rows; later ones replace those
+already used.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -32,29 +33,30 @@ import triton.language as tl
 from runahead.runtime.kernels.triton.gemm.epilogue import GATED, end_rows, end_weights, gated_row, product_end
 from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
 
-GRAIN: Final = 32  # entries of the depth: four threads have eight each
+GRAIN: Final = 16  # entries of the depth that the matrix units add at once
+WARP_OUTPUTS: Final = (8, 16, 32, 64)  # rows of the weights that a warp may have
 _MOST_PREFETCHED: Final = 4
-_WORDS: Final = 4096  # weights of a lane on their way at a time, 64 registers of a thread: as much again is copied
-_WHOLE_WORDS: Final = 8192  # if they are all that it has
+_WORDS: Final = 4096  # weights of a warp in flight at a time, 64 registers of a thread: as many again are copied
+_WHOLE_WORDS: Final = 8192  # if they are the whole segment
 _GRAIN = tl.constexpr(GRAIN)
 
 
-def blocks_prefetched(depth: int, lanes: int, block: int, tile: int) -> int:
-    """How many blocks of a lane are on their way at a time: up to four, as many as registers hold, and so many that its
-    part is a multiple of them. tile: rows of the weights that a program has."""
-    blocks = depth // lanes // block
+def blocks_prefetched(segment: int, block: int, warp_outputs: int) -> int:
+    """The number of blocks of a warp that are in flight at a time: up to four, limited by registers, a divisor of the
+    segment's blocks. warp_outputs: rows of the weights that a warp has."""
+    blocks = segment // block
     fitting = [1] + [
         held
         for held in range(2, _MOST_PREFETCHED + 1)
-        if blocks % held == 0 and tile * block * held <= (_WHOLE_WORDS if held == blocks else _WORDS)
+        if blocks % held == 0 and warp_outputs * block * held <= (_WHOLE_WORDS if held == blocks else _WORDS)
     ]
     return fitting[-1]
 
 
 @triton.jit
 def _tiles(at, first, GRAINS: tl.constexpr):
-    """The weights of a block from entry `first` of each lane's part on: of each 32 entries a tile for every eight rows,
-    [LANES * 8, 32]. at: where these eights begin."""
+    """The weights of a block from entry `first` of each segment on: for each 16 entries a tile for every eight rows,
+    [WARPS * 8, 16]. at: where these eights begin."""
     found = ()
     for g in tl.static_range(GRAINS):
         for e in tl.static_range(len(at)):
@@ -63,73 +65,126 @@ def _tiles(at, first, GRAINS: tl.constexpr):
 
 
 @triton.jit
-def _lines(at, first, ok, GRAINS: tl.constexpr):
-    """The rows of the batch, in the same way. ok: which of them there are, of each eight."""
+def _lines(at, first, ok, GRAINS: tl.constexpr, LINE_EIGHTS: tl.constexpr):
+    """The rows of the batch, in the same way. ok: which of them exist, of each eight. Eights past those are zeros."""
     found = ()
     for g in tl.static_range(GRAINS):
-        for e in tl.static_range(len(at)):
-            found = found + (tl.load(at[e] + (first + g * _GRAIN), mask=ok[e], other=0.0),)
+        for e in tl.static_range(LINE_EIGHTS):
+            if e < len(at):
+                found = found + (tl.load(at[e] + (first + g * _GRAIN), mask=ok[e], other=0.0),)
+            else:
+                found = found + (tl.zeros(at[0].shape, at[0].dtype.element_ty),)
     return found
 
 
 @triton.jit
-def _side(tiles, first: tl.constexpr, LANES: tl.constexpr, EIGHTS: tl.constexpr):
-    """EIGHTS tiles from `first` on as one side of a product, [LANES, EIGHTS * 8, 32]. Of the eight entries of a thread
-    four are called those that it should have among the first 16, and four among the others."""
+def _side(tiles, first: tl.constexpr, WARPS: tl.constexpr, EIGHTS: tl.constexpr):
+    """EIGHTS tiles from `first` on as one side of a product, [WARPS, EIGHTS * 8, 16]."""
     if EIGHTS == 1:
-        side = tl.reshape(tiles[first], [LANES, 1, 1, 1, 8, 4, 2, 4])
+        side = tiles[first]
     elif EIGHTS == 2:
         pair = tl.join(tiles[first], tiles[first + 1])
-        side = tl.permute(tl.reshape(pair, [LANES, 8, 4, 2, 4, 1, 1, 2]), (0, 5, 6, 7, 1, 2, 3, 4))
+        side = tl.permute(tl.reshape(pair, [WARPS, 8, _GRAIN, 2]), (0, 3, 1, 2))
     elif EIGHTS == 4:
         four = tl.join(tl.join(tiles[first], tiles[first + 1]), tl.join(tiles[first + 2], tiles[first + 3]))
-        side = tl.permute(tl.reshape(four, [LANES, 8, 4, 2, 4, 1, 2, 2]), (0, 5, 7, 6, 1, 2, 3, 4))
+        side = tl.permute(tl.reshape(four, [WARPS, 8, _GRAIN, 2, 2]), (0, 4, 3, 1, 2))
     else:
         low = tl.join(tl.join(tiles[first], tiles[first + 1]), tl.join(tiles[first + 2], tiles[first + 3]))
         high = tl.join(tl.join(tiles[first + 4], tiles[first + 5]), tl.join(tiles[first + 6], tiles[first + 7]))
-        side = tl.permute(tl.reshape(tl.join(low, high), [LANES, 8, 4, 2, 4, 2, 2, 2]), (0, 7, 6, 5, 1, 2, 3, 4))
-    # Lanes, eights three times, rows, then of the entries: threads, halves, four. They become halves, threads, four.
-    return tl.reshape(tl.permute(side, (0, 1, 2, 3, 4, 6, 5, 7)), [LANES, EIGHTS * 8, _GRAIN])
+        side = tl.permute(tl.reshape(tl.join(low, high), [WARPS, 8, _GRAIN, 2, 2, 2]), (0, 5, 4, 3, 1, 2))
+    return tl.reshape(side, [WARPS, EIGHTS * 8, _GRAIN])
 
 
 @triton.jit
-def _added(acc, w, x, LANES: tl.constexpr, EIGHTS: tl.constexpr, LINE_EIGHTS: tl.constexpr, GRAINS: tl.constexpr):
+def _added(
+    acc, w, x, WARPS: tl.constexpr, EIGHTS: tl.constexpr, LINE_EIGHTS: tl.constexpr, GRAINS: tl.constexpr,
+    TURNED: tl.constexpr,
+):  # fmt: skip
     """`acc` and the product of a block."""
     for g in tl.static_range(GRAINS):
-        left = _side(w, g * EIGHTS, LANES, EIGHTS)
-        right = _side(x, g * LINE_EIGHTS, LANES, LINE_EIGHTS)
-        acc = tl.dot(left, tl.permute(right, (0, 2, 1)), acc, input_precision="ieee")
+        left = _side(w, g * EIGHTS, WARPS, EIGHTS)
+        right = _side(x, g * LINE_EIGHTS, WARPS, LINE_EIGHTS)
+        if TURNED:
+            acc = tl.dot(right, tl.permute(left, (0, 2, 1)), acc, input_precision="ieee")
+        else:
+            acc = tl.dot(left, tl.permute(right, (0, 2, 1)), acc, input_precision="ieee")
     return acc
+
+
+@triton.jit
+def _outputs_first(acc, WARPS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The sums of eight outputs a warp, [WARPS, 8, COLUMNS], from [WARPS, 16, 8]."""
+    acc = tl.permute(acc, (0, 2, 1))
+    if COLUMNS == 8:
+        acc, _ = tl.split(tl.permute(tl.reshape(acc, [WARPS, 8, 2, 8]), (0, 1, 3, 2)))
+    return acc
+
+
+@triton.jit
+def _in_order(acc, TILES: tl.constexpr, SEGMENTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The segments added in ascending order, [TILES * ROWS, COLUMNS], from [TILES * SEGMENTS, ROWS, COLUMNS]."""
+    sums = tl.permute(tl.reshape(acc, [TILES, SEGMENTS, ROWS, COLUMNS]), (0, 2, 3, 1))
+    parts = (tl.reshape(sums, [TILES * ROWS, COLUMNS, SEGMENTS]),)
+    if SEGMENTS > 8:
+        parts = _halved(parts, TILES * ROWS, COLUMNS, 16)
+    if SEGMENTS > 4:
+        parts = _halved(parts, TILES * ROWS, COLUMNS, 8)
+    if SEGMENTS > 2:
+        parts = _halved(parts, TILES * ROWS, COLUMNS, 4)
+    if SEGMENTS > 1:
+        total, second = tl.split(parts[0])
+        total += second
+        for p in tl.static_range(1, len(parts)):
+            first, second = tl.split(parts[p])
+            total = total + first + second
+    else:
+        total = tl.reshape(parts[0], [TILES * ROWS, COLUMNS])
+    return total
+
+
+@triton.jit
+def _halved(parts, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SEGMENTS: tl.constexpr):
+    """Twice as many tensors of half as many segments each, in ascending order."""
+    found = ()
+    for p in tl.static_range(len(parts)):
+        halves = tl.permute(tl.reshape(parts[p], [ROWS, COLUMNS, 2, SEGMENTS // 2]), (0, 1, 3, 2))
+        low, high = tl.split(halves)
+        found = found + (low, high)
+    return found
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def warp_split_k_kernel(
     x, weight, bias, squares_in, out, places, gamma, scaled, squares_out, eps, num_rows, OUTPUTS: tl.constexpr,
-    DEPTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
-    PREFETCHED: tl.constexpr, SQUARES: tl.constexpr, STRIDE: tl.constexpr, STEP: tl.constexpr, EPILOGUE: tl.constexpr,
-    HAS_BIAS: tl.constexpr, PLACED: tl.constexpr, DEPENDENT: tl.constexpr, GELU: tl.constexpr,
+    DEPTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SEGMENTS: tl.constexpr,
+    TILES: tl.constexpr, PREFETCHED: tl.constexpr, SQUARES: tl.constexpr, STRIDE: tl.constexpr, STEP: tl.constexpr,
+    EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PLACED: tl.constexpr, DEPENDENT: tl.constexpr, GELU: tl.constexpr,
+    ROUNDED: tl.constexpr, LONE: tl.constexpr,
 ):  # fmt: skip
-    """Compute ROWS outputs of all rows. PREFETCHED: blocks that each lane loads at a time, the first ones before the
-    dependency wait."""
+    """Compute ROWS outputs of all rows, in TILES equal parts, each by as many warps as there are segments. PREFETCHED:
+    blocks that each warp loads at a time, the first ones before the dependency wait. LONE: there is one row."""
     let_dependents_start(DEPENDENT)
     tile = tl.program_id(0)
-    PART: tl.constexpr = DEPTH // LANES
+    PART: tl.constexpr = DEPTH // SEGMENTS
+    WARPS: tl.constexpr = TILES * SEGMENTS
     GRAINS: tl.constexpr = BLOCK // _GRAIN
-    TILE_ROWS: tl.constexpr = 2 * ROWS if EPILOGUE == GATED else ROWS
-    EIGHTS: tl.constexpr = TILE_ROWS // 8
-    LINE_EIGHTS: tl.constexpr = COLUMNS // 8
-    q = tl.arange(0, LANES * 8)
-    k = (q // 8 * PART)[:, None] + tl.arange(0, _GRAIN)[None, :]
+    WARP_ROWS: tl.constexpr = (2 * ROWS if EPILOGUE == GATED else ROWS) // TILES
+    EIGHTS: tl.constexpr = WARP_ROWS // 8
+    TURNED: tl.constexpr = EIGHTS == 1  # the matrix units' left side has 16 rows
+    LINE_EIGHTS: tl.constexpr = 2 if TURNED else COLUMNS // 8
+    q = tl.arange(0, WARPS * 8)
+    k = (q // 8 % SEGMENTS * PART)[:, None] + tl.arange(0, _GRAIN)[None, :]
+    first_row = q // (8 * SEGMENTS) * WARP_ROWS + q % 8
     w_at = ()
     for e in tl.static_range(EIGHTS):
         if EPILOGUE == GATED:
-            row = gated_row(tile, e * 8 + q % 8, OUTPUTS, ROWS)
+            row = gated_row(tile, first_row + e * 8, OUTPUTS, ROWS)
         else:
-            row = tl.minimum(tile * ROWS + e * 8 + q % 8, OUTPUTS - 1)
+            row = tl.minimum(tile * ROWS + first_row + e * 8, OUTPUTS - 1)
         w_at = w_at + (weight + row.to(tl.int64)[:, None] * DEPTH + k,)
     x_at = ()
     ok = ()
-    for e in tl.static_range(LINE_EIGHTS):
+    for e in tl.static_range(COLUMNS // 8):
         line = e * 8 + q % 8
         x_at = x_at + (x + line.to(tl.int64)[:, None] * DEPTH + k,)
         ok = ok + ((line < num_rows)[:, None],)
@@ -146,30 +201,33 @@ def warp_split_k_kernel(
     weights = end_weights(tile, bias, gamma, OUTPUTS, ROWS, EPILOGUE, HAS_BIAS)
     column = tl.arange(0, COLUMNS)
     wait_for_predecessors(DEPENDENT)
-    rows = end_rows(tile, column, squares_in, out, num_rows, OUTPUTS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE)
-    acc = tl.zeros([LANES, TILE_ROWS, COLUMNS], tl.float32)
+    rows = end_rows(tile, column, squares_in, out, num_rows, OUTPUTS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, LONE)
+    acc = tl.zeros([WARPS, 16, 8] if TURNED else [WARPS, WARP_ROWS, COLUMNS], tl.float32)
     for first in tl.range(0, PART - PREFETCHED * BLOCK, PREFETCHED * BLOCK, num_stages=1):
         later = first + PREFETCHED * BLOCK
-        acc = _added(acc, w0, _lines(x_at, first, ok, GRAINS), LANES, EIGHTS, LINE_EIGHTS, GRAINS)
+        lines = _lines(x_at, first, ok, GRAINS, LINE_EIGHTS)
+        acc = _added(acc, w0, lines, WARPS, EIGHTS, LINE_EIGHTS, GRAINS, TURNED)
         w0 = _tiles(w_at, later, GRAINS)
         if PREFETCHED > 1:
-            acc = _added(acc, w1, _lines(x_at, first + BLOCK, ok, GRAINS), LANES, EIGHTS, LINE_EIGHTS, GRAINS)
+            lines = _lines(x_at, first + BLOCK, ok, GRAINS, LINE_EIGHTS)
+            acc = _added(acc, w1, lines, WARPS, EIGHTS, LINE_EIGHTS, GRAINS, TURNED)
             w1 = _tiles(w_at, later + BLOCK, GRAINS)
         if PREFETCHED > 2:
-            acc = _added(acc, w2, _lines(x_at, first + 2 * BLOCK, ok, GRAINS), LANES, EIGHTS, LINE_EIGHTS, GRAINS)
+            lines = _lines(x_at, first + 2 * BLOCK, ok, GRAINS, LINE_EIGHTS)
+            acc = _added(acc, w2, lines, WARPS, EIGHTS, LINE_EIGHTS, GRAINS, TURNED)
             w2 = _tiles(w_at, later + 2 * BLOCK, GRAINS)
         if PREFETCHED > 3:
-            acc = _added(acc, w3, _lines(x_at, first + 3 * BLOCK, ok, GRAINS), LANES, EIGHTS, LINE_EIGHTS, GRAINS)
+            lines = _lines(x_at, first + 3 * BLOCK, ok, GRAINS, LINE_EIGHTS)
+            acc = _added(acc, w3, lines, WARPS, EIGHTS, LINE_EIGHTS, GRAINS, TURNED)
             w3 = _tiles(w_at, later + 3 * BLOCK, GRAINS)
-    LAST: tl.constexpr = PART - PREFETCHED * BLOCK
-    acc = _added(acc, w0, _lines(x_at, LAST, ok, GRAINS), LANES, EIGHTS, LINE_EIGHTS, GRAINS)
-    if PREFETCHED > 1:
-        acc = _added(acc, w1, _lines(x_at, LAST + BLOCK, ok, GRAINS), LANES, EIGHTS, LINE_EIGHTS, GRAINS)
-    if PREFETCHED > 2:
-        acc = _added(acc, w2, _lines(x_at, LAST + 2 * BLOCK, ok, GRAINS), LANES, EIGHTS, LINE_EIGHTS, GRAINS)
-    if PREFETCHED > 3:
-        acc = _added(acc, w3, _lines(x_at, LAST + 3 * BLOCK, ok, GRAINS), LANES, EIGHTS, LINE_EIGHTS, GRAINS)
+    for p in tl.static_range(PREFETCHED):
+        lines = _lines(x_at, PART - (PREFETCHED - p) * BLOCK, ok, GRAINS, LINE_EIGHTS)
+        last = w0 if p == 0 else w1 if p == 1 else w2 if p == 2 else w3
+        acc = _added(acc, last, lines, WARPS, EIGHTS, LINE_EIGHTS, GRAINS, TURNED)
+    if TURNED:
+        acc = _outputs_first(acc, WARPS, COLUMNS)
+    acc = _in_order(acc, TILES, SEGMENTS, WARP_ROWS, COLUMNS)
     product_end(
-        tl.sum(acc, 0), tile, column, weights, rows, squares_in, out, places, scaled, squares_out, eps, num_rows,
-        OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED, GELU, False,
+        acc, tile, column, weights, rows, squares_in, out, places, scaled, squares_out, eps, num_rows, OUTPUTS,
+        DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED, GELU, ROUNDED, LONE,
     )  # fmt: skip
