@@ -41,6 +41,14 @@ class Ranks(Protocol):
         GPU a tensor. Raises RanksError."""
 
 
+class VocabRanks(Ranks, Protocol):
+    """The exchange on a CPU, where each rank samples from its part of the vocabulary."""
+
+    def collect(self, words: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return every rank's words in rank order, [ranks, ...], on every rank. words: contiguous, of the same shape on
+        every rank. Raises RanksError."""
+
+
 class ResidualRanks(Ranks, Protocol):
     """On a GPU: a sum over ranks that goes on to the residual."""
 

@@ -103,10 +103,14 @@ class Decoder:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [n, hidden], rows of what `forward` returned. Returns float32 [n, logit_width]: the whole vocabulary
         on the first rank, nothing on the others."""
+        return self.ranks.gather(self.own_logits(hidden))
+
+    def own_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The same of this rank's part of the vocabulary, float32 [n, vocab / ranks]."""
         logits = self.kernels.linear(hidden, self.weights.lm_head).float()
         if self.weights.logit_cap:
             self.kernels.bound(logits, self.weights.logit_cap)
-        return self.ranks.gather(logits)
+        return logits
 
 
 def _bound(

@@ -21,8 +21,8 @@ from runahead.runtime.ranks.segment import EXCHANGE_SLOTS, FAULT, FAULT_PEER, ST
 
 __all__ = ["ONE_RANK", "HostRanks", "Ranks", "RanksError"]
 
-_REDUCE, _GATHER, _SPREAD = 1, 2, 3
-_CALLS: Final = {_REDUCE: "reduce", _GATHER: "gather", _SPREAD: "spread"}
+_REDUCE, _GATHER, _SPREAD, _COLLECT = 1, 2, 3, 4
+_CALLS: Final = {_REDUCE: "reduce", _GATHER: "gather", _SPREAD: "spread", _COLLECT: "collect"}
 _SPINS: Final = 50  # looks before the first sleep
 _SLEEP_S: Final = (20e-6, 500e-6)  # of the first sleeps, and of those after the first hundred
 
@@ -57,19 +57,29 @@ class HostRanks:
 
     def gather(self, part: torch.Tensor) -> torch.Tensor:
         """See `Ranks.gather`."""
-        count, width = part.shape
-        whole = np.empty((count, self.share.of * width if self.share.is_first else 0), np.float32)
+        (count, width), of, is_first = part.shape, self.share.of, self.share.is_first
+        whole = np.empty((count, of * width if is_first else 0), np.float32)
         begin = 0
         for piece in self._pieces(_flat(part.numpy()), width):
             slot = self._write(_GATHER, piece)
             rows = slice(begin, begin + piece.size // width)
             begin = rows.stop
-            if self.share.is_first:
+            if is_first:
                 parts = self._read(_GATHER, slot, piece.size, every=True)
-                by_rank = whole[rows].reshape(rows.stop - rows.start, self.share.of, width)
+                by_rank = whole[rows].reshape(rows.stop - rows.start, of, width)
                 for rank, found in enumerate(parts):
                     by_rank[:, rank] = found[: piece.size].reshape(-1, width)
         return torch.from_numpy(whole)
+
+    def collect(self, words: NDArray[np.int32]) -> NDArray[np.int32]:
+        """See `VocabRanks.collect`."""
+        flat, begin = _flat(words).view(np.float32), 0
+        found = np.empty((self._steps.size, flat.size), np.float32)
+        for piece in self._pieces(flat, 1):
+            slot = self._write(_COLLECT, piece)
+            found[:, begin : begin + piece.size] = self._read(_COLLECT, slot, piece.size, every=True)[:, : piece.size]
+            begin += piece.size
+        return found.view(np.int32).reshape(-1, *words.shape)
 
     def spread(self, words: NDArray[np.int32]) -> None:
         """See `Ranks.spread`."""

@@ -61,14 +61,16 @@ def seed_words(seed: NDArray[np.int64]) -> tuple[U64, U64]:
     return bits & _LOW, bits >> _HALF
 
 
-def row_words(seed: NDArray[np.int64], position: NDArray[np.int64], vocab_size: int) -> NDArray[np.uint32]:
+def row_words(
+    seed: NDArray[np.int64], position: NDArray[np.int64], vocab_size: int, first_block: int = 0
+) -> NDArray[np.uint32]:
     """The random word of every vocabulary entry, for one position of several requests.
 
-    seed, position: [rows]. Returns [rows, 4 * ceil(vocab_size / 4)]; word v is output v % 4 of counter
-    (position, v // 4, 0, 0).
+    seed, position: [rows]. first_block: entries from 4 * first_block on. Returns [rows, 4 * ceil(vocab_size / 4)]; word
+    v is output v % 4 of counter (position, first_block + v // 4, 0, 0).
     """
     k0, k1 = seed_words(seed[:, None])
-    blocks = np.arange(ceil_div(vocab_size, 4), dtype=np.uint64)[None, :]
+    blocks = np.arange(first_block, first_block + ceil_div(vocab_size, 4), dtype=np.uint64)[None, :]
     zero = np.zeros((1, 1), np.uint64)
     words = np.empty((seed.shape[0], blocks.shape[1], 4), np.uint32)
     for index, word in enumerate(philox4x32((position[:, None].astype(np.uint64), blocks, zero, zero), (k0, k1))):

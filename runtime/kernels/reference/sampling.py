@@ -19,7 +19,7 @@ Ties go to the lowest id everywhere. A row's result depends on its own logits an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
@@ -65,7 +65,7 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidates:
+class Candidates:
     """Tokens that may still be drawn, of several rows, as flat arrays."""
 
     row: I64
@@ -182,6 +182,12 @@ def are_drawn(state: RowState, slots: I64) -> NDArray[np.bool_]:
     return drawn
 
 
+def scores_drawn(logits: F32, high: F32, state: RowState, slots: I64) -> F32:
+    """What noise is added to: the distance to the highest logit over the row's temperature. [r, vocab], [r], [r]"""
+    scores: F32 = (logits - high[:, None]) / state.temperature.numpy()[slots][:, None]
+    return scores
+
+
 def _needs_edit(state: RowState, slots: I64, position: I64) -> NDArray[np.bool_]:
     """Rows, [n], whose logits are changed before anything is chosen."""
     below_minimum = position < state.min_position.numpy()[slots]
@@ -243,17 +249,17 @@ def _scores(raw: F32, rows: I64, left: Left | None, edited: Mapping[int, F32], h
     return logits
 
 
-def _few_candidates(left: Left | None, draws: NDArray[np.bool_], temperature: F32) -> _Candidates | None:
+def _few_candidates(left: Left | None, draws: NDArray[np.bool_], temperature: F32) -> Candidates | None:
     """What masks leave to rows that draw and have few tokens. [n], [n]"""
     if left is None:
         return None
     drawn = draws[left.row]
     row = left.row[drawn]
-    return _Candidates(row, left.token[drawn], left.distance[drawn] / temperature[row])
+    return Candidates(row, left.token[drawn], left.distance[drawn] / temperature[row])
 
 
 def _draw(
-    scores: F32, rows: I64, state: RowState, slots: I64, position: I64, form: Form, few: _Candidates | None
+    scores: F32, rows: I64, state: RowState, slots: I64, position: I64, form: Form, few: Candidates | None
 ) -> I64:
     """Tokens, [r], of the rows that draw, ascending: of `rows`, and of those of `few`.
 
@@ -262,7 +268,7 @@ def _draw(
     """
     seed: I64 = state.seed.numpy()[slots]
     wide = np.ones(rows.shape[0], np.bool_)
-    parts: list[_Candidates] = [] if few is None else [few]
+    parts: list[Candidates] = [] if few is None else [few]
     if form is Form.FULL:
         vocab_size = scores.shape[1]
         filters = Filters.of(state, slots[rows])
@@ -270,40 +276,43 @@ def _draw(
             kept = kept_tokens(scores[place], *filters.of_row(place))
             if kept.shape[0] <= _NARROW:
                 wide[place] = False
-                parts.append(_Candidates(np.full(kept.shape, rows[place], np.int64), kept, scores[place, kept]))
+                parts.append(Candidates(np.full(kept.shape, rows[place], np.int64), kept, scores[place, kept]))
             else:
                 rest = np.ones(vocab_size, np.bool_)
                 rest[kept] = False
                 scores[place, rest] = -np.inf
-    drawn = np.flatnonzero(wide)
-    step = max(1, _WIDE_BLOCKS * 4 // scores.shape[1])
-    for start in range(0, drawn.shape[0], step):
-        some = drawn[start : start + step]
-        these = scores if some.shape[0] == scores.shape[0] else scores[some]
-        parts.append(_wide_candidates(these, seed[rows[some]], position[rows[some]], rows[some]))
-    best = _best(parts, seed, position)
+    parts += wide_candidates(scores, np.flatnonzero(wide), rows, seed, position)
+    best, _ = best_of(parts, seed, position)
     wanted = rows.shape[0] + (0 if few is None else np.unique(few.row).shape[0])
     if best.shape[0] != wanted:  # else NumPy could give one row's token to another
         raise RuntimeError(f"the sampler found a token for {best.shape[0]} of {wanted} rows that draw one")
     return best
 
 
-def _wide_candidates(scores: F32, seed: I64, position: I64, rows: I64) -> _Candidates:
+def wide_candidates(
+    scores: F32, wanted: I64, rows: I64, seed: I64, position: I64, first: int = 0
+) -> Iterator[Candidates]:
     """Every token that the exact noise could still choose: those within twice the error of the best estimate.
-    scores: [r, vocab]; the others [r].
 
-    The estimate's own sums are rounded, by less than 2**-18, for scores that could win are no lower than -20.
+    scores: [r, vocab] of `rows`, [r], of which the `wanted` ones count. seed, position: of all rows, [n]. first: the id
+    of the first score. The estimate's own sums are rounded, by less than 2**-18, for scores that could win are no lower
+    than -20.
     """
-    vocab_size = scores.shape[1]
-    estimate = philox.approximate_gumbel(philox.row_words(seed, position, vocab_size))[:, :vocab_size]
-    estimate += scores
-    bound = estimate.max(axis=1, keepdims=True) - np.float32(4 * philox.APPROXIMATION_ERROR)
-    index, token = np.divmod(np.flatnonzero(estimate >= bound), vocab_size)
-    return _Candidates(rows[index], token, scores[index, token])
+    vocab_size, before = scores.shape[1], first % 4
+    step = max(1, _WIDE_BLOCKS * 4 // vocab_size)
+    for start in range(0, wanted.shape[0], step):
+        some = wanted[start : start + step]
+        these, there = scores if some.shape[0] == scores.shape[0] else scores[some], rows[some]
+        words = philox.row_words(seed[there], position[there], before + vocab_size, first // 4)
+        estimate = philox.approximate_gumbel(words[:, before : before + vocab_size])
+        estimate += these
+        bound = estimate.max(axis=1, keepdims=True) - np.float32(4 * philox.APPROXIMATION_ERROR)
+        index, token = np.divmod(np.flatnonzero(estimate >= bound), vocab_size)
+        yield Candidates(there[index], first + token, these[index, token])
 
 
-def _best(parts: list[_Candidates], seed: I64, position: I64) -> I64:
-    """The token with the highest score and noise of each row of `parts`, the lowest id among equals."""
+def best_of(parts: Sequence[Candidates], seed: I64, position: I64) -> tuple[I64, F32]:
+    """The token with the highest score and noise of each row of `parts`, the lowest id among equals, and that sum."""
     row = np.concatenate([part.row for part in parts])
     token = np.concatenate([part.token for part in parts])
     score = np.concatenate([part.score for part in parts])
@@ -311,7 +320,7 @@ def _best(parts: list[_Candidates], seed: I64, position: I64) -> I64:
     order = np.lexsort((token, -noisy, row))
     _, first = np.unique(row[order], return_index=True)
     best: I64 = token[order][first]
-    return best
+    return best, noisy[order][first]
 
 
 def _with_logprobs(

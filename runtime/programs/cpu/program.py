@@ -18,6 +18,7 @@ from runahead.runtime.models.drafters.draft_model import DraftNetwork
 from runahead.runtime.programs.cpu.batch import batch_of
 from runahead.runtime.programs.cpu.drafter import HeadDrafter
 from runahead.runtime.programs.cpu.inputs import slot_of_snapshot, state_slots_of
+from runahead.runtime.programs.cpu.rank_rows import part_of
 from runahead.runtime.programs.cpu.rows import HostRows
 from runahead.runtime.programs.cpu.sampler import HostSampler, leave_prompt_logprobs
 from runahead.runtime.rounding import ceil_div
@@ -29,9 +30,10 @@ class HostProgram:
     """A `runahead.cuda_graphs.device.Program` over a `Decoder` in ordinary memory.
 
     num_blocks includes the null block. Logits stay by row slot, float32 [max_rows + 1, 1 + K, vocab], from an F to the
-    next S, with K drafts as in the rings' cells. snapshots: of recurrent states, at every snapshot_tokens-th token of a
-    row. launched: the number before the first launch's. drafter: for launches with drafts; head: a drafter with
-    weights, in its place. masks: of rows with a grammar. sampled_vocab: only ids below this may be sampled; None: all.
+    next S, with K drafts as in the rings' cells; several ranks keep a part each. snapshots: of recurrent states, at
+    every snapshot_tokens-th token of a row. launched: the number before the first launch's. drafter: for launches with
+    drafts; head: a drafter with weights, in its place. masks: of rows with a grammar. sampled_vocab: only ids below
+    this may be sampled; None: all.
     """
 
     def __init__(
@@ -64,7 +66,9 @@ class HostProgram:
         penalties = PenaltyState(torch.from_numpy(self.rows.counts), torch.from_numpy(self.rows.in_prompt))
         self._cache = model.make_cache(num_blocks, block_size, max_rows, snapshots, rings.layout.drafts)
         self._logits = np.zeros((max_rows + 1, 1 + rings.layout.drafts, model.logit_width), np.float32)
-        self._sampler = HostSampler(self.rows, self._logits[..., :sampled_vocab], state, penalties, model.ranks)
+        part = part_of(model.ranks, self._logits, vocab, sampled_vocab)
+        self._left = self._logits if part is None else part.logits
+        self._sampler = HostSampler(self.rows, self._logits[..., :sampled_vocab], state, penalties, model.ranks, part)
         self._head: HeadDrafter | None = None
         if head is not None:
             self._head = HeadDrafter(head, self.rows, num_blocks, self._sampler.guessed)
@@ -93,8 +97,8 @@ class HostProgram:
         read_hidden = None if self._head is None else self._head.hidden_reader(seen)
         hidden = self._model.forward(batch, self._cache, read_hidden=read_hidden)
         if queries.sample_slots.size:
-            logits = self._model.logits(torch.from_numpy(hidden.numpy()[queries.sample_queries]))
-            self._logits[queries.sample_slots, queries.sample_offsets] = logits.numpy()
+            logits = self._model.own_logits(torch.from_numpy(hidden.numpy()[queries.sample_queries]))
+            self._left[queries.sample_slots, queries.sample_offsets] = logits.numpy()
         finite = np.isfinite(hidden.numpy()).all(axis=1)
         if shape.prompt_logprobs:
             leave_prompt_logprobs(self._model, self.rows, hidden, queries, finite, self._sampler.vocab)
@@ -119,7 +123,7 @@ class HostProgram:
 
     def poison_row_slot(self, slot: int) -> None:
         """Write NaN and nonsense into a released row slot."""
-        self._logits[slot] = np.nan
+        self._logits[slot] = self._left[slot] = np.nan
         if self.rows.drafter is not None:
             self.rows.drafter.poison(slot)
         self.rows.last_token[slot] = -(1 << 20)

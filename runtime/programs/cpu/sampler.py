@@ -16,7 +16,7 @@ from runahead.runtime.kernels.reference.sampling import NO_MASKS, are_drawn, sam
 from runahead.runtime.kernels.row_state import PenaltyState, RowState
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.programs.cpu.inputs import Queries
-from runahead.runtime.programs.cpu.rank_rows import draft, take_over_sampled
+from runahead.runtime.programs.cpu.rank_rows import VocabPart, draft, take_over_sampled
 from runahead.runtime.programs.cpu.rows import HostRows
 
 _TILE: Final = 32  # query tokens of one logits computation
@@ -53,7 +53,7 @@ class HostSampler:
     """Samples from the logits that F has left.
 
     logits: float32 [max_rows + 1, 1 + K, vocab], by row slot, of the tokens that may be sampled. state, penalties: the
-    memory of `rows`. vocab: the number of these tokens. ranks: only the first has logits and samples.
+    memory of `rows`. vocab: the number of these tokens. ranks: only the first has these logits. part: each rank's own.
     """
 
     def __init__(
@@ -63,8 +63,10 @@ class HostSampler:
         state: RowState,
         penalties: PenaltyState,
         ranks: Ranks = ONE_RANK,
+        part: VocabPart | None = None,
     ) -> None:
         self._rows = rows
+        self._part = part
         self._ranks = ranks
         self._logits = logits
         self.vocab = logits.shape[-1]
@@ -74,8 +76,16 @@ class HostSampler:
     def sample(self, indexes: NDArray[np.intp], slots: NDArray[np.int64], form: Form, drafts: int) -> None:
         """Advance these rows and write their cells. indexes: in the row list. drafts: most drafts of a row in the
         previous F. [n], [n]"""
-        if self._ranks.share.is_first:
-            self._sample(indexes, slots, form, drafts)
+        is_first = self._ranks.share.is_first
+        if self._part is not None and form is Form.PLAIN and not drafts:
+            sampled = self._part.sample(slots, self._state)
+            if is_first:
+                self._rows.advance(indexes, slots, sampled.tokens.numpy().astype(np.int32), sampled.finite.numpy())
+        else:
+            if self._part is not None:
+                self._part.gather(slots, drafts)
+            if is_first:
+                self._sample(indexes, slots, form, drafts)
         take_over_sampled(self._rows, slots, self._ranks)
 
     def draft(self) -> None:

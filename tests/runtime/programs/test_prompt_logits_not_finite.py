@@ -131,8 +131,8 @@ class OneLogit(Decoder):
     at: torch.Tensor
     value: float
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = super().logits(hidden)
+    def own_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = super().own_logits(hidden)
         logits[(hidden == self.at).all(dim=1), LOUD] = self.value
         return logits
 

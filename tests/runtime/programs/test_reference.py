@@ -106,9 +106,9 @@ def test_logits_of_a_prompt_are_made_in_tiles_whose_size_changes_no_bit(
 
     def logits(hidden: torch.Tensor) -> torch.Tensor:
         made.append(hidden.shape[0])
-        return Decoder.logits(model, hidden)
+        return Decoder.own_logits(model, hidden)
 
-    monkeypatch.setattr(model, "logits", logits)
+    monkeypatch.setattr(model, "own_logits", logits)
     expected = prompt_entries(model, PROMPT, [], neighbours=0)
     assert sum(made) == len(PROMPT)  # one of them for the row's first token
     assert max(made) == 32

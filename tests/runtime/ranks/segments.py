@@ -101,6 +101,8 @@ class SegmentedDecoder:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._each(lambda rank: self._segments[rank].logits(hidden))[0]
 
+    own_logits = logits  # to a program it is a whole model
+
     def _each(self, work: Callable[[int], torch.Tensor]) -> list[torch.Tensor]:
         def run(rank: int) -> torch.Tensor:
             self.turns.wait_for(rank)
