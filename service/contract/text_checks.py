@@ -1,4 +1,4 @@
-"""Checks of the calls about text: Tokenize, Detokenize, RenderChat."""
+"""Validates Tokenize, Detokenize and RenderChat."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from runahead.v1 import DetokenizeRequest, RenderChatRequest, TokenizeRequest
 
 
 def check_render_chat(request: RenderChatRequest) -> CheckedChat:
-    """Raises ServiceError (INVALID_ARGUMENT)."""
+    """Validate RenderChat. Raises ServiceError (INVALID_ARGUMENT)."""
     found = Violations()
     found.require_known(request)
     chat = check_chat(request.chat, found)
@@ -18,7 +18,7 @@ def check_render_chat(request: RenderChatRequest) -> CheckedChat:
 
 
 def check_tokenize(request: TokenizeRequest) -> None:
-    """Raises ServiceError (INVALID_ARGUMENT), for a text over `Limits.prompt_text_bytes` too."""
+    """Validate Tokenize. Raises ServiceError (INVALID_ARGUMENT), also for a text over `Limits.prompt_text_bytes`."""
     found = Violations()
     found.require_known(request)
     check_text_bytes(request.text, "text", found)
@@ -26,7 +26,7 @@ def check_tokenize(request: TokenizeRequest) -> None:
 
 
 def check_detokenize(request: DetokenizeRequest, vocab_size: int) -> None:
-    """Raises ServiceError (INVALID_ARGUMENT), for too many ids or one out of range too."""
+    """Validate Detokenize. Raises ServiceError (INVALID_ARGUMENT), also for too many ids or an id out of range."""
     found = Violations()
     found.require_known(request)
     found.require_ids(request.token_ids, LIMITS.detokenize_ids, vocab_size, "token_ids")

@@ -1,4 +1,4 @@
-"""Time-outs that count only while the process that set them runs."""
+"""Time-outs that count only while the process runs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-LOOKS: Final = 8  # within a limit: what is too late is noticed at most so much of it late
+LOOKS: Final = 8  # checks within a limit: a time-out is at most one check late
 
 
 @asynccontextmanager
 async def running_timeout(limit_s: float) -> AsyncIterator[None]:
-    """As `asyncio.timeout`, for what others do: where this process was stopped meanwhile, or the whole machine stood
-    still, that counts for an eighth of the limit at most. Raises TimeoutError."""
+    """Like `asyncio.timeout`, but time in which this process or the machine was stopped counts for at most an eighth of
+    the limit. Raises TimeoutError.
+    """
     loop = asyncio.get_running_loop()
     timer: asyncio.TimerHandle
 

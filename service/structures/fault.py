@@ -1,11 +1,12 @@
-"""What is wrong with a structure, and where."""
+"""A structure's fault and its location."""
 
 from __future__ import annotations
 
 
 class StructureFault(Exception):
-    """place: in the structure, as a JSON pointer for a schema (`#/properties/a`), as `line 3` of a grammar; empty for
-    all of it. sentence: what is wrong there, to be put behind the place."""
+    """An invalid structure. place: a JSON pointer in a schema (`#/properties/a`), `line 3` of a grammar, or empty for
+    all of it. sentence: the fault, appended to the place.
+    """
 
     def __init__(self, place: str, sentence: str) -> None:
         super().__init__(sentence)
