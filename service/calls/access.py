@@ -58,8 +58,8 @@ class Access:
     """Authenticates callers and checks their rights.
 
     callers: None disables tokens: a client with a certificate gets the right to generate where certificates are
-    required, otherwise every client gets all rights. certificates: clients must have a certificate, which the transport
-    has verified.
+        required, otherwise every client gets all rights.
+    certificates: clients must have a certificate, which the transport has verified.
     """
 
     def __init__(self, callers: CallersFile | None = None, *, certificates: bool = False) -> None:

@@ -21,12 +21,14 @@ _LEFT: Final = (grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
 class Call:
     """The served call.
 
-    began: monotonic, seconds. began_ns: wall clock. peer: as gRPC writes addresses. caller: its name; empty while
-    unknown and without authentication. is_read: the request is complete. request_id: the completion's, set once it is
-    known to be well formed. prompt_tokens, submitted (monotonic): set when the engine has the request. so_far,
-    has_finished: set when the request is released, finished or not. queued: monotonic, when the request was sent to the
-    engine. waited_for, waited_s: the longest wait before the first launch, in seconds; empty without one. ended:
-    monotonic. code, reason: how the call ended. tell: called at its end.
+    began: monotonic, seconds.
+    began_ns: wall clock. peer: as gRPC writes addresses. caller: its name; empty while unknown and without
+        authentication. is_read: the request is complete. request_id: the completion's, set once it is known to be well
+        formed. prompt_tokens, submitted (monotonic): set when the engine has the request. so_far, has_finished: set
+        when the request is released, finished or not.
+    queued: monotonic, when the request was sent to the engine. waited_for, waited_s: the longest wait before the first
+        launch, in seconds; empty without one. ended: monotonic. code, reason: how the call ended. tell: called at its
+        end.
     """
 
     method: str = ""

@@ -59,7 +59,8 @@ class _Counted(SpanExporter):
 
 
 class Spans:
-    """Sends spans. endpoint: an OTLP collector over gRPC, http:// in plain text or https://. model: the served model.
+    """Sends spans.
+    endpoint: an OTLP collector over gRPC, http:// in plain text or https://. model: the served model.
     version: the server's.
     """
 

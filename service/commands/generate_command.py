@@ -80,7 +80,8 @@ class _Completion:
     """Prints text on standard output as it arrives, and log-probabilities and ends on standard error. Several
     completions are printed one by one at their ends, after a line on standard error with the index.
 
-    has_text: the server has a tokenizer; otherwise ids are printed. line_end: the end of a line with text.
+    has_text: the server has a tokenizer; otherwise ids are printed.
+    line_end: the end of a line with text.
     """
 
     def __init__(self, request: generate_pb2.GenerateRequest) -> None:

@@ -87,8 +87,8 @@ class Violation:
 class ServiceError(Exception):
     """Ends a call with a status; the sentence and the details go to the client unchanged.
 
-    reason: a key of `STATUS_OF`; an unknown one, from an engine, is UNAVAILABLE. details: beside ErrorInfo. retry_s:
-    the delay in RetryInfo, None if unknown. metadata: of ErrorInfo.
+    reason: a key of `STATUS_OF`; an unknown one, from an engine, is UNAVAILABLE.
+    details: beside ErrorInfo. retry_s: the delay in RetryInfo, None if unknown. metadata: of ErrorInfo.
     """
 
     def __init__(

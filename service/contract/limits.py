@@ -19,15 +19,20 @@ def _float32(value: float) -> float:
 class Limits:
     """Bounds that do not depend on the model; context length and vocabulary do.
 
-    prompt_text_bytes: tokenizing takes about a second for each MiB, in many turns if the text can be cut. unread_bytes:
-    unread events of a slow client, as `RequestStream` estimates them; the transport buffers more. unread_prompt_bytes:
-    the same for the prompt's log-probabilities; larger, since an engine may be faster than the front end. unsent_bytes:
-    data that the engine has not read, beyond which it gets no request. stats_watchers: open WatchStats calls of a
-    process. kv_subscribers: open SubscribeKvEvents calls of a process. work_bytes: the least that Tokenize or
-    Detokenize counts. event_bytes: the size of a delta or `prompt` event, which a stalled stream leaves in the library.
-    structure_bytes: of a schema, an expression, a grammar, or all texts of a choice. structure_depth: nesting of lists,
-    objects or brackets. structure_cache_bytes: grammars and errors that a front end caches. once_prompt_bytes: prompt
-    tokens in a GenerateOnce answer; a client receives 4 MiB by default, and the rest is for the completion.
+    prompt_text_bytes: tokenizing takes about a second for each MiB, in many turns if the text can be cut.
+    unread_bytes: unread events of a slow client, as `RequestStream` estimates them; the transport buffers more.
+    unread_prompt_bytes: the same for the prompt's log-probabilities; larger, since an engine may be faster than the
+        front end.
+    unsent_bytes: data that the engine has not read, beyond which it gets no request.
+    stats_watchers: open WatchStats calls of a process.
+    kv_subscribers: open SubscribeKvEvents calls of a process.
+    work_bytes: the least that Tokenize or Detokenize counts.
+    event_bytes: the size of a delta or `prompt` event, which a stalled stream leaves in the library.
+    structure_bytes: of a schema, an expression, a grammar, or all texts of a choice.
+    structure_depth: nesting of lists, objects or brackets. structure_cache_bytes: grammars and errors that a front end
+        caches.
+    once_prompt_bytes: prompt tokens in a GenerateOnce answer; a client receives 4 MiB by default, and the rest is for
+        the completion.
     """
 
     request_id_length: int = 128

@@ -45,9 +45,9 @@ class WatchedFiles(Generic[Contents]):
 
     A separate thread checks the files and may hang with their file system.
 
-    read: reads all of `paths`. Raises UnreadableError, or ConfigError for invalid contents. failure: the event logged
-    when later contents are invalid, once for each reason and state of the files. Raises ConfigError if the files are
-    invalid at first.
+    read: reads all of `paths`. Raises UnreadableError, or ConfigError for invalid contents.
+    failure: the event logged when later contents are invalid, once for each reason and state of the files. Raises
+        ConfigError if the files are invalid at first.
     """
 
     def __init__(self, paths: Sequence[Path], read: Callable[[], Contents], failure: str) -> None:

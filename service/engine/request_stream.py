@@ -74,12 +74,15 @@ class RequestStream:
     The reader wakes once and takes all tokens that have arrived. Log-probabilities of the prompt come first and are
     taken one message, a launch's worth, at a time.
 
-    prompt_logprobs: prompt tokens that the engine will describe. unread_bytes: bound of buffered tokens, estimated.
+    prompt_logprobs: prompt tokens that the engine will describe.
+    unread_bytes: bound of buffered tokens, estimated.
     unread_prompt_bytes: bound of the buffered prompt in the engine's columns; one message always has room.
-    wake_in_turn: schedules a wake-up when new tokens arrive (`Waking`); None wakes at once. submitted_at: the origin of
-    all times here and in the engine, monotonic seconds: when the request is submitted, or announced before. first: the
-    stream of completion 0 if this is another completion's; None for completion 0 itself. Streams of one request share a
-    reader and a bound, and fail together. The first one gets messages about the request and its prompt.
+    wake_in_turn: schedules a wake-up when new tokens arrive (`Waking`); None wakes at once.
+    submitted_at: the origin of all times here and in the engine, monotonic seconds: when the request is submitted, or
+        announced before.
+    first: the stream of completion 0 if this is another completion's; None for completion 0 itself. Streams of one
+        request share a reader and a bound, and fail together. The first one gets messages about the request and its
+        prompt.
     """
 
     def __init__(

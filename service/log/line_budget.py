@@ -21,7 +21,8 @@ class _Window:
 class LineBudget:
     """Limits lines of each kind in a time window; the next line of a kind reports the suppressed number.
 
-    lines: of a kind in `window_s` seconds. At most 256 kinds in that time; later ones share one. clock: seconds.
+    lines: of a kind in `window_s` seconds. At most 256 kinds in that time; later ones share one.
+    clock: seconds.
     """
 
     def __init__(self, lines: int, window_s: float, clock: Callable[[], float] = time.monotonic) -> None:

@@ -37,9 +37,9 @@ END: Final = b"end\n"
 class FrontEndOrders(msgspec.Struct, frozen=True, kw_only=True):
     """The first line of a front end's standard input.
 
-    index: from 0. board: descriptor of the shared memory. version: the server's. linger_s: how long it reports
-    NOT_SERVING after the engine was lost, before it ends. library_lines: descriptor of its libraries' standard error,
-    set at its start.
+    index: from 0. board: descriptor of the shared memory. version: the server's.
+    linger_s: how long it reports NOT_SERVING after the engine was lost, before it ends. library_lines: descriptor of
+        its libraries' standard error, set at its start.
     """
 
     engine: EngineConfig

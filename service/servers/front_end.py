@@ -36,8 +36,8 @@ _END_S: Final = 2.0  # for statuses to reach clients when streams are ended
 class FrontEnd:
     """Serves one engine on one port. tokenizer: None serves token ids only. security: authentication.
 
-    board, index: all front ends' figures and this one's line; None: the only front end. version: the server's. traces:
-    receives spans of completions.
+    board, index: all front ends' figures and this one's line; None: the only front end.
+    version: the server's. traces: receives spans of completions.
     """
 
     def __init__(

@@ -72,8 +72,8 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class GenerationServicer(OperatorServicer):
     """Serves one engine.
 
-    tokenizer: None limits the service to token ids and refuses text. board, index: all front ends' figures and this
-    one's line. admission: of that line. version: the server's.
+    tokenizer: None limits the service to token ids and refuses text.
+    board, index: all front ends' figures and this one's line. admission: of that line. version: the server's.
     """
 
     def __init__(

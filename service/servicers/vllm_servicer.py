@@ -44,8 +44,9 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class VllmServicer:
-    """Serves the facade. health, version: the server's. tokenizer: None for token ids only. stalled_s: see
-    `StreamWriter`. kv_events: the caller may subscribe to KV events.
+    """Serves the facade.
+    health, version: the server's. tokenizer: None for token ids only. stalled_s: see `StreamWriter`.
+    kv_events: the caller may subscribe to KV events.
     """
 
     def __init__(

@@ -26,8 +26,9 @@ EXIT_CANNOT_START: Final = 2
 class ServerConfig:
     """A server's configuration.
 
-    engine: the engine's settings; the tokenizer is in its checkpoint. front_end: the front ends' settings and number;
-    `model` is the engine's path. linger_s: how long NOT_SERVING is shown after the engine was lost.
+    engine: the engine's settings; the tokenizer is in its checkpoint.
+    front_end: the front ends' settings and number; `model` is the engine's path.
+    linger_s: how long NOT_SERVING is shown after the engine was lost.
     """
 
     engine: EngineConfig

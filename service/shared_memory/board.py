@@ -45,7 +45,8 @@ class FrontEndCounters:
     """Counts of one or all front ends, with the fields of `FrontEndStats`.
 
     open_streams: held `Resource.STREAMS`. front_ends: serving ones. answered_by: the answering one, counted from 1,
-    never summed. unread_bytes, waiting_texts, waiting_structures: sampled each second.
+        never summed.
+    unread_bytes, waiting_texts, waiting_structures: sampled each second.
     """
 
     open_streams: int = 0

@@ -44,8 +44,8 @@ class SpecialTokenText:
 class TextTokenizer:
     """A checkpoint's tokenizer, for use on one event loop.
 
-    chat_templates: by name. template_tokens: special tokens' texts by the names in chat templates. longest_token_bytes:
-    most text bytes of one token, None if unknown.
+    chat_templates: by name. template_tokens: special tokens' texts by the names in chat templates.
+    longest_token_bytes: most text bytes of one token, None if unknown.
     """
 
     def __init__(

@@ -39,7 +39,8 @@ class WorkerProcess:
     """A process that is asked one question at a time. Use it in one task at a time and close it.
 
     module: run with `python -m`; it reads its orders, answers `Ready`, then one line for each question. orders: the
-    first line. name: in log events. work: what it does, in sentences. environment: its variables; None: this process's.
+        first line. name: in log events. work: what it does, in sentences. environment: its variables;
+    None: this process's.
     """
 
     def __init__(

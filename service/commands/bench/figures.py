@@ -26,9 +26,9 @@ class Goal:
 class Figures:
     """The figures of one rate; fields are keys of the JSON. A time is None without a measurement.
 
-    rate: requests a second; 0: all at once. failure: the first failed request's. tokens_per_s, good_per_s: over the
-    whole run. gap_ms: between messages with tokens. token_ms: mean of the requests' means. good: ratio to all requests.
-    late_ms_p99: delay of sending; a late client measures itself.
+    rate: requests a second; 0: all at once. failure: the first failed request's.
+    tokens_per_s, good_per_s: over the whole run. gap_ms: between messages with tokens. token_ms: mean of the requests'
+        means. good: ratio to all requests. late_ms_p99: delay of sending; a late client measures itself.
     """
 
     rate: float

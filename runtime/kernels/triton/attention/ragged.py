@@ -132,9 +132,10 @@ def chunk_attention(
     """Compute causal attention of each row's last queries over all of its tokens, which the cache already has.
 
     q: contiguous [T, q_heads, D]. keys, values: one layer's [num_blocks, block_size, kv_heads, D]. block_tables: int32
-    [B, max_blocks]. seq_lens: int32 [B], queries included; 0 gives zeros. query_start_loc: int32 [B + 1], any partition
-    of the T query tokens; tokens of no row get zeros. window: visible tokens, the query's included; 0: all. cap,
-    kv_scales: see `Attention`. Returns [T, q_heads, D].
+        [B, max_blocks]. seq_lens: int32 [B], queries included; 0 gives zeros. query_start_loc: int32 [B + 1], any
+        partition of the T query tokens; tokens of no row get zeros. window: visible tokens, the query's included; 0:
+        all.
+    cap, kv_scales: see `Attention`. Returns [T, q_heads, D].
     """
     _, q_heads, head_dim = q.shape
     rows, block_size, kv_heads = seq_lens.shape[0], keys.shape[1], keys.shape[2]

@@ -106,9 +106,9 @@ def rotate_and_write(
     """Normalize heads if there is a norm, rotate queries and keys (half-split convention), and write the cache.
 
     qkv: contiguous [T, (q_heads + 2 * kv_heads) * D], queries, keys and values; q_heads may be 0. cos, sin: [positions,
-    D // 2]. positions, slot_mapping: int64 [T]; a masked token's slot is in the null block. keys, values: one layer's
-    [num_blocks, block_size, kv_heads, D]. q_norm, k_norm: over D, both or neither, with the same eps. kv_scales: for
-    FP8, float32 [2, kv_heads]; None: the cache has qkv's dtype. Returns the queries, [T, q_heads, D].
+        D // 2]. positions, slot_mapping: int64 [T]; a masked token's slot is in the null block. keys, values: one
+        layer's [num_blocks, block_size, kv_heads, D]. q_norm, k_norm: over D, both or neither, with the same eps.
+    kv_scales: for FP8, float32 [2, kv_heads]; None: the cache has qkv's dtype. Returns the queries, [T, q_heads, D].
     """
     tokens = qkv.shape[0]
     kv_heads, head_dim = keys.shape[2], keys.shape[3]

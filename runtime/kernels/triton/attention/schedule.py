@@ -212,12 +212,12 @@ def begin_decode(
 ) -> AttentionWork:
     """Embed query tokens into `residual`, [T or more, hidden], and split attention over rows of these lengths.
 
-    token_ids: int64 [T], in the vocabulary; T of 0 embeds nothing. table: contiguous [vocab, hidden]. seq_lens: int32
-    [R]. windows: int32 [W] visible tokens, 0: all; W may be 0. scaled, squares, gamma, all or none: outputs residual *
-    gamma, [hidden], and sums of its squares, float64 [1, T or more]. scale: multiplies embeddings. queries: most query
-    tokens of a row; above one, query_start_loc, int32 [R + 1], has each row's first. chunk_lens: int32 [R], for mixed
-    launches with query_start_loc and a window: output, the lengths of rows with another number of query tokens than
-    one, which are not split, and 0 for others.
+    token_ids: int64 [T], in the vocabulary; T of 0 embeds nothing. table: contiguous [vocab, hidden].
+    seq_lens: int32 [R]. windows: int32 [W] visible tokens, 0: all; W may be 0. scaled, squares, gamma, all or none:
+        outputs residual * gamma, [hidden], and sums of its squares, float64 [1, T or more]. scale: multiplies
+        embeddings. queries: most query tokens of a row; above one, query_start_loc, int32 [R + 1], has each row's
+        first. chunk_lens: int32 [R], for mixed launches with query_start_loc and a window: output, the lengths of rows
+        with another number of query tokens than one, which are not split, and 0 for others.
     """
     ragged = chunk_lens is not None
     assert (queries == 1 and not ragged) or query_start_loc is not None

@@ -178,10 +178,10 @@ def prepare_queries(
     launch's bulk slot, [slots, bulk_words].
 
     is_decode: every row has one, and num_tokens is `num_rows`; otherwise both may exceed the plan's. Ended rows and
-    entries past the list get seq_len 0 and a slot in the null block, like query tokens of no row. history: int32
-    [slots, context], if a drafter reads chunks' tokens by position. held: int8 [slots], if rows may be held: held rows
-    have no query token and write no logits. drafted: int32 [slots], with `held` if rows may have drafts; reset for rows
-    of this F. indexes: the states that rows continue from.
+        entries past the list get seq_len 0 and a slot in the null block, like query tokens of no row.
+    history: int32 [slots, context], if a drafter reads chunks' tokens by position. held: int8 [slots], if rows may be
+        held: held rows have no query token and write no logits. drafted: int32 [slots], with `held` if rows may have
+        drafts; reset for rows of this F. indexes: the states that rows continue from.
     """
     assert not is_decode or num_tokens == num_rows
     grid = (num_rows, 1) if is_decode else (num_rows + 1, triton.cdiv(num_tokens, _TOKEN_TILE))
