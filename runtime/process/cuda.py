@@ -202,10 +202,9 @@ class Maker:
         return 0 if self.masks is None else self.masks.drafts
 
     def device(self, blocks: int, progress: Progress, is_trial: bool) -> CudaDevice:
-        """Make a device. Its program and pool are referenced by it alone. Except for a trial, it reserves memory for
-        its launches: those without a graph run when all graphs exist, so warm-up and capture may use that memory
-        before.
+        """Make a device, the only owner of its program and pool. Except for a trial, it reserves memory of launches.
 
+        Launches without a graph run when all graphs exist, so warm-up and capture may use that memory before.
         Raises torch.OutOfMemoryError if memory does not suffice for both.
         """
         config = self.config
@@ -261,9 +260,7 @@ class Maker:
         return state_bytes_held(self.config, kept, self.snapshots)
 
     def within(self, memory: int, kept: KeptBytes) -> Maker:
-        """Return the maker with at most as many snapshots as fit into a part of `memory` bytes, unless their number is
-        set.
-        """
+        """Return the maker with the snapshots that fit into a part of `memory` bytes, unless their number is set."""
         most = None if self.config.num_blocks else memory
         return replace(self, snapshots=min(self.snapshots, snapshots_in(self.config, kept, self.context, most)))
 
@@ -338,9 +335,7 @@ def draft_forms(config: EngineConfig, forced: int = 0) -> tuple[int, ...]:
 
 
 def rows_with_drafts(config: EngineConfig, forced: int = 0) -> int:
-    """Return the most rows of a launch that verifies drafts, a captured number. 0: nothing drafts. forced: see
-    `draft_forms`.
-    """
+    """Return the most rows of a launch that verifies drafts. 0: nothing drafts. forced: see `draft_forms`."""
     most = DRAFT_ROWS if config.drafter != "none" else FORCED_ROWS
     if config.drafter == "none" and not forced:
         return 0
