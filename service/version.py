@@ -56,7 +56,7 @@ def write_commit(checkout: Path, package: Path, told: str = "") -> None:
     """
     file = package / COMMIT_FILE
     if told and not _COMMIT.fullmatch(told):
-        raise ValueError(f"{told!r} is no commit: 7 to 40 hexadecimal digits, perhaps with '.dirty' behind them")
+        raise ValueError(f"{told!r} is not a commit: 7 to 40 hexadecimal digits, optionally with the suffix '.dirty'")
     commit = commit_of(checkout) or told
     if not commit:
         file.unlink(missing_ok=True)

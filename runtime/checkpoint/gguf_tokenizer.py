@@ -60,7 +60,7 @@ def tokenizer_of(path: Path, metadata: Metadata) -> dict[str, Any]:
             f"which must be as many; {AGAIN}"
         )
     if lost := next((merge for merge in merges if merge.count(" ") != 1), None):
-        raise CheckpointError(f"{path} has a merge {lost!r}, which is no pair of tokens; {AGAIN}")
+        raise CheckpointError(f"{path} has a merge {lost!r}, which is not a pair of tokens; {AGAIN}")
     used = {token: place for place, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind != _UNUSED}
     return {
         "version": "1.0",
@@ -142,7 +142,9 @@ def _around(path: Path, metadata: Metadata, tokens: list[str], *, begins: bool) 
             continue
         token_id = metadata.get(f"{_KEY}{name}_token_id")
         if not isinstance(token_id, int) or not 0 <= token_id < len(tokens):
-            raise CheckpointError(f"{path} has {_KEY}{key} and {_KEY}{name}_token_id {token_id!r}, which is no token")
+            raise CheckpointError(
+                f"{path} has {_KEY}{key} and {_KEY}{name}_token_id {token_id!r}, which is not a token"
+            )
         token = tokens[token_id]
         named[token] = {"id": token, "ids": [token_id], "tokens": [token]}
         parts.insert(place, {"SpecialToken": {"id": token, "type_id": 0}})

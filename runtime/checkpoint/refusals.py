@@ -132,7 +132,7 @@ def refuse_no_gguf(path: Path) -> None:
         raise CheckpointError(f"{path} can't be read: {error.strerror}") from error
     refuse_lfs_pointer(path, begin)
     if begin[:4] != b"GGUF":
-        raise CheckpointError(f"{path} is no GGUF file: it does not begin like one; {AGAIN}")
+        raise CheckpointError(f"{path} is not a GGUF file: it does not begin like one; {AGAIN}")
     version = int.from_bytes(begin[4:8], "little")
     if version not in _GGUF_VERSIONS:
         if int.from_bytes(begin[4:8], "big") in _GGUF_VERSIONS:

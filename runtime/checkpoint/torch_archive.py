@@ -83,8 +83,8 @@ def check_archive(path: Path) -> None:
         raise CheckpointError(f"{path} has {size} bytes, and a draft head's file at most {MOST_BYTES}: it is no head")
     if not begin.startswith(_ZIP):
         raise CheckpointError(
-            f"{path} is no zip archive, as torch.save writes them since torch 1.6: what an older one may run can't be "
-            f"looked at beforehand; {making_safetensors(path)}"
+            f"{path} is not a zip archive, the format of torch.save since torch 1.6: an older file can't be "
+            f"checked before it runs code; {making_safetensors(path)}"
         )
     try:
         with _Bounded(path) as bounded:

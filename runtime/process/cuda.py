@@ -379,7 +379,7 @@ def _check_memory(
     if weight_bytes > free:
         raise ConfigError(
             f"the weights take {weight_bytes >> 20} MiB in {str(dtype).removeprefix('torch.')}, and the GPU has "
-            f"{free >> 20} MiB free: serve a smaller model, or end what else is on the GPU"
+            f"{free >> 20} MiB free: serve a smaller model, or end other processes on the GPU"
         )
     check_blocks(blocks_in(free - weight_bytes - overhead(memory), config, kept, context), config, context, kept)
 

@@ -190,7 +190,7 @@ def room_for_weights(weight_bytes: int) -> Iterator[None]:
             raise
         raise ConfigError(
             f"memory ran out while the weights were loaded, which take {_mib(weight_bytes)}: serve a smaller model, or "
-            "end what else takes memory"
+            "end other processes"
         ) from error
 
 

@@ -239,7 +239,7 @@ def bounds_of_a_chunk(config: EngineSettings) -> tuple[str, ...]:
 
 def _check_lengths(config: EngineSettings, spelling: Spelling, given: Spelling) -> None:
     if config.context_length == 1:
-        raise ConfigError(f"{given('context_length')} must be at least 2: a token of a prompt, and one behind it")
+        raise ConfigError(f"{given('context_length')} must be at least 2: a prompt token and a generated one")
     if config.block_size & (config.block_size - 1):
         raise ConfigError(f"{spelling('block_size')} must be a power of two, and is {config.block_size}")
     if config.prefill_chunk % config.block_size:
@@ -350,7 +350,7 @@ def _check_pool(config: EngineSettings, blocks: int, spelling: Spelling, given: 
     if config.max_rows > blocks:
         raise ConfigError(
             f"{given('max_rows')} is more than a pool of {config.num_blocks} ({spelling('num_blocks')}) can serve: "
-            "each row holds a KV block of its own, and one block is the null block"
+            "each row needs at least one KV block, and one block is the null block"
         )
     needed = ceil_div(config.context_length - 1, config.block_size)  # the last token is never forwarded
     if needed > blocks:

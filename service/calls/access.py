@@ -84,8 +84,8 @@ class Access:
             current_call().caller = caller.name
             rights = RIGHTS_FOR.get(method, frozenset())
             if exists and not rights & caller.rights:
-                needed = " or ".join(sorted(rights)) or "one that nobody has"
-                raise ServiceError("NO_RIGHT", f"caller {caller.name!r} may not call this: it needs the right {needed}")
+                needed = " or ".join(sorted(rights)) or "to call this method"
+                raise ServiceError("NO_RIGHT", f"caller {caller.name!r} lacks the right {needed}")
             _caller.set(caller)
         if not exists:
             raise ServiceError("NOT_SERVED", "this server has no such method")
@@ -101,7 +101,7 @@ class Access:
             return caller
         if token is None and not names:
             raise ServiceError(
-                "NO_CREDENTIALS", "this server asks who calls: send the header authorization: Bearer TOKEN"
+                "NO_CREDENTIALS", "this server requires a token: send the header authorization: Bearer TOKEN"
             )
         raise ServiceError("UNKNOWN_CREDENTIALS", "this server does not know the caller's token or certificate")
 

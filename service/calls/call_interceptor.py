@@ -218,9 +218,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             async with timeout:
                 data = await _read(context)
                 if data is grpc.aio.EOF:
-                    raise ServiceError("NO_MESSAGE", "the call brought no request")
+                    raise ServiceError("NO_MESSAGE", "the call has no request")
                 if await _read(context) is not grpc.aio.EOF:
-                    raise ServiceError("SECOND_MESSAGE", "the call brought a second request, and the method takes one")
+                    raise ServiceError("SECOND_MESSAGE", "the call has more than one request")
         return bytes(data)
 
     async def _messages(self, method: str, handler: Any, context: _Context) -> AsyncIterator[Any]:
@@ -253,7 +253,7 @@ def _upload(timeout_s: float) -> Iterator[AbstractAsyncContextManager[None]]:
     try:
         yield running_timeout(timeout_s)
     except TimeoutError:
-        raise ServiceError("UPLOAD_TIMEOUT", f"the request was not there whole within {timeout_s:g} s") from None
+        raise ServiceError("UPLOAD_TIMEOUT", f"the request was not complete within {timeout_s:g} s") from None
 
 
 def _parsed(handler: Any, data: bytes) -> Any:

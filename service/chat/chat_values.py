@@ -80,7 +80,7 @@ def _options(text: str, tokens: Mapping[str, str]) -> dict[str, Any]:
             raise ChatFault("options_json", f"has a variable {name[:100]!r}, which can't be set")
     documents = options.get("documents")
     if documents is not None and not _are_objects(documents):
-        raise ChatFault("options_json", "has documents that are no array of objects")
+        raise ChatFault("options_json", "has documents that are not an array of objects")
     return options
 
 
@@ -97,7 +97,7 @@ def _are_objects(value: Any) -> bool:
 
 def _parsed(text: str, field: str) -> Any:
     def refuse(constant: str) -> NoReturn:
-        raise ValueError(f"{constant} is none of its numbers")
+        raise ValueError(f"{constant} is not one of its numbers")
 
     read: Callable[..., Any] = json.loads
     try:

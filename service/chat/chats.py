@@ -77,7 +77,7 @@ class Chats:
         asked = Asked(**asdict(chat), now=datetime.now().isoformat(), letter=letter)
         answer = await self._turns.do(caller, lambda: self._rendered(asked))
         if answer.fault == "template":
-            raise no_chat_template(f"the model's is no template of Jinja: {answer.sentence}")
+            raise no_chat_template(f"the model's is not a Jinja template: {answer.sentence}")
         if answer.fault:
             field = f"chat.{answer.field}" if answer.field else "chat"
             sentence = f"{field} {answer.sentence}"

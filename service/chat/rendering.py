@@ -56,7 +56,7 @@ class Rendering:
         try:
             text = rendered(self._code(asked), values, now, most_bytes)
         except UnicodeEncodeError:
-            raise ChatFault("", "can't be rendered: half of a character is no text") from None
+            raise ChatFault("", "can't be rendered: it has an unpaired surrogate") from None
         if asked.continue_last:
             text = _cut_at_mark(text)
         if not text:

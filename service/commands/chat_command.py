@@ -115,7 +115,7 @@ class _Chat:
             self._conversation.reset()
         elif command.startswith("/") and not line.startswith("//"):
             word = printable(command.split()[0])
-            _say(f"runahead chat: {word} is no command; /help names them, and // begins a message with /")
+            _say(f"runahead chat: {word} is not a command; /help names them, and // begins a message with /")
             return EXIT_USAGE
         elif command:
             return self._message(line[1:] if line.startswith("//") else line)

@@ -121,4 +121,4 @@ def _request(arguments: argparse.Namespace) -> trace_pb2.TraceRequest:
     try:
         return trace_pb2.TraceRequest(launches=int(arguments.launches))
     except ValueError as error:
-        raise UsageError(f"--launches {arguments.launches} is no number of launches") from error
+        raise UsageError(f"--launches {arguments.launches} is not a number of launches") from error

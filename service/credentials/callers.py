@@ -106,7 +106,7 @@ def _read(path: Path) -> list[_Entry]:
         if len(set(credentials)) < len(credentials):
             raise ConfigError(f"callers file {path} has the same {kind} on two lines")
     if not entries:
-        raise ConfigError(f"callers file {path} names nobody")
+        raise ConfigError(f"callers file {path} has no callers")
     return entries
 
 

@@ -110,7 +110,7 @@ def _configuration(files: TlsFiles) -> _Configuration:
         until = valid_until(contents[0].decode("ascii", "replace"))
     except (ssl.SSLError, ValueError) as error:
         raise ConfigError(
-            f"{files.certificate} and {files.key} are no certificate in PEM and its key, without a password: {error}"
+            f"{files.certificate} and {files.key} are not a PEM certificate and its key without a password: {error}"
         ) from error
     except OSError as error:
         raise UnreadableError(f"{files.certificate} and {files.key} can't be read: {error.strerror}") from error

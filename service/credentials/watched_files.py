@@ -37,7 +37,7 @@ def read_regular(path: Path, most: int) -> bytes:
                 return file.read(most)
     except OSError as error:
         raise UnreadableError(f"{path} can't be read: {error.strerror}") from error
-    raise UnreadableError(f"{path} can't be read: it is no regular file")
+    raise UnreadableError(f"{path} can't be read: it is not a regular file")
 
 
 class WatchedFiles(Generic[Contents]):

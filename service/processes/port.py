@@ -62,7 +62,7 @@ class Port:
             other = f"{spelling('port')} takes another number, or 0 for any free port"
             raise PortTakenError(f"{sentence}; {other}") from error
         except UnicodeError as error:
-            raise ConfigError(f"{spelling('host')} {host!r} is no host name or address") from error
+            raise ConfigError(f"{spelling('host')} {host!r} is not a host name or address") from error
         return cls(host, number, held)
 
     @property

@@ -28,4 +28,4 @@ def read_text(path: str, most: int) -> str:
     try:
         return read_file(path, most).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise FileError("it is no text in UTF-8") from error
+        raise FileError("it is not UTF-8 text") from error

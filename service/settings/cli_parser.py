@@ -39,9 +39,9 @@ class Parser(argparse.ArgumentParser):
     def refuse(self, argument: str) -> NoReturn:
         """End the process because of an unknown argument."""
         if not argument.startswith("-"):
-            self.error(f"there is no use for the argument {argument!r}")
+            self.error(f"unexpected argument {argument!r}")
         flag = argument.partition("=")[0]
-        self.error(f"{flag} is no flag" + did_you_mean(flag, self.flags()))
+        self.error(f"{flag} is not a flag" + did_you_mean(flag, self.flags()))
 
     def flags(self) -> list[str]:
         """Return the flags that help shows."""
@@ -65,7 +65,7 @@ def parse(parser: Parser, commands: dict[str, Parser], arguments: Sequence[str])
             parser.refuse(flag)
     for command in arguments[len(leading) :][:1]:
         if command not in commands:
-            parser.error(f"{command!r} is no command" + did_you_mean(command, commands))
+            parser.error(f"{command!r} is not a command" + did_you_mean(command, commands))
     parsed, unknown = parser.parse_known_args(arguments)
     if unknown:
         commands[parsed.command].refuse(unknown[0])

@@ -29,7 +29,7 @@ def check_kv_events(settings: FrontEndSettings, engine: EngineConfig) -> None:
             )
         if (settings.callers or settings.tls_client_ca) and not settings.share_prefix_cache:
             raise ConfigError(
-                f"{spelling(name)} would tell nothing: each caller's prefixes are its own, and those are not told to "
+                f"{spelling(name)} would publish nothing: each caller's prefixes are private and not published to "
                 f"others; add {spelling('share_prefix_cache')} if callers may share prefixes"
             )
     if settings.kv_events_replay_port != NO_PORT and not publishes:

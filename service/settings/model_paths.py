@@ -26,9 +26,7 @@ def model_path(model: str) -> Path:
     if model == BUNDLED:
         return BUNDLED_FOLDER
     if not model:  # an empty path would mean the current folder
-        raise SettingsError(
-            "model is empty, which is no folder and no file: give 'bundled', a folder with config.json, or a GGUF file"
-        )
+        raise SettingsError("model is empty: give 'bundled', a folder with config.json, or a GGUF file")
     with contextlib.suppress(OSError, RuntimeError):  # too long a path, or an unknown user's home
         path = Path(model).expanduser()
         if path.is_dir():
@@ -38,10 +36,10 @@ def model_path(model: str) -> Path:
     if not model.endswith(".gguf") and _HUB_ID.fullmatch(model):
         name = model.split("/")[1]
         raise SettingsError(
-            f"model {model!r} is no folder here and looks like a hub id; nothing is downloaded while serving, so fetch "
+            f"model {model!r} is not a folder here and looks like a hub id; the service downloads nothing, so fetch "
             f"it first with `hf download {model} --local-dir {name}` and then give `--model {name}`"
         )
     raise SettingsError(
-        f"model {shown(model)} is no folder and no file; give a folder with config.json, safetensors and "
+        f"model {shown(model)} is neither a folder nor a file; give a folder with config.json, safetensors and "
         "tokenizer.json, or a GGUF file"
     )

@@ -334,4 +334,4 @@ def _read_file(path: str) -> dict[str, Any]:
 def _require_known(name: str, what: str, known: Iterable[str]) -> None:
     if name in known:
         return
-    raise SettingsError(f"{what} is no setting" + did_you_mean(name, known))
+    raise SettingsError(f"{what} is not a setting" + did_you_mean(name, known))

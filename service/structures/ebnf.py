@@ -89,7 +89,7 @@ def _characters(inside: str, line: str) -> list[tuple[str, bool]]:
         elif escaped in _ESCAPED or (escaped and escaped.isascii() and not escaped.isalnum()):
             found.append((_ESCAPED.get(escaped, escaped), True))
         else:
-            raise StructureFault(line, f"has the escape {each[0]}, which is none of EBNF")
+            raise StructureFault(line, f"has the escape {each[0]}, which EBNF does not have")
     return found
 
 

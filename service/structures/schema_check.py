@@ -195,5 +195,5 @@ def _number(text: str) -> float:
     """Parse a number. Raises ValueError for Python's extensions of JSON."""
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{text[:_SHOWN]} is no number that can be held")
+        raise ValueError(f"{text[:_SHOWN]} is not a finite number of 64 bits")
     return number

@@ -199,7 +199,7 @@ def load_tokenizer(checkpoint: Checkpoint, chat_template: str | None = None) -> 
     try:
         return _load(checkpoint, chat_template)
     except (CheckpointError, ConfigError) as error:
-        raise ConfigError(f"{error}; with --tokenizer none it is served to those who send token ids") from error
+        raise ConfigError(f"{error}; --tokenizer none serves it for token ids only") from error
 
 
 def _load(checkpoint: Checkpoint, chat_template: str | None) -> TextTokenizer:

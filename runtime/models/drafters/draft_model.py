@@ -138,13 +138,13 @@ def open_draft_model(
     called = f"{called} ({setting})"
     if any(kept.state for kept in memory_of(described(config).layers).kept):
         raise CheckpointError(
-            f"{called} is of {config.architecture}, which keeps a recurrent state of each request: what it has made of "
-            "a wrong draft can't be taken back, so that such a model does not draft"
+            f"{called} is of {config.architecture}, which keeps a recurrent state of each request: the effect of a "
+            "wrong draft can't be undone, so such a model can't draft"
         )
     if config.vocab_size != target.vocab_size:
         raise CheckpointError(
             f"{called} has a vocabulary of {config.vocab_size} tokens, and the model one of {target.vocab_size}: it "
-            "can't guess what the model says"
+            "can't draft for it"
         )
     if config.max_position_embeddings < context:
         raise CheckpointError(

@@ -79,7 +79,7 @@ def open_eagle(
         _BODY + plain.named(name.removeprefix(_BODY)): tensor for name, tensor in tensors_of_files.items()
     }
     if len(stored) < len(tensors_of_files):
-        raise CheckpointError(f"{called} has a tensor twice, by two of the names that it may have")
+        raise CheckpointError(f"{called} has a tensor twice, under two of its possible names")
     to_target = stored.pop(_TO_TARGET, None)
     if config.vocab_size > target.vocab_size:
         check_tokens_end(called, checkpoint, None, target.vocab_size)

@@ -114,7 +114,7 @@ def open_eagle3(
     )
     stored = {_name(name): tensor for name, tensor in tensors_of_files.items()}
     if len(stored) < len(tensors_of_files):
-        raise CheckpointError(f"{called} has a tensor twice, by two of the names that it may have")
+        raise CheckpointError(f"{called} has a tensor twice, under two of its possible names")
     vocab = target.vocab_size
     if _TO_DRAFT in stored and stored[_TO_DRAFT].shape not in ((vocab,), (config.vocab_size,)):
         raise CheckpointError(
@@ -199,7 +199,7 @@ def _layers_read(own: Mapping[str, Any], target: ModelConfig, *, entered: bool) 
     reads = tuple(one + 1 for one in given) if given[0] == 1 and not entered else tuple(given)
     if min(reads) < 0 or max(reads) > layers:
         raise CheckpointError(
-            f"it reads what the model's layers leave, {_LAYER_IDS} {list(given)}, and the model has {layers} layers"
+            f"it reads the outputs of the model's layers, {_LAYER_IDS} {list(given)}, and the model has {layers} layers"
         )
     return reads
 

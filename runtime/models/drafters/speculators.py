@@ -135,8 +135,8 @@ def _first_kind(raw: Mapping[str, Any]) -> Mapping[str, Any]:
         )
     if flag(raw, "layernorms"):
         raise CheckpointError(
-            "layernorms is true; only false is served: nothing published says with which hidden state such a head goes "
-            "on"
+            "layernorms is true; only false is served: it is not documented with which hidden state such a head "
+            "continues"
         )
     flag(raw, "fusion_bias")
     more = {"transformer_layer_architecture", "layernorms"}

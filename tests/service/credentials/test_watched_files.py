@@ -236,10 +236,10 @@ def test_a_file_that_could_block_is_refused_and_changes_nothing_later_on(
     else:
         path.symlink_to("/dev/zero")
     assert known(callers) == [ALICE]
-    assert "".join(capsys.readouterr()).count("it is no regular file") == 1
-    with pytest.raises(ConfigError, match=r"callers can't be read: it is no regular file$"):
+    assert "".join(capsys.readouterr()).count("it is not a regular file") == 1
+    with pytest.raises(ConfigError, match=r"callers can't be read: it is not a regular file$"):
         CallersFile(path)
-    with pytest.raises(ConfigError, match=r"callers can't be read: it is no regular file$"):
+    with pytest.raises(ConfigError, match=r"callers can't be read: it is not a regular file$"):
         server_credentials(TlsFiles(path, path, None))
     replace(path, f"bob generate token {BOB}\n")
     assert known(callers) == [BOB]
