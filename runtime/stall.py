@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-_LOOKS: Final = 8  # checks within a limit
+_CHECKS: Final = 8  # checks within a limit
 _LEAST_GAP_S: Final = 0.5
 
 
@@ -16,7 +16,7 @@ class Stall:
     """
 
     def __init__(self, limit_s: float) -> None:
-        self._most_gap_s = max(limit_s / _LOOKS, _LEAST_GAP_S)
+        self._most_gap_s = max(limit_s / _CHECKS, _LEAST_GAP_S)
         self._figure: tuple[int, ...] = ()
         self._looked_at: float | None = None
         self._still_s = 0.0

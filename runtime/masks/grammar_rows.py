@@ -38,7 +38,7 @@ from runahead.runtime.wire.parameters import FinishReason
 
 COMPILED_KEPT: Final = 32  # most recently requested grammars
 # a request whose look-ahead took longer gets no more: others wait for their masks meanwhile
-_LOOK_NS: Final = 5_000_000
+_LOOK_AHEAD_NS: Final = 5_000_000
 _TOGETHER: Final = 8  # most rows whose masks are written at once
 _TOGETHER_NS: Final = 500_000  # after which finished masks are written without waiting for slow ones
 _DEAD_END: Final = "NoExtension"  # the error's prefix if no token can follow
@@ -288,7 +288,7 @@ class GrammarRows:
         ahead = matcher.deep_copy()  # a copy, which may exceed limits that the row never reaches
         found = ahead.compute_ff_tokens()
         tokens = np.array([] if ahead.is_error() else found[: self._memory.most_forced], np.int32)
-        request.looks_ahead = self._spent() - before < _LOOK_NS
+        request.looks_ahead = self._spent() - before < _LOOK_AHEAD_NS
         self._memory.figures[MASK_NS] += self._clock() - begun
         if tokens.size or request.forced.size:
             self._memory.write_forced(request.slot, request.epoch, request.position, tokens.tolist())

@@ -104,7 +104,7 @@ class MaskWorker(Masks):
             self._open.discard(order)
             self._send(o.Close(order))
 
-    def look(self, now: float) -> Sequence[GivenUp]:
+    def given_up(self, now: float) -> Sequence[GivenUp]:
         never, self._never = self._never, []
         if self._process is None:
             return never
@@ -206,13 +206,13 @@ class MaskWorker(Masks):
 
     def _send(self, order: o.Order) -> None:
         if self._process is None:
-            return  # the next `look` reports its lost requests
+            return  # the next `given_up` reports its lost requests
         self._sent += 1
         self._unsent += o.frame(order)
         self._flush()
 
     def _flush(self) -> None:
-        """Send what the socket takes; the rest goes with the next order or `look`. `_lost` detects an end."""
+        """Send what the socket takes; the rest goes with the next order or `given_up`. `_lost` detects an end."""
         if self._process is None:
             return
         with contextlib.suppress(OSError):

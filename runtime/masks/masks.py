@@ -78,7 +78,7 @@ class Masks:
     def close(self, order: int) -> None:
         """Close an ended request. Lost or unknown ones are ignored."""
 
-    def look(self, now: float) -> Sequence[GivenUp]:
+    def given_up(self, now: float) -> Sequence[GivenUp]:
         """Return requests that will get no more masks, each once, which closes them. now: the engine's clock in
         seconds. Called in every turn with open requests.
         """

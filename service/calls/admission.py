@@ -20,7 +20,7 @@ from urllib.parse import unquote
 import grpc
 
 from runahead.service.calls.access import COMPLETIONS, HEALTH, WORK, Access, current_caller
-from runahead.service.calls.pace import LOOK_S, Pace
+from runahead.service.calls.pace import MEASURE_S, Pace
 from runahead.service.contract.errors import ServiceError, exhausted, shutting_down
 from runahead.service.settings.admission_limits import Limit, limits_of
 from runahead.service.settings.settings import FrontEndSettings
@@ -173,19 +173,19 @@ class Admission:
                 return max(self._paces[resource].wait_s(1), self._paces[Resource.QUEUED_TOKENS].wait_s(tokens))
         return self._paces[resource].wait_s(1)
 
-    def look(self) -> None:
+    def measure(self) -> None:
         """Measure the pace at which room is made. Call it regularly."""
         now = self._clock()
         for pace, held, left in zip(
             self._paces.values(), self._table.in_all().tolist(), self._table.left().tolist(), strict=True
         ):
-            pace.look(held, left, now)
+            pace.measure(held, left, now)
 
-    async def keep_looking(self) -> None:
+    async def keep_measuring(self) -> None:
         """Measure until cancelled."""
         while True:
-            self.look()
-            await asyncio.sleep(LOOK_S)
+            self.measure()
+            await asyncio.sleep(MEASURE_S)
 
 
 @lru_cache(maxsize=4096)

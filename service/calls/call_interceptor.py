@@ -27,7 +27,7 @@ _Serve = Callable[[object, _Context], Awaitable[Any]]
 # with one, 0 with two.
 _TURNS_BEHIND_AN_END: Final = 2
 _QUIET_S: Final = 0.05  # without a new call, before the server stops and its GOAWAY frames are written
-_QUIET_LOOKS: Final = 10  # of `_QUIET_S` each
+_QUIET_TIMES: Final = 10  # of `_QUIET_S` each
 
 
 class OpenCalls:
@@ -75,7 +75,7 @@ class OpenCalls:
             await asyncio.wait(self._tasks, timeout=within_s)
         for task in self._tasks:
             task.cancel()
-        for _ in range(_QUIET_LOOKS):
+        for _ in range(_QUIET_TIMES):
             came = self._came
             await asyncio.sleep(_QUIET_S)
             if self._came == came:

@@ -6,7 +6,7 @@ from typing import Final
 
 from runahead.service.contract.limits import LIMITS
 
-LOOK_S: Final = 0.5  # between measurements, about
+MEASURE_S: Final = 0.5  # between measurements, about
 _HALF_LIFE_S: Final = 10.0  # after which a measurement counts half
 _ENOUGH_S: Final = 0.25  # measured before an estimate is made
 
@@ -22,7 +22,7 @@ class Pace:
         self._left = self._held = 0
         self._busy_s = self._given_back = 0.0  # both decay with the half-life
 
-    def look(self, held: int, left: int, now: float) -> None:
+    def measure(self, held: int, left: int, now: float) -> None:
         """Record a measurement. held: now. left: the total given back so far."""
         if self._looked_at is not None and (self._held or left > self._left):
             since_s = now - self._looked_at

@@ -10,7 +10,7 @@ import grpc
 from google.protobuf.message import Message
 
 from runahead.service.engine.request_stream import StalledReaderError
-from runahead.service.engine.running_time import LOOKS
+from runahead.service.engine.running_time import CHECKS
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -29,7 +29,7 @@ class StreamWriter:
         self._loop = asyncio.get_running_loop()
         self._headers: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._looks: int | None = None  # checks of the current write
+        self._checks: int | None = None  # checks of the current write
         self._stalled = False
         task = asyncio.current_task()
         assert task is not None
@@ -49,7 +49,7 @@ class StreamWriter:
         """Send the headers, with these ones, before any message: a client that takes no message takes headers, and only
         then can a status end the call. Raises StalledReaderError.
         """
-        self._look_again()
+        self._set_timer()
         self._headers = asyncio.ensure_future(self._context.send_initial_metadata(tuple(headers)))
         self._headers.add_done_callback(lambda headers: headers.cancelled() or headers.exception())
         await self._take(asyncio.shield(self._headers))
@@ -59,7 +59,7 @@ class StreamWriter:
         return self._take(self._context.write(event))
 
     async def _take(self, writing: Awaitable[None]) -> None:
-        self._looks = 0
+        self._checks = 0
         try:
             await writing
         except asyncio.CancelledError:
@@ -68,20 +68,20 @@ class StreamWriter:
             self._task.uncancel()
             raise StalledReaderError(self._stalled_s) from None
         finally:
-            self._looks = None
+            self._checks = None
 
-    def _look_again(self) -> None:
+    def _set_timer(self) -> None:
         """Set the stream's one timer, which writes do not touch."""
-        self._timer = self._loop.call_later(self._stalled_s / LOOKS, self._look)
+        self._timer = self._loop.call_later(self._stalled_s / CHECKS, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Count checks of a write. Two are needed to end it, because the first may come at once and time in which the
         process was stopped counts as one.
         """
-        if self._looks is not None:
-            self._looks += 1
-        if self._looks is None or self._looks <= LOOKS:
-            self._look_again()
+        if self._checks is not None:
+            self._checks += 1
+        if self._checks is None or self._checks <= CHECKS:
+            self._set_timer()
         else:
             self._stalled = True
             self._task.cancel()

@@ -26,11 +26,11 @@ def unknown_fields(request: Message, most_bytes: int) -> dict[str, str]:
         return {"request": f"has {size} bytes of fields that are not supported by this server"}
     found: dict[str, str] = {}
     if size:
-        _look_through(request, "", found)
+        _walk(request, "", found)
     return found
 
 
-def _look_through(message: Message, path: str, found: dict[str, str]) -> None:
+def _walk(message: Message, path: str, found: dict[str, str]) -> None:
     fields: Any = message.DESCRIPTOR.fields_by_number
     unknown_set = UnknownFieldSet(message)
     for unknown in (unknown_set[index] for index in range(len(unknown_set))):
@@ -40,12 +40,12 @@ def _look_through(message: Message, path: str, found: dict[str, str]) -> None:
         elif field.message_type is not None and unknown.wire_type == _LENGTH:
             # The library takes a map entry with one unknown field for an unknown field.
             entry: Any = GetMessageClass(field.message_type).FromString(unknown.data)
-            _look_through(entry, f"{path}{field.name}[{entry.key}].", found)
+            _walk(entry, f"{path}{field.name}[{entry.key}].", found)
         else:
             found[f"{path}{field.name}"] = "is encoded as another type than the contract's"
     for field, value in message.ListFields():
         if isinstance(value, Message):
-            _look_through(value, f"{path}{field.name}.", found)
+            _walk(value, f"{path}{field.name}.", found)
         elif field.message_type is not None and not field.message_type.GetOptions().map_entry:
             for index, entry in enumerate(value):
-                _look_through(entry, f"{path}{field.name}[{index}].", found)
+                _walk(entry, f"{path}{field.name}[{index}].", found)

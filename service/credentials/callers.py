@@ -79,7 +79,7 @@ class CallersFile:
         return next((callers[name] for name in names if name in callers), None)
 
     def _newest(self) -> list[_Entry]:
-        if self._file.look():
+        if self._file.refresh():
             log.info("callers_read", path=str(self._path), credentials=len(self._file.contents))
         return self._file.contents
 

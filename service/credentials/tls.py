@@ -66,7 +66,7 @@ class _Certificates:
 
     def newer(self) -> Any:
         """Return a new configuration at a handshake, on gRPC's threads; None keeps the current one."""
-        is_new = self._watched.look()
+        is_new = self._watched.refresh()
         if is_new:
             log.info("certificate_read", path=str(self._files.certificate))
         self._tell_of_end()

@@ -18,7 +18,7 @@ from runahead.runtime.wire.engine_config import ConfigError
 Contents = TypeVar("Contents")
 Signature = tuple[tuple[int, ...] | None, ...]
 
-_LOOK_S: Final = 0.2  # a caller waits for a check: a hanging file system must not block an event loop
+_CHECK_S: Final = 0.2  # a caller waits for a check: a hanging file system must not block an event loop
 
 log = structlog.get_logger(__name__)
 
@@ -59,32 +59,32 @@ class WatchedFiles(Generic[Contents]):
         self._told: tuple[Signature, set[str]] = (), set()
         self._contents = self._read_whole()
         self._is_new = False  # no caller has seen the contents yet
-        self._looked = threading.Event()
-        self._looked.set()
+        self._is_checked = threading.Event()
+        self._is_checked.set()
         self._is_late = False
-        looks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._looks = looks
-        threading.Thread(target=_carry_out, args=(looks,), name="watched-files", daemon=True).start()
-        weakref.finalize(self, looks.put, None)
+        work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._work = work
+        threading.Thread(target=_carry_out, args=(work,), name="watched-files", daemon=True).start()
+        weakref.finalize(self, work.put, None)
 
     @property
     def contents(self) -> Contents:
         """The contents in force."""
         return self._contents
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         """Read files that changed or were unreadable, and return whether the contents changed.
 
-        Waits at most `_LOOK_S`, and not at all if an earlier check is still running.
+        Waits at most `_CHECK_S`, and not at all if an earlier check is still running.
         """
         with self._lock:
-            if begins := self._looked.is_set():
-                self._looked.clear()
-                self._looks.put(self._look)
-            is_late = not self._looked.wait(_LOOK_S if begins else 0.0)
+            if begins := self._is_checked.is_set():
+                self._is_checked.clear()
+                self._work.put(self._check)
+            is_late = not self._is_checked.wait(_CHECK_S if begins else 0.0)
             if is_late and not self._is_late:
                 log.error(
-                    self._failure, why=f"{', '.join(map(str, self._paths))} can't be read: no answer in {_LOOK_S} s"
+                    self._failure, why=f"{', '.join(map(str, self._paths))} can't be read: no answer in {_CHECK_S} s"
                 )
             self._is_late = is_late
             if is_late:
@@ -92,7 +92,7 @@ class WatchedFiles(Generic[Contents]):
             is_new, self._is_new = self._is_new, False
             return is_new
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Check the files, on the separate thread."""
         try:
             now = _signature(self._paths)
@@ -103,7 +103,7 @@ class WatchedFiles(Generic[Contents]):
                 except ConfigError as error:
                     self._tell(now, str(error))
         finally:
-            self._looked.set()
+            self._is_checked.set()
 
     def _tell(self, signature: Signature, why: str) -> None:
         if self._told[0] != signature:
@@ -136,10 +136,10 @@ class WatchedFiles(Generic[Contents]):
             return error
 
 
-def _carry_out(looks: SimpleQueue[Callable[[], None] | None]) -> None:
-    while (look := looks.get()) is not None:
-        look()
-        del look  # the reference would keep the object and this thread alive
+def _carry_out(work: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (check := work.get()) is not None:
+        check()
+        del check  # the reference would keep the object and this thread alive
 
 
 def _signature(paths: Sequence[Path]) -> Signature:

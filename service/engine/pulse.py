@@ -14,7 +14,7 @@ import structlog
 
 from runahead.runtime.wire.messages import PROTOCOL_VERSION, Hello, encode_frame
 from runahead.service.engine.request_stream import EngineLostError
-from runahead.service.engine.running_time import LOOKS
+from runahead.service.engine.running_time import CHECKS
 
 # Heartbeats come every 0.5 s, or up to 0.25 s later while the loop waits. After two missing ones the service stops
 # being ready, within 2 s.
@@ -43,30 +43,30 @@ class Pulse:
         self._limit_s = limit_s
         self._tell = tell
         self._was_heard = False  # since the last check
-        self._quiet_looks = 0  # in a row
+        self._quiet_checks = 0  # in a row
         self.is_silent = False
-        self._timer = self._next_look()
+        self._timer = self._set_timer()
 
     def heard(self) -> None:
         """Record a message of the engine."""
         self._was_heard = True
         if self.is_silent:
             self.is_silent = False
-            self._timer = self._next_look()
+            self._timer = self._set_timer()
             self._tell(False)
 
     def end(self) -> None:
         """Stop telling."""
         self._timer.cancel()
 
-    def _next_look(self) -> asyncio.TimerHandle:
-        return self._loop.call_later(self._limit_s / LOOKS, self._look)
+    def _set_timer(self) -> asyncio.TimerHandle:
+        return self._loop.call_later(self._limit_s / CHECKS, self._check)
 
-    def _look(self) -> None:
-        self._quiet_looks = 0 if self._was_heard else self._quiet_looks + 1
+    def _check(self) -> None:
+        self._quiet_checks = 0 if self._was_heard else self._quiet_checks + 1
         self._was_heard = False
-        if self._quiet_looks < LOOKS:
-            self._timer = self._next_look()
+        if self._quiet_checks < CHECKS:
+            self._timer = self._set_timer()
         else:
             self.is_silent = True
             self._tell(True)

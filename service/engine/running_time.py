@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-LOOKS: Final = 8  # checks within a limit: a time-out is at most one check late
+CHECKS: Final = 8  # checks within a limit: a time-out is at most one check late
 
 
 @asynccontextmanager
@@ -18,15 +18,15 @@ async def running_timeout(limit_s: float) -> AsyncIterator[None]:
     loop = asyncio.get_running_loop()
     timer: asyncio.TimerHandle
 
-    def look(looks: int) -> None:
+    def check(count: int) -> None:
         nonlocal timer
-        if looks < LOOKS:
-            timer = loop.call_later(limit_s / LOOKS, look, looks + 1)
+        if count < CHECKS:
+            timer = loop.call_later(limit_s / CHECKS, check, count + 1)
         else:
             timeout.reschedule(loop.time())
 
     async with asyncio.timeout(None) as timeout:
-        look(0)
+        check(0)
         try:
             yield
         finally:

@@ -88,7 +88,7 @@ class FrontEnd:
     async def start(self, host: str, number: int) -> int:
         """Listen and become healthy. number: of the port, 0 for any. Returns the port. Raises ConfigError."""
         port = listen(self._server, host, number, self._credentials)
-        self._looking = asyncio.create_task(self._admission.keep_looking())
+        self._measuring = asyncio.create_task(self._admission.keep_measuring())
         await self._server.start()
         self.servicer.counters.beat()
         self.servicer.counters.front_ends = 1
@@ -135,4 +135,4 @@ class FrontEnd:
         self._engine.close("SHUTDOWN", SHUTDOWN_SENTENCE)
         await self._calls.end(_LAST_WORDS_S, lambda: self._server.stop(_END_S))
         await self.servicer.end()
-        self._looking.cancel()
+        self._measuring.cancel()

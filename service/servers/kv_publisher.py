@@ -43,8 +43,8 @@ _END: Final = (-1).to_bytes(8, "big", signed=True)  # number of the last answer
 _MOST_ASKED: Final = 1024  # of a message from a peer
 _UNREAD: Final = 4096  # messages that a subscriber may leave unread
 _UNREAD_ANSWERS: Final = 64  # the same for replay answers, which wait for room
-_LOOK_MS: Final = 10_000  # between heartbeats of a peer; three missing ones end the connection
-_LOOK_S: Final = 0.01  # between checks whether a replay peer has read
+_HEARTBEAT_MS: Final = 10_000  # between heartbeats of a peer; three missing ones end the connection
+_CHECK_S: Final = 0.01  # between checks whether a replay peer has read
 _STALLED_S: Final = 2.0  # after which a replay peer that does not read is dropped
 _AT_ONCE: Final = 64  # answers in one turn of the event loop
 
@@ -171,14 +171,14 @@ class KvPublisher:
                     zmq.Socket.send_multipart(self._replay, parts, flags=zmq.DONTWAIT)
                     return
                 except zmq.Again:
-                    await asyncio.sleep(_LOOK_S)
+                    await asyncio.sleep(_CHECK_S)
 
     @staticmethod
     def _bind(socket: Any, host: str, port: int, unread: int) -> int:
         """Bind a socket whose peers leave at most `unread` messages unread, and return its port. Raises ConfigError."""
         for option, value in (
             (zmq.MAXMSGSIZE, _MOST_ASKED), (zmq.SNDHWM, unread), (zmq.LINGER, 0), (zmq.IPV6, 1),
-            (zmq.HEARTBEAT_IVL, _LOOK_MS), (zmq.HEARTBEAT_TIMEOUT, 3 * _LOOK_MS),
+            (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS), (zmq.HEARTBEAT_TIMEOUT, 3 * _HEARTBEAT_MS),
         ):  # fmt: skip
             socket.setsockopt(option, value)
         address = f"[{host.strip('[]')}]" if ":" in host else host

@@ -41,7 +41,7 @@ from runahead.v1 import add_GenerationServiceServicer_to_server, generation_serv
 
 _CONNECTIONS: Final = 1024  # to each port
 _IDLE_S: Final = 15.0  # after which a connection without calls is closed
-_LOOK_S: Final = 0.1  # between checks of the front ends
+_CHECK_S: Final = 0.1  # between checks of the front ends
 _SILENT_S: Final = 3.0  # without a front end's sign of life, which comes each second; late checks count once
 _LAST_WORDS_S: Final = 0.25  # for calls that are about to end
 _END_S: Final = 1.0  # for statuses to reach clients
@@ -76,8 +76,8 @@ class SideServer:
         self._engine: SocketEngineClient | None = None
         self._feed: StatsFeed | None = None
         self._is_heard = False
-        self._looking: asyncio.Task[None] | None = None
-        self._looks = 0  # checks of the board
+        self._checking: asyncio.Task[None] | None = None
+        self._checks = 0  # checks of the board
         self._heard: dict[
             int, tuple[int, int]
         ] = {}  # of front ends, by line: the last sign of life, and the check that saw it
@@ -112,7 +112,7 @@ class SideServer:
             self._publishing = self._publish(engine)
         self._is_heard = True
         engine.tell_of_silence(self._on_silence)
-        self._looking = asyncio.create_task(self._look())
+        self._checking = asyncio.create_task(self._check())
         return control_port
 
     def drain(self) -> None:
@@ -128,7 +128,7 @@ class SideServer:
     async def stop(self) -> None:
         """End every call."""
         self.drain()
-        for task in (self._looking, self._publishing):
+        for task in (self._checking, self._publishing):
             if task is not None:
                 task.cancel()
         if self._engine is not None:
@@ -197,12 +197,12 @@ class SideServer:
         self._is_heard = not is_silent
         self._tell()
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         """Check the board, which sends no notifications."""
         while True:
-            self._looks += 1
+            self._checks += 1
             self._tell()
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_CHECK_S)
 
     def _tell(self) -> None:
         self._health.set_ready(self._is_heard and self._somebody_serves())
@@ -213,5 +213,5 @@ class SideServer:
         self._heard = {line: last for line, last in self._heard.items() if line in words}
         for line, word in words.items():
             if self._heard.get(line, (None,))[0] != word:
-                self._heard[line] = word, self._looks
-        return any((self._looks - self._heard[line][1]) * _LOOK_S < _SILENT_S for line in words)
+                self._heard[line] = word, self._checks
+        return any((self._checks - self._heard[line][1]) * _CHECK_S < _SILENT_S for line in words)

@@ -27,7 +27,7 @@ from runahead.service.stats.service_metrics import service_metrics
 PATH: Final = "/metrics"
 _CONNECTIONS: Final = 16  # at once, a thread each; Prometheus needs one
 _WHOLE_S: Final = 5.0  # for a connection, until its answer's end
-_LOOK_S: Final = 0.1  # between checks for the shutdown
+_CHECK_S: Final = 0.1  # between checks for the shutdown
 
 AskEngine = Callable[[], tuple[EngineInfo, EngineStats] | None]
 
@@ -124,7 +124,9 @@ class MetricsServer:
             raise ConfigError(f"{host} port {port} can't be listened on: {error.strerror}") from error
         self._server.set_app(_only_metrics(make_wsgi_app(registry)))
         self.port = int(self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(_LOOK_S,), name="metrics", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_CHECK_S,), name="metrics", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ from runahead.v1 import HeldStats, ProcessStats, ServerStats, WatchStatsRequest,
 _DEFAULT_S: Final = 1.0  # between two messages to a watcher
 _LEAST_S: Final = 0.05  # the engine does not gather figures more often
 _MOST_S: Final = 3600.0
-_LOOK_S: Final = 0.25  # between checks of unchanged figures
+_CHECK_S: Final = 0.25  # between checks of unchanged figures
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -79,7 +79,7 @@ class StatsFeed:
                 await writer.write(WatchStatsResponse(stats=stats))
             if self._closed:
                 raise shutting_down()
-            await asyncio.sleep(least_s if now != told else min(least_s, _LOOK_S))
+            await asyncio.sleep(least_s if now != told else min(least_s, _CHECK_S))
             told = now
 
     def _with_ours(self, engine: EngineStats) -> ServerStats:

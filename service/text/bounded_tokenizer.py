@@ -25,7 +25,7 @@ from runahead.service.text.tokenizer_process import MEMORY_BYTES, PROCESSOR_S, A
 
 COMMAND: Final = (sys.executable, "-P", "-m", "runahead.service.text.tokenizer_process")
 WALL_S: Final = 20 * PROCESSOR_S  # for an answer on a busy machine
-_LOOKS: Final = 8  # checks while a thread waits: a stop of the whole machine counts as one
+_CHECKS: Final = 8  # checks while a thread waits: a stop of the whole machine counts as one
 
 
 class BoundedTokenizer:
@@ -134,7 +134,7 @@ def _exchanged(process: subprocess.Popen[bytes], said: bytes, wall_s: float) -> 
     answered, is_late = threading.Event(), threading.Event()
 
     def watch() -> None:
-        if not any(answered.wait(wall_s / _LOOKS) for _ in range(_LOOKS)):
+        if not any(answered.wait(wall_s / _CHECKS) for _ in range(_CHECKS)):
             is_late.set()
             process.kill()
 

@@ -22,7 +22,7 @@ I32 = NDArray[np.int32]
 
 # Fixed-point weight of the most likely token, 1. With 2**18 tokens the sum stays below 2**58.
 MASS_ONE: Final = 2.0**40
-_FIRST_LOOK: Final = 512  # tokens that top-p tries before it sorts the whole row
+_FIRST_TRY: Final = 512  # tokens that top-p tries before it sorts the whole row
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +111,10 @@ def kept_tokens(scores: F32, top_k: int, top_p: np.float32, min_p: np.float32) -
         weights = exp32(scores)
         mass = masses(weights)
         target = _target(int(mass.sum()), top_p)
-        for look in (min(_FIRST_LOOK, size), size):
-            ids = highest(scores, look)
+        for count in (min(_FIRST_TRY, size), size):
+            ids = highest(scores, count)
             kept = _prefix(mass[ids], target)
-            if kept < look:
+            if kept < count:
                 break
         ids = ids[:kept]
         weights = weights[ids]
