@@ -30,8 +30,8 @@ def picture(panels: Sequence[tuple[str, Timeline]], caption: str = "") -> str:
     span = max(launches[-1].device[1] - launches[0].device[0] for _, _, launches in shown)
     scale = (WIDTH - LEFT - 20) / span
     drawing = _Drawing(_PANEL * len(panels) + (90 if caption else 68))
-    for place, (name, timeline, launches) in enumerate(shown):
-        _draw_panel(drawing, name, timeline, launches[0].device[0], 20 + place * _PANEL, span, scale)
+    for index, (name, timeline, launches) in enumerate(shown):
+        _draw_panel(drawing, name, timeline, launches[0].device[0], 20 + index * _PANEL, span, scale)
     end = 20 + _PANEL * len(panels)
     for tick in range(0, int(span), _tick(span)):
         drawing.line(LEFT + tick * scale, end - 12, LEFT + tick * scale, end - 6)

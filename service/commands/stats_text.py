@@ -86,9 +86,11 @@ def _drafts(tokens: stats_pb2.TokenStats) -> str:
     if not any(drafted.values()):
         return "none"
     right, looked_at = sum(accepted.values()), sum(drafted.values())
-    places = ", ".join(f"{accepted.get(place, 0)} of {count}" for place, count in sorted(drafted.items()) if count)
+    positions = ", ".join(
+        f"{accepted.get(position, 0)} of {count}" for position, count in sorted(drafted.items()) if count
+    )
     each = f"{tokens.per_launch:.2f} tokens of a row with each launch"
-    return f"{right} of {looked_at} were right, {each}; by their place in a run: {places}"
+    return f"{right} of {looked_at} were right, {each}; by their place in a run: {positions}"
 
 
 def _snapshots(snapshots: stats_pb2.SnapshotStats) -> str:

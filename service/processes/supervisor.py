@@ -193,7 +193,7 @@ class Supervisor:
         self._config = replace(self._config, engine=engine)
         for index in range(self._settings.frontends):
             await self._load(index)
-        dropped_lines = self._memory, self._board.dropped_lines_place("engine")
+        dropped_lines = self._memory, self._board.dropped_lines_index("engine")
         self._engine = await EngineProcess.start(self._config.engine, self._settings.log, dropped_lines=dropped_lines)
         self._watch = await EngineWatch.connect(
             self._engine.socket, stuck_after_s(self._config.engine.launch_timeout_s)

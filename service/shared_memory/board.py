@@ -151,9 +151,9 @@ class Board:
         for name in _OF_THE_LIVING:
             cells[_NAMES.index(name)] = 0
 
-    def dropped_lines_place(self, name: str) -> int:
+    def dropped_lines_index(self, name: str) -> int:
         """Return the index of the 64-bit word in which the named process counts dropped log lines."""
-        return self._lines * _WORDS + self.processes.dropped_lines_place(name)
+        return self._lines * _WORDS + self.processes.dropped_lines_index(name)
 
     def total(self) -> FrontEndCounters:
         """Sum all lines."""
@@ -163,9 +163,9 @@ class Board:
 
     def serving(self) -> dict[int, int]:
         """Return the signs of life of each serving front end, by line."""
-        place = _NAMES.index("front_ends")
+        serving = _NAMES.index("front_ends")
         lines = ((index, self._cells(index)) for index in range(self._lines))
-        return {index: cells[_BEATS] for index, cells in lines if cells[place]}
+        return {index: cells[_BEATS] for index, cells in lines if cells[serving]}
 
     def refusals(self) -> dict[str, int]:
         """Count refused calls by reason, without zeros."""

@@ -65,7 +65,7 @@ CODES: Final = (
 # Upper bounds in seconds: the usual ones of gRPC servers, and longer ones for streams of completions.
 BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
-_PLACES: Final = {f"/{service}/{method}": place for place, (_, service, method) in enumerate(METHODS)}
+_INDEXES: Final = {f"/{service}/{method}": index for index, (_, service, method) in enumerate(METHODS)}
 _BUCKETS: Final = len(BOUNDS_S) + 1
 _STARTED, _NANOSECONDS, _ENDED = 0, 1, 2  # cells of a method: started, total time, ended by code, ended by time
 _TIMES: Final = _ENDED + len(CODES)
@@ -110,7 +110,7 @@ class CallLine:
             cells[begin + _ENDED + _UNAVAILABLE] += cells[begin + _STARTED] - ended
 
     def _begin(self, path: str) -> int:
-        return _PLACES.get(path, len(METHODS) - 1) * _CELLS
+        return _INDEXES.get(path, len(METHODS) - 1) * _CELLS
 
 
 class CallTable:
@@ -133,8 +133,8 @@ class CallTable:
     def total(self) -> Iterator[tuple[tuple[str, str, str], MethodFigures]]:
         """Yield sums over all lines for each method of METHODS."""
         words, size = self._cells.tolist(), self.size(1)
-        for place, method in enumerate(METHODS):
-            begin = place * _CELLS
+        for index, method in enumerate(METHODS):
+            begin = index * _CELLS
             rows = [words[line * size + begin :][:_CELLS] for line in range(self._lines)]
             cells = [sum(column) for column in zip(*rows, strict=True)]
             ended, times = tuple(cells[_ENDED:_TIMES]), tuple(cells[_TIMES:])

@@ -48,8 +48,8 @@ class ProcessTable:
         """Write the running processes; others have ended."""
         self._cells[0] = connections
         found = {process.name: process for process in processes}
-        for place, name in enumerate(self.names):
-            begin, process = 1 + place * _CELLS, found.get(name)
+        for index, name in enumerate(self.names):
+            begin, process = 1 + index * _CELLS, found.get(name)
             self._cells[begin] = 0 if process is None else process.pid
             if process is not None:
                 self._cells[begin + 1] = process.resident_bytes
@@ -57,15 +57,15 @@ class ProcessTable:
 
     def dropped_lines(self, name: str) -> memoryview:
         """Return the named process's count of dropped log lines, int64 [1]."""
-        place = self.dropped_lines_place(name)
-        return self._cells[place : place + 1]
+        index = self.dropped_lines_index(name)
+        return self._cells[index : index + 1]
 
-    def dropped_lines_place(self, name: str) -> int:
+    def dropped_lines_index(self, name: str) -> int:
         """Return that cell's index."""
         return _CELLS * (1 + self.names.index(name))
 
     def read(self) -> tuple[ProcessFigures, ...]:
         """Return the running processes' figures."""
         cells = self._cells[1 : 1 + _CELLS * len(self.names)].tolist()
-        found = (ProcessFigures(name, *cells[place * _CELLS :][:_CELLS]) for place, name in enumerate(self.names))
+        found = (ProcessFigures(name, *cells[index * _CELLS :][:_CELLS]) for index, name in enumerate(self.names))
         return tuple(process for process in found if process.pid)

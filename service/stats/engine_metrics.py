@@ -53,7 +53,7 @@ def engine_metrics(info: EngineInfo, stats: EngineStats) -> Iterator[Metric]:
         ("drafted_tokens", "Drafts that launches looked at, by their place in a run.", stats.drafted),
         ("accepted_drafts", "Of these, those that were right.", stats.accepted),
     ):
-        yield counters(f"runahead_{name}", what, "place", {str(place): count for place, count in found.items()})
+        yield counters(f"runahead_{name}", what, "place", {str(position): count for position, count in found.items()})
     yield gauge(
         "runahead_tokens_per_launch", "Tokens that a launch has brought of a row, on average.", stats.tokens_per_launch
     )

@@ -70,8 +70,8 @@ def _cumulative(bounds: Sequence[float], counts: Sequence[int], step: int) -> li
     """Make Prometheus's cumulative buckets."""
     buckets: list[tuple[str, float]] = []
     below = 0
-    for place, (bound, count) in enumerate(zip(bounds, counts, strict=False)):
+    for index, (bound, count) in enumerate(zip(bounds, counts, strict=False)):
         below += count
-        if place % step == 0:
+        if index % step == 0:
             buckets.append((str(bound), below))
     return [*buckets, ("+Inf", sum(counts))]

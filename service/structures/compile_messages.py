@@ -29,11 +29,11 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The result. grammar: for `Submit.structure`; empty if the structure is refused. place, sentence: the fault
+    """The result. grammar: for `Submit.structure`; empty if the structure is refused. location, sentence: the fault
     (`StructureFault`). is_last: the process ends after this answer because it has grown.
     """
 
     grammar: str = ""
-    place: str = ""
+    location: str = ""
     sentence: str = ""
     is_last: bool = False

@@ -72,7 +72,7 @@ def compiled(vocabulary: LLTokenizer, ask: Ask, orders: Vocabulary) -> Answer:
         except StructureFault as fault:
             raise _where(vocabulary, schema, fault, orders) from None
     except StructureFault as fault:
-        return Answer(place=fault.place, sentence=fault.sentence)
+        return Answer(location=fault.location, sentence=fault.sentence)
     except MemoryError:
         return Answer(sentence=f"needs more than {orders.memory_mb} MiB of memory to be compiled")
     return Answer(grammar=grammar)
@@ -100,15 +100,15 @@ def _where(vocabulary: LLTokenizer, schema: Schema | None, fault: StructureFault
         return fault
     kept: dict[str, Any] = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     until = time.process_time() + orders.compile_s * _SEARCH_S
-    for place, part in parts(schema):
-        if place == "#" or time.process_time() > until:
+    for location, part in parts(schema):
+        if location == "#" or time.process_time() > until:
             break
         if not isinstance(part, dict):
             continue
         try:
             _try(vocabulary, of_schema({**part, **kept}))
         except StructureFault as inner:
-            return StructureFault(place, inner.sentence)
+            return StructureFault(location, inner.sentence)
     return StructureFault("#", fault.sentence)
 
 

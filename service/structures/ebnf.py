@@ -70,8 +70,8 @@ def _part(part: re.Match[str], text: str) -> str:
     # A dash between two characters is a range; elsewhere, or escaped, it is a character.
     last = len(items) - 1
     made = [
-        "-" if (one, is_escaped) == ("-", False) and 0 < place < last else _plain(one)
-        for place, (one, is_escaped) in enumerate(items)
+        "-" if (one, is_escaped) == ("-", False) and 0 < location < last else _plain(one)
+        for location, (one, is_escaped) in enumerate(items)
     ]
     return f"[{'^' if negated else ''}{''.join(made)}]"
 

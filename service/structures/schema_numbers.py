@@ -28,12 +28,12 @@ _BOUNDS: Final = {
 _INWARDS: Final = 1e-9
 
 
-def exact_value(value: Any, place: str) -> Any:
+def exact_value(value: Any, location: str) -> Any:
     """Return a value of `const` or `enum` that the library keeps exactly. Raises StructureFault for any other."""
     if isinstance(value, list):
-        return [exact_value(one, place) for one in value]
+        return [exact_value(one, location) for one in value]
     if isinstance(value, dict):
-        return {name: exact_value(one, place) for name, one in value.items()}
+        return {name: exact_value(one, location) for name, one in value.items()}
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     if isinstance(value, float) and not value.is_integer():
@@ -42,7 +42,7 @@ def exact_value(value: Any, place: str) -> Any:
         value = int(value)
         is_exact = abs(value) <= _MOST and int(float(value)) == value
     if not is_exact:
-        raise StructureFault(place, f"has the number {value}, which is too long to be enforced as it is written")
+        raise StructureFault(location, f"has the number {value}, which is too long to be enforced as it is written")
     return value
 
 
@@ -54,7 +54,7 @@ def integers_of(integer_format: str) -> dict[str, Any]:
     return schema
 
 
-def draw_in(schema: dict[str, Any], place: str) -> None:
+def draw_in(schema: dict[str, Any], location: str) -> None:
     """Move bounds inwards that the library would not enforce exactly. Raises StructureFault if no bound can be
     enforced.
     """
@@ -62,7 +62,7 @@ def draw_in(schema: dict[str, Any], place: str) -> None:
     before = {key: schema[key] for key in _BOUNDS if key in schema}
     for key, bound in before.items():
         if isinstance(bound, bool) or not isinstance(bound, int | float):
-            raise StructureFault(f"{place}/{key}", "must be a number")
+            raise StructureFault(f"{location}/{key}", "must be a number")
         target, inwards, is_exclusive = _BOUNDS[key]
         if abs(bound) < _EXACT:
             if is_exclusive and not is_integer and float(bound).is_integer():
@@ -73,7 +73,7 @@ def draw_in(schema: dict[str, Any], place: str) -> None:
             continue
         inner = _inner(bound, inwards, is_exclusive=is_exclusive, is_integer=is_integer)
         if inwards * inner > _MOST:
-            raise StructureFault(f"{place}/{key}", f"is not enforced beyond ±{_MOST}")
+            raise StructureFault(f"{location}/{key}", f"is not enforced beyond ±{_MOST}")
         del schema[key]
         if target in schema:
             inner = max(schema[target], inner) if inwards > 0 else min(schema[target], inner)
@@ -83,7 +83,7 @@ def draw_in(schema: dict[str, Any], place: str) -> None:
     if schema.get("maximum", 0) <= -_ONE_SIDED:
         schema.setdefault("minimum", -_MOST)
     if _is_empty(schema) and not _is_empty(before):
-        raise StructureFault(place, "has bounds that leave no number which is enforced exactly")
+        raise StructureFault(location, "has bounds that leave no number which is enforced exactly")
 
 
 def _inner(bound: float, inwards: int, *, is_exclusive: bool, is_integer: bool) -> int:

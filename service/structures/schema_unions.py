@@ -18,38 +18,38 @@ _DEEPEST: Final = 8  # nesting of properties and references that is examined
 _MOST_MULTIPLE: Final = 2**32  # beyond it the library's least common multiple overflows
 
 
-def check_one_of(schema: dict[str, Any], place: str, root: Any) -> None:
+def check_one_of(schema: dict[str, Any], location: str, root: Any) -> None:
     """Check `oneOf`, which the library enforces like `anyOf`. Raises StructureFault unless the branches provably
     exclude each other.
     """
     if any(not _exclude(one, other, root, 0) for one, other in combinations(schema["oneOf"], 2)):
         raise StructureFault(
-            f"{place}/oneOf",
+            f"{location}/oneOf",
             "is enforced where the types, the constants or the required properties of its branches exclude each other; "
             "anyOf is always enforced",
         )
 
 
-def check_discriminator(schema: dict[str, Any], place: str, root: Any) -> None:
+def check_discriminator(schema: dict[str, Any], location: str, root: Any) -> None:
     """Check a discriminator. Raises StructureFault if it adds anything to the branches."""
     name = schema["discriminator"].get("propertyName") if isinstance(schema["discriminator"], dict) else None
     branches = schema.get("oneOf", schema.get("anyOf"))
     if isinstance(branches, list) and all(_tells(branch, name, root) for branch in branches):
         return
     raise StructureFault(
-        f"{place}/discriminator",
+        f"{location}/discriminator",
         "is taken beside oneOf or anyOf whose branches each require its property and have a constant for it",
     )
 
 
-def check_multiples(schema: dict[str, Any], place: str, root: Any) -> None:
+def check_multiples(schema: dict[str, Any], location: str, root: Any) -> None:
     """Check combined `multipleOf`. Raises StructureFault if the library can't hold the common multiple."""
     if not schema.keys() & {"$ref", "allOf", *_UNIONS}:
         return
     multiples = {Decimal(str(multiple)) for multiple in _multiples(schema, root, 0)}
     places = min((int(multiple.as_tuple().exponent) for multiple in multiples), default=0)
     if len(multiples) > 1 and prod(int(multiple.scaleb(-min(places, 0))) for multiple in multiples) >= _MOST_MULTIPLE:
-        raise StructureFault(place, "combines values of multipleOf whose product is too large to be enforced")
+        raise StructureFault(location, "combines values of multipleOf whose product is too large to be enforced")
 
 
 def add_null(schema: dict[str, Any]) -> dict[str, Any]:

@@ -112,9 +112,9 @@ def _size(source: StructureSource, answer: Answer) -> int:
 
 def _violation(source: StructureSource, answer: Answer) -> Violation:
     """Make the violation: a location in a schema extends the path, a grammar's line begins the sentence."""
-    if answer.place.startswith("#"):
-        path = source.field + ("" if answer.place == "#" else answer.place)
+    if answer.location.startswith("#"):
+        path = source.field + ("" if answer.location == "#" else answer.location)
         return Violation(path, f"{path} {answer.sentence}")
-    if answer.place:
-        return Violation(source.field, f"{source.field} {answer.sentence} ({answer.place})")
+    if answer.location:
+        return Violation(source.field, f"{source.field} {answer.sentence} ({answer.location})")
     return Violation(source.field, f"{source.field} {answer.sentence}")

@@ -56,10 +56,10 @@ def _fallbacks(stop: str) -> list[int]:
     """Return for each prefix of `stop` the length of its longest proper prefix that is also a suffix."""
     fallbacks = [0] * len(stop)
     length = 0
-    for place in range(1, len(stop)):
-        while length and stop[length] != stop[place]:
+    for index in range(1, len(stop)):
+        while length and stop[length] != stop[index]:
             length = fallbacks[length - 1]
-        if stop[length] == stop[place]:
+        if stop[length] == stop[index]:
             length += 1
-        fallbacks[place] = length
+        fallbacks[index] = length
     return fallbacks

@@ -102,7 +102,7 @@ def _pattern(pre_tokenizer: Mapping[str, Any] | None) -> str:
 def _looks_once(alternatives: Sequence[str]) -> bool:
     if not _LOOK_THROUGH_SPACES.intersection(alternatives):
         return True
-    places = [place for place, one in enumerate(alternatives) if one in _MATCH_SPACES]
+    places = [index for index, one in enumerate(alternatives) if one in _MATCH_SPACES]
     return bool(places) and r"\s" not in alternatives[: places[0]]
 
 

@@ -132,9 +132,9 @@ class TextTokenizer:
         does anything else.
         """
         bare, dressed = self._encode("a", False), self._encode("a", True)
-        for place in range(len(dressed) - len(bare) + 1):
-            if np.array_equal(dressed[place : place + len(bare)], bare):
-                return dressed[:place], dressed[place + len(bare) :]
+        for index in range(len(dressed) - len(bare) + 1):
+            if np.array_equal(dressed[index : index + len(bare)], bare):
+                return dressed[:index], dressed[index + len(bare) :]
         return None
 
     def _decode(self, ids: Sequence[int], include_special_tokens: bool) -> str:

@@ -67,7 +67,7 @@ def _filter_calls(architecture: int, allowed: tuple[int, ...]) -> str:
         _instruction(_LOAD, _ARCHITECTURE_AT),
         _instruction(_EQUAL, architecture, if_not=len(allowed) + 1),
         _instruction(_LOAD, _NUMBER_AT),
-        *(_instruction(_EQUAL, number, if_so=len(allowed) - place) for place, number in enumerate(allowed)),
+        *(_instruction(_EQUAL, number, if_so=len(allowed) - index) for index, number in enumerate(allowed)),
         _instruction(_RETURN, _REFUSE),
         _instruction(_RETURN, _ALLOW),
     ]

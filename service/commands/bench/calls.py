@@ -49,8 +49,8 @@ async def run(
     messages = [_message(request) for request in requests]
     begun = time.perf_counter() + _OVER_S
     calls = (
-        _call(stubs[place % len(stubs)], messages[place], begun + request.due_s, metadata, timeout_s)
-        for place, request in enumerate(requests)
+        _call(stubs[index % len(stubs)], messages[index], begun + request.due_s, metadata, timeout_s)
+        for index, request in enumerate(requests)
     )
     outcomes = await asyncio.gather(*calls)
     ends = (request.due_s + outcome.end_s for request, outcome in zip(requests, outcomes, strict=True))

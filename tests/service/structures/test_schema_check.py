@@ -44,7 +44,7 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
 def test_what_is_not_enforced_is_refused_by_its_place(schema: Any, place: str, words: str) -> None:
     with pytest.raises(StructureFault, match=words) as refused:
         enforced(schema)
-    assert refused.value.place == place
+    assert refused.value.location == place
 
 
 def test_names_of_properties_and_values_are_no_keywords() -> None:
