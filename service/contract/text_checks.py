@@ -21,7 +21,7 @@ def check_tokenize(request: TokenizeRequest) -> None:
     """Validate Tokenize. Raises ServiceError (INVALID_ARGUMENT), also for a text over `Limits.prompt_text_bytes`."""
     found = Violations()
     found.require_known(request)
-    check_text_bytes(request.text, "text", found)
+    check_text_bytes(request.text, found)
     found.raise_if_any()
 
 
@@ -33,6 +33,6 @@ def check_detokenize(request: DetokenizeRequest, vocab_size: int) -> None:
     found.raise_if_any()
 
 
-def check_text_bytes(text: str, field: str, found: Violations) -> None:
+def check_text_bytes(text: str, found: Violations) -> None:
     limit = LIMITS.prompt_text_bytes
-    found.require(len(text.encode()) <= limit, field, f"must be at most {limit} bytes of UTF-8")
+    found.require(len(text.encode()) <= limit, "text", f"must be at most {limit} bytes of UTF-8")

@@ -200,7 +200,7 @@ def _check_prompt_field(
         return check_chat(request.chat, found)
     if which == "text":
         if found.require(bool(request.text), "text", "must not be empty"):
-            check_text_bytes(request.text, "text", found)
+            check_text_bytes(request.text, found)
         return request.text
     found.require(which is not None, "prompt", "is missing: set text, chat or token_ids")
     found.require(not request.add_special_tokens or which is None, "add_special_tokens", "is about text, not token_ids")
