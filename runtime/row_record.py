@@ -28,7 +28,7 @@ PROMPT_BIT: Final = 1 << 30
 
 
 class RowParameters(Generic[Column]):
-    """A row's parameters: the declaration, and columns [slots] of a holder by row slot.
+    """A row's parameters: the declaration, and columns [slots] by row slot.
 
     64-bit fields come first, so 32-bit fields can be added anywhere after them. The fields between `row_slot` and
     `min_position` are numbers of `runahead.runtime.wire.parameters.SamplingParams` with the same names.

@@ -125,7 +125,7 @@ class Chats:
         return tuple(dict.fromkeys([*named, *self._eos_token_ids]))
 
     async def _rendered(self, asked: Asked) -> Rendered:
-        """Render in an idle worker. The caller has a turn."""
+        """Render in an idle worker."""
         worker = self._idle.pop()
         try:
             answer = await worker.ask(asked, Rendered, _WALL * RENDER_S)

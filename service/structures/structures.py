@@ -55,7 +55,7 @@ class Structures:
 
     @property
     def waiting(self) -> int:
-        """The number of structures that wait for a turn."""
+        """The number of waiting structures."""
         return self._turns.waiting
 
     def is_known(self, source: StructureSource) -> bool:
@@ -82,7 +82,7 @@ class Structures:
         await self._compiler.close()
 
     async def _compiled(self, source: StructureSource) -> Answer:
-        """Compile a structure in its turn."""
+        """Compile a structure, unless it was compiled meanwhile."""
         if (known := self._remembered(source)) is not None:  # compiled while it waited
             return known
         began = time.monotonic()

@@ -111,7 +111,7 @@ class TextTokenizer:
 
     @property
     def waiting(self) -> int:
-        """Texts and sequences that wait for a turn."""
+        """Waiting texts and sequences."""
         return self._pool.waiting
 
     def close(self) -> None:
