@@ -1,6 +1,6 @@
-"""Where this process's logs go: standard error, for people on a terminal and as one JSON object a line elsewhere.
+"""Sends this process's logs to standard error: text on a terminal, otherwise one JSON object a line.
 
-The front end and the engine share one standard error, and write to it alike. Prompts and completions are never logged.
+Front end and engine share one standard error. Prompts and completions are never logged.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ LEVELS: Final[dict[Level, int]] = {
 
 
 class LogOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """level: the least severe event that is logged: debug, info, warning or error.
+    """Log settings.
+    level: the least severe logged event: debug, info, warning or error.
 
-    format: console (for people), json (one object a line), or auto: console where standard error is a terminal.
+    format: console (text), json (one object a line), or auto: console if standard error is a terminal.
     """
 
     level: Level = "info"
@@ -36,12 +37,12 @@ class LogOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draws_on_a_terminal(output: LogOutput) -> bool:
-    """Whether a line may be drawn over itself: people look at standard error, and at what goes well too."""
+    """Whether lines may be redrawn in place: standard error is a terminal, and info is logged."""
     return sys.stderr.isatty() and output.format != "json" and LEVELS[output.level] <= logging.INFO
 
 
 def log_to_stderr(output: LogOutput) -> None:
-    """Sends this process's events to standard error, from now on. No write there blocks or raises any more."""
+    """Send this process's events to standard error from now on. Writes then neither block nor raise."""
     stream_stderr()
     on_terminal = sys.stderr.isatty()
     for_people = output.format == "console" or (output.format == "auto" and on_terminal)
@@ -64,13 +65,14 @@ def _as_json() -> list[structlog.typing.Processor]:
 
 
 def _fit_to_be_seen(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """A terminal acts on some characters, and clients choose some words of events. Whatever is in an event's texts, it
-    is one line, in which such characters have a mark instead. JSON writes them as numbers by itself."""
+    """Replace control characters in an event's texts, which clients may choose, so that the event stays one line. JSON
+    escapes them itself.
+    """
     return {name: printable(value) if isinstance(value, str) else value for name, value in event.items()}
 
 
 def printable(text: str) -> str:
-    """The text with a mark for each character that is none to be seen."""
+    """Replace unprintable characters."""
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
@@ -80,6 +82,6 @@ def _for_people(colors: bool) -> list[structlog.typing.Processor]:
     return [
         structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False),
         _fit_to_be_seen,
-        # A plain traceback: the renderer's own one shows local variables, and prompts with them.
+        # A plain traceback: the renderer's shows local variables, and prompts with them.
         structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback),
     ]

@@ -1,7 +1,7 @@
-"""Standard error as a stream whose writes neither block nor raise.
+"""A standard error stream whose writes neither block nor raise.
 
-Whoever reads a log may go away or stand still, and a disk may be full: that costs lines, which are counted, and nothing
-else. Lines wait in a bounded buffer for a thread that writes them.
+A log's reader may disappear or stall, and a disk may be full: that only loses lines, which are counted. A thread writes
+lines from a bounded buffer.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import threading
 from queue import SimpleQueue
 from typing import Final
 
-_MOST_BYTES: Final = 1 << 20  # that wait to be written
-_LAST_S: Final = 1.0  # for the buffer to be written when the process ends
+_MOST_BYTES: Final = 1 << 20  # waiting to be written
+_LAST_S: Final = 1.0  # to write the buffer at the process's end
 
 
 class LogStream(io.TextIOBase):
     """Writes whole lines to a descriptor from a thread.
 
-    A line is dropped and counted where the buffer is full or the descriptor can't be written to. The next line is tried
-    anew. Text without a line's end waits for it, or for `flush`.
+    A line is dropped and counted if the buffer is full or the descriptor fails; the next line is tried again. Text
+    without a line's end waits for it or for `flush`.
     """
 
     encoding = "utf-8"
@@ -35,12 +35,12 @@ class LogStream(io.TextIOBase):
         self._most_bytes = most_bytes
         self._partial = ""
         self._lines: SimpleQueue[bytes | None] = SimpleQueue()
-        # Garbage collection may call `write` inside of `write`: neither the queue nor this lock minds.
+        # Garbage collection may call `write` inside `write`: both the queue and this lock are reentrant.
         self._lock = threading.RLock()
         self._taken_bytes = 0
         self._done_bytes = 0
         self._dropped = memoryview(bytearray(8)).cast("q")
-        self._is_torn = False  # the last line written is not whole
+        self._is_torn = False  # the last line was written partially
         self._is_over = False
         self._thread = threading.Thread(target=self._write_all, name="log-writer", daemon=True)
         self._thread.start()
@@ -48,11 +48,11 @@ class LogStream(io.TextIOBase):
 
     @property
     def dropped(self) -> int:
-        """Lines."""
+        """The number of dropped lines."""
         return self._dropped[0]
 
     def count_in(self, cell: memoryview) -> None:
-        """Counts dropped lines there from now on, beside those that are counted there already. cell: int64 [1]."""
+        """Count dropped lines in this cell from now on, in addition to its count. cell: int64 [1]."""
         with self._lock:
             cell[0] += self._dropped[0]
             self._dropped = cell
@@ -64,13 +64,13 @@ class LogStream(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Hands over what has no line's end, and does not wait until it is written."""
+        """Pass on an incomplete line, without waiting for its write."""
         with self._lock:
             partial, self._partial = self._partial, ""
             self._put(partial)
 
     def end(self) -> None:
-        """Waits for a second at most until everything is written. What comes later is dropped. Idempotent."""
+        """Wait at most a second until everything is written. Later lines are dropped. Idempotent."""
         if not self._is_over:
             self.flush()
             self._is_over = True
@@ -103,7 +103,7 @@ class LogStream(io.TextIOBase):
     # ------------------------------------------------------------ the thread
 
     def _write_all(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are for the thread that expects them
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # signals are for the main thread
         while (data := self._lines.get()) is not None:
             try:
                 self._write_one(data)
@@ -112,7 +112,7 @@ class LogStream(io.TextIOBase):
             self._done_bytes += len(data)
 
     def _write_one(self, data: bytes) -> None:
-        """One write for each: several processes write to the same descriptor. Raises OSError."""
+        """Write one line in one call: several processes share the descriptor. Raises OSError."""
         rest = b"\n" + data if self._is_torn else data
         while rest:
             try:
@@ -130,10 +130,10 @@ class LogStream(io.TextIOBase):
 
 
 def stream_stderr() -> None:
-    """Makes standard error such a stream. Idempotent."""
+    """Replace standard error by such a stream. Idempotent."""
     if isinstance(sys.stderr, LogStream):
         return
-    if sys.stderr is None:  # it was closed when the process began
+    if sys.stderr is None:  # closed since the process began
         sys.stderr = LogStream(os.open(os.devnull, os.O_WRONLY))
     else:
         sys.stderr.flush()
@@ -141,12 +141,12 @@ def stream_stderr() -> None:
 
 
 def count_dropped_lines_in(cell: memoryview) -> None:
-    """Of this process's log, from now on. cell: int64 [1]."""
+    """Count this process's dropped log lines in this cell from now on. cell: int64 [1]."""
     if isinstance(sys.stderr, LogStream):
         sys.stderr.count_in(cell)
 
 
 def end_log() -> None:
-    """Writes what can be written of this process's log in a second: before an exit that runs no handlers."""
+    """Write this process's log for at most a second, before an exit without handlers."""
     if isinstance(sys.stderr, LogStream):
         sys.stderr.end()

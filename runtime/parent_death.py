@@ -1,7 +1,7 @@
-"""The end of a child whose parent is gone.
+"""Ends a child whose parent has died.
 
-A child knows by the end of its standard input, or of a socket, that its parent is gone, and ends in order. One that is
-stopped does not look: the system tells it by a signal.
+A child notices its parent's death by the end of its standard input or a socket, and ends in order. A stopped child
+can't; the system sends it a signal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def signal_at_parents_death(number: signal.Signals = signal.SIGKILL) -> None:
-    """This process gets the signal when the thread ends that started it: on Linux, see prctl(2). Elsewhere nothing
-    happens. The thread has to live as long as the parent, as a main thread does."""
+    """Send this process the signal when its parent's thread ends: on Linux, see prctl(2). No effect elsewhere. The
+    parent must start it from a thread that lives as long as the parent.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)

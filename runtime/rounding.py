@@ -1,4 +1,4 @@
-"""How many pieces of a size a number needs."""
+"""Rounding up."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ Count = TypeVar("Count", int, NDArray[np.int32], NDArray[np.int64])
 
 
 def ceil_div(count: Count, size: int) -> Count:
-    """Pieces of `size` that hold `count`: count / size, rounded up. A number, or an array [n] of them."""
+    """Return count / size, rounded up: a number, or an array [n]."""
     return -(-count // size)

@@ -1,9 +1,9 @@
-"""The parameters of a row, and the record that brings them to the device: declared here, and nowhere else.
+"""A row's parameters and admission record, declared only here.
 
-A record lies in the bulk slot of the launch that admits its row. It begins with a head of ADMIT_WORDS words, the fields
-of `RowParameters`, and lists follow in this order: stop ids, bias ids, bias values (float32 bits), words of the
-allowed-token mask, blocks, penalty list, history. An admission copies the head whole into the row's line of
-`parameters`, int32 [slots, ADMIT_WORDS].
+A record is in the bulk slot of the launch that admits its row. It begins with a head of ADMIT_WORDS words, the fields
+of `RowParameters`, followed by lists: stop ids, bias ids, bias values (float32 bits), words of the allowed-token mask,
+blocks, penalty list, history. An admission copies the head into the row's line of `parameters`, int32 [slots,
+ADMIT_WORDS].
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Column = TypeVar("Column")
 
 ADMIT_WORDS: Final = 32
 
-# Words of an entry of the penalty list: a token, and how often it is in the completion. Each token once, ids ascending.
+# Words of a penalty list entry: a token and its occurrences in the completion. Each token once, ids ascending.
 COUNT_TOKEN: Final = 0
 COUNT_SEEN: Final = 1  # occurrences, and PROMPT_BIT if the token is in the prompt
 COUNT_WORDS: Final = 2
@@ -28,14 +28,14 @@ PROMPT_BIT: Final = 1 << 30
 
 
 class RowParameters(Generic[Column]):
-    """A row's parameters: the declaration, and the columns [slots] of whoever holds them by row slot.
+    """A row's parameters: the declaration, and columns [slots] by row slot.
 
-    Fields of 64 bits come first, so that 32-bit fields can be added anywhere after them. The fields between `row_slot`
-    and `min_position` are numbers of `runahead.runtime.wire.parameters.SamplingParams` with the same names.
+    64-bit fields come first, so 32-bit fields can be added anywhere after them. The fields between `row_slot` and
+    `min_position` are numbers of `runahead.runtime.wire.parameters.SamplingParams` with the same names.
     """
 
-    seed: Annotated[Column, INT64]  # the 64 bits of the request's seed
-    mask_epoch: Annotated[Column, INT64]  # in the tags of the row's masks; 0: it has no grammar, and gets none
+    seed: Annotated[Column, INT64]  # the request's 64-bit seed
+    mask_epoch: Annotated[Column, INT64]  # in the tags of the row's masks; 0: no grammar
     row_slot: Annotated[Column, INT32]
     temperature: Annotated[Column, FLOAT32]  # 0: greedy
     top_k: Annotated[Column, INT32]  # 0: off
@@ -50,19 +50,19 @@ class RowParameters(Generic[Column]):
     max_position: Annotated[Column, INT32]  # the row ends with the token at this position
     stop_count: Annotated[Column, INT32]  # stop ids
     bias_count: Annotated[Column, INT32]  # bias ids, and as many values; 0: no bias
-    allowed_words: Annotated[Column, INT32]  # words of the mask of allowed tokens; 0: every token is allowed
-    block_count: Annotated[Column, INT32]  # blocks that the block table begins with
-    penalty_slot: Annotated[Column, INT32(free=-1)]  # where the row's tokens are counted; -1: it has no penalties
+    allowed_words: Annotated[Column, INT32]  # words of the allowed-token mask; 0: every token is allowed
+    block_count: Annotated[Column, INT32]  # blocks at the beginning of the block table
+    penalty_slot: Annotated[Column, INT32(free=-1)]  # where the row's tokens are counted; -1: no penalties
     penalty_entries: Annotated[Column, INT32]  # entries of the penalty list
     state_slot: Annotated[Column, INT32(free=-1)]  # -1: none
-    history_count: Annotated[Column, INT32]  # tokens that no chunk brings, where a drafter wants to know them
-    begins_as: Annotated[Column, INT32]  # the snapshot that its state begins as; 0: none
+    history_count: Annotated[Column, INT32]  # tokens that no chunk brings, for a drafter that reads them
+    begins_as: Annotated[Column, INT32]  # the snapshot for its initial state; 0: none
 
 
 ROW_RECORD: Final = WordLayout(RowParameters, ADMIT_WORDS)
 
-# Names of the tensors in which a device keeps its rows: `runahead.runtime.kernels.row_state` says what is in them.
-# `parameters` holds the fields of `RowParameters`.
+# Tensors of a device's rows, explained in `runahead.runtime.kernels.row_state`. `parameters` has the fields of
+# `RowParameters`.
 ROW_TENSORS: Final = (
     "last_token",
     "seq_len",
@@ -91,7 +91,7 @@ class AdmissionView:
     history: NDArray[np.int32]  # the row's first tokens
 
     def word(self, name: str) -> int:
-        """A whole number of the head."""
+        """Return an integer of the head."""
         return int(self.head[ROW_RECORD.offset(name)])
 
 
@@ -103,7 +103,7 @@ _HISTORY_COUNT: Final = ROW_RECORD.offset("history_count")
 
 
 def read_admission(bulk: NDArray[np.int32], offset: int) -> AdmissionView:
-    """The admission record at `offset` of a bulk slot."""
+    """Read the admission record at `offset` of a bulk slot."""
     head = bulk[offset : offset + ADMIT_WORDS]
     at = offset + ADMIT_WORDS
     lists: list[NDArray[np.int32]] = []
@@ -120,6 +120,6 @@ def read_admission(bulk: NDArray[np.int32], offset: int) -> AdmissionView:
 
 
 def signed_64(number: int) -> int:
-    """The low 64 bits of a number, as the int64 that holds them."""
+    """Return the low 64 bits of a number as an int64."""
     low = number & 0xFFFFFFFFFFFFFFFF
     return low - (low >> 63 << 64)

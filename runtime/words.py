@@ -1,4 +1,4 @@
-"""Named words of an int32 buffer that the host writes and a device reads: each is declared once, in a class.
+"""Named words of an int32 buffer that the host writes and a device reads, declared once in a class.
 
     class Header(NamedTuple):
         number: Annotated[int, INT64]
@@ -6,7 +6,7 @@
 
     HEADER = WordLayout(Header, 16)
 
-The order of the annotations is the order in the buffer. Whoever packs, reads or loads a word takes its place and its
+The order of the annotations is the order in the buffer. Code that packs, reads or loads a word takes its offset and
 type from the layout.
 """
 
@@ -22,33 +22,32 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """The type of a field, for `Annotated`. code: what `struct` calls it. free: its value where nobody has set one."""
+    """A field's type, for `Annotated`. code: the `struct` format character. free: its default."""
 
     code: str
     free: float = 0
 
     @property
     def size(self) -> int:
-        """In words of 32 bits."""
+        """The size in 32-bit words."""
         return struct.calcsize(f"<{self.code}") // 4
 
     def __call__(self, *, free: float) -> Word:
-        """The same type with another value for what nobody has set."""
+        """Return the same type with another default."""
         return replace(self, free=free)
 
 
 INT32: Final = Word("i")
 FLOAT32: Final = Word("f")
-INT64: Final = Word("q")  # two words, the lower half first; it begins at an even one
+INT64: Final = Word("q")  # two words, the low half first; begins at an even word
 
 NUMPY_TYPES: Final[Mapping[str, type[np.generic]]] = {"i": np.int32, "f": np.float32, "q": np.int64}
 
 
 class WordLayout:
-    """Where the fields of `declaration` lie in a buffer of `words` words; those after the last field are 0.
+    """The layout of `declaration`'s fields in a buffer of `words` words; those after the last field are 0.
 
-    Raises TypeError where a field has no type, where the fields need more words, or where a field of 64 bits would
-    begin at an odd word.
+    Raises TypeError for a field without a type, too many words, or a 64-bit field at an odd word.
     """
 
     def __init__(self, declaration: type, words: int) -> None:
@@ -71,21 +70,21 @@ class WordLayout:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the fields, in their order."""
+        """The fields' names in order."""
         return tuple(self.fields)
 
     def offset(self, name: str) -> int:
-        """The word at which a field begins."""
+        """Return a field's first word."""
         return self._places[name]
 
     def free(self) -> bytes:
-        """A buffer in which nobody has set anything. 4 * words bytes."""
+        """Return a buffer with every default, 4 * words bytes."""
         return self.struct.pack(*(word.free for word in self.fields.values()))
 
     def columns(self, table: Any, types: Mapping[str, Any] = NUMPY_TYPES) -> dict[str, Any]:
-        """Each field of all lines of `table`, int32 [lines, words] and contiguous, as a view [lines] of it.
+        """Return each field of all lines of `table`, contiguous int32 [lines, words], as a view [lines].
 
-        types: what the table's library calls the types, by the code of a `Word`. A NumPy array or a torch tensor.
+        types: the table library's types by a `Word`'s code. A NumPy array or a torch tensor.
         """
         return {
             name: table.view(types[word.code])[:, self._places[name] // word.size] for name, word in self.fields.items()

@@ -1,1 +1,1 @@
-"""The gRPC process: servicers, limits, text and tokens, output streams, settings and the command line."""
+"""The gRPC service: servicers, limits, text, streams, settings and the command line."""

@@ -21,7 +21,7 @@ _CONNECTION: Final = "runahead.service.commands.client_channel"
 
 
 class _Client(NamedTuple):
-    """A command that calls a service. module: with `add_flags(parser)` and `run(arguments)`."""
+    """A command that calls a service. module: has `add_flags(parser)` and `run(arguments)`."""
 
     module: str
     help: str
@@ -70,7 +70,7 @@ _CLIENTS: Final = {
 
 
 class _Version(argparse.Action):
-    """Finds the version out when it is wanted, and not before: a checkout is asked for its commit."""
+    """Finds the version on demand: in a checkout that runs git."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         print(f"runahead {full_version()}")
@@ -78,7 +78,7 @@ class _Version(argparse.Action):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit status. 2: a flag or a setting is unknown or invalid."""
+    """Run one command and return the exit status, 2 for an unknown or invalid flag or setting."""
     arguments = sys.argv[1:] if arguments is None else arguments
     parser, commands = _parser(next((argument for argument in arguments if not argument.startswith("-")), ""))
     parsed = parse(parser, commands, arguments)
@@ -91,16 +91,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     interruptible()
     if parsed.command == "models":
         return models_command.run(parsed)
-    from runahead.service.commands.client_failure import run_client  # it loads gRPC
+    from runahead.service.commands.client_failure import run_client  # loads gRPC
 
     return run_client(parsed.command, import_module(_CLIENTS[parsed.command].module).run, parsed)
 
 
 def _parser(command: str) -> tuple[Parser, dict[str, Parser]]:
-    """The parser, and those of its commands by name. command: which of them was given.
+    """Return the parser and its commands' parsers by name. command: the given one.
 
-    The flags of a client are made from the contract, and their module loads gRPC: the process of a server that
-    supervises others does without it.
+    Clients' flags come from the contract, whose module loads gRPC: the supervisor's process does without.
     """
     parser = Parser(prog="runahead", description="Generates tokens from a language model, over gRPC.")
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
@@ -166,9 +165,9 @@ def _add_servers(commands: argparse._SubParsersAction[Parser]) -> None:
 
 
 def _with_settings(parsed: argparse.Namespace) -> int:
-    from runahead.service.commands import kernels_command  # a client has no use for what they load
-    from runahead.service.processes import server  # a client has no use for what they load
-    from runahead.service.settings import server_config  # a client has no use for what they load
+    from runahead.service.commands import kernels_command  # clients don't need these modules
+    from runahead.service.processes import server  # clients don't need these modules
+    from runahead.service.settings import server_config  # clients don't need these modules
 
     try:
         chosen = settings.load_settings(vars(parsed), config_file=parsed.config)

@@ -1,4 +1,4 @@
-"""What the command `runahead` runs first: it loads next to nothing, and no end of the command line is a traceback."""
+"""The entry point of `runahead`: imports almost nothing, and never ends with a traceback."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Final
 
 from runahead.service.commands.ends import EXIT_INTERRUPTED, end_at_interrupts, nobody_reads
 
-_SERVERS: Final = ("serve", "kernels")  # which write nothing to standard output
+_SERVERS: Final = ("serve", "kernels")  # these write nothing to standard output
 _OF_OUTPUT: Final = (errno.EBADF, errno.EIO, errno.ENOSPC)
 _STANDARD: Final = 3  # descriptors: input, output and errors
 
 
 def main() -> int:
-    """Runs one command; returns the exit status. 1: standard output can't be written. 130: interrupted."""
+    """Run one command and return the exit status. 1: standard output can't be written. 130: interrupted."""
     is_open = _open_standard_streams()
-    end_at_interrupts()  # while modules load; commands call `interruptible` then
+    end_at_interrupts()  # while modules load; commands call `interruptible` later
     if not is_open and sys.argv[1:2] not in ([name] for name in _SERVERS):
         return _not_written("it is closed")
     from runahead.service import cli
@@ -45,8 +45,9 @@ def _not_written(why: str) -> int:
 
 
 def _open_standard_streams() -> bool:
-    """Opens the null device in place of those that are closed, so that no file or socket has their numbers. Whether
-    standard output was open."""
+    """Replace closed standard descriptors by the null device, so that no file or socket gets their numbers. Returns
+    whether standard output was open.
+    """
     while (number := os.open(os.devnull, os.O_RDWR)) < _STANDARD:
         os.set_inheritable(number, True)
     os.close(number)

@@ -1,8 +1,7 @@
-"""Which runahead this is: the version of the installed distribution, and the commit where it is known.
+"""The version of the installed distribution, and its git commit if known.
 
-A checkout is asked for its commit when somebody wants to know it. An installed package carries the commit in a file
-that the build has written, if the build's sources were a checkout. setup.py runs this file by its path, so it imports
-nothing of ours.
+In a checkout git is asked on demand. An installed package carries the commit in a file written by its build. setup.py
+runs this file by path, so it imports nothing of this project.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ _COMMIT: Final = re.compile(r"[0-9a-f]{7,40}(\.dirty)?")
 
 
 def full_version(package: Path = _PACKAGE, checkout: Path = _PACKAGE.parent) -> str:
-    """`0.1.0+g0123456789ab`: the number, and the commit with `.dirty` behind it where the sources differed from it.
+    """Return `0.1.0+g0123456789ab`: the version and the commit, with `.dirty` for changed sources.
 
-    `0.1.0` where no commit is known; 0 in place of the number where no distribution is installed.
+    `0.1.0` without a known commit; the version is 0 without an installed distribution.
 
-    package: the folder where the build writes the commit. checkout: the folder that is asked before, if it is one.
+    package: the folder with the build's commit file. checkout: the folder asked first, if it is a checkout.
     """
     try:
         number = metadata.version(DISTRIBUTION)
@@ -37,9 +36,10 @@ def full_version(package: Path = _PACKAGE, checkout: Path = _PACKAGE.parent) -> 
 
 
 def commit_of(checkout: Path) -> str | None:
-    """The first 12 digits of the commit that a folder is a git checkout of, with `.dirty` behind them where files that
-    git tracks have changed. None where the folder is no checkout of its own, or where git can't be asked."""
-    if not (checkout / ".git").exists():  # inside somebody else's checkout, git would name a commit of theirs
+    """Return the first 12 digits of a checkout's commit, with `.dirty` for changed tracked files. None if the folder is
+    not the root of a checkout or git fails.
+    """
+    if not (checkout / ".git").exists():  # inside another checkout, git would name that one's commit
         return None
     command = ["git", "-C", str(checkout), "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=.dirty"]
     try:
@@ -50,14 +50,13 @@ def commit_of(checkout: Path) -> str | None:
 
 
 def write_commit(checkout: Path, package: Path, told: str = "") -> None:
-    """The build's part: leaves the commit of the sources in the package that is being built, and no older one.
+    """Write the sources' commit into the package being built, replacing an older one.
 
-    told: the commit of sources that are no checkout, as they are when an image is built. Raises ValueError where it is
-    none.
+    told: the commit if the sources are not a checkout, as in an image's build. Raises ValueError if it is malformed.
     """
     file = package / COMMIT_FILE
     if told and not _COMMIT.fullmatch(told):
-        raise ValueError(f"{told!r} is no commit: 7 to 40 hexadecimal digits, perhaps with '.dirty' behind them")
+        raise ValueError(f"{told!r} is not a commit: 7 to 40 hexadecimal digits, optionally with the suffix '.dirty'")
     commit = commit_of(checkout) or told
     if not commit:
         file.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
-"""A model's files, in either of two formats: a folder in the layout of Hugging Face, or one GGUF file.
+"""A model's files: a folder in the Hugging Face layout, or one GGUF file.
 
-Without torch: a front end looks too, and refuses what can't be served before an engine is started.
+Imports no torch: a front end reads them too, and unsupported files are refused before an engine starts.
 """
 
 from runahead.runtime.checkpoint.checkpoint import Checkpoint, StoredTensor

@@ -1,8 +1,8 @@
-"""The process that looks at a checkpoint's files before anything else reads them, within bounds, and ends:
-`python -m runahead.runtime.checkpoint.check_process`.
+"""Checks a checkpoint's files in a process with limits, before anything else reads them: `python -m
+runahead.runtime.checkpoint.check_process`.
 
-It reads a `CheckOrder` from standard input and writes a `CheckAnswer` to standard output. Files of strangers may take
-any time and memory to be parsed: the system ends this process beyond its bounds, and nothing else is lost.
+Reads a `CheckOrder` from standard input and writes a `CheckAnswer` to standard output. Parsing untrusted files may take
+any time and memory: beyond its limits the system ends this process, and nothing else is lost.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from runahead.runtime.checkpoint.tokenizer_size import size_of_tokenizer
 from runahead.runtime.parent_death import signal_at_parents_death
 
 PROCESSOR_S: Final = 60
-MEMORY_BYTES: Final = 2 << 30  # beside files that are mapped
+MEMORY_BYTES: Final = 2 << 30  # beside mapped files
 
 
 class CheckOrder(msgspec.Struct, frozen=True):
-    """model: its path. draft_model, draft_head: the path of one that drafts, or none. has_weights: weights are asked
-    for. has_tokenizer: the tokenizer is used."""
+    """What to check. model: its path. draft_model, draft_head: paths of drafters, or none. has_weights: weights are
+    read. has_tokenizer: the tokenizer is used.
+    """
 
     model: str
     draft_model: str = ""
@@ -36,7 +37,7 @@ class CheckOrder(msgspec.Struct, frozen=True):
 
 
 class CheckAnswer(msgspec.Struct, frozen=True):
-    """refused: why the files are not served; empty where they are. tokenizer_vocab: see `EngineConfig`."""
+    """The result. refused: why the files are not served, empty if they are. tokenizer_vocab: see `EngineConfig`."""
 
     refused: str = ""
     tokenizer_vocab: int = 0
@@ -50,18 +51,20 @@ def main() -> None:
 
 
 def _bound() -> None:
-    """Of its own processor time and memory. Beyond the first the system ends this process. The stacks of libraries'
-    threads, of which a machine with many cores has many, are there already and do not count."""
+    """Limit processor time and memory; the system ends this process beyond the former. The stacks of libraries'
+    threads, one for each core, exist already and do not count.
+    """
     memory = MEMORY_BYTES
     with contextlib.suppress(OSError):
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5])
         memory += pages * resource.getpagesize()
     for kind, soft, hard in (
         (resource.RLIMIT_CORE, 0, 0),
-        (resource.RLIMIT_CPU, PROCESSOR_S, PROCESSOR_S + 5),  # by a signal of its own, which no want of memory sends
+        # by a distinct signal, which a lack of memory does not send
+        (resource.RLIMIT_CPU, PROCESSOR_S, PROCESSOR_S + 5),
         (resource.RLIMIT_DATA, memory, memory),
     ):
-        with contextlib.suppress(ValueError, OSError):  # a lower bound is there already
+        with contextlib.suppress(ValueError, OSError):  # a lower limit is already set
             resource.setrlimit(kind, (soft, hard))
 
 
@@ -82,7 +85,7 @@ def _answer(order: CheckOrder) -> CheckAnswer:
         except MemoryError:
             most = MEMORY_BYTES >> 20
             return CheckAnswer(f"{path} takes over {most} MiB of memory to be read, which no files of a model do")
-        except Exception as error:  # whatever a reader makes of files that nobody has foreseen
+        except Exception as error:  # any error of a reader with unforeseen files
             return CheckAnswer(str(CheckpointError(f"{path} can't be read: {type(error).__name__}: {error}")))
     return CheckAnswer(tokenizer_vocab=tokenizer_vocab)
 

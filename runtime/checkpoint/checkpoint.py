@@ -1,4 +1,4 @@
-"""What a model's files are asked for, whatever their format is."""
+"""The interface of a model's files in either format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
 
 
 class PackedTensor(Protocol):
-    """A tensor that is stored in another form than its numbers have, as a file's header describes it."""
+    """A tensor stored in another form than its numbers, described by a file's header."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -24,23 +24,22 @@ class PackedTensor(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that it takes in the file."""
+        """Its bytes in the file."""
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Raises CheckpointError unless the tensor has this shape and is stored in a way that can be served."""
+        """Raise CheckpointError unless the tensor has this shape and a supported form."""
 
     def pieces(self) -> Iterator[tuple[slice, NDArray[np.float32]]]:
-        """The numbers, a bounded piece at a time: which rows, and float32 [rows, columns], or [rows] of a vector."""
+        """Yield bounded pieces: which rows, and float32 [rows, columns], or [rows] of a vector."""
 
 
-# A tensor as a file's header describes it: the library of safetensors reads the first kind, the second unpacks itself.
+# A tensor described by a file's header: the safetensors library reads the first kind, the second unpacks itself.
 StoredTensor = SafetensorsTensor | PackedTensor
 
 
 class Checkpoint(Protocol):
-    """A model's files. They are in the words of the Hugging Face layout: keys are those of `config.json`, tensors are
-    called as `transformers` calls them, and the tokenizer is what `tokenizer.json` would hold. Each method raises
-    CheckpointError for what is missing or can't be read.
+    """A model's files in the terms of the Hugging Face layout: keys of `config.json`, tensor names of `transformers`,
+    and the content of `tokenizer.json`. Each method raises CheckpointError for a missing or unreadable part.
     """
 
     @property
@@ -50,22 +49,22 @@ class Checkpoint(Protocol):
     def has_tokenizer(self) -> bool: ...
 
     def config(self) -> Mapping[str, Any]:
-        """What `config.json` holds."""
+        """Return the content of `config.json`."""
 
     def generation_config(self) -> Mapping[str, Any]:
-        """What `generation_config.json` holds; nothing where there is none."""
+        """Return the content of `generation_config.json`, empty without one."""
 
     def tensors(self) -> Mapping[str, StoredTensor]:
-        """Every tensor by name, as the headers of the files have them."""
+        """Return every tensor by name, from the files' headers."""
 
     def tensor_in_file(self, name: str) -> str:
-        """What the files call the tensor."""
+        """Return a tensor's name in the files."""
 
     def tokenizer(self) -> str:
-        """What `tokenizer.json` holds, as text."""
+        """Return the content of `tokenizer.json` as text."""
 
     def chat_templates(self) -> Mapping[str, str]:
-        """The chat templates by their names; one that has no name is `default`."""
+        """Return chat templates by name; an unnamed one is `default`."""
 
     def template_tokens(self) -> Mapping[str, str]:
-        """Texts of special tokens by the names under which a chat template asks for them, such as eos_token."""
+        """Return special tokens' texts by the names in chat templates, such as eos_token."""

@@ -1,17 +1,17 @@
-"""What every reader of a checkpoint raises."""
+"""The error of every checkpoint reader."""
 
 from __future__ import annotations
 
 from typing import Final
 
 _MOST_CHARACTERS: Final = 2000
-_KEPT: Final = (_MOST_CHARACTERS - 3) // 2  # of the beginning, and of the end
+_KEPT: Final = (_MOST_CHARACTERS - 3) // 2  # of the beginning and of the end
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that is not served. The sentence names the file, the key or the tensor, and says what to do next.
+    """A checkpoint that is not served. The sentence names the file, key or tensor, and what to do.
 
-    A sentence quotes what files hold, so a long one is cut in the middle.
+    It quotes files, so a long sentence is shortened in the middle.
     """
 
     def __init__(self, sentence: str) -> None:

@@ -1,4 +1,4 @@
-"""A checkpoint in the layout of Hugging Face: a folder with `config.json`, safetensors and `tokenizer.json`."""
+"""A checkpoint folder in the Hugging Face layout: `config.json`, safetensors and `tokenizer.json`."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from runahead.runtime.checkpoint.refusals import FETCH, of_missing_tokenizer, of
 from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor, read_header, read_shards
 
 CONFIG: Final = "config.json"
-TEXT_CONFIG: Final = "text_config"  # of a model of several parts
+TEXT_CONFIG: Final = "text_config"  # of a multimodal model
 MODELOPT_CONFIG: Final = "hf_quant_config.json"
 GENERATION_CONFIG: Final = "generation_config.json"
 WEIGHTS: Final = "model.safetensors"
-WEIGHTS_INDEX: Final = "model.safetensors.index.json"  # which of several files has which tensor
+WEIGHTS_INDEX: Final = "model.safetensors.index.json"  # maps tensors to files
 TORCH_WEIGHTS: Final = "pytorch_model.bin"
 TOKENIZER: Final = "tokenizer.json"
 TOKENIZER_CONFIG: Final = "tokenizer_config.json"
 CHAT_TEMPLATE: Final = "chat_template.jinja"
-MORE_CHAT_TEMPLATES: Final = "additional_chat_templates"  # a folder, of NAME.jinja
-# What a chat template may ask for by name.
+MORE_CHAT_TEMPLATES: Final = "additional_chat_templates"  # a folder of NAME.jinja
+# Names that chat templates may use.
 TEMPLATE_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 _MAX_TEXT_BYTES: Final = 16 << 20
@@ -52,7 +52,7 @@ class FolderCheckpoint:
 
     @property
     def torch_file(self) -> Path:
-        """Where weights lie that `torch.save` wrote. Of a draft head alone anybody reads them."""
+        """The weights that `torch.save` wrote, read for draft heads only."""
         return self.path / TORCH_WEIGHTS
 
     def config(self) -> Mapping[str, Any]:
@@ -63,8 +63,9 @@ class FolderCheckpoint:
         return _read_object(path) if path.is_file() else {}
 
     def quantization(self) -> Quantization | None:
-        """As `config.json` says, of the model or its text part, or else ModelOpt's file. None: not quantized. Raises
-        CheckpointError for a method that is not supported."""
+        """Return the quantization of the model or its text part from `config.json`, or else from ModelOpt's file. None:
+        not quantized. Raises CheckpointError for an unsupported method.
+        """
         raw = self.config() if (self.path / CONFIG).is_file() else {}
         text = raw.get(TEXT_CONFIG)
         found = read_quantization(raw) or (read_quantization(text) if isinstance(text, dict) else None)
@@ -73,17 +74,17 @@ class FolderCheckpoint:
         return found
 
     def tensors(self) -> Mapping[str, StoredTensor]:
-        """From the sharded index if there is one, else from `model.safetensors`. Quantized weights have the names and
-        shapes that they have without it.
+        """Return tensors from the sharded index or `model.safetensors`. Quantized weights have their unquantized names
+        and shapes.
 
-        Raises CheckpointError for a missing file or shard, an unreadable header, a tensor that the file ends before, an
-        index that does not agree with its shards, and parts of quantized weights that do not fit together.
+        Raises CheckpointError for a missing file or shard, an unreadable header, a truncated tensor, an index that
+        contradicts its shards, and inconsistent parts of quantized weights.
         """
         stored, quantization = self._tensors_in_files(), self.quantization()
         return stored if quantization is None else dequantized(stored, quantization)
 
     def kv_scales(self) -> Mapping[str, SafetensorsTensor]:
-        """The scales of activations, keys and values, which `tensors` leaves out. Raises CheckpointError."""
+        """Return the scales of activations, keys and values, which `tensors` leaves out. Raises CheckpointError."""
         return {} if self.quantization() is None else of_activations(self._tensors_in_files())
 
     def _tensors_in_files(self) -> Mapping[str, SafetensorsTensor]:
@@ -104,20 +105,20 @@ class FolderCheckpoint:
         return _read_text(path, _MAX_TOKENIZER_BYTES)
 
     def chat_templates(self) -> Mapping[str, str]:
-        """From their own files, or from `tokenizer_config.json`."""
+        """Return chat templates from their files, or from `tokenizer_config.json`."""
         files = {path.stem: path for path in sorted((self.path / MORE_CHAT_TEMPLATES).glob("*.jinja"))}
         if (own := self.path / CHAT_TEMPLATE).is_file():
             files["default"] = own
         if files:
             return {name: _read_text(path, _MAX_TEXT_BYTES) for name, path in files.items()}
         templates = self._tokenizer_config().get("chat_template")
-        if not isinstance(templates, list):  # of several, by name
+        if not isinstance(templates, list):  # several, by name
             templates = [{"name": "default", "template": templates}]
         named = {entry.get("name"): entry.get("template") for entry in templates if isinstance(entry, dict)}
         return {name: text for name, text in named.items() if isinstance(name, str) and isinstance(text, str)}
 
     def template_tokens(self) -> Mapping[str, str]:
-        """From `tokenizer_config.json`, where each is a text, or an object that has it as its content."""
+        """Return special tokens from `tokenizer_config.json`: texts, or objects with a content."""
         config = self._tokenizer_config()
         given = {name: config.get(name) for name in TEMPLATE_TOKENS}
         texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in given.items()}
@@ -129,7 +130,7 @@ class FolderCheckpoint:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """Raises CheckpointError for a file that is no JSON object."""
+    """Read a JSON object. Raises CheckpointError."""
     text = _read_text(path, _MAX_TEXT_BYTES)
     try:
         raw = json.loads(text)
@@ -143,7 +144,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _is_deep(raw: Any) -> bool:
-    """Whether objects and lists are nested over `_MOST_DEEP` deep: what looks at each part calls itself so often."""
+    """Whether objects and lists are nested over `_MOST_DEEP` deep, which would exceed recursion limits."""
     level = [raw]
     for _ in range(_MOST_DEEP):
         inner = [part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list)]
@@ -152,7 +153,7 @@ def _is_deep(raw: Any) -> bool:
 
 
 def _read_text(path: Path, most: int) -> str:
-    """most: bytes that it may have. Raises CheckpointError."""
+    """Read a text of at most `most` bytes. Raises CheckpointError."""
     try:
         if path.stat().st_size > most:
             raise CheckpointError(f"{path} is over {most} bytes, which no such file of a model has")

@@ -1,4 +1,4 @@
-"""What a GGUF file's metadata and its tensors' names are in the Hugging Face layout."""
+"""Converts a GGUF file's metadata and tensor names to the Hugging Face layout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from runahead.runtime.checkpoint.errors import CheckpointError
 from runahead.runtime.checkpoint.refusals import FETCH, of_split_gguf
 
-ROPE_FACTORS: Final = "rope_freqs.weight"  # by which rotary frequencies are divided: a part of the configuration
+ROPE_FACTORS: Final = "rope_freqs.weight"  # divisors of rotary frequencies: part of the configuration
 
 _ENDS: Final = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _OF_LAYER: Final = {
@@ -31,7 +31,7 @@ _LAYER: Final = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
 def name_of(own: str) -> str:
-    """The name in the Hugging Face layout of a tensor that GGUF calls so; a name that is not known stays as it is."""
+    """Return the Hugging Face name of a GGUF tensor; unknown names stay."""
     stem, _, kind = own.rpartition(".")
     if stem in _ENDS:
         return f"{_ENDS[stem]}.{kind}"
@@ -42,29 +42,29 @@ def name_of(own: str) -> str:
 
 
 def permuted_heads(metadata: Mapping[str, Any]) -> dict[str, int]:
-    """Heads of the projections whose rows lie in another order in the file, by the projection's name."""
+    """Return the heads of projections whose rows are permuted in the file, by projection name."""
     heads = metadata.get("llama.attention.head_count")
     kv_heads = metadata.get("llama.attention.head_count_kv", heads)
     found = {"q_proj": heads, "k_proj": kv_heads}
     return {name: count for name, count in found.items() if isinstance(count, int) and count > 0}
 
 
-Metadata = Mapping[str, Any]  # values by key: numbers, truth values, texts, and lists of them
-Stored = Mapping[str, tuple[str, tuple[int, ...]]]  # tensors by the file's name: how they are stored, and their shape
+Metadata = Mapping[str, Any]  # values by key: numbers, booleans, texts, and lists of them
+Stored = Mapping[str, tuple[str, tuple[int, ...]]]  # by the file's tensor name: how it is stored, and its shape
 
-ARCHITECTURE: Final = "llama"  # as `general.architecture` has it: Llama, and Mistral without a window
+ARCHITECTURE: Final = "llama"  # `general.architecture`: Llama, and Mistral without a window
 _PREFIX: Final = f"{ARCHITECTURE}."
 _INSTEAD: Final = f"instead, serve the model's checkpoint in the Hugging Face layout: {FETCH}"
-# Scaling of rotary frequencies as Llama 3.1 and later have it. A file holds the factors that come of it, and not these.
+# Rotary scaling of Llama 3.1 and later. A file has the resulting factors instead of these.
 _LOW: Final = 1.0
 _HIGH: Final = 4.0
 _ORIGINAL: Final = 8192
 
-# Keys that change no number: they describe, or say again what the tensors say.
+# Keys without effect: descriptions, or facts that tensors repeat.
 _UNREAD: Final = frozenset(
     {"rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout", "expert_used_count"}
 )
-# Keys of something that is not served: each with the values at which it is not done, and what would be done.
+# Keys of unsupported features, with the values that turn each off and the feature's name.
 _NEUTRAL: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "expert_count": ((0,), "is a mixture of experts"),
     "attention.sliding_window": ((0,), "lets a token attend to a window"),
@@ -79,9 +79,10 @@ _READ: Final = frozenset(
 
 
 def config_of(path: Path, metadata: Metadata, tensors: Stored, factors: NDArray[np.float32] | None) -> dict[str, Any]:
-    """factors: by which rotary frequencies are divided, float32 [head_dim // 2], where the file has them.
+    """Return the equivalent of `config.json`. factors: divisors of rotary frequencies, float32 [head_dim // 2], if the
+    file has them.
 
-    Raises CheckpointError naming the key and the value that can't be served, or a key that is not understood.
+    Raises CheckpointError naming an unsupported key and value, or an unknown key.
     """
     _refuse_what_is_no_model(path, metadata)
     _refuse_other_keys(path, metadata)
@@ -129,7 +130,7 @@ class _Getter:
         return str(self._get(key, lambda value: isinstance(value, str), "a text", default))
 
     def count(self, key: str, default: int | None = None) -> int:
-        """At least 1."""
+        """Read a number of at least 1."""
         return int(self._get(key, lambda value: type(value) is int and value >= 1, "one number of 1 or more", default))
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -183,7 +184,7 @@ def _refuse_other_keys(path: Path, metadata: Metadata) -> None:
 
 
 def _vocabulary(path: Path, get: _Getter, tensors: Stored) -> int:
-    """Rows of the embedding, of which some may have no token."""
+    """Return the rows of the embedding, some possibly without a token."""
     shape = tensors.get("token_embd.weight", ("", ()))[1]
     if len(shape) != 2:
         raise CheckpointError(f"{path} has no tensor token_embd.weight; {FETCH}")
@@ -193,7 +194,7 @@ def _vocabulary(path: Path, get: _Getter, tensors: Stored) -> int:
 def _scaling(
     path: Path, get: _Getter, factors: NDArray[np.float32] | None, theta: float, head_dim: int
 ) -> dict[str, Any] | None:
-    kind = get.text("rope.scaling.type", "linear")  # with a factor of 1 where nothing is said
+    kind = get.text("rope.scaling.type", "linear")  # a factor of 1 if nothing is set
     factor = 1.0 if kind == "none" else get.number("rope.scaling.factor", get.number("rope.scale_linear", 1.0))
     if kind not in ("none", "linear"):
         raise CheckpointError(
@@ -217,7 +218,7 @@ def _scaling(
 
 
 def _are_llama3(factors: NDArray[np.float32], largest: float, theta: float, head_dim: int) -> bool:
-    """Whether Llama 3.1's scaling, stretching by `largest`, gives these factors."""
+    """Whether Llama 3.1's scaling with the factor `largest` gives these factors."""
     if factors.shape != (head_dim // 2,):
         return False
     frequencies = theta ** -(np.arange(0, head_dim, 2) / head_dim)
@@ -232,7 +233,7 @@ def _end_tokens(metadata: Metadata) -> list[int]:
 
 
 def _dtype(tensors: Stored) -> str:
-    """In which the matrices are, or, where they are quantised, one that holds the range of their numbers."""
+    """Return the matrices' dtype, or for quantized ones a dtype with their range."""
     kinds = {kind for kind, shape in tensors.values() if len(shape) == 2}
     if kinds == {"F16"}:
         return "float16"

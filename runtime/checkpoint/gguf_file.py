@@ -1,8 +1,7 @@
 """A checkpoint in one GGUF file, read with the `gguf` package.
 
-The file's metadata become what `config.json` and `tokenizer.json` would hold, and its tensors get the names that they
-have in the Hugging Face layout: the rest of the service sees no difference. Numbers are dequantised as they are read, a
-bounded piece at a time.
+Metadata become the equivalents of `config.json` and `tokenizer.json`, and tensors get their Hugging Face names. Numbers
+are dequantized as they are read, a bounded piece at a time.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from runahead.runtime.checkpoint.gguf_config import ROPE_FACTORS, Metadata, conf
 from runahead.runtime.checkpoint.gguf_tokenizer import template_tokens_of, tokenizer_of
 from runahead.runtime.checkpoint.refusals import AGAIN, UNQUANTIZED
 
-# How a tensor may be stored. Others that the package can read are not known to be right, or are of no checkpoint.
+# Supported storage types. The package reads others, which are unverified or not used in checkpoints.
 SUPPORTED: Final = tuple("F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS".split())
-_PIECE: Final = 1 << 22  # numbers of a tensor that are dequantised at once: 16 MiB of float32
-# What the package raises for a header that makes no sense.
+_PIECE: Final = 1 << 22  # numbers dequantized at once: 16 MiB of float32
+# Errors of the package for an invalid header.
 _NOT_AS_EXPECTED: Final = (ValueError, KeyError, IndexError, TypeError, OverflowError, ZeroDivisionError, MemoryError)
-_ALIGNMENT: Final = "general.alignment"  # of tensors: the one key that the package reads itself
-_CHAT_TEMPLATE: Final = "tokenizer.chat_template"  # behind it, of one that has a name: a dot and the name
-_COUNT: Final = np.dtype("<u8")  # of characters, and of an array's values
+_ALIGNMENT: Final = "general.alignment"  # of tensors: the only key that the package reads itself
+_CHAT_TEMPLATE: Final = "tokenizer.chat_template"  # named templates append a dot and the name
+_COUNT: Final = np.dtype("<u8")  # of characters, and of array values
 _KIND: Final = np.dtype("<u4")
-# Values of one number, by their kind.
+# Types of single numbers.
 _NUMBERS: Final = {
     getattr(GGUFValueType, name): np.dtype(dtype)
     for name, dtype in {
@@ -45,8 +44,8 @@ _NUMBERS: Final = {
 class GgufTensor:
     """A `StoredTensor` of a GGUF file.
 
-    name: the file's own. dtype: as GGUF calls it. heads: the rows of each lie in pairs of those that are rotated
-    together, and come back in halves; 0 for a tensor whose rows lie as they are used.
+    name: in the file. dtype: GGUF's name. heads: rows of each are stored in rotation pairs, and returned in halves; 0:
+    rows are stored as used.
     """
 
     name: str
@@ -61,7 +60,7 @@ class GgufTensor:
         return self.stored.nbytes
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Raises CheckpointError unless the tensor has this shape and is stored in a way that can be served."""
+        """Raise CheckpointError unless the tensor has this shape and a supported type."""
         if self.dtype not in SUPPORTED:
             raise CheckpointError(
                 f"tensor {self.name} is stored as {self.dtype}; supported are {', '.join(SUPPORTED)}: make another "
@@ -74,8 +73,7 @@ class GgufTensor:
             )
 
     def pieces(self) -> Iterator[tuple[slice, NDArray[np.float32]]]:
-        """The tensor's numbers, a bounded piece at a time: which rows, and float32 [rows, columns], or [rows] of a
-        vector."""
+        """Yield bounded pieces: which rows, and float32 [rows, columns], or [rows] of a vector."""
         rows = self.shape[0]
         order = _in_halves(rows, self.heads) if self.heads else None
         columns = self.shape[1] if len(self.shape) > 1 else 1
@@ -88,16 +86,16 @@ class GgufTensor:
 
 
 def _in_halves(rows: int, heads: int) -> NDArray[np.int64]:
-    """Of each row as it is used, which row of the file it is, int64 [rows].
+    """Return the file's row for each row as used, int64 [rows].
 
-    The file has the two numbers that are rotated together beside each other; they are used in two halves of a head.
+    The file interleaves the two numbers that are rotated together; they are used in two halves of a head.
     """
     return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)
 
 
 @dataclass(frozen=True, slots=True)
 class GgufCheckpoint:
-    """A `Checkpoint` of one file. metadata: its keys and values. files_tensors: by the file's own names."""
+    """A `Checkpoint` of one file. metadata: keys and values. files_tensors: by name in the file."""
 
     path: Path
     metadata: Metadata
@@ -116,7 +114,7 @@ class GgufCheckpoint:
         return {}
 
     def tensors(self) -> Mapping[str, GgufTensor]:
-        """All but the factors of rotary frequencies, which are part of the configuration."""
+        """Return all tensors except the rotary factors, which are part of the configuration."""
         return {name_of(name): tensor for name, tensor in self.files_tensors.items() if name != ROPE_FACTORS}
 
     def tensor_in_file(self, name: str) -> str:
@@ -139,8 +137,9 @@ class GgufCheckpoint:
 
 
 def open_gguf(path: Path) -> GgufCheckpoint:
-    """Reads the file's header. Raises CheckpointError for one that makes no sense, or that the file ends before, by the
-    name of the first tensor that is cut off."""
+    """Read the file's header. Raises CheckpointError for an invalid or truncated file, naming the first tensor that is
+    cut off.
+    """
     try:
         reader = _Reader(path)
         metadata = reader.metadata
@@ -168,10 +167,10 @@ def _whole(tensor: GgufTensor) -> NDArray[np.float32]:
 
 
 class _Bytes:
-    """A file's bytes, of which a part may be taken only where it is there.
+    """A file's bytes that refuses ranges beyond the end.
 
-    NumPy gives what there is of a part that ends beyond the end, and the package would go on with it. A plain array,
-    too: parts of a `memmap` take three times as long to be made, and a vocabulary is some hundred thousand of them.
+    NumPy would shorten such a range silently, and the package would continue. A plain array, because slices of a
+    `memmap` take three times as long, and a vocabulary has some hundred thousand.
     """
 
     def __init__(self, mapped: NDArray[np.uint8]) -> None:
@@ -183,19 +182,20 @@ class _Bytes:
         return self._all[part]
 
     def numbers(self, begin: int, dtype: np.dtype[Any], count: int = 1) -> tuple[list[Any], int]:
-        """Numbers that lie one behind the other, and where they end. Raises ValueError beyond the file's end."""
+        """Read consecutive numbers and return them with their end. Raises ValueError beyond the file's end."""
         end = begin + count * dtype.itemsize
         return self[begin:end].view(dtype).tolist(), end
 
     def text(self, begin: int) -> tuple[str, int]:
-        """A text behind its length, and where it ends. Raises ValueError."""
+        """Read a length-prefixed text and return it with its end. Raises ValueError."""
         (length,), begin = self.numbers(begin, _COUNT)
         return self[begin : begin + length].tobytes().decode(), begin + length
 
 
 class _Reader(GGUFReader):
-    """The package's reader, which says of which tensor it is that something is wrong with it, and reads metadata in
-    time and memory in proportion to their bytes: the package makes several objects of each byte of an array."""
+    """The package's reader, which also names the faulty tensor, and reads metadata in time and memory proportional to
+    their size: the package makes several objects for each byte of an array.
+    """
 
     tensors: list[Any]
     metadata: dict[str, Any]
@@ -220,10 +220,10 @@ class _Reader(GGUFReader):
             if key == _ALIGNMENT:
                 own = [np.array([self.metadata[key]])]
                 self._push_field(ReaderField(begin, key, own, [0], [GGUFValueType(kind)]), skip_sum=True)
-        return int(super()._build_fields(offs, 0))  # which leaves none to the package
+        return int(super()._build_fields(offs, 0))  # leaves none to the package
 
     def _value(self, kind: int, offs: int) -> tuple[Any, int]:
-        """A value of a key, and where it ends."""
+        """Read a key's value and return it with its end."""
         if kind == GGUFValueType.STRING:
             return self._bytes.text(offs)
         if kind in _NUMBERS:

@@ -1,7 +1,7 @@
-"""A GGUF file's vocabulary as what `tokenizer.json` would hold.
+"""Converts a GGUF file's vocabulary to `tokenizer.json`.
 
-Served are vocabularies of byte-level BPE whose way of cutting a text is known by name. Of a SentencePiece vocabulary a
-file does not say where spaces are put around special tokens, so that no tokenizer made of it can be known to be right.
+Byte-level BPE vocabularies with a known pre-tokenizer are supported. For a SentencePiece vocabulary a file does not say
+where spaces go around special tokens, so no converted tokenizer can be known to be right.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _KEY: Final = "tokenizer.ggml."
 _CONTROL: Final = 3
 _USER_DEFINED: Final = 4
 _UNUSED: Final = 5
-# What a template calls a token, and the key of its id.
+# Tokens' names in templates, and the keys of their ids.
 _NAMED: Final = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-# How pieces are found in a text in which no token crosses their boundaries: as the tokenizers of these models have it.
+# Pre-tokenizers of these models.
 _BYTES: Final = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 _GPT2: Final = {**_BYTES, "use_regex": True}
 _WORDS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -45,13 +45,13 @@ _CUTS: Final = {  # by `tokenizer.ggml.pre`
     "llama-v3": _LLAMA3,
     "qwen2": _sequence(_split(rf"{_WORDS}|\p{{N}}|{_REST}"), _BYTES),
 }
-_COMPOSED: Final = frozenset({"qwen2"})  # whose texts are in Unicode's composed form (NFC) first
-# A piece that is a token as it stands is that token, whatever its merges say; and a text begins with the token for it.
+_COMPOSED: Final = frozenset({"qwen2"})  # normalize texts to NFC first
+# A piece that is a token in the vocabulary is that token, regardless of merges; a text begins with the bos token.
 _LLAMA3_NAMES: Final = frozenset({"llama-bpe", "llama3", "llama-v3"})
 
 
 def tokenizer_of(path: Path, metadata: Metadata) -> dict[str, Any]:
-    """Raises CheckpointError for a kind of vocabulary that is not supported, and one that makes no sense."""
+    """Convert the vocabulary. Raises CheckpointError for an unsupported or invalid one."""
     cut = _cut(path, metadata)
     tokens, kinds, merges = (_list(path, metadata, key, kind) for key, kind in _LISTS.items())
     if len(kinds) != len(tokens) or len(set(tokens)) != len(tokens):
@@ -60,7 +60,7 @@ def tokenizer_of(path: Path, metadata: Metadata) -> dict[str, Any]:
             f"which must be as many; {AGAIN}"
         )
     if lost := next((merge for merge in merges if merge.count(" ") != 1), None):
-        raise CheckpointError(f"{path} has a merge {lost!r}, which is no pair of tokens; {AGAIN}")
+        raise CheckpointError(f"{path} has a merge {lost!r}, which is not a pair of tokens; {AGAIN}")
     used = {token: place for place, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind != _UNUSED}
     return {
         "version": "1.0",
@@ -91,7 +91,7 @@ def tokenizer_of(path: Path, metadata: Metadata) -> dict[str, Any]:
 
 
 def template_tokens_of(metadata: Metadata) -> dict[str, str]:
-    """Texts of special tokens by the names under which a chat template asks for them."""
+    """Return special tokens' texts by the names in chat templates."""
     tokens = metadata.get(f"{_KEY}tokens")
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         return {}  # `tokenizer_of` refuses it
@@ -103,7 +103,7 @@ _LISTS: Final = {"tokens": str, "token_type": int, "merges": str}
 
 
 def _cut(path: Path, metadata: Metadata) -> str:
-    """The name of the way of cutting a text."""
+    """Return the name of the pre-tokenizer."""
     model = metadata.get(f"{_KEY}model")
     if model != "gpt2":
         raise CheckpointError(
@@ -127,13 +127,13 @@ def _list(path: Path, metadata: Metadata, key: str, kind: type) -> list[Any]:
 
 
 def _added(place: int, token: str, *, special: bool) -> dict[str, Any]:
-    """A token that is found in a text as it is written, before anything else."""
+    """Describe an added token, which is matched before anything else."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return {"id": place, "content": token, **flags, "special": special}
 
 
 def _around(path: Path, metadata: Metadata, tokens: list[str], *, begins: bool) -> dict[str, Any] | None:
-    """What is put before and behind a text. begins: whether a token is put before it where the file does not say."""
+    """Return the template around a text. begins: whether a token precedes it by default."""
     whole: dict[str, Any] = {"Sequence": {"id": "A", "type_id": 0}}
     parts = [whole]
     named: dict[str, Any] = {}
@@ -142,7 +142,9 @@ def _around(path: Path, metadata: Metadata, tokens: list[str], *, begins: bool) 
             continue
         token_id = metadata.get(f"{_KEY}{name}_token_id")
         if not isinstance(token_id, int) or not 0 <= token_id < len(tokens):
-            raise CheckpointError(f"{path} has {_KEY}{key} and {_KEY}{name}_token_id {token_id!r}, which is no token")
+            raise CheckpointError(
+                f"{path} has {_KEY}{key} and {_KEY}{name}_token_id {token_id!r}, which is not a token"
+            )
         token = tokens[token_id]
         named[token] = {"id": token, "ids": [token_id], "tokens": [token]}
         parts.insert(place, {"SpecialToken": {"id": token, "type_id": 0}})

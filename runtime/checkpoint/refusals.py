@@ -1,4 +1,4 @@
-"""What lies where a checkpoint should, and what to do about it: a sentence for each of the usual cases."""
+"""Messages for missing checkpoint files: what is there instead, and what to do."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNQUANTIZED: Final = (
 
 
 def of_folder(folder: Path) -> CheckpointError:
-    """Of a folder without `config.json`."""
+    """Explain a folder without `config.json`."""
     names = _names(folder)
     ggufs = [name for name in names if name.lower().endswith(GGUF)]
     if _ADAPTER in names:
@@ -47,7 +47,7 @@ def of_folder(folder: Path) -> CheckpointError:
 
 
 def of_missing_weights(folder: Path) -> CheckpointError:
-    """Of a folder that has `config.json` and neither `model.safetensors` nor its index."""
+    """Explain a folder with `config.json` but without `model.safetensors` or its index."""
     begin = f"{folder} has neither model.safetensors nor model.safetensors.index.json"
     names = _names(folder)
     if pickles := [name for name in names if name.endswith(_PICKLES) and name != "training_args.bin"]:
@@ -68,8 +68,7 @@ def of_missing_weights(folder: Path) -> CheckpointError:
 
 
 def of_head(folder: Path) -> CheckpointError:
-    """Of a folder that should hold a draft head, and lacks `config.json`, or both `model.safetensors` and
-    `pytorch_model.bin`."""
+    """Explain a draft head's folder without `config.json`, or without `model.safetensors` and `pytorch_model.bin`."""
     names = _names(folder) if folder.is_dir() else []
     pickles = [name for name in names if name.endswith(_PICKLES) and name != "training_args.bin"]
     begin = f"the draft head {folder} is no folder with config.json and model.safetensors or pytorch_model.bin"
@@ -82,7 +81,7 @@ def of_head(folder: Path) -> CheckpointError:
 
 
 def making_safetensors(pickle: Path) -> str:
-    """How somebody who trusts a draft head's file makes safetensors of it."""
+    """Say how to convert a trusted draft head's file to safetensors."""
     read = f"torch.load('{pickle}', map_location='cpu', weights_only=True)"
     return (
         f'where you trust it, `python -c "import torch, safetensors.torch as s; w = {read}; s.save_file('
@@ -92,7 +91,7 @@ def making_safetensors(pickle: Path) -> str:
 
 
 def of_missing_tokenizer(folder: Path) -> CheckpointError:
-    """Of a folder without `tokenizer.json`."""
+    """Explain a folder without `tokenizer.json`."""
     begin = f"{folder / 'tokenizer.json'} is missing: a checkpoint needs its tokenizer beside it"
     names = set(_names(folder))
     made_of = [name for name in ("tokenizer.model", "vocab.json", "merges.txt", "tekken.json") if name in names]
@@ -109,7 +108,7 @@ def of_missing_tokenizer(folder: Path) -> CheckpointError:
 
 
 def of_file(path: Path) -> CheckpointError:
-    """Of a path that is neither a folder nor ends in `.gguf`."""
+    """Explain a path that is neither a folder nor ends in `.gguf`."""
     if not path.exists():
         return CheckpointError(f"{path} is not there: give a folder with config.json, or a .gguf file")
     if path.suffix == ".safetensors":
@@ -125,7 +124,7 @@ def of_file(path: Path) -> CheckpointError:
 
 
 def refuse_no_gguf(path: Path) -> None:
-    """Raises CheckpointError for a file whose first bytes are not those of a GGUF file that is read here."""
+    """Raise CheckpointError for a file that does not begin like a supported GGUF file."""
     try:
         with path.open("rb") as file:
             begin = file.read(24)
@@ -133,7 +132,7 @@ def refuse_no_gguf(path: Path) -> None:
         raise CheckpointError(f"{path} can't be read: {error.strerror}") from error
     refuse_lfs_pointer(path, begin)
     if begin[:4] != b"GGUF":
-        raise CheckpointError(f"{path} is no GGUF file: it does not begin like one; {AGAIN}")
+        raise CheckpointError(f"{path} is not a GGUF file: it does not begin like one; {AGAIN}")
     version = int.from_bytes(begin[4:8], "little")
     if version not in _GGUF_VERSIONS:
         if int.from_bytes(begin[4:8], "big") in _GGUF_VERSIONS:
@@ -146,7 +145,7 @@ def refuse_no_gguf(path: Path) -> None:
 
 
 def refuse_lfs_pointer(path: Path, begin: bytes) -> None:
-    """Raises CheckpointError if a file that begins so stands for one that Git LFS has not fetched."""
+    """Raise CheckpointError if the file is a pointer of Git LFS."""
     if begin.startswith(_LFS_POINTER):
         raise CheckpointError(
             f"{path} is a Git LFS pointer and not the file itself: `git lfs pull` in {path.parent} fetches it"
@@ -171,7 +170,9 @@ def _one_of(folder: Path, ggufs: list[str]) -> str:
 
 
 def _checkpoints_below(folder: Path) -> list[Path]:
-    """Folders with `config.json` in a folder of several, or in what Hugging Face's cache has of one repository."""
+    """Return folders with `config.json` in a folder of several checkpoints or in Hugging Face's cache of a
+    repository.
+    """
     return sorted(path.parent for inner in ("*", "snapshots/*") for path in folder.glob(f"{inner}/config.json"))
 
 

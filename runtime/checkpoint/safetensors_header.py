@@ -1,7 +1,7 @@
-"""What the headers of safetensors files say of their tensors.
+"""Reads the headers of safetensors files.
 
-They are read here and not by the library, so that what is wrong with a file can be said by the tensor's name. Format:
-8 bytes little-endian header length, a JSON header (name -> dtype, shape, data_offsets), data.
+Read here instead of by the library, so that errors can name the tensor. Format: 8 bytes little-endian header length, a
+JSON header (name -> dtype, shape, data_offsets), data.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from runahead.runtime.checkpoint.errors import CheckpointError
 from runahead.runtime.checkpoint.refusals import AGAIN, UNQUANTIZED, refuse_lfs_pointer
 
 _ITEM_BYTES: Final = {"F32": 4, "BF16": 2, "F16": 2}
-_MAX_HEADER_BYTES: Final = 100_000_000  # the format's own limit
-# What reading JSON raises where it holds something else than is asked for.
+_MAX_HEADER_BYTES: Final = 100_000_000  # the format's limit
+# Errors of JSON with unexpected content.
 _NOT_AS_EXPECTED: Final = (ValueError, RecursionError)
 
 
 class _Entry(msgspec.Struct):
-    """What a header says of a tensor. Only these types are made, whatever else a file holds."""
+    """A tensor in a header. Parsing makes only these types."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -38,8 +38,8 @@ class _Index(msgspec.Struct):
 @dataclass(frozen=True, slots=True)
 class SafetensorsTensor:
     """A `StoredTensor` of a safetensors file. dtype: F32, BF16, F16, or one that `check` refuses. offset: of its first
-    byte in the file. part: of the matrices
-    that the file has under this name which one, its first row, and the first one behind; None: all that there is."""
+    byte in the file. part: the matrix of a stack, its first row, and its end row; None: everything.
+    """
 
     name: str
     path: Path
@@ -50,13 +50,13 @@ class SafetensorsTensor:
     part: tuple[int, int, int] | None = None
 
     def rows_of(self, number: int, begin: int, end: int) -> SafetensorsTensor:
-        """Rows of one matrix, of a stack of them that `check` has passed."""
+        """Return rows of one matrix of a stack that `check` has passed."""
         matrices, rows, columns = self.shape
         size = self.size_bytes // (matrices * rows) * (end - begin)
         return replace(self, shape=(end - begin, columns), size_bytes=size, part=(number, begin, end))
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Raises CheckpointError unless the tensor has this shape and a dtype that can be served."""
+        """Raise CheckpointError unless the tensor has this shape and a supported dtype."""
         if self.dtype not in _ITEM_BYTES:
             supported = ", ".join(_ITEM_BYTES)
             raise CheckpointError(
@@ -74,7 +74,7 @@ class SafetensorsTensor:
 
 
 def read_header(path: Path) -> dict[str, SafetensorsTensor]:
-    """What the header of one file says. Raises CheckpointError."""
+    """Read a file's header. Raises CheckpointError."""
     try:
         with path.open("rb") as file:
             size = path.stat().st_size
@@ -110,7 +110,7 @@ def _stored(path: Path, name: str, entry: _Entry, data: int) -> SafetensorsTenso
 
 
 def read_shards(folder: Path, index: str) -> dict[str, SafetensorsTensor]:
-    """What the headers of all files say that `index` names. Raises CheckpointError."""
+    """Read the headers of all files in `index`. Raises CheckpointError."""
     try:
         size = (folder / index).stat().st_size
         if size > _MAX_HEADER_BYTES:

@@ -1,4 +1,4 @@
-"""The ids that a checkpoint's tokenizer has, without the tokenizer's library."""
+"""Finds the ids of a checkpoint's tokenizer without the tokenizer library."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class _Tokenizer(msgspec.Struct):
 
 
 def size_of_tokenizer(checkpoint: Checkpoint) -> int:
-    """One more than the highest id of the tokenizer; 0 where there is no tokenizer, or none of a known form.
+    """Return the tokenizer's highest id plus one; 0 without a tokenizer of a known form.
 
-    Raises CheckpointError for files that can't be read.
+    Raises CheckpointError for unreadable files.
     """
     if not checkpoint.has_tokenizer:
         return 0
     try:
         tokenizer = msgspec.json.decode(checkpoint.tokenizer(), type=_Tokenizer)
-    except msgspec.DecodeError:  # who loads the tokenizer says what is wrong with it
+    except msgspec.DecodeError:  # the loader of the tokenizer reports the error
         return 0
     vocab = tokenizer.model.vocab
     end = max(vocab.values(), default=-1) + 1 if isinstance(vocab, dict) else len(vocab)

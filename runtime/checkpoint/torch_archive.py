@@ -1,9 +1,9 @@
-"""What a file that `torch.save` wrote says of itself, looked at before anything reads it.
+"""Checks a file of `torch.save` before anything reads it.
 
-Such a file is a zip archive: a program in Python's pickle format, which says of which parts the objects are made, and
-the bytes of each tensor. Here the program is looked at and never run: what it would call stands in it by name. The
-parts of a dictionary of ordinary tensors are let through, and nothing else. Who reads it
-(`runahead.runtime.models.drafters.torch_file`) leaves it to torch's restricted reader, which knows few functions more.
+The file is a zip archive: a pickle program that builds the objects, and the bytes of each tensor. The program is
+inspected and never run: functions that it would call appear by name. Only the parts of a dictionary of ordinary tensors
+are accepted. The reader (`runahead.runtime.models.drafters.torch_file`) is torch's restricted one, which knows few
+further functions.
 
 Source of the layout: torch/serialization.py and torch/_weights_only_unpickler.py of PyTorch.
 """
@@ -21,8 +21,8 @@ from typing import Final
 from runahead.runtime.checkpoint.errors import CheckpointError
 from runahead.runtime.checkpoint.refusals import AGAIN, making_safetensors, refuse_lfs_pointer
 
-MOST_BYTES: Final = 16 << 30  # of a draft head's file, whatever its configuration says
-MOST_AROUND: Final = 1 << 20  # bytes beside those of tensors: of the program, of the archive's directory
+MOST_BYTES: Final = 16 << 30  # of a draft head's file, whatever its configuration
+MOST_AROUND: Final = 1 << 20  # bytes beside tensors: of the program and the archive's directory
 _TOO_LARGE: Final = f"a part that is no tensor takes over {MOST_AROUND} bytes"
 _ZIP: Final = b"PK\x03\x04"
 _PROGRAM: Final = "data.pkl"
@@ -33,22 +33,22 @@ _MAY_NAME: Final = frozenset(
     {"collections OrderedDict", "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter"}
     | {f"torch {kind}Storage" for kind in ("Float", "Half", "BFloat16", "Long", "Int", "Bool")}
 )
-# Instructions that name what they call in other ways than torch.save does, or call it.
+# Opcodes that call, or name a callable in ways that torch.save does not use.
 _OTHER_CALLS: Final = frozenset({"STACK_GLOBAL", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4"})
 _TUPLES: Final = frozenset({"EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"})
 _PUTS: Final = frozenset({"BINPUT", "LONG_BINPUT"})
 _GETS: Final = frozenset({"BINGET", "LONG_BINGET"})
-# All others that torch.save writes of texts, numbers, containers and tensors.
+# Opcodes of torch.save for texts, numbers, containers and tensors.
 _HARMLESS: Final = frozenset(
     {"PROTO", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"}
     | {"BINUNICODE", "EMPTY_DICT", "SETITEM", "SETITEMS", "EMPTY_LIST", "APPEND", "APPENDS"}
     | {"GLOBAL", "BINPERSID", "REDUCE", "BUILD"}
 )
-# What ends an archive: the record of all, and in front of it a larger one with its place, where numbers may be large.
+# The end records of an archive, the earlier one for large numbers.
 _END: Final = struct.Struct("<4s4H2LH")
 _PLACE: Final = struct.Struct("<4sLQL")
 _LARGE_END: Final = struct.Struct("<4sQ2H2L4Q")
-# What the standard library raises where an archive's own numbers are not true.
+# Errors of the standard library for inconsistent archives.
 _NOT_TRUE: Final = (
     zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, ValueError, KeyError, IndexError, OverflowError,
     NotImplementedError, RuntimeError, struct.error,
@@ -56,7 +56,7 @@ _NOT_TRUE: Final = (
 
 
 class _Bounded(io.FileIO):
-    """A file of which no single read takes more than `MOST_AROUND` bytes, whatever it says of itself."""
+    """A file whose single reads are limited to `MOST_AROUND` bytes, whatever its headers say."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         here = self.tell()
@@ -69,8 +69,9 @@ class _Bounded(io.FileIO):
 
 
 def check_archive(path: Path) -> None:
-    """Raises CheckpointError unless this is a zip archive of tensors alone by what it says of itself, uncompressed, and
-    of at most `MOST_BYTES`. Nothing in it is run, and no tensor is read."""
+    """Raise CheckpointError unless this is an uncompressed zip archive of tensors only, of at most `MOST_BYTES`.
+    Nothing in it is run, and no tensor is read.
+    """
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -82,8 +83,8 @@ def check_archive(path: Path) -> None:
         raise CheckpointError(f"{path} has {size} bytes, and a draft head's file at most {MOST_BYTES}: it is no head")
     if not begin.startswith(_ZIP):
         raise CheckpointError(
-            f"{path} is no zip archive, as torch.save writes them since torch 1.6: what an older one may run can't be "
-            f"looked at beforehand; {making_safetensors(path)}"
+            f"{path} is not a zip archive, the format of torch.save since torch 1.6: an older file can't be "
+            f"checked before it runs code; {making_safetensors(path)}"
         )
     try:
         with _Bounded(path) as bounded:
@@ -100,9 +101,9 @@ def check_archive(path: Path) -> None:
 
 
 def _check_directory(file: _Bounded, size: int) -> None:
-    """Raises BadZipFile unless the archive has one directory, which ends where the records behind it begin. One reader
-    looks for it there, another where these records say that it begins: with two, what is looked at here and what torch
-    reads would not be the same."""
+    """Raise BadZipFile unless the archive has exactly one directory, directly before its end records. Readers locate it
+    in two ways; with two directories the checked content could differ from what torch reads.
+    """
     file.seek(max(0, size - _END.size - _PLACE.size - _LARGE_END.size))
     tail = file.read()
     sign, *_, length, begin, comment = _END.unpack(tail[-_END.size :])
@@ -137,7 +138,7 @@ def _program_of(path: Path, archive: zipfile.ZipFile, size: int) -> bytes:
 
 
 def _check_program(path: Path, program: bytes) -> None:
-    tuples: set[object] = set()  # where one is remembered
+    tuples: set[object] = set()  # memoized tuples
     before = ""
     for instruction, named, _ in pickletools.genops(program):
         if instruction.name in _OTHER_CALLS or (instruction.name == "GLOBAL" and named not in _MAY_NAME):
@@ -149,7 +150,7 @@ def _check_program(path: Path, program: bytes) -> None:
         name = instruction.name
         if name in _PUTS and before in _TUPLES:
             tuples.add(named)
-        # A tuple of a tuple twice, of that one twice, and so on: a short program makes more than there is time for.
+        # Nested tuples that repeat each other: a short program could build an exponential structure.
         if (name in _GETS and named in tuples) or name not in _HARMLESS | _TUPLES | _PUTS | _GETS:
             raise CheckpointError(f"{path} has a program that torch.save does not write ({name}); it is no draft head")
         before = before if name in _PUTS else name

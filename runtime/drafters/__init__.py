@@ -1,1 +1,1 @@
-"""Drafters: what guesses the tokens that the next launch verifies."""
+"""Guesses the tokens that the next launch verifies."""

@@ -1,11 +1,11 @@
-"""Prompt lookup: what followed when the row's newest tokens stood there before is proposed to follow again.
+"""Prompt lookup: proposes the tokens that followed an earlier occurrence of the row's newest tokens.
 
-Of the earlier places at which the row's newest token stands, one is taken at which the most tokens before it agree too,
-up to LONGEST in all, and of several such the latest. The more agree, the more tokens are proposed: 1, 2 or 4 where 1, 2
-or 3 tokens agree, then as many as are asked for. Where fewer tokens lie between that place and the row's end, the
-proposal goes on into itself, so that a row that repeats itself is followed through.
+Among earlier positions of the newest token, it takes the one with the longest match before it, up to LONGEST tokens in
+all, and the latest of equal ones. Longer matches propose more tokens: 1, 2 or 4 for a match of 1, 2 or 3 tokens, then
+as many as requested. If fewer tokens lie between that position and the row's end, the proposal continues into itself,
+so a repeating row is followed.
 
-Source: Saxena, "Prompt lookup decoding", 2023, whose search takes the earliest place of the longest match.
+Source: Saxena, "Prompt lookup decoding", 2023, whose search takes the earliest position of the longest match.
 """
 
 from __future__ import annotations
@@ -17,51 +17,51 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-NO_DRAFT: Final = -1  # in the place of a draft: none. No token that is sampled equals it
+NO_DRAFT: Final = -1  # no draft: differs from every token
 
 
 class Drafter(ABC):
-    """Guesses tokens of rows, by row slot, from what the device itself knows of them.
+    """Guesses tokens of rows, by row slot, from data on the device.
 
-    What it proposes is a function of a row's own tokens: neither of its neighbours, nor of how its tokens came (in
-    which chunks, from the prefix cache, again after an eviction).
+    A proposal depends only on the row's tokens, not on other rows or on how its tokens arrived (in which chunks, from
+    the prefix cache, again after an eviction).
     """
 
     def read(self, slot: int, start: int, tokens: NDArray[np.int32]) -> None:
-        """The row in this slot has these tokens from position `start` on, [n]. A row begins with what is read at
-        position 0."""
+        """Record the row's tokens from position `start` on, [n]. Position 0 begins a new row."""
         return
 
     def took(self, slots: NDArray[np.int64], positions: NDArray[np.int64], tokens: NDArray[np.int32]) -> None:
-        """S has kept these tokens of rows in these slots, at these positions. [n], [n], [n]"""
+        """Record tokens that S kept, by slot and position. [n], [n], [n]"""
         return
 
     @abstractmethod
     def propose(self, slots: NDArray[np.int64], lengths: NDArray[np.int64], count: int) -> NDArray[np.int32]:
-        """Up to `count` tokens that may follow the first `lengths` [n] tokens of these rows [n], at least 1 each.
+        """Propose up to `count` tokens after the first `lengths` [n] tokens of these rows [n], at least 1 each.
 
-        Returns int32 [n, count], NO_DRAFT where it has none; behind one of these comes no token of the row.
+        Returns int32 [n, count], with NO_DRAFT after a row's last proposal.
         """
 
     def memory(self) -> Mapping[str, NDArray[np.generic]]:
-        """What it keeps that the host knows too, under names of `runahead.runtime.engine.row_check.OF_A_DRAFTER`: the
-        arrays themselves."""
+        """Return the data that the host knows too, by the names of `runahead.runtime.engine.row_check.OF_A_DRAFTER`,
+        without copying.
+        """
         return {}
 
     def poison(self, slot: int) -> None:
-        """Nonsense in the place of what it knows of a row slot that nobody may name any more: of the test mode."""
+        """Overwrite the data of a released row slot, in the test mode."""
         return
 
 
-LONGEST: Final = 4  # tokens that are compared
+LONGEST: Final = 4  # most compared tokens
 _POISON: Final = -(1 << 20)
 
 
 class NgramDrafter(Drafter):
     """Proposes what followed before.
 
-    history: int32 [max_rows + 1, context_length], a row's tokens by row slot and position. What lies beyond a row's
-    length is not looked at.
+    history: int32 [max_rows + 1, context_length], tokens by row slot and position. Entries beyond a row's length are
+    ignored.
     """
 
     def __init__(self, max_rows: int, context_length: int) -> None:
@@ -82,7 +82,7 @@ class NgramDrafter(Drafter):
         row, follows, agreeing = _places(known, lengths)
         if not row.size:
             return proposed
-        # Places come row by row, ascending: the best of a row is its highest number.
+        # Positions are ordered by row, ascending: a row's best has the highest number.
         first = np.flatnonzero(np.diff(row, prepend=-1))
         agreeing, follows = np.divmod(np.maximum.reduceat(agreeing * longest + follows, first), longest)
         row = row[first]
@@ -102,10 +102,10 @@ class NgramDrafter(Drafter):
 def _places(
     known: NDArray[np.int32], lengths: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Where the newest token of rows stands before, row by row, ascending.
+    """Find earlier positions of rows' newest tokens, by row, ascending.
 
-    known: [n, longest], tokens of n rows by position. lengths: [n]. Returns the row, the position that follows, and how
-    many tokens agree, [m] each.
+    known: [n, longest], tokens of n rows by position. lengths: [n]. Returns the row, the following position and the
+    length of the match, [m] each.
     """
     newest = known[np.arange(lengths.size), lengths - 1]
     row, place = (known == newest[:, None]).nonzero()

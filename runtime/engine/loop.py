@@ -231,30 +231,30 @@ class Engine:
         # With several ranks a launch may be sampled on one while its predecessor has not ended on another. The
         # fence follows the end mark, and tokens wait for it, because results of the previous F are read first.
         sampled = min(sampled, ended + 1)
-        looked_s = self._clock()
+        seen_s = self._clock()
         before = self.ledger.ended
         self.ledger.end(ended)
         for number in range(before + 1, ended + 1):
             self._raise_fault(number)
-        self._retire(looked_s)
+        self._retire(seen_s)
         while self.ledger.committed < sampled:
             self._commit(self.ledger.next_to_commit())
-            self._retire(looked_s)
+            self._retire(seen_s)
         self._give_back()
         freed = self.scheduler.holdings.make_some_findable()
         if self._poison is not None:
             self._poison.release(freed)
         self._check_progress()
 
-    def _retire(self, looked_s: float) -> None:
+    def _retire(self, seen_s: float) -> None:
         """Read the results of launches that have retired, before the tokens of later ones are committed.
 
-        looked_s: when the loop saw their end, on its clock.
+        seen_s: when the loop saw their end, on its clock.
         """
         rings = self.device.rings
         for launch in self.ledger.retire():
             self.figures.retire(launch, rings)
-            self.recorder.retired(launch, looked_s, rings)
+            self.recorder.retired(launch, seen_s, rings)
             number, rows = launch.number, launch.row_slots
             ring_slot = rings.slot(number)
             finite = rings.finite[ring_slot, : rows.size] == 1

@@ -62,4 +62,4 @@ class Structured:
     def lost(self, now: float) -> Sequence[tuple[Request, FinishReason]]:
         """Return the requests that will get no more masks, and their finish reasons. now: seconds on the engine's
         clock."""
-        return [(self.requests[order], reason) for order, reason in self.masks.look(now) if order in self.requests]
+        return [(self.requests[order], reason) for order, reason in self.masks.given_up(now) if order in self.requests]

@@ -1,4 +1,4 @@
-"""The library that knows grammars is an extra. Nothing of it is loaded here."""
+"""Checks for the grammar library, an extra, without loading it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""A grammar over the tokens of a model: what llguidance makes of a grammar's text, always within the same bounds.
+"""Makes llguidance's matchers for grammars over a model's tokens, always with the same limits.
 
-Who looks whether a grammar is one, and who follows it token by token, need not be one process. Both come here, so that
-what the first has accepted is what the second is given.
+The process that validates a grammar and the one that follows it both use this module, so they agree.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from runahead.runtime.grammar.model_tokens import ModelTokens
 
-# Of what a grammar may cost, in the library's own units: a mask takes some 20 ms at most, and a row of the parser has
-# so many items. `verbose_errors` would repeat the grammar, and tokens that were sampled, in an error's text.
+# Limits in the library's units: a mask takes about 20 ms at most, and a parser row has at most this many items.
+# `verbose_errors` would quote the grammar and sampled tokens.
 _LIMITS: Final = LLParserLimits(
     max_items_in_row=2_000,
     initial_lexer_fuel=1_000_000,
@@ -24,23 +23,23 @@ _LIMITS: Final = LLParserLimits(
     max_grammar_size=250_000,
     verbose_errors=False,
 )
-_SILENT: Final = 0  # otherwise the library writes to standard error what it is given
+_SILENT: Final = 0  # otherwise the library writes its inputs to standard error
 
 
 class VocabularyError(ValueError):
-    """The tokens of a model are of a kind that no grammar can be followed in. The sentence says why."""
+    """The model's tokens can't be used with grammars. The sentence says why."""
 
 
 class GrammarError(ValueError):
-    """A grammar's text is none, or costs more than it may. The message is the library's, on several lines perhaps."""
+    """A grammar is invalid or too costly. The message is the library's, possibly several lines."""
 
 
 def load_vocabulary(tokenizer: str, vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
-    """The tokens of a model, as grammars see them. It takes some 1.5 s for 150,000 of them.
+    """Load a model's tokens for grammars, about 1.5 s for 150,000.
 
-    tokenizer: what `tokenizer.json` holds. vocab_size: of the logits, more or fewer than the tokenizer has.
-    eos_token_ids: what a completed grammar ends with, any of them; one that is beyond the logits, as some files of
-    models name, is never drawn and left out. Raises VocabularyError.
+    tokenizer: content of `tokenizer.json`. vocab_size: of the logits, which may differ from the tokenizer's.
+    eos_token_ids: tokens that may end a completed grammar; those beyond the logits, which some models' files name, are
+        left out. Raises VocabularyError.
     """
     ends = [token_id for token_id in eos_token_ids if token_id < vocab_size]
     if not ends:
@@ -48,7 +47,7 @@ def load_vocabulary(tokenizer: str, vocab_size: int, eos_token_ids: Sequence[int
     try:
         tokens = ModelTokens(tokenizer, vocab_size, ends)
         vocabulary = LLTokenizer(tokens, eos_token=ends)
-    except Exception as error:  # the libraries raise nothing narrower
+    except Exception as error:  # the libraries raise nothing more specific
         raise VocabularyError(
             f"the model's tokenizer is of a kind that grammars are not followed in: {error}"
         ) from error
@@ -57,9 +56,9 @@ def load_vocabulary(tokenizer: str, vocab_size: int, eos_token_ids: Sequence[int
 
 
 def new_matcher(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
-    """What follows a grammar from its beginning. Of a vocabulary there may be many at a time. Raises GrammarError.
+    """Make a matcher at a grammar's beginning. Raises GrammarError.
 
-    grammar: the library's own JSON, `{"grammars": [...]}`, as `Submit.structure` has it.
+    grammar: the library's JSON, `{"grammars": [...]}`, as in `Submit.structure`.
     """
     matcher = LLMatcher(vocabulary, grammar, log_level=_SILENT, limits=_LIMITS)
     if matcher.is_error():

@@ -1,7 +1,7 @@
-"""The tokens of a model as llguidance asks for them: the bytes of each, and how a text is tokenized.
+"""A model's tokens for llguidance: the bytes of each, and tokenization.
 
-llguidance reads `tokenizer.json` too, but it takes each added token `<...>` for a special one, whose text no grammar
-can contain, and gives added tokens with accents other bytes than a completion's text has.
+llguidance can read `tokenizer.json`, but it takes each added token `<...>` for a special one, which no grammar's text
+can contain, and gives added tokens with accents other bytes than a completion's text.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from runahead.runtime.grammar.spelling import token_spelling
 
 
 class ModelTokens:
-    """What `LLTokenizer` takes for a `TokenizerWrapper`.
+    """The `TokenizerWrapper` of `LLTokenizer`.
 
-    tokens: the bytes that each token spells, by token id, [vocab_size]; none for special tokens and ends.
-    greedy: tokenizes a text with the longest tokens that spell it; set before the first matcher is made.
+    tokens: bytes by token id, [vocab_size]; empty for special tokens and ends.
+    greedy: tokenizes with the longest matching tokens; set before the first matcher is made.
     """
 
     is_tokenizer_wrapper: ClassVar = True
     bos_token_id: ClassVar = None
-    special_token_ids: ClassVar = ()  # the library would put them under names, by which a grammar may ask for them
+    special_token_ids: ClassVar = ()  # grammars could otherwise name them
 
     def __init__(self, tokenizer: str, vocab_size: int, ends: Sequence[int]) -> None:
-        """tokenizer: what `tokenizer.json` holds. ends: tokens that end a completion, below `vocab_size`, one at least.
+        """Prepare the tokenizer. tokenizer: content of `tokenizer.json`. ends: tokens that end a completion, below
+        `vocab_size`, at least one.
 
-        Raises DecoderError, and whatever the tokenizers' library raises.
+        Raises DecoderError, and the tokenizer library's errors.
         """
         description = json.loads(tokenizer)
         self._tokenizer = Tokenizer.from_str(json.dumps(_continuing(description)))
-        self._tokenizer.encode_special_tokens = True  # their texts are texts like any other
+        self._tokenizer.encode_special_tokens = True  # their texts are ordinary text here
         spelled = token_spelling(self._tokenizer, description)
         added = self._tokenizer.get_added_tokens_decoder()
         special = {token_id for token_id, token in added.items() if token.special}
@@ -44,11 +45,12 @@ class ModelTokens:
         self.greedy: Callable[[str], list[int]]
 
     def __call__(self, text: str) -> list[int]:
-        """The ids that a text is read as, if they spell it: no special token, and nothing that the tokenizer's
-        normalizer changes. Otherwise those of the longest tokens that do."""
+        """Tokenize a text if its tokens spell it, without special tokens or normalization; otherwise use the longest
+        matching tokens.
+        """
         try:
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        except BaseException:  # a panic is no Exception, and some expressions panic at long texts
+        except BaseException:  # panics derive from BaseException, and some expressions panic at long texts
             return self.greedy(text)
         if b"".join(self.tokens[token_id] for token_id in ids if token_id < len(self.tokens)) == text.encode():
             return ids
@@ -56,7 +58,9 @@ class ModelTokens:
 
 
 def _continuing(description: dict[str, Any]) -> dict[str, Any]:
-    """The description of a tokenizer that reads a text as the middle of another, whole, and puts no space before it."""
+    """Return a tokenizer description that treats a text as the middle of another: complete, and without a space before
+    it.
+    """
     return {
         **description,
         "truncation": None,
@@ -67,7 +71,7 @@ def _continuing(description: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_prefix(part: Any) -> Any:
-    """A normalizer or a pre-tokenizer, as `tokenizer.json` has it."""
+    """Remove the prefix space of a normalizer or pre-tokenizer of `tokenizer.json`."""
     match part:
         case {"type": "Prepend"}:
             return None

@@ -1,8 +1,8 @@
-"""The bytes that each token of a tokenizer stands for.
+"""The bytes of each token of a tokenizer.
 
-A decoder of the byte-level or of the SentencePiece kind maps every token to bytes on its own, and text is these bytes,
-concatenated, read as UTF-8. Only what such a decoder does at the very start of a text (dropping one space) is left
-out here: a completion continues a prompt, and its first space belongs to it.
+Byte-level and SentencePiece decoders map every token to bytes independently, and text is the concatenation decoded as
+UTF-8. Their rule for a text's beginning (dropping one space) is left out: a completion continues a prompt, so its first
+space belongs to it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _STEP = Callable[[str], str | bytes]
 
 
 class DecoderError(ValueError):
-    """The decoder of a tokenizer is of a kind that is not supported. The sentence names it."""
+    """The tokenizer's decoder is not supported. The sentence names it."""
 
 
 def token_spelling(tokenizer: Tokenizer, description: Mapping[str, Any]) -> list[bytes]:
-    """Bytes by token id, special tokens spelled out, without ids beyond any model's vocabulary. An id without a token
-    has none.
+    """Return bytes by token id, special tokens spelled out, up to the largest supported vocabulary. Ids without a token
+    are empty.
 
-    The bytes of a byte-level tokenizer's added token are its content, unless the model's vocabulary has the token too:
-    only there does a character stand for a byte. description: what the tokenizer's `to_str` says. Raises DecoderError.
+    An added token of a byte-level tokenizer is its content, unless the model's vocabulary has it too: only there
+    characters stand for bytes. description: the tokenizer's `to_str`. Raises DecoderError.
     """
     steps = _steps(description["decoder"])
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
@@ -42,7 +42,7 @@ def token_spelling(tokenizer: Tokenizer, description: Mapping[str, Any]) -> list
 
 
 def is_byte_level(decoder: Mapping[str, Any] | None) -> bool:
-    """The decoder, as `tokenizer.json` describes it, is byte-level BPE's and does nothing else."""
+    """Whether the decoder in `tokenizer.json` is only byte-level BPE's."""
     if decoder is not None and decoder["type"] == "Sequence":
         return bool(decoder["decoders"]) and all(map(is_byte_level, decoder["decoders"]))
     return decoder is not None and decoder["type"] == "ByteLevel"
@@ -70,7 +70,7 @@ def _steps(decoder: Any) -> tuple[_STEP, ...]:
     if kind == "Replace" and "String" in decoder["pattern"]:
         return (_replace(decoder["pattern"]["String"], decoder["content"]),)
     if kind == "Fuse" or (kind == "Strip" and decoder["stop"] == 0):
-        return ()  # joins what is joined anyway; strips at the start of a text
+        return ()  # joining is implied; stripping concerns the start of a text
     raise DecoderError(
         f"the tokenizer's decoder ({kind or 'none'}) is not supported: it must be of the byte-level or the "
         "SentencePiece kind"
@@ -87,7 +87,9 @@ def _byte_fallback(token: str) -> str | bytes:
 
 
 def _byte_level(token: str) -> bytes:
-    """Byte-level BPE writes each byte as a printable character; a token with any other character is plain text."""
+    """Decode byte-level BPE, which writes each byte as a printable character; a token with any other character is plain
+    text.
+    """
     try:
         return bytes(_CHARACTER_TO_BYTE[character] for character in token)
     except KeyError:
@@ -95,8 +97,9 @@ def _byte_level(token: str) -> bytes:
 
 
 def _byte_characters() -> dict[str, int]:
-    """The byte of each character of the byte-level alphabet: printable Latin-1 bytes stand for themselves, the others
-    are moved beyond it, in order (the alphabet that GPT-2 introduced)."""
+    """Return the byte of each character of GPT-2's byte-level alphabet: printable Latin-1 bytes map to themselves, the
+    others to later code points in order.
+    """
     themselves = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     moved = [byte for byte in range(256) if byte not in themselves]
     table = {chr(byte): byte for byte in themselves}

@@ -1,4 +1,4 @@
-"""What kernels compute for each activation: the only place that compares an activation's name."""
+"""Maps activations to kernel options: the only place that compares their names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from runahead.runtime.kernels.layers import Activation, ExpertActivation
 
 
 def is_gelu(activation: Activation) -> bool:
-    """Whether a dense feed-forward's gate is GELU by its formula with tanh. False: SiLU."""
+    """Whether a dense feed-forward's gate is GELU (tanh formula) instead of SiLU."""
     match activation:
         case "silu":
             return False
@@ -18,7 +18,7 @@ def is_gelu(activation: Activation) -> bool:
 
 
 def has_gate(activation: ExpertActivation) -> bool:
-    """Whether an expert's first product has a gate, which is SiLU. False: it has none, and a squared ReLU."""
+    """Whether an expert's first product has a SiLU gate, instead of a squared ReLU without a gate."""
     match activation:
         case "silu":
             return True

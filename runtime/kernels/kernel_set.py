@@ -1,7 +1,7 @@
-"""The seam between a decoder and the kernels that run it: `reference` for the CPU, and Triton kernels for CUDA.
+"""The interface between a decoder and its kernels: `reference` for the CPU, Triton for CUDA.
 
-T is the number of query tokens of a forward. No method may wait for the device, and none may read a tensor's values on
-the host, the reference apart, which runs where host and device are one.
+T is the number of query tokens of a forward. No method may wait for the device or read tensor values on the host,
+except in the reference, where host and device are one.
 """
 
 from __future__ import annotations
@@ -29,91 +29,94 @@ _Stream = TypeVar("_Stream")
 
 
 class BoundKernels(Protocol[_Stream]):
-    """Kernels bound to one model: a function for each kind of mixer and of feed-forward, called once a layer when the
-    model is put together. What it returns does that layer's work on a *stream*: a batch's tokens under way, which the
-    caller takes through every layer. May keep buffers: it serves one thread, and one stream at a time.
+    """Kernels bound to one model: a function for each kind of mixer and feed-forward, called once a layer when the
+    model is assembled. It returns the layer's work on a *stream*, a batch's tokens that pass through every layer. May
+    keep buffers: serves one thread and one stream at a time.
 
-    What a kind computes stands at its dataclass. positions may be anything for masked rows, and what is computed for
-    those reaches no other.
+    Each kind's dataclass defines its computation. positions of masked rows may be anything, and their results reach no
+    other row.
     """
 
     def attention(self, weights: Attention, place: int) -> Callable[[_Stream], None]:
-        """place: of this mixer's keys and values in a `KVCache`.
+        """Bind an attention. place: index of its keys and values in a `KVCache`.
 
-        The work writes K and V of the batch's tokens to `slot_mapping` first. Attention of a row with seq_len 0 is
-        zero, and nothing beyond a row's length reaches a result, whatever the cache holds there.
+        The work first writes K and V of the batch's tokens to `slot_mapping`. Attention of a row with seq_len 0 is
+        zero, and nothing beyond a row's length affects a result, whatever the cache holds.
         """
 
     def mamba2(self, weights: Mamba2, place: int) -> Callable[[_Stream], None]:
-        """place: of this mixer's tensors in `KVCache.states`.
+        """Bind a Mamba-2 mixer. place: index of its tensors in `KVCache.states`.
 
-        The work reads and writes the state slots of live rows, and the snapshots that they begin with or leave; nobody
-        else's. A row whose first query token is at position 0 begins with zeros. With the reference kernels the state
-        of a row is the same bits however its tokens are cut into launches.
+        The work accesses only the state slots of live rows and their snapshots. A row whose first query token is at
+        position 0 begins with zeros. With the reference kernels a row's state has the same bits for any split into
+        launches.
         """
 
     def gated_delta(self, weights: GatedDelta, place: int) -> Callable[[_Stream], None]:
-        """The same for a gated delta net."""
+        """Bind a gated delta net, as above."""
 
     def dense(self, weights: Dense) -> Callable[[_Stream], None]: ...
 
     def ungated(self, weights: Ungated) -> Callable[[_Stream], None]: ...
 
     def experts(self, weights: Experts) -> Callable[[_Stream], None]:
-        """Routing and grouping belong to the work. On a device of its own they stay there, in launches of one shape:
-        no count of them reaches the host. An expert that no token of a live row has chosen is not read."""
+        """Bind experts. The work includes routing and grouping. On a separate device these stay there with fixed
+        shapes: no counts reach the host. Experts that no live row's token chose are not read.
+        """
 
     def stream(self, batch: ForwardBatch, cache: KVCache) -> AbstractContextManager[_Stream]:
-        """The batch's tokens, embedded. Every layer is bound before the first stream begins."""
+        """Return the batch's embedded tokens. Every layer is bound before the first stream begins."""
 
     def end(self, stream: _Stream) -> torch.Tensor:
-        """Hidden states after the final norm, [num_tokens, hidden]."""
+        """Return hidden states after the final norm, [num_tokens, hidden]."""
 
 
 class DraftKernels(BoundKernels[_Stream], Protocol[_Stream]):
-    """What a draft head computes beside what any model does."""
+    """Further functions for draft heads."""
 
     def keep(self, weights: Attention, place: int) -> Callable[[_Stream], None]:
-        """As `attention`, but K and V of the batch's tokens are written, and nothing else is done."""
+        """Bind the cache write of an attention: K and V of the batch's tokens, and nothing else."""
 
     def fuse(self, weights: Fuse) -> Callable[[_Stream, torch.Tensor], None]:
-        """What stands at `Fuse`, of the embedded tokens and of h, float32 [num_tokens, any], which is handed over with
-        the stream."""
+        """Bind `Fuse` of the embedded tokens and h, float32 [num_tokens, any], an argument beside the stream."""
 
     def residual(self, stream: _Stream) -> torch.Tensor:
-        """What the layers have left so far, without a norm, float32 [num_tokens, hidden]."""
+        """Return the residual without a norm, float32 [num_tokens, hidden]."""
 
 
 class KernelSet(Protocol):
-    """Everything a decoder computes."""
+    """All computations of a decoder."""
 
     def cache_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """The dtype of the KV cache for a model of this dtype."""
+        """Return the dtype of the KV cache for a model of this dtype."""
 
     def pack_weight(self, weight: torch.Tensor) -> torch.Tensor:
-        """A matrix [out, in] as `linear` likes it in memory: the same shape and values, any strides. Called at load."""
+        """Return a matrix [out, in] in the memory format for `linear`: the same shape and values, any strides. Called
+        at load.
+        """
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """x: [n, in], any n. weight: [out, in], packed. bias: [out]. Returns x @ weight.T + bias, [n, out]."""
+        """Compute x @ weight.T + bias, [n, out]. x: [n, in], any n. weight: [out, in], packed. bias: [out]."""
 
     def bound(self, logits: torch.Tensor, cap: float) -> None:
-        """logits = cap * tanh(logits / cap), in place. logits: float32, contiguous, of any shape."""
+        """Compute logits = cap * tanh(logits / cap) in place. logits: float32, contiguous, any shape."""
 
     def logits_into(
         self, hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, places: torch.Tensor, cap: float = 0.0
     ) -> None:
-        """The head's product, bounded as by `bound` if cap is above 0. hidden: [n, hidden], any n. weight: [vocab,
-        hidden], packed. out: float32 [m, vocab]. places: int32 [n], the row of `out` to which each row goes. Where
-        several go to one place, what is there afterwards is nobody's; other rows of `out` stay as they are."""
+        """Compute the head's product, with `bound` if cap is above 0. hidden: [n, hidden], any n. weight: [vocab,
+        hidden], packed. out: float32 [m, vocab]. places: int32 [n], each row's row in `out`; the content of a duplicate
+        destination is undefined, other rows stay.
+        """
 
     def bind(self, emb: EmbeddingAndHead) -> BoundKernels[Any]:
-        """Prepare for one model. Its layers follow, by the functions of what is returned."""
+        """Prepare for one model, whose layers are bound next."""
 
 
 class DraftKernelSet(KernelSet, Protocol):
-    """A `KernelSet` that knows draft heads."""
+    """A `KernelSet` with draft heads."""
 
     def normed(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
-        """The norm of each row. x: float32 [n, width], any n, contiguous. Returns float32 [n, width]."""
+        """Normalize each row. x: float32 [n, width], any n, contiguous. Returns float32 [n, width]."""
 
     def bind(self, emb: EmbeddingAndHead) -> DraftKernels[Any]: ...

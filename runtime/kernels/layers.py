@@ -1,8 +1,8 @@
-"""What a model is made of, as kernels see it: layers, each a mixer and a feed-forward, with their weights.
+"""A model's layers for kernels: mixers and feed-forwards with their weights.
 
-A *mixer* lets a token see those before it, a *feed-forward* works on each token alone. Each kind is a dataclass that
-holds its weights and what is fixed about it; a kernel set has one function for each kind (`BoundKernels`). Tensors are
-on the kernel set's device and of the model's dtype unless said otherwise.
+A *mixer* lets a token see earlier tokens, a *feed-forward* processes each token alone. Each kind is a dataclass with
+weights and constants; a kernel set has one function for each kind (`BoundKernels`). Tensors are on the kernel set's
+device and of the model's dtype unless stated.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A product, x @ weight.T + bias. quantized: holds the weight, and `weight` has its shape and dtype alone (torch's
-    device `meta`)."""
+    """A product, x @ weight.T + bias. quantized: the actual weight; `weight` then has only shape and dtype (torch's
+    device `meta`).
+    """
 
     weight: torch.Tensor  # [out, in], packed by the kernel set
     bias: torch.Tensor | None  # [out]
@@ -44,12 +45,12 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a mixer keeps of a row from one launch to the next. Every kind of mixer says so, as `keeps`.
+    """A mixer's data of a row between launches, declared by every kind as `keeps`.
 
-    kv: (kv_heads, head_dim) of a key and a value of each token, which lie in the row's blocks; None where there are
-    none. state: shapes of what stays as large however long the row is, float32, and lies in the row's state slot.
-    inputs: numbers, float32, that a token's step of the state is made of: those of drafts are kept, in the same slot,
-    until it is known which of them are tokens of the row.
+    kv: (kv_heads, head_dim) of each token's key and value, in the row's blocks; None: none. state: shapes of fixed-size
+        data, float32, in the row's state slot.
+    inputs: float32 numbers that a token adds to the state: those of drafts are saved in the same slot until it is known
+        which were accepted.
     """
 
     kv: tuple[int, int] | None = None
@@ -61,13 +62,13 @@ class Kept:
         return sum(4 * math.prod(shape) for shape in self.state)
 
     def run_bytes(self, drafts: int) -> int:
-        """Of the inputs of so many drafts."""
+        """Return the bytes of the inputs of this many drafts."""
         return 4 * drafts * self.inputs
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """Query head h reads KV head h // (heads // kv_heads). scale: multiplies the scores."""
+    """An attention's heads. Query head h reads KV head h // (heads // kv_heads). scale: multiplies the scores."""
 
     heads: int
     kv_heads: int
@@ -121,9 +122,10 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Fuse:
-    """What a draft head begins with, made of a token's embedding e and the hidden state h of the position before it:
-    joined = [token_norm(e), hidden_norm(h)], the other way round if `hidden_first`. x = product(joined); without a
-    product x = h, or hidden_norm(h) if `normed_residual`. A norm that is None is left out."""
+    """The input of a draft head, from a token's embedding e and the previous position's hidden state h: joined =
+    [token_norm(e), hidden_norm(h)], or reversed if `hidden_first`. x = product(joined); without a product x = h, or
+    hidden_norm(h) if `normed_residual`. A norm that is None is left out.
+    """
 
     product: Linear | None  # the two joined to hidden
     token_norm: Norm | None = None
@@ -134,9 +136,9 @@ class Fuse:
 
 @dataclass(frozen=True, slots=True)
 class Mamba2Shape:
-    """heads: each of head_dim numbers, and in as many groups as there are of B and C, head h in group
-    h // (heads // groups). state: numbers that a head keeps of each of its own. window: tokens that the convolution
-    sees, a token and those before it."""
+    """Mamba-2's sizes. heads: each of head_dim numbers, with B and C of group h // (heads // groups). state: numbers
+    for each of a head's. window: tokens in the convolution, including the current one.
+    """
 
     heads: int
     head_dim: int
@@ -150,7 +152,7 @@ class Mamba2Shape:
 
     @property
     def channels(self) -> int:
-        """What is convolved: x, B and C."""
+        """The convolved numbers: x, B and C."""
         return self.inner + 2 * self.groups * self.state
 
 
@@ -184,7 +186,7 @@ class Mamba2:
 
     @property
     def keeps(self) -> Kept:
-        """The channels of the tokens that the convolution will see again, oldest first, and the heads' states."""
+        """Return the convolution's earlier inputs, oldest first, and the heads' states."""
         shape = self.shape
         return Kept(
             state=((shape.window - 1, shape.channels), (shape.heads, shape.head_dim, shape.state)),
@@ -194,9 +196,9 @@ class Mamba2:
 
 @dataclass(frozen=True, slots=True)
 class DeltaShape:
-    """Heads of queries and keys, each of key_dim numbers, and heads of values, each of value_dim: value head h goes
-    with key head h // (value_heads // key_heads). window: tokens that the convolution sees, a token and those before
-    it."""
+    """A gated delta net's sizes: query and key heads of key_dim numbers, value heads of value_dim; value head h uses
+    key head h // (value_heads // key_heads). window: tokens in the convolution, including the current one.
+    """
 
     key_heads: int
     key_dim: int
@@ -206,17 +208,17 @@ class DeltaShape:
 
     @property
     def keys(self) -> int:
-        """Numbers of all keys."""
+        """The numbers of all keys."""
         return self.key_heads * self.key_dim
 
     @property
     def inner(self) -> int:
-        """Numbers of all values."""
+        """The numbers of all values."""
         return self.value_heads * self.value_dim
 
     @property
     def channels(self) -> int:
-        """What is convolved: queries, keys and values."""
+        """The convolved numbers: queries, keys and values."""
         return 2 * self.keys + self.inner
 
 
@@ -248,7 +250,7 @@ class GatedDelta:
 
     @property
     def keeps(self) -> Kept:
-        """The channels of the tokens that the convolution will see again, oldest first, and the heads' states."""
+        """Return the convolution's earlier inputs, oldest first, and the heads' states."""
         shape = self.shape
         return Kept(
             state=((shape.window - 1, shape.channels), (shape.value_heads, shape.value_dim, shape.key_dim)),
@@ -284,10 +286,11 @@ class Ungated:
 
 @dataclass(frozen=True, slots=True)
 class SharedExpert:
-    """What every token gets beside its experts: what one of their kind makes of it, times the logistic function of the
-    dot product of its input with `share` if there is one."""
+    """An expert for every token: its output is multiplied by the logistic function of the dot product of its input with
+    `share`, if there is one.
+    """
 
-    gate_up: Linear  # as of the experts beside it, hidden to 2 * intermediate or to intermediate
+    gate_up: Linear  # like the other experts': hidden to 2 * intermediate or to intermediate
     down: Linear  # intermediate to hidden
     share: torch.Tensor | None = None  # [hidden]
 
@@ -318,34 +321,34 @@ class Experts:
 
     @property
     def count(self) -> int:
-        """How many experts there are."""
+        """The number of experts."""
         return len(self.gate_up)
 
     @property
     def chosen(self) -> int:
-        """Experts of a token."""
+        """The experts of a token."""
         return self.choice.chosen
 
     @property
     def width(self) -> int:
-        """intermediate, of an expert."""
+        """An expert's intermediate size."""
         return self.down[0].weight.shape[1]
 
     @property
     def idle(self) -> int:
-        """Numbers of the experts that a token does not choose."""
+        """The number of experts that a token does not choose."""
         each = sum(math.prod(linear.weight.shape) for linear in (self.gate_up[0], self.down[0]))
         return (self.count - self.chosen) * each
 
 
-# Another kind joins its alias; `BoundKernels` says what else it takes.
+# A further kind joins its alias; `BoundKernels` says what else is needed.
 Mixer: TypeAlias = Attention | Mamba2 | GatedDelta
 FeedForward: TypeAlias = Dense | Ungated | Experts
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """None: the layer has none of the two. It has at least one."""
+    """A layer: a mixer, a feed-forward or both; None: missing."""
 
     mixer: Mixer | None
     feed_forward: FeedForward | None
@@ -353,8 +356,9 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class RopeTable:
-    """Rotary angles by position. Element i of a head is rotated with element i + head_dim // 2; where sin is 0 and cos
-    is 1, the two stay as they are."""
+    """Rotary angles by position. Element i of a head is paired with element i + head_dim // 2; sin 0 and cos 1 leave a
+    pair unchanged.
+    """
 
     cos: torch.Tensor  # float32 [positions, head_dim // 2]
     sin: torch.Tensor  # float32 [positions, head_dim // 2]
@@ -364,8 +368,8 @@ class RopeTable:
 class EmbeddingAndHead:
     """A model's weights outside its layers: embedding, final norm and rope tables. The head is bound elsewhere.
 
-    ropes: an attention names its table by number. embedding_scale: factor of a token's embedding. ranks: the ranks that
-    share the model; each has an equal part of the vocabulary's embeddings.
+    ropes: tables that attentions reference by number. embedding_scale: multiplies embeddings. ranks: of the model; each
+    has an equal part of the vocabulary's embeddings.
     """
 
     embedding: torch.Tensor  # [vocab / ranks, hidden]

@@ -1,4 +1,4 @@
-"""The device's row state: everything a launch knows of a row, by `row_slot`. Nothing but S, apply and F writes it."""
+"""The device's row state: a launch's data of rows by `row_slot`, written only by S, apply and F."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from runahead.runtime.row_record import ROW_RECORD, RowParameters
 from runahead.runtime.token_mask import mask_words
 from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS
 
-if TYPE_CHECKING:  # NumPy's programs need the names of the fields alone
+if TYPE_CHECKING:  # NumPy's programs need only the names of the fields
     import torch
 
 
 @dataclass(frozen=True)
 class RowState(RowParameters["torch.Tensor"]):
-    """Tensors whose first dimension is `slots` = max_rows + 1. The last slot is the null row that padding names.
+    """Tensors whose first dimension is `slots` = max_rows + 1. The last slot is the null row for padding.
 
     The fields of `RowParameters` are views of `parameters`: their elements are ADMIT_WORDS words apart.
     """
 
-    last_token: torch.Tensor  # int32 [slots] the newest token: the input of the row's next decode step
-    seq_len: torch.Tensor  # int32 [slots] tokens known: prompt so far prefilled, and sampled; the next token's position
+    last_token: torch.Tensor  # int32 [slots] the newest token: the input of the next decode step
+    seq_len: torch.Tensor  # int32 [slots] known tokens: prefilled prompt and sampled tokens; the next token's position
     alive: torch.Tensor  # bool [slots] cleared by S when the row ends
     block_table: torch.Tensor  # int32 [slots, max_blocks] block 0 is the null block
     parameters: torch.Tensor  # int32 [slots, ADMIT_WORDS] the head of the row's admission record
@@ -44,9 +44,9 @@ class RowState(RowParameters["torch.Tensor"]):
 
 @dataclass(frozen=True, slots=True)
 class PenaltyState:
-    """Tokens that rows with penalties hold so far, by `penalty_slot`. The last slot belongs to nobody.
+    """Token counts of rows with penalties, by `penalty_slot`. The last slot is unused.
 
-    S counts each token that it keeps; an admission clears the row's slot and writes what is known of the row.
+    S counts each token that it keeps; an admission clears the row's slot and writes the known counts.
     """
 
     counts: torch.Tensor  # int32 [penalty_slots + 1, vocab] occurrences in the completion
@@ -54,7 +54,7 @@ class PenaltyState:
 
 
 def make_penalty_state(penalty_slots: int, vocab_size: int, device: torch.device) -> PenaltyState:
-    """Nothing said in any slot."""
+    """Make empty counts."""
     import torch
 
     return PenaltyState(
@@ -64,8 +64,7 @@ def make_penalty_state(penalty_slots: int, vocab_size: int, device: torch.device
 
 
 def make_row_state(max_rows: int, max_blocks: int, vocab_size: int, device: torch.device) -> RowState:
-    """A zeroed row state: no row is alive, all parameters have the values of a slot without a row, `stop_ids` are
-    -1."""
+    """Make a zeroed row state: no row is alive, all parameters have the values of an empty slot, `stop_ids` are -1."""
     import torch
 
     slots = max_rows + 1

@@ -1,4 +1,4 @@
-"""The part of a model that one tensor-parallel rank has, and how a count of equal things is divided among ranks."""
+"""A tensor-parallel rank's part of a model, and the division of equal things among ranks."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from typing import Final
 
 
 class ShareError(ValueError):
-    """Ranks can't have equal parts of something."""
+    """Ranks can't have equal parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The part of rank `rank`, of the ranks 0 to `of` - 1. Raises ShareError for a rank outside this range.
+    """The part of rank `rank` of `of` ranks. Raises ShareError for an invalid rank.
 
-    What adds to the residual is a partial sum of each rank: the sums of all ranks make what the whole layer adds. A
-    bias that is added once is the first rank's.
+    Additions to the residual are partial sums, which are summed over ranks. A bias is added by the first rank.
     """
 
     rank: int = 0
@@ -34,8 +33,9 @@ class Share:
         return self.rank == 0
 
     def part_of(self, count: int, what: str) -> range:
-        """Which of `count` things are the rank's own: the same number for each rank, adjacent. what: their name in the
-        error. Raises ShareError."""
+        """Return the rank's own of `count` things: adjacent, equally many for each rank. what: their name in the error.
+        Raises ShareError.
+        """
         each, rest = divmod(count, self.of)
         if rest:
             raise ShareError(
@@ -44,8 +44,9 @@ class Share:
         return range(self.rank * each, (self.rank + 1) * each)
 
     def kv_heads_of(self, count: int) -> range:
-        """Which of `count` KV heads the rank's query heads read. Where there are fewer KV heads than ranks, several
-        ranks hold the same head. Raises ShareError where one count does not divide the other."""
+        """Return the KV heads of the rank's query heads. With fewer KV heads than ranks, several ranks have the same
+        head. Raises ShareError if neither number divides the other.
+        """
         if count >= self.of:
             return self.part_of(count, "KV heads")
         ranks_each, rest = divmod(self.of, count)

@@ -1,1 +1,1 @@
-"""Masks of rows with structured output: where they lie, who makes them, and how the engine asks for them."""
+"""Masks of rows with structured output: the shared memory, the mask worker, and the engine's interface."""

@@ -1,13 +1,11 @@
-"""Requests with a grammar, and the masks of each one's next positions, written to its row's lines as soon as they are
-known: that of the next position first, which a launch may wait for, and when every row has that, those along the drafts
-that the launch verifies.
+"""Follows requests with a grammar and writes the masks of their next positions: each row's next one first, because a
+launch may wait for it, then those along the drafts that the launch verifies.
 
-A launch's drafts are made on its device, from what its S has left, and nobody tells them to the host. They follow from
-what is known here: from the tokens, which come while the launch's F runs, and from what the grammar was found to force
-before, which the device reads in the same place. So they are made once more. Where that misses, a mask is missing, and
-the run ends before it: no token hangs on it.
+The device makes a launch's drafts and does not report them to the host. They follow from known data: from tokens, which
+arrive while the launch's F runs, and from forced tokens found earlier, which the device reads in the same memory. So
+the drafter's lookup is repeated here. A mismatch only leaves masks missing, which shortens the run.
 
-It knows no socket and no process: the mask worker hands it its orders.
+Independent of sockets and processes: the mask worker passes its orders on.
 """
 
 from __future__ import annotations
@@ -38,17 +36,18 @@ from runahead.runtime.masks.worker_messages import Lost
 from runahead.runtime.token_mask import mask_words
 from runahead.runtime.wire.parameters import FinishReason
 
-COMPILED_KEPT: Final = 32  # grammars that were asked for last
-_LOOK_NS: Final = 5_000_000  # a look ahead that took longer is a request's last: others wait for their masks meanwhile
-_TOGETHER: Final = 8  # rows whose masks are written at once, at most
-_TOGETHER_NS: Final = 500_000  # beyond which those that are made are written: nobody waits for one that is slow
-_DEAD_END: Final = "NoExtension"  # how an error begins where no token can follow
-_MISMATCH: Final = "doesn't satisfy the grammar"  # of a token that a mask allowed
+COMPILED_KEPT: Final = 32  # most recently requested grammars
+# a request whose look-ahead took longer gets no more: others wait for their masks meanwhile
+_LOOK_AHEAD_NS: Final = 5_000_000
+_TOGETHER: Final = 8  # most rows whose masks are written at once
+_TOGETHER_NS: Final = 500_000  # after which finished masks are written without waiting for slow ones
+_DEAD_END: Final = "NoExtension"  # the error's prefix if no token can follow
+_MISMATCH: Final = "doesn't satisfy the grammar"  # the error for a token that a mask allowed
 _BITS: Final = (np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)
 
 
 class Matcher(Protocol):
-    """What follows a grammar token by token: an `llguidance.LLMatcher`."""
+    """The interface of `llguidance.LLMatcher`, which follows a grammar token by token."""
 
     def deep_copy(self) -> Matcher: ...
 
@@ -69,7 +68,7 @@ class Matcher(Protocol):
 
 @dataclass(slots=True)
 class _Grammar:
-    """A grammar that somebody asked for. matcher: at its beginning; None while it is compiled."""
+    """A requested grammar. matcher: at its beginning; None while it is compiled."""
 
     matcher: Matcher | None = None
     waiting: list[_Followed] = field(default_factory=list)  # requests
@@ -77,9 +76,10 @@ class _Grammar:
 
 @dataclass(slots=True)
 class _Followed:
-    """A request. matcher: behind its tokens; None while its grammar is compiled. slot: -1 before it has a row.
-    position: of the token that the next mask is for. newest: the token before. forced: what had to come from position
-    `forced_from` on, as its grammar said there. looks_ahead: what is forced is looked for."""
+    """A followed request. matcher: after its tokens; None while its grammar is compiled. slot: -1 before it has a row.
+    position: of the token that the next mask is for. newest: the previous token. forced: tokens that the grammar
+    required from position `forced_from` on. looks_ahead: search for forced tokens.
+    """
 
     order: int
     stops: Stops
@@ -94,9 +94,10 @@ class _Followed:
 
 
 class GrammarRows:
-    """memory: where masks go. compile_soon: takes a grammar's text; `compiled` is called when that is done. drafter:
-    one like the device's; None: nothing is drafted but what grammars force. clock: ns, monotonic. spent: ns of the
-    processor's time that this thread has taken."""
+    """Grammars, requests and masks. memory: receives the masks. compile_soon: takes a grammar's text; `compiled` is
+    called later. drafter: equal to the device's; None: only forced drafts. clock: ns, monotonic. spent: this thread's
+    processor time in ns.
+    """
 
     def __init__(
         self,
@@ -113,13 +114,13 @@ class GrammarRows:
         self._clock = clock
         self._spent = spent
         self._mask: NDArray[np.int32] = np.zeros(mask_words(vocab_size), np.int32)
-        self._grammars: OrderedDict[str, _Grammar] = OrderedDict()  # by their text, asked for last at the end
+        self._grammars: OrderedDict[str, _Grammar] = OrderedDict()  # by text, the latest last
         self._requests: dict[int, _Followed] = {}
-        self._by_slot: dict[int, _Followed] = {}  # who was given the slot last
-        self.lost: list[Lost] = []  # requests that no mask can be made for, not told yet
+        self._by_slot: dict[int, _Followed] = {}  # the latest owner of each slot
+        self.lost: list[Lost] = []  # requests that can get no masks, to be reported
 
     def open(self, order: int, grammar: str, stops: Stops = NO_STOPS) -> None:
-        """A request with a grammar is queued."""
+        """Follow a queued request."""
         request = self._requests[order] = _Followed(order, stops)
         known = self._grammars.get(grammar)
         if known is None:
@@ -135,7 +136,7 @@ class GrammarRows:
             self._begin(request, known.matcher)
 
     def compiled(self, grammar: str, matcher: Matcher | None, took_ns: int) -> None:
-        """The grammar's matcher; None: it has none, and its requests are lost."""
+        """Receive a grammar's matcher; None: compilation failed, and its requests are lost."""
         self._memory.figures[COMPILED] += 1
         self._memory.figures[COMPILE_NS] += took_ns
         known = self._grammars[grammar]
@@ -152,13 +153,14 @@ class GrammarRows:
             self._grammars.popitem(last=False)
 
     def place(self, order: int, slot: int, epoch: int, position: int, tokens: NDArray[np.int32] = NO_RUN) -> None:
-        """The request has a row, again perhaps: its tokens so far are those that it has taken. tokens: prompt and
-        completion, [position], if there is a drafter."""
+        """Record that the request has a row, possibly again, and its tokens so far. tokens: prompt and completion,
+        [position], if there is a drafter.
+        """
         request = self._requests.get(order)
         if request is not None:
             before = self._by_slot.get(slot)
             if before is not None and before.slot == slot:
-                before.slot = -1  # it was evicted, and writes no masks over those of whoever comes after it
+                before.slot = -1  # evicted: it must not overwrite the next owner's masks
             self._by_slot[slot] = request
             request.slot, request.epoch, request.position = slot, epoch, position
             request.forced = NO_RUN
@@ -170,9 +172,10 @@ class GrammarRows:
         self, orders: NDArray[np.int64], tokens: NDArray[np.int32], drafts: int = 0, guesses: int = 0, *,
         soon: bool = False,
     ) -> None:  # fmt: skip
-        """Each of these requests has got this token. Several of one come in their order. drafts: that the launch may
-        have of each row behind them, at most; guesses: of these the drafter's. soon: a launch behind it may have some,
-        too, so that what must come is looked for. [n], [n]"""
+        """Record one token of each of these requests, a request's tokens in order. drafts: most drafts of a row in the
+        launch; guesses: of these the drafter's. soon: a later launch may have drafts, so forced tokens are searched.
+        [n], [n]
+        """
         moved: dict[int, _Followed] = {}
         for order, token in zip(orders.tolist(), tokens.tolist(), strict=True):
             request = self._requests.get(order)
@@ -194,7 +197,7 @@ class GrammarRows:
                 self._write_ahead(request, mask, guesses, has_drafts=drafts > 0)
 
     def close(self, order: int) -> None:
-        """The request has ended."""
+        """Stop following the request."""
         self._requests.pop(order, None)
 
     def _begin(self, request: _Followed, matcher: Matcher) -> None:
@@ -202,15 +205,16 @@ class GrammarRows:
         self._write(request)
 
     def _write(self, request: _Followed) -> None:
-        """The masks of the request's next positions, of which it has drafted none."""
+        """Write the masks of the request's next positions; it has no drafts yet."""
         self._write_ahead(request, self._write_next([request])[0], guesses=0, has_drafts=False)
 
     def _write_next(self, requests: Sequence[_Followed]) -> list[NDArray[np.int32] | None]:
-        """The masks of these requests' next positions, which are returned; None: the request has no row, or its grammar
-        is not there, or it has ended."""
+        """Write and return the masks of these requests' next positions; None for a request without a row or grammar, or
+        that has ended.
+        """
         masks = np.zeros((len(requests), self._mask.size), np.int32)
         found: list[NDArray[np.int32] | None] = []
-        made: list[int] = []  # and not written yet
+        made: list[int] = []  # not written yet
         begun = self._clock()
         for i, request in enumerate(requests):
             is_made = self._makes_next(request, masks[i])
@@ -229,7 +233,7 @@ class GrammarRows:
         return found
 
     def _makes_next(self, request: _Followed, mask: NDArray[np.int32]) -> bool:
-        """The mask of the request's next position is made, in `mask`."""
+        """Make the mask of the request's next position in `mask`, and return whether there is one."""
         matcher = request.matcher
         if matcher is None or request.slot < 0 or request.order not in self._requests:
             return False
@@ -241,8 +245,9 @@ class GrammarRows:
     def _write_ahead(
         self, request: _Followed, mask: NDArray[np.int32] | None, guesses: int, *, has_drafts: bool
     ) -> None:
-        """What must come, and the masks along what may. mask: of the request's next position. has_drafts: its row may
-        have drafts now; guesses: so many of the drafter's, at most."""
+        """Write forced tokens and the masks along possible drafts. mask: of the request's next position. has_drafts:
+        its row may have drafts now; guesses: most of the drafter's.
+        """
         matcher = request.matcher
         if mask is None or matcher is None or not self._memory.drafts:
             return
@@ -254,20 +259,21 @@ class GrammarRows:
             self._write_along(request, matcher.deep_copy(), run)
 
     def _make(self, request: _Followed, matcher: Matcher, mask: NDArray[np.int32], behind: int) -> bool:
-        """The mask behind so many drafts is made, in `mask`. matcher: behind them too. False: it has none, see
-        `_why`."""
+        """Make the mask after `behind` drafts, and return whether there is one (else see `_why`). matcher: after the
+        same drafts.
+        """
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        if matcher.is_error():  # its mask allows an end, which is not the grammar's
+        if matcher.is_error():  # an error's mask allows an end that is not the grammar's
             return False
         if matcher.is_stopped() and not matcher.is_accepting():
-            mask[:] = 0  # nothing can follow, and nothing is complete: the matcher itself would allow an end
+            mask[:] = 0  # nothing can follow an incomplete match: the matcher would allow an end
         if request.position + behind < request.stops.min_position:
             for token in request.stops.token_ids:
                 mask[token // 32] &= ~_BITS[token % 32]
         return True
 
     def _drafted(self, request: _Followed, guesses: int) -> NDArray[np.int32]:
-        """What the launch has drafted behind the request's newest token, as far as it is known here. [n]"""
+        """Return the launch's known drafts after the request's newest token. [n]"""
         run = tokens_behind(request.forced, request.position - request.forced_from, request.newest)
         if not run.size and self._drafter is not None and guesses:
             proposed = self._drafter.propose(np.array([request.slot]), np.array([request.position]), guesses)[0]
@@ -275,20 +281,23 @@ class GrammarRows:
         return run[: self._memory.drafts]
 
     def _write_forced(self, request: _Followed, matcher: Matcher) -> None:
-        """What must come from the request's next position on, in the tokens that a text is made of when it is read."""
+        """Write the tokens that the grammar requires from the request's next position on, in the tokenizer's usual
+        segmentation.
+        """
         begun, before = self._clock(), self._spent()
-        ahead = matcher.deep_copy()  # which may come to limits that the row itself never meets
+        ahead = matcher.deep_copy()  # a copy, which may exceed limits that the row never reaches
         found = ahead.compute_ff_tokens()
         tokens = np.array([] if ahead.is_error() else found[: self._memory.most_forced], np.int32)
-        request.looks_ahead = self._spent() - before < _LOOK_NS
+        request.looks_ahead = self._spent() - before < _LOOK_AHEAD_NS
         self._memory.figures[MASK_NS] += self._clock() - begun
         if tokens.size or request.forced.size:
             self._memory.write_forced(request.slot, request.epoch, request.position, tokens.tolist())
         request.forced, request.forced_from = tokens, request.position
 
     def _write_along(self, request: _Followed, matcher: Matcher, run: NDArray[np.int32]) -> None:
-        """The masks behind the first of these drafts, the first two, and so on, until one is not allowed. matcher: one
-        that nobody needs afterwards: where it comes to its limits, the row itself may never get there."""
+        """Write the masks along these drafts until one is not allowed. matcher: a disposable copy, which may exceed
+        limits that the row never reaches.
+        """
         for count in range(1, run.size + 1):
             begun, token = self._clock(), int(run[count - 1])
             if not self._mask[token // 32] & _BITS[token % 32] or not matcher.consume_token(token):
@@ -305,7 +314,7 @@ class GrammarRows:
 
 
 def _why(matcher: Matcher) -> FinishReason:
-    """Why a matcher that is in an error follows its request no further, by the library's words."""
+    """Return the finish reason for a matcher's error, from the library's message."""
     error = matcher.get_error()
     if error.startswith(_DEAD_END):
         return FinishReason.NOTHING_LEFT

@@ -1,14 +1,13 @@
-"""Where the masks of each row's next positions lie: memory that the mask worker writes and S and the drafter read.
+"""Shared memory of masks: written by the mask worker, read by S and the drafter.
 
-Each row slot has a line for the mask of the row's next position, and one for each position behind it, as far as drafts
-may reach. A line is a tag and the mask behind it. The tag says which mask it is (the row's epoch, the row's next
-position, how many drafts lie between that and the mask's own, and which) and what it is the tag of (a checksum over
-itself and the mask). A reader copies a line once, and judges by that copy alone: what changes in the memory afterwards
-changes no verdict. A copy made while the line was being written has a checksum that does not fit, whatever order the
-stores of another processor become seen in. It is a sum that each reader can make, a GPU too, in whatever order.
+Each row slot has a line for the mask of the row's next position, and one for each following position that drafts may
+reach. A line is a tag and a mask. The tag has the row's epoch, the row's next position, the drafts before the mask's
+position, and a checksum over itself and the mask. A reader copies a line once and validates the copy, so later writes
+don't matter. A copy made during a write has a wrong checksum, whatever order another processor's stores become visible
+in. The checksum is a sum that a GPU can compute in any order.
 
-Beside its masks a slot has the tokens that the grammar forces from the row's next position on, with a tag of the same
-kind. Nothing hangs on these: they are proposed, and verified under masks like any other drafts.
+A slot also has the tokens that the grammar forces from the row's next position on, with the same kind of tag. They are
+only proposals, verified under masks like any draft.
 """
 
 from __future__ import annotations
@@ -24,35 +23,36 @@ from numpy.typing import NDArray
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.token_mask import mask_words
 
-# Words of 64 bits at the beginning of a line.
+# 64-bit words at a line's beginning.
 EPOCH: Final = 0
 POSITION: Final = 1
 RUN: Final = 2  # drafts between that position and the mask's
 CHECKSUM: Final = 3
 TAG_WORDS: Final = 4
-# Behind these come the drafts, and then the mask: of a line of forced tokens, nothing but these, and `RUN` of them.
+# Then the drafts, then the mask; a line of forced tokens has only tokens, and `RUN` is their number.
 
-# Words of 64 bits at the beginning of the memory: what the worker has done so far. It alone writes them.
+# 64-bit words at the memory's beginning: the worker's progress, written by the worker.
 HANDLED: Final = 0  # orders
 MASKS: Final = 1  # written
-MASK_NS: Final = 2  # that these took
+MASK_NS: Final = 2  # time of these
 COMPILED: Final = 3  # grammars
-COMPILE_NS: Final = 4  # that these took
-FOUND: Final = 5  # grammars that had been compiled before
-ASKED: Final = 6  # grammars that it has begun to compile, or will
+COMPILE_NS: Final = 4  # time of these
+FOUND: Final = 5  # grammars found compiled
+ASKED: Final = 6  # grammars whose compilation was requested
 _FIGURES: Final = 8
 
 NO_RUN: Final = np.zeros(0, np.int32)
-BASIS: Final = 0x2545F491  # the checksum of a line of zeros, so that memory which nobody has written is no line
+BASIS: Final = 0x2545F491  # the checksum of zeros, so that unwritten memory is not a valid line
 
 
 class MaskMemory:
-    """max_rows: row slots. drafts: the most of a run. memory: a file's descriptor, of `MaskMemory.size(...)` bytes,
-    which processes share; None is for one process alone."""
+    """The memory. max_rows: row slots. drafts: most of a run. memory: a shared file's descriptor with
+    `MaskMemory.size(...)` bytes; None for one process.
+    """
 
     def __init__(self, max_rows: int, vocab_size: int, drafts: int = 0, memory: int | None = None) -> None:
         size = self.size(max_rows, vocab_size, drafts)
-        # The map keeps its file; with -1 it has none.
+        # The map keeps its file; -1 means anonymous memory.
         self.words = words = np.frombuffer(mmap.mmap(-1 if memory is None else memory, size), np.int64)
         forced, end = _FIGURES, _FIGURES + max_rows * _forced_words(drafts)
         self.drafts = drafts
@@ -61,20 +61,20 @@ class MaskMemory:
         self.forced = words[forced:end].reshape(max_rows, -1)
         self.lines = words[end:].reshape(max_rows, 1 + drafts, -1)
         self._mask_words = mask_words(vocab_size)
-        self.mask_at = TAG_WORDS + ceil_div(drafts, 2)  # of a line's words, where its mask begins
+        self.mask_at = TAG_WORDS + ceil_div(drafts, 2)  # index of the mask in a line
 
     @staticmethod
     def size(max_rows: int, vocab_size: int, drafts: int = 0) -> int:
-        """Bytes of the lines of so many row slots."""
+        """Return the bytes for this many row slots."""
         line = TAG_WORDS + ceil_div(drafts, 2) + ceil_div(mask_words(vocab_size), 2)
         return 8 * (_FIGURES + max_rows * (_forced_words(drafts) + (1 + drafts) * line))
 
     def write_behind(
         self, slot: int, epoch: int, position: int, mask: NDArray[np.int32], run: NDArray[np.int32]
     ) -> None:
-        """The tokens that may come behind these drafts, [1 to `drafts`], of the row that has had the slot since this
-        epoch, and whose next position is this one. mask: as `runahead.runtime.token_mask` lays it out,
-        [mask_words(vocab)]"""
+        """Write the tokens allowed after these drafts, [1 to `drafts`], of the row with this epoch and next position.
+        mask: in the layout of `runahead.runtime.token_mask`, [mask_words(vocab)]
+        """
         line = np.zeros(self.lines.shape[2], np.int64)
         line[EPOCH], line[POSITION], line[RUN] = epoch, position, run.size
         line[TAG_WORDS : self.mask_at].view(np.int32)[: run.size] = run
@@ -83,8 +83,9 @@ class MaskMemory:
         self.lines[slot, run.size] = line
 
     def write_next(self, tags: NDArray[np.int64], masks: NDArray[np.int32]) -> None:
-        """The tokens that may come next, of several rows. tags: slot, epoch and position of each, as `write_behind` has
-        them. [n, 3], [n, mask_words(vocab)]"""
+        """Write the tokens allowed next, for several rows. tags: slot, epoch and position of each. [n, 3], [n,
+        mask_words(vocab)]
+        """
         lines = np.zeros((len(tags), self.lines.shape[2]), np.int64)
         lines[:, EPOCH], lines[:, POSITION] = tags[:, 1], tags[:, 2]
         lines[:, self.mask_at :].view(np.int32)[:, : masks.shape[1]] = masks
@@ -92,8 +93,10 @@ class MaskMemory:
         self.lines[tags[:, 0], 0] = lines
 
     def read_behind(self, slot: int, epoch: int, position: int, run: NDArray[np.int32]) -> NDArray[np.int32] | None:
-        """That mask, a copy; None while it is not there, or if it is that behind other drafts. [mask_words(vocab)]"""
-        line = self.lines[slot, run.size].copy()  # the only look at what another process writes
+        """Return a copy of the mask after these drafts; None if it is missing or after other drafts.
+        [mask_words(vocab)]
+        """
+        line = self.lines[slot, run.size].copy()  # the only read of memory that another process writes
         if not _are_of(line[None], epoch, position, run.size):
             return None
         if not np.array_equal(line[TAG_WORDS : self.mask_at].view(np.int32)[: run.size], run):
@@ -104,13 +107,14 @@ class MaskMemory:
     def read_next(
         self, slots: NDArray[np.int64], epochs: NDArray[np.int64], positions: NDArray[np.int32]
     ) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
-        """Those of the next positions of several rows: which are there, and copies of them, or nonsense. [n], [n], [n];
-        returns [n], [n, mask_words(vocab)]"""
-        lines = self.lines[slots, 0]  # the only look at what another process writes
+        """Return for several rows whether the next position's mask is there, and copies of the masks, undefined for
+        missing ones. [n], [n], [n]; returns [n], [n, mask_words(vocab)]
+        """
+        lines = self.lines[slots, 0]  # the only read of memory that another process writes
         return _are_of(lines, epochs, positions, 0), lines[:, self.mask_at :].view(np.int32)[:, : self._mask_words]
 
     def write_forced(self, slot: int, epoch: int, position: int, tokens: Sequence[int]) -> None:
-        """What must come from this position of the row on, [at most `most_forced`]; none: nothing is known."""
+        """Write the tokens forced from this position of the row on, [at most `most_forced`]; empty: unknown."""
         line = np.zeros(self.forced.shape[1], np.int64)
         line[EPOCH], line[POSITION], line[RUN] = epoch, position, len(tokens)
         line[TAG_WORDS:].view(np.int32)[: len(tokens)] = tokens
@@ -118,9 +122,10 @@ class MaskMemory:
         self.forced[slot] = line
 
     def read_forced(self, slot: int, epoch: int, position: int, newest: int, count: int) -> NDArray[np.int32]:
-        """Up to `count` tokens that must come from this position of the row on, if it went on as its grammar forces it.
-        newest: its token before that. [n]"""
-        line = self.forced[slot].copy()  # the only look
+        """Return up to `count` tokens forced from this position on, if the row has followed the forced tokens. newest:
+        its previous token. [n]
+        """
+        line = self.forced[slot].copy()  # the only read
         ahead, known = position - int(line[POSITION]), int(line[RUN])
         if line[EPOCH] != epoch or not 0 <= ahead < known or line[CHECKSUM] != _checksums(line):
             return NO_RUN
@@ -128,15 +133,18 @@ class MaskMemory:
 
 
 def tokens_behind(forced: NDArray[np.int32], ahead: int, newest: int) -> NDArray[np.int32]:
-    """What of the forced tokens, [n], is left where the row has gone on by `ahead` tokens, the last of them `newest`.
-    The mask worker and the drafter ask the same question."""
+    """Return the forced tokens, [n], that are left after `ahead` more tokens of the row, the last of them `newest`.
+    Used by the mask worker and the drafter.
+    """
     if ahead < 0 or (0 < ahead <= forced.size and forced[ahead - 1] != newest):
         return NO_RUN
     return forced[ahead:]
 
 
 def _most_forced(drafts: int) -> int:
-    """The token that S samples where they are first known, those that the launch after it verifies, and one more."""
+    """Return the bound of forced tokens: the one that S samples when they are first known, those that the next launch
+    verifies, and one more.
+    """
     return 2 * drafts + 2 if drafts else 0
 
 
@@ -146,9 +154,10 @@ def _forced_words(drafts: int) -> int:
 
 @cache
 def checksum_weights(words: int) -> NDArray[np.int64]:
-    """What each word of a line is multiplied by: odd numbers that look random, so that no word can change alone, and 0
-    for the checksum itself. [words] (The numbers are those of SplitMix64: Steele, Lea and Flood, "Fast splittable
-    pseudorandom number generators", 2014.)"""
+    """Return the weight of each word of a line: pseudorandom odd numbers, so that any change of one word is detected,
+    and 0 for the checksum. [words] (SplitMix64: Steele, Lea and Flood, "Fast splittable pseudorandom number
+    generators", 2014.)
+    """
     mixed = np.arange(1, words + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -161,7 +170,7 @@ def checksum_weights(words: int) -> NDArray[np.int64]:
 def _are_of(
     lines: NDArray[np.int64], epochs: NDArray[np.int64] | int, positions: NDArray[np.int32] | int, run: int
 ) -> NDArray[np.bool_]:
-    """Which lines, [n, words], are whole, and of rows of these epochs at these positions, behind so many drafts. [n]"""
+    """Return which lines, [n, words], are valid and belong to these epochs and positions, after `run` drafts. [n]"""
     found: NDArray[np.bool_] = lines[:, CHECKSUM] == _checksums(lines)
     found &= lines[:, RUN] == run
     found &= lines[:, EPOCH] == epochs
@@ -170,8 +179,8 @@ def _are_of(
 
 
 def _checksums(lines: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Of everything in a line, or in each of several, but the checksum: the sum of its words, each times its weight,
-    modulo 2**64, with the bits of BASIS flipped. [..., words] (Lemire and Kaser, "Strongly universal string hashing is
-    fast", 2014.)"""
+    """Return the checksum of one or several lines: the weighted sum of their words modulo 2**64, with the bits of BASIS
+    flipped. [..., words] (Lemire and Kaser, "Strongly universal string hashing is fast", 2014.)
+    """
     found: NDArray[np.int64] = lines @ checksum_weights(lines.shape[-1]) ^ BASIS
     return found

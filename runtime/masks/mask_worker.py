@@ -1,8 +1,7 @@
-"""The engine's side of its mask worker: a process beside the engine that makes the masks of rows with a grammar.
+"""The engine's side of the mask worker, a process that makes the masks of rows with a grammar.
 
-Neither the grammars' library nor their work is ever in the engine's process. The worker is told of requests, of their
-rows and of their tokens over a socket that is never waited for, and answers in memory that both share. When it dies, or
-does not carry out its orders any more, the requests that it knew are lost, and it is started again.
+The grammar library never runs in the engine's process. The worker gets requests, rows and tokens over a nonblocking
+socket, and answers in shared memory. When it dies or stops handling orders, its requests are lost and it is restarted.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ from runahead.runtime.wire.frames import FrameReader
 from runahead.runtime.wire.parameters import FinishReason
 
 WORKER_MODULE: Final = "runahead.runtime.masks.worker"
-# -P: nothing in the current directory can stand in for a module.
+# -P: no file in the current directory can replace a module.
 COMMAND: Final = (sys.executable, "-P", "-m", WORKER_MODULE)
-PROCESSOR_S: Final = 20.0  # of its processor time, in which a worker has carried out no order: it is ended
-RUNNING_S: Final = 60.0  # the same of the time in which the engine ran
-_LAST_S: Final = 0.1  # from the end of a process's socket to its own
+PROCESSOR_S: Final = 20.0  # of its processor time without a handled order, after which a worker is ended
+RUNNING_S: Final = 60.0  # the same of the engine's running time
+_LAST_S: Final = 0.1  # from the end of a process's socket to the process's end
 _READ_BYTES: Final = 1 << 16
 _NS: Final = 1e-9
 
 
 class MaskWorker(Masks):
-    """begin: the first order. report: told of each death, in a sentence that repeats nothing of a request. command:
-    what is started, with the numbers of two descriptors behind it. processor_s, running_s: of its processor time, and
-    of the time in which the engine ran: a worker that takes longer for one order, or to compile one grammar, is ended.
+    """Starts, uses and restarts the worker. begin: the first order. report: called at each death with a sentence that
+    repeats nothing of a request. command: run with two descriptors' numbers appended. processor_s, running_s: limits
+    for one order or compilation, of the worker's processor time and of the engine's running time.
 
-    The worker is started for the first request, and is at its orders when it has read the tokenizer.
+    The worker starts with the first request, and is ready when it has read the tokenizer.
     """
 
     def __init__(
@@ -54,32 +53,32 @@ class MaskWorker(Masks):
         processor_s: float = PROCESSOR_S,
         running_s: float = RUNNING_S,
     ) -> None:
-        """Raises OSError where there is no memory."""
+        """Make the shared memory. Raises OSError."""
         self._begin = begin
         self._report = report
         self._command = command
         self._most_s = processor_s, running_s
         size = MaskMemory.size(begin.max_rows, begin.vocab_size, begin.drafts)
         self._file = os.memfd_create("runahead-masks")
-        # A store to a page that there is no memory for would end a process by SIGBUS.
+        # A store to a page without memory would end a process by SIGBUS.
         os.posix_fallocate(self._file, 0, size)
         self.memory = MaskMemory(begin.max_rows, begin.vocab_size, begin.drafts, self._file)
         self._open: set[int] = set()  # requests that the process knows
-        self._never: list[GivenUp] = []  # those that there was none for, not told yet
+        self._never: list[GivenUp] = []  # requests that came without a worker, to be reported
         self._starts = 0
         self._process: subprocess.Popen[bytes] | None = None
-        self._sent = 0  # orders, to workers before this one too
+        self._sent = 0  # orders to all workers so far
 
     @property
     def pid(self) -> int | None:
-        """Of the worker's process, if there is one."""
+        """The worker's process id, if there is one."""
         return None if self._process is None else self._process.pid
 
     # ------------------------------------------------------------ orders
 
     def open(self, order: int, grammar: str, stops: Stops = NO_STOPS) -> None:
         if self._process is not None and not self._open and self._lost() is None:
-            self._end(self._how_it_ended())  # while it had nothing to do
+            self._end(self._how_it_ended())  # it ended while idle
         if self._process is None:
             try:
                 self._start()
@@ -105,7 +104,7 @@ class MaskWorker(Masks):
             self._open.discard(order)
             self._send(o.Close(order))
 
-    def look(self, now: float) -> Sequence[GivenUp]:
+    def given_up(self, now: float) -> Sequence[GivenUp]:
         never, self._never = self._never, []
         if self._process is None:
             return never
@@ -160,7 +159,7 @@ class MaskWorker(Masks):
         self._socket.setblocking(False)
         self._reader = FrameReader()
         self._unsent = bytearray()
-        self._sent = int(self.memory.figures[m.HANDLED])  # orders, those of workers before this one too
+        self._sent = int(self.memory.figures[m.HANDLED])  # orders to all workers so far
         self._orders, self._compiling = Overdue(*self._most_s), Overdue(*self._most_s)
         self._unsent += o.frame(self._begin)
         self._flush()
@@ -176,14 +175,14 @@ class MaskWorker(Masks):
             self._process = None
 
     def _how_it_ended(self) -> str:
-        """It has closed its socket, and is about to be gone at least."""
+        """Say how the worker ended: it has closed its socket and is ending."""
         assert self._process is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
             return f"it has ended ({described(self._process.wait(_LAST_S))})"
         return "it has ended"
 
     def _end(self, why: str) -> list[GivenUp]:
-        """Returns the requests that the worker knew. The next request gets another one."""
+        """End the worker and return the requests that it knew. The next request starts another."""
         self._kill()
         lost = sorted(self._open)
         self._open.clear()
@@ -193,12 +192,12 @@ class MaskWorker(Masks):
         return [GivenUp(order, FinishReason.STRUCTURE_LOST) for order in lost]
 
     def _pass_on(self) -> None:
-        """Log what the process wrote to its standard error, where that repeats nothing of a request."""
+        """Log the worker's standard error where it repeats nothing of a request."""
         for line in self._errors.lines():
             self._report(f"the mask worker says: {line}")
 
     def _overdue(self, now: float, pid: int) -> str:
-        """Why the worker is to be ended, if it is."""
+        """Say why the worker must be ended, empty if it need not be."""
         handled, asked, compiled = self.memory.figures[[m.HANDLED, m.ASKED, m.COMPILED]].tolist()
         why = self._orders.why(now, pid, handled != self._sent, handled)
         return why or self._compiling.why(now, pid, asked != compiled, compiled)
@@ -207,13 +206,13 @@ class MaskWorker(Masks):
 
     def _send(self, order: o.Order) -> None:
         if self._process is None:
-            return  # its requests are lost, and the next look says so
+            return  # the next `given_up` reports its lost requests
         self._sent += 1
         self._unsent += o.frame(order)
         self._flush()
 
     def _flush(self) -> None:
-        """What the socket does not take goes with the next order, or look. An end is found by `_lost`."""
+        """Send what the socket takes; the rest goes with the next order or `given_up`. `_lost` detects an end."""
         if self._process is None:
             return
         with contextlib.suppress(OSError):
@@ -221,7 +220,7 @@ class MaskWorker(Masks):
                 del self._unsent[: self._socket.send(self._unsent)]
 
     def _lost(self) -> list[o.Lost] | None:
-        """Requests that the worker has given up. None: it is gone."""
+        """Return requests that the worker has given up; None if the worker is gone."""
         try:
             data = self._socket.recv(_READ_BYTES)
         except BlockingIOError:
@@ -232,7 +231,7 @@ class MaskWorker(Masks):
             return None
         try:
             answers = [o.read_answer(body) for body in self._reader.feed(data)]
-        except (msgspec.MsgspecError, RuntimeError):  # it is not what it was
+        except (msgspec.MsgspecError, RuntimeError):  # an invalid answer
             return None
         for answer in answers:
             if isinstance(answer, o.Says):

@@ -1,8 +1,8 @@
 """The mask worker's process: `python -m runahead.runtime.masks.worker SOCKET MEMORY`, started by the engine.
 
-SOCKET and MEMORY are descriptors that it inherits: one end of a pair of sockets, and the memory that masks go to. The
-first order says whose tokens the masks are of. It ends when the other end of the socket is closed: with the engine.
-It says nothing of what it is told: the grammars and the tokens are its callers'.
+SOCKET and MEMORY are inherited descriptors: one end of a socket pair, and the masks' memory. The first order names the
+tokenizer. It ends when the engine closes the socket. It logs nothing of its orders: grammars and tokens belong to
+callers.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ _READ_BYTES: Final = 1 << 16
 
 
 class Compiler:
-    """Compiles grammars on a thread of its own, so that other rows get their masks meanwhile: the library lets other
-    threads run while it does so. `done` becomes readable when there is something to collect."""
+    """Compiles grammars on a separate thread so that other rows get their masks meanwhile: the library releases the
+    GIL. `done` becomes readable when there is a result.
+    """
 
     def __init__(self, vocabulary: object) -> None:
         self._vocabulary = vocabulary
@@ -44,11 +45,11 @@ class Compiler:
         self.done.setblocking(False)
 
     def soon(self, grammar: str) -> None:
-        """Compile this one after those that were asked for before."""
+        """Queue this grammar for compilation."""
         self._pool.submit(self._compile, grammar)
 
     def collect(self, rows: GrammarRows) -> None:
-        """Hand over what is compiled."""
+        """Pass compiled grammars on."""
         self.done.recv(_READ_BYTES)
         while self._results:
             rows.compiled(*self._results.popleft())
@@ -57,16 +58,16 @@ class Compiler:
         begun = time.monotonic_ns()
         try:
             matcher: Matcher | None = new_matcher(self._vocabulary, grammar)
-        except BaseException:  # not GrammarError alone: a panic is no Exception, and requests would wait for ever
+        except BaseException:  # also panics, which derive from BaseException; requests would otherwise wait forever
             matcher = None
         self._results.append((grammar, matcher, time.monotonic_ns() - begun))
         self._tell.send(b"\0")
 
 
 def main() -> int:
-    """Carry out orders until nobody is left to give them. Returns the exit code."""
+    """Handle orders until the socket ends. Returns the exit code."""
     signal_at_parents_death()
-    for number in (signal.SIGINT, signal.SIGTERM):  # also of a group of processes: the engine decides what they mean
+    for number in (signal.SIGINT, signal.SIGTERM):  # also those sent to the process group: the engine handles them
         signal.signal(number, signal.SIG_IGN)
     sock = socket.socket(fileno=int(sys.argv[1]))
     reader = FrameReader()
@@ -74,7 +75,7 @@ def main() -> int:
     if begin is None:
         return 0
     memory = MaskMemory(begin.max_rows, begin.vocab_size, begin.drafts, int(sys.argv[2]))
-    memory.figures[ASKED] = memory.figures[COMPILED]  # the worker before this one may have left some
+    memory.figures[ASKED] = memory.figures[COMPILED]  # an earlier worker may have left some
     try:
         text = open_checkpoint(Path(begin.model)).tokenizer()
         vocabulary = load_vocabulary(text, begin.vocab_size, begin.eos_token_ids)
@@ -88,7 +89,7 @@ def main() -> int:
 
 
 def _first(sock: socket.socket, reader: FrameReader) -> worker_messages.Begin | None:
-    """The first order. None: nobody is left to give it."""
+    """Return the first order; None if the socket ends."""
     while (body := reader.take()) is None:
         data = sock.recv(_READ_BYTES)
         if not data:

@@ -1,4 +1,4 @@
-"""What the engine tells its mask worker, and what that answers: frames as on the engine's other sockets.
+"""Messages between the engine and its mask worker, in frames like the engine's other sockets.
 
 A frame (`runahead.runtime.wire.frames`) holds MessagePack, one struct of the unions below.
 """
@@ -14,8 +14,9 @@ from runahead.runtime.wire.frames import framed
 
 
 class Begin(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """The first order. model: the path of the checkpoint whose tokenizer it is. drafts: of a row's run, at most.
-    context_length: of the rows, whose tokens are looked up for what may follow; 0: nobody's are."""
+    """The first order. model: path of the checkpoint with the tokenizer. drafts: most of a row's run. context_length:
+    of rows whose tokens a drafter reads; 0: no drafter.
+    """
 
     model: str
     vocab_size: int
@@ -26,7 +27,7 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Open(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """grammar: in llguidance's own form, as JSON."""
+    """Open a request. grammar: llguidance's JSON."""
 
     order: int
     grammar: str
@@ -34,7 +35,7 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """tokens: int32 [position], where a drafter looks at them; else none."""
+    """Place a request in a row. tokens: int32 [position], if a drafter reads them; else empty."""
 
     order: int
     slot: int
@@ -44,8 +45,9 @@ class Place(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class Take(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """orders: int64 [n]. tokens: int32 [n]. drafts: in the F behind these tokens, at most. guesses: of these, the
-    drafter's. soon: a later F may have some, too."""
+    """Record tokens. orders: int64 [n]. tokens: int32 [n]. drafts: most drafts of a row in the F after these tokens.
+    guesses: of these, the drafter's. soon: a later F may have drafts.
+    """
 
     orders: bytes
     tokens: bytes
@@ -62,11 +64,10 @@ Order = Begin | Open | Place | Take | Close
 
 
 class Lost(msgspec.Struct, frozen=True, array_like=True, tag=101):
-    """No mask can be made for the request any more.
+    """The request gets no more masks.
 
-    reason: a `FinishReason`. STRUCTURE_COST: its grammar takes more than its limits, or can't be compiled.
-    NOTHING_LEFT: nothing can follow its tokens. STRUCTURE_MISMATCH: its grammar does not take a token that its mask
-    allowed.
+    reason: a `FinishReason`. STRUCTURE_COST: its grammar exceeds its limits or can't be compiled.
+    NOTHING_LEFT: nothing can follow its tokens. STRUCTURE_MISMATCH: its grammar rejects a token that its mask allowed.
     """
 
     order: int
@@ -74,7 +75,7 @@ class Lost(msgspec.Struct, frozen=True, array_like=True, tag=101):
 
 
 class Says(msgspec.Struct, frozen=True, array_like=True, tag=102):
-    """What the worker wants logged. It repeats nothing of a request."""
+    """A message to log. It repeats nothing of a request."""
 
     what: str
 
@@ -87,15 +88,15 @@ _answers: Final[msgspec.msgpack.Decoder[Answer]] = msgspec.msgpack.Decoder(Answe
 
 
 def frame(message: Order | Answer) -> bytes:
-    """Length and body, ready to send."""
+    """Encode length and body, ready to send."""
     return framed(_encoder.encode(message))
 
 
 def read_order(body: bytes) -> Order:
-    """Raises msgspec.MsgspecError."""
+    """Decode an order. Raises msgspec.MsgspecError."""
     return _orders.decode(body)
 
 
 def read_answer(body: bytes) -> Answer:
-    """Raises msgspec.MsgspecError."""
+    """Decode an answer. Raises msgspec.MsgspecError."""
     return _answers.decode(body)

@@ -1,4 +1,4 @@
-"""How the engine watches its mask worker: what it writes to standard error, and how long it works at one order."""
+"""Watches the mask worker: its standard error, and its time for one order."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _READ_BYTES: Final = 1 << 16
 
 
 class WorkerErrors:
-    """The reading end of a pipe, whose other end is a process's standard error. Nothing here ever blocks."""
+    """The reading end of a process's standard error. Never blocks."""
 
     def __init__(self, pipe: int) -> None:
         os.set_blocking(pipe, False)
         self._pipe = pipe
-        self._begun = b""  # of a line whose end was not read yet
+        self._begun = b""  # an incomplete line
         self.withheld = 0  # lines that were not passed on
 
     def lines(self) -> list[str]:
-        """Those written since the last call that may be logged."""
+        """Return the complete lines since the last call that may be logged."""
         found = []
         try:
             data = os.read(self._pipe, _READ_BYTES)
         except BlockingIOError:
             return []
         *lines, self._begun = (self._begun + data).split(b"\n")
-        self._begun = self._begun[: _LONGEST_LINE + 1]  # too long to be harmless, and so it stays
+        self._begun = self._begun[: _LONGEST_LINE + 1]  # too long to be logged, and stays so
         for line in lines:
             text = line[: _LONGEST_LINE + 1].decode("utf-8", "replace")
             if _HARMLESS.fullmatch(text):
@@ -44,12 +44,13 @@ class WorkerErrors:
         return found
 
 
-_PROCESS_CLOCK: Final = 2  # CPUCLOCK_SCHED of Linux: all threads of a process, in user and in system mode
+_PROCESS_CLOCK: Final = 2  # CPUCLOCK_SCHED of Linux: all threads of a process, user and system time
 
 
 class Overdue:
-    """processor_s: of the process's own time that one piece of work may take. running_s: the same of the time in which
-    whoever watches it ran, which ends a process that is stopped or waits for ever."""
+    """Detects overdue work. processor_s: of the process's time for one piece of work. running_s: of the watching
+    process's running time, which detects a stopped or blocked process.
+    """
 
     def __init__(self, processor_s: float, running_s: float) -> None:
         self._processor_s = processor_s
@@ -58,8 +59,10 @@ class Overdue:
         self._spent_s = 0.0  # when the work began
 
     def why(self, now: float, pid: int, is_awaited: bool, done: int) -> str:
-        """Looks. Empty while it is not overdue. now: seconds of a monotonic clock. done: pieces of work."""
-        if not is_awaited:  # no look either: by the next one that is, more is done, and the time begins with the order
+        """Check, and return why the process is overdue, empty if it is not. now: monotonic, in seconds. done: pieces of
+        work.
+        """
+        if not is_awaited:  # no check either: by the next one more is done, and the time begins with the order
             return ""
         still_s = self._stall.seconds(now, is_awaited, (done,))
         spent_s = processor_s(pid)
@@ -71,7 +74,7 @@ class Overdue:
 
 
 def processor_s(pid: int) -> float:
-    """Seconds of processor time that a process has taken. 0 where the system does not say, as of one that has ended."""
+    """Return a process's processor time in seconds, 0 if unknown or ended."""
     try:
         return time.clock_gettime(~pid << 3 | _PROCESS_CLOCK)
     except OSError:

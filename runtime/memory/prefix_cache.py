@@ -54,7 +54,7 @@ class PrefixWalk:
         self._watched = pool.watch()
         self.at_end = False  # the last lookup found no further block
 
-    def look(self, blocks: int) -> bool:
+    def advance(self, blocks: int) -> bool:
         """Look up at most `blocks` more blocks. Returns `at_end`."""
         self._pool.shorten()
         found, size = self._watched.blocks, 4 * self._pool.block_size

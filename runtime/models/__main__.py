@@ -1,5 +1,6 @@
-"""`python -m runahead.runtime.models` prints the architectures that are served, what their layers may be, models that
-are known to be of them, and whose checkpoints come with a head that drafts."""
+"""Prints the supported architectures: `python -m runahead.runtime.models` lists their layers, known models, and which
+have a draft head.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import signal
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # while modules load, an interrupt ends it without a word
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until modules are loaded, an interrupt ends it silently
     from runahead.runtime.models.registry import ARCHITECTURES
 
     width, wide = max(map(len, ARCHITECTURES)), max(len(", ".join(found.layers)) for found in ARCHITECTURES.values())

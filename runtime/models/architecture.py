@@ -1,4 +1,4 @@
-"""What the file of an architecture says: how its `config.json` is read, how its tensors are named, and its layers."""
+"""The interface of an architecture's file: reading `config.json`, tensor names and layers."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from runahead.runtime.models.config.keys import Unread
 from runahead.runtime.models.config.model_config import BY_LAYER, ModelConfig, with_layers
 from runahead.runtime.models.rope import Rope
 
-ConfigT = TypeVar("ConfigT", bound=ModelConfig)  # an architecture's own
+ConfigT = TypeVar("ConfigT", bound=ModelConfig)  # an architecture's
 KvScales = Callable[[str, int], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class TensorStack:
-    """Tensors of a checkpoint that are stacked, by rows, into one of ours. rows: of each of them. dtype: of ours; None:
-    the model's. own: rows of the stack that a rank has, ascending; None: all. inputs: columns that a rank has of each
-    row; None: all."""
+    """Checkpoint tensors that are stacked by rows into one. rows: of each. dtype: of the stack; None: the model's. own:
+    the rank's rows, ascending; None: all. inputs: the rank's columns; None: all.
+    """
 
     names: tuple[str, ...]
     rows: tuple[int, ...]
@@ -37,7 +37,7 @@ class TensorStack:
     inputs: range | None = None
 
     def shape(self, index: int) -> tuple[int, ...]:
-        """Of one of the tensors, whole."""
+        """Return the shape of one whole tensor."""
         return (self.rows[index], *self.columns)
 
     @property
@@ -46,12 +46,12 @@ class TensorStack:
 
     @property
     def own_shape(self) -> tuple[int, ...]:
-        """Of the rank's part of the stack."""
+        """Return the shape of the rank's part of the stack."""
         columns = self.columns if self.inputs is None else (len(self.inputs),)
         return (sum(map(len, self.own_rows)), *columns)
 
     def pieces(self) -> Iterator[tuple[str, range]]:
-        """The tensors that the rank's part is read from, in order, each with its rows that are read."""
+        """Yield the tensors of the rank's part in order, each with the rows to read."""
         begins = list(accumulate(self.rows, initial=0))
         for own in self.own_rows:
             for number in range(bisect_right(begins, own.start) - 1, bisect_left(begins, own.stop)):
@@ -59,14 +59,14 @@ class TensorStack:
                 yield self.names[number], range(max(own.start, begin) - begin, min(own.stop, end) - begin)
 
     def part_of(self, whole: torch.Tensor) -> torch.Tensor:
-        """The rank's part of the stack. whole: all of it."""
+        """Return the rank's part of the whole stack."""
         if self.own is not None:
             whole = torch.cat([whole[own.start : own.stop] for own in self.own])
         return whole if self.inputs is None else whole[:, self.inputs.start : self.inputs.stop].contiguous()
 
 
 def _ranges(places: torch.Tensor) -> tuple[range, ...]:
-    """Runs of consecutive numbers. places: int64 [n], ascending."""
+    """Return runs of consecutive numbers. places: int64 [n], ascending."""
     ends = ((places.diff() != 1).nonzero().flatten() + 1).tolist()
     return tuple(
         range(int(places[begin]), int(places[end - 1]) + 1) for begin, end in pairwise([0, *ends, places.numel()])
@@ -74,13 +74,13 @@ def _ranges(places: torch.Tensor) -> tuple[range, ...]:
 
 
 class TensorReader:
-    """Gives an architecture the tensors that it names, one after the other.
+    """Gives an architecture the tensors that it names, in order.
 
-    fill: makes the rank's part of a stack: read, drawn, or without memory where a model is only described. pack: as
-    `KernelSet.pack_weight`. share: the rank's part of the model, which an architecture asks for. quantized: makes the
-    rank's part of a stack that stays quantized, and None of others. kv_scales: reads the scales of an attention's FP8
-    keys and values, float32 [2, kv_heads], by the beginning of its tensors' names and its number of KV heads; None:
-    keys and values are kept in the served dtype. parameters: numbers of the tensors given so far, each of them whole.
+    fill: makes the rank's part of a stack: read, random, or without memory in a description. pack: see
+    `KernelSet.pack_weight`. share: the rank's part of the model. quantized: makes the rank's part of a stack that stays
+    quantized, None for others. kv_scales: reads the scales of FP8 keys and values, float32 [2, kv_heads], by the prefix
+    of an attention's tensors and its KV heads; None: without FP8. parameters: numbers in the tensors given so far, each
+    counted whole.
     """
 
     def __init__(
@@ -99,7 +99,9 @@ class TensorReader:
         self.parameters = 0
 
     def renamed(self, rename: Callable[[str], str]) -> TensorReader:
-        """A reader whose tensors the checkpoint calls by other names. rename: of ours makes theirs."""
+        """Return a reader for tensors with other names in the checkpoint. rename: maps these names to the
+        checkpoint's.
+        """
 
         def theirs(stack: TensorStack) -> TensorStack:
             return replace(stack, names=tuple(map(rename, stack.names)))
@@ -122,14 +124,15 @@ class TensorReader:
         own: torch.Tensor | None = None,
         inputs: range | None = None,
     ) -> torch.Tensor:
-        """The tensors of these names, stacked. rows: of each. dtype: None: the model's. own: int64, rows of the stack
-        that are given, each at most once, in this order; None: all. inputs: columns that are given; None: all."""
+        """Return the tensors of these names, stacked. rows: of each. dtype: None: the model's. own: int64, rows of the
+        stack to return in this order, each at most once; None: all. inputs: columns to return; None: all.
+        """
         stack, order = self._stack(TensorStack(names, rows, columns, dtype, None, inputs), own)
         part = self._fill(stack)
         return part if order is None else part[order.to(part.device)]
 
     def _stack(self, stack: TensorStack, own: torch.Tensor | None) -> tuple[TensorStack, torch.Tensor | None]:
-        """The stack with these of its rows, ascending, and in which order they are given; None: in this one."""
+        """Return the stack with these rows, ascending, and the order to return them in, None if that is the same."""
         self.parameters += sum(stack.rows) * math.prod(stack.columns)
         if own is None:
             return stack, None
@@ -144,8 +147,9 @@ class TensorReader:
         return Norm(self.tensor((f"{name}.weight",), (width,)), eps)
 
     def kv_scales(self, prefix: str, kv_heads: int) -> torch.Tensor | None:
-        """The scales of the rank's KV heads: see `Attention.kv_scales`. prefix: the beginning of the names of the
-        attention's tensors. kv_heads: of all ranks together. Raises CheckpointError, ShareError."""
+        """Return the scales of the rank's KV heads: see `Attention.kv_scales`. prefix: of the attention's tensor names.
+        kv_heads: of all ranks. Raises CheckpointError, ShareError.
+        """
         if self._kv_scales is None:
             return None
         own = self.share.kv_heads_of(kv_heads)
@@ -162,10 +166,11 @@ class TensorReader:
         inputs: range | None = None,
         dequantized: bool = False,
     ) -> Linear:
-        """One product of several that have the same input. rows: outputs of each. own: int64, which outputs of the
-        checkpoint are given, in this order; None: all, as they are. inputs: the rank's own of `columns`, of which it
-        gives a partial sum, the first rank with the bias; None: all. dequantized: the weight does not stay quantized,
-        since it is not read by a product of a layer alone."""
+        """Return one product for several with the same input. rows: outputs of each. own: int64, outputs to return in
+        this order; None: all. inputs: the rank's part of `columns`, which gives a partial sum, with the bias on the
+        first rank; None: all. dequantized: the weight must not stay quantized, because it is used outside a layer's
+        product.
+        """
         weights = tuple(f"{name}.weight" for name in names)
         stack, order = self._stack(TensorStack(weights, rows, (columns,), None, None, inputs), own)
         found = None if dequantized else self._quantized(stack)
@@ -175,17 +180,18 @@ class TensorReader:
         else:
             found = (found if order is None else found.rows(order)).packed()
             weight = torch.empty(found.shape, dtype=found.dtype, device="meta")
-        # Every rank asks for it, so that random weights are the same numbers on all of them.
+        # Every rank requests it, so that random weights are equal on all of them.
         added = self.tensor(tuple(f"{name}.bias" for name in names), rows, own=own) if bias else None
         return Linear(weight, added if inputs is None or self.share.is_first else None, found)
 
     def linear_and_row(self, name: str, row: str, outputs: int, columns: int) -> tuple[Linear, torch.Tensor]:
-        """A product without a bias, and a vector, [columns], of a matrix of one row. They are read into one tensor, in
-        which the row stays right behind the product where packing leaves matrices as they are."""
+        """Return a product without a bias, and a vector, [columns], from a matrix of one row. They share one tensor if
+        packing leaves matrices in place.
+        """
         whole = self.tensor((f"{name}.weight", f"{row}.weight"), (outputs, 1), columns)
         matrix, vector = whole[:-1], whole[-1]
         packed = self.pack(matrix)
-        # Of a matrix that lies elsewhere now, the row would keep the memory.
+        # If the matrix was copied, the row would keep its old memory alive.
         return Linear(packed, None), vector if packed is matrix else vector.clone()
 
     def linears(
@@ -197,9 +203,9 @@ class TensorReader:
         own: torch.Tensor | None = None,
         inputs: range | None = None,
     ) -> tuple[Linear, ...]:
-        """Products that are alike, one for each entry of `names`, without biases. names, rows, own, inputs: of one, as
-        `linear` has them; own: ascending. They are read into one tensor, of which each has its part where packing
-        leaves matrices as they are."""
+        """Return equal products without biases, one for each entry of `names`. names, rows, own, inputs: of one
+        product, see `linear`; own: ascending. They share one tensor if packing leaves matrices in place.
+        """
         every = tuple(f"{name}.weight" for each in names for name in each)
         mine = None if own is None else (torch.arange(len(names))[:, None] * sum(rows) + own).flatten()
         whole = self.tensor(every, rows * len(names), columns, own=mine, inputs=inputs)
@@ -208,9 +214,10 @@ class TensorReader:
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
-    """All of a decoder. ropes: how its attentions rotate, each of which names one by its number. parameters: as the
-    checkpoint has them, a tied matrix once. embedding_scale: multiplies a token's row of the embedding. logit_cap:
-    logits become logit_cap * tanh(logit / logit_cap); 0: they stay as they are."""
+    """All weights of a decoder. ropes: referenced by the attentions' numbers. parameters: as in the checkpoint, a tied
+    matrix once. embedding_scale: multiplies embeddings. logit_cap: logits become logit_cap * tanh(logit / logit_cap);
+    0: off.
+    """
 
     embedding: torch.Tensor  # [vocab, hidden]
     layers: tuple[Layer, ...]
@@ -224,16 +231,17 @@ class ModelWeights:
 
 @dataclass(frozen=True, slots=True)
 class HeadWeights:
-    """A draft head of one layer: its attention and its feed-forward over what `fuse` makes of a token's embedding and
-    the hidden state before it, and the logits of what they leave.
+    """A draft head of one layer: attention and feed-forward on the output of `fuse` (a token's embedding and the
+    previous hidden state), and the logits of its output.
 
-    rope: how the attention rotates. parameters: as its checkpoint has them, without the target's own. width: numbers of
-    a hidden state that is kept. reads: after how many of the target's layers each, the hidden states that `narrow`
-    makes one of; none: the hidden state is the target's after its last norm. read_norms: in front of `narrow`, one over
-    all that is read, joined, or one over each; none: there is none. norm: over what the layer leaves, before the head;
-    None: there is none. passes_normed: the next step has the hidden state after that norm, and not before it.
-    embedding, lm_head: None is the target's. targets: which token of the target each of `lm_head` is, int64
-    [draft vocab], or which of them are guessed where `lm_head` is the target's; None: all, in their order.
+    rope: the attention's. parameters: as in its checkpoint, without the target's. width: size of a stored hidden state.
+        reads: numbers of target layers after which hidden states are read, combined by `narrow`; none: the target's
+        final hidden state. read_norms: before `narrow`, one over the joined hidden states or one for each; may be
+        empty. norm: before the head's matrix, or None. passes_normed: the next step gets the hidden state after that
+        norm.
+    embedding, lm_head: None: the target's. targets: int64 [draft vocab], the target's token of each row of `lm_head`,
+        or the tokens guessed with the target's `lm_head`;
+    None: all in order.
     """
 
     fuse: Fuse
@@ -244,7 +252,7 @@ class HeadWeights:
     width: int
     reads: tuple[int, ...] = ()
     narrow: Linear | None = None  # len(reads) * the target's hidden to width
-    read_norms: tuple[Norm, ...] = ()  # each over as large a part of what `narrow` reads
+    read_norms: tuple[Norm, ...] = ()  # each over an equal part of `narrow`'s input
     norm: Norm | None = None  # over width
     passes_normed: bool = False
     embedding: torch.Tensor | None = None  # [vocab, width]
@@ -254,10 +262,10 @@ class HeadWeights:
 
 @dataclass(frozen=True, slots=True)
 class OwnHeads(Generic[ConfigT]):
-    """Draft heads that come with an architecture's checkpoints.
+    """Draft heads in an architecture's checkpoints.
 
-    count: how many there are. build: makes the first of tensors that it names. begins: how its tensors' names begin in
-    a checkpoint. named: what `build` calls a tensor, by what a checkpoint calls it. in_file: the other way round.
+    count: how many. build: makes the first one from named tensors. begins: prefix of its tensors in a checkpoint.
+    named: maps a checkpoint's tensor name to `build`'s. in_file: the inverse.
     """
 
     count: Callable[[ConfigT], int]
@@ -269,12 +277,11 @@ class OwnHeads(Generic[ConfigT]):
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A model of several parts, of which an architecture is the one for text: what `config.json` says of that stands
-    there under `text_config`.
+    """A multimodal model, whose text part has this architecture and is described under `text_config`.
 
-    name, model_type: as the file has them. prefixes: with which names of the text's tensors begin there, each with what
-    stands in its place where the text lies alone; the first that fits counts. unread: keys beside `text_config` that
-    change no number of a text. passed_over: whether a tensor is another part's.
+    name, model_type: as in the file. prefixes: prefixes of the text's tensors with their replacements in a text-only
+    checkpoint; the first match counts. unread: keys beside `text_config` that affect no text. passed_over: whether a
+    tensor belongs to another part.
     """
 
     name: str
@@ -285,7 +292,7 @@ class Whole:
 
 
 def small(config: ConfigT, tokens: int) -> ConfigT:
-    """The model with one layer of each kind. tokens: a window that is wider gets as many."""
+    """Return the model with one layer of each kind, and windows of at most `tokens`."""
     own: Any = config
     few: ConfigT = replace(own, windows=tuple(min(window, tokens) for window in own.windows))
     kinds = list(zip(*(getattr(few, name) for name in BY_LAYER if hasattr(few, name)), strict=True))
@@ -296,17 +303,16 @@ def small(config: ConfigT, tokens: int) -> ConfigT:
 class Architecture(Generic[ConfigT]):
     """One line of the registry.
 
-    name: as `architectures` of config.json has it. model_type: what goes with it. models: that are known to be of it,
-    in words. understood: keys that `read` reads.
-    unread: keys that change no number here, beside those of every architecture. read: config.json, whose keys have been
-    looked at, and the end tokens; raises CheckpointError for a value that can't be served. weights: builds the model
-    from tensors that it names. passed_over: whether a tensor that is not asked for, by its name, changes nothing.
-    layers: what its layers may be, of attention, window, mamba2, gated_delta, dense, ungated and experts.
-    whole: a model of which this one may be a part. small: a model to try kernels with, which has one layer of each
-    kind, as wide as it is here; what looks back over a number of tokens, such as a window, looks back over no more than
-    the number given. heads: that come with it; None: none that is served. unstacked: the tensors of a checkpoint, by
-    name, with parts of some as tensors of their own; raises CheckpointError for one of another shape; None: they are
-    as `weights` and `heads` name them.
+    name: in `architectures` of config.json. model_type: the matching one. models: known models, in words. understood:
+        keys that `read` reads.
+    unread: keys without effect, beside those of every architecture. read: parses config.json after its keys were
+        checked, with the end tokens; raises CheckpointError for an unsupported value. weights: builds the model from
+        named tensors. passed_over: whether an unrequested tensor may be ignored, by its name.
+    layers: the possible kinds: attention, window, mamba2, gated_delta, dense, ungated, experts.
+    whole: a multimodal model with this text part. small: a model to try kernels with: one layer of each kind at full
+        width, with windows of at most the given number of tokens. heads: supported draft heads in the checkpoint; None:
+        none. unstacked: splits the checkpoint's stacked tensors by name, and raises CheckpointError for a wrong shape;
+        None: nothing is stacked.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The decoder: any model's layers, one after the other, by the kernels that it is given."""
+"""The decoder: runs a model's layers with a kernel set."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from runahead.runtime.models.memory import FP8_KV, memory_of
 from runahead.runtime.models.rope import rope_table
 
 Work = Callable[[Any], None]  # on a stream of the kernels
-ReadHidden = Callable[[int, Any], None]  # at a stream of the kernels, after so many layers
+ReadHidden = Callable[[int, Any], None]  # receives a stream of the kernels after this many layers
 
 
 class Decoder:
     """A model's forward over a ragged batch and a paged cache. Kernels may keep buffers: a decoder serves one thread.
 
-    weights: packed by the same kernels, of the rank's share. positions: rotary angles are tabled for this many; 0 takes
-    the model's own. ranks: between which the model is divided.
+    weights: packed by the same kernels, the rank's part. positions: length of the rotary table; 0: the model's. ranks:
+    of the model.
     """
 
     def __init__(
@@ -55,18 +55,18 @@ class Decoder:
 
     @property
     def num_parameters(self) -> int:
-        """Trained numbers, a tied matrix counted once."""
+        """The number of trained parameters, a tied matrix counted once."""
         return self.weights.parameters
 
     @property
     def logit_width(self) -> int:
-        """Columns of what `logits` returns."""
+        """The columns of `logits`."""
         return self.config.vocab_size if self.ranks.share.is_first else 0
 
     def make_cache(
         self, num_blocks: int, block_size: int, state_slots: int = 0, snapshots: int = 0, drafts: int = 0
     ) -> KVCache:
-        """A zeroed cache; block 0 is the null block. drafts: of a row and launch, at most."""
+        """Make a zeroed cache; block 0 is the null block. drafts: most of a row and launch."""
         mixers = [layer.mixer for layer in self.weights.layers]
         is_fp8 = any(isinstance(mixer, Attention) and mixer.kv_scales is not None for mixer in mixers)
         dtype = FP8_KV if is_fp8 else self.kernels.cache_dtype(self.dtype)
@@ -101,12 +101,12 @@ class Decoder:
             return self._kernels.end(stream)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden: [n, hidden], rows of what `forward` returned. Returns float32 [n, logit_width]: the whole vocabulary
-        on the first rank, nothing on the others."""
+        """Compute logits. hidden: [n, hidden], rows of what `forward` returned. Returns float32 [n, logit_width]: the
+        whole vocabulary on the first rank, nothing on the others."""
         return self.ranks.gather(self.own_logits(hidden))
 
     def own_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The same of this rank's part of the vocabulary, float32 [n, vocab / ranks]."""
+        """Compute the logits of this rank's part of the vocabulary, float32 [n, vocab / ranks]."""
         logits = self.kernels.linear(hidden, self.weights.lm_head).float()
         if self.weights.logit_cap:
             self.kernels.bound(logits, self.weights.logit_cap)
@@ -116,8 +116,9 @@ class Decoder:
 def _bound(
     kernels: BoundKernels[Any], layer: Layer, kv_places: Iterator[int], state_places: Iterator[int]
 ) -> tuple[Work, ...]:
-    """The layer's work, in order. kv_places, state_places: of keys and values, and of states, in the cache: a mixer
-    that keeps some takes the next one."""
+    """Bind a layer's work in order. kv_places, state_places: iterators of cache indexes for keys and values, and for
+    states.
+    """
     mixer, feed_forward = layer.mixer, layer.feed_forward
     found: list[Work] = []
     if isinstance(mixer, Attention):
@@ -132,7 +133,7 @@ def _bound(
 
 
 def bound_feed_forward(kernels: BoundKernels[Any], feed_forward: FeedForward) -> Work:
-    """Its work, whatever kind it is of."""
+    """Bind a feed-forward of any kind."""
     if isinstance(feed_forward, Dense):
         return kernels.dense(feed_forward)
     if isinstance(feed_forward, Ungated):

@@ -1,4 +1,4 @@
-"""Which models can be divided among tensor-parallel ranks."""
+"""Checks whether a model can be divided among tensor-parallel ranks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from runahead.runtime.models.weights import described
 
 
 def why_not_divided(config: ModelConfig, ranks: int) -> str:
-    """Why this number of ranks can't have the model between them, as a sentence; empty where they can. Every rank's
-    part has the same shapes, so that the first one's stands for all."""
+    """Say why this number of ranks can't share the model, empty if they can. All ranks' parts have the same shapes, so
+    the first one is representative.
+    """
     try:
         part_of(config, ranks)
     except ShareError as error:
@@ -19,5 +20,5 @@ def why_not_divided(config: ModelConfig, ranks: int) -> str:
 
 
 def part_of(config: ModelConfig, ranks: int) -> ModelWeights:
-    """The first rank's part of the model, described as by `described`."""
+    """Describe the first rank's part of the model (`described`)."""
     return described(config, Share(0, ranks))

@@ -1,4 +1,4 @@
-"""Which kinds of layers a model has, in words for clients, and in work for the host."""
+"""Describes a model's kinds of layers, for clients and for estimates of host work."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ _FEED_FORWARDS: Final[Mapping[type[FeedForward], str]] = {Dense: "dense", Ungate
 
 
 def layer_kinds(layers: Sequence[Layer]) -> tuple[LayerKind, ...]:
-    """Layers that are alike together, in the order in which the first of each comes. Their weights may be described
-    alone (`runahead.runtime.models.weights.described`)."""
+    """Group equal layers, in order of first occurrence. Their weights may be descriptions
+    (`runahead.runtime.models.weights.described`).
+    """
     kinds = Counter(map(_kind, layers))
     return tuple(LayerKind(count, *kind) for kind, count in kinds.items())
 
 
 def _kind(layer: Layer) -> tuple[str, int, str, ExpertCounts | None]:
-    """The fields of a `LayerKind` after its count."""
+    """Return the fields of a `LayerKind` after its count."""
     mixer, feed_forward = layer.mixer, layer.feed_forward
     window = mixer.window if isinstance(mixer, Attention) else 0
     experts = None

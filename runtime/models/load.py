@@ -1,4 +1,4 @@
-"""From a checkpoint to a decoder."""
+"""Loads a decoder from a checkpoint."""
 
 from __future__ import annotations
 
@@ -26,12 +26,11 @@ def load_model(
     quantize: str = "none",
     kv_dtype: str = "auto",
 ) -> Decoder:
-    """The checkpoint's decoder, its configuration at `Decoder.config`.
+    """Load the checkpoint's decoder, with its configuration at `Decoder.config`.
 
-    dtype: None takes the checkpoint's own. load_format: auto reads the weights, dummy draws random ones of the
-    configured shape and needs the configuration only. progress: called with bytes done and bytes in all. positions: the
-    longest context that will be asked for; 0 takes the model's own. config: the checkpoint's, where the caller has read
-    it before; None reads it. quantize, kv_dtype: as `load_weights` has them. Raises CheckpointError.
+    dtype: None: the checkpoint's. load_format: auto reads the weights, dummy draws random ones and needs only the
+    configuration. progress: called with bytes done and in all. positions: the longest context; 0: the model's. config:
+    the checkpoint's, if already read. quantize, kv_dtype: see `load_weights`. Raises CheckpointError.
     """
     config = load_config(checkpoint) if config is None else config
     dtype = config.dtype if dtype is None else dtype

@@ -1,6 +1,6 @@
-"""What a model takes of a device's memory: its weights, and what its mixers keep of rows, in blocks and state slots.
+"""Computes a model's device memory: weights, and mixers' data of rows in blocks and state slots.
 
-Each kind of mixer declares what it keeps (`runahead.runtime.kernels.layers.Kept`); here it is added up.
+Each kind of mixer declares its data (`runahead.runtime.kernels.layers.Kept`); this module adds them up.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ FP8_KV: Final = torch.float8_e4m3fn  # of keys and values with scales
 
 @dataclass(frozen=True, slots=True)
 class KeptBytes:
-    """Of all layers together. block: of a KV block. row: of a state slot, of which each row has one. snapshot: of a
-    snapshot of a state."""
+    """Bytes of all layers together: of a KV block, of a row's state slot, and of a snapshot of a state."""
 
     block: int
     row: int
@@ -29,18 +28,18 @@ class KeptBytes:
 
     @property
     def holds_drafts(self) -> bool:
-        """A state slot has room for the inputs of drafts, which a snapshot has not."""
+        """Whether a state slot has room for the inputs of drafts, which a snapshot has not."""
         return self.row > self.snapshot > 0
 
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
-    """kept: by each layer's mixer, in the layers' order; nothing by a layer without one."""
+    """What a model keeps of rows. kept: by each layer's mixer, in order; None for layers without a mixer."""
 
     kept: tuple[Kept, ...]
 
     def bytes_kept(self, block_size: int, dtype: torch.dtype, drafts: int = 0) -> KeptBytes:
-        """dtype: of the KV cache. drafts: of a row and launch, at most."""
+        """Add up the bytes. dtype: of the KV cache. drafts: most of a row and launch."""
         numbers = sum(kv_heads * head_dim for kv_heads, head_dim in self._kv())
         state = sum(kept.state_bytes for kept in self.kept)
         runs = sum(kept.run_bytes(drafts) for kept in self.kept)
@@ -56,8 +55,9 @@ class ModelMemory:
         snapshots: int = 0,
         drafts: int = 0,
     ) -> KVCache:
-        """A zeroed cache, with a place for each mixer that keeps keys and values, and one for each that keeps a state;
-        block 0 is the null block. dtype: of keys and values. drafts: of a row and launch, at most."""
+        """Make a zeroed cache, with an entry for each mixer with keys and values, and for each with a state; block 0 is
+        the null block. dtype: of keys and values. drafts: most of a row and launch.
+        """
 
         def make() -> tuple[torch.Tensor, ...]:
             shapes = ((num_blocks, block_size, *size) for size in self._kv())
@@ -76,18 +76,20 @@ class ModelMemory:
 
 
 def memory_of(layers: tuple[Layer, ...]) -> ModelMemory:
-    """What these layers declare; their weights may be described alone (`runahead.runtime.models.weights.described`)."""
+    """Return what these layers declare; their weights may be descriptions
+    (`runahead.runtime.models.weights.described`).
+    """
     return ModelMemory(tuple(Kept() if layer.mixer is None else layer.mixer.keeps for layer in layers))
 
 
 def weight_bytes(weights: ModelWeights | HeadWeights) -> int:
-    """Bytes that the tensors of a model or a draft head take as they lie in memory: one with two uses counts once."""
+    """Return the bytes of the tensors of a model or draft head; shared ones count once."""
     return sum(dict(map(_place_and_bytes, _tensors(weights))).values())
 
 
 def _place_and_bytes(tensor: torch.Tensor) -> tuple[int, int]:
-    """The same place for tensors that share their memory."""
-    if tensor.layout is not torch.strided:  # packed as a library likes it, which does not say where or how
+    """Return a tensor's address, equal for shared memory, and its bytes."""
+    if tensor.layout is not torch.strided:  # packed by a library, which hides the address
         return id(tensor), tensor.numel() * tensor.dtype.itemsize
     storage = tensor.untyped_storage()
     return storage.data_ptr(), storage.nbytes()
@@ -95,7 +97,7 @@ def _place_and_bytes(tensor: torch.Tensor) -> tuple[int, int]:
 
 def _tensors(part: Any) -> Iterator[torch.Tensor]:
     if isinstance(part, torch.Tensor):
-        if not part.is_meta:  # a quantized weight is held elsewhere
+        if not part.is_meta:  # a quantized weight's tensors are elsewhere
             yield part
     elif isinstance(part, tuple):
         for item in part:

@@ -1,4 +1,4 @@
-"""A checkpoint's `config.json`, or what stands for it, read as the architecture that it names reads it."""
+"""Reads a checkpoint's `config.json`, or its equivalent, with the reader of its architecture."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from runahead.runtime.models.config.values import token_ids
 from runahead.runtime.models.registry import ARCHITECTURES, NOT_SERVED
 from runahead.runtime.models.token_texts import end_of_tokenizer
 
-_OF_BOTH: Final = frozenset(  # which a file of a model of several parts may have beside the text's, or among them
+_OF_BOTH: Final = frozenset(  # in a multimodal model's file, beside the text's keys or among them
     "tie_word_embeddings dtype torch_dtype bos_token_id eos_token_id quantization_config".split()
 )
 
 
 def load_config(checkpoint: Checkpoint) -> ModelConfig:
-    """Read `config.json`, and end tokens from `generation_config.json` and `tokenizer_config.json` too.
+    """Read `config.json`, and end tokens also from `generation_config.json` and `tokenizer_config.json`.
 
-    Raises CheckpointError for a file that is missing or no JSON object, and for a value that is not supported.
+    Raises CheckpointError for a missing file, one that is no JSON object, and an unsupported value.
     """
     raw = _text_of(checkpoint.config())
     eos = {*token_ids(raw, "eos_token_id"), *token_ids(checkpoint.generation_config(), "eos_token_id")}
@@ -37,21 +37,21 @@ def load_config(checkpoint: Checkpoint) -> ModelConfig:
 
 
 def parse_config(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> ModelConfig:
-    """`raw` is what config.json holds.
+    """Parse config.json's content.
 
-    Raises CheckpointError naming the key and the value it can't take, or a key that is neither understood nor known to
-    change no number.
+    Raises CheckpointError naming an unsupported key and value, or a key that is neither read nor known to have no
+    effect.
     """
     raw = _text_of(raw)
     architecture = _architecture(raw)
-    read_quantization(raw)  # it refuses what is not supported; weights are dequantized where they are read
+    read_quantization(raw)  # refuses unsupported ones; weights are dequantized when they are read
     _refuse_other_keys(raw, architecture)
     config: ModelConfig = architecture.read(raw, eos_token_ids)
     return config
 
 
 def _text_of(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the file says of the text, where it is of a model of several parts."""
+    """Return the text's part of a multimodal model's file."""
     names = raw.get("architectures")
     wholes = [(found, found.whole) for found in ARCHITECTURES.values() if found.whole is not None]
     for found, whole in wholes:
@@ -61,7 +61,7 @@ def _text_of(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _part(raw: Mapping[str, Any], text: Architecture[Any], whole: Whole) -> Mapping[str, Any]:
-    """Keys that stand beside the text's and among them have to say the same."""
+    """Return the text's part; keys that are also beside it must agree."""
     if raw.get("model_type", whole.model_type) != whole.model_type:
         raise CheckpointError(f"model_type is {raw['model_type']!r}; that of {whole.name} is {whole.model_type!r}")
     if not isinstance(raw.get(TEXT_CONFIG), dict):
@@ -104,7 +104,7 @@ def _architecture(raw: Mapping[str, Any]) -> Architecture[Any]:
 
 
 def _refuse_other_keys(raw: Mapping[str, Any], architecture: Architecture[Any]) -> None:
-    """Those that neither `config/keys.py` nor the file of the architecture lists, by name."""
+    """Refuse keys that neither `config/keys.py` nor the architecture's file lists."""
     neutral = {key: (values, group.what) for group in NEUTRAL for key, values in group.values.items()}
     neutral = {key: found for key, found in neutral.items() if key not in architecture.understood}
     known = architecture.understood.union(*(group.keys for group in (*UNREAD, *architecture.unread)))

@@ -1,4 +1,4 @@
-"""The architectures that are served, by the name that `architectures` of config.json gives."""
+"""The supported architectures by their name in `architectures` of config.json."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _SERVED: Final[tuple[Architecture[Any], ...]] = (
 )
 ARCHITECTURES: Final = {found.name: found for found in _SERVED}
 
-# Asked for, and not served: what their layers have that no kernel here computes.
+# Requested but unsupported: layers that no kernel here computes.
 NOT_SERVED: Final = {
     "GptOssForCausalLM": "gpt-oss keeps its experts in MXFP4 and gives each head of its attention a sink",
 }

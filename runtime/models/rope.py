@@ -1,4 +1,4 @@
-"""Rotary frequencies of a model, as a table by position."""
+"""Rotary frequencies of a model as a table by position."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from runahead.runtime.kernels.layers import RopeTable
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """How rotary frequencies are stretched for long contexts.
+    """Scaling of rotary frequencies for long contexts.
 
-    kind: default, linear, llama3, yarn or longrope. factor: of all but the first. low_freq_factor and
-    high_freq_factor: llama3. original_positions: llama3, yarn and longrope. magnitude: what cos and sin are multiplied
-    by, with yarn and longrope. beta_fast, beta_slow, truncate: yarn. short_factors, long_factors: longrope, one for
-    each frequency; the former where no more than `original_positions` are tabled.
+    kind: default, linear, llama3, yarn or longrope. factor: of all but the first. low_freq_factor and high_freq_factor:
+    llama3. original_positions: llama3, yarn and longrope. magnitude: multiplies cos and sin with yarn and longrope.
+    beta_fast, beta_slow, truncate: yarn. short_factors, long_factors: longrope, one for each frequency; the former for
+    tables of at most `original_positions`.
     """
 
     kind: str = "default"
@@ -35,10 +35,10 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """How attentions rotate queries and keys.
+    """The rotation of attentions' queries and keys.
 
-    head_dim: 0 in a model that rotates nothing. rotated: numbers of a head that are rotated, half of them in each half
-    of the head, at its beginning; None: all. The others stay as they are. Both are even.
+    head_dim: 0 in a model without rotation. rotated: rotated numbers of a head, half of them at the beginning of each
+    half; None: all. Both are even.
     """
 
     head_dim: int
@@ -52,10 +52,10 @@ class Rope:
 
 
 def rope_table(rope: Rope, positions: int, device: torch.device) -> RopeTable:
-    """cos and sin of every position below `positions`.
+    """Return cos and sin of every position below `positions`.
 
-    Angles are float32, as the models were trained with; cos and sin are taken in float64 and rounded, so that the
-    table's bits do not depend on the number of threads.
+    Angles are float32, as in training; cos and sin are computed in float64 and rounded, so that the table's bits do not
+    depend on threads.
     """
     frequencies = _frequencies(rope, positions)
     angles = torch.arange(positions, dtype=torch.float32)[:, None] * frequencies[None, :]
@@ -86,7 +86,7 @@ def _frequencies(rope: Rope, positions: int) -> torch.Tensor:
 
 
 def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
-    """Llama 3.1's scaling: long waves are slowed by `factor`, short ones kept, those between blended.
+    """Apply Llama 3.1's scaling: slow long waves by `factor`, keep short ones, blend between.
 
     Source: the reference code of Llama 3.1, `apply_scaling`.
     """
@@ -97,14 +97,14 @@ def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
 
 
 def _yarn(frequencies: torch.Tensor, theta: float, scaling: RopeScaling) -> torch.Tensor:
-    """YaRN: as `_llama3`, but blended by a frequency's number and not by its turns.
+    """Apply YaRN: like `_llama3`, but blended by a frequency's index instead of its turns.
 
     Source: Peng et al., 2023, "YaRN: Efficient Context Window Extension of Large Language Models", section 3.2.
     """
     rotated = 2 * len(frequencies)
 
     def number_with(turns: float) -> float:
-        """Of the frequency that turns so often over the original context."""
+        """Return the index of the frequency with this many turns over the original context."""
         return rotated * math.log(scaling.original_positions / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     first, last = number_with(scaling.beta_fast), number_with(scaling.beta_slow)

@@ -1,1 +1,1 @@
-"""The engine's process: started, put together, ended."""
+"""The engine's process: start, assembly and end."""

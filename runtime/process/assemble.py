@@ -1,4 +1,4 @@
-"""Puts an engine together from its configuration: model, device, rings, pool, scheduler, and what it says of itself."""
+"""Assembles an engine from its configuration: model, device, rings, pool and scheduler."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from runahead.runtime.wire.prompt_launches import PromptLaunches
 
 
 def engine_info(made: MadeOnDevice, context: int, checkpoint: Checkpoint) -> EngineInfo:
-    """What the engine says of itself. checkpoint: the model's."""
+    """Describe the engine to front ends. checkpoint: the model's."""
     config, model = made.config, made.model
     return EngineInfo(
         model=config.served_name or model_name(Path(config.model)),
@@ -88,7 +88,7 @@ def engine_info(made: MadeOnDevice, context: int, checkpoint: Checkpoint) -> Eng
 
 
 def drafters_of(config: EngineConfig, model: ModelConfig, checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Drafters that a start could ask for with this model, some with a head that was made for it."""
+    """Return the drafters that a start could use with this model, including those that need a head's files."""
     comes = comes_with_head(checkpoint, model, has_weights=config.load_format != "dummy")
     mtp = ("mtp",) if comes else ()
     if state_bytes(model):
@@ -96,16 +96,16 @@ def drafters_of(config: EngineConfig, model: ModelConfig, checkpoint: Checkpoint
     return ("ngram", *(("eagle",) if may_have_head(model) else ()), *mtp, "model")
 
 
-_LINES: Final = LogOutput(format="json")  # what is shown is lines, also on a terminal
+_LINES: Final = LogOutput(format="json")  # captures are logged as lines, also on a terminal
 
 
 def assemble(config: EngineConfig, loading: Progress, capturing: Progress | None = None) -> Assembled:
     """Load the model and make the device.
 
-    loading: is told of bytes. capturing: is told of graphs; None logs them.
+    loading: receives loaded bytes. capturing: receives captured graphs; None logs them.
 
-    Raises ConfigError for invalid settings, CheckpointError for a checkpoint that can't be served,
-    NoKernelsError for a processor on which no kernels of the CPU device keep rows apart.
+    Raises ConfigError for invalid settings, CheckpointError for an unsupported checkpoint, NoKernelsError without
+    row-invariant kernels on a CPU.
     """
     check_config(config, config.spelling)
     config = with_device(config)
@@ -138,11 +138,11 @@ def assemble(config: EngineConfig, loading: Progress, capturing: Progress | None
 
 
 def _maker(config: EngineConfig) -> MakeOnDevice:
-    """What is of one kind of device. Raises ConfigError where that is not there."""
+    """Return the function that makes a device of the configured kind. Raises ConfigError if there is none."""
     if config.device == "cpu":
         return make_on_cpu
     if not torch.cuda.is_available():
         raise ConfigError(f"{config.spelling('device')} cuda: {why_no_gpu()}; --device cpu serves without a GPU")
-    from runahead.runtime.process.cuda import make_on_cuda  # not where there is no GPU: it loads Triton
+    from runahead.runtime.process.cuda import make_on_cuda  # only with a GPU: it loads Triton
 
     return make_on_cuda

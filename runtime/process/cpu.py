@@ -1,4 +1,4 @@
-"""What of an engine is the CPU's: the kernels that hold on this machine, the model, and the device with its rings."""
+"""The CPU part of an engine: row-invariant kernels, the model, and the device with its rings."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
 from runahead.runtime.wire.messages import Exactness
 
 _CPU: Final = torch.device("cpu")
-_CACHE_BYTES: Final = 1 << 30  # what the KV caches of all ranks may take where `num_blocks` is 0
+_CACHE_BYTES: Final = 1 << 30  # for the KV caches of all ranks if `num_blocks` is 0
 
 
 def make_on_cpu(
@@ -61,7 +61,7 @@ def make_on_cpu(
     loading: Progress,
     capturing: Progress,
 ) -> MadeOnDevice:
-    """A `MakeOnDevice`. Raises NoKernelsError where no kernels keep rows apart."""
+    """Make the model and device (`MakeOnDevice`). Raises NoKernelsError without row-invariant kernels."""
     dtype = dtype_of(config, described)
     files = drafting_files(config, checkpoint, described, context)
     kept = kept_with_drafter(config, described, dtype, files)
@@ -75,7 +75,7 @@ def make_on_cpu(
     log = structlog.get_logger("engine")
     threads = config.threads or max(1, ((os.cpu_count() or 2) - 1) // config.tensor_parallel)
     log.info("trying_kernels", threads=threads)  # seconds, for a model of a billion parameters
-    of_drafter = files.shapes() if isinstance(files, HeadFiles) else ()  # a draft model has kernels of its own
+    of_drafter = files.shapes() if isinstance(files, HeadFiles) else ()  # a draft model has its own kernels
     more = (*of_drafter, *products_of_a_rank(described, config.tensor_parallel))
     kernels, trial = tried_kernels(described, threads, more, fixed=config.threads > 0)
     log.info("kernels_tried", **asdict(trial))
@@ -94,7 +94,7 @@ def make_on_cpu(
                 config.quantize, config.kv_dtype,
             )  # fmt: skip
             if files is not None:
-                # A head of a folder of its own is what it is.
+                # A head with its own folder is never random.
                 drawn = config.load_format == "dummy" and config.drafter != "eagle"
                 if isinstance(files, HeadFiles) and config.load_format != "dummy":
                     files.check_copies(model)
@@ -126,7 +126,7 @@ def make_on_cpu(
 
 
 def delays(config: EngineConfig, rank: int) -> Callable[[], None]:
-    """Those of the test mode, others on each rank."""
+    """Return the test mode's delays, different on each rank."""
     return no_delay if config.jitter_seed is None else seeded_delays(config.jitter_seed + rank)
 
 
@@ -140,7 +140,7 @@ def host_program(
     head: DraftNetwork | None,
     masks: MaskWorker | None,
 ) -> HostProgram:
-    """The program of a rank, with a pool of so many blocks. The first rank drafts for all."""
+    """Make a rank's program with a pool of this many blocks. The first rank drafts for all."""
     is_first = model.ranks.share.is_first
     return HostProgram(
         model,
@@ -161,8 +161,9 @@ def host_program(
 
 
 def _draft_memory(config: EngineConfig, model: ModelConfig, context: int, forced: int) -> dict[str, int]:
-    """Bytes that drafts take, by name: the logits of a row's whole run, and what a drafter knows of rows. forced:
-    drafts of a row with a grammar."""
+    """Return the bytes of drafts by name: logits of a row's whole run, and a drafter's data of rows. forced: drafts of
+    a row with a grammar.
+    """
     drafts, slots = max(most_drafts(config), forced), config.max_rows + 1
     if not drafts:
         return {}

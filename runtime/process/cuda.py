@@ -1,4 +1,4 @@
-"""What of an engine is a CUDA GPU's: the model, and the device with its rings and graphs."""
+"""The GPU part of an engine: the model, and the device with its rings and graphs."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ from runahead.runtime.scheduler.plan_bounds import FORCED_ROWS
 from runahead.runtime.wire.engine_config import AUTO_DRAFTS, ConfigError, EngineConfig
 from runahead.runtime.wire.messages import Exactness
 
-DRAFT_ROWS: Final = 32  # of a launch that verifies drafts, at most
+DRAFT_ROWS: Final = 32  # most rows of a launch that verifies drafts
 MIB: Final = 1 << 20
-SAMPLER_BYTES: Final = 8  # of the sampler's buffers for each entry of the vocabulary and row, about
+SAMPLER_BYTES: Final = 8  # of the sampler's buffers for each vocabulary entry and row, about
 
 
 def make_on_cuda(
@@ -198,15 +198,14 @@ class Maker:
 
     @property
     def forced(self) -> int:
-        """Drafts of a row with a grammar, at most; 0: no row has one."""
+        """Return the most drafts of a row with a grammar; 0: there are no such rows."""
         return 0 if self.masks is None else self.masks.drafts
 
     def device(self, blocks: int, progress: Progress, is_trial: bool) -> CudaDevice:
-        """Nothing but this holds its program, with the pool. Where it is no trial, it holds what its launches need: a
-        launch that is no graph comes when all graphs are there, and warm-up and capture do not need what they take at
-        the same time.
+        """Make a device, the only owner of its program and pool. Except for a trial, it reserves memory of launches.
 
-        Raises torch.OutOfMemoryError where memory does not suffice for both.
+        Launches without a graph run when all graphs exist, so warm-up and capture may use that memory before.
+        Raises torch.OutOfMemoryError if memory does not suffice for both.
         """
         config = self.config
         mixed_tokens = config.max_rows + config.max_prefill_tokens
@@ -252,16 +251,16 @@ class Maker:
         return device
 
     def facts(self, kept: KeptBytes, blocks: int) -> dict[str, int]:
-        """What weights and pools take, by name, those of the head by names of their own."""
+        """Return the bytes of weights and pools by name, with a head's listed separately."""
         of_head = None if self.head is None else DraftingBytes(self.head.weight_bytes, self.head_block)
         return memory_facts(self.config, self.model, kept, blocks, self.snapshots, of_head)
 
     def states(self, kept: KeptBytes) -> int:
-        """Bytes of the states of rows and snapshots, which every device holds."""
+        """Return the bytes of the states of rows and snapshots, which every device has."""
         return state_bytes_held(self.config, kept, self.snapshots)
 
     def within(self, memory: int, kept: KeptBytes) -> Maker:
-        """The same with no more snapshots than may take a part of `memory` bytes, where nobody has set their number."""
+        """Return the maker with the snapshots that fit into a part of `memory` bytes, unless their number is set."""
         most = None if self.config.num_blocks else memory
         return replace(self, snapshots=min(self.snapshots, snapshots_in(self.config, kept, self.context, most)))
 
@@ -277,7 +276,7 @@ class Maker:
         )
 
     def needs(self, kept: KeptBytes) -> Needs:
-        """What the largest launches take, on a pool of a few blocks, all of which is given back."""
+        """Measure the memory of the largest launches with a pool of a few blocks, and free it."""
         device = self.device(TRIAL_BLOCKS, lambda done, total: None, is_trial=True)
         taken, left = device.taken, free_bytes()
         device.close()
@@ -291,10 +290,10 @@ class Maker:
 def _fitted(
     make: Maker, kept: KeptBytes, memory: int, capturing: Progress, ranks: CudaRanks
 ) -> tuple[CudaDevice, int, int]:
-    """The device, the blocks of its pool: as many as were asked for, or as many as memory holds after a trial; and the
-    snapshots, which take no more of what the trial has left than `snapshots_in` says.
+    """Return the device, its number of blocks (as configured, or as many as fit after a trial), and its number of
+    snapshots, bounded by `snapshots_in`.
 
-    memory: of the GPU, in all. Raises ConfigError where it does not suffice.
+    memory: of the GPU. Raises ConfigError if it does not suffice.
     """
     config, log = make.config, structlog.get_logger("engine")
     needs = make.fit(kept, capturing).tried(lambda: make.needs(kept))
@@ -303,7 +302,7 @@ def _fitted(
     make = make.within(left, kept)
     blocks = config.num_blocks or blocks_in(left, config, kept, make.context, make.snapshots)
     blocks = ranks.least(blocks, make.snapshots)
-    if config.tensor_parallel > 1:  # a second attempt would need another agreement
+    if config.tensor_parallel > 1:  # a second attempt would need another agreement of the ranks
         make = replace(make, config=msgspec.structs.replace(config, num_blocks=blocks))
     check_blocks(blocks, config, make.context, kept, make.snapshots)
     log.info(
@@ -320,23 +319,23 @@ def _fitted(
         "memory_taken",
         **make.facts(kept, held),
         **Needs(needs.buffers, *device.taken).by_name(),
-        free_bytes=torch.cuda.mem_get_info()[0],  # and what the allocator holds stays
+        free_bytes=torch.cuda.mem_get_info()[0],  # memory that the allocator holds is not freed
         of_bytes=memory,
     )
     return device, held, make.snapshots
 
 
 def draft_forms(config: EngineConfig, forced: int = 0) -> tuple[int, ...]:
-    """Numbers of drafts, above 0, that launches are captured with: those of a drafter, among which is what grammars may
-    force, or without one that alone. forced: drafts of a row with a grammar, at most; 0: no row has one."""
+    """Return the numbers of drafts above 0 that launches are captured with: a drafter's, or the most that grammars may
+    force. forced: most drafts of a row with a grammar; 0: no such rows.
+    """
     if config.drafter == "none":
         return (forced,) if forced else ()
     return FORMS if config.draft_tokens == AUTO_DRAFTS else (config.draft_tokens,)
 
 
 def rows_with_drafts(config: EngineConfig, forced: int = 0) -> int:
-    """Most rows of a launch that verifies drafts: a number that graphs are captured for. 0: nobody drafts. forced: as
-    `draft_forms`'."""
+    """Return the most rows of a launch that verifies drafts. 0: nothing drafts. forced: see `draft_forms`."""
     most = DRAFT_ROWS if config.drafter != "none" else FORCED_ROWS
     if config.drafter == "none" and not forced:
         return 0
@@ -346,10 +345,10 @@ def rows_with_drafts(config: EngineConfig, forced: int = 0) -> int:
 def draft_memory(
     config: EngineConfig, model: ModelConfig, context: int, exact: bool, masks: MaskMemory | None = None
 ) -> dict[str, int]:
-    """Bytes that drafts and masks take, by name: the logits of runs and what samples them, which lie by row slot where
-    rows may be held, of the slots that may have drafts; the tokens of rows by position; block tables; masks, on the GPU
-    and in the host's memory, which is pinned. All but the last are among the buffers that the trial finds. masks: None:
-    no row has a grammar."""
+    """Return the bytes of drafts and masks by name: logits of runs and their sampler buffers (by row slot if rows may
+    be held, for slots that may have drafts), token histories, block tables, and masks on the GPU and in pinned host
+    memory. All but the last are among the buffers that the trial measures. masks: None: no row has a grammar.
+    """
     forced = 0 if masks is None else masks.drafts
     rows, slots, most = rows_with_drafts(config, forced), config.max_rows + 1, max(most_drafts(config), forced)
     found: dict[str, int] = {}
@@ -358,7 +357,7 @@ def draft_memory(
         kept = lines  # beyond the logits of plain rows
         if masks is not None:
             kept = slots_with_drafts(config.max_rows, rows) * most
-        sampled = SAMPLER_BYTES * max(0, lines - config.max_rows)  # the sampler's buffers serve plain rows too
+        sampled = SAMPLER_BYTES * max(0, lines - config.max_rows)  # plain rows use the sampler's buffers too
         tables = lines if exact else rows
         found |= {
             "run_logits_bytes": (4 * kept + sampled) * model.vocab_size,
@@ -366,7 +365,7 @@ def draft_memory(
             "run_table_bytes": 4 * tables * ceil_div(context, config.block_size),
         }
     if masks is not None:
-        line = masks.lines[0].nbytes  # of a row slot, with what lies behind drafts
+        line = masks.lines[0].nbytes  # of a row slot, with its lines after drafts
         found |= {"mask_bytes": slots * line, "mask_host_bytes": masks.words.nbytes}
     return found
 
@@ -374,12 +373,13 @@ def draft_memory(
 def _check_memory(
     config: EngineConfig, weight_bytes: int, dtype: torch.dtype, context: int, free: int, memory: int, kept: KeptBytes
 ) -> None:
-    """Raises ConfigError where the weights and one request beside them do not fit into `free` bytes, before the weights
-    are read. memory: of the GPU, in all. weight_bytes, kept: with those of what drafts."""
+    """Raise ConfigError if the weights and one request do not fit into `free` bytes, before the weights are read.
+    memory: of the GPU. weight_bytes, kept: including drafters'.
+    """
     if weight_bytes > free:
         raise ConfigError(
             f"the weights take {weight_bytes >> 20} MiB in {str(dtype).removeprefix('torch.')}, and the GPU has "
-            f"{free >> 20} MiB free: serve a smaller model, or end what else is on the GPU"
+            f"{free >> 20} MiB free: serve a smaller model, or end other processes on the GPU"
         )
     check_blocks(blocks_in(free - weight_bytes - overhead(memory), config, kept, context), config, context, kept)
 

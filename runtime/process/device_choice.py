@@ -1,4 +1,4 @@
-"""The device of an engine whose settings say `auto`: a GPU that works, else the CPU."""
+"""Chooses the device if the setting is `auto`: a working GPU, else the CPU."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ FP8_CAPABILITY: Final = (8, 9)
 
 
 def with_device(config: EngineConfig) -> EngineConfig:
-    """The same settings with `cpu` or `cuda` in place of `auto`; logged.
+    """Replace `auto` by `cpu` or `cuda`, and log it.
 
-    Raises ConfigError where other settings can't be combined with the device that was found.
+    Raises ConfigError if other settings can't be combined with that device.
     """
     if config.device != "auto":
         return config
@@ -35,8 +35,9 @@ def with_device(config: EngineConfig) -> EngineConfig:
 
 
 def check_gpu(name: str, capability: tuple[int, int], config: EngineConfig | None = None) -> None:
-    """Raises ConfigError for a GPU whose matrix units know no bfloat16, or that can't convert FP8 where keys and values
-    are FP8. config: None: nothing is."""
+    """Raise ConfigError for a GPU without bfloat16 matrix units, or without FP8 conversion for an FP8 KV cache. config:
+    None: without settings.
+    """
     if capability < LEAST_CAPABILITY:
         needed, found = (".".join(map(str, one)) for one in (LEAST_CAPABILITY, capability))
         raise ConfigError(
@@ -52,8 +53,9 @@ def check_gpu(name: str, capability: tuple[int, int], config: EngineConfig | Non
 
 
 def why_no_gpu() -> str:
-    """Why launches can't run on a GPU here; empty where they can. Tries one operation on it: a driver may list a GPU
-    that has failed, or that another process holds exclusively."""
+    """Say why launches can't run on a GPU here, empty if they can. Tries one operation: a driver may list a GPU that
+    has failed or is exclusively used by another process.
+    """
     if not torch.backends.cuda.is_built():
         return "torch is built without CUDA"
     if not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""The files of whatever drafts with weights of its own, on any device."""
+"""Opens the files of a draft head or draft model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DraftingFiles: TypeAlias = HeadFiles | DraftModelFiles
 def drafting_files(
     config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig, context: int
 ) -> DraftingFiles | None:
-    """The head or the model that drafts, where one does. Raises CheckpointError for one that does not fit."""
+    """Open the draft head or draft model, if any. Raises CheckpointError if it does not fit."""
     folder, has_weights = Path(config.draft_model), config.load_format != "dummy"
     settings = config.spelling("draft_model"), config.spelling("context_length")
     if config.drafter == "eagle":
@@ -40,12 +40,13 @@ def drafting_files(
 def kept_with_drafter(
     config: EngineConfig, model: ModelConfig, dtype: torch.dtype, files: DraftingFiles | None
 ) -> KeptBytes:
-    """What is kept for each KV block, each row and in each snapshot, with what a head or a model that drafts keeps.
-    dtype: of weights and arithmetic, in which a drafter keeps keys and values."""
+    """Return the bytes of each KV block, row and snapshot, a drafter's included. dtype: of weights and arithmetic,
+    which a drafter uses for keys and values.
+    """
     kept = bytes_kept(config, model, dtype)
     return replace(kept, block=kept.block + kept_by_drafter(config, dtype, files))
 
 
 def kept_by_drafter(config: EngineConfig, dtype: torch.dtype, files: DraftingFiles | None) -> int:
-    """Bytes that it keeps in a KV block. files: None where nothing with weights drafts."""
+    """Return a drafter's bytes in a KV block. files: None without a drafter with weights."""
     return 0 if files is None else files.block_bytes(config.block_size, dtype)

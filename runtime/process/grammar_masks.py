@@ -1,4 +1,4 @@
-"""Who makes the masks of rows with a grammar, on whatever device."""
+"""Makes the mask worker."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from runahead.runtime.wire.engine_config import EngineConfig
 
 
 def make_masks(config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig, context: int) -> MaskWorker | None:
-    """None where the library is not there, and where the model has no tokenizer or no end of its sequences: no
-    completion could be told to fit. config: with every size in it.
+    """Make the mask worker; None without the library, a tokenizer or an end-of-sequence token, which structured
+    completions need. config: with every size.
 
-    Raises OSError where there is no memory for masks.
+    Raises OSError without memory for masks.
     """
     if not (is_installed() and checkpoint.has_tokenizer and model.eos_token_ids):
         return None
@@ -28,9 +28,9 @@ def make_masks(config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig,
         model.eos_token_ids,
         config.max_rows,
         drafts=forced_drafts(config, model),
-        context_length=context if config.drafter == "ngram" else 0,  # a head guesses nothing of these rows
+        context_length=context if config.drafter == "ngram" else 0,  # a head guesses nothing for these rows
     )
-    # It is ended before the engine is, which stops where nobody's request comes further.
+    # Ends the worker before the engine's watchdog stops the engine for requests without progress.
     most_s = config.launch_timeout_s / 2
     return MaskWorker(
         begin,

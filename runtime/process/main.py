@@ -1,9 +1,9 @@
-"""The engine's process: `python -m runahead.runtime.process.main`, started by the supervisor of a service.
+"""The engine's process: `python -m runahead.runtime.process.main`, started by a service's supervisor.
 
 The first line of standard input is JSON: {"socket": path, "config": EngineConfig, "log": LogOutput}. One line on
-standard output, `ready DEVICE`, says that the engine listens there. It ends when standard input does: its parent has
-closed it, or has died. Signals are the parent's.
-Exit codes: 0 after a shutdown, 1 if the chain broke, 2 if it could not start.
+standard output, `ready DEVICE`, says that the engine listens. It ends with its standard input, which its parent closes
+or leaves at its death. It ignores signals, which are the parent's. Exit codes: 0 after a shutdown, 1 if the chain
+broke, 2 if it could not start.
 """
 
 from __future__ import annotations
@@ -46,15 +46,16 @@ from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
 
 EXIT_BROKEN: Final = 1
 EXIT_CANNOT_START: Final = 2
-_TURN_S: Final = 1.0  # a turn that only waits ends well within this
+_TURN_S: Final = 1.0  # a turn that only waits is much shorter
 _DEVICE_SENTENCE: Final = "the device failed and the engine has stopped"
 _INTERNAL_SENTENCE: Final = "the engine met an internal error and has stopped"
 _SHUTDOWN_SENTENCE: Final = "the server is shutting down"
 
 
 class Orders(msgspec.Struct, frozen=True):
-    """The first line of standard input. dropped_lines: where to count lines that the log dropped, as the descriptor of
-    a file and the number of a 64-bit word in it."""
+    """The first line of standard input. dropped_lines: where to count dropped log lines, as a file descriptor and the
+    index of a 64-bit word.
+    """
 
     socket: str
     config: EngineConfig
@@ -63,15 +64,15 @@ class Orders(msgspec.Struct, frozen=True):
 
 
 def main() -> int:
-    """Run the engine until its parent is gone, or wants it to be. Returns the exit code."""
+    """Run the engine until its parent ends it or dies. Returns the exit code."""
     log = structlog.get_logger("engine")
-    # It goes on where it was stopped, sees the end of its input, and takes the folder of its socket away. A loop that
-    # does not come to that is ended by its guard.
+    # Wakes a stopped process, which then sees the end of its input and removes its socket's folder. The guard ends a
+    # loop that does not come to that.
     signal_at_parents_death(signal.SIGCONT)
-    for number in (signal.SIGINT, signal.SIGTERM):  # also of a group of processes: its parent decides what they mean
+    for number in (signal.SIGINT, signal.SIGTERM):  # also those sent to the process group: the parent handles them
         signal.signal(number, signal.SIG_IGN)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # nothing here minds a descriptor's number
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # no code here depends on small descriptor numbers
     try:
         orders = msgspec.json.decode(_first_line(), type=Orders)
         log_to_stderr(orders.log)
@@ -90,7 +91,7 @@ def main() -> int:
         print(error, file=sys.stderr, flush=True)
         return EXIT_CANNOT_START
     gc.collect()
-    gc.freeze()  # what was made so far lives as long as the process: no collection need look at it again
+    gc.freeze()  # exempt everything made so far from garbage collection
     engine = Engine(
         parts.device,
         parts.scheduler,
@@ -118,14 +119,14 @@ def main() -> int:
 
 
 def _word(descriptor: int, place: int) -> memoryview:
-    """int64 [1], in memory that processes share. Closes the descriptor. Raises OSError."""
+    """Map an int64 word, [1], of shared memory. Closes the descriptor. Raises OSError."""
     shared = memoryview(mmap.mmap(descriptor, 0)).cast("q")
     os.close(descriptor)
     return shared[place : place + 1]
 
 
 def _check_nvtx(config: EngineConfig) -> None:
-    """Raises ConfigError where ranges are asked for and torch has none."""
+    """Raise ConfigError if NVTX ranges are requested and torch has none."""
     if config.nvtx and not torch.backends.cuda.is_built():
         raise ConfigError(f"{config.spelling('nvtx')} needs a torch that is built for CUDA")
 
@@ -158,7 +159,7 @@ def _run(engine: Engine, links: SocketLinks, log: structlog.stdlib.BoundLogger, 
         code = EXIT_BROKEN
     guard.end()
     links.close()
-    if links.parent_gone:  # nobody else is left to take away the folder that it made for the socket
+    if links.parent_gone:  # nothing else can remove the folder that the parent made for the socket
         with contextlib.suppress(OSError):
             links.path.parent.rmdir()
     if code == 0:
@@ -167,7 +168,7 @@ def _run(engine: Engine, links: SocketLinks, log: structlog.stdlib.BoundLogger, 
 
 
 def _stop_standing(engine: Engine, log: structlog.stdlib.BoundLogger) -> None:
-    """The loop's thread is somewhere and does not come back: the sockets close with the process, and say so."""
+    """End a process whose loop has stopped: the sockets close with it, after a message."""
     log.error("loop_hung", launches=engine.ledger.launched)
     _print_stacks()
     end_log()
@@ -175,7 +176,7 @@ def _stop_standing(engine: Engine, log: structlog.stdlib.BoundLogger) -> None:
 
 
 def _print_stacks() -> None:
-    """Of Python's threads, to standard error."""
+    """Print the stacks of Python's threads to standard error."""
     frames = sys._current_frames()
     for thread in threading.enumerate():
         if (frame := frames.get(thread.ident or 0)) is not None:
@@ -183,7 +184,7 @@ def _print_stacks() -> None:
 
 
 def _first_line() -> bytes:
-    """Unbuffered: what follows the line stays in the pipe, where its end is watched for."""
+    """Read one line unbuffered: the rest stays in the pipe, whose end is watched."""
     line = bytearray()
     while not line.endswith(b"\n"):
         byte = os.read(sys.stdin.fileno(), 1)
@@ -202,5 +203,5 @@ if __name__ == "__main__":
     exit_code = main()
     if exit_code == EXIT_BROKEN:
         end_log()
-        os._exit(exit_code)  # a device that hangs would keep an orderly exit from ending
+        os._exit(exit_code)  # a hanging device would block an orderly exit
     sys.exit(exit_code)

@@ -1,5 +1,4 @@
-"""What an engine is made of on whatever device: sizes and checks that follow from the configuration and the model, the
-scheduler."""
+"""Device-independent parts of an engine: checks, sizes and the scheduler, from configuration and model."""
 
 from __future__ import annotations
 
@@ -56,21 +55,22 @@ from runahead.runtime.wire.engine_config import (
 from runahead.runtime.wire.messages import EngineInfo, Exactness
 from runahead.runtime.wire.parameters import MAX_STOP_IDS, MAX_TOP_LOGPROBS
 
-MAX_EOS_IDS: Final = MAX_STOP_IDS // 2 - 2  # the other half is the request's own stop ids, and two end a chat's answer
-_PROMPT_STATES: Final = 4  # snapshots for the states behind shared prompts, where there are no others
-_STATE_UNIT: Final = 64  # on a GPU, a multiple of the tokens in a sub-chunk of the recurrence
-_NOT_OVER_STATES: Final = {  # drafters, and why they are refused beside recurrent states
+# the other half is for the request's stop ids, and two may end a chat's answer
+MAX_EOS_IDS: Final = MAX_STOP_IDS // 2 - 2
+_PROMPT_STATES: Final = 4  # snapshots for states behind shared prompts, if there are no others
+_STATE_UNIT: Final = 64  # on a GPU, a multiple of a recurrent scan's sub-chunk
+_NOT_OVER_STATES: Final = {  # drafters, and why recurrent states exclude them
     "eagle": "no head of EAGLE for such a model is read yet",
     "model": "a smaller model drafts only for models that keep keys and values alone, so far",
 }
-# step_ms: of the 0.6B shape, the smallest that was measured, on one H200. The others: the bundled model on two cores.
+# step_ms: of the 0.6B shape, the smallest measured one, on one H200. The others: the bundled model on two cores.
 DRAFT_COSTS: Final = Path(__file__).with_name("measured_draft_costs.json")
-_RECORDS: Final = 3  # admission records with long lists that a bulk slot holds beside the largest
+_RECORDS: Final = 3  # admission records with long lists in a bulk slot beside the largest one
 
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """Everything an `Engine` is made of, and what it tells its front ends of itself."""
+    """The parts of an `Engine`, and its description for front ends."""
 
     device: Device
     scheduler: Scheduler
@@ -81,13 +81,12 @@ class Assembled:
 
 @dataclass(frozen=True, slots=True)
 class MadeOnDevice:
-    """The parts of an engine that are of one kind of device.
+    """The device-dependent parts of an engine.
 
-    config: with every size in it. why_sizes: as `with_sizes` says it. blocks: KV blocks, the null block included.
-    poison: of the test mode. exactness: of the kernels that the model has. masks: who makes those of rows with a
-    grammar; None: the device takes no such rows. draft_rows: see `SchedulerLimits`. draft_step: what a drafter takes to
-    guess one token of every row, as a share of a launch. draft_parameters: of its own. snapshots: of recurrent states,
-    that there is room for.
+    config: with every size. why_sizes: see `with_sizes`. blocks: KV blocks, including the null block.
+    poison: for the test mode. exactness: of the kernels. masks: makes masks of rows with a grammar; None: the device
+        takes no such rows. draft_rows: see `SchedulerLimits`. draft_step: time of a drafter's step for every row,
+        relative to a launch. draft_parameters: of the drafter. snapshots: number of recurrent state snapshots.
     """
 
     config: EngineConfig
@@ -104,19 +103,18 @@ class MadeOnDevice:
     snapshots: int = 0
 
 
-# Loads the model and makes its device. Takes the settings, the checkpoint, the model as its configuration describes it,
-# the context length, and what is told of bytes loaded and of graphs captured. Raises ConfigError where memory holds too
-# few blocks, CheckpointError for weights that can't be served.
+# Loads the model and makes its device, from the settings, the checkpoint, the model's description, the context length,
+# and callbacks for loaded bytes and captured graphs. Raises ConfigError for too few blocks, CheckpointError for
+# unsupported weights.
 MakeOnDevice = Callable[[EngineConfig, Checkpoint, ModelConfig, int, Progress, Progress], MadeOnDevice]
 
 
 def check_model(config: EngineConfig, model: ModelConfig) -> int:
-    """Refuses settings that the model's `config.json` alone shows to be invalid, before any weight is read. Returns the
-    context length: the configured one, or else the model's.
+    """Refuse settings that contradict the model's `config.json`, before any weight is read. Returns the context length:
+    configured, else the model's.
 
-    Raises ConfigError for a context that is longer than it may be, a model with too many end tokens, a head of a folder
-    of its own or a draft model beside recurrent states, snapshots of states that a model does not keep or that no
-    request could begin with, a model that can't be divided among as many ranks.
+    Raises ConfigError for too long a context, too many end tokens, a draft head or draft model beside recurrent states,
+    useless snapshot settings, and a model that can't be divided among the ranks.
     """
     longest, setting = model.max_position_embeddings, config.spelling("context_length")
     if config.context_length > longest:
@@ -160,9 +158,9 @@ def sized(
     config: EngineConfig, weight_bytes: int, context: int, machine: Gpu | Cpu, kept: KeptBytes, drafting: int = 0,
     prompt_bytes: int = 0,
 ) -> tuple[EngineConfig, str]:  # fmt: skip
-    """The settings with every size of a launch in them, and why those that nobody has set are what they are; logged.
-    weight_bytes: of the model. kept: with what a drafter keeps in a KV block. drafting: bytes of the weights of a head
-    or a model that drafts. prompt_bytes: see `ModelSize`."""
+    """Fill in every size of a launch and log why. Returns the settings and the reason. weight_bytes: of the model.
+    kept: including a drafter's. drafting: bytes of a drafter's weights. prompt_bytes: see `ModelSize`.
+    """
     size = ModelSize(weight_bytes, kept.block // config.block_size, context, kept.row, drafting, prompt_bytes)
     found, why = with_sizes(config, machine, size)
     structlog.get_logger("engine").info("sizes", **{name: getattr(found, name) for name in NAMES}, why=why)
@@ -211,7 +209,7 @@ def check_tensors(config: EngineConfig, checkpoint: Checkpoint, model: ModelConf
 
 
 def dtype_of(config: EngineConfig, model: ModelConfig) -> torch.dtype:
-    """Of weights and arithmetic."""
+    """Return the dtype of weights and arithmetic."""
     if config.dtype != "auto":
         chosen: torch.dtype = getattr(torch, config.dtype)
         return chosen
@@ -219,28 +217,29 @@ def dtype_of(config: EngineConfig, model: ModelConfig) -> torch.dtype:
 
 
 def bytes_kept(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> KeptBytes:
-    """Bytes that a rank keeps for each KV block, each row and in each snapshot. dtype: of weights and arithmetic."""
+    """Return a rank's bytes of each KV block, row and snapshot. dtype: of weights and arithmetic."""
     return memory_of(part_of(model, config.tensor_parallel).layers).bytes_kept(
         config.block_size, FP8_KV if config.kv_dtype == "fp8" else dtype, most_drafts(config)
     )
 
 
 def state_bytes(model: ModelConfig) -> int:
-    """Bytes of the recurrent state that the model keeps of each row; 0: it keeps none."""
+    """Return the bytes of a row's recurrent state; 0: none."""
     return sum(kept.state_bytes for kept in memory_of(described(model).layers).kept)
 
 
 def finds_prefixes(config: EngineConfig, model: ModelConfig, snapshots: int, context: int) -> bool:
-    """Whether prompts share blocks that were computed before. In a model with recurrent states only where there is room
-    for snapshots: whoever began behind such blocks without one would lack the state that their tokens leave."""
+    """Whether prompts share cached blocks. A model with recurrent states needs snapshots for it: a row that begins
+    behind cached blocks needs the state after their tokens.
+    """
     return config.prefix_cache and (not state_bytes(model) or (snapshots > 0 and has_boundaries(config, context)))
 
 
 def snapshots_in(config: EngineConfig, kept: KeptBytes, context: int, memory: int | None) -> int:
-    """Snapshots of states that there is room for, on a device that takes them. Unless a number is asked for, as many as
-    rows: in at most a quarter of what the rows' states leave of `memory` bytes, where blocks are sized by it, and never
-    in what the blocks of one request of full length take. None: the number of blocks is given. Where no cached prefix
-    is found, there are a few for the states behind shared prompts."""
+    """Return the number of state snapshots for a device that supports them. Default: as many as rows, in at most a
+    quarter of `memory` bytes after the rows' states, and without the blocks of one full-length request. memory None:
+    the number of blocks is set. Without cached prefixes there are a few for the states behind shared prompts.
+    """
     if not kept.row:
         return 0
     asked, most = config.state_snapshots, config.max_rows
@@ -254,7 +253,7 @@ def snapshots_in(config: EngineConfig, kept: KeptBytes, context: int, memory: in
 
 
 def why_no_prefixes(config: EngineConfig, model: ModelConfig, context: int) -> str:
-    """Why a model with recurrent states finds no cached prefix, though that is asked for."""
+    """Say why a model with recurrent states has no prefix cache although it is requested."""
     why = "no snapshot of one has room"
     if not has_boundaries(config, context):
         why = f"with a snapshot every {snapshot_tokens(config)} tokens a context of {context} has none to go on from"
@@ -262,14 +261,15 @@ def why_no_prefixes(config: EngineConfig, model: ModelConfig, context: int) -> s
 
 
 def _blocks_of_one(config: EngineConfig, context: int) -> int:
-    """Of one request of full length, and the null block."""
+    """Return the blocks of one request of full length, and the null block."""
     return ceil_div(context, config.block_size) + 1
 
 
 def blocks_in(memory: int, config: EngineConfig, kept: KeptBytes, context: int, snapshots: int = 0) -> int:
-    """KV blocks in `memory` bytes beside the states of all rows and the snapshots of states, the null block included;
-    never more than every row at full length needs. A model without attention has blocks that take nothing: none where
-    the states don't fit."""
+    """Return the KV blocks that fit into `memory` bytes beside the states of rows and snapshots, including the null
+    block, and at most as many as all rows need at full length. Blocks of a model without attention take no memory: 0 if
+    the states don't fit.
+    """
     most = config.max_rows * ceil_div(context, config.block_size) + 1
     left = memory - state_bytes_held(config, kept, snapshots)
     if not kept.block:
@@ -278,13 +278,13 @@ def blocks_in(memory: int, config: EngineConfig, kept: KeptBytes, context: int, 
 
 
 def check_blocks(blocks: int, config: EngineConfig, context: int, kept: KeptBytes, snapshots: int = 0) -> None:
-    """Raises ConfigError if not even one row of full length fits into a pool that memory has sized."""
+    """Raise ConfigError if not even one row of full length fits the pool."""
     needed = _blocks_of_one(config, context)
     if blocks < needed and not config.num_blocks:
         states = state_bytes_held(config, kept, snapshots) >> 20
         also = f" and {snapshots} snapshots of states" if snapshots else ""
         beside = f" beside the states of {config.max_rows} rows{also}, which take {states} MiB" if kept.row else ""
-        shorter = blocks > 1 or not kept.row  # a context for which there would be room
+        shorter = blocks > 1 or not kept.row  # a context that would fit
         counted = (
             ("context_length", shorter), ("max_rows", kept.row), ("state_snapshots", snapshots),
             ("draft_tokens", kept.holds_drafts),
@@ -297,21 +297,21 @@ def check_blocks(blocks: int, config: EngineConfig, context: int, kept: KeptByte
 
 
 def state_bytes_held(config: EngineConfig, kept: KeptBytes, snapshots: int) -> int:
-    """Bytes of the states of all rows and of so many snapshots."""
+    """Return the bytes of the states of all rows and snapshots."""
     return config.max_rows * kept.row + snapshots * kept.snapshot
 
 
 def ring_layout(config: EngineConfig, model: ModelConfig, context: int, forced: int = 0) -> RingLayout:
-    """Sizes of the rings: `run_ahead` + 2 slots. forced: drafts of a row with a grammar.
+    """Return the sizes of the rings: `run_ahead` + 2 slots. forced: drafts of a row with a grammar.
 
-    A bulk slot holds the chunks of any launch, the largest admission record there can be, and a few more without a
-    cached prefix or penalties.
+    A bulk slot has room for any launch's chunks, the largest admission record, and a few more without a cached prefix
+    or penalties.
     """
     largest = largest_record_words(model.vocab_size, context, ceil_div(context, config.block_size))
     drafts = max(most_drafts(config), forced)
-    largest += context if config.drafter == "ngram" else 0  # the history that it is told of
+    largest += context if config.drafter == "ngram" else 0  # its token history
     ordinary = largest_record_words(model.vocab_size, 0, 0)
-    tokens = config.max_prefill_tokens + config.max_rows  # query tokens of a launch; a chunk has a word more than those
+    tokens = config.max_prefill_tokens + config.max_rows  # query tokens of a launch; a chunk has one more word
     return RingLayout(
         slots=config.run_ahead + 2,
         plan_words=PLAN_WORDS,
@@ -324,13 +324,14 @@ def ring_layout(config: EngineConfig, model: ModelConfig, context: int, forced: 
 
 
 def forced_drafts(config: EngineConfig, model: ModelConfig) -> int:
-    """Drafts of a row with a grammar and a launch, at most, where grammars are followed: with any drafter and none. A
-    row with a state has them only with a drafter: it is then that its slot has room for them."""
+    """Return the most grammar-forced drafts of a row and launch, 0 without grammars. A row with a recurrent state needs
+    a drafter, which makes room for drafts in its slot.
+    """
     return most_drafts(config) or (MOST_DRAFTS if config.draft_forced and not state_bytes(model) else 0)
 
 
 def most_drafts(config: EngineConfig) -> int:
-    """Drafts of a row and launch that a drafter makes, at most."""
+    """Return the most drafts of a row and launch from a drafter."""
     if config.drafter == "none":
         return 0
     return MOST_DRAFTS if config.draft_tokens == AUTO_DRAFTS else config.draft_tokens
@@ -346,8 +347,9 @@ def make_scheduler(
     draft_step: float = 0.0,
     snapshots: int = 0,
 ) -> Scheduler:
-    """The scheduler with its rows, pool and ledger, for a model that `check_model` has passed. draft_rows: see
-    `SchedulerLimits`. forced: drafts of a row with a grammar. draft_step, snapshots: see `MadeOnDevice`."""
+    """Make the scheduler with its rows, pool and ledger, for a model that passed `check_model`. draft_rows: see
+    `SchedulerLimits`. forced: drafts of a row with a grammar. draft_step, snapshots: see `MadeOnDevice`.
+    """
     limits = SchedulerLimits(
         context_length=context,
         vocab_size=model.vocab_size,
@@ -377,7 +379,9 @@ def make_scheduler(
 
 
 def _choice(draft_rows: int, draft_step: float) -> DraftChoice:
-    """How many drafts a launch has, where that is left to the engine. draft_rows, draft_step: as `make_scheduler`'s."""
+    """Return the choice of each launch's number of drafts, if automatic. draft_rows, draft_step: see
+    `make_scheduler`.
+    """
     costs = msgspec.json.decode(DRAFT_COSTS.read_bytes(), type=DraftCosts)
     if draft_rows:
         return ChoiceByForms(costs, draft_step)
@@ -385,8 +389,9 @@ def _choice(draft_rows: int, draft_step: float) -> DraftChoice:
 
 
 def sampled_vocab(config: EngineConfig, model: ModelConfig) -> int:
-    """Ids below this may be sampled. What the vocabulary has beyond the tokenizer's ids and the ends of sequences is
-    padding."""
+    """Return the bound of ids that may be sampled. The vocabulary beyond the tokenizer's ids and end tokens is
+    padding.
+    """
     if not config.tokenizer_vocab:
         return model.vocab_size
     return min(model.vocab_size, max(config.tokenizer_vocab, *(token_id + 1 for token_id in model.eos_token_ids), 1))

@@ -1,9 +1,8 @@
-"""How large the KV pool is, and what becomes of a start whose memory runs out. Decision 0051 says why.
+"""Sizes the KV pool, and handles a start that runs out of memory. Decision 0051 says why.
 
-Beside weights and pool a device needs memory that no formula knows: buffers, what launches that are no graph take while
-they run, graphs. So the largest launches are tried first, on a pool of a few blocks, and given back. What is left after
-that and a stated overhead is the pool. If memory runs out all the same, the start tries once more with a smaller pool,
-and then refuses with a sentence.
+Beside weights and pool a device needs memory that no formula gives: buffers, workspace of launches without a graph,
+graphs. So the largest launches are tried first with a pool of a few blocks, and freed. The pool gets the rest minus an
+overhead. If memory still runs out, the start tries once more with a smaller pool, then refuses with a sentence.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
 
 @dataclass(frozen=True, slots=True)
 class DraftingBytes:
-    """Of a head or a model that drafts. block: that it keeps in a KV block."""
+    """Bytes of a drafter's weights. block: its bytes in a KV block."""
 
     weights: int
     block: int
@@ -34,9 +33,9 @@ def memory_facts(
     config: EngineConfig, model: Decoder, kept: KeptBytes, blocks: int, snapshots: int = 0,
     drafting: DraftingBytes | None = None,
 ) -> dict[str, int]:  # fmt: skip
-    """Bytes that the model, its KV blocks, the states of its rows and the snapshots of states take, by name, and what
-    these pools take together: logged at start. kept: with what drafts, which is named by itself. drafting: None where
-    nothing with weights drafts."""
+    """Return the bytes of the model, KV blocks, row states and snapshots by name, and of the pools together, for the
+    log. kept: a drafter's included and listed separately. drafting: None without a drafter with weights.
+    """
     of_drafter = 0 if drafting is None else blocks * drafting.block
     weights = {"weight_bytes": weight_bytes(model.weights)}
     pools = {
@@ -50,12 +49,12 @@ def memory_facts(
     return {**weights, **pools, "pool_bytes": sum(pools.values())}
 
 
-TRIAL_BLOCKS: Final = 2  # the null block and one more: launches that are tried out write to no other
+TRIAL_BLOCKS: Final = 2  # the null block and one more, the only ones that trial launches write
 _MIB: Final = 1 << 20
 _OVERHEAD_SHARE: Final = 0.03  # of the device's memory
 _LEAST_OVERHEAD: Final = 768 * _MIB
-_SMALLER: Final = (9, 10)  # the pool of the second attempt over that of the first
-# What libraries say that have an error of their own: CUDA's driver, its libraries, torch's allocator for a CPU.
+_SMALLER: Final = (9, 10)  # the second attempt's pool relative to the first one's
+# Libraries' messages for a lack of memory: CUDA's driver and libraries, torch's CPU allocator.
 _SAYINGS: Final = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory", "not enough memory")
 
 Built = TypeVar("Built")
@@ -63,8 +62,9 @@ Built = TypeVar("Built")
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Bytes of a device beside weights and KV pool. buffers: they live as long as it does. launches: what those that
-    are no graph take while they run, at most. graphs: all that were captured."""
+    """Bytes of a device beside weights and KV pool. buffers: permanent. launches: the most that launches without a
+    graph take while they run. graphs: all captured ones.
+    """
 
     buffers: int = 0
     launches: int = 0
@@ -75,23 +75,24 @@ class Needs:
         return self.buffers + self.launches + self.graphs
 
     def by_name(self) -> dict[str, int]:
-        """For the log."""
+        """Return the bytes by name, for the log."""
         return {"buffer_bytes": self.buffers, "launch_bytes": self.launches, "graph_bytes": self.graphs}
 
 
 def overhead(memory: int) -> int:
-    """Bytes that a start leaves alone on a device with so many: for graphs that the trial does not capture, for what an
-    allocator can't use of what it holds, and for whoever else is there."""
+    """Return the bytes that a start leaves free on a device with this memory: for graphs that the trial does not
+    capture, fragmentation, and other processes.
+    """
     return max(_LEAST_OVERHEAD, int(memory * _OVERHEAD_SHARE))
 
 
 @dataclass(frozen=True, slots=True)
 class PoolFit(Generic[Built]):
-    """Builds a device with a pool that fits.
+    """Makes a device with a pool that fits.
 
-    weight_bytes: of the model, and of what drafts for it. kept: with what a drafter keeps in a KV block. snapshots: of
-    states, that there is room for. build: makes the device with so many blocks. check: raises ConfigError for a pool
-    that is too small. give_back: what nobody holds any more, to the device.
+    weight_bytes: of the model and a drafter. kept: a drafter's included. snapshots: number of state snapshots. build:
+    makes the device with this many blocks. check: raises ConfigError for too small a pool. give_back: returns unused
+    memory to the device.
     """
 
     config: EngineConfig
@@ -103,10 +104,10 @@ class PoolFit(Generic[Built]):
     give_back: Callable[[], None] = lambda: None
 
     def built(self, blocks: int, needs: Needs | None = None) -> tuple[Built, int]:
-        """A device, and the blocks that it has: so many, or once fewer where memory runs out and nobody has set their
-        number. needs: as the trial found them.
+        """Make a device, and return it with its number of blocks: as given, or fewer if memory runs out and the number
+        is not set. needs: from the trial.
 
-        Raises ConfigError where that does not help.
+        Raises ConfigError if that does not help.
         """
         found = self._attempt(blocks)
         if isinstance(found, OutOfMemory) and not self.config.num_blocks:
@@ -120,14 +121,14 @@ class PoolFit(Generic[Built]):
         return found, blocks
 
     def tried(self, trial: Callable[[], Needs]) -> Needs:
-        """What the trial found. Raises ConfigError where memory runs out meanwhile."""
+        """Run the trial and return its needs. Raises ConfigError if memory runs out."""
         found = _attempt(trial, self.give_back)
         if isinstance(found, OutOfMemory):
             raise ConfigError(self.refusal(TRIAL_BLOCKS, None))
         return found
 
     def refusal(self, blocks: int, needs: Needs | None) -> str:
-        """The sentence for memory that does not suffice. needs: None where the trial itself has failed."""
+        """Return the sentence for insufficient memory. needs: None if the trial itself failed."""
         config, kept, rows = self.config, self.kept, self.config.max_rows
         parts = f"the weights take {_mib(self.weight_bytes)}, {blocks} KV blocks {_mib(blocks * kept.block)}"
         if kept.row:
@@ -140,7 +141,7 @@ class PoolFit(Generic[Built]):
             parts += f", buffers {_mib(needs.buffers + needs.launches)}, graphs {_mib(needs.graphs)}"
         counted = {
             "num_blocks": config.num_blocks and needs is not None,
-            "state_snapshots": self.snapshots > 1 or config.state_snapshots > 1,  # 0 would leave it to the start again
+            "state_snapshots": self.snapshots > 1 or config.state_snapshots > 1,  # 0 would mean automatic
             "draft_tokens": kept.holds_drafts,
             "max_rows": True,
             "max_prefill_tokens": True,
@@ -161,13 +162,13 @@ class PoolFit(Generic[Built]):
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """why: the first line of the error."""
+    """A lack of memory. why: the first line of the error."""
 
     why: str
 
 
 def _attempt(build: Callable[[], Built], give_back: Callable[[], None]) -> Built | OutOfMemory:
-    """Nothing of one that failed is held when this returns: not by the error either, whose frames would."""
+    """Call `build`. A failed attempt's memory is free when this returns: not even the error's frames hold it."""
     try:
         return build()
     except Exception as error:
@@ -181,7 +182,7 @@ def _attempt(build: Callable[[], Built], give_back: Callable[[], None]) -> Built
 
 @contextmanager
 def room_for_weights(weight_bytes: int) -> Iterator[None]:
-    """Raises ConfigError where memory runs out while the weights are loaded."""
+    """Raise ConfigError if memory runs out while weights are loaded."""
     try:
         yield
     except Exception as error:
@@ -189,12 +190,12 @@ def room_for_weights(weight_bytes: int) -> Iterator[None]:
             raise
         raise ConfigError(
             f"memory ran out while the weights were loaded, which take {_mib(weight_bytes)}: serve a smaller model, or "
-            "end what else takes memory"
+            "end other processes"
         ) from error
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Is that what an error says, or one that it came of? What ends a capture may fail because of it."""
+    """Whether an error, or one in its chain, is a lack of memory; it may surface as a failed capture."""
     while error is not None:
         if isinstance(error, MemoryError | torch.OutOfMemoryError):
             return True

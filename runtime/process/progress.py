@@ -1,7 +1,7 @@
-"""What a start shows while it lasts: how much of the weights is loaded, and how many graphs are captured.
+"""Shows a start's progress: loaded weights and captured graphs.
 
-On a terminal it is a bar, drawn over itself, and one line of the log at the end. Elsewhere it is lines of the log
-alone, one for each further tenth of the bytes and each further quarter of the graphs.
+A terminal gets a bar, redrawn in place, and one log line at the end; otherwise there are log lines, one for each tenth
+of the bytes and each quarter of the graphs.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import torch
 
 from runahead.runtime.log_output import LogOutput, draws_on_a_terminal
 
-Progress = Callable[[int, int], None]  # how much is done, and how much there is in all
-_Say = Callable[[int, int], None]  # writes a line of the log
+Progress = Callable[[int, int], None]  # amount done, and in all
+_Say = Callable[[int, int], None]  # writes a log line
 
 _WIDTH: Final = 30  # characters of a bar
-_ERASE: Final = "\x1b[2K"  # the line that the cursor is in
+_ERASE: Final = "\x1b[2K"  # the cursor's line
 
 
 def shown_loading(output: LogOutput) -> Progress:
-    """Takes bytes of the weights."""
+    """Return the progress of loaded bytes."""
     log = structlog.get_logger("engine")
 
     def say(done: int, total: int) -> None:
@@ -37,8 +37,9 @@ def shown_loading(output: LogOutput) -> Progress:
 
 
 def shown_captures(output: LogOutput) -> Progress:
-    """Takes graphs. A line has the seconds since the first of them was captured, and the memory of the GPU that they
-    take."""
+    """Return the progress of captured graphs. A line has the seconds since the first one, and the GPU memory that they
+    take.
+    """
     captures = _Captures()
     if draws_on_a_terminal(output):
         shown: Progress = Bar(sys.stderr, "capturing", lambda done, total: f"{done} of {total} graphs", captures.say)
@@ -53,15 +54,15 @@ def shown_captures(output: LogOutput) -> Progress:
 
 
 class _Captures:
-    """Since the first graph of this attempt was captured: a start may make two."""
+    """Time and memory since this attempt's first graph; a start may make two attempts."""
 
     def __init__(self) -> None:
         self._log = structlog.get_logger("engine")
-        self._begun: tuple[float, int] | None = None  # when, and bytes of the GPU that were free
+        self._begun: tuple[float, int] | None = None  # time, and free bytes of the GPU
         self._done = 0
 
     def begin(self, done: int) -> None:
-        """Idempotent, but where fewer are done than before."""
+        """Begin, unless begun; begin again if fewer graphs are done than before."""
         if self._begun is None or done < self._done:
             self._begun = time.monotonic(), _free_bytes()
         self._done = done
@@ -76,14 +77,15 @@ class _Captures:
 
 
 def _free_bytes() -> int:
-    """Of the GPU, without what the allocator keeps for later: what warmed up before the first graph left there would be
-    given back by the first capture, and the graphs would seem to take less than nothing."""
+    """Return the GPU's free bytes without the allocator's cache: the first capture would return warm-up's leftovers,
+    and graphs would seem to take negative memory.
+    """
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info()[0]
 
 
 def _in_parts(parts: int, say: _Say) -> Progress:
-    """Says each further one of so many parts, and begins anew where less is done than before."""
+    """Call `say` for each further fraction of `parts`, beginning again if less is done than before."""
     said, before = -1, 0
 
     def progress(done: int, total: int) -> None:
@@ -100,9 +102,9 @@ def _in_parts(parts: int, say: _Say) -> Progress:
 
 
 class Bar:
-    """One line of a terminal, drawn over itself, and gone at the end, where `say` has the last word.
+    """A line of a terminal, redrawn in place and cleared at the end, when `say` writes the last line.
 
-    amount: of what is done and of all, in words.
+    amount: words for the amounts done and in all.
     """
 
     def __init__(self, terminal: TextIO, what: str, amount: Callable[[int, int], str], say: _Say) -> None:
@@ -116,9 +118,9 @@ class Bar:
         share = done / max(total, 1)
         bar = "#" * int(_WIDTH * share)
         line = f"{self._what} [{bar:<{_WIDTH}}] {int(100 * share):3} %, {self._amount(done, total)}"
-        line = line[: shutil.get_terminal_size().columns - 1]  # a line that breaks can't be drawn over
+        line = line[: shutil.get_terminal_size().columns - 1]  # a wrapped line can't be redrawn
         if line != self._drawn:
-            # The cursor is left at the line's begin: what another process writes meanwhile does not stand behind a bar.
+            # The cursor stays at the line's beginning, so that another process's output does not follow a bar.
             self._draw(f"{_ERASE}{line}\r")
             self._drawn = line
         if done == total:

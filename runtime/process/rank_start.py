@@ -43,7 +43,7 @@ def start_processes(
     try:
         descriptor, memory = make_memory(layout)
     except OSError as error:
-        raise ConfigError(f"{setting}: there is no memory for what ranks share: {error.strerror}") from error
+        raise ConfigError(f"{setting}: there is no memory for the ranks' segment: {error.strerror}") from error
     try:
         segment = Segment(layout, memory, config.counters_from)
         segment.begin()

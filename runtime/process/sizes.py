@@ -1,8 +1,7 @@
-"""Sizes of launches that nobody has set, by device and model. Pure; decision 0051 says why.
+"""Chooses unset sizes of launches by device and model. Pure; decision 0051 says why.
 
-On a CPU they are fixed, but for rows whose recurrent states would fill its cache. On a GPU they
-follow from the GPU's memory and the bytes of the weights. A size that was set is never changed, and the others are
-chosen to fit it.
+On a CPU they are fixed, except for rows whose recurrent states would exceed a share of its cache. On a GPU they follow
+from its memory and the weights' bytes. A size that is set never changes, and the others are chosen to fit it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from runahead.runtime.wire.engine_config import (
     rows_beside,
 )
 
-_SNAPSHOT_TOKENS: Final = 512  # between two boundaries with a snapshot, unless a setting says so
+_SNAPSHOT_TOKENS: Final = 512  # between two boundaries with a snapshot, by default
 
 
 def snapshot_tokens(config: EngineConfig) -> int:
@@ -54,32 +53,32 @@ GIB: Final = 1 << 30
 
 _CPU: Final = {"run_ahead": 2, "max_rows": 64, "prefill_chunk": 128, "max_prefill_tokens": 256, "run_ahead_tokens": 512}
 
-# Of the GPU and model where they were measured to be fastest, and the most that the rule gives elsewhere.
+# Fastest for the measured GPU and model, and the maximum elsewhere.
 _MOST_ROWS: Final = 256
 _MOST_TOKENS: Final = 8192
 _CHUNK: Final = 2048
 _LEAST_ROWS: Final = 8
 _LEAST_TOKENS: Final = 512  # up to which a launch with prompts is one graph
-# A launch carries _MOST_TOKENS on a GPU with that much memory or more, for weights of that many bytes or less. A
-# smaller GPU is taken for slower, and larger weights for more work a token.
+# A launch has _MOST_TOKENS on a GPU with at least this memory, for at most this many bytes of weights. A smaller GPU is
+# assumed slower, and larger weights mean more work a token.
 _FULL_MEMORY: Final = 64 * GIB
 _FULL_WEIGHTS: Final = 16 * GIB
-# With weights of so many bytes a step takes some milliseconds: one launch ahead covers the host's work, and a prompt
-# that arrives does not wait for a second one.
+# With this many bytes of weights a step takes milliseconds: one launch ahead covers the host's work, and an arriving
+# prompt does not wait for a second one.
 _ONE_AHEAD_WEIGHTS: Final = 8 * GIB
-# Multiplications and additions a second of launches with prompts on such a GPU, two for each 16-bit weight and token.
-# 8B reached 630e12 on one H200: 1,342 prompt tokens beside 51 rows in 34 ms.
+# Floating-point operations a second of launches with prompts on such a GPU, two for each 16-bit weight and token. 8B
+# reached 630e12 on one H200: 1,342 prompt tokens beside 51 rows in 34 ms.
 _PROMPT_FLOPS: Final = 590e12
 _BYTES_OF_A_WEIGHT: Final = 2
 _TOKEN_STEP: Final = 64
-_ROW_TOKENS: Final = 1024  # that each row should find room for in the KV cache at once, if its context is as long
-_POOL_SHARE: Final = 0.85  # of what the weights leave
+_ROW_TOKENS: Final = 1024  # of each row that should fit the KV cache at once, if its context is as long
+_POOL_SHARE: Final = 0.85  # of the memory without weights
 _STATE_SHARE: Final = 0.5  # of a CPU's cache, for the states of all rows
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """memory: bytes, in all."""
+    """A GPU. memory: total bytes."""
 
     name: str
     memory: int
@@ -87,17 +86,17 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """cache: bytes that KV blocks and states may take."""
+    """A CPU. cache: bytes for KV blocks and states."""
 
     cache: int
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """weight_bytes: of the model, in the dtype that is served. token_bytes: of keys and values, with what a drafter
-    keeps beside them. context: tokens of a request, at most. row_bytes: of a row's recurrent state. draft_weight_bytes:
-    of a head or a model that drafts. prompt_bytes: of the weights as a prompt's products take them, in 16 bits where
-    weights are quantized; 0: weight_bytes."""
+    """A model's sizes. weight_bytes: in the served dtype. token_bytes: of keys and values, a drafter's included.
+    context: most tokens of a request. row_bytes: of a row's recurrent state. draft_weight_bytes: of a drafter.
+    prompt_bytes: of weights in a prompt's products, in 16 bits if weights are quantized; 0: weight_bytes.
+    """
 
     weight_bytes: int
     token_bytes: int
@@ -112,9 +111,9 @@ class ModelSize:
 
 
 def with_sizes(config: EngineConfig, machine: Gpu | Cpu, model: ModelSize) -> tuple[EngineConfig, str]:
-    """The same settings with every size in them, and why those that were found out are what they are, in words.
+    """Return the settings with every size, and the reason for the chosen ones in words.
 
-    Settings that `check_config` lets through contradict nothing afterwards either.
+    Settings that pass `check_config` stay consistent.
     """
     asked = {name: getattr(config, name) for name in NAMES if getattr(config, name) != _unset(name)}
     by_prompts = model.prompt_bytes or model.weight_bytes
@@ -133,7 +132,7 @@ def with_sizes(config: EngineConfig, machine: Gpu | Cpu, model: ModelSize) -> tu
 
 
 def _unset(name: str) -> int:
-    """The value of a setting that leaves it to the start."""
+    """Return a setting's value for automatic."""
     return AUTO_RUN_AHEAD if name == "run_ahead" else FOUND_OUT
 
 
@@ -145,8 +144,9 @@ def _on_a_cpu(cpu: Cpu, model: ModelSize) -> dict[str, int]:
 
 
 def _on_a_gpu(gpu: Gpu, model: ModelSize, by_prompts: int, gap_ms: int) -> dict[str, int]:
-    """by_prompts: bytes of the weights that a prompt's token meets: those of a model that drafts, too, and not those of
-    a head, of which it meets one or two matrices. gap_ms: `token_gap_ms`."""
+    """Choose sizes for a GPU. by_prompts: bytes of the weights used for a prompt's token: including a draft model's,
+    but not a head's, of which it uses one or two matrices. gap_ms: `token_gap_ms`.
+    """
     of_gpu = min(1.0, gpu.memory / _FULL_MEMORY)
     speed = of_gpu * min(1.0, _FULL_WEIGHTS / max(1, by_prompts))
     tokens = max(_LEAST_TOKENS, _power_of_two(_MOST_TOKENS * speed))
@@ -165,7 +165,7 @@ def _on_a_gpu(gpu: Gpu, model: ModelSize, by_prompts: int, gap_ms: int) -> dict[
 
 
 def _fitting(config: EngineConfig, sizes: dict[str, int], asked: dict[str, int]) -> dict[str, int]:
-    """What was asked for as it is, and the others so that nothing contradicts it."""
+    """Return set sizes unchanged, and the others so that nothing contradicts them."""
     if "prefill_chunk" not in asked:
         most = [sizes["prefill_chunk"], *(asked[name] for name in bounds_of_a_chunk(config) if name in asked)]
         blocks = max(1, min(most) // config.block_size)
@@ -197,5 +197,5 @@ def _why(machine: Gpu | Cpu, model: ModelSize, sizes: dict[str, int], asked: dic
 
 
 def _power_of_two(number: float) -> int:
-    """The largest that is not more; 1 where none is."""
+    """Return the largest power of two up to this number, at least 1."""
     return 1 << max(0, int(number).bit_length() - 1)

@@ -21,7 +21,7 @@ from runahead.runtime.wire.tune_order import TuneOrder
 
 
 def main() -> int:
-    """Returns the exit code."""
+    """Tune, and return the exit code."""
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=TuneOrder)
     try:
         _tune(order.config, order.rows, order.seconds)
@@ -32,7 +32,9 @@ def main() -> int:
 
 
 def _tune(config: EngineConfig, rows: tuple[int, ...], seconds: float) -> None:
-    """Raises ConfigError, CheckpointError, and OSError where the table can't be written."""
+    """Tune decode launches of these row counts. Raises ConfigError, CheckpointError, and OSError if the table can't be
+    written.
+    """
     if not torch.cuda.is_available():
         raise ConfigError("it needs a CUDA GPU, and torch finds none")
     device = torch.cuda.current_device()

@@ -243,7 +243,7 @@ class WaitingQueue:
         missing = self._needed_beside(request, soon, at_most) - (pool.total - int(np.count_nonzero(taken)))
         if missing <= 0:
             return True
-        is_found = request is self.first() and self._walk_of(request).look(_SEARCHED_BLOCKS)
+        is_found = request is self.first() and self._walk_of(request).advance(_SEARCHED_BLOCKS)
         cached = np.asarray(self._walk_of(request).hit.blocks if is_found else (), np.int64)
         return missing <= int(np.count_nonzero(taken[cached]))
 
@@ -270,7 +270,7 @@ class WaitingQueue:
             return None
         request, needed = found
         walk = self._walk_of(request)
-        if not walk.look(_SEARCHED_BLOCKS):
+        if not walk.advance(_SEARCHED_BLOCKS):
             return None
         return None if self._lacks_blocks(needed, walk.hit) else (request, walk.hit)
 

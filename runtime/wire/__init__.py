@@ -1,1 +1,1 @@
-"""What crosses the socket between a front end and the engine."""
+"""Messages of the socket between a front end and the engine."""

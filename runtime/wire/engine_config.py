@@ -1,7 +1,7 @@
-"""The engine's settings, each declared once, and all that the engine is started with.
+"""The engine's settings, each declared once, and its whole start configuration.
 
-The front end makes flags, environment variables, keys of its file, help texts and the table of `docs/settings.md` of
-what is declared here; the struct crosses the socket as it is.
+The front end derives flags, environment variables, file keys, help texts and the table of `docs/settings.md` from these
+declarations; the struct crosses the socket unchanged.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from runahead.runtime.wire.setting import setting, settings_of, shown
 
 SERIAL, AUTO_RUN_AHEAD = 0, -1
 AUTO_DRAFTS = 0
-FOUND_OUT = 0  # a size that the start chooses: `runahead.runtime.process.sizes`
+FOUND_OUT = 0  # chosen at the start: `runahead.runtime.process.sizes`
 AUTO_SNAPSHOTS = 0
-MOST_DRAFTS = 7  # the kernels of a decode launch take up to eight query tokens of a row
+MOST_DRAFTS = 7  # a decode launch's kernels take up to eight query tokens of a row
 LAUNCH_TIMEOUT_S = 120.0
-# Tokens of the longest request. Positions are 32-bit words in columns, on the device and in the counter of the random
-# numbers; what bounds them is this alone.
+# Tokens of the longest request. Positions are 32-bit words in columns, on the device and in the random numbers'
+# counter; only this bounds them.
 MAX_CONTEXT = 1 << 22
 
 DeviceName = Literal["auto", "cpu", "cuda"]
@@ -31,12 +31,13 @@ KvDtype = Literal["auto", "fp8"]
 
 
 class ConfigError(ValueError):
-    """An invalid setting, or two that contradict each other. The sentence names them."""
+    """An invalid setting or combination. The sentence names the settings."""
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """A field is a setting: its name, type, bounds, description and default. `runahead.runtime.wire.setting` says what
-    else a declaration may hold."""
+    """A field is a setting with name, type, bounds, description and default; `runahead.runtime.wire.setting` lists
+    further attributes.
+    """
 
     served_name: Annotated[str, setting("name that clients see (default: the folder's or file's)", group="Model")] = ""
     load_format: Annotated[
@@ -96,7 +97,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         int, setting("tokens a request may hold; 0: the model's own", ge=0, le=MAX_CONTEXT, main=True)
     ] = 0
     block_size: Annotated[int, setting("tokens a KV block holds, a power of two", ge=8, le=256)] = 16
-    # The null block included.
+    # Including the null block.
     num_blocks: Annotated[int, setting("KV blocks; 0: as many as memory allows", ge=0, le=1 << 24)] = 0
     prefill_chunk: Annotated[
         int,
@@ -173,23 +174,22 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         setting("events: from marks that have passed; barrier: the chain drains before a logged launch"),
     ] = "events"
     nvtx: Annotated[bool, setting("name the loop's stages for a profiler; needs a torch for CUDA")] = False
-    # Seeded delays, and poison in everything that is given back.
+    # Seeded delays, and poison in released memory.
     jitter_seed: Annotated[int, setting("test mode of the CPU device", ge=0, le=(1 << 63) - 1, hidden=True)] | None = (
         None
     )
-    # What counts up for as long as the service runs (launches, epochs of rows, front ends, their handles and calls)
-    # begins after this number.
+    # Permanent counters (launches, epochs of rows, front ends, their handles and calls) begin after this number.
     counters_from: Annotated[int, setting("test mode: where counters begin", ge=0, le=1 << 62, hidden=True)] = 0
-    # An engine that drafts nothing at all is what one that drafts is compared with.
+    # For comparing engines with and without drafts.
     draft_forced: Annotated[bool, setting("test mode: false: what structures force is not drafted", hidden=True)] = True
 
 
 class EngineConfig(EngineSettings, frozen=True, kw_only=True):
-    """Everything that the engine is started with.
+    """The engine's start configuration.
 
-    model: the path of a checkpoint, a folder or a file. spelled: what messages call a setting, by its name: the flag or
-    the variable, say, by which somebody gave it. One that is not in it is called by its name.
-    tokenizer_vocab: one more than the tokenizer's highest id; 0: no tokenizer is used, or it is not known.
+    model: path of a checkpoint folder or file. spelled: settings' names in messages, such as the flag or variable that
+        was used; others use the field's name.
+    tokenizer_vocab: the tokenizer's highest id plus one; 0: no tokenizer, or unknown.
     """
 
     model: str
@@ -197,18 +197,18 @@ class EngineConfig(EngineSettings, frozen=True, kw_only=True):
     spelled: dict[str, str] = {}
 
     def spelling(self, name: str) -> str:
-        """What messages call a setting."""
+        """Return a setting's name for messages."""
         return self.spelled.get(name, name)
 
 
 _SETTINGS: Final = settings_of(EngineSettings)
-Spelling = Callable[[str], str]  # what somebody called a setting: a flag, a variable, or its name
+Spelling = Callable[[str], str]  # maps a setting to its name in messages
 
 
 def check_config(config: EngineSettings, spelling: Spelling = str) -> None:
-    """Raises ConfigError for the first setting that is invalid, or pair of settings that contradict each other.
+    """Raise ConfigError for the first invalid setting or contradictory pair.
 
-    A size that the start finds out contradicts nothing.
+    Sizes chosen at the start contradict nothing.
     """
     for name, declared in _SETTINGS.items():
         try:
@@ -226,18 +226,20 @@ def check_config(config: EngineSettings, spelling: Spelling = str) -> None:
 
 
 def rows_beside(chunk: int, block_size: int) -> int:
-    """Rows that a launch's plan can name with a chunk of so many tokens; less than 1 where it can't name the chunk."""
+    """Return the rows that a launch's plan can name beside a chunk of this many tokens; less than 1 if the chunk does
+    not fit.
+    """
     return PLAN_WORDS - HEADER_WORDS - 2 - CHUNK_WORDS - APPEND_WORDS * (chunk // block_size)
 
 
 def bounds_of_a_chunk(config: EngineSettings) -> tuple[str, ...]:
-    """Settings of tokens that no chunk may be longer than."""
+    """Return the token settings that bound a chunk."""
     return ("max_prefill_tokens",) if config.run_ahead == SERIAL else ("max_prefill_tokens", "run_ahead_tokens")
 
 
 def _check_lengths(config: EngineSettings, spelling: Spelling, given: Spelling) -> None:
     if config.context_length == 1:
-        raise ConfigError(f"{given('context_length')} must be at least 2: a token of a prompt, and one behind it")
+        raise ConfigError(f"{given('context_length')} must be at least 2: a prompt token and a generated one")
     if config.block_size & (config.block_size - 1):
         raise ConfigError(f"{spelling('block_size')} must be a power of two, and is {config.block_size}")
     if config.prefill_chunk % config.block_size:
@@ -258,8 +260,9 @@ def _check_lengths(config: EngineSettings, spelling: Spelling, given: Spelling) 
 
 
 def _check_pairs(config: EngineSettings, spelling: Spelling, given: Spelling) -> None:
-    """Settings each of which could be, and which together can't: one of them would have no effect, or nothing would.
-    Device auto contradicts nothing before the start knows which device there is."""
+    """Refuse pairs of settings that exclude each other or leave one without effect. Device auto contradicts nothing
+    until the device is known.
+    """
     cuda = f"{spelling('device')} cuda"
     if config.device == "cpu" and config.dtype not in ("auto", "float32"):
         raise ConfigError(
@@ -325,7 +328,7 @@ def _check_pairs(config: EngineSettings, spelling: Spelling, given: Spelling) ->
 
 
 def _check_ranks(config: EngineSettings, spelling: Spelling, given: Spelling) -> None:
-    """Of settings beside more than one rank."""
+    """Refuse settings that are not supported with several ranks."""
     if config.device == "cuda" and config.exact == "off":
         raise ConfigError(
             f"{given('tensor_parallel')} can't be combined with {spelling('exact')} off: ranks have exact kernels "
@@ -339,7 +342,7 @@ def _check_ranks(config: EngineSettings, spelling: Spelling, given: Spelling) ->
 
 
 def _check_pool(config: EngineSettings, blocks: int, spelling: Spelling, given: Spelling) -> None:
-    """blocks: of the pool, the null block left out."""
+    """Check the pool. blocks: without the null block."""
     if blocks < 1:
         raise ConfigError(
             f"{spelling('num_blocks')} must be at least 2 (one is the null block), and is {config.num_blocks}"
@@ -347,7 +350,7 @@ def _check_pool(config: EngineSettings, blocks: int, spelling: Spelling, given: 
     if config.max_rows > blocks:
         raise ConfigError(
             f"{given('max_rows')} is more than a pool of {config.num_blocks} ({spelling('num_blocks')}) can serve: "
-            "each row holds a KV block of its own, and one block is the null block"
+            "each row needs at least one KV block, and one block is the null block"
         )
     needed = ceil_div(config.context_length - 1, config.block_size)  # the last token is never forwarded
     if needed > blocks:

@@ -1,4 +1,4 @@
-"""The figures of an engine, as it tells its front ends of them in a `StatsReply`."""
+"""An engine's figures in a `StatsReply`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Final
 
 import msgspec
 
-BARRIERS: Final = ("logging", "shutdown")  # reasons for which the chain is drained
-FALLBACKS: Final = ("closing", "drafts", "mixed", "prompt_logprobs")  # reasons for which a launch was not one graph
+BARRIERS: Final = ("logging", "shutdown")  # reasons to drain the chain
+FALLBACKS: Final = ("closing", "drafts", "mixed", "prompt_logprobs")  # reasons for a launch that was not one graph
 
 
 class EventStats(msgspec.Struct, frozen=True):
-    """How often a kind of lifecycle event happened, and whether the chain went on without a gap.
+    """Counts of a kind of lifecycle event, by whether the chain continued without a gap.
 
-    held: the next launch was enqueued while its predecessor still ran. idle: there was no chain to hold, the next
-    launch was the first after the loop had nothing to do.
+    held: the next launch was enqueued while its predecessor ran. idle: the next launch was the first after the loop was
+    idle.
     """
 
     count: int
@@ -23,82 +23,83 @@ class EventStats(msgspec.Struct, frozen=True):
 
 
 class HistogramStats(msgspec.Struct, frozen=True):
-    """Times in the buckets of `runahead.runtime.wire.histogram.BOUNDS_S`. counts: one more than there are bounds.
-    sum_s: seconds."""
+    """Times in the buckets of `runahead.runtime.wire.histogram.BOUNDS_S`. counts: one more than bounds. sum_s:
+    seconds.
+    """
 
     counts: list[int]
     sum_s: float
 
 
 class EngineStats(msgspec.Struct, frozen=True):
-    """Figures since the start, from retired launches only where they concern launches. Times are seconds."""
+    """Figures since the start; figures of launches cover retired ones. Times are seconds."""
 
     uptime_s: float
-    preparing: int  # announced, and not submitted yet
+    preparing: int  # announced, not submitted yet
     waiting: int
     running: int
-    paused: int  # of the running ones: left out of the last plan for want of blocks
+    paused: int  # running, but left out of the last plan for lack of blocks
     finished: dict[str, int]  # requests, by FinishReason name
     submitted: int
     admitted: int
     prompt_tokens: int
     generated_tokens: int
     void_rows: int
-    held_rows: int  # times that a launch brought no token of a row, since its mask was late
-    drafted: dict[int, int]  # drafts that launches have looked at, by their place in a run, from 1 on
-    accepted: dict[int, int]  # of these, those that were right
-    tokens_per_launch: float  # of a row, on average over launches and rows of which any came; 0 before the first
-    masks_orders_waiting: int  # of the mask worker: not carried out
+    held_rows: int  # times that a row got no token because its mask was late
+    drafted: dict[int, int]  # verified drafts by position, from 1
+    accepted: dict[int, int]  # accepted ones
+    tokens_per_launch: float  # average of a row over launches that brought it any; 0 before the first
+    masks_orders_waiting: int  # unhandled orders of the mask worker
     masks_written: int
     masks_written_s: float
     masks_grammars_compiled: int
     masks_grammars_compiled_s: float
-    masks_grammars_known: int  # requests whose grammar had been compiled before
-    masks_restarts: int  # times that the mask worker was started again
+    masks_grammars_known: int  # requests whose grammar was already compiled
+    masks_restarts: int  # restarts of the mask worker
     prefill_chunks: int
-    cached_tokens: int  # of prompts, taken from the prefix cache
-    queried_tokens: int  # of prompts, looked for in the prefix cache
+    cached_tokens: int  # prompt tokens from the prefix cache
+    queried_tokens: int  # prompt tokens looked up in the prefix cache
     recomputed_tokens: int  # prefilled again after an eviction
-    aborted: dict[str, int]  # ended from outside, by phase: PREPARING, WAITING, PREFILL, DECODE, PAUSED, LEAVING
-    blocks_reserved: int  # allocated for a boundary that a launch would cross
-    blocks_adopted: int  # of these, by rows that went on
-    blocks_returned: int  # of these, by rows that had ended
+    aborted: dict[str, int]  # by phase: PREPARING, WAITING, PREFILL, DECODE, PAUSED, LEAVING
+    blocks_reserved: int  # allocated for block boundaries
+    blocks_adopted: int  # of these, kept by continuing rows
+    blocks_returned: int  # of these, returned by ended rows
     events: dict[str, EventStats]  # admitted, chunk, finished, aborted, paused, resumed, evicted, readmitted
     blocks_total: int
     blocks_free: int
     blocks_owned: int
     blocks_fenced: int
     blocks_cached: int
-    snapshots_total: int  # of recurrent states, beside cached blocks
+    snapshots_total: int  # of recurrent states
     snapshots_free: int
     snapshots_owned: int
     snapshots_fenced: int
     snapshots_cached: int
     snapshots_kept: int  # states that became findable
     snapshots_found: int  # rows that began with one
-    snapshots_skipped: int  # boundaries that a row may reach and that got none
+    snapshots_skipped: int  # reachable boundaries without one
     rows_total: int
     rows_free: int
     rows_fenced: int
     penalty_slots_total: int
     penalty_slots_free: int
     penalty_slots_fenced: int
-    run_ahead: int  # asked for, as the engine was configured; 0: serial
-    ledger_depth: int  # launches now queued and not committed
-    ledger_depth_max: int  # reached: the most that were uncommitted when a launch was enqueued, itself included
-    held_back: int  # times only a bound on launches with prompts kept one from being queued
+    run_ahead: int  # configured depth; 0: serial
+    ledger_depth: int  # enqueued and uncommitted launches
+    ledger_depth_max: int  # the most uncommitted launches after an enqueue
+    held_back: int  # times that only a bound on launches with prompts kept one from the queue
     launches: int
     launches_retired: int
     launches_by_kind: dict[str, int]  # decode, mixed, closing
-    launches_by_depth: dict[int, int]  # uncommitted launches at the moment of enqueueing, this one included
+    launches_by_depth: dict[int, int]  # uncommitted launches after an enqueue
     overlapped: int
     firsts_after_idle: int
     overlap_ratio: float  # overlapped / (retired launches - firsts after idle); 0 before the first
-    device_idle_s: float  # between the F of a launch and the S of the next, firsts after idle left out
+    device_idle_s: float  # between a launch's F and the next S, without firsts after idle
     device_busy_s: float  # from the start of each S to the end of its F
-    device_idle_inside_s: float  # of the busy time, at most, the device had nothing to run
+    device_idle_inside_s: float  # upper bound of idle time within the busy time
     rank_wait_s: dict[int, float]  # by rank, waiting for other ranks within launches; empty with one rank
-    host_s: float  # the loop's own time, waits left out
+    host_s: float  # the loop's time without waits
     waits: int
     bytes_to_device: int
     graph_captures: int

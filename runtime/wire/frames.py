@@ -1,6 +1,6 @@
-"""Frames of a byte stream: a little-endian uint32 length, and that many bytes.
+"""Frames of a byte stream: a little-endian uint32 length, then the body.
 
-So speak the engine and its front ends (`runahead.runtime.wire.messages`), and the engine and its mask worker.
+Used between the engine and its front ends (`runahead.runtime.wire.messages`), and the engine and its mask worker.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 class ProtocolError(RuntimeError):
-    """The other side sent something that its protocol does not allow."""
+    """The other side violated the protocol."""
 
 
 def framed(body: bytes) -> bytes:
-    """Length and body, ready to send."""
+    """Encode length and body, ready to send."""
     return _LENGTH.pack(len(body)) + body
 
 
 class FrameReader:
-    """Cuts a byte stream into frame bodies. limit: bytes that the next frame may have."""
+    """Splits a byte stream into frame bodies. limit: bytes of the next frame."""
 
     def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:
         self.limit = limit
         self._buffer = bytearray()
-        self._start = 0  # of what was not taken yet
+        self._start = 0  # of the untaken part
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The bodies completed by `data`. Raises ProtocolError on a frame over the limit."""
+        """Add data and return completed bodies. Raises ProtocolError for a frame over the limit."""
         self.add(data)
         bodies: list[bytes] = []
         while (body := self.take()) is not None:
@@ -38,13 +38,13 @@ class FrameReader:
         return bodies
 
     def add(self, data: bytes) -> None:
-        """More of the stream."""
+        """Add data."""
         del self._buffer[: self._start]
         self._start = 0
         self._buffer += data
 
     def take(self) -> bytes | None:
-        """The next body, or None if it is not complete. Raises ProtocolError on a frame over the limit."""
+        """Return the next body, None if incomplete. Raises ProtocolError for a frame over the limit."""
         if not self.has_frame:
             return None
         (length,) = _LENGTH.unpack_from(self._buffer, self._start)
@@ -57,7 +57,7 @@ class FrameReader:
 
     @property
     def has_frame(self) -> bool:
-        """`take` has something to give, or to complain of."""
+        """Whether `take` would return a body or raise."""
         there = len(self._buffer) - self._start - _LENGTH.size
         if there < 0:
             return False

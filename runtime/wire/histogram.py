@@ -1,4 +1,4 @@
-"""Times in buckets with fixed bounds, so that the histograms of several engines can be added, count by count."""
+"""Histograms of times with fixed bounds, so that engines' counts can be added."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-# Ten to a decade, from 10 µs to 1,000 s: each is 1.26 times the one before, rounded to four digits.
+# Ten bounds a decade, from 10 µs to 1,000 s: each 1.26 times the previous one, rounded to four digits.
 BOUNDS_S: Final = tuple(float(f"{10 ** (step / 10 - 5):.3e}") for step in range(81))
 
 _BOUNDS: Final = np.array(BOUNDS_S)
@@ -17,8 +17,8 @@ _BUCKETS: Final = len(BOUNDS_S) + 1
 
 
 class Histogram:
-    """counts: int64 [len(BOUNDS_S) + 1], by bucket. Bucket i holds times above bound i - 1 and up to bound i; the last
-    one those above every bound. sum_s: of all of them, in seconds.
+    """A histogram. counts: int64 [len(BOUNDS_S) + 1]; bucket i has times above bound i - 1 up to bound i, the last one
+    those above every bound. sum_s: the sum in seconds.
     """
 
     def __init__(self) -> None:
@@ -26,21 +26,21 @@ class Histogram:
         self.sum_s = 0.0
 
     def add(self, seconds: float, times: int = 1) -> None:
-        """The same time, so many times."""
+        """Add the same time, `times` times."""
         self.counts[bisect.bisect_left(BOUNDS_S, seconds)] += times
         self.sum_s += seconds * times
 
     def add_each(self, seconds: NDArray[np.float64]) -> None:
-        """Several times, [n]."""
+        """Add several times, [n]."""
         self.counts += np.bincount(_BOUNDS.searchsorted(seconds), minlength=_BUCKETS)
         self.sum_s += float(np.add.reduce(seconds))
 
 
 def quantile(counts: Sequence[int], share: float) -> float:
-    """The time, in seconds, that `share` of the times in a histogram do not exceed. Times are taken to be spread evenly
-    within their bucket.
+    """Return the time in seconds that the fraction `share` of the times do not exceed, assuming a uniform distribution
+    within buckets.
 
-    counts: as `Histogram.counts`, not all zero. Those above every bound count as the highest bound.
+    counts: `Histogram.counts`, not all zero. Times above every bound count as the highest bound.
     """
     wanted, below = share * sum(counts), 0
     for bucket, count in enumerate(counts[:-1]):

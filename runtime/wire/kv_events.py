@@ -1,4 +1,4 @@
-"""What the engine tells of its prefix cache to a front end that follows it."""
+"""Changes of the engine's prefix cache, for front ends that follow it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SNAPSHOT: Final = 2
 
 
 class KvChange(NamedTuple):
-    """A block, or the snapshot of the recurrent state behind it, can be found from now on, or not any more.
+    """A block, or the snapshot of the recurrent state after it, became findable or was forgotten.
 
-    key: of the block, which is the SHA-256 of `before` and its tokens. before: the key of the block before it; empty
-    unless `is_stored`. tokens: its ids, int32 bytes; empty unless `is_stored`, and for a snapshot.
+    key: the block's, SHA-256 of `before` and its tokens. before: the previous block's key; empty unless `is_stored`.
+    tokens: its ids, int32 bytes; empty unless `is_stored`, and for a snapshot.
     """
 
     is_stored: bool
@@ -29,18 +29,18 @@ class KvChange(NamedTuple):
 
 
 class KvQuery(msgspec.Struct, frozen=True, array_like=True, tag=8):
-    """What has changed in the prefix cache since this front end asked last. The answer waits until something has."""
+    """Ask for changes of the prefix cache since this front end's last question. The answer waits for a change."""
 
     call: int
 
 
 class KvReply(msgspec.Struct, frozen=True, array_like=True, tag=112):
-    """The next changes, of the empty salt alone, in order.
+    """The next changes of the empty salt, in order.
 
-    cleared: forget everything: what can be found is told from the beginning, in this reply and the next ones, together
-    with the changes meanwhile, so that a block may be told of twice. is_whole: everything that can be found has been
-    told of. kinds: uint8 [n], STORED and SNAPSHOT. keys: 32 bytes each [n]. befores: 32 bytes for each one that is
-    stored. tokens: int32 ids of each block that is stored, as many for each.
+    cleared: forget everything: the whole content follows in this reply and the next ones, together with new changes, so
+    a block may occur twice. is_whole: the whole content has been sent. kinds: uint8 [n], STORED and SNAPSHOT. keys: 32
+    bytes each [n]. befores: 32 bytes for each stored one. tokens: int32 ids of each stored block, equally many for
+    each.
     """
 
     call: int
@@ -53,7 +53,7 @@ class KvReply(msgspec.Struct, frozen=True, array_like=True, tag=112):
 
 
 def kv_reply(call: int, cleared: bool, is_whole: bool, changes: Iterable[KvChange]) -> KvReply:
-    """Changes as columns."""
+    """Convert changes to columns."""
     kinds, keys, befores, tokens = bytearray(), [], [], []
     for change in changes:
         kinds.append(STORED * change.is_stored + SNAPSHOT * change.is_snapshot)
@@ -65,7 +65,7 @@ def kv_reply(call: int, cleared: bool, is_whole: bool, changes: Iterable[KvChang
 
 
 def kv_changes(reply: KvReply, block_size: int) -> Iterator[KvChange]:
-    """Columns as changes. Raises ProtocolError for columns that don't fit each other."""
+    """Convert columns to changes. Raises ProtocolError for inconsistent columns."""
     kinds, size = reply.kinds, 4 * block_size
     stored = sum(kind & STORED for kind in kinds)
     blocks = sum(kind == STORED for kind in kinds)

@@ -1,8 +1,8 @@
-"""What an engine and a front end say to each other over their Unix socket.
+"""Messages between an engine and a front end over their Unix socket.
 
 A frame (`runahead.runtime.wire.frames`) holds MessagePack: one struct of the unions below. No pickle, no tensors.
-Columns travel as the raw little-endian bytes of NumPy arrays; `handle` names a request on one connection and is chosen
-by the front end, counting up from 1; it has 64 bits, here and in columns.
+Columns are the raw little-endian bytes of NumPy arrays; `handle` names a request on one connection and is chosen by the
+front end, counting up from 1; it has 64 bits, here and in columns.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from runahead.runtime.wire.trace import MAX_TRACED, Trace
 PROTOCOL_VERSION: Final = 13
 MAX_HANDLE: Final = (1 << 63) - 1
 MAX_ANNOUNCED: Final = 100_000  # requests that a front end may have announced at once
-HEARTBEAT_S: Final = 0.5  # from one heartbeat of the engine to the next, about
+HEARTBEAT_S: Final = 0.5  # between heartbeats of the engine, about
 _Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 _Completions = Annotated[int, msgspec.Meta(ge=1, le=MAX_COMPLETIONS)]
 
@@ -43,18 +43,16 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """A request, with everything about it that takes long to compute: see `runahead.runtime.wire.preparation`, which
-    makes it in the front end.
+    """A request with precomputed parts (`runahead.runtime.wire.preparation`).
 
-    prompt: int32 token ids, never empty. prompt_ids: int32, its distinct ids, ascending, where a repetition penalty
-    looks at them; else empty. block_keys: keys of its full blocks, 32 bytes each, to look them up by, where the engine
-    has a prefix cache; else empty. submitted_at: when the front end received the call, in seconds of the monotonic
-    clock, which all processes of a machine share, so that time spent in a socket counts too. The engine limits it to
-    the time between the connection and its own reading of the message; None stands for the latter. announced: it takes
-    the place of the announcement with its handle. If that has ended meanwhile, so has the request. structure: a grammar
-    that the completion must match, in llguidance's own JSON, `{"grammars": [...]}`; empty: none. caller: who asks;
-    empty where nobody is asked. outranks: the priority counts beside requests of other callers, too. n: completions of
-    the prompt. Completion i has the handle `handle` + i and the seed `sampling.seed` + i; all have the same id.
+    prompt: int32 token ids, never empty. prompt_ids: its distinct ids, int32, ascending, for a repetition penalty; else
+    empty. block_keys: keys of its full blocks, 32 bytes each, for an engine with a prefix cache; else empty.
+    submitted_at: when the front end received the call, seconds of the machine's monotonic clock, so that socket time
+    counts. The engine clamps it between the connection's time and its own reading of the message; None means the
+    latter. announced: replaces the announcement with its handle; if that has ended, so has the request. structure: a
+    grammar in llguidance's JSON, `{"grammars": [...]}`; empty: none. caller: empty without authentication. outranks:
+    the priority counts against other callers. n: completions of the prompt. Completion i has the handle `handle` + i
+    and the seed `sampling.seed` + i; all share the id.
     """
 
     handle: Annotated[int, msgspec.Meta(ge=1, le=MAX_HANDLE)]
@@ -75,10 +73,10 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Announce(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """A request whose prompt is still being prepared. From now on its id is taken, and an Abort reaches it.
+    """A request whose prompt is being prepared: its id is taken, and an Abort reaches it.
 
-    It has an answer only if it ends: Refused, or Accepted and a `Finished` with ABORTED. A Submit or a Cancel with its
-    handle follows in any case. submitted_at, n: as of `Submit`, which has the same n.
+    Answered only if it ends: Refused, or Accepted and a `Finished` with ABORTED. A Submit or Cancel with its handle
+    always follows. submitted_at, n: see `Submit`, which has the same n.
     """
 
     handle: Annotated[int, msgspec.Meta(ge=1, le=MAX_HANDLE)]
@@ -90,7 +88,7 @@ class Announce(msgspec.Struct, frozen=True, array_like=True, tag=6):
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """End the request without an answer; outputs may still arrive.
 
-    reason: what to count it under: STOP where a stop string was found, CANCELLED where the stream is gone.
+    reason: for counters: STOP for a stop string, CANCELLED for a lost stream.
     """
 
     handle: int
@@ -98,10 +96,10 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """End requests by id, from any front end. Empty `request_ids` with `all_requests` means every one whose id begins
-    with `reach`.
+    """End requests by id, from any front end. Empty `request_ids` with `all_requests` means every id that begins with
+    `reach`.
 
-    Each aborted request's own stream gets a `Finished` with ABORTED.
+    Each aborted request's stream gets a `Finished` with ABORTED.
     """
 
     call: int
@@ -115,7 +113,7 @@ class StatsQuery(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class TraceQuery(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """What is remembered of the newest launches, at most so many."""
+    """Ask for the trace of at most this many newest launches."""
 
     call: int
     launches: Annotated[int, msgspec.Meta(ge=1, le=MAX_TRACED)]
@@ -128,7 +126,7 @@ ToEngine = Hello | Submit | Announce | Cancel | Abort | StatsQuery | TraceQuery 
 
 
 class Exactness(msgspec.Struct, frozen=True):
-    """Whether a row's tokens and log-probabilities hang on that row alone.
+    """Whether a row's tokens and log-probabilities depend only on that row.
 
     why: the reason for the choice, in words.
     """
@@ -138,8 +136,7 @@ class Exactness(msgspec.Struct, frozen=True):
 
 
 class ExpertCounts(msgspec.Struct, frozen=True):
-    """Experts of a layer: how many there are, how many of them a token is sent to, and how many more compute every
-    token."""
+    """Experts of a layer: how many, how many for each token, and how many more for every token."""
 
     count: int
     per_token: int
@@ -147,8 +144,9 @@ class ExpertCounts(msgspec.Struct, frozen=True):
 
 
 class LayerKind(msgspec.Struct, frozen=True):
-    """How many layers are alike, and how. mixer: attention, mamba2 or gated_delta. window: of attention, 0:
-    all tokens. feed_forward: dense, ungated or experts. Empty: the layer has none."""
+    """A kind of layer and its count. mixer: attention, mamba2 or gated_delta. window: of attention, 0: all tokens.
+    feed_forward: dense, ungated or experts. Empty: none.
+    """
 
     count: int
     mixer: str
@@ -158,8 +156,9 @@ class LayerKind(msgspec.Struct, frozen=True):
 
 
 class WeightFormat(msgspec.Struct, frozen=True):
-    """How many of the model's tensors the files store alike. stored_as, held_as: as the contract's `WeightFormat` has
-    them. stored_bytes: in the files."""
+    """A number of tensors that are stored alike. stored_as, held_as: see the contract's `WeightFormat`. stored_bytes:
+    in the files.
+    """
 
     stored_as: str
     held_as: str
@@ -169,7 +168,7 @@ class WeightFormat(msgspec.Struct, frozen=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
-    """What the engine serves, and the limits it was started with."""
+    """The served model and the engine's limits."""
 
     model: str
     architecture: str
@@ -186,21 +185,21 @@ class EngineInfo(msgspec.Struct, frozen=True):
     dtype: str
     parameters: int
     kv_dtype: str = ""  # of keys and values
-    penalty_slots: int = 0  # rows that may have penalties at a time; 0: none may
+    penalty_slots: int = 0  # rows that may have penalties at a time
     prefix_cache: bool = False
     exactness: Exactness = Exactness(False, "")
     structures: bool = False  # requests may have a grammar
-    state_bytes: int = 0  # of a row's recurrent state; 0: the model keeps none
-    snapshots: int = 0  # of states, beside cached blocks
-    snapshot_blocks: int = 0  # KV blocks from one boundary with a snapshot to the next; 0: there are no snapshots
+    state_bytes: int = 0  # of a row's recurrent state; 0: none
+    snapshots: int = 0  # of recurrent states
+    snapshot_blocks: int = 0  # KV blocks between two boundaries with a snapshot; 0: no snapshots
     layers: tuple[LayerKind, ...] = ()
-    drafters: tuple[str, ...] = ()  # that could be asked for
+    drafters: tuple[str, ...] = ()  # available ones
     drafter: str = "none"
     draft_parameters: int = 0
     prompt_launches: PromptLaunches = PromptLaunches(0, 0, 0, "")
-    sampled_vocab: int = 0  # ids below this may be sampled; 0: all of the vocabulary
-    weights: tuple[WeightFormat, ...] = ()  # none: they are random
-    tensor_parallel: int = 1  # ranks that have the model between them
+    sampled_vocab: int = 0  # ids below this may be sampled; 0: the whole vocabulary
+    weights: tuple[WeightFormat, ...] = ()  # empty: random weights
+    tensor_parallel: int = 1  # ranks of the model
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=101):
@@ -210,17 +209,17 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=101):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag=110):
-    """The engine's loop turns. Said every HEARTBEAT_S, whatever else is said."""
+    """The engine's loop runs. Sent every HEARTBEAT_S, beside other messages."""
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag=102):
-    """The request is queued. It is the first message about every handle that is not refused."""
+    """The request is queued: the first message about every handle that is not refused."""
 
     handle: int
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=103):
-    """The request is not queued, and no other message about its handle follows.
+    """The request is not queued; no other message about its handle follows.
 
     code: ALREADY_EXISTS, RESOURCE_EXHAUSTED or INVALID_ARGUMENT. field: the path of the offending field, or empty.
     """
@@ -232,11 +231,10 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=103):
 
 
 class Admitted(msgspec.Struct, frozen=True, array_like=True, tag=109):
-    """The request was given a row for the first time. Sent once, before any message about its prompt or its tokens.
+    """The request got its first row. Sent once, before messages about its prompt or tokens.
 
-    cached_tokens: how many tokens of its prompt were taken from the prefix cache, as in its `Finished`. queue_s:
-    seconds since it was submitted, on the engine's clock. waited_for, waited_s: what it waited for longest in the
-    engine, and for how many seconds.
+    cached_tokens: prompt tokens from the prefix cache, as in its `Finished`. queue_s: seconds since submission, on the
+    engine's clock. waited_for, waited_s: its longest wait in the engine, in seconds.
     """
 
     handle: int
@@ -247,13 +245,13 @@ class Admitted(msgspec.Struct, frozen=True, array_like=True, tag=109):
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True):
-    """A request's end; nothing follows it.
+    """A request's end; nothing follows.
 
     reason: a `FinishReason`. stop_token_id: the id that ended it, or -1. Times are seconds on the engine's clock, -1
-    for a part that the request did not reach: in the queue, from admission to the first token, from submission to the
-    first token, and from the first token to the last. drafted, accepted: drafts of the request that launches have
-    looked at, and those of them that were right, by their place in a run, up to the last at which there was any.
-    tokens_per_launch: of the request, on average over launches that brought any; 0 without a token.
+        for a part that was not reached: in the queue, from admission to the first token, from submission to the first
+        token, and from the first token to the last. drafted, accepted: verified and accepted drafts by position, up to
+        the last position with any.
+    tokens_per_launch: average over launches that brought it any; 0 without a token.
     """
 
     handle: int
@@ -270,7 +268,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Logprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probabilities of one token of an `Output`: `index` is the token's place in its columns."""
+    """Log-probabilities of one token of an `Output`: `index` is its index in the columns."""
 
     index: int
     chosen: float
@@ -279,7 +277,7 @@ class Logprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True, tag=104):
-    """What one commit brought for this front end. A token and the `Finished` of its request come in one message."""
+    """A commit's tokens for this front end. A token and its request's `Finished` come in one message."""
 
     launch: int
     handles: bytes  # int64 [n]
@@ -289,11 +287,11 @@ class Output(msgspec.Struct, frozen=True, array_like=True, tag=104):
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, tag=108):
-    """Log-probabilities of consecutive prompt tokens of one request, in the model's own distribution.
+    """Log-probabilities of consecutive prompt tokens of one request, of the model's raw distribution.
 
-    All of a request's come before its first token, in order, each once; the prompt's first token has none. offset: the
-    place in the prompt of the first token described. chosen: float32 [n]. top_ids: int32 [n, top], top_logprobs:
-    float32 [n, top], most likely first; top is what was asked for.
+    All come before the first token, in order, each once; the prompt's first token has none. offset: index of the first
+    described prompt token. chosen: float32 [n]. top_ids: int32 [n, top], top_logprobs: float32 [n, top], most likely
+    first; top as requested.
     """
 
     handle: int
@@ -304,8 +302,9 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, tag=108):
 
 
 class AbortResult(msgspec.Struct, frozen=True, array_like=True, tag=105):
-    """outcomes: one of ABORTED, ALREADY_FINISHED, NOT_FOUND for each of `request_ids`, in their order; for
-    `all_requests`, the ids that were aborted."""
+    """The result of an abort. outcomes: ABORTED, ALREADY_FINISHED or NOT_FOUND for each of `request_ids`, in order; for
+    `all_requests`, the ids that were aborted.
+    """
 
     call: int
     request_ids: tuple[str, ...]
@@ -323,9 +322,9 @@ class TraceReply(msgspec.Struct, frozen=True, array_like=True, tag=111):
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=107):
-    """The engine stops: every request of this connection has ended, with this. The socket closes next.
+    """The engine stops: every request of this connection has ended with this. The socket closes next.
 
-    reason: SHUTDOWN, DEVICE or INTERNAL. message: a fixed sentence, fit for a client.
+    reason: SHUTDOWN, DEVICE or INTERNAL. message: a fixed sentence for clients.
     """
 
     reason: str
@@ -353,25 +352,26 @@ _to_front_end: Final[msgspec.msgpack.Decoder[ToFrontEnd]] = msgspec.msgpack.Deco
 
 
 def encode_frame(message: ToEngine | ToFrontEnd) -> bytes:
-    """Length and body, ready to send."""
+    """Encode length and body, ready to send."""
     return framed(_encoder.encode(message))
 
 
 def decode_to_engine(body: bytes) -> ToEngine:
-    """Raises ProtocolError. It checks types, and the bounds that they carry; `runahead.runtime.engine.submit_check`
-    checks the rest."""
+    """Decode a front end's message. Raises ProtocolError. Checks types and their bounds;
+    `runahead.runtime.engine.submit_check` checks the rest.
+    """
     try:
         return _to_engine.decode(body)
     except msgspec.MsgspecError as error:
         raise ProtocolError(f"a front end sent an unreadable message: {error}") from error
-    except UnicodeDecodeError as error:  # which repeats the text
+    except UnicodeDecodeError as error:  # whose message repeats the text
         raise ProtocolError("a front end sent an unreadable message: a text is not UTF-8") from error
     except RecursionError as error:
         raise ProtocolError("a front end sent an unreadable message: lists in lists without end") from error
 
 
 def decode_to_front_end(body: bytes) -> ToFrontEnd:
-    """Raises ProtocolError."""
+    """Decode an engine's message. Raises ProtocolError."""
     try:
         return _to_front_end.decode(body)
     except msgspec.MsgspecError as error:

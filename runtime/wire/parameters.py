@@ -1,4 +1,4 @@
-"""A request as the engine sees it: token ids and numbers, every default already filled in."""
+"""A request's parameters in the engine: token ids and numbers, with defaults filled in."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ MAX_TEXT = 256  # characters of an id or a salt
 MAX_STRUCTURE = 1 << 18  # characters of a grammar
 MAX_COMPLETIONS = 16  # of one prompt
 
-# Bounds that hold for every model: a value outside of them is invalid, since a row's state could not hold it. NaN is
-# outside too. A row holds these values as float32, so each bound is one that float32 holds, rounded to the nearest.
-_SMALLEST: Final = 1e-45  # in float32 the smallest number above 0
+# Model-independent bounds: a value outside could not be stored in a row. NaN is outside too. Rows store float32, so
+# each bound is a float32 number.
+_SMALLEST: Final = 1e-45  # the smallest float32 above 0
 _Float = Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)]
 _Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 _TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
@@ -29,43 +29,41 @@ class FinishReason(enum.IntEnum):
 
     NOT_FINISHED = 0
     END_OF_SEQUENCE = 1
-    STOP = 2  # a stop token id; stop strings are found by the front end
+    STOP = 2  # a stop token id; front ends find stop strings
     LENGTH = 3
     CONTEXT_LENGTH = 4
     ABORTED = 5
-    NON_FINITE = 6  # NaN or infinite logits, raw or penalised: the request fails, the others go on
-    CANCELLED = 7  # the stream is gone; never sent, only counted
-    NOTHING_LEFT = 8  # its grammar, and what else it allows, leave no token: the request fails, the others go on
-    STRUCTURE_LOST = 9  # who followed its grammar has died: the request fails
-    STRUCTURE_COST = 10  # its grammar costs more than one may, and would do so again: the request fails
-    STRUCTURE_MISMATCH = (
-        11  # its grammar does not take a token that its mask allowed, a fault of ours: the request fails
-    )
+    NON_FINITE = 6  # non-finite logits, raw or penalized: the request fails, others continue
+    CANCELLED = 7  # the stream is lost; never sent, only counted
+    NOTHING_LEFT = 8  # its grammar and its allowed tokens leave no token: the request fails, others continue
+    STRUCTURE_LOST = 9  # the mask worker died: the request fails
+    STRUCTURE_COST = 10  # its grammar costs too much: the request fails
+    STRUCTURE_MISMATCH = 11  # its grammar rejects a token that its mask allowed, a bug: the request fails
 
 
 class WaitReason(enum.IntEnum):
     """Why a plan left a request without a row. The codes travel in `messages.Admitted.waited_for`."""
 
-    LAUNCH = 0  # no plan was made since it came, or its cached prefix is still being looked up
-    PROMPT_BUDGET = 1  # prompts before it are all that the launch may compute
+    LAUNCH = 0  # no plan since it arrived, or its prefix lookup continues
+    PROMPT_BUDGET = 1  # earlier prompts use up the launch's prompt tokens
     ROW_SLOT = 2
     KV_BLOCKS = 3
     PENALTY_SLOT = 4
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
-    """How tokens are drawn. Validated and defaulted before it reaches the engine.
+    """How tokens are sampled. Validated and defaulted before the engine.
 
-    temperature: 0 is greedy. top_k: 0 is off. top_p: 1 is off, 0 is invalid. min_p: 0 is off. A temperature or a min_p
-    that float32 rounds to 0 counts as 0.
-    seed: 64 bits, always set: the front end draws one where the client left it unset.
-    bias_ids, bias_values: added to the logits, at most 1,024.
-    allowed_mask: int32 words, bit v % 32 of word v // 32 for token v of the vocabulary; empty means all.
-    logprobs: -1 none; n >= 0 the chosen token's and those of the n most likely.
+    temperature: 0 is greedy. top_k: 0 is off. top_p: 1 is off, 0 is invalid. min_p: 0 is off. A temperature or min_p
+        that float32 rounds to 0 counts as 0.
+    seed: 64 bits, always set: the front end draws one if the client sets none.
+    bias_ids, bias_values: added to logits, at most 1,024.
+    allowed_mask: int32 words, bit v % 32 of word v // 32 for token v; empty allows all.
+    logprobs: -1 none; n >= 0 the chosen token's and the top n.
     repetition_penalty: 1 is off; divides the positive and multiplies the negative logits of tokens in the prompt or the
-    completion. presence_penalty, frequency_penalty: 0 is off; subtracted from the logits of tokens in the completion,
-    once, or for each time that they occur.
-    prompt_logprobs: as logprobs, for every token of the prompt after the first.
+        completion. presence_penalty, frequency_penalty: 0 is off; subtracted from the logits of tokens in the
+        completion, once, or for each occurrence.
+    prompt_logprobs: like logprobs, for every prompt token after the first.
     """
 
     temperature: Annotated[float, msgspec.Meta(ge=0.0, le=1e30)] = 1.0
@@ -84,17 +82,17 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def has_penalty(self) -> bool:
-        """The row needs a penalty slot, where its tokens are counted."""
+        """Whether the row needs a penalty slot for token counts."""
         return bool(self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty)
 
     @property
     def has_filter(self) -> bool:
-        """Top-k, top-p or min-p may exclude tokens. A greedy row is not filtered, whatever these say."""
+        """Whether top-k, top-p or min-p may exclude tokens; never for a greedy row."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
 
 class StoppingParams(msgspec.Struct, frozen=True, array_like=True):
-    """When a row ends. Stop strings are the front end's.
+    """When a row ends, except by stop strings, which front ends find.
 
     max_tokens: at least 1. min_tokens: below it end-of-sequence and stop ids cannot be sampled.
     """

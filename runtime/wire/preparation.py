@@ -1,5 +1,4 @@
-"""Everything about a request that takes long to compute, computed in the front end, before the engine's loop sees
-it."""
+"""Computes expensive parts of a request in the front end, before the engine's loop."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ def prepared_submit(
     outranks: bool = True,
     n: int = 1,
 ) -> m.Submit:
-    """The message that asks for a completion of `prompt`, int32 [n].
+    """Make the message for a completion of `prompt`, int32 [n].
 
     block_size: of the engine's KV blocks if it has a prefix cache, else 0. submitted_at, announced, structure, caller,
     outranks, n: see `Submit`.
@@ -56,11 +55,11 @@ def prepared_submit(
 
 
 def allowed_mask(token_ids: NDArray[np.int64], vocab_size: int) -> bytes:
-    """`SamplingParams.allowed_mask` for these ids alone, [n], each below `vocab_size`."""
+    """Make `SamplingParams.allowed_mask` for these ids, [n], each below `vocab_size`."""
     return token_mask(token_ids, vocab_size).tobytes()
 
 
 def _distinct(tokens: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Each id once, ascending."""
+    """Return each id once, ascending."""
     ordered = np.sort(tokens)
     return ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])] if ordered.size else ordered

@@ -1,4 +1,4 @@
-"""How prompts share launches, as the engine tells its front ends."""
+"""How prompts share launches, reported by the engine."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import msgspec
 
 
 class PromptLaunches(msgspec.Struct, frozen=True):
-    """How prompts share launches, in tokens. chunk: where they are cut. launch: that a launch may carry. queued: that a
-    launch and the uncommitted ones that it is queued behind may carry. why: the reason for these and for the number of
-    rows, in words. mixed: that a launch may carry while rows decode in it, unless they are one chunk."""
+    """Bounds of prompt tokens. chunk: multiples at which prompts are cut. launch: of a launch. queued: of a launch and
+    the uncommitted ones before it. why: the reason for these and for the number of rows. mixed: of a launch with
+    decoding rows, unless they are one chunk.
+    """
 
     chunk: int
     launch: int

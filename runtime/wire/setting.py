@@ -1,10 +1,10 @@
-"""What the declaration of a setting says: its values, its description, and the sentence for a value that it can't have.
+"""A setting's declaration: values, description, and the message for an invalid value.
 
-A setting is a field of a struct, of a type that is `Annotated` with one `msgspec.Meta`. Its bounds and description are
-there. `Meta.extra` may have: `group`, the title under which help and documents show this setting and the ones declared
-after it, up to the next group; `main`, true for a setting that they show before all groups; `words`, the numbers that
-are written as words, the least ones; `metavar`, what stands for the value in a help text, where FILE and FOLDER also
-tell a shell what to complete; `hidden`, true for a test mode that no help shows.
+A setting is a struct field of a type `Annotated` with one `msgspec.Meta`, which has bounds and description.
+`Meta.extra` may have: `group`, the title in help and documents for this setting and the following ones, up to the next
+group; `main`, true for a setting shown before all groups; `words`, the smallest numbers, written as words; `metavar`,
+the value's placeholder in help, where FILE and FOLDER also enable path completion; `hidden`, true for a test mode that
+help does not show.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin
 import msgspec
 
 _SHOWN: Final = 80
-_FEW: Final = 16  # values, which are listed
-_LITERAL: Final[Any] = Literal  # made of values that are known when it runs
+_FEW: Final = 16  # values that are listed
+_LITERAL: Final[Any] = Literal  # made of values that are known at run time
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting. group: its title in help and documents. type: as declared. base: of that, without bounds and
-    without None."""
+    """A setting. group: its title in help and documents. type: as declared. base: the type without bounds and None."""
 
     name: str
     group: str
@@ -46,12 +45,12 @@ class Setting:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Of the numbers that are written as words."""
+        """Numbers that are written as words."""
         return tuple(self._words)
 
     @property
     def choices(self) -> tuple[object, ...]:
-        """All values as they are written, where they are few; else empty."""
+        """All values as written, if they are few; else empty."""
         if words := self._words:
             assert self.meta.ge is not None and self.meta.le is not None, "words stand among numbers with bounds"
             numbers = range(int(self.meta.ge), int(self.meta.le) + 1)
@@ -61,13 +60,13 @@ class Setting:
 
     @property
     def written_default(self) -> str:
-        """The default as somebody would write it."""
+        """The default as a user would write it."""
         words = {number: word for word, number in self._words.items()}
         return str(words.get(self.default, self.default))
 
     @property
     def metavar(self) -> str:
-        """What stands for the value in a help text."""
+        """The value's placeholder in help."""
         if self.choices:
             return "|".join(map(str, self.choices))
         if self._words:
@@ -75,24 +74,24 @@ class Setting:
         return str(self._extra.get("metavar") or ("TEXT" if self.base is str else "N"))
 
     def read(self, written: object, *, strict: bool) -> object:
-        """The value that somebody wrote. strict: it has a type, as in TOML; otherwise it is text.
+        """Parse a written value. strict: it has a type, as in TOML; otherwise it is text.
 
-        Raises ValueError with the end of a sentence whose beginning is the setting, as the caller calls it.
+        Raises ValueError with the end of a sentence that begins with the setting's name.
         """
         try:
             if isinstance(written, str):
-                written.encode("utf-8")  # bytes of a flag or a variable that are no text
+                written.encode("utf-8")  # invalid bytes of a flag or a variable
                 if written in self._words:
                     return self._words[written]
             value = msgspec.convert(written, _LITERAL[self.choices] if self.choices else self.type, strict=strict)
         except (msgspec.ValidationError, UnicodeError) as error:
             raise ValueError(self._refusal(written, strict)) from error
         if value in self._words.values():
-            raise ValueError(self._refusal(written, strict))  # a number that only its word stands for
+            raise ValueError(self._refusal(written, strict))  # a number that must be written as its word
         return value
 
     def check(self, value: object) -> None:
-        """Looks at a value that a struct holds. Raises ValueError as `read` does."""
+        """Check a struct's value. Raises ValueError like `read`."""
         try:
             msgspec.convert(value, self.type)
         except msgspec.ValidationError as error:
@@ -109,7 +108,7 @@ class Setting:
 
     @property
     def _least(self) -> object:
-        """The least value that is written as a number."""
+        """The smallest value that is written as a number."""
         return max(self._words.values(), default=-1) + 1 if self._words else self.meta.ge
 
     def _refusal(self, value: object, strict: bool) -> str:
@@ -123,14 +122,14 @@ class Setting:
         return f"must be between {self.meta.ge} and {self.meta.le}, and is {number}"
 
     def _is_number(self, value: object, strict: bool) -> bool:
-        """It is a number of the setting's kind, whatever its bounds."""
+        """Whether it is a number of the setting's type, within bounds or not."""
         try:
             return self.base in (int, float) and msgspec.convert(value, self.base, strict=strict) is not None
         except (msgspec.ValidationError, UnicodeError):
             return False
 
     def _values(self) -> str:
-        """What a value looks like, to go on with a sentence."""
+        """Describe the values, as a part of a sentence."""
         if choices := [str(choice) for choice in self.choices]:
             return ", ".join(choices[:-1]) + " or " + choices[-1]
         if self.base is str:
@@ -147,17 +146,17 @@ class Setting:
 def setting(
     description: str, *, ge: float | None = None, gt: float | None = None, le: float | None = None, **extra: object
 ) -> msgspec.Meta:
-    """Declare a setting. ge, gt, le: bounds. extra: as of `Meta.extra`."""
+    """Declare a setting. ge, gt, le: bounds. extra: `Meta.extra`."""
     bounds: dict[str, Any] = {"ge": ge, "gt": gt, "le": le}
     return msgspec.Meta(description=description, extra=extra, **bounds)
 
 
 def settings_of(struct: type[msgspec.Struct]) -> dict[str, Setting]:
-    """The settings that a struct declares, by name, in its order."""
+    """Return a struct's settings by name, in order."""
     found: dict[str, Setting] = {}
     group = ""
     for field in msgspec.structs.fields(struct):
-        for declared in (field.type, *get_args(field.type)):  # the second: of a setting that may be None
+        for declared in (field.type, *get_args(field.type)):  # the second for a setting that may be None
             if get_origin(declared) is Annotated:
                 base, meta = get_args(declared)
                 group = (meta.extra or {}).get("group", group)
@@ -167,6 +166,6 @@ def settings_of(struct: type[msgspec.Struct]) -> dict[str, Setting]:
 
 
 def shown(value: object) -> str:
-    """A value in a sentence, cut where it is long."""
+    """Format a value for a sentence, shortened."""
     text = repr(value)
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."

@@ -1,4 +1,4 @@
-"""What an engine remembers of its newest launches, as it tells its front ends in a `TraceReply`."""
+"""Times of an engine's newest launches in a `TraceReply`."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import Final
 
 import msgspec
 
-MAX_TRACED: Final = 256  # launches that are remembered
+MAX_TRACED: Final = 256  # recorded launches
 
 
 class LaunchTimes(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """When what happened to a launch. `_s`: seconds on the engine's clock; `_ns`: nanoseconds on the device's.
+    """A launch's times. `_s`: seconds on the engine's clock; `_ns`: nanoseconds on the device's.
 
-    kind: decode, mixed or closing. rows, prompt_tokens: of its F. overlapped, first: as of `Launch`. The host planned
-    it from plan_s on, staged the plan from stage_s, and called the device from launch_s to enqueued_s. It had seen the
-    tokens and committed them from commit_s on, and sent them from publish_s to published_s. ended_s: the look that
-    found F ended. idle_inside_ns: within the launch, between its pieces. other_ranks_ns: from rank 1 on,
-    start and end on the clock of the rank's device.
+    kind: decode, mixed or closing. rows, prompt_tokens: of its F. overlapped, first: see `Launch`. plan_s, stage_s: the
+    host began to plan, to stage. launch_s, enqueued_s: before and after the call of the device. commit_s: the host
+    began to commit the tokens. publish_s, published_s: before and after it sent them. ended_s: the check that found F
+    ended. idle_inside_ns: within the launch, between its pieces. other_ranks_ns: from rank 1 on, start and end on the
+    clock of the rank's device.
     """
 
     number: int
@@ -40,8 +40,9 @@ class LaunchTimes(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Trace(msgspec.Struct, frozen=True, array_like=True):
-    """launches: that have retired, oldest first. waits: when the loop waited for marks or arrivals, from and to, in
-    seconds on the engine's clock, oldest first; as far back as the launches go, or less."""
+    """The trace. launches: retired ones, oldest first. waits: begin and end of the loop's waits for marks or arrivals,
+    in seconds on the engine's clock, oldest first; at most as far back as the launches.
+    """
 
     launches: tuple[LaunchTimes, ...]
     waits: tuple[tuple[float, float], ...]

@@ -1,4 +1,4 @@
-"""The order that `runahead tune` gives to the process that tunes."""
+"""The order from `runahead tune` to the tuning process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from runahead.runtime.wire.engine_config import EngineConfig
 
 
 class TuneOrder(msgspec.Struct, frozen=True):
-    """rows: of the decode launches that are tuned, each 1 to 64. seconds: no tiling is tried after so many."""
+    """What to tune. rows: of decode launches, each 1 to 64. seconds: no further tiling is tried after this time."""
 
     config: EngineConfig
     rows: tuple[int, ...]

@@ -1,1 +1,1 @@
-"""A call of any method: who calls, whether it is let in, how it ends, and what is said of it."""
+"""Each call of each method: authentication, admission, status, log line and trace."""

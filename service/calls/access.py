@@ -1,4 +1,4 @@
-"""Who may call what. Whatever is not allowed here is refused: every method of every service but health."""
+"""Authentication and authorization of every method of every service except health."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from runahead.service.calls.call import current_call
 from runahead.service.contract.errors import ServiceError
 from runahead.service.credentials.callers import RIGHTS, Caller, CallersFile, Right
 
-ANYBODY: Final = Caller("", frozenset(RIGHTS))  # where nobody is asked who they are
+ANYBODY: Final = Caller("", frozenset(RIGHTS))  # the caller on a server without authentication
 
 _SERVICE: Final = "/runahead.v1.GenerationService/"
-FACADE: Final = "/vllm.grpc.engine.VllmEngine/"  # where it is served: see `runahead.service.servicers.vllm_servicer`
+FACADE: Final = "/vllm.grpc.engine.VllmEngine/"  # served by `runahead.service.servicers.vllm_servicer`
 _REFLECTION: Final = frozenset(
     f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo" for version in ("v1", "v1alpha")
 )
@@ -26,9 +26,10 @@ HEALTH: Final = frozenset(f"/grpc.health.v1.Health/{method}" for method in ("Che
 COMPLETIONS: Final = frozenset({_SERVICE + "Generate", _SERVICE + "GenerateOnce", FACADE + "Generate"})
 WORK: Final = COMPLETIONS | {_SERVICE + method for method in ("RenderChat", "Tokenize", "Detokenize")}
 
-_ANY_WORK: Final = frozenset[Right]({"generate", "control"})  # whoever may do more than call health
+# sufficient for every method that does no more than health
+_ANY_WORK: Final = frozenset[Right]({"generate", "control"})
 
-# One of these rights is needed. Abort reaches a caller's own requests with the first, everybody's with the second.
+# One of these rights is required. `generate` lets Abort end the caller's own requests, `control` any request.
 RIGHTS_FOR: Final[Mapping[str, frozenset[Right]]] = MappingProxyType(
     {
         **{method: frozenset[Right]({"generate"}) for method in WORK},
@@ -43,22 +44,22 @@ RIGHTS_FOR: Final[Mapping[str, frozenset[Right]]] = MappingProxyType(
     }
 )
 
-_MOST_NAME: Final = 100  # of a caller's name, which the engine gets in front of a request's id
+_MOST_NAME: Final = 100  # the engine puts the caller's name in front of a request's id
 
-_caller: ContextVar[Caller] = ContextVar("caller")  # no default: a call that was not let in has no rights
+_caller: ContextVar[Caller] = ContextVar("caller")  # no default: a call that was not admitted has no rights
 
 
 def current_caller() -> Caller:
-    """Whose call is being served. Raises LookupError outside of calls that `Access` has let in."""
+    """Return the caller of the current call. Raises LookupError outside calls that `Access` has admitted."""
     return _caller.get()
 
 
 class Access:
-    """Finds out who calls, and whether they may.
+    """Authenticates callers and checks their rights.
 
-    callers: None accepts whoever has a certificate, where certificates are asked for, with the right to generate, and
-    everybody where they are not.
-    certificates: clients must have one, which the transport has verified.
+    callers: None disables tokens: a client with a certificate gets the right to generate where certificates are
+        required, otherwise every client gets all rights.
+    certificates: clients must have a certificate, which the transport has verified.
     """
 
     def __init__(self, callers: CallersFile | None = None, *, certificates: bool = False) -> None:
@@ -67,14 +68,14 @@ class Access:
 
     @property
     def is_open(self) -> bool:
-        """Nobody is asked who they are."""
+        """Whether the server has no authentication."""
         return self._callers is None and not self._certificates
 
     def admit(self, method: str, context: grpc.aio.ServicerContext[Any, Any], *, exists: bool = True) -> None:
-        """Makes the caller known to the call that the context is of. exists: the server has such a method.
+        """Authenticate and authorize the call of this context, and make its caller the current one.
 
-        Raises ServiceError: UNAUTHENTICATED, PERMISSION_DENIED for a method that the caller has no right to, or
-        UNIMPLEMENTED where there is none.
+        exists: the server has the method. Raises ServiceError: UNAUTHENTICATED, PERMISSION_DENIED without the method's
+        right, or UNIMPLEMENTED for an unknown method.
         """
         if self.is_open:
             _caller.set(ANYBODY)
@@ -83,14 +84,14 @@ class Access:
             current_call().caller = caller.name
             rights = RIGHTS_FOR.get(method, frozenset())
             if exists and not rights & caller.rights:
-                needed = " or ".join(sorted(rights)) or "one that nobody has"
-                raise ServiceError("NO_RIGHT", f"caller {caller.name!r} may not call this: it needs the right {needed}")
+                needed = " or ".join(sorted(rights)) or "to call this method"
+                raise ServiceError("NO_RIGHT", f"caller {caller.name!r} lacks the right {needed}")
             _caller.set(caller)
         if not exists:
             raise ServiceError("NOT_SERVED", "this server has no such method")
 
     def _caller_of(self, context: grpc.aio.ServicerContext[Any, Any]) -> Caller:
-        """Raises ServiceError (UNAUTHENTICATED)."""
+        """Find the caller by token or certificate. Raises ServiceError (UNAUTHENTICATED)."""
         names = _certificate_names(context) if self._certificates else []
         if self._callers is None:
             return Caller(_as_name(names[0]), frozenset({"generate"}))
@@ -100,13 +101,15 @@ class Access:
             return caller
         if token is None and not names:
             raise ServiceError(
-                "NO_CREDENTIALS", "this server asks who calls: send the header authorization: Bearer TOKEN"
+                "NO_CREDENTIALS", "this server requires a token: send the header authorization: Bearer TOKEN"
             )
         raise ServiceError("UNKNOWN_CREDENTIALS", "this server does not know the caller's token or certificate")
 
 
 def _bearer_token(context: grpc.aio.ServicerContext[Any, Any]) -> bytes | None:
-    """The token of the one header `authorization`. Raises ServiceError for anything else in it."""
+    """Read the bearer token from the only `authorization` header. Raises ServiceError if the header is malformed or
+    repeated.
+    """
     given = [value for key, value in context.invocation_metadata() or () if key == "authorization"]
     if not given:
         return None
@@ -117,9 +120,9 @@ def _bearer_token(context: grpc.aio.ServicerContext[Any, Any]) -> bytes | None:
 
 
 def _certificate_names(context: grpc.aio.ServicerContext[Any, Any]) -> list[str]:
-    """Alternative names of the client's certificate, in its order; its common name where it has none.
+    """List the alternative names of the client's certificate in order, or its common name if it has none.
 
-    Raises ServiceError for a certificate without any.
+    Raises ServiceError for a certificate without a name.
     """
     properties = context.auth_context()
     for key in ("x509_subject_alternative_name", "x509_common_name"):
@@ -129,6 +132,6 @@ def _certificate_names(context: grpc.aio.ServicerContext[Any, Any]) -> list[str]
 
 
 def _as_name(name: str) -> str:
-    """A certificate's name as a caller's: without a slash, and no longer than an id may be."""
+    """Turn a certificate's name into a caller's name: no slash, at most `_MOST_NAME` characters."""
     quoted = quote(name, safe="")
     return quoted if len(quoted) <= _MOST_NAME else "sha256-" + sha256(name.encode()).hexdigest()

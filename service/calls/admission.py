@@ -1,8 +1,8 @@
-"""Who is let in: a call says what it is going to hold, before anything of it is looked at, and is refused where there
-is no room for that.
+"""Admission: a call declares what it will hold before the server reads its content, and is refused without room for
+that.
 
-The limits are those of the service and not of a front end: see `runahead.service.shared_memory.held`. Nobody is asked
-and nobody waits, so that of front ends that let somebody in at the same moment, each may let in one call too many.
+Limits apply to the whole service, see `runahead.service.shared_memory.held`. Front ends do not wait for each other, so
+each may admit one call too many when several admit at the same moment.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from urllib.parse import unquote
 import grpc
 
 from runahead.service.calls.access import COMPLETIONS, HEALTH, WORK, Access, current_caller
-from runahead.service.calls.pace import LOOK_S, Pace
+from runahead.service.calls.pace import MEASURE_S, Pace
 from runahead.service.contract.errors import ServiceError, exhausted, shutting_down
 from runahead.service.settings.admission_limits import Limit, limits_of
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.service.shared_memory.board import Board, Line
 from runahead.service.shared_memory.held import Amounts, Holding, Resource
 
-_HOST_BITS: Final = 64  # of an IPv6 address: whoever has one has all that differ in these
+_HOST_BITS: Final = 64  # of an IPv6 address; the other bits belong to one site
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Whose a call is, as limits see it. name: the caller's; empty where nobody asks for it. number: see `HeldLine`."""
+    """The caller as limits count it. name: empty without authentication. number: see `HeldLine`."""
 
     name: str
     number: int
 
     @property
     def subject(self) -> str:
-        """As `QuotaFailure` calls the caller. No address stands in it: a proxy's is nothing for clients."""
+        """The subject in `QuotaFailure`: the caller's name, never an address, which may be a proxy's."""
         return f"caller:{self.name}" if self.name else "caller"
 
 
 class Admission:
-    """The limits of all front ends, as one of them keeps them.
+    """Enforces the limits of all front ends, in one of them.
 
-    line: of this front end. clock: seconds, monotonic.
+    line: this front end's. clock: monotonic, in seconds.
     """
 
     def __init__(
@@ -65,27 +65,27 @@ class Admission:
 
     @classmethod
     def of(cls, settings: FrontEndSettings, access: Access, board: Board, line: Line) -> Admission:
-        """As the settings say."""
+        """Make the admission with the limits of the settings."""
         return cls(limits_of(settings, callers_have_names=not access.is_open), board, line)
 
     def account(self, context: grpc.aio.ServicerContext[Any, Any]) -> Account:
-        """Whose the call is that the context is of. Raises LookupError outside of calls that were let in."""
+        """Return the account of the context's call. Raises LookupError outside admitted calls."""
         name = current_caller().name
         return self.account_of(name, "" if name else _address(context.peer()))
 
     def account_of(self, name: str, address: str = "") -> Account:
-        """address: of a caller without a name."""
+        """Return the account of a named caller, or of the address of a caller without a name."""
         return Account(name, self.line.held.number_of(f"name {name}" if name else f"address {address}"))
 
     def close(self) -> None:
-        """No completion is let in any more: each ends with UNAVAILABLE, reason SHUTDOWN."""
+        """Refuse all further completions with UNAVAILABLE, reason SHUTDOWN."""
         self._closed = True
 
     @contextmanager
     def uploading(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[None]:
-        """A call's headers are there: the body reads its request. Raises ServiceError.
+        """Admit a call by its headers; the body reads its request. Raises ServiceError.
 
-        A completion for which there is no place is refused before a byte of it is read.
+        Refuses a completion without room before reading a byte of it.
         """
         if method in HEALTH:
             yield
@@ -98,22 +98,25 @@ class Admission:
 
     @contextmanager
     def holding(self, account: Account, amounts: Amounts) -> Iterator[Holding]:
-        """What the call holds while the body runs. Raises what `require` raises."""
+        """Hold these amounts while the body runs. Raises the errors of `require`."""
         self.require(account, amounts)
         with self.line.held.holding(account.number, amounts) as holding:
             yield holding
 
     def hold_more(self, account: Account, holding: Holding, amounts: Amounts) -> None:
-        """A call that goes on holds as much more. Raises what `require` raises, and it holds what it held."""
+        """Add these amounts to a call's holding. Raises the errors of `require` and leaves the holding unchanged
+        then.
+        """
         self.require(account, amounts)
         holding.add(amounts)
 
     def require(self, account: Account, amounts: Amounts) -> None:
-        """Raises ServiceError: RESOURCE_EXHAUSTED unless there is room for as much more, or UNAVAILABLE after `close`.
+        """Check that these amounts fit. Raises ServiceError: RESOURCE_EXHAUSTED without room, UNAVAILABLE after
+        `close`.
 
-        A caller's limit keeps nobody out who holds nothing of a resource, nor does the service's while nobody does: a
-        prompt that is longer than a limit is served alone. Nobody waits for a turn here, so that while others come and
-        go one that is nearly as long as the service's limit may be refused again and again.
+        A caller that holds nothing of a resource passes its own limit, and any call passes the service's limit while
+        nobody holds any: a prompt longer than a limit is served alone. There is no queue here, so a prompt almost as
+        long as the service's limit may be refused repeatedly while others come and go.
         """
         if self._closed and Resource.STREAMS in amounts:
             raise shutting_down()
@@ -125,12 +128,12 @@ class Admission:
 
     def _require(self, account: Account, amounts: Amounts) -> None:
         in_all = self._table.in_all().tolist()
-        own: list[int] | None = None  # looked for only where it decides something: that takes longest
+        own: list[int] | None = None  # computed only if it decides: it is the slowest part
         for resource, amount in amounts.items():
             limit, all_ = self._limits[resource], in_all[resource]
-            is_counted = resource is Resource.STREAMS  # several of one call are no single long one
-            # Whoever may have all is refused by the service's limit, which is the one to set. Nobody is over a caller's
-            # limit while all together are not.
+            is_counted = resource is Resource.STREAMS  # several streams of one call are no single long one
+            # A caller whose limit equals the service's is refused by the service's, which is the setting to change.
+            # Callers' limits apply only once the sum passes the smaller one.
             if amount and limit.of_a_caller < limit.in_all and all_ + amount > limit.of_a_caller:
                 own = own or self._table.of(account.number).tolist()
                 if (own[resource] or is_counted) and own[resource] + amount > limit.of_a_caller:
@@ -141,7 +144,7 @@ class Admission:
     def _refusal(
         self, resource: Resource, limit: Limit, held: int, amount: int, account: Account | None
     ) -> ServiceError:
-        """amount: that is asked for. account: whose limit it is; None: the service's."""
+        """Make the refusal. amount: requested. account: whose limit was reached; None for the service's."""
         retry_s = self.retry_s(resource)
         if account is None:
             reason, setting, most = limit.reason, f"max_{limit.setting}", limit.in_all
@@ -154,13 +157,14 @@ class Admission:
         return exhausted(reason, sentence, retry_s, subject=subject, limit=(setting, most))
 
     def queue_full(self, sentence: str, max_queue: int) -> ServiceError:
-        """RESOURCE_EXHAUSTED where the engine has no room for a request. max_queue: of the engine."""
+        """Make RESOURCE_EXHAUSTED for a full engine queue. max_queue: the engine's bound."""
         retry_s = self.retry_s(Resource.QUEUED_TOKENS)
         return exhausted("QUEUE_FULL", sentence, retry_s, limit=("max_queue", max_queue))
 
     def retry_s(self, resource: Resource) -> float:
-        """In how many seconds to come back for want of a resource: when what is ahead is gone, as fast as that was of
-        late. For a place there has to go one only, and for a stream's the queue too."""
+        """Estimate the seconds until room is made, from the recent pace at which the amounts ahead were given back. One
+        stream must end to make room for another, and the queue too.
+        """
         held = self._table.in_all()
         match resource:
             case Resource.QUEUED_TOKENS | Resource.TOKENIZING_BYTES:
@@ -169,25 +173,26 @@ class Admission:
                 return max(self._paces[resource].wait_s(1), self._paces[Resource.QUEUED_TOKENS].wait_s(tokens))
         return self._paces[resource].wait_s(1)
 
-    def look(self) -> None:
-        """Measures the pace at which room is made. To be called now and again."""
+    def measure(self) -> None:
+        """Measure the pace at which room is made. Call it regularly."""
         now = self._clock()
         for pace, held, left in zip(
             self._paces.values(), self._table.in_all().tolist(), self._table.left().tolist(), strict=True
         ):
-            pace.look(held, left, now)
+            pace.measure(held, left, now)
 
-    async def keep_looking(self) -> None:
-        """Until it is cancelled."""
+    async def keep_measuring(self) -> None:
+        """Measure until cancelled."""
         while True:
-            self.look()
-            await asyncio.sleep(LOOK_S)
+            self.measure()
+            await asyncio.sleep(MEASURE_S)
 
 
 @lru_cache(maxsize=4096)
 def _address(peer: str) -> str:
-    """Of a peer as gRPC names it (`ipv4:10.0.0.1:4711`, `ipv6:%5B2001:db8::1%5D:4711`): without the port, which is
-    another for each connection, and of IPv6 the part that is one site's."""
+    """Reduce a gRPC peer (`ipv4:10.0.0.1:4711`, `ipv6:%5B2001:db8::1%5D:4711`) to its address without the port, and an
+    IPv6 address to its site prefix.
+    """
     kind, _, rest = peer.partition(":")
     if kind not in ("ipv4", "ipv6"):
         return kind

@@ -1,4 +1,4 @@
-"""What is known of a call from its first byte to its last: for its line in the log, its answer's headers, its trace."""
+"""A call's facts from its first byte to its last, for its log line, its headers and its trace."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ _LEFT: Final = (grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 @dataclass(slots=True)
 class Call:
-    """The call that is served.
+    """The served call.
 
-    began, began_ns: on the monotonic clock, in seconds, and on the wall clock. peer: as gRPC writes addresses. caller:
-    its name; empty before it is known, and where nobody is asked. is_read: its request is there whole. request_id: of
-    its completion, set as soon as that is known to be well formed. prompt_tokens and submitted, on the monotonic clock:
-    set when the engine has it; so_far and has_finished when it is let go of, whether it has come to its end or not.
-    queued: when the engine was sent its request, on the monotonic clock. waited_for, waited_s: what its completion
-    waited for longest before its first launch, and for how many seconds; empty before it has waited. ended: on the
-    monotonic clock. code and reason: how it ended. tell: is called when it has.
+    began: monotonic, seconds.
+    began_ns: wall clock. peer: as gRPC writes addresses. caller: its name; empty while unknown and without
+        authentication. is_read: the request is complete. request_id: the completion's, set once it is known to be well
+        formed. prompt_tokens, submitted (monotonic): set when the engine has the request. so_far, has_finished: set
+        when the request is released, finished or not.
+    queued: monotonic, when the request was sent to the engine. waited_for, waited_s: the longest wait before the first
+        launch, in seconds; empty without one. ended: monotonic. code, reason: how the call ended. tell: called at its
+        end.
     """
 
     method: str = ""
@@ -51,11 +52,13 @@ class Call:
     tell: Callable[[Call], None] = lambda call: None
 
     def submit(self, prompt_tokens: int, submitted_at: float) -> None:
-        """The engine has its request. submitted_at: of its `RequestStream`."""
+        """Record that the engine has the request. submitted_at: see `RequestStream`."""
         self.prompt_tokens, self.submitted, self.queued = prompt_tokens, submitted_at, time.monotonic()
 
     def note(self, has_finished: bool, so_far: Finished) -> None:
-        """What its completion has used, and when. It is not kept itself: a call's status may wait for long."""
+        """Record the completion's usage and times. The completion itself is not kept, since a call's status may wait
+        for long.
+        """
         self.has_finished, self.so_far = has_finished, so_far
         if self.queued is not None and not so_far.timing.HasField("queue"):
             self.waited("admission", time.monotonic() - self.queued)
@@ -76,12 +79,13 @@ class Call:
 
     @property
     def was_left(self) -> bool:
-        """It has ended since its client cancelled it, went away, or had set a deadline that has passed: not by anything
-        that the service decided, which would have a reason."""
+        """Whether the client cancelled, disconnected or let its deadline pass, rather than the service ending the call
+        with a reason.
+        """
         return self.code in _LEFT and not self.reason
 
     def end(self, code: grpc.StatusCode = grpc.StatusCode.OK, reason: str = "") -> None:
-        """It has ended, or its status is about to be sent, which may wait for long. What is said first holds."""
+        """Record the call's end, or that its status is about to be sent. The first record holds."""
         if self.ended is None:
             self.ended, self.code, self.reason = time.monotonic(), code, reason
             self.tell(self)
@@ -91,7 +95,7 @@ _current: ContextVar[Call] = ContextVar("call")
 
 
 def current_call() -> Call:
-    """The call that is being served; one that nobody knows of, where none has come through the interceptor."""
+    """Return the call being served, or a placeholder outside the interceptor."""
     try:
         return _current.get()
     except LookupError:
@@ -100,7 +104,7 @@ def current_call() -> Call:
 
 @contextmanager
 def serving(call: Call) -> Iterator[Call]:
-    """`current_call` is this one in the body, and in the tasks that it starts."""
+    """Make this call the current one in the body and in tasks it starts."""
     token = _current.set(call)
     try:
         yield call
@@ -109,9 +113,9 @@ def serving(call: Call) -> Iterator[Call]:
 
 
 async def begin_answer(context: grpc.aio.ServicerContext[Any, Any], call: Call) -> None:
-    """Sends the headers of an answer, with what the call is known by.
+    """Send the headers of an answer with the call's ids.
 
-    Only when the first message is there: gRPC's clients try a call again by themselves if it was refused without
-    headers, and never after it has had some.
+    Only with the first message: gRPC clients retry a call that was refused without headers, and never one that has had
+    headers.
     """
     await context.send_initial_metadata(call.trace.headers)

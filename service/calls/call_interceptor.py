@@ -1,4 +1,4 @@
-"""The way into every method of every service: a call is known until it ends, and its bytes become a message in here."""
+"""The interceptor of every method: tracks a call until its end, and parses its messages."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from runahead.service.engine.running_time import running_timeout
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 _Serve = Callable[[object, _Context], Awaitable[Any]]
-# Turns of the event loop. Of 300 calls that were left in their upload, 80 were taken for calls without a message where
-# there was no turn, 33 with one, none with two.
+# Event loop turns. Of 300 calls cancelled during upload, 80 were taken for calls without a message with no turn, 33
+# with one, 0 with two.
 _TURNS_BEHIND_AN_END: Final = 2
-_QUIET_S: Final = 0.05  # without a new call before the server is stopped, and for its goodbyes to be written
-_QUIET_LOOKS: Final = 10  # for such a time
+_QUIET_S: Final = 0.05  # without a new call, before the server stops and its GOAWAY frames are written
+_QUIET_TIMES: Final = 10  # of `_QUIET_S` each
 
 
 class OpenCalls:
-    """The calls that are being served, so that a shutdown can end each of them with a status."""
+    """The open calls, so that a shutdown ends each with a status."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ended = False
-        self._came = 0  # calls since then
-        self._says_goodbye = asyncio.Event()  # the library, to each connection
+        self._came = 0  # calls since the shutdown began
+        self._says_goodbye = asyncio.Event()  # set when the library sends GOAWAY to connections
 
     @asynccontextmanager
     async def entered(self, context: _Context, call: Call) -> AsyncIterator[None]:
-        """Serves the body, or as much of it as there is until `end`."""
+        """Run the body as an open call, until it returns or `end` cancels it."""
         task = asyncio.current_task()
         assert task is not None
         if self._ended:
@@ -58,24 +58,24 @@ class OpenCalls:
             try:
                 await abort_with(context, call, shutting_down())
             except grpc.aio.UsageError:
-                return  # its status was on its way already
+                return  # its status was already on its way
         finally:
             self._tasks.discard(task)
 
     async def end(self, within_s: float, stop: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """UNAVAILABLE, reason SHUTDOWN, for every call that comes, and for each open one that has not ended by itself
-        `within_s` seconds later. Then stops the server, and returns when it has stopped.
+        """End with UNAVAILABLE, reason SHUTDOWN: every new call, and each open call after `within_s` seconds. Then stop
+        the server, and return when it has stopped.
 
-        The library resets a call that comes between the server's stop and the client's knowledge of it, and the client
-        sees CANCELLED. So a call that comes now is answered behind the goodbye to its connection: a client that calls
-        again after each answer makes its next call on another connection.
+        The library resets calls that arrive between the server's stop and the client's notice of it, which clients see
+        as CANCELLED. So a new call is answered after GOAWAY was sent to its connection: a client that calls again after
+        each answer opens another connection.
         """
         self._ended = True
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=within_s)
         for task in self._tasks:
             task.cancel()
-        for _ in range(_QUIET_LOOKS):
+        for _ in range(_QUIET_TIMES):
             came = self._came
             await asyncio.sleep(_QUIET_S)
             if self._came == came:
@@ -87,18 +87,18 @@ class OpenCalls:
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps every method: who may not call is refused before a byte of the request is read.
+    """Intercepts every method: refuses unauthorized calls before reading a byte of the request.
 
-    To the library every method is one with a stream of requests, of which those of one request read one here. It would
-    otherwise wait for the message itself, for ever, and never answer a call that has none. It would parse it, too, and
-    answer UNKNOWN with a class's name. Clients see no difference: on the wire there is none.
+    The library sees every method as request-streaming; the interceptor reads the single request of a unary method.
+    Otherwise the library would wait forever for a missing message, and answer a malformed one with UNKNOWN and a class
+    name. Nothing differs on the wire.
 
-    Each call waits a turn of the event loop first. One that its client has reset, or whose connection has ended, while
-    it waited in the library, is cancelled in that turn, and costs half of one that is looked at. Of these a client can
-    make as many as it likes, and the library hands calls over in the order in which they came.
+    Each call first waits one event loop turn: a call whose client reset it, or whose connection ended while it waited
+    in the library, is cancelled in that turn at half the cost. A client can send any number of those, and the library
+    delivers calls in order.
 
-    upload_timeout_s: that a request has to be there whole. log, traces: get each call when it has ended. traces: None
-    keeps none, and asks nobody else to keep those that begin here.
+    upload_timeout_s: until the request must be complete. log, traces: receive each call at its end. traces: None
+    records no traces, and clears the sampled flag of traces that begin here.
     """
 
     def __init__(
@@ -116,15 +116,15 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._upload_timeout_s = upload_timeout_s
         self._log = log
         self._traces = traces
-        self._handlers: dict[str, Any] = {}  # by method, of those that there are
+        self._handlers: dict[str, Any] = {}  # existing methods only
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
-        """The method's handler, taking a stream of bytes."""
+        """Return the method's handler, which takes a stream of bytes."""
         method = handler_call_details.method
         wrapped = self._handlers.get(method)
         if wrapped is None:
             handler = await continuation(handler_call_details)
-            if handler is None:  # not kept: such names are the callers' choice, and there is no end of them
+            if handler is None:  # not cached: clients choose such names
                 return grpc.stream_stream_rpc_method_handler(self._nothing(method))
             wrapped = self._handlers[method] = self._wrapped(method, handler)
         return wrapped
@@ -161,7 +161,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return Call(method, context.peer(), trace, tell=self._ended)
 
     def _left(self, method: str, context: _Context) -> None:
-        """Counts a call that has ended before anybody looked at it."""
+        """Count a call that ended before it was read."""
         code = code_of_left(context)
         self._admission.line.calls.started(method)
         self._admission.line.calls.ended(method, code.value[0], 0.0)
@@ -176,7 +176,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             self._traces.ended(call)
 
     def _unary(self, method: str, handler: Any) -> _Serve:
-        inner = handler.unary_stream or handler.unary_unary  # coroutines, both: streams are written to the context
+        inner = handler.unary_stream or handler.unary_unary  # coroutines: both write their streams to the context
 
         async def serve(_: object, context: _Context) -> Any:
             async with self._entered(method, context) as call:
@@ -190,7 +190,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     def _stream_stream(self, method: str, handler: Any) -> _Serve:
         async def serve(_: object, context: _Context) -> None:
             async with self._entered(method, context) as call:
-                call.is_read = True  # what comes is nothing but questions
+                call.is_read = True  # the stream brings only queries
                 await begin_answer(context, call)
                 async for response in handler.stream_stream(self._messages(method, handler, context), context):
                     await context.write(response)
@@ -213,18 +213,18 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return request
 
     async def _one_message(self, context: _Context) -> bytes:
-        """The call's request, when the client has said that it is all. Raises ServiceError."""
+        """Return the call's only message once the client has half-closed. Raises ServiceError."""
         with _upload(self._upload_timeout_s) as timeout:
             async with timeout:
                 data = await _read(context)
                 if data is grpc.aio.EOF:
-                    raise ServiceError("NO_MESSAGE", "the call brought no request")
+                    raise ServiceError("NO_MESSAGE", "the call has no request")
                 if await _read(context) is not grpc.aio.EOF:
-                    raise ServiceError("SECOND_MESSAGE", "the call brought a second request, and the method takes one")
+                    raise ServiceError("SECOND_MESSAGE", "the call has more than one request")
         return bytes(data)
 
     async def _messages(self, method: str, handler: Any, context: _Context) -> AsyncIterator[Any]:
-        """Requests until the client says that there are no more. Raises ServiceError where none comes for too long."""
+        """Yield requests until the client half-closes. Raises ServiceError if the next one takes too long."""
         while True:
             with self._admission.uploading(method, context), _upload(self._upload_timeout_s) as timeout:
                 async with timeout:
@@ -235,11 +235,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
 
 async def _read(context: _Context) -> Any:
-    """The next message, or EOF where the client has said that there is none.
+    """Return the next message, or EOF after the client's half-close.
 
-    Of a connection that has ended the library tells in two steps: that nothing more comes, and next that the call is
-    cancelled. The second one goes first here, so that a client that is gone has neither sent a request without a
-    message, nor finished one that it was still sending.
+    The library reports a closed connection in two steps: end of messages, then cancellation. Here cancellation counts
+    first, so a disconnected client is not taken for one that sent no message or has finished.
     """
     data = await context.read()
     if data is grpc.aio.EOF:
@@ -250,17 +249,17 @@ async def _read(context: _Context) -> Any:
 
 @contextmanager
 def _upload(timeout_s: float) -> Iterator[AbstractAsyncContextManager[None]]:
-    """A time-out for what the body waits for. Raises ServiceError when it is over."""
+    """Make time-outs for the body's reads. Raises ServiceError when the time is over."""
     try:
         yield running_timeout(timeout_s)
     except TimeoutError:
-        raise ServiceError("UPLOAD_TIMEOUT", f"the request was not there whole within {timeout_s:g} s") from None
+        raise ServiceError("UPLOAD_TIMEOUT", f"the request was not complete within {timeout_s:g} s") from None
 
 
 def _parsed(handler: Any, data: bytes) -> Any:
-    """Raises ServiceError (INVALID_ARGUMENT) naming the fields at fault."""
+    """Parse a message. Raises ServiceError (INVALID_ARGUMENT) that names the invalid fields."""
     try:
         return handler.request_deserializer(data)
     except DecodeError:
-        message = handler.request_deserializer.__self__  # the class whose FromString this is
+        message = handler.request_deserializer.__self__  # the message class of this FromString
         raise invalid_argument(wire_faults(message.DESCRIPTOR, data, LIMITS.violations), "MALFORMED") from None

@@ -1,8 +1,7 @@
-"""One line in the log for each call, when it has ended: who, what, how much, how long and why. Never what was said.
+"""One log line for each ended call: caller, method, amounts, duration and reason, never content.
 
-A completion's line is there at level info, whatever became of it; that of any other call at debug, and at info where it
-was refused. The lines of calls that ended before their request was there, which cost whoever makes them next to
-nothing, are bounded.
+A completion is logged at level info, another call at debug, or at info if refused. Lines of calls that ended before
+their request was complete are rate limited, since such calls cost clients almost nothing.
 """
 
 from __future__ import annotations
@@ -18,23 +17,23 @@ from runahead.service.calls.call import Call
 from runahead.service.log.line_budget import LineBudget
 from runahead.v1 import FinishReason, Timing
 
-_MOST_METHOD: Final = 100  # characters: of a method that there is not, they are the client's
-_UNREAD_LINES: Final = 100  # of each reason, in so many seconds
+_MOST_METHOD: Final = 100  # characters; the name of an unknown method is the client's choice
+_UNREAD_LINES: Final = 100  # for each reason, within the time below
 _UNREAD_S: Final = 10.0
-_DIGITS: Final = 6  # of a time in seconds, behind the point
+_DIGITS: Final = 6  # decimals of a time in seconds
 
 log = structlog.get_logger(__name__)
 
 
 class Traces(Protocol):
-    """Where the spans of calls go."""
+    """Receives the spans of calls."""
 
     def ended(self, call: Call) -> None:
-        """Takes the call's spans. Never waits."""
+        """Take the ended call's spans, without waiting."""
 
 
 class CallLog:
-    """is_on: without it calls are not logged."""
+    """Logs calls. is_on: log at all."""
 
     def __init__(self, *, is_on: bool = True) -> None:
         self._is_on = is_on
@@ -49,19 +48,18 @@ class CallLog:
             _write(call, left_out)
 
     def left(self, code: grpc.StatusCode, begun: Callable[[], Call]) -> None:
-        """Logs a call that has ended with this code before anybody looked at it. begun: makes it, if there is a line
-        for it."""
+        """Log a call that ended with this code before it was read. begun: makes the call if a line is due."""
         if not self._is_on:
             return
         left_out = self._budget.take(code.name)
         if left_out is not None:
             call = begun()
-            call.code, call.ended = code, call.began  # not by `end`, which tells whoever counts
+            call.code, call.ended = code, call.began  # not by `end`, which would count it
             _write(call, left_out)
 
 
 def _write(call: Call, left_out: int) -> None:
-    """left_out: lines of this kind since the last one."""
+    """Write the call's line. left_out: lines of this kind suppressed since the last one."""
     fields = _fields(call)
     if left_out:
         fields["left_out"] = left_out
@@ -72,7 +70,7 @@ def _write(call: Call, left_out: int) -> None:
 
 
 def _fields(call: Call) -> dict[str, Any]:
-    """What is known of it."""
+    """Return the line's fields."""
     fields: dict[str, Any] = {
         "method": call.method[:_MOST_METHOD],
         "code": call.code.name,
@@ -92,7 +90,7 @@ def _fields(call: Call) -> dict[str, Any]:
         fields |= {
             "finish": finish_of(call),
             "completion_tokens": usage.completion_tokens,
-            "cached_tokens": usage.cached_tokens if timing.HasField("queue") else None,  # it was admitted
+            "cached_tokens": usage.cached_tokens if timing.HasField("queue") else None,  # admitted
             "queue_s": _seconds(timing, "queue"),
             "first_token_s": _seconds(timing, "first_token"),
         }
@@ -100,12 +98,12 @@ def _fields(call: Call) -> dict[str, Any]:
 
 
 def finish_of(call: Call) -> str:
-    """Why its completion came to its end, by the contract's name; empty if it has not."""
+    """Return the contract's name of the completion's finish reason, empty if it has not finished."""
     if call.so_far is None or not call.has_finished:
         return ""
     return FinishReason.Name(call.so_far.reason).removeprefix("FINISH_REASON_")
 
 
 def _seconds(timing: Timing, part: Literal["queue", "first_token"]) -> float | None:
-    """None for a part that is unset."""
+    """Return a part of the timing in seconds, None if unset."""
     return round(getattr(timing, part).ToNanoseconds() / 1e9, _DIGITS) if timing.HasField(part) else None

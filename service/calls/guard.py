@@ -1,5 +1,4 @@
-"""How a call ends when something goes wrong: with one status and a fixed sentence that shows nothing of the server's
-inside."""
+"""Turns a call's errors into one status and a fixed sentence that reveals nothing internal."""
 
 from __future__ import annotations
 
@@ -31,8 +30,8 @@ from runahead.service.engine.request_stream import (
 
 log = structlog.get_logger(__name__)
 
-# Statuses that are sent already, a connection that is gone, a cancellation, and the end of the process. Anything else
-# ends the call: a panic in a library's Rust code is no Exception.
+# Statuses already sent, lost connections, cancellation, and the process's exit. Everything else ends the call: a panic
+# in a library's Rust code is no Exception.
 _NOT_GUARDED: Final = (
     grpc.aio.AbortError,
     grpc.aio.InternalError,
@@ -45,10 +44,9 @@ _NOT_GUARDED: Final = (
 
 @asynccontextmanager
 async def guarded(context: grpc.aio.ServicerContext[Any, Any], count: Callable[[str], None]) -> AsyncIterator[Call]:
-    """Serves the body; what it raises becomes the status of the current call. A cancelled call is left to the
-    transport.
+    """Serve the body and turn its error into the status of the current call. Cancellation is left to the transport.
 
-    count: told of the reason of each call that ends so.
+    count: called with the reason of each failed call.
     """
     call = current_call()
     try:
@@ -57,37 +55,38 @@ async def guarded(context: grpc.aio.ServicerContext[Any, Any], count: Callable[[
         raise
     except BaseException as error:
         if context.cancelled():
-            return  # the client is gone, which is why something failed
+            return  # the client disconnected, which caused the failure
         failure = _as_service_error(error, call)
         count(failure.reason)
-        # The status may wait for long, for a client that does not read. What the call held is let go of first.
+        # The status may wait for long if the client does not read: release what the call holds first.
         traceback.clear_frames(error.__traceback__)
-        with suppress(grpc.aio.InternalError):  # the connection has ended while the status waited
+        with suppress(grpc.aio.InternalError):  # the connection ended while the status waited
             await abort_with(context, call, failure)
 
 
 async def abort_with(context: grpc.aio.ServicerContext[Any, Any], call: Call, error: ServiceError) -> None:
-    """Ends a call with an error. Raises AbortError, InternalError where there is no connection any more, or UsageError
-    if the call had a status already."""
+    """End a call with an error. Raises AbortError, InternalError without a connection, or UsageError if the call
+    already had a status.
+    """
     call.end(error.code, error.reason)
     request_id = call.request_id or call.trace.request_id
     await context.abort_with_status(to_status(error, request_id, call.trace.headers))
 
 
 def note_end(context: grpc.aio.ServicerContext[Any, Any], call: Call) -> None:
-    """How a call has ended that nothing was noted of: called while it ends, whatever it ends with."""
+    """Record the outcome of a call that has not been recorded. Called while the call ends."""
     error = sys.exception()
     if context.cancelled() or isinstance(error, asyncio.CancelledError | grpc.aio.InternalError):
         call.end(code_of_left(context))
-    elif error is not None:  # refused with a status that somebody else has made
+    elif error is not None:  # refused by another component's status
         call.end(context.code() or grpc.StatusCode.UNKNOWN)
     else:
         call.end()
 
 
 def code_of_left(context: grpc.aio.ServicerContext[Any, Any]) -> grpc.StatusCode:
-    """How a call has ended that its client, or its deadline, has ended."""
-    is_late = context.time_remaining() == 0.0  # the transport cancels a call whose time is over, too
+    """Return the code of a call ended by its client or its deadline."""
+    is_late = context.time_remaining() == 0.0  # the transport also cancels calls past their deadline
     return grpc.StatusCode.DEADLINE_EXCEEDED if is_late else grpc.StatusCode.CANCELLED
 
 
@@ -103,7 +102,7 @@ def _as_service_error(error: BaseException, call: Call) -> ServiceError:
             return ServiceError("SLOW_READER", "the stream's reader is too slow: too much is unread")
         case StalledReaderError(after_s=after_s):
             return ServiceError("STALLED_READER", f"nothing of the stream was read for {after_s:g} s")
-    # The message of the exception may hold text of the request: only its type and the lines it came by are logged.
+    # The exception's message may hold text of the request: log only its type and stack.
     frames = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
     log.error(
         "call_failed",
@@ -122,7 +121,7 @@ def _refusal(refused: RequestRefusedError, call: Call) -> ServiceError:
         case "ALREADY_EXISTS":
             return ServiceError("DUPLICATE_ID", f"request_id {call.request_id!r} is in use")
         case "INVALID_ARGUMENT":
-            # Everything but the size was checked before the engine was asked.
+            # Everything but the size was validated before.
             return invalid_argument([Violation(refused.field, f"{refused.field} is too large: {refused.message}")])
     log.error("unknown_refusal", request_id=call.request_id, code=refused.code)
     return ServiceError("UNEXPECTED", INTERNAL_SENTENCE)

@@ -1,7 +1,7 @@
-"""Whose a request is.
+"""Maps request ids between callers and the engine.
 
-The engine, which serves every front end, knows a request by its caller's name and its id. So callers can use the same
-ids, and an id of somebody else's is one that is not there.
+The engine serves all front ends and names a request by caller and id, so callers can use equal ids, and another
+caller's id does not exist for them.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from runahead.service.credentials.callers import Caller
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """What a caller's requests are called in the engine: by their ids alone where nobody is asked who they are."""
+    """A caller's request ids in the engine: unchanged without authentication."""
 
     caller: Caller
 
     @property
     def reaches_everybody(self) -> bool:
-        """The caller may end others' requests, which it names with the caller before them: `alice/r1`."""
+        """Whether the caller may end other callers' requests, written with the caller first: `alice/r1`."""
         return bool(self.caller.name) and "control" in self.caller.rights
 
     @property
     def reach(self) -> str:
-        """How the ids of all requests begin that the caller may end."""
+        """Return the id prefix of all requests that the caller may end."""
         return "" if self.reaches_everybody else self._prefix
 
     def own(self, request: CheckedRequest, *, shares_prefixes: bool) -> CheckedRequest:
-        """The caller's request as the engine gets it. Unless prefixes are shared, it finds the caller's alone."""
+        """Return the request as the engine gets it. Unless prefixes are shared, it finds only its caller's blocks."""
         salt = request.cache_salt if shares_prefixes else self._prefix + request.cache_salt
         return replace(
             request,
@@ -40,11 +40,11 @@ class Ownership:
         )
 
     def engine_id(self, request_id: str) -> str:
-        """The engine's name for an id that the caller gives."""
+        """Return the engine's id for a caller's id."""
         return request_id if "/" in request_id else self._prefix + request_id
 
     def shown_id(self, engine_id: str) -> str:
-        """The caller's own name for a request of the engine."""
+        """Return the caller's id for an engine's id."""
         return engine_id.removeprefix(self._prefix)
 
     @property

@@ -1,11 +1,10 @@
-"""OpenTelemetry spans of completions, sent to a collector. It needs the extra `otel`.
+"""OpenTelemetry spans of completions, sent to a collector. Needs the extra `otel`.
 
-A completion is a span, a child of the caller's, with up to three of its own: `queue`, `prefill` and `decode`. They are
-made of the times that are known when the call has ended, so that a call that is served costs nothing. A thread of the
-library sends them. What it has not sent yet is bounded, and it drops and logs what is too much: a collector that is
-slow or gone costs spans, and no stream anything.
+A completion is a span below the caller's, with up to three children: `queue`, `prefill` and `decode`. They are made
+when the call has ended, so a running call costs nothing. A thread of the library sends them from a bounded queue, and
+drops and logs the excess: a slow or lost collector costs spans and never delays a stream.
 
-Attributes have the names of OpenTelemetry's conventions for generative AI and for RPC, and no words of a request.
+Attributes follow OpenTelemetry's conventions for generative AI and RPC, and hold no text of a request.
 """
 
 from __future__ import annotations
@@ -28,22 +27,22 @@ from runahead.service.calls.call_log import finish_of
 from runahead.service.calls.trace_context import SAMPLED
 
 _OPERATION: Final = "text_completion"
-_QUEUE: Final = 4096  # spans that wait to be sent
-_BATCH: Final = 64  # that are made into a message at once: some milliseconds of the interpreter's time
-_DELAY_MS: Final = 1000  # that a span waits for others
-_EXPORT_S: Final = 5.0  # for one message, trying again included
-_CLOSE_S: Final = 1.0  # for what is left when the process ends
+_QUEUE: Final = 4096  # waiting spans
+_BATCH: Final = 64  # spans serialized at once: a few milliseconds with the GIL
+_DELAY_MS: Final = 1000  # maximum delay of a span
+_EXPORT_S: Final = 5.0  # for one message with its retries
+_CLOSE_S: Final = 1.0  # for the remaining spans when the process ends
 _OK: Final = "OK"
 
 log = structlog.get_logger(__name__)
 
 
 class _Counted(SpanExporter):
-    """An exporter whose failures are counted and logged. One thread at a time exports."""
+    """An exporter that counts and logs its failures. One thread at a time exports."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
-        self._dropped = 0  # spans, so far
+        self._dropped = 0  # spans so far
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         result = SpanExportResult.FAILURE
@@ -60,8 +59,10 @@ class _Counted(SpanExporter):
 
 
 class Spans:
-    """endpoint: of a collector that takes OTLP over gRPC, http:// in plain text or https://. model: that is served.
-    version: of the server."""
+    """Sends spans.
+    endpoint: an OTLP collector over gRPC, http:// in plain text or https://. model: the served model.
+    version: the server's.
+    """
 
     def __init__(self, endpoint: str, model: str, version: str) -> None:
         self._model = model
@@ -76,20 +77,20 @@ class Spans:
         )
 
     def ended(self, call: Call) -> None:
-        """Takes a completion's spans, if its trace is one that somebody keeps."""
+        """Queue a completion's spans if its trace is sampled."""
         if call.method not in COMPLETIONS or not call.trace.flags & SAMPLED:
             return
         for span in self._spans(call):
             self._processor.on_end(span)
 
     def close(self) -> None:
-        """Sends what is left, if that takes no longer than a second."""
+        """Send the remaining spans for at most one second."""
         closing = threading.Thread(target=self._processor.shutdown, daemon=True)
         closing.start()
         closing.join(_CLOSE_S)
 
     def _spans(self, call: Call) -> Iterator[ReadableSpan]:
-        """The completion's, then those inside it, of which each begins where the one before ends."""
+        """Yield the completion's span, then its children, of which each begins at the previous one's end."""
         trace = call.trace
         own = _context(trace.trace_id, trace.span_id)
         parent = _context(trace.trace_id, trace.parent_id, is_remote=True) if trace.parent_id else None
@@ -144,7 +145,7 @@ class Spans:
 
 
 def _parts(call: Call, end_ns: int) -> Iterator[tuple[str, int, int]]:
-    """Name, begin and end of what a completion went through, the last of it up to its end."""
+    """Yield name, begin and end of the completion's phases; the last one ends with the call."""
     if call.submitted is None or call.so_far is None:
         return
     timing, submitted_ns = call.so_far.timing, _wall_ns(call, call.submitted)

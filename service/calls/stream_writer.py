@@ -1,4 +1,4 @@
-"""Writes the events of one stream, and finds out when nobody reads them."""
+"""Writes the events of one stream and detects a client that does not read."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import grpc
 from google.protobuf.message import Message
 
 from runahead.service.engine.request_stream import StalledReaderError
-from runahead.service.engine.running_time import LOOKS
+from runahead.service.engine.running_time import CHECKS
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class StreamWriter:
-    """Of a call that the current task serves, as a context manager around all that the call holds.
+    """Writes the current call's stream, as a context manager around everything that the call holds.
 
-    A write ends when the transport has taken its bytes, which it does as the client reads. One that lasts longer than
-    `stalled_s` seconds raises StalledReaderError; what is left of it then stays in the library, which has no means to
-    reset a call, until the client reads it or its connection ends.
+    A write ends when the transport takes its bytes, which depends on the client's reads. A write longer than
+    `stalled_s` seconds raises StalledReaderError; its rest stays in the library, which can't reset a call, until the
+    client reads it or the connection ends.
     """
 
     def __init__(self, context: _Context, stalled_s: float) -> None:
@@ -29,7 +29,7 @@ class StreamWriter:
         self._loop = asyncio.get_running_loop()
         self._headers: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._looks: int | None = None  # at the write that is under way
+        self._checks: int | None = None  # checks of the current write
         self._stalled = False
         task = asyncio.current_task()
         assert task is not None
@@ -39,26 +39,27 @@ class StreamWriter:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        """By now whoever writes has let go of everything. The call's status can be sent behind its headers alone."""
+        """The writer's resources are released by now, so the call's status can wait behind its headers."""
         if self._timer is not None:
             self._timer.cancel()
         if self._headers is not None and isinstance(error, Exception):
             await asyncio.wait([self._headers])
 
     async def begin(self, headers: Sequence[tuple[str, str]] = ()) -> None:
-        """Sends the headers, these among them, apart from any message, since a client that takes no message still
-        takes them; and without them no status could end the call. Raises StalledReaderError."""
-        self._look_again()
+        """Send the headers, with these ones, before any message: a client that takes no message takes headers, and only
+        then can a status end the call. Raises StalledReaderError.
+        """
+        self._set_timer()
         self._headers = asyncio.ensure_future(self._context.send_initial_metadata(tuple(headers)))
         self._headers.add_done_callback(lambda headers: headers.cancelled() or headers.exception())
         await self._take(asyncio.shield(self._headers))
 
     def write(self, event: Message) -> Awaitable[None]:
-        """Done when the transport has it. Raises StalledReaderError."""
+        """Write an event; done when the transport has it. Raises StalledReaderError."""
         return self._take(self._context.write(event))
 
     async def _take(self, writing: Awaitable[None]) -> None:
-        self._looks = 0
+        self._checks = 0
         try:
             await writing
         except asyncio.CancelledError:
@@ -67,19 +68,20 @@ class StreamWriter:
             self._task.uncancel()
             raise StalledReaderError(self._stalled_s) from None
         finally:
-            self._looks = None
+            self._checks = None
 
-    def _look_again(self) -> None:
-        """One timer a stream, which no write touches."""
-        self._timer = self._loop.call_later(self._stalled_s / LOOKS, self._look)
+    def _set_timer(self) -> None:
+        """Set the stream's one timer, which writes do not touch."""
+        self._timer = self._loop.call_later(self._stalled_s / CHECKS, self._check)
 
-    def _look(self) -> None:
-        """Counts looks at a write, of which the first may come at once: the time in which this process was stopped
-        counts as one."""
-        if self._looks is not None:
-            self._looks += 1
-        if self._looks is None or self._looks <= LOOKS:
-            self._look_again()
+    def _check(self) -> None:
+        """Count checks of a write. Two are needed to end it, because the first may come at once and time in which the
+        process was stopped counts as one.
+        """
+        if self._checks is not None:
+            self._checks += 1
+        if self._checks is None or self._checks <= CHECKS:
+            self._set_timer()
         else:
             self._stalled = True
             self._task.cancel()

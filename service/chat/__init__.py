@@ -1,1 +1,1 @@
-"""Chats: a checkpoint's template makes a prompt of messages, in processes that can reach nothing."""
+"""Chats: a checkpoint's template renders messages to a prompt, in confined processes."""

@@ -1,4 +1,4 @@
-"""What a template is given of a chat: the messages, tools and variables as plain values, or what is wrong with them."""
+"""Converts a chat to its template's variables: messages, tools and options as plain values."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from typing import Any, Final, NoReturn
 
 from runahead.service.chat.template_messages import Asked
 
-# Variables and functions that a template has by other ways, beside the special tokens' names.
+# Variables and functions that a template gets by other means, beside special tokens' names.
 RESERVED: Final = frozenset(
     "messages tools add_generation_prompt continue_final_message chat_template raise_exception strftime_now namespace "
     "dict range lipsum cycler joiner self loop caller varargs kwargs true false none True False None".split()
 )
 _VISIBLE: Final = re.compile(r"\S")
-# Roles of which templates make special tokens, such as <|user|>.
+# Roles that templates turn into special tokens, such as <|user|>.
 _ROLES: Final = frozenset(
     "system developer user assistant tool function ipython model context document documents observation".split()
 )
 
 
 class ChatFault(Exception):
-    """field: the path in the chat, empty for all of it. sentence: what is wrong there, to be put behind the path."""
+    """An invalid chat. field: the path in the chat, empty for the whole chat. sentence: the fault, appended to the
+    path.
+    """
 
     def __init__(self, field: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -31,7 +33,7 @@ class ChatFault(Exception):
 
 
 def chat_values(asked: Asked, tokens: Mapping[str, str], special: Sequence[str]) -> dict[str, Any]:
-    """The variables of a template. tokens, special: as `Templates` has them. Raises ChatFault."""
+    """Return a template's variables. tokens, special: see `Templates`. Raises ChatFault."""
     messages = [_message(message, f"messages[{index}]") for index, message in enumerate(asked.messages)]
     tools = _objects(asked.tools_json, "tools_json") if asked.tools_json else None
     options = _options(asked.options_json, tokens) if asked.options_json else {}
@@ -64,7 +66,7 @@ def _message(given: Mapping[str, str], path: str) -> dict[str, Any]:
 
 
 def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
-    """`transformers` has the reasoning under a second name, which some templates read."""
+    """Add the reasoning under the second name that `transformers` gives it and some templates read."""
     reasoning = message.get("reasoning_content")
     return message if reasoning is None else {"thinking": reasoning, **message}
 
@@ -78,7 +80,7 @@ def _options(text: str, tokens: Mapping[str, str]) -> dict[str, Any]:
             raise ChatFault("options_json", f"has a variable {name[:100]!r}, which can't be set")
     documents = options.get("documents")
     if documents is not None and not _are_objects(documents):
-        raise ChatFault("options_json", "has documents that are no array of objects")
+        raise ChatFault("options_json", "has documents that are not an array of objects")
     return options
 
 
@@ -95,7 +97,7 @@ def _are_objects(value: Any) -> bool:
 
 def _parsed(text: str, field: str) -> Any:
     def refuse(constant: str) -> NoReturn:
-        raise ValueError(f"{constant} is none of its numbers")
+        raise ValueError(f"{constant} is not one of its numbers")
 
     read: Callable[..., Any] = json.loads
     try:
@@ -120,8 +122,7 @@ def _refuse_part(role: str, field: str, special: Sequence[str]) -> None:
 
 
 def _spelled(value: Any, letter: str) -> Any:
-    """The value with this letter in place of each visible character of its texts. Names that a template may look up are
-    left."""
+    """Replace each visible character of the texts with this letter. Names that a template may look up stay."""
     if isinstance(value, str):
         return _VISIBLE.sub(letter, value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The chats of one front end: who renders them, and what ends an answer to one."""
+"""The chats of one front end: renders them, and finds the tokens that end an answer."""
 
 from __future__ import annotations
 
@@ -25,16 +25,15 @@ from runahead.service.workers.worker_process import UnusableError, WorkerLostErr
 log = structlog.get_logger(__name__)
 
 _WORKERS: Final = 2
-_WALL: Final = 20  # times its processor time, which a rendering may take on a machine that is busy
+_WALL: Final = 20  # wall time for a rendering on a busy machine, in multiples of its processor time
 _ANSWER: Final = "an answer of the assistant"
-_NOBODY: Final = -1  # in place of a caller's number
+_NOBODY: Final = -1  # instead of a caller's number
 
 
 class Chats:
-    """Renders chats in processes of its own, which are started when they are needed. To be used on one event loop, and
-    closed.
+    """Renders chats in worker processes, started on demand. Use it on one event loop and close it.
 
-    tokenizer: None where the service has none. info: of the engine.
+    tokenizer: None if the service has none. info: the engine's.
     """
 
     def __init__(self, tokenizer: TextTokenizer | None, info: EngineInfo) -> None:
@@ -48,38 +47,37 @@ class Chats:
         self._orders = Templates(templates, self._tokens, list(self._ids), LIMITS.prompt_text_bytes)
         self._turns = Turns(_WORKERS)
         self._workers = [self._new_worker() for _ in range(_WORKERS)]
-        self._idle = list(self._workers)  # the one used last at the end
+        self._idle = list(self._workers)  # the most recently used one last
         self._ends: tuple[int, ...] | None = None
 
     @property
     def are_served(self) -> bool:
-        """Requests may have a chat."""
+        """Whether requests may have a chat."""
         return self._tokenizer is not None and not self._refusal
 
     @property
     def waiting(self) -> int:
-        """Chats that wait for a turn."""
+        """The number of chats that wait for a worker."""
         return self._turns.waiting
 
     def require(self) -> None:
-        """Raises ServiceError (FAILED_PRECONDITION) where chats are not served."""
+        """Check that chats are served. Raises ServiceError (FAILED_PRECONDITION)."""
         if self._tokenizer is None:
             raise no_tokenizer()
         if self._refusal:
             raise no_chat_template(self._refusal)
 
     async def text(self, chat: CheckedChat, caller: int, letter: str = "") -> str:
-        """The prompt that the model's template makes of a chat. caller: callers take turns. letter: as `Asked` has it.
+        """Render a chat to a prompt with the model's template. caller: callers take turns. letter: see `Asked`.
 
-        Raises ServiceError: what `require` raises, INVALID_ARGUMENT with the field's path, FAILED_PRECONDITION for a
-        template that is none, RESOURCE_EXHAUSTED for a chat that takes too much, and UNAVAILABLE where its process was
-        lost.
+        Raises ServiceError: the errors of `require`, INVALID_ARGUMENT with the field's path, FAILED_PRECONDITION for an
+        invalid template, RESOURCE_EXHAUSTED for a chat that takes too much, UNAVAILABLE if its process was lost.
         """
         self.require()
         asked = Asked(**asdict(chat), now=datetime.now().isoformat(), letter=letter)
         answer = await self._turns.do(caller, lambda: self._rendered(asked))
         if answer.fault == "template":
-            raise no_chat_template(f"the model's is no template of Jinja: {answer.sentence}")
+            raise no_chat_template(f"the model's is not a Jinja template: {answer.sentence}")
         if answer.fault:
             field = f"chat.{answer.field}" if answer.field else "chat"
             sentence = f"{field} {answer.sentence}"
@@ -89,8 +87,9 @@ class Chats:
         return answer.text
 
     async def end_token_ids(self) -> tuple[int, ...]:
-        """The tokens that end an answer: what the template writes behind one, the tokenizer's end of a sequence, and
-        the model's. Empty where chats are not served."""
+        """Return the tokens that end an answer: the template's, the tokenizer's end of sequence and the model's. Empty
+        if chats are not served.
+        """
         if not self.are_served:
             return ()
         if self._ends is None:
@@ -98,24 +97,24 @@ class Chats:
                 turn_end = await self._turn_end()
             except ServiceError as error:
                 if error.reason == "CHAT_LOST":
-                    return self._all_ends("")  # this time
+                    return self._all_ends("")  # a lost process: the template's end is unknown this time
                 log.warning("chat_end_unknown", reason=error.reason, why=error.sentence)
                 turn_end = ""
             self._ends = self._all_ends(turn_end)
         return self._ends
 
     async def close(self) -> None:
-        """Ends the processes."""
+        """End the processes."""
         for worker in self._workers:
             await worker.close()
 
     def _new_worker(self) -> WorkerProcess:
-        # Of the environment nothing but where this code was found.
+        # The environment has only the import path.
         environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
         return WorkerProcess(TEMPLATE_MODULE, self._orders, "chat", "renders chats", environment)
 
     async def _turn_end(self) -> str:
-        """The special token that the template writes behind an answer. Empty: none."""
+        """Find the special token that the template writes after an answer, empty if none."""
         messages = ({"role": "user", "content": "A question."}, {"role": "assistant", "content": _ANSWER})
         text = await self.text(CheckedChat(messages, "", "", False, False, "", False), _NOBODY)
         behind = text.rpartition(_ANSWER)[2].lstrip()
@@ -126,7 +125,7 @@ class Chats:
         return tuple(dict.fromkeys([*named, *self._eos_token_ids]))
 
     async def _rendered(self, asked: Asked) -> Rendered:
-        """Within a turn, so that a worker is idle."""
+        """Render in an idle worker."""
         worker = self._idle.pop()
         try:
             answer = await worker.ask(asked, Rendered, _WALL * RENDER_S)
@@ -144,16 +143,16 @@ class Chats:
 
 
 def _of_a_process_that_ended(code: int) -> Rendered:
-    """Raises ServiceError where it was not the chat that has ended it."""
+    """Return the fault of a chat that ended its process. Raises ServiceError if the chat did not cause the end."""
     if code == -signal.SIGPROF:
         return Rendered(fault="cost", sentence=f"takes more than {RENDER_S:g} s of processor time to be rendered")
-    if code in (-signal.SIGABRT, -signal.SIGSEGV):  # what a library does where it is refused memory
+    if code in (-signal.SIGABRT, -signal.SIGSEGV):  # libraries abort when memory is refused
         return Rendered(fault="cost", sentence="needs more memory to be rendered than a chat may take")
     raise _lost("the process that rendered the request's chat was ended")
 
 
 def _why_none(templates: Mapping[str, str]) -> str:
-    """Why chats are not served, as a sentence without its end. Empty: they are."""
+    """Say why chats are not served, as a sentence without a period. Empty if they are."""
     if not templates:
         return "the model has no chat template, and none was given with --chat-template"
     return why_no_jinja2()

@@ -1,4 +1,4 @@
-"""The package that renders templates. Nothing of it is loaded here."""
+"""Checks the package that renders templates, without loading it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 from importlib import metadata
 from typing import Final
 
-_LEAST: Final = (3, 1, 6)  # those before have known ways out of the sandbox
+_LEAST: Final = (3, 1, 6)  # earlier versions have known ways out of the sandbox
 _INSTALL: Final = "pip install 'runahead-server[chat]'"
 
 
 def why_no_jinja2() -> str:
-    """Why no template can be rendered here, and how to mend it: a sentence without its end. Empty: it can."""
+    """Say why templates can't be rendered and how to fix it, as a sentence without a period. Empty if they can."""
     least = ".".join(map(str, _LEAST))
     try:
         found = metadata.version("jinja2")

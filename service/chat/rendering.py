@@ -1,4 +1,6 @@
-"""A chat's prompt, as `transformers` makes it: which template, with which values, cut where an answer goes on."""
+"""Renders a chat's prompt like `transformers`: chooses the template, sets its variables, and cuts the text where an
+answer continues.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,10 @@ from runahead.service.chat.template_messages import Asked, Templates
 from runahead.service.chat.template_sandbox import compiled, rendered
 
 DEFAULT: Final = "default"
-_WITH_TOOLS: Final = "tool_use"  # the default of a chat with tools, where there is one of this name
-# Put behind the message that an answer continues, and looked for in what the template makes of it.
+_WITH_TOOLS: Final = "tool_use"  # the default for a chat with tools, if a template has this name
+# Appended to the message that an answer continues, and searched in the rendered text.
 _MARK: Final = "<<the answer goes on here>>"
-# Modules that filters and methods load when they are first used, which a confined process can't.
+# Modules that filters and methods load on first use, which a confined process can't.
 _LATE_MODULES: Final = (
     "decimal", "fractions", "pprint", "random", "textwrap", "unicodedata", "urllib.parse", "encodings.ascii",
     "encodings.latin_1", "encodings.utf_16", "encodings.idna", "jinja2.constants", "jinja2.debug",
@@ -26,7 +28,7 @@ _WARM_UP: Final = (
 
 
 def load_modules() -> None:
-    """Loads all that a rendering may need later."""
+    """Load every module that a rendering may need later."""
     for name in _LATE_MODULES:
         importlib.import_module(name)
     now = datetime.now()
@@ -35,14 +37,14 @@ def load_modules() -> None:
 
 
 class Rendering:
-    """Renders chats one after the other. Of a template its code is kept, and of a chat nothing."""
+    """Renders chats one after the other. Keeps compiled templates, and nothing of a chat."""
 
     def __init__(self, orders: Templates) -> None:
         self._orders = orders
         self._codes: dict[str, CodeType] = {}
 
     def text(self, asked: Asked) -> str:
-        """The prompt. Raises ChatFault, what `template_sandbox.rendered` raises, and TemplateSyntaxError."""
+        """Render the prompt. Raises ChatFault, TemplateSyntaxError and the errors of `template_sandbox.rendered`."""
         values = chat_values(asked, self._orders.tokens, self._orders.special)
         if asked.continue_last:
             last = values["messages"][-1]
@@ -54,7 +56,7 @@ class Rendering:
         try:
             text = rendered(self._code(asked), values, now, most_bytes)
         except UnicodeEncodeError:
-            raise ChatFault("", "can't be rendered: half of a character is no text") from None
+            raise ChatFault("", "can't be rendered: it has an unpaired surrogate") from None
         if asked.continue_last:
             text = _cut_at_mark(text)
         if not text:
@@ -73,8 +75,7 @@ class Rendering:
 
 
 def _cut_at_mark(text: str) -> str:
-    """The text up to the message's end. Where the template has stripped what stands behind the mark, it strips what
-    stands before it, too."""
+    """Cut the text at the message's end. A template that strips text after the mark also strips text before it."""
     end = text.rfind(_MARK)
     if end < 0:
         raise ChatFault("continue_last", "can't be done: the chat template does not write the last message as it is")

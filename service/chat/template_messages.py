@@ -1,4 +1,4 @@
-"""What a front end and a process that renders chats say to each other: lines of JSON, one for each of these."""
+"""Messages between a front end and a rendering process: JSON lines, one for each of these classes."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from typing import Literal
 import msgspec
 
 TEMPLATE_MODULE = "runahead.service.chat.template_process"
-RENDER_S = 3.0  # of processor time that a rendering may take
-MEMORY_BYTES = 512 << 20  # of addresses that the process may take
-# What went wrong. request: the chat, or the template refuses it; cost: it takes more time, memory or text than one may;
-# template: the template is none.
+RENDER_S = 3.0  # of processor time for a rendering
+MEMORY_BYTES = 512 << 20  # of the process's address space
+# The fault. request: the chat or the template refuses it; cost: it takes too much time, memory or text; template: the
+# template is invalid.
 Fault = Literal["", "request", "cost", "template"]
 
 
 class Templates(msgspec.Struct, frozen=True):
-    """Said first, once. templates: by their names. tokens: special tokens by the names under which templates ask for
-    them. special: every special token, as a text spells it. most_bytes: of a rendered text in UTF-8."""
+    """The first message. templates: by name. tokens: special tokens by the names that templates use. special: every
+    special token's text. most_bytes: bound of a rendered text in UTF-8.
+    """
 
     templates: Mapping[str, str]
     tokens: Mapping[str, str]
@@ -26,9 +27,10 @@ class Templates(msgspec.Struct, frozen=True):
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A chat to render. messages: the fields that are set of each, by their names in the contract. template_name: empty
-    for the default. now: the server's clock, local time in ISO 8601. letter: in place of each visible character of the
-    texts, roles left as they are; empty: the texts themselves."""
+    """A chat to render. messages: the set fields of each, by contract name. template_name: empty for the default. now:
+    the server's local time in ISO 8601. letter: replaces each visible character of texts other than roles; empty leaves
+    texts unchanged.
+    """
 
     messages: Sequence[Mapping[str, str]]
     now: str
@@ -42,8 +44,9 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Rendered(msgspec.Struct, frozen=True):
-    """text: the prompt. fault, sentence: why there is none; field: its path in the chat, empty for all of it. is_last:
-    the process ends behind this answer."""
+    """The result. text: the prompt. fault, sentence: why there is none; field: the path in the chat, empty for the
+    whole chat. is_last: the process ends after this answer.
+    """
 
     text: str = ""
     fault: Fault = ""

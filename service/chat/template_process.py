@@ -1,9 +1,9 @@
 """The process that renders chats: `python -m runahead.service.chat.template_process`.
 
-It reads lines of JSON from standard input and writes one for each to standard output, which
-`runahead.service.chat.template_messages` has. A template is a stranger's program, and no signal or thread of the same
-process could end one that computes a number of a billion digits: so it runs here, where the system ends it beyond its
-processor time, refuses it memory, and lets it reach nothing. At the input's end whoever has asked is gone, and it ends.
+Reads JSON lines from standard input and writes one answer for each to standard output
+(`runahead.service.chat.template_messages`). A template is untrusted code, and no signal or thread of the same process
+could end one that computes a billion-digit number. In this process the system limits its processor time and memory, and
+it can reach nothing. The process ends when its input ends.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from runahead.service.workers.confinement import confine
 from runahead.service.workers.ready import Ready
 
 _RENDERINGS: Final = 256  # of one process
-_WORDS: Final = 512  # characters of a template's own words that are told
+_WORDS: Final = 512  # characters of a template's error message that are passed on
 
 
 def main() -> int:
-    """Answers until the input ends. Returns the exit code."""
+    """Answer until the input ends. Returns the exit code."""
     signal_at_parents_death()
     said = sys.stdin.buffer
     orders = msgspec.json.decode(said.readline(), type=Templates)
@@ -63,12 +63,12 @@ def _answer(rendering: Rendering, line: bytes) -> Rendered:
         return _refused(f"{error} (line {error.lineno})", fault="template")
     except TemplateError as error:
         return _refused(f"can't be rendered: {error}")
-    except Exception as error:  # whatever an operation of the template raises
+    except Exception as error:  # any error of a template's operation
         return _refused(f"can't be rendered: {type(error).__name__}: {error}")
 
 
 def _refused(words: str, *, fault: Fault = "request", field: str = "") -> Rendered:
-    """Words on one line, without characters that are no text."""
+    """Make the answer for a fault, with its words on one line and without invalid characters."""
     line = " ".join(words.encode("utf-8", "replace").decode().split())
     return Rendered(fault=fault, field=field, sentence=line if len(line) <= _WORDS else line[: _WORDS - 1] + "…")
 

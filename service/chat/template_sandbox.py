@@ -1,7 +1,7 @@
-"""A chat template, rendered in jinja2's sandbox as `transformers` renders it.
+"""Renders a chat template in jinja2's sandbox like `transformers`.
 
-A template comes with a checkpoint, and is a program that somebody else has written. The sandbox keeps it from
-everything but the values that it is given; what it takes of time and memory, its process has to bound.
+A template comes with a checkpoint and is untrusted code. The sandbox limits it to its variables; its process limits
+time and memory.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from jinja2.utils import Namespace
 
 
 class RefusedByTemplate(TemplateError):
-    """The template itself refuses the messages, and says why."""
+    """Raised by the template itself for messages that it refuses, with its reason."""
 
 
 class TooLong(ValueError):
-    """The text that the template makes has no end, or one that is too far away."""
+    """The rendered text exceeds its bound."""
 
 
 class _Generation(Extension):
-    """`{% generation %}`, which tells a trainer where an answer stands: what is in it is rendered as anything else."""
+    """`{% generation %}`, which marks answers for trainers: its body is rendered unchanged."""
 
     tags = {"generation"}  # noqa: RUF012, as the library declares it
 
@@ -41,7 +41,7 @@ class _Generation(Extension):
 
 
 class _PublicNamespace(Namespace):
-    """A namespace that holds nothing under a name of Python's own."""
+    """A namespace that refuses Python's private names."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         if str(name).startswith("_"):
@@ -50,17 +50,17 @@ class _PublicNamespace(Namespace):
 
 
 def compiled(template: str) -> CodeType:
-    """A template's code. Raises TemplateSyntaxError where it is none, and what an operation on constants raises."""
+    """Compile a template. Raises TemplateSyntaxError, and errors of operations on constants."""
     return _new_sandbox().compile(template)
 
 
 def rendered(code: CodeType, values: Mapping[str, Any], now: datetime, most_bytes: int) -> str:
-    """The text that a template makes of these variables, in a sandbox that nothing else has been in.
+    """Render a template with these variables in a new sandbox.
 
-    code: see `compiled`. now: local time. most_bytes: of the text in UTF-8.
+    code: see `compiled`. now: local time. most_bytes: bound of the text in UTF-8.
 
-    Raises RefusedByTemplate, TooLong, and whatever a template can raise that does not make sense: TemplateError,
-    MemoryError, RecursionError, or any other exception of an operation in it.
+    Raises RefusedByTemplate, TooLong and any error of a wrong template: TemplateError, MemoryError, RecursionError, or
+    an operation's exception.
     """
     sandbox = _new_sandbox()
     sandbox.globals.update(strftime_now=now.strftime)
@@ -89,7 +89,7 @@ def _refuse(message: object) -> NoReturn:
 
 
 def _dict(*arguments: Any, **values: Any) -> dict[Any, Any]:
-    """In place of the type, which has more to it than a template needs."""
+    """Replaces the type `dict`, which has more methods than a template needs."""
     return dict(*arguments, **values)
 
 
@@ -103,5 +103,5 @@ def _namespace(*arguments: Any, **values: Any) -> Namespace:
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """Unlike the library's own, it leaves characters of HTML as they are."""
+    """Serialize to JSON; unlike the library's filter, leaves HTML characters unescaped."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,1 +1,1 @@
-"""What the command line does, beside serving."""
+"""The command line's commands."""

@@ -1,4 +1,4 @@
-"""`runahead abort`: ends requests by their ids, or all that the caller may end."""
+"""`runahead abort`: ends requests by id, or all that the caller may end."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _OUTCOME: Final = "ABORT_OUTCOME_"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Which requests."""
+    """Add flags that choose the requests."""
     parser.add_argument("ids", nargs="*", metavar="ID", help="id of a request, or caller/id of somebody else's")
     parser.add_argument("--all", action="store_true", help="all requests that the caller may end")
     add_timeout_flag(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints a line for each request: its id and what became of it. Returns the exit status.
+    """Print each request's id and outcome. Returns the exit status.
 
-    0: each has ended, now or before. 1: the call failed, or an id is not known. 2: a flag is invalid. 130: interrupted.
+    0: each has ended, now or before. 1: the call failed, or an id is unknown. 2: a flag is invalid. 130: interrupted.
     """
     return _show(one_call(arguments, _request(arguments), lambda stub: stub.Abort))
 
@@ -38,10 +38,10 @@ def _show(response: control_pb2.AbortResponse) -> int:
 
 
 def _request(arguments: argparse.Namespace) -> control_pb2.AbortRequest:
-    """Raises UsageError."""
+    """Make the request. Raises UsageError."""
     if bool(arguments.ids) == arguments.all:
         raise UsageError("give the ids of requests, or --all" + (", and not both" if arguments.all else ""))
     try:
         return control_pb2.AbortRequest(request_ids=arguments.ids, all=arguments.all or None)
-    except ValueError as error:  # a character that no text may hold
+    except ValueError as error:  # an invalid character
         raise UsageError("an id is not UTF-8") from error

@@ -1,4 +1,4 @@
-"""A picture of the chain as it ran: some launches of a timeline, or of several to one scale, as SVG."""
+"""Draws launches of one timeline, or of several to one scale, as SVG."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ SHOWN: Final = 5  # launches of the slowest panel
 WIDTH: Final = 960
 LEFT: Final = 110
 _PANEL: Final = 164
-_LETTER: Final = 8.0  # the widest digit or letter, about, in pixels
+_LETTER: Final = 8.0  # width of the widest character in pixels, about
 _GAP: Final = 6.0  # between two labels
-_IN_MS: Final = 100_000.0  # microseconds that a picture spans, from which on its times are in milliseconds
+_IN_MS: Final = 100_000.0  # microseconds of a picture from which times are in milliseconds
 _HOST, _DEVICE, _IDLE, _INK = "#4c78a8", "#59a14f", "#e15759", "#222222"
 
 
 def picture(panels: Sequence[tuple[str, Timeline]], caption: str = "") -> str:
-    """A panel for each timeline, by its name. Of each are shown the launches whose steps are most like its median step.
+    """Draw a panel for each timeline, by name, with the launches whose steps are closest to the median.
 
     A timeline has at least one launch.
     """
@@ -30,8 +30,8 @@ def picture(panels: Sequence[tuple[str, Timeline]], caption: str = "") -> str:
     span = max(launches[-1].device[1] - launches[0].device[0] for _, _, launches in shown)
     scale = (WIDTH - LEFT - 20) / span
     drawing = _Drawing(_PANEL * len(panels) + (90 if caption else 68))
-    for place, (name, timeline, launches) in enumerate(shown):
-        _draw_panel(drawing, name, timeline, launches[0].device[0], 20 + place * _PANEL, span, scale)
+    for index, (name, timeline, launches) in enumerate(shown):
+        _draw_panel(drawing, name, timeline, launches[0].device[0], 20 + index * _PANEL, span, scale)
     end = 20 + _PANEL * len(panels)
     for tick in range(0, int(span), _tick(span)):
         drawing.line(LEFT + tick * scale, end - 12, LEFT + tick * scale, end - 6)
@@ -42,7 +42,7 @@ def picture(panels: Sequence[tuple[str, Timeline]], caption: str = "") -> str:
 
 
 def _draw_legend(drawing: _Drawing, y: float) -> None:
-    """One line: what each colour and mark stands for. y: of its letters' base."""
+    """Draw the legend in one line. y: of its text's baseline."""
     x = 10.0
     for colour, words in ((_HOST, "host at work"), (_DEVICE, "device runs a launch"), (_IDLE, "device is idle")):
         drawing.bar(x, y - 11, 14, 12, colour, words)
@@ -57,14 +57,14 @@ def _draw_legend(drawing: _Drawing, y: float) -> None:
 
 
 def _time(microseconds: float, span: float, digits: int = 0) -> str:
-    """In the unit that suits a picture of so many microseconds. digits: behind the point of microseconds."""
+    """Format a time in the unit for a picture of `span` microseconds. digits: decimals of microseconds."""
     if span >= _IN_MS:
         return f"{microseconds / 1e3:.{digits + 1}f}".removesuffix(".0") + " ms"
     return f"{microseconds:.{digits}f} µs"
 
 
 def _typical(launches: Sequence[TimedLaunch]) -> Sequence[TimedLaunch]:
-    """SHOWN in a row, or as many as there are: those whose steps, the worst of them, are nearest the median step."""
+    """Choose at most SHOWN consecutive launches whose worst step is nearest to the median."""
     steps = [after.device[0] - before.device[0] for before, after in pairwise(launches)]
     if len(launches) <= SHOWN:
         return launches
@@ -75,13 +75,13 @@ def _typical(launches: Sequence[TimedLaunch]) -> Sequence[TimedLaunch]:
 
 
 def _tick(span: float) -> int:
-    """Microseconds between the marks of the scale, 1, 2 or 5 times a power of ten: ten of them at most."""
+    """Return the microseconds between ticks, 1, 2 or 5 times a power of ten, for at most ten ticks."""
     steps = (step * power for power in accumulate(repeat(10), mul, initial=1) for step in (1, 2, 5))
     return next(step for step in steps if span / step <= 10)
 
 
 def _work(waits: Sequence[Span]) -> Iterator[Span]:
-    """Where the host did not wait, between its first wait and its last."""
+    """Yield the host's working times, between its first and last wait."""
     for (_, begin), (end, _) in pairwise(waits):
         yield begin, end
 
@@ -104,7 +104,7 @@ def _draw_panel(
     drawing.text(10, device + 18, "device")
     for begin, end in _work(timeline.waits):
         bar(begin, end, host, _HOST, _time(end - begin, span))
-    labelled_to = float(LEFT)  # of the labels above the host's bar
+    labelled_to = float(LEFT)  # right end of the labels above the host's bar
     for launch in timeline.launches:
         begin, end = launch.device
         width = len(str(launch.number)) * _LETTER
@@ -136,7 +136,7 @@ def _heading(launches: Sequence[TimedLaunch], span: float) -> str:
 
 
 class _Drawing:
-    """SVG elements, one after the other."""
+    """SVG elements in order."""
 
     def __init__(self, height: int) -> None:
         self.parts = [
@@ -160,7 +160,7 @@ class _Drawing:
         self.parts.append(f'<text x="{x:.1f}" y="{y:.1f}" fill="{colour}" text-anchor="{anchor}">{escape(text)}</text>')
 
     def mark(self, x: float, y: float, title: str) -> None:
-        """A small triangle that points up at (x, y)."""
+        """Draw a small triangle that points up at (x, y)."""
         points = f"{x:.1f},{y:.1f} {x - 4:.1f},{y + 8:.1f} {x + 4:.1f},{y + 8:.1f}"
         self.parts.append(f'<polygon points="{points}" fill="{_INK}"><title>{escape(title)}</title></polygon>')
 

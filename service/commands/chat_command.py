@@ -1,4 +1,4 @@
-"""`runahead chat`: a conversation with the served model, which remembers what was said."""
+"""`runahead chat`: a conversation with the served model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from runahead.service.commands.request_flags import (
 from runahead.service.commands.terminal_text import Screen, harmless
 from runahead.v1 import generate_pb2, model_pb2
 
-# A chat asks many times, its template writes the special tokens, and it shows text alone.
+# A chat sends several requests, its template writes the special tokens, and only text is shown.
 _NOT_FOR_A_CHAT: Final = ("request_id", "n", "add_special_tokens", "output")
 _HELP: Final = """\
 /help     shows this
@@ -46,17 +46,17 @@ _ABORTED = generate_pb2.FINISH_REASON_ABORTED
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The system prompt, and how answers are drawn and end."""
+    """Add flags of the system prompt and of sampling and stopping."""
     add_system_flag(parser)
     parser.add_argument("--timeout", metavar="SECONDS", help="give up an answer after this long")
     add_field_flags(parser, without=_NOT_FOR_A_CHAT)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Converses until the input ends; returns the exit status.
+    """Converse until the input ends. Returns the exit status.
 
-    0: it has ended. 1: there can be no chat; without a terminal also: a message had no answer, and later ones were not
-    sent. 2: a flag or a message is invalid. 130: interrupted, which on a terminal ends an answer and nothing else.
+    0: the input has ended. 1: the server has no chats, or without a terminal a message failed and later ones were not
+    sent. 2: a flag or a message is invalid. 130: interrupted; on a terminal that only ends an answer.
     """
     server = endpoint(arguments)
     timeout_s = None if arguments.timeout is None else seconds_of(arguments.timeout)
@@ -73,9 +73,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class _Chat:
-    """The lines of one user.
+    """One user's chat.
 
-    is_typed: on a terminal. There it is said what goes wrong with a message, and the next one is read.
+    is_typed: on a terminal, where a failed message is reported and the next one is read.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class _Chat:
         self._screen = Screen()
 
     def run(self, lines: Iterable[str]) -> int:
-        """The exit status."""
+        """Run the chat and return the exit status."""
         info = self._info
         if self._is_typed:
             _say(f"{printable(info.model)}, a context of {info.context_length} tokens. /help names the commands.")
@@ -107,7 +107,7 @@ class _Chat:
         return 0
 
     def _line(self, line: str) -> int:
-        """A message is answered, a command done. Returns an exit status: 0 if there is nothing wrong."""
+        """Answer a message or run a command. Returns an exit status, 0 without a failure."""
         command = line.strip()
         if command == "/help":
             _say(_HELP)
@@ -115,7 +115,7 @@ class _Chat:
             self._conversation.reset()
         elif command.startswith("/") and not line.startswith("//"):
             word = printable(command.split()[0])
-            _say(f"runahead chat: {word} is no command; /help names them, and // begins a message with /")
+            _say(f"runahead chat: {word} is not a command; /help names them, and // begins a message with /")
             return EXIT_USAGE
         elif command:
             return self._message(line[1:] if line.startswith("//") else line)
@@ -137,7 +137,7 @@ class _Chat:
         return 0
 
     def _end_of(self, finished: generate_pb2.Finished) -> str:
-        """How long the answer took, how full the context is, and why it ended, where the model did not end it."""
+        """Describe an answer's end: duration, context use, and the reason if the model did not end it."""
         usage, context = finished.usage, self._info.context_length
         pace = tokens_per_second(finished)
         parts = [
@@ -153,5 +153,5 @@ class _Chat:
 
 
 def _say(sentence: str) -> None:
-    """Beside the answers, on standard error: a server's words in it act on no terminal either."""
+    """Print on standard error, without control characters of a server's words."""
     print(harmless(sentence), file=sys.stderr, flush=True)

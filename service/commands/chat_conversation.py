@@ -1,4 +1,4 @@
-"""A conversation with the served model: its messages, and the next answer."""
+"""A conversation with the served model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runahead.v1 import generate_pb2, model_pb2
 
 
 def why_no_chat(info: model_pb2.GetModelInfoResponse) -> str:
-    """Return why the server takes no chats, as a sentence without its end; empty if it does."""
+    """Return why the server takes no chats, as a sentence without a period; empty if it does."""
     if info.chat:
         return ""
     if not info.has_tokenizer:
@@ -31,19 +31,19 @@ def why_no_chat(info: model_pb2.GetModelInfoResponse) -> str:
 def chat_request(
     options: generate_pb2.GenerateRequest, messages: Iterable[generate_pb2.ChatMessage]
 ) -> generate_pb2.GenerateRequest:
-    """Return the options with these messages as prompt, and with a chat's defaults for unset options."""
+    """Return the options with these messages as prompt and a chat's defaults."""
     request = with_chat_defaults(options)
     request.chat.messages.extend(messages)
     return request
 
 
 def system_messages(system: str | None) -> list[generate_pb2.ChatMessage]:
-    """Return the system prompt as the first message of a chat, if there is one."""
+    """Return the system prompt as a chat's first message, if any."""
     return [] if system is None else [generate_pb2.ChatMessage(role="system", content=system)]
 
 
 class Conversation:
-    """The messages of a user and the answers of a model. It only grows, by a message and its answer together.
+    """The messages of a user and the model's answers. Grows by one message and its answer together.
 
     options: of every request. system: the first message, if any.
     """
@@ -59,10 +59,10 @@ class Conversation:
         self._said = []
 
     def ask(self, text: str, show: Callable[[str], None]) -> generate_pb2.Finished:
-        """Show the answer as it arrives; return how it ended.
+        """Show the answer as it arrives and return its end.
 
-        Raises grpc.RpcError: then the message is no part of the conversation. Raises Cancelled: then it is, with the
-        part of the answer that was shown, if any was.
+        Raises grpc.RpcError and does not keep the message. Raises Cancelled and keeps the message with the shown part
+        of the answer, if any.
         """
         messages = [*self._said, generate_pb2.ChatMessage(role="user", content=text)]
         request = chat_request(self._options, [*self._system, *messages])

@@ -1,4 +1,4 @@
-"""A chat's messages: lines that are typed on a terminal, or read from a pipe or a file."""
+"""A chat's messages: lines typed on a terminal or piped in."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ NOT_UTF8: Final = "a message is not UTF-8"
 
 
 def piped_lines() -> Generator[str]:
-    """Messages from standard input up to its end, one a line. An interrupt ends the program, as it ends any in a pipe.
+    """Yield messages from standard input, one a line. An interrupt ends the program.
 
-    Raises UsageError for a line that is no text or too long.
+    Raises UsageError for a line that is not UTF-8 or too long.
     """
     try:
         for line in iter(lambda: sys.stdin.readline(MOST_CHARACTERS + 1), ""):
@@ -30,19 +30,19 @@ def piped_lines() -> Generator[str]:
 
 
 def typed_lines(interrupt: Callable[[], None], say: Callable[[str], None]) -> Generator[str]:
-    """Messages from the terminal, with its line editor, up to Ctrl-D. Typed lines are kept in memory alone.
+    """Yield messages from the terminal's line editor until Ctrl-D. History stays in memory.
 
-    While it is open, Ctrl-C drops a line that is typed, and calls `interrupt` at any other time, from the signal's
-    handler. say: tells the user.
+    Ctrl-C drops the line being typed, and otherwise calls `interrupt` from the signal's handler. say: prints for the
+    user.
     """
-    with contextlib.suppress(ImportError):  # `input` edits lines with it where it is there
+    with contextlib.suppress(ImportError):  # `input` uses it for editing if available
         import readline  # noqa: F401
     is_typing = False
 
     def on_interrupt(_: int, __: FrameType | None) -> None:
         nonlocal is_typing
         if is_typing:
-            is_typing = False  # one interrupt for one line: nothing else would catch a second
+            is_typing = False  # one interrupt for a line: nothing would catch a second
             raise KeyboardInterrupt
         interrupt()
 
@@ -60,7 +60,7 @@ def typed_lines(interrupt: Callable[[], None], say: Callable[[str], None]) -> Ge
             try:
                 yield _checked(typed())
             except EOFError:
-                say("")  # what the shell prints begins on a line of its own
+                say("")  # so that the shell's prompt begins a new line
                 return
             except KeyboardInterrupt:
                 say("\n(Ctrl-D or /exit ends the chat)")
@@ -71,7 +71,7 @@ def typed_lines(interrupt: Callable[[], None], say: Callable[[str], None]) -> Ge
 
 
 def _checked(line: str) -> str:
-    """Raises UsageError for a line that can't be sent: with bytes that are no text."""
+    """Check a line. Raises UsageError for invalid bytes."""
     try:
         line.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""A timeline for Perfetto and chrome://tracing: the JSON object format of Chrome's Trace Event Format."""
+"""Exports a timeline for Perfetto and chrome://tracing in Chrome's Trace Event Format (JSON object format)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any, Final
 from runahead.service.commands.timeline import STAGES, Span, Timeline
 
 _PROCESS: Final = 1
-_HOST, _DEVICE, _TOKENS = 1, 2, 3  # the lanes
+_HOST, _DEVICE, _TOKENS = 1, 2, 3  # process ids of the lanes
 
 
 def chrome_trace(timeline: Timeline) -> dict[str, Any]:
-    """Three lanes: what the host did, what the device ran, and when the host saw tokens; one more for each further
-    tensor-parallel rank. An arrow leads from where the host has enqueued a launch to where the device runs it."""
+    """Make lanes of the host's work, the device's launches and the host's view of tokens, and one for each further
+    tensor-parallel rank. Arrows connect a launch's enqueue with its run.
+    """
     events: list[dict[str, Any]] = [
         _name("process_name", 0, "runahead"),
         _name("thread_name", _HOST, "host"),

@@ -1,4 +1,4 @@
-"""Calls of a client that makes one at a time, the open one of which may be ended from a signal's handler."""
+"""One call at a time, which a signal handler may cancel."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from runahead.v1 import generate_pb2, generation_service_pb2_grpc, model_pb2
 
 
 class Cancelled(Exception):
-    """`ClientCalls.cancel` has ended the call."""
+    """`ClientCalls.cancel` ended the call."""
 
 
 class ClientCalls:
-    """Each method raises grpc.RpcError, and Cancelled.
+    """Makes calls. Methods raise grpc.RpcError and Cancelled.
 
-    timeout_s: seconds that a call may take; None: any.
+    timeout_s: of a call in seconds; None: none.
     """
 
     def __init__(self, channel: grpc.Channel, metadata: Metadata, timeout_s: float | None) -> None:
@@ -29,14 +29,15 @@ class ClientCalls:
         self._is_cancelled = False
 
     def cancel(self) -> None:
-        """Ends the open call, and every later one up to `resume`. From a signal's handler, too: gRPC's own lock can be
-        taken again by the thread that has it."""
+        """Cancel the open call and every later one until `resume`. Safe in a signal handler: gRPC's lock is
+        reentrant.
+        """
         self._is_cancelled = True
         if self._open is not None:
             self._open.cancel()
 
     def resume(self) -> None:
-        """Calls are made again."""
+        """Allow calls again."""
         self._is_cancelled = False
 
     def model_info(self) -> model_pb2.GetModelInfoResponse:
@@ -46,13 +47,13 @@ class ClientCalls:
         return response
 
     def generate(self, request: generate_pb2.GenerateRequest) -> Generator[generate_pb2.GenerateResponse]:
-        """The events of a stream. Whoever takes no more of them closes it."""
+        """Yield a stream's events. Close it to stop early."""
         with self._opened(self._stub.Generate(request, **self._options)) as call:
             yield from call
 
     @contextlib.contextmanager
     def _opened(self, call: Any) -> Iterator[Any]:
-        """The call, which has ended when the body has, however that ends."""
+        """Register a call for cancellation, and end it with the body."""
         self._open = call
         if self._is_cancelled:  # before the handler could see this call
             call.cancel()

@@ -1,4 +1,4 @@
-"""How the command line's clients reach a server: in plain text or through TLS, with or without a token."""
+"""Channels of command-line clients: plain text or TLS, with or without a token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Metadata = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A server as the flags describe it. credentials: None: plain text. metadata: of each call."""
+    """A server, from the flags. credentials: None for plain text. metadata: of each call."""
 
     url: str
     credentials: grpc.ChannelCredentials | None
@@ -28,13 +28,13 @@ class Endpoint:
     metadata: Metadata
 
     def channel(self) -> grpc.Channel:
-        """One that is not connected yet."""
+        """Make an unconnected channel."""
         if self.credentials is None:
             return grpc.insecure_channel(self.url, self.options)
         return grpc.secure_channel(self.url, self.credentials, self.options)
 
     def aio_channel(self) -> grpc.aio.Channel:
-        """With a connection that no other channel shares."""
+        """Make an asyncio channel with a connection that no other channel shares."""
         options = [*self.options, ("grpc.use_local_subchannel_pool", 1)]
         if self.credentials is None:
             return grpc.aio.insecure_channel(self.url, options)
@@ -42,7 +42,7 @@ class Endpoint:
 
 
 def add_connection_flags(parser: argparse.ArgumentParser) -> None:
-    """The server's address, and what shows either side who the other is."""
+    """Add flags of the server's address and of authentication."""
     parser.add_argument("--url", default="127.0.0.1:50051", metavar="HOST:PORT", help="the server (%(default)s)")
     parser.add_argument("--token-file", metavar="FILE", help="file with the token that says who calls")
     parser.add_argument("--tls", action="store_true", help="through TLS, with the authorities that this system trusts")
@@ -57,7 +57,7 @@ def add_connection_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def endpoint(arguments: argparse.Namespace) -> Endpoint:
-    """What the flags describe. Raises UsageError."""
+    """Read the flags. Raises UsageError."""
     check_url(arguments.url)
     has_tls = arguments.tls or arguments.ca is not None or arguments.cert is not None
     if (arguments.cert is None) != (arguments.key is None):
@@ -71,7 +71,7 @@ def endpoint(arguments: argparse.Namespace) -> Endpoint:
                 "--plaintext-tokens if the network is trusted"
             )
         metadata.append(("authorization", f"Bearer {_token(arguments.token_file)}"))
-    # gRPC would ask a proxy of the environment even for localhost, and what is in plain text would leave this machine.
+    # gRPC would use a proxy of the environment even for localhost, and plain text would leave this machine.
     options = [("grpc.enable_http_proxy", 0)] if to_this_machine else []
     if not has_tls:
         return Endpoint(arguments.url, None, options, metadata)
@@ -86,7 +86,7 @@ def _files(arguments: argparse.Namespace) -> list[tuple[str, str | None]]:
 
 
 def check_url(url: str) -> None:
-    """Raises UsageError for what gRPC does not understand as an address."""
+    """Check an address. Raises UsageError if gRPC can't parse it."""
     try:
         if url.encode("utf-8"):
             return
@@ -96,7 +96,7 @@ def check_url(url: str) -> None:
 
 
 def _token(path: str) -> str:
-    """Raises UsageError, which does not say what the file holds."""
+    """Read the token file. Raises UsageError, which does not show its content."""
     token = _read("--token-file", path).decode("ascii", "replace").strip()
     if not token or not token.isprintable() or not token.isascii() or " " in token:
         raise UsageError(f"--token-file {path} must hold one token and nothing else")

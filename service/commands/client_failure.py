@@ -1,4 +1,4 @@
-"""How the command line's clients end when a call fails, and with which status."""
+"""Messages and exit statuses of failed client calls."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from runahead.service.commands.ends import EXIT_FAILED, EXIT_INTERRUPTED
 from runahead.service.commands.terminal_text import harmless
 from runahead.service.commands.usage_error import UsageError
 
-_NOT_CONNECTED: Final = "failed to connect"  # as gRPC says it, and then the system's reason
+_NOT_CONNECTED: Final = "failed to connect"  # gRPC's words before the system's reason
 _NOBODY: Final = ("Connection refused", "No such file or directory")
 
 EXIT_USAGE: Final = 2
 
 
 def run_client(command: str, run: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
-    """Run a client's command; return its exit status. 1: a call failed. 2: a flag is invalid. 130: interrupted."""
+    """Run a client's command and return its exit status. 1: a call failed. 2: a flag is invalid. 130: interrupted."""
     try:
         return run(arguments)
     except UsageError as error:
@@ -36,7 +36,7 @@ def run_client(command: str, run: Callable[[argparse.Namespace], int], arguments
 
 
 def refused_fields(error: grpc.RpcError) -> list[str]:
-    """Paths of the fields that the server objects to."""
+    """Return the paths of fields that the server rejected."""
     status = rpc_status.from_call(error)
     violations = error_details_pb2.BadRequest()
     details = status.details if status else ()
@@ -44,9 +44,10 @@ def refused_fields(error: grpc.RpcError) -> list[str]:
 
 
 def describe_failure(error: grpc.RpcError, url: str) -> str:
-    """Status and message; a line for each field that the server objects to, beside the one that the message names, and
-    which flag would have sent the token that the server asks for."""
-    call: Any = error  # what a stub raises is both an error and its call
+    """Describe a failure: status, message, other rejected fields, and the flag for a token if the server requires
+    one.
+    """
+    call: Any = error  # a stub's exception is both an error and its call
     if call.code() == grpc.StatusCode.UNAVAILABLE and (call.details() or "").startswith(_NOT_CONNECTED):
         if any(sign in call.details() for sign in _NOBODY):
             return f"no server answers at {url}; start one with `runahead serve`"

@@ -1,5 +1,4 @@
-"""Exit statuses of commands, and what they do about interrupts and an output that nobody reads. It loads next to
-nothing."""
+"""Exit statuses, interrupts and broken output of commands. Imports almost nothing."""
 
 from __future__ import annotations
 
@@ -13,13 +12,13 @@ EXIT_INTERRUPTED: Final = 130
 
 
 def end_at_interrupts() -> None:
-    """From now on an interrupt ends the process without a word, unless interrupts are ignored."""
+    """Let an interrupt end the process silently, unless interrupts are ignored."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
 
 
 def interruptible() -> None:
-    """From now on an interrupt raises KeyboardInterrupt, unless interrupts are ignored."""
+    """Let an interrupt raise KeyboardInterrupt, unless interrupts are ignored."""
     if signal.getsignal(signal.SIGINT) is _end:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -29,6 +28,6 @@ def _end(*_: object) -> None:
 
 
 def nobody_reads() -> int:
-    """After standard output could not be written. Returns the exit status."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its exit
+    """Handle a broken standard output and return the exit status."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # avoids the interpreter's message at exit
     return EXIT_FAILED

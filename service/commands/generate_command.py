@@ -1,4 +1,4 @@
-"""`runahead generate`: sends one prompt to a server and prints the text as it arrives."""
+"""`runahead generate`: prints a completion as it arrives."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from runahead.v1 import generate_pb2
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Streams one completion to the terminal; returns the exit status.
+    """Stream one completion to the terminal. Returns the exit status.
 
-    0: finished, for whatever reason. 1: the call failed. 2: a flag is invalid. 130: interrupted, the call cancelled.
+    0: finished, for any reason. 1: the call failed. 2: a flag is invalid. 130: interrupted, the call cancelled.
     """
     server = endpoint(arguments)
     timeout_s = None if arguments.timeout is None else seconds_of(arguments.timeout)
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
             if arguments.chat:
                 message = generate_pb2.ChatMessage(role="user", content=request.text)
                 request = chat_request(request, [*system_messages(arguments.system), message])
-            elif request.WhichOneof("prompt") == "token_ids":  # a server without a tokenizer takes no prompt as text
+            elif request.WhichOneof("prompt") == "token_ids":  # a server without a tokenizer takes no text
                 completion.has_text = calls.model_info().has_tokenizer
             with contextlib.closing(calls.generate(request)) as responses:
                 for response in responses:
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def describe_finish(finished: generate_pb2.Finished, *, is_greedy: bool = False) -> str:
-    """One line: reason, usage, seed and pace. is_greedy: no seed has drawn a token."""
+    """Describe an end in one line: reason, usage, seed and speed. is_greedy: the seed had no effect."""
     reason = generate_pb2.FinishReason.Name(finished.reason).removeprefix("FINISH_REASON_")
     matched = finished.stop.WhichOneof("match")
     pace, drafted = tokens_per_second(finished), finished.usage.drafted_tokens
@@ -71,24 +71,24 @@ def describe_finish(finished: generate_pb2.Finished, *, is_greedy: bool = False)
 
 
 def tokens_per_second(finished: generate_pb2.Finished) -> float | None:
-    """After the first token; None where there was no other."""
+    """Return the tokens a second after the first token; None without a second one."""
     decode_s = finished.timing.decode.ToTimedelta().total_seconds()
     return (finished.usage.completion_tokens - 1) / decode_s if decode_s > 0 else None
 
 
 class _Completion:
-    """Text on standard output as it arrives; log-probabilities, and how it ended, on standard error. Of several
-    completions each is shown when it has ended, behind a line on standard error with its index.
+    """Prints text on standard output as it arrives, and log-probabilities and ends on standard error. Several
+    completions are printed one by one at their ends, after a line on standard error with the index.
 
-    has_text: the server has a tokenizer. One without gives ids alone, which are then written in place of the text.
-    line_end: what ends the line on which text stands, if there is any.
+    has_text: the server has a tokenizer; otherwise ids are printed.
+    line_end: the end of a line with text.
     """
 
     def __init__(self, request: generate_pb2.GenerateRequest) -> None:
         output = request.output
         self._is_greedy = is_greedy(request)
         self._are_several = request.n > 1
-        self._deltas: dict[int, list[generate_pb2.Delta]] = defaultdict(list)  # by index, of several that go on
+        self._deltas: dict[int, list[generate_pb2.Delta]] = defaultdict(list)  # of unfinished completions, by index
         self._screen = Screen()
         self.has_text = True
         self.line_end = ""
@@ -130,7 +130,7 @@ class _Completion:
 
 
 def _print_token(token: Any) -> None:
-    """Id, bytes, log-probability (the prompt's first token has none), and the most likely tokens at its position."""
+    """Print id, bytes, log-probability (not for the prompt's first token) and the top tokens at its position."""
     own = f" {token.logprob:.4f}" if token.HasField("logprob") else ""
     top = "".join(f"  {item.bytes!r} {item.logprob:.4f}" for item in token.top)
     print(f"[{token.id} {token.bytes!r}{own}{top}]", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`runahead kernels`: starts the engine as the service would, and ends it once it is ready. Its kernels are kept."""
+"""`runahead kernels`: starts the engine until it is ready, which compiles its kernels into the cache."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _STOP_S: Final = 30.0
 
 
 def run(config: ServerConfig) -> int:
-    """Returns the exit code: 0, 2 if the engine could not start (a sentence on standard error says why), 130 if it was
-    interrupted."""
+    """Compile the kernels. Returns the exit code: 0, 2 if the engine could not start (a sentence on standard error says
+    why), 130 if interrupted.
+    """
     try:
         engine = _checked(config.engine)
         code = asyncio.run(_start_and_stop(engine, config))
@@ -33,7 +34,9 @@ def run(config: ServerConfig) -> int:
 
 
 def _checked(config: EngineConfig) -> EngineConfig:
-    """The same for a GPU, and with random weights, on whose values no kernel depends. Raises ConfigError."""
+    """Return the configuration for a GPU with random weights, whose values do not affect kernels. Raises
+    ConfigError.
+    """
     check_config(config, config.spelling)
     if config.device == "cpu":
         raise ConfigError(f"{config.spelling('device')} cpu needs no kernels compiled; cuda does")
@@ -43,7 +46,7 @@ def _checked(config: EngineConfig) -> EngineConfig:
 
 
 async def _start_and_stop(engine: EngineConfig, config: ServerConfig) -> int:
-    """The exit code of the engine's process. Raises CheckpointError and EngineStartError."""
+    """Start and stop the engine. Returns its exit code. Raises CheckpointError and EngineStartError."""
     await check_checkpoint(engine)
     started = await EngineProcess.start(engine, config.front_end.log)
     return await started.stop(_STOP_S)

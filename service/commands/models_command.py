@@ -1,4 +1,4 @@
-"""`runahead models`: prints the architectures that are served."""
+"""`runahead models`: prints the supported architectures."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import subprocess
 import sys
 from typing import Final
 
-# Lists them: a process of its own, since the engine's floors are not for the service to load.
+# Run in a separate process, because the service must not import the engine's packages.
 _LISTING: Final = "runahead.runtime.models"
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Returns the exit code of the process that knows them."""
+    """List the architectures. Returns the process's exit code."""
     done = subprocess.run([sys.executable, "-P", "-m", _LISTING], stdout=subprocess.PIPE, text=True)
     print(done.stdout, end="")
     return done.returncode

@@ -1,4 +1,4 @@
-"""One call of a service, for a command that shows its answer and ends."""
+"""A single call for a command that shows its answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Answer = TypeVar("Answer")
 
 
 def add_timeout_flag(parser: argparse.ArgumentParser) -> None:
-    """How long the call may take."""
+    """Add the call's time-out."""
     parser.add_argument("--timeout", metavar="SECONDS", help="give up after this long (default: 10)")
 
 
@@ -26,7 +26,7 @@ def one_call(
     request: Asked,
     method: Callable[[Any], Callable[..., Answer]],
 ) -> Answer:
-    """Make one call and return its answer. method: of a stub. Raises UsageError and grpc.RpcError."""
+    """Make the call and return its answer. method: of a stub. Raises UsageError and grpc.RpcError."""
     server = endpoint(arguments)
     timeout_s = _ANSWER_S if arguments.timeout is None else seconds_of(arguments.timeout)
     with server.channel() as channel:

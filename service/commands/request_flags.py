@@ -1,6 +1,6 @@
-"""The flags of `runahead generate` and `runahead chat`, and the request that they describe.
+"""The flags of `runahead generate` and `runahead chat`.
 
-They are the fields of `GenerateRequest`, read from the contract itself; a field that is not given stays unset.
+They are made from the fields of `GenerateRequest`; a field without a flag stays unset.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from runahead.service.commands.structure_flags import add_structure_flags, struc
 from runahead.service.commands.usage_error import UsageError as UsageError
 from runahead.v1 import generate_pb2
 
-MOST_CHARACTERS: Final = 64 << 20  # of what is read from standard input at once
+MOST_CHARACTERS: Final = 64 << 20  # characters read from standard input
 _GROUPS: Final = ("sampling", "stopping", "output")
-_MAX_TIMEOUT_S: Final = 31_536_000.0  # a year; a deadline too far in the future would wrap around into the past
+_MAX_TIMEOUT_S: Final = 31_536_000.0  # a year; a later deadline would wrap into the past
 _HELP: Final = {
     "request_id": "name of the request, for Abort (default: the server's choice)",
     "cache_salt": "share cached prefixes only with requests of the same salt",
@@ -49,7 +49,7 @@ _HELP: Final = {
 _ON_BY_DEFAULT: Final = ("add_special_tokens",)
 _TOKEN_IDS: Final = "whole numbers from 0 to 4294967295, as ID,ID"
 _TEXT: Final = "text in UTF-8"
-_VALUES: Final = {  # what a value of each type looks like, to end a sentence with
+_VALUES: Final = {  # a value of each type, at the end of a sentence
     FieldDescriptor.TYPE_FLOAT: "a number",
     FieldDescriptor.TYPE_INT32: "a whole number from -2147483648 to 2147483647",
     FieldDescriptor.TYPE_UINT32: "a whole number from 0 to 4294967295",
@@ -59,7 +59,7 @@ _VALUES: Final = {  # what a value of each type looks like, to end a sentence wi
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The prompt, and one flag for each field of the request."""
+    """Add the prompt and one flag for each field of the request."""
     parser.add_argument("prompt", nargs="?", help="text to continue (default, and for '-': standard input)")
     parser.add_argument("--timeout", metavar="SECONDS", help="give up after this long")
     parser.add_argument("--token-ids", metavar="ID,ID", help="the prompt as token ids, in place of text")
@@ -74,14 +74,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_system_flag(parser: argparse.ArgumentParser) -> None:
-    """What stands before a conversation."""
+    """Add the system prompt's flag."""
     parser.add_argument(
         "--system", metavar="TEXT", help="system prompt of a chat (default: the template's own, if any)"
     )
 
 
 def add_field_flags(parser: argparse.ArgumentParser, without: Collection[str] = ()) -> None:
-    """One flag for each field of the request but its prompt. without: fields, and groups of them, that get none."""
+    """Add one flag for each field of the request except its prompt. without: fields and groups to leave out."""
     if "structure" not in without:
         add_structure_flags(parser)
     for field, group in _fields():
@@ -99,7 +99,7 @@ def add_field_flags(parser: argparse.ArgumentParser, without: Collection[str] = 
 
 
 def build_request(arguments: argparse.Namespace) -> generate_pb2.GenerateRequest:
-    """The request that the flags describe. Reads standard input where no prompt is given. Raises UsageError."""
+    """Make the request from the flags, with standard input as default prompt. Raises UsageError."""
     request = build_options(arguments)
     if system_of(arguments) is not None and not arguments.chat:
         raise UsageError("--system is for --chat: without it the prompt is all that the model is given")
@@ -118,13 +118,13 @@ def build_request(arguments: argparse.Namespace) -> generate_pb2.GenerateRequest
     else:
         try:
             request.text = _read_prompt(arguments.prompt)
-        except UnicodeError as error:  # bytes that are not UTF-8, or that hold a character which no text may hold
+        except UnicodeError as error:  # not UTF-8, or an invalid character
             raise UsageError("the prompt is not UTF-8") from error
     return request
 
 
 def build_options(arguments: argparse.Namespace) -> generate_pb2.GenerateRequest:
-    """The request that the flags describe, without a prompt. Raises UsageError."""
+    """Make the request from the flags, without a prompt. Raises UsageError."""
     request = generate_pb2.GenerateRequest()
     for field, group in _fields():
         given = getattr(arguments, field.name, None)
@@ -142,10 +142,9 @@ def build_options(arguments: argparse.Namespace) -> generate_pb2.GenerateRequest
 
 
 def with_chat_defaults(options: generate_pb2.GenerateRequest) -> generate_pb2.GenerateRequest:
-    """The options, with what a chat has where they say nothing: its own help texts name these numbers.
+    """Fill in a chat's defaults, which the help texts name.
 
-    A small model loses its thread in what a draw at temperature 1 brings, and may repeat itself without an end in what
-    greedy sampling brings.
+    A small model drifts at temperature 1, and may repeat itself endlessly with greedy sampling.
     """
     request = generate_pb2.GenerateRequest(
         sampling=generate_pb2.SamplingOptions(temperature=0.0), stopping=generate_pb2.StoppingOptions(max_tokens=1024)
@@ -160,7 +159,7 @@ def is_greedy(request: generate_pb2.GenerateRequest) -> bool:
 
 
 def system_of(arguments: argparse.Namespace) -> str | None:
-    """The system prompt. Raises UsageError."""
+    """Return the system prompt. Raises UsageError."""
     given: str | None = arguments.system
     try:
         if given is not None:
@@ -171,7 +170,7 @@ def system_of(arguments: argparse.Namespace) -> str | None:
 
 
 def seconds_of(text: str, flag: str = "timeout") -> float:
-    """What a flag says. Raises UsageError."""
+    """Parse a flag's seconds. Raises UsageError."""
     try:
         if 0 < (seconds := float(text)) <= _MAX_TIMEOUT_S:
             return seconds
@@ -181,7 +180,7 @@ def seconds_of(text: str, flag: str = "timeout") -> float:
 
 
 def _fields() -> Iterator[tuple[Any, str]]:
-    """Descriptors of the fields that are flags, each with the name of the message it is in ('': the request itself)."""
+    """Yield descriptors of the fields with flags, each with its message's name ('': the request itself)."""
     descriptor: Any = generate_pb2.GenerateRequest.DESCRIPTOR  # its class depends on protobuf's implementation
     for field in descriptor.fields:
         if field.name in _GROUPS:
@@ -192,7 +191,7 @@ def _fields() -> Iterator[tuple[Any, str]]:
 
 
 def _set(message: Any, field: Any, given: Any) -> None:
-    """Raises ValueError or TypeError for a value that the field can't hold."""
+    """Set a field from text. Raises ValueError or TypeError for an invalid value."""
     if field.type == FieldDescriptor.TYPE_MESSAGE:  # logit_bias, the only map
         for entry in given.split(","):
             token, _, value = entry.partition("=")
@@ -207,7 +206,7 @@ def _set(message: Any, field: Any, given: Any) -> None:
 
 
 def _accepts(field: Any) -> str:
-    """What a flag accepts, to end a sentence with."""
+    """Say what a flag accepts, as the end of a sentence."""
     if field.type == FieldDescriptor.TYPE_MESSAGE:
         return "whole numbers from 0 to 4294967295, each with a number, as ID=VALUE,ID=VALUE"
     if field.is_repeated and not _is_text_list(field):

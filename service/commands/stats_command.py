@@ -1,4 +1,4 @@
-"""`runahead stats`: a server's figures, live in the terminal, or once."""
+"""`runahead stats`: shows a server's figures, live or once."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from runahead.v1 import generation_service_pb2_grpc, stats_pb2
 
 _Stub = generation_service_pb2_grpc.GenerationServiceStub
 
-ONCE_S: Final = 10.0  # for an answer, unless another time is given
+ONCE_S: Final = 10.0  # default time-out of a single answer
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """How often, and in what form."""
+    """Add flags of interval and format."""
     parser.add_argument("--once", action="store_true", help="print the figures once, and end")
     parser.add_argument("--json", action="store_true", help="print one line of JSON each time, by the contract's names")
     parser.add_argument("--interval", metavar="SECONDS", help="at least so long from one time to the next (default: 1)")
@@ -31,9 +31,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Shows figures; returns the exit status.
+    """Show figures. Returns the exit status.
 
-    0: once, or until somebody had seen enough, by Ctrl-C or --timeout. 1: the call failed. 2: a flag is invalid.
+    0: shown once, or until Ctrl-C or --timeout. 1: the call failed. 2: a flag is invalid.
     """
     server = endpoint(arguments)
     timeout_s = None if arguments.timeout is None else seconds_of(arguments.timeout)
@@ -57,7 +57,7 @@ def _show(figures: Iterator[stats_pb2.ServerStats], view: View, arguments: argpa
             for stats in figures:
                 view.show(stats)
         finally:
-            view.end()  # a terminal is as it was before anything is said of a failure
+            view.end()  # restores the terminal before a failure is printed
     except KeyboardInterrupt:
         return 0
     except grpc.RpcError as error:
@@ -98,13 +98,14 @@ def _watched(
 
 
 def _while_read(end: Callable[[], object]) -> Callable[[], bool]:
-    """Calls `end` when the other end of standard output is closed, which a write alone would show, and figures that do
-    not change are not written. Returns whether it is open."""
+    """Call `end` when the reader of standard output closes it: unchanged figures are not written, so no write would
+    fail. Returns whether it is open.
+    """
     closed = threading.Event()
     poll = select.poll()
     try:
-        poll.register(sys.stdout.fileno(), 0)  # errors are always looked for
-    except (OSError, ValueError):  # it is no file
+        poll.register(sys.stdout.fileno(), 0)  # errors are always reported
+    except (OSError, ValueError):  # not a file
         return lambda: True
 
     def watch() -> None:

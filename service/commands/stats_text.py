@@ -1,4 +1,4 @@
-"""`Stats` in a form that a person reads."""
+"""Formats `Stats` as text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from runahead.v1 import stats_pb2
 
 
 def stats_lines(stats: stats_pb2.ServerStats) -> list[str]:
-    """One line for each group of figures, its name first."""
+    """Return one line for each group of figures, its name first."""
     requests, tokens, chain, rows, blocks = stats.requests, stats.tokens, stats.chain, stats.rows, stats.blocks
     slots, lifecycle = stats.penalty_slots, stats.lifecycle
     ratio = f"{chain.overlap_ratio:.1%} of launches enqueued while the one before ran" if chain.overlapped else "none"
@@ -69,7 +69,7 @@ def stats_lines(stats: stats_pb2.ServerStats) -> list[str]:
 
 
 def rate_line(before: stats_pb2.ServerStats, now: stats_pb2.ServerStats) -> str:
-    """What happened from one moment to another, a second."""
+    """Return rates a second between two moments."""
     seconds = max(now.uptime_s - before.uptime_s, 1e-3)
     generated = (now.tokens.generated - before.tokens.generated) / seconds
     prompts = (now.tokens.prompt - before.tokens.prompt) / seconds
@@ -81,18 +81,20 @@ def rate_line(before: stats_pb2.ServerStats, now: stats_pb2.ServerStats) -> str:
 
 
 def _drafts(tokens: stats_pb2.TokenStats) -> str:
-    """By their places in a run."""
+    """Format draft acceptance by position."""
     drafted, accepted = tokens.drafted, tokens.accepted
     if not any(drafted.values()):
         return "none"
     right, looked_at = sum(accepted.values()), sum(drafted.values())
-    places = ", ".join(f"{accepted.get(place, 0)} of {count}" for place, count in sorted(drafted.items()) if count)
+    positions = ", ".join(
+        f"{accepted.get(position, 0)} of {count}" for position, count in sorted(drafted.items()) if count
+    )
     each = f"{tokens.per_launch:.2f} tokens of a row with each launch"
-    return f"{right} of {looked_at} were right, {each}; by their place in a run: {places}"
+    return f"{right} of {looked_at} were right, {each}; by their place in a run: {positions}"
 
 
 def _snapshots(snapshots: stats_pb2.SnapshotStats) -> str:
-    """Of recurrent states."""
+    """Format snapshots of recurrent states."""
     if not snapshots.total:
         return "none"
     return (
@@ -102,7 +104,7 @@ def _snapshots(snapshots: stats_pb2.SnapshotStats) -> str:
 
 
 def _masks(masks: stats_pb2.MaskStats) -> str:
-    """Of the mask worker."""
+    """Format the mask worker's figures."""
     if not masks.written and not masks.orders_waiting and not masks.restarts:
         return "none"
     return (
@@ -117,7 +119,7 @@ def _counts(counts: Mapping[str, int] | Mapping[int, int]) -> str:
 
 
 def _event(kind: str, event: stats_pb2.EventStats) -> str:
-    """How often it happened, and how often the chain held, of the times when there was one."""
+    """Format an event: how often it happened, and how often the chain stayed overlapped."""
     return f"{kind} {event.count} (chain held {event.held} of {event.count - event.idle})"
 
 

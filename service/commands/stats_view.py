@@ -1,4 +1,4 @@
-"""Figures on standard output: in place on a terminal, or one after the other for a file, a pipe or a script."""
+"""Views of figures: in place on a terminal, or appended to a file or pipe."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from google.protobuf.json_format import MessageToJson
 from runahead.service.commands.stats_text import rate_line, stats_lines
 from runahead.v1 import stats_pb2
 
-# What terminals understand since the VT100, and xterm's other screen, which is gone when one goes back.
+# VT100 sequences, and xterm's alternate screen.
 _OTHER_SCREEN: Final = "\x1b[?1049h\x1b[?25l"
 _BACK_AGAIN: Final = "\x1b[?25h\x1b[?1049l"
 _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 class View(Protocol):
-    """Where figures are shown."""
+    """Shows figures."""
 
     def show(self, stats: stats_pb2.ServerStats) -> None:
-        """Those of one moment. Raises BrokenPipeError where nobody reads any more."""
+        """Show one sample. Raises BrokenPipeError if nobody reads."""
 
     def end(self) -> None:
-        """Nothing follows. Idempotent."""
+        """End the output. Idempotent."""
 
 
 class JsonLines:
-    """Each time one line, as protobuf writes JSON, under the contract's names, zeros included."""
+    """One JSON line for each sample, in protobuf's JSON with the contract's names and zeros."""
 
     def show(self, stats: stats_pb2.ServerStats) -> None:
-        # 64 bits are text in it, which is protobuf's rule: not every reader of JSON has numbers of that size.
+        # protobuf writes 64-bit integers as strings, because not every JSON reader has such numbers.
         text = MessageToJson(
             stats, preserving_proto_field_name=True, always_print_fields_with_no_presence=True, indent=None
         )
         print(text, flush=True)
 
     def end(self) -> None:
-        """Nothing is left open."""
+        """Nothing to end."""
 
 
 class Blocks:
-    """Each time a line for each group of figures, with an empty line between one time and the next."""
+    """One line for each group of figures, with an empty line between samples."""
 
     def __init__(self) -> None:
         self._before: stats_pb2.ServerStats | None = None
@@ -57,11 +57,11 @@ class Blocks:
         self._before = stats
 
     def end(self) -> None:
-        """Nothing is left open."""
+        """Nothing to end."""
 
 
 class Screen:
-    """In place, on a screen of the terminal's own: what stood there before is there again afterwards.
+    """Shows samples in place on the terminal's alternate screen.
 
     title: the first line.
     """

@@ -1,4 +1,4 @@
-"""The flags that say what a completion must be, of which one can be given."""
+"""Flags of a completion's structure, of which at most one may be given."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FLAGS: Final = ("json_schema", "json_object", "regex", "choice", "grammar", "eb
 
 
 def add_structure_flags(parser: argparse.ArgumentParser) -> None:
-    """One for each kind of structure."""
+    """Add one flag for each kind of structure."""
     parser.add_argument(
         "--json-schema", metavar="FILE", help="a text of JSON that is valid by the JSON Schema in a file"
     )
@@ -26,7 +26,7 @@ def add_structure_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def structure_of(arguments: argparse.Namespace) -> Structure | None:
-    """What the flags describe; None where none is given. Raises ValueError, whose sentence names the flag."""
+    """Return the flags' structure, None without one. Raises ValueError that names the flag."""
     given = {name: value for name in _FLAGS if (value := getattr(arguments, name, None)) is not None}
     if not given:
         return None
@@ -41,7 +41,7 @@ def structure_of(arguments: argparse.Namespace) -> Structure | None:
         if name != "choice":
             setattr(structure, name, value)
         return structure
-    except ValueError as error:  # a character that no text may hold
+    except ValueError as error:  # an invalid character
         raise ValueError(f"{_flag(name)} must be text in UTF-8, and is {shown(value)}") from error
 
 

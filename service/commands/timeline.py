@@ -1,4 +1,4 @@
-"""What a `TraceResponse` says, in microseconds from its first moment on."""
+"""A `TraceResponse` in microseconds from its first moment."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ Span = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class TimedLaunch:
-    """A launch as the contract's `LaunchTrace` has it. A span: from and to, in microseconds. other_ranks: when each
-    further rank ran it."""
+    """A launch like the contract's `LaunchTrace`. A span has begin and end in microseconds. other_ranks: spans of the
+    further ranks.
+    """
 
     number: int
     kind: str
@@ -37,7 +38,7 @@ class TimedLaunch:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """launches: oldest first. waits: of the host. slack_us: the device's times may all be so much too early or late."""
+    """A timeline. launches: oldest first. waits: the host's. slack_us: uncertainty of the device's clock."""
 
     launches: tuple[TimedLaunch, ...]
     waits: tuple[Span, ...]
@@ -45,7 +46,7 @@ class Timeline:
 
 
 def timeline_of(response: trace_pb2.TraceResponse) -> Timeline:
-    """The same in plain numbers."""
+    """Convert a response to plain numbers."""
     return Timeline(
         tuple(
             TimedLaunch(

@@ -1,4 +1,4 @@
-"""`runahead trace`: when host and device did what for the newest launches, as figures, a timeline and a picture."""
+"""`runahead trace`: shows the newest launches on host and device as figures, a timeline and a picture."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from runahead.v1 import trace_pb2
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """How many launches, and what is made of them."""
+    """Add flags of the number of launches and the outputs."""
     parser.add_argument("--launches", metavar="N", help="of the newest launches, so many, 1 to 256 (default: 100)")
     parser.add_argument("--each", action="store_true", help="a line for each launch, with its idle time, oldest first")
     parser.add_argument("--out", metavar="FILE", type=Path, help="write a trace for Perfetto or chrome://tracing")
@@ -30,9 +30,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints figures, and writes what was asked for. Returns the exit status.
+    """Print figures and write the requested files. Returns the exit status.
 
-    0: it did. 1: the call failed, no launch was made yet, or a file can't be written. 2: a flag is invalid. 130:
+    0: done. 1: the call failed, no launch was made yet, or a file can't be written. 2: a flag is invalid. 130:
     interrupted.
     """
     return _show(timeline_of(one_call(arguments, _request(arguments), lambda stub: stub.Trace)), arguments)
@@ -51,14 +51,14 @@ def _show(timeline: Timeline, arguments: argparse.Namespace) -> int:
     for path, text in made:
         try:
             path.write_text(text, encoding="utf-8")
-        except OSError as error:  # which names no file where there is no room for what is written
+        except OSError as error:  # a full disk's error names no file
             print(f"runahead trace: {path} can't be written: {error.strerror}", file=sys.stderr)
             return EXIT_FAILED
     return 0
 
 
 def figures(timeline: Timeline) -> list[str]:
-    """A line for each figure, of a timeline with launches."""
+    """Return a line for each figure, for a timeline with launches."""
     launches = timeline.launches
     chained = [(before, after) for before, after in pairwise(launches) if not after.first_after_idle]
     overlapped = sum(after.overlapped for _, after in chained)
@@ -76,8 +76,7 @@ def figures(timeline: Timeline) -> list[str]:
 
 
 def each_launch(timeline: Timeline) -> list[str]:
-    """A table: of each launch what it was, how long the device ran it, and for how long it had nothing to run before it
-    and, at most, inside it."""
+    """Return a table of launches: kind, run time, idle time before it, and an upper bound of idle time inside it."""
     lines = [f"{'launch':>10}  {'kind':<8}{'rows':>5}{'prompt':>8}{'device µs':>11}{'idle before':>13}{'inside':>9}"]
     before: TimedLaunch | None = None
     for launch in timeline.launches:
@@ -91,7 +90,7 @@ def each_launch(timeline: Timeline) -> list[str]:
 
 
 def _of_kind(kind: str, launches: Sequence[TimedLaunch]) -> str:
-    """How much of the device's time with launches of a kind it had nothing to run, before them and inside them."""
+    """Describe the idle part of the device's time with launches of a kind, before and inside them."""
     inside = sum(each.idle_inside_us for each in launches if each.kind == kind)
     busy = sum(_length(each.device) for each in launches if each.kind == kind)
     pairs = [(one, other) for one, other in pairwise(launches) if other.kind == kind and not other.first_after_idle]
@@ -116,10 +115,10 @@ def _spread(values: list[float]) -> str:
 
 
 def _request(arguments: argparse.Namespace) -> trace_pb2.TraceRequest:
-    """Raises UsageError."""
+    """Make the request. Raises UsageError."""
     if arguments.launches is None:
         return trace_pb2.TraceRequest()
     try:
         return trace_pb2.TraceRequest(launches=int(arguments.launches))
     except ValueError as error:
-        raise UsageError(f"--launches {arguments.launches} is no number of launches") from error
+        raise UsageError(f"--launches {arguments.launches} is not a number of launches") from error

@@ -1,4 +1,4 @@
-"""`runahead tune`: times ways to cut the kernels of decode launches on this GPU, and keeps the fastest."""
+"""`runahead tune`: times tilings of the decode kernels on this GPU and keeps the fastest."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from runahead.service.commands.ends import EXIT_INTERRUPTED
 from runahead.service.settings.server_config import EXIT_CANNOT_START, EXIT_OK, ServerConfig
 
 TUNE_MODULE: Final = "runahead.runtime.process.tune"
-MOST_ROWS: Final = 64  # of launches with more, the vendor's library computes most products
+MOST_ROWS: Final = 64  # above this most products use the vendor's library
 _ROWS: Final = (1, 2, 4, 8, 16, 32, 64)
 _SECONDS: Final = 900.0
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Flags beside those of the settings."""
+    """Add flags beside the settings'."""
     parser.add_argument(
         "--rows", type=_rows, default=_ROWS, metavar="N,N,...",
         help=f"rows of the launches that are tuned, each 1 to {MOST_ROWS} [default {','.join(map(str, _ROWS))}]",
@@ -33,8 +33,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(config: ServerConfig, parsed: argparse.Namespace) -> int:
-    """Returns the exit code: 0, 2 where nothing could be tuned (a sentence on standard error says why), 130 if it was
-    interrupted."""
+    """Tune. Returns the exit code: 0, 2 if nothing could be tuned (a sentence on standard error says why), 130 if
+    interrupted.
+    """
     engine = config.engine
     try:
         if engine.device == "cpu":
@@ -54,7 +55,7 @@ def run(config: ServerConfig, parsed: argparse.Namespace) -> int:
 
 
 def _rows(text: str) -> tuple[int, ...]:
-    """Raises ArgumentTypeError."""
+    """Parse row counts. Raises ArgumentTypeError."""
     numbers = text.split(",")
     if not all(number.isdecimal() and 1 <= int(number) <= MOST_ROWS for number in numbers):
         raise argparse.ArgumentTypeError(f"must be numbers from 1 to {MOST_ROWS}, by commas, and is {text!r}")

@@ -1,4 +1,4 @@
-"""What a client's command says of a flag whose value is invalid."""
+"""The error of an invalid flag of a client's command."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _SHOWN: Final = 80  # characters of a value
 
 
 class UsageError(ValueError):
-    """A flag whose value is invalid. One sentence that names the flag, what it accepts and what it was given."""
+    """An invalid flag. One sentence with the flag, what it accepts and its value."""
 
     @classmethod
     def of(cls, flag: str, accepts: str, given: object) -> UsageError:

@@ -1,1 +1,1 @@
-"""One completion, from its checked request to the last event of its stream."""
+"""A completion from its checked request to its stream's last event."""

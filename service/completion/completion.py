@@ -1,4 +1,4 @@
-"""One completion: tokens from the engine in, events of the contract out."""
+"""A completion: turns the engine's tokens into the contract's events."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from runahead.service.text.text import CompletionText, TextPiece
 from runahead.service.text.token_bytes import TokenBytes
 from runahead.v1 import Delta, Finished, FinishReason, MatchedStop, Token
 
-_TOKEN_BYTES: Final = 16  # of a Token in a message, without its `bytes` and log-probabilities
-_CHARACTER_BYTES: Final = 4  # of UTF-8, at most
+_TOKEN_BYTES: Final = 16  # bytes of a Token in a message without its `bytes` and log-probabilities
+_CHARACTER_BYTES: Final = 4  # the most bytes of UTF-8
 
 
 class _ReadyToken(msgspec.Struct, frozen=True):
-    """A token that is kept, and the text that became certain with it. token_id: None for text alone. scored: the token
-    as the contract has it, where it has log-probabilities. size: bytes that all this takes in a message, about."""
+    """A token to send, with the text that became certain with it. token_id: None for text alone. scored: the contract's
+    token if it has log-probabilities. size: approximate bytes in a message.
+    """
 
     token_id: int | None
     data: bytes
@@ -34,12 +35,12 @@ class _ReadyToken(msgspec.Struct, frozen=True):
 
 
 class Completion:
-    """Turns batches of tokens into deltas, finds the end, and says how it ended.
+    """Turns batches of tokens into deltas and finds the completion's end.
 
-    A delta has all tokens that are there when it is made, up to the request's bound and `LIMITS.event_bytes`. So one
-    delta makes up for all launches since the last, and a stream that keeps up gets one a launch.
+    A delta has all tokens available when it is made, up to the request's bound and `LIMITS.event_bytes`: a slow stream
+    gets one delta for several launches, and a stream that keeps up gets one for each launch.
 
-    submitted_at: of its `RequestStream`.
+    submitted_at: see `RequestStream`.
     """
 
     def __init__(self, request: CheckedRequest, prompt_tokens: int, table: TokenBytes, submitted_at: float) -> None:
@@ -48,36 +49,37 @@ class Completion:
         self._table = table
         self._text = CompletionText(table, request.text.stop, request.text.include_stop)
         self._bound = request.text.max_tokens_per_message or LIMITS.max_tokens_per_message
-        self._waiting: deque[tuple[int, messages.Logprobs | None]] = deque()  # not yet known to be kept
+        self._waiting: deque[tuple[int, messages.Logprobs | None]] = deque()  # may still be cut by a stop string
         self._ready: deque[_ReadyToken] = deque()
         self._ready_bytes = 0
         self._clock = CompletionClock(submitted_at)
         self.finished: Finished | None = None
-        self._failure: ServiceError | None = None  # how it ends behind the last delta, in the place of `finished`
+        self._failure: ServiceError | None = None  # the error after the last delta, instead of `finished`
 
     @property
     def stopped_by_string(self) -> bool:
-        """A stop string ended the text: the engine may not know yet."""
+        """Whether a stop string ended the text, which the engine may not know yet."""
         return self._text.matched is not None
 
     def so_far(self, admitted: messages.Admitted | None) -> Finished:
-        """How it ended; before that, what it has used and when, and a reason that means nothing."""
+        """Return how the completion ended; before its end, usage and times with a meaningless reason."""
         return self.finished or self._finish(None, admitted)
 
     @property
     def is_empty(self) -> bool:
-        """There is nothing to fill a delta with."""
+        """Whether a delta would be empty."""
         return not self._ready
 
     @property
     def has_room(self) -> bool:
-        """The next delta has room for another token, and there may be one: it has not ended."""
+        """Whether the next delta has room for another token and the completion has not ended."""
         room = len(self._ready) < self._bound and self._ready_bytes < LIMITS.event_bytes
         return room and self.finished is None and self._failure is None
 
     def add(self, batch: TokenBatch) -> None:
-        """The next tokens, and with the last of them `finished`, or a failure where the engine gave the request up: see
-        `given_up`. What it said before is kept."""
+        """Add the next tokens, and with the last of them `finished`, or an error if the engine gave the request up
+        (`given_up`). Tokens before that are kept.
+        """
         end = batch.finished
         if batch.token_ids:
             self._clock.note_tokens()
@@ -98,7 +100,9 @@ class Completion:
             self.finished = self._finish(end, batch.admitted)
 
     def fill(self, delta: Delta) -> bool:
-        """Moves into an empty delta what is ready, as much as one may carry. If nothing is: False, or a failure."""
+        """Move ready tokens into an empty delta, up to its bounds. Returns False, or raises the failure, if none is
+        ready.
+        """
         texts, size = list[str](), 0
         while self._ready and len(delta.tokens) < self._bound:
             size += self._ready[0].size
@@ -119,7 +123,7 @@ class Completion:
         return bool(texts)
 
     def _keep(self, piece: TextPiece) -> None:
-        """What has become certain is ready; the text goes with the last of its tokens."""
+        """Add a certain piece to the ready tokens; its text goes with its last token."""
         for left in range(piece.tokens, 0, -1):
             self._add_ready(*self._waiting.popleft(), piece.text if left == 1 else "")
         if piece.text and not piece.tokens:
@@ -136,7 +140,7 @@ class Completion:
         self._ready_bytes += size
 
     def _ends_silently(self, batch: TokenBatch) -> bool:
-        """The last token ended the completion by its id, not as a stop string, and its text is not wanted."""
+        """Whether the last token ended the completion by its id and its text is not wanted."""
         end = batch.finished
         if end is None or end.stop_token_id < 0 or not batch.token_ids or self._request.text.include_stop:
             return False
@@ -145,7 +149,7 @@ class Completion:
     # ------------------------------------------------------------ the end
 
     def _finish(self, end: messages.Finished | None, admitted: messages.Admitted | None) -> Finished:
-        """The engine's figures; where a stop string ended the completion before the engine did, those it had sent."""
+        """Return the engine's figures, or those sent before if a stop string ended the completion first."""
         matched = self._text.matched
         reason, stop = FinishReason.FINISH_REASON_STOP, None
         if matched is not None:

@@ -1,4 +1,4 @@
-"""The end of a completion in the contract's fields: why, what it used, and where its time went."""
+"""The end of a completion in the contract's fields: reason, usage and timing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ _REASONS = {
 
 
 def reason_of(end: messages.Finished, turn_ends: Container[int]) -> FinishReason:
-    """turn_ends: stop tokens that end an answer to a chat, which are the model's own end of it."""
+    """Return the contract's finish reason. turn_ends: stop tokens that end a chat's answer, reported as the model's
+    end.
+    """
     if end.stop_token_id in turn_ends:
         return FinishReason.FINISH_REASON_END_OF_SEQUENCE
     return _REASONS[EngineReason(end.reason)]
@@ -30,8 +32,7 @@ def reason_of(end: messages.Finished, turn_ends: Container[int]) -> FinishReason
 def usage(
     end: messages.Finished | None, admitted: messages.Admitted | None, prompt_tokens: int, completion_tokens: int
 ) -> Usage:
-    """end, admitted: what the engine has sent of the request, None where it has not. Of drafts nothing is said before
-    its end."""
+    """Return the usage. end, admitted: the engine's messages, None if not sent. Drafts are unknown before the end."""
     told = end or admitted
     found = Usage(
         prompt_tokens=prompt_tokens,
@@ -48,7 +49,7 @@ def usage(
 
 
 class CompletionClock:
-    """submitted_at: where it begins, as the engine's times do: see `RequestStream`."""
+    """Measures a completion's times. submitted_at: the start, as in the engine's times (`RequestStream`)."""
 
     def __init__(self, submitted_at: float) -> None:
         self._submitted = submitted_at
@@ -56,13 +57,13 @@ class CompletionClock:
         self._last_token = self._submitted
 
     def note_tokens(self) -> None:
-        """Tokens have come just now."""
+        """Record that tokens have arrived now."""
         self._last_token = time.monotonic()
         if self._first_token is None:
             self._first_token = self._last_token
 
     def timing(self, end: messages.Finished | None, admitted: messages.Admitted | None) -> Timing:
-        """The engine's clock where it sent its times; otherwise what was seen here."""
+        """Return the timing by the engine's clock if it sent its times, else by this one."""
         if end is not None:
             return Timing(
                 queue=_duration(end.queue_s),
@@ -79,7 +80,9 @@ class CompletionClock:
 
 
 def _duration(seconds: float) -> Duration | None:
-    """None, which leaves a field unset, for a negative time: the engine did not see that part."""
+    """Return a duration, or None, which leaves the field unset, for a negative time: the engine did not measure that
+    part.
+    """
     if seconds < 0.0:
         return None
     duration = Duration()

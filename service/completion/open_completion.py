@@ -1,4 +1,4 @@
-"""A request that the engine has queued, and the events that are made of what comes of its completions."""
+"""A queued request and the events of its completions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from runahead.v1 import Accepted, Finished, GenerateResponse, Prompt
 
 
 class OpenCompletion:
-    """One request with one or more completions, by index. stream: of the first; `RequestStream.completions` are all."""
+    """One request with one or more completions, by index. stream: the first one's; `RequestStream.completions` has
+    all.
+    """
 
     def __init__(
         self,
@@ -30,37 +32,37 @@ class OpenCompletion:
         self._prompt = prompt
         self._completions = completions
         self._streams = stream.completions
-        self._open = list(range(len(completions)))  # indexes whose end was not sent, whose turn is next first
+        self._open = list(range(len(completions)))  # indexes whose end was not sent, next turn first
         self.accepted = accepted
 
     @property
     def n(self) -> int:
-        """Completions."""
+        """The number of completions."""
         return len(self._completions)
 
     @property
     def is_over(self) -> bool:
-        """The end of each completion was taken."""
+        """Whether the end of each completion was taken."""
         return not self._open
 
     def cached_tokens(self, index: int) -> int:
-        """Of the prompt, taken from the prefix cache by this completion; 0 before it is known."""
+        """Return this completion's prompt tokens from the prefix cache; 0 before that is known."""
         admitted = self._streams[index].admitted
         return admitted.cached_tokens if admitted else 0
 
     def interrupt_writes(self) -> None:
-        """From now on, a write that is stuck because nobody reads is cancelled if the streams fail.
+        """Let a failure of the streams cancel a write that is stuck on a client that does not read.
 
-        Called when the call's headers are out: no status can be sent before.
+        Call it once the headers are sent: no status can be sent before.
         """
         task = asyncio.current_task()
         assert task is not None
         self._stream.interrupt_with(task.cancel)
 
     async def prompt_events(self) -> AsyncIterator[Prompt]:
-        """The prompt's tokens where they were asked for, as the engine describes them, to be taken before any delta.
+        """Yield the prompt's tokens if requested, as the engine describes them. Take them before any delta.
 
-        Fewer than all if the request ends before. Raises what `RequestStream.take_prompt` raises.
+        Incomplete if the request ends first. Raises the errors of `RequestStream.take_prompt`.
         """
         for event in self._prompt.without_logprobs():
             yield event
@@ -69,10 +71,10 @@ class OpenCompletion:
                 yield event
 
     async def next_event(self) -> GenerateResponse | None:
-        """The next delta of a completion, with all tokens of it that are there and that it may carry, or its end. Waits
-        for one; completions take turns. None after the last end.
+        """Wait for the next delta of a completion, with all tokens that are ready and fit, or for its end. Completions
+        take turns. None after the last end.
 
-        Raises what `RequestStream.take` and `Completion.fill` raise.
+        Raises the errors of `RequestStream.take` and `Completion.fill`.
         """
         while self._open:
             for turn, index in enumerate(self._open):
@@ -86,13 +88,12 @@ class OpenCompletion:
         return None
 
     async def _event_of(self, index: int) -> GenerateResponse | None:
-        """What there is of this completion; None: nothing yet."""
+        """Return this completion's next event, or None if nothing is ready."""
         completion, stream = self._completions[index], self._streams[index]
         while completion.has_room and stream.has_more:
             completion.add(await stream.take())
             if completion.finished is not None:
-                # Before the end is written: a stream that is still open could fail meanwhile, and an error would follow
-                # the end.
+                # Before the end is written: an open stream could fail meanwhile, and an error would follow the end.
                 self._engine.release_one(stream, EngineReason.STOP)
         event = GenerateResponse()
         try:
@@ -108,7 +109,7 @@ class OpenCompletion:
 
 
 def so_far(completions: Sequence[Completion], stream: RequestStream) -> Finished:
-    """What a request has used and when, and how its first completion ended: the tokens are those of all completions."""
+    """Return a request's usage and times with its first completion's end; tokens count over all completions."""
     parts = [one.so_far(of.admitted) for one, of in zip(completions, stream.completions, strict=True)]
     found = Finished()
     found.CopyFrom(parts[0])

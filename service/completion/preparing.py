@@ -1,4 +1,4 @@
-"""From a checked request to one that the engine has been sent: its prompt's tokens, its grammar, and its stream."""
+"""Prepares a checked request for the engine: tokenizes its prompt, compiles its grammar and submits it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NO_TOKENS: Final = np.zeros(0, np.int32)
 
 
 class Preparing:
-    """table: the bytes of tokens."""
+    """Prepares and submits requests. table: the bytes of tokens."""
 
     def __init__(
         self, engine: SocketEngineClient, texts: Texts, chats: Chats, structures: Structures, table: TokenBytes
@@ -40,14 +40,14 @@ class Preparing:
     async def submitted(
         self, request: CheckedRequest, account: Account, holding: Holding, *, once: bool
     ) -> tuple[RequestStream, CheckedRequest, NDArray[np.int32]]:
-        """The stream of the request, to be released, the request as it was submitted, and its prompt's tokens, int32
-        [n]. holding: what it holds, to which a chat's prompt is added. once: all that is sent back of the tokens is one
-        message.
+        """Return the request's stream, to be released by the caller, the request as submitted, and its prompt's tokens,
+        int32 [n]. holding: what the request holds; a chat's prompt is added. once: the prompt's tokens are sent back in
+        one message.
 
-        While a long text waits for the tokenizer, a chat to be rendered, or a structure to be compiled, the engine
-        knows the request by its id, so that it can be aborted and nobody else can have the id. If it ends meanwhile,
-        its stream has ended, and there are no tokens. Raises ServiceError, INVALID_ARGUMENT or what
-        `Structures.grammar` and `Chats.text` raise, or EngineLostError.
+        The engine knows the request by its id while text is tokenized, a chat is rendered or a structure is compiled,
+        so that it can be aborted and its id is taken. If it ends meanwhile, its stream has ended and there are no
+        tokens. Raises ServiceError (INVALID_ARGUMENT, and the errors of `Structures.grammar` and `Chats.text`) or
+        EngineLostError.
         """
         given, structure = request.prompt, request.structure
         if isinstance(given, CheckedChat):
@@ -72,7 +72,7 @@ class Preparing:
     async def _prepared(
         self, request: CheckedRequest, account: Account, holding: Holding, once: bool
     ) -> tuple[CheckedRequest, NDArray[np.int32]]:
-        """The request with its grammar and, of a chat, its ends, and its prompt's tokens, int32 [n]."""
+        """Return the request with its grammar and a chat's ends, and its prompt's tokens, int32 [n]."""
         call, given = current_call(), request.prompt
         if request.structure is not None:
             with call.waiting_for("structure"):
@@ -93,7 +93,7 @@ class Preparing:
 
 
 def with_turn_ends(request: CheckedRequest, ends: tuple[int, ...]) -> CheckedRequest:
-    """A chat's request, which ends at these tokens too, unless end-of-sequence tokens do not end it."""
+    """Add a chat's end tokens to the request's stop tokens, unless it ignores end-of-sequence tokens."""
     own = request.stopping.stop_token_ids
     added = tuple(token_id for token_id in ends if token_id not in own)
     if request.stopping.ignore_eos or not added:

@@ -1,4 +1,4 @@
-"""A prompt's tokens, sent back: `prompt` events of the contract, each within the bounds of a message."""
+"""The prompt's tokens as the contract's `prompt` events, each within the bounds of a message."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from runahead.service.contract.validation import CheckedRequest
 from runahead.service.text.token_bytes import TokenBytes
 from runahead.v1 import Prompt, Token
 
-_TOKEN_FRAME_BYTES = 21  # of a Token in a message: its tag and length, and its fields without `bytes` and `top`
-_FIELD_BYTES = 4  # of a message in a repeated field: its tag and its length
+_TOKEN_FRAME_BYTES = 21  # of a Token in a message: tag, length, and fields other than `bytes` and `top`
+_FIELD_BYTES = 4  # tag and length of a message in a repeated field
 _TOP_FRAME_BYTES = 19  # the same for a TopToken
 
 
 class PromptEvents:
-    """Cuts one request's prompt into events: every token once, in order, if the client asked for any of it.
+    """Cuts a request's prompt into events, every token once and in order, if the client asked for any of it.
 
     prompt: int32 [n].
     """
@@ -36,15 +36,18 @@ class PromptEvents:
         self._bound = request.text.max_tokens_per_message or sys.maxsize
 
     def without_logprobs(self) -> Iterator[Prompt]:
-        """What need not wait for log-probabilities: with echo alone the whole prompt; otherwise the token of a prompt
-        that has only one."""
+        """Yield events that need no log-probabilities: with echo alone the whole prompt, otherwise the token of a
+        one-token prompt.
+        """
         if self._scored and len(self._prompt) > 1:
             return iter(())
         tokens = self._prompt.tolist() if self._scored or self._echo else ()
         return self._cut(0, (token_message(self._table, token_id) for token_id in tokens))
 
     def with_logprobs(self, part: PromptLogprobs) -> Iterator[Prompt]:
-        """The tokens that `part` describes. The first part brings the prompt's first token too, which has none."""
+        """Yield the tokens that `part` describes; the first part brings the prompt's first token too, which has no
+        log-probability.
+        """
         chosen = np.frombuffer(part.chosen, np.dtype("<f4"))
         top_ids = np.frombuffer(part.top_ids, np.dtype("<i4")).reshape(len(chosen), -1)
         top_logprobs = np.frombuffer(part.top_logprobs, np.dtype("<f4")).reshape(len(chosen), -1)
@@ -56,7 +59,7 @@ class PromptEvents:
         return self._cut(0, chain([token_message(self._table, int(self._prompt[0]))], tokens))
 
     def _cut(self, offset: int, tokens: Iterable[Token]) -> Iterator[Prompt]:
-        """Events of consecutive tokens, the first of them at `offset`; only one over-long token goes over the bound."""
+        """Yield events of consecutive tokens from `offset`; only a single long token exceeds the bound."""
         event, size = list[Token](), 0
         for token in tokens:
             token_bytes = token.ByteSize() + _FIELD_BYTES
@@ -70,9 +73,9 @@ class PromptEvents:
 
 
 def check_once_prompt(request: CheckedRequest, prompt: NDArray[np.int32], table: TokenBytes) -> None:
-    """Raises ServiceError (INVALID_ARGUMENT) where the prompt's tokens may not fit one message of GenerateOnce.
+    """Check that the prompt's tokens fit one GenerateOnce message. Raises ServiceError (INVALID_ARGUMENT).
 
-    Of the most likely tokens at a position no two are the same, so they are at most as long as the longest there are.
+    The top tokens at a position differ, so their total length is at most the sum of the longest ones.
     """
     top = request.sampling.prompt_logprobs
     if top < 0 and not request.echo:

@@ -1,4 +1,4 @@
-"""What the service does with its tokenizer: each text counts as work, and callers take turns."""
+"""Tokenizer work: each text counts against the limits, and callers take turns."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ from runahead.service.text.text_bounds import check_can_fit
 from runahead.service.text.tokenizer import TextTokenizer
 from runahead.v1 import DetokenizeRequest, RenderChatRequest, RenderChatResponse, TokenizeRequest, TokenizeResponse
 
-_ID_BYTES: Final = 4  # what an id counts that is turned into text
+_ID_BYTES: Final = 4  # counted for an id that is turned into text
 _LETTERS: Final = f"{ascii_lowercase}ƿ"
-_IDS_AT_ONCE: Final = 1 << 14  # that are put into an answer before other calls have their turn: a millisecond
+_IDS_AT_ONCE: Final = 1 << 14  # ids put into an answer before other tasks run: about a millisecond
 
 
 class Texts:
-    """tokenizer: None where the service has none, and each method raises ServiceError (FAILED_PRECONDITION). info: of
-    the engine."""
+    """Tokenizes and detokenizes. tokenizer: None if the service has none; each method then raises ServiceError
+    (FAILED_PRECONDITION). info: the engine's.
+    """
 
     def __init__(self, tokenizer: TextTokenizer | None, chats: Chats, admission: Admission, info: EngineInfo) -> None:
         self._chats = chats
@@ -44,23 +45,24 @@ class Texts:
     async def prompt(
         self, text: str, add_special_tokens: bool, account: Account, field: str = "text"
     ) -> NDArray[np.int32]:
-        """The tokens of a prompt, int32 [n], for which there is room already. field: where it comes from. Raises
-        ServiceError (INVALID_ARGUMENT) where they are too many, as far as can be before they are counted."""
+        """Tokenize a prompt that already has its room, int32 [n]. field: the text's path. Raises ServiceError
+        (INVALID_ARGUMENT) for too many tokens, before tokenizing if possible.
+        """
         self.check_can_fit(text, field)
         prompt = await self._there().encode(text, add_special_tokens, account.number)
         check_prompt_tokens(prompt, field, self._info)
         return prompt
 
     def check_can_fit(self, text: str, field: str = "text") -> None:
-        """Raises ServiceError (INVALID_ARGUMENT) for a text of too many tokens, whatever they are."""
+        """Check that the text can fit by its length. Raises ServiceError (INVALID_ARGUMENT)."""
         check_can_fit(text, self._there().longest_token_bytes, self._info, field)
 
     def tokenizes_at_once(self, text: str) -> bool:
-        """It is so short that `prompt` does not wait for anything."""
+        """Whether the text is so short that `prompt` does not wait."""
         return self._there().encodes_at_once(text)
 
     async def tokenize(self, request: TokenizeRequest, account: Account) -> TokenizeResponse:
-        """Answer `Tokenize`. Raises ServiceError, for want of room too."""
+        """Answer `Tokenize`. Raises ServiceError, also without room."""
         response = TokenizeResponse()
         work = max(LIMITS.work_bytes, text_bytes(request.text))
         with self._admission.holding(account, {Resource.TOKENIZING_BYTES: work}):
@@ -71,7 +73,7 @@ class Texts:
         return response
 
     async def render(self, request: RenderChatRequest, account: Account) -> RenderChatResponse:
-        """Answer `RenderChat`. Raises ServiceError, for want of room too."""
+        """Answer `RenderChat`. Raises ServiceError, also without room."""
         response = RenderChatResponse()
         work = max(LIMITS.work_bytes, request.chat.ByteSize())
         with self._admission.holding(account, {Resource.TOKENIZING_BYTES: work}) as holding:
@@ -84,8 +86,9 @@ class Texts:
         return response
 
     async def chat_prompt(self, chat: CheckedChat, account: Account, holding: Holding, n: int) -> NDArray[np.int32]:
-        """The tokens of a chat's prompt, int32 [tokens]. holding: of its n completions, which holds the rendered text
-        as well from then on. Raises what `Chats.text` and `prompt` raise, and ServiceError for want of room."""
+        """Tokenize a chat's prompt, int32 [tokens]. holding: of its n completions; the rendered text is added. Raises
+        the errors of `Chats.text` and `prompt`, and ServiceError without room.
+        """
         text = await self._chats.text(chat, account.number)
         size = text_bytes(text)
         queued = min(size, self._info.context_length) * n - holding.amount(Resource.QUEUED_TOKENS)
@@ -96,10 +99,11 @@ class Texts:
         return prompt
 
     async def _refuse_special(self, chat: CheckedChat, ids: NDArray[np.int32], account: Account) -> None:
-        """Raises ServiceError (INVALID_ARGUMENT) for a chat that sets `refuse_special_tokens` and has more special
-        tokens than its template writes for other texts: a normalizer or the template makes them of the chat's texts.
+        """Refuse a chat with `refuse_special_tokens` and more special tokens than its template writes for neutral
+        texts: the template or a normalizer made them from the chat's texts. Raises ServiceError (INVALID_ARGUMENT).
 
-        ids: of the prompt, int32 [n]."""
+        ids: the prompt's, int32 [n].
+        """
         if not chat.refuse_special_tokens:
             return
         tokenizer = self._there()
@@ -119,7 +123,7 @@ class Texts:
                 raise _special(f"is set, and the texts make the special token {contents[token_id]!r}")
 
     async def detokenize(self, request: DetokenizeRequest, account: Account) -> str:
-        """Raises ServiceError, for want of room too."""
+        """Detokenize. Raises ServiceError, also without room."""
         work = max(LIMITS.work_bytes, _ID_BYTES * len(request.token_ids))
         with self._admission.holding(account, {Resource.TOKENIZING_BYTES: work}):
             check_detokenize(request, self._info.vocab_size)
@@ -137,12 +141,12 @@ def _special(words: str) -> ServiceError:
 
 
 async def _fill(answer: RepeatedScalarFieldContainer[int], ids: NDArray[np.int32]) -> None:
-    """Puts ids into an answer. A long one takes turns with other calls."""
+    """Put ids into an answer. Other tasks run in between for a long one."""
     for begin in range(0, len(ids), _IDS_AT_ONCE):
         answer.extend(ids[begin : begin + _IDS_AT_ONCE].tolist())
         await asyncio.sleep(0)
 
 
 def text_bytes(text: str) -> int:
-    """Of UTF-8."""
+    """Return the text's bytes in UTF-8."""
     return len(text.encode())

@@ -1,1 +1,1 @@
-"""The contract as code: its bounds, what a valid request is, and what its errors look like."""
+"""The contract as code: bounds, validation and errors."""

@@ -1,6 +1,6 @@
-"""A chat of a request: looked at here as far as that takes no time.
+"""Validates a request's chat as far as that takes no time.
 
-What its JSON and its template say is found out by a process: see `runahead.service.chat`.
+A confined process checks its JSON and its template: see `runahead.service.chat`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from runahead.v1 import Chat
 
 @dataclass(frozen=True, slots=True)
 class CheckedChat:
-    """A chat that may be rendered. messages: the fields that are set of each, by their names in the contract."""
+    """A checked chat. messages: the set fields of each, by contract name."""
 
     messages: tuple[Mapping[str, str], ...]
     tools_json: str
@@ -27,7 +27,7 @@ class CheckedChat:
 
 
 def check_chat(chat: Chat, found: Violations) -> CheckedChat:
-    """Notes what is wrong with it."""
+    """Validate a chat and record its violations."""
     most = LIMITS.prompt_text_bytes
     found.require(chat.ByteSize() <= most, "chat", f"must be at most {most} bytes")
     messages = list(chat.messages)

@@ -1,7 +1,6 @@
-"""What goes wrong, as a client sees it: a status code, a sentence and `google.rpc` details.
+"""Errors as a client sees them: a status code, a sentence and `google.rpc` details.
 
-Each error has a reason, which `ErrorInfo` carries under the domain `runahead`, and `STATUS_OF` is the one table that
-says which status a reason has.
+Each error has a reason in `ErrorInfo` under the domain `runahead`; `STATUS_OF` maps reasons to statuses.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from runahead.runtime.wire.parameters import FinishReason
 ERROR_DOMAIN: Final = "runahead"
 INTERNAL_SENTENCE: Final = "the server failed to serve this request; its log has the reason under the request's id"
 SHUTDOWN_SENTENCE: Final = "the server is shutting down"
-PUSHBACK_HEADER: Final = "grpc-retry-pushback-ms"  # gRPC's own clients come back after this many milliseconds
+PUSHBACK_HEADER: Final = "grpc-retry-pushback-ms"  # gRPC clients with a retry policy wait this many milliseconds
 
 _REASONS_OF: Final = {
     grpc.StatusCode.INVALID_ARGUMENT: ("INVALID_FIELD", "MALFORMED", "NO_MESSAGE", "SECOND_MESSAGE"),
@@ -35,7 +34,7 @@ _REASONS_OF: Final = {
         *("NO_TOKENIZER", "NO_STRUCTURE", "NO_CHAT_TEMPLATE", "NOTHING_LEFT", "STRUCTURE_COST"),
     ),
     grpc.StatusCode.RESOURCE_EXHAUSTED: (
-        # Of the service in all, and of a caller: see `runahead.service.calls.admission`.
+        # Limits of the service and of a caller: see `runahead.service.calls.admission`.
         *("STREAMS_LIMIT", "CALLER_STREAMS_LIMIT", "QUEUED_TOKENS_LIMIT", "CALLER_QUEUED_TOKENS_LIMIT"),
         *("TOKENIZING_LIMIT", "CALLER_TOKENIZING_LIMIT", "UPLOADS_LIMIT", "CALLER_UPLOADS_LIMIT"),
         *("QUEUE_FULL", "CHAT_COST", "WATCHERS_LIMIT", "STALLED_READER", "SLOW_READER"),
@@ -44,14 +43,14 @@ _REASONS_OF: Final = {
     grpc.StatusCode.INTERNAL: ("NON_FINITE", "UNEXPECTED", "STRUCTURE_MISMATCH"),
     grpc.StatusCode.UNAVAILABLE: (
         *("STRUCTURE_LOST", "CHAT_LOST"),
-        # The engine has stopped, or is about to, or does not answer.
+        # The engine has stopped, is stopping or does not answer.
         *("SHUTDOWN", "DEVICE", "INTERNAL", "ENGINE_LOST", "ENGINE_SILENT", "PROTOCOL"),
     ),
 }
 STATUS_OF: Final[Mapping[str, grpc.StatusCode]] = MappingProxyType(
     {reason: code for code, reasons in _REASONS_OF.items() for reason in reasons}
 )
-# Ends of a request that the engine could not go on with.
+# Ends of requests that the engine gave up.
 _GIVEN_UP: Final[Mapping[int, tuple[str, str]]] = MappingProxyType(
     {
         FinishReason.NON_FINITE: ("NON_FINITE", "the model's logits are not finite, or the penalties made them so"),
@@ -79,18 +78,17 @@ _GIVEN_UP: Final[Mapping[int, tuple[str, str]]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A field by its path, such as `sampling.top_p`, and a sentence that says what it must be."""
+    """An invalid field by its path, such as `sampling.top_p`, and a sentence that says what it must be."""
 
     field: str
     sentence: str
 
 
 class ServiceError(Exception):
-    """Ends a call with a status. The sentence and the details go to the client as they are.
+    """Ends a call with a status; the sentence and the details go to the client unchanged.
 
-    reason: a key of `STATUS_OF`; one that is not there, which only an engine gives, is UNAVAILABLE.
-    details: beside ErrorInfo. retry_s: when to try again, for RetryInfo; None where nobody can say. metadata: of
-    ErrorInfo.
+    reason: a key of `STATUS_OF`; an unknown one, from an engine, is UNAVAILABLE.
+    details: beside ErrorInfo. retry_s: the delay in RetryInfo, None if unknown. metadata: of ErrorInfo.
     """
 
     def __init__(
@@ -111,13 +109,13 @@ class ServiceError(Exception):
         self.metadata = metadata
 
     def at_index(self, index: int) -> ServiceError:
-        """The same, where this completion of several has ended the call."""
+        """Return the error with the index of the completion that ended the call."""
         sentence = f"completion {index}: {self.sentence}"
         return ServiceError(self.reason, sentence, self.details, retry_s=self.retry_s, metadata={"index": str(index)})
 
 
 def invalid_argument(violations: Sequence[Violation], reason: str = "INVALID_FIELD") -> ServiceError:
-    """INVALID_ARGUMENT; the sentence is that of the first violation, BadRequest has them all."""
+    """Make INVALID_ARGUMENT: the sentence is the first violation's, BadRequest has all."""
     fields = [
         error_details_pb2.BadRequest.FieldViolation(field=violation.field, description=violation.sentence)
         for violation in violations
@@ -128,9 +126,9 @@ def invalid_argument(violations: Sequence[Violation], reason: str = "INVALID_FIE
 def exhausted(
     reason: str, sentence: str, retry_s: float, *, subject: str = "server", limit: tuple[str, int] | None = None
 ) -> ServiceError:
-    """RESOURCE_EXHAUSTED: which limit was reached, and when to try again.
+    """Make RESOURCE_EXHAUSTED with the reached limit and the retry delay.
 
-    subject: whose limit, of the server in all or of a caller. limit: the setting that says it, and its value.
+    subject: whose limit, the server's or a caller's. limit: the setting and its value.
     """
     violation = error_details_pb2.QuotaFailure.Violation(subject=subject, description=sentence)
     if limit is not None:
@@ -139,30 +137,29 @@ def exhausted(
 
 
 def no_tokenizer() -> ServiceError:
-    """FAILED_PRECONDITION for a call that is about text, on a server without a tokenizer."""
+    """Make FAILED_PRECONDITION for a text call on a server without a tokenizer."""
     return ServiceError(
         "NO_TOKENIZER", "this server was started without a tokenizer: it takes and gives token ids, and no text"
     )
 
 
 def no_structure(why: str) -> ServiceError:
-    """FAILED_PRECONDITION for a request with a structure, on a server that can't follow one. why: the end of a
-    sentence."""
+    """Make FAILED_PRECONDITION for a structure that the server can't follow. why: the end of a sentence."""
     return ServiceError("NO_STRUCTURE", f"this server takes no structure: {why}")
 
 
 def no_chat_template(why: str) -> ServiceError:
-    """FAILED_PRECONDITION for a chat that no template can be rendered for. why: a sentence without its end."""
+    """Make FAILED_PRECONDITION for a chat that can't be rendered. why: a sentence without a period."""
     return ServiceError("NO_CHAT_TEMPLATE", f"this server takes no chat: {why}")
 
 
 def unavailable(reason: str, sentence: str) -> ServiceError:
-    """UNAVAILABLE, for a reason such as SHUTDOWN or one that the engine gives."""
+    """Make UNAVAILABLE for a reason such as SHUTDOWN or an engine's."""
     return ServiceError(reason, sentence)
 
 
 def shutting_down() -> ServiceError:
-    """UNAVAILABLE for every call that a shutdown meets."""
+    """Make UNAVAILABLE for calls during a shutdown."""
     return unavailable("SHUTDOWN", SHUTDOWN_SENTENCE)
 
 
@@ -172,10 +169,10 @@ def given_up(reason: int) -> ServiceError | None:
 
 
 def to_status(error: ServiceError, request_id: str = "", headers: Sequence[tuple[str, str]] = ()) -> grpc.Status:
-    """The status to abort a call with.
+    """Make the status that aborts a call.
 
-    request_id: what RequestInfo calls the request. headers: what else a call is known by, `x-request-id` and the like;
-    they are in the trailing metadata, and in RequestInfo as `serving_data`, NAME=VALUE with spaces between.
+    request_id: for RequestInfo. headers: the call's ids such as `x-request-id`; they go into the trailing metadata and
+    into RequestInfo's `serving_data` as space-separated NAME=VALUE.
     """
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN, metadata=error.metadata)
     details = [info, *error.details]

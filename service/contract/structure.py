@@ -1,6 +1,6 @@
-"""What a request says that its completion must be: looked at here as far as that takes no time.
+"""Validates a request's structure as far as that takes no time.
 
-Whether it can be compiled is found out by a process of its own: see `runahead.service.structures`.
+A separate process compiles it: see `runahead.service.structures`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _MISSING: Final = "is empty: set json_schema, json_object, regex, choice, gramma
 
 @dataclass(frozen=True, slots=True)
 class StructureSource:
-    """What a completion must be, in the words of the request.
+    """A request's structure as text.
 
-    text: the schema, the expression, the grammar, or the texts of a choice as a list in JSON. field: its path.
+    text: the schema, expression or grammar, or a choice's texts as a JSON list. field: its path.
     """
 
     kind: Kind
@@ -33,7 +33,7 @@ class StructureSource:
 
 
 def check_structure(request: GenerateRequest | GenerateOnceRequest, found: Violations) -> StructureSource | None:
-    """None where there is none, or where something is wrong with it, which is noted then."""
+    """Validate a structure and record its violations. Returns None without a valid one."""
     if not request.HasField("structure"):
         return None
     found.require(not request.stopping.ignore_eos, "stopping.ignore_eos", _BESIDE)

@@ -1,4 +1,4 @@
-"""Checks of the calls about text: Tokenize, Detokenize, RenderChat."""
+"""Validates Tokenize, Detokenize and RenderChat."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from runahead.v1 import DetokenizeRequest, RenderChatRequest, TokenizeRequest
 
 
 def check_render_chat(request: RenderChatRequest) -> CheckedChat:
-    """Raises ServiceError (INVALID_ARGUMENT)."""
+    """Validate RenderChat. Raises ServiceError (INVALID_ARGUMENT)."""
     found = Violations()
     found.require_known(request)
     chat = check_chat(request.chat, found)
@@ -18,21 +18,21 @@ def check_render_chat(request: RenderChatRequest) -> CheckedChat:
 
 
 def check_tokenize(request: TokenizeRequest) -> None:
-    """Raises ServiceError (INVALID_ARGUMENT), for a text over `Limits.prompt_text_bytes` too."""
+    """Validate Tokenize. Raises ServiceError (INVALID_ARGUMENT), also for a text over `Limits.prompt_text_bytes`."""
     found = Violations()
     found.require_known(request)
-    check_text_bytes(request.text, "text", found)
+    check_text_bytes(request.text, found)
     found.raise_if_any()
 
 
 def check_detokenize(request: DetokenizeRequest, vocab_size: int) -> None:
-    """Raises ServiceError (INVALID_ARGUMENT), for too many ids or one out of range too."""
+    """Validate Detokenize. Raises ServiceError (INVALID_ARGUMENT), also for too many ids or an id out of range."""
     found = Violations()
     found.require_known(request)
     found.require_ids(request.token_ids, LIMITS.detokenize_ids, vocab_size, "token_ids")
     found.raise_if_any()
 
 
-def check_text_bytes(text: str, field: str, found: Violations) -> None:
+def check_text_bytes(text: str, found: Violations) -> None:
     limit = LIMITS.prompt_text_bytes
-    found.require(len(text.encode()) <= limit, field, f"must be at most {limit} bytes of UTF-8")
+    found.require(len(text.encode()) <= limit, "text", f"must be at most {limit} bytes of UTF-8")

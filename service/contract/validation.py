@@ -1,7 +1,6 @@
-"""From a GenerateRequest, or a GenerateOnceRequest, to a checked, frozen value with every default filled in.
+"""Validates GenerateRequest and GenerateOnceRequest and fills in defaults.
 
-Nothing here touches the engine. All violations of a request are collected, up to `Limits.violations` of them, and of a
-list's entries up to `Limits.list_violations`.
+Independent of the engine. Collects all violations, up to `Limits.violations` and for a list `Limits.list_violations`.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ from runahead.v1 import (
 
 AnyGenerateRequest = GenerateRequest | GenerateOnceRequest  # they have the same fields
 
-_CALLER: Final = re.compile(r"^[A-Za-z0-9._~%-]{1,100}/")  # in front of an id
+_CALLER: Final = re.compile(r"^[A-Za-z0-9._~%-]{1,100}/")  # before an id
 _SEEDS: Final = 1 << 64
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]+")
 _REQUEST_ID_SENTENCE: Final = f"must be 1 to {LIMITS.request_id_length} of the characters A-Z a-z 0-9 . _ : -"
 _NO_PENALTY_SLOTS: Final = "is not supported by this server, which was started with penalty_slots 0"
 
-# Each with the value that is off, and its bounds.
+# With each one's neutral value and bounds.
 _PENALTIES: Final = (
     ("repetition_penalty", 1.0, LIMITS.repetition_penalty_min, LIMITS.repetition_penalty_max),
     ("presence_penalty", 0.0, -LIMITS.additive_penalty, LIMITS.additive_penalty),
@@ -54,9 +53,8 @@ _PENALTIES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class TextParams:
-    """What the front end does with a completion's tokens. The engine never sees it.
-
-    max_tokens_per_message: 0 is no bound. turn_ends: of `stop_token_ids`, those that end an answer to a chat.
+    """Text options, which only the front end applies. max_tokens_per_message: 0 means unbounded. turn_ends: the
+    `stop_token_ids` that end a chat's answer.
     """
 
     stop: tuple[str, ...]
@@ -67,14 +65,13 @@ class TextParams:
 
 @dataclass(frozen=True, slots=True)
 class CheckedRequest:
-    """A request that the engine can take. Only the length of a prompt in text, or of a chat, is not checked: it is
-    known once there are tokens.
+    """A valid request. Only the length of a text or chat prompt is unchecked until it is tokenized.
 
-    engine_id: what the engine knows the request by, if that is not its id: see `runahead.service.calls.ownership`.
-    caller: who asks; empty where nobody is asked. outranks: its priority counts beside other callers' requests, too.
-    prompt: text, a chat, or int32 [n] token ids. echo: the prompt's tokens are sent back.
-    structure: what the completion must be; grammar: what was made of it, as `Submit` has it, empty until then. n: how
-    many completions there are to be; `sampling.seed` is that of the first.
+    engine_id: the engine's id if it differs (`runahead.service.calls.ownership`).
+    caller: empty without authentication. outranks: its priority counts against other callers.
+    prompt: text, a chat, or int32 [n] token ids. echo: send the prompt's tokens back.
+    structure: the constraint; grammar: its compiled form (`Submit`), empty before. n: the number of completions;
+        `sampling.seed` is the first one's.
     """
 
     request_id: str
@@ -95,8 +92,9 @@ class CheckedRequest:
 
 
 def check_request(request: AnyGenerateRequest, info: EngineInfo, has_tokenizer: bool = True) -> CheckedRequest:
-    """Raises ServiceError (INVALID_ARGUMENT) naming every invalid field; without a tokenizer, every field that is about
-    text."""
+    """Validate a request. Raises ServiceError (INVALID_ARGUMENT) that names every invalid field; without a tokenizer
+    also every text field.
+    """
     found = Violations()
     found.require_known(request)
     if not has_tokenizer:
@@ -135,14 +133,14 @@ def check_request(request: AnyGenerateRequest, info: EngineInfo, has_tokenizer: 
 
 
 def each_alone(request: CheckedRequest) -> list[CheckedRequest]:
-    """A request of its own for each completion, by index."""
+    """Split a request into one for each completion, by index."""
     seed = request.sampling.seed
     seeds = [(seed + index) % _SEEDS for index in range(request.n)]
     return [replace(request, sampling=msgspec.structs.replace(request.sampling, seed=one), n=1) for one in seeds]
 
 
 def check_prompt_tokens(ids: NDArray[np.int32], field: str, info: EngineInfo) -> None:
-    """The length of a prompt, and the range of its ids. Raises ServiceError (INVALID_ARGUMENT)."""
+    """Check a prompt's length and ids. Raises ServiceError (INVALID_ARGUMENT)."""
     found = Violations()
     _check_length(len(ids), field, info, found)
     found.require_range(ids, info.vocab_size, field)
@@ -150,23 +148,23 @@ def check_prompt_tokens(ids: NDArray[np.int32], field: str, info: EngineInfo) ->
 
 
 def check_known(request: Message) -> None:
-    """Raises ServiceError (INVALID_ARGUMENT) for fields that this server does not know."""
+    """Refuse unknown fields. Raises ServiceError (INVALID_ARGUMENT)."""
     found = Violations()
     found.require_known(request)
     found.raise_if_any()
 
 
 def check_once(request: GenerateOnceRequest) -> None:
-    """What GenerateOnce does not take beside the fields' own rules. Raises ServiceError (INVALID_ARGUMENT)."""
+    """Check the fields that GenerateOnce does not support. Raises ServiceError (INVALID_ARGUMENT)."""
     if request.output.HasField("max_tokens_per_message"):
         field = "output.max_tokens_per_message"
         raise invalid_argument([Violation(field, f"{field} has no meaning for GenerateOnce, and must be unset")])
 
 
 def check_abort(request: AbortRequest, *, may_name_callers: bool = False) -> None:
-    """Raises ServiceError (INVALID_ARGUMENT): ids or all, not both, and ids that a request can have.
+    """Validate Abort: ids or all but not both, and well-formed ids. Raises ServiceError (INVALID_ARGUMENT).
 
-    may_name_callers: an id may have a caller's name and a slash before it.
+    may_name_callers: an id may begin with a caller's name and a slash.
     """
     found = Violations()
     found.require_known(request)
@@ -202,14 +200,14 @@ def _check_prompt_field(
         return check_chat(request.chat, found)
     if which == "text":
         if found.require(bool(request.text), "text", "must not be empty"):
-            check_text_bytes(request.text, "text", found)
+            check_text_bytes(request.text, found)
         return request.text
     found.require(which is not None, "prompt", "is missing: set text, chat or token_ids")
     found.require(not request.add_special_tokens or which is None, "add_special_tokens", "is about text, not token_ids")
     ids, field = request.token_ids.ids, "token_ids.ids"
     if which is None or not _check_length(len(ids), field, info, found):
         return np.empty(0, np.int32)
-    # Ids are uint32 on the wire; int64 holds them all until they are known to be in range.
+    # Ids are uint32 on the wire; int64 holds them until their range is checked.
     wide = np.fromiter(ids, np.int64, len(ids))
     found.require_range(wide, info.vocab_size, field)
     return np.minimum(wide, info.vocab_size).astype(np.int32)
@@ -223,7 +221,7 @@ def _check_n(request: AnyGenerateRequest, info: EngineInfo, found: Violations) -
 
 
 def most_completions(info: EngineInfo) -> int:
-    """Completions of one request, at most: those that have no row wait in the queue."""
+    """Return the most completions of one request; those without a row wait in the queue."""
     return min(LIMITS.completions, info.max_rows + info.max_queue)
 
 
@@ -279,7 +277,7 @@ def _check_sampling(
 
 
 def _check_penalties(options: SamplingOptions, info: EngineInfo, found: Violations) -> dict[str, float]:
-    """The penalties by name, what is unset being off."""
+    """Return the penalties by name, neutral where unset."""
     penalties: dict[str, float] = {}
     for name, off, low, high in _PENALTIES:
         field, value = f"sampling.{name}", getattr(options, name) if options.HasField(name) else off
@@ -334,7 +332,9 @@ def _check_stopping(options: StoppingOptions, info: EngineInfo, found: Violation
 
 
 def check_chat_ends(request: CheckedRequest) -> None:
-    """Of a chat's request, whose stop ids are known only now. Raises ServiceError (INVALID_ARGUMENT)."""
+    """Check a chat request's stop ids, which are complete only after rendering. Raises ServiceError
+    (INVALID_ARGUMENT).
+    """
     found = Violations()
     _check_something_to_draw(request.sampling, request.stopping, (), found)
     found.raise_if_any()
@@ -343,7 +343,7 @@ def check_chat_ends(request: CheckedRequest) -> None:
 def _check_something_to_draw(
     sampling: SamplingParams, stopping: StoppingParams, eos_token_ids: Sequence[int], found: Violations
 ) -> None:
-    """Below min_tokens the ids that end a row are masked: were nothing else allowed, nothing could be drawn."""
+    """Require an allowed token besides the ids that end a row: those are masked below min_tokens."""
     if not sampling.allowed_mask or not stopping.min_tokens:
         return
     ends = {*stopping.stop_token_ids, *(() if stopping.ignore_eos else eos_token_ids)}

@@ -1,7 +1,7 @@
-"""Where the bytes of a message stop being one: the path of each field that is wrong.
+"""Finds the path of each malformed field in a message's bytes.
 
-The protobuf library says of bytes that it can't parse only that it can't. Here such bytes are looked through once more,
-along the message's descriptor and the encoding that https://protobuf.dev/programming-guides/encoding describes.
+The protobuf library only says that it can't parse. This walks the bytes along the message's descriptor and the encoding
+of https://protobuf.dev/programming-guides/encoding.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from runahead.service.contract.errors import Violation
 
 MALFORMED_SENTENCE: Final = "the request's bytes are not a message of this method's type"
 
-_MOST_FIELDS: Final = 4096  # that are looked through: a larger message takes too long
-_MOST_DEPTH: Final = 8  # of messages in messages: the contract has three
+_MOST_FIELDS: Final = 4096  # walked; a larger message takes too long
+_MOST_DEPTH: Final = 8  # nesting of messages; the contract has three
 _VARINT, _EIGHT_BYTES, _LENGTH, _FOUR_BYTES = 0, 1, 2, 5  # wire types
 _VARINT_BYTES: Final = 10
 _EIGHT: Final = frozenset({FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FIXED64, FieldDescriptor.TYPE_SFIXED64})
@@ -26,12 +26,13 @@ _TEXTS: Final = frozenset({FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYT
 
 
 class _CutOff(ValueError):
-    """The bytes end where more of them are needed, or begin a field that there can't be."""
+    """The bytes end too early, or a tag is impossible."""
 
 
 def wire_faults(descriptor: Any, data: bytes, most: int) -> list[Violation]:
-    """The first `most` fields that are wrong in bytes that are no message of the descriptor's type. At least one: where
-    none can be named, it is the request itself."""
+    """Return the first `most` malformed fields of bytes that the descriptor's type can't parse, or the request itself
+    if no field can be named.
+    """
     found: list[Violation] = []
     for fault in _Walk().faults(descriptor, data, "", 0):
         found.append(fault)
@@ -41,7 +42,7 @@ def wire_faults(descriptor: Any, data: bytes, most: int) -> list[Violation]:
 
 
 def wire_type_of(field: Any) -> int:
-    """How a field is encoded that stands alone, and not in a list of numbers without tags between them."""
+    """Return the wire type of a field outside packed lists."""
     if field.type in _TEXTS:
         return _LENGTH
     if field.type in _EIGHT:
@@ -50,15 +51,15 @@ def wire_type_of(field: Any) -> int:
 
 
 class _Walk:
-    """One look through a message."""
+    """One walk through a message."""
 
     def __init__(self) -> None:
         self._fields = 0
 
     def faults(self, descriptor: Any, data: bytes, path: str, depth: int) -> Iterator[Violation]:
-        """path: of the message itself, with a dot behind it; empty for the request."""
+        """Yield malformed fields. path: of this message, ending in a dot; empty for the request."""
         at = 0
-        counts: dict[int, int] = {}  # fields seen, by number
+        counts: dict[int, int] = {}  # occurrences by field number
         here = path.removesuffix(".") or "request"
         while at < len(data):
             self._fields += 1
@@ -101,7 +102,7 @@ class _Walk:
 
 
 def _is_packed(field: Any, wire_type: int) -> bool:
-    """A list of numbers without tags between them."""
+    """Whether the value is a packed list of numbers."""
     return bool(field.is_repeated) and wire_type == _LENGTH and wire_type_of(field) != _LENGTH
 
 
@@ -117,7 +118,7 @@ def _holds_numbers(value: bytes, wire_type: int) -> bool:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number, and where the next byte is. Raises _CutOff."""
+    """Read a varint and return it with the next offset. Raises _CutOff."""
     number = 0
     for shift in range(0, 7 * _VARINT_BYTES, 7):
         if at >= len(data):
@@ -130,7 +131,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _value(data: bytes, at: int, wire_type: int) -> tuple[bytes, int]:
-    """A field's bytes, and where the next field begins. Raises _CutOff."""
+    """Read a field's bytes and return them with the next offset. Raises _CutOff."""
     begin = at
     if wire_type == _VARINT:
         _, end = _varint(data, at)

@@ -1,1 +1,1 @@
-"""Files that say who may call and prove who is called, read again when they change."""
+"""Credential files, read again when they change: callers and TLS certificates."""

@@ -27,7 +27,7 @@ Right = Literal["generate", "control", "priority"]
 RIGHTS: Final[tuple[Right, ...]] = get_args(Right)
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]{16,512}=*")  # what a header `authorization: Bearer` can carry (RFC 6750)
+_TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]{16,512}=*")  # valid after `authorization: Bearer` (RFC 6750)
 _SPACE: Final = re.compile(r"[ \t]+")
 _MOST_BYTES: Final = 1 << 20
 
@@ -36,7 +36,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls, and what they may do. name: empty where nobody is asked who they are."""
+    """A caller and its rights. name: empty without authentication."""
 
     name: str
     rights: frozenset[Right]
@@ -50,10 +50,10 @@ class _Entry:
 
 
 class CallersFile:
-    """The callers of a file, as it is now.
+    """The current callers of a file.
 
-    Raises ConfigError where it can't be read at first. A later state of the file that is wrong is logged once, and the
-    one before stays in force.
+    Raises ConfigError if the file can't be read at first. A later invalid version is logged once, and the previous one
+    stays in force.
     """
 
     def __init__(self, path: Path) -> None:
@@ -62,11 +62,11 @@ class CallersFile:
 
     @property
     def has_certificates(self) -> bool:
-        """Somebody is known by a certificate."""
+        """Whether any caller has a certificate."""
         return any(entry.certificate for entry in self._file.contents)
 
     def by_token(self, token: bytes) -> Caller | None:
-        """Who has this token. Takes as long whichever it is, and whether there is one."""
+        """Find a token's caller, in time that does not depend on the token."""
         digest, found = sha256(token).digest(), None
         for entry in self._newest():
             if hmac.compare_digest(entry.digest, digest):
@@ -74,23 +74,23 @@ class CallersFile:
         return found
 
     def by_certificate(self, names: Sequence[str]) -> Caller | None:
-        """Who has a certificate with these names: whom the first of them means that the file has."""
+        """Find the caller of a certificate with these names: the first name that the file has decides."""
         callers = {entry.certificate: entry.caller for entry in self._newest() if entry.certificate}
         return next((callers[name] for name in names if name in callers), None)
 
     def _newest(self) -> list[_Entry]:
-        if self._file.look():
+        if self._file.refresh():
             log.info("callers_read", path=str(self._path), credentials=len(self._file.contents))
         return self._file.contents
 
 
 def _read(path: Path) -> list[_Entry]:
-    """Raises UnreadableError, or ConfigError, which names a line and never a token."""
+    """Read the file's entries. Raises UnreadableError, or ConfigError, which names a line and never a token."""
     try:
         data = read_regular(path, _MOST_BYTES + 1)
         if len(data) > _MOST_BYTES:
             raise ConfigError(f"callers file {path} has more than {_MOST_BYTES} bytes")
-        # Not `splitlines`: what an editor shows as one line of a comment must not be two.
+        # Not `splitlines`: one line of a comment in an editor must not become two.
         lines = data.decode().replace("\r\n", "\n").split("\n")
     except UnreadableError as error:
         raise UnreadableError(f"callers file {error}") from error
@@ -106,7 +106,7 @@ def _read(path: Path) -> list[_Entry]:
         if len(set(credentials)) < len(credentials):
             raise ConfigError(f"callers file {path} has the same {kind} on two lines")
     if not entries:
-        raise ConfigError(f"callers file {path} names nobody")
+        raise ConfigError(f"callers file {path} has no callers")
     return entries
 
 

@@ -1,7 +1,7 @@
 """TLS of the server's port, with certificates that are read again when their files change.
 
-A handshake takes the newest files that fit together, unless their certificate has expired and the one before has not;
-connections that are open stay as they are.
+A handshake uses the newest consistent files, unless their certificate has expired and the previous one has not. Open
+connections keep theirs.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from runahead.service.credentials.certificate_times import valid_until
 from runahead.service.credentials.watched_files import UnreadableError, WatchedFiles, read_regular
 
 _WARNED: Final = timedelta(days=14)
-_MOST_BYTES: Final = 16 << 20  # of a file; more than all authorities that a system knows
+_MOST_BYTES: Final = 16 << 20  # of a file; larger than a system's whole CA bundle
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files. certificate: the server's, and those between it and its authority behind it. client_ca: authorities of
-    clients' certificates; None asks clients for none."""
+    """PEM files. certificate: the server's, followed by intermediates. client_ca: authorities of clients' certificates;
+    None requests none.
+    """
 
     certificate: Path
     key: Path
@@ -41,20 +42,20 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class _Configuration:
-    """for_grpc: what its library takes. until: its certificates are valid."""
+    """A TLS configuration. for_grpc: the library's form. until: its certificates' expiry."""
 
     for_grpc: Any
     until: datetime
 
 
 class _Certificates:
-    """What handshakes are given. clock: the time of day, in UTC."""
+    """Supplies handshakes with certificates. clock: the time in UTC."""
 
     def __init__(self, files: TlsFiles, clock: Callable[[], datetime]) -> None:
         self._files = files
         self._clock = clock
         self._told: tuple[datetime, str] | None = None
-        self._is_first = True  # of those that are read: none is in force
+        self._is_first = True  # no certificate is in force yet
         self._watched = WatchedFiles(files.paths(), self._read, "certificate_not_read")
         self._is_first = False
         self._tell_of_end()
@@ -64,22 +65,22 @@ class _Certificates:
         return self._watched.contents.for_grpc
 
     def newer(self) -> Any:
-        """gRPC asks for it at every handshake, from threads of its own. None: what it has stays."""
-        is_new = self._watched.look()
+        """Return a new configuration at a handshake, on gRPC's threads; None keeps the current one."""
+        is_new = self._watched.refresh()
         if is_new:
             log.info("certificate_read", path=str(self._files.certificate))
         self._tell_of_end()
         return self.for_grpc if is_new else None
 
     def _read(self) -> _Configuration:
-        """Raises ConfigError for a certificate that has expired, where the one in force has not."""
+        """Read the files. Raises ConfigError for an expired certificate while the one in force is valid."""
         found, now = _configuration(self._files), self._clock()
         if not self._is_first and found.until <= now < self._watched.contents.until:
             raise ConfigError(f"{self._files.certificate} has expired, at {found.until}: the one before stays in force")
         return found
 
     def _tell_of_end(self) -> None:
-        """Logs once, `_WARNED` before the certificate in force expires, and once when it has."""
+        """Log once `_WARNED` before the certificate in force expires, and once when it has."""
         until, now = self._watched.contents.until, self._clock()
         if now < until - _WARNED:
             return
@@ -92,7 +93,7 @@ class _Certificates:
 def server_credentials(
     files: TlsFiles, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
 ) -> grpc.ServerCredentials:
-    """Raises ConfigError naming the file that can't be used."""
+    """Make the server's credentials. Raises ConfigError that names the invalid file."""
     certificates = _Certificates(files, clock)
     credentials: grpc.ServerCredentials = grpc.dynamic_ssl_server_credentials(
         certificates.for_grpc, certificates.newer, require_client_authentication=files.client_ca is not None
@@ -101,15 +102,15 @@ def server_credentials(
 
 
 def _configuration(files: TlsFiles) -> _Configuration:
-    """Raises UnreadableError, or ConfigError, for a key that is not the certificate's too."""
+    """Read and check the files. Raises UnreadableError, or ConfigError, also for a key of another certificate."""
     contents = [read_regular(path, _MOST_BYTES) for path in files.paths()]
     try:
-        # gRPC would say that a certificate and a key do not fit only in its own log, at every handshake.
+        # gRPC logs a mismatch of certificate and key only in its core's log, at every handshake.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(files.certificate, files.key, password=_no_password)
         until = valid_until(contents[0].decode("ascii", "replace"))
     except (ssl.SSLError, ValueError) as error:
         raise ConfigError(
-            f"{files.certificate} and {files.key} are no certificate in PEM and its key, without a password: {error}"
+            f"{files.certificate} and {files.key} are not a PEM certificate and its key without a password: {error}"
         ) from error
     except OSError as error:
         raise UnreadableError(f"{files.certificate} and {files.key} can't be read: {error.strerror}") from error
@@ -123,5 +124,5 @@ def _configuration(files: TlsFiles) -> _Configuration:
 
 
 def _no_password() -> str:
-    """For a key that asks for one: without this, OpenSSL would ask at the terminal."""
+    """Return an empty password for an encrypted key: otherwise OpenSSL asks at the terminal."""
     return ""

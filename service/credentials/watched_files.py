@@ -1,4 +1,4 @@
-"""Files that are read again when they change, while what they held before stays in force until then."""
+"""Files that are read again when they change; the previous contents stay in force until then."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from runahead.runtime.wire.engine_config import ConfigError
 Contents = TypeVar("Contents")
 Signature = tuple[tuple[int, ...] | None, ...]
 
-_LOOK_S: Final = 0.2  # for which a caller waits for a look: a file system that hangs must not keep an event loop
+_CHECK_S: Final = 0.2  # a caller waits for a check: a hanging file system must not block an event loop
 
 log = structlog.get_logger(__name__)
 
 
 class UnreadableError(ConfigError):
-    """A file could not be read, for a reason that may pass without a change to it: no descriptor was free, say."""
+    """A file could not be read for a reason that may pass without a change, such as a lack of descriptors."""
 
 
 def read_regular(path: Path, most: int) -> bytes:
-    """At most `most` bytes of a file. Raises UnreadableError, also for a pipe or a device, which could block."""
+    """Read at most `most` bytes of a file. Raises UnreadableError, also for a pipe or a device, which could block."""
     try:
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(number, "rb") as file:
@@ -37,54 +37,54 @@ def read_regular(path: Path, most: int) -> bytes:
                 return file.read(most)
     except OSError as error:
         raise UnreadableError(f"{path} can't be read: {error.strerror}") from error
-    raise UnreadableError(f"{path} can't be read: it is no regular file")
+    raise UnreadableError(f"{path} can't be read: it is not a regular file")
 
 
 class WatchedFiles(Generic[Contents]):
-    """What some files hold, as they were when they could last be used. Any thread may ask.
+    """The contents of some files when they were last valid. Thread-safe.
 
-    Files are looked at on a thread of its own, which may hang with their file system.
+    A separate thread checks the files and may hang with their file system.
 
-    read: reads all of `paths`. Raises UnreadableError, or ConfigError for contents that can't be used.
-    failure: the event that is logged, once for each reason and state of the files, when they can't be used later on.
-    Raises ConfigError where they can't be used at first.
+    read: reads all of `paths`. Raises UnreadableError, or ConfigError for invalid contents.
+    failure: the event logged when later contents are invalid, once for each reason and state of the files. Raises
+        ConfigError if the files are invalid at first.
     """
 
     def __init__(self, paths: Sequence[Path], read: Callable[[], Contents], failure: str) -> None:
         self._paths = paths
         self._read = read
         self._failure = failure
-        self._lock = threading.Lock()  # of those who ask
-        self._seen: Signature | None = None  # of what was last read; None reads again at the next call
+        self._lock = threading.Lock()  # of callers
+        self._seen: Signature | None = None  # when last read; None forces a read
         self._told: tuple[Signature, set[str]] = (), set()
         self._contents = self._read_whole()
-        self._is_new = False  # contents that nobody who asked knows of
-        self._looked = threading.Event()
-        self._looked.set()
+        self._is_new = False  # no caller has seen the contents yet
+        self._is_checked = threading.Event()
+        self._is_checked.set()
         self._is_late = False
-        looks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._looks = looks
-        threading.Thread(target=_carry_out, args=(looks,), name="watched-files", daemon=True).start()
-        weakref.finalize(self, looks.put, None)
+        work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._work = work
+        threading.Thread(target=_carry_out, args=(work,), name="watched-files", daemon=True).start()
+        weakref.finalize(self, work.put, None)
 
     @property
     def contents(self) -> Contents:
-        """What is in force."""
+        """The contents in force."""
         return self._contents
 
-    def look(self) -> bool:
-        """Reads files that have changed, or could not be read before. Whether other contents are in force now.
+    def refresh(self) -> bool:
+        """Read files that changed or were unreadable, and return whether the contents changed.
 
-        Waits for `_LOOK_S` at most, and not at all for a look that was late before and has not ended.
+        Waits at most `_CHECK_S`, and not at all if an earlier check is still running.
         """
         with self._lock:
-            if begins := self._looked.is_set():
-                self._looked.clear()
-                self._looks.put(self._look)
-            is_late = not self._looked.wait(_LOOK_S if begins else 0.0)
+            if begins := self._is_checked.is_set():
+                self._is_checked.clear()
+                self._work.put(self._check)
+            is_late = not self._is_checked.wait(_CHECK_S if begins else 0.0)
             if is_late and not self._is_late:
                 log.error(
-                    self._failure, why=f"{', '.join(map(str, self._paths))} can't be read: no answer in {_LOOK_S} s"
+                    self._failure, why=f"{', '.join(map(str, self._paths))} can't be read: no answer in {_CHECK_S} s"
                 )
             self._is_late = is_late
             if is_late:
@@ -92,8 +92,8 @@ class WatchedFiles(Generic[Contents]):
             is_new, self._is_new = self._is_new, False
             return is_new
 
-    def _look(self) -> None:
-        """On the thread of its own."""
+    def _check(self) -> None:
+        """Check the files, on the separate thread."""
         try:
             now = _signature(self._paths)
             if now != self._seen:
@@ -103,7 +103,7 @@ class WatchedFiles(Generic[Contents]):
                 except ConfigError as error:
                     self._tell(now, str(error))
         finally:
-            self._looked.set()
+            self._is_checked.set()
 
     def _tell(self, signature: Signature, why: str) -> None:
         if self._told[0] != signature:
@@ -113,7 +113,7 @@ class WatchedFiles(Generic[Contents]):
             log.error(self._failure, why=why)
 
     def _read_whole(self) -> Contents:
-        """Once more if the files changed meanwhile, since a part may be of before. Raises ConfigError."""
+        """Read the files, again if they changed meanwhile, because the read may mix versions. Raises ConfigError."""
         self._seen = None
         for _ in range(2):
             before = _signature(self._paths)
@@ -136,22 +136,24 @@ class WatchedFiles(Generic[Contents]):
             return error
 
 
-def _carry_out(looks: SimpleQueue[Callable[[], None] | None]) -> None:
-    while (look := looks.get()) is not None:
-        look()
-        del look  # which would keep its files, and so this thread
+def _carry_out(work: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (check := work.get()) is not None:
+        check()
+        del check  # the reference would keep the object and this thread alive
 
 
 def _signature(paths: Sequence[Path]) -> Signature:
-    """Changes when a file is written to, replaced (by way of a link too), or its permissions change."""
+    """Make a signature that changes when a file is written, replaced (also through a link), or its permissions
+    change.
+    """
     return tuple(_of(path) for path in paths)
 
 
 def _of(path: Path) -> tuple[int, ...] | None:
-    """None for one that is not there."""
+    """Return a file's signature, None if it is missing."""
     try:
         status = path.stat()
     except OSError:
         return None
-    # A writer can set the time of modification back, as `cp -p` does; the time of the change it can't.
+    # A writer can reset the modification time (`cp -p`), but not the time of the status change.
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

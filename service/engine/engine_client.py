@@ -1,4 +1,4 @@
-"""The front end's side of the connection to the engine."""
+"""The front end's end of the connection to the engine."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ _SILENT_SENTENCE: Final = "the engine does not answer at the moment; it may come
 
 
 class SocketEngineClient(asyncio.Protocol):
-    """The engine as servicers see it, over its Unix socket.
+    """The engine behind its Unix socket, as servicers use it.
 
-    counters_from: the number that the first handle and the first call come after. silent_s: for how long nothing is
-    heard of an engine that is silent.
+    counters_from: the first handle and call are one more. silent_s: after how long without messages an engine is
+    silent.
     """
 
     def __init__(self, counters_from: int = 0, silent_s: float = SILENT_S) -> None:
@@ -69,9 +69,9 @@ class SocketEngineClient(asyncio.Protocol):
         self._welcome: asyncio.Future[Welcome] = loop.create_future()
         self._lost: asyncio.Future[EngineLostError] = loop.create_future()
         self._streams: dict[int, RequestStream] = {}
-        self._announced = set[int]()  # of those announced, which are neither submitted nor released
-        self._calls: dict[int, asyncio.Future[Any]] = {}  # that an engine may answer which was silent meanwhile
-        self._brief_calls: dict[int, asyncio.Future[Any]] = {}  # that end when the engine falls silent
+        self._announced = set[int]()  # announced, neither submitted nor released
+        self._calls: dict[int, asyncio.Future[Any]] = {}  # stay open while the engine is silent
+        self._brief_calls: dict[int, asyncio.Future[Any]] = {}  # fail when the engine falls silent
         self._last_handle = self._last_call = counters_from
         self._pulse = Pulse(silent_s, self._on_silence)
         self._waking = Waking()
@@ -83,7 +83,7 @@ class SocketEngineClient(asyncio.Protocol):
     async def connect(
         cls, path: Path, timeout_s: float = 30.0, counters_from: int = 0, silent_s: float = SILENT_S
     ) -> SocketEngineClient:
-        """Connects and greets. Raises EngineLostError if there is no engine, or one of another protocol."""
+        """Connect and exchange greetings. Raises EngineLostError without an engine or with another protocol version."""
         client = cls(counters_from, silent_s)
         try:
             async with asyncio.timeout(timeout_s):
@@ -104,8 +104,9 @@ class SocketEngineClient(asyncio.Protocol):
     # ------------------------------------------------------------ calls
 
     def announce(self, request: CheckedRequest) -> RequestStream:
-        """Takes a request's id while its prompt is being prepared: its stream ends if it is aborted meanwhile, or
-        refused. To be submitted or released. Never blocks. Raises EngineLostError, also if the engine is silent."""
+        """Reserve a request's id while its prompt is prepared: the returned stream ends if the request is aborted or
+        refused. Submit or release it. Never blocks. Raises EngineLostError, also if the engine is silent.
+        """
         stream = self._new_stream(request.n)
         self._announced.add(stream.handle)
         self._send(Announce(stream.handle, request.engine_id or request.request_id, stream.submitted_at, request.n))
@@ -114,8 +115,9 @@ class SocketEngineClient(asyncio.Protocol):
     def submit(
         self, request: CheckedRequest, prompt: NDArray[np.int32], announced: RequestStream | None = None
     ) -> RequestStream:
-        """Sends a request. prompt: int32 [n]. announced: its stream, if it was announced; if that has ended, nothing is
-        sent. Never blocks. Raises EngineLostError, also if the engine is silent."""
+        """Send a request. prompt: int32 [n]. announced: its stream if announced; nothing is sent if that has ended.
+        Never blocks. Raises EngineLostError, also if the engine is silent.
+        """
         if announced is not None and announced.ended:
             return announced
         self._raise_if_lost_or_silent()
@@ -143,11 +145,11 @@ class SocketEngineClient(asyncio.Protocol):
         return stream
 
     def release(self, stream: RequestStream) -> None:
-        """The reader is done with a request: nothing happens to its streams any more. Idempotent.
+        """Release a request: its streams receive nothing more. Idempotent.
 
-        Completions that have not ended are cancelled in the engine.
+        Unfinished completions are cancelled in the engine.
         """
-        # Of a request that is announced the engine waits for a word, also if its stream has ended.
+        # The engine waits for a message about an announced request even if its stream has ended.
         handle = stream.completions[0].handle
         if handle in self._announced:
             self._announced.discard(handle)
@@ -159,51 +161,53 @@ class SocketEngineClient(asyncio.Protocol):
             self.release_one(one, FinishReason.CANCELLED)
 
     def release_one(self, stream: RequestStream, reason: FinishReason) -> None:
-        """The same for the stream of one completion, of a request that was submitted. reason: counted in the engine."""
+        """Release one completion's stream of a submitted request. reason: counted by the engine."""
         if self._streams.pop(stream.handle, None) is not None:
             self._send(Cancel(stream.handle, reason))
 
     async def abort(self, request_ids: tuple[str, ...], all_requests: bool, reach: str = "") -> AbortResult:
-        """reach: how ids begin that `all_requests` means. Raises EngineLostError, also at once if the engine is
-        silent."""
+        """Abort requests. reach: id prefix for `all_requests`. Raises EngineLostError, also at once if the engine is
+        silent.
+        """
         result: AbortResult = await self._ask(self._calls, lambda call: Abort(call, request_ids, all_requests, reach))
         return result
 
     async def stats(self) -> EngineStats:
-        """Raises EngineLostError, also at once if the engine is silent, or when it falls silent."""
+        """Ask for the engine's figures. Raises EngineLostError, also at once if the engine is or falls silent."""
         stats: EngineStats = await self._ask(self._brief_calls, StatsQuery)
         return stats
 
     async def trace(self, launches: int) -> Trace:
-        """Of the newest launches, so many. Raises EngineLostError as `stats` does."""
+        """Ask for the trace of the newest `launches` launches. Raises EngineLostError like `stats`."""
         trace: Trace = await self._ask(self._brief_calls, lambda call: TraceQuery(call, launches))
         return trace
 
     async def kv_events(self) -> KvReply:
-        """What has changed in the prefix cache since the last answer, as soon as anything has. Only the next question
-        brings what follows an answer, so that no question may be given up. Raises EngineLostError, also at once if the
-        engine is silent."""
+        """Wait for the next changes of the prefix cache. Each question acknowledges the previous answer, so none may be
+        abandoned. Raises EngineLostError, also at once if the engine is silent.
+        """
         reply: KvReply = await self._ask(self._calls, KvQuery)
         return reply
 
     @property
     def unread_bytes(self) -> int:
-        """What readers have not taken of all streams, as estimated."""
+        """Estimate the bytes that readers have not taken of all streams."""
         return sum(stream.unread_bytes for stream in self._streams.values())
 
     def tell_of_silence(self, tell: Callable[[bool], None]) -> None:
-        """From now on `tell` is called with True when the engine falls silent, at once if it is, and with False when
-        it is heard of again. Not any more once it is lost."""
+        """Call `tell` with True when the engine falls silent (at once if it is) and with False when it is heard again,
+        until it is lost.
+        """
         self._tell_of_silence = tell
         if self._pulse.is_silent:
             tell(True)
 
     async def wait_lost(self) -> EngineLostError:
-        """Returns when the engine is gone."""
+        """Wait until the engine is lost, and return the error."""
         return await asyncio.shield(self._lost)
 
     def close(self, reason: str, sentence: str) -> None:
-        """Ends every stream with EngineLostError, and the connection."""
+        """End every stream with EngineLostError, and close the connection."""
         self._lose(EngineLostError(reason, sentence))
 
     # ------------------------------------------------------------ the connection, called by the event loop
@@ -224,7 +228,7 @@ class SocketEngineClient(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._lose(EngineLostError("ENGINE_LOST", _LOST_SENTENCE))
 
-    # ------------------------------------------------------------ what the engine says
+    # ------------------------------------------------------------ messages of the engine
 
     def _dispatch(self, message: ToFrontEnd) -> None:
         match message:
@@ -255,10 +259,10 @@ class SocketEngineClient(asyncio.Protocol):
                 if not self._welcome.done():
                     self._welcome.set_result(message)
             case Heartbeat():
-                pass  # it was heard
+                pass  # it counts as a sign of life only
 
     def _dispatch_output(self, output: Output) -> None:
-        """Columns to streams. A handle that nobody reads any more is skipped."""
+        """Distribute columns to streams. Released handles are skipped."""
         logprobs = {entry.index: entry for entry in output.logprobs}
         if len(output.tokens) % 4 or len(output.handles) != 2 * len(output.tokens):
             raise ProtocolError(
@@ -275,10 +279,10 @@ class SocketEngineClient(asyncio.Protocol):
             if stream := streams.pop(finished.handle, None):
                 stream.finish(finished)
 
-    # ------------------------------------------------------------ the rest
+    # ------------------------------------------------------------ internals
 
     def _new_stream(self, n: int = 1) -> RequestStream:
-        """That of the first of n completions. Raises EngineLostError."""
+        """Make the stream of the first of n completions. Raises EngineLostError."""
         self._raise_if_lost_or_silent()
         first: RequestStream | None = None
         for _ in range(n):
@@ -304,7 +308,7 @@ class SocketEngineClient(asyncio.Protocol):
         self._tell_of_silence(is_silent)
 
     async def _ask(self, calls: dict[int, asyncio.Future[Any]], question: Callable[[int], ToEngine]) -> Any:
-        """The answer. question: made with the number of the call. Raises EngineLostError."""
+        """Ask a question and wait for its answer. question: made with the call's number. Raises EngineLostError."""
         self._raise_if_lost_or_silent()
         self._last_call += 1
         answer = calls[self._last_call] = asyncio.get_running_loop().create_future()
@@ -322,7 +326,7 @@ class SocketEngineClient(asyncio.Protocol):
             self._transport.write(encode_frame(message))
 
     def _raise_if_lost_or_silent(self) -> None:
-        """What an engine does not read stays in this process: it is given no more of it."""
+        """Refuse new messages to a silent engine: what it does not read stays in this process."""
         if self._lost.done():
             raise self._lost.result().again()
         unsent = self._transport.get_write_buffer_size() if self._transport is not None else 0
@@ -330,7 +334,7 @@ class SocketEngineClient(asyncio.Protocol):
             raise EngineLostError("ENGINE_SILENT", _SILENT_SENTENCE)
 
     def _lose(self, error: EngineLostError) -> None:
-        """Everything that waits ends with `error`, once; a second loss changes nothing."""
+        """Fail everything that waits with `error`. Idempotent."""
         if self._lost.done():
             return
         self._lost.set_result(error)
@@ -347,6 +351,6 @@ class SocketEngineClient(asyncio.Protocol):
 
 
 def _answer(calls: dict[int, asyncio.Future[Any]], call: int, answer: object) -> None:
-    """Whoever asked may be gone."""
+    """Answer a call, unless it was abandoned."""
     if (asked := calls.pop(call, None)) and not asked.done():
         asked.set_result(answer)

@@ -1,5 +1,6 @@
-"""Whether the engine is heard of. It says something in every turn of its loop that takes long enough, so that one that
-is stopped or stuck is known by its silence, from outside of it."""
+"""Detects a stopped or stuck engine by its silence. The engine sends a message in every loop turn that is long
+enough.
+"""
 
 from __future__ import annotations
 
@@ -13,66 +14,66 @@ import structlog
 
 from runahead.runtime.wire.messages import PROTOCOL_VERSION, Hello, encode_frame
 from runahead.service.engine.request_stream import EngineLostError
-from runahead.service.engine.running_time import LOOKS
+from runahead.service.engine.running_time import CHECKS
 
-# A heartbeat comes every 0.5 s, and up to 0.25 s later where the loop waits meanwhile. With two of them missing the
-# service stops being ready, within 2 s.
+# Heartbeats come every 0.5 s, or up to 0.25 s later while the loop waits. After two missing ones the service stops
+# being ready, within 2 s.
 SILENT_S: Final = 1.5
 
 log = structlog.get_logger(__name__)
 
 
 def stuck_after_s(launch_timeout_s: float) -> float:
-    """For how long an engine is silent that will not come back. One that can still act on its own time-out, and write
-    down where it stands, has done so before."""
+    """Return the seconds of silence after which an engine is stuck for good. An engine that can still act on its launch
+    time-out has logged its state before that.
+    """
     return 1.25 * (launch_timeout_s + 2.0)
 
 
 class Pulse:
-    """A timer on the running event loop. limit_s: of silence. tell: called with True when the silence has lasted so
-    long, or an eighth longer, and with False when the engine is heard of again.
+    """A timer on the running event loop. limit_s: of silence. tell: called with True after that silence, at most an
+    eighth later, and with False when the engine is heard again.
 
-    Looks are counted, and not the time between them: one that comes late, since this process was busy or stopped
-    itself, counts once. After a stop it may come before what the engine has said meanwhile, since the event loop's wait
-    is interrupted and brings nothing.
+    Counts checks instead of time, so a late check of a busy or stopped process counts once. After a stop a check may
+    run before the messages received meanwhile.
     """
 
     def __init__(self, limit_s: float, tell: Callable[[bool], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._limit_s = limit_s
         self._tell = tell
-        self._was_heard = False  # since the last look
-        self._quiet_looks = 0  # one after the other
+        self._was_heard = False  # since the last check
+        self._quiet_checks = 0  # in a row
         self.is_silent = False
-        self._timer = self._next_look()
+        self._timer = self._set_timer()
 
     def heard(self) -> None:
-        """The engine has said something."""
+        """Record a message of the engine."""
         self._was_heard = True
         if self.is_silent:
             self.is_silent = False
-            self._timer = self._next_look()
+            self._timer = self._set_timer()
             self._tell(False)
 
     def end(self) -> None:
-        """Nothing more is told."""
+        """Stop telling."""
         self._timer.cancel()
 
-    def _next_look(self) -> asyncio.TimerHandle:
-        return self._loop.call_later(self._limit_s / LOOKS, self._look)
+    def _set_timer(self) -> asyncio.TimerHandle:
+        return self._loop.call_later(self._limit_s / CHECKS, self._check)
 
-    def _look(self) -> None:
-        self._quiet_looks = 0 if self._was_heard else self._quiet_looks + 1
+    def _check(self) -> None:
+        self._quiet_checks = 0 if self._was_heard else self._quiet_checks + 1
         self._was_heard = False
-        if self._quiet_looks < LOOKS:
-            self._timer = self._next_look()
+        if self._quiet_checks < CHECKS:
+            self._timer = self._set_timer()
         else:
             self.is_silent = True
             self._tell(True)
 
 
 class EngineWatch(asyncio.Protocol):
-    """A connection to the engine that asks for nothing, and waits for its silence."""
+    """A connection to the engine that only watches for its silence."""
 
     def __init__(self, limit_s: float) -> None:
         self._stuck = asyncio.Event()
@@ -81,7 +82,7 @@ class EngineWatch(asyncio.Protocol):
 
     @classmethod
     async def connect(cls, path: Path, limit_s: float) -> EngineWatch:
-        """limit_s: of silence. Raises EngineLostError if there is no engine at `path`."""
+        """Connect. limit_s: of silence. Raises EngineLostError if there is no engine at `path`."""
         watch = cls(limit_s)
         try:
             await asyncio.get_running_loop().create_unix_connection(lambda: watch, os.fspath(path))
@@ -91,7 +92,7 @@ class EngineWatch(asyncio.Protocol):
         return watch
 
     async def wait_stuck(self) -> None:
-        """Returns when the engine was silent for too long. Never, if it has ended."""
+        """Return when the engine was silent for too long. Never returns if it has ended."""
         await self._stuck.wait()
 
     def close(self) -> None:
@@ -113,5 +114,5 @@ class EngineWatch(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._pulse.end()
-        if self._transport is not None:  # it was not this end that closed it
+        if self._transport is not None:  # not closed by this end
             log.warning("engine_unwatched", why=str(exc) if exc is not None else "the engine has closed the connection")

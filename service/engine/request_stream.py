@@ -1,4 +1,4 @@
-"""What the engine says of one request, between the engine's connection and the call that reads it."""
+"""The engine's messages about one request, between the connection and the reading call."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from runahead.runtime.wire.messages import Admitted, Finished, Logprobs, PromptL
 
 T = TypeVar("T")
 
-_TOKEN_BYTES: Final = 48  # a buffered token, and a buffered top entry: what they take in memory, about
+_TOKEN_BYTES: Final = 48  # approximate memory of a buffered token and of a buffered top entry
 _TOP_BYTES: Final = 32
 _ENTRY_BYTES: Final = 4  # of a column of prompt log-probabilities
 
 
 class RequestRefusedError(Exception):
-    """The engine did not queue the request."""
+    """The engine refused to queue the request."""
 
     def __init__(self, code: str, message: str, field: str) -> None:
         super().__init__(message)
@@ -31,7 +31,7 @@ class RequestRefusedError(Exception):
 
 
 class EngineLostError(Exception):
-    """The engine has stopped, its connection is gone, or it does not answer. The message is fit for a client."""
+    """The engine has stopped, its connection is lost, or it does not answer. The message may be shown to a client."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -39,16 +39,16 @@ class EngineLostError(Exception):
         self.message = message
 
     def again(self) -> EngineLostError:
-        """The same, as an exception of its own for another waiter."""
+        """Return a new exception with the same message, for another waiter."""
         return EngineLostError(self.reason, self.message)
 
 
 class SlowReaderError(Exception):
-    """The reader left more than its share unread."""
+    """The reader left more than its bound unread."""
 
 
 class StalledReaderError(Exception):
-    """Nothing was read for too long. after_s: for how many seconds."""
+    """The reader read nothing for too long. after_s: seconds."""
 
     def __init__(self, after_s: float) -> None:
         super().__init__(after_s)
@@ -56,10 +56,10 @@ class StalledReaderError(Exception):
 
 
 class TokenBatch(msgspec.Struct, frozen=True):
-    """All that was waiting: tokens in order, and the end if it has come. Nothing follows an end.
+    """All waiting tokens in order, and the end if it has come; nothing follows an end.
 
-    logprobs: of each token, where they were asked for. admitted: what was said when the request got its row, whether in
-    this batch or before; with any token, it was said.
+    logprobs: of each token, if requested. admitted: sent when the request got its row, in this batch or before; set
+    with any token.
     """
 
     token_ids: list[int]
@@ -69,20 +69,20 @@ class TokenBatch(msgspec.Struct, frozen=True):
 
 
 class RequestStream:
-    """A bounded buffer with one reader, on one event loop. It ends once: finished, refused or failed.
+    """A bounded buffer with one reader on one event loop. It ends once: finished, refused or failed.
 
-    However many tokens arrive before the reader comes back, it wakes once and takes them all. Log-probabilities of the
-    prompt come before, and are taken message by message: a message is as much as a launch computes.
+    The reader wakes once and takes all tokens that have arrived. Log-probabilities of the prompt come first and are
+    taken one message, a launch's worth, at a time.
 
-    prompt_logprobs: how many tokens of the prompt the engine will describe.
-    unread_bytes: what may be buffered of tokens, estimated.
-    unread_prompt_bytes: what may be buffered of the prompt, in the engine's columns; one message always has room.
-    wake_in_turn: calls what it is given soon, for a stream that has new tokens: see `Waking`. None: at once.
-    submitted_at: the moment that all its times begin at, here and in the engine: it is made when its request is
-    submitted, or announced before. In seconds on the monotonic clock.
-    first: the stream of completion 0, where this one is of another completion of the same request; None: it is of
-    completion 0. Streams of one request have one reader and one bound, and if one fails all do. What is said of the
-    request and its prompt comes to the first.
+    prompt_logprobs: prompt tokens that the engine will describe.
+    unread_bytes: bound of buffered tokens, estimated.
+    unread_prompt_bytes: bound of the buffered prompt in the engine's columns; one message always has room.
+    wake_in_turn: schedules a wake-up when new tokens arrive (`Waking`); None wakes at once.
+    submitted_at: the origin of all times here and in the engine, monotonic seconds: when the request is submitted, or
+        announced before.
+    first: the stream of completion 0 if this is another completion's; None for completion 0 itself. Streams of one
+        request share a reader and a bound, and fail together. The first one gets messages about the request and its
+        prompt.
     """
 
     def __init__(
@@ -101,12 +101,12 @@ class RequestStream:
         self._unread_prompt_limit = unread_prompt_bytes
         self._unread_prompt = 0
         self._prompt_parts: deque[PromptLogprobs] = deque()
-        self._prompt_next = 1  # the place in the prompt that the next part begins at: the first token has none
+        self._prompt_next = 1  # index of the next part's first prompt token; the first token has no log-probability
         self._prompt_end = 1 + prompt_logprobs
         self._admitted: Admitted | None = None
         self._interrupt: Callable[[], object] | None = None
         self._when_admitted: Callable[[], object] | None = None
-        self._preparation: asyncio.Future[Any] | None = None  # what its reader does until it is submitted
+        self._preparation: asyncio.Future[Any] | None = None  # the reader's work until it submits
         self._accepted = False
         self._token_ids: list[int] = []
         self._logprobs: list[Logprobs | None] = []
@@ -114,51 +114,54 @@ class RequestStream:
         self._failure: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
         self._wake_in_turn = wake_in_turn
-        self._has_turn = False  # its reader is going to be woken in its turn
+        self._has_turn = False  # a wake-up is scheduled
         self._first = first or self
-        self.completions: list[RequestStream] = [] if first is None else first.completions  # of the request, by index
+        # all of the request, by index
+        self.completions: list[RequestStream] = [] if first is None else first.completions
         self.completions.append(self)
-        self._untaken = 0  # of `_unread` of the first, this one's
+        self._untaken = 0  # this stream's part of the first one's `_unread`
 
     @property
     def failure(self) -> Exception | None:
-        """Why the request's streams failed or were refused, if they did."""
+        """Why the request's streams failed or were refused, None if they did not."""
         return next((one._failure for one in self.completions if one._failure is not None), None)
 
     @property
     def unread_bytes(self) -> int:
-        """What its reader has not taken, as estimated."""
+        """The reader's unread bytes, estimated."""
         return self._unread + self._unread_prompt
 
     @property
     def admitted(self) -> Admitted | None:
-        """What was said when the request got its row; None before."""
+        """The admission, None before the request has a row."""
         return self._admitted
 
     @property
     def ended(self) -> bool:
-        """No more will arrive."""
+        """Whether nothing more will arrive."""
         return self._finished is not None or self._failure is not None
 
     @property
     def has_more(self) -> bool:
-        """`take` would not wait."""
+        """Whether `take` returns without waiting."""
         return bool(self._token_ids) or self.ended
 
     # ------------------------------------------------------------ the reader's side
 
     async def accepted(self) -> None:
-        """Returns when the engine has queued the request. Raises RequestRefusedError or EngineLostError."""
+        """Wait until the engine has queued the request. Raises RequestRefusedError or EngineLostError."""
         while not self._accepted and self._failure is None:
             await self._wait()
         if self._failure is not None:
             raise self._failure
 
     async def unless_ended(self, preparation: Coroutine[object, object, T]) -> T | None:
-        """What `preparation` makes for the request, which is announced. None if the stream ends before: it is cancelled
-        then. Raises what it raises."""
+        """Run `preparation` for an announced request and return its result, or cancel it and return None if the stream
+        ends first. Raises its errors.
+        """
         task: asyncio.Future[T] = asyncio.ensure_future(preparation)
-        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody may wait for it any more
+        # nothing may be waiting for it any more
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
         self._preparation = task
         try:
             await asyncio.wait({task})
@@ -168,20 +171,21 @@ class RequestStream:
             task.cancel()
 
     def expect_prompt(self, prompt_logprobs: int) -> None:
-        """The engine will describe so many tokens of the prompt."""
+        """Set how many prompt tokens the engine will describe."""
         self._prompt_end = 1 + prompt_logprobs
 
     def interrupt_with(self, interrupt: Callable[[], object]) -> None:
-        """Called at most once, if the stream fails from now on while its reader is busy elsewhere, writing."""
+        """Call this once if the stream fails while its reader is writing."""
         self._interrupt = interrupt
 
     def tell_of_admission(self, tell: Callable[[], object]) -> None:
-        """Called once, when the completion is given a row."""
+        """Call this once when the completion gets a row."""
         self._when_admitted = tell
 
     async def take_prompt(self) -> PromptLogprobs | None:
-        """The next part of the prompt's log-probabilities; None if there are no more: all were taken, or the request
-        has ended before. Raises EngineLostError or SlowReaderError."""
+        """Take the next part of the prompt's log-probabilities; None if all were taken or the request has ended. Raises
+        EngineLostError or SlowReaderError.
+        """
         while not self._prompt_parts and self._prompt_next < self._prompt_end and not self.ended:
             await self._wait()
         if self._failure is not None:
@@ -193,7 +197,7 @@ class RequestStream:
         return part
 
     async def take(self) -> TokenBatch:
-        """At least one token, or the end. Raises EngineLostError or SlowReaderError."""
+        """Take at least one token, or the end. Raises EngineLostError or SlowReaderError."""
         while not self._token_ids and not self.ended:
             await self._wait()
         if self._failure is not None:
@@ -205,7 +209,7 @@ class RequestStream:
         return TokenBatch(token_ids, logprobs, self._finished, self._admitted)
 
     async def wait(self) -> None:
-        """Returns when something was said of the request since."""
+        """Wait for the next message about the request."""
         await self._wait()
 
     def _wait(self) -> asyncio.Future[None]:
@@ -215,21 +219,21 @@ class RequestStream:
     # ------------------------------------------------------------ the connection's side
 
     def accept(self) -> None:
-        """The engine has queued the request."""
+        """Record that the engine has queued the request."""
         self._accepted = True
         self._wake()
 
     def admit(self, admitted: Admitted) -> None:
-        """The request was given a row."""
+        """Record that the request got a row."""
         self._admitted = admitted
         tell, self._when_admitted = self._when_admitted, None
         if tell is not None:
             tell()
 
     def push_prompt(self, part: PromptLogprobs) -> bool:
-        """Log-probabilities of the prompt. False if the buffer has no room for them: the stream has failed then.
+        """Buffer log-probabilities of the prompt. Returns False, and fails the stream, without room.
 
-        Raises ProtocolError for a part that is not the next one, or whose columns do not fit each other.
+        Raises ProtocolError for a part out of order or inconsistent columns.
         """
         count = len(part.chosen) // _ENTRY_BYTES
         if part.offset != self._prompt_next or not 0 < count <= self._prompt_end - self._prompt_next:
@@ -251,9 +255,9 @@ class RequestStream:
         return True
 
     def push(self, token_id: int, logprobs: Logprobs | None) -> bool:
-        """A token. False if the buffer has no room for it: the stream has failed then.
+        """Buffer a token. Returns False, and fails the stream, without room.
 
-        Raises ProtocolError if the prompt's log-probabilities are not complete.
+        Raises ProtocolError if the prompt's log-probabilities are incomplete.
         """
         if self._prompt_next < self._prompt_end:
             raise ProtocolError(f"a token came before the log-probability of prompt token {self._prompt_next}")
@@ -275,14 +279,13 @@ class RequestStream:
         return True
 
     def finish(self, finished: Finished) -> None:
-        """The end, as the engine saw it."""
+        """Record the end, as the engine sent it."""
         if not self.ended:
             self._finished = finished
             self._wake()
 
     def fail(self, failure: Exception) -> None:
-        """The end of all streams of the request that have not ended, by a failure. What was not taken of them is
-        dropped."""
+        """Fail all unfinished streams of the request and drop their unread tokens."""
         failed = [one for one in self.completions if not one.ended]
         for one in failed:
             one._failure = failure

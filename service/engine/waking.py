@@ -1,4 +1,4 @@
-"""Who is woken when a launch's tokens have come: a few readers in each turn of the event loop, not all at once."""
+"""Wakes readers when a launch's tokens arrive, a few in each turn of the event loop."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ READERS_A_TURN: Final = 4
 
 
 class Waking:
-    """Wakes readers in the order in which something came for them, `READERS_A_TURN` in each turn of the running event
-    loop.
+    """Wakes readers in order of arrival, `READERS_A_TURN` in each turn of the running event loop.
 
-    The loop runs all that is ready before it looks at its sockets again, and a reader that is woken takes tens of
-    microseconds and more to send what came. Woken all at once, the readers of a launch of 64 rows are one turn of 5 to
-    10 ms. What comes meanwhile waits for its end, and again for that of the next one: a new call needs several turns,
-    and gRPC's server takes one call after the other. In slices of a few a turn is short, and nobody overtakes anybody.
+    The loop runs everything ready before it polls sockets, and a woken reader takes tens of microseconds to send its
+    tokens: a launch of 64 rows would take one turn of 5 to 10 ms. Everything else waits for that turn, and a new call
+    needs several turns. Small slices keep turns short and the order fair.
     """
 
     def __init__(self) -> None:
@@ -26,7 +24,7 @@ class Waking:
         self._is_running = False
 
     def add(self, wake: Callable[[], None]) -> None:
-        """`wake` is called behind all that were added before, in this turn of the loop or one of the next."""
+        """Call `wake` after all those added before, in this turn of the loop or a later one."""
         self._due.append(wake)
         if not self._is_running:
             self._is_running = True

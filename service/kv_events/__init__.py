@@ -1,1 +1,1 @@
-"""Which KV blocks the engine's prefix cache holds, for routers: what changes, in numbered batches, and all of it."""
+"""KV cache events for routers: snapshots and numbered batches of changes."""

@@ -1,4 +1,4 @@
-"""Events of the prefix cache, as routers read them, whatever the protocol."""
+"""Events of the prefix cache for routers, independent of the protocol."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from runahead.runtime.wire.block_keys import empty_prefix
 from runahead.runtime.wire.messages import EngineInfo
 
 MOST_EVENTS: Final = 512  # in a batch
-KIND: Final = "full_attention"  # as routers call a cache that keeps every token of a prefix
-MEDIUM: Final = "GPU"  # as routers call the memory of the device, whichever it is
+KIND: Final = "full_attention"  # routers' name of a cache that keeps every token of a prefix
+MEDIUM: Final = "GPU"  # routers' name of device memory, also on a CPU
 _ROOT: Final = empty_prefix("")
 
 
 class Stored(NamedTuple):
-    """A block can be found. key, before: of it and of the block before it. tokens: its ids, int32 bytes."""
+    """A block can be found. key, before: of the block and of its predecessor. tokens: its ids, int32 bytes."""
 
     key: bytes
     before: bytes
@@ -26,12 +26,12 @@ class Stored(NamedTuple):
 
     @property
     def parent(self) -> bytes | None:
-        """The key of the block before it; None: it is a prompt's first."""
+        """The predecessor's key, None for a prompt's first block."""
         return None if self.before == _ROOT else self.before
 
     @property
     def ids(self) -> list[int]:
-        """Its token ids."""
+        """Return the block's token ids."""
         ids: list[int] = np.frombuffer(self.tokens, "<i4").tolist()
         return ids
 
@@ -50,15 +50,16 @@ Event = Stored | Removed | Cleared
 
 
 def batches(events: Sequence[Event]) -> Iterator[list[Event]]:
-    """The events in order, MOST_EVENTS at most in each batch."""
+    """Split events into batches of at most MOST_EVENTS, in order."""
     left = iter(events)
     while batch := list(islice(left, MOST_EVENTS)):
         yield batch
 
 
 def runs(events: Sequence[Event]) -> Iterator[list[Event]]:
-    """The events in order, cut where one can't share a message with the one before: blocks that are stored share one
-    where each is the parent of the next, and blocks that are removed always do."""
+    """Split events into those that can share a message: stored blocks that form a chain, and consecutive removed
+    blocks.
+    """
     run: list[Event] = []
     for event in events:
         if run and not _goes_on(run[-1], event):
@@ -70,7 +71,7 @@ def runs(events: Sequence[Event]) -> Iterator[list[Event]]:
 
 
 def sliding_window(info: EngineInfo) -> int | None:
-    """Tokens that the model looks back at, if every layer with attention has the same window; else None."""
+    """Return the window in tokens if every attention layer has the same one, else None."""
     windows = {layer.window for layer in info.layers if layer.mixer == "attention"}
     return (windows.pop() or None) if len(windows) == 1 else None
 

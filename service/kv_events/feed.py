@@ -1,4 +1,4 @@
-"""Follows the engine's prefix cache, and hands on what changes."""
+"""Follows the engine's prefix cache and passes changes on."""
 
 from __future__ import annotations
 
@@ -16,24 +16,26 @@ from runahead.service.kv_events.events import Cleared, Event
 from runahead.service.kv_events.mirror import KvMirror
 
 _PACE_S: Final = 0.02
-_SILENT_S: Final = 0.5  # before the next question to an engine that is silent
+_SILENT_S: Final = 0.5  # before the next question to a silent engine
 _SENTENCE: Final = "the engine's events of the KV cache can't be read"
 
 log = structlog.get_logger(__name__)
 
 
 class Sink(Protocol):
-    """Who is handed the events."""
+    """Receives events."""
 
     def begin(self, mirror: KvMirror) -> None:
-        """All blocks are known. Called once, before `add`. mirror: has what is there, from now on."""
+        """Start. Called once, before `add`. mirror: has the cached blocks from now on."""
 
     def add(self, events: Sequence[Event]) -> None:
-        """What has changed, one event or more. The mirror has it already."""
+        """Take at least one change. The mirror already has it."""
 
 
 class KvFeed:
-    """To be run on the event loop of the engine's client. pace_s: from an answer of the engine to the next question."""
+    """Polls the engine; run it on the event loop of the engine's client. pace_s: between an answer and the next
+    question.
+    """
 
     def __init__(self, engine: SocketEngineClient, sink: Sink, pace_s: float = _PACE_S) -> None:
         self._mirror = KvMirror(needs_snapshots=engine.info.state_bytes > 0)
@@ -43,7 +45,7 @@ class KvFeed:
         self._has_begun = False
 
     async def run(self) -> None:
-        """Until the engine is lost: raises EngineLostError then."""
+        """Run until the engine is lost. Raises EngineLostError."""
         while True:
             try:
                 reply = await self._engine.kv_events()

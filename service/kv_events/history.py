@@ -1,4 +1,4 @@
-"""Events in numbered batches, the newest of which are kept: whoever has read up to one of them goes on behind it."""
+"""Keeps the newest numbered batches of events: a reader continues after the last one it has read."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ _LEAST_NUMBER: Final = 1 << 32  # a snapshot of many parts has numbers below the
 
 
 class Batch(NamedTuple):
-    """number: one more than that of the batch before. taken_s: on the wall clock. part, parts: of a snapshot, which has
-    `blocks` in all; 0 parts: it is none."""
+    """A batch. number: consecutive. taken_s: wall clock. part, parts: position in a snapshot of `blocks` blocks; 0
+    parts if it is no snapshot.
+    """
 
     number: int
     taken_s: float
@@ -38,21 +39,20 @@ class Batch(NamedTuple):
 class KvHistory:
     """A sink of a `KvFeed`.
 
-    Numbers begin at random, so that a number that another process has given, or this one before its engine was started
-    again, is not taken for one of these. begin: the number before the first; None: at
-    random. kept: events.
+    Numbers begin at random, so that another process's number, or one from before an engine's restart, is not taken for
+    one of these. begin: the number before the first; None: random. kept: events.
     """
 
     def __init__(self, begin: int | None = None, kept: int = _KEPT) -> None:
         self._kept = kept
         self._batches: deque[Batch] = deque()
-        self._events = 0  # in all of them
+        self._events = 0  # in all kept batches
         self._number = _LEAST_NUMBER + secrets.randbelow(1 << 61) if begin is None else begin  # of the newest batch
         self._mirror: KvMirror | None = None
 
     @property
     def has_begun(self) -> bool:
-        """Something can be read."""
+        """Whether anything can be read."""
         return self._mirror is not None
 
     def begin(self, mirror: KvMirror) -> None:
@@ -69,9 +69,10 @@ class KvHistory:
             self._events -= len(self._batches.popleft().events)
 
     def behind(self, number: int) -> list[Batch]:
-        """The batches behind this one; or, where they are not there any more, or never were, all blocks in the parts of
-        a snapshot, of which the last has the newest batch's number. Nothing can be read before `has_begun`."""
-        oldest = self._number - len(self._batches)  # the batch before it is not kept
+        """Return the batches after this number, or all blocks as a snapshot if those batches are not kept or never
+        existed; the snapshot's last part has the newest batch's number. Call it after `has_begun`.
+        """
+        oldest = self._number - len(self._batches)  # of the batch before the oldest kept one
         if oldest <= number <= self._number:
             return [self._batches[at] for at in range(number - oldest, len(self._batches))]
         assert self._mirror is not None
@@ -82,7 +83,7 @@ class KvHistory:
 
 
 class KvReaders:
-    """A history that is kept from the first reader on, for as long as the engine is there."""
+    """A history that begins with its first reader and lasts as long as the engine."""
 
     def __init__(self, engine: SocketEngineClient) -> None:
         self._engine = engine
@@ -102,8 +103,9 @@ class KvReaders:
         self._tell()
 
     async def behind(self, number: int, most_s: float | None) -> list[Batch]:
-        """What there is to read behind a batch, as soon as there is anything. Empty where there was nothing for
-        `most_s` seconds; None: for however long. Raises EngineLostError."""
+        """Wait for the batches after a number, at most `most_s` seconds (None: without limit) and return them, or an
+        empty list. Raises EngineLostError.
+        """
         if self._feeding is None:
             self._feeding = asyncio.create_task(KvFeed(self._engine, self).run())
             self._feeding.add_done_callback(self._on_end)
@@ -120,7 +122,7 @@ class KvReaders:
                 return []
 
     def _on_end(self, feeding: asyncio.Task[None]) -> None:
-        """The server ends, the engine is lost, or something here is wrong, which is logged."""
+        """Handle the end of the feed: shutdown, a lost engine, or a bug, which is logged."""
         error = None if feeding.cancelled() else feeding.exception()
         if error is None:
             self._lost = EngineLostError("SHUTDOWN", SHUTDOWN_SENTENCE)
@@ -132,6 +134,6 @@ class KvReaders:
         self._tell()
 
     def _tell(self) -> None:
-        """Those who wait look again."""
+        """Wake the waiting readers."""
         self._changed.set()
         self._changed = asyncio.Event()

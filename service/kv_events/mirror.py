@@ -1,4 +1,4 @@
-"""What the prefix cache holds, as told by the engine."""
+"""A copy of the prefix cache's contents, from the engine's events."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from runahead.service.kv_events.events import Event, Removed, Stored
 class KvMirror:
     """The blocks of the empty salt that a prompt can begin with.
 
-    needs_snapshots: the model keeps recurrent states. A prompt begins with cached blocks only up to one behind which
-    there is a snapshot of the state, so a block counts where it has one itself, or a block behind it counts.
+    needs_snapshots: the model has recurrent states. A cached prefix then ends at a snapshot of the state, so a block
+    counts if it or a later block of its chain has one.
     """
 
     def __init__(self, needs_snapshots: bool) -> None:
         self._needs_snapshots = needs_snapshots
-        self._blocks: dict[bytes, Stored] = {}  # that count, by key, in the order in which they began to
-        self._there: dict[bytes, Stored] = {}  # that the engine has
-        self._snapshots: set[bytes] = set()  # that the engine has, by the key of the block before them
-        self._followed: defaultdict[bytes, int] = defaultdict(int)  # blocks right behind a block that count
+        self._blocks: dict[bytes, Stored] = {}  # blocks that count, by key, in the order in which they began to
+        self._there: dict[bytes, Stored] = {}  # all blocks of the engine's cache
+        self._snapshots: set[bytes] = set()  # snapshots, by the key of the preceding block
+        self._followed: defaultdict[bytes, int] = defaultdict(int)  # counting blocks directly after a counting block
 
     def __len__(self) -> int:
         return len(self._blocks)
 
     def clear(self) -> None:
-        """Nothing is known to be there."""
+        """Forget all blocks."""
         for known in (self._blocks, self._there, self._snapshots, self._followed):
             known.clear()
 
     def apply(self, changes: Iterable[KvChange]) -> list[Event]:
-        """What the changes are to a router. A change that is told of twice is one. Parents come before children."""
+        """Apply changes and return the router's events, parents before children. A repeated change counts once."""
         events: list[Event] = []
         for change in changes:
             if not change.is_snapshot:
@@ -48,7 +48,7 @@ class KvMirror:
         return events
 
     def blocks(self) -> list[Stored]:
-        """All blocks that count, parents before children."""
+        """Return all blocks that count, parents before children."""
         found: dict[bytes, Stored] = {}
         for block in self._blocks.values():
             ahead = []
@@ -60,7 +60,7 @@ class KvMirror:
         return list(found.values())
 
     def _settle(self, key: bytes) -> list[Event]:
-        """Whether this block counts may have changed, and with it whether those before it do."""
+        """Update whether this block and its predecessors count, and return the events."""
         stored, removed = list[Event](), list[Event]()
         while True:
             block = self._there.get(key)

@@ -1,1 +1,1 @@
-"""The logs of a process that serves clients."""
+"""Logs of processes that serve clients."""

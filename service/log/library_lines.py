@@ -1,10 +1,9 @@
-"""What libraries print on the standard error of a process that serves clients, as events of ours.
+"""Turns lines that libraries write to standard error into log events.
 
-gRPC's core prints lines of its own there, by itself and in many of its threads, and clients can cause some of them and
-choose words in them: a connection's last frame may carry a text that is printed as it is. So such a process has a pipe
-for its standard error, which the supervisor reads: each line becomes an event, cut and without characters that a
-terminal would act on, and of each place in the library's source some lines in a minute are logged and the rest counted.
-What a process says when it crashes arrives, too, since somebody else reads it.
+gRPC's core writes such lines from many threads, and clients can cause some and choose words in them, such as the text
+in a connection's last frame. So the process gets a pipe as standard error, which the supervisor reads: each line
+becomes an event, shortened and without control characters, and lines from one source location are rate limited. Crash
+messages arrive too, since another process reads the pipe.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ import structlog
 from runahead.runtime import log_output
 from runahead.service.log.line_budget import LineBudget
 
-_LINES: Final = 20  # of one place in the source, in so many seconds
+_LINES: Final = 20  # of one source location, within the time below
 _WINDOW_S: Final = 60.0
-_MOST_BYTES: Final = 4096  # of a line that is looked at
-_PIPE_BYTES: Final = 1 << 20  # 256 writes, of 4 KiB at most, that nobody has read
-_MOST_CHARACTERS: Final = 300  # of it that are logged
+_MOST_BYTES: Final = 4096  # of a line that are examined
+_PIPE_BYTES: Final = 1 << 20  # room for 256 unread writes of at most 4 KiB
+_MOST_CHARACTERS: Final = 300  # of a line that are logged
 
-# As Abseil's log begins a line: severity, month and day, time, thread, place in the source.
+# The beginning of Abseil's lines: severity, date, time, thread, source location.
 _ABSEIL: Final = re.compile(r"([IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ ([\w./-]{1,100}:\d{1,6})\] (.*)")
 _LEVELS: Final = {"I": logging.INFO, "W": logging.WARNING, "E": logging.ERROR, "F": logging.CRITICAL}
 
@@ -37,20 +36,21 @@ log = structlog.get_logger(__name__)
 
 
 class LibraryLines(asyncio.Protocol):
-    """Reads one process's pipe until its end. process: what the process is called."""
+    """Reads one process's pipe until its end. process: its name."""
 
     def __init__(self, process: str) -> None:
         self._process = process
-        self._rest = b""  # of a line without an end
-        self._rest_begins = False  # as a write did
-        self._goes_on = False  # the last write, in what comes next
+        self._rest = b""  # an incomplete line
+        self._rest_begins = False  # whether it began a write
+        self._goes_on = False  # the next data continues the last write
         self._budget = LineBudget(_LINES, _WINDOW_S)
         self._ended = asyncio.Event()
 
     @classmethod
     async def of(cls, process: str) -> tuple[LibraryLines, int]:
-        """Begins to read. Returns the descriptor, too, that a process is to have for standard error. Whoever hands it
-        on closes it then. Writing to it never waits: what does not fit is lost. Raises OSError."""
+        """Begin to read. Also returns the descriptor for the process's standard error, which the caller closes after
+        passing it on. Writes never block: excess is lost. Raises OSError.
+        """
         lines = cls(process)
         reader, writer = _pipe_of_writes()
         os.set_blocking(writer, False)
@@ -64,14 +64,14 @@ class LibraryLines(asyncio.Protocol):
         return lines, writer
 
     async def wait_ended(self) -> None:
-        """Returns when all is read, the last words too: nobody has the pipe any more."""
+        """Return when everything is read and no process has the pipe."""
         await self._ended.wait()
 
     def data_received(self, data: bytes) -> None:
-        """Whole lines are logged; what is left waits for the rest of its line, up to a bound.
+        """Log complete lines and keep an incomplete one up to a bound.
 
-        data: of one write. The library writes a line at once, so that a line inside of a write is words in it, whatever
-        it begins with.
+        data: of one write. The library writes a whole line at once, so a line in the middle of a write is text,
+        whatever its beginning.
         """
         begins = self._rest_begins if self._rest else not self._goes_on
         *lines, rest = (self._rest + data).split(b"\n")
@@ -86,7 +86,7 @@ class LibraryLines(asyncio.Protocol):
         self._ended.set()
 
     def _log(self, line: bytes, begins: bool) -> None:
-        """begins: as a write did, so that the library may have said level and place."""
+        """Log a line. begins: it began a write, so it may carry the library's level and location."""
         text = line[:_MOST_BYTES].decode(errors="replace").strip()
         if not text:
             return
@@ -102,17 +102,18 @@ class LibraryLines(asyncio.Protocol):
 
 
 def _pipe_of_writes() -> tuple[int, int]:
-    """Reader and writer of a pipe of which one read gives what one write has put in. Where the system has no such pipe
-    (gVisor), it is one as any other, and a line's level and place may be lost or made up."""
+    """Make a pipe's reader and writer in packet mode, in which a read returns one write. Systems without it (gVisor)
+    get a plain pipe, and a line's level and location may be lost or invented.
+    """
     try:
         reader, writer = os.pipe2(os.O_DIRECT | os.O_CLOEXEC)
     except OSError:
         return os.pipe()
-    with suppress(OSError):  # the user has too much in pipes
+    with suppress(OSError):  # the user's pipe quota is used up
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     return reader, writer
 
 
 def printable(text: str) -> str:
-    """The beginning of a text, with a mark for each character that is none to be seen."""
+    """Shorten a text and replace unprintable characters."""
     return log_output.printable(text[:_MOST_CHARACTERS])

@@ -1,4 +1,4 @@
-"""How often a line may be logged that somebody outside can cause."""
+"""Rate limits log lines that outsiders can cause."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class _Window:
 
 
 class LineBudget:
-    """So many lines of each kind in a time; the rest is counted, and the next line of the kind says how many it was.
+    """Limits lines of each kind in a time window; the next line of a kind reports the suppressed number.
 
-    lines: of a kind, in `window_s` seconds. There are at most 256 kinds in that time; those that come later share one.
-    clock: seconds, from anywhere.
+    lines: of a kind in `window_s` seconds. At most 256 kinds in that time; later ones share one.
+    clock: seconds.
     """
 
     def __init__(self, lines: int, window_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -32,7 +32,7 @@ class LineBudget:
         self._windows: dict[str, _Window] = {}
 
     def take(self, kind: str) -> int | None:
-        """None for a line that is to be left out; otherwise how many were since the last one that was not."""
+        """Return None for a suppressed line, otherwise the number suppressed since the last one."""
         now = self._clock()
         if kind not in self._windows and len(self._windows) >= _MOST_KINDS:
             self._forget_old(now)
@@ -48,7 +48,7 @@ class LineBudget:
         return left_out
 
     def _forget_old(self, now: float) -> None:
-        """Makes room for other kinds. What was left out of those that go, the shared kind's next line counts."""
+        """Forget old kinds. Their suppressed lines are added to the shared kind's."""
         old = [kind for kind, window in self._windows.items() if now - window.began >= self._window_s]
         left_out = sum(self._windows.pop(kind).left_out for kind in old)
         if left_out:

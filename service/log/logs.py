@@ -1,5 +1,6 @@
-"""Logs of a process that serves clients: its own events, and what its libraries log. Prompts and completions are never
-logged, and an exception's own words, which may quote a request, neither: its type is, and the lines that it came by."""
+"""Logs of a process that serves clients: its events and its libraries'. Never logs prompts, completions or an
+exception's message, which may quote a request: only its type and stack.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ from runahead.runtime.log_stream import LogStream
 from runahead.service.log.library_lines import printable
 from runahead.service.log.line_budget import LineBudget
 
-_LINES: Final = 20  # of one kind, in so many seconds
+_LINES: Final = 20  # of one kind, within the time below
 _WINDOW_S: Final = 60.0
 
 log = structlog.get_logger(__name__)
 
 
 class _Forward(logging.Handler):
-    """What libraries log, as events of ours, without the arguments of their messages."""
+    """Forwards libraries' log records as events, without message arguments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +36,7 @@ class _Forward(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         message = printable(record.msg) if isinstance(record.msg, str) else type(record.msg).__name__
         error = record.exc_info[0].__name__ if record.exc_info and record.exc_info[0] else None
-        # Not by its message: a library may have put a client's words into it already.
+        # Not by message: a library may have formatted a client's words into it.
         left_out = self._budget.take(f"{record.name} {error or record.levelname}")
         if left_out is None:
             return
@@ -44,13 +45,15 @@ class _Forward(logging.Handler):
 
 
 class UncaughtErrors:
-    """What nobody has caught, in the main thread, another thread, an event loop or the interpreter's own calls."""
+    """Logs uncaught exceptions of threads, event loops and interpreter callbacks."""
 
     def __init__(self) -> None:
         self._budget = LineBudget(_LINES, _WINDOW_S)
 
     def install(self) -> None:
-        """In this process, and in the event loop that runs. Until then each would be printed with its words."""
+        """Install the hooks in this process and the running event loop. Without them exceptions are printed with their
+        messages.
+        """
         sys.excepthook = lambda kind, error, trace: self._log("main", error, trace)
         threading.excepthook = lambda seen: self._log("thread", seen.exc_value, seen.exc_traceback)
         sys.unraisablehook = lambda seen: self._log("interpreter", seen.exc_value, seen.exc_traceback)
@@ -75,16 +78,15 @@ class UncaughtErrors:
 
 
 def configure_logs(output: LogOutput) -> None:
-    """Sends this process's logs, and its libraries', to standard error."""
+    """Send this process's logs and its libraries' to standard error."""
     log_to_stderr(output)
     logging.basicConfig(level=max(LEVELS[output.level], logging.WARNING), handlers=[_Forward()], force=True)
 
 
 def configure_serving_logs(output: LogOutput, library_lines: int) -> None:
-    """The same for a process that serves clients, from inside its event loop.
+    """Configure logs of a process that serves clients, from inside its event loop.
 
-    library_lines: a descriptor, which from now on takes what code that is not Python's writes to standard error. What
-    Python writes there goes where standard error was.
+    library_lines: a descriptor that receives native code's standard error. Python's stays where it was.
     """
     own = os.dup(sys.stderr.fileno())
     os.dup2(library_lines, sys.stderr.fileno())

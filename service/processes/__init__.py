@@ -1,1 +1,1 @@
-"""The supervisor, and every process that it owns. Nothing here loads gRPC or torch."""
+"""The supervisor and its processes. Imports neither gRPC nor torch."""

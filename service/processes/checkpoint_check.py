@@ -1,4 +1,4 @@
-"""The supervisor's side of the process that looks at a checkpoint's files."""
+"""Runs the process that checks a checkpoint's files before the start."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from runahead.service.processes.interrupts import started
 
 CHECK_MODULE: Final = "runahead.runtime.checkpoint.check_process"
 COMMAND: Final = (sys.executable, "-P", "-m", CHECK_MODULE)
-_WALL_S: Final = 600.0  # for files on a slow disk; the process's own bound ends what computes
+_WALL_S: Final = 600.0  # for slow disks; the process limits its own processor time
 
 
 async def check_checkpoint(
     config: EngineConfig, command: Sequence[str] = COMMAND, *, has_tokenizer: bool = True
 ) -> int:
-    """Returns `EngineConfig.tokenizer_vocab`; 0 where the tokenizer is not used (has_tokenizer).
+    """Check the model's and draft model's files and return `EngineConfig.tokenizer_vocab`, 0 without a tokenizer.
 
-    Raises CheckpointError for files of the model, or of what drafts for it, that can't be served as far as their
-    headers say, or that take too much time or memory to be read. If cancelled, leaves no process behind."""
+    Raises CheckpointError for files whose headers show that they can't be served, or that take too much time or memory.
+    A cancelled call leaves no process behind.
+    """
     order = CheckOrder(
         model=config.model,
         draft_model=config.draft_model if config.drafter == "model" else "",
@@ -55,7 +56,7 @@ async def check_checkpoint(
 def _answer(code: int, said: bytes, config: EngineConfig) -> CheckAnswer:
     if code == -signal.SIGXCPU:
         return CheckAnswer(f"{config.model} takes over {PROCESSOR_S} s to be read, which no files of a model do")
-    with suppress(msgspec.DecodeError):  # an answer that was cut off
+    with suppress(msgspec.DecodeError):  # a truncated answer
         if code == 0:
             return msgspec.json.decode(said, type=CheckAnswer)
     return CheckAnswer(f"{config.model} can't be read: the process that looks at it ended with {described(code)}")

@@ -1,4 +1,4 @@
-"""The engine as a process of its own, a child of this front end."""
+"""The engine as a child process."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from runahead.service.processes.socket_folder import SocketFolder
 
 _READY: Final = b"ready"
 ENGINE_MODULE: Final = "runahead.runtime.process.main"
-# -P: nothing in the current directory can stand in for a module.
+# -P: no file in the current directory can replace a module.
 COMMAND: Final = (sys.executable, "-P", "-m", ENGINE_MODULE)
 
 
 class EngineStartError(RuntimeError):
-    """The engine's process ended before it was ready; it has said why on standard error."""
+    """The engine's process ended before it was ready; its reason is on standard error."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(f"the engine could not start ({described(exit_code)}); the reason is in its log above")
@@ -31,10 +31,10 @@ class EngineStartError(RuntimeError):
 
 
 class EngineProcess:
-    """A running engine, the folder of its socket, and the pipe whose end tells it that its parent is gone.
+    """A running engine, its socket's folder, and the pipe whose end tells it that its parent is gone.
 
-    The engine is spawned, never forked from a process that runs gRPC. Its log goes to this process's standard error.
-    device: which one it has found or was told, known when it is ready.
+    Spawned, never forked from a process with gRPC. It logs to this process's standard error. device: the detected or
+    configured one, known when it is ready.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, folder: SocketFolder) -> None:
@@ -44,7 +44,7 @@ class EngineProcess:
 
     @property
     def socket(self) -> Path:
-        """Where the engine listens, in a folder that only this user can enter."""
+        """The engine's socket, in a folder that only this user can enter."""
         return self._folder.socket
 
     @classmethod
@@ -55,12 +55,11 @@ class EngineProcess:
         command: Sequence[str] = COMMAND,
         dropped_lines: tuple[int, int] | None = None,
     ) -> EngineProcess:
-        """Returns when the engine listens. If cancelled, leaves nothing behind.
+        """Start the engine; returns when it listens. A cancelled start leaves nothing behind.
 
-        dropped_lines: where it counts lines that its log dropped, as the descriptor of a file and the number of a
-        64-bit word in it.
+        dropped_lines: where it counts dropped log lines, as a file descriptor and the index of a 64-bit word.
 
-        Raises ConfigError where there is no folder for its socket, and EngineStartError.
+        Raises ConfigError without a folder for its socket, and EngineStartError.
         """
         folder = SocketFolder.make()
         try:
@@ -82,26 +81,25 @@ class EngineProcess:
 
     @property
     def has_ended(self) -> bool:
-        """However it did."""
+        """Whether the process has ended."""
         return self._process.returncode is not None
 
     async def wait(self) -> int:
-        """The engine's exit code, when it has ended."""
+        """Wait for the process's end and return its exit code."""
         return await self._process.wait()
 
     def kill(self) -> None:
-        """Ends an engine that does not listen any more. `wait` says when it has ended."""
+        """Kill an engine that does not react. `wait` returns when it has ended."""
         if not self.has_ended:
             self._process.kill()
 
     def ask_to_stop(self) -> None:
-        """It drains, and ends. Idempotent."""
+        """Ask the engine to drain and end. Idempotent."""
         if self._process.stdin is not None:
             self._process.stdin.close()
 
     async def stop(self, grace_s: float) -> int:
-        """Ends the engine: it is asked to stop, and killed after `grace_s` seconds. Returns its exit code.
-        Idempotent."""
+        """Ask the engine to stop, and kill it after `grace_s` seconds. Returns its exit code. Idempotent."""
         self.ask_to_stop()
         try:
             async with asyncio.timeout(grace_s):

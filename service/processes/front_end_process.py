@@ -1,4 +1,4 @@
-"""A front end, or the side server, as a process of its own, a child of the supervisor: the supervisor's side of it."""
+"""The supervisor's side of a front end or side server process."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from runahead.service.settings.settings import FrontEndSettings
 
 FRONT_END_MODULE: Final = "runahead.service.servers.serve_front_end"
 SIDE_MODULE: Final = "runahead.service.servers.serve_side"
-# -P: nothing in the current directory can stand in for a module.
+# -P: no file in the current directory can replace a module.
 COMMAND: Final = (sys.executable, "-P", "-m", FRONT_END_MODULE)
 SIDE_COMMAND: Final = (sys.executable, "-P", "-m", SIDE_MODULE)
 
 LOADED: Final = b"loaded"
 ALIVE: Final = b"alive"
 _LAST_LINES_S: Final = 1.0
-ALIVE_S: Final = 1.0  # from one time that it says so to the next
-START_S: Final = 60.0  # for each of the two steps of a start, of which neither takes more than some seconds
+ALIVE_S: Final = 1.0  # between signs of life
+START_S: Final = 60.0  # for each of the two steps of a start, which take seconds
 DRAIN: Final = b"drain\n"
 END: Final = b"end\n"
 
 
 class FrontEndOrders(msgspec.Struct, frozen=True, kw_only=True):
-    """The first line of its standard input.
+    """The first line of a front end's standard input.
 
-    index: which one it is, from 0. board: the descriptor of the memory that they share. version: of the server.
-    linger_s: how long it says that it is not serving after the engine was lost, before it ends. library_lines: the
-    descriptor that its libraries' standard error is to be; set when it is started.
+    index: from 0. board: descriptor of the shared memory. version: the server's.
+    linger_s: how long it reports NOT_SERVING after the engine was lost, before it ends. library_lines: descriptor of
+        its libraries' standard error, set at its start.
     """
 
     engine: EngineConfig
@@ -57,8 +57,7 @@ class FrontEndOrders(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SideOrders(FrontEndOrders, frozen=True, kw_only=True):
-    """The first line of the side server's. health_port, metrics_port: to listen on from then on; 0 is any,
-    NO_PORT none."""
+    """The first line for the side server. health_port, metrics_port: to listen on at once; 0 is any, NO_PORT none."""
 
     health_port: int
     metrics_port: int
@@ -69,15 +68,16 @@ class SideOrders(FrontEndOrders, frozen=True, kw_only=True):
 
 
 class ServeOrder(msgspec.Struct, frozen=True):
-    """The second line: where the engine listens, and the port to serve on; 0 is any."""
+    """The second line: the engine's socket and the port to serve on; 0 is any."""
 
     socket: str
     port: int
 
 
 class FrontEndStartError(RuntimeError):
-    """A front end has ended before it served, and has said why on standard error; or it has said nothing for so long
-    that it was ended. exit_code: None then."""
+    """A front end ended before it served, with its reason on standard error, or was ended because it sent nothing for
+    too long. exit_code: None then.
+    """
 
     def __init__(self, exit_code: int | None) -> None:
         if exit_code is None:
@@ -88,9 +88,9 @@ class FrontEndStartError(RuntimeError):
 
 
 class FrontEndProcess:
-    """A running front end or side server, and the pipe that tells it what to do: at its end, to end.
+    """A running front end or side server and its standard input, whose end makes it end.
 
-    loaded: what it has said beside being loaded. The side server says its ports for health and metrics.
+    loaded: what it said when it had loaded; the side server's ports.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, library_lines: LibraryLines) -> None:
@@ -104,7 +104,8 @@ class FrontEndProcess:
 
     @classmethod
     async def start(cls, orders: FrontEndOrders, command: Sequence[str] = COMMAND) -> FrontEndProcess:
-        """Returns when it has loaded what it needs but the engine. If cancelled, leaves nothing behind.
+        """Start the process; returns when it has loaded everything but the engine. A cancelled start leaves nothing
+        behind.
 
         Raises FrontEndStartError.
         """
@@ -124,25 +125,26 @@ class FrontEndProcess:
         return front_end
 
     async def serve(self, socket: Path, port: int) -> int:
-        """Returns when it serves, with the port. Raises FrontEndStartError."""
+        """Let it serve; returns its port when it does. Raises FrontEndStartError."""
         self._say(msgspec.json.encode(ServeOrder(str(socket), port)) + b"\n")
         return int(await self._hear(b"ready "))
 
     def drain(self) -> None:
-        """It takes no more completions, and ends when those that are open have, or their grace has."""
+        """Let it refuse new completions, and end after the open ones or their grace."""
         self._say(DRAIN)
 
     def end(self) -> None:
-        """It ends now, and whatever is open with it, by a status."""
+        """Let it end now, and open calls with a status."""
         self._say(END)
 
     async def wait(self) -> int:
-        """Its exit code, when it has ended."""
+        """Wait for its end and return its exit code."""
         return await self._process.wait()
 
     async def wait_stuck(self, silent_s: float) -> None:
-        """Returns when its event loop, which says now and again that it turns, has said nothing for so long while this
-        process ran. Never, if it has ended."""
+        """Return when its event loop has sent no sign of life for this long while this process ran. Never returns if it
+        has ended.
+        """
         assert self._process.stdout is not None
         while True:
             try:
@@ -154,25 +156,26 @@ class FrontEndProcess:
                 await asyncio.Event().wait()
 
     async def kill(self) -> None:
-        """Idempotent."""
+        """Kill it. Idempotent."""
         if self._process.returncode is None:
             self._process.kill()
         await self._process.wait()
-        with suppress(TimeoutError):  # a process of its own would keep the pipe open
+        with suppress(TimeoutError):  # a child of its own would keep the pipe open
             async with asyncio.timeout(_LAST_LINES_S):
                 await self._library_lines.wait_ended()
         assert self._process.stdin is not None
         self._process.stdin.close()
 
     def _say(self, line: bytes) -> None:
-        """To one that has ended it means nothing."""
+        """Write a line; no effect if it has ended."""
         assert self._process.stdin is not None
         if not self._process.stdin.is_closing():
             self._process.stdin.write(line)
 
     async def _hear(self, beginning: bytes) -> bytes:
-        """The rest of its next line, which must begin so. Raises FrontEndStartError if it has ended instead, or says
-        nothing, and is ended then."""
+        """Return the rest of its next line, which must begin so. Raises FrontEndStartError if it ends instead, or is
+        silent, in which case it is ended.
+        """
         assert self._process.stdout is not None
         try:
             async with running_timeout(START_S):

@@ -1,4 +1,4 @@
-"""Ctrl-C on a terminal, which every process of the service gets: the supervisor alone decides what it means."""
+"""Ctrl-C at a terminal, which every process of the service receives: only the supervisor acts on it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from contextlib import contextmanager
 
 @contextmanager
 def blocked_interrupts() -> Iterator[None]:
-    """Processes that are started inside begin with SIGINT blocked, while their modules load too."""
+    """Block SIGINT in processes started inside, also while their modules load."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
     try:
         yield
     finally:
-        if signal.SIGINT not in before:  # several may be inside at a time, and the first one alone found it so
+        if signal.SIGINT not in before:  # bodies may overlap; the first one restores the mask
             signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
 
 
 async def started(command: Sequence[str], pass_fds: Sequence[int] = ()) -> Process:
-    """Start a process with pipes for its standard input and output, and with SIGINT blocked. pass_fds: descriptors that
-    it gets, too. Raises OSError."""
+    """Start a process with pipes for standard input and output, and SIGINT blocked. pass_fds: inherited descriptors.
+    Raises OSError.
+    """
     with blocked_interrupts():
         return await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, pass_fds=pass_fds)

@@ -1,4 +1,4 @@
-"""Keeps a process of the service there: it is started again when it has died, and ended when it hangs."""
+"""Keeps a process running: restarts it after its death, and ends it when it hangs."""
 
 from __future__ import annotations
 
@@ -11,32 +11,30 @@ import structlog
 from runahead.runtime.process_end import end_fields
 from runahead.service.processes.front_end_process import FrontEndProcess, FrontEndStartError
 
-BACK_OFF_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # before each start, of those that follow each other closely
-SERVED_S: Final = 30.0  # whoever has served for so long has not died of its start
-SILENT_S: Final = 15.0  # its event loop does nothing that takes a hundredth of that
+BACK_OFF_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # before each start, in a row of quick deaths
+SERVED_S: Final = 30.0  # after which a death does not count as a failed start
+SILENT_S: Final = 15.0  # its event loop does nothing that takes a hundredth of this
 
 log = structlog.get_logger(__name__)
 
 
 class Restarts:
-    """Of one front end."""
+    """Restart delays of one front end."""
 
     def __init__(self) -> None:
         self._deaths = 0  # in a row
 
     def died(self, served_s: float) -> float | None:
-        """It has died, after serving for so long. Returns the seconds to wait before it is started again, or None when
-        it has died so often that it is not."""
+        """Record a death after this time of service. Returns the seconds before the restart, or None after too many
+        deaths.
+        """
         self._deaths = 1 if served_s >= SERVED_S else self._deaths + 1
         return BACK_OFF_S[self._deaths - 1] if self._deaths <= len(BACK_OFF_S) else None
 
 
 class Keeper:
-    """Of one process, as long as that helps.
-
-    kind: what it is called in the log, with `named` beside it. start: starts it, and returns when it serves; raises
-    FrontEndStartError. cleared: called when it serves no more. is_over: the whole service ends, so that it need not be
-    kept.
+    """Keeps one process running. kind: its name in the log, beside `named`. start: starts it and returns when it
+    serves; raises FrontEndStartError. cleared: called when it serves no more. is_over: the service is ending.
     """
 
     def __init__(
@@ -54,7 +52,7 @@ class Keeper:
         self._named = named
 
     async def keep(self, process: FrontEndProcess) -> None:
-        """process: that serves now. Returns when there is one no more."""
+        """Keep this serving process running. Returns when it is given up."""
         restarts, loop = Restarts(), asyncio.get_running_loop()
         began, has_begun = loop.time(), True
         while True:
@@ -62,7 +60,7 @@ class Keeper:
                 exit_code = await self._end_of(process)
                 self._cleared()
                 if self._is_over():
-                    return  # that is why
+                    return  # which is the reason
                 log.error(f"{self._kind}_died", **end_fields(exit_code), **self._named)
             delay_s = restarts.died(loop.time() - began if has_begun else 0.0)
             if delay_s is None:
@@ -79,7 +77,7 @@ class Keeper:
                 log.error(f"{self._kind}_not_started", why=str(error), **self._named)
 
     async def _end_of(self, process: FrontEndProcess) -> int:
-        """Its exit code. One that is stuck is ended."""
+        """Wait for its exit code. A stuck process is ended."""
         ended = asyncio.ensure_future(process.wait())
         stuck = asyncio.ensure_future(process.wait_stuck(SILENT_S))
         try:

@@ -1,4 +1,4 @@
-"""What the system says of processes and connections: Linux's /proc. Elsewhere nothing is known."""
+"""Reads processes and connections from Linux's /proc. Other systems give no figures."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ _TABLES: Final = ("tcp", "tcp6")
 
 
 class Orphans:
-    """Children of this process that it has not started: where it is PID 1 of a container, orphans become its own."""
+    """Children that this process did not start: as PID 1 of a container it inherits orphans."""
 
     def __init__(self) -> None:
         self._ended: set[int] = set()
 
     def reap(self, own: Iterable[int]) -> None:
-        """To be called again and again. own: processes that somebody here waits for. A child that ends while it is
-        started is not among them yet, but is waited for: so one is reaped that had ended at the last look already."""
+        """Reap orphans; call it regularly. own: processes that are waited for. A child that ends while it starts is not
+        among them yet, so only those are reaped that had ended at the previous call too.
+        """
         ended = set(_ended_children()).difference(own)
         for pid in ended & self._ended:
             with suppress(ChildProcessError):
@@ -33,35 +34,35 @@ class Orphans:
 
 
 def _ended_children() -> Iterator[int]:
-    """Those that nobody has reaped. None is reaped by this."""
+    """Yield ended children without reaping them."""
     try:
         if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return
         folders = list(_PROC.glob("[0-9]*"))
-    except OSError:  # there is no child at all, or no descriptor to look with
+    except OSError:  # no children, or no descriptor
         return
     for folder in folders:
-        with suppress(OSError):  # it has ended meanwhile
-            # "number (name) state parent ...", where the name may have spaces and brackets.
+        with suppress(OSError):  # it was reaped meanwhile
+            # "number (name) state parent ...", where the name may have spaces and parentheses.
             state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
             if state == _ZOMBIE and int(parent) == os.getpid():
                 yield int(folder.name)
 
 
 def processes(pids: Iterable[tuple[str, int]], proc: Path = _PROC) -> Iterator[ProcessFigures]:
-    """Figures of processes by name and number, without those that have ended, or are not this user's."""
+    """Yield figures of processes by name and number. Skips ended processes and other users'."""
     for name, pid in pids:
         folder = proc / str(pid)
         try:
             resident = int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
             with os.scandir(folder / "fd") as descriptors:
                 yield ProcessFigures(name, pid, resident, sum(1 for _ in descriptors))
-        except (OSError, IndexError):  # it has ended, or is about to
+        except (OSError, IndexError):  # ended or ending
             continue
 
 
 def connections(port: int, net: Path = Path("/proc/net")) -> int:
-    """TCP connections open to a port of this machine, on whatever address. 0 where the system does not say."""
+    """Count the TCP connections open to a port of this machine; 0 if the system does not say."""
     wanted, found = f":{port:04X} ".encode(), 0
     for table in _TABLES:
         try:

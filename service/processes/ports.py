@@ -1,4 +1,4 @@
-"""The ports of a service: its own, and those beside it, which nobody else may have either."""
+"""The service's ports: the service port and the side ports."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from runahead.service.processes.port import Port, PortTakenError
 from runahead.service.settings.loopback import LOOPBACK
 from runahead.service.settings.settings import AUTO_PORT, NO_PORT, FrontEndSettings
 
-FIRST: Final = {"health": 50052, "control": 50053, "metrics": 9464}  # of an unset side port
-_STEP: Final = 10  # from one set of side ports to the next
+FIRST: Final = {"health": 50052, "control": 50053, "metrics": 9464}  # defaults of unset side ports
+_STEP: Final = 10  # between sets of side ports
 _SETS: Final = 100
 
 log = structlog.get_logger(__name__)
@@ -22,8 +22,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """service: that clients call. health: for probes. control: for who runs the service on this machine. metrics: for
-    Prometheus."""
+    """Reserved ports. service: clients'. control: operators on this machine. metrics: Prometheus."""
 
     service: Port
     health: Port
@@ -32,8 +31,9 @@ class Ports:
 
     @classmethod
     def reserve(cls, settings: FrontEndSettings, spelling: Spelling) -> Ports:
-        """Before anything is loaded. Where an unset side port is taken, all unset side ports move on together, which is
-        logged. Raises ConfigError naming the port that somebody has."""
+        """Reserve the ports before anything is loaded. If an unset side port is taken, all unset side ports move
+        together, which is logged. Raises ConfigError that names the taken port.
+        """
         hosts = {"health": settings.health_host, "control": LOOPBACK, "metrics": settings.metrics_host}
         asked = {name: int(getattr(settings, f"{name}_port")) for name in hosts}
         shared = settings.frontends > 1
@@ -58,8 +58,9 @@ class Ports:
 
 
 def _moved_on(hosts: dict[str, str], own: set[int], spelling: Spelling) -> dict[str, Port]:
-    """The first set of ports that are all free. own: those that this service has, on whatever address. Raises
-    ConfigError where there is none."""
+    """Return the first set of free ports. own: ports that this service already has. Raises ConfigError if there is
+    none.
+    """
     why = ""
     for offset in range(0, _SETS * _STEP, _STEP):
         try:
@@ -76,7 +77,7 @@ def _moved_on(hosts: dict[str, str], own: set[int], spelling: Spelling) -> dict[
 
 
 def _set(hosts: dict[str, str], offset: int, own: set[int], spelling: Spelling) -> dict[str, Port]:
-    """Raises ConfigError."""
+    """Reserve one set. Raises ConfigError."""
     for name in hosts:
         if FIRST[name] + offset in own:
             raise PortTakenError(f"the {name} port: this service has {FIRST[name] + offset} already")
@@ -90,7 +91,7 @@ def _set(hosts: dict[str, str], offset: int, own: set[int], spelling: Spelling) 
 
 
 def _beside(host: str, number: int, name: str, spelling: Spelling) -> Port:
-    """Raises ConfigError, which says which side port it is."""
+    """Reserve a side port. Raises ConfigError that names it."""
     if number == NO_PORT:
         return Port(host, NO_PORT, ExitStack())
     try:

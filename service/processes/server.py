@@ -1,4 +1,4 @@
-"""`runahead serve`: the service as a whole, from its configuration to its exit code."""
+"""`runahead serve`: runs the service and returns its exit code."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from runahead.service.settings.server_config import EXIT_CANNOT_START, ServerCon
 
 
 def run(config: ServerConfig) -> int:
-    """Serves until SIGTERM, SIGINT or the engine's end. Returns the exit code: 0 after a shutdown, 1 if the engine was
-    lost, no front end could be kept, a shutdown had to be forced or the supervisor failed itself, 2 if the service
-    could not start (a sentence on standard error says why)."""
+    """Serve until SIGTERM, SIGINT or the engine's end. Returns 0 after a shutdown; 1 if the engine was lost, no front
+    end could be kept, a shutdown was forced or the supervisor failed; 2 if the service could not start (a sentence on
+    standard error says why).
+    """
     try:
         check_server_config(config)
         configure_logs(config.front_end.log)
@@ -29,7 +30,7 @@ def run(config: ServerConfig) -> int:
         with contextlib.closing(Ports.reserve(config.front_end, config.engine.spelling)) as ports:
             return asyncio.run(supervise(config, ports))
     except FrontEndStartError as error:
-        if error.exit_code != EXIT_CANNOT_START:  # with that one it has said so itself
+        if error.exit_code != EXIT_CANNOT_START:  # a process with that code has written its reason
             print(f"runahead serve: {error}", file=sys.stderr, flush=True)
     except (ConfigError, CheckpointError, EngineLostError, EngineStartError) as error:
         print(f"runahead serve: {error}", file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
-"""The folder of the engine's socket, which only this user can enter, and which no death leaves behind for ever.
+"""The folder of the engine's socket, accessible to this user only, and cleaned up after any death.
 
-Whoever made it holds a lock on it, which ends with its process, however that ends. A folder that nobody locks was left
-by processes that were killed: the next start takes it away.
+Its maker holds a lock that ends with the process. An unlocked folder was left by killed processes: the next start
+removes it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from runahead.runtime.wire.engine_config import ConfigError
 
 _PREFIX: Final = "runahead-engine-"
 _SOCKET: Final = "engine.sock"
-_MAX_SOCKET_BYTES: Final = 103  # of a Unix socket's path: the bound of macOS; Linux allows 107
+_MAX_SOCKET_BYTES: Final = 103  # macOS's bound of a Unix socket's path; Linux allows 107
 _SHORT_FOLDERS: Final = ("/tmp", "/var/tmp")
 
 
 class SocketFolder:
-    """A new folder, locked until it is removed. Made by `SocketFolder.make`."""
+    """A new folder, locked until it is removed. Use `SocketFolder.make`."""
 
     def __init__(self, path: Path, lock: int) -> None:
         self._path = path
@@ -31,15 +31,15 @@ class SocketFolder:
 
     @property
     def socket(self) -> Path:
-        """Where the engine listens."""
+        """The engine's socket."""
         return self._path / _SOCKET
 
     @classmethod
     def make(cls) -> SocketFolder:
-        """Among the temporary files, or in a shorter folder where a socket's path would be too long in there. Folders
-        that others have left behind in these places are removed.
+        """Make a folder among the temporary files, or in a shorter path if the socket's would be too long. Removes
+        abandoned folders there.
 
-        Raises ConfigError where none can be made.
+        Raises ConfigError.
         """
         try:
             temporary = tempfile.gettempdir()
@@ -70,7 +70,7 @@ class SocketFolder:
 
     @classmethod
     def _made_in(cls, parent: str) -> SocketFolder | None:
-        """None if another start took it for one that was left, before it was locked. Raises OSError."""
+        """Make a folder in this parent. None if another start removed it before it was locked. Raises OSError."""
         path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))  # mode 0700
         try:
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -84,7 +84,7 @@ class SocketFolder:
 
 
 def _remove_what_was_left(parent: Path) -> None:
-    """Folders of this user's that nobody has locked any more."""
+    """Remove this user's unlocked folders."""
     with suppress(OSError):
         for path in parent.glob(_PREFIX + "*"):
             with suppress(OSError):
@@ -92,7 +92,7 @@ def _remove_what_was_left(parent: Path) -> None:
 
 
 def _remove_unless_locked(path: Path) -> None:
-    """Raises OSError where it can't be, or somebody has locked it."""
+    """Remove a folder. Raises OSError if that fails or the folder is locked."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         about = os.fstat(folder)
@@ -104,7 +104,7 @@ def _remove_unless_locked(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """The socket and the folder, and nothing else that somebody may have put there."""
+    """Remove the socket and the folder, and nothing else in it."""
     with suppress(OSError):
         (path / _SOCKET).unlink(missing_ok=True)
         path.rmdir()
@@ -112,6 +112,6 @@ def _remove(path: Path) -> None:
 
 def _can_hold_a_socket(folder: Path) -> bool:
     try:
-        return len(str(folder / _SOCKET).encode("utf-8")) <= _MAX_SOCKET_BYTES  # as it goes to the engine
+        return len(str(folder / _SOCKET).encode("utf-8")) <= _MAX_SOCKET_BYTES  # as passed to the engine
     except UnicodeEncodeError:
         return False

@@ -1,4 +1,4 @@
-"""What `runahead serve` says to a person at a terminal, beside its log: what it loads, and in the end what to call."""
+"""What `runahead serve` prints at a terminal beside its log: loading and serving."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from runahead.runtime.log_output import draws_on_a_terminal, printable
 from runahead.service.settings.server_config import ServerConfig
 from runahead.service.settings.settings import FrontEndSettings
 
-_EVERY: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # every address of a machine: where itself calls it
+_EVERY: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # wildcard addresses and the loopback address to call
 
 
 def say_loading(config: ServerConfig) -> None:
-    """Before anything that takes time."""
+    """Print what is loaded, before anything slow."""
     _say(config, f"loading {config.engine.served_name}")
 
 
 def say_serving(config: ServerConfig, port: int, device: str) -> None:
-    """In one line: the address, the model, the device, and a command that calls this service from another terminal."""
+    """Print the address, the model, the device and a command that calls this service."""
     settings, host = config.front_end, config.front_end.host.strip("[]")
     prompt = "--token-ids 1,2,3" if settings.tokenizer == "none" else "'def fibonacci(n):'"
     call = f"runahead generate {prompt} {_flags(settings, _address(_EVERY.get(host, host), port))}"
@@ -30,7 +30,7 @@ def _address(host: str, port: int) -> str:
 
 
 def _flags(settings: FrontEndSettings, url: str) -> str:
-    """Of a client on this machine; what only the caller knows is a word in capitals."""
+    """Return flags of a client on this machine, with placeholders in capitals."""
     flags = [f"--url {url}"]
     if settings.tls_cert:
         flags.append("--ca FILE")

@@ -1,8 +1,8 @@
-"""The supervisor: the process that owns the engine, the front ends and the port, and outlives them all.
+"""The supervisor: owns the engine, the front ends and the port, and outlives them.
 
-It imports neither grpc nor torch, and serves nobody: there is little in it that could fail. It starts what is to
-run, starts a front end again that has died, ends an engine that is stuck, and turns signals into a drain. When it dies
-itself, the input of every process that it has started ends, and so do they.
+It imports neither grpc nor torch and serves no calls, so little in it can fail. It starts processes, restarts a dead
+front end, ends a stuck engine, and turns signals into a drain. When it dies, the standard input of every child ends,
+which ends the child.
 """
 
 from __future__ import annotations
@@ -42,17 +42,16 @@ from runahead.service.version import full_version
 
 T = TypeVar("T")
 
-_STOCK_S: Final = 1.0  # from one look at what processes take of the machine to the next
+_STOCK_S: Final = 1.0  # between measurements of processes' resources
 _ENDING: Final = (signal.SIGTERM, signal.SIGINT)
-_LAST_WORDS_S: Final = 5.0  # for a process to end, beyond what it was given
+_LAST_WORDS_S: Final = 5.0  # for a process to end, beyond its grace
 
 log = structlog.get_logger(__name__)
 
 
 async def supervise(config: ServerConfig, ports: Ports) -> int:
-    """Serves until it is told to stop, the engine is lost, no front end is left, or it fails itself. Returns the exit
-    code, which no signal changes any more: SIGTERM and SIGINT are blocked then. Leaves no process behind, however it
-    ends.
+    """Serve until a signal, the engine's end, no front end is left, or a failure. Returns the exit code, which no
+    further signal changes: SIGTERM and SIGINT are blocked then. Leaves no process behind.
 
     Raises CheckpointError, ConfigError, EngineLostError, EngineStartError or FrontEndStartError if it can't start.
     """
@@ -62,17 +61,16 @@ async def supervise(config: ServerConfig, ports: Ports) -> int:
             return await supervisor.run()
         finally:
             await supervisor.close()
-            # The event loop gives both signals back to the system as it closes, which would end the process by one.
+            # The event loop restores both signals' defaults as it closes; a signal would then kill the process.
             signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
 
 
 def _shared_memory(size: int) -> IO[bytes]:
-    """A file without a name, of `size` bytes. Raises ConfigError where none can be made: on a root that can't be
-    written to, say."""
+    """Make an unnamed file of `size` bytes. Raises ConfigError, for example on a read-only root."""
     with ExitStack() as held:
         try:
             memory = held.enter_context(tempfile.TemporaryFile())
-            # A store to a page of a hole that has no room on the disk would end the process by SIGBUS.
+            # A store to a page of a hole without room on the disk would end the process by SIGBUS.
             memory.write(bytes(size))
             memory.flush()
         except FileNotFoundError as error:
@@ -87,7 +85,7 @@ def _shared_memory(size: int) -> IO[bytes]:
 
 
 class _Signals:
-    """The first ends the service when its streams have ended, the second at once, the third with no word to anybody."""
+    """Signals: the first drains, the second ends streams at once, the third kills."""
 
     def __init__(self) -> None:
         self.stop, self.hurry, self.kill = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -102,7 +100,7 @@ class _Signals:
 
 
 class Supervisor:
-    """memory: the descriptor of what the front ends share, as `Board` has it."""
+    """Runs the service. memory: descriptor of the front ends' shared memory (`Board`)."""
 
     def __init__(self, config: ServerConfig, ports: Ports, memory: int) -> None:
         self._config = config
@@ -113,19 +111,19 @@ class Supervisor:
         count_dropped_lines_in(self._board.processes.dropped_lines("supervisor"))
         self._version = full_version()
         self._signals = _Signals()
-        self._front_ends: dict[int, FrontEndProcess] = {}  # those that have started, by their index
+        self._front_ends: dict[int, FrontEndProcess] = {}  # started ones, by index
         self._side: FrontEndProcess | None = None
         self._keepers: list[asyncio.Task[None]] = []  # of front ends
         self._side_keeper: asyncio.Task[None] | None = None
         self._stock: asyncio.Task[None] | None = None
         self._engine: EngineProcess | None = None
         self._watch: EngineWatch | None = None
-        self._told_at: float | None = None  # to end, on the event loop's clock
+        self._told_at: float | None = None  # when the end was ordered, on the event loop's clock
 
     async def run(self) -> int:
-        """Raises what `supervise` raises."""
+        """Run the service. Raises the errors of `supervise`."""
         if await self._unless_told(self._start()) is None:
-            return await self._drain()  # of those that serve already
+            return await self._drain()  # front ends that already serve
         assert self._engine is not None and self._watch is not None
         self._stock = asyncio.create_task(self._take_stock())
         log.info(
@@ -161,7 +159,7 @@ class Supervisor:
         return EXIT_NO_FRONT_END
 
     async def close(self) -> None:
-        """Ends whatever still runs."""
+        """End everything that still runs."""
         tasks = [task for task in (*self._keepers, self._side_keeper, self._stock) if task is not None]
         for task in tasks:
             task.cancel()
@@ -175,18 +173,19 @@ class Supervisor:
             log.info("engine_ended", **end_fields(await self._engine.stop(self._grace_left_s())))
 
     def _grace_left_s(self) -> float:
-        """Of the engine, which has some seconds of it at least: one that is well ends in less."""
+        """Return the engine's remaining grace, at least some seconds: a healthy engine needs less."""
         if self._signals.kill.is_set():
             return 0.0
         grace_s = self._settings.shutdown_grace_s
         spent_s = 0.0 if self._told_at is None else asyncio.get_running_loop().time() - self._told_at
         return min(grace_s, max(grace_s - spent_s, _LAST_WORDS_S))
 
-    # ------------------------------------------------------------ the beginning
+    # ------------------------------------------------------------ start
 
     async def _start(self) -> bool:
-        """The side server first, so that probes are answered while a model is loaded. Then what the checkpoint's files
-        say, and front ends: what is refused of either is known before that."""
+        """Start the side server first, which answers probes while a model loads; then check the checkpoint's files and
+        load front ends, which may refuse before the engine starts.
+        """
         await self._load_side()
         engine = self._config.engine
         tokenizer_vocab = await check_checkpoint(engine, has_tokenizer=self._settings.tokenizer != "none")
@@ -194,7 +193,7 @@ class Supervisor:
         self._config = replace(self._config, engine=engine)
         for index in range(self._settings.frontends):
             await self._load(index)
-        dropped_lines = self._memory, self._board.dropped_lines_place("engine")
+        dropped_lines = self._memory, self._board.dropped_lines_index("engine")
         self._engine = await EngineProcess.start(self._config.engine, self._settings.log, dropped_lines=dropped_lines)
         self._watch = await EngineWatch.connect(
             self._engine.socket, stuck_after_s(self._config.engine.launch_timeout_s)
@@ -205,11 +204,11 @@ class Supervisor:
         return True
 
     async def _load(self, index: int) -> None:
-        """Raises FrontEndStartError."""
+        """Load a front end. Raises FrontEndStartError."""
         self._front_ends[index] = await FrontEndProcess.start(FrontEndOrders(**self._orders(index)))
 
     def _orders(self, index: int) -> dict[str, Any]:
-        """The common orders of a front end and the side server. index: of its line on the board."""
+        """Return orders common to a front end and the side server. index: of its line on the board."""
         return {
             "engine": self._config.engine,
             "settings": self._settings,
@@ -220,14 +219,14 @@ class Supervisor:
         }
 
     async def _serve(self, index: int) -> FrontEndProcess:
-        """Raises FrontEndStartError."""
+        """Let a front end serve. Raises FrontEndStartError."""
         assert self._engine is not None
         front_end, port = self._front_ends[index], self._ports.service
         port.number = await front_end.serve(self._engine.socket, port.number)
         return front_end
 
     async def _load_side(self) -> None:
-        """Raises FrontEndStartError."""
+        """Load the side server. Raises FrontEndStartError."""
         orders = SideOrders(
             **self._orders(self._settings.frontends),
             health_port=self._ports.health.number,
@@ -237,14 +236,14 @@ class Supervisor:
         self._ports.health.number, self._ports.metrics.number = map(int, self._side.loaded.split())
 
     async def _serve_side(self) -> FrontEndProcess:
-        """Raises FrontEndStartError."""
+        """Let the side server serve. Raises FrontEndStartError."""
         assert self._engine is not None and self._side is not None
         port = self._ports.control
         port.number = await self._side.serve(self._engine.socket, port.number)
         return self._side
 
     async def _unless_told(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """The result of `work`, or None if a signal came first: `work` is cancelled then."""
+        """Return the result of `work`, or cancel it and return None if a signal comes first."""
         task, told = asyncio.create_task(work), asyncio.create_task(self._signals.stop.wait())
         try:
             await asyncio.wait({task, told}, return_when=asyncio.FIRST_COMPLETED)
@@ -256,10 +255,10 @@ class Supervisor:
         finally:
             told.cancel()
 
-    # ------------------------------------------------------------ while it serves
+    # ------------------------------------------------------------ service
 
     async def _take_stock(self) -> None:
-        """Writes on the board what each process takes of the machine, and reaps orphans, again and again."""
+        """Write each process's resources on the board and reap orphans, periodically."""
         orphans = machine.Orphans()
         while True:
             orphans.reap(pid for _, pid in self._pids())
@@ -269,7 +268,7 @@ class Supervisor:
             await asyncio.sleep(_STOCK_S)
 
     def _pids(self) -> Iterator[tuple[str, int]]:
-        """The service's processes by name."""
+        """Yield the service's processes by name."""
         yield "supervisor", os.getpid()
         if self._engine is not None:
             yield "engine", self._engine.pid
@@ -279,7 +278,7 @@ class Supervisor:
             yield "side_server", self._side.pid
 
     async def _keep(self, index: int) -> None:
-        """Has a front end there, as long as that helps. Returns when it does not any more."""
+        """Keep a front end running. Returns when it is given up."""
 
         async def start() -> FrontEndProcess:
             await self._load(index)
@@ -289,7 +288,7 @@ class Supervisor:
         await keeper.keep(self._front_ends[index])
 
     async def _keep_side(self) -> None:
-        """The service goes on without one, if it can't be kept."""
+        """Keep the side server running; the service goes on without it."""
 
         async def start() -> FrontEndProcess:
             await self._load_side()
@@ -303,13 +302,14 @@ class Supervisor:
         return self._engine is not None and self._engine.has_ended
 
     async def _failure(self, *tasks: asyncio.Task[None]) -> BaseException | None:
-        """What one of the tasks raised that should raise nothing, or None when all have ended without. What one of them
-        did is done by nobody from then on."""
+        """Return the exception of a background task, or None when all have ended without one. Such a task's work would
+        remain undone.
+        """
         ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         return next((error for task in ended if not task.cancelled() and (error := task.exception())), None)
 
     async def _engine_end(self, engine: EngineProcess, watch: EngineWatch) -> int:
-        """The engine's exit code. One that is stuck is ended."""
+        """Wait for the engine's exit code. A stuck engine is ended."""
         ended, stuck = asyncio.ensure_future(engine.wait()), asyncio.ensure_future(watch.wait_stuck())
         await asyncio.wait({ended, stuck}, return_when=asyncio.FIRST_COMPLETED)
         stuck.cancel()
@@ -318,10 +318,10 @@ class Supervisor:
             engine.kill()
         return await ended
 
-    # ------------------------------------------------------------ the end
+    # ------------------------------------------------------------ end
 
     async def _drain(self) -> int:
-        """Tells the front ends to, and waits for them. A second signal ends their grace, a third everything."""
+        """Drain the front ends. A second signal ends their grace, a third kills everything."""
         log.info("shutting_down", open_streams=self._board.total().open_streams)
         self._told_at = asyncio.get_running_loop().time()
         self._stop_keeping()
@@ -346,7 +346,7 @@ class Supervisor:
         return exit_code
 
     async def _after_the_engine(self) -> int:
-        """Front ends end by themselves: each hears of it from its own connection."""
+        """Wait for the front ends, which end by themselves after the engine's loss."""
         self._stop_keeping()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._config.linger_s + _LAST_WORDS_S):
@@ -355,8 +355,9 @@ class Supervisor:
         return EXIT_OK if self._signals.stop.is_set() else EXIT_ENGINE_LOST
 
     async def _end_side(self) -> None:
-        """It has answered probes until the last stream has ended. The engine, which nobody needs any more, ends
-        meanwhile: nobody waits for its silence from here on."""
+        """End the side server, which has answered probes until the last stream's end. The engine ends meanwhile and is
+        no longer watched.
+        """
         if self._watch is not None:
             self._watch.close()
         if self._engine is not None:

@@ -1,1 +1,1 @@
-"""The processes that speak gRPC: front ends and the side server, and the ports that they listen on."""
+"""The gRPC processes, front ends and side server, and their ports."""

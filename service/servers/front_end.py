@@ -1,4 +1,4 @@
-"""The gRPC server: its services on one port, from the first health probe to the last stream's end."""
+"""The gRPC server of a front end, from its first health probe to its last stream's end."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from runahead.v1 import add_GenerationServiceServicer_to_server, generation_serv
 GENERATION: Final = "runahead.v1.GenerationService"
 HEALTH: Final = "grpc.health.v1.Health"
 _VLLM_ENGINE: Final = FACADE.strip("/")
-_LAST_WORDS_S: Final = 0.25  # for calls that end by themselves now: completions, health watches
+_LAST_WORDS_S: Final = 0.25  # for calls that are about to end: completions, health watches
 _END_S: Final = 2.0  # for statuses to reach clients when streams are ended
 
 
 class FrontEnd:
-    """Serves one engine on one port. tokenizer: None serves token ids alone. security: who may call.
+    """Serves one engine on one port. tokenizer: None serves token ids only. security: authentication.
 
-    board, index: the figures of all front ends of the engine, and which of them this one is; None: it is the only one.
-    version: of the server. traces: where the spans of completions go.
+    board, index: all front ends' figures and this one's line; None: the only front end.
+    version: the server's. traces: receives spans of completions.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class FrontEnd:
         add_GenerationServiceServicer_to_server(self.servicer, self._server)
         self._health.add_to(self._server)
         if settings.vllm_facade:
-            # Loaded only where it is wanted: it needs an extra.
+            # Loaded on demand: it needs an extra.
             from runahead.service.servicers.vllm_servicer import VllmServicer
 
             stalled_s, kv_events = settings.stalled_stream_s, settings.kv_events
@@ -86,9 +86,9 @@ class FrontEnd:
             add_reflection(self._server, files, services, not_served)
 
     async def start(self, host: str, number: int) -> int:
-        """Listens, and is healthy. number: of the port, 0 for any. Returns the port. Raises ConfigError."""
+        """Listen and become healthy. number: of the port, 0 for any. Returns the port. Raises ConfigError."""
         port = listen(self._server, host, number, self._credentials)
-        self._looking = asyncio.create_task(self._admission.keep_looking())
+        self._measuring = asyncio.create_task(self._admission.keep_measuring())
         await self._server.start()
         self.servicer.counters.beat()
         self.servicer.counters.front_ends = 1
@@ -97,16 +97,16 @@ class FrontEnd:
         return port
 
     async def wait_ended(self) -> str:
-        """Returns when the server takes no more calls, and why: nobody has asked for that before `stop`."""
+        """Wait until the server takes no more calls and return the reason: unexpected before `stop`."""
         try:
-            # Whoever stops waiting must not cancel what the library waits for when it is stopped.
+            # A cancelled waiter must not cancel the library's own task.
             await asyncio.shield(self._server.wait_for_termination())
-        except Exception as error:  # the library's, whatever it is
+        except Exception as error:  # any error of the library
             return type(error).__name__
         return "it has stopped"
 
     def take_stock(self) -> None:
-        """Puts on the board what is looked at now and then, and not counted as it changes."""
+        """Publish sampled figures on the board."""
         self.servicer.counters.beat()
         self.servicer.counters.unread_bytes = self._engine.unread_bytes
         self.servicer.counters.waiting_structures = self.servicer.waiting_structures
@@ -114,18 +114,17 @@ class FrontEnd:
         self.servicer.counters.waiting_texts = texts + self.servicer.waiting_chats
 
     def engine_lost(self) -> None:
-        """No longer healthy. New calls end with UNAVAILABLE, as the open ones did."""
+        """Become unhealthy. New calls end with UNAVAILABLE like the open ones."""
         self._health.set_serving(False)
 
     def hurry(self) -> None:
-        """Ends the grace of a stop that is under way, or of the one that comes."""
+        """End the grace of the current or next stop."""
         self._hurried.set()
 
     async def stop(self, grace_s: float) -> None:
-        """Takes no more completions, gives the open ones `grace_s` seconds, and ends the rest with UNAVAILABLE, and so
-        whatever other call is open then.
+        """Refuse new completions, give open ones `grace_s` seconds, then end all calls with UNAVAILABLE.
 
-        Until then the port stays open, so that new calls are told the reason, SHUTDOWN, too.
+        The port stays open until then, so that new calls get the reason SHUTDOWN too.
         """
         self.servicer.close()
         self._health.close()
@@ -136,4 +135,4 @@ class FrontEnd:
         self._engine.close("SHUTDOWN", SHUTDOWN_SENTENCE)
         await self._calls.end(_LAST_WORDS_S, lambda: self._server.stop(_END_S))
         await self.servicer.end()
-        self._looking.cancel()
+        self._measuring.cancel()

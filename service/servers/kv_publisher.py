@@ -1,12 +1,11 @@
-"""Publishes the events of the KV cache over ZMQ, as vLLM's engine does, for llm-d and Dynamo. It needs the extra
-`kv-events`.
+"""Publishes KV cache events over ZMQ like vLLM's engine, for llm-d and Dynamo. Needs the extra `kv-events`.
 
-A message has three parts: the topic `kv@POD@MODEL`, the number as 8 bytes, big-endian, and MessagePack of
-[time, [event, ...], rank]. Whoever has missed some asks at the replay port, with an empty part and the number of the
-first, and gets all from there on, each behind an empty part; the last answer has an empty payload.
+A message has three parts: the topic `kv@POD@MODEL`, the number as 8 big-endian bytes, and MessagePack of [time, [event,
+...], rank]. A subscriber that missed some asks the replay port with an empty part and the first missing number, and
+gets every later message, each after an empty part; the last answer has an empty payload.
 
-Numbers begin at 0. When many batches have been sent, they begin at 0 again with everything that is there: so whoever
-asks from 0 on always gets all of it, and what is kept for them is bounded.
+Numbers begin at 0, and again at 0 with a full snapshot after many batches: replay from 0 always gives everything, and
+the replay memory is bounded.
 """
 
 from __future__ import annotations
@@ -37,40 +36,41 @@ from runahead.service.kv_events.events import (
 from runahead.service.kv_events.mirror import KvMirror
 from runahead.service.settings.settings import NO_PORT
 
-_MOST_BATCHES: Final = 10_000  # sent before the numbers begin again
-_MOST_BYTES: Final = 64 << 20  # the same, of their payloads
+_MOST_BATCHES: Final = 10_000  # before numbers restart
+_MOST_BYTES: Final = 64 << 20  # of payloads, before numbers restart
 _RANK: Final = 0
-_END: Final = (-1).to_bytes(8, "big", signed=True)  # the number of the last answer
-_MOST_ASKED: Final = 1024  # bytes of what a subscriber or an asker sends
+_END: Final = (-1).to_bytes(8, "big", signed=True)  # number of the last answer
+_MOST_ASKED: Final = 1024  # of a message from a peer
 _UNREAD: Final = 4096  # messages that a subscriber may leave unread
-_UNREAD_ANSWERS: Final = 64  # the same of an asker: what is sent to it waits for that
-_LOOK_MS: Final = 10_000  # from one sign of life of a peer to the next, and three of them until it is gone
-_LOOK_S: Final = 0.01  # from one look at whether an asker has read to the next
-_STALLED_S: Final = 2.0  # after which an asker that reads nothing is given up
-_AT_ONCE: Final = 64  # answers between two turns of the event loop
+_UNREAD_ANSWERS: Final = 64  # the same for replay answers, which wait for room
+_HEARTBEAT_MS: Final = 10_000  # between heartbeats of a peer; three missing ones end the connection
+_CHECK_S: Final = 0.01  # between checks whether a replay peer has read
+_STALLED_S: Final = 2.0  # after which a replay peer that does not read is dropped
+_AT_ONCE: Final = 64  # answers in one turn of the event loop
 
 log = structlog.get_logger(__name__)
 
 
 def topic(pod: str, model: str) -> bytes:
-    """Of every message."""
+    """Return the topic of every message."""
     return f"kv@{pod}@{model}".encode()
 
 
 def payload(events: Sequence[Event], info: EngineInfo, taken_s: float) -> bytes:
-    """A batch, in MessagePack. taken_s: seconds on the wall clock."""
+    """Encode a batch in MessagePack. taken_s: wall clock, seconds."""
     return msgspec.msgpack.encode((taken_s, [_event(run, info) for run in runs(events)], _RANK))
 
 
 def block_hash(key: bytes) -> int:
-    """The first 8 bytes of a block's key, as uint64: every version of both readers takes numbers."""
+    """Return the first 8 bytes of a block's key as uint64, which every version of both readers accepts."""
     return int.from_bytes(key[:8], "big")
 
 
 class KvPublisher:
-    """A sink of a `KvFeed`. most_batches: that are sent before the numbers begin again.
+    """A sink of a `KvFeed`. most_batches: before numbers restart.
 
-    host: an address. port, replay_port: 0 for any; NO_PORT for no replay. Raises ConfigError where they can't be had.
+    host: an address. port, replay_port: 0 for any; NO_PORT disables replay. Raises ConfigError if a port is not
+    available.
     """
 
     def __init__(
@@ -88,14 +88,14 @@ class KvPublisher:
         self._most_batches = most_batches
         self._mirror: KvMirror | None = None
         self._sent: list[bytes] = []  # payloads, by number
-        self._bytes = 0  # since the numbers began
-        self._batches = 0  # the same, without those that said what was there
+        self._bytes = 0  # since numbers began
+        self._batches = 0  # since numbers began, without the snapshot
         self._context = zmq.asyncio.Context()
         self._replay: Any = None
         self._replaying: asyncio.Task[None] | None = None
         try:
-            # It never waits: what a subscriber leaves unread is dropped, which it sees by the numbers.
-            plain: Any = zmq.Socket  # which waits for nobody, other than the context's own
+            # Never waits: unread messages are dropped, which the subscriber sees by the numbers.
+            plain: Any = zmq.Socket  # which does not linger
             self._publish: Any = self._context.socket(zmq.PUB, socket_class=plain)
             self.port = self._bind(self._publish, host, port, _UNREAD)
             self.replay_port = NO_PORT
@@ -122,7 +122,7 @@ class KvPublisher:
             self._begin_again()
 
     def close(self) -> None:
-        """Nothing more is sent."""
+        """Stop publishing."""
         if self._replaying is not None:
             self._replaying.cancel()
         self._context.destroy(linger=0)
@@ -141,7 +141,7 @@ class KvPublisher:
         self._publish.send_multipart((self._topic, number.to_bytes(8, "big"), body))
 
     async def _answer(self) -> None:
-        """One asker after the other."""
+        """Answer replay requests one after the other."""
         while True:
             parts = await self._replay.recv_multipart()
             if len(parts) != 3 or len(parts[2]) != 8:
@@ -149,13 +149,13 @@ class KvPublisher:
                 continue
             try:
                 await self._tell(parts[0], int.from_bytes(parts[2], "big"))
-            except (TimeoutError, zmq.ZMQError) as error:  # it is gone, or reads nothing
+            except (TimeoutError, zmq.ZMQError) as error:  # the peer is gone or does not read
                 log.info("kv_replay_given_up", why=str(error) or "it reads nothing")
 
     async def _tell(self, asker: bytes, first: int) -> None:
-        """Raises TimeoutError or ZMQError."""
+        """Send a peer all messages from a number. Raises TimeoutError or ZMQError."""
         number, sent = first, self._sent
-        while number < len(sent) and sent is self._sent:  # else the numbers have begun again: it asks again by itself
+        while number < len(sent) and sent is self._sent:  # otherwise numbers have restarted, and the peer asks again
             await self._say((asker, b"", self._topic, number.to_bytes(8, "big"), sent[number]))
             number += 1
             if number % _AT_ONCE == 0:
@@ -163,22 +163,22 @@ class KvPublisher:
         await self._say((asker, b"", b"", _END, b""))
 
     async def _say(self, parts: tuple[bytes, ...]) -> None:
-        """Raises TimeoutError or ZMQError."""
+        """Send one message. Raises TimeoutError or ZMQError."""
         async with asyncio.timeout(_STALLED_S):
             while True:
                 try:
-                    # Past the asyncio layer, which would wait until any asker has room, and not this one.
+                    # Below the asyncio layer, which waits for room at any peer instead of this one.
                     zmq.Socket.send_multipart(self._replay, parts, flags=zmq.DONTWAIT)
                     return
                 except zmq.Again:
-                    await asyncio.sleep(_LOOK_S)
+                    await asyncio.sleep(_CHECK_S)
 
     @staticmethod
     def _bind(socket: Any, host: str, port: int, unread: int) -> int:
         """Bind a socket whose peers leave at most `unread` messages unread, and return its port. Raises ConfigError."""
         for option, value in (
             (zmq.MAXMSGSIZE, _MOST_ASKED), (zmq.SNDHWM, unread), (zmq.LINGER, 0), (zmq.IPV6, 1),
-            (zmq.HEARTBEAT_IVL, _LOOK_MS), (zmq.HEARTBEAT_TIMEOUT, 3 * _LOOK_MS),
+            (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS), (zmq.HEARTBEAT_TIMEOUT, 3 * _HEARTBEAT_MS),
         ):  # fmt: skip
             socket.setsockopt(option, value)
         address = f"[{host.strip('[]')}]" if ":" in host else host
@@ -193,7 +193,7 @@ class KvPublisher:
 
 
 def _event(run: Sequence[Event], info: EngineInfo) -> tuple[Any, ...]:
-    """In the order of vLLM's fields: of a block, its LoRA and what else goes into its hash are unset."""
+    """Encode an event in the order of vLLM's fields; LoRA and extra hash keys are unset."""
     first = run[0]
     if isinstance(first, Stored):
         blocks = [block for block in run if isinstance(block, Stored)]

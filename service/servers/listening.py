@@ -1,4 +1,4 @@
-"""Listening on an address, as each of the service's gRPC servers does."""
+"""Listening on an address, for each of the service's gRPC servers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from runahead.runtime.wire.engine_config import ConfigError
 
 
 def listen(server: grpc.aio.Server, host: str, number: int, credentials: grpc.ServerCredentials | None = None) -> int:
-    """host: an IPv6 address may have brackets or not. number: of the port, 0 for any. credentials: None is plain text.
-
-    Returns the port's number. Raises ConfigError.
+    """Listen and return the port. host: an IPv6 address with or without brackets. number: 0 for any. credentials: None
+    for plain text. Raises ConfigError.
     """
     host = host.strip("[]")
     address = f"[{host}]:{number}" if ":" in host else f"{host}:{number}"

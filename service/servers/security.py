@@ -1,5 +1,6 @@
-"""What the settings say about who may call. Whether they say it aloud enough is in
-`runahead.service.settings.exposure`."""
+"""Loads authentication and TLS from settings. `runahead.service.settings.exposure` checks that open access is
+intended.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +18,14 @@ from runahead.service.settings.settings import FrontEndSettings
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """access: who may call what. credentials: of the port; None listens in plain text."""
+    """A front end's security. access: authentication. credentials: of the port; None for plain text."""
 
     access: Access
     credentials: grpc.ServerCredentials | None
 
 
 def load_security(settings: FrontEndSettings, spelling: Spelling) -> Security:
-    """Reads the files that checked settings name. Raises ConfigError."""
+    """Read the files of checked settings. Raises ConfigError."""
     callers = CallersFile(Path(settings.callers)) if settings.callers else None
     if callers is not None and callers.has_certificates and not settings.tls_client_ca:
         raise ConfigError(

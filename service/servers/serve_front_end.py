@@ -1,9 +1,8 @@
-"""The process of a front end: `python -m runahead.service.servers.serve_front_end`, started by the supervisor.
+"""A front end's process: `python -m runahead.service.servers.serve_front_end`, started by the supervisor.
 
-It is told what to do by lines on standard input (`runahead.service.processes.front_end_process` has them): its orders,
-when it may serve, when to drain and when to end. At the input's end the supervisor is gone, and it ends at once.
-Signals are the supervisor's, also those that a whole group of processes gets.
-Exit codes: 0 after a shutdown, 1 if the engine was lost or calls are taken no more, 2 if it could not start.
+Lines on standard input (`runahead.service.processes.front_end_process`) tell it its orders, when to serve, to drain and
+to end. The input's end means that the supervisor is gone, and it ends at once. Only the supervisor handles signals.
+Exit codes: 0 after a shutdown, 1 if the engine was lost or calls are no longer taken, 2 if it could not start.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-_TEMPLATE_BYTES: Final = 1 << 20  # of a file with a chat template
+_TEMPLATE_BYTES: Final = 1 << 20  # of a chat template file
 
 
 def main() -> int:
@@ -41,7 +40,7 @@ def main() -> int:
 
 
 async def _serve(orders: FrontEndOrders, security: Security, board: Board, lines: asyncio.StreamReader) -> int:
-    """Raises ConfigError, CheckpointError or EngineLostError if it can't."""
+    """Serve. Raises ConfigError, CheckpointError or EngineLostError if it can't."""
     tokenizer = _tokenizer(orders)
     say(LOADED)
     try:
@@ -67,7 +66,7 @@ async def _serve(orders: FrontEndOrders, security: Security, board: Board, lines
 
 
 def _spans(orders: FrontEndOrders, model: str) -> Spans | None:
-    """Loaded only where they are wanted: they need an extra."""
+    """Make the span exporter if configured; loaded on demand, because it needs an extra."""
     if not orders.settings.otlp_endpoint:
         return None
     from runahead.service.calls.spans import Spans
@@ -101,7 +100,7 @@ async def _until_the_end(
         return EXIT_OK
     log.info("draining", open_streams=front_end.servicer.counters.open_streams)
     draining = asyncio.ensure_future(front_end.stop(orders.settings.shutdown_grace_s))
-    hurry = asyncio.ensure_future(lines.readline())  # whatever it says, and its end too
+    hurry = asyncio.ensure_future(lines.readline())  # any line, and the end of the input
     await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
     front_end.hurry()
     hurry.cancel()
@@ -110,7 +109,7 @@ async def _until_the_end(
 
 
 def _tokenizer(orders: FrontEndOrders) -> TextTokenizer | None:
-    """The checkpoint's, unless none is wanted, or random weights are served that have none beside them.
+    """Load the checkpoint's tokenizer, unless disabled or missing beside random weights.
 
     Raises ConfigError or CheckpointError.
     """
@@ -130,7 +129,7 @@ def _tokenizer(orders: FrontEndOrders) -> TextTokenizer | None:
 
 
 def _chat_template(orders: FrontEndOrders) -> str | None:
-    """The template that the settings name; None: none. Raises ConfigError for a file that can't be read."""
+    """Read the configured template, None without one. Raises ConfigError for an unreadable file."""
     path = orders.settings.chat_template
     if not path:
         return None

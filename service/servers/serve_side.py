@@ -1,9 +1,7 @@
-"""The process of the side server: `python -m runahead.service.servers.serve_side`, started by the supervisor.
+"""The side server's process: `python -m runahead.service.servers.serve_side`, started by the supervisor.
 
-It is told what to do as a front end is (`runahead.service.processes.front_end_process` has the lines). It listens for
-health probes and for Prometheus from the beginning, when there is no engine yet, and for an operator's calls when there
-is one.
-Exit codes: 0 after a shutdown, 2 if it could not start.
+It takes orders like a front end (`runahead.service.processes.front_end_process`). Serves health and metrics at once,
+and operators' calls when the engine runs. Exit codes: 0 after a shutdown, 2 if it could not start.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ def main() -> int:
 
 
 async def _serve(orders: SideOrders, security: Security, board: Board, lines: asyncio.StreamReader) -> int:
-    """Raises ConfigError or EngineLostError if it can't."""
+    """Serve. Raises ConfigError or EngineLostError if it can't."""
     side = SideServer(orders.settings, security, board, orders.index, orders.version)
     keep_for_good()
     say(LOADED + b" %d %d" % await side.listen(orders.health_port, orders.metrics_port))
@@ -41,7 +39,7 @@ async def _serve(orders: SideOrders, security: Security, board: Board, lines: as
 
 
 async def _serve_engine(orders: SideOrders, side: SideServer, lines: asyncio.StreamReader) -> int:
-    """Serve the control port from when there is an engine."""
+    """Serve the control port once the engine runs."""
     found = await connected_engine(orders, lines)
     if found is None:
         return EXIT_OK

@@ -1,7 +1,6 @@
-"""The side server: health, metrics, and what an operator calls, on ports of their own.
+"""The side server: health, metrics and operators' calls on separate ports.
 
-They are outside every bound on the connections and calls of the service's port, in a process that does nothing else, so
-that they answer however busy that one is.
+It answers however busy the service port is: it runs in a separate process, outside the service port's limits.
 """
 
 from __future__ import annotations
@@ -41,21 +40,21 @@ from runahead.service.stats.stats_feed import StatsFeed
 from runahead.v1 import add_GenerationServiceServicer_to_server, generation_service_pb2
 
 _CONNECTIONS: Final = 1024  # to each port
-_IDLE_S: Final = 15.0  # for which a connection may have no call: whoever asks again connects again
-_LOOK_S: Final = 0.1  # from one look at who serves to the next
-_SILENT_S: Final = 3.0  # without a word of a front end, which says one each second; looks that come late count once
-_LAST_WORDS_S: Final = 0.25  # for calls that end by themselves now
+_IDLE_S: Final = 15.0  # after which a connection without calls is closed
+_CHECK_S: Final = 0.1  # between checks of the front ends
+_SILENT_S: Final = 3.0  # without a front end's sign of life, which comes each second; late checks count once
+_LAST_WORDS_S: Final = 0.25  # for calls that are about to end
 _END_S: Final = 1.0  # for statuses to reach clients
-_SCRAPE_S: Final = 0.5  # for which Prometheus waits for the engine
+_SCRAPE_S: Final = 0.5  # that Prometheus waits for the engine
 
 log = structlog.get_logger(__name__)
 
 
 class SideServer:
-    """board, index: the figures of all front ends, and which line of it is this process's. version: of the server.
+    """Serves the side ports. board, index: all front ends' figures and this process's line. version: the server's.
 
-    The server lives from the time that it listens. It is ready while a front end serves, the engine is heard of, and no
-    shutdown has begun.
+    The server is live once it listens. It is ready while a front end serves, the engine is heard and no shutdown has
+    begun.
     """
 
     def __init__(self, settings: FrontEndSettings, security: Security, board: Board, index: int, version: str) -> None:
@@ -67,7 +66,7 @@ class SideServer:
         )
         self._security = security
         self._board = board
-        self._own = Board()  # what is held here counts for no limit of the service's port, and theirs for none here
+        self._own = Board()  # its calls count for no limit of the service port, nor the reverse
         self._line = board.line(index, self._own.held)
         self._version = version
         self._calls = OpenCalls()
@@ -77,17 +76,18 @@ class SideServer:
         self._engine: SocketEngineClient | None = None
         self._feed: StatsFeed | None = None
         self._is_heard = False
-        self._looking: asyncio.Task[None] | None = None
-        self._looks = 0  # at the board
+        self._checking: asyncio.Task[None] | None = None
+        self._checks = 0  # checks of the board
         self._heard: dict[
             int, tuple[int, int]
-        ] = {}  # of front ends, by line: their last word, and the look that saw it
+        ] = {}  # of front ends, by line: the last sign of life, and the check that saw it
         self._metrics: MetricsServer | None = None
         self._publishing: asyncio.Task[None] | None = None
 
     async def listen(self, health_port: int, metrics_port: int) -> tuple[int, int]:
-        """Serves health and metrics, in plain text and to everybody: the server lives, and is not ready. Returns the
-        ports; NO_PORT, which is not listened on, as it is. Raises ConfigError."""
+        """Serve health and metrics in plain text, without authentication: live but not ready. Returns the ports,
+        NO_PORT for one that is off. Raises ConfigError.
+        """
         loop = asyncio.get_running_loop()
         collector = ServiceCollector(self._board, self._version, lambda: self._engine_figures(loop))
         if metrics_port != NO_PORT:
@@ -102,8 +102,9 @@ class SideServer:
         return health_port, metrics_port
 
     async def serve(self, engine: SocketEngineClient, control_port: int) -> int:
-        """Serves the control port, unless it is NO_PORT, and is ready once a front end serves. Returns the port.
-        Raises ConfigError."""
+        """Serve the control port, unless it is NO_PORT, and become ready once a front end serves. Returns the port.
+        Raises ConfigError.
+        """
         self._engine = engine
         if control_port != NO_PORT:
             control_port = await self._serve_control(engine, control_port)
@@ -111,33 +112,33 @@ class SideServer:
             self._publishing = self._publish(engine)
         self._is_heard = True
         engine.tell_of_silence(self._on_silence)
-        self._looking = asyncio.create_task(self._look())
+        self._checking = asyncio.create_task(self._check())
         return control_port
 
     def drain(self) -> None:
-        """Not ready any more. Who watches is told, and ended. Stats and Abort are served until `stop`."""
+        """Become not ready and end watchers. Stats and Abort are served until `stop`."""
         self._health.close()
         if self._feed is not None:
             self._feed.close()
 
     def engine_lost(self) -> None:
-        """The server does not live any more."""
+        """Become not live."""
         self._health.set_serving(False)
 
     async def stop(self) -> None:
-        """Ends every call."""
+        """End every call."""
         self.drain()
-        for task in (self._looking, self._publishing):
+        for task in (self._checking, self._publishing):
             if task is not None:
                 task.cancel()
         if self._engine is not None:
             self._engine.close("SHUTDOWN", SHUTDOWN_SENTENCE)
         await self._calls.end(_LAST_WORDS_S, self._stop_servers)
         if self._metrics is not None:
-            await asyncio.to_thread(self._metrics.close)  # somebody's scrape may wait for this event loop
+            await asyncio.to_thread(self._metrics.close)  # a scrape may wait for this event loop
 
     async def _serve_control(self, engine: SocketEngineClient, port: int) -> int:
-        """Returns the port. Raises ConfigError."""
+        """Listen on the control port and return it. Raises ConfigError."""
         self._feed = StatsFeed(engine, self._board, self._line, self._version, self._settings.stalled_stream_s)
         server = self._server(self._security.access)
         add_GenerationServiceServicer_to_server(ControlServicer(engine, self._feed), server)
@@ -150,8 +151,8 @@ class SideServer:
         return port
 
     def _publish(self, engine: SocketEngineClient) -> asyncio.Task[None]:
-        """Raises ConfigError."""
-        # Loaded only where it is wanted: it needs an extra.
+        """Start publishing KV events. Raises ConfigError."""
+        # Loaded on demand: it needs an extra.
         from runahead.service.servers.kv_publisher import KvPublisher, topic
 
         settings = self._settings
@@ -174,7 +175,7 @@ class SideServer:
         await asyncio.gather(*(server.stop(_END_S) for server in self._servers))
 
     def _engine_figures(self, loop: asyncio.AbstractEventLoop) -> tuple[EngineInfo, EngineStats] | None:
-        """Asked by other threads than the loop's. None: the engine does not answer at once."""
+        """Return the engine's figures on other threads than the loop's; None if the engine does not answer at once."""
         if self._engine is None or not self._is_heard:
             return None
         answer = asyncio.run_coroutine_threadsafe(self._engine.stats(), loop)
@@ -196,21 +197,21 @@ class SideServer:
         self._is_heard = not is_silent
         self._tell()
 
-    async def _look(self) -> None:
-        """At the board, which says of itself nothing."""
+    async def _check(self) -> None:
+        """Check the board, which sends no notifications."""
         while True:
-            self._looks += 1
+            self._checks += 1
             self._tell()
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_CHECK_S)
 
     def _tell(self) -> None:
         self._health.set_ready(self._is_heard and self._somebody_serves())
 
     def _somebody_serves(self) -> bool:
-        """A front end that hangs does not: its event loop says nothing. What a dead one has said is forgotten."""
+        """Whether a front end serves and its event loop shows signs of life. Forgets dead ones."""
         words = self._board.serving()
         self._heard = {line: last for line, last in self._heard.items() if line in words}
         for line, word in words.items():
             if self._heard.get(line, (None,))[0] != word:
-                self._heard[line] = word, self._looks
-        return any((self._looks - self._heard[line][1]) * _LOOK_S < _SILENT_S for line in words)
+                self._heard[line] = word, self._checks
+        return any((self._checks - self._heard[line][1]) * _CHECK_S < _SILENT_S for line in words)

@@ -1,5 +1,6 @@
-"""What every gRPC process of the service has in common: it is told what to do by lines on standard input, and says on
-standard output how far it is. At the input's end the supervisor is gone."""
+"""Shared code of the service's gRPC processes: orders on standard input, progress on standard output. The input's end
+means that the supervisor is gone.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def serve_process(
 ) -> int:
     """Run a process: read its orders, then serve. Returns the exit code.
 
-    kind: of the orders. serve: raises ConfigError, CheckpointError or EngineLostError if it can't.
+    kind: the orders' type. serve: raises ConfigError, CheckpointError or EngineLostError if it can't.
     """
     _leave_signals_to_the_supervisor()
     return asyncio.run(_run(kind, serve))
@@ -50,7 +51,7 @@ async def _run(
     try:
         orders = msgspec.json.decode(await lines.readline(), type=kind)
     except msgspec.DecodeError:
-        return EXIT_CANNOT_START  # the supervisor has gone again
+        return EXIT_CANNOT_START  # the supervisor is already gone
     configure_serving_logs(orders.settings.log, orders.library_lines)
     board = Board(orders.settings.frontends + 1, orders.board)
     count_dropped_lines_in(board.processes.dropped_lines(orders.name))
@@ -64,7 +65,7 @@ async def _run(
 async def connected_engine(
     orders: FrontEndOrders, lines: asyncio.StreamReader
 ) -> tuple[SocketEngineClient, int] | None:
-    """Wait for the order to serve. Returns the connected engine and the port to serve on; None: the process is to end.
+    """Wait for the order to serve. Returns the connected engine and the port to serve on, None if the process must end.
 
     Raises EngineLostError.
     """
@@ -77,24 +78,24 @@ async def connected_engine(
 
 
 def _leave_signals_to_the_supervisor() -> None:
-    """Those, too, that a whole group of processes gets. When it is gone, so is this process."""
+    """Ignore signals, also those to the process group. The input's end replaces them."""
     signal_at_parents_death()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
 
 def keep_for_good() -> None:
-    """What was made so far lives as long as the process: no collection of Python's looks at it again.
+    """Exempt everything made so far from garbage collection.
 
-    Called when everything is loaded, before the first call: to look at it all takes tens of milliseconds each time, in
-    which every call of the process waits.
+    Call it when everything is loaded, before the first call: a full collection takes tens of milliseconds, in which
+    every call waits.
     """
     gc.collect()
     gc.freeze()
 
 
 async def _told_lines() -> asyncio.StreamReader:
-    """Of standard input."""
+    """Open standard input."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=_LINE_BYTES)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
@@ -102,14 +103,14 @@ async def _told_lines() -> asyncio.StreamReader:
 
 
 def say(line: bytes) -> None:
-    """To the supervisor."""
-    with contextlib.suppress(BrokenPipeError):  # it is gone, which the input's end says next
+    """Write a line to the supervisor."""
+    with contextlib.suppress(BrokenPipeError):  # it is gone, which the input's end shows next
         sys.stdout.buffer.write(line + b"\n")
         sys.stdout.buffer.flush()
 
 
 async def say_that_it_lives(each_time: Callable[[], None]) -> None:
-    """Again and again, from the event loop whose life is meant."""
+    """Send signs of life from the event loop, periodically."""
     while True:
         await asyncio.sleep(ALIVE_S)
         each_time()

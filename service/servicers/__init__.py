@@ -1,1 +1,1 @@
-"""What each method of each service does."""
+"""Implements the methods of each service."""

@@ -1,4 +1,4 @@
-"""`GenerationService` on the control port: what an operator calls, and nothing that takes part in generating."""
+"""`GenerationService` on the control port: operators' methods, without generation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class OperatorServicer(GenerationServiceServicer):
-    """Stats, WatchStats, Trace and Abort. `CallInterceptor` turns what methods raise into a status."""
+    """Stats, WatchStats, Trace and Abort. `CallInterceptor` turns exceptions into statuses."""
 
     def __init__(self, engine: SocketEngineClient, feed: StatsFeed) -> None:
         self._engine = engine
@@ -51,7 +51,7 @@ class OperatorServicer(GenerationServiceServicer):
 
 
 class ControlServicer(OperatorServicer):
-    """The control port's methods, by a connection to the engine that no completion uses."""
+    """The control port's methods, over an engine connection without completions."""
 
     async def _elsewhere(self, request: object, context: _Context) -> NoReturn:
         raise ServiceError(
@@ -62,7 +62,7 @@ class ControlServicer(OperatorServicer):
 
 
 async def abort(engine: SocketEngineClient, request: AbortRequest) -> AbortResponse:
-    """On behalf of the current caller. Raises ServiceError (INVALID_ARGUMENT) or EngineLostError."""
+    """Abort requests for the current caller. Raises ServiceError (INVALID_ARGUMENT) or EngineLostError."""
     owner = Ownership(current_caller())
     check_abort(request, may_name_callers=owner.reaches_everybody)
     ids = tuple(owner.engine_id(request_id) for request_id in request.request_ids)

@@ -19,10 +19,10 @@ _Status = health_pb2.HealthCheckResponse
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it has no type information
-    """One status for the server (""), which says that it lives, and one for each of its services, which says that it is
-    ready: it takes calls. NOT_SERVING until told otherwise.
+    """Two statuses: the server's (""), which means live, and its services', which means ready for calls. NOT_SERVING at
+    first.
 
-    most_watchers: calls of Watch at once. stalled_s: see `StreamWriter`.
+    most_watchers: open Watch calls. stalled_s: see `StreamWriter`.
     """
 
     def __init__(self, services: Iterable[str], most_watchers: int, stalled_s: float) -> None:
@@ -36,29 +36,30 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # i
         self._watchers = 0
 
     def set_serving(self, serving: bool) -> None:
-        """Tells every watcher. Changes nothing once closed."""
+        """Set liveness and notify every watcher. No effect once closed."""
         if not self._closed:
             self._serving = serving
             self._tell()
 
     def set_ready(self, is_ready: bool) -> None:
-        """The services take calls, or do not for the time being: the server lives meanwhile."""
+        """Set readiness: whether the services take calls."""
         self._is_ready = is_ready
         self._tell()
 
     def close(self) -> None:
-        """The services are NOT_SERVING for good, and the server lives on until its process ends. Watchers are told, and
-        their calls end, since an open call would delay a graceful stop."""
+        """Set the services NOT_SERVING for good; the server stays live until its process ends. Watchers are notified
+        and their calls end, since open calls would delay a graceful stop.
+        """
         self._closed = True
         self._tell()
 
     @property
     def is_ready(self) -> bool:
-        """The services take calls."""
+        """Whether the services take calls."""
         return self._serving and self._is_ready and not self._closed
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """All methods of the service."""
+        """Register all methods of the service."""
         health_pb2_grpc.add_HealthServicer_to_server(self, server)
         found = grpc.unary_unary_rpc_method_handler(
             self.List, HealthListRequest.FromString, HealthListResponse.SerializeToString
@@ -90,7 +91,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # i
                 self._watchers -= 1
 
     async def _watch(self, service: str, writer: StreamWriter) -> None:
-        """Raises StalledReaderError."""
+        """Write statuses to a watcher. Raises StalledReaderError."""
         await writer.begin()
         told: int | None = None
         while True:
@@ -99,7 +100,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # i
                 await writer.write(_Status(status=status))
                 told = status
             if closed:
-                return  # with OK: an error may overtake the last status on its way
+                return  # with OK: an error may overtake the last status
             await changed.wait()
 
     def _status(self, service: str) -> int:

@@ -1,6 +1,6 @@
-"""The messages of `grpc.health.v1.Health/List`, which the health stubs of gRPC before 1.85 lack.
+"""Messages of `grpc.health.v1.Health/List`, which gRPC's health stubs before 1.85 lack.
 
-Source: health.proto of gRPC, in which the method came later than its service.
+Source: gRPC's health.proto, which gained the method later.
 """
 
 from __future__ import annotations

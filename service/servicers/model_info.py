@@ -1,4 +1,4 @@
-"""What `GetModelInfo` answers."""
+"""Answers `GetModelInfo`."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ def model_info(
     settings: FrontEndSettings,
     chat_ends: Sequence[int] | None,
 ) -> GetModelInfoResponse:
-    """The served model, its tokenizer's special tokens and template, and the limits; without a tokenizer, those about
-    text are 0. chat_ends: tokens that end an answer to a chat; None: there are no chats."""
+    """Describe the model, its tokenizer's special tokens and template, and the limits; text limits are 0 without a
+    tokenizer. chat_ends: tokens that end a chat's answer; None without chats.
+    """
     specials = () if tokenizer is None else tokenizer.special_tokens
     structures = tokenizer is not None and not why_none(info)
     launches = info.prompt_launches
@@ -74,7 +75,7 @@ def model_info(
 
 
 def _limits(info: m.EngineInfo, settings: FrontEndSettings, *, has_text: bool, structures: bool) -> Limits:
-    """has_text: there is a tokenizer. structures: requests may have one."""
+    """Return the limits. has_text: there is a tokenizer. structures: requests may have one."""
     about_text = ("stop_strings", "prompt_text_bytes", "stop_string_bytes") if not has_text else ()
     about_structures = ("structure_bytes",) if not structures else ()
     return _same_fields(
@@ -90,7 +91,7 @@ def _limits(info: m.EngineInfo, settings: FrontEndSettings, *, has_text: bool, s
 
 
 def _same_fields(message: type[M], source: object, **others: Any) -> M:
-    """Make a message of the source's attributes that have its fields' names, and of others."""
+    """Make a message from the source's attributes of the same names, and further values."""
     fields: Any = message.DESCRIPTOR.fields_by_name  # its class depends on protobuf's implementation
     same = {name: getattr(source, name) for name in fields if name not in others and hasattr(source, name)}
     return message(**same, **others)

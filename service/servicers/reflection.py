@@ -1,4 +1,4 @@
-"""Server reflection, v1 and v1alpha: grpcurl and buf curl need no .proto files."""
+"""Server reflection, v1 and v1alpha, so that grpcurl and buf curl need no .proto files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runahead.service.calls.access import HEALTH, RIGHTS_FOR
 _V1ALPHA: Final = "grpc.reflection.v1alpha"
 _V1: Final = "grpc.reflection.v1"
 _METHOD: Final = "ServerReflectionInfo"
-_METHODS: Final = RIGHTS_FOR.keys() | HEALTH  # of every service: whatever has no rights is not served
+_METHODS: Final = RIGHTS_FOR.keys() | HEALTH  # of every service: a method without rights is not served
 
 REFLECTION_SERVICES: Final = (f"{_V1}.ServerReflection", f"{_V1ALPHA}.ServerReflection")
 
@@ -27,13 +27,13 @@ def add_reflection(
     services: Iterable[str],
     not_served: Set[str] = frozenset(),
 ) -> None:
-    """Serves `services` and their `files`, with all that these import, under both versions of the protocol. A method
-    that the server does not have is left out. not_served: paths of methods that are left out, too.
+    """Serve `services`, their `files` and imports under both protocol versions, without methods that the server lacks.
+    not_served: paths of further methods to leave out.
 
-    The details of errors are described, too, so that a client that knows no .proto file can show them.
+    Error details are described too, so that clients without .proto files can show them.
 
-    The two versions have the same messages on the wire; the library brings v1alpha only, so v1 is the same servicer
-    under the other name, and its file is v1alpha's, renamed.
+    Both versions have the same wire format; the library has v1alpha only, so v1 is the same servicer and file under
+    another name.
     """
     pool = descriptor_pool.DescriptorPool()
     known, methods = set[str](), _METHODS - not_served
@@ -51,7 +51,7 @@ def add_reflection(
 
 
 class _PoolWithMethods:
-    """A pool that finds the file of a method, too. In Python a pool has methods, and does not count them as symbols."""
+    """A pool that also finds a method's file: in Python a pool has methods but does not index them as symbols."""
 
     def __init__(self, pool: descriptor_pool.DescriptorPool) -> None:
         self._pool = pool
@@ -77,7 +77,7 @@ def _add_file(pool: descriptor_pool.DescriptorPool, file: FileDescriptor, known:
 
 
 def _served(file: FileDescriptor, methods: Set[str]) -> descriptor_pb2.FileDescriptorProto:
-    """The file without the methods that this server does not have."""
+    """Return the file without methods that this server lacks."""
     proto = descriptor_pb2.FileDescriptorProto()
     file.CopyToProto(proto)
     for service in proto.service:
@@ -95,7 +95,7 @@ def _renamed(file: FileDescriptor) -> descriptor_pb2.FileDescriptorProto:
     proto.package = _V1
     for message in proto.message_type:
         for field in message.field:
-            if field.type_name:  # of a message; a field of a scalar type must not have one at all
+            if field.type_name:  # of a message; a scalar field must have no type name
                 field.type_name = field.type_name.replace(f".{_V1ALPHA}.", f".{_V1}.")
     for service in proto.service:
         for method in service.method:

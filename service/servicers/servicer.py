@@ -1,4 +1,4 @@
-"""`GenerationService`: what each call does."""
+"""`GenerationService`: the implementation of each method."""
 
 from __future__ import annotations
 
@@ -72,9 +72,8 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class GenerationServicer(OperatorServicer):
     """Serves one engine.
 
-    tokenizer: None takes and gives token ids alone, and refuses text by name.
-    board, index: the figures of all front ends, and which line of them is this one's. admission: whose line it is, and
-    which says whether there is room. version: of the server.
+    tokenizer: None limits the service to token ids and refuses text.
+    board, index: all front ends' figures and this one's line. admission: of that line. version: the server's.
     """
 
     def __init__(
@@ -104,15 +103,16 @@ class GenerationServicer(OperatorServicer):
         self.counters.answered_by = index + 1
 
     def close(self) -> None:
-        """Takes no more completions: they end with UNAVAILABLE, reason SHUTDOWN. The open ones go on, and who watches
-        the figures is told at once."""
+        """Refuse new completions with UNAVAILABLE, reason SHUTDOWN. Open ones continue; watchers of the figures are
+        notified at once.
+        """
         self._closed = True
         self._feed.close()
         self._admission.close()
         self._note_drained()
 
     async def wait_drained(self) -> None:
-        """Returns when it is closed and no completion is open."""
+        """Wait until the servicer is closed and no completion is open."""
         await self._drained.wait()
 
     @property
@@ -122,7 +122,7 @@ class GenerationServicer(OperatorServicer):
 
     @property
     def queued_tokens(self) -> int:
-        """Tokens of prompts that wait for a row, of all front ends."""
+        """Prompt tokens that wait for a row, of all front ends."""
         return int(self._board.held.in_all()[Resource.QUEUED_TOKENS])
 
     @property
@@ -131,14 +131,14 @@ class GenerationServicer(OperatorServicer):
         return self._chats.waiting
 
     async def end(self) -> None:
-        """Ends what it has started."""
+        """End the worker processes."""
         await self._structures.close()
         await self._chats.close()
 
     async def Generate(self, request: GenerateRequest, context: _Context) -> None:
         async with StreamWriter(context, self._settings.stalled_stream_s) as writer, self._in_time():
             streaming = self._stream(request, context, writer)
-            del request  # the status of a stream that nobody reads may wait here for as long as its connection lasts
+            del request  # the status of an unread stream may wait here for as long as its connection lasts
             await streaming
 
     async def _stream(self, request: GenerateRequest, context: _Context, writer: StreamWriter) -> None:
@@ -152,7 +152,7 @@ class GenerationServicer(OperatorServicer):
                 if not opened.is_over:
                     await writer.write(event)
                     continue
-                with suppress(StalledReaderError):  # all is in the library's hands: nothing follows the end
+                with suppress(StalledReaderError):  # the library has everything: nothing follows the end
                     await writer.write(event)
 
     async def GenerateOnce(self, request: GenerateOnceRequest, context: _Context) -> GenerateOnceResponse:
@@ -160,7 +160,7 @@ class GenerationServicer(OperatorServicer):
         async with self._in_time(), self._open(request, context) as opened:
             async for prompt in opened.prompt_events():
                 response.prompt.tokens.extend(prompt.tokens)
-                await asyncio.sleep(0)  # a long prompt takes turns with other calls
+                await asyncio.sleep(0)  # other tasks run between parts of a long prompt
             texts: list[list[str]] = [[] for _ in range(opened.n)]
             whole: list[GenerateOnceResponse | WholeCompletion] = [response]
             whole += (response.more.add() for _ in range(opened.n - 1))
@@ -193,13 +193,13 @@ class GenerationServicer(OperatorServicer):
 
     @asynccontextmanager
     async def completing(self, request: GenerateRequest, context: _Context) -> AsyncIterator[OpenCompletion]:
-        """A completion for another service of this server, held to all that ours are."""
+        """Open a completion for another service of this server, under the same rules."""
         async with self._in_time(), self._open(request, context) as opened:
             yield opened
 
     @asynccontextmanager
     async def _open(self, request: AnyGenerateRequest, context: _Context) -> AsyncIterator[OpenCompletion]:
-        """Submits a request, and releases it in the engine however the body ends."""
+        """Submit a request, and release it in the engine however the body ends."""
         account, call = self._admission.account(context), current_call()
         with self._place(request, account) as holding:
             stream, checked, prompt = await self._submit(request, call, account, holding)
@@ -238,7 +238,7 @@ class GenerationServicer(OperatorServicer):
                 self.counters.slow_readers += isinstance(stream.failure, SlowReaderError)
 
     def _refused(self, refused: RequestRefusedError) -> Exception:
-        """Counts a request that the engine refused. Returns what ends its call."""
+        """Count a refusal of the engine and return the call's error."""
         self.counters.refused += 1
         if refused.code == "RESOURCE_EXHAUSTED":
             return self._admission.queue_full(refused.message, self._engine.info.max_queue)
@@ -246,7 +246,7 @@ class GenerationServicer(OperatorServicer):
 
     @asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:
-        """Raises ServiceError (DEADLINE_EXCEEDED) when a completion has taken as long as one may."""
+        """Limit the body's time. Raises ServiceError (DEADLINE_EXCEEDED)."""
         try:
             async with asyncio.timeout(self._settings.max_completion_s):
                 yield
@@ -256,14 +256,14 @@ class GenerationServicer(OperatorServicer):
 
     @contextmanager
     def _place(self, request: AnyGenerateRequest, account: Account) -> Iterator[Holding]:
-        """What a completion holds, asked for before its text is looked at. Raises what `Admission.holding` raises.
+        """Hold a completion's amounts before its text is read. Raises the errors of `Admission.holding`.
 
-        How many tokens a text has is not known yet: at most one a byte, and no more than the context. Of a chat its
-        message counts for now. A prompt waits once for each of its completions.
+        A text's token count is unknown yet: at most one for each byte, at most the context. A chat counts its message
+        for now. Each completion counts the prompt.
         """
         size = text_bytes(request.text) if request.HasField("text") else request.chat.ByteSize()
         tokens = min(size or len(request.token_ids.ids), self._engine.info.context_length)
-        streams = min(max(request.n, 1), LIMITS.completions)  # what is more is refused when it is checked
+        streams = min(max(request.n, 1), LIMITS.completions)  # a larger n is refused by validation
         queued = tokens * streams
         wanted = {Resource.STREAMS: streams, Resource.QUEUED_TOKENS: queued, Resource.TOKENIZING_BYTES: size}
         try:
@@ -279,8 +279,9 @@ class GenerationServicer(OperatorServicer):
     async def _submit(
         self, request: AnyGenerateRequest, call: Call, account: Account, holding: Holding
     ) -> tuple[RequestStream, CheckedRequest, NDArray[np.int32]]:
-        """The stream of the request, to be released, and its prompt's tokens, int32 [n]. Raises ServiceError
-        (INVALID_ARGUMENT) or EngineLostError."""
+        """Submit the request. Returns its stream, to be released by the caller, the request and its prompt's tokens,
+        int32 [n]. Raises ServiceError (INVALID_ARGUMENT) or EngineLostError.
+        """
         try:
             once = isinstance(request, GenerateOnceRequest)
             if isinstance(request, GenerateOnceRequest):

@@ -1,4 +1,4 @@
-"""Answers of the facade `vllm.grpc.engine.VllmEngine`, made of what our own service says."""
+"""Answers of the facade `vllm.grpc.engine.VllmEngine`, made from this service's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ENTRY_BYTES: Final = 10  # of a log-probability and its id in a message
 
 
 def input_logprobs(tokens: Iterable[Token], top: int) -> Any:
-    """Of a prompt, whose first token has none. top: how many of the most likely ones at each position."""
+    """Convert a prompt's log-probabilities; the first token has none. top: entries at each position."""
     found = pb.InputLogProbs()
     for token in tokens:
         found.token_ids.append(token.id)
@@ -42,7 +42,7 @@ def input_logprobs(tokens: Iterable[Token], top: int) -> Any:
 
 
 def check_input_logprobs(prompt_tokens: int, top: int) -> None:
-    """They go with one message, which has its bound. Raises ServiceError (INVALID_ARGUMENT)."""
+    """Check that the prompt's log-probabilities fit one message. Raises ServiceError (INVALID_ARGUMENT)."""
     size = prompt_tokens * _ENTRY_BYTES * (1 + max(top, 0))
     if top >= 0 and size > LIMITS.once_prompt_bytes:
         field = "sampling_params.prompt_logprobs"
@@ -54,7 +54,7 @@ def check_input_logprobs(prompt_tokens: int, top: int) -> None:
 
 
 def output_logprobs(tokens: Sequence[Token], top: int) -> Any:
-    """Of generated tokens. top: -1 for none, or how many of the most likely ones at each position."""
+    """Convert generated tokens' log-probabilities. top: entries at each position, -1 for no log-probabilities."""
     if top < 0:
         return None
     return pb.OutputLogProbs(
@@ -65,8 +65,9 @@ def output_logprobs(tokens: Sequence[Token], top: int) -> Any:
 
 
 def chunk(delta: Delta, prompt_tokens: int, cached_tokens: int, top: int, prompt: Any) -> Any:
-    """Some tokens of a completion. prompt: its log-probabilities, in the first chunk of completion 0.
-    `completion_tokens` are the chunk's own, which routers add up."""
+    """Make a chunk of a completion. prompt: its log-probabilities, in completion 0's first chunk. `completion_tokens`
+    counts this chunk's, which routers add up.
+    """
     tokens = delta.tokens
     return pb.GenerateResponse(
         chunk=pb.GenerateStreamChunk(
@@ -82,7 +83,7 @@ def chunk(delta: Delta, prompt_tokens: int, cached_tokens: int, top: int, prompt
 
 
 def complete(ids: Sequence[int], finished: Finished, scored: Any, prompt: Any) -> Any:
-    """The end. ids: of all tokens. scored, prompt: log-probabilities that no chunk has brought."""
+    """Make the end. ids: of all tokens. scored, prompt: log-probabilities that no chunk has brought."""
     answer = pb.GenerateComplete(
         output_ids=ids,
         finish_reason=_REASONS[finished.reason],
@@ -93,7 +94,8 @@ def complete(ids: Sequence[int], finished: Finished, scored: Any, prompt: Any) -
         input_logprobs=prompt,
         index=finished.index,
     )
-    if finished.reason == FinishReason.FINISH_REASON_STOP:  # what ended it beside the model's own end of sequence
+    # the stop sequence or token, other than the model's end of sequence
+    if finished.reason == FinishReason.FINISH_REASON_STOP:
         if finished.stop.WhichOneof("match") == "text":
             answer.matched_stop_str = finished.stop.text
         elif finished.stop.WhichOneof("match") == "token_id":
@@ -102,7 +104,7 @@ def complete(ids: Sequence[int], finished: Finished, scored: Any, prompt: Any) -
 
 
 def model_info(info: EngineInfo) -> Any:
-    """The model by the name that it is served under: folders of this machine are nothing for clients."""
+    """Describe the model by its served name: local paths are not shown."""
     return pb.GetModelInfoResponse(
         model_path=info.model,
         is_generation=True,
@@ -120,7 +122,7 @@ def server_info(info: EngineInfo, stats: EngineStats) -> Any:
     return pb.GetServerInfoResponse(
         active_requests=stats.waiting + stats.running,
         uptime_seconds=stats.uptime_s,
-        server_type="vllm-grpc",  # which this protocol calls itself
+        server_type="vllm-grpc",  # this protocol's own name
         data_parallel_size=1,
         kv_cache_dtype=info.kv_dtype,
         block_size=info.block_size,
@@ -130,10 +132,10 @@ def server_info(info: EngineInfo, stats: EngineStats) -> Any:
 
 
 def loads(info: EngineInfo, stats: EngineStats, queued_tokens: int, version: str, include: Iterable[str]) -> Any:
-    """The load of the only rank. queued_tokens: of prompts that wait for a row. include: names of sections, a filter.
+    """Report the load of the only rank. queued_tokens: prompt tokens that wait for a row. include: section names, a
+    filter.
 
-    Without a name, or with `all`, every section is filled. A name that this protocol has no field for fills nothing.
-    `gen_throughput` stays 0, which means unknown.
+    No name, or `all`, fills every section; unknown names fill nothing. `gen_throughput` stays 0, which means unknown.
     """
     used = stats.blocks_total - stats.blocks_free - stats.blocks_cached
     queues: dict[str, float] = {
@@ -163,7 +165,7 @@ def loads(info: EngineInfo, stats: EngineStats, queued_tokens: int, version: str
 
 
 def tokenizer_chunks(archive: bytes) -> Iterator[Any]:
-    """A zip archive in messages, of which the last has its SHA-256."""
+    """Split a zip archive into messages; the last one has its SHA-256."""
     for offset in range(0, len(archive), _CHUNK_BYTES):
         is_last = offset + _CHUNK_BYTES >= len(archive)
         yield common_pb2.GetTokenizerChunk(

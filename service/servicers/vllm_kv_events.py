@@ -1,9 +1,8 @@
-"""`SubscribeKvEvents` of the facade: which KV blocks are cached, and the engine's load.
+"""`SubscribeKvEvents` of the facade: cached KV blocks and the engine's load, so that routers send a prompt to the
+replica with its prefix.
 
-A router sends a prompt to the replica that has its prefix.
-
-A stream begins with a snapshot, unless it goes on behind a batch that is still kept. Where nothing changes, a batch
-without events says the load once a second, so that a router knows that the replica is there.
+A stream begins with a snapshot, or continues after a batch that is still kept. Without changes, a batch without events
+reports the load once a second, which shows that the replica is alive.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from runahead.service.kv_events.history import Batch, KvReaders
 from runahead.service.servicers.servicer import GenerationServicer
 from runahead.service.servicers.vllm_answers import loads
 
-_LOAD_S: Final = 1.0  # from one word about the load to the next
+_LOAD_S: Final = 1.0  # between reports of the load
 _RANK: Final = 0
 _LOCATION: Final[dict[str, Any]] = {
     "tier": common_pb2.KV_CACHE_TIER_DEVICE,
@@ -44,7 +43,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class KvEventsServicer:
-    """stalled_s: see `StreamWriter`."""
+    """Serves subscribers. stalled_s: see `StreamWriter`."""
 
     def __init__(self, service: GenerationServicer, engine: SocketEngineClient, stalled_s: float) -> None:
         self._service = service
@@ -52,12 +51,13 @@ class KvEventsServicer:
         self._stalled_s = stalled_s
         self._readers = KvReaders(engine)
         self._subscribers = 0
-        self._load: tuple[float, EngineStats] | None = None  # and when it was asked for, on the monotonic clock
+        self._load: tuple[float, EngineStats] | None = None  # and its time, monotonic
         self._samples = itertools.count(1)
 
     async def subscribe(self, request: Any, context: _Context) -> None:
-        """Writes batches until the client goes away. Ends by an exception only: ServiceError, EngineLostError or
-        StalledReaderError."""
+        """Write batches until the client disconnects. Ends by an exception only: ServiceError, EngineLostError or
+        StalledReaderError.
+        """
         check_known(request)
         async with StreamWriter(context, self._stalled_s) as writer:
             with self._subscribing():
@@ -66,7 +66,7 @@ class KvEventsServicer:
 
     @contextmanager
     def _subscribing(self) -> Iterator[None]:
-        """One of the subscribers that there may be. Raises ServiceError (RESOURCE_EXHAUSTED)."""
+        """Count a subscriber. Raises ServiceError (RESOURCE_EXHAUSTED) for too many."""
         if self._subscribers >= LIMITS.kv_subscribers:
             sentence = f"{LIMITS.kv_subscribers} calls of SubscribeKvEvents are open, which is this process's limit"
             raise exhausted("WATCHERS_LIMIT", sentence, LIMITS.retry_s)
@@ -77,7 +77,7 @@ class KvEventsServicer:
             self._subscribers -= 1
 
     async def _write(self, read: int, writer: StreamWriter) -> None:
-        """read: the number of the last batch that the client has; 0: it has none."""
+        """Write batches. read: the client's last batch number; 0 for none."""
         info, event_ids, told_at = self._engine.info, itertools.count(1), -_LOAD_S
         has_any = False
         while True:
@@ -96,8 +96,9 @@ class KvEventsServicer:
                 )
 
     async def _load_record(self, is_whole: bool) -> Any:
-        """The load, of now or of the last second. is_whole: with all that is known; else what routing needs. Raises
-        EngineLostError."""
+        """Return the load of now or of the last second. is_whole: with all fields; otherwise those that routing needs.
+        Raises EngineLostError.
+        """
         now = asyncio.get_running_loop().time()
         if self._load is None or now - self._load[0] >= _LOAD_S / 2:
             self._load = now, await self._engine.stats()
@@ -107,7 +108,7 @@ class KvEventsServicer:
 
 
 def batch_message(batch: Batch, info: EngineInfo, event_ids: Iterator[int]) -> Any:
-    """A batch as `KvEventBatch`, without a load."""
+    """Convert a batch to `KvEventBatch`, without a load."""
     message = common_pb2.KvEventBatch(sequence_number=batch.number, timestamp=batch.taken_s, dp_rank=_RANK)
     if batch.parts:
         message.snapshot.index, message.snapshot.count = batch.part, batch.parts
@@ -123,7 +124,7 @@ def batch_message(batch: Batch, info: EngineInfo, event_ids: Iterator[int]) -> A
 def load_record(
     info: EngineInfo, stats: EngineStats, queued_tokens: int, sample: int, age_ms: int, is_whole: bool
 ) -> Any:
-    """The load as `EngineLoad`: the numbers of GetLoads. sample: counts up. age_ms: of the figures."""
+    """Make `EngineLoad` with the numbers of GetLoads. sample: a counter. age_ms: of the figures."""
     (load,) = loads(info, stats, queued_tokens, "", ()).loads
     record = common_pb2.EngineLoad(
         running_requests=load.num_running_reqs,
@@ -143,7 +144,7 @@ def load_record(
 
 
 def block_hash(key: bytes) -> int:
-    """The first 8 bytes of a block's key, as int64."""
+    """Return the first 8 bytes of a block's key as int64."""
     return int.from_bytes(key[:8], "big", signed=True)
 
 

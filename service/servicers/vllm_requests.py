@@ -1,9 +1,9 @@
-"""Requests of the facade `vllm.grpc.engine.VllmEngine`, as those of our own contract.
+"""Converts requests of the facade `vllm.grpc.engine.VllmEngine` to this contract's.
 
-Each field is mapped, or refused by its name; none is passed over. What a field without presence says by zero is what
-vLLM takes it for: `top_p` and `repetition_penalty` of 0 are off, and `n` of 0 is one. `skip_special_tokens` and
-`spaces_between_special_tokens` say how tokens become text, and the facade answers with none: they matter for stop
-strings alone, which are looked for in the text without special tokens. `tokenized.original_text` is for people.
+Each field is mapped or refused by name. Fields without presence follow vLLM: 0 turns `top_p` and `repetition_penalty`
+off, and `n` of 0 is 1. `skip_special_tokens` and `spaces_between_special_tokens` control text, which the facade does
+not return: they matter only for stop strings, which are matched in text without special tokens.
+`tokenized.original_text` is informational.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _UNSUPPORTED: Final = (
 )
 _SAME: Final = ("min_p", "presence_penalty", "frequency_penalty")
 
-# What our own fields are called here, by how their paths begin.
+# Facade names of this contract's fields, by their paths' prefixes.
 _NAMES: Final = (
     ("sampling.", "sampling_params."),
     ("stopping.include_stop", "sampling_params.include_stop_str_in_output"),
@@ -47,10 +47,10 @@ _NAMES: Final = (
 
 
 def generate_request(request: Any, context_length: int) -> GenerateRequest:
-    """A `vllm.grpc.engine.GenerateRequest` as ours. Its values are not checked yet, but for those that ours can't hold.
+    """Convert a request. Values are not validated yet, unless this contract can't hold them.
 
-    context_length: how long a completion may become whose `max_tokens` is unset. Raises ServiceError (INVALID_ARGUMENT)
-    with the fields that are not supported.
+    context_length: the longest completion if `max_tokens` is unset. Raises ServiceError (INVALID_ARGUMENT) with the
+    unsupported fields.
     """
     found, params = Violations(), request.sampling_params
     found.require_known(request)
@@ -85,7 +85,7 @@ def generate_request(request: Any, context_length: int) -> GenerateRequest:
 
 @contextmanager
 def named_as_there() -> Iterator[None]:
-    """What the body raises about fields of our contract, with the names that they have in the facade's."""
+    """Rename this contract's fields in the body's errors to the facade's."""
     try:
         yield
     except ServiceError as error:
@@ -124,7 +124,7 @@ def _fill_sampling(ours: GenerateRequest, params: Any, found: Violations) -> Non
     for name in _SAME:
         setattr(sampling, name, getattr(params, name))
     for name in ("top_p", "repetition_penalty"):
-        if getattr(params, name):  # 0, which is no value of theirs, is what an unset field reads as
+        if getattr(params, name):  # an unset field reads as 0, which is not a valid value
             setattr(sampling, name, getattr(params, name))
     sampling.top_k = min(params.top_k, _MOST_INT32)  # there are no more tokens
     if params.HasField("seed"):
@@ -150,7 +150,7 @@ def _is_set(message: Message, name: str) -> bool:
 
 
 def _name(text: str) -> str:
-    """A path of ours, or a sentence that begins with one, as the facade's."""
+    """Translate a path, or the path at a sentence's beginning, to the facade's name."""
     if text == "n" or text.startswith("n "):
         return f"sampling_params.{text}"
     for ours, theirs in _NAMES:

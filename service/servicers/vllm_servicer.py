@@ -1,8 +1,7 @@
-"""The facade `vllm.grpc.engine.VllmEngine`: what routers speak that know vLLM's engine. It needs the extra
-`vllm-facade`.
+"""The facade `vllm.grpc.engine.VllmEngine`, for routers that support vLLM's engine. Needs the extra `vllm-facade`.
 
-It is a thin layer over our own service: a completion of it is one of ours, with the same checks, limits, rights, ids
-and figures. What is not served is UNIMPLEMENTED, as any method that there is not.
+A thin layer over this service: its completions have the same checks, limits, rights, ids and figures. Other methods are
+UNIMPLEMENTED.
 """
 
 from __future__ import annotations
@@ -45,8 +44,10 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class VllmServicer:
-    """health, version: of the server. tokenizer: None, it serves token ids alone. stalled_s: see `StreamWriter`.
-    kv_events: who may subscribe is told which KV blocks are cached."""
+    """Serves the facade.
+    health, version: the server's. tokenizer: None for token ids only. stalled_s: see `StreamWriter`.
+    kv_events: the caller may subscribe to KV events.
+    """
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class VllmServicer:
         self._kv_events = KvEventsServicer(service, engine, stalled_s) if kv_events else None
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """The methods that are served, and no others."""
+        """Register the supported methods."""
         served = {}
         for method in pb.DESCRIPTOR.services_by_name["VllmEngine"].methods:
             serve = getattr(self, method.name, None)
@@ -83,7 +84,7 @@ class VllmServicer:
             with named_as_there():
                 ours = generate_request(request, self._engine.info.context_length)
                 streaming = self._stream(ours, bool(request.stream), context, writer)
-                del request, ours  # the status of a stream that nobody reads may wait here for long
+                del request, ours  # the status of an unread stream may wait here for long
                 await streaming
 
     async def _stream(
@@ -96,7 +97,7 @@ class VllmServicer:
             check_input_logprobs(prompt_tokens, prompt_top)
             await writer.begin(current_call().trace.headers)
             opened.interrupt_writes()
-            prompts = {0: await _prompt(opened, prompt_top)}  # what is said of the prompt comes with completion 0
+            prompts = {0: await _prompt(opened, prompt_top)}  # the prompt's data comes with completion 0
             ids: list[list[int]] = [[] for _ in range(opened.n)]
             kept: list[list[Token]] = [[] for _ in range(opened.n)]
             while (event := await opened.next_event()) is not None:
@@ -107,7 +108,7 @@ class VllmServicer:
                     if not opened.is_over:
                         await writer.write(end)
                         continue
-                    with suppress(StalledReaderError):  # all is in the library's hands: nothing follows the end
+                    with suppress(StalledReaderError):  # the library has everything: nothing follows the end
                         await writer.write(end)
                     continue
                 index, tokens = event.delta.index, event.delta.tokens
@@ -157,12 +158,12 @@ class VllmServicer:
 
 
 async def _prompt(opened: OpenCompletion, top: int) -> Any:
-    """The prompt's log-probabilities, where they were asked for."""
+    """Return the prompt's log-probabilities if requested."""
     tokens = [token async for event in opened.prompt_events() for token in event.tokens]
     return input_logprobs(tokens, top) if top >= 0 else None
 
 
 def _check_loads(request: Any) -> None:
-    """Raises ServiceError (INVALID_ARGUMENT). Sections of `include` are a filter, and none is wrong."""
+    """Check GetLoads. Raises ServiceError (INVALID_ARGUMENT). Any `include` is valid, as a filter."""
     if request.dp_rank:
         raise invalid_argument([Violation("dp_rank", "dp_rank must be 0, the only rank there is, or unset")])

@@ -1,1 +1,1 @@
-"""Every setting: where it may be set, and which of them go together. Nothing here loads gRPC."""
+"""Settings: where each may be set, and which combinations are valid. Imports no gRPC."""

@@ -1,4 +1,4 @@
-"""The limits on what calls hold, as the settings set them. They are read without grpc."""
+"""Limits of held resources, from the settings. Imports no gRPC."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from runahead.runtime.wire.engine_config import ConfigError, Spelling
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.service.shared_memory.held import Resource
 
-# A reason of `errors.STATUS_OF`, part of the settings' names, and what a sentence calls what is held.
+# Reasons of `errors.STATUS_OF`, parts of the settings' names, and the resources' names in sentences.
 _KINDS: Final = {
     Resource.STREAMS: ("STREAMS_LIMIT", "streams", "completions are open"),
     Resource.QUEUED_TOKENS: ("QUEUED_TOKENS_LIMIT", "queued_tokens", "tokens of prompts wait"),
@@ -21,10 +21,10 @@ _KINDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How much there is of a resource.
+    """A resource's limit.
 
-    setting: what comes behind `max_` in the setting's name, and behind `max_caller_` in that of a caller's. what: as a
-    sentence calls what is held.
+    setting: the setting's name after `max_`, and after `max_caller_` for a caller's. what: the resource's name in
+    sentences.
     """
 
     reason: str
@@ -35,8 +35,8 @@ class Limit:
 
 
 def limits_of(settings: FrontEndSettings, *, callers_have_names: bool) -> dict[Resource, Limit]:
-    """A caller's limit that is not set is half of all, so that no caller alone keeps the others out. Where callers are
-    known by their addresses alone it is all: behind one address, such as this machine's own, there may be everybody.
+    """Return the limits. A caller's default is half of the total, so that one caller can't keep others out; without
+    names it is the total, because many clients may share an address.
     """
     limits: dict[Resource, Limit] = {}
     for resource, (reason, name, what) in _KINDS.items():
@@ -47,7 +47,7 @@ def limits_of(settings: FrontEndSettings, *, callers_have_names: bool) -> dict[R
 
 
 def check_limits(settings: FrontEndSettings, spelling: Spelling) -> None:
-    """Raises ConfigError where a caller may have more than there is."""
+    """Check that no caller's limit exceeds the total. Raises ConfigError."""
     for limit in limits_of(settings, callers_have_names=False).values():
         if limit.of_a_caller > limit.in_all:
             one, other = f"max_caller_{limit.setting}", f"max_{limit.setting}"

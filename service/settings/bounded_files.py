@@ -1,4 +1,4 @@
-"""Files that a user names, read up to a bound: one that never ends is refused."""
+"""Reads files named by users, up to a bound: an endless file is refused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class FileError(ValueError):
-    """A file can't be used. The words are the end of a sentence."""
+    """A file can't be used. The message is the end of a sentence."""
 
 
 def read_file(path: str, most: int) -> bytes:
@@ -16,7 +16,7 @@ def read_file(path: str, most: int) -> bytes:
             data = file.read(most + 1)
     except OSError as error:
         raise FileError(error.strerror or str(error)) from error
-    except ValueError as error:  # what can be no path
+    except ValueError as error:  # an invalid path
         raise FileError(str(error)) from error
     if len(data) > most:
         raise FileError(f"it has more than {most >> 20} MiB")
@@ -28,4 +28,4 @@ def read_text(path: str, most: int) -> str:
     try:
         return read_file(path, most).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise FileError("it is no text in UTF-8") from error
+        raise FileError("it is not UTF-8 text") from error

@@ -1,4 +1,4 @@
-"""The parser of the command line: a wrong flag or command gets one sentence, with what may have been meant."""
+"""The command line's parser: explains a wrong flag or command in one sentence with a suggestion."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EXIT_USAGE: Final = 2
 
 
 class _Paragraphs(argparse.HelpFormatter):
-    """Wraps a description and an epilog line by line, and leaves indented lines, which are examples, as they are."""
+    """Wraps descriptions line by line and keeps indented lines, which are examples."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         lines = (
@@ -23,41 +23,41 @@ class _Paragraphs(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Answers a mistake with one sentence instead of a page of usage, and knows its flags by name."""
+    """Answers a mistake with one sentence instead of usage, and knows its flags by name."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, allow_abbrev=False, formatter_class=_Paragraphs)
 
     @property
     def actions(self) -> list[argparse.Action]:
-        """Its flags and arguments, those of groups included."""
+        """Return flags and arguments, including groups'."""
         return self._actions
 
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_USAGE, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
     def refuse(self, argument: str) -> NoReturn:
-        """Ends the process for an argument that means nothing here."""
+        """End the process because of an unknown argument."""
         if not argument.startswith("-"):
-            self.error(f"there is no use for the argument {argument!r}")
+            self.error(f"unexpected argument {argument!r}")
         flag = argument.partition("=")[0]
-        self.error(f"{flag} is no flag" + did_you_mean(flag, self.flags()))
+        self.error(f"{flag} is not a flag" + did_you_mean(flag, self.flags()))
 
     def flags(self) -> list[str]:
-        """The flags that its help shows."""
+        """Return the flags that help shows."""
         return [flag for action in self.actions if action.help != argparse.SUPPRESS for flag in action.option_strings]
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """`; did you mean X?`, to end a sentence with. Empty where nothing known is similar."""
+    """Return `; did you mean X?` as the end of a sentence, empty without a similar name."""
     close = difflib.get_close_matches(given, list(known), n=1)
     return f"; did you mean {close[0]}?" if close else ""
 
 
 def parse(parser: Parser, commands: dict[str, Parser], arguments: Sequence[str]) -> argparse.Namespace:
-    """What `parser` makes of the arguments. commands: its subparsers by name.
+    """Parse the arguments. commands: subparsers by name.
 
-    Ends the process with status 2 and a sentence for a flag or a command that is unknown.
+    Ends the process with status 2 and a sentence for an unknown flag or command.
     """
     leading = list(takewhile(lambda argument: argument.startswith("-"), arguments))
     for flag in leading:
@@ -65,7 +65,7 @@ def parse(parser: Parser, commands: dict[str, Parser], arguments: Sequence[str])
             parser.refuse(flag)
     for command in arguments[len(leading) :][:1]:
         if command not in commands:
-            parser.error(f"{command!r} is no command" + did_you_mean(command, commands))
+            parser.error(f"{command!r} is not a command" + did_you_mean(command, commands))
     parsed, unknown = parser.parse_known_args(arguments)
     if unknown:
         commands[parsed.command].refuse(unknown[0])

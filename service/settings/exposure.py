@@ -1,4 +1,4 @@
-"""Whether the settings say aloud enough who may reach the server. It is asked without grpc."""
+"""Checks that an openly reachable server is intended. Imports no gRPC."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from runahead.service.settings.settings import FrontEndSettings
 
 
 def check_security(settings: FrontEndSettings, spelling: Spelling) -> None:
-    """Raises ConfigError for settings that contradict each other, and for an address that is too open for them."""
+    """Check the settings. Raises ConfigError for contradictions and for an address that is too open."""
     host, tls = settings.host, bool(settings.tls_cert)
     asks = bool(settings.callers or settings.tls_client_ca)
     for one, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert"), ("tls_client_ca", "tls_cert")):

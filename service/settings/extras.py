@@ -1,4 +1,4 @@
-"""What some settings need beside the package itself: the packages of its extras. Nothing of them is loaded here."""
+"""Checks the extras that some settings need, without loading their packages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from runahead.runtime.wire.engine_config import ConfigError, Spelling
 from runahead.service.settings.settings import NO_PORT, FrontEndSettings
 
-# By setting: the extra, and the packages that are looked for.
+# By setting: the extra and its packages.
 _NEEDED: Final = {
     "vllm_facade": ("vllm-facade", ("smg_grpc_proto.generated.vllm_engine_pb2",)),
     "chat_template": ("chat", ("jinja2",)),
@@ -19,7 +19,7 @@ _NEEDED: Final = {
 
 
 def check_extras(settings: FrontEndSettings, spelling: Spelling) -> None:
-    """Raises ConfigError for a setting whose extra is not installed, and for an endpoint that is none."""
+    """Check extras and endpoints. Raises ConfigError for a missing extra or an invalid endpoint."""
     for name, (extra, packages) in _NEEDED.items():
         if getattr(settings, name) not in (False, "", NO_PORT) and not all(_is_there(package) for package in packages):
             raise ConfigError(
@@ -36,7 +36,7 @@ def check_extras(settings: FrontEndSettings, spelling: Spelling) -> None:
 def _is_there(package: str) -> bool:
     try:
         return find_spec(package) is not None
-    except ModuleNotFoundError:  # not even what it is in
+    except ModuleNotFoundError:  # a parent package is missing
         return False
 
 

@@ -1,4 +1,4 @@
-"""Whether the settings of the KV cache's events fit each other and the rest. It is asked without grpc and ZMQ."""
+"""Checks the settings of KV cache events. Imports neither gRPC nor ZMQ."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
 from runahead.service.settings.loopback import is_loopback
 from runahead.service.settings.settings import NO_PORT, FrontEndSettings
 
-_MOST_POD: Final = 255  # bytes, as of a machine's name
+_MOST_POD: Final = 255  # bytes, like a host name
 
 
 def check_kv_events(settings: FrontEndSettings, engine: EngineConfig) -> None:
-    """Raises ConfigError for settings that contradict each other or would have no effect, and for an address that is
-    too open."""
+    """Check the settings. Raises ConfigError for contradictions, settings without effect, and an address that is too
+    open.
+    """
     spelling, publishes = engine.spelling, settings.kv_events_port != NO_PORT
     if settings.kv_events and not settings.vllm_facade:
         raise ConfigError(
@@ -28,7 +29,7 @@ def check_kv_events(settings: FrontEndSettings, engine: EngineConfig) -> None:
             )
         if (settings.callers or settings.tls_client_ca) and not settings.share_prefix_cache:
             raise ConfigError(
-                f"{spelling(name)} would tell nothing: each caller's prefixes are its own, and those are not told to "
+                f"{spelling(name)} would publish nothing: each caller's prefixes are private and not published to "
                 f"others; add {spelling('share_prefix_cache')} if callers may share prefixes"
             )
     if settings.kv_events_replay_port != NO_PORT and not publishes:

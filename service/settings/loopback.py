@@ -1,4 +1,4 @@
-"""Which addresses only this machine can reach."""
+"""Recognizes loopback addresses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ LOOPBACK: Final = "127.0.0.1"
 
 
 def is_loopback(host: str) -> bool:
-    """host: a name or an address, an IPv6 address with or without brackets."""
+    """Whether only this machine can reach the host. host: a name or an address, an IPv6 address with or without
+    brackets.
+    """
     if host == "localhost":
         return True
     try:

@@ -1,4 +1,4 @@
-"""What a server is started with, and what it ends with. It is read without grpc or torch."""
+"""A server's configuration and exit codes. Imports neither gRPC nor torch."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ EXIT_CANNOT_START: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """What a server is started with.
+    """A server's configuration.
 
-    engine: the engine's own settings; its checkpoint is where the tokenizer is, too.
-    front_end: those of the front ends, and of how many there are; `model` in them has become the engine's path.
-    linger_s: how long NOT_SERVING is shown after the engine was lost, before the server stops.
+    engine: the engine's settings; the tokenizer is in its checkpoint.
+    front_end: the front ends' settings and number; `model` is the engine's path.
+    linger_s: how long NOT_SERVING is shown after the engine was lost.
     """
 
     engine: EngineConfig
@@ -37,7 +37,7 @@ class ServerConfig:
 
 
 def check_server_config(config: ServerConfig) -> None:
-    """Raises ConfigError for a configuration that is invalid."""
+    """Check the configuration. Raises ConfigError."""
     spelling = config.engine.spelling
     check_config(config.engine, spelling)
     for name, setting in settings_of(FrontEndSettings).items():

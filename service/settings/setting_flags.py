@@ -1,4 +1,4 @@
-"""The settings as flags of a command: groups of `--help`, and what a shell offers for a value."""
+"""Settings as command-line flags: groups of `--help` and shell completion."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ _NOT_OF_KERNELS: Final = ("Model", "Processes", "Logs")  # groups of the engine'
 
 
 class _Offered(tuple[str, ...]):
-    """Values that a shell offers for a flag. The parser lets others through: `load_settings` refuses them, and those of
-    a variable or a file, with one sentence."""
+    """Values for shell completion. The parser accepts others, which `load_settings` refuses with one sentence, like
+    those of variables and files.
+    """
 
     def __contains__(self, value: object) -> bool:
         return True
 
 
 def groups_of(settings: Iterable[Setting]) -> dict[str, list[Setting]]:
-    """Settings that help and documents show, by the title of their group: the main ones first, each setting once."""
+    """Return shown settings by group title: main ones first, each once."""
     shown = [setting for setting in settings if not setting.is_hidden]
     groups = {MAIN_GROUP: [setting for setting in shown if setting.is_main]}
     for setting in shown:
@@ -34,7 +35,7 @@ def groups_of(settings: Iterable[Setting]) -> dict[str, list[Setting]]:
 
 
 def changes_kernels(setting: Setting) -> bool:
-    """Whether `runahead kernels` goes by this setting."""
+    """Whether `runahead kernels` depends on this setting."""
     of_engine = setting.name in settings_of(EngineSettings) and setting.group not in _NOT_OF_KERNELS
     return of_engine or setting.name == "model"
 
@@ -42,9 +43,9 @@ def changes_kernels(setting: Setting) -> bool:
 def add_flags(
     parser: argparse.ArgumentParser, is_shown: Callable[[Setting], bool] = lambda setting: not setting.is_hidden
 ) -> None:
-    """One flag for each setting, and `--config`. Values stay text until `load_settings`.
+    """Add one flag for each setting, and `--config`. Values stay text until `load_settings`.
 
-    is_shown: which settings help shows; the others are taken too.
+    is_shown: shown by help; others are accepted too.
     """
     parser.add_argument("--config", metavar="FILE", help=f"TOML file with settings [{CONFIG_VARIABLE}]")
     shown = groups_of(filter(is_shown, SETTINGS.values()))
@@ -60,7 +61,7 @@ def add_flags(
 
 
 def default_text(setting: Setting) -> str:
-    """A setting's default, as it would be written."""
+    """Return a setting's default as a user would write it."""
     return str(setting.default).lower() if setting.base is bool else setting.written_default
 
 

@@ -1,8 +1,8 @@
-"""Every setting of the service: one table, three places to set it, one frozen result.
+"""Every setting in one table, from three sources, in one frozen result.
 
 A setting is a flag (`--run-ahead 2`), an environment variable (`RUNAHEAD__RUN_AHEAD=2`) and a key of a TOML file
-(`run_ahead = 2`, the file named by `--config` or `RUNAHEAD__CONFIG`). A flag wins over the environment, the environment
-over the file, the file over the default. This is the only module that reads the environment.
+(`run_ahead = 2`; `--config` or `RUNAHEAD__CONFIG` names the file). Flags override the environment, which overrides the
+file, which overrides defaults. Only this module reads the environment.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ AUTO_PORT: Final = -2
 NO_PORT: Final = -1
 _OFF: Final = {"off": NO_PORT}
 _PORT_WORDS: Final = {"auto": AUTO_PORT, "off": NO_PORT}
-_MOST_BYTES: Final = 1 << 20  # of a file of settings
-_LOG: Final = LogOutput()  # its defaults are these settings' defaults
+_MOST_BYTES: Final = 1 << 20  # of a settings file
+_LOG: Final = LogOutput()  # supplies the defaults of the log settings
 
 
 def _port_setting(description: str, words: Mapping[str, int]) -> msgspec.Meta:
-    """Declare the port of a side server. words: numbers that are written as words, the least of all."""
+    """Declare a side port. words: numbers written as words, the least of all."""
     return setting(description, ge=min(words.values()), le=65535, words=words)
 
 
 class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings that the engine does not get. A field is a setting, declared as those of the engine are: see
+    """Settings that the engine does not get. A field is a setting: see
     `runahead.runtime.wire.engine_config.EngineSettings`.
 
-    Whether the host may be listened on is in `runahead.service.settings.exposure.check_security`.
+    `runahead.service.settings.exposure.check_security` checks whether the host may be listened on.
     """
 
-    # The engine gets the path of the model.
+    # The engine gets the model's path.
     model: Annotated[
         str,
         setting(
@@ -233,7 +233,7 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def log(self) -> LogOutput:
-        """What this process and the engine's log, and how."""
+        """Return the log settings of this process and the engine."""
         return LogOutput(level=self.log_level, format=self.log_format)
 
 
@@ -243,14 +243,14 @@ SETTINGS: Final[Mapping[str, Setting]] = _FRONT_END | settings_of(EngineSettings
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What was chosen. spelled: where each setting that was given was given, as messages call it."""
+    """The chosen settings. spelled: where each given setting was set, as messages write it."""
 
     front_end: FrontEndSettings = field(default_factory=FrontEndSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
     spelled: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def spelling(self, name: str) -> str:
-        """What messages call a setting: as it was given, or the flag to give it with."""
+        """Return a setting's name for messages: as it was given, or its flag."""
         return self.spelled.get(name) or flag_of(name)
 
 
@@ -261,7 +261,7 @@ def flag_of(name: str) -> str:
 def load_settings(
     flags: Mapping[str, object], environment: Mapping[str, str] | None = None, config_file: str | None = None
 ) -> Settings:
-    """Settings from flags by name (None: not given), the environment (None: this process's) and a TOML file.
+    """Load settings from flags by name (None: not given), the environment (None: this process's) and a TOML file.
 
     Raises SettingsError.
     """
@@ -293,9 +293,9 @@ def load_settings(
 
 
 def engine_config(settings: Settings) -> EngineConfig:
-    """What the engine is started with.
+    """Return the engine's configuration.
 
-    Raises ConfigError for settings that can't go together, SettingsError for a model that is not there.
+    Raises ConfigError for an invalid combination, SettingsError for a missing model.
     """
     engine = _with_bundled_head(settings)
     check_config(engine, settings.spelling)
@@ -306,18 +306,18 @@ def engine_config(settings: Settings) -> EngineConfig:
 
 
 def _with_bundled_head(settings: Settings) -> EngineSettings:
-    """The engine's settings, with the bundled model's own head where the model is that one and a head is wanted."""
+    """Add the bundled draft head if the model is the bundled one and a head is requested."""
     engine, model = settings.engine, settings.front_end.model
     if engine.drafter != "eagle" or engine.draft_model:
         return engine
-    with contextlib.suppress(OSError, RuntimeError):  # too long for a path, or the home of somebody unknown
+    with contextlib.suppress(OSError, RuntimeError):  # too long a path, or an unknown user's home
         if model == BUNDLED or Path(model).expanduser().resolve() == BUNDLED_FOLDER.resolve():
             return msgspec.structs.replace(engine, draft_model=str(BUNDLED_HEAD))
     return engine
 
 
 def _spelled(settings: Settings) -> dict[str, str]:
-    """What the engine's refusals call each setting, as text that can be sent: a file's name may hold any bytes."""
+    """Return names of settings for the engine's messages, as valid text: a file's name may hold any bytes."""
     called = {name: settings.spelling(name) for name in SETTINGS}
     return {name: text.encode("utf-8", "backslashreplace").decode("utf-8") for name, text in called.items()}
 
@@ -334,4 +334,4 @@ def _read_file(path: str) -> dict[str, Any]:
 def _require_known(name: str, what: str, known: Iterable[str]) -> None:
     if name in known:
         return
-    raise SettingsError(f"{what} is no setting" + did_you_mean(name, known))
+    raise SettingsError(f"{what} is not a setting" + did_you_mean(name, known))

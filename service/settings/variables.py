@@ -1,9 +1,8 @@
-"""Names of environment variables, and which of them a container platform sets without being asked.
+"""Names of environment variables, and detection of those that Kubernetes sets.
 
-Kubernetes gives every pod of a namespace variables that describe each Service there. For a Service called `runahead`
-they begin with `RUNAHEAD_`, such as `RUNAHEAD_PORT=tcp://10.0.0.1:50051`, and for `runahead-metrics` with
-`RUNAHEAD_METRICS_`. So the variables of settings begin with `RUNAHEAD__`. Behind that, Kubernetes could only put the
-variables of a Service called `runahead--` and more, and `is_injected` knows these by their names and values.
+Kubernetes gives pods variables for each Service: `runahead` gives `RUNAHEAD_PORT=tcp://10.0.0.1:50051` and others,
+`runahead-metrics` gives `RUNAHEAD_METRICS_...`. So settings use the prefix `RUNAHEAD__`. Only a Service named like
+`runahead--x` could collide, and `is_injected` recognizes its variables by name and value.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 ENV_PREFIX: Final = "RUNAHEAD__"
-OLD_PREFIX: Final = "RUNAHEAD_"  # of the settings' variables, before there were deployments beside a Service
+OLD_PREFIX: Final = "RUNAHEAD_"  # the former prefix, from before there were deployments with a Service
 CONFIG_VARIABLE: Final = f"{ENV_PREFIX}CONFIG"
 
-_ADDRESS: Final = r"[0-9A-Fa-f.:\[\]]+"  # of a Service, which has one of its own: never a name
+_ADDRESS: Final = r"[0-9A-Fa-f.:\[\]]+"  # a Service's IP address: never a name
 _SERVICE: Final = r"RUNAHEAD(?:_+[A-Z0-9]+)*"  # a Service's name begins and ends with a letter or a digit
 _LISTENER: Final = r"PORT_[0-9]+_(?:TCP|UDP|SCTP)"
-_INJECTED: Final = tuple(  # name and value; a name may be read in several ways, as that of several Services
+_INJECTED: Final = tuple(  # name and value; a name may fit several Services
     re.compile(f"{_SERVICE}_{name}={value}")
     for name, value in (
         ("SERVICE_HOST", _ADDRESS),
@@ -33,27 +32,26 @@ _INJECTED: Final = tuple(  # name and value; a name may be read in several ways,
 
 
 class SettingsError(ValueError):
-    """A setting that is unknown or impossible. One sentence that names it."""
+    """An unknown or invalid setting. One sentence that names it."""
 
 
 def variable_of(name: str) -> str:
-    """The variable of a setting."""
+    """Return a setting's variable."""
     return ENV_PREFIX + name.upper()
 
 
 def old_variable_of(name: str) -> str:
-    """What the variable of a setting was called once."""
+    """Return the former name of a setting's variable."""
     return OLD_PREFIX + name.upper()
 
 
 def is_injected(variable: str, value: str) -> bool:
-    """Whether Kubernetes has set the variable, to describe a Service: its name and its value both say so."""
+    """Whether Kubernetes set the variable for a Service, by name and value."""
     return any(pattern.fullmatch(f"{variable}={value}") for pattern in _INJECTED)
 
 
 def own_variables(environment: Mapping[str, str], settings: Iterable[str]) -> dict[str, str]:
-    """Variables of settings, and others that begin as they do. settings: their names. Raises SettingsError for one
-    under its old name."""
+    """Return the variables with the settings' prefix. settings: their names. Raises SettingsError for a former name."""
     given = {variable: text for variable, text in environment.items() if not is_injected(variable, text)}
     for name in ("config", *settings):
         if (old := old_variable_of(name)) in given:

@@ -1,1 +1,1 @@
-"""What the processes of a service write down for each other. Nothing here loads gRPC."""
+"""Memory that the service's processes share. Imports no gRPC."""

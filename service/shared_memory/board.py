@@ -1,7 +1,7 @@
-"""The figures of all front ends, in memory that they share: a line for each, which it alone writes and all read.
+"""The figures of all front ends in shared memory: each writes its own line and all read.
 
-So the figures of a service, and the limits that are its and not a front end's, are sums over the lines. What was
-counted by a front end that died stays on its line, and the one that is started in its place goes on from there.
+The service's figures and limits are sums over the lines. A dead front end's counts stay on its line, and its
+replacement continues from there.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from runahead.service.shared_memory.call_table import CallLine, CallTable
 from runahead.service.shared_memory.held import HeldLine, HeldTable, Resource
 from runahead.service.shared_memory.process_table import ProcessTable
 
-# Of errors that refuse a call, which are counted by these names. `runahead.service.contract.errors.STATUS_OF` has all
-# errors.
+# Reasons of refused calls that are counted. `runahead.service.contract.errors.STATUS_OF` has all reasons.
 REFUSALS: Final = (
     "INVALID_FIELD",
     "MALFORMED",
@@ -43,11 +42,11 @@ REFUSALS: Final = (
 
 @dataclass(slots=True)
 class FrontEndCounters:
-    """What front ends saw, one or all of them. Its fields are those of `FrontEndStats`.
+    """Counts of one or all front ends, with the fields of `FrontEndStats`.
 
-    open_streams: what is held of `Resource.STREAMS`. front_ends: how many serve. answered_by: which of them answers,
-    counted from 1; it is no figure, and never added up.
-    unread_bytes, waiting_texts, waiting_structures: as of the last second.
+    open_streams: held `Resource.STREAMS`. front_ends: serving ones. answered_by: the answering one, counted from 1,
+        never summed.
+    unread_bytes, waiting_texts, waiting_structures: sampled each second.
     """
 
     open_streams: int = 0
@@ -73,16 +72,16 @@ _OF_THE_LIVING: Final = (
     "stats_watchers",
     "waiting_texts",
     "waiting_structures",
-)  # what one that has died has no more of
-_BEATS: Final = len(_NAMES) + len(REFUSALS)  # the cell behind them
+)  # gauges, which a front end's death resets
+_BEATS: Final = len(_NAMES) + len(REFUSALS)  # the cell after them
 _WORDS: Final = _BEATS + 1
 _BYTES: Final = 8
 
 
 class Line(FrontEndCounters):
-    """One front end's figures, each of which is on the board as soon as it is set.
+    """One front end's figures, visible to all as soon as they are set.
 
-    held: what its calls hold. calls: how they have ended.
+    held: what its calls hold. calls: their outcomes.
     """
 
     __slots__ = ("_cells", "calls", "held")
@@ -103,24 +102,25 @@ class Line(FrontEndCounters):
 
     def __setattr__(self, name: str, value: int) -> None:
         super().__setattr__(name, value)
-        self._cells[_NAMES.index(name)] = value  # one aligned word
+        self._cells[_NAMES.index(name)] = value  # one aligned word, written atomically
 
     def beat(self) -> None:
-        """Its event loop turns."""
+        """Record a sign of life of its event loop."""
         self._cells[_BEATS] += 1
 
     def refuse(self, reason: str) -> None:
-        """Counts a call that ends for a reason, if that is one of `REFUSALS`."""
+        """Count a refused call if its reason is in `REFUSALS`."""
         if reason in REFUSALS:
             self._cells[len(_NAMES) + REFUSALS.index(reason)] += 1
 
 
 class Board:
-    """lines: of front ends. memory: a file's descriptor, of `Board.size(lines)` bytes, which processes share; None is
-    for one process alone."""
+    """All lines. lines: of front ends. memory: a shared file's descriptor with `Board.size(lines)` bytes; None for one
+    process.
+    """
 
     def __init__(self, lines: int = 1, memory: int | None = None) -> None:
-        # The map keeps its file; with -1 it has none.
+        # The map keeps its file; -1 means anonymous memory.
         shared = memoryview(mmap.mmap(-1 if memory is None else memory, self.size(lines)))
         tables = self.size(lines) - HeldTable.size(lines)
         self._words = shared[:tables].cast("q")
@@ -131,45 +131,44 @@ class Board:
 
     @staticmethod
     def size(lines: int) -> int:
-        """Bytes of so many lines, and of the tables behind them."""
+        """Return the bytes for this many lines and the tables."""
         words = lines * _WORDS + ProcessTable.size(lines) + CallTable.size(lines)
         return words * _BYTES + HeldTable.size(lines)
 
     def line(self, index: int, apart: HeldTable | None = None) -> Line:
-        """For the one front end that writes it. Nothing is held there any more, whoever had it before.
+        """Return the line for its only writer. Clears what a previous writer held.
 
-        apart: of one line, for what is held there in place of the board's own table: it counts for none of its limits.
+        apart: a separate table of held amounts for this line, outside the board's limits.
         """
         held = self.held.line(index) if apart is None else apart.line(0)
         return Line(self._cells(index), held, self.calls.line(index))
 
     def clear(self, index: int) -> None:
-        """The front end of this line has died: it serves nothing any more, and what it served has ended."""
+        """Clear the gauges of a dead front end and end its calls."""
         self.held.clear(index)
         self.calls.line(index).end_open()
         cells = self._cells(index)
         for name in _OF_THE_LIVING:
             cells[_NAMES.index(name)] = 0
 
-    def dropped_lines_place(self, name: str) -> int:
-        """The number of the 64-bit word in the shared memory where the process of this name counts the lines that its
-        log dropped."""
-        return self._lines * _WORDS + self.processes.dropped_lines_place(name)
+    def dropped_lines_index(self, name: str) -> int:
+        """Return the index of the 64-bit word in which the named process counts dropped log lines."""
+        return self._lines * _WORDS + self.processes.dropped_lines_index(name)
 
     def total(self) -> FrontEndCounters:
-        """The sums over all lines."""
+        """Sum all lines."""
         lines = [self._cells(index)[: len(_NAMES)].tolist() for index in range(self._lines)]
         open_streams = int(self.held.in_all()[Resource.STREAMS])
         return FrontEndCounters(open_streams, *map(sum, zip(*lines, strict=True)))
 
     def serving(self) -> dict[int, int]:
-        """How often each front end that serves has said that its event loop turns, by its line."""
-        place = _NAMES.index("front_ends")
+        """Return the signs of life of each serving front end, by line."""
+        serving = _NAMES.index("front_ends")
         lines = ((index, self._cells(index)) for index in range(self._lines))
-        return {index: cells[_BEATS] for index, cells in lines if cells[place]}
+        return {index: cells[_BEATS] for index, cells in lines if cells[serving]}
 
     def refusals(self) -> dict[str, int]:
-        """Calls that were refused, by reason: those of `REFUSALS` that there were."""
+        """Count refused calls by reason, without zeros."""
         lines = [self._cells(index)[len(_NAMES) : _BEATS].tolist() for index in range(self._lines)]
         counts = map(sum, zip(*lines, strict=True))
         return {reason: count for reason, count in zip(REFUSALS, counts, strict=True) if count}

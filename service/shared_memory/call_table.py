@@ -1,6 +1,6 @@
-"""How many calls of each method there were, how they ended and how long they took, in memory that all processes share.
+"""Counts of calls by method, status and duration in shared memory.
 
-Each process writes its own line, and whoever wants a sum adds the lines up.
+Each process writes its own line; a sum adds lines.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ _FACADE: Final = "vllm.grpc.engine.VllmEngine"
 _HEALTH: Final = "grpc.health.v1.Health"
 _UNARY, _SERVER_STREAM, _BIDI_STREAM = "unary", "server_stream", "bidi_stream"
 
-# Type, service and method, as the usual names of gRPC's metrics have them. `runahead.service.calls.access` has all
-# methods.
+# Type, service and method by the names of gRPC's usual metrics. `runahead.service.calls.access` has all methods.
 METHODS: Final = (
     (_SERVER_STREAM, _GENERATION, "Generate"),
     (_UNARY, _GENERATION, "GenerateOnce"),
@@ -41,7 +40,7 @@ METHODS: Final = (
     (_UNARY, _FACADE, "GetLoads"),
     (_SERVER_STREAM, _FACADE, "GetTokenizer"),
     (_SERVER_STREAM, _FACADE, "SubscribeKvEvents"),
-    # All that the service does not have: their names are the callers' choice, and there is no end of them.
+    # Unknown methods share one entry, because callers choose their names.
     ("unknown", "unknown", "unknown"),
 )
 CODES: Final = (
@@ -63,12 +62,12 @@ CODES: Final = (
     "DataLoss",
     "Unauthenticated",
 )
-# Upper bounds in seconds: those of gRPC's other servers, and longer ones, since completions are streams.
+# Upper bounds in seconds: the usual ones of gRPC servers, and longer ones for streams of completions.
 BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
-_PLACES: Final = {f"/{service}/{method}": place for place, (_, service, method) in enumerate(METHODS)}
+_INDEXES: Final = {f"/{service}/{method}": index for index, (_, service, method) in enumerate(METHODS)}
 _BUCKETS: Final = len(BOUNDS_S) + 1
-_STARTED, _NANOSECONDS, _ENDED = 0, 1, 2  # cells of a method: started, their time, ended by code, ended by time
+_STARTED, _NANOSECONDS, _ENDED = 0, 1, 2  # cells of a method: started, total time, ended by code, ended by time
 _TIMES: Final = _ENDED + len(CODES)
 _CELLS: Final = _TIMES + _BUCKETS
 _UNAVAILABLE: Final = CODES.index("Unavailable")
@@ -76,8 +75,9 @@ _UNAVAILABLE: Final = CODES.index("Unavailable")
 
 @dataclass(frozen=True, slots=True)
 class MethodFigures:
-    """What is counted of a method. ended: by code, in the order of CODES. times: by bucket, the last above every bound
-    of BOUNDS_S. sum_s: of the times of those that have ended."""
+    """A method's counts. ended: by code, in the order of CODES. times: by bucket of BOUNDS_S, the last above every
+    bound. sum_s: total time of ended calls.
+    """
 
     started: int
     ended: tuple[int, ...]
@@ -86,36 +86,35 @@ class MethodFigures:
 
 
 class CallLine:
-    """One process's counts, which it alone writes."""
+    """One process's counts, written by it alone."""
 
     def __init__(self, cells: memoryview) -> None:
         self._cells = cells
 
     def started(self, path: str) -> None:
-        """A call has come. path: of its method, as `/service/method`."""
+        """Count a new call. path: `/service/method`."""
         self._cells[self._begin(path) + _STARTED] += 1
 
     def ended(self, path: str, code: int, seconds: float) -> None:
-        """The same call has ended. code: the number of its status."""
+        """Count the call's end. code: status number."""
         begin, cells = self._begin(path), self._cells
         cells[begin + _NANOSECONDS] += round(seconds * 1e9)
         cells[begin + _ENDED + code] += 1
         cells[begin + _TIMES + bisect_left(BOUNDS_S, seconds)] += 1
 
     def end_open(self) -> None:
-        """The process has died: its clients have seen Unavailable. How long these calls took nobody knows, so they have
-        no time."""
+        """End a dead process's open calls as UNAVAILABLE, without a duration."""
         cells = self._cells
         for begin in range(0, len(METHODS) * _CELLS, _CELLS):
             ended = sum(cells[begin + _ENDED : begin + _TIMES].tolist())
             cells[begin + _ENDED + _UNAVAILABLE] += cells[begin + _STARTED] - ended
 
     def _begin(self, path: str) -> int:
-        return _PLACES.get(path, len(METHODS) - 1) * _CELLS
+        return _INDEXES.get(path, len(METHODS) - 1) * _CELLS
 
 
 class CallTable:
-    """cells: int64, `CallTable.size(lines)` of them. lines: of processes."""
+    """All processes' counts. cells: int64 [`CallTable.size(lines)`]. lines: of processes."""
 
     def __init__(self, cells: memoryview, lines: int) -> None:
         self._cells = cells
@@ -123,19 +122,19 @@ class CallTable:
 
     @staticmethod
     def size(lines: int) -> int:
-        """Cells of so many lines."""
+        """Return the number of cells for this many lines."""
         return lines * len(METHODS) * _CELLS
 
     def line(self, index: int) -> CallLine:
-        """For the one process that writes it. What was counted there before stays."""
+        """Return the line for its only writer. Earlier counts stay."""
         size = self.size(1)
         return CallLine(self._cells[index * size : (index + 1) * size])
 
     def total(self) -> Iterator[tuple[tuple[str, str, str], MethodFigures]]:
-        """The sums over all lines, of each method in METHODS."""
+        """Yield sums over all lines for each method of METHODS."""
         words, size = self._cells.tolist(), self.size(1)
-        for place, method in enumerate(METHODS):
-            begin = place * _CELLS
+        for index, method in enumerate(METHODS):
+            begin = index * _CELLS
             rows = [words[line * size + begin :][:_CELLS] for line in range(self._lines)]
             cells = [sum(column) for column in zip(*rows, strict=True)]
             ended, times = tuple(cells[_ENDED:_TIMES]), tuple(cells[_TIMES:])

@@ -1,7 +1,7 @@
-"""What calls hold of the service's room, in all and a caller, in memory that front ends share.
+"""What calls hold of limited resources, in all and by caller, in shared memory.
 
-Each front end writes what its own calls hold; what all hold is the sum, which everybody can read without asking
-anybody. A front end that dies has nothing more: the supervisor clears what it wrote.
+Each front end writes what its calls hold; totals are sums that every front end can compute alone. The supervisor clears
+a dead front end's part.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from numpy.typing import NDArray
 
 
 class Resource(IntEnum):
-    """What there is only so much of. The value is the column in the table."""
+    """Limited resources. The value is the column in the table."""
 
-    STREAMS = 0  # completions that are open
-    QUEUED_TOKENS = 1  # of prompts, from admission until the request has a row
-    TOKENIZING_BYTES = 2  # of texts that wait to be tokenized, or are; ids that become text count 4 each
-    UPLOADS = 3  # calls whose request is not there whole
-    CONTROL_UPLOADS = 4  # the same of methods that bring no work, such as Stats: work never keeps them out
+    STREAMS = 0  # open completions
+    QUEUED_TOKENS = 1  # prompt tokens from admission until the request has a row
+    TOKENIZING_BYTES = 2  # texts that wait for or are in tokenization; ids that become text count 4 each
+    UPLOADS = 3  # calls whose request is incomplete
+    CONTROL_UPLOADS = 4  # the same for methods without work, such as Stats, which work must not keep out
 
 
 Amounts = Mapping[Resource, int]
 
-ROWS: Final = 1024  # of callers who hold something in one front end
+ROWS: Final = 1024  # of callers that hold something in one front end
 _WORD: Final = np.dtype(np.int64)
-# Rows that are nobody's own, by the number that stands in place of a caller's.
-_ALL, _OTHERS = 0, 1  # everybody's sum; callers for whom no row was left: together they are one caller
+# Rows without a caller, by the number in place of a caller's.
+_ALL, _OTHERS = 0, 1  # the sum over all; callers without a row, treated as one caller
 
 
 class HeldTable:
-    """int64 [lines, rows] of whose a row is, int64 [lines, rows, resources] of what they hold, and int64 [lines,
-    resources] of what was given back so far.
+    """Owners of rows, int64 [lines, rows], held amounts, int64 [lines, rows, resources], and amounts given back so far,
+    int64 [lines, resources].
 
-    memory: as many bytes as `size` says, all 0 at first.
+    memory: `size` bytes, all 0 at first.
     """
 
     def __init__(self, lines: int, memory: memoryview) -> None:
@@ -51,62 +51,62 @@ class HeldTable:
 
     @staticmethod
     def size(lines: int) -> int:
-        """Bytes."""
+        """Return the size in bytes."""
         return lines * ((ROWS + 2) * (1 + len(Resource)) + len(Resource)) * _WORD.itemsize
 
     def in_all(self) -> NDArray[np.int64]:
-        """int64 [resources], of everybody."""
+        """Return everybody's amounts, int64 [resources]."""
         return np.asarray(self._held[:, _ALL].sum(0))
 
     def left(self) -> NDArray[np.int64]:
-        """int64 [resources]: what was given back since the service began."""
+        """Return the amounts given back since the service began, int64 [resources]."""
         return np.asarray(self._left.sum(0))
 
     def of(self, number: int) -> NDArray[np.int64]:
-        """int64 [resources], of one caller by the number that `HeldLine.number_of` gives."""
+        """Return one caller's amounts, int64 [resources]. number: from `HeldLine.number_of`."""
         if number == _OTHERS:
             return np.asarray(self._held[:, _OTHERS].sum(0))
         return np.asarray(self._held[np.nonzero(self._whose == number)].sum(0))
 
     def clear(self, line: int) -> None:
-        """Its front end holds nothing."""
+        """Clear a front end's line."""
         self._whose[line] = 0
         self._held[line] = 0
 
     def line(self, index: int) -> HeldLine:
-        """For the one front end that writes it. What stands there is of one that has died."""
+        """Return the line for its only writer. Clears a dead predecessor's amounts."""
         self.clear(index)
         return HeldLine(self._whose[index], self._held[index], self._left[index])
 
 
 @lru_cache(maxsize=4096)
 def _number_of(caller: str) -> int:
-    """The same in every process, and another than those of `_ALL` and `_OTHERS`."""
+    """Hash a caller to a number, equal in every process and different from `_ALL` and `_OTHERS`."""
     return int.from_bytes(blake2b(caller.encode(), digest_size=7).digest()) + 2
 
 
 class HeldLine:
-    """What the calls of one front end hold: its lines of the table, which it alone writes."""
+    """The amounts held by one front end's calls, written by it alone."""
 
     def __init__(self, whose: NDArray[np.int64], held: NDArray[np.int64], left: NDArray[np.int64]) -> None:
         self._whose = whose
         self._held = held
         self._left = left
-        self._rows: dict[int, int] = {}  # by the caller's number
+        self._rows: dict[int, int] = {}  # by caller number
         self._free = list(range(len(whose) - 1, _OTHERS, -1))
 
     def number_of(self, caller: str) -> int:
-        """What stands for a caller in every front end. That of all who have no row, where none is left here."""
+        """Return a caller's number, equal in every front end, or `_OTHERS` if no row is left here."""
         number = _number_of(caller)
         return number if self._free or number in self._rows else _OTHERS
 
     def amount(self, resource: Resource) -> int:
-        """Of all calls of this front end."""
+        """Return this front end's amount."""
         return int(self._held[_ALL, resource])
 
     @contextmanager
     def holding(self, number: int, amounts: Amounts) -> Iterator[Holding]:
-        """For as long as the body runs, or until it is given back."""
+        """Hold amounts while the body runs, or until they are given back."""
         holding = Holding(self, number, amounts)
         try:
             yield holding
@@ -114,7 +114,7 @@ class HeldLine:
             holding.close()
 
     def add(self, number: int, amounts: Amounts) -> None:
-        """More, or less where an amount is below 0."""
+        """Add amounts, which may be negative."""
         row = self._row_of(number)
         for resource, amount in amounts.items():
             self._held[row, resource] += amount
@@ -136,7 +136,7 @@ class HeldLine:
 
 
 class Holding:
-    """What one call holds. number: the caller's."""
+    """The amounts held by one call. number: the caller's."""
 
     def __init__(self, line: HeldLine, number: int, amounts: Amounts) -> None:
         self._line = line
@@ -146,28 +146,28 @@ class Holding:
             line.add(number, self._amounts)
 
     def amount(self, resource: Resource) -> int:
-        """What it holds of a resource."""
+        """Return the held amount of a resource."""
         return self._amounts.get(resource, 0)
 
     def add(self, amounts: Amounts) -> None:
-        """It holds as much more."""
+        """Add amounts."""
         for resource, amount in amounts.items():
             self._amounts[resource] = self.amount(resource) + amount
         self._line.add(self._number, amounts)
 
     def keep(self, resource: Resource, amount: int = 0) -> None:
-        """It holds no more than so much of a resource from now on."""
+        """Reduce a resource to at most this amount."""
         less = self.amount(resource) - amount
         if less > 0:
             self._amounts[resource] = amount
             self._line.add(self._number, {resource: -less})
 
     def give_back(self, resource: Resource, amount: int) -> None:
-        """It holds so much less of a resource, as far as it holds that."""
+        """Give back this much of a resource, at most what is held."""
         self.keep(resource, max(0, self.amount(resource) - amount))
 
     def close(self) -> None:
-        """It holds nothing. Idempotent."""
+        """Give everything back. Idempotent."""
         if held := {resource: -amount for resource, amount in self._amounts.items() if amount}:
             self._line.add(self._number, held)
         self._amounts = {}

@@ -1,7 +1,7 @@
-"""What each process of the service takes of the machine, in the shared memory that all can read.
+"""Each process's resources in shared memory.
 
-The supervisor alone writes it, once a second: it knows every process. So whoever answers `Stats` asks nobody. The
-count of lines that its log dropped each process writes itself.
+The supervisor writes it once a second, so `Stats` reads it without asking. Each process counts its dropped log lines
+itself.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-_CELLS: Final = 4  # of a process: its number, memory, descriptors, dropped lines
-_BESIDE: Final = ("supervisor", "engine", "side_server")  # of front ends there are as many as are started
+_CELLS: Final = 4  # of a process: pid, memory, descriptors, dropped lines
+_BESIDE: Final = ("supervisor", "engine", "side_server")  # processes besides front ends
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessFigures:
-    """name: what it is. pid: its number in the system. resident_bytes: memory that it holds. log_lines_dropped: by it
-    and those before it of its name; `ProcessTable.write` passes it over."""
+    """A process's figures. pid: process id. resident_bytes: resident memory. log_lines_dropped: by all processes of
+    this name; `ProcessTable.write` ignores it.
+    """
 
     name: str
     pid: int
@@ -27,7 +28,7 @@ class ProcessFigures:
 
 
 class ProcessTable:
-    """cells: int64, `ProcessTable.size(front_ends)` of them. front_ends: how many there may be."""
+    """All processes. cells: int64 [`ProcessTable.size(front_ends)`]. front_ends: the maximum."""
 
     def __init__(self, cells: memoryview, front_ends: int) -> None:
         self._cells = cells
@@ -35,36 +36,36 @@ class ProcessTable:
 
     @staticmethod
     def size(front_ends: int) -> int:
-        """Cells of so many front ends' service."""
+        """Return the number of cells for this many front ends."""
         return 1 + _CELLS * (len(_BESIDE) + front_ends)
 
     @property
     def connections(self) -> int:
-        """That are open on the service's port."""
+        """Return the open connections of the service's port."""
         return int(self._cells[0])
 
     def write(self, processes: Iterator[ProcessFigures], connections: int) -> None:
-        """What is there now: one that is not among them has ended."""
+        """Write the running processes; others have ended."""
         self._cells[0] = connections
         found = {process.name: process for process in processes}
-        for place, name in enumerate(self.names):
-            begin, process = 1 + place * _CELLS, found.get(name)
+        for index, name in enumerate(self.names):
+            begin, process = 1 + index * _CELLS, found.get(name)
             self._cells[begin] = 0 if process is None else process.pid
             if process is not None:
                 self._cells[begin + 1] = process.resident_bytes
                 self._cells[begin + 2] = process.descriptors
 
     def dropped_lines(self, name: str) -> memoryview:
-        """Where the process of this name counts the lines that its log dropped: int64 [1]."""
-        place = self.dropped_lines_place(name)
-        return self._cells[place : place + 1]
+        """Return the named process's count of dropped log lines, int64 [1]."""
+        index = self.dropped_lines_index(name)
+        return self._cells[index : index + 1]
 
-    def dropped_lines_place(self, name: str) -> int:
-        """The number of that cell."""
+    def dropped_lines_index(self, name: str) -> int:
+        """Return that cell's index."""
         return _CELLS * (1 + self.names.index(name))
 
     def read(self) -> tuple[ProcessFigures, ...]:
-        """Of the processes that are there."""
+        """Return the running processes' figures."""
         cells = self._cells[1 : 1 + _CELLS * len(self.names)].tolist()
-        found = (ProcessFigures(name, *cells[place * _CELLS :][:_CELLS]) for place, name in enumerate(self.names))
+        found = (ProcessFigures(name, *cells[index * _CELLS :][:_CELLS]) for index, name in enumerate(self.names))
         return tuple(process for process in found if process.pid)

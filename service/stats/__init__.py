@@ -1,1 +1,1 @@
-"""The figures of the whole service, for Stats, WatchStats and Prometheus."""
+"""The whole service's figures for Stats, WatchStats and Prometheus."""

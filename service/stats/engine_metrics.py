@@ -1,7 +1,7 @@
-"""What Prometheus is told of the engine: under the names that vLLM made usual, and under our own what those lack.
+"""The engine's Prometheus metrics: vLLM's names where they exist, else this project's.
 
-The former are what dashboards, autoscalers and the Gateway API inference extension read; what they mean is in vLLM's
-documentation, https://docs.vllm.ai/en/latest/usage/metrics/ and https://docs.vllm.ai/en/latest/design/metrics/.
+Dashboards, autoscalers and the Gateway API inference extension read vLLM's names; their meaning is in
+https://docs.vllm.ai/en/latest/usage/metrics/ and https://docs.vllm.ai/en/latest/design/metrics/.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from runahead.runtime.wire.figures import BARRIERS, FALLBACKS, EngineStats
 from runahead.runtime.wire.messages import EngineInfo
 from runahead.service.stats.metrics_families import counter, counters, engine_histogram, from_zero, gauge, gauges
 
-# What an end is called there, by the engine's name for it.
+# vLLM's finish reasons, by the engine's.
 _FINISHED: Final = {
     "END_OF_SEQUENCE": "stop",
     "STOP": "stop",
@@ -28,7 +28,7 @@ _FINISHED: Final = {
 
 
 def engine_metrics(info: EngineInfo, stats: EngineStats) -> Iterator[Metric]:
-    """All families of the engine."""
+    """Yield all families of the engine."""
     yield from _usual(info, stats)
     yield from _chain(stats)
     blocks = {name: getattr(stats, f"blocks_{name}") for name in ("free", "owned", "fenced", "cached")}
@@ -53,7 +53,7 @@ def engine_metrics(info: EngineInfo, stats: EngineStats) -> Iterator[Metric]:
         ("drafted_tokens", "Drafts that launches looked at, by their place in a run.", stats.drafted),
         ("accepted_drafts", "Of these, those that were right.", stats.accepted),
     ):
-        yield counters(f"runahead_{name}", what, "place", {str(place): count for place, count in found.items()})
+        yield counters(f"runahead_{name}", what, "place", {str(position): count for position, count in found.items()})
     yield gauge(
         "runahead_tokens_per_launch", "Tokens that a launch has brought of a row, on average.", stats.tokens_per_launch
     )
@@ -62,7 +62,7 @@ def engine_metrics(info: EngineInfo, stats: EngineStats) -> Iterator[Metric]:
 
 
 def _snapshots(stats: EngineStats) -> Iterator[Metric]:
-    """Of recurrent states, beside cached blocks."""
+    """Yield metrics of recurrent state snapshots."""
     states = {name: getattr(stats, f"snapshots_{name}") for name in ("free", "owned", "fenced", "cached")}
     yield gauges("runahead_state_snapshots", "Snapshots of recurrent states by state.", "state", states)
     yield counter("runahead_state_snapshots_kept", "Snapshots that could be found from then on.", stats.snapshots_kept)
@@ -73,7 +73,7 @@ def _snapshots(stats: EngineStats) -> Iterator[Metric]:
 
 
 def _masks(stats: EngineStats) -> Iterator[Metric]:
-    """Of the mask worker."""
+    """Yield metrics of the mask worker."""
     yield gauge("runahead_mask_queue", "Orders that the mask worker has not carried out.", stats.masks_orders_waiting)
     yield counter("runahead_masks", "Masks of rows with a structure.", stats.masks_written)
     yield counter("runahead_mask_seconds", "What making masks took.", stats.masks_written_s)

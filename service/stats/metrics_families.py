@@ -1,4 +1,4 @@
-"""Figures as families of metrics, in the few shapes that there are of them."""
+"""Constructors of metric families."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from runahead.runtime.wire.figures import HistogramStats
 from runahead.runtime.wire.histogram import BOUNDS_S
 
-_STEP = 2  # every other bound of the engine's: they stay 58 % apart, and a scrape half as long
+_STEP = 2  # every second bound of the engine's: 58 % apart, half the size of a scrape
 
 
 def gauge(name: str, what: str, value: float, labels: Mapping[str, str] | None = None) -> Metric:
-    """One number that goes up and down."""
+    """Make a gauge."""
     labels = labels or {}
     family = GaugeMetricFamily(name, what, labels=list(labels))
     family.add_metric(list(labels.values()), value)
@@ -21,7 +21,7 @@ def gauge(name: str, what: str, value: float, labels: Mapping[str, str] | None =
 
 
 def gauges(name: str, what: str, label: str, values: Mapping[str, float]) -> Metric:
-    """One for each value of a label."""
+    """Make a gauge for each value of a label."""
     family = GaugeMetricFamily(name, what, labels=[label])
     for key, value in values.items():
         family.add_metric([key], value)
@@ -29,7 +29,7 @@ def gauges(name: str, what: str, label: str, values: Mapping[str, float]) -> Met
 
 
 def counter(name: str, what: str, value: float, labels: Mapping[str, str] | None = None) -> Metric:
-    """One number that grows. name: without `_total`, which is put behind it."""
+    """Make a counter. name: without the suffix `_total`."""
     labels = labels or {}
     family = CounterMetricFamily(name, what, labels=list(labels))
     family.add_metric(list(labels.values()), value)
@@ -39,7 +39,7 @@ def counter(name: str, what: str, value: float, labels: Mapping[str, str] | None
 def counters(
     name: str, what: str, label: str, values: Mapping[str, float], labels: Mapping[str, str] | None = None
 ) -> Metric:
-    """One for each value of a label. labels: that all have beside it."""
+    """Make a counter for each value of a label. labels: common ones."""
     labels = labels or {}
     family = CounterMetricFamily(name, what, labels=[*labels, label])
     for key, value in values.items():
@@ -48,13 +48,12 @@ def counters(
 
 
 def from_zero(known: Sequence[str], values: Mapping[str, float]) -> Mapping[str, float]:
-    """With 0 for each known value of the label that has no number yet: PromQL's `rate` leaves out a series' first
-    sample."""
+    """Add 0 for each known label value without a count: PromQL's `rate` ignores a series' first sample."""
     return {**dict.fromkeys(known, 0), **values}
 
 
 def engine_histogram(name: str, what: str, times: HistogramStats, labels: Mapping[str, str]) -> Metric:
-    """Times as the engine counts them."""
+    """Make a histogram of the engine's times."""
     family = HistogramMetricFamily(name, what, labels=list(labels))
     family.add_metric(list(labels.values()), _cumulative(BOUNDS_S, times.counts, _STEP), times.sum_s)
     return family
@@ -63,16 +62,16 @@ def engine_histogram(name: str, what: str, times: HistogramStats, labels: Mappin
 def add_histogram(
     family: HistogramMetricFamily, labels: Sequence[str], bounds: Sequence[float], counts: Sequence[int], sum_s: float
 ) -> None:
-    """counts: by bucket, the last above every bound."""
+    """Add a series. counts: by bucket, the last above every bound."""
     family.add_metric(labels, _cumulative(bounds, counts, 1), sum_s)
 
 
 def _cumulative(bounds: Sequence[float], counts: Sequence[int], step: int) -> list[tuple[str, float]]:
-    """As Prometheus has buckets: each with all that is below its bound, the last one with everything."""
+    """Make Prometheus's cumulative buckets."""
     buckets: list[tuple[str, float]] = []
     below = 0
-    for place, (bound, count) in enumerate(zip(bounds, counts, strict=False)):
+    for index, (bound, count) in enumerate(zip(bounds, counts, strict=False)):
         below += count
-        if place % step == 0:
+        if index % step == 0:
             buckets.append((str(bound), below))
     return [*buckets, ("+Inf", sum(counts))]

@@ -1,4 +1,4 @@
-"""`/metrics`: the figures of all processes of the service, for Prometheus."""
+"""`/metrics`: the figures of all processes for Prometheus."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from runahead.service.stats.metrics_families import gauge
 from runahead.service.stats.service_metrics import service_metrics
 
 PATH: Final = "/metrics"
-_CONNECTIONS: Final = 16  # at once; each has a thread. Prometheus needs one
-_WHOLE_S: Final = 5.0  # for which there may be a connection, from when it is taken to the answer's end
-_LOOK_S: Final = 0.1  # from one look at whether it is to close to the next
+_CONNECTIONS: Final = 16  # at once, a thread each; Prometheus needs one
+_WHOLE_S: Final = 5.0  # for a connection, until its answer's end
+_CHECK_S: Final = 0.1  # between checks for the shutdown
 
 AskEngine = Callable[[], tuple[EngineInfo, EngineStats] | None]
 
 
 class ServiceCollector:
-    """All families of metrics, from one look at the board and one question to the engine.
+    """Collects all families with one read of the board and one question to the engine.
 
-    ask_engine: None is its answer where there is no engine, or it does not answer at once: then its families are left
-    out, since what an autoscaler is told of a queue must not be of yesterday.
+    ask_engine: returns None if the engine does not answer at once. Its families are left out then, because an
+    autoscaler must not see stale queues.
     """
 
     def __init__(self, board: Board, version: str, ask_engine: AskEngine) -> None:
@@ -45,7 +45,7 @@ class ServiceCollector:
         self._ask_engine = ask_engine
 
     def collect(self) -> Iterator[Metric]:
-        """As a registry asks for them."""
+        """Collect for the registry."""
         yield gauge("runahead_info", "The server's version.", 1, {"version": self._version})
         answer = self._ask_engine()
         yield gauge("runahead_engine_up", "1 if the engine answers.", answer is not None)
@@ -56,23 +56,23 @@ class ServiceCollector:
 
 class _Handler(WSGIRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: a line for each scrape says nothing."""
+        """Log nothing for a scrape."""
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A thread for each connection, of which there are only so many: more are closed at once."""
+    """A bounded number of threads, one for each connection; more connections are closed at once."""
 
     daemon_threads = True
 
     def __init__(self, host: str, port: int) -> None:
-        """Raises OSError."""
+        """Bind. Raises OSError."""
         self.address_family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         self._places = threading.BoundedSemaphore(_CONNECTIONS)
-        self._due: dict[Any, float] = {}  # when each connection that has a place is ended, on the monotonic clock
+        self._due: dict[Any, float] = {}  # when each open connection is closed, monotonic
         super().__init__((str(address[0]), int(address[1])), _Handler)
 
     def server_bind(self) -> None:
-        # Without the library's question to the DNS what this address is called, which may take as long as that likes.
+        # Skips the library's DNS lookup of the address, which may take arbitrarily long.
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
@@ -84,7 +84,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self._due[request] = time.monotonic() + _WHOLE_S
         try:
             super().process_request(request, client_address)
-        except BaseException:  # there is no thread to be had; the library closes the connection
+        except BaseException:  # no thread is available; the library closes the connection
             self._give_back(request)
             raise
 
@@ -95,11 +95,11 @@ class _Server(ThreadingMixIn, WSGIServer):
             self._give_back(request)
 
     def service_actions(self) -> None:
-        """Looks now and then for connections whose time is over, whatever they say meanwhile."""
+        """Close overdue connections, called periodically."""
         now = time.monotonic()
         for request, due in self._due.copy().items():
             if due < now:
-                with suppress(OSError):  # it has just ended by itself
+                with suppress(OSError):  # it has just ended
                     request.shutdown(socket.SHUT_RDWR)
 
     def _give_back(self, request: Any) -> None:
@@ -107,14 +107,14 @@ class _Server(ThreadingMixIn, WSGIServer):
         self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing: whoever asked has gone."""
+        """Ignore errors: the client has disconnected."""
 
 
 class MetricsServer:
-    """Serves one collector over HTTP, on threads of its own."""
+    """Serves one collector over HTTP in separate threads."""
 
     def __init__(self, host: str, port: int, collector: ServiceCollector) -> None:
-        """Listens. port: 0 is any. Raises ConfigError."""
+        """Listen. port: 0 for any. Raises ConfigError."""
         host = host.strip("[]")
         registry = CollectorRegistry(auto_describe=False)
         registry.register(collector)
@@ -124,20 +124,23 @@ class MetricsServer:
             raise ConfigError(f"{host} port {port} can't be listened on: {error.strerror}") from error
         self._server.set_app(_only_metrics(make_wsgi_app(registry)))
         self.port = int(self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(_LOOK_S,), name="metrics", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_CHECK_S,), name="metrics", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
-        """Takes no more connections. Blocks for a moment."""
+        """Stop accepting connections. Blocks briefly."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
 
 def _only_metrics(app: Any) -> Any:
-    """The application, at one path, in one format and whole, whatever somebody would rather have: in OpenMetrics the
-    library writes `vllm_` for `vllm:` to those who ask for no escaping of their own, and nobody looks for that; and of
-    families that are asked for by name it finds none, since it does not ask our collector for their names."""
+    """Restrict the application to one path, one format and all families, whatever the client asks: in OpenMetrics the
+    library writes `vllm_` for `vllm:` unless clients accept unescaped names, and filters by name find nothing, because
+    the library does not ask the collector for names.
+    """
 
     def served(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
         if environ.get("PATH_INFO") == PATH:

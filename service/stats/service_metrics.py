@@ -1,5 +1,4 @@
-"""What Prometheus is told of the service around the engine: its calls, under the names that gRPC's servers use, and
-what its processes hold. It is read from the board, and asks nobody."""
+"""Prometheus metrics of the service: calls under the names of gRPC servers, and held resources, read from the board."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ _METHOD = ("grpc_type", "grpc_service", "grpc_method")
 
 
 def service_metrics(board: Board) -> Iterator[Metric]:
-    """All families but the engine's."""
+    """Yield all families except the engine's."""
     yield from _calls(board)
     total, held, processes = board.total(), board.held.in_all().tolist(), board.processes.read()
     yield gauge("runahead_front_ends", "Front ends that serve.", total.front_ends)
@@ -50,7 +49,7 @@ def service_metrics(board: Board) -> Iterator[Metric]:
 
 
 def _calls(board: Board) -> Iterator[Metric]:
-    """Of methods that were called."""
+    """Yield metrics of methods that were called."""
     started = CounterMetricFamily("grpc_server_started", "Calls that have come to the server.", labels=_METHOD)
     handled = CounterMetricFamily(
         "grpc_server_handled", "Calls that have ended on the server, however they did.", labels=(*_METHOD, "grpc_code")

@@ -1,8 +1,8 @@
-"""The figures of the engine, the front ends and the service as a whole, as a `ServerStats` message.
+"""Makes `ServerStats` from the figures of the engine, the front ends and the service.
 
-A figure has the same name on both sides, or that of its group beside it in the engine's: `tokens.void_rows` of the
-contract is the engine's `void_rows`, `blocks.free` is `blocks_free` and `tokens.cached` is `cached_tokens`. Figures for
-which that does not hold are in `_OTHER_NAMES`, those that are made of others in `server_stats`.
+A figure has the same name on both sides, or its group's beside it in the engine: `tokens.void_rows` is `void_rows`,
+`blocks.free` is `blocks_free` and `tokens.cached` is `cached_tokens`. `_OTHER_NAMES` has the exceptions, and
+`server_stats` computes derived figures.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CONTRACT: Final[Any] = ServerStats.DESCRIPTOR  # its class depends on protobuf'
 
 
 def _engine_name(group: str, figure: str) -> str:
-    """What the engine calls a figure of the contract."""
+    """Return the engine's name of a contract's figure."""
     if other := _OTHER_NAMES.get(f"{group}.{figure}"):
         return other
     names = {figure, f"{group}_{figure}", f"{figure}_{group}"} & set(EngineStats.__struct_fields__)
@@ -52,7 +52,7 @@ _NAMES: Final[dict[str, dict[str, str]]] = {
 
 
 def server_stats(engine: EngineStats, counters: FrontEndCounters, **service: Any) -> ServerStats:
-    """Make the message of `Stats`. service: its fields that neither the engine nor a front end counts."""
+    """Make `ServerStats`. service: fields counted by neither the engine nor a front end."""
     stats = ServerStats(
         uptime_s=engine.uptime_s,
         barriers={
@@ -77,7 +77,7 @@ def server_stats(engine: EngineStats, counters: FrontEndCounters, **service: Any
 
 
 def _set(message: Any, figure: str, value: object) -> None:
-    """value: a number, or numbers or structs by a key."""
+    """Set a figure. value: a number, or numbers or structs by key."""
     if not isinstance(value, Mapping):
         setattr(message, figure, value)
         return
@@ -92,7 +92,7 @@ def _set(message: Any, figure: str, value: object) -> None:
 
 
 def _quantiles(times: HistogramStats) -> Quantiles:
-    """None where nothing was measured."""
+    """Return quantiles, None without a measurement."""
     if not any(times.counts):
         return Quantiles()
     return Quantiles(p50=quantile(times.counts, 0.5), p90=quantile(times.counts, 0.9), p99=quantile(times.counts, 0.99))

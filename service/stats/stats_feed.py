@@ -1,4 +1,4 @@
-"""The figures of the service for whoever asks: once, or as often as they change."""
+"""The service's figures on request, or whenever they change."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ from runahead.service.stats.stats import server_stats
 from runahead.v1 import HeldStats, ProcessStats, ServerStats, WatchStatsRequest, WatchStatsResponse
 
 _DEFAULT_S: Final = 1.0  # between two messages to a watcher
-_LEAST_S: Final = 0.05  # the engine gathers its figures no oftener
+_LEAST_S: Final = 0.05  # the engine does not gather figures more often
 _MOST_S: Final = 3600.0
-_LOOK_S: Final = 0.25  # from one look at figures that do not change to the next
+_CHECK_S: Final = 0.25  # between checks of unchanged figures
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class StatsFeed:
-    """counters: this process's line of the board. version: of the server. stalled_s: see `StreamWriter`."""
+    """Answers Stats and WatchStats. counters: this process's line of the board. version: the server's. stalled_s: see
+    `StreamWriter`.
+    """
 
     def __init__(
         self, engine: SocketEngineClient, board: Board, counters: Line, version: str, stalled_s: float
@@ -41,23 +43,26 @@ class StatsFeed:
         self._counters = counters
         self._version = version
         self._stalled_s = stalled_s
-        self._watchers: dict[asyncio.Task[Any], str] = {}  # by the task that serves the call: its caller's name
+        self._watchers: dict[asyncio.Task[Any], str] = {}  # caller names by the tasks of their calls
         self._closed = False
-        self._question: asyncio.Task[EngineStats] | None = None  # to the engine, on behalf of all watchers
+        self._question: asyncio.Task[EngineStats] | None = None  # the engine's pending answer, shared by all watchers
 
     def close(self) -> None:
-        """Ends every watcher, and takes no more: UNAVAILABLE, reason SHUTDOWN."""
+        """End every watcher and refuse new ones with UNAVAILABLE, reason SHUTDOWN."""
         self._closed = True
         for task in self._watchers:
             task.cancel()
 
     async def stats(self) -> ServerStats:
-        """All figures, none older than the question. Raises EngineLostError, also at once if the engine is silent."""
+        """Return all figures, none older than the call. Raises EngineLostError, also at once if the engine is
+        silent.
+        """
         return self._with_ours(await self._engine.stats())
 
     async def watch(self, request: WatchStatsRequest, context: _Context) -> None:
-        """Writes the figures, and again whenever one has changed. Ends by an exception only: ServiceError, or
-        EngineLostError, also if the engine falls silent, or StalledReaderError."""
+        """Write the figures at first and whenever one changes. Ends by an exception only: ServiceError, EngineLostError
+        (also for silence) or StalledReaderError.
+        """
         least_s = _interval_s(request)
         async with StreamWriter(context, self._stalled_s) as writer:
             with self._watching(context):
@@ -74,11 +79,11 @@ class StatsFeed:
                 await writer.write(WatchStatsResponse(stats=stats))
             if self._closed:
                 raise shutting_down()
-            await asyncio.sleep(least_s if now != told else min(least_s, _LOOK_S))
+            await asyncio.sleep(least_s if now != told else min(least_s, _CHECK_S))
             told = now
 
     def _with_ours(self, engine: EngineStats) -> ServerStats:
-        """The sums of all front ends beside it, and that it is this process that says so."""
+        """Add the sums over all front ends, and this process's index."""
         table, held = self._board.processes, self._board.held.in_all().tolist()
         return server_stats(
             engine,
@@ -96,16 +101,18 @@ class StatsFeed:
         )
 
     async def _shared(self) -> EngineStats:
-        """The engine is asked once for all watchers that ask meanwhile. Raises EngineLostError."""
+        """Ask the engine once for all waiting watchers. Raises EngineLostError."""
         if self._question is None or self._question.done():
             self._question = asyncio.create_task(self._engine.stats())
-            self._question.add_done_callback(lambda task: task.cancelled() or task.exception())  # all may be gone
+            # all watchers may be gone
+            self._question.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(self._question)
 
     @contextmanager
     def _watching(self, context: _Context) -> Iterator[None]:
-        """One of the watchers that there may be, and of those of its caller, who has half of them where callers have
-        names. Raises ServiceError (RESOURCE_EXHAUSTED or UNAVAILABLE)."""
+        """Count a watcher, also for its caller, who may have half of them if callers have names. Raises ServiceError
+        (RESOURCE_EXHAUSTED or UNAVAILABLE).
+        """
         if self._closed:
             raise shutting_down()
         if len(self._watchers) >= LIMITS.stats_watchers:
@@ -132,7 +139,7 @@ class StatsFeed:
 
 
 def _interval_s(request: WatchStatsRequest) -> float:
-    """Raises ServiceError (INVALID_ARGUMENT)."""
+    """Return the interval in seconds. Raises ServiceError (INVALID_ARGUMENT)."""
     check_known(request)
     if not request.HasField("interval"):
         return _DEFAULT_S
@@ -148,7 +155,7 @@ def _interval_s(request: WatchStatsRequest) -> float:
 
 
 def _what_changes(stats: ServerStats) -> bytes:
-    """The figures without those that change while nothing happens."""
+    """Serialize the figures without those that change while nothing happens."""
     rest = ServerStats()
     rest.CopyFrom(stats)
     rest.ClearField("uptime_s")

@@ -1,4 +1,4 @@
-"""`Trace`: when host and device did what for the newest launches, on one clock."""
+"""`Trace`: times of the newest launches on host and device, on one clock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ _DEFAULT: Final = 100
 
 
 async def trace(engine: SocketEngineClient, request: TraceRequest) -> TraceResponse:
-    """Raises ServiceError (INVALID_ARGUMENT), and EngineLostError, also at once if the engine is silent."""
+    """Answer `Trace`. Raises ServiceError (INVALID_ARGUMENT), and EngineLostError, also at once if the engine is
+    silent.
+    """
     check_known(request)
     launches = request.launches if request.HasField("launches") else _DEFAULT
     if not 1 <= launches <= MAX_TRACED:
@@ -28,7 +30,7 @@ async def trace(engine: SocketEngineClient, request: TraceRequest) -> TraceRespo
 
 
 def as_response(traced: EngineTrace, *, shares_clock: bool) -> TraceResponse:
-    """shares_clock: the device reads the host's own clock."""
+    """Make the response. shares_clock: the device uses the host's clock."""
     if not traced.launches:
         return TraceResponse()
     count = len(traced.launches[0].other_ranks_ns)
@@ -71,11 +73,11 @@ def as_response(traced: EngineTrace, *, shares_clock: bool) -> TraceResponse:
 
 
 def device_clock(launches: Sequence[LaunchTimes], rank: int = 0) -> tuple[int, int]:
-    """What to add to a rank's device's nanoseconds for the host's, and by how much that may be wrong.
+    """Return the offset from a rank's device clock to the host's in nanoseconds, and its uncertainty.
 
-    A launch starts after the host has called the device for it, and has ended before the host sees its mark: the offset
-    is the middle of what these two allow over all launches. Where the clocks have drifted apart meanwhile they allow
-    nothing, and the slack is by how much they contradict each other.
+    A launch starts after the host's call and ends before the host sees its mark: the offset is the middle of the
+    interval that all launches allow. If the clocks have drifted the interval is empty, and the uncertainty is the size
+    of the contradiction.
     """
     spans = [((times.start_ns, times.end_ns), *times.other_ranks_ns)[rank] for times in launches]
     least = max(_ns(times.launch_s) - start_ns for times, (start_ns, _) in zip(launches, spans, strict=True))

@@ -1,1 +1,1 @@
-"""What a completion must be: from what a request says of it to a grammar that the engine follows."""
+"""Structures: from a request's constraint to the grammar that the engine follows."""

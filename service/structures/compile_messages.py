@@ -1,4 +1,4 @@
-"""What a front end and its compile process say to each other: lines of JSON, one for each of these."""
+"""Messages between a front end and its compile process: JSON lines, one for each of these classes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import msgspec
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
-    """Said first, once. model: the path of the checkpoint. vocab_size, eos_token_ids: of the served model.
+    """The first message. model: path of the checkpoint. vocab_size, eos_token_ids: the model's.
 
-    compile_s: processor time that a structure may take. memory_mb: MiB that it may take.
+    compile_s: processor time for a structure. memory_mb: MiB for it.
     """
 
     model: str
@@ -19,8 +19,9 @@ class Vocabulary(msgspec.Struct, frozen=True):
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """A structure, as `runahead.service.contract.structure.StructureSource` has it. depth: of lists, objects and
-    brackets inside each other."""
+    """A structure to compile (`runahead.service.contract.structure.StructureSource`). depth: nesting bound of lists,
+    objects and brackets.
+    """
 
     kind: str
     text: str
@@ -28,10 +29,11 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """grammar: what `Submit.structure` takes; empty where the structure is refused. place, sentence: what is wrong with
-    it, as `StructureFault` has them. is_last: the process ends behind this answer, since it has grown."""
+    """The result. grammar: for `Submit.structure`; empty if the structure is refused. location, sentence: the fault
+    (`StructureFault`). is_last: the process ends after this answer because it has grown.
+    """
 
     grammar: str = ""
-    place: str = ""
+    location: str = ""
     sentence: str = ""
     is_last: bool = False

@@ -1,9 +1,9 @@
 """The process that compiles structures for one front end: `python -m runahead.service.structures.compile_process`.
 
-It reads lines of JSON from standard input and writes one for each to standard output, which
-`runahead.service.structures.compile_messages` has. What a caller has written is compiled here, so that the system can
-end it: by a signal beyond the processor time that one structure may take, and by refusing memory, which ends this
-process too. At the input's end its front end is gone, and it ends.
+Reads JSON lines from standard input and writes one answer for each to standard output
+(`runahead.service.structures.compile_messages`). Callers' text is compiled here, so that the system can limit it: a
+signal ends the process beyond a structure's processor time, and refused memory ends it too. The process ends when its
+input ends.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from runahead.service.workers.ready import Ready
 _STATM: Final = Path("/proc/self/statm")
 _DATA: Final = 5  # its field of what `RLIMIT_DATA` bounds, in pages
 _MIB: Final = 1 << 20
-_SEARCH_S: Final = 0.2  # of the bound, at most, for the place of a fault in a schema
-_NOTHING: Final = "NoExtension"  # how the library's reasons begin where no text goes on
-_WORDS: Final = 300  # characters of the library's reasons that are told
+_SEARCH_S: Final = 0.2  # part of the time bound to locate a fault in a schema
+_NOTHING: Final = "NoExtension"  # prefix of the library's reasons for grammars that match nothing
+_WORDS: Final = 300  # characters of the library's reasons that are passed on
 
 
 def main() -> int:
-    """Answers until the input ends. Returns the exit code."""
+    """Answer until the input ends. Returns the exit code."""
     signal_at_parents_death()
     said = sys.stdin.buffer
     orders = msgspec.json.decode(said.readline(), type=Vocabulary)
@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def compiled(vocabulary: LLTokenizer, ask: Ask, orders: Vocabulary) -> Answer:
-    """The structure's grammar, or what is wrong with it."""
+    """Compile the structure to a grammar, or describe its fault."""
     try:
         grammar, schema = grammar_text(ask.kind, ask.text, ask.depth)
         try:
@@ -72,15 +72,16 @@ def compiled(vocabulary: LLTokenizer, ask: Ask, orders: Vocabulary) -> Answer:
         except StructureFault as fault:
             raise _where(vocabulary, schema, fault, orders) from None
     except StructureFault as fault:
-        return Answer(place=fault.place, sentence=fault.sentence)
+        return Answer(location=fault.location, sentence=fault.sentence)
     except MemoryError:
         return Answer(sentence=f"needs more than {orders.memory_mb} MiB of memory to be compiled")
     return Answer(grammar=grammar)
 
 
 def _try(vocabulary: LLTokenizer, grammar: str) -> None:
-    """Raises StructureFault for a grammar that is none, that costs too much, or that nothing can match, as far as that
-    shows before the first token."""
+    """Try the grammar's first token. Raises StructureFault for a grammar that is invalid, too costly or matches
+    nothing.
+    """
     try:
         matcher = new_matcher(vocabulary, grammar)
     except GrammarError as error:
@@ -94,26 +95,26 @@ def _try(vocabulary: LLTokenizer, grammar: str) -> None:
 
 
 def _where(vocabulary: LLTokenizer, schema: Schema | None, fault: StructureFault, orders: Vocabulary) -> StructureFault:
-    """The fault with the place in the schema that it comes from: the innermost part that has one by itself."""
+    """Locate the fault in the schema: the innermost part that has the fault alone."""
     if not isinstance(schema, dict):
         return fault
     kept: dict[str, Any] = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     until = time.process_time() + orders.compile_s * _SEARCH_S
-    for place, part in parts(schema):
-        if place == "#" or time.process_time() > until:
+    for location, part in parts(schema):
+        if location == "#" or time.process_time() > until:
             break
         if not isinstance(part, dict):
             continue
         try:
             _try(vocabulary, of_schema({**part, **kept}))
         except StructureFault as inner:
-            return StructureFault(place, inner.sentence)
+            return StructureFault(location, inner.sentence)
     return StructureFault("#", fault.sentence)
 
 
 @contextlib.contextmanager
 def _bounds(orders: Vocabulary) -> Iterator[None]:
-    """Beyond its processor time the system ends this process, and beyond its memory refuses it more."""
+    """Limit processor time, beyond which the system ends this process, and memory."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (_data_bytes() + orders.memory_mb * _MIB, hard))
     signal.setitimer(signal.ITIMER_PROF, orders.compile_s)
@@ -129,7 +130,7 @@ def _data_bytes() -> int:
 
 
 def _line(words: object) -> str:
-    """The library's reason on one line, of a length that can be read."""
+    """Shorten the library's reason to one readable line."""
     text = " ".join(str(words).replace("<non-verbose/>", "").split())
     return text if len(text) <= _WORDS else text[:_WORDS] + "…"
 

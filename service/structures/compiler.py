@@ -12,13 +12,13 @@ from runahead.service.structures.compile_messages import Answer, Ask, Vocabulary
 from runahead.service.workers.worker_process import UnusableError, WorkerLostError, WorkerProcess
 
 COMPILE_MODULE: Final = "runahead.service.structures.compile_process"
-_WALL: Final = 20  # times its processor time, which a structure may take on a machine that is busy
+_WALL: Final = 20  # wall time for a structure on a busy machine, in multiples of its processor time
 
 
 class Compiler:
-    """One process, which compiles one structure at a time. To be used by one task at a time, and closed.
+    """A process that compiles one structure at a time. Use it in one task at a time and close it.
 
-    vocabulary: the model's tokens, and what a structure may take.
+    vocabulary: the model's tokens and a structure's limits.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -26,10 +26,10 @@ class Compiler:
         self.worker = WorkerProcess(COMPILE_MODULE, vocabulary, "structure", "compiles structures")
 
     async def compile(self, source: StructureSource) -> Answer:
-        """What the process makes of a structure, or why it was ended.
+        """Compile a structure. Returns the process's answer, or why it was ended.
 
-        Raises ServiceError: FAILED_PRECONDITION where the model's tokens can't be used, UNAVAILABLE where no process
-        can be started, and where one did not answer in time though it took little of the processor's, or was ended.
+        Raises ServiceError: FAILED_PRECONDITION if the model's tokens can't be used; UNAVAILABLE if no process can be
+        started, it was ended, or it did not answer in time although it used little processor time.
         """
         ask = Ask(source.kind, source.text, LIMITS.structure_depth)
         try:
@@ -47,14 +47,16 @@ class Compiler:
         return answer
 
     async def close(self) -> None:
-        """Ends the process. There is no other any more."""
+        """End the process for good."""
         await self.worker.close()
 
     def _why(self, code: int) -> str:
-        """What is wrong with the structure that has ended the process. Raises ServiceError where it was not that."""
+        """Return a structure's fault that ended the process. Raises ServiceError if the structure did not cause the
+        end.
+        """
         if code == -signal.SIGPROF:
             return f"takes more than {self._vocabulary.compile_s:g} s of processor time to be compiled"
-        if code == -signal.SIGABRT:  # what the library does where it is refused memory
+        if code == -signal.SIGABRT:  # the library aborts when memory is refused
             return f"needs more than {self._vocabulary.memory_mb} MiB of memory to be compiled"
         if code == -signal.SIGSEGV:
             return "needs more of the stack than there is to be compiled"

@@ -1,8 +1,8 @@
-"""A grammar in EBNF, as llama.cpp (GBNF) and XGrammar write it, in the words of Lark.
+r"""Converts EBNF grammars of llama.cpp (GBNF) and XGrammar to Lark.
 
-llguidance's converter copies literals and classes as they are written, though Lark and Rust's expressions read some of
-them in another way: `"\\u0041BC"`, `[a&&b]`, `.`. So every character is written here first in the one way that all of
-them read alike: a letter, a digit or a character beyond ASCII as itself, every other one as `\\xHH`.
+llguidance's converter copies literals and classes verbatim, though Lark and Rust's regular expressions read some
+differently: `"\u0041BC"`, `[a&&b]`, `.`. So each character is first written in the one form that all read alike:
+letters, digits and non-ASCII characters unchanged, others as `\xHH`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 from runahead.service.structures.fault import StructureFault
 
-_HEAD: Final = "%llguidance {}"  # which the converter writes first
+_HEAD: Final = "%llguidance {}"  # the converter's first line
 _PARTS: Final = re.compile(r'#[^\n]*|"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|\.', re.DOTALL)
 _CHARACTER: Final = re.compile(r"\\x([0-9A-Fa-f]{2})|\\u([0-9A-Fa-f]{4})|\\U([0-9A-Fa-f]{8})|\\(.)|([^\\])", re.DOTALL)
 _ESCAPED: Final = {"n": "\n", "r": "\r", "t": "\t"}
@@ -24,15 +24,15 @@ _ALTERNATIVE_BELOW: Final = re.compile(r"([ \t]*\r?\n\s*)\|")
 
 
 def lark_of(text: str, most_depth: int) -> str:
-    """The same grammar for llguidance, from the rule `start`, which was `root`.
+    """Convert a grammar for llguidance; the rule `root` becomes `start`.
 
-    Every text that it allows is one of the grammar. Since llguidance takes the longest part of a text for a rule that
-    names no other rule, it may not allow all of them: `[a-z]+` in such a rule leaves no letter for what follows it.
-    Raises StructureFault, with the line where that is known.
+    Every text that it allows is in the grammar. Since llguidance matches a rule without references greedily, it may not
+    allow all of them: `[a-z]+` in such a rule leaves no letter for what follows. Raises StructureFault, with the line
+    if known.
     """
     plain = _PARTS.sub(lambda part: _part(part, text), text)
     depth = 0
-    for bracket in re.finditer(r"[()]", plain):  # in literals and classes none is left
+    for bracket in re.finditer(r"[()]", plain):  # literals and classes have none left
         depth += 1 if bracket[0] == "(" else -1
         if depth > most_depth:
             raise StructureFault(
@@ -44,17 +44,17 @@ def lark_of(text: str, most_depth: int) -> str:
             raise StructureFault(_line(plain, rule.start()), f"has a second rule {rule[1]}")
         known.add(rule[1])
     try:
-        # A `|` may begin a line, which the converter does not take: the line's end goes behind it.
+        # The converter rejects a `|` at a line's start: move it to the previous line.
         return str(gbnf_to_lark(_ALTERNATIVE_BELOW.sub(r" |\1", plain))).removeprefix(_HEAD).strip()
     except GbnfToLarkError as error:
         what = str(error).partition(" at line ")[0]
         raise StructureFault(_line(error.pos.text, error.pos.pos), f"can't be read as EBNF: {what}") from error
-    except Exception as error:  # whatever class the converter raises for rules that do not fit each other
+    except Exception as error:  # any class that the converter raises for inconsistent rules
         raise StructureFault("", f"can't be read as EBNF: {error}") from error
 
 
 def _part(part: re.Match[str], text: str) -> str:
-    """A comment, a literal, a class or the dot in the one way."""
+    """Rewrite a comment, literal, class or dot in the common form."""
     written, line = part[0], _line(text, part.start())
     if written.startswith("#"):
         return ""
@@ -70,14 +70,14 @@ def _part(part: re.Match[str], text: str) -> str:
     # A dash between two characters is a range; elsewhere, or escaped, it is a character.
     last = len(items) - 1
     made = [
-        "-" if (one, is_escaped) == ("-", False) and 0 < place < last else _plain(one)
-        for place, (one, is_escaped) in enumerate(items)
+        "-" if (one, is_escaped) == ("-", False) and 0 < location < last else _plain(one)
+        for location, (one, is_escaped) in enumerate(items)
     ]
     return f"[{'^' if negated else ''}{''.join(made)}]"
 
 
 def _characters(inside: str, line: str) -> list[tuple[str, bool]]:
-    """Each character, and whether it was escaped. Raises StructureFault."""
+    """Split into characters, each with whether it was escaped. Raises StructureFault."""
     found = []
     for each in _CHARACTER.finditer(inside):
         *codes, escaped, itself = each.groups()
@@ -89,7 +89,7 @@ def _characters(inside: str, line: str) -> list[tuple[str, bool]]:
         elif escaped in _ESCAPED or (escaped and escaped.isascii() and not escaped.isalnum()):
             found.append((_ESCAPED.get(escaped, escaped), True))
         else:
-            raise StructureFault(line, f"has the escape {each[0]}, which is none of EBNF")
+            raise StructureFault(line, f"has the escape {each[0]}, which EBNF does not have")
     return found
 
 

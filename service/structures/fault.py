@@ -1,13 +1,16 @@
-"""What is wrong with a structure, and where."""
+"""A structure's fault and its location."""
 
 from __future__ import annotations
 
 
 class StructureFault(Exception):
-    """place: in the structure, as a JSON pointer for a schema (`#/properties/a`), as `line 3` of a grammar; empty for
-    all of it. sentence: what is wrong there, to be put behind the place."""
+    """An invalid structure.
 
-    def __init__(self, place: str, sentence: str) -> None:
+    location: a JSON pointer in a schema (`#/properties/a`), `line 3` of a grammar, or empty for all of it.
+    sentence: the fault, appended to the location.
+    """
+
+    def __init__(self, location: str, sentence: str) -> None:
         super().__init__(sentence)
-        self.place = place
+        self.location = location
         self.sentence = sentence

@@ -1,4 +1,4 @@
-"""From what a request says to a grammar in llguidance's own JSON, which is what the engine is sent."""
+"""Converts a request's structure to a grammar in llguidance's JSON, which the engine gets."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from runahead.service.structures.lark_check import check_lark
 from runahead.service.structures.schema_check import Schema, enforced, parts, read_schema
 
 _HOW: Final = {
-    # As much as texts for people have, and no more: a model that has begun to write spaces may never end.
+    # Enough white space for readable text, bounded: a model that begins to write spaces may never stop.
     "whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,32}",
-    # Each character in one way alone: the library would take "\u0061" for a name that is not "a".
+    # One spelling for each character: the library would take "\u0061" for another name than "a".
     "json_allowed_escapes": 'nrbtf\\"',
 }
-_DELETE: Final = "\x7f"  # which Lark wants escaped, and JSON does not
+_DELETE: Final = "\x7f"  # Lark requires an escape, JSON does not
 
 
 def grammar_text(kind: str, text: str, most_depth: int) -> tuple[str, Schema | None]:
-    """The grammar of a structure, and of a schema what was enforced of it. Raises StructureFault.
+    """Make a structure's grammar, and the cleaned schema if it is one. Raises StructureFault.
 
     kind, text: of `runahead.service.contract.structure.StructureSource`. most_depth: of lists, objects and brackets.
     """
@@ -46,11 +46,11 @@ def grammar_text(kind: str, text: str, most_depth: int) -> tuple[str, Schema | N
 
 
 def of_schema(schema: Schema) -> str:
-    """The grammar of a schema of which all is enforced, with how its texts are written."""
+    """Make the grammar of a fully enforced schema, with formatting rules for its texts."""
     outer: dict[str, Any] = {} if schema is True else schema if isinstance(schema, dict) else {"anyOf": []}
     how: dict[str, Any] = dict(_HOW)
     if any(isinstance(part, dict) and "oneOf" in part for _, part in parts(schema)):
-        how["coerce_one_of"] = True  # to anyOf: its branches exclude each other, see `check_one_of`
+        how["coerce_one_of"] = True  # as anyOf: its branches exclude each other, see `check_one_of`
     return _of({"json_schema": {"x-guidance": how, **outer}})
 
 
@@ -59,5 +59,5 @@ def _of(grammar: dict[str, Any]) -> str:
 
 
 def _literal(text: str) -> str:
-    """A text as Lark writes it."""
+    """Quote a text for Lark."""
     return json.dumps(text, ensure_ascii=False).replace(_DELETE, "\\u007f")

@@ -1,4 +1,4 @@
-"""A grammar in the words of Lark, looked through for what would not be enforced, or would not show in a text."""
+"""Checks a Lark grammar for features that are not enforced or invisible in a text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 from runahead.service.structures.fault import StructureFault
 
-# Strings, comments and expressions: whatever they hold says nothing about the grammar's own words.
+# Strings, comments and regular expressions, which are skipped.
 _QUOTED: Final = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|#[^\n]*|/(?:[^/\\\n]|\\.)+/')
 _REFUSED: Final = (
     (re.compile(r"%(?!(?:ignore|import)\b)\w*"), "a directive other than %ignore and %import"),
@@ -18,7 +18,7 @@ _REFUSED: Final = (
 
 
 def check_lark(text: str, most_depth: int) -> None:
-    """Raises StructureFault for words that are not among those that the contract names."""
+    """Check a grammar. Raises StructureFault for keywords outside the contract's list."""
     words = _QUOTED.sub(lambda found: " " * len(found[0]), text)
     for refused, what in _REFUSED:
         if found := refused.search(words):

@@ -1,7 +1,7 @@
-"""A JSON Schema as one that is enforced whole: read within bounds, looked through keyword by keyword, and cleaned.
+"""Reads a JSON Schema, checks that every keyword is enforced, and cleans it.
 
-llguidance passes over keywords that it does not know. Here each is known: it is enforced, or it says nothing about what
-is valid, or it is refused by its place.
+llguidance ignores unknown keywords. Here each keyword is enforced, is an annotation without effect, or is refused with
+its location.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from runahead.service.structures.schema_unions import add_null, check_discrimina
 
 Schema = dict[str, Any] | bool
 
-# Keywords that are enforced. Behind them: what of schemas they hold.
+# Enforced keywords, with the kind of schemas in their values.
 _VALUE, _ONE, _LIST, _MAP = "no schema", "a schema", "a list of schemas", "schemas by names"
 _ENFORCED: Final = {
     **dict.fromkeys(("type", "const", "enum", "$ref", "required", "format", "pattern", "multipleOf"), _VALUE),
@@ -30,17 +30,17 @@ _ENFORCED: Final = {
     **dict.fromkeys(("anyOf", "oneOf", "allOf", "prefixItems"), _LIST),
     **dict.fromkeys(("properties", "patternProperties", "$defs", "definitions"), _MAP),
 }
-# What is about people, or tools, and is left out of the grammar. So are keys that begin with `x-`.
+# Annotations, which are left out of the grammar, like keys that begin with `x-`.
 _SAID: Final = frozenset(
     {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema"}
 )
 _FORMATS: Final = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 _STRINGS: Final = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_SHOWN: Final = 60  # characters of a name that a sentence repeats
+_SHOWN: Final = 60  # characters of a name in a sentence
 
 
 def read_schema(text: str, most_depth: int) -> Schema:
-    """The schema that a text of JSON holds. Raises StructureFault."""
+    """Parse a JSON text as a schema. Raises StructureFault."""
     if (depth := _depth(text)) > most_depth:
         raise StructureFault("", f"has {depth} lists and objects inside each other, and may have {most_depth}")
     try:
@@ -60,53 +60,52 @@ def read_schema(text: str, most_depth: int) -> Schema:
     return schema
 
 
-def enforced(schema: Schema, place: str = "#", root: Schema | None = None) -> Schema:
-    """The schema as the library enforces it, without what says nothing about what is valid. Raises StructureFault for
-    the first keyword that is not enforced, by its place.
+def enforced(schema: Schema, location: str = "#", root: Schema | None = None) -> Schema:
+    """Return the schema without annotations. Raises StructureFault for the first keyword that is not enforced.
 
     root: the whole schema, if this is a part of it.
     """
     if isinstance(schema, bool):
         return schema
     if not isinstance(schema, dict):
-        raise StructureFault(place, "must be a schema, an object or a boolean")
+        raise StructureFault(location, "must be a schema, an object or a boolean")
     root = schema if root is None else root
     clean: dict[str, Any] = {}
     for key, value in schema.items():
-        inner = f"{place}/{pointer(key)}"
-        if _says_nothing(key, value, place):
+        inner = f"{location}/{pointer(key)}"
+        if _says_nothing(key, value, location):
             continue
         if key not in _ENFORCED:
             raise StructureFault(inner, "is a keyword that is not enforced")
         clean[key] = _part(key, value, inner, root)
     if "oneOf" in clean:
-        check_one_of(schema, place, root)
+        check_one_of(schema, location, root)
     if "discriminator" in schema:
-        check_discriminator(schema, place, root)
-    check_multiples(schema, place, root)
-    _check_format(clean, place)
-    _check_least_properties(clean, place)
-    draw_in(clean, place)
+        check_discriminator(schema, location, root)
+    check_multiples(schema, location, root)
+    _check_format(clean, location)
+    _check_least_properties(clean, location)
+    draw_in(clean, location)
     if "patternProperties" in clean:
         spell_out_names(clean)
     return add_null(clean) if schema.get("nullable") is True else clean
 
 
-def _says_nothing(key: str, value: Any, place: str) -> bool:
-    """The keyword is passed over here: it is about people or tools, or turned off, or `enforced` looks at it."""
+def _says_nothing(key: str, value: Any, location: str) -> bool:
+    """Whether to skip the keyword: an annotation, turned off, or handled by `enforced`."""
     if key == "uniqueItems":
         return value is False
     if key == "nullable":
         return isinstance(value, bool)
     is_vendors = key.startswith("x-") and key != "x-guidance"
-    return key in _SAID or key == "discriminator" or is_vendors or (key == "$id" and place == "#")
+    return key in _SAID or key == "discriminator" or is_vendors or (key == "$id" and location == "#")
 
 
-def parts(schema: Schema, place: str = "#") -> Iterator[tuple[str, Schema]]:
-    """A schema and all that are in it, each behind those that it holds, with their places."""
+def parts(schema: Schema, location: str = "#") -> Iterator[tuple[str, Schema]]:
+    """Yield all schemas in a schema, inner ones first, with their locations."""
     if isinstance(schema, dict):
         for key, value in schema.items():
-            inner = f"{place}/{pointer(key)}"
+            inner = f"{location}/{pointer(key)}"
             match _ENFORCED[key]:
                 case "a schema":
                     yield from parts(value, inner)
@@ -116,60 +115,60 @@ def parts(schema: Schema, place: str = "#") -> Iterator[tuple[str, Schema]]:
                 case "schemas by names":
                     for name, one in value.items():
                         yield from parts(one, f"{inner}/{pointer(name)}")
-    yield place, schema
+    yield location, schema
 
 
 def pointer(name: str) -> str:
-    """A name in a JSON pointer, shortened where it is long."""
+    """Escape a name for a JSON pointer and shorten it."""
     text = name.replace("~", "~0").replace("/", "~1")
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
 
 
-def _part(key: str, value: Any, place: str, root: Schema) -> Any:
-    """A keyword's value, cleaned where it holds schemas."""
+def _part(key: str, value: Any, location: str, root: Schema) -> Any:
+    """Clean a keyword's value if it holds schemas."""
     match _ENFORCED[key]:
         case "a schema":
-            return enforced(value, place, root)
+            return enforced(value, location, root)
         case "a list of schemas":
             if not isinstance(value, list):
-                raise StructureFault(place, "must be a list of schemas")
-            return [enforced(one, f"{place}/{index}", root) for index, one in enumerate(value)]
+                raise StructureFault(location, "must be a list of schemas")
+            return [enforced(one, f"{location}/{index}", root) for index, one in enumerate(value)]
         case "schemas by names":
             if not isinstance(value, dict):
-                raise StructureFault(place, "must be an object of schemas")
-            return {name: enforced(one, f"{place}/{pointer(name)}", root) for name, one in value.items()}
+                raise StructureFault(location, "must be an object of schemas")
+            return {name: enforced(one, f"{location}/{pointer(name)}", root) for name, one in value.items()}
     if key == "$ref" and not (isinstance(value, str) and re.match(r"#(/|$)", value)):
-        raise StructureFault(place, "must lead to a place in this schema: # or #/…")
-    return exact_value(value, place) if key in ("const", "enum") else value
+        raise StructureFault(location, "must lead to a place in this schema: # or #/…")
+    return exact_value(value, location) if key in ("const", "enum") else value
 
 
-def _check_format(schema: dict[str, Any], place: str) -> None:
-    """Formats are enforced of strings and of integers alone."""
+def _check_format(schema: dict[str, Any], location: str) -> None:
+    """Check that the format applies to strings or integers, for which formats are enforced."""
     if "format" not in schema:
         return
     name = schema["format"]
     if name not in (*_FORMATS, *INTEGER_FORMATS):
         raise StructureFault(
-            f"{place}/format", f"is not enforced: formats are {', '.join((*_FORMATS, *INTEGER_FORMATS))}"
+            f"{location}/format", f"is not enforced: formats are {', '.join((*_FORMATS, *INTEGER_FORMATS))}"
         )
     of_type = "integer" if name in INTEGER_FORMATS else "string"
     if schema.get("type") != of_type:
-        raise StructureFault(f"{place}/format", f"{name} is enforced beside the type {of_type} alone")
+        raise StructureFault(f"{location}/format", f"{name} is enforced beside the type {of_type} alone")
     if of_type == "integer":
         schema["allOf"] = [*schema.get("allOf", []), integers_of(schema.pop("format"))]
     else:
         replace_format(schema)
 
 
-def _check_least_properties(schema: dict[str, Any], place: str) -> None:
-    """The library counts a name that stands twice as two. Names that are required can't."""
+def _check_least_properties(schema: dict[str, Any], location: str) -> None:
+    """Check minProperties: the library counts a repeated name twice, which can't happen to required names."""
     least, required = schema.get("minProperties"), schema.get("required", [])
     if isinstance(least, int) and isinstance(required, list) and least > len({str(name) for name in required}) + 1:
-        raise StructureFault(f"{place}/minProperties", "is enforced for one more than are in required, and no more")
+        raise StructureFault(f"{location}/minProperties", "is enforced for one more than are in required, and no more")
 
 
 def _depth(text: str) -> int:
-    """How many lists and objects there are inside each other, if the text is JSON."""
+    """Return the nesting depth of lists and objects, if the text is JSON."""
     depth = most = 0
     for character in re.findall(r"[\[\]{}]", _STRINGS.sub("", text)):
         depth += 1 if character in "[{" else -1
@@ -187,14 +186,14 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _whole(text: str) -> int:
-    """Raises ValueError for one that no other number could be compared with."""
+    """Parse an integer. Raises ValueError if it is too large to compare."""
     _number(text)
     return int(text)
 
 
 def _number(text: str) -> float:
-    """Raises ValueError for what is no number in JSON, though Python reads it."""
+    """Parse a number. Raises ValueError for Python's extensions of JSON."""
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{text[:_SHOWN]} is no number that can be held")
+        raise ValueError(f"{text[:_SHOWN]} is not a finite number of 64 bits")
     return number

@@ -1,11 +1,10 @@
-"""Formats of strings that llguidance enforces wider than their standards, as expressions that are exact or narrower."""
+"""Exact or stricter regular expressions for string formats that llguidance enforces too loosely."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-# RFC 3339, of the years 0001 to 9999. A leap second is 23:59:60 in UTC, and in a date-time at the end of June or of
-# December.
+# RFC 3339, years 0001 to 9999. A leap second is 23:59:60 UTC, in a date-time only at the end of June or December.
 _YEAR: Final = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 _LEAP_YEAR: Final = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
 _DATE: Final = (
@@ -15,15 +14,15 @@ _DATE: Final = (
 _HOURS: Final = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
 _TIME: Final = rf"{_HOURS}:[0-5][0-9](?:\.[0-9]+)?(?:[zZ]|[+-]{_HOURS})"
 _LEAP_SECOND: Final = r"23:59:60(?:\.[0-9]+)?(?:[zZ]|[+-]00:00)"
-# RFC 1123, and RFC 5890: two hyphens behind two characters are reserved, and what `xn--` begins is not looked into.
+# RFC 1123 and RFC 5890: hyphens in positions 3 and 4 are reserved; `xn--` labels are not decoded.
 _LABEL: Final = (
     "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,2}[a-zA-Z0-9]"
     "|[a-zA-Z0-9-](?:[a-zA-Z0-9][a-zA-Z0-9-]|-[a-zA-Z0-9])[a-zA-Z0-9-]{0,58}[a-zA-Z0-9])?"
 )
 _HOST: Final = rf"{_LABEL}(?:\.{_LABEL})*"
 
-# An expression that a text matches, and how many characters it may have. Email addresses stay with the library: the
-# lengths in RFC 5321 are those that software must take at least.
+# A regular expression and the maximum length in characters. Email addresses stay with the library: RFC 5321's lengths
+# are minimums for software.
 _EXACT: Final[dict[str, tuple[str, int | None]]] = {
     "date": (f"^{_DATE}$", None),
     "time": (f"^(?:{_TIME}|{_LEAP_SECOND})$", None),
@@ -33,7 +32,7 @@ _EXACT: Final[dict[str, tuple[str, int | None]]] = {
 
 
 def replace_format(schema: dict[str, Any]) -> None:
-    """Puts an expression in the place of a format that has one, beside what else the schema says."""
+    """Replace a format by its regular expression, besides the schema's other keywords."""
     if schema["format"] not in _EXACT:
         return
     expression, longest = _EXACT[schema.pop("format")]

@@ -1,7 +1,7 @@
-"""Names of properties that a pattern spells out: `^(a|b)$` is the same as properties `a` and `b`.
+"""Expands patterns of property names: `^(a|b)$` becomes properties `a` and `b`.
 
-llguidance keeps names that stand in `properties` out of a pattern, and does not see where none is left: it lets a comma
-through behind which no name can follow.
+llguidance excludes names in `properties` from a pattern, and does not notice if none is left: it then allows a comma
+that no name can follow.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from llguidance import LLTokenizer
 
 from runahead.runtime.grammar.matcher import GrammarError, new_matcher
 
-_MOST_NAMES: Final = 32  # of a pattern, that are spelled out
-_LONGEST: Final = 64  # bytes of a name in quotes
+_MOST_NAMES: Final = 32  # names of a pattern that are expanded
+_LONGEST: Final = 64  # bytes of a quoted name
 
 
 def spell_out_names(schema: dict[str, Any]) -> None:
-    """Moves patterns of few names to `properties`."""
+    """Move patterns of few names to `properties`."""
     patterns = schema["patternProperties"]
     properties = dict(schema.get("properties", {}))
     declared = set(properties)
@@ -42,12 +42,12 @@ def spell_out_names(schema: dict[str, Any]) -> None:
 
 @cache
 def _bytes() -> LLTokenizer:
-    """A vocabulary in which each byte is a token."""
+    """Make a vocabulary in which each byte is a token."""
     return LLTokenizer("byte")
 
 
 def _names_of(pattern: str) -> set[str] | None:
-    """The names that a pattern matches. None: they are more than a few, or it is no pattern of the library's."""
+    """Return the names that a pattern matches, None if they are too many or the library can't parse it."""
     if "^" not in pattern or "$" not in pattern:
         return None
     grammar = {

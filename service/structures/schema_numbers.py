@@ -1,9 +1,9 @@
-"""Numbers of a schema as llguidance enforces them, never wider than they are written.
+"""Adjusts a schema's numbers so that llguidance never enforces looser bounds.
 
-The library holds each number as a float64, and writes it with its exact digits or with the fewest that read back as it:
-2^62 + 1 becomes 4611686018427387904 or 4611686018427388000. So a bound beyond 2^53 is drawn in to the next float64 that
-is inside either way, and a constant that would change is refused. The library also reads a fraction of more than 15
-digits as a neighbor of the nearest float64: such a bound is rounded inwards, and such a constant is refused.
+The library stores numbers as float64 and writes them exactly or with the shortest digits: 2^62 + 1 becomes
+4611686018427387904 or 4611686018427388000. So a bound beyond 2^53 moves inwards to the next float64 that is inside in
+both forms, and a constant that would change is refused. The library also reads a fraction of more than 15 digits as a
+neighbor of the nearest float64: such a bound is rounded inwards, and such a constant is refused.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from runahead.service.structures.fault import StructureFault
 
 INTEGER_FORMATS: Final = {"int32": 32, "int64": 64}  # bits
 
-_EXACT: Final = 2**53  # below it a float64 is what was written
-_MOST: Final = 2**63 - 1024  # the largest float64 in 64 bits, of which the library makes digits
-_ONE_SIDED: Final = 10**18  # a range of the library's that begins there has an end, too
+_EXACT: Final = 2**53  # float64 is exact below it
+_MOST: Final = 2**63 - 1024  # the largest float64 in 64 bits, which the library formats
+_ONE_SIDED: Final = 10**18  # the library's one-sided ranges end here
 _BOUNDS: Final = {
     "minimum": ("minimum", 1, False),
     "maximum": ("maximum", -1, False),
@@ -28,12 +28,12 @@ _BOUNDS: Final = {
 _INWARDS: Final = 1e-9
 
 
-def exact_value(value: Any, place: str) -> Any:
-    """A value of `const` or `enum` that the library writes as it is. Raises StructureFault for one that it changes."""
+def exact_value(value: Any, location: str) -> Any:
+    """Return a value of `const` or `enum` that the library keeps exactly. Raises StructureFault for any other."""
     if isinstance(value, list):
-        return [exact_value(one, place) for one in value]
+        return [exact_value(one, location) for one in value]
     if isinstance(value, dict):
-        return {name: exact_value(one, place) for name, one in value.items()}
+        return {name: exact_value(one, location) for name, one in value.items()}
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     if isinstance(value, float) and not value.is_integer():
@@ -42,36 +42,38 @@ def exact_value(value: Any, place: str) -> Any:
         value = int(value)
         is_exact = abs(value) <= _MOST and int(float(value)) == value
     if not is_exact:
-        raise StructureFault(place, f"has the number {value}, which is too long to be enforced as it is written")
+        raise StructureFault(location, f"has the number {value}, which is too long to be enforced as it is written")
     return value
 
 
 def integers_of(integer_format: str) -> dict[str, Any]:
-    """The schema of the integers of a format."""
+    """Return the schema of an integer format."""
     size = 2 ** (INTEGER_FORMATS[integer_format] - 1)
     schema: dict[str, Any] = {"type": "integer", "minimum": -size, "maximum": size - 1}
     draw_in(schema, "#")
     return schema
 
 
-def draw_in(schema: dict[str, Any], place: str) -> None:
-    """Draws in the bounds that the library would not enforce. Raises StructureFault where none is left to enforce."""
+def draw_in(schema: dict[str, Any], location: str) -> None:
+    """Move bounds inwards that the library would not enforce exactly. Raises StructureFault if no bound can be
+    enforced.
+    """
     is_integer = schema.get("type") == "integer"
     before = {key: schema[key] for key in _BOUNDS if key in schema}
     for key, bound in before.items():
         if isinstance(bound, bool) or not isinstance(bound, int | float):
-            raise StructureFault(f"{place}/{key}", "must be a number")
+            raise StructureFault(f"{location}/{key}", "must be a number")
         target, inwards, is_exclusive = _BOUNDS[key]
         if abs(bound) < _EXACT:
             if is_exclusive and not is_integer and float(bound).is_integer():
-                # Of 2 < x < 2.75 the library lets 2 itself through.
+                # For 2 < x < 2.75 the library accepts 2 itself.
                 schema[key] = bound + inwards * max(_INWARDS, 4 * math.ulp(bound))
             elif isinstance(bound, float):
                 schema[key] = _rounded(bound, inwards)
             continue
         inner = _inner(bound, inwards, is_exclusive=is_exclusive, is_integer=is_integer)
         if inwards * inner > _MOST:
-            raise StructureFault(f"{place}/{key}", f"is not enforced beyond ±{_MOST}")
+            raise StructureFault(f"{location}/{key}", f"is not enforced beyond ±{_MOST}")
         del schema[key]
         if target in schema:
             inner = max(schema[target], inner) if inwards > 0 else min(schema[target], inner)
@@ -81,13 +83,13 @@ def draw_in(schema: dict[str, Any], place: str) -> None:
     if schema.get("maximum", 0) <= -_ONE_SIDED:
         schema.setdefault("minimum", -_MOST)
     if _is_empty(schema) and not _is_empty(before):
-        raise StructureFault(place, "has bounds that leave no number which is enforced exactly")
+        raise StructureFault(location, "has bounds that leave no number which is enforced exactly")
 
 
 def _inner(bound: float, inwards: int, *, is_exclusive: bool, is_integer: bool) -> int:
-    """The float64 next to a bound that is inside, in its exact value and in the digits that the library writes."""
+    """Return the next float64 inside a bound, in its exact value and in the library's digits."""
     if is_integer and inwards < 0 and bound - is_exclusive >= 2**63 - 1:
-        return 2**63 - 1  # the library reads it as 2^63, of which it makes the largest integer of 64 bits
+        return 2**63 - 1  # the library reads it as 2^63 and clamps it to int64's maximum
     value = float(bound)
     if inwards * value < 0:
         value = math.copysign(min(abs(value), _MOST), value)
@@ -97,7 +99,7 @@ def _inner(bound: float, inwards: int, *, is_exclusive: bool, is_integer: bool) 
 
 
 def _rounded(value: float, inwards: int) -> float:
-    """The next number inwards that the library reads exactly: of 15 digits, the last at the 22nd place or before."""
+    """Round inwards to a number that the library reads exactly: 15 digits, the last at the 22nd decimal or before."""
     rounding = ROUND_CEILING if inwards > 0 else ROUND_FLOOR
     digits = Context(prec=15, rounding=rounding).create_decimal(repr(value))
     return float(digits.quantize(Decimal("1e-22"), context=Context(prec=50, rounding=rounding)))

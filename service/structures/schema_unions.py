@@ -1,4 +1,4 @@
-"""Schemas that a value must match together, or one of: whether two exclude each other, and what tells them apart."""
+"""Checks `oneOf`, `allOf` and discriminators: whether branches exclude each other."""
 
 from __future__ import annotations
 
@@ -12,47 +12,48 @@ from urllib.parse import unquote
 
 from runahead.service.structures.fault import StructureFault
 
-_KINDS: Final = {"number": ("integer", "fraction")}  # an integer is a number, too
+_KINDS: Final = {"number": ("integer", "fraction")}  # an integer is also a number
 _UNIONS: Final = ("anyOf", "oneOf")
-_DEEPEST: Final = 8  # properties and references inside each other that are looked at
-_MOST_MULTIPLE: Final = 2**32  # beyond it the library's least common multiple wraps around
+_DEEPEST: Final = 8  # nesting of properties and references that is examined
+_MOST_MULTIPLE: Final = 2**32  # beyond it the library's least common multiple overflows
 
 
-def check_one_of(schema: dict[str, Any], place: str, root: Any) -> None:
-    """Raises StructureFault for branches that are not seen to exclude each other: the library enforces any of them."""
+def check_one_of(schema: dict[str, Any], location: str, root: Any) -> None:
+    """Check `oneOf`, which the library enforces like `anyOf`. Raises StructureFault unless the branches provably
+    exclude each other.
+    """
     if any(not _exclude(one, other, root, 0) for one, other in combinations(schema["oneOf"], 2)):
         raise StructureFault(
-            f"{place}/oneOf",
+            f"{location}/oneOf",
             "is enforced where the types, the constants or the required properties of its branches exclude each other; "
             "anyOf is always enforced",
         )
 
 
-def check_discriminator(schema: dict[str, Any], place: str, root: Any) -> None:
-    """Raises StructureFault for a discriminator that says more than the branches beside it do."""
+def check_discriminator(schema: dict[str, Any], location: str, root: Any) -> None:
+    """Check a discriminator. Raises StructureFault if it adds anything to the branches."""
     name = schema["discriminator"].get("propertyName") if isinstance(schema["discriminator"], dict) else None
     branches = schema.get("oneOf", schema.get("anyOf"))
     if isinstance(branches, list) and all(_tells(branch, name, root) for branch in branches):
         return
     raise StructureFault(
-        f"{place}/discriminator",
+        f"{location}/discriminator",
         "is taken beside oneOf or anyOf whose branches each require its property and have a constant for it",
     )
 
 
-def check_multiples(schema: dict[str, Any], place: str, root: Any) -> None:
-    """Raises StructureFault for values of `multipleOf` that are combined and whose common multiple the library can't
-    hold."""
+def check_multiples(schema: dict[str, Any], location: str, root: Any) -> None:
+    """Check combined `multipleOf`. Raises StructureFault if the library can't hold the common multiple."""
     if not schema.keys() & {"$ref", "allOf", *_UNIONS}:
         return
     multiples = {Decimal(str(multiple)) for multiple in _multiples(schema, root, 0)}
     places = min((int(multiple.as_tuple().exponent) for multiple in multiples), default=0)
     if len(multiples) > 1 and prod(int(multiple.scaleb(-min(places, 0))) for multiple in multiples) >= _MOST_MULTIPLE:
-        raise StructureFault(place, "combines values of multipleOf whose product is too large to be enforced")
+        raise StructureFault(location, "combines values of multipleOf whose product is too large to be enforced")
 
 
 def add_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema, or null: what `nullable` of OpenAPI says."""
+    """Add null to a schema, like `nullable` of OpenAPI."""
     definitions = {key: schema.pop(key) for key in ("$defs", "definitions") if key in schema}
     if not schema.keys() & {"$ref", "anyOf", "oneOf", "allOf"}:
         if "const" in schema:
@@ -67,7 +68,7 @@ def add_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _exclude(one: Any, other: Any, root: Any, depth: int) -> bool:
-    """No value matches both, as far as that is seen."""
+    """Whether the schemas provably exclude each other."""
     if depth > _DEEPEST:
         return False
     for a in _conditions(one, root, depth):
@@ -99,7 +100,7 @@ def _exclude_directly(a: dict[str, Any], b: dict[str, Any], root: Any, depth: in
 
 
 def _multiples(schema: Any, root: Any, depth: int) -> Iterator[float]:
-    """The values of `multipleOf` in a schema, in those that it is combined with, and in branches of these."""
+    """Yield the values of `multipleOf` in a schema, in those combined with it, and in their branches."""
     for condition in _conditions(schema, root, depth):
         if not isinstance(condition, dict):
             continue
@@ -120,7 +121,7 @@ def _branches_exclude(union: dict[str, Any], other: dict[str, Any], root: Any, d
 
 
 def _conditions(schema: Any, root: Any, depth: int) -> Iterator[Any]:
-    """Schemas that a value must match all of: this one, what it refers to, and those of its `allOf`."""
+    """Yield schemas that a value must all match: this one, its reference's and its `allOf`."""
     if isinstance(schema, dict) and schema.get("nullable") is True:
         schema = add_null({key: value for key, value in schema.items() if key != "nullable"})
     yield schema
@@ -134,7 +135,7 @@ def _conditions(schema: Any, root: Any, depth: int) -> Iterator[Any]:
 
 
 def _resolved(reference: str, root: Any) -> Any:
-    """The schema that a reference leads to. True, which says nothing, where it leads nowhere."""
+    """Resolve a reference; True, which allows everything, if it leads nowhere."""
     found = root
     for name in reference.split("/")[1:]:
         name = unquote(name).replace("~1", "/").replace("~0", "~")
@@ -148,7 +149,7 @@ def _resolved(reference: str, root: Any) -> Any:
 
 
 def _tells(branch: Any, name: Any, root: Any) -> bool:
-    """The branch requires the property, and has a constant for it, or several."""
+    """Whether the branch requires the property and restricts it to constants."""
     conditions = [one for one in _conditions(branch, root, 0) if isinstance(one, dict)]
     values = [one["properties"].get(name) for one in conditions if isinstance(one.get("properties"), dict)]
     has_constant = any(isinstance(value, dict) and _constants(value) is not None for value in values)
@@ -156,7 +157,7 @@ def _tells(branch: Any, name: Any, root: Any) -> bool:
 
 
 def _constants(schema: dict[str, Any]) -> set[str] | None:
-    """The values of `const` and `enum`, as texts that are equal where these are. None: it has neither."""
+    """Return the values of `const` and `enum` as canonical texts, None without either."""
     if "const" in schema:
         return {_canonical(schema["const"])}
     if isinstance(schema.get("enum"), list):
@@ -175,7 +176,7 @@ def _canonical(value: Any) -> str:
 
 
 def _kinds(schema: dict[str, Any]) -> set[str]:
-    """Types that a value may have, by `type`, `const` and `enum`."""
+    """Return the types that a value may have by `type`, `const` and `enum`."""
     types = schema.get("type", ["null", "boolean", "number", "string", "array", "object"])
     names = types if isinstance(types, list) else [types]
     kinds = {kind for name in names for kind in _KINDS.get(name, (name,))}

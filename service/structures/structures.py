@@ -1,4 +1,4 @@
-"""Structures of requests, each compiled once: what a front end knows of them, and who makes the rest."""
+"""Compiles and caches the structures of a front end's requests."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from runahead.service.structures.compile_messages import Answer, Vocabulary
 from runahead.service.structures.compiler import Compiler
 from runahead.service.workers.caller_turns import Turns
 
-_ENTRY_BYTES: Final = 500  # of one that is remembered, beside its texts
+_ENTRY_BYTES: Final = 500  # of a cached entry, beside its texts
 
 
 def why_none(info: EngineInfo) -> str:
-    """Why requests can have no structure, as the end of a sentence. Empty: they can."""
+    """Say why requests can have no structure, as the end of a sentence; empty if they can."""
     if not is_installed():
         return f"it was installed without what structures need; {INSTALL} brings it"
     if not info.structures:
@@ -32,9 +32,9 @@ def why_none(info: EngineInfo) -> str:
 
 
 class Structures:
-    """What compiles the structures of one front end's requests. To be used on one event loop, and closed.
+    """Compiles structures. Use it on one event loop and close it.
 
-    counters: of the front end.
+    counters: the front end's.
     """
 
     def __init__(self, info: EngineInfo, settings: FrontEndSettings, counters: FrontEndCounters) -> None:
@@ -50,40 +50,40 @@ class Structures:
         )
         self._counters = counters
         self._turns = Turns()
-        self._known: OrderedDict[StructureSource, Answer] = OrderedDict()  # the newest last
+        self._known: OrderedDict[StructureSource, Answer] = OrderedDict()  # newest last
         self._known_bytes = 0
 
     @property
     def waiting(self) -> int:
-        """Structures that wait for a turn."""
+        """The number of waiting structures."""
         return self._turns.waiting
 
     def is_known(self, source: StructureSource) -> bool:
-        """`grammar` does not wait for anything."""
+        """Whether `grammar` returns without waiting."""
         return bool(self._refusal) or source in self._known
 
     async def grammar(self, source: StructureSource, caller: int) -> str:
-        """The grammar of a structure, as `Submit` has it. caller: callers take turns.
+        """Return a structure's grammar for `Submit`. caller: callers take turns.
 
-        Raises ServiceError: INVALID_ARGUMENT with the place where it is wrong, FAILED_PRECONDITION where structures are
-        not served, and what `Compiler.compile` raises.
+        Raises ServiceError: INVALID_ARGUMENT with the fault's location, FAILED_PRECONDITION if structures are not
+        served, and the errors of `Compiler.compile`.
         """
         if self._refusal:
             raise no_structure(self._refusal)
         if (answer := self._remembered(source)) is None:
-            # Whoever stops waiting ends no work that others may ask for next.
+            # A cancelled waiter does not end work that others may need.
             answer = await self._turns.do(caller, lambda: self._compiled(source))
         if answer.sentence:
             raise invalid_argument([_violation(source, answer)])
         return answer.grammar
 
     async def close(self) -> None:
-        """Ends the compile process."""
+        """End the compile process."""
         await self._compiler.close()
 
     async def _compiled(self, source: StructureSource) -> Answer:
-        """Within a turn."""
-        if (known := self._remembered(source)) is not None:  # since it has waited
+        """Compile a structure, unless it was compiled meanwhile."""
+        if (known := self._remembered(source)) is not None:  # compiled while it waited
             return known
         began = time.monotonic()
         answer = await self._compiler.compile(source)
@@ -111,10 +111,10 @@ def _size(source: StructureSource, answer: Answer) -> int:
 
 
 def _violation(source: StructureSource, answer: Answer) -> Violation:
-    """A place in a schema is a part of the path; a line of a grammar, of the sentence."""
-    if answer.place.startswith("#"):
-        path = source.field + ("" if answer.place == "#" else answer.place)
+    """Make the violation: a location in a schema extends the path, a grammar's line begins the sentence."""
+    if answer.location.startswith("#"):
+        path = source.field + ("" if answer.location == "#" else answer.location)
         return Violation(path, f"{path} {answer.sentence}")
-    if answer.place:
-        return Violation(source.field, f"{source.field} {answer.sentence} ({answer.place})")
+    if answer.location:
+        return Violation(source.field, f"{source.field} {answer.sentence} ({answer.location})")
     return Violation(source.field, f"{source.field} {answer.sentence}")

@@ -1,1 +1,1 @@
-"""Text to tokens, and tokens to text."""
+"""Converts text to tokens and tokens to text."""

@@ -1,4 +1,4 @@
-"""A tokenizer as files in a zip archive, for those who tokenize by themselves."""
+"""Packs a tokenizer's files into a zip archive for clients that tokenize."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LEVEL: Final = 1  # of compression
 
 
 def archive_of(description: str, chat_template: str | None, template_tokens: Mapping[str, str]) -> bytes:
-    """The bytes of the archive, which the arguments alone decide.
+    """Make the archive's bytes, a function of the arguments only.
 
     description: the text of `tokenizer.json`. chat_template, template_tokens: of `TextTokenizer`, for
     `tokenizer_config.json`.
@@ -25,6 +25,6 @@ def archive_of(description: str, chat_template: str | None, template_tokens: Map
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as archive:
         for name, text in files.items():
-            entry = zipfile.ZipInfo(name)  # with a date that is always the same
+            entry = zipfile.ZipInfo(name)  # with a fixed date
             archive.writestr(entry, text, zipfile.ZIP_DEFLATED, _LEVEL)
     return made.getvalue()

@@ -1,7 +1,7 @@
-"""A tokenizer whose regular expressions may take any time: processes of its own use it, within a bound for each text.
+"""A tokenizer with unknown regular expressions, run in processes with a time limit for each text.
 
-A thread can't be ended while the library looks for a match. A process can be. Whoever asks one waits a bounded time for
-it: it may be stopped, or wait for a processor.
+A thread can't be ended while the library searches for a match; a process can. Its caller waits a bounded time, since
+the process may be stopped or wait for a processor.
 """
 
 from __future__ import annotations
@@ -24,39 +24,38 @@ from runahead.service.contract.errors import ServiceError, Violation, exhausted,
 from runahead.service.text.tokenizer_process import MEMORY_BYTES, PROCESSOR_S, Answer, Ask
 
 COMMAND: Final = (sys.executable, "-P", "-m", "runahead.service.text.tokenizer_process")
-WALL_S: Final = 20 * PROCESSOR_S  # for an answer, on a machine that is busy
-_LOOKS: Final = 8  # while a thread waits: where the whole machine stood still, that counts for one
+WALL_S: Final = 20 * PROCESSOR_S  # for an answer on a busy machine
+_CHECKS: Final = 8  # checks while a thread waits: a stop of the whole machine counts as one
 
 
 class BoundedTokenizer:
-    """Used on several threads, which live as long as it does: each has a process at most. description: of the
-    tokenizer, as `tokenizer.json` has it."""
+    """Used on several threads, each with at most one process. description: the text of `tokenizer.json`."""
 
     def __init__(self, description: str, command: Sequence[str] = COMMAND) -> None:
         self._description = msgspec.json.encode(description) + b"\n"
         self._command = command
-        self._wall_s = WALL_S  # seconds that an answer may take
+        self._wall_s = WALL_S  # seconds for an answer
         self._running = set[subprocess.Popen[bytes]]()
         self._idle: list[subprocess.Popen[bytes]] = []
         self._lock = threading.Lock()
         self._is_closed = False
 
     def encode(self, text: str, add_special_tokens: bool) -> NDArray[np.int32]:
-        """int32 [n]. Raises ServiceError for a text that takes too long."""
+        """Tokenize to int32 [n]. Raises ServiceError for a text that takes too long."""
         return np.asarray(self._answer(Ask(text, (), add_special_tokens), "text").ids, np.int32)
 
     def decode(self, ids: Sequence[int], include_special_tokens: bool) -> str:
-        """Raises ServiceError for ids that take too long."""
+        """Detokenize. Raises ServiceError for ids that take too long."""
         return self._answer(Ask(None, tuple(ids), include_special_tokens), "token_ids").text
 
     def close(self) -> None:
-        """Ends the processes."""
+        """End the processes."""
         with self._lock:
             self._is_closed = True
             for process in self._running:
                 process.kill()
             idle, self._idle = self._idle, []
-        for process in idle:  # the others are waited for by whoever has asked them
+        for process in idle:  # callers of the others wait for their ends
             self._end(process)
 
     def _answer(self, ask: Ask, field: str) -> Answer:
@@ -70,7 +69,7 @@ class BoundedTokenizer:
             self._end(process)
             sentence = f"a process that tokenizes did not answer within {self._wall_s:g} s"
             raise exhausted("TOKENIZING_LIMIT", sentence, 1.0) from None
-        except (OSError, ValueError) as error:  # it has ended: what it said, if anything, is no whole line
+        except (OSError, ValueError) as error:  # it has ended, possibly within a line
             if isinstance(error, OSError) and error.errno == errno.EAGAIN:
                 self._end(process)
                 raise _no_process(error) from None
@@ -94,7 +93,7 @@ class BoundedTokenizer:
         return answer
 
     def _idle_one(self) -> subprocess.Popen[bytes] | None:
-        """One that still runs."""
+        """Return an idle process that still runs, None without one."""
         while True:
             with self._lock:
                 process = self._idle.pop() if self._idle else None
@@ -116,7 +115,7 @@ class BoundedTokenizer:
         return process
 
     def _end(self, process: subprocess.Popen[bytes]) -> int:
-        """Its exit code."""
+        """End a process and return its exit code."""
         assert process.stdin is not None and process.stdout is not None
         with suppress(OSError):
             process.stdin.close()
@@ -128,13 +127,14 @@ class BoundedTokenizer:
 
 
 def _exchanged(process: subprocess.Popen[bytes], said: bytes, wall_s: float) -> bytes:
-    """The line that a process answers; less of it where it has ended. Raises OSError, and TimeoutError where it was
-    killed because it had not answered within `wall_s` seconds."""
+    """Return the process's answer, incomplete if it has ended. Raises OSError, and TimeoutError after killing a process
+    that did not answer within `wall_s` seconds.
+    """
     assert process.stdin is not None and process.stdout is not None
     answered, is_late = threading.Event(), threading.Event()
 
     def watch() -> None:
-        if not any(answered.wait(wall_s / _LOOKS) for _ in range(_LOOKS)):
+        if not any(answered.wait(wall_s / _CHECKS) for _ in range(_CHECKS)):
             is_late.set()
             process.kill()
 

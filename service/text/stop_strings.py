@@ -1,4 +1,4 @@
-"""Stop strings in text that arrives in pieces."""
+"""Finds stop strings in text that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StopMatch:
-    """A stop string in the text: it is `stop`, and ends before character `end`, counted from the text's start."""
+    """A match: the string `stop` ends before character `end` of the text."""
 
     stop: str
     end: int
@@ -18,14 +18,14 @@ class StopMatch:
 
 
 class StopMatcher:
-    """Finds the stop string that is complete first; of two that are complete at the same character, the longer.
+    """Finds the stop string that completes first, and the longer of two that complete at the same character.
 
-    Knuth, Morris and Pratt's automaton for each string: a character costs amortised constant time for each string,
-    however the text is cut, and the automaton's state is how much of the string the text now ends with.
+    Uses an automaton of Knuth, Morris and Pratt for each string: amortized constant time a character, however the text
+    is cut. The state is the length of the string's prefix that the text ends with.
     """
 
     def __init__(self, stops: tuple[str, ...]) -> None:
-        # Longest first, so that the first one found at a character is the longest.
+        # Longest first, so the first match at a character is the longest.
         self._stops = sorted(stops, key=len, reverse=True)
         self._fallbacks = [_fallbacks(stop) for stop in self._stops]
         self._states = [0] * len(stops)
@@ -33,11 +33,11 @@ class StopMatcher:
 
     @property
     def held(self) -> int:
-        """How many of the last characters may be the beginning of a stop string."""
+        """The number of last characters that may begin a stop string."""
         return max(self._states, default=0)
 
     def feed(self, text: str) -> StopMatch | None:
-        """The first match that `text` completes. Nothing may be fed after one."""
+        """Return the first match that `text` completes. Feed nothing after a match."""
         for character in text:
             self._seen += 1
             for which, stop in enumerate(self._stops):
@@ -53,13 +53,13 @@ class StopMatcher:
 
 
 def _fallbacks(stop: str) -> list[int]:
-    """For each prefix of `stop`, the length of its longest proper prefix that is also its suffix."""
+    """Return for each prefix of `stop` the length of its longest proper prefix that is also a suffix."""
     fallbacks = [0] * len(stop)
     length = 0
-    for place in range(1, len(stop)):
-        while length and stop[length] != stop[place]:
+    for index in range(1, len(stop)):
+        while length and stop[length] != stop[index]:
             length = fallbacks[length - 1]
-        if stop[length] == stop[place]:
+        if stop[length] == stop[index]:
             length += 1
-        fallbacks[place] = length
+        fallbacks[index] = length
     return fallbacks

@@ -1,4 +1,4 @@
-"""The text of a completion while its tokens arrive: whole characters, stop strings, and which tokens are kept."""
+"""Builds a completion's text from arriving tokens: whole characters, stop strings and kept tokens."""
 
 from __future__ import annotations
 
@@ -12,55 +12,54 @@ from runahead.service.text.token_bytes import TokenBytes
 
 
 class TextPiece(msgspec.Struct, frozen=True):
-    """What has become certain: text to append, and how many more tokens are kept, in the order they were pushed."""
+    """Newly certain output: text to append, and the number of further kept tokens, in the order of pushes."""
 
     text: str
     tokens: int
 
 
 class CompletionText:
-    """Turns tokens into text that is never taken back.
+    """Turns tokens into text that is never retracted.
 
-    The text is that of all the tokens' bytes read as UTF-8 at once, with U+FFFD for bytes that are not UTF-8; an
-    incomplete character waits for its end. Where a stop string may have begun, text waits too. A token is kept if it
-    begins before the end of the kept text, and a token that begins inside a character begins where the character does;
-    without stop strings every token is kept, and at once. Constant time a token, amortised, for a fixed set of stop
-    strings.
+    The text is the UTF-8 decoding of all tokens' bytes, with U+FFFD for invalid bytes; incomplete characters and
+    possible beginnings of stop strings are withheld. A token is kept if it begins before the end of the kept text; one
+    that begins inside a character begins where the character does. Without stop strings every token is kept at once.
+    Amortized constant time a token for a fixed set of stop strings.
 
-    A special token has no text, unless its text is a stop string: then it ends the completion as that string does.
+    A special token has no text, unless its text is a stop string: then it ends the completion like the string.
     """
 
     def __init__(self, table: TokenBytes, stops: tuple[str, ...] = (), include_stop: bool = False) -> None:
         self._table = table
         self._stops = frozenset(stop.encode() for stop in stops)
         self._include_stop = include_stop
-        self._partial = b""  # the beginning of a character
+        self._partial = b""  # bytes of an incomplete character
         self._matcher = StopMatcher(stops) if stops else None
         self._match: StopMatch | None = None
-        self._held = ""  # text that is decoded and not yet certain
+        self._held = ""  # decoded text that is not certain yet
         self._emitted = 0  # characters that are certain
-        self._starts: deque[int] = deque()  # where each uncertain token begins, in characters
+        self._starts: deque[int] = deque()  # the first character of each uncertain token
         self.completion_tokens = 0  # tokens that are certain
 
     @property
     def matched(self) -> str | None:
-        """The stop string that ended the text. Nothing may be pushed once there is one."""
+        """The stop string that ended the text, after which nothing may be pushed."""
         return self._match.stop if self._match else None
 
     def push(self, token_id: int) -> TextPiece:
-        """The next token."""
+        """Push the next token."""
         table = self._table
         data = table.of(token_id) if self.is_stop(token_id) else table.text_of(token_id)
         return self._advance(self._decoded(data), 1)
 
     def is_stop(self, token_id: int) -> bool:
-        """The token is special, and its text is a stop string."""
+        """Whether the token is special and its text is a stop string."""
         return token_id in self._table.special and self._table.of(token_id) in self._stops
 
     def finish(self, silent_tokens: int = 0) -> TextPiece:
-        """The end: all that waited, and then `silent_tokens` that ended the completion and are left out of its text.
+        """End the text: flush withheld text, then `silent_tokens` that ended the completion and have no text.
 
-        What waited may itself complete a stop string; nothing after it is kept then.
+        Withheld text may complete a stop string; nothing after it is kept then.
         """
         piece = self._advance(self._decoded(b"", final=True), 0)
         if self._match:

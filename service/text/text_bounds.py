@@ -1,4 +1,4 @@
-"""How many bytes of a text a token stands for at most: so a text that is too long is known before it is tokenized."""
+"""Bounds the text bytes of a token, so that too long a text is refused before it is tokenized."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from runahead.runtime.wire.messages import EngineInfo
 from runahead.service.contract.errors import Violation, invalid_argument
 from runahead.service.text.token_bytes import TokenBytes
 
-_COMPOSED: Final = 3  # bytes of a text that canonical composition may make one byte of: a syllable of Hangul, 9 to 3
+_COMPOSED: Final = 3  # bytes that canonical composition may reduce to one: a Hangul syllable, 9 to 3
 _BYTE_NAMES: Final = tuple(f"<0x{byte:02X}>" for byte in range(256))
 _KEEPING: Final = frozenset(
     {"ByteLevel", "Metaspace", "Digits", "Split"}
-)  # kinds that only cut, if they remove nothing
+)  # kinds that only split, if they remove nothing
 
 
 def longest_token_bytes(description: Mapping[str, Any], table: TokenBytes) -> int | None:
-    """Bytes of UTF-8 that one token takes of a text, at most. None where it can't be said: where a tokenizer drops
-    something, or makes one token of any number of characters.
+    """Return the most UTF-8 bytes of text that one token stands for, None if unknown: for tokenizers that drop
+    characters or merge any number of them.
 
-    description: of a tokenizer, as `tokenizer.json` has it.
+    description: the text of `tokenizer.json`.
     """
     model, added = description["model"], description["added_tokens"]
     factor = _shrinks_by(description["normalizer"])
     if model["type"] != "BPE" or not factor or not _keeps_all(description["pre_tokenizer"]):
         return None
-    # Without these there are characters that no token stands for.
+    # Without these some characters have no token.
     alphabet = _BYTE_NAMES if model.get("byte_fallback") else CHARACTERS_OF_BYTES
     if not model["vocab"].keys() >= set(alphabet) or any(token["lstrip"] or token["rstrip"] for token in added):
         return None
@@ -37,9 +37,9 @@ def longest_token_bytes(description: Mapping[str, Any], table: TokenBytes) -> in
 
 
 def check_can_fit(text: str, longest_token: int | None, info: EngineInfo, field: str = "text") -> None:
-    """Raises ServiceError (INVALID_ARGUMENT) for a text of more tokens than the context takes, whatever they are.
+    """Check that a text may fit the context. Raises ServiceError (INVALID_ARGUMENT).
 
-    longest_token: what `longest_token_bytes` says. field: where the text comes from.
+    longest_token: see `longest_token_bytes`. field: the text's path.
     """
     if longest_token is None:
         return
@@ -54,10 +54,10 @@ def check_can_fit(text: str, longest_token: int | None, info: EngineInfo, field:
 
 
 def _shrinks_by(normalizer: Mapping[str, Any] | None) -> int:
-    """Bytes that it makes one of, at most. 0: nobody knows."""
+    """Return the most bytes that the normalizer reduces to one, 0 if unknown."""
     match normalizer:
         case None | {"type": "Prepend"} | {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}:
-            return 1  # of a space it makes more bytes, which the table of tokens has as a space again
+            return 1  # it replaces a space by more bytes, which the token table maps back to a space
         case {"type": "NFC"}:
             return _COMPOSED
         case {"type": "Sequence", "normalizers": list(parts)}:

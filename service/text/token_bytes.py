@@ -1,4 +1,4 @@
-"""The bytes that each token stands for: a table made once, so that text needs no decoder while it streams."""
+"""A table of each token's bytes, so that streaming needs no decoder."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from runahead.runtime.wire.parameters import MAX_TOP_LOGPROBS
 
 @dataclass(frozen=True, slots=True)
 class TokenBytes:
-    """Bytes by token id. An id without a token has none, and so has the text of a special token.
+    """Bytes by token id; empty for ids without a token, and for special tokens' text.
 
-    longest: how many bytes the longest tokens have, longest first, as many as one position may have log-probabilities.
+    longest: the longest tokens' lengths, longest first, one for each log-probability at a position.
     """
 
     spelled: tuple[bytes, ...]
@@ -27,28 +27,28 @@ class TokenBytes:
     longest: tuple[int, ...]
 
     def of(self, token_id: int) -> bytes:
-        """The bytes of a token, special tokens spelled out."""
+        """Return a token's bytes, special tokens spelled out."""
         return self.spelled[token_id] if token_id < len(self.spelled) else b""
 
     def text_of(self, token_id: int) -> bytes:
-        """What a token contributes to text: nothing for a special token."""
+        """Return a token's part of a text: empty for a special token."""
         return b"" if token_id in self.special or token_id >= len(self.spelled) else self.spelled[token_id]
 
     def text(self, token_ids: Sequence[int], *, include_special: bool) -> str:
-        """The text of a whole sequence, with U+FFFD for bytes that are not UTF-8."""
+        """Return the text of a whole sequence, with U+FFFD for invalid UTF-8."""
         one = self.of if include_special else self.text_of
         return b"".join(map(one, token_ids)).decode("utf-8", "replace")
 
 
-# Of a server without a tokenizer: no token has bytes, and no text comes of any.
+# For a server without a tokenizer: no token has bytes.
 NO_TOKENS: Final = TokenBytes((), frozenset(), ())
 
 
 def token_bytes(tokenizer: Tokenizer, special: Set[int], description: Mapping[str, Any] | None = None) -> TokenBytes:
-    """The table of a tokenizer, without ids that are beyond any model's vocabulary. description: what its `to_str`
-    says, if that is there already, since it takes a while.
+    """Make a tokenizer's table, up to the largest supported vocabulary. description: the result of `to_str` if
+    available, since it is slow.
 
-    Raises ConfigError for a kind of decoder that is not supported.
+    Raises ConfigError for an unsupported kind of decoder.
     """
     try:
         spelled = token_spelling(tokenizer, description or json.loads(tokenizer.to_str()))

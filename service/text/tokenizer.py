@@ -1,4 +1,4 @@
-"""Text to token ids, and token ids to bytes, with the tokenizer of a checkpoint."""
+"""Converts text to token ids and ids to bytes with a checkpoint's tokenizer."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from runahead.service.text.token_bytes import TokenBytes, token_bytes
 from runahead.service.text.turn_pool import TurnPool
 
 _THREADS: Final = 2
-# What is shorter is done on the event loop, in half a millisecond: it would take as long to hand it over. A tokenizer
-# with an unknown regular expression may take seconds for it, and has everything handed over.
+# Shorter texts are tokenized on the event loop in half a millisecond, as long as a handover takes. A tokenizer with an
+# unknown regular expression may take seconds, so everything is handed over.
 _INLINE_CHARACTERS: Final = 1024
 _INLINE_IDS: Final = 4096
-_LONG_IDS: Final = 1 << 16  # that take some 10 ms to be made text of
-_QUOTED: Final = 1000  # characters of the library's reasons that are told
+_LONG_IDS: Final = 1 << 16  # take about 10 ms to become text
+_QUOTED: Final = 1000  # characters of the library's reasons that are passed on
 _NO_IDS: Final = np.zeros(0, np.int32)
 
 T = TypeVar("T")
@@ -35,18 +35,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokenText:
-    """A special token: its id, and how it is written in a text."""
+    """A special token's id and text."""
 
     token_id: int
     content: str
 
 
 class TextTokenizer:
-    """The tokenizer of a checkpoint, to be used on one event loop.
+    """A checkpoint's tokenizer, for use on one event loop.
 
-    chat_templates: by their names. template_tokens: texts of special tokens by the names under which chat templates ask
-    for them.
-    longest_token_bytes: bytes of a text that one token takes at most; None where that can't be said.
+    chat_templates: by name. template_tokens: special tokens' texts by the names in chat templates.
+    longest_token_bytes: most text bytes of one token, None if unknown.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class TextTokenizer:
         chat_templates: Mapping[str, str] | None = None,
         template_tokens: Mapping[str, str] | None = None,
     ) -> None:
-        """Raises ConfigError for a kind of decoder that is not supported."""
+        """Prepare the tokenizer. Raises ConfigError for an unsupported kind of decoder."""
         self._tokenizer = tokenizer
         self._pool = TurnPool(_THREADS, "tokenize")
         self.chat_templates = dict(chat_templates or {})
@@ -68,7 +67,7 @@ class TextTokenizer:
         special = {token.token_id for token in self.special_tokens}
         self.token_bytes: TokenBytes = token_bytes(tokenizer, special, description)
         self.longest_token_bytes = longest_token_bytes(description, self.token_bytes)
-        # A byte-level decoder takes an accent of an added token for a byte. The table does not.
+        # A byte-level decoder would take an added token's accented letter for a byte. The table does not.
         has_accents = any(not token.content.isascii() for token in added.values())
         self._decodes_by_table = has_accents and is_byte_level(description["decoder"])
         self._is_quick = is_quick(description)
@@ -76,13 +75,13 @@ class TextTokenizer:
         self._around = self._special_tokens_around() if can_be_cut(description) else None
 
     def encodes_at_once(self, text: str) -> bool:
-        """`encode` waits for nothing."""
+        """Whether `encode` returns without waiting."""
         return self._is_quick and len(text) <= _INLINE_CHARACTERS
 
     async def encode(self, text: str, add_special_tokens: bool = True, caller: int = 0) -> NDArray[np.int32]:
-        """int32 [n]. A long text is tokenized beside the event loop, in pieces where that changes no token.
+        """Tokenize to int32 [n]. Long texts run on other threads, in pieces if that changes no token.
 
-        caller: callers take turns. If cancelled, the piece that is being tokenized is the last.
+        caller: callers take turns. Cancellation takes effect after the current piece.
         """
         if self.encodes_at_once(text):
             return self._encode(text, add_special_tokens)
@@ -96,7 +95,7 @@ class TextTokenizer:
         return np.concatenate([before, *cut.parts, behind])
 
     async def decode(self, ids: Sequence[int], include_special_tokens: bool = False, caller: int = 0) -> str:
-        """The text of a whole sequence, as the tokenizer itself defines it. caller: as for `encode`."""
+        """Return the text of a whole sequence, as the tokenizer defines it. caller: see `encode`."""
         if self._is_quick and len(ids) <= _INLINE_IDS:
             return self._decode(ids, include_special_tokens)
         decoding = _OneTurn(lambda: self._decode(ids, include_special_tokens), is_long=len(ids) > _LONG_IDS)
@@ -104,19 +103,19 @@ class TextTokenizer:
         return decoding.made
 
     def archive(self) -> bytes:
-        """The tokenizer as a zip archive of `tokenizer.json` and `tokenizer_config.json`.
+        """Return `tokenizer.json` and `tokenizer_config.json` as a zip archive.
 
-        Of 150,000 tokens it holds the interpreter for about a second: it is made before anybody is served.
+        Holds the GIL for about a second with 150,000 tokens: call it before serving.
         """
         return archive_of(self._tokenizer.to_str(), self.chat_templates.get("default"), self.template_tokens)
 
     @property
     def waiting(self) -> int:
-        """Texts and sequences that wait for a turn."""
+        """Waiting texts and sequences."""
         return self._pool.waiting
 
     def close(self) -> None:
-        """Ends the threads, and processes."""
+        """End the threads and processes."""
         self._pool.close()
         if self._bounded is not None:
             self._bounded.close()
@@ -124,17 +123,18 @@ class TextTokenizer:
     def _encode(self, text: str, add_special_tokens: bool) -> NDArray[np.int32]:
         if self._bounded is not None:
             return self._bounded.encode(text, add_special_tokens)
-        # The batch call, unlike the single one, lets other threads run.
+        # The batch call releases the GIL, unlike the single one.
         (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
         return np.asarray(encoding.ids, np.int32)
 
     def _special_tokens_around(self) -> tuple[NDArray[np.int32], NDArray[np.int32]] | None:
-        """What the tokenizer puts before and behind any text, as around a letter: int32 [n] each. None: it does
-        something else."""
+        """Return the tokens before and after any text, measured around a letter: int32 [n] each. None if the tokenizer
+        does anything else.
+        """
         bare, dressed = self._encode("a", False), self._encode("a", True)
-        for place in range(len(dressed) - len(bare) + 1):
-            if np.array_equal(dressed[place : place + len(bare)], bare):
-                return dressed[:place], dressed[place + len(bare) :]
+        for index in range(len(dressed) - len(bare) + 1):
+            if np.array_equal(dressed[index : index + len(bare)], bare):
+                return dressed[:index], dressed[index + len(bare) :]
         return None
 
     def _decode(self, ids: Sequence[int], include_special_tokens: bool) -> str:
@@ -147,7 +147,7 @@ class TextTokenizer:
 
 
 class _OneTurn(Generic[T]):
-    """Work that can't be cut. made: what it has made, once it is done."""
+    """Work that can't be split. made: its result."""
 
     made: T
 
@@ -161,9 +161,9 @@ class _OneTurn(Generic[T]):
 
 
 class _CutText:
-    """A text on its way to ids: a turn is a piece of it, of which `encode` makes int32 [n] without special tokens.
+    """Work split into pieces, of which `encode` makes int32 [n] without special tokens.
 
-    parts: of the pieces, in order.
+    parts: results in order.
     """
 
     def __init__(self, text: str, encode: Callable[[str], NDArray[np.int32]]) -> None:
@@ -185,21 +185,21 @@ class _CutText:
         return False
 
     def _begin_piece(self, start: int) -> None:
-        """Its end is not known where no place for a cut is near: to look for it is a part of its turn."""
+        """Begin a piece. Its end is found later, in its turn, if no cut is near."""
         self._start = start
         self._end = cut_behind(self._text, start, LONG)
 
 
 def load_tokenizer(checkpoint: Checkpoint, chat_template: str | None = None) -> TextTokenizer:
-    """The tokenizer of a checkpoint. chat_template: in place of those that it has.
+    """Load a checkpoint's tokenizer. chat_template: replaces its templates.
 
-    Raises ConfigError naming the file that is missing, unreadable or of a kind that is not supported, and the setting
-    by which the checkpoint is served nevertheless.
+    Raises ConfigError for a missing, unreadable or unsupported file, with the setting that serves the checkpoint
+    without a tokenizer.
     """
     try:
         return _load(checkpoint, chat_template)
     except (CheckpointError, ConfigError) as error:
-        raise ConfigError(f"{error}; with --tokenizer none it is served to those who send token ids") from error
+        raise ConfigError(f"{error}; --tokenizer none serves it for token ids only") from error
 
 
 def _load(checkpoint: Checkpoint, chat_template: str | None) -> TextTokenizer:
@@ -209,9 +209,9 @@ def _load(checkpoint: Checkpoint, chat_template: str | None) -> TextTokenizer:
         raise
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the library raises nothing narrower, and a panic is no Exception
+    except BaseException as error:  # the library raises BaseException and panics
         raise ConfigError(f"the tokenizer of {checkpoint.path} is not readable: {str(error)[:_QUOTED]}") from error
-    # A tokenizer may be saved with truncation or padding switched on; either would change prompts silently.
+    # A tokenizer may be saved with truncation or padding, either of which would silently change prompts.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     templates = checkpoint.chat_templates() if chat_template is None else {"default": chat_template}

@@ -1,8 +1,8 @@
-"""A process that turns texts into ids and back: `python -m runahead.service.text.tokenizer_process`.
+"""A process that tokenizes: `python -m runahead.service.text.tokenizer_process`.
 
-Its first line of input is the tokenizer, as `tokenizer.json` has it; then each line is an `Ask`, and is answered by a
-line with an `Answer`. Regular expressions of a stranger may take any time and memory: beyond its processor time for one
-`Ask` the system ends the process, and beyond its memory it aborts.
+Its first input line is `tokenizer.json`; each further line is an `Ask`, answered by an `Answer`. Untrusted regular
+expressions may take any time and memory: the system ends the process beyond its processor time for an `Ask`, and it
+aborts beyond its memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MEMORY_BYTES: Final = 1 << 30  # beside the tokenizer: known expressions take 31
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True):
-    """text: to be made ids of; None: ids are to be made a text of. special: special tokens are added, or shown."""
+    """A question. text: to tokenize; None: detokenize ids. special: add or show special tokens."""
 
     text: str | None
     ids: tuple[int, ...]
@@ -33,7 +33,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """failed: the library has failed, and there is nothing else in it."""
+    """An answer. failed: the library has failed; other fields are empty."""
 
     ids: tuple[int, ...] = ()
     text: str = ""
@@ -56,7 +56,7 @@ def main() -> None:
             sys.stdout.buffer.write(answer)
             sys.stdout.buffer.flush()
     except MemoryError:
-        os.abort()  # as the library does
+        os.abort()  # like the library
 
 
 def _answer(tokenizer: Tokenizer, ask: Ask) -> Answer:
@@ -66,12 +66,12 @@ def _answer(tokenizer: Tokenizer, ask: Ask) -> Answer:
         return Answer(ids=tuple(tokenizer.encode(ask.text, add_special_tokens=ask.special).ids))
     except MemoryError:
         raise
-    except BaseException:  # a panic is no Exception
+    except BaseException:  # panics derive from BaseException
         return Answer(failed=True)
 
 
 def _data_bytes() -> int:
-    """What `RLIMIT_DATA` bounds; 0 where the system does not tell, and bounds nothing of it."""
+    """Return the bytes that `RLIMIT_DATA` limits; 0 if the system reports and limits none."""
     try:
         return int(_STATM.read_text(encoding="ascii").split()[5]) * resource.getpagesize()
     except OSError:

@@ -1,4 +1,4 @@
-"""A few threads for work that comes in turns: callers take turns, however much each of them has waiting."""
+"""A thread pool in which callers take turns, however much work each has."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from runahead.service.workers.caller_turns import Turns
 
 
 class Work(Protocol):
-    """Something to be done in one turn or several, each on a thread of the pool."""
+    """Work of one or more turns, each on a thread of the pool."""
 
     @property
     def is_long(self) -> bool:
-        """The next turn takes much longer than others'."""
+        """Whether the next turn takes much longer than others."""
 
     def turn(self) -> bool:
-        """Does a part, and says whether it was the last. What it raises ends the work."""
+        """Do a part and return whether it was the last. An exception ends the work."""
 
 
 class TurnPool:
-    """Used on one event loop. workers: its threads, two at least: long turns have all but one of them at most, so that
-    others go on beside them.
+    """Runs work on one event loop's behalf. workers: at least two threads; long turns never occupy the last one.
 
-    Of those who wait, the caller has the next turn whose last one was longest ago. Of one caller's work the oldest goes
-    on first. Work whose caller does not wait for it any more gets no further turn.
+    The next turn goes to the waiting caller whose last turn is the oldest, and to that caller's oldest work. Work whose
+    caller stopped waiting gets no further turn.
     """
 
     def __init__(self, workers: int, name: str) -> None:
@@ -36,26 +35,26 @@ class TurnPool:
 
     @property
     def waiting(self) -> int:
-        """Pieces of work that wait for a turn."""
+        """Work that waits for a turn."""
         return self._turns.waiting + self._long_turns.waiting
 
     async def do(self, caller: int, work: Work) -> None:
-        """Returns when the work is done. Raises what its turn raises. If cancelled, the turn that has begun is the
-        last."""
+        """Run the work to its end. Raises its turns' errors. Cancellation takes effect after the current turn."""
         numbers: dict[Turns, int] = {}
         while not await self._turn(caller, work, numbers):
             pass
 
     def close(self) -> None:
-        """Ends the threads."""
+        """End the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _turn(self, caller: int, work: Work, numbers: dict[Turns, int]) -> bool:
-        """Whether it was the last. numbers: of the work's last turns. A long one takes a place among the long ones
-        first, and lets others pass until then."""
+        """Run one turn and return whether it was the last. numbers: of the work's last turns. A long turn first waits
+        for its place, and lets others pass meanwhile.
+        """
         with ExitStack() as taken:
             for turns in (self._long_turns, self._turns) if work.is_long else (self._turns,):
-                # Work that has a place among the long ones goes before the caller's other work: others wait for that.
+                # Work that holds a long place goes before the caller's other work, which waits for it.
                 before = numbers.get(turns, turns.given if work.is_long else None)
                 numbers[turns] = await turns.take(caller, before)
                 taken.callback(turns.give_back)

@@ -1,1 +1,1 @@
-"""Processes that work for a front end: each answers one question at a time, and callers take turns."""
+"""Worker processes of a front end: each answers one question at a time, and callers take turns."""

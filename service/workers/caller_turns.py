@@ -1,4 +1,4 @@
-"""Callers in turns, one at a time or several."""
+"""A fair queue: callers take turns."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ T = TypeVar("T")
 
 
 class Turns:
-    """Up to `places` turns at a time. Of those who wait, the caller has the next whose last one was longest ago; of one
-    caller's, who came first. Used on one event loop."""
+    """Up to `places` turns at a time. The next turn goes to the waiting caller whose last turn is the oldest; a
+    caller's own work is first come, first served. Use it on one event loop.
+    """
 
     def __init__(self, places: int = 1) -> None:
         self._free = places
         self.given = 0  # turns so far
-        self._last: dict[int, int] = {}  # the caller's last turn, of those who wait
+        self._last: dict[int, int] = {}  # the last turn of each waiting caller
         self._waiting: dict[int, deque[asyncio.Future[int]]] = {}
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """The number of waiters."""
         return sum(not mine.cancelled() for lane in self._waiting.values() for mine in lane)
 
     async def do(self, caller: int, work: Callable[[], Awaitable[T]]) -> T:
-        """Does the work within a turn. If cancelled, work that has begun still ends first, and then its turn."""
+        """Do the work within a turn. If cancelled, work that has begun still ends, and then its turn."""
         await self.take(caller)
         working = asyncio.ensure_future(work())
         working.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -34,8 +35,8 @@ class Turns:
         return await asyncio.shield(working)
 
     async def take(self, caller: int, before: int | None = None) -> int:
-        """Returns the number of the caller's turn when it has come, which is to be given back. If cancelled, it is
-        nobody's. before: the number of the work's last turn; it goes before the caller's other work. None: it begins.
+        """Wait for a turn and return its number; give it back later. A cancelled call gets none. before: the number of
+        the work's last turn, which puts it before the caller's other work; None for new work.
         """
         if self._free:
             self._free -= 1
@@ -56,7 +57,7 @@ class Turns:
             raise
 
     def give_back(self) -> None:
-        """The turn is over, and the next one begins."""
+        """End a turn, and begin the next one."""
         while self._waiting:
             caller = min(self._waiting, key=lambda who: self._last[who])
             lane = self._waiting[caller]

@@ -1,4 +1,4 @@
-"""What a process gives up before it runs a stranger's program: files, sockets, other processes."""
+"""Confines a process before it runs untrusted code: no files, sockets or other processes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _PR_SET_SECCOMP: Final = 22
 _SECCOMP_MODE_FILTER: Final = 2
 _ALLOW: Final = 0x7FFF0000
 _REFUSE: Final = 0x00050000 | 1  # with EPERM
-# Instructions of a filter, see seccomp(2): load a word, compare with a constant, return.
+# Filter instructions, see seccomp(2): load a word, compare with a constant, return.
 _LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06
-_NUMBER_AT, _ARCHITECTURE_AT = 0, 4  # in what a filter is given
+_NUMBER_AT, _ARCHITECTURE_AT = 0, 4  # offsets in a filter's input
 
-# By machine: the name of its calls in a filter, and the numbers of those that are left to a process which reads and
-# writes its pipes, takes memory, and counts its time: read, write, lseek, mmap, mprotect, munmap, brk, rt_sigaction,
-# rt_sigprocmask, rt_sigreturn, mremap, madvise, getpid, exit, getrlimit, getrusage, gettid, futex, clock_gettime,
-# exit_group, getrandom, setitimer, restart_syscall, sigaltstack, fstat, sched_yield, membarrier, rseq.
+# By machine: its architecture in a filter, and the allowed system calls, for reading and writing pipes, allocating
+# memory and measuring time: read, write, lseek, mmap, mprotect, munmap, brk, rt_sigaction, rt_sigprocmask,
+# rt_sigreturn, mremap, madvise, getpid, exit, getrlimit, getrusage, gettid, futex, clock_gettime, exit_group,
+# getrandom, setitimer, restart_syscall, sigaltstack, fstat, sched_yield, membarrier, rseq.
 _CALLS: Final = {
     "x86_64": (
         0xC000003E,
@@ -38,20 +38,20 @@ _CALLS: Final = {
 
 
 def confine(memory_bytes: int) -> str:
-    """From now on this process opens no file and no socket, starts no process and takes no more than this of addresses;
-    what it has open stays open. What it needs of modules must be loaded before.
+    """Forbid this process to open files or sockets, start processes, or use more address space than this. Open
+    descriptors stay open; load modules before.
 
-    Returns what could not be taken from it, as a sentence; empty: nothing. The bounds hold on every system that has
-    them, the filter of system calls on Linux alone.
+    Returns restrictions that could not be applied as a sentence, empty if all were. Resource limits apply on every
+    system that has them, the system call filter on Linux only.
     """
     for name, most in (
         ("RLIMIT_CORE", 0),
         ("RLIMIT_FSIZE", 0),
-        ("RLIMIT_NOFILE", 3),  # its standard streams
+        ("RLIMIT_NOFILE", 3),  # the standard streams
         ("RLIMIT_NPROC", 0),
         ("RLIMIT_AS", memory_bytes),
     ):
-        with contextlib.suppress(ValueError, OSError, AttributeError):  # macOS has no bound on the address space
+        with contextlib.suppress(ValueError, OSError, AttributeError):  # macOS has no limit of the address space
             resource.setrlimit(getattr(resource, name), (most, most))
     calls = _CALLS.get(platform.machine())
     if sys.platform != "linux" or calls is None:
@@ -60,12 +60,14 @@ def confine(memory_bytes: int) -> str:
 
 
 def _filter_calls(architecture: int, allowed: tuple[int, ...]) -> str:
-    """All but these calls fail with EPERM. Returns why not, or an empty text."""
+    """Let all but these system calls fail with EPERM. Returns the reason if that is not possible, else an empty
+    text.
+    """
     code = [
         _instruction(_LOAD, _ARCHITECTURE_AT),
         _instruction(_EQUAL, architecture, if_not=len(allowed) + 1),
         _instruction(_LOAD, _NUMBER_AT),
-        *(_instruction(_EQUAL, number, if_so=len(allowed) - place) for place, number in enumerate(allowed)),
+        *(_instruction(_EQUAL, number, if_so=len(allowed) - index) for index, number in enumerate(allowed)),
         _instruction(_RETURN, _REFUSE),
         _instruction(_RETURN, _ALLOW),
     ]
@@ -80,5 +82,5 @@ def _filter_calls(architecture: int, allowed: tuple[int, ...]) -> str:
 
 
 def _instruction(code: int, constant: int, *, if_so: int = 0, if_not: int = 0) -> bytes:
-    """if_so, if_not: instructions that are passed over behind a comparison."""
+    """Encode an instruction. if_so, if_not: instructions to skip after a comparison."""
     return struct.pack("=HBBI", code, if_so, if_not, constant)

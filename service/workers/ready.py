@@ -6,8 +6,9 @@ import msgspec
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """The answer to a worker's orders. unusable: why it can answer no question, ever; empty: it can. warning: what is
-    missing of its confinement; empty: nothing."""
+    """The answer to a worker's orders. unusable: why it can never answer, empty if it can. warning: missing
+    confinement, empty if complete.
+    """
 
     unusable: str = ""
     warning: str = ""

@@ -1,5 +1,6 @@
-"""A process that answers a front end's questions: one line of JSON for each. It is started when it is first asked, and
-ended when it does not answer."""
+"""A process that answers a front end's questions, one JSON line each. Started at the first question, ended when it does
+not answer.
+"""
 
 from __future__ import annotations
 
@@ -18,26 +19,27 @@ from runahead.service.workers.ready import Ready
 
 log = structlog.get_logger(__name__)
 
-_START_S: Final = 60.0  # to load its libraries, on a machine that is busy
-_LINE_BYTES: Final = 8 << 20  # of an answer, whatever the process has become
+_START_S: Final = 60.0  # to load its libraries on a busy machine
+_LINE_BYTES: Final = 8 << 20  # bound of an answer, also from a broken process
 
 T = TypeVar("T")
 
 
 class UnusableError(Exception):
-    """Workers with these orders can answer nothing. The words are the end of a sentence."""
+    """Workers with these orders can never answer. The message is the end of a sentence."""
 
 
 class WorkerLostError(Exception):
-    """There is no answer, and no question is to blame: no process could be started, or none may be any more. The words
-    are a sentence."""
+    """There is no answer for a reason other than the question: no process could be started, or none may be any more.
+    The message is a sentence.
+    """
 
 
 class WorkerProcess:
-    """One process, which is asked one question at a time. To be used by one task at a time, and closed.
+    """A process that is asked one question at a time. Use it in one task at a time and close it.
 
-    module: what `python -m` runs: it reads its orders and answers `Ready`, and then one line for each question. orders:
-    its first line. name: what log events call it. work: what it does, as sentences call it. environment: its variables;
+    module: run with `python -m`; it reads its orders, answers `Ready`, then one line for each question. orders: the
+        first line. name: in log events. work: what it does, in sentences. environment: its variables;
     None: this process's.
     """
 
@@ -54,10 +56,10 @@ class WorkerProcess:
         self._closed = False
 
     async def ask(self, question: msgspec.Struct, kind: type[T], within_s: float) -> T | int:
-        """The answer; or the exit code, where the process ended instead. within_s: seconds that it may take, while this
-        process runs.
+        """Ask a question. Returns the answer, or the exit code if the process ended. within_s: seconds of this
+        process's running time.
 
-        Raises UnusableError, WorkerLostError, and TimeoutError, after which the process is gone.
+        Raises UnusableError, WorkerLostError, and TimeoutError after ending the process.
         """
         process = await self.started()
         try:
@@ -73,17 +75,17 @@ class WorkerProcess:
         return code
 
     async def started(self) -> asyncio.subprocess.Process:
-        """The process, which has said that it is ready. Raises UnusableError and WorkerLostError."""
+        """Return a ready process, started if needed. Raises UnusableError and WorkerLostError."""
         if self._unusable:
             raise UnusableError(self._unusable)
         if (process := self.process) is not None:
             if process.returncode is None and not process.stdout.at_eof():  # type: ignore[union-attr]
                 return process
-            code = await self.end()  # while it was asked for nothing: that is no question's fault
+            code = await self.end()  # ended while idle, so no question is the reason
             log.info(f"{self._name}_process_ended", **end_fields(code))
         if self._closed:
             raise WorkerLostError("the server is shutting down")
-        # What a terminal sends to all of a group it ignores, as this process does.
+        # Ignores a terminal's signals to the group, as this process does.
         try:
             process = await asyncio.create_subprocess_exec(
                 *self.command,
@@ -114,7 +116,7 @@ class WorkerProcess:
         return process
 
     async def end(self) -> int:
-        """Ends the process, if there is one. Its exit code; 0 where there was none."""
+        """End the process if there is one. Returns its exit code, 0 without one."""
         process, self.process = self.process, None
         if process is None:
             return 0
@@ -126,17 +128,17 @@ class WorkerProcess:
         return await process.wait()
 
     async def close(self) -> None:
-        """Ends the process. There is no other any more."""
+        """End the process for good."""
         self._closed = True
         await self.end()
 
 
 async def _exchange(process: asyncio.subprocess.Process, said: msgspec.Struct, kind: type[T]) -> T | None:
-    """What the process answers; None where it has ended, or says what it can't."""
+    """Exchange a question for an answer, None if the process has ended or answers invalidly."""
     assert process.stdin is not None and process.stdout is not None
     try:
         process.stdin.write(msgspec.json.encode(said) + b"\n")
         await process.stdin.drain()
         return msgspec.json.decode(await process.stdout.readline(), type=kind)
-    except (ConnectionError, ValueError):  # a line that is too long, and what is no JSON, are a ValueError
+    except (ConnectionError, ValueError):  # an overlong line and invalid JSON are a ValueError
         return None

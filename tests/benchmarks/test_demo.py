@@ -91,7 +91,7 @@ def test_a_stream_that_ends_as_it_should_not_fails_the_demo(url: str, service: S
 
 def test_a_service_that_does_not_start_fails_with_its_own_reason() -> None:
     with (
-        pytest.raises(ServiceFailed, match=r"(?s)status 2 before it was ready.*'\./absent' is no folder"),
+        pytest.raises(ServiceFailed, match=r"(?s)status 2 before it was ready.*'\./absent' is neither a folder"),
         local_service(["--model", "./absent"]),
     ):
         raise AssertionError("it started")

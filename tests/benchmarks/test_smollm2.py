@@ -52,7 +52,7 @@ def test_the_questions_of_the_demo_are_answered_in_turn_and_one_names_what_it_mu
 
 def test_a_file_that_is_not_there_fails_the_demo_with_the_service_s_reason(capsys: pytest.CaptureFixture[str]) -> None:
     assert demo.main(["--file", "absent.gguf"]) == 1
-    assert "'absent.gguf' is no folder and no file" in capsys.readouterr().out
+    assert "'absent.gguf' is neither a folder nor a file" in capsys.readouterr().out
 
 
 def test_without_the_package_a_sentence_says_how_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ MISTAKES: Final[Mapping[str, tuple[str, Break, str]]] = {
     "settings_are_known_and_fit: a variable that no setting has": (
         "base",
         set_setting("RUNAHEAD__RUN_AHEAT", "2"),
-        "RUNAHEAD__RUN_AHEAT is no setting",
+        "RUNAHEAD__RUN_AHEAT is not a setting",
     ),
     "settings_are_known_and_fit: a value out of bounds": (
         "base",
@@ -56,12 +56,12 @@ MISTAKES: Final[Mapping[str, tuple[str, Break, str]]] = {
     "settings_are_known_and_fit: a flag that the command has not": (
         "base",
         lambda manifests: manifests.container["command"].append("--run-aheat=2"),
-        "--run-aheat=2 is no flag",
+        "--run-aheat=2 is not a flag",
     ),
     "settings_are_known_and_fit: a variable of nobody": (
         "base",
         lambda manifests: manifests.container.update(env=[{"name": "RUNAHEAD_PORT", "value": "1"}]),
-        "RUNAHEAD_PORT is no setting's variable",
+        "RUNAHEAD_PORT is not a setting's variable",
     ),
     "probes_ask_what_the_server_answers: another port": (
         "base",

@@ -28,11 +28,11 @@ def front_end_settings(manifests: Manifests) -> FrontEndSettings:
     add_flags(parser)
     flags, unknown = parser.parse_known_args(command[2:])
     if unknown:
-        raise SettingsRefused(f"{unknown[0]} is no flag")
+        raise SettingsRefused(f"{unknown[0]} is not a flag")
     environment = manifests.settings
     given = {name: value for name, value in environment.items() if name != "RUNAHEAD__MODEL"}
     if strange := [name for name in environment if not name.startswith("RUNAHEAD__")]:
-        raise SettingsRefused(f"{strange[0]} is no setting's variable")
+        raise SettingsRefused(f"{strange[0]} is not a setting's variable")
     try:
         settings = load_settings(vars(flags), given)
         check_server_config(ServerConfig(engine_config(settings), settings.front_end))

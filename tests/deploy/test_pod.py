@@ -124,4 +124,4 @@ def test_a_pod_that_can_write_nowhere_says_so_and_ends(manifests: MakeManifests)
 def test_a_pod_whose_secret_names_nobody_says_so_and_ends(manifests: MakeManifests) -> None:
     with started_pod(manifests("base"), {"runahead-callers": {"callers": "# nobody\n"}}) as pod:
         assert pod.process.wait(END_S) == 2, pod.log.read_text()
-        assert "/etc/runahead/callers/callers names nobody" in pod.log.read_text()
+        assert "/etc/runahead/callers/callers has no callers" in pod.log.read_text()

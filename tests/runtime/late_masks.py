@@ -108,7 +108,7 @@ class LateMasks(Masks):
     def close(self, order: int) -> None:
         self._add(self._rows.close, order)
 
-    def look(self, now: float) -> Sequence[GivenUp]:
+    def given_up(self, now: float) -> Sequence[GivenUp]:
         waiting = len(self._orders) + len(self._compiling)
         for _ in range(self._dice.choice((0, 0, 1, 2, 5)) if self._dice else len(self._orders)):
             if self._orders:
@@ -129,7 +129,7 @@ class LateMasks(Masks):
     def _add(self, order: Callable[..., None], *said: Any) -> None:
         self._orders.append(lambda: order(*said))
         if self._dice is None:
-            self.look(0.0)
+            self.given_up(0.0)
 
     def _compile(self) -> None:
         if self._compiling and (self._dice is None or self._dice.random() < 0.4):

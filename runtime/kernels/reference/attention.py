@@ -1,13 +1,13 @@
-"""Causal attention over a paged KV cache, one query head of one token at a time as far as arithmetic goes.
+"""Causal attention over a paged KV cache in torch, computed independently for each query head of each token.
 
-Scores are a product sampled at the (query head, key) pairs that exist: one dot product a pair, read from the cache
-where it lies. The weighted sum of values is an embedding bag: one running sum a query head, in the order of positions.
-Neither gathers the cache, and neither knows of other rows, so chunks, neighbours, padding and threads change no bit.
-The softmax between them runs over rows padded to a common width with keys of weight zero, which adds exact zeros.
+Scores are a sampled product at the existing (query head, key) pairs: one dot product a pair, read in place from the
+cache. The weighted sum of values is an embedding bag: one running sum for each query head, in the order of positions.
+Neither gathers the cache nor depends on other rows, so chunks, neighbors, padding and threads change no bit. The
+softmax between them runs over rows padded with keys of weight zero, which adds exact zeros.
 
-A padding key names the token's own newest key, never a slot beyond the row: what lies there may be NaN.
+A padding key names the token's newest key, never a slot beyond the row, which may hold NaN.
 
-From one decode step to the next little changes but the numbers, so that a plan's buffers are used again where they fit.
+Consecutive decode steps differ little, so a plan reuses an earlier plan's buffers if they fit.
 """
 
 from __future__ import annotations
@@ -25,30 +25,31 @@ from runahead.runtime.kernels.layers import AttentionShape
 from runahead.runtime.kernels.reference.norm import bound
 from runahead.runtime.rounding import ceil_div
 
-# The softmax sums in vector lanes, key j in lane j modulo the vector's width: rows end at a multiple of the widest.
+# The softmax sums in vector lanes, key j in lane j modulo the vector width: rows are padded to a multiple of the
+# widest.
 _LANES = 16
-# Pairs a segment may have: bounds the memory that attention takes beside the cache.
+# Most pairs of a segment, which bounds attention's memory beside the cache.
 _MAX_PAIRS = 1 << 21
-# Pairs that the plans of several forwards may have, where more than the newest are kept.
+# Most pairs of all kept plans, if more than the newest one is kept.
 _MAX_KEPT_PAIRS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """Tokens of similar lengths, attended in one go. R = tokens * heads rows of pairs, P = R * width.
+    """Tokens of similar lengths, computed together. R = tokens * heads rows of pairs, P = R * width.
 
-    A forward fills in `keys` and `mask`; the rest is the same for the same `tokens` and width.
+    A forward sets `keys` and `mask`; the rest depends only on `tokens` and the width.
     """
 
-    tokens: NDArray[np.int64]  # their places in the forward
+    tokens: NDArray[np.int64]  # their indexes in the forward
     place: NDArray[np.int64]  # [width] 0, 1, ...
     kv_head: NDArray[np.int64]  # [heads, 1] that a query head reads
-    pairs: torch.Tensor  # sparse CSR [T * q_stride, slots * kv_heads], which pairs exist; its values are `scores`
+    pairs: torch.Tensor  # sparse CSR [T * q_stride, slots * kv_heads] of existing pairs; its values are `scores`
     scores: torch.Tensor  # float32 [R, width]
     weights: torch.Tensor  # float32 [R, width]
     flat_weights: torch.Tensor  # float32 [P], the same memory
     flat_keys: torch.Tensor  # int [P] slot * kv_heads + KV head
-    offsets: torch.Tensor  # int [T * heads + 1] where a query head's pairs begin; none for tokens of other segments
+    offsets: torch.Tensor  # int [T * heads + 1] the first pair of each query head; tokens of other segments have none
     keys: NDArray[np.int32] | NDArray[np.int64]  # [tokens, heads, width], the memory of `flat_keys`
     starts: NDArray[np.float32]  # [tokens, heads, width], the memory of `scores`
     mask: NDArray[np.float32]  # [tokens, 1, width] 0, or -inf for padding keys; what scores start from
@@ -56,7 +57,7 @@ class _Segment:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """Which pairs attend in a forward, for one window. Made once, used by every layer with that window."""
+    """The pairs of a forward for one window, made once and used by every layer with that window."""
 
     tokens: int  # T, padding included
     shape: AttentionShape
@@ -65,12 +66,12 @@ class AttentionPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Tokens:
-    """Query tokens that attend to something: `number` is a token's place in the forward, in ascending order."""
+    """Query tokens that attend to something, ascending by `number`, the index in the forward."""
 
     number: NDArray[np.int64]
-    row: NDArray[np.int64]  # its row of `block_tables`
-    first: NDArray[np.int64]  # the first position it attends to
-    count: NDArray[np.int64]  # how many positions, its own the last; at least 1
+    row: NDArray[np.int64]  # row of `block_tables`
+    first: NDArray[np.int64]  # first visible position
+    count: NDArray[np.int64]  # visible positions, at least 1; the token's own is the last
 
     def take(self, which: NDArray[np.int64]) -> _Tokens:
         return _Tokens(self.number[which], self.row[which], self.first[which], self.count[which])
@@ -87,10 +88,10 @@ def plan_attention(
     previous: AttentionPlan | None = None,
     first: int = 0,
 ) -> AttentionPlan:
-    """tokens: T, at least `batch.num_tokens`. q_stride: as in `attend`. slots: of the cache. window, first: of the
-    layer.
+    """Plan the pairs of a forward.
+    tokens: T, at least `batch.num_tokens`. q_stride: see `attend`. slots: of the cache. window, first: of the layer.
 
-    previous: a plan that is not needed any more, of the same shape, q_stride and slots. Its buffers are used again.
+    previous: an unused plan with the same shape, q_stride and slots, whose buffers are reused.
     """
     tables: NDArray[np.int32] = batch.block_tables.numpy()
     old = previous.segments if previous is not None and previous.tokens == tokens else ()
@@ -106,15 +107,14 @@ def plan_attention(
 
 
 class KeptPlans:
-    """The plans of a model's forwards, one for each of its windows, over a cache of one size.
+    """The plans of a model's forwards, one for each window, over a cache of one size.
 
-    A plan uses the buffers of an earlier forward of as many tokens again, where they fit. Where rows have drafts, a
-    forward has another number of tokens than the one before: so plans of several numbers are kept, as long as all of
-    them are small together.
+    A plan reuses the buffers of an earlier forward with as many tokens, if they fit. With drafts the number of tokens
+    varies, so plans of several numbers are kept while all are small together.
     """
 
     def __init__(self) -> None:
-        self._plans: dict[int, tuple[AttentionPlan, ...]] = {}  # by tokens, the latest last
+        self._plans: dict[int, tuple[AttentionPlan, ...]] = {}  # by number of tokens, the latest last
 
     def make(
         self,
@@ -124,8 +124,9 @@ class KeptPlans:
         slots: int,
         block_size: int,
     ) -> tuple[AttentionPlan, ...]:
-        """Of a forward; those made before are not needed any more. windows: shape, window and `first` of each, the same
-        in every call. tokens, slots: as `plan_attention`'s."""
+        """Make the plans of a forward, which invalidates earlier ones. windows: shape, window and `first` of each, the
+        same in every call. tokens, slots: see `plan_attention`.
+        """
         before = self._plans.pop(batch.num_tokens, (None,) * len(windows))
         plans = []
         for (shape, window, first), old in zip(windows, before, strict=True):
@@ -138,17 +139,18 @@ class KeptPlans:
 
     @property
     def pairs(self) -> int:
-        """Pairs of query heads and keys, those of padding too, that memory is kept for: 12 bytes each."""
+        """The number of pairs with allocated memory, padding included: 12 bytes each."""
         return sum(part.keys.size for plans in self._plans.values() for plan in plans for part in plan.segments)
 
 
 def attend(
     plan: AttentionPlan, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, cap: float = 0.0
 ) -> torch.Tensor:
-    """q: float32 [T * q_stride, head_dim]; of a token's q_stride rows the first `heads` are its queries.
+    """Compute attention.
+    q: float32 [T * q_stride, head_dim]; the first `heads` of a token's q_stride rows are its queries.
 
     keys: float32 [head_dim, slots * kv_heads]. values: float32 [slots * kv_heads, head_dim].
-    cap: as `Attention.score_cap`. Returns float32 [T, heads * head_dim], zero for tokens that attend to nothing.
+    cap: see `Attention.score_cap`. Returns float32 [T, heads * head_dim], zero for tokens that see nothing.
     """
     out: torch.Tensor | None = None
     for part in plan.segments:
@@ -166,7 +168,7 @@ def attend(
 
 
 def silence_sparse_warning() -> None:
-    """torch warns once a process that CSR tensors are in beta. We rely on the self-test instead."""
+    """Silence torch's warning that CSR tensors are in beta; the self-test checks them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.sparse_csr_tensor(torch.tensor([0, 1]), torch.tensor([0]), torch.ones(1), (1, 1), check_invariants=False)
@@ -180,7 +182,7 @@ def _live_tokens(batch: ForwardBatch, window: int, first: int) -> _Tokens:
     else:
         starts = batch.query_start_loc.numpy().astype(np.int64)
         row = np.repeat(np.arange(batch.num_rows), np.diff(starts))
-        # A row's last query token attends to all of it, the one before to one less, and so on.
+        # A row's last query token sees all of it, the previous one a position less, and so on.
         end = (seq_lens - starts[1:])[row] + np.arange(1, len(row) + 1)
         number = np.flatnonzero(seq_lens[row])
         row, end = row[number], end[number]
@@ -192,7 +194,7 @@ def _live_tokens(batch: ForwardBatch, window: int, first: int) -> _Tokens:
 
 
 def _group_by_length(live: _Tokens, heads: int) -> list[_Tokens]:
-    """Cut the tokens in groups whose padding costs less than another group would."""
+    """Group tokens by length so that padding costs less than further groups would."""
     if len(live.count) == 0:
         return []
     if _fits(int(live.count.min()), int(live.count.max()), len(live.count), heads):
@@ -253,7 +255,7 @@ def _make_segment(
 
 
 def _fill(segment: _Segment, group: _Tokens, tables: NDArray[np.int32], block_size: int, shape: AttentionShape) -> None:
-    """Name the keys of every token of `group`, and mask those beyond its own."""
+    """Set the keys of every token of `group`, and mask those beyond its own."""
     last = group.count[:, None] - 1
     block, offset = np.divmod(np.minimum(segment.place, last) + group.first[:, None], block_size)
     slot = np.multiply(tables[group.row[:, None], block], block_size, dtype=np.int64) + offset  # [tokens, width]
@@ -264,7 +266,9 @@ def _fill(segment: _Segment, group: _Tokens, tables: NDArray[np.int32], block_si
 def _offsets(
     number: NDArray[np.int64], tokens: int, stride: int, heads: int, width: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """[tokens * stride + 1] where rows begin, if the first `heads` rows of the numbered tokens have `width` pairs."""
+    """Return each row's first pair, [tokens * stride + 1], if the first `heads` rows of the numbered tokens have
+    `width` pairs.
+    """
     pairs = np.zeros((tokens, stride), dtype=np.int64)
     pairs[number, :heads] = width
     begins = np.zeros(tokens * stride + 1, dtype=np.int64)

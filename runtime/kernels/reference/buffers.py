@@ -1,7 +1,7 @@
-"""What a forward of T query tokens computes in: memory that torch's products and NumPy's elementwise work share.
+"""Buffers of a forward with T query tokens, shared by torch's products and NumPy's elementwise work.
 
-Made once for a T and used by every layer of every forward with it, views and all, so that a step allocates next to
-nothing. T is padded to what the products ask for; padding is token 0 at position 0, written to the null block.
+Made once for each T with all views, and used by every layer and forward, so a step allocates almost nothing. T is
+padded for the products; padding is token 0 at position 0, written to the null block.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from runahead.runtime.kernels.reference.norm import RmsNorm
 from runahead.runtime.kernels.reference.rope import Rotation
 from runahead.runtime.kernels.share import Share
 
-# Floats are float32. A tensor and an array of one name are the same memory; `..._parts` are cut for a product.
+# Floats are float32. A tensor and an array of one name share memory; `..._parts` are split for a product.
 
 
 @dataclass(frozen=True, slots=True)
 class Buffers:
-    """Of a batch's tokens, whatever the layers are."""
+    """Buffers of a batch's tokens, independent of layers."""
 
     tokens: int  # T
     token_ids: NDArray[np.int64]  # [T]
@@ -32,7 +32,7 @@ class Buffers:
     slots: NDArray[np.int64]  # [T] of the cache
     residual: torch.Tensor  # [T, hidden]
     residual_array: NDArray[np.float32]
-    norm: RmsNorm  # from the residual to what enters a product
+    norm: RmsNorm  # from the residual to a product's input
     normed_parts: tuple[torch.Tensor, ...]  # of [T, hidden]
     residual_parts: tuple[torch.Tensor, ...]
     branch: torch.Tensor  # [T, hidden], what is summed over ranks, or normalised, before it is added to the residual
@@ -59,8 +59,9 @@ class Buffers:
         )
 
     def embed(self, embedding: NDArray[np.float32], share: Share) -> None:
-        """The tokens' rows of the embedding, into the residual; zeros for tokens of other ranks. embedding: [vocab /
-        ranks, hidden]."""
+        """Copy the tokens' embeddings into the residual, zeros for other ranks' tokens. embedding: [vocab / ranks,
+        hidden].
+        """
         count = len(embedding)
         places = self.token_ids - share.rank * count
         np.take(embedding, places, axis=0, out=self.residual_array, mode="clip")
@@ -68,7 +69,7 @@ class Buffers:
             self.residual_array[(places < 0) | (places >= count)] = 0.0
 
     def take(self, batch: ForwardBatch) -> None:
-        """The batch's tokens, padded to T."""
+        """Set the batch's tokens, padded to T."""
         count = batch.num_tokens
         for mine, given in (
             (self.token_ids, batch.token_ids),
@@ -81,7 +82,7 @@ class Buffers:
 
 @dataclass(frozen=True, slots=True)
 class AttentionBuffers:
-    """Of attention layers of one shape."""
+    """Buffers of attention layers of one shape."""
 
     qkv: torch.Tensor  # [T, (heads + 2 * kv_heads) * head_dim]
     heads: torch.Tensor  # [T * (heads + 2 * kv_heads), head_dim], the same memory
@@ -89,7 +90,7 @@ class AttentionBuffers:
     v: NDArray[np.float32]
     q_norm: RmsNorm  # of every query head, in place
     k_norm: RmsNorm
-    whole_q_norm: RmsNorm  # of all query heads of a token together, in place
+    whole_q_norm: RmsNorm  # over all query heads of a token, in place
     whole_k_norm: RmsNorm
     rotation: Rotation  # of q and k, in place
 
@@ -115,7 +116,7 @@ class AttentionBuffers:
 
 @dataclass(frozen=True, slots=True)
 class DenseBuffers:
-    """Of dense layers of one width."""
+    """Buffers of dense layers of one width."""
 
     gate_up: torch.Tensor  # [T, 2 * intermediate]
     gate: NDArray[np.float32]  # [T, intermediate]
@@ -138,7 +139,7 @@ class DenseBuffers:
 
 @dataclass(frozen=True, slots=True)
 class UngatedBuffers:
-    """Of feed-forwards without a gate, of one width. The tensor and the array are the same memory."""
+    """Buffers of feed-forwards without a gate, of one width. The tensor and the array share memory."""
 
     up: torch.Tensor  # [T, intermediate]
     up_array: NDArray[np.float32]

@@ -1,8 +1,7 @@
-"""Experts of the reference: who goes to whom, and the products of those who share an expert.
+"""The reference's experts: routing, and the products of tokens grouped by expert.
 
-Host and device are one here, so that an expert is computed for as many tokens as have chosen it. What a token gets
-hangs on itself alone: its scores, shares and products keep their bits among any neighbours, and its sum is taken in the
-order of the experts' numbers.
+An expert is computed only for the tokens that chose it. A token's result depends on that token alone: scores, weights
+and products keep their bits among any neighbors, and its sum is taken in the order of experts' numbers.
 """
 
 from __future__ import annotations
@@ -22,13 +21,14 @@ from runahead.runtime.kernels.reference.buffers import Buffers
 from runahead.runtime.kernels.reference.linear import Product, Products
 from runahead.runtime.kernels.reference.norm import silu_mul, squared_relu
 
-# Floats are float32. A tensor and an array of one name are the same memory.
+# Floats are float32. A tensor and an array of one name share memory.
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertBuffers:
-    """Of layers with as many experts of one width. T rows are enough for any group: a token is in a group once. What
-    gates and ups are computed in has no columns where experts have no gates."""
+    """Buffers of layers with the same number and width of experts. T rows suffice for any group, because a token is in
+    a group once. The buffers of gates and ups have no columns if experts have no gates.
+    """
 
     scores: torch.Tensor  # [T, experts]
     x: torch.Tensor  # [T, hidden] what a group reads
@@ -42,7 +42,7 @@ class ExpertBuffers:
     def make(
         tokens: int, hidden: int, count: int, width: int, shared: int = 0, activation: ExpertActivation = "silu"
     ) -> ExpertBuffers:
-        """shared: the width of the shared expert; 0: there is none."""
+        """Make buffers. shared: the width of the shared expert; 0: none."""
         both = 2 if has_gate(activation) else 0
         columns = (count, hidden, both * width, width, hidden, both * shared, shared)
         return ExpertBuffers(*(torch.zeros((tokens, each)) for each in columns))
@@ -50,7 +50,7 @@ class ExpertBuffers:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The tokens of a forward that have chosen an expert, ascending, and the share that each gives it."""
+    """The tokens that chose an expert, ascending, with their weights for it."""
 
     expert: int
     tokens: NDArray[np.intp]  # [n]
@@ -58,15 +58,15 @@ class Group:
 
 
 def live_tokens(batch: ForwardBatch) -> NDArray[np.intp]:
-    """Which query tokens are of rows that are not masked, ascending."""
+    """Return the query tokens of unmasked rows, ascending."""
     queries = np.diff(batch.query_start_loc.numpy())
     return np.flatnonzero(np.repeat(batch.seq_lens.numpy() > 0, queries))
 
 
 def route(scores: NDArray[np.float32], live: NDArray[np.intp], choice: Choice) -> Iterator[Group]:
-    """The groups, by ascending expert. scores: [T, experts]. live: tokens that choose.
+    """Yield the groups by ascending expert. scores: [T, experts]. live: tokens to route.
 
-    A NaN among a token's scores is in all of its shares, so that it reaches the token's sum.
+    A NaN among a token's scores is in all of its weights, so it reaches the token's sum.
     """
     if not len(live):
         return
@@ -79,8 +79,9 @@ def route(scores: NDArray[np.float32], live: NDArray[np.intp], choice: Choice) -
 
 
 def chosen_experts(scores: NDArray[np.float32], choice: Choice) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
-    """The experts of each token, the best one first, and their shares: [n, chosen] both. scores: [n, experts], which
-    becomes the experts' values."""
+    """Return each token's experts, the best one first, and their weights: [n, chosen] both. scores: [n, experts],
+    overwritten by experts' values.
+    """
     order = _highest(scores, choice.chosen) if choice.by_score else None
     values = _softmax(scores) if choice.scoring == "softmax" else _logistic(scores)
     if order is None:
@@ -88,7 +89,7 @@ def chosen_experts(scores: NDArray[np.float32], choice: Choice) -> tuple[NDArray
     routing_weights = np.take_along_axis(values, order, axis=1)
     if choice.renormalised:
         total = routing_weights[:, 0].copy()
-        for index in range(1, choice.chosen):  # one order of sums, however the array lies in memory
+        for index in range(1, choice.chosen):  # a fixed order of sums, whatever the array's layout
             total += routing_weights[:, index]
         if choice.scoring == "logistic":
             total += np.float32(LEAST_SUM)
@@ -99,12 +100,12 @@ def chosen_experts(scores: NDArray[np.float32], choice: Choice) -> tuple[NDArray
 
 
 def _highest(values: NDArray[np.float32], count: int) -> NDArray[np.intp]:
-    """Which of each row's values are the highest, the highest first, of equal ones the first. [n, count]"""
+    """Return the indexes of each row's highest values, highest first, ties by index. [n, count]"""
     return np.argsort(-values, axis=1, kind="stable")[:, :count]
 
 
 def _softmax(scores: NDArray[np.float32]) -> NDArray[np.float32]:
-    """In place."""
+    """Compute the softmax in place."""
     np.subtract(scores, scores.max(axis=1, keepdims=True), out=scores)
     np.exp(scores, out=scores)
     np.divide(scores, scores.sum(axis=1, keepdims=True), out=scores)
@@ -112,7 +113,7 @@ def _softmax(scores: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _logistic(scores: NDArray[np.float32]) -> NDArray[np.float32]:
-    """In place; of a row with a NaN all is NaN."""
+    """Compute the logistic function in place; a row with a NaN becomes NaN."""
     scores[np.isnan(scores).any(axis=1)] = np.nan
     np.exp(np.negative(scores, out=scores), out=scores)
     scores += np.float32(1.0)
@@ -121,7 +122,9 @@ def _logistic(scores: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _chosen_by(values: NDArray[np.float32], choice: Choice) -> NDArray[np.float32]:
-    """The values that choose, [n, experts]: corrected, and below all others those of groups that are not chosen."""
+    """Return the values for the choice, [n, experts]: corrected, and below all others for groups that are not
+    chosen.
+    """
     if choice.correction is not None:
         values = values + choice.correction.numpy()
     if not choice.limits_groups:
@@ -135,14 +138,16 @@ def _chosen_by(values: NDArray[np.float32], choice: Choice) -> NDArray[np.float3
 
 @dataclass(frozen=True, slots=True)
 class FirstProduct:
-    """The first product of an expert, and the activation behind it."""
+    """An expert's first product and its activation."""
 
     product: Product
     activation: ExpertActivation
 
     def write(self, x: tuple[torch.Tensor, ...], both: torch.Tensor, out: torch.Tensor) -> None:
-        """x: [n, hidden], cut for a product. both: [n, 2 * width], for a gate and what it multiplies, or no columns.
-        out: [n, width]."""
+        """Compute the hidden activations.
+        x: [n, hidden], split for a product. both: [n, 2 * width], for the gate and up, or no columns.
+        out: [n, width].
+        """
         made = out.numpy()
         if not has_gate(self.activation):
             self.product.write(x, out)
@@ -155,10 +160,10 @@ class FirstProduct:
 
 @dataclass(frozen=True, slots=True)
 class BoundSharedExpert:
-    """The products of what every token gets.
+    """The products of a shared expert.
 
-    share: [hidden, 1]. A library's product with one output does not keep its rows' bits, so that each token's is a dot
-    product of its own.
+    share: [hidden, 1]. A library's product with one output is not row-invariant, so each token's is a separate dot
+    product.
     """
 
     first: FirstProduct
@@ -176,7 +181,7 @@ class BoundSharedExpert:
         return BoundSharedExpert(first, bound(weights.down), share, products)
 
     def of_all(self, buffers: Buffers, own: ExpertBuffers) -> NDArray[np.float32]:
-        """What it makes of the residual's norm, of every token. [T, hidden]"""
+        """Return the shared expert's output for the residual's norm, every token. [T, hidden]"""
         y = own.y.numpy()
         self.first.write(buffers.normed_parts, own.shared_gate_up, own.shared_gated)
         self.down.write(self.products.cut(own.shared_gated), own.y)
@@ -187,7 +192,7 @@ class BoundSharedExpert:
 
 @dataclass(frozen=True, slots=True)
 class BoundExperts:
-    """The products of a layer."""
+    """The products of a layer's experts."""
 
     router: Product
     first: tuple[FirstProduct, ...]
@@ -209,7 +214,7 @@ class BoundExperts:
         )
 
     def write(self, buffers: Buffers, own: ExpertBuffers, live: NDArray[np.intp]) -> None:
-        """Into the branch, what the experts make of the residual's norm, which has been computed."""
+        """Write the experts' output for the residual's norm, already computed, to the branch."""
         self.router.write(buffers.normed_parts, own.scores)
         total = buffers.branch_array
         total[:] = 0.0
@@ -221,7 +226,7 @@ class BoundExperts:
             total[live] += self.shared.of_all(buffers, own)[live]
 
     def _of(self, group: Group, normed: NDArray[np.float32], own: ExpertBuffers) -> NDArray[np.float32]:
-        """What the group's expert makes of its tokens, [n, hidden]."""
+        """Return an expert's output for its group's tokens, [n, hidden]."""
         count = len(group.tokens)
         rows = count + -count % self.products.row_multiple
         x, gate_up, gated, y = own.x[:rows], own.gate_up[:rows], own.gated[:rows], own.y[:rows]

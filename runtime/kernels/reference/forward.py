@@ -1,7 +1,7 @@
-"""The reference kernel set: the CPU's own, the fast path there and the oracle everywhere.
+"""The CPU's reference kernel set, also the oracle of all others.
 
-Products and attention are torch's, what lies between them is NumPy's (`norm` says why). Arithmetic is float32 whatever
-the weights' dtype.
+Products and attention are torch's, the operations between them NumPy's (`norm` says why). Arithmetic is float32 for
+every dtype of weights.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ from runahead.runtime.kernels.reference.norm import (
 from runahead.runtime.kernels.reference.recurrence import RowTokens, row_tokens_of
 from runahead.runtime.kernels.reference.rope import rope_factors
 
-_KEPT_TOKENS: Final = 64  # buffers of forwards up to this long are kept, one set a length: those of decode steps
+# buffers of forwards up to this length are kept, one set for each length: those of decode steps
+_KEPT_TOKENS: Final = 64
 _NOBODY: Final = np.zeros(0, np.intp)
 _Kind = TypeVar("_Kind")
 
@@ -78,24 +79,23 @@ class _Workspace:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceStream:
-    """A batch's tokens under way."""
+    """A batch's tokens on their way through the layers."""
 
     num_tokens: int  # without padding
     work: _Workspace
     caches: tuple[LayerCache, ...]
-    blocks: NDArray[np.int64]  # that attention reads, where they are dequantized first
+    blocks: NDArray[np.int64]  # read by attention, if they are dequantized first
     plans: tuple[AttentionPlan, ...]  # by number
-    live: NDArray[np.intp]  # which tokens are of live rows; empty where no layer asks
-    runs: RowTokens | None  # tokens of live rows, with the rows' states; None where no layer keeps any
-    states: tuple[list[NDArray[np.float32]], ...]  # of each recurrent mixer, and what it keeps of runs
-    joined: list[torch.Tensor]  # what `Fuse` has joined, cut for a product; nothing before
+    live: NDArray[np.intp]  # tokens of live rows; empty if no layer needs them
+    runs: RowTokens | None  # tokens of live rows with the rows' states; None if no layer has states
+    states: tuple[list[NDArray[np.float32]], ...]  # of each recurrent mixer, with the saved inputs of runs
+    joined: list[torch.Tensor]  # the output of `Fuse`, split for a product; empty before
 
 
 class ReferenceBoundKernels:
     """`BoundKernels` of the reference. Reads the batch's lengths and tables on the host.
 
-    Layers that are alike share buffers, and attention layers that are alike a plan: the first of a kind gives it its
-    number.
+    Equal layers share buffers, and equal attention layers share a plan: each kind has a number.
     """
 
     def __init__(self, emb: EmbeddingAndHead, products: Products) -> None:
@@ -105,11 +105,11 @@ class ReferenceBoundKernels:
         self._final_norm = NormWeight.of(emb.final_norm)
         self._embedding_scale = emb.embedding_scale
         self._ropes = tuple(map(rope_factors, emb.ropes))
-        self._shapes: list[tuple[AttentionShape, int]] = []  # a shape, and which rope
-        self._windows: list[tuple[int, int, int]] = []  # the number of these two, a window, and `Attention.first`
+        self._shapes: list[tuple[AttentionShape, int]] = []  # a shape and the index of its rope
+        self._windows: list[tuple[int, int, int]] = []  # the number of these, a window, and `Attention.first`
         self._widths: list[int] = []
         self._ungated: list[int] = []
-        # How many, their width, that of the shared one, and what is between their products.
+        # The number of experts, their width, the shared one's width, and the activation.
         self._experts: list[tuple[int, int, int, ExpertActivation]] = []
         self._mamba2: list[Mamba2Shape] = []
         self._gated_delta: list[DeltaShape] = []
@@ -287,15 +287,14 @@ class ReferenceBoundKernels:
         return bound_product(self._products, linear)
 
     def _embed(self, buffers: Buffers) -> None:
-        """The rows of the embedding, of which a rank has those of its tokens, and zeros of the others."""
+        """Look up embeddings; a rank has its part of the table, and zeros for other tokens."""
         buffers.embed(self._embedding, self._ranks.share)
         self._ranks.reduce(buffers.residual)
 
     def _add(
         self, product: Product, x: tuple[torch.Tensor, ...], buffers: Buffers, post_norm: NormWeight | None = None
     ) -> None:
-        """Add the output of a layer's last product to the residual, summed over ranks and normalised by `post_norm`
-        before."""
+        """Add a layer's last product to the residual, after the sum over ranks and `post_norm`."""
         if post_norm is None and self._ranks.share.is_whole:
             product.add(x, buffers.residual)
             return
@@ -303,7 +302,7 @@ class ReferenceBoundKernels:
         self._add_branch(buffers, post_norm)
 
     def _add_branch(self, buffers: Buffers, post_norm: NormWeight | None = None) -> None:
-        """Add the branch to the residual, summed over ranks and normalised by `post_norm` before."""
+        """Add the branch to the residual, after the sum over ranks and `post_norm`."""
         self._ranks.reduce(buffers.branch)
         if post_norm is not None:
             buffers.branch_norm.apply(post_norm)
@@ -311,7 +310,7 @@ class ReferenceBoundKernels:
 
     def _plan(self, batch: ForwardBatch, tokens: int, cache: KVCache) -> tuple[AttentionPlan, ...]:
         if not self._windows:
-            return ()  # no layer attends, so the cache has no KV slots to plan for
+            return ()  # without attention layers the cache has no KV slots to plan for
         slots = cache.keys[0].shape[0] * cache.block_size
         shapes = [(self._shapes[number][0], window, first) for number, window, first in self._windows]
         return self._plans.make(batch, tokens, shapes, slots, cache.block_size)
@@ -336,15 +335,15 @@ class ReferenceBoundKernels:
 
     def _caches_of(self, cache: KVCache) -> tuple[LayerCache, ...]:
         if self._cache is None or self._cache[0] is not cache:
-            self._plans = KeptPlans()  # they are made for a number of KV slots
+            self._plans = KeptPlans()  # plans depend on the number of KV slots
             self._cache = (cache, layer_caches(cache))
         return self._cache[1]
 
 
 class ReferenceKernels:
-    """`KernelSet` of the CPU. A row's bits depend on that row alone.
+    """`KernelSet` of the CPU. A row's bits depend on that row only.
 
-    products: None tries which ones keep their rows' bits on this machine.
+    products: None chooses row-invariant ones for this machine.
     """
 
     def __init__(self, products: Products | None = None) -> None:
@@ -384,7 +383,7 @@ def _weight_of(norm: Norm | None) -> NormWeight | None:
 
 
 def _normed(buffers: Buffers, norm: NormWeight | None) -> tuple[torch.Tensor, ...]:
-    """What a layer's first product reads: the residual's norm, or the residual."""
+    """Return the input of a layer's first product: the residual's norm, or the residual."""
     if norm is None:
         return buffers.residual_parts
     buffers.norm.apply(norm)
@@ -392,7 +391,7 @@ def _normed(buffers: Buffers, norm: NormWeight | None) -> tuple[torch.Tensor, ..
 
 
 def _number(kinds: list[_Kind], kind: _Kind) -> int:
-    """The place of `kind` in the list, which it joins if it is not there."""
+    """Return the index of `kind` in the list, appending it if it is new."""
     if kind not in kinds:
         kinds.append(kind)
     return kinds.index(kind)

@@ -1,4 +1,4 @@
-"""The gated delta net of the reference: the recurrence itself, token by token."""
+"""The reference's gated delta net: the recurrence, token by token."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from runahead.runtime.kernels.reference.linear import Product, Products, bound_p
 from runahead.runtime.kernels.reference.norm import NormWeight, RmsNorm, silu_mul
 from runahead.runtime.kernels.reference.recurrence import Convolution, RowTokens, softplus
 
-# Floats are float32. A tensor and an array of one name are the same memory. n tokens of m live rows.
+# Floats are float32. A tensor and an array of one name share memory. n tokens of m live rows.
 
-_EPS = np.float32(1e-6)  # of a key's length
+_EPS = np.float32(1e-6)  # added to a key's squared length
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaBuffers:
-    """Of gated delta nets of one shape."""
+    """Buffers of gated delta nets of one shape."""
 
     projected: torch.Tensor  # [T, inner + channels + 2 * value_heads]
     y: NDArray[np.float32]  # [T, inner]
-    norm: RmsNorm  # of each head of `y`, in place
+    norm: RmsNorm  # over each head of `y`, in place
     gated: NDArray[np.float32]  # [T, inner]
     gated_parts: tuple[torch.Tensor, ...]
 
@@ -44,7 +44,7 @@ class DeltaBuffers:
 
 @dataclass(frozen=True, slots=True)
 class BoundDelta:
-    """A layer's weights as NumPy reads them."""
+    """A layer's weights in NumPy."""
 
     shape: DeltaShape
     proj: Product
@@ -69,10 +69,10 @@ class BoundDelta:
     def mix(
         self, normed: tuple[torch.Tensor, ...], own: DeltaBuffers, runs: RowTokens, states: list[NDArray[np.float32]]
     ) -> tuple[torch.Tensor, ...]:
-        """What `out` reads. normed: the residual's norm. states: as `Kept.state` of the mixer has them, by state slot,
-        and behind them what it keeps of runs.
+        """Compute the mixer up to the input of `out`. normed: the residual's norm. states: the mixer's `Kept.state` by
+        state slot, followed by the runs' saved inputs.
 
-        Tokens of masked rows leave zeros.
+        Tokens of masked rows give zeros.
         """
         shape = self.shape
         self.proj.write(normed, own.projected)
@@ -90,7 +90,9 @@ class BoundDelta:
         self, runs: RowTokens, convolved: NDArray[np.float32], b: NDArray[np.float32], dt: NDArray[np.float32],
         state: NDArray[np.float32],
     ) -> NDArray[np.float32]:  # fmt: skip
-        """The recurrence. convolved: [n, channels]. b, dt: [n, value_heads], as projected. Returns y, [n, inner]."""
+        """Run the recurrence. convolved: [n, channels]. b, dt: [n, value_heads], as projected. Returns y, [n,
+        inner].
+        """
         shape = self.shape
         each = shape.value_heads // shape.key_heads
         by_value = (-1, shape.key_heads, each)
@@ -116,7 +118,7 @@ class BoundDelta:
 
 
 def _divided_by_length(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """x: [n, heads, key_dim]"""
+    """Normalize vectors to unit length. x: [n, heads, key_dim]"""
     x = np.ascontiguousarray(x)
     squares = np.einsum("nhk,nhk->nh", x, x)
     found: NDArray[np.float32] = x / np.sqrt(squares + _EPS)[..., None]

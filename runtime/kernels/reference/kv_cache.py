@@ -1,10 +1,10 @@
-"""A layer's keys and values as the reference kernels keep them: float32, or FP8 with a scale for each KV head.
+"""A layer's keys and values in the reference: float32, or FP8 with a scale for each KV head.
 
-FP8 is e4m3: a number is stored as e4m3(number / scale), rounded to nearest even, and read as e4m3 number * scale, in
-float32. Finite numbers beyond 448 * scale are stored as 448 * scale, others as NaN.
+FP8 is e4m3: a number is stored as e4m3(number / scale), rounded to nearest even, and read as e4m3 number * scale in
+float32. Finite numbers beyond 448 * scale saturate, others become NaN.
 
-Attention's products read float32 alone. So the blocks that a forward reads are dequantized first, into memory that all
-layers of one shape share: a block has the place there that it has in the cache.
+Attention's products read only float32. So the blocks that a forward reads are first dequantized into memory that all
+layers of one shape share, at the same block indexes.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _NUMBERS: Final = torch.arange(256, dtype=torch.uint8).view(_FP8).float().numpy(
 class LayerCache:
     """The keys and values of one layer.
 
-    keys, values: float32 [num_blocks, block_size, kv_heads, head_dim], which attention reads. stored: their bits in
-    FP8, keys and then values, uint8 of the same shape; empty where float32 is stored. by_head: what attention reads as
-    its products take it: keys [head_dim, KV slots * kv_heads], values [KV slots * kv_heads, head_dim]."""
+    keys, values: float32 [num_blocks, block_size, kv_heads, head_dim], read by attention. stored: their FP8 bits, keys
+    then values, uint8 of the same shape; empty without FP8. by_head: views for attention's products: keys [head_dim, KV
+    slots * kv_heads], values [KV slots * kv_heads, head_dim].
+    """
 
     keys: NDArray[np.float32]
     values: NDArray[np.float32]
@@ -49,7 +50,7 @@ class LayerCache:
             _by_slot(stored)[slots] = _quantized(numbers, scale[:, None])
 
     def read(self, blocks: NDArray[np.int64], scales: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values as attention reads them: see `by_head`. blocks: the blocks that it reads, each once."""
+        """Return keys and values for attention: see `by_head`. blocks: the blocks to dequantize, each once."""
         if scales is not None:
             for stored, numbers, scale in zip(self.stored, (self.keys, self.values), scales.numpy(), strict=True):
                 numbers[blocks] = _NUMBERS[stored[blocks]] * scale[:, None]
@@ -57,7 +58,7 @@ class LayerCache:
 
 
 def layer_caches(cache: KVCache) -> tuple[LayerCache, ...]:
-    """The caches of the layers that attend. Layers of one shape share the memory that FP8 is dequantized into."""
+    """Make the caches of attention layers. Layers of one shape share the memory of dequantized blocks."""
     rooms: dict[torch.Size, tuple[torch.Tensor, torch.Tensor]] = {}
     found = []
     for keys, values in zip(cache.keys, cache.values, strict=True):
@@ -74,7 +75,7 @@ def layer_caches(cache: KVCache) -> tuple[LayerCache, ...]:
 
 
 def blocks_read(batch: ForwardBatch, cache: KVCache) -> NDArray[np.int64]:
-    """The blocks of live rows, each once; none where the cache is float32, which attention reads in place."""
+    """Return the blocks of live rows, each once; none if the cache is float32, which attention reads in place."""
     if not cache.keys or cache.keys[0].dtype != _FP8:
         return np.zeros(0, np.int64)
     tables: NDArray[np.int32] = batch.block_tables.numpy()
@@ -83,12 +84,12 @@ def blocks_read(batch: ForwardBatch, cache: KVCache) -> NDArray[np.int64]:
 
 
 def _by_slot(blocks: NDArray[np.generic]) -> NDArray[np.generic]:
-    """[KV slots, kv_heads, head_dim], the same memory."""
+    """View blocks as [KV slots, kv_heads, head_dim]."""
     return blocks.reshape(-1, *blocks.shape[2:])
 
 
 def _quantized(numbers: NDArray[np.float32], scale: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Bits of FP8, of the same shape."""
+    """Quantize to FP8 bits of the same shape."""
     bounded = np.clip(numbers / scale, -_LARGEST, _LARGEST)
     bounded[~np.isfinite(numbers)] = np.nan
     bits: NDArray[np.uint8] = torch.from_numpy(bounded).to(_FP8).view(torch.uint8).numpy()

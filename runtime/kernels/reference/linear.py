@@ -1,9 +1,8 @@
-"""Matrix products whose rows do not know of each other.
+"""Row-invariant matrix products.
 
-A library's product picks its kernel, and with it the order of its sums, from the number of rows, the depth of the sum
-and the number of threads. Two ways were found to hold it to one order. No library promises either of them. So a process
-tries them at its start (`runahead.runtime.models.cpu_check.cpu_kernels`), uses one that holds, and does not start where
-neither does.
+A library chooses its kernel, and with it the order of sums, by the number of rows, the depth and the number of threads.
+Two ways were found that keep one order. No library promises either. So a process tries them at its start
+(`runahead.runtime.models.cpu_check.cpu_kernels`), uses one that holds, and refuses to start without one.
 """
 
 from __future__ import annotations
@@ -20,46 +19,46 @@ from runahead.runtime.kernels.quantized_weight import QuantizedWeight
 from runahead.runtime.rounding import ceil_div
 
 _COMPILED_ROWS: Final = 64
-_SEEN_TO_DIFFER: Final = ((256, 512), (64, 64), (704, 256), (100, 36))  # (in, out) of matrices
+_SEEN_TO_DIFFER: Final = ((256, 512), (64, 64), (704, 256), (100, 36))  # (in, out) of matrices that were seen to differ
 
 
 class RowInvarianceError(RuntimeError):
-    """A row's numbers depended on its neighbours, its chunk or the number of threads. The sentence says when."""
+    """A row's bits depended on other rows, on its chunk or on the number of threads. The sentence says when."""
 
 
 class Product(Protocol):
-    """A product with one packed matrix and its bias. x: float32, a multiple of `row_multiple` rows, as `cut` cut it."""
+    """A product with one packed matrix and its bias. x: float32, a multiple of `row_multiple` rows, split by `cut`."""
 
     def write(self, x: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
-        """out: [n, out], becomes x @ weight.T + bias."""
+        """Set out, [n, out], to x @ weight.T + bias."""
 
     def add(self, x: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
-        """out: [n, out], grows by x @ weight.T + bias."""
+        """Add x @ weight.T + bias to out, [n, out]."""
 
 
 class Products(Protocol):
-    """Products of any number of rows with packed weights."""
+    """A way of computing products with packed weights for any number of rows."""
 
     @property
     def row_multiple(self) -> int:
-        """Rows of a `Product` are padded to a multiple of this."""
+        """The rows of a `Product` are padded to a multiple of this."""
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
-        """weight: [out, in]. Returns the same matrix in the memory format that a product reads."""
+        """Return weight, [out, in], in the memory format of the products."""
 
     def cut(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """x: [n, in]. Returns views of its columns, one for each sum that a product is made of."""
+        """Return views of the columns of x, [n, in], one for each partial sum of a product."""
 
     def bind(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
-        """weight: [out, in], packed, of any dtype. bias: [out]."""
+        """Bind a product. weight: [out, in], packed, of any dtype. bias: [out]."""
 
 
 class BlasProducts:
-    """torch's own products: weights stored by columns, rows in pairs, sums cut in parts of at most 352.
+    """torch's products with column-major weights, pairs of rows, and partial sums of at most 352 terms.
 
-    Measured with MKL on AVX-512: one order of sums for every number of rows above 1 and of threads. Stored by rows,
-    8 and 16 rows already differ; deeper sums are split over threads (384 and 512 by 3 or more of them), or blocked by
-    the number of rows. On AVX2 this does not hold at all. It is also the fastest for few rows.
+    Measured with MKL on AVX-512: one order of sums for every number of rows above 1 and of threads. Row-major weights
+    already differ between 8 and 16 rows; deeper sums are split over threads (384 and 512 by 3 or more), or blocked by
+    the number of rows. It does not hold on AVX2. It is the fastest for few rows.
     """
 
     row_multiple = 2
@@ -73,7 +72,7 @@ class BlasProducts:
         if depth <= self._depth:
             return (x,)
         parts = ceil_div(depth, self._depth)
-        width = ceil_div(depth, 16 * parts) * 16  # of equal size, each at the start of a cache line
+        width = ceil_div(depth, 16 * parts) * 16  # of equal size, each aligned to a cache line
         return tuple(x[:, first : first + width] for first in range(0, depth, width))
 
     def bind(self, weight: torch.Tensor, bias: torch.Tensor | None) -> _BlasProduct:
@@ -83,7 +82,7 @@ class BlasProducts:
 
 @dataclass(frozen=True, slots=True)
 class _BlasProduct:
-    """Of a matrix cut by its columns. first, rest: float32 [part, out]."""
+    """A product with a matrix split by its columns. first, rest: float32 [part, out]."""
 
     first: torch.Tensor
     rest: tuple[torch.Tensor, ...]
@@ -108,10 +107,11 @@ class _BlasProduct:
 
 
 class OneDnnProducts:
-    """oneDNN's products of prepacked weights, rows in pairs: oneDNN has another kernel for a single row of a deep sum.
+    """oneDNN's products of prepacked weights, in pairs of rows, because oneDNN has another kernel for a single row of a
+    deep sum.
 
-    Measured one order of sums for every number of rows and threads, on AVX-512 and AVX2, slower than `BlasProducts` on
-    the former.
+    Measured one order of sums for every number of rows and threads, on AVX-512 and AVX2, but slower than `BlasProducts`
+    on the former.
 
     oneDNN compiles a kernel for each number of rows of each matrix, about 0.5 MiB and 1 ms, and keeps 1,024 of them. So
     a product of many rows is two products: a multiple of 64 rows, and the rest.
@@ -149,7 +149,7 @@ class _OneDnnProduct:
 
 
 def compiled_parts(rows: int) -> tuple[slice, ...]:
-    """Parts of a product of this many rows, so that few numbers of rows occur: a multiple of 64, and fewer than 64."""
+    """Split a product of this many rows so that few row counts occur: a multiple of 64, and fewer than 64."""
     boundary = rows - rows % _COMPILED_ROWS
     return tuple(part for part in (slice(0, boundary), slice(boundary, rows)) if part.start < part.stop)
 
@@ -161,7 +161,7 @@ def _reorder(weight: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _DequantizedProduct:
-    """Of a matrix that is dequantized for each product, so that the bits are those of the matrix in its dtype."""
+    """A product that dequantizes its matrix each time, so that its bits are those of the matrix in its dtype."""
 
     products: Products
     weight: QuantizedWeight
@@ -178,14 +178,14 @@ class _DequantizedProduct:
 
 
 def bound_product(products: Products, linear: Linear) -> Product:
-    """The product of a layer, whether its weight is quantized or not."""
+    """Return the product of a layer with a plain or quantized weight."""
     if linear.quantized is not None:
         return _DequantizedProduct(products, linear.quantized, linear.bias)
     return products.bind(linear.weight, linear.bias)
 
 
 def linear(products: Products, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x: float32 [n, in], any n. weight: [out, in], packed. Returns x @ weight.T + bias, float32 [n, out]."""
+    """Compute x @ weight.T + bias, float32 [n, out]. x: float32 [n, in], any n. weight: [out, in], packed."""
     rows, depth = x.shape
     padded = rows + -rows % products.row_multiple
     if padded != rows:
@@ -198,14 +198,14 @@ def linear(products: Products, x: torch.Tensor, weight: torch.Tensor, bias: torc
 
 
 def product_ways() -> tuple[Products, ...]:
-    """All ways of computing products that there are, the fastest first."""
+    """Return all ways of computing products, the fastest first."""
     return BlasProducts(), OneDnnProducts()
 
 
 def choose_products() -> Products:
-    """The fastest products that keep their rows' bits here, with as many threads as torch has now.
+    """Return the fastest row-invariant products of this machine, with torch's current number of threads.
 
-    Raises RowInvarianceError where none does.
+    Raises RowInvarianceError if there is none.
     """
     for products in product_ways():
         if rows_keep_their_bits(products):
@@ -214,9 +214,9 @@ def choose_products() -> Products:
 
 
 def rows_keep_their_bits(products: Products, shapes: Sequence[tuple[int, int]] = _SEEN_TO_DIFFER, few: int = 3) -> bool:
-    """Compares products of many rows at once with products of `few` rows at a time.
+    """Compare products of many rows with products of `few` rows at a time.
 
-    shapes: (in, out) of the matrices; the default ones are a few milliseconds of work.
+    shapes: (in, out) of the matrices; the default ones take a few milliseconds.
     """
     generator = torch.Generator().manual_seed(0)
     for depth, out in shapes:

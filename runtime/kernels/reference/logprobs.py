@@ -1,7 +1,7 @@
-"""Log-probabilities of a chosen token and of the most likely ones, for rows of logits.
+"""Log-probabilities of a chosen token and of the top tokens for rows of logits.
 
-One row at a time, and its probability mass is summed as integers: no neighbour, order or number of threads changes a
-bit. The sampled tokens of S and the prompt tokens of F share this.
+Rows are computed one at a time with integer sums of probability mass: no neighbor, order or number of threads changes a
+bit. Used for S's sampled tokens and F's prompt tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ I32 = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class LogProbabilities:
-    """Log-probabilities of n rows; zeros for a row that did not ask, and beyond as many as it asked for."""
+    """Log-probabilities of n rows; zeros for rows that did not ask and beyond the requested number."""
 
     chosen: F32  # [n]
     top_ids: I32  # [n, max_top] most likely first
@@ -29,10 +29,10 @@ class LogProbabilities:
 
 
 def log_probabilities(logits: F32, chosen: NDArray[np.int64], asked: I32, max_top: int) -> LogProbabilities:
-    """The log-softmax of raw logits [n, vocab] at `chosen` [n], and at the `asked` [n] most likely tokens.
+    """Compute the log-softmax of raw logits [n, vocab] at `chosen` [n] and at the top `asked` [n] tokens.
 
-    asked: -1: nothing for the row, whose logits are not looked at; others must be finite. A token further below the
-    most likely one than float32 reaches has a log-probability of -inf.
+    asked: -1 skips the row; others' logits must be finite. A token too unlikely for float32 has a log-probability of
+    -inf.
     """
     with np.errstate(over="ignore"):
         return _log_probabilities(logits, chosen, asked, max_top)
@@ -55,5 +55,5 @@ def _log_probabilities(logits: F32, chosen: NDArray[np.int64], asked: I32, max_t
 
 
 def log_normalizer(shifted: F32) -> float:
-    """The logarithm of the sum of e**x over `shifted`, [vocab], whose maximum is 0."""
+    """Return log(sum(e**x)) over `shifted`, [vocab], whose maximum is 0."""
     return math.log(int(masses(exp32(shifted)).sum()) / MASS_ONE)

@@ -1,4 +1,4 @@
-"""Mamba-2 of the reference: the recurrence itself, token by token."""
+"""The reference's Mamba-2: the recurrence, token by token."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from runahead.runtime.kernels.reference.linear import Product, Products, bound_p
 from runahead.runtime.kernels.reference.norm import NormWeight, RmsNorm, silu_mul
 from runahead.runtime.kernels.reference.recurrence import Convolution, RowTokens, softplus
 
-# Floats are float32. A tensor and an array of one name are the same memory. n tokens of m live rows.
+# Floats are float32. A tensor and an array of one name share memory. n tokens of m live rows.
 
 
 @dataclass(frozen=True, slots=True)
 class Mamba2Buffers:
-    """Of Mamba-2 layers of one shape."""
+    """Buffers of Mamba-2 layers of one shape."""
 
     projected: torch.Tensor  # [T, inner + channels + heads]
     y: NDArray[np.float32]  # [T, inner]
     gated: NDArray[np.float32]  # [T, inner]
-    norm: RmsNorm  # of each group's share of `gated`, in place
+    norm: RmsNorm  # over each group's part of `gated`, in place
     gated_parts: tuple[torch.Tensor, ...]
 
     @staticmethod
@@ -41,7 +41,7 @@ class Mamba2Buffers:
 
 @dataclass(frozen=True, slots=True)
 class BoundMamba2:
-    """A layer's weights as NumPy reads them."""
+    """A layer's weights in NumPy."""
 
     shape: Mamba2Shape
     proj: Product
@@ -75,10 +75,10 @@ class BoundMamba2:
     def mix(
         self, normed: tuple[torch.Tensor, ...], own: Mamba2Buffers, runs: RowTokens, states: list[NDArray[np.float32]]
     ) -> tuple[torch.Tensor, ...]:
-        """What `out` reads. normed: the residual's norm. states: as `Kept.state` of the mixer has them, by state slot,
-        and behind them what it keeps of runs.
+        """Compute the mixer up to the input of `out`. normed: the residual's norm. states: the mixer's `Kept.state` by
+        state slot, followed by the runs' saved inputs.
 
-        Tokens of masked rows leave zeros.
+        Tokens of masked rows give zeros.
         """
         inner = self.shape.inner
         self.proj.write(normed, own.projected)
@@ -94,7 +94,7 @@ class BoundMamba2:
     def _scan(
         self, runs: RowTokens, convolved: NDArray[np.float32], dt: NDArray[np.float32], state: NDArray[np.float32]
     ) -> NDArray[np.float32]:
-        """The recurrence. convolved: [n, channels]. dt: [n, heads], as projected. Returns y, [n, inner]."""
+        """Run the recurrence. convolved: [n, channels]. dt: [n, heads], as projected. Returns y, [n, inner]."""
         shape = self.shape
         dt = np.clip(softplus(dt + self.dt_bias), *self.dt_limits)
         decay = np.exp(dt * self.a)

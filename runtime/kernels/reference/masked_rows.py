@@ -1,7 +1,6 @@
-"""Rows for which nothing but the mask of a grammar says what may come: what their masks leave of their logits.
+"""Rows whose tokens are restricted only by a grammar's mask: extracts the allowed logits.
 
-A grammar leaves few tokens mostly. Those are taken out, and nothing is made for such a row that is as large as the
-vocabulary: neither its mask as booleans, nor its logits once more.
+A mask mostly allows few tokens. These are gathered, without a vocabulary-sized boolean mask or copy of the logits.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ FEW: Final = 64  # tokens
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What masks leave of r rows, each of which is in one of `none`, `few` and `many`. Ascending."""
+    """The allowed tokens of r rows, each in one of `none`, `few` and `many`. Ascending."""
 
-    none: I64  # rows with no token
+    none: I64  # rows without an allowed token
     few: I64  # [f] rows with one to FEW
     count: I64  # [f] how many
     row: I64  # [c] of each of their tokens: the row
@@ -34,10 +33,11 @@ class Left:
 
 
 def left_by_masks(raw: F32, words: NDArray[np.int32], rows: I64, whole: NDArray[np.bool_]) -> Left:
-    """raw: [n, vocab], all finite in `rows`. rows: [r], ascending. words: their masks, [r, ceil(vocab / 32)]. whole:
-    which of them are among `many` unless they have no token, however few they have. [r]"""
+    """Classify rows by their allowed tokens. raw: [n, vocab], all finite in `rows`. rows: [r], ascending. words: their
+    masks, [r, ceil(vocab / 32)]. whole: rows that count as `many` unless they have no token. [r]
+    """
     vocab_size = raw.shape[1]
-    # A word holds one token at least: so few words hold what few tokens there are, and only these are spread.
+    # A nonzero word has at least one token: rows with few nonzero words are candidates, and only they are expanded.
     sparse = np.flatnonzero(np.count_nonzero(words, axis=1) <= FEW)
     place, word = words[sparse].nonzero()
     spread = np.unpackbits(words[sparse[place], word, None].view(np.uint8), axis=1, bitorder="little")
@@ -71,5 +71,5 @@ def left_by_masks(raw: F32, words: NDArray[np.int32], rows: I64, whole: NDArray[
 
 
 def _spread(words: NDArray[np.int32], vocab_size: int) -> NDArray[np.bool_]:
-    """The bits of masks. [m, vocab]"""
+    """Expand masks to booleans. [m, vocab]"""
     return np.unpackbits(words.view(np.uint8), axis=1, count=vocab_size, bitorder="little").view(np.bool_)

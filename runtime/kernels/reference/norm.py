@@ -1,8 +1,8 @@
-"""RMS norm and the gated activations, row by row, in NumPy.
+"""RMS norm and gated activations by row in NumPy.
 
-A decode step streams every weight through the processor's caches, so that the small operations between two products
-find neither their code nor their data in a cache. NumPy runs the least code there. It also never divides an array among
-threads: an element's arithmetic depends on its column alone.
+A decode step streams every weight through the processor's caches, so operations between products find neither code nor
+data cached. NumPy runs the least code there. It also never splits an array among threads: an element's arithmetic
+depends only on its column.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from runahead.runtime.kernels.layers import GELU_CUBE, GELU_SLOPE, Norm
 
 @dataclass(frozen=True, slots=True)
 class NormWeight:
-    """A `Norm` as NumPy reads it."""
+    """A `Norm` in NumPy."""
 
     weight: NDArray[np.float32]  # [n]
     eps: np.float32
@@ -29,8 +29,7 @@ class NormWeight:
 
 @dataclass(frozen=True, slots=True)
 class RmsNorm:
-    """The RMS norm of an array, prepared once: the numbers in the arrays may change, their addresses may not.
-    Everything is float32."""
+    """The RMS norm of an array with a fixed address. Everything is float32."""
 
     x: NDArray[np.float32]  # [..., n]
     out: NDArray[np.float32]  # [..., n], may be x
@@ -54,9 +53,9 @@ class RmsNorm:
         )
 
     def apply(self, norm: NormWeight) -> None:
-        """out = x / sqrt(mean(x^2) + eps) * weight.
+        """Compute out = x / sqrt(mean(x^2) + eps) * weight.
 
-        Only the mean is a sum, one dot product a row; what follows is exactly rounded, element by element.
+        Only the mean is a sum, one dot product a row; the rest is exactly rounded element by element.
         """
         scale, out = self.scale, self.out
         np.matmul(self.rows, self.columns, out=self.squares)
@@ -68,14 +67,16 @@ class RmsNorm:
 
 
 def silu_mul(gate: NDArray[np.float32], up: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-    """out = silu(gate) * up. All [rows, n]; out overlaps neither. A gate far below zero overflows to the right zero."""
+    """Compute out = silu(gate) * up. All [rows, n]; out overlaps neither. For a very negative gate the exponential
+    overflows, which gives the correct zero.
+    """
     np.negative(gate, out=out)
     _sigmoid_mul(gate, up, out)
 
 
 def gelu_mul(gate: NDArray[np.float32], up: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-    """out = gelu(gate) * up, where gelu(x) = x * (1 + tanh(z)) / 2 with z = sqrt(2 / pi) * (x + 0.044715 * x^3). All
-    [rows, n]; out overlaps neither. (1 + tanh(z)) / 2 is the logistic function of 2 * z.
+    """Compute out = gelu(gate) * up, with gelu(x) = x * (1 + tanh(z)) / 2 and z = sqrt(2 / pi) * (x + 0.044715 * x^3).
+    All [rows, n]; out overlaps neither. (1 + tanh(z)) / 2 is the logistic function of 2 * z.
 
     Source: Hendrycks and Gimpel, 2016, "Gaussian Error Linear Units".
     """
@@ -88,20 +89,20 @@ def gelu_mul(gate: NDArray[np.float32], up: NDArray[np.float32], out: NDArray[np
 
 
 def bound(x: NDArray[np.float32], cap: float) -> NDArray[np.float32]:
-    """x = cap * tanh(x / cap), of any shape. Returns x."""
+    """Compute x = cap * tanh(x / cap) in place, any shape, and return x."""
     np.divide(x, np.float32(cap), out=x)
     np.tanh(x, out=x)
     return np.multiply(x, np.float32(cap), out=x)
 
 
 def squared_relu(x: NDArray[np.float32]) -> None:
-    """x = max(x, 0)^2, of any shape. A NaN stays one."""
+    """Compute x = max(x, 0)^2 in place, any shape. NaN stays NaN."""
     np.maximum(x, np.float32(0.0), out=x)
     np.multiply(x, x, out=x)
 
 
 def logistic_mul(gate: NDArray[np.float32], x: NDArray[np.float32]) -> None:
-    """x *= 1 / (1 + exp(-gate)). Both [rows, n]; gate is lost."""
+    """Compute x *= 1 / (1 + exp(-gate)). Both [rows, n]; gate is overwritten."""
     np.negative(gate, out=gate)
     np.exp(gate, out=gate)
     np.add(gate, np.float32(1.0), out=gate)
@@ -109,7 +110,7 @@ def logistic_mul(gate: NDArray[np.float32], x: NDArray[np.float32]) -> None:
 
 
 def _sigmoid_mul(gate: NDArray[np.float32], up: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-    """out = gate / (1 + exp(out)) * up."""
+    """Compute out = gate / (1 + exp(out)) * up."""
     np.exp(out, out=out)
     np.add(out, np.float32(1.0), out=out)
     np.divide(gate, out, out=out)

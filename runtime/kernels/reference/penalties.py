@@ -1,13 +1,13 @@
-"""Penalties on tokens that a row holds already: the definition, which the kernels for CUDA follow bit by bit.
+"""Penalties on tokens that a row already has: the definition that the CUDA kernels follow bit by bit.
 
-On the raw logits x of a row, before bias and masks, each step rounded to float32 on its own, no fused multiply-add:
+On a row's raw logits x, before bias and masks, each step rounded to float32, without fused multiply-add:
 
-1. Repetition r, for every token of the prompt or the completion: x / r where x is above 0, x * r elsewhere.
+1. Repetition r, for every token of the prompt or the completion: x / r if x is above 0, else x * r.
 2. Frequency f, for every token of the completion: x - f * n, with n its occurrences in the completion.
 3. Presence p, for the same tokens: x - p.
 
-The completion is every token that S has kept of the row, whatever it was before an eviction. Log-probabilities stay
-those of the raw logits. Repetition: Keskar et al., "CTRL", 2019, with the sign's two cases as in transformers.
+The completion is every token that S has kept of the row, including those before an eviction. Log-probabilities use the
+raw logits. Repetition: Keskar et al., "CTRL", 2019, with the two cases of the sign as in transformers.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def penalize(
 ) -> None:
     """Apply a row's penalties to its logits, [vocab], in place.
 
-    counts: int32 [vocab] occurrences in the completion. in_prompt: int32 [ceil(vocab / 32)] a bit for each token of
-    the prompt; only looked at where repetition, above 0, is not 1.
+    counts: int32 [vocab] occurrences in the completion. in_prompt: int32 [ceil(vocab / 32)] a bit for each token of the
+    prompt; read only if repetition, above 0, is not 1.
     """
     said = np.flatnonzero(counts)
     if repetition != 1.0:

@@ -1,8 +1,8 @@
-"""Randomness as a function: Philox4x32-10, and the way from its words to uniform and Gumbel numbers, bit by bit.
+"""Counter-based random numbers: Philox4x32-10, and its conversion to uniform and Gumbel numbers, bit by bit.
 
-Everything is written in operations that IEEE 754 rounds in one way only (add, subtract, multiply, divide, integer
-arithmetic), each rounded on its own, with no fused multiply-add. So a number depends on its arguments alone: not on
-the array it is part of, the vector width, the number of threads, the library or the device.
+Only operations with one IEEE 754 rounding are used (add, subtract, multiply, divide, integer arithmetic), without fused
+multiply-add. So a number depends on its arguments only, not on its array, the vector width, threads, the library or the
+device.
 
 Philox: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
@@ -25,23 +25,22 @@ _KEY_STEPS: Final = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
 _LOW: Final = np.uint64(0xFFFFFFFF)
 _HALF: Final = np.uint64(32)
 
-# ln 2 in two parts. The first has 16 significant bits, so that its product with any exponent is exact.
+# ln 2 in two parts. The first has 16 significant bits, so its product with any exponent is exact.
 LN2_HIGH: Final = float.fromhex("0x1.62e4p-1")
 LN2_LOW: Final = float.fromhex("0x1.7f7d1cp-20")
 LOG2_E: Final = float.fromhex("0x1.715476p+0")
 SQRT_HALF_BITS: Final = 0x3F3504F3  # the float32 nearest to the square root of 1/2
 EXP_LOWEST: Final = -87.0  # below it `exp32` is 0
 
-# The noise of `approximate_gumbel` differs from the exact one by less than this, with a large reserve.
+# Bound, with a large margin, of the error of `approximate_gumbel`.
 APPROXIMATION_ERROR: Final = 1e-4
 
 
 def philox4x32(counter: tuple[U64, U64, U64, U64], key: tuple[U64, U64]) -> tuple[U64, U64, U64, U64]:
-    """Ten rounds of Philox4x32.
+    """Compute ten rounds of Philox4x32.
 
-    counter, key: 32-bit words in uint64 arrays of shapes that broadcast. Words that are the same for many counters
-    may have length 1 there, which makes the first rounds cheap.
-    Returns the four output words, each below 2**32.
+    counter, key: 32-bit words in uint64 arrays with broadcastable shapes. Words shared by many counters may have length
+    1, which makes the first rounds cheap. Returns the four output words, each below 2**32.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -56,7 +55,7 @@ def philox4x32(counter: tuple[U64, U64, U64, U64], key: tuple[U64, U64]) -> tupl
 
 
 def seed_words(seed: NDArray[np.int64]) -> tuple[U64, U64]:
-    """The key of a request: low and high word of its 64-bit seed. The shape is that of `seed`."""
+    """Split 64-bit seeds into a Philox key: low and high words. The shape is that of `seed`."""
     bits = seed.astype(np.int64).view(np.uint64)
     return bits & _LOW, bits >> _HALF
 
@@ -64,7 +63,7 @@ def seed_words(seed: NDArray[np.int64]) -> tuple[U64, U64]:
 def row_words(
     seed: NDArray[np.int64], position: NDArray[np.int64], vocab_size: int, first_block: int = 0
 ) -> NDArray[np.uint32]:
-    """The random word of every vocabulary entry, for one position of several requests.
+    """Return the random word of every vocabulary entry, for one position of several requests.
 
     seed, position: [rows]. first_block: entries from 4 * first_block on. Returns [rows, 4 * ceil(vocab_size / 4)]; word
     v is output v % 4 of counter (position, first_block + v // 4, 0, 0).
@@ -79,7 +78,7 @@ def row_words(
 
 
 def token_words(seed: NDArray[np.int64], position: NDArray[np.int64], token: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """The random words of single vocabulary entries: the same as `row_words`, for any list of them.
+    """Return the random words of single vocabulary entries, equal to `row_words`.
 
     seed, position, token: [n]. Returns [n].
     """
@@ -90,17 +89,21 @@ def token_words(seed: NDArray[np.int64], position: NDArray[np.int64], token: NDA
 
 
 def uniform(words: NDArray[np.uint32]) -> F32:
-    """Uniform numbers strictly between 0 and 1, symmetric around 1/2: 2**23 values, each exact in float32."""
+    """Convert words to uniform numbers strictly between 0 and 1, symmetric around 1/2: 2**23 values, each exact in
+    float32.
+    """
     return ((words >> np.uint32(9)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-23)
 
 
 def gumbel(words: NDArray[np.uint32]) -> F32:
-    """Standard Gumbel noise, -log(-log(u)), of random words. Between -2.82 and 16.64."""
+    """Convert words to standard Gumbel noise, -log(-log(u)), between -2.82 and 16.64."""
     return -log32(-log32(uniform(words)))
 
 
 def approximate_gumbel(words: NDArray[np.uint32]) -> F32:
-    """`gumbel` by the library's logarithm, several times faster, within APPROXIMATION_ERROR. Its bits mean nothing."""
+    """Compute `gumbel` with the library's logarithm, several times faster, within APPROXIMATION_ERROR and without
+    reproducible bits.
+    """
     u = uniform(words)
     np.log(u, out=u)
     np.negative(u, out=u)
@@ -110,10 +113,10 @@ def approximate_gumbel(words: NDArray[np.uint32]) -> F32:
 
 
 def log32(x: F32) -> F32:
-    """Natural logarithm of positive normal float32 numbers, within 3 units in the last place.
+    """Compute the natural logarithm of positive normal float32 numbers, within 3 ulp.
 
-    x = 2**e * m with m in [sqrt(1/2), sqrt(2)); log(m) = 2 artanh(s), s = (m - 1) / (m + 1), by its Taylor series:
-    s * s is below 0.03, so that five terms reach the precision of float32.
+    x = 2**e * m with m in [sqrt(1/2), sqrt(2)); log(m) = 2 artanh(s), s = (m - 1) / (m + 1), by its Taylor series: s *
+    s is below 0.03, so five terms give float32 precision.
     """
     bits = x.view(np.int32)
     exponent = (bits - np.int32(SQRT_HALF_BITS)) >> np.int32(23)
@@ -130,7 +133,7 @@ def log32(x: F32) -> F32:
 
 
 def exp32(x: F32) -> F32:
-    """e**x of float32 numbers that are zero, negative or -inf, within 3 units in the last place; 0 below EXP_LOWEST.
+    """Compute e**x of float32 numbers that are zero, negative or -inf, within 3 ulp; 0 below EXP_LOWEST.
 
     x = n ln 2 + r with |r| below 0.35; e**r by its Taylor series up to r**7.
     """

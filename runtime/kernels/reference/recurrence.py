@@ -1,8 +1,8 @@
-"""What recurrent mixers of the reference share: which rows go on with which states, and a convolution over tokens.
+"""Shared code of the reference's recurrent mixers: rows, their states, and a convolution over tokens.
 
-A recurrence is computed token by token, those of different rows side by side. So a row's state is the same bits however
-its tokens are cut into launches, and whoever is in them. What is done to many tokens at once is elementwise, or a sum
-over an axis of one length whose numbers lie one behind the other, in NumPy, whose order hangs on that length alone.
+A recurrence is computed token by token, with different rows side by side, so a row's state has the same bits for any
+split into launches and any neighbors. Operations on many tokens at once are elementwise, or NumPy sums over a
+contiguous axis of fixed length, whose order depends on that length alone.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from numpy.typing import NDArray
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 
-# Floats are float32. n tokens of m live rows, those of the runs before that are replayed among them.
+# Floats are float32. n tokens of m live rows, replayed tokens of earlier runs included.
 
 
 @dataclass(frozen=True, slots=True)
 class Writes:
-    """States that a forward leaves. after: [w] how many of the row's tokens, those that are replayed included, each one
-    is the state behind. rows: [w] among the m. slots: [w] where it is written."""
+    """States that a forward writes. after: [w] number of the row's tokens, replayed ones included, that each state
+    covers. rows: [w] indexes among the m rows. slots: [w] destinations.
+    """
 
     after: NDArray[np.intp]
     rows: NDArray[np.intp]
     slots: NDArray[np.intp]
 
     def by_step(self) -> dict[int, tuple[NDArray[np.intp], NDArray[np.intp]]]:
-        """Rows and slots of the states behind token number `step` of their rows, from 0 on."""
+        """Return rows and slots of the states after each row's token number `step`, from 0."""
         return {
             after - 1: (self.rows[self.after == after], self.slots[self.after == after])
             for after in np.unique(self.after).tolist()
@@ -39,8 +40,9 @@ class Writes:
 
 @dataclass(frozen=True, slots=True)
 class RowTokens:
-    """The tokens of a forward's live rows, row by row, rows with more tokens first: of each row those of the run before
-    that are replayed, and then its query tokens. Of the n tokens, q are query tokens and p are replayed."""
+    """The tokens of a forward's live rows, row by row, longest rows first: of each row the replayed tokens of its
+    earlier run, then its query tokens. n tokens are q query tokens and p replayed ones.
+    """
 
     read_from: NDArray[np.intp]  # [m] slots of the states that the rows go on with
     fresh: NDArray[np.bool_]  # [m] rows that begin with this forward
@@ -55,8 +57,9 @@ class RowTokens:
     writes: Writes
 
     def gather(self, mine: NDArray[np.float32], kept: NDArray[np.float32]) -> NDArray[np.float32]:
-        """What the recurrence is given of all n tokens, and the inputs of drafts are kept. mine: [q, width], inputs of
-        the query tokens. kept: [state slots, K, width], those of the runs before, which are written over."""
+        """Return the recurrence's inputs of all n tokens, and save the inputs of drafts. mine: [q, width], inputs of
+        the query tokens. kept: [state slots, K, width], those of earlier runs, overwritten.
+        """
         found = mine
         if self.replayed.size:
             found = np.empty((mine.shape[0] + self.replayed.size, mine.shape[1]), np.float32)
@@ -67,8 +70,9 @@ class RowTokens:
         return found
 
     def steps(self) -> Iterator[tuple[int, NDArray[np.intp]]]:
-        """One token of each row that has another one: how many rows, the first ones, and the places of their tokens
-        among the n."""
+        """Yield one token of each row that has another: the number of rows, which come first, and their tokens' indexes
+        among the n.
+        """
         if not self.counts.size:
             return
         for step in range(int(self.counts[0])):
@@ -76,14 +80,14 @@ class RowTokens:
             yield rows, self.begins[:rows] + step
 
     def begin(self, state: NDArray[np.float32]) -> NDArray[np.float32]:
-        """A copy of these rows' states, zeros for those that begin. state: [state slots, ...]. Returns [m, ...]."""
+        """Copy these rows' states, zeros for those that begin. state: [state slots, ...]. Returns [m, ...]."""
         mine: NDArray[np.float32] = state[self.read_from]
         mine[self.fresh] = 0.0
         return mine
 
 
 def row_tokens_of(batch: ForwardBatch) -> RowTokens:
-    """Of a batch's live rows. Masked rows have none: nobody reads or writes their states."""
+    """Make the tokens of a batch's live rows. Masked rows have none: their states are neither read nor written."""
     assert batch.state_slots is not None, "a model that keeps states is given a batch that names no state slots"
     firsts = batch.query_start_loc.numpy().astype(np.intp)
     queries = np.diff(firsts)
@@ -94,7 +98,7 @@ def row_tokens_of(batch: ForwardBatch) -> RowTokens:
     queries, before, certain = queries[rows], before[rows], certain[rows]
     counts = queries + before
     begins = np.cumsum(counts) - counts
-    # Of each query token its row among the m, and its place in the row; then the same of those that are replayed.
+    # For each query token its row among the m and its index in the row; then the same for replayed tokens.
     row, index = _ragged(queries)
     again, place_again = _ragged(before)
     is_draft = index >= certain[row]
@@ -127,28 +131,28 @@ def _given(tensor: torch.Tensor | None, otherwise: NDArray[np.number[Any]]) -> N
 
 
 def _ragged(counts: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Rows of so many tokens each, one behind the other: of each token its row, and its place there."""
+    """Return each token's row and its index there, for consecutive rows of these lengths."""
     row = np.repeat(np.arange(counts.size), counts)
     return row, np.arange(row.size) - (np.cumsum(counts) - counts)[row]
 
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """Over each row's last tokens, each channel for itself, and SiLU. weight: [window, channels], oldest first."""
+    """A depthwise convolution over each row's last tokens, with SiLU. weight: [window, channels], oldest first."""
 
     weight: NDArray[np.float32]
     bias: NDArray[np.float32] | None  # [channels]
 
     def apply(self, runs: RowTokens, x: NDArray[np.float32], state: NDArray[np.float32]) -> NDArray[np.float32]:
-        """x: [n, channels]. state: [state slots, window - 1, channels], inputs that are still seen, oldest first;
-        becomes what the next forward needs. Returns [n, channels].
+        """Convolve x, [n, channels]. state: [state slots, window - 1, channels], earlier inputs, oldest first; updated
+        for the next forward. Returns [n, channels].
 
         Each sum begins with the oldest token and ends with the bias.
         """
         window, channels = self.weight.shape
         kept = window - 1
         before = runs.begin(state)
-        # Rows one behind the other, each with what it kept in front of it.
+        # Consecutive rows, each preceded by its saved inputs.
         shifts = kept * (1 + np.arange(runs.counts.size))
         indexes = np.arange(len(x)) + np.repeat(shifts, runs.counts)
         row_begins = runs.begins + shifts - kept
@@ -166,7 +170,7 @@ class Convolution:
 
 
 def silu(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """x / (1 + exp(-x))."""
+    """Compute x / (1 + exp(-x))."""
     below = np.negative(x)
     np.exp(below, out=below)
     np.add(below, np.float32(1.0), out=below)
@@ -174,6 +178,6 @@ def silu(x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def softplus(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """log(1 + exp(x)), which no x overflows."""
+    """Compute log(1 + exp(x)) without overflow."""
     found: NDArray[np.float32] = np.logaddexp(np.float32(0.0), x)
     return found

@@ -1,4 +1,4 @@
-"""Rotary position embedding, halves rotated against each other, in NumPy (`norm` says why)."""
+"""Rotary position embedding in NumPy (`norm` says why), half-split convention."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from runahead.runtime.kernels.layers import RopeTable
 
 
 def rope_factors(table: RopeTable) -> NDArray[np.float32]:
-    """What the halves of a head are multiplied with, themselves and swapped: [positions, 2, 2, head_dim // 2]."""
+    """Return the factors of a head's halves, for themselves and swapped: [positions, 2, 2, head_dim // 2]."""
     cos, sin = table.cos.numpy(), table.sin.numpy()
     return np.stack((np.stack((cos, cos), axis=1), np.stack((-sin, sin), axis=1)), axis=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """The rotation of an array's heads in place, prepared once: the numbers in the arrays may change, their addresses
-    may not."""
+    """The in-place rotation of an array's heads at a fixed address."""
 
     halves: NDArray[np.float32]  # [T, heads, 2, head_dim // 2]
     swapped: NDArray[np.float32]  # the same memory, second half first
@@ -30,7 +29,7 @@ class Rotation:
 
     @staticmethod
     def of(halves: NDArray[np.float32]) -> Rotation:
-        """halves: [T, heads, 2, head_dim // 2], what is rotated."""
+        """Prepare a rotation. halves: [T, heads, 2, head_dim // 2]."""
         factors = np.empty((halves.shape[0], 2, 2, halves.shape[3]), np.float32)
         return Rotation(
             halves,
@@ -42,11 +41,11 @@ class Rotation:
         )
 
     def turn_to(self, table: NDArray[np.float32], positions: NDArray[np.int64]) -> None:
-        """Called once a forward. table: of `rope_factors`. positions: [T], clamped to the table."""
+        """Set the positions, once a forward. table: from `rope_factors`. positions: [T], clamped to the table."""
         np.take(table, positions, axis=0, out=self.factors, mode="clip")
 
     def apply(self) -> None:
-        """Products and sums are separate calls: each is exactly rounded."""
+        """Rotate. Products and sums are separate calls: each is exactly rounded."""
         np.multiply(self.swapped, self.signed_sin, out=self.product)
         np.multiply(self.halves, self.cos, out=self.halves)
         np.add(self.halves, self.product, out=self.halves)

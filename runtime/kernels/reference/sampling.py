@@ -1,20 +1,19 @@
-"""The sampler in plain arithmetic: what the CPU runs, and the oracle of the CUDA one.
+"""The sampler in plain arithmetic: the CPU's implementation, and the oracle of the CUDA sampler.
 
 For each row, in this order:
 
-1. A NaN or an infinity in the raw logits: `finite` is False, the token 0, nothing else happens to the row.
-2. Log-probabilities, where asked for, are the log-softmax of the raw logits: before all of the following.
-3. Penalties on what the row has said (`penalties`). Tokens that are not allowed, those that a row's grammar does not
-   allow next, and, below `min_position`, the stop ids are masked; then the bias is added to the others. If masks leave
-   nothing, the token is the lowest allowed id: the allowed set is kept, `min_position` gives way. If the row has a
-   grammar, and nothing is allowed even so, `nothing_left` is True and the token 0. Where penalties take the logit of
-   any token out of float32, or a bias that of one that is not masked, the row fails as in 1, since such tokens could
-   not be compared.
-4. Temperature 0 takes the highest logit. Any other divides the distance to the highest logit by the temperature, and
-   the rest applies to that score: top-k, top-p of what top-k left, min-p of what top-p left (`kept_tokens`).
-5. The token is the one with the highest score + Gumbel noise (`philox.gumbel`), a function of seed, position and id.
+1. If the raw logits have a NaN or an infinity: `finite` is False, the token is 0, and the row is done.
+2. Requested log-probabilities are the log-softmax of the raw logits.
+3. Penalties (`penalties`). Then tokens outside the allowed set, tokens that the grammar forbids, and stop ids below
+   `min_position` are masked, and the bias is added to the others. If nothing is left, the token is the lowest allowed
+   id: the allowed set holds, `min_position` does not. If a row with a grammar still has nothing, `nothing_left` is True
+   and the token 0. If a penalty moves any logit, or the bias an unmasked one, out of float32, the row fails as in 1,
+   since such tokens can't be compared.
+4. Temperature 0 takes the highest logit. Otherwise the score is the distance to the highest logit divided by the
+   temperature, filtered by top-k, top-p within top-k, and min-p within top-p (`kept_tokens`).
+5. The token has the highest score + Gumbel noise (`philox.gumbel`), a function of seed, position and id.
 
-Ties go to the lowest id everywhere. A row's result depends on its own logits and state alone, to the bit.
+Ties go to the lowest id everywhere. A row's result depends only on its logits and state, to the bit.
 """
 
 from __future__ import annotations
@@ -47,18 +46,18 @@ F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
 
 NO_MASKS: Final[Mapping[int, NDArray[np.int32]]] = MappingProxyType({})
-_NARROW: Final = 512  # a row with more tokens left than this draws noise for its whole vocabulary, four for one block
-_WIDE_BLOCKS: Final = 16384  # Philox blocks at a time: their words stay in the cache
+_NARROW: Final = 512  # a row with more tokens left draws noise for its whole vocabulary, one block for four ids
+_WIDE_BLOCKS: Final = 16384  # Philox blocks at a time: their words fit the cache
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What S found for n rows. Log-probabilities are None in the form `plain`, and zero where a row did not ask."""
+    """S's results for n rows. Log-probabilities are None in the form `plain`, and zero for rows that did not ask."""
 
     tokens: torch.Tensor  # int64 [n]
-    finite: torch.Tensor  # bool [n] False: a logit, raw or changed, was a NaN or an infinity, and the token is 0
+    finite: torch.Tensor  # bool [n] False: a raw or changed logit was a NaN or an infinity, and the token is 0
     logprob: torch.Tensor | None = None  # float32 [n] of the token
-    top_ids: torch.Tensor | None = None  # int32 [n, max_top] most likely first, as many as the row asked for
+    top_ids: torch.Tensor | None = None  # int32 [n, max_top] most likely first, as many as requested
     top_logprobs: torch.Tensor | None = None  # float32 [n, max_top]
     # bool [n] True: grammar and allowed tokens leave none, and the token is 0. None: no row has a grammar.
     nothing_left: torch.Tensor | None = None
@@ -66,7 +65,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Tokens that may still be drawn, of several rows, as flat arrays."""
+    """Tokens of several rows that may still be drawn, as flat arrays."""
 
     row: I64
     token: I64
@@ -84,19 +83,19 @@ def sample_rows(
     ahead: torch.Tensor | None = None,
     masks: Mapping[int, NDArray[np.int32]] = NO_MASKS,
 ) -> Sampled:
-    """Sample the token at position `seq_len` for each row of `logits`. Nothing is written but the result.
+    """Sample the token at position `seq_len` for each row of `logits`, without side effects.
 
-    logits: float32 [n, vocab] on the CPU, row i belonging to slots[i], int64 [n]. A slot may be named more than once.
-        The state's masks and counts may be of a larger vocabulary, the rest of which is not sampled.
-    form: in `plain`, every parameter but temperature and seed is ignored.
+    logits: float32 [n, vocab] on the CPU, row i belonging to slots[i], int64 [n]. A slot may occur more than once. The
+        state's masks and counts may cover a larger vocabulary, whose rest is not sampled.
+    form: `plain` ignores every parameter but temperature and seed.
     max_top: columns of the top log-probabilities.
-    ahead: int64 [n], positions beyond `seq_len`; None: 0 for all. What was said in between, penalties don't count.
-    masks: of rows with a grammar, by i: the tokens that it allows next, int32 [ceil(vocab / 32)]. None in `plain`.
-    A row that is not alive gets token 0, is called finite whatever it holds, and costs next to nothing.
-    Bias values are finite, bias ids of a row distinct, temperatures not negative: the request was validated.
+    ahead: int64 [n], positions beyond `seq_len`, whose tokens penalties don't count; None: 0 for all.
+    masks: by i, of rows with a grammar: the allowed tokens, int32 [ceil(vocab / 32)]; None in `plain`. A row that is
+        not alive gets token 0 and counts as finite, at almost no cost. Bias values are finite, a row's bias ids
+        distinct, temperatures not negative: the request was validated.
     """
-    # A score may fall out of float32 to -inf; such a token is never drawn. A logit may leave float32 with its penalty
-    # or bias; `_edit` looks for that and fails the row. NumPy need not warn of either.
+    # A score may overflow to -inf; such a token is never drawn. A logit may overflow by its penalty or bias; `_edit`
+    # checks that and fails the row. So NumPy need not warn of either.
     with np.errstate(over="ignore", invalid="ignore"):
         position = state.seq_len.numpy()[slots.numpy()].astype(np.int64)
         if ahead is not None:
@@ -128,7 +127,7 @@ def _sample_rows(
     nothing_left = np.zeros(rows, np.bool_)
     edited: dict[int, F32] = {}
     left: Left | None = None
-    known = np.zeros(rows, np.bool_)  # the token that is likeliest after all changes is in `tokens`, or there is none
+    known = np.zeros(rows, np.bool_)  # the most likely token after all changes is in `tokens`, or there is none
     if form is Form.FULL:
         needs_edit = _needs_edit(state, where, position)
         masked = np.array(sorted(masks), np.int64)
@@ -140,7 +139,7 @@ def _sample_rows(
             nothing_left[left.none] = True
             live, draws = live & ~nothing_left, draws & ~nothing_left
             tokens[left.few] = left.likeliest
-            draws[left.few[left.count == 1]] = False  # whatever the noise
+            draws[left.few[left.count == 1]] = False  # with any noise
             tokens[left.many], high[left.many] = left.logits.argmax(axis=1), left.logits.max(axis=1)
         for row in np.flatnonzero(live & needs_edit).tolist():
             known[row] = True
@@ -177,7 +176,7 @@ def _sample_rows(
 
 
 def are_drawn(state: RowState, slots: I64) -> NDArray[np.bool_]:
-    """Which of these rows draw their tokens: those with a temperature. [n], [n]"""
+    """Return which of these rows draw their tokens: those with a temperature. [n], [n]"""
     drawn: NDArray[np.bool_] = state.temperature.numpy()[slots] > 0.0
     return drawn
 
@@ -189,7 +188,7 @@ def scores_drawn(logits: F32, high: F32, state: RowState, slots: I64) -> F32:
 
 
 def _needs_edit(state: RowState, slots: I64, position: I64) -> NDArray[np.bool_]:
-    """Rows, [n], whose logits are changed before anything is chosen."""
+    """Return which rows' logits change before sampling. [n]"""
     below_minimum = position < state.min_position.numpy()[slots]
     changed: NDArray[np.bool_] = (
         (state.bias_count.numpy()[slots] > 0)
@@ -201,7 +200,7 @@ def _needs_edit(state: RowState, slots: I64, position: I64) -> NDArray[np.bool_]
 
 
 def _allowed(state: RowState, slot: int, mask: NDArray[np.int32] | None) -> NDArray[np.int32] | None:
-    """The tokens that a row may say now. mask: those that its grammar allows. [ceil(vocab / 32)] None: all."""
+    """Return the tokens that a row may have now. mask: those that its grammar allows. [ceil(vocab / 32)] None: all."""
     if not int(state.allowed_words[slot]):
         return mask
     allowed: NDArray[np.int32] = state.allowed[slot].numpy()
@@ -211,7 +210,7 @@ def _allowed(state: RowState, slot: int, mask: NDArray[np.int32] | None) -> NDAr
 def _edit(
     raw: F32, state: RowState, penalties: PenaltyState, slot: int, position: int, allowed: NDArray[np.int32] | None
 ) -> F32 | None:
-    """A copy of one row's logits, [vocab], after penalties, bias and masks; None where one leaves float32."""
+    """Copy one row's logits, [vocab], and apply penalties, bias and masks; None if one overflows."""
     logits = raw.copy()
     penalty_slot = int(state.penalty_slot[slot])
     if penalty_slot >= 0:
@@ -235,8 +234,9 @@ def _edit(
 
 
 def _scores(raw: F32, rows: I64, left: Left | None, edited: Mapping[int, F32], high: F32, temperature: F32) -> F32:
-    """Of these rows, [r], ascending: the logits, under masks or as they were edited, less the highest of their row,
-    over its temperature. [r, vocab]"""
+    """Return scores of these rows, [r], ascending: masked or edited logits minus the row's highest, over its
+    temperature. [r, vocab]
+    """
     logits = raw[rows]
     if left is not None:
         there = np.isin(left.many, rows)
@@ -250,7 +250,7 @@ def _scores(raw: F32, rows: I64, left: Left | None, edited: Mapping[int, F32], h
 
 
 def _few_candidates(left: Left | None, draws: NDArray[np.bool_], temperature: F32) -> Candidates | None:
-    """What masks leave to rows that draw and have few tokens. [n], [n]"""
+    """Return the candidates of drawing rows with few tokens left by masks. [n], [n]"""
     if left is None:
         return None
     drawn = draws[left.row]
@@ -261,10 +261,10 @@ def _few_candidates(left: Left | None, draws: NDArray[np.bool_], temperature: F3
 def _draw(
     scores: F32, rows: I64, state: RowState, slots: I64, position: I64, form: Form, few: Candidates | None
 ) -> I64:
-    """Tokens, [r], of the rows that draw, ascending: of `rows`, and of those of `few`.
+    """Draw tokens, [r], of the drawing rows, ascending: of `rows` and of `few`.
 
-    scores: [rows, vocab], the highest of each row 0; overwritten. few: all tokens that may be drawn of other rows.
-    slots, position: of all rows, [n], those that do not draw too.
+    scores: [rows, vocab], each row's highest is 0; overwritten. few: all candidates of other rows.
+    slots, position: of all rows, [n].
     """
     seed: I64 = state.seed.numpy()[slots]
     wide = np.ones(rows.shape[0], np.bool_)
@@ -284,7 +284,7 @@ def _draw(
     parts += wide_candidates(scores, np.flatnonzero(wide), rows, seed, position)
     best, _ = best_of(parts, seed, position)
     wanted = rows.shape[0] + (0 if few is None else np.unique(few.row).shape[0])
-    if best.shape[0] != wanted:  # else NumPy could give one row's token to another
+    if best.shape[0] != wanted:  # otherwise NumPy could assign one row's token to another
         raise RuntimeError(f"the sampler found a token for {best.shape[0]} of {wanted} rows that draw one")
     return best
 
@@ -292,11 +292,11 @@ def _draw(
 def wide_candidates(
     scores: F32, wanted: I64, rows: I64, seed: I64, position: I64, first: int = 0
 ) -> Iterator[Candidates]:
-    """Every token that the exact noise could still choose: those within twice the error of the best estimate.
+    """Return every token that the exact noise could still choose: those within twice the error of the best estimate.
 
     scores: [r, vocab] of `rows`, [r], of which the `wanted` ones count. seed, position: of all rows, [n]. first: the id
-    of the first score. The estimate's own sums are rounded, by less than 2**-18, for scores that could win are no lower
-    than -20.
+    of the first score. The estimate's sums are rounded by less than 2**-18, because scores that could win are at least
+    -20.
     """
     vocab_size, before = scores.shape[1], first % 4
     step = max(1, _WIDE_BLOCKS * 4 // vocab_size)
@@ -312,7 +312,7 @@ def wide_candidates(
 
 
 def best_of(parts: Sequence[Candidates], seed: I64, position: I64) -> tuple[I64, F32]:
-    """The token with the highest score and noise of each row of `parts`, the lowest id among equals, and that sum."""
+    """Return each row's token with the highest score plus noise, ties by lowest id, and that sum."""
     row = np.concatenate([part.row for part in parts])
     token = np.concatenate([part.token for part in parts])
     score = np.concatenate([part.score for part in parts])
@@ -326,7 +326,7 @@ def best_of(parts: Sequence[Candidates], seed: I64, position: I64) -> tuple[I64,
 def _with_logprobs(
     sampled: Sampled, raw: F32, live: NDArray[np.bool_], state: RowState, slots: I64, max_top: int
 ) -> Sampled:
-    """`sampled` with the log-probabilities of the rows that asked for them."""
+    """Add the log-probabilities of the rows that asked for them."""
     asked = np.where(live, state.logprobs.numpy()[slots], np.int32(-1))
     found = log_probabilities(raw, sampled.tokens.numpy(), asked, max_top)
     return replace(

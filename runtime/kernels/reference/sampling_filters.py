@@ -1,7 +1,7 @@
-"""What may still be drawn of one row: masks and bias on its logits, then top-k, top-p and min-p.
+"""Restricts a row's candidate tokens: masks and bias on logits, then top-k, top-p and min-p.
 
-One row at a time, so that nothing here can depend on the neighbours. Ties go to the lowest token id everywhere, and
-probability mass is summed as integers, so that no order of summation and no number of threads changes a bit.
+Rows are processed one at a time, so they can't depend on each other. Ties go to the lowest token id, and probability
+mass is summed as integers, so neither the order of summation nor threads change a bit.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
 
-# A weight of 1, which the most likely token has, in the fixed point that masses are summed in. With 2**18 tokens the
-# sum stays below 2**58.
+# Fixed-point weight of the most likely token, 1. With 2**18 tokens the sum stays below 2**58.
 MASS_ONE: Final = 2.0**40
-_FIRST_LOOK: Final = 512  # tokens that top-p tries before it sorts the whole row
+_FIRST_TRY: Final = 512  # tokens that top-p tries before it sorts the whole row
 
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Of n rows."""
+    """The filters of n rows."""
 
     top_k: I32  # [n] 0: off
     top_p: F32  # [n] 1: off
@@ -36,38 +35,38 @@ class Filters:
 
     @staticmethod
     def of(state: RowState, slots: I64) -> Filters:
-        """Of the rows in these slots, [n]."""
+        """Read the filters of the rows in these slots, [n]."""
         return Filters(state.top_k.numpy()[slots], state.top_p.numpy()[slots], state.min_p.numpy()[slots])
 
     def are_on(self, vocab_size: int) -> NDArray[np.bool_]:
-        """Which rows have any. [n]"""
+        """Return which rows have any filter. [n]"""
         on: NDArray[np.bool_] = ((self.top_k > 0) & (self.top_k < vocab_size)) | (self.top_p < 1.0) | (self.min_p > 0.0)
         return on
 
     def of_row(self, row: int) -> tuple[int, np.float32, np.float32]:
-        """What `kept_tokens` takes."""
+        """Return a row's arguments of `kept_tokens`."""
         return int(self.top_k[row]), self.top_p[row], self.min_p[row]
 
 
 def mask_disallowed(logits: F32, allowed: I32) -> None:
-    """Set the logits, [vocab], whose bit in `allowed`, [ceil(vocab / 32)], is 0 to -inf."""
+    """Set logits, [vocab], to -inf if their bit in `allowed`, [ceil(vocab / 32)], is 0."""
     logits[~bits(allowed, logits.shape[0])] = -np.inf
 
 
 def lowest_allowed(allowed: I32, vocab_size: int) -> int:
-    """The lowest id with its bit set; 0 if there is none."""
+    """Return the lowest id with its bit set; 0 if there is none."""
     return int(bits(allowed, vocab_size).argmax())
 
 
 def mask_ids(logits: F32, ids: I32) -> None:
-    """Set the logits, [vocab], of `ids` to -inf. Ids outside the vocabulary, padding, are ignored."""
+    """Set the logits, [vocab], of `ids` to -inf. Padding ids outside the vocabulary are ignored."""
     logits[ids[(ids >= 0) & (ids < logits.shape[0])]] = -np.inf
 
 
 def add_bias(logits: F32, ids: I32, values: F32) -> bool:
-    """Add `values` to the logits, [vocab], of `ids`, which are distinct; what is masked stays so.
+    """Add `values` to the logits, [vocab], of `ids`, which are distinct; masked ones stay.
 
-    False: a sum is outside float32.
+    Returns False if a sum overflows float32.
     """
     inside = (ids >= 0) & (ids < logits.shape[0])
     before = logits[ids[inside]]
@@ -76,11 +75,11 @@ def add_bias(logits: F32, ids: I32, values: F32) -> bool:
 
 
 def highest(scores: F32, count: int) -> I64:
-    """Ids of the `count` highest of `scores`, [vocab], in descending order, equal scores by ascending id. No NaN."""
+    """Return the ids of the `count` highest of `scores`, [vocab], descending, ties by ascending id. No NaN."""
     size = scores.shape[0]
-    raw = (scores + np.float32(0.0)).view(np.int32).astype(np.int64)  # + 0 makes one zero of two
+    raw = (scores + np.float32(0.0)).view(np.int32).astype(np.int64)  # + 0 maps both zeros to one
     ordered = raw ^ ((raw >> 31) & 0x7FFFFFFF)  # integers in the order of the floats
-    packed = (ordered << 32) | (0xFFFFFFFF - np.arange(size, dtype=np.int64))  # distinct: any sort will do
+    packed = (ordered << 32) | (0xFFFFFFFF - np.arange(size, dtype=np.int64))  # distinct, so any sort is stable
     if count < size:
         packed = np.partition(packed, size - count)[size - count :]
     packed.sort()
@@ -88,17 +87,17 @@ def highest(scores: F32, count: int) -> I64:
 
 
 def masses(weights: F32) -> I64:
-    """Weights between 0 and 1 in fixed point."""
+    """Convert weights between 0 and 1 to fixed point."""
     return (weights * np.float32(MASS_ONE)).astype(np.int64)
 
 
 def kept_tokens(scores: F32, top_k: int, top_p: np.float32, min_p: np.float32) -> I64:
-    """Ids, in no particular order, of the tokens that the filters leave. Never empty.
+    """Return the unordered ids of the tokens that the filters keep. Never empty.
 
-    scores: [vocab] logits over temperature, less their maximum: the highest is 0.
-    top_k keeps the k highest, the lowest ids among equals at the boundary; 0 is off.
-    top_p keeps, of those, the smallest set in descending order whose mass reaches that share of their mass; 1 is off.
-    min_p drops what has less than that share of the most likely token's probability; 0 is off.
+    scores: [vocab] logits over temperature minus their maximum: the highest is 0. top_k keeps the k highest, the lowest
+    ids among ties at the boundary; 0 is off. top_p keeps of those the smallest set in descending order whose mass
+    reaches top_p of their mass; 1 is off. min_p drops tokens below min_p times the most likely token's probability; 0
+    is off.
     """
     size = scores.shape[0]
     if 0 < top_k < size:
@@ -112,10 +111,10 @@ def kept_tokens(scores: F32, top_k: int, top_p: np.float32, min_p: np.float32) -
         weights = exp32(scores)
         mass = masses(weights)
         target = _target(int(mass.sum()), top_p)
-        for look in (min(_FIRST_LOOK, size), size):
-            ids = highest(scores, look)
+        for count in (min(_FIRST_TRY, size), size):
+            ids = highest(scores, count)
             kept = _prefix(mass[ids], target)
-            if kept < look:
+            if kept < count:
                 break
         ids = ids[:kept]
         weights = weights[ids]
@@ -125,17 +124,17 @@ def kept_tokens(scores: F32, top_k: int, top_p: np.float32, min_p: np.float32) -
 
 
 def _target(total: int, top_p: np.float32) -> int:
-    """The mass to reach, in fixed point. It is at least 1, so that the most likely token is left even if top_p is 0."""
+    """Return the mass to reach, in fixed point: at least 1, so that top_p of 0 keeps the most likely token."""
     return max(1, math.ceil(float(top_p) * float(total)))
 
 
 def _prefix(mass: I64, target: int) -> int:
-    """How many of `mass`, in descending order, are needed to reach `target`: those before which it is not reached."""
+    """Return how many of `mass`, descending, are needed to reach `target`."""
     before = np.cumsum(mass) - mass
     return int(np.count_nonzero(before < target))
 
 
 def bits(words: I32, size: int) -> NDArray[np.bool_]:
-    """The first `size` bits of a mask: bit v % 32 of word v // 32. [size]"""
+    """Return the first `size` bits of a mask: bit v % 32 of word v // 32. [size]"""
     spread = (words[:, None] >> np.arange(32, dtype=np.int32)) & 1
     return spread.reshape(-1)[:size].astype(np.bool_)

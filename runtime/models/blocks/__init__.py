@@ -1,1 +1,1 @@
-"""What several families share: dense decoders, experts, Mamba-2, partial rope, parts of a rank."""
+"""Building blocks of several families: dense decoders, experts, Mamba-2, partial rope, ranks' parts."""

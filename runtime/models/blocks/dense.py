@@ -1,5 +1,5 @@
-"""What the files of dense decoders share: most keys of `config.json`, and layers of attention and a gated feed-forward
-under the names that Llama gave its tensors.
+"""Dense decoders: common keys of `config.json`, and layers of attention and a gated feed-forward under Llama's tensor
+names.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from runahead.runtime.models.config.rope_values import check_factors, rope
 from runahead.runtime.models.config.values import common, flag, number
 from runahead.runtime.models.rope import Rope, RopeScaling
 
-# What dense decoders read, beside what every architecture reads.
+# Keys of dense decoders beside those of every architecture.
 READ_BY_DENSE: Final = READ_BY_ALL.union(
     "intermediate_size num_attention_heads num_key_value_heads head_dim hidden_act rms_norm_eps rope_theta "
     "rope_scaling rope_parameters partial_rotary_factor original_max_position_embeddings sliding_window "
@@ -30,18 +30,17 @@ READ_BY_DENSE: Final = READ_BY_ALL.union(
 
 _KV_HEADS: Final = "num_key_value_heads"
 _WINDOW: Final = "sliding_window"
-# Older checkpoints carry what a decoder computes by itself.
+# Older checkpoints store buffers that a decoder computes.
 _ROTARY_CACHE: Final = re.compile(r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseConfig(ModelConfig):
-    """A dense decoder: every layer an attention and a gated feed-forward. What an architecture always has or never has,
-    its file says.
+    """A dense decoder: every layer has attention and a gated feed-forward. The architecture's file sets what is
+    constant.
 
-    windows: by layer, how many tokens a token attends to; 0 is all before it. rotated: numbers of a head that are
-    rotated, its first; None: all. attention_bias: of queries, keys, values and the attention's output. mlp_bias: of the
-    feed-forward.
+    windows: by layer, visible tokens; 0: all. rotated: rotated numbers of a head, the first ones; None: all.
+    attention_bias: of queries, keys, values and the attention's output. mlp_bias: of the feed-forward.
     """
 
     intermediate_size: int
@@ -57,8 +56,8 @@ class DenseConfig(ModelConfig):
     mlp_bias: bool = False
 
 
-ConfigT = TypeVar("ConfigT", bound=DenseConfig)  # with what an architecture has of its own
-# By layer: of config.json, the name of the architecture and the number of layers.
+ConfigT = TypeVar("ConfigT", bound=DenseConfig)  # with an architecture's further fields
+# Returns windows by layer, from config.json, the architecture's name and the number of layers.
 Windows = Callable[[Mapping[str, Any], str, int], tuple[int, ...]]
 RopeReader = Callable[[Mapping[str, Any], int], tuple[float, RopeScaling]]  # of config.json and the model's positions
 LayerOf = Callable[[ConfigT, int, TensorReader], Layer]  # of a layer's number
@@ -84,13 +83,13 @@ def read_dense(
     flags: tuple[str, ...] = (),
     **own: Any,
 ) -> ConfigT:
-    """What `config.json` says of a dense decoder.
+    """Read a dense decoder from `config.json`.
 
-    query_heads, kv_heads, positions, head_dim, vocab, eps, tied: what the keys count as where the file lacks them. None
-    is as many heads for keys as for queries, and hidden_size shared among these; how many of these there are, and how
-    many tokens, the file must say then. rope: reads theta and its scaling. share: of a head, that is rotated; None: all
-    of it. activation: its key, and the one that there is. flags: keys of biases, false where the file lacks them. own:
-    the fields that `kind` has beside those of `DenseConfig`. Raises CheckpointError.
+    query_heads, kv_heads, positions, head_dim, vocab, eps, tied: defaults of missing keys. None: as many KV heads as
+    query heads, and hidden_size divided by these; the number of query heads and positions are then required. rope:
+    reads theta and its scaling. share: rotated part of a head; None: all. activation: its key and the only supported
+    value. flags: keys of biases, false if missing. own: fields of `kind` beside those of `DenseConfig`. Raises
+    CheckpointError.
     """
     key, only = activation
     if raw.get(key, only) != only:
@@ -124,17 +123,17 @@ def read_dense(
 
 
 def window_switch(raw: Mapping[str, Any]) -> bool | None:
-    """`use_sliding_window`; None where it is absent or null."""
+    """Return `use_sliding_window`, None if absent or null."""
     return None if raw.get("use_sliding_window") is None else flag(raw, "use_sliding_window")
 
 
 def window_size(given: Any) -> int:
-    """A number of tokens that `sliding_window` gives; 0 for null."""
+    """Return the tokens of `sliding_window`; 0 for null."""
     return 0 if given is None else number({_WINDOW: given}, _WINDOW, int)
 
 
 def windows_by_type(raw: Mapping[str, Any], architecture: str, layers: int, window: int) -> tuple[int, ...] | None:
-    """By layer, as `layer_types` says; None where the file lacks it."""
+    """Return windows by layer from `layer_types`; None if the file lacks it."""
     kinds = raw.get("layer_types")
     if kinds is None:
         return None
@@ -152,17 +151,17 @@ def windows_by_type(raw: Mapping[str, Any], architecture: str, layers: int, wind
 
 
 def all_tokens(raw: Mapping[str, Any], architecture: str, layers: int) -> tuple[int, ...]:
-    """Of families whose files have no key of a window: every layer attends to all tokens."""
+    """Return no windows, for families without a window key."""
     return (0,) * layers
 
 
 def one_window(raw: Mapping[str, Any], architecture: str, layers: int) -> tuple[int, ...]:
-    """Of Mixtral and Phi-3: what `sliding_window` says holds on every layer; there is none where the file lacks it."""
+    """Return `sliding_window` for every layer, none if the file lacks it (Mixtral, Phi-3)."""
     return (window_size(raw.get(_WINDOW)),) * layers
 
 
 def no_windows(raw: Mapping[str, Any], architecture: str, layers: int) -> tuple[int, ...]:
-    """Of Llama: every layer attends to all tokens."""
+    """Return no windows, and refuse a window key (Llama). Raises CheckpointError."""
     given, switch = raw.get(_WINDOW), window_switch(raw)
     if given is not None or switch:
         name = "use_sliding_window" if given is None else _WINDOW
@@ -173,7 +172,9 @@ def no_windows(raw: Mapping[str, Any], architecture: str, layers: int) -> tuple[
 
 
 def numbered_windows(raw: Mapping[str, Any], architecture: str, layers: int) -> tuple[int, ...]:
-    """Of Mistral: a window counts where `sliding_window` is a number, which it is where the file lacks it."""
+    """Return a window for every layer if `sliding_window` is a number, the default (Mistral). Raises
+    CheckpointError.
+    """
     given, switch = raw.get(_WINDOW, 4096), window_switch(raw)
     window = window_size(given)
     if switch is not None and switch != bool(window):
@@ -185,7 +186,7 @@ def numbered_windows(raw: Mapping[str, Any], architecture: str, layers: int) -> 
 
 
 def switched_windows(raw: Mapping[str, Any], architecture: str, layers: int) -> tuple[int, ...]:
-    """Of Qwen: a window counts where it is switched on, by `layer_types` or else from `max_window_layers` on."""
+    """Return windows if they are switched on, by `layer_types` or from layer `max_window_layers` on (Qwen)."""
     given = raw.get(_WINDOW, 4096)
     window = window_size(given) if window_switch(raw) else 0
     named = windows_by_type(raw, architecture, layers, window)
@@ -208,8 +209,9 @@ def dense_weights(
     embedding_scale: float = 1.0,
     final_norm: str = "model.norm",
 ) -> ModelWeights:
-    """The embedding, the layers and the head, or the rank's part: its tokens of the vocabulary. ropes: none: the one
-    that the configuration names. Raises ShareError."""
+    """Build the embedding, the layers and the head, or the rank's part of them. ropes: empty: the configuration's.
+    Raises ShareError.
+    """
     vocab, hidden, own = config.vocab_size, config.hidden_size, None
     if not tensors.share.is_whole:
         own = places_of(tensors.share.part_of(vocab, "tokens of the vocabulary"))
@@ -241,11 +243,12 @@ def attention(
     post_norm: str | None = None,
     inputs: int = 0,
 ) -> Attention:
-    """The attention of a layer, or the rank's heads of it. qkv_bias, output_bias: None: as the configuration says.
-    head_norms: queries and keys are normalised, each head, or all of a token's together if norms_span_heads.
-    projections: what the layer calls those of queries, keys and values; one has them all. scale: of the scores; None is
-    1 over the square root of head_dim. rope: which of the model's. norm, post_norm: what the layer calls those that it
-    has. inputs: of queries, keys and values; 0: hidden_size. Raises ShareError."""
+    """Build a layer's attention, or the rank's heads of it. qkv_bias, output_bias: None: from the configuration.
+    head_norms: normalize queries and keys, each head, or all heads of a token together if norms_span_heads.
+    projections: tensor names of queries, keys and values, or of one for all. scale: of the scores; None: 1 /
+        sqrt(head_dim). rope: index of the model's. norm, post_norm: tensor names. inputs: of queries, keys and values;
+        0: hidden_size. Raises ShareError.
+    """
     own = f"model.layers.{layer}."
     prefix, hidden, eps = f"{own}self_attn.", config.hidden_size, config.rms_norm_eps
     qkv_bias = config.attention_bias if qkv_bias is None else qkv_bias
@@ -295,8 +298,9 @@ def feed_forward(
     norm: str | None = "post_attention_layernorm",
     post_norm: str | None = None,
 ) -> Dense:
-    """The gated feed-forward of a layer, or the rank's part of its width. block: what the layer calls it. projections:
-    what it calls those of gate and up; one has both. norm, post_norm: what the layer calls those that it has."""
+    """Build a layer's gated feed-forward, or the rank's part of its width. block: tensor prefix. projections: names of
+    gate and up, or of one for both. norm, post_norm: tensor names.
+    """
     own, hidden, width = f"model.layers.{layer}.", config.hidden_size, config.intermediate_size
     prefix, eps, bias = f"{own}{block}.", config.rms_norm_eps, config.mlp_bias
     rows = (width, width) if len(projections) == 2 else (2 * width,)
@@ -311,5 +315,5 @@ def feed_forward(
 
 
 def passed_over(config: DenseConfig, name: str) -> bool:
-    """A copy of a tied matrix, and what a decoder computes by itself."""
+    """Whether a tensor is a copy of a tied matrix or a buffer that a decoder computes."""
     return (config.tie_word_embeddings and name == "lm_head.weight") or bool(_ROTARY_CACHE.fullmatch(name))

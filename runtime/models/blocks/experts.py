@@ -1,4 +1,4 @@
-"""Feed-forwards whose tokens choose experts: keys of `config.json`, and layers."""
+"""Mixture-of-experts feed-forwards: keys of `config.json`, and layers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from runahead.runtime.models.config.values import flag, number
 OF_AN_EXPERT: Final = "intermediate numbers of an expert"
 _CHOSEN: Final = "num_experts_per_tok"
 _STACKED: Final = re.compile(r"(?P<of>model\.layers\.\d+\.mlp\.experts)\.(?:(?P<first>gate_up_proj)|down_proj)")
-# `layer_types` is read by no class of `transformers` for them.
+# No class of `transformers` reads `layer_types` for them.
 READ_BY_EXPERTS: Final = (READ_BY_DENSE | {_CHOSEN}) - {"layer_types"}
 ROUTERS_IN_TRAINING: Final = unread(
     "Of a router in training: what it returns beside the logits, and losses and noise that spread its choices.",
@@ -33,10 +33,10 @@ ROUTERS_IN_TRAINING: Final = unread(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsConfig(DenseConfig):
-    """A decoder in which the feed-forward of some layers is experts.
+    """A decoder with experts in some layers.
 
-    experts: of such a layer. chosen: experts of a token. expert_size: intermediate numbers of an expert. renormalised:
-    a token's shares are divided by their sum. sparse: by layer, whether it has experts.
+    experts: of such a layer. chosen: of a token. expert_size: intermediate size. renormalised: a token's weights are
+    divided by their sum. sparse: by layer, whether it has experts.
     """
 
     experts: int
@@ -47,8 +47,9 @@ class ExpertsConfig(DenseConfig):
 
 
 def read_choice(raw: Mapping[str, Any], keys: tuple[str, ...], experts: int, chosen: int) -> dict[str, Any]:
-    """Fields `experts` and `chosen`. keys: that may hold the number of experts. experts, chosen: where the file does
-    not say. Raises CheckpointError."""
+    """Read the fields `experts` and `chosen`. keys: possible keys of the number of experts. experts, chosen: defaults.
+    Raises CheckpointError.
+    """
     given = {key: number(raw, key, int) for key in keys if raw.get(key) is not None}
     if len(set(given.values())) > 1:
         raise CheckpointError(f"{' and '.join(given)} contradict each other: {given}")
@@ -60,8 +61,9 @@ def read_choice(raw: Mapping[str, Any], keys: tuple[str, ...], experts: int, cho
 
 
 def read_sparse(raw: Mapping[str, Any], dense_key: str, step_key: str) -> tuple[bool, ...]:
-    """By layer, whether it has experts: every `step_key`-th, but for those that `dense_key` names. Raises
-    CheckpointError."""
+    """Return by layer whether it has experts: every `step_key`-th, except those in `dense_key`. Raises
+    CheckpointError.
+    """
     layers, step, dense = number(raw, "num_hidden_layers", int), number(raw, step_key, int, 1), raw.get(dense_key)
     dense = [] if dense is None else dense
     fits = isinstance(dense, list) and all(isinstance(one, int) and not isinstance(one, bool) for one in dense)
@@ -79,9 +81,9 @@ def experts(
     projections: tuple[str, str, str],
     router: Linear | None = None,
 ) -> Experts:
-    """The experts of a layer, or the rank's part of their widths. block: what the layer calls them with their router.
-    projections: what an expert calls those of gate, up and down. router: has been read; None: it is read here. Raises
-    ShareError."""
+    """Build a layer's experts, or the rank's part of their widths. block: tensor prefix of experts and router.
+    projections: names of gate, up and down. router: None: read it here. Raises ShareError.
+    """
     own, hidden, width = f"model.layers.{layer}.", config.hidden_size, config.expert_size
     gate, up, down = projections
     each = [f"{own}{block}.experts.{number}." for number in range(config.experts)]
@@ -98,17 +100,17 @@ def experts(
 
 
 def one_by_one(config: ExpertsConfig, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """`unstacked` of tensors as Qwen3-Next and Qwen3.5 name them."""
+    """Split stacked expert tensors with the names of Qwen3-Next and Qwen3.5."""
     return unstacked(stored, _STACKED, config.experts, config.expert_size, config.hidden_size)
 
 
 def unstacked(
     stored: Mapping[str, StoredTensor], stacked_name: re.Pattern[str], experts: int, width: int, hidden: int
 ) -> dict[str, StoredTensor]:
-    """The tensors of a checkpoint by name, and the experts of a layer by themselves, each with gate_proj, up_proj and
-    down_proj, where the checkpoint has all of them in one tensor: gate and up of each, or down, [experts, out, in].
-    stacked_name: its groups are `of`, which the numbers of experts follow, and `first` for gate and up. Raises
-    CheckpointError for a tensor of another shape."""
+    """Return the checkpoint's tensors by name, with stacked experts, [experts, out, in] of gate and up or of down,
+    split into each expert's gate_proj, up_proj and down_proj. stacked_name: its groups are `of`, before the experts'
+    numbers, and `first` for gate and up. Raises CheckpointError for a tensor of another shape.
+    """
     found: dict[str, StoredTensor] = {}
     of_first = (2 * width, hidden, (("gate_proj", 0, width), ("up_proj", width, 2 * width)))
     of_last = (hidden, width, (("down_proj", 0, hidden),))
@@ -128,7 +130,7 @@ def unstacked(
     return found
 
 
-_EXPERTS: Final = "n_routed_experts", "num_local_experts"  # the makers' name, and another that transformers takes
+_EXPERTS: Final = "n_routed_experts", "num_local_experts"  # the authors' name, and an alias of transformers
 _GROUPS, _CHOSEN_GROUPS, _SCALE = "n_group", "topk_group", "routed_scaling_factor"
 READ_BY_CORRECTED: Final = frozenset(
     (*_EXPERTS, _GROUPS, _CHOSEN_GROUPS, _SCALE, "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
@@ -137,9 +139,9 @@ READ_BY_CORRECTED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorrectedExperts:
-    """Of a layer. experts: how many. chosen: experts of a token. size: intermediate numbers of an expert. renormalised,
-    groups, chosen_groups, scale: as `Choice` has them. shared_size: intermediate numbers of what every token gets; 0:
-    there is none."""
+    """A layer's experts. experts: how many. chosen: of a token. size: intermediate size. renormalised, groups,
+    chosen_groups, scale: see `Choice`. shared_size: intermediate size of the shared expert; 0: none.
+    """
 
     experts: int
     chosen: int
@@ -154,7 +156,7 @@ class CorrectedExperts:
 def read_corrected(
     raw: Mapping[str, Any], *, experts: int, chosen: int, size: int, shared_size: int
 ) -> CorrectedExperts:
-    """experts, chosen, size: where the file does not say. Raises CheckpointError."""
+    """Read corrected experts. experts, chosen, size: defaults. Raises CheckpointError."""
     choice = read_choice(raw, _EXPERTS, experts=experts, chosen=chosen)
     found = CorrectedExperts(
         experts=choice["experts"],
@@ -193,9 +195,9 @@ def corrected_experts(
     activation: ExpertActivation,
     shared_bias: bool = False,
 ) -> Experts:
-    """The experts of a layer and its shared expert, or the rank's part of their widths. first: what an expert calls the
-    projections of gate and up, or of what it has in their place. shared_bias: of the shared expert. Raises
-    ShareError."""
+    """Build a layer's experts and shared expert, or the rank's part of their widths. first: names of gate and up, or of
+    the projection instead. shared_bias: of the shared expert. Raises ShareError.
+    """
     own = f"model.layers.{layer}."
     block, count, width = f"{own}mlp.", config.experts, config.size
     each = [f"{block}experts.{number}." for number in range(count)]
@@ -237,9 +239,10 @@ def shared_expert(
     share: torch.Tensor | None = None,
     dequantized: bool = True,
 ) -> SharedExpert:
-    """The shared expert of a layer, or the rank's part of its width. projections: names of gate and up, or of what it
-    has in their place, and of down. pieces: of the first product, where one tensor has several; 0: one a tensor. share:
-    [hidden]. dequantized: see `TensorReader.linear`. Raises ShareError."""
+    """Build a layer's shared expert, or the rank's part of its width. projections: names of gate and up, or of the
+    projection instead, and of down. pieces: of the first product if one tensor has several; 0: one a tensor. share:
+    [hidden]. dequantized: see `TensorReader.linear`. Raises ShareError.
+    """
     *first, last = (prefix + name for name in projections)
     pieces = pieces or len(first)
     outputs, inputs = part_of_width(width, tensors.share, pieces=pieces, what="intermediate numbers of a shared expert")

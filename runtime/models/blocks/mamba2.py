@@ -1,5 +1,4 @@
-"""What the files of hybrid decoders share that have Mamba-2 in some layers and attention in the others: keys of
-`config.json`, and a recurrent mixer."""
+"""Hybrid decoders with Mamba-2 layers and attention layers: keys of `config.json`, and the recurrent mixer."""
 
 from __future__ import annotations
 
@@ -19,9 +18,9 @@ from runahead.runtime.models.config.keys import unread
 from runahead.runtime.models.config.values import flag, number
 
 _LIMITS: Final = "time_step_limit"
-_INFINITY: Final = {"__float__": "Infinity"}  # as `transformers` writes it: JSON has none
+_INFINITY: Final = {"__float__": "Infinity"}  # as `transformers` writes it: JSON has no infinity
 _EXPAND: Final = "mamba_expand"
-# Of hybrid decoders no class of `transformers` reads a window.
+# No class of `transformers` reads a window for hybrid decoders.
 READ_BY_MAMBA2: Final = READ_BY_DENSE.union(
     "mamba_n_heads mamba_d_head mamba_n_groups mamba_d_state mamba_d_conv mamba_expand mamba_conv_bias "
     "mamba_proj_bias time_step_limit".split()
@@ -34,8 +33,9 @@ SCANS_IN_CHUNKS: Final = unread(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba2Config(DenseConfig):
-    """recurrent: by layer, whether its mixer is Mamba-2. proj_bias: of both its products. dt_limits: its steps are
-    clamped between them."""
+    """A hybrid decoder. recurrent: by layer, whether its mixer is Mamba-2. proj_bias: of both products. dt_limits:
+    bounds of the steps.
+    """
 
     recurrent: tuple[bool, ...]
     mamba: Mamba2Shape
@@ -45,7 +45,7 @@ class Mamba2Config(DenseConfig):
 
 
 def read_mamba2(raw: Mapping[str, Any], recurrent: Sequence[bool]) -> dict[str, Any]:
-    """The fields that `Mamba2Config` has of its own. Raises CheckpointError."""
+    """Read the fields of `Mamba2Config`. Raises CheckpointError."""
     inner = number(raw, _EXPAND, int, 2) * number(raw, "hidden_size", int)
     heads = number(raw, "mamba_n_heads", int, 128)
     given = raw.get("mamba_d_head")
@@ -68,7 +68,7 @@ def read_mamba2(raw: Mapping[str, Any], recurrent: Sequence[bool]) -> dict[str, 
 
 
 def read_limits(raw: Mapping[str, Any]) -> tuple[float, float]:
-    """Between which `time_step_limit` keeps a step. Raises CheckpointError."""
+    """Read the bounds of `time_step_limit`. Raises CheckpointError."""
     given = raw.get(_LIMITS)
     if given is None:
         return 0.0, math.inf
@@ -80,8 +80,9 @@ def read_limits(raw: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def mamba2(config: Mamba2Config, layer: int, tensors: TensorReader, *, eps: float | None = None) -> Mamba2:
-    """The recurrent mixer of a layer, or the rank's heads of it. eps: of the norm within it; None: as of the others.
-    Raises ShareError."""
+    """Build a layer's recurrent mixer, or the rank's heads of it. eps: of the inner norm; None: of the others. Raises
+    ShareError.
+    """
     own = f"model.layers.{layer}."
     prefix, shape, hidden = f"{own}mamba.", config.mamba, config.hidden_size
     part, channels, bias = part_of_mamba2(shape, tensors.share), (shape.channels,), config.proj_bias

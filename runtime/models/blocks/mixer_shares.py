@@ -1,9 +1,8 @@
-"""A rank's part of a mixer: some of its heads, with their KV heads or groups, as a mixer by itself. Its part of a
-feed-forward: some of the intermediate numbers.
+"""A rank's part of a mixer, as a mixer of some heads with their KV heads or groups; and of a feed-forward, as some of
+its intermediate numbers.
 
-A head's attention or state depends on the numbers of that head and its group alone. So the part is a mixer of fewer
-heads, which every kernel computes as any other: its KV blocks or its state slot have those heads, and its last product
-gives a partial sum.
+A head's attention or state depends only on its head and group. So the part is a smaller mixer for every kernel: its KV
+blocks or state slot have those heads, and its last product gives a partial sum.
 """
 
 from __future__ import annotations
@@ -21,26 +20,27 @@ ShapeT = TypeVar("ShapeT", Mamba2Shape, DeltaShape)
 
 @dataclass(frozen=True, slots=True)
 class RecurrentPart(Generic[ShapeT]):
-    """What a part of a mixer consists of. Tensors are int64, ascending; None: the part is the whole."""
+    """The tensors of a mixer's part, int64, ascending; None: all."""
 
-    shape: ShapeT  # of the part by itself
+    shape: ShapeT  # of the part
     outputs: torch.Tensor | None = None  # of the first product
     channels: torch.Tensor | None = None  # of the convolution
-    inner: range | None = None  # of what the last product reads
+    inner: range | None = None  # inputs of the last product
     heads: torch.Tensor | None = None  # whose states are kept
 
 
 def places_of(things: range, size: int = 1) -> torch.Tensor:
-    """The places of these, of which each has `size` numbers. int64"""
+    """Return the indexes of these groups' numbers, `size` in each group. int64"""
     return torch.arange(things.start * size, things.stop * size)
 
 
 def part_of_width(
     width: int, share: Share, *, pieces: int = 2, what: str = "intermediate numbers"
 ) -> tuple[torch.Tensor | None, range | None]:
-    """Which outputs of a feed-forward's first product the rank has, int64, and which inputs of its last one; None: all.
-    pieces: of the first product, each of `width` outputs: gate and up, or 1. what: names the numbers in the error.
-    Raises ShareError."""
+    """Return the rank's outputs of a feed-forward's first product, int64, and inputs of its last one; None: all.
+    pieces: of the first product, `width` outputs each: 2 for gate and up, or 1. what: the numbers' name in errors.
+    Raises ShareError.
+    """
     if share.is_whole:
         return None, None
     inputs = share.part_of(width, what)
@@ -48,8 +48,9 @@ def part_of_width(
 
 
 def part_of_heads(shape: AttentionShape, share: Share) -> tuple[AttentionShape, torch.Tensor | None, range | None]:
-    """The rank's heads of an attention as an attention by itself; which outputs of queries, keys and values they are,
-    int64, and which inputs of the last product; None: the part is the whole. Raises ShareError."""
+    """Return the rank's heads as an attention, its outputs of queries, keys and values, int64, and its inputs of the
+    last product; None: all. Raises ShareError.
+    """
     if share.is_whole:
         return shape, None, None
     heads, kv_heads, size = share.part_of(shape.heads, "query heads"), share.kv_heads_of(shape.kv_heads), shape.head_dim
@@ -60,7 +61,7 @@ def part_of_heads(shape: AttentionShape, share: Share) -> tuple[AttentionShape, 
 
 
 def part_of_mamba2(shape: Mamba2Shape, share: Share) -> RecurrentPart[Mamba2Shape]:
-    """Raises ShareError where a rank would have a part of a group."""
+    """Return the rank's part of a Mamba-2 mixer. Raises ShareError if the ranks can't have whole groups."""
     if share.is_whole:
         return RecurrentPart(shape)
     if shape.groups % share.of:
@@ -78,7 +79,9 @@ def part_of_mamba2(shape: Mamba2Shape, share: Share) -> RecurrentPart[Mamba2Shap
 
 
 def part_of_delta(shape: DeltaShape, share: Share) -> RecurrentPart[DeltaShape]:
-    """Raises ShareError where heads of keys can't be shared: those of values go with them."""
+    """Return the rank's part of a gated delta net. Raises ShareError if key heads can't be divided; value heads go with
+    them.
+    """
     if share.is_whole:
         return RecurrentPart(shape)
     keys, values = share.part_of(shape.key_heads, "heads of keys"), share.part_of(shape.value_heads, "heads of values")
@@ -91,6 +94,6 @@ def part_of_delta(shape: DeltaShape, share: Share) -> RecurrentPart[DeltaShape]:
 
 
 def _joined(pieces: list[tuple[int, torch.Tensor]]) -> torch.Tensor:
-    """Of pieces that lie one behind the other, each with how long it is, the places that are meant in each."""
+    """Join indexes within consecutive pieces, given each piece's length and indexes."""
     begins = torch.tensor([0, *(length for length, _ in pieces)]).cumsum(0).tolist()
     return torch.cat([begin + places for begin, (_, places) in zip(begins, pieces, strict=False)])

@@ -1,4 +1,4 @@
-"""Norms by one more than the weight that the checkpoint has."""
+"""Norms whose weight is the checkpoint's plus one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ _Part = TypeVar("_Part", Attention, Dense, Experts)
 
 
 def with_one_added(part: _Part) -> _Part:
-    """Its norms, in float32: their weights are near zero, and the sums near one have fewer places behind the point."""
+    """Return the block with 1 added to its norms' weights, in float32: a sum near one would lose digits of weights near
+    zero.
+    """
     parts = {one.name: getattr(part, one.name) for one in fields(part)}
     norms: dict[str, Any] = {name: one_added(norm) for name, norm in parts.items() if isinstance(norm, Norm)}
     return replace(part, **norms)

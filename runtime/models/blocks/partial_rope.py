@@ -1,8 +1,8 @@
-"""Attention of which a part of each head is rotated, its first numbers.
+"""Partial rotary embedding: only the first numbers of each head are rotated.
 
-Kernels rotate an element of a head with the one half a head further, and a checkpoint has the two closer together if
-only a part is rotated. So the outputs of queries and keys are taken in another order: each half of a head begins with
-its half of what is rotated. Scores are sums over a head and do not change.
+Kernels pair an element with the one half a head further, but a checkpoint pairs elements within the rotated part. So
+outputs of queries and keys are reordered: each half of a head begins with its half of the rotated part. Scores are sums
+over a head and do not change.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PARTIAL: Final = "partial_rotary_factor"
 
 
 def share_of(raw: Mapping[str, Any], default: float = 1.0) -> float:
-    """Of a head, that is rotated. default: where the file does not say. Raises CheckpointError."""
+    """Return the rotated part of a head. default: if the file lacks it. Raises CheckpointError."""
     _, found = rope_object(raw)
     share = number(found if found.get(_PARTIAL) is not None else raw, _PARTIAL, float, default)
     if share > 1.0:
@@ -30,7 +30,7 @@ def share_of(raw: Mapping[str, Any], default: float = 1.0) -> float:
 
 
 def rotated_of(head_dim: int, share: float) -> int:
-    """How many numbers of a head are rotated. Raises CheckpointError."""
+    """Return the number of rotated elements of a head. Raises CheckpointError."""
     rotated = int(head_dim * share)
     if rotated < 2 or rotated % 2:
         raise CheckpointError(f"{_PARTIAL} rotates {rotated} of {head_dim} numbers; it must be an even number")
@@ -38,7 +38,7 @@ def rotated_of(head_dim: int, share: float) -> int:
 
 
 def head_order(head_dim: int, rotated: int) -> torch.Tensor:
-    """Of the numbers of a head: which of the checkpoint's is where. int64 [head_dim]. Both are even."""
+    """Return the checkpoint's index of each element of a head, int64 [head_dim]. Both arguments are even."""
     assert 0 <= rotated <= head_dim and rotated % 2 == head_dim % 2 == 0, (rotated, head_dim)
     middle = (rotated + head_dim) // 2
     parts = ((0, rotated // 2), (rotated, middle), (rotated // 2, rotated), (middle, head_dim))
@@ -46,7 +46,9 @@ def head_order(head_dim: int, rotated: int) -> torch.Tensor:
 
 
 def order_of_qkv(shape: AttentionShape, rotated: int | None) -> torch.Tensor | None:
-    """Of the outputs for queries, keys and values; None: as they are. rotated: numbers of a head; None: all."""
+    """Return the order of the outputs of queries, keys and values; None: unchanged. rotated: elements of a head; None:
+    all.
+    """
     size = shape.head_dim
     if rotated is None or rotated == size:
         return None
@@ -56,7 +58,7 @@ def order_of_qkv(shape: AttentionShape, rotated: int | None) -> torch.Tensor | N
 
 
 def norm_in_order(norm: Norm, rotated: int | None) -> Norm:
-    """A norm of heads, for queries and keys in the order of `order_of_qkv`."""
+    """Return a norm of heads in the order of `order_of_qkv`."""
     if rotated is None:
         return norm
     order = head_order(norm.weight.numel(), rotated)

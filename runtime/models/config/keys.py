@@ -1,8 +1,7 @@
-"""Which keys `config.json` may have: those that are read, and those that change no number, with the reason.
+"""Known keys of `config.json`: those that are read, and those without effect, with the reason.
 
-Here stand those that are the same for every architecture; its file has its own. A key that is in none of these tables
-is refused by its name, since nobody here knows whether it changes what the model computes. The reference is what
-`transformers` does with the key for the class of the architecture.
+These are common to all architectures; each architecture's file has its own. A key in no table is refused by name, since
+it may change what the model computes. The reference is `transformers` with the class of the architecture.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any, Final
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """Keys that change no number, whatever their value, and why."""
+    """Keys without effect for any value, and why."""
 
     why: str
     keys: frozenset[str]
@@ -22,7 +21,7 @@ class Unread:
 
 @dataclass(frozen=True, slots=True)
 class Neutral:
-    """Keys of something that is not served: each with the values at which it is not done, and what would be done."""
+    """Keys of unsupported features, with the values that turn each off and the feature's name."""
 
     what: str
     values: Mapping[str, tuple[Any, ...]]
@@ -32,13 +31,13 @@ def unread(why: str, keys: str) -> Unread:
     return Unread(why, frozenset(keys.split()))
 
 
-# What every architecture reads.
+# Read for every architecture.
 READ_BY_ALL: Final = frozenset(
     "architectures model_type vocab_size hidden_size num_hidden_layers max_position_embeddings tie_word_embeddings "
     "bos_token_id eos_token_id dtype torch_dtype quantization_config".split()
 )
 
-# What is read of `rope_scaling` or `rope_parameters`, for each kind of scaling.
+# Keys of `rope_scaling` or `rope_parameters` for each kind of scaling.
 _ROPE: Final = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
 ROPE_UNDERSTOOD: Final = {
     "default": _ROPE,

@@ -1,4 +1,4 @@
-"""What `config.json` says of any model."""
+"""The configuration of any model, from `config.json`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-BY_LAYER: Final = ("windows", "rotates", "recurrent", "sparse", "pattern")  # fields that have an entry for each layer
+BY_LAYER: Final = ("windows", "rotates", "recurrent", "sparse", "pattern")  # fields with an entry for each layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """What every model has, whatever its layers are.
+    """Fields of every model.
 
-    An architecture adds its own fields in a subclass, which its file alone reads: everybody else has a `ModelConfig`.
+    An architecture adds fields in a subclass, which only its file reads.
 
     eos_token_ids: of config.json, generation_config.json and tokenizer_config.json together, ascending.
-    dtype: the dtype the checkpoint says it is in.
+    dtype: the checkpoint's.
     """
 
     architecture: str
@@ -36,7 +36,7 @@ ConfigT = TypeVar("ConfigT", bound=ModelConfig)
 
 
 def with_layers(config: ConfigT, kept: Sequence[int]) -> ConfigT:
-    """The model with these of its layers alone, by their numbers, in this order."""
+    """Return the model with only these layers, by number, in this order."""
     changed: dict[str, Any] = {"num_layers": len(kept)}
     for name in BY_LAYER:
         if each := getattr(config, name, None):

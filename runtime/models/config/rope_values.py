@@ -1,4 +1,4 @@
-"""How the object of `config.json` is read that says how queries and keys are rotated."""
+"""Reads the rotary embedding's object of `config.json`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _ORIGINAL: Final = "original_max_position_embeddings"
 
 
 def rope(raw: Mapping[str, Any], positions: int, theta: float = 10000.0) -> tuple[float, RopeScaling]:
-    """Theta and scaling, from the older `rope_theta` and `rope_scaling` or from `rope_parameters`.
+    """Read theta and scaling from the older `rope_theta` and `rope_scaling` or from `rope_parameters`.
 
-    positions: of the model. theta: what the key counts as where the file lacks it. Raises CheckpointError.
+    positions: of the model. theta: the default. Raises CheckpointError.
     """
     refuse_partial(raw)
     refuse_partial(rope_object(raw)[1])
@@ -25,10 +25,10 @@ def rope(raw: Mapping[str, Any], positions: int, theta: float = 10000.0) -> tupl
 
 
 def rope_of_a_part(raw: Mapping[str, Any], positions: int, theta: float = 10000.0) -> tuple[float, RopeScaling]:
-    """The same of whatever part of a head is rotated, which whoever calls reads."""
+    """Read theta and scaling, whatever part of a head is rotated; the caller reads that."""
     key, found = rope_object(raw)
     theta = number(found if found.get("rope_theta") is not None else raw, "rope_theta", float, theta)
-    # Beside the object it wins, as in transformers.
+    # It overrides the object, as in transformers.
     original = raw if raw.get(_ORIGINAL) is not None else found
     scaling = rope_scaling(key, {**found, _ORIGINAL: original.get(_ORIGINAL)}, positions)
     if scaling.kind == "yarn" and theta <= 1:
@@ -37,7 +37,7 @@ def rope_of_a_part(raw: Mapping[str, Any], positions: int, theta: float = 10000.
 
 
 def rope_object(raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The object that says how queries and keys of all layers are rotated, empty where there is none, and its key."""
+    """Return the rotary embedding's object for all layers, empty without one, and its key."""
     key = "rope_parameters" if raw.get("rope_scaling") in (None, {}) else "rope_scaling"
     found = raw.get(key)
     found = {} if found is None else found
@@ -47,13 +47,13 @@ def rope_object(raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def refuse_partial(found: Mapping[str, Any]) -> None:
-    """Raises CheckpointError where a part of a head alone is to be rotated."""
+    """Raise CheckpointError if only a part of a head is to be rotated."""
     if found.get("partial_rotary_factor", 1.0) not in (1, None):
         raise CheckpointError(f"partial_rotary_factor is {found['partial_rotary_factor']!r}; only 1 is supported")
 
 
 def check_factors(scaling: RopeScaling, frequencies: int) -> None:
-    """Raises CheckpointError where longrope has not a factor for each frequency."""
+    """Raise CheckpointError unless longrope has a factor for each frequency."""
     if scaling.kind != "longrope":
         return
     for name, factors in (("short_factor", scaling.short_factors), ("long_factor", scaling.long_factors)):
@@ -62,7 +62,7 @@ def check_factors(scaling: RopeScaling, frequencies: int) -> None:
 
 
 def rope_scaling(key: str, found: Mapping[str, Any], positions: int) -> RopeScaling:
-    """key: of config.json, under which `found` stands. Raises CheckpointError."""
+    """Read the scaling. key: the key of `found` in config.json. Raises CheckpointError."""
     kind = found.get("rope_type", found.get("type", "default"))
     if not isinstance(kind, str) or kind not in ROPE_UNDERSTOOD:
         raise CheckpointError(f"{key} has rope_type {kind!r}; supported are {', '.join(ROPE_UNDERSTOOD)}")
@@ -107,7 +107,9 @@ def _yarn(found: Mapping[str, Any], positions: int) -> RopeScaling:
 
 
 def _longrope(found: Mapping[str, Any], positions: int) -> RopeScaling:
-    """Source: Ding et al., 2024, "LongRoPE", as Phi-3 has it: magnitude by the lengths' logarithms."""
+    """Read longrope, with the magnitude by the lengths' logarithms. Source: Ding et al., 2024, "LongRoPE", as in
+    Phi-3.
+    """
     original = number(found, _ORIGINAL, int, positions, low=2)
     factor = number(found, "factor", float, positions / original)
     magnitude = math.sqrt(1.0 + math.log(factor) / math.log(original)) if factor > 1.0 else 1.0
@@ -129,7 +131,7 @@ def _factors(found: Mapping[str, Any], key: str) -> tuple[float, ...]:
 
 
 def _yarn_magnitude(factor: float, share: float = 1.0) -> float:
-    """Source: as `runahead.runtime.models.rope._yarn`, section 3.4."""
+    """Return YaRN's magnitude. Source: see `runahead.runtime.models.rope._yarn`, section 3.4."""
     return 1.0 if factor <= 1.0 else 0.1 * share * math.log(factor) + 1.0
 
 

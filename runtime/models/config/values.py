@@ -1,4 +1,4 @@
-"""How single values of `config.json` are read: shared by the files of the architectures."""
+"""Reads single values of `config.json` for all architectures."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.wire.setting import shown
 
 _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_MOST: Final = (1 << 31) - 1  # of whole numbers: sizes and ids are held in 32 bits
-_MOST_LAYERS: Final = 10_000  # each is described before a file is looked at
+_MOST: Final = (1 << 31) - 1  # of integers: sizes and ids have 32 bits
+_MOST_LAYERS: Final = 10_000  # each is described before a file is read
 _T = TypeVar("_T", int, float, bool)
 
 
@@ -26,8 +26,8 @@ def common(
     vocab: int | None = None,
     tied: bool,
 ) -> dict[str, Any]:
-    """The fields of `ModelConfig`, by name. positions, vocab, tied: where the file does not say how many there are, how
-    many tokens, or whether the head is the embedding; vocab: None: it must say so.
+    """Return the fields of `ModelConfig` by name. positions, vocab, tied: defaults for the number of positions, the
+    vocabulary and whether the head is the embedding; vocab: None: required.
 
     Raises CheckpointError.
     """
@@ -57,7 +57,7 @@ def dtype(raw: Mapping[str, Any]) -> torch.dtype:
 
 
 def number(raw: Mapping[str, Any], key: str, kind: type[_T], default: _T | None = None, low: int = 1) -> _T:
-    """A finite number: a whole one from `low` to 2147483647, or a float above 0. Null and absent take the default.
+    """Read a finite number: an integer from `low` to 2147483647, or a float above 0. Null and absent give the default.
 
     Raises CheckpointError.
     """
@@ -76,7 +76,7 @@ def number(raw: Mapping[str, Any], key: str, kind: type[_T], default: _T | None 
 
 
 def flag(raw: Mapping[str, Any], key: str, default: bool = False) -> bool:
-    """default: where the key is absent; null is false."""
+    """Read a flag. default: for an absent key; null is false."""
     value = raw.get(key, default)
     if value is not None and not isinstance(value, bool):
         raise CheckpointError(f"{key} is {value!r}; it must be true or false")

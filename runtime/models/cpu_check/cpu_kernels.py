@@ -1,8 +1,8 @@
-"""Which kernels keep rows apart on this processor: tried when the CPU device starts, before weights are read.
+"""Chooses row-invariant kernels for this processor when the CPU device starts, before weights are read.
 
-Equality of all depths stands on a row's bits being its own, and that on the order in which libraries add numbers, which
-they do not promise. So every start tries it, on matrices of the shapes that will be served, those of a draft head too;
-of a matrix that has an output for each token of a vocabulary, on the first 4,096 outputs.
+Equal results at all depths require that a row's bits are independent, which depends on the libraries' order of sums,
+which they do not promise. So every start tries it on matrices of the served shapes, including a draft head's; for
+outputs over a vocabulary, on the first 4,096.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.registry import ARCHITECTURES
 from runahead.runtime.models.weights import described, dummy_weights
 
-_ROWS: Final = (1, 3, 16)  # sequences that run together in the self-test
+_ROWS: Final = (1, 3, 16)  # numbers of concurrent sequences in the self-test
 _LONGEST: Final = 12  # tokens of most of them; some are four times as long
-_FEW: Final = 24  # query tokens of a forward for which the self-test has compared products with those of one row
-_WIDEST_HEAD: Final = 4096  # outputs of the head that are tried: a vocabulary may have a hundred thousand
-_WINDOW: Final = 20  # a window that some of the sequences outgrow
+_FEW: Final = 24  # query tokens of a forward up to which the self-test has compared products with single rows
+_WIDEST_HEAD: Final = 4096  # tried outputs of the head: a vocabulary may have a hundred thousand
+_WINDOW: Final = 20  # a window shorter than some of the sequences
 
 
 class NoKernelsError(RuntimeError):
-    """No kernels of the CPU device keep rows apart on this machine. The sentence says what was tried."""
+    """No kernels of the CPU device are row-invariant on this machine. The sentence says what was tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelTrial:
-    """What was found at the start.
+    """The outcome of the trial.
 
-    products: the way of computing products that is taken. failed: those tried before it, and what each got wrong, and
-    before these the numbers of threads with which none held.
-    tokens, forwards, widest_forward: what the self-test compared, as `SelfTestReport`. threads: of torch.
+    products: the chosen way of computing products. failed: what earlier ways got wrong, after the numbers of threads
+        with which none held.
+    tokens, forwards, widest_forward: compared by the self-test, see `SelfTestReport`. threads: of torch.
     """
 
     products: str
@@ -60,19 +60,19 @@ class KernelTrial:
 
 
 def kernels_of(products: str) -> ReferenceKernels:
-    """Kernels by the name of their products, as `KernelTrial.products` has it: tried by another process."""
+    """Return kernels by the name of their products (`KernelTrial.products`), tried by another process."""
     return ReferenceKernels(next(way for way in product_ways() if type(way).__name__ == products))
 
 
 def products_of_a_rank(config: ModelConfig, ranks: int) -> tuple[tuple[int, int], ...]:
-    """(in, out) of every product of a rank's part; none where the model is whole, whose products are tried anyway."""
+    """Return (in, out) of every product of a rank's part; none for a whole model, whose products are tried anyway."""
     return () if ranks == 1 else tuple(_shapes(config, Share(0, ranks)))
 
 
 def tried_kernels(
     config: ModelConfig, threads: int, more: Sequence[tuple[int, int]] = (), *, fixed: bool
 ) -> tuple[ReferenceKernels, KernelTrial]:
-    """As `choose_kernels` with so many threads if they are fixed, else as `choose_kernels_and_threads`."""
+    """Call `choose_kernels` with this many threads if they are fixed, else `choose_kernels_and_threads`."""
     if not fixed:
         return choose_kernels_and_threads(config, threads, more)
     torch.set_num_threads(threads)
@@ -82,12 +82,12 @@ def tried_kernels(
 def choose_kernels_and_threads(
     config: ModelConfig, most: int, more: Sequence[tuple[int, int]] = ()
 ) -> tuple[ReferenceKernels, KernelTrial]:
-    """As `choose_kernels`, with `most` threads, or half as many, and so on, as far as it takes: a library that shares a
-    sum out among many threads may do so by the number of rows, and on one thread has nobody to share with.
+    """Choose kernels with `most` threads, then half as many, and so on: a library may split a sum among many threads by
+    the number of rows, which it can't on one thread.
 
-    torch has the number of threads then that was found to hold; `KernelTrial.failed` has the others, too.
+    torch keeps the number of threads that holds; `KernelTrial.failed` includes the others.
 
-    Raises NoKernelsError, in the words of the last trial, where not even one thread holds.
+    Raises NoKernelsError with the last trial's message if even one thread does not hold.
     """
     failed: dict[str, str] = {}
     for threads in (most >> halved for halved in range(most.bit_length())):
@@ -106,12 +106,11 @@ def choose_kernels_and_threads(
 def choose_kernels(
     config: ModelConfig, ways: Sequence[Products] | None = None, more: Sequence[tuple[int, int]] = ()
 ) -> tuple[ReferenceKernels, KernelTrial]:
-    """The first kernels that keep rows apart for a model of this shape, with as many threads as torch has now.
+    """Choose the first row-invariant kernels for a model of this shape with torch's current number of threads.
 
-    ways: of computing products, in the order in which they are tried; None takes all that there are, the fastest first.
-    more: (in, out) of products that are computed with them beside the model's own.
-    Raises NoKernelsError, with what each way got wrong, where none holds. Whatever else goes wrong, for want of
-    memory for instance, says nothing about rows and is raised as it is.
+    ways: of computing products, in order of trial; None: all, the fastest first.
+    more: (in, out) of further products. Raises NoKernelsError, with each way's failure, if none holds. Other errors,
+        such as a lack of memory, are raised unchanged.
     """
     begun = time.perf_counter()
     failed: dict[str, str] = {}
@@ -145,10 +144,10 @@ def choose_kernels(
 
 
 def _what_is_lacking(products: Products) -> str:
-    """What a library says that does not have these products, tried on one of 2 by 2; empty where it has them."""
+    """Return a library's error for these products on 2 by 2 matrices, empty if they work."""
     try:
         linear(products, torch.eye(2), products.pack(torch.eye(2)))
-    except (RuntimeError, AttributeError) as error:  # an operator that does not work, or is not there
+    except (RuntimeError, AttributeError) as error:  # a missing or broken operator
         return str(error) or type(error).__name__
     return ""
 
@@ -156,7 +155,7 @@ def _what_is_lacking(products: Products) -> str:
 def _try(
     config: ModelConfig, products: Products, kernels: ReferenceKernels, more: Sequence[tuple[int, int]]
 ) -> SelfTestReport:
-    """Raises RowInvarianceError where a row's bits depend on other rows."""
+    """Try one way. Raises RowInvarianceError if a row's bits depend on other rows."""
     small = _small(config)
     beside = [(inputs, min(outputs, _WIDEST_HEAD)) for inputs, outputs in more]
     shapes = list(dict.fromkeys((*_shapes(small), *beside)))
@@ -168,13 +167,13 @@ def _try(
 
 
 def _small(config: ModelConfig) -> ModelConfig:
-    """One layer of each kind, all of them as wide as the model's."""
+    """Return the model with one layer of each kind at full width."""
     small: ModelConfig = ARCHITECTURES[config.architecture].small(config, _WINDOW)
     return replace(small, vocab_size=min(config.vocab_size, _WIDEST_HEAD))
 
 
 def _shapes(config: ModelConfig, share: Share = WHOLE) -> list[tuple[int, int]]:
-    """(in, out) of every product of a model, or a rank's part of it, each once."""
+    """Return (in, out) of every distinct product of a model, or of a rank's part."""
     model = described(config, share)
     weights = [linear.weight for layer in model.layers for linear in products_of(layer)]
     return list(dict.fromkeys((weight.shape[1], weight.shape[0]) for weight in (*weights, model.lm_head)))

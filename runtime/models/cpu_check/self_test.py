@@ -1,8 +1,8 @@
-"""Row invariance, tried out: a token's logits are the same bits whatever ran beside it and however it got there.
+"""Tests row invariance: a token's logits have the same bits in any batch and with any chunks.
 
-The kernels are row-invariant as far as the libraries under them keep to one order of sums, which they do not promise.
-This fails loudly on a machine where they don't: at every start of the CPU device
-(`runahead.runtime.models.cpu_check.cpu_kernels`), and in tests with more rows, threads and chunks.
+The kernels are row-invariant if their libraries keep one order of sums, which they do not promise. This detects
+machines where they don't: at every start of the CPU device (`runahead.runtime.models.cpu_check.cpu_kernels`), and in
+tests with more rows, threads and chunks.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from runahead.runtime.kernels.reference.linear import RowInvarianceError
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.rounding import ceil_div
 
-MASKED = -1  # as a sequence's number in `Trial.advance`
+MASKED = -1  # stands for a sequence's number in `Trial.advance`
 
 
 class Trial:
-    """Sequences by number, each with a block table of its own. Tokens are given beforehand or appended."""
+    """Numbered sequences, each with a block table. Tokens are given or appended."""
 
     def __init__(self, decoder: Decoder, sequences: Sequence[Sequence[int]], capacity: int, block_size: int, seed: int):
-        """capacity: tokens that each sequence may grow to."""
+        """Make the sequences. capacity: most tokens of each."""
         self.tokens = [list(sequence) for sequence in sequences]
         self.computed = [0] * len(sequences)
         self._decoder = decoder
@@ -39,14 +39,14 @@ class Trial:
             tensor.fill_(float("nan"))
         order = torch.randperm(num_blocks - 1, generator=draw) + 1
         owned = order[: len(sequences) * self._blocks_each].view(-1, self._blocks_each)
-        self._spare = int(order[-1])  # owned by nobody: what block tables name beyond a row's length
+        self._spare = int(order[-1])  # unowned: entries of block tables beyond a row's length
         self._tables = owned.to(torch.int32)
         self._state_slots = torch.randperm(len(sequences), generator=draw).tolist()
 
     def advance(self, work: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
-        """One forward. work: (sequence, number of its next tokens), or (MASKED, number) for a masked row.
+        """Run one forward. work: (sequence, number of its next tokens), or (MASKED, number) for a masked row.
 
-        Returns the logits of every query token by item of work, float32 [number, vocab]; those of masked rows too.
+        Returns the logits of every query token by item of work, float32 [number, vocab], also for masked rows.
         """
         batch = self._batch(work)
         logits = self._decoder.logits(self._decoder.forward(batch, self._cache))
@@ -69,7 +69,7 @@ class Trial:
                 positions += [0] * count
                 slots += [0] * count
                 seq_lens.append(0)
-                state_slots.append(row % (len(self.tokens) + 1))  # somebody's: it is to stay as it is
+                state_slots.append(row % (len(self.tokens) + 1))  # another row's slot, which must not change
                 continue
             state_slots.append(self._state_slots[sequence])
             start = self.computed[sequence]
@@ -105,7 +105,7 @@ _LONGEST_CHUNK = 72
 
 @dataclass(frozen=True, slots=True)
 class SelfTestReport:
-    """What was compared: tokens, in how many forwards, of which so many had decode rows and chunks together."""
+    """What was compared: tokens, forwards, and how many of these had decode rows and chunks together."""
 
     tokens: int
     forwards: int
@@ -122,9 +122,9 @@ def self_test(
 ) -> SelfTestReport:
     """Compare every token's logits in random schedules with those of its sequence alone, token by token, bit by bit.
 
-    rows: numbers of sequences that run together. threads: torch threads to try. longest: tokens of a sequence; one in
-    eight is four times as long. A schedule draws, for every forward, who takes part, in which order, with chunks of
-    which length, and puts masked rows between them. Raises RowInvarianceError at the first difference.
+    rows: numbers of concurrent sequences. threads: torch threads to try. longest: tokens of a sequence; one in eight is
+    four times as long. A schedule draws for every forward the participants, their order and chunk lengths, and adds
+    masked rows. Raises RowInvarianceError at the first difference.
     """
     draw = random.Random(0)
     context = min(4 * longest, decoder.config.max_position_embeddings)
@@ -180,7 +180,7 @@ def _compare(
 def _draw_work(trial: Trial, unfinished: list[int], draw: random.Random) -> list[tuple[int, int]]:
     taking_part = [i for i in unfinished if draw.random() < 0.9] or unfinished[:1]
     draw.shuffle(taking_part)
-    chunky = draw.random() < 0.5  # else a decode launch
+    chunky = draw.random() < 0.5  # otherwise a decode launch
     work: list[tuple[int, int]] = []
     for sequence in taking_part:
         left = len(trial.tokens[sequence]) - trial.computed[sequence]

@@ -1,8 +1,8 @@
-"""A draft head at work: more layers over the same rows and blocks as the model that it drafts for.
+"""A draft head on the CPU: further layers over the same rows and blocks as its target model.
 
-Entry t of a row, the keys and values at position t, is made of (hidden state of t - 1, token t): of tokens up to t
-alone, so that whoever finds the model's block finds the head's. There is no entry 0. The model's hidden states lie in
-the blocks too, so that entry t finds its own wherever the cut of a prompt, a cached prefix or the end of a run lies.
+Entry t of a row, the keys and values at position t, depends on (hidden state of t - 1, token t), so on tokens up to t
+only: finding the model's block finds the head's. There is no entry 0. The model's hidden states are stored in the
+blocks too, so entry t finds its own across chunk boundaries, cached prefixes and ends of runs.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from runahead.runtime.models.rope import rope_table
 
 @dataclass(frozen=True, slots=True)
 class HeadEntries:
-    """On the CPU. product: [embedding of a token, hidden state before it] to the keys and values of its entry, packed.
-    embedding: float32 [vocab, width]. factors: of the rotation, as `rope_factors` has them."""
+    """Computes entries on the CPU. product: packed, maps [embedding of a token, previous hidden state] to an entry's
+    keys and values. embedding: float32 [vocab, width]. factors: of the rotation, see `rope_factors`.
+    """
 
     product: Linear
     shape: AttentionShape
@@ -38,7 +39,7 @@ class HeadEntries:
 
     @staticmethod
     def of(weights: HeadWeights, embedding: torch.Tensor, rope: RopeTable, kernels: KernelSet) -> HeadEntries | None:
-        """None for a head with something else between a token and its keys."""
+        """Make it, or return None for a head with other operations between a token and its keys."""
         mixer, fuse = weights.mixer, weights.fuse.product
         if fuse is None or not are_one_product(weights):
             return None
@@ -51,7 +52,7 @@ class HeadEntries:
         return HeadEntries(product, mixer.shape, embedding.float().numpy(), rope_factors(rope), kernels)
 
     def write(self, batch: ForwardBatch, hidden: NDArray[np.float32], cache: KVCache) -> None:
-        """Those of the batch's tokens. hidden: float32 [T, width], of the positions before them."""
+        """Write the entries of the batch's tokens. hidden: float32 [T, width], of the previous positions."""
         count, shape = batch.num_tokens, self.shape
         width = self.embedding.shape[1]
         joined = np.empty((count, width + hidden.shape[1]), np.float32)
@@ -69,25 +70,25 @@ class HeadEntries:
 
 
 def are_one_product(weights: HeadWeights) -> bool:
-    """Nothing but two matrices stands between a token with its hidden state and its keys and values."""
+    """Whether only two matrices are between a token with its hidden state and its keys and values."""
     mixer, fuse = weights.mixer, weights.fuse
     norms = (mixer.norm, mixer.k_norm, fuse.token_norm, fuse.hidden_norm)
     return fuse.product is not None and not fuse.hidden_first and all(norm is None for norm in norms)
 
 
 def unpacked(weight: torch.Tensor) -> torch.Tensor:
-    """A packed matrix as an ordinary one."""
+    """Return a packed matrix as an ordinary one."""
     return weight.to_dense() if weight.is_mkldnn else weight
 
 
-_NOT_DRAFTED: Final = -1e30  # the logit of a token that a head does not know: finite, and never the highest
+_NOT_DRAFTED: Final = -1e30  # the logit of a token outside the head's vocabulary: finite, never the highest
 
 
 @dataclass(frozen=True, slots=True)
 class DraftCache:
-    """What a drafter with weights keeps of rows, in their blocks.
+    """A drafter's data of rows, in their blocks.
 
-    hidden: float32 [num_blocks * block_size, width], by KV slot, the hidden states that it reads; width is 0 where it
+    hidden: float32 [num_blocks * block_size, width], by KV slot, the hidden states that it reads; width is 0 if it
     reads none.
     """
 
@@ -98,7 +99,7 @@ class DraftCache:
 class DraftHead:
     """A head and its target on the CPU: layers over the same rows and blocks as the target. Serves one thread.
 
-    positions: rotary angles are tabled for this many.
+    positions: length of the rotary table.
     """
 
     def __init__(self, weights: HeadWeights, target: Decoder, kernels: DraftKernelSet, positions: int) -> None:
@@ -109,7 +110,7 @@ class DraftHead:
         of_target = target.weights
         rope = rope_table(weights.rope, positions, target.device)
         embedding = of_target.embedding if weights.embedding is None else weights.embedding
-        # float32 once, and not for each of both
+        # float32 once for both uses
         ends = EmbeddingAndHead(embedding.float(), weights.norm or of_target.final_norm, (rope,))
         self._filling, self._drafting = kernels.bind(ends), kernels.bind(ends)
         self._fuse_to_fill, self._keep = self._filling.fuse(weights.fuse), self._filling.keep(weights.mixer, 0)
@@ -123,31 +124,33 @@ class DraftHead:
 
     @property
     def parameters(self) -> int:
-        """Trained numbers of the head's own."""
+        """The head's trained parameters, without the target's."""
         return self.weights.parameters
 
     @property
     def step_share(self) -> float:
-        """Of the weights that a launch of the target reads, as many as `step` does: its time, about, where weights are
-        most of it."""
+        """The weights that `step` reads, relative to those of a target's launch: its relative time if weights
+        dominate.
+        """
         return step_share(self.weights, self._target, self._lm_head)
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of its tensors, those that were made of others too."""
+        """The bytes of its tensors, including derived ones."""
         own = [] if self._entries is None else [self._entries.product.weight]
         if self.weights.lm_head is None and self._lm_head is not None:
             own.append(self._lm_head)
         return weight_bytes(self.weights) + sum(tensor.numel() * tensor.itemsize for tensor in own)
 
     def make_cache(self, num_blocks: int, block_size: int) -> DraftCache:
-        """A zeroed cache; block 0 is the null block."""
+        """Make a zeroed cache; block 0 is the null block."""
         entries = memory_of((self._layer,)).make_cache(num_blocks, block_size, torch.float32, self._target.device)
         return DraftCache(entries, np.zeros((num_blocks * block_size, self.weights.width), np.float32))
 
     def hidden_reader(self, seen: dict[int, torch.Tensor]) -> ReadHidden | None:
-        """A callback for the target's forward: puts the hidden states that the head reads into `seen`, float32
-        [T, hidden], by the number of layers that they come after. None: it reads none of these."""
+        """Return a callback for the target's forward that stores hidden states for the head in `seen`, float32 [T,
+        hidden], by the number of preceding layers. None: it reads none of these.
+        """
         reads = self.weights.reads
         if not reads:
             return None
@@ -159,8 +162,9 @@ class DraftHead:
         return read_hidden
 
     def read(self, hidden: torch.Tensor, seen: dict[int, torch.Tensor]) -> NDArray[np.float32]:
-        """The hidden states that are kept, float32 [T, width]. hidden: the target's after its last norm. seen: see
-        `hidden_reader`."""
+        """Return the hidden states to keep, float32 [T, width]. hidden: the target's after its last norm. seen: see
+        `hidden_reader`.
+        """
         narrow, norms = self.weights.narrow, self.weights.read_norms
         if narrow is None:
             return hidden.numpy()
@@ -172,7 +176,7 @@ class DraftHead:
             return self._kernels.linear(wide, narrow.weight, narrow.bias).numpy()
 
     def fill(self, batch: ForwardBatch, hidden: NDArray[np.float32], cache: DraftCache) -> None:
-        """Write the entries of the batch's tokens. hidden: float32 [T, width], of the positions before them."""
+        """Write the entries of the batch's tokens. hidden: float32 [T, width], of the previous positions."""
         if self._entries is not None:
             self._entries.write(batch, hidden, cache.entries)
             return
@@ -183,8 +187,9 @@ class DraftHead:
     def step(
         self, batch: ForwardBatch, hidden: NDArray[np.float32], cache: DraftCache
     ) -> tuple[NDArray[np.float32], torch.Tensor]:
-        """Write the entries of the batch's tokens, and return the hidden states that the head expects of them, float32
-        [T, width], and the logits of the tokens behind them, float32 [T, vocab] of the target."""
+        """Write the entries of the batch's tokens, and return the predicted hidden states, float32 [T, width], and the
+        next tokens' logits, float32 [T, vocab] of the target.
+        """
         own = self.weights
         with self._drafting.stream(batch, cache.entries) as stream:
             self._fuse(stream, torch.from_numpy(hidden))
@@ -195,7 +200,7 @@ class DraftHead:
         return (normed if own.passes_normed else left).numpy(), self._logits(normed)
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """float32 [n, vocab], of what the head leaves, [n, width]."""
+        """Return logits, float32 [n, vocab], of the layer's output, [n, width]."""
         if self._lm_head is None:
             return self._target.logits(hidden)
         known = self._kernels.linear(hidden, self._lm_head)
@@ -207,8 +212,9 @@ class DraftHead:
 
 
 def step_share(own: HeadWeights, target: Decoder, lm_head: torch.Tensor | None) -> float:
-    """See `DraftHead.step_share`. A row of an embedding is next to nothing, and of experts a token reads those that
-    it chooses. lm_head: what makes the head's logits; None: the target's own."""
+    """Compute `DraftHead.step_share`. An embedding's row is negligible, and of experts a token reads the chosen ones.
+    lm_head: the head's; None: the target's.
+    """
     config, layer = target.config, Layer(own.mixer, own.feed_forward)
     of_lm_head = config.vocab_size * config.hidden_size
     read = target.num_parameters - (0 if config.tie_word_embeddings else of_lm_head)

@@ -1,8 +1,8 @@
-"""A whole model that drafts for another: smaller, of the same vocabulary.
+"""A whole, smaller model with the same vocabulary that drafts for another.
 
-It is run as a draft head that reads no hidden state. Its keys and values of every token lie in the blocks of the rows,
-as more layers beside the target's: F makes those of all of its query tokens, and what the model makes of tokens that it
-has guessed the next F writes over. So whoever finds the target's block finds the model's.
+It runs like a draft head that reads no hidden state. Its keys and values are in the rows' blocks, as further layers
+beside the target's: F writes those of all its query tokens, and the next F overwrites those of guessed tokens. So
+finding the target's block finds the model's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from runahead.runtime.models.weights import check_weights, described
 
 
 class DraftModelSizes:
-    """A model and its target, on whatever device."""
+    """A draft model and its target on any device."""
 
     def __init__(self, model: Decoder, target: Decoder) -> None:
         self._model = model
@@ -51,7 +51,7 @@ class DraftModelSizes:
 
 
 class DraftModel(DraftModelSizes):
-    """On the CPU, with the methods of `DraftHead`. Serves one thread."""
+    """A draft model on the CPU, with the methods of `DraftHead`. Serves one thread."""
 
     @property
     def weights(self) -> ModelWeights:
@@ -81,30 +81,30 @@ DraftNetwork: TypeAlias = DraftHead | DraftModel
 
 @dataclass(frozen=True, slots=True)
 class DraftModelFiles:
-    """A model whose configuration and tensors fit the one that it is to draft for. No weight is read yet."""
+    """A draft model whose configuration and tensors fit its target. No weight is read yet."""
 
     checkpoint: Checkpoint
     config: ModelConfig
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of its tensors in float32, as they are on the CPU."""
+        """The bytes of its tensors in float32, as on the CPU."""
         return self.parameters * torch.float32.itemsize
 
     @property
     def parameters(self) -> int:
-        """Trained numbers."""
+        """The number of trained parameters."""
         return described(self.config).parameters
 
     def block_bytes(self, block_size: int, dtype: torch.dtype = torch.float32) -> int:
-        """Bytes of a KV block: keys and values of its layers."""
+        """Return its bytes in a KV block: keys and values of its layers."""
         return memory_of(described(self.config).layers).bytes_kept(block_size, dtype).block
 
     def load(self, target: Decoder, kernels: DraftKernelSet, positions: int, *, drawn: bool) -> DraftModel:
-        """The model on the CPU, in float32. kernels: of the target; those of this one are tried by themselves, since
-        its shapes are others. positions: the longest context. drawn: its numbers are random, and no file is read.
+        """Load the model on the CPU in float32. kernels: the target's; this model's are tried separately, since its
+        shapes differ. positions: the longest context. drawn: random weights, without reading a file.
 
-        Raises CheckpointError, and NoKernelsError where no kernels keep rows apart.
+        Raises CheckpointError, and NoKernelsError without row-invariant kernels.
         """
         own, _ = choose_kernels(self.config)
         cpu, how = torch.device("cpu"), "dummy" if drawn else "auto"
@@ -122,12 +122,11 @@ def open_draft_model(
     *,
     has_weights: bool,
 ) -> DraftModelFiles:
-    """The model in these files. target, of_target: the one that it drafts for. context: tokens of a request that are
-    served. setting, context_setting: what messages call the one that names the files, and the one of the context.
-    has_weights: False where weights are drawn, and no file of them is looked at.
+    """Open the model in these files. target, of_target: its target. context: served tokens of a request. setting,
+    context_setting: the settings' names in messages. has_weights: False for random weights, whose files are not read.
 
-    Raises CheckpointError for a model that can't be served, keeps a recurrent state, has another vocabulary, or a
-    context that is shorter than the one that is served.
+    Raises CheckpointError for a model that is unsupported, has recurrent states, another vocabulary, or too short a
+    context.
     """
     called = f"the draft model {checkpoint.path}"
     try:
@@ -139,13 +138,13 @@ def open_draft_model(
     called = f"{called} ({setting})"
     if any(kept.state for kept in memory_of(described(config).layers).kept):
         raise CheckpointError(
-            f"{called} is of {config.architecture}, which keeps a recurrent state of each request: what it has made of "
-            "a wrong draft can't be taken back, so that such a model does not draft"
+            f"{called} is of {config.architecture}, which keeps a recurrent state of each request: the effect of a "
+            "wrong draft can't be undone, so such a model can't draft"
         )
     if config.vocab_size != target.vocab_size:
         raise CheckpointError(
             f"{called} has a vocabulary of {config.vocab_size} tokens, and the model one of {target.vocab_size}: it "
-            "can't guess what the model says"
+            "can't draft for it"
         )
     if config.max_position_embeddings < context:
         raise CheckpointError(
@@ -157,8 +156,7 @@ def open_draft_model(
 
 
 def _check_tokens(called: str, checkpoint: Checkpoint, of_target: Checkpoint) -> None:
-    """Raises CheckpointError if both have a tokenizer, and a number stands for another text in one than in the
-    other."""
+    """Raise CheckpointError if both have a tokenizer and any id has different texts."""
     if not (checkpoint.has_tokenizer and of_target.has_tokenizer):
         return
     own, others = token_texts(checkpoint), token_texts(of_target)
@@ -172,8 +170,9 @@ def _check_tokens(called: str, checkpoint: Checkpoint, of_target: Checkpoint) ->
 
 
 def read_by_a_step(model: Decoder) -> int:
-    """Numbers of its weights that a step reads. A row of an embedding is next to nothing, and of experts a token reads
-    those that it chooses."""
+    """Return how many of its weights a step reads. An embedding's row is negligible, and of experts a token reads the
+    chosen ones.
+    """
     config = model.config
     embedding = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
     return model.num_parameters - embedding - idle_in(model.weights.layers)

@@ -1,13 +1,13 @@
-"""Draft heads of EAGLE as they are published: which kind a folder holds, and those of EAGLE-1.
+"""Published EAGLE draft heads: finds a folder's kind, and builds EAGLE-1 heads.
 
-A head of EAGLE-1 is one Llama layer without a norm in front of its attention, over fuse([embedding of a token, hidden
-state of the position before it]); the hidden state is the target's after its final norm, and what the layer leaves is
-one more such hidden state. Embedding and head are the target's; a tensor d2t, as heads of EAGLE-3 have, may say which
-of its tokens are guessed: frequent ones are most of a text, and most of a step is the product over the vocabulary.
+An EAGLE-1 head is one Llama layer without a norm before its attention, over fuse([embedding of a token, previous hidden
+state]); the hidden state is the target's after its final norm, and the layer's output predicts the next one. Embedding
+and head are the target's; a tensor d2t, as in EAGLE-3 heads, may restrict guesses to frequent tokens: these make up
+most of a text, and the product over the vocabulary takes most of a step.
 
 Source: Li, Wei, Zhang, Zhang, 2024, "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty", and the
-tensors' names of the checkpoints that its authors have published. Frequent tokens alone: Zhao et al., 2025, "FR-Spec:
-Accelerating Large-Vocabulary Language Models via Frequency-Ranked Speculative Sampling".
+tensor names of the authors' checkpoints. Frequent tokens: Zhao et al., 2025, "FR-Spec: Accelerating Large-Vocabulary
+Language Models via Frequency-Ranked Speculative Sampling".
 """
 
 from __future__ import annotations
@@ -44,11 +44,10 @@ _FUSE, _EMBEDDING, _TO_TARGET, _BODY = "model.fc", "model.embed_tokens.weight", 
 def open_eagle(
     checkpoint: FolderCheckpoint, target: ModelConfig, context: int, setting: str, context_setting: str
 ) -> HeadFiles:
-    """The head in this folder, of EAGLE-1 or EAGLE-3, as its configuration says. target: the model that it drafts for.
-    context: tokens of a request that are served. setting, context_setting: what messages call the one that names the
-    folder, and the one of the context.
+    """Open the EAGLE-1 or EAGLE-3 head in this folder, by its configuration. target: its target. context: served tokens
+    of a request. setting, context_setting: the settings' names in messages.
 
-    Raises CheckpointError for a head that is of another kind, does not fit the target, or lacks what it needs.
+    Raises CheckpointError for a head of another kind, one that does not fit the target, or missing tensors.
     """
     called = f"the draft head {checkpoint.path}"
     try:
@@ -80,7 +79,7 @@ def open_eagle(
         _BODY + plain.named(name.removeprefix(_BODY)): tensor for name, tensor in tensors_of_files.items()
     }
     if len(stored) < len(tensors_of_files):
-        raise CheckpointError(f"{called} has a tensor twice, by two of the names that it may have")
+        raise CheckpointError(f"{called} has a tensor twice, under two of its possible names")
     to_target = stored.pop(_TO_TARGET, None)
     if config.vocab_size > target.vocab_size:
         check_tokens_end(called, checkpoint, None, target.vocab_size)
@@ -101,7 +100,7 @@ def open_eagle(
         "a head of EAGLE-1",
         stored,
         build,
-        {_EMBEDDING: (target.vocab_size, config.hidden_size)},  # a copy of the target's, which is used
+        {_EMBEDDING: (target.vocab_size, config.hidden_size)},  # a copy of the target's, which is used instead
         lambda name: plain.in_file(name.removeprefix(_BODY)),
     )
     head.check()
@@ -112,7 +111,7 @@ def _built(config: DenseConfig, tensors: TensorReader, fuse_bias: bool, qkv_bias
     hidden = config.hidden_size
     fuse = Fuse(tensors.linear((_FUSE,), (hidden,), 2 * hidden, bias=fuse_bias))
     mixer = attention(config, 0, tensors, qkv_bias=qkv_bias, norm=None)
-    # What follows the first token is the first that is drafted: nothing was ever made of that token itself.
+    # The first drafted token follows the first token, which has no entry.
     mixer, dense = replace(mixer, first=1), feed_forward(config, 0, tensors)
     return HeadWeights(fuse, mixer, dense, rope_of(config), tensors.parameters, hidden)
 

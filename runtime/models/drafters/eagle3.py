@@ -1,17 +1,17 @@
-"""Draft heads of EAGLE-3 as they are published: what a folder holds, held against the model that it is to draft for.
+"""Published EAGLE-3 draft heads, checked against their target model.
 
-The head reads what three of the target's layers leave, which one product makes a hidden state of. Its one layer is a
-Llama's whose queries, keys and values are made of [norm(embedding of a token), norm(hidden state of the position before
-it)], twice the width; the residual is the hidden state, and what the layer leaves is one more hidden state. A norm and
-the head's own matrix make logits of it, over a vocabulary of its own: token i of it is token i + d2t[i] of the target.
+The head reads the outputs of three target layers, which a product combines to a hidden state. Its one layer is a
+Llama's whose queries, keys and values come from [norm(embedding of a token), norm(previous hidden state)], twice the
+width; the residual is the hidden state, and the output predicts the next one. A norm and the head's matrix give logits
+over its own vocabulary: its token i is the target's token i + d2t[i].
 
-Other trainers have added norms, each behind a key of `config.json`: `norm_before_residual` makes norm(hidden state) the
-residual; `norm_before_fc` puts a norm over all that is read in front of the first product, `fc_norm` one over what is
-read of each layer; with `norm_output` the next step has the hidden state behind the last norm.
+Other trainers have added norms, each with a key in `config.json`: `norm_before_residual` makes norm(hidden state) the
+residual; `norm_before_fc` normalizes the joined inputs of the first product, `fc_norm` each layer's input; with
+`norm_output` the next step gets the hidden state after the last norm.
 
 Sources: Li, Wei, Zhang, Zhang, 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via
-Training-Time Test", and the model definition and the tensors' names that its authors have published. Of the norms: the
-model definitions of Speculators (vllm-project/speculators, models/eagle3), which trains such heads, and of vLLM
+Training-Time Test", and the authors' model definition and tensor names. For the norms: the model definitions of
+Speculators (vllm-project/speculators, models/eagle3), which trains such heads, and of vLLM
 (model_executor/models/llama_eagle3.py), which serves them.
 """
 
@@ -48,25 +48,24 @@ from runahead.runtime.models.read_config import parse_config
 _NAMES: Final = (LLAMA.name, "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
 _BODY, _LAYER, _IN_FILE = "model.", "model.layers.0.", "midlayer."
 _FUSE, _NORM, _EMBEDDING, _HEAD = "model.fc", "model.norm", "model.embed_tokens.weight", "lm_head.weight"
-_READ_NORM, _READ_NORMS = "model.input_norm", "model.fc_norm."  # of all that is read, and of each by its number
-_TO_TARGET, _TO_DRAFT = "d2t", "t2d"  # the second says of each of the target's tokens whether the first names it
+_READ_NORM, _READ_NORMS = "model.input_norm", "model.fc_norm."  # over the joined inputs, and over each by number
+_TO_TARGET, _TO_DRAFT = "d2t", "t2d"  # the second has for each of the target's tokens whether the first has it
 _READ: Final = 3  # layers of the target
 _LAYER_IDS: Final = "eagle_aux_hidden_state_layer_ids"
 _NORMS: Final = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-# Of this kind's own keys those that change what is computed, with the one value that is served. NVIDIA's Model
-# Optimizer writes them: a norm of the embedding and one before the head's matrix, and none of the norms that a head of
-# multi-token prediction has before its product.
+# Keys of this kind that change the computation, with the only supported value. NVIDIA's Model Optimizer writes them: a
+# norm of the embedding and one before the head's matrix, without the norms of a multi-token prediction head.
 _ONLY: Final = {
     "use_aux_hidden_state": True, "use_input_layernorm_in_first_layer": True, "use_last_layernorm": True,
     "use_mtp_layernorm": False,
 }  # fmt: skip
 _GUESSES: Final = "parallel_draft_step"  # of one step of the head
-# What says something of further layers and of further guesses of a step, neither of which such a head has.
+# Keys of further layers or guesses in a step, which such a head does not have.
 _WITHOUT_EFFECT: Final = ("next_layer_regular", "parallel_draft_heads_num_layers")
 
 
 def _norms(own: Mapping[str, Any]) -> frozenset[str]:
-    """The keys of the norms that a head has beside the norms of its authors' definition."""
+    """Return the keys of the norms that a head has beside the authors' definition."""
     found = frozenset(key for key in _NORMS if flag(own, key))
     if found >= {"norm_before_fc", "fc_norm"}:
         raise CheckpointError(
@@ -77,7 +76,7 @@ def _norms(own: Mapping[str, Any]) -> frozenset[str]:
 
 
 def is_eagle3(raw: Mapping[str, Any]) -> bool:
-    """Whether `config.json` is that of a head of EAGLE-3."""
+    """Whether `config.json` describes an EAGLE-3 head."""
     return "draft_vocab_size" in raw or "eagle3" in str(raw.get("architectures")).lower()
 
 
@@ -89,8 +88,9 @@ def open_eagle3(
     setting: str,
     context_setting: str,
 ) -> HeadFiles:
-    """As `runahead.runtime.models.drafters.eagle.open_eagle`, of a head for which `is_eagle3` says so. plain: what its
-    `config.json` says."""
+    """Open a head for which `is_eagle3` is true, like `runahead.runtime.models.drafters.eagle.open_eagle`. plain: its
+    `config.json`.
+    """
     called = f"the draft head {checkpoint.path}"
     try:
         config, raw = _read(plain.config)
@@ -114,7 +114,7 @@ def open_eagle3(
     )
     stored = {_name(name): tensor for name, tensor in tensors_of_files.items()}
     if len(stored) < len(tensors_of_files):
-        raise CheckpointError(f"{called} has a tensor twice, by two of the names that it may have")
+        raise CheckpointError(f"{called} has a tensor twice, under two of its possible names")
     vocab = target.vocab_size
     if _TO_DRAFT in stored and stored[_TO_DRAFT].shape not in ((vocab,), (config.vocab_size,)):
         raise CheckpointError(
@@ -150,7 +150,7 @@ def open_eagle3(
 
 
 def _read(raw: Mapping[str, Any]) -> tuple[DenseConfig, dict[str, Any]]:
-    """Its layer, as of a Llama with one, and the keys that such a head has beside a Llama's."""
+    """Read its layer, as a Llama with one layer, and the head's further keys."""
     if raw.get("architectures") not in tuple([name] for name in _NAMES):
         raise CheckpointError(
             f"architectures is {raw.get('architectures')!r}; that of a head of EAGLE-3 is {', '.join(_NAMES)}"
@@ -178,12 +178,11 @@ def _read(raw: Mapping[str, Any]) -> tuple[DenseConfig, dict[str, Any]]:
 
 
 def _layers_read(own: Mapping[str, Any], target: ModelConfig, *, entered: bool) -> tuple[int, ...]:
-    """After how many of the target's layers each of the hidden states is taken. entered: numbers are those of layers
-    which a state goes into, whatever the list.
+    """Return after how many target layers each hidden state is read. entered: numbers are layers that a state enters,
+    whatever the list.
 
-    Two ways to number them are in use. In both the lowest is what the second layer leaves: where a list begins with 1,
-    a number is that of the layer, from 0 on, that leaves the state; else that of the layer which the state goes into,
-    as in the authors' own code.
+    Two numberings are in use; in both the lowest is the second layer's output. In a list that begins with 1, a number
+    is the layer, from 0, that outputs the state; otherwise the layer that it enters, as in the authors' code.
     """
     layers = target.num_layers
     given = own.get(_LAYER_IDS)
@@ -200,13 +199,13 @@ def _layers_read(own: Mapping[str, Any], target: ModelConfig, *, entered: bool) 
     reads = tuple(one + 1 for one in given) if given[0] == 1 and not entered else tuple(given)
     if min(reads) < 0 or max(reads) > layers:
         raise CheckpointError(
-            f"it reads what the model's layers leave, {_LAYER_IDS} {list(given)}, and the model has {layers} layers"
+            f"it reads the outputs of the model's layers, {_LAYER_IDS} {list(given)}, and the model has {layers} layers"
         )
     return reads
 
 
 def _name(name: str) -> str:
-    """What a tensor is called here, by what a file calls it."""
+    """Map a file's tensor name to the name here."""
     name = name.removeprefix(_BODY)
     if name in (_HEAD, _TO_TARGET, _TO_DRAFT):
         return name
@@ -214,7 +213,7 @@ def _name(name: str) -> str:
 
 
 def _name_in_file(name: str) -> str:
-    """By the name without `_BODY`."""
+    """Map a name without `_BODY` to the file's."""
     layer = _LAYER.removeprefix(_BODY)
     return _IN_FILE + name.removeprefix(layer) if name.startswith(layer) else name
 
@@ -222,7 +221,7 @@ def _name_in_file(name: str) -> str:
 def _check_own(
     called: str, config: DenseConfig, target: ModelConfig, stored: Mapping[str, StoredTensor], known: int
 ) -> None:
-    """What the head has of its own, and what it takes from the target."""
+    """Check the head's own tensors and those taken from the target."""
     width, vocab = config.hidden_size, target.vocab_size
     if _EMBEDDING not in stored and width != target.hidden_size:
         raise CheckpointError(
@@ -244,7 +243,7 @@ def _check_own(
 def _check_draft_vocabulary(
     called: str, in_draft: StoredTensor, vocab: int, known: int, targets: torch.Tensor | None
 ) -> None:
-    """Raises CheckpointError unless tensor t2d names the tokens that d2t does. targets: those of d2t; None: all."""
+    """Raise CheckpointError unless tensors t2d and d2t name the same tokens. targets: those of d2t; None: all."""
     named = whole_tensor(in_draft)
     expected = torch.zeros(vocab, dtype=torch.bool)
     expected[torch.arange(known) if targets is None else targets] = True
@@ -276,7 +275,7 @@ def _built(
         normed_residual="norm_before_residual" in norms,
     )
     mixer = attention(config, 0, tensors, norm=None, inputs=2 * width)
-    # What follows the first token is the first that is drafted: nothing was ever made of that token itself.
+    # The first drafted token follows the first token, which has no entry.
     mixer = replace(mixer, first=1, joined=True)
     dense = feed_forward(config, 0, tensors)
     norm = tensors.norm(_NORM, width, eps)

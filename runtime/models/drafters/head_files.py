@@ -1,4 +1,4 @@
-"""The files of a draft head, held against the model that it is to draft for."""
+"""The files of a draft head, checked against its target model."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from runahead.runtime.models.token_texts import token_texts
 from runahead.runtime.models.weights import Pack, copy_stored, drawing, is_copy, read_safetensors, rows_of
 from runahead.runtime.rounding import ceil_div
 
-MULTIPLES: Final = (64, 128, 256, 512)  # that vocabularies are filled up to
+MULTIPLES: Final = (64, 128, 256, 512)  # to which vocabularies are padded
 
 
 def is_padded(rows: int, tokens: int) -> bool:
-    """Whether so many rows are those of so many tokens and padding, if any."""
+    """Whether `rows` is `tokens` with optional padding."""
     return rows == tokens or rows in {ceil_div(tokens, multiple) * multiple for multiple in MULTIPLES}
 
 
 @dataclass(frozen=True, slots=True)
 class FirstRows:
-    """A `StoredTensor` without its last rows. whole: as it is stored. rows: that are read, at least 1."""
+    """A `StoredTensor` without its last rows. whole: the stored tensor. rows: to read, at least 1."""
 
     whole: StoredTensor
     rows: int
@@ -64,21 +64,22 @@ class FirstRows:
 
 
 def without_padding(stored: StoredTensor, tokens: int) -> StoredTensor:
-    """Its rows of tokens, where it has these and padding; itself else."""
+    """Return the tensor without padding rows, or unchanged if it has another size."""
     rows = stored.shape[0] if stored.shape else 0
     return FirstRows(stored, tokens) if rows != tokens and is_padded(rows, tokens) else stored
 
 
 def whole_tensor(stored: StoredTensor) -> torch.Tensor | None:
-    """In the dtype it is stored in, for tensors that are small. None of one that is packed. Raises CheckpointError."""
+    """Read a small tensor in its stored dtype, None if it is packed. Raises CheckpointError."""
     if isinstance(stored, SafetensorsTensor):
         return read_safetensors(stored)
     return stored.tensor if isinstance(stored, TorchTensor) else None
 
 
 def check_tokens_end(called: str, checkpoint: Checkpoint, in_draft: StoredTensor | None, tokens: int) -> None:
-    """Raises CheckpointError if a head knows tokens beyond so many, where it says which it knows: in its tokenizer, or
-    by tensor t2d, which says of each of its rows whether the draft vocabulary has it. called: what messages call it."""
+    """Raise CheckpointError if a head knows tokens beyond `tokens`, by its tokenizer or tensor t2d, which has for each
+    token whether the draft vocabulary has it. called: its name in messages.
+    """
     if checkpoint.has_tokenizer and (beyond := [number for number in token_texts(checkpoint) if number >= tokens]):
         raise CheckpointError(
             f"{called}: its tokenizer knows token {min(beyond)}, and the model has {tokens} tokens: it was made for "
@@ -95,8 +96,8 @@ def check_tokens_end(called: str, checkpoint: Checkpoint, in_draft: StoredTensor
 
 
 _INTEGERS: Final = (torch.int64, torch.int32)
-_ROUNDED: Final = 2.0**-7  # twice the relative error of a number that is rounded to bfloat16
-_FLUSHED: Final = 1e-7  # absolute error of a number below those of float16
+_ROUNDED: Final = 2.0**-7  # twice the relative error of rounding to bfloat16
+_FLUSHED: Final = 1e-7  # absolute error of a number below float16's range
 _CPU: Final = torch.device("cpu")
 
 
@@ -104,10 +105,9 @@ _CPU: Final = torch.device("cpu")
 class HeadFiles:
     """A head whose files fit its target. No weight is read yet.
 
-    called: what messages call it. kind: of a head, in words. stored: its tensors, by the names that `build` asks for.
-    build: makes the head of them. copies: copies of the target's embedding, which may be there too and are not read,
-    with their shapes.
-    in_file: what the files call a tensor.
+    called: its name in messages. kind: in words. stored: its tensors, by the names of `build`.
+    build: makes the head. copies: optional copies of the target's embedding, which are not read, with their shapes.
+    in_file: maps to the files' tensor names.
     """
 
     called: str
@@ -119,16 +119,16 @@ class HeadFiles:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of its tensors in float32, as they are read on the CPU."""
+        """The bytes of its tensors in float32, as on the CPU."""
         return self.parameters * torch.float32.itemsize
 
     @property
     def parameters(self) -> int:
-        """Trained numbers of its own."""
+        """The head's trained parameters."""
         return _described(self.build)[0].parameters
 
     def shapes(self) -> list[tuple[int, int]]:
-        """(in, out) of every product with a matrix of its own, one made of two, or some rows of the target's."""
+        """Return (in, out) of every product with its matrices, derived ones, or rows of the target's."""
         head, _ = _described(self.build)
         linears = (head.fuse.product, head.narrow, *products_of(Layer(head.mixer, head.feed_forward)))
         matrices = [*(linear.weight for linear in linears if linear is not None), head.lm_head]
@@ -141,7 +141,7 @@ class HeadFiles:
         return [*found, *of_some, *of_entries]
 
     def block_bytes(self, block_size: int, dtype: torch.dtype = torch.float32) -> int:
-        """Bytes of a KV block: keys and values of the head's layer, and the hidden states that it reads."""
+        """Return its bytes in a KV block: its layer's keys and values, and the hidden states that it reads."""
         head, _ = _described(self.build)
         entries = memory_of((Layer(head.mixer, head.feed_forward),)).bytes_kept(block_size, dtype)
         return entries.block + block_size * head.width * dtype.itemsize
@@ -149,8 +149,9 @@ class HeadFiles:
     def weights(
         self, pack: Pack, device: torch.device = _CPU, dtype: torch.dtype = torch.float32, *, drawn: bool = False
     ) -> HeadWeights:
-        """The head on this device, in this dtype. drawn: its numbers are random, and no file is read. Raises
-        CheckpointError."""
+        """Load the head on this device in this dtype. drawn: random weights, without reading a file. Raises
+        CheckpointError.
+        """
 
         def read(stack: TensorStack) -> torch.Tensor:
             whole = torch.empty((sum(stack.rows), *stack.columns), dtype=stack.dtype or dtype, device=device)
@@ -159,15 +160,15 @@ class HeadFiles:
             return whole
 
         weights = self.build(TensorReader(drawing(dtype, device) if drawn else read, pack))
-        # Which tokens are guessed is read on the CPU, whatever the device is.
+        # The guessed tokens are read on the CPU for any device.
         return weights if weights.targets is None else replace(weights, targets=weights.targets.to(device))
 
     def load(self, target: Decoder, kernels: DraftKernelSet, positions: int, *, drawn: bool) -> DraftHead:
-        """The head on the CPU. positions: the longest context. drawn: see `weights`. Raises CheckpointError."""
+        """Load the head on the CPU. positions: the longest context. drawn: see `weights`. Raises CheckpointError."""
         return DraftHead(self.weights(kernels.pack_weight, drawn=drawn), target, kernels, positions)
 
     def check(self) -> None:
-        """Raises CheckpointError, naming the tensor, if one is missing, unknown, or of another shape."""
+        """Raise CheckpointError that names a missing, unknown or wrongly shaped tensor."""
         expected = self.expected()
         for name, shape in expected.items():
             if name not in self.stored:
@@ -182,8 +183,9 @@ class HeadFiles:
                 )
 
     def check_copies(self, target: Decoder) -> None:
-        """Raises CheckpointError, naming the tensor, if one that counts as a copy of the target's is none. The two may
-        be rounded to different dtypes."""
+        """Raise CheckpointError that names a tensor which should be a copy of the target's and differs. The two may be
+        rounded to different dtypes.
+        """
         for name in self.copies:
             if name in self.stored and not is_copy(self.stored[name], target.weights.embedding, _ROUNDED, _FLUSHED):
                 raise CheckpointError(
@@ -192,13 +194,13 @@ class HeadFiles:
                 )
 
     def expected(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the tensors that the head is made of, by the names that `build` asks for, in its order."""
+        """Return the head's tensor shapes by the names of `build`, in order."""
         _, stacks = _described(self.build)
         return {name: stack.shape(i) for stack in stacks for i, name in enumerate(stack.names)}
 
 
 def _described(build: Callable[[TensorReader], HeadWeights]) -> tuple[HeadWeights, list[TensorStack]]:
-    """The head without values, and the stacks of tensors that it is made of."""
+    """Return the head without values, and the stacks of its tensors."""
     stacks: list[TensorStack] = []
 
     def fill(stack: TensorStack) -> torch.Tensor:
@@ -211,26 +213,28 @@ def _described(build: Callable[[TensorReader], HeadWeights]) -> tuple[HeadWeight
 def read_tensors(
     checkpoint: FolderCheckpoint, most: Callable[[TensorReader], HeadWeights], vocab: int
 ) -> Mapping[str, StoredTensor]:
-    """The tensors of a head's files, by the names that these have. most: makes the head with every tensor that it may
-    have; what they take bounds a file that torch.save wrote. vocab: of the target. Raises CheckpointError."""
+    """Return the tensors of a head's files by their names there. most: makes the head with every possible tensor, whose
+    size bounds a file of torch.save. vocab: the target's. Raises CheckpointError.
+    """
     if checkpoint.has_safetensors:
         return checkpoint.tensors()
     head, stacks = _described(most)
     numbers = sum(math.prod(stack.shape(i)) for stack in stacks for i in range(len(stack.names)))
     padding = max(MULTIPLES)  # rows of an embedding and of a head's matrix
-    # Beside them d2t, of 8 bytes a token, and t2d, of one.
+    # Also d2t, 8 bytes a token, and t2d, one byte.
     most_bytes = torch.float32.itemsize * (numbers + 2 * padding * head.width) + 9 * (vocab + padding)
     return read_torch_file(checkpoint.torch_file, most_bytes)
 
 
 def may_have_head(target: ModelConfig) -> bool:
-    """Does a model leave the hidden states that a head is made for? Where its logits are scaled, the last norm is."""
+    """Whether a model leaves the hidden states that heads expect: with scaled logits, the last norm is scaled."""
     return bool(getattr(target, "logits_scaling", 1.0) == 1.0)
 
 
 def check_fits(head: str, config: DenseConfig, target: ModelConfig, context: int, context_setting: str) -> None:
-    """Raises CheckpointError for a head that can't draft for the model, whatever its kind is. head: what messages call
-    it. context: tokens of a request that are served. context_setting: what messages call the setting of that."""
+    """Raise CheckpointError for a head of any kind that can't draft for the model. head: its name in messages. context:
+    served tokens of a request. context_setting: its setting's name in messages.
+    """
     if not may_have_head(target):
         raise CheckpointError(
             f"{head} can't draft for this {target.architecture}, whose logits_scaling is in the hidden states that a "
@@ -251,7 +255,7 @@ def check_fits(head: str, config: DenseConfig, target: ModelConfig, context: int
 
 
 def check_width(head: str, width: int, target: ModelConfig) -> None:
-    """Raises CheckpointError for a head that reads hidden states of so many numbers, if the model leaves others."""
+    """Raise CheckpointError if the head reads hidden states of another size than the model's."""
     if width != target.hidden_size:
         raise CheckpointError(
             f"{head} reads hidden states of {width} numbers, and the model leaves {target.hidden_size}: "
@@ -260,8 +264,9 @@ def check_width(head: str, width: int, target: ModelConfig) -> None:
 
 
 def targets_of(called: str, stored: StoredTensor, known: int, target: ModelConfig, why: str) -> torch.Tensor:
-    """The target's tokens that the head's are, int64 [known]. stored: tensor d2t, what is added to each of the head's.
-    why: there must be as many, for messages. Raises CheckpointError."""
+    """Return the target's token of each of the head's tokens, int64 [known]. stored: tensor d2t, the offset of each.
+    why: the reason for the number, for messages. Raises CheckpointError.
+    """
     if known > target.vocab_size:
         raise CheckpointError(f"{called}: tensor d2t has {known} tokens, and the model {target.vocab_size}")
     added = whole_tensor(stored) if stored.shape == (known,) else None

@@ -1,4 +1,4 @@
-"""Draft heads that come with a model's own checkpoint: multi-token prediction (MTP)."""
+"""Multi-token prediction (MTP) heads in a model's checkpoint."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from runahead.runtime.models.registry import ARCHITECTURES
 
 
 def names_head(target: ModelConfig) -> bool:
-    """Does the model's configuration say that one head comes with it, of a kind that is served?"""
+    """Whether the model's configuration names exactly one supported head."""
     own = ARCHITECTURES[target.architecture].heads
     return own is not None and own.count(target) == 1
 
 
 def comes_with_head(checkpoint: Checkpoint, target: ModelConfig, *, has_weights: bool) -> bool:
-    """Is a head that can draft here in the model's own checkpoint? has_weights: as `open_mtp`'s."""
+    """Whether the model's checkpoint has a usable head. has_weights: see `open_mtp`."""
     if not names_head(target):
         return False
     try:
@@ -28,10 +28,10 @@ def comes_with_head(checkpoint: Checkpoint, target: ModelConfig, *, has_weights:
 
 
 def open_mtp(checkpoint: Checkpoint, target: ModelConfig, asked: str, *, has_weights: bool) -> HeadFiles:
-    """The head in a model's own checkpoint. asked: what messages call the setting and its value. has_weights: False
-    where weights are drawn, and no file is looked at.
+    """Open the head in a model's checkpoint. asked: the setting and its value in messages. has_weights: False for
+    random weights, whose files are not read.
 
-    Raises CheckpointError for a model that comes with none, or with several, and for tensors that do not fit.
+    Raises CheckpointError for a model with no or several heads, and for tensors that do not fit.
     """
     own, unstacked = ARCHITECTURES[target.architecture].heads, ARCHITECTURES[target.architecture].unstacked
     if own is None:

@@ -1,11 +1,11 @@
-"""The format of Speculators, which wraps draft heads, in the words in which heads are published by themselves.
+"""Converts draft heads in the format of Speculators to the plain format.
 
-There `speculators_model_type` says of which kind a head is, `transformer_layer_config` what its layer is, and
-`speculators_config` how a server is to draft with it. Of the proposal methods the default one counts: a chain of tokens
-that a draft has to equal is what is done here. How many of them a launch looks at is a setting, whatever the file says.
+`speculators_model_type` names the kind, `transformer_layer_config` describes the layer, and `speculators_config` how a
+server drafts. Only the default proposal method is used, and it must be a chain of tokens accepted by equality. The
+number of drafts is a setting here.
 
-Source: vllm-project/speculators, whose config.py, models/eagle.py, models/eagle3 and proposals/greedy.py define the
-keys and the tensors' names; vLLM's transformers_utils/configs/speculators for what a server makes of them.
+Source: vllm-project/speculators, whose config.py, models/eagle.py, models/eagle3 and proposals/greedy.py define keys
+and tensor names; vLLM's transformers_utils/configs/speculators for a server's reading.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "tie_word_embeddings": (None, False),
     "quantization_config": (None,),
 }
-_ITS_CODE: Final = ("EagleSpeculatorConfig", "Eagle3SpeculatorConfig")  # named by auto_map, and never run
+_ITS_CODE: Final = ("EagleSpeculatorConfig", "Eagle3SpeculatorConfig")  # in auto_map, never run
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """architecture: of such a head where it is published by itself. names: of `architectures`. keys: that are read, by
-    what they are called there. renamed: beginnings of tensors' names, and what they are called there."""
+    """A kind of head. architecture: of the plain format. names: valid `architectures`. keys: read keys by their plain
+    names. renamed: tensor name prefixes and their plain forms.
+    """
 
     architecture: str
     names: frozenset[str]
@@ -72,10 +73,10 @@ _KINDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class PlainHead:
-    """A head's files in the words in which heads are published by themselves.
+    """A head's files in the plain format.
 
-    config: as its `config.json` would be. named: what a tensor would be called there, by what the file calls it.
-    in_file: the other way round. wrapped: it was in the format of Speculators.
+    config: the equivalent `config.json`. named: maps a file's tensor name to the plain one.
+    in_file: the inverse. wrapped: it was in the format of Speculators.
     """
 
     config: Mapping[str, Any]
@@ -85,7 +86,7 @@ class PlainHead:
 
 
 def plain_head(raw: Mapping[str, Any]) -> PlainHead:
-    """raw: what `config.json` holds, in the format of Speculators or by itself. Raises CheckpointError."""
+    """Convert a `config.json` in either format. Raises CheckpointError."""
     if _KIND not in raw and _HOW not in raw:
         return PlainHead(raw)
     if raw.get(_KIND) not in tuple(_KINDS):
@@ -127,15 +128,15 @@ def _begun_anew(name: str, renamed: Mapping[str, str]) -> str:
 
 
 def _first_kind(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Of EAGLE-1, without the keys that it has more. Raises CheckpointError."""
+    """Convert an EAGLE-1 configuration, without its further keys. Raises CheckpointError."""
     if raw.get("transformer_layer_architecture", "LlamaDecoderLayer") != "LlamaDecoderLayer":
         raise CheckpointError(
             f"transformer_layer_architecture is {raw['transformer_layer_architecture']!r}; LlamaDecoderLayer is served"
         )
     if flag(raw, "layernorms"):
         raise CheckpointError(
-            "layernorms is true; only false is served: nothing published says with which hidden state such a head goes "
-            "on"
+            "layernorms is true; only false is served: it is not documented with which hidden state such a head "
+            "continues"
         )
     flag(raw, "fusion_bias")
     more = {"transformer_layer_architecture", "layernorms"}
@@ -158,7 +159,7 @@ def _check_names(raw: Mapping[str, Any], kind: _Kind) -> None:
 
 
 def _check_proposals(raw: Mapping[str, Any]) -> None:
-    """Is a chain of tokens asked for, each of which has to be the model's?"""
+    """Check that the proposal is a chain of tokens accepted by equality with the model's. Raises CheckpointError."""
     how = raw.get(_HOW)
     if not isinstance(how, dict):
         raise CheckpointError(f"{_HOW} is {how!r}; it must be an object with proposal_methods")

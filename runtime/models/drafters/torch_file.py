@@ -1,8 +1,8 @@
-"""Tensors of a draft head's `pytorch_model.bin`: the one file of such a kind that anything here reads.
+"""Reads the tensors of a draft head's `pytorch_model.bin`, the only file of this format that is read.
 
-Heads of EAGLE-1 are published in no other form. What is in the file was looked at before
-(`runahead.runtime.checkpoint.torch_archive`); it is read by torch's restricted reader, which makes tensors and
-containers and calls nothing else, and its tensors stay in the file until each was found to fit.
+EAGLE-1 heads are published only in it. The archive is checked first (`runahead.runtime.checkpoint.torch_archive`);
+torch's restricted reader then makes only tensors and containers, and the tensors stay in the file until each was found
+to fit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NUMBERS_AT_ONCE: Final = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class TorchTensor:
-    """A `StoredTensor` of such a file. tensor: on the CPU, in the file's own memory."""
+    """A `StoredTensor` of such a file. tensor: on the CPU, in the file's memory map."""
 
     name: str
     path: Path
@@ -47,7 +47,7 @@ class TorchTensor:
         return self.tensor.numel() * self.tensor.itemsize
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Raises CheckpointError unless the tensor has this shape and a dtype that can be served."""
+        """Check the tensor's shape and dtype. Raises CheckpointError."""
         if self.tensor.dtype not in _FLOATS:
             raise CheckpointError(
                 f"tensor {self.name} of {self.path} is of {self.tensor.dtype}; supported are "
@@ -67,10 +67,10 @@ class TorchTensor:
 
 
 def read_torch_file(path: Path, most: int) -> dict[str, TorchTensor]:
-    """Its tensors, by name. most: bytes that those of the head take at most, by its configuration.
+    """Return the file's tensors by name. most: bound of the head's tensors in bytes, from its configuration.
 
-    Raises CheckpointError for a file that is larger than that with `MOST_AROUND` bytes more, which is not opened; for
-    what `check_archive` refuses; and for one that can't be read, or holds something else than tensors.
+    Raises CheckpointError for a file larger than that plus `MOST_AROUND`, which is not opened; for what `check_archive`
+    refuses; and for an unreadable file or other objects.
     """
     try:
         size = path.stat().st_size
@@ -84,8 +84,8 @@ def read_torch_file(path: Path, most: int) -> dict[str, TorchTensor]:
     check_archive(path)
     try:
         loaded = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except Exception as error:  # whatever a damaged program makes of itself: nothing of it is used
-        # torch's own words recommend to read the file without its restrictions.
+    except Exception as error:  # any error of a damaged file: none of it is used
+        # torch's message recommends to read the file without restrictions.
         raise CheckpointError(f"{path} can't be read as tensors ({type(error).__name__}); {AGAIN}") from None
     if not isinstance(loaded, dict):
         raise CheckpointError(f"{path} holds no dictionary of tensors, but an object of {type(loaded).__name__}")

@@ -1,4 +1,4 @@
-"""Bamba: Mamba-2 in all layers but those that are named, which have attention over heads rotated by half."""
+"""Bamba: Mamba-2 layers, and listed layers of attention with half of each head rotated."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from runahead.runtime.models.config.values import number
 
 _NAME: Final = "BambaForCausalLM"
 _ATTENTION: Final = "attn_layer_indices"
-_SHARE: Final = 0.5  # of a head, that is rotated, whatever the file says
+_SHARE: Final = 0.5  # rotated part of a head, whatever the file says
 
 
 def _recurrent(raw: Mapping[str, Any]) -> list[bool]:

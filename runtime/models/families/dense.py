@@ -1,4 +1,4 @@
-"""Decoders whose layers differ in values alone: Llama, Qwen2 and Qwen3, Mistral, OLMo 2."""
+"""Decoders that differ only in values: Llama, Qwen2 and Qwen3, Mistral, OLMo 2."""
 
 from __future__ import annotations
 
@@ -50,8 +50,9 @@ def _dense(
     second: Mapping[str, Any] = _NOTHING,
     **read: Any,
 ) -> Architecture[DenseConfig]:
-    """A line of the registry. flags, read: and all that `read_dense` takes. window_keys: further keys that
-    `windows` reads. mixer, second: what `attention` and `feed_forward` are given."""
+    """Make a line of the registry. flags, read: arguments of `read_dense`. window_keys: further keys that `windows`
+    reads. mixer, second: arguments of `attention` and `feed_forward`.
+    """
     return Architecture(
         name=name,
         model_type=model_type,
@@ -101,9 +102,9 @@ QWEN3: Final = _qwen(
     mixer={"head_norms": True},
 )
 MISTRAL: Final = _mistral("MistralForCausalLM", "mistral", "Mistral 7B, Mistral Nemo, and others of its shape")
-# A Mistral whose file names the layers that have a window.
+# A Mistral whose file lists the layers with a window.
 MINISTRAL: Final = _mistral("MinistralForCausalLM", "ministral", "Ministral 8B, where its layers are named")
-# Its norms stand behind attention and feed-forward; norms of queries and keys span all heads of a token.
+# Its norms follow attention and feed-forward; norms of queries and keys span all heads of a token.
 OLMO2: Final = _dense(
     "Olmo2ForCausalLM",
     "olmo2",

@@ -1,8 +1,8 @@
-"""Gemma 2 and 3, text alone: four norms a layer, whose weight is one more than the checkpoint has.
+"""Gemma 2 and 3, text only: four norms a layer, whose weight is the checkpoint's plus one.
 
-Gemma 2 has one rope, and a tanh bounds its scores and logits. Gemma 3 has two ropes, one of the layers with a window
-and one of the others. From 4B on its published checkpoint is one of text and pictures, whose text part is served. Its
-file leaves out what is as the library has it by default.
+Gemma 2 has one rope, and soft caps of scores and logits. Gemma 3 has two ropes, for layers with and without a window.
+From 4B on its published checkpoint is multimodal, of which the text part is served. Its file omits the library's
+default values.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from runahead.runtime.models.rope import Rope, RopeScaling
 
 _GEMMA2, _GEMMA3 = "Gemma2ForCausalLM", "Gemma3ForCausalLM"
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-_OF_FULL, _OF_SLIDING = 0, 1  # numbers of the ropes of Gemma 3
+_OF_FULL, _OF_SLIDING = 0, 1  # indexes of Gemma 3's ropes
 _SCORES, _LOGITS = "attn_logit_softcapping", "final_logit_softcapping"
 _ACTIVATION: Final = "hidden_activation", "gelu_pytorch_tanh"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmaConfig(DenseConfig):
-    """query_pre_attn_scalar: scores are divided by its square root."""
+    """Fields of both. query_pre_attn_scalar: scores are divided by its square root."""
 
     query_pre_attn_scalar: float = 256.0
 
 
 def _windows(raw: Mapping[str, Any], architecture: str, layers: int, every: int) -> tuple[int, ...]:
-    """As `layer_types` says; without it, on all layers but each `every`-th."""
+    """Return windows from `layer_types`; without it, on all layers but each `every`-th."""
     window, kinds = window_size(raw.get("sliding_window", 4096)), raw.get("layer_types")
     if kinds is None:
         kinds = [_FULL if (layer + 1) % every == 0 else _SLIDING for layer in range(layers)]
@@ -58,7 +58,7 @@ def _windows(raw: Mapping[str, Any], architecture: str, layers: int, every: int)
 
 
 def _layer(config: GemmaConfig, number: int, tensors: TensorReader, **own: Any) -> Layer:
-    """own: what `attention` is given for this family."""
+    """Build a layer. own: arguments of `attention`."""
     mixer = attention(
         config, number, tensors, scale=config.query_pre_attn_scalar**-0.5, post_norm="post_attention_layernorm", **own
     )
@@ -70,7 +70,7 @@ def _layer(config: GemmaConfig, number: int, tensors: TensorReader, **own: Any) 
 
 
 def _scaled(weights: ModelWeights, config: GemmaConfig) -> ModelWeights:
-    scale = torch.tensor(config.hidden_size**0.5, dtype=weights.embedding.dtype)  # rounded as the embedding is
+    scale = torch.tensor(config.hidden_size**0.5, dtype=weights.embedding.dtype)  # rounded like the embedding
     return replace(weights, final_norm=one_added(weights.final_norm), embedding_scale=float(scale))
 
 
@@ -79,20 +79,20 @@ def _scaled(weights: ModelWeights, config: GemmaConfig) -> ModelWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma2Config(GemmaConfig):
-    """score_cap, logit_cap: what bounds the scores of attention, and the logits; 0: nothing does."""
+    """Gemma 2's fields. score_cap, logit_cap: soft caps of scores and logits; 0: none."""
 
     score_cap: float = 0.0
     logit_cap: float = 0.0
 
 
 def _cap(raw: Mapping[str, Any], key: str, default: float) -> float:
-    """null: nothing is bounded."""
+    """Read a cap; null: none."""
     return 0.0 if key in raw and raw[key] is None else number({key: raw.get(key)}, key, float, default)
 
 
 def _read_gemma2(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Gemma2Config:
     older = raw.get("hidden_act")
-    if older not in (None, "gelu", "gelu_pytorch_tanh"):  # which the class of transformers does not read
+    if older not in (None, "gelu", "gelu_pytorch_tanh"):  # not read by the class of transformers
         raise CheckpointError(f"hidden_act is {older!r}; {_GEMMA2} has GELU, by its formula with tanh")
     return read_dense(
         Gemma2Config, raw, eos_token_ids, architecture=_GEMMA2, kv_heads=4, positions=8192,
@@ -132,14 +132,16 @@ GEMMA2: Final = Architecture(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma3Config(GemmaConfig):
-    """rope_theta, rope_scaling: of the layers without a window; sliding_theta, sliding_scaling: of those with one."""
+    """Gemma 3's fields. rope_theta, rope_scaling: of layers without a window; sliding_theta, sliding_scaling: with
+    one.
+    """
 
     sliding_theta: float = 10000.0
     sliding_scaling: RopeScaling = field(default_factory=RopeScaling)
 
 
 def _ropes(raw: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What is said of each type of layer: in `rope_parameters` by their names, or in older keys of both."""
+    """Return the rope object of each type of layer, from `rope_parameters` or older keys."""
     given = raw.get("rope_parameters")
     given = {} if given is None else given
     is_object = isinstance(given, dict) and given.keys() <= {_FULL, _SLIDING}
@@ -220,7 +222,7 @@ GEMMA3: Final = Architecture(
     whole=Whole(
         "Gemma3ForConditionalGeneration",
         "gemma3",
-        # As transformers saves it now, and as the published files have it.
+        # As transformers saves it now, and as in the published files.
         (("model.language_model.", "model."), ("language_model.", "")),
         _OF_PICTURES,
         _is_of_pictures,

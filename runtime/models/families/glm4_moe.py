@@ -1,5 +1,6 @@
-"""GLM-4.5: attention over heads of which a part is rotated; the first layers have one feed-forward, the others experts
-that are chosen by corrected scores, beside one that every token gets."""
+"""GLM-4.5: partial rope; first layers with a dense feed-forward, the others with experts chosen by corrected scores and
+a shared expert.
+"""
 
 from __future__ import annotations
 
@@ -37,15 +38,16 @@ from runahead.runtime.models.config.values import flag, number
 _NAME: Final = "Glm4MoeForCausalLM"
 _DENSE: Final = "first_k_dense_replace"
 _SHARED: Final = "n_shared_experts"
-_HEADS: Final = "num_nextn_predict_layers", "num_mtp_layers"  # the makers' name, and another that transformers takes
+_HEADS: Final = "num_nextn_predict_layers", "num_mtp_layers"  # the authors' name, and an alias of transformers
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Glm4MoeConfig(DenseConfig):
-    """routed: of layers with experts. sparse: by layer, whether it has experts. attention_bias: of queries, keys and
-    values. head_norms: queries and keys are normalised, each head. heads: layers behind the last one, which guess
-    further tokens."""
+    """GLM-4.5's fields. routed: of layers with experts. sparse: by layer, whether it has experts. attention_bias: of
+    queries, keys and values. head_norms: normalize each head of queries and keys. heads: draft layers after the last
+    one.
+    """
 
     routed: CorrectedExperts
     sparse: tuple[bool, ...]
@@ -85,7 +87,7 @@ def _layer(config: Glm4MoeConfig, number: int, tensors: TensorReader) -> Layer:
 
 
 def _passed_over(config: Glm4MoeConfig, name: str) -> bool:
-    """Layers that guess further tokens, too, which nothing here asks: their numbers follow that of the last layer."""
+    """Whether a tensor may be ignored: also those of draft layers, whose numbers follow the last layer's."""
     layer = _LAYER.match(name)
     if layer is not None and 0 <= int(layer[1]) - config.num_layers < config.heads:
         return True

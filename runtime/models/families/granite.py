@@ -1,12 +1,11 @@
-"""Granite 3 and 4: embedding, residual sums, scores and logits are each multiplied by a number.
+"""Granite 3 and 4: multipliers of embeddings, residual sums, scores and logits.
 
-The residual is kept divided by `residual_multiplier`: what the layers add to it then needs no factor, the embedding is
-multiplied by that much more, and a norm, which looks at proportions, sees the same where its epsilon is divided by the
-square. The logits' divisor is in the weight of the final norm, which is float32 for it.
+The residual is stored divided by `residual_multiplier`: additions then need no factor, embeddings are multiplied by the
+inverse as well, and norms are unchanged with an epsilon divided by the square. The logits' divisor is in the final
+norm's weight, in float32.
 
 Granite 3 is a Llama with them. Granite 4 hybrids have Mamba-2 in most layers, attention in the others, and in each a
-feed-forward that every token gets, with experts beside it or without. Their attention rotates nothing unless
-`position_embedding_type` is rope.
+shared feed-forward with or without experts. Their attention rotates nothing unless `position_embedding_type` is rope.
 """
 
 from __future__ import annotations
@@ -59,15 +58,15 @@ _NORMS: Final = "normalization_function"
 _STACKED: Final = re.compile(
     r"(?P<of>model\.layers\.\d+\.block_sparse_moe)\.(?:(?P<first>input_linear)|output_linear)\.weight"
 )
-# As the models' makers name the kinds of layers, and as transformers 5 does.
+# Layer kinds by the authors' names and by those of transformers 5.
 _RECURRENT: Final = {"mamba": True, "linear_attention": True, "attention": False, "full_attention": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraniteConfig(DenseConfig):
-    """embedding_multiplier: of a token's row of the embedding. residual_multiplier: of what a mixer or a feed-forward
-    adds to the residual. attention_multiplier: of the scores, in place of 1 / sqrt(head_dim). logits_scaling: divides
-    the logits."""
+    """Granite's fields. embedding_multiplier: of embeddings. residual_multiplier: of the outputs of mixers and
+    feed-forwards. attention_multiplier: of scores, instead of 1 / sqrt(head_dim). logits_scaling: divides the logits.
+    """
 
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
@@ -77,9 +76,10 @@ class GraniteConfig(DenseConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraniteHybridConfig(Mamba2Config):
-    """experts: of every layer; 0: there are none. chosen: experts of a token. shared_size: intermediate numbers of what
-    every token gets; intermediate_size is of an expert. rotates_any: attention rotates queries and keys. The rest as in
-    `GraniteConfig`."""
+    """Granite 4 hybrids' fields. experts: of every layer; 0: none. chosen: of a token. shared_size: intermediate size
+    of the shared feed-forward; intermediate_size is an expert's. rotates_any: attention rotates queries and keys. The
+    rest as in `GraniteConfig`.
+    """
 
     experts: int
     chosen: int
@@ -99,7 +99,7 @@ def _multipliers(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _divided_weights(config: _Config, tensors: TensorReader, layer: LayerOf[_Config], *ropes: Rope) -> ModelWeights:
-    """The residual is kept divided by its multiplier, and the epsilon of norms over it by the square."""
+    """Build the weights with the residual divided by its multiplier, and the norms' epsilon by the square."""
     multiplier = config.residual_multiplier
     divided = replace(config, rms_norm_eps=config.rms_norm_eps / multiplier**2)
     weights = dense_weights(divided, tensors, layer, *ropes, embedding_scale=config.embedding_multiplier / multiplier)
@@ -171,7 +171,7 @@ def _read_hybrid(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Gran
 
 
 def _feed_forward(config: GraniteHybridConfig, layer: int, tensors: TensorReader) -> FeedForward:
-    """The feed-forward of a layer, or the rank's part of its widths. Raises ShareError."""
+    """Build a layer's feed-forward, or the rank's part of its widths. Raises ShareError."""
     own, hidden, width = f"model.layers.{layer}.", config.hidden_size, config.shared_size
     norm = tensors.norm(f"{own}post_attention_layernorm", hidden, config.rms_norm_eps)
     names, beside = ("input_linear", "output_linear"), bool(config.experts)

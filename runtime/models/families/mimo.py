@@ -1,11 +1,11 @@
-"""MiMo: Qwen2's layers, and beside them a head that guesses the token after next from the last hidden state.
+"""MiMo: Qwen2's layers, and a head that predicts the token after next from the last hidden state.
 
-The head is one more layer of the same kind, over input_proj([hidden_layernorm(hidden state of the position before),
-token_layernorm(embedding)]), the hidden state first and after the model's final norm; final_layernorm stands behind it,
-and the model's own matrix makes logits of that.
+The head is one more layer of the same kind, over input_proj([hidden_layernorm(previous hidden state),
+token_layernorm(embedding)]), with the hidden state after the model's final norm; final_layernorm follows, and the
+model's matrix gives logits.
 
 Source: Xiaomi LLM-Core Team, 2025, "MiMo: Unlocking the Reasoning Potential of Language Model", and the model
-definition that is published with the checkpoints.
+definition published with the checkpoints.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _HEADS, _HEAD, _LAYER = "model.mtp_layers.", "model.mtp_layers.0.", "model.layer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MiMoConfig(DenseConfig):
-    """heads: that guess, one after the other."""
+    """MiMo's fields. heads: successive draft heads."""
 
     heads: int
 
@@ -58,7 +58,7 @@ def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> MiMoConfig:
 
 
 def _refuse_other_code(given: Any) -> None:
-    """auto_map names the checkpoint's own code, which is never run. What is published is what this file computes."""
+    """Refuse auto_map with unknown code, which is never run. The published code computes what this file does."""
     if given and (not isinstance(given, dict) or any(given[key] != _CODE.get(key) for key in given)):
         raise CheckpointError(
             f"auto_map is {given!r}, which names code of the checkpoint's own: none is ever run, and only that of "
@@ -71,7 +71,7 @@ def _layer(config: MiMoConfig, layer: int, tensors: TensorReader) -> Layer:
 
 
 def _passed_over(config: MiMoConfig, name: str) -> bool:
-    """Heads, too: who drafts with one reads it by itself."""
+    """Whether a tensor may be ignored: also the heads', which a drafter reads separately."""
     return passed_over(config, name) or name.startswith(_HEADS)
 
 
@@ -83,7 +83,7 @@ def _head(config: MiMoConfig, tensors: TensorReader) -> HeadWeights:
         tensors.norm(f"{_LAYER}hidden_layernorm", width, eps),
         hidden_first=True,
     )
-    # What follows the first token is the first that is drafted: nothing was ever made of that token itself.
+    # The first drafted token follows the first token, which has no entry.
     mixer = replace(attention(config, 0, tensors, qkv_bias=True), first=1)
     dense = feed_forward(config, 0, tensors)
     norm = tensors.norm(f"{_LAYER}final_layernorm", width, eps)

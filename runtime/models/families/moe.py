@@ -1,4 +1,4 @@
-"""Mixtral, and Qwen3 with experts: decoders whose feed-forward is experts, in every layer or in layers of a pattern."""
+"""Mixtral and Qwen3 with experts: decoders with experts in every layer or in a pattern of layers."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ from runahead.runtime.models.config.rope_values import rope
 from runahead.runtime.models.config.values import flag, number
 
 _MIXTRAL, _QWEN3 = "MixtralForCausalLM", "Qwen3MoeForCausalLM"
-_EXPERTS: Final = "num_experts", "num_local_experts"  # as Qwen3's makers wrote it, and as transformers 5 and Mixtral do
+# the name of Qwen3's authors, and that of transformers 5 and Mixtral
+_EXPERTS: Final = "num_experts", "num_local_experts"
 _DENSE: Final = "mlp_only_layers"
 _STEP: Final = "decoder_sparse_step"
 
 
 def _switched_window(raw: Mapping[str, Any], architecture: str, layers: int) -> tuple[int, ...]:
-    """Switched on, a window holds on every layer."""
+    """Return windows for every layer if they are switched on."""
     given = raw.get("sliding_window", 4096)
     return (window_size(given) if window_switch(raw) else 0,) * layers
 
@@ -69,7 +70,7 @@ def _layer(
     projections: tuple[str, str, str],
     head_norms: bool = False,
 ) -> Layer:
-    """block, projections: see `experts`. head_norms: see `attention`."""
+    """Build a layer. block, projections: see `experts`. head_norms: see `attention`."""
     mixer = attention(config, number, tensors, head_norms=head_norms)
     if not config.sparse[number]:
         return Layer(mixer, feed_forward(config, number, tensors))

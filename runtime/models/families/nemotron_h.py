@@ -1,7 +1,7 @@
-"""Nemotron-H: layers that are a mixer or a feed-forward, one of the two, in the order of a pattern.
+"""Nemotron-H: layers that are either a mixer or a feed-forward, in the order of a pattern.
 
-Mixers are Mamba-2, or attention that rotates nothing; a feed-forward has no gate, and squares a ReLU: it is one for all
-tokens, or experts beside one that every token gets.
+Mixers are Mamba-2, or attention without rotation; a feed-forward has squared ReLU without a gate, dense or with experts
+and a shared expert.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ _LAYERS: Final = "num_hidden_layers"
 _HEAD: Final = "head_dim"
 _SHARED: Final = "moe_shared_expert_intermediate_size"
 _MAMBA2, _ATTENTION, _FEED_FORWARD, _EXPERTS = "M", "*", "-", "E"
-# How a list names what a pattern has a letter for: as the models' makers do, and as transformers 5 does.
+# Names of layer kinds in a list, by the authors and by transformers 5, and their letters in a pattern.
 _LETTERS: Final = {
     "mamba": _MAMBA2, "linear_attention": _MAMBA2, "attention": _ATTENTION, "full_attention": _ATTENTION,
     "mlp": _FEED_FORWARD, "moe": _EXPERTS,
 }  # fmt: skip
-# What checkpoints name as their own code, which is not run: of the same name in transformers, which it became.
+# Code that checkpoints name, which is not run: transformers has it under the same names.
 _CODE: Final = {
     "AutoConfig": "configuration_nemotron_h.NemotronHConfig", "AutoModel": "modeling_nemotron_h.NemotronHForCausalLM",
     "AutoModelForCausalLM": "modeling_nemotron_h.NemotronHForCausalLM",
 }  # fmt: skip
-# What the checkpoint calls the tensors that other decoders have under the names on the left.
+# The checkpoint's tensor names for the usual names on the left.
 _THEIRS: Final = (
     (re.compile(r"model\.embed_tokens\."), "backbone.embeddings."),
     (re.compile(r"model\.norm\."), "backbone.norm_f."),
@@ -63,15 +63,16 @@ _THEIRS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NemotronHConfig(Mamba2Config):
-    """pattern: a letter a layer: M is Mamba-2, * attention, - a feed-forward, E experts. routed: of layers with
-    experts, whether there are any or not. mlp_bias: also of what every token gets beside experts."""
+    """Nemotron-H's fields. pattern: a letter a layer: M is Mamba-2, * attention, - a feed-forward, E experts. routed:
+    of layers with experts, even if there are none. mlp_bias: also of the shared expert.
+    """
 
     pattern: str
     routed: CorrectedExperts
 
 
 def _pattern(raw: Mapping[str, Any]) -> str:
-    """As the list of layers says, or the older pattern; `num_hidden_layers` says the same or nothing."""
+    """Return the pattern from the list of layers or the older pattern; `num_hidden_layers` must agree or be absent."""
     named, pattern, layers = raw.get(_KINDS), raw.get(_PATTERN), raw.get(_LAYERS)
     if named is not None:
         if not isinstance(named, list) or any(kind not in tuple(_LETTERS) for kind in named):
@@ -104,7 +105,7 @@ def _mamba2(raw: Mapping[str, Any]) -> Mamba2Shape:
 
 
 def _refuse_others(raw: Mapping[str, Any]) -> None:
-    """What no class of this architecture computes, or computes in one way."""
+    """Refuse options that no class of this architecture computes."""
     only: dict[str, tuple[Any, ...]] = {
         "mamba_hidden_act": ("silu",), "sliding_window": (None,), "tie_word_embeddings": (None, False),
         "moe_latent_size": (None,),
@@ -127,7 +128,7 @@ def _plain(raw: Mapping[str, Any], positions: int) -> tuple[float, RopeScaling]:
     return 10000.0, RopeScaling()
 
 
-# Keys that mean what they mean for other decoders.
+# Keys with the same meaning as in other decoders.
 _AS_OTHERS: Final = (
     "vocab_size hidden_size max_position_embeddings bos_token_id dtype torch_dtype num_attention_heads "
     "num_key_value_heads mlp_hidden_act"
@@ -191,7 +192,7 @@ def _weights(config: NemotronHConfig, tensors: TensorReader) -> ModelWeights:
 
 
 def _passed_over(config: NemotronHConfig, name: str) -> bool:
-    """Layers that guess further tokens lie beside the model's own."""
+    """Whether a tensor may be ignored: also those of draft layers, beside the model's."""
     return name.startswith("mtp.") or passed_over(config, name)
 
 

@@ -1,5 +1,6 @@
-"""Phi-3 and Phi-4: a Llama whose queries, keys and values are one tensor of the checkpoint, gate and up another. It may
-rotate a part of each head alone."""
+"""Phi-3 and Phi-4: a Llama with fused tensors of queries, keys and values, and of gate and up, and optional partial
+rope.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +30,12 @@ from runahead.runtime.models.rope import RopeScaling
 _NAME: Final = "Phi3ForCausalLM"
 _PARTIAL: Final = "partial_rotary_factor"
 _ORIGINAL: Final = "original_max_position_embeddings"
-# What checkpoints name as their own code, which is not run: of the same name in transformers, which it became.
+# Code that checkpoints name, which is not run: transformers has it under the same names.
 _CODE: Final = {"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": f"modeling_phi3.{_NAME}"}
 
 
 def _rope(raw: Mapping[str, Any], positions: int) -> tuple[float, RopeScaling]:
-    """Longrope has had two other names. Its original length stands beside the object, or is 4096."""
+    """Read the rope. Longrope has two older names. Its original length is beside the object, or 4096."""
     key, found = rope_object(raw)
     names = {name: "longrope" for name in ("type", "rope_type") if found.get(name) in ("su", "yarn")}
     original = number(raw, _ORIGINAL, int, 4096)

@@ -1,8 +1,8 @@
-"""Qwen3.5, text alone: Qwen3-Next with other names for the products of its gated delta nets, and a dense feed-forward
-in every layer, or experts beside one that every token gets by a share of its own.
+"""Qwen3.5, text only: Qwen3-Next with other tensor names of gated delta nets, and in every layer a dense feed-forward,
+or experts with a gated shared expert.
 
-A published checkpoint is one of text and pictures, whose text part is served. A token of a text has the same position
-in time, height and width, so that how these share a head's numbers changes nothing.
+The published checkpoint is multimodal, of which the text part is served. Text tokens have equal positions in time,
+height and width, so the division of a head among these has no effect.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Qwen3-Next: gated delta nets in most layers, gated attention over heads of which a part is rotated in the others, and
-experts beside one that every token gets by a share of its own. Norms are by one more than their weight.
+"""Qwen3-Next: gated delta nets in most layers, gated attention with partial rope in the others, and experts with a
+gated shared expert. Norm weights are the checkpoint's plus one.
 
-A head that guesses comes with it: one more layer, with gated attention and the feed-forward of the model's first layer,
-over fc([pre_fc_norm_embedding(embedding), pre_fc_norm_hidden(hidden state of the position before)]), the embedding
-first. That hidden state is the model's after its final norm, or the head's own after `mtp.norm`; embedding and logits
-are by the model's matrices. `transformers` passes the head over.
+It has a draft head: one more layer, with gated attention and the feed-forward of the first layer, over
+fc([pre_fc_norm_embedding(embedding), pre_fc_norm_hidden(previous hidden state)]). That hidden state is the model's
+after its final norm, or the head's after `mtp.norm`; embedding and logits use the model's matrices. `transformers`
+ignores the head.
 
-Source of the head: what vLLM (`qwen3_next_mtp.py`, `qwen3_5_mtp.py`) and SGLang (files of the same names) compute with
-the published tensors. That the hidden state is the one after the norm was measured: with the one before it llama.cpp
-(pull request 24025) and LightLLM (pull request 1402) saw fewer of the guesses of published checkpoints come true.
+Source of the head: vLLM (`qwen3_next_mtp.py`, `qwen3_5_mtp.py`) and SGLang (files of the same names) with the published
+tensors. That the hidden state is the one after the norm was measured: with the one before it llama.cpp (pull request
+24025) and LightLLM (pull request 1402) saw lower acceptance with published checkpoints.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _HEADS, _HEADS_LAYER, _LAYER = "mtp.", "mtp.layers.0.", "model.layers.0."
 _KINDS: Final = "layer_types"
 _EVERY: Final = "full_attention_interval"
 _RECURRENT: Final = {"linear_attention": True, "full_attention": False}
-_EXPERTS: Final = "num_experts", "num_local_experts"  # as the model's makers wrote it, and as transformers 5 does
+_EXPERTS: Final = "num_experts", "num_local_experts"  # the authors' name, and that of transformers 5
 _PATTERN: Final = "mlp_only_layers", "decoder_sparse_step"
 _SHARED: Final = "shared_expert_intermediate_size"
 READ_OF_DELTA: Final = (
@@ -76,19 +76,22 @@ READ_OF_DELTA: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qwen3NextConfig(ExpertsConfig):
-    """experts: 0 where no layer has any. recurrent: by layer, whether its mixer is a gated delta net. shared_size:
-    intermediate numbers of what every token gets beside its experts. attention_bias: of gates, too. heads: that guess,
-    one after the other. heads_embed: they have an embedding of their own."""
+    """Qwen3-Next's fields. experts: 0 if no layer has any. recurrent: by layer, whether its mixer is a gated delta net.
+    shared_size: intermediate size of the shared expert. attention_bias: also of gates. heads: successive draft heads.
+    heads_embed: they have their own embedding.
+    """
 
     recurrent: tuple[bool, ...]
     delta: DeltaShape
     shared_size: int
-    heads: int = 1  # no key of Qwen3-Next says so
+    heads: int = 1  # Qwen3-Next has no key for it
     heads_embed: bool = False
 
 
 def read_recurrent(raw: Mapping[str, Any]) -> tuple[bool, ...]:
-    """As `layer_types` says; without it, every layer but each `full_attention_interval`-th."""
+    """Return by layer whether it is recurrent, from `layer_types`; without it, every layer but each
+    `full_attention_interval`-th.
+    """
     layers, every, kinds = number(raw, "num_hidden_layers", int), number(raw, _EVERY, int, 4), raw.get(_KINDS)
     if kinds is None:
         return tuple((layer + 1) % every != 0 for layer in range(layers))
@@ -107,7 +110,7 @@ def _windows(raw: Mapping[str, Any], architecture: str, layers: int) -> tuple[in
 
 
 def read_delta(raw: Mapping[str, Any]) -> DeltaShape:
-    """Raises CheckpointError."""
+    """Read the gated delta net's shape. Raises CheckpointError."""
     defaults, low = (16, 128, 32, 128, 4), (1, 1, 1, 1, 2)
     sizes = [
         number(raw, key, int, *more) for key, more in zip(READ_OF_DELTA, zip(defaults, low, strict=True), strict=True)
@@ -137,7 +140,9 @@ def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Qwen3NextCo
 
 
 def gated_attention(config: Qwen3NextConfig, layer: int, tensors: TensorReader) -> Attention:
-    """Of each head the checkpoint has first what makes its query, then what makes its gate. Raises ShareError."""
+    """Build a gated attention. The checkpoint has each head's query weights, then its gate weights. Raises
+    ShareError.
+    """
     own, hidden, eps, size = f"model.layers.{layer}.", config.hidden_size, config.rms_norm_eps, config.head_dim
     prefix, bias = f"{own}self_attn.", config.attention_bias
     shape = AttentionShape(config.num_heads, config.num_kv_heads, size, size**-0.5)
@@ -149,7 +154,7 @@ def gated_attention(config: Qwen3NextConfig, layer: int, tensors: TensorReader) 
     keys, values = (kv_heads + order).flatten(), (kv_heads + torch.arange(size)).flatten()
 
     def parts(kind: str, *columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Those of queries, keys and values together, and those of gates."""
+        """Return the tensors of queries, keys and values together, and those of gates."""
         both = torch.cat([queries, gates])
         q = tensors.tensor((f"{prefix}q_proj.{kind}",), (2 * shape.q_size,), *columns, own=both)
         k = tensors.tensor((f"{prefix}k_proj.{kind}",), (shape.kv_size,), *columns, own=keys)
@@ -175,7 +180,9 @@ def gated_attention(config: Qwen3NextConfig, layer: int, tensors: TensorReader) 
 
 
 def _gated_delta(config: Qwen3NextConfig, layer: int, tensors: TensorReader) -> GatedDelta:
-    """The checkpoint has queries, keys, values, z, b and dt by head of keys: they are taken in our order."""
+    """Build a gated delta net, reordering the checkpoint's queries, keys, values, z, b and dt, which are by key
+    head.
+    """
     shape = config.delta
     each = shape.value_heads // shape.key_heads
     values, first = each * shape.value_dim, 2 * shape.keys + 2 * shape.inner
@@ -194,8 +201,9 @@ def gated_delta(
     rows: tuple[int, ...],
     order: torch.Tensor | None = None,
 ) -> GatedDelta:
-    """The recurrent mixer of a layer, or the rank's heads of it. projections: what the layer calls those of its one
-    product. rows, order: as `TensorReader.linear`. Raises ShareError."""
+    """Build a layer's recurrent mixer, or the rank's heads of it. projections: tensor names of its first product. rows,
+    order: see `TensorReader.linear`. Raises ShareError.
+    """
     own, hidden, shape = f"model.layers.{layer}.", config.hidden_size, config.delta
     prefix, eps, heads = f"{own}linear_attn.", config.rms_norm_eps, (shape.value_heads,)
     names, part = tuple(prefix + name for name in projections), part_of_delta(shape, tensors.share)
@@ -218,7 +226,7 @@ def gated_delta(
 
 
 def experts_and_shared(config: Qwen3NextConfig, layer: int, tensors: TensorReader) -> Experts:
-    """The experts of a layer and its shared expert, or the rank's part of their widths. Raises ShareError."""
+    """Build a layer's experts and shared expert, or the rank's part of their widths. Raises ShareError."""
     block, hidden, projections = f"model.layers.{layer}.mlp.", config.hidden_size, ("gate_proj", "up_proj", "down_proj")
     router, share = tensors.linear_and_row(f"{block}gate", f"{block}shared_expert_gate", config.experts, hidden)
     shared = shared_expert(config.shared_size, hidden, f"{block}shared_expert.", tensors, projections, share=share)
@@ -226,7 +234,7 @@ def experts_and_shared(config: Qwen3NextConfig, layer: int, tensors: TensorReade
 
 
 def dense_or_experts(config: Qwen3NextConfig, layer: int, tensors: TensorReader) -> Dense | Experts:
-    """The feed-forward of a layer."""
+    """Build a layer's feed-forward."""
     if config.sparse[layer]:
         return with_one_added(experts_and_shared(config, layer, tensors))
     return with_one_added(feed_forward(config, layer, tensors))
@@ -238,18 +246,18 @@ def _layer(config: Qwen3NextConfig, number: int, tensors: TensorReader) -> Layer
 
 
 def delta_weights(config: Qwen3NextConfig, tensors: TensorReader, layer: LayerOf[Qwen3NextConfig]) -> ModelWeights:
-    """The model of these layers."""
+    """Build the model of these layers."""
     weights = dense_weights(config, tensors, layer)
     return replace(weights, final_norm=one_added(weights.final_norm))
 
 
 def passed_over(config: Qwen3NextConfig, name: str) -> bool:
-    """Heads, too: who drafts with one reads it by itself."""
+    """Whether a tensor may be ignored: also the heads', which a drafter reads separately."""
     return name.startswith(_HEADS) or dense.passed_over(config, name)
 
 
 def _head(config: Qwen3NextConfig, tensors: TensorReader) -> HeadWeights:
-    """Raises CheckpointError for one with an embedding of its own."""
+    """Build the draft head. Raises CheckpointError if it has its own embedding."""
     if config.heads_embed:
         raise CheckpointError(
             "mtp_use_dedicated_embeddings is True: the head has an embedding of its own, and only one that shares the "
@@ -265,7 +273,7 @@ def _head(config: Qwen3NextConfig, tensors: TensorReader) -> HeadWeights:
         norm("pre_fc_norm_embedding"),
         norm("pre_fc_norm_hidden"),
     )
-    # What follows the first token is the first that is drafted: nothing was ever made of that token itself.
+    # The first drafted token follows the first token, which has no entry.
     mixer = replace(gated_attention(config, 0, tensors), first=1)
     second, last = dense_or_experts(config, 0, tensors), norm("norm")
     return HeadWeights(
@@ -273,7 +281,7 @@ def _head(config: Qwen3NextConfig, tensors: TensorReader) -> HeadWeights:
     )  # fmt: skip
 
 
-# Its layer has the names of the model's first one.
+# Its layer has the tensor names of the model's first one.
 OWN_HEADS: Final = OwnHeads(
     count=lambda config: config.heads,
     build=_head,

@@ -1,4 +1,4 @@
-"""SmolLM3: a Llama in which some layers rotate neither queries nor keys, every fourth one by itself."""
+"""SmolLM3: a Llama in which some layers, by default every fourth, have no rotary embedding."""
 
 from __future__ import annotations
 
@@ -29,18 +29,20 @@ from runahead.runtime.models.config.values import number
 
 _NAME: Final = "SmolLM3ForCausalLM"
 _EVERY: Final = "no_rope_layer_interval"
-_ROTATED, _STILL = 0, 1  # numbers of the model's ropes
+_ROTATED, _STILL = 0, 1  # indexes of the model's ropes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmolLM3Config(DenseConfig):
-    """rotates: by layer, whether it rotates queries and keys."""
+    """SmolLM3's fields. rotates: by layer, whether it rotates queries and keys."""
 
     rotates: tuple[bool, ...]
 
 
 def _rotates(raw: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
-    """As `no_rope_layers` says, in which 1 is a layer that rotates; or all but every `no_rope_layer_interval`-th."""
+    """Return by layer whether it rotates, from `no_rope_layers` (1: it rotates); or all but every
+    `no_rope_layer_interval`-th.
+    """
     every, named = number(raw, _EVERY, int, 4), raw.get("no_rope_layers")
     if named is None:
         return tuple((layer + 1) % every != 0 for layer in range(layers))
@@ -50,7 +52,7 @@ def _rotates(raw: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
 
 
 def _windows(raw: Mapping[str, Any], architecture: str, layers: int) -> tuple[int, ...]:
-    """Where they are switched on: as `layer_types` says, or on the layers that do not rotate."""
+    """Return windows if they are switched on, from `layer_types`, or on the layers without rotation."""
     window = window_size(raw.get("sliding_window")) if window_switch(raw) else 0
     named = windows_by_type(raw, architecture, layers, window)
     return tuple(0 if rotates else window for rotates in _rotates(raw, layers)) if named is None else named

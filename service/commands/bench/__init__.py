@@ -1,2 +1,3 @@
-"""`runahead bench`: load on a running service, and what its clients see. Its modules need gRPC and the stubs alone, so
-that `runahead-client` has them too."""
+"""`runahead bench`: load on a running service as its clients see it. These modules need only gRPC and the stubs, so
+`runahead-client` has them too.
+"""

@@ -1,4 +1,4 @@
-"""An open loop: each request is sent when it is due, whatever became of the ones before."""
+"""An open-loop client: sends each request when it is due, independent of earlier ones."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from runahead.service.commands.bench.workload import Planned
 from runahead.service.commands.client_channel import Metadata
 from runahead.v1 import generate_pb2, generation_service_pb2_grpc
 
-_OVER_S: Final = 0.2  # from the beginning of a run to its first request, for connections to be made
+_OVER_S: Final = 0.2  # between a run's start and its first request, for connections
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What the client of one request saw; seconds from when it was due.
+    """One request's outcome; times in seconds from when it was due.
 
-    first_token_s: None: none came. gaps_s: between two messages with tokens. late_s: how late it was sent. failure: the
-    status and its message, empty for a request that finished.
+    first_token_s: None without a token. gaps_s: between messages with tokens. late_s: delay of the sending. failure:
+    status and message, empty if it finished.
     """
 
     wanted: int
@@ -35,7 +35,7 @@ class Outcome:
 
     @property
     def token_s(self) -> float:
-        """Mean time a token after the first; 0 where there was no other."""
+        """Return the mean time a token after the first; 0 without a second one."""
         if self.first_token_s is None or self.tokens < 2:
             return 0.0
         return (self.end_s - self.first_token_s) / (self.tokens - 1)
@@ -44,13 +44,13 @@ class Outcome:
 async def run(
     channels: Sequence[grpc.aio.Channel], requests: Sequence[Planned], metadata: Metadata, timeout_s: float | None
 ) -> tuple[list[Outcome], float]:
-    """Outcomes in the order of the requests, and the seconds from the first one's time to the last one's end."""
+    """Send the requests. Returns outcomes in their order, and the seconds from the first due time to the last end."""
     stubs = [generation_service_pb2_grpc.GenerationServiceStub(channel) for channel in channels]
     messages = [_message(request) for request in requests]
     begun = time.perf_counter() + _OVER_S
     calls = (
-        _call(stubs[place % len(stubs)], messages[place], begun + request.due_s, metadata, timeout_s)
-        for place, request in enumerate(requests)
+        _call(stubs[index % len(stubs)], messages[index], begun + request.due_s, metadata, timeout_s)
+        for index, request in enumerate(requests)
     )
     outcomes = await asyncio.gather(*calls)
     ends = (request.due_s + outcome.end_s for request, outcome in zip(requests, outcomes, strict=True))
@@ -72,7 +72,7 @@ async def _call(
     metadata: Metadata,
     timeout_s: float | None,
 ) -> Outcome:
-    """due: on the clock of `time.perf_counter`."""
+    """Make one call. due: on the clock of `time.perf_counter`."""
     outcome = Outcome(message.stopping.max_tokens)
     await asyncio.sleep(max(0.0, due - time.perf_counter()))
     outcome.late_s = max(0.0, time.perf_counter() - due)

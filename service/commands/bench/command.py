@@ -1,4 +1,4 @@
-"""The command: its flags, a run for each rate, and what it prints. The client package calls `main`."""
+"""The command: flags, a run for each rate, output. The client package calls `main`."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
 _ASK_S: Final = 10.0
-_STREAMS: Final = 500  # of one connection, at most about
+_STREAMS: Final = 500  # of one connection, at most
 _MOST_CHANNELS: Final = 16
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """What is sent, and what counts as good."""
+    """Add flags for the load and the goal."""
     parser.add_argument(
         "--rate",
         default="1",
@@ -53,13 +53,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Returns the exit status. 0: requests finished. 1: the service can't be asked, or no request finished. 2: a flag
-    is invalid. 130: interrupted."""
+    """Run the benchmark. Returns the exit status: 0: requests finished. 1: the service is not available, or no request
+    finished. 2: a flag is invalid. 130: interrupted.
+    """
     return asyncio.run(_run(_Asked(arguments), endpoint(arguments), arguments.json))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """`runahead-bench`: the command by itself."""
+    """`runahead-bench`: the command as a program."""
     about = "Measures a running service under load; docs/bench.md says how."
     parser = argparse.ArgumentParser("runahead-bench", description=about, allow_abbrev=False)
     add_flags(parser)
@@ -78,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Asked:
-    """What the flags say. Raises UsageError."""
+    """Parsed flags. Raises UsageError."""
 
     def __init__(self, flags: argparse.Namespace) -> None:
         self.rates = [_number("rate", part, 0, 1e6) for part in flags.rate.split(",")]
@@ -95,7 +96,7 @@ class _Asked:
 
 
 async def _run(asked: _Asked, server: Endpoint, as_json: bool) -> int:
-    """Raises grpc.aio.AioRpcError if the service says nothing of itself."""
+    """Run each rate. Raises grpc.aio.AioRpcError if the service does not answer GetModelInfo."""
     count = min(_MOST_CHANNELS, 1 + asked.requests // _STREAMS)
     channels = [server.aio_channel() for _ in range(count)]
     finished = 0
@@ -129,7 +130,7 @@ def _number(flag: str, text: str, least: float, most: float) -> float:
         number = float(text)
     except ValueError:
         number = -1.0
-    if not least <= number <= most:  # nor what is no number
+    if not least <= number <= most:  # also false for NaN
         raise UsageError.of(flag, f"a number from {least:g} to {most:.0f}", text)
     return number
 

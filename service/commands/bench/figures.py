@@ -1,4 +1,4 @@
-"""What the clients of a run saw, as figures, a table and JSON."""
+"""A run's results as figures, a table and JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runahead.service.commands.bench.calls import Outcome
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A request is good if it finished, its first token came in time, and its tokens took no longer on average."""
+    """The goal of a good request: it finished, with its first token and its mean token time in these bounds."""
 
     first_token_ms: float
     token_ms: float
@@ -24,12 +24,11 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one rate. Fields are keys of the JSON. A time is None where nothing was measured.
+    """The figures of one rate; fields are keys of the JSON. A time is None without a measurement.
 
-    rate: requests a second that were asked for; 0: all at once. failure: of the first request that failed.
-    tokens_per_s, good_per_s: over the whole run. gap_ms: between two messages with tokens. token_ms: the mean of the
-    requests' own means. good: share of all requests. late_ms_p99: how late requests were sent: a client that is late is
-    what this run measured.
+    rate: requests a second; 0: all at once. failure: the first failed request's.
+    tokens_per_s, good_per_s: over the whole run. gap_ms: between messages with tokens. token_ms: mean of the requests'
+        means. good: ratio to all requests. late_ms_p99: delay of sending; a late client measures itself.
     """
 
     rate: float
@@ -52,7 +51,7 @@ class Figures:
 
 
 def figures(rate: float, outcomes: Sequence[Outcome], seconds: float, goal: Goal) -> Figures:
-    """outcomes: at least one."""
+    """Compute the figures. outcomes: at least one."""
     firsts = sorted(each.first_token_s for each in outcomes if each.first_token_s is not None)
     gaps = sorted(gap for each in outcomes for gap in each.gaps_s)
     means = [each.token_s for each in outcomes if each.tokens > 1]
@@ -84,16 +83,16 @@ _HEADS: Final = (
     "good %", "good/s",
 )  # fmt: skip
 
-_NARROWEST: Final = 8  # column, in characters
+_NARROWEST: Final = 8  # column width in characters
 
 
 def head() -> str:
-    """The table's first line."""
+    """Return the table's heading."""
     return "  ".join(f"{name:>{_NARROWEST}}" for name in _HEADS)
 
 
 def row(found: Figures) -> str:
-    """A line of the table, under `head`."""
+    """Return a line of the table."""
     cells = (
         f"{found.rate:g}", str(found.requests), str(found.failed), f"{found.tokens_per_s:.0f}",
         *map(_cell, (found.first_token_ms_p50, found.first_token_ms_p99)),
@@ -108,7 +107,7 @@ def _cell(milliseconds: float | None) -> str:
 
 
 def _quantile_ms(ordered: Sequence[float], share: float) -> float | None:
-    """The nearest rank."""
+    """Return the quantile by nearest rank."""
     return _ms(ordered[min(len(ordered) - 1, int(share * len(ordered)))]) if ordered else None
 
 

@@ -1,4 +1,4 @@
-"""The requests of a run, from a seed: when each one is due, its prompt, and how many tokens it asks for."""
+"""Makes a run's requests from a seed: due times, prompts and answer lengths."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-_LEAST_SHARE: Final = 1 / 12  # of the median: no prompt or answer is shorter
-_MOST_SHARE: Final = 5.0  # of the median: and none is longer
+_LEAST_SHARE: Final = 1 / 12  # shortest prompt or answer, relative to the median
+_MOST_SHARE: Final = 5.0  # longest one
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Tokens, lognormal. spread: sigma of the logarithm; 0: all have the median."""
+    """Lognormal token counts. spread: sigma of the logarithm; 0: always the median."""
 
     median: int
     spread: float
 
     def draw(self, source: random.Random, most: int) -> int:
-        """1 to `most` tokens."""
+        """Draw 1 to `most` tokens."""
         drawn = source.lognormvariate(math.log(self.median), self.spread)
         bounded = min(max(drawn, self.median * _LEAST_SHARE), self.median * _MOST_SHARE)
         return min(max(1, round(bounded)), most)
@@ -27,7 +27,9 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """due_s: after the run's begin. prompt: token ids. max_tokens: which the answer has, since ends are ignored."""
+    """A request. due_s: after the run's start. prompt: token ids. max_tokens: the answer's length, since ends are
+    ignored.
+    """
 
     due_s: float
     prompt: tuple[int, ...]
@@ -37,10 +39,10 @@ class Planned:
 def planned(
     rate: float, count: int, prompts: Lengths, answers: Lengths, *, vocab: int, context: int, seed: int
 ) -> list[Planned]:
-    """Poisson arrivals; the same requests for the same seed, whatever the rate, which stretches their times alone.
+    """Plan Poisson arrivals. A seed gives the same requests at any rate; the rate only stretches their times.
 
-    rate: requests a second; 0: all are due at once. vocab: ids of prompts are below it. context: tokens that a prompt
-    and its answer may have together.
+    rate: requests a second; 0: all are due at once. vocab: bound of prompt ids. context: bound of a prompt and its
+    answer together.
     """
     source = random.Random(seed)
     due, found = 0.0, list[Planned]()

@@ -137,8 +137,8 @@ def test_a_list_that_claims_to_be_endless_is_refused_at_once(tmp_path: Path) -> 
     ("begin", "sentence"),
     [
         (b"version https://git-lfs.github.com/spec/v1\noid", r"Git LFS pointer .*`git lfs pull` in "),
-        (b"PK\x03\x04 something else", "is no GGUF file"),
-        (b"", "is no GGUF file"),
+        (b"PK\x03\x04 something else", "is not a GGUF file"),
+        (b"", "is not a GGUF file"),
         (b"GGUF\x01\0\0\0", "GGUF of version 1; supported are 2 and 3: fetch a newer file"),
         (b"GGUF\0\0\0\x03", "big-endian machines: `gguf-convert-endian tiny.gguf little`"),
     ],

@@ -132,9 +132,9 @@ def test_a_token_that_is_not_used_is_no_token(tmp_path: Path) -> None:
         ({"tokens": None}, r"has no tokenizer\.ggml\.tokens"),
         ({"token_type": [1]}, r"tokens, \d+ of them different, and 1 kinds"),
         ({"tokens": ["a"] * len(TOKENS)}, r"1 of them different"),
-        ({"merges": ["abc"]}, r"merge 'abc', which is no pair"),
+        ({"merges": ["abc"]}, r"merge 'abc', which is not a pair"),
         ({"merges": ["Ġ nothing"]}, r"is not readable: .*nothing"),
-        ({"add_bos_token": True, "bos_token_id": 9999}, r"bos_token_id 9999, which is no token"),
+        ({"add_bos_token": True, "bos_token_id": 9999}, r"bos_token_id 9999, which is not a token"),
     ],
     ids=str,
 )
@@ -143,7 +143,5 @@ def test_a_vocabulary_that_can_not_be_served_is_refused_by_name_with_a_way_out(
 ) -> None:
     keys = {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
     path = write(tmp_path / "tiny.gguf", llama(), changes=keys)
-    with pytest.raises(
-        ConfigError, match=f"{sentence}.*; with --tokenizer none it is served to those who send token ids"
-    ):
+    with pytest.raises(ConfigError, match=f"{sentence}.*; --tokenizer none serves it for token ids only"):
         load_tokenizer(open_gguf(path))

@@ -83,7 +83,7 @@ def test_rows_with_a_grammar_are_evicted_and_held_in_these_tests() -> None:
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_nobody_without_a_grammar_waits_for_a_mask(depth: int) -> None:
     chain, masks = make_masked_chain(depth, 0)
-    masks.look = lambda now: ()  # type: ignore[method-assign] # the worker stands still
+    masks.given_up = lambda now: ()  # type: ignore[method-assign] # the worker stands still
     chain.submit(1, [5, 6, 7], structure="any 5", max_tokens=20)
     chain.submit(2, [8, 9], max_tokens=20, ignore_eos=True)
     chain.turn_until(lambda: 2 in chain.finished())
@@ -151,7 +151,7 @@ def test_a_request_whose_masks_will_not_come_ends_and_others_go_on(depth: int) -
 def test_a_row_begins_free_of_who_was_held_before(depth: int) -> None:
     """It has the same slot, and a prompt of one chunk."""
     chain, masks = make_masked_chain(depth, 0, max_rows=1)
-    masks.look = lambda now: ()  # type: ignore[method-assign] # the worker stands still
+    masks.given_up = lambda now: ()  # type: ignore[method-assign] # the worker stands still
     chain.submit(1, [5, 6, 7], structure="any 5", max_tokens=20)
     chain.turn_until(lambda: chain.engine.scheduler.tally.counters["held_rows"] > 3)
     chain.tell(m.Abort(1, ("r1",)))

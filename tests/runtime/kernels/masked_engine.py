@@ -45,7 +45,7 @@ class LaggingMasks(LateMasks):
         self._lag = lag
         self._due: deque[int] = deque()
 
-    def look(self, now: float) -> Sequence[GivenUp]:
+    def given_up(self, now: float) -> Sequence[GivenUp]:
         while self._due and self._due[0] <= self.committed():
             self._due.popleft()
             self._orders.popleft()()

@@ -63,7 +63,7 @@ def given_up(made: MaskWorker) -> list[GivenUp]:
     found: list[GivenUp] = []
 
     def look() -> bool:
-        found.extend(made.look(0.0))
+        found.extend(made.given_up(0.0))
         return bool(found)
 
     until(look)
@@ -88,7 +88,7 @@ def test_masks_come_from_another_process_and_only_once_somebody_asks() -> None:
         made.take(np.array([1], np.int64), np.array([first], np.int32))
         until(lambda: read_mask(made.memory, 2, 5, 10) is not None)
         made.close(1)
-        assert list(made.look(0.0)) == []
+        assert list(made.given_up(0.0)) == []
         until(lambda: made.figures().waiting == 0)
         figures = made.figures()
         assert (figures.masks, figures.compiled, figures.found, figures.restarts) == (2, 1, 0, 0)
@@ -123,7 +123,7 @@ def test_its_death_ends_the_requests_that_it_knew_and_the_next_one_gets_another_
         made.place(4, 0, 2, np.zeros(3, np.int32))
         until(lambda: read_mask(made.memory, 0, 2, 3) is not None)
         assert made.pid not in (None, first) and made.figures().restarts == 1
-        assert list(made.look(0.0)) == []
+        assert list(made.given_up(0.0)) == []
 
 
 def test_one_that_died_while_nobody_needed_it_costs_nobody_a_request() -> None:
@@ -142,8 +142,8 @@ def test_one_that_died_while_nobody_needed_it_costs_nobody_a_request() -> None:
 def test_one_that_does_nothing_is_ended() -> None:
     with worker(STOPPED, running_s=8.0) as (made, said):
         made.open(1, YES)
-        assert [list(made.look(100.0 + second)) for second in range(8)] == [[]] * 8
-        assert list(made.look(108.0)) == [GivenUp(1, FinishReason.STRUCTURE_LOST)]
+        assert [list(made.given_up(100.0 + second)) for second in range(8)] == [[]] * 8
+        assert list(made.given_up(108.0)) == [GivenUp(1, FinishReason.STRUCTURE_LOST)]
         assert made.pid is None and len(said) == 1
 
 
@@ -151,8 +151,10 @@ def test_a_gap_between_two_looks_is_no_silence() -> None:
     """The engine was stopped with its worker."""
     with worker(STOPPED, running_s=8.0) as (made, _):
         made.open(1, YES)
-        assert [list(made.look(now)) for now in (100.0, 200.0, 300.0, 301.0, 302.0, 303.0, 304.0, 305.0)] == [[]] * 8
-        assert list(made.look(306.0)) == [GivenUp(1, FinishReason.STRUCTURE_LOST)]
+        assert [list(made.given_up(now)) for now in (100.0, 200.0, 300.0, 301.0, 302.0, 303.0, 304.0, 305.0)] == [
+            []
+        ] * 8
+        assert list(made.given_up(306.0)) == [GivenUp(1, FinishReason.STRUCTURE_LOST)]
 
 
 def test_the_time_of_an_order_begins_with_it() -> None:
@@ -160,9 +162,9 @@ def test_the_time_of_an_order_begins_with_it() -> None:
     with worker(STOPPED, running_s=8.0) as (made, _):
         for order in (1, 2):
             made.open(order, YES)
-            assert [list(made.look(100.0 * order + second)) for second in range(8)] == [[]] * 8
+            assert [list(made.given_up(100.0 * order + second)) for second in range(8)] == [[]] * 8
             made.memory.figures[HANDLED] = made._sent  # it has carried it out
-            assert list(made.look(100.0 * order + 8.0)) == []
+            assert list(made.given_up(100.0 * order + 8.0)) == []
             made._open.discard(order)  # as when it has given the request up
 
 
@@ -178,10 +180,10 @@ def test_one_that_compiles_for_ever_is_ended_though_it_carries_out_orders() -> N
         made.open(1, YES)
         made.memory.figures[ASKED] += 1
         for second in range(8):
-            assert list(made.look(100.0 + second)) == []
+            assert list(made.given_up(100.0 + second)) == []
             made.close(2)
             made.memory.figures[HANDLED] = made._sent
-        assert list(made.look(108.0)) == [GivenUp(1, FinishReason.STRUCTURE_LOST)]
+        assert list(made.given_up(108.0)) == [GivenUp(1, FinishReason.STRUCTURE_LOST)]
 
 
 def test_its_memory_is_there_before_anybody_writes_to_it() -> None:
@@ -203,7 +205,9 @@ def test_one_that_can_not_be_started_loses_the_request() -> None:
         made.place(1, 0, 1, np.zeros(3, np.int32))
         made._command = COMMAND
         made.open(2, YES)
-        assert list(made.look(0.0)) == [GivenUp(1, FinishReason.STRUCTURE_LOST)], "whoever comes after it may find one"
+        assert list(made.given_up(0.0)) == [GivenUp(1, FinishReason.STRUCTURE_LOST)], (
+            "whoever comes after it may find one"
+        )
         made.place(2, 0, 1, np.zeros(3, np.int32))
         until(lambda: read_mask(made.memory, 0, 1, 3) is not None)
         assert len(said) == 1 and "can be started" in said[0]

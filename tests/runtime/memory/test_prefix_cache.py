@@ -41,7 +41,7 @@ def holding(tokens: NDArray[np.int32], salt: str = "") -> tuple[BlockPool, list[
 def walked(pool: BlockPool, keys: PrefixKeys, tokens: NDArray[np.int32]) -> list[int]:
     """Blocks of a walk to its end."""
     walk = PrefixWalk(pool, keys, tokens)
-    assert walk.look(tokens.size)
+    assert walk.advance(tokens.size)
     return [*walk.hit.blocks]
 
 
@@ -172,14 +172,14 @@ def test_a_long_prefix_is_looked_up_in_pieces_and_each_block_once(monkeypatch: p
         pool.make_findable(block, content)
     looked_up = counted(pool, monkeypatch)
     walk = PrefixWalk(pool, PrefixKeys(""), tokens)
-    assert not walk.look(5)
-    assert not walk.look(5)
+    assert not walk.advance(5)
+    assert not walk.advance(5)
     assert [*walk.hit.blocks] == blocks[:10]
-    assert not walk.look(5)
-    assert walk.look(5)
+    assert not walk.advance(5)
+    assert walk.advance(5)
     assert [*walk.hit.blocks] == blocks[:16], "never the one that holds the last token"
     for _ in range(100):
-        assert walk.look(5)
+        assert walk.advance(5)
     assert len(looked_up) == 16
 
 
@@ -191,14 +191,14 @@ def test_a_walk_that_ended_looks_at_its_end_alone_and_goes_on_when_the_next_bloc
     pool.forget(blocks[2:3])
     looked_up = counted(pool, monkeypatch)
     walk = PrefixWalk(pool, PrefixKeys(""), tokens)
-    assert walk.look(9)
+    assert walk.advance(9)
     assert [*walk.hit.blocks] == blocks[:2]
     looked_up.clear()
     for _ in range(10):
-        assert walk.look(9)
+        assert walk.advance(9)
     assert len(looked_up) == 10
     assert pool.make_findable(blocks[2], contents(tokens)[2])
-    assert walk.look(9)
+    assert walk.advance(9)
     assert [*walk.hit.blocks] == blocks[:4]
 
 
@@ -206,7 +206,7 @@ def test_a_walk_loses_what_is_forgotten_and_all_that_is_behind_it() -> None:
     tokens = ids(*range(6 * SIZE))
     pool, blocks = holding(tokens)
     walk = PrefixWalk(pool, PrefixKeys(""), tokens)
-    assert walk.look(9)
+    assert walk.advance(9)
     assert ([*walk.hit.blocks], walk.hit.unowned) == (blocks[:5], 0)
     pool.fence(blocks)
     pool.release(blocks)
@@ -215,9 +215,9 @@ def test_a_walk_loses_what_is_forgotten_and_all_that_is_behind_it() -> None:
     assert walk.hit.unowned == 4
     pool.forget(blocks[3:4])
     pool.check()
-    assert walk.look(9)
+    assert walk.advance(9)
     assert ([*walk.hit.blocks], walk.hit.unowned) == (blocks[:3], 2)
     assert pool.allocate(pool.free + 3), "the deepest are given out first"
     pool.check()
-    assert walk.look(9)
+    assert walk.advance(9)
     assert ([*walk.hit.blocks], walk.hit.unowned) == (blocks[:2], 1)

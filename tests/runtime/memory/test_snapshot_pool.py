@@ -33,7 +33,7 @@ def cached(pool: BlockPool, found: Sequence[Content]) -> list[int]:
 
 def looked_up(pool: BlockPool, snapshots: SnapshotPool) -> PrefixWalk:
     walk = PrefixWalk(pool, PrefixKeys(""), TOKENS, snapshots)
-    assert walk.look(100)
+    assert walk.advance(100)
     return walk
 
 
@@ -77,7 +77,7 @@ def test_what_is_given_out_while_a_request_waits_is_not_begun_with() -> None:
     assert snapshots.allocate(1) == [first]
     assert (len(walk.hit.blocks), walk.hit.snapshot) == (2, second)
     pool.forget(list(walk.hit.blocks))
-    assert walk.look(100)
+    assert walk.advance(100)
     assert (len(walk.hit.blocks), walk.hit.snapshot) == (0, NO_SNAPSHOT)
 
 

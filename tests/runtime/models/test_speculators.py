@@ -146,7 +146,7 @@ def test_what_is_not_served_is_refused(changes: dict[str, Any], sentence: str, t
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"layernorms": True}, "layernorms is true; only false is served: nothing published says"),
+        ({"layernorms": True}, "layernorms is true; only false is served: it is not documented"),
         ({"fusion_bias": 2}, "fusion_bias is 2; it must be true or false"),
         ({"fusion_bias": True}, "has no tensor fusion_fc.bias"),
         ({"transformer_layer_architecture": "Mixtral"}, "is 'Mixtral'; LlamaDecoderLayer is served"),
@@ -169,5 +169,5 @@ def test_tensors_are_called_as_the_file_calls_them(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"has no tensor layers.0.hidden_norm.weight"):
         opened(write_wrapped3(tmp_path / "3", tensors3))
     twice = {**in_wrapped_names(eagle_heads.random_head()), "fc.weight": tensors["fc.weight"]}
-    with pytest.raises(CheckpointError, match="has a tensor twice, by two of the names that it may have"):
+    with pytest.raises(CheckpointError, match="has a tensor twice, under two of its possible names"):
         opened(write_head(tmp_path / "twice", twice, **{**dict.fromkeys(CONFIG), **wrapped("eagle")}))

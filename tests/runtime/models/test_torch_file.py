@@ -146,7 +146,7 @@ def test_who_reads_it_would_run_nothing_either(tmp_path: Path, monkeypatch: pyte
 def test_nor_does_one_in_another_dialect(how: dict[str, Any], tmp_path: Path) -> None:
     folder, left = harmful(tmp_path / "head", **how)
     with pytest.raises(
-        CheckpointError, match=r"would call something by STACK_GLOBAL|torch.save does not write|is no zip archive"
+        CheckpointError, match=r"would call something by STACK_GLOBAL|torch.save does not write|is not a zip archive"
     ):
         opened(folder)
     assert not left.exists()
@@ -218,7 +218,7 @@ def test_a_damaged_program_is_refused(tmp_path: Path) -> None:
 
 def test_the_older_form_is_refused_with_what_to_do(tmp_path: Path) -> None:
     folder = written(tmp_path, TENSORS, _use_new_zipfile_serialization=False)
-    with pytest.raises(CheckpointError, match=r"is no zip archive, as torch.save writes them since .*save_file"):
+    with pytest.raises(CheckpointError, match=r"is not a zip archive, the format of torch.save since .*save_file"):
         opened(folder)
 
 
@@ -226,7 +226,7 @@ def test_the_older_form_is_refused_with_what_to_do(tmp_path: Path) -> None:
     ("content", "sentence"),
     [
         (b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer and not the file itself"),
-        (b"", "is no zip archive"),
+        (b"", "is not a zip archive"),
         (b"PK\x03\x04", "is cut off or damaged"),
     ],
 )

@@ -12,7 +12,7 @@ from runahead.runtime.wire.setting import settings_of
 
 
 class Declared(msgspec.Struct, frozen=True):
-    folder: str  # a field that is no setting
+    folder: str  # a field that is not a setting
     depth: Annotated[int, Meta(ge=0, le=2, description="how deep", extra={"words": {"flat": 0}})] = 1
     share: Annotated[float, Meta(gt=0, le=8)] = 0.5
     seed: Annotated[int, Meta(ge=0, le=9, extra={"hidden": True})] | None = None

@@ -320,8 +320,8 @@ def test_a_file_that_is_wrong_for_a_while_changes_nothing_and_is_logged_without_
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", "names nobody"),
-        ("# nobody\n", "names nobody"),
+        ("", "has no callers"),
+        ("# nobody\n", "has no callers"),
         (f"alice {ALICE}", "line 1 of .* must be: NAME RIGHTS token TOKEN"),
         (f"\nal/ice generate token {ALICE}", "line 2 of .* must begin with a name"),
         (f"alice all token {ALICE}", "must give its rights as generate or control or priority, or as several"),

@@ -173,11 +173,11 @@ def measured(front: Front, resource: Resource, amount: int, every_s: float, time
     with ExitStack() as held:
         front.hold(held, "somebody", resource, 1)
         for _ in range(times):
-            front.admission.look()
+            front.admission.measure()
             with ExitStack() as some:
                 front.hold(some, "other", resource, amount)
             front.now += every_s
-        front.admission.look()
+        front.admission.measure()
 
 
 def test_the_time_to_come_back_is_what_is_queued_over_the_measured_rate() -> None:
@@ -208,9 +208,9 @@ def test_the_rate_is_that_of_all_front_ends() -> None:
     with ExitStack() as held:
         one.hold(held, "alice", Resource.QUEUED_TOKENS, 250)
         for _ in range(10):
-            other.admission.look()
+            other.admission.measure()
             with ExitStack() as some:
                 one.hold(some, "bob", Resource.QUEUED_TOKENS, 50)
             other.now += 1.0
-        other.admission.look()
+        other.admission.measure()
         assert other.refusal("alice", Resource.QUEUED_TOKENS, 100).retry_s == pytest.approx(5.0, rel=0.05)

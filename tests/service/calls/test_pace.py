@@ -12,7 +12,7 @@ def paced(*looks: tuple[int, int, float]) -> Pace:
     """Looks as (held, given back so far, when)."""
     pace = Pace()
     for look in looks:
-        pace.look(*look)
+        pace.measure(*look)
     return pace
 
 
@@ -25,7 +25,7 @@ def test_the_wait_is_what_is_ahead_over_the_pace_of_late() -> None:
 def test_a_pace_that_changes_is_followed() -> None:
     pace = paced(*((1000, 50 * second, float(second)) for second in range(20)))
     for second in range(60):
-        pace.look(1000, 50 * 19 + 200 * (second + 1), 20.0 + second)
+        pace.measure(1000, 50 * 19 + 200 * (second + 1), 20.0 + second)
     assert pace.wait_s(1000) == pytest.approx(5.0, rel=0.1)
 
 

@@ -127,7 +127,7 @@ WRONG: Final = {
     ),
     "what the template refuses": (chat(USER, USER), "chat.messages", "roles must alternate"),
     "what the template can't do": (chat(options_json='{"x": "y"}'), "chat", "can't be rendered"),
-    "half of a character": (chat(tools_json=r'[{"a": "\ud800"}]'), "chat", "half of a character"),
+    "half of a character": (chat(tools_json=r'[{"a": "\ud800"}]'), "chat", "unpaired surrogate"),
 }
 PICKY: Final = MISTRAL + "{{ tools[0].a if tools }}{{ x / 2 if x }}"
 

@@ -103,7 +103,7 @@ def test_help_names_the_commands_and_a_word_that_is_none_is_not_sent(terminal: T
     assert all(command in shown for command in ("/help", "/reset", "/exit", "Ctrl-C", "Ctrl-D"))
     terminal.until("> ")
     terminal.press("/rest\n")
-    terminal.until("/rest is no command; /help names them, and // begins a message with /")
+    terminal.until("/rest is not a command; /help names them, and // begins a message with /")
     terminal.until("> ")
     assert not service.prompts
 
@@ -159,7 +159,7 @@ def test_lines_from_a_pipe_are_messages_and_answers_alone_go_to_standard_output(
     [
         ("refuse\nlater\n", 1, f"RESOURCE_EXHAUSTED: too many{MARK}[2J of them"),
         ("z" * 500 + "\nlater\n", 1, "; /reset begins a new conversation"),
-        ("/quit\nlater\n", 2, "/quit is no command"),
+        ("/quit\nlater\n", 2, "/quit is not a command"),
         ("\udcff\nlater\n", 2, "a message is not UTF-8"),
     ],
 )

@@ -299,13 +299,13 @@ def test_every_field_of_the_request_has_a_flag_with_a_help_text() -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["serve", "--prot", "1"], "runahead serve: --prot is no flag; did you mean --port?"),
-        (["serve", "--port=1", "--max-row=2"], "--max-row is no flag; did you mean --max-rows?"),
-        (["serve", "--zzz"], "runahead serve: --zzz is no flag (see runahead serve --help)"),
-        (["serve", "now"], "runahead serve: there is no use for the argument 'now'"),
-        (["generate", "x", "--temprature", "1"], "runahead generate: --temprature is no flag; did you mean --temp"),
-        (["--versoin"], "runahead: --versoin is no flag; did you mean --version?"),
-        (["srve"], "runahead: 'srve' is no command; did you mean serve?"),
+        (["serve", "--prot", "1"], "runahead serve: --prot is not a flag; did you mean --port?"),
+        (["serve", "--port=1", "--max-row=2"], "--max-row is not a flag; did you mean --max-rows?"),
+        (["serve", "--zzz"], "runahead serve: --zzz is not a flag (see runahead serve --help)"),
+        (["serve", "now"], "runahead serve: unexpected argument 'now'"),
+        (["generate", "x", "--temprature", "1"], "runahead generate: --temprature is not a flag; did you mean --temp"),
+        (["--versoin"], "runahead: --versoin is not a flag; did you mean --version?"),
+        (["srve"], "runahead: 'srve' is not a command; did you mean serve?"),
         (["completion", "bsh"], "bsh"),
         (["serve", "--port", "70000"], "--port must be between 0 and 65535, and is 70000"),
         (["serve", "--device", "tpu"], "--device must be auto, cpu or cuda"),
@@ -322,7 +322,7 @@ def test_every_field_of_the_request_has_a_flag_with_a_help_text() -> None:
             "--device cpu computes in float32; --dtype bfloat16 can't be combined",
         ),
         (["serve", "--config", "absent.toml"], "absent.toml"),
-        (["juggle"], "runahead: 'juggle' is no command (see runahead --help)"),
+        (["juggle"], "runahead: 'juggle' is not a command (see runahead --help)"),
         ([], "COMMAND"),
     ],
 )
@@ -344,7 +344,7 @@ def test_an_unknown_variable_exits_2_with_a_sentence_that_names_it(
 ) -> None:
     monkeypatch.setenv("RUNAHEAD__DEPTH", "3")
     assert cli.main(["serve"]) == 2
-    assert "RUNAHEAD__DEPTH is no setting" in capsys.readouterr().err
+    assert "RUNAHEAD__DEPTH is not a setting" in capsys.readouterr().err
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

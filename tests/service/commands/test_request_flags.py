@@ -105,5 +105,5 @@ def test_two_structures_and_a_file_that_can_t_be_read_are_refused(tmp_path: Path
     with pytest.raises(UsageError, match=r"--grammar must be a file that can be read, and is .*: No such file"):
         request_of("--grammar", str(tmp_path / "none"))
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
-    with pytest.raises(UsageError, match="it is no text in UTF-8"):
+    with pytest.raises(UsageError, match="it is not UTF-8 text"):
         request_of("--json-schema", str(tmp_path / "bytes"))

@@ -217,8 +217,8 @@ def test_two_timelines_are_drawn_to_one_scale() -> None:
 @pytest.mark.parametrize(
     ("flags", "status", "said"),
     [
-        (["--launches", "many"], 2, "--launches many is no number of launches"),
-        (["--launches", "-1"], 2, "--launches -1 is no number of launches"),
+        (["--launches", "many"], 2, "--launches many is not a number of launches"),
+        (["--launches", "-1"], 2, "--launches -1 is not a number of launches"),
         (["--launches", "0"], 1, "launches must be 1 to 256, and is 0"),
         (["--timeout", "soon"], 2, "--timeout"),
         (["--out", "/nowhere/t.json"], 1, "/nowhere/t.json can't be written: No such file or directory"),

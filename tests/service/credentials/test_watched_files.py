@@ -131,14 +131,14 @@ def test_files_that_never_stand_still_change_nothing_until_they_do(
         return text
 
     files = WatchedFiles((path,), read, "not_read")
-    assert (files.look(), files.contents) == (False, "")
+    assert (files.refresh(), files.contents) == (False, "")
     path.write_text("x")
     restless = True
-    assert [files.look() for _ in range(2)] == [False] * 2
+    assert [files.refresh() for _ in range(2)] == [False] * 2
     restless = False
     assert files.contents == "" and "change all the while" in "".join(capsys.readouterr())
-    assert files.look() and files.contents == path.read_text()
-    assert not files.look()
+    assert files.refresh() and files.contents == path.read_text()
+    assert not files.refresh()
 
 
 # ------------------------------------------------------------ certificates
@@ -236,10 +236,10 @@ def test_a_file_that_could_block_is_refused_and_changes_nothing_later_on(
     else:
         path.symlink_to("/dev/zero")
     assert known(callers) == [ALICE]
-    assert "".join(capsys.readouterr()).count("it is no regular file") == 1
-    with pytest.raises(ConfigError, match=r"callers can't be read: it is no regular file$"):
+    assert "".join(capsys.readouterr()).count("it is not a regular file") == 1
+    with pytest.raises(ConfigError, match=r"callers can't be read: it is not a regular file$"):
         CallersFile(path)
-    with pytest.raises(ConfigError, match=r"callers can't be read: it is no regular file$"):
+    with pytest.raises(ConfigError, match=r"callers can't be read: it is not a regular file$"):
         server_credentials(TlsFiles(path, path, None))
     replace(path, f"bob generate token {BOB}\n")
     assert known(callers) == [BOB]
@@ -270,16 +270,16 @@ def test_a_file_system_that_hangs_keeps_nobody_for_longer_than_one_look(
     replace(path, "new")
     with monkeypatch.context() as patch:
         patch.setattr(threading.Event, "wait", noted)
-        assert [files.look() for _ in range(3)] == [False] * 3
+        assert [files.refresh() for _ in range(3)] == [False] * 3
     assert (files.contents, waited) == ("old", [0.2, 0.0, 0.0])
     assert "".join(capsys.readouterr()).count("no answer in 0.2 s") == 1, "it is said once"
     answers.set()
-    monkeypatch.setattr(watched_files, "_LOOK_S", TIMEOUT_S)
-    assert files._looked.wait(TIMEOUT_S)
-    assert files.look(), "one look that was late makes no other one late"
+    monkeypatch.setattr(watched_files, "_CHECK_S", TIMEOUT_S)
+    assert files._is_checked.wait(TIMEOUT_S)
+    assert files.refresh(), "one look that was late makes no other one late"
     assert files.contents == "new"
     replace(path, "newer")
-    assert files.look() and files.contents == "newer"
+    assert files.refresh() and files.contents == "newer"
 
 
 def test_the_thread_of_files_that_nobody_has_any_more_ends(tmp_path: Path) -> None:

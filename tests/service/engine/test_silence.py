@@ -28,7 +28,7 @@ from runahead.service.engine import engine_client, pulse
 from runahead.service.engine.engine_client import SocketEngineClient
 from runahead.service.engine.pulse import SILENT_S, EngineWatch, stuck_after_s
 from runahead.service.engine.request_stream import EngineLostError
-from runahead.service.engine.running_time import LOOKS
+from runahead.service.engine.running_time import CHECKS
 from runahead.v1 import GenerateRequest, StatsRequest
 from tests.service.engine.virtual_time import IMPATIENT_S, Stoppable, VirtualEvent, VirtualTime, run
 from tests.service.fake_engine import INFO, TIMEOUT_S, FakeEngine
@@ -277,7 +277,7 @@ def test_a_heartbeat_may_be_missing_and_the_service_is_not_ready_within_two_seco
     async def watched() -> tuple[float, list[tuple[bool, float]]]:
         time, told = asyncio.get_running_loop().time, list[tuple[bool, float]]()
         watching = pulse.Pulse(SILENT_S, lambda is_silent: told.append((is_silent, time())))
-        await asyncio.sleep(phase * SILENT_S / LOOKS)
+        await asyncio.sleep(phase * SILENT_S / CHECKS)
         for _ in range(20):
             watching.heard()
             heard_s = time()
@@ -309,7 +309,7 @@ def test_an_engine_that_can_end_itself_does_so_before_it_is_killed(
         """Seconds from the last sign of life, which comes shortly before a look, until the engine counts as stuck."""
         time, told = asyncio.get_running_loop().time, asyncio.Event()
         watching = pulse.Pulse(limit_s, lambda is_silent: told.set())
-        await asyncio.sleep(0.999 * limit_s / LOOKS)
+        await asyncio.sleep(0.999 * limit_s / CHECKS)
         watching.heard()
         heard_s = time()
         await told.wait()

@@ -164,7 +164,7 @@ def test_a_model_without_a_tokenizer_exits_2_with_a_sentence(tmp_path: Path) -> 
     assert done.returncode == EXIT_CANNOT_START
     assert done.stderr.startswith("runahead serve: ")
     assert "tokenizer.json is missing: a checkpoint needs its tokenizer beside it; `python -c" in done.stderr
-    assert done.stderr.endswith("; with --tokenizer none it is served to those who send token ids\n")
+    assert done.stderr.endswith("; --tokenizer none serves it for token ids only\n")
 
 
 def test_a_port_in_use_exits_2_before_anything_is_loaded(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_a_port_in_use_exits_2_before_anything_is_loaded(tmp_path: Path) -> None
 def test_a_host_that_is_no_name_exits_2_with_a_sentence(tmp_path: Path) -> None:
     done = serve(tmp_path, 0, host="a..b", insecure=True)
     assert done.returncode == EXIT_CANNOT_START
-    assert done.stderr == "runahead serve: host 'a..b' is no host name or address\n"
+    assert done.stderr == "runahead serve: host 'a..b' is not a host name or address\n"
 
 
 def serve(model: Path, port: int, **options: object) -> subprocess.CompletedProcess[str]:

@@ -105,7 +105,7 @@ def test_every_process_reads_what_one_has_written() -> None:
         writer.processes.write(iter([engine]), 8)
         assert reader.processes.read() == (engine,), "the other one has ended"
         for name, count in (("engine", 3), ("supervisor", 4)):
-            place = reader.dropped_lines_place(name)
+            place = reader.dropped_lines_index(name)
             writer.processes.dropped_lines(name)[0] = count
             assert memoryview(mmap.mmap(memory.fileno(), 0)).cast("q")[place] == count
         assert reader.processes.read() == (replace(engine, log_lines_dropped=3),)

@@ -99,7 +99,7 @@ def test_a_message_that_is_cut_off_is_ended_and_its_connection_serves_on(tmp_pat
     with served(tmp_path, upload_timeout_s=UPLOAD_S) as service, RawClient(service.port) as client:
         stream = client.begin("Generate")
         client.message(stream, b"x" * 1000, ends=False, says=3 << 20)
-        assert b"the request was not there whole within 1 s" in client.status_of(stream).payload
+        assert b"the request was not complete within 1 s" in client.status_of(stream).payload
         client.frames_until(RST_STREAM, stream)  # the rest of the upload is not taken
         whole = client.begin("GetModelInfo")
         client.message(whole, b"", ends=True)

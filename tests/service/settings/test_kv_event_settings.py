@@ -19,7 +19,11 @@ def engine(**changed: object) -> EngineConfig:
         ({"kv_events": True}, {}, "kv_events has no effect without vllm_facade"),
         ({"kv_events_port": 5557}, {"prefix_cache": False}, "--kv-events-port has no effect without prefix_cache"),
         ({"kv_events": True, "vllm_facade": True}, {"prefix_cache": False}, "kv_events has no effect without prefix"),
-        ({"kv_events_port": 5557, "callers": "f"}, {}, "--kv-events-port would tell nothing: each caller's prefixes"),
+        (
+            {"kv_events_port": 5557, "callers": "f"},
+            {},
+            "--kv-events-port would publish nothing: each caller's prefixes",
+        ),
         ({"kv_events_port": 5557, "tls_client_ca": "f"}, {}, "add share_prefix_cache if callers may"),
         ({"kv_events_replay_port": 5558}, {}, "kv_events_replay_port has no effect without --kv-events-port"),
         ({"kv_events_port": 7, "kv_events_replay_port": 7}, {}, "must be another port than --kv-events-port"),

@@ -122,9 +122,9 @@ def test_a_switch_can_be_turned_off_again_by_a_flag() -> None:
 @pytest.mark.parametrize(
     ("environment", "file_text", "flags", "named"),
     [
-        ({"RUNAHEAD__PROT": "1"}, "", {}, "RUNAHEAD__PROT is no setting; did you mean RUNAHEAD__PORT?"),
+        ({"RUNAHEAD__PROT": "1"}, "", {}, "RUNAHEAD__PROT is not a setting; did you mean RUNAHEAD__PORT?"),
         ({"RUNAHEAD__PORT": "many"}, "", {}, "RUNAHEAD__PORT must be a whole number from 0 to 65535"),
-        ({}, "prot = 1", {}, "'prot' in .* is no setting; did you mean port?"),
+        ({}, "prot = 1", {}, "'prot' in .* is not a setting; did you mean port?"),
         ({}, "port = '1'", {}, "port in .* must be a whole number"),
         ({}, "port = [", {}, "can't be read"),
         ({}, "", {"port": "70000"}, "--port must be between 0 and 65535, and is 70000"),
@@ -331,7 +331,7 @@ def test_a_hub_id_gets_a_sentence_on_how_to_download_it() -> None:
 
 
 def test_a_folder_that_is_not_there_is_named() -> None:
-    with pytest.raises(SettingsError, match=r"'\./absent' is no folder"):
+    with pytest.raises(SettingsError, match=r"'\./absent' is neither a folder"):
         engine_config(Settings(FrontEndSettings(model="./absent")))
 
 
@@ -345,7 +345,9 @@ def test_a_file_is_served_under_its_own_name_without_its_end_and_a_link_under_th
 
 
 def test_a_file_that_is_not_there_is_no_hub_id() -> None:
-    with pytest.raises(SettingsError, match=r"'models/tiny\.gguf' is no folder and no file; give .* or a GGUF file"):
+    with pytest.raises(
+        SettingsError, match=r"'models/tiny\.gguf' is neither a folder nor a file; give .* or a GGUF file"
+    ):
         engine_config(Settings(FrontEndSettings(model="models/tiny.gguf")))
 
 
@@ -355,7 +357,7 @@ def test_an_empty_model_is_not_the_folder_that_the_service_is_started_in(
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
     assert engine_config(Settings(FrontEndSettings(model="."))).model == str(tmp_path)
-    with pytest.raises(SettingsError, match="model is empty, which is no folder and no file"):
+    with pytest.raises(SettingsError, match="model is empty: give 'bundled'"):
         engine_config(Settings(FrontEndSettings(model="")))
 
 

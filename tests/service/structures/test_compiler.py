@@ -102,7 +102,7 @@ def test_of_structures_it_makes_grammars_and_of_wrong_ones_says_what_is_wrong_an
             pids.add(pid_of(made))
         for name, (kind, text, place, words) in WRONG.items():
             answer = await made.compile(source(text, kind))
-            assert words in answer.sentence and answer.place == place, (name, answer)
+            assert words in answer.sentence and answer.location == place, (name, answer)
             assert not answer.grammar
             pids.add(pid_of(made))
         assert len(pids) == 1, "nothing of it ended the process"

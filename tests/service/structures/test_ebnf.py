@@ -89,4 +89,4 @@ def test_a_grammar_allows_what_it_means(
 def test_what_is_wrong_is_refused_by_its_line(ebnf: str, line: str, words: str) -> None:
     with pytest.raises(StructureFault) as refused:
         lark_of(ebnf, 64)
-    assert refused.value.place == line and words in refused.value.sentence, refused.value.sentence
+    assert refused.value.location == line and words in refused.value.sentence, refused.value.sentence

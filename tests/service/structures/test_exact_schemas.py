@@ -47,7 +47,7 @@ def test_long_numbers_are_refused_by_their_place_or_enforced_and_never_wider(
         try:
             matcher = matcher_of(vocabulary, schema)
         except StructureFault as fault:
-            assert fault.place == f"#/{keyword}"
+            assert fault.location == f"#/{keyword}"
             refused += 1
             continue
         validator = jsonschema.Draft202012Validator(schema)
@@ -71,7 +71,7 @@ def test_integers_of_64_bits_can_be_asked_for_in_several_ways(vocabulary: LLToke
 def test_bounds_between_which_nothing_is_exact_are_refused_by_their_place(vocabulary: LLTokenizer) -> None:
     with pytest.raises(StructureFault, match="leave no number which is enforced exactly") as fault:
         matcher_of(vocabulary, {"items": {"type": "integer", "minimum": 10**18 + 1, "maximum": 10**18 + 3}})
-    assert fault.value.place == "#/items"
+    assert fault.value.location == "#/items"
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_constant_that_would_change_is_refused(vocabulary: LLTokenizer, value:
     for keyword, of in (("const", value), ("enum", ["a", value])):
         with pytest.raises(StructureFault, match="too long to be enforced") as fault:
             matcher_of(vocabulary, {"properties": {"a": {keyword: of}}})
-        assert fault.value.place == f"#/properties/a/{keyword}"
+        assert fault.value.location == f"#/properties/a/{keyword}"
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from runahead.service.structures.lark_check import check_lark
 def test_what_is_not_supported_is_refused_by_its_line(text: str, line: str, words: str) -> None:
     with pytest.raises(StructureFault, match=words) as refused:
         check_lark(text, 64)
-    assert refused.value.place == line
+    assert refused.value.location == line
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_branches_of_one_of_that_exclude_each_other_are_enforced(vocabulary: LLT
 def test_branches_of_one_of_that_may_overlap_are_refused_with_advice_that_a_caller_can_follow(schema: Any) -> None:
     with pytest.raises(StructureFault, match="exclude each other; anyOf is always enforced") as fault:
         enforced(schema)
-    assert fault.value.place.endswith("/oneOf")
+    assert fault.value.location.endswith("/oneOf")
 
 
 @pytest.mark.parametrize("union", ["oneOf", "anyOf"])
@@ -100,7 +100,7 @@ def test_a_discriminator_is_passed_over_beside_branches_with_its_constants(vocab
 def test_a_discriminator_that_says_more_than_the_branches_is_refused(schema: Any) -> None:
     with pytest.raises(StructureFault, match="each require its property and have a constant for it") as fault:
         enforced({"items": schema})
-    assert fault.value.place == "#/items/discriminator"
+    assert fault.value.location == "#/items/discriminator"
 
 
 @pytest.mark.parametrize(

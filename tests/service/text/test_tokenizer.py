@@ -30,9 +30,7 @@ def test_a_kind_that_is_not_supported_is_refused_with_the_way_out(tmp_path: Path
     tokenizer = byte_level_tokenizer()
     tokenizer.decoder = decoders.WordPiece()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(
-        ConfigError, match=r"decoder \(WordPiece\) is not supported.*; with --tokenizer none it is served"
-    ):
+    with pytest.raises(ConfigError, match=r"decoder \(WordPiece\) is not supported.*; --tokenizer none serves it"):
         load_tokenizer(FolderCheckpoint(tmp_path))
 
 

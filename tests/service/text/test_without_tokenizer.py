@@ -199,7 +199,7 @@ def test_the_same_checkpoint_is_not_started_without_being_told_so(served: Served
     command = [sys.executable, "-m", "runahead", "serve", "--model", str(folder), "--port", "0", *BESIDE, *FLAGS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 2
-    assert done.stderr.endswith("with --tokenizer none it is served to those who send token ids\n")
+    assert done.stderr.endswith("--tokenizer none serves it for token ids only\n")
 
 
 def test_a_tokenizer_that_is_not_supported_is_not_looked_at(tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
-"""Attention of decode rows, in one kernel: what comes before it (head norms, rotation, the write of the new key and
-value) and the adding up of a row's parts are in it.
+"""Decode attention in one kernel, including head norms, rotary embedding, the cache write of the new key and value, and
+the reduction of a row's parts.
 
-A row's tiles of tokens are cut into items by `attention/schedule.py`. A program takes one item after the other: some
-tiles of one row, for one KV head and the query heads that read it. Where a row is one item, its result is written at
-once; otherwise each item leaves its part, and the program that comes last adds them up in order. In an exact plan an
-item may be a group of parts, whose sum is the one that the last program makes where each part is an item.
+`attention/schedule.py` splits a row's KV tiles into items. A program processes items in order: tiles of one row, for
+one KV head and its query heads. A row with one item is written at once; otherwise each item writes a partial result,
+and the last program to arrive reduces them in order. In an exact plan an item may be a group of parts; its sum equals
+the one that the last program makes if each part is an item.
 
 Source: Flash-Decoding (Dao et al., 2023), with the online softmax of Milakov and Gimelshein (2018) over an item's
 tiles.
@@ -45,15 +45,15 @@ from runahead.runtime.kernels.triton.attention.split_kv import PartBuffers, add_
 from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
 
 _MAX_PARTS, _RECORD = tl.constexpr(MAX_PARTS), tl.constexpr(RECORD)
-_WARPS_OF_SEVERAL: Final = 4  # of a program where rows may have several query tokens, at least
+_WARPS_OF_SEVERAL: Final = 4  # of a program, at least, if rows may have several query tokens
 
 
 @triton.jit
 def _item(item, items, all_items, num_rows, HEADS: tl.constexpr):
-    """What an item is, as `attention/schedule.py` has cut it: its row, the row's length, its first token and the one
-    after its last, the row's first place, its items, the tiles of a part and the item's place. Where there is no item
-    any more: no tokens, from 0 on, whatever memory holds there: added to that, a tile's tokens could leave int32 and
-    seem to come before the end."""
+    """Read an item of `attention/schedule.py`: its row, the row's length, its first token and end, the row's first
+    index, its number of items, a part's tiles and the item's index. Past the last item the range is empty and begins at
+    0: from an uninitialized value a tile's tokens could overflow int32 and seem to precede the end.
+    """
     there = item < all_items
     at = items + tl.minimum(item // HEADS, num_rows * _MAX_PARTS - 1) * _RECORD
     row = tl.where(there, tl.load(at), 0)
@@ -67,8 +67,9 @@ def _tile(
     first, end, old_len, kv_head, keys, values, table, BLOCK_SIZE: tl.constexpr, KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr, DIM_PAD: tl.constexpr, SINCE: tl.constexpr,
 ):  # fmt: skip
-    """Keys and values of the tokens from `first` on, up to `end` and without the row's query tokens; which of them the
-    first of those sees. SINCE: none before this position."""
+    """Load a tile of keys and values from token `first` up to `end` without the row's query tokens, and the mask of
+    tokens that the first query token sees. SINCE: the first visible position.
+    """
     token = first + tl.arange(0, TILE)
     d = tl.arange(0, DIM_PAD)
     seen = token < tl.minimum(end, old_len)
@@ -84,8 +85,7 @@ def _tile(
 
 @triton.jit
 def _seen_by_lines(seen, first, old_len, of_line, QUERIES: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr):
-    """Which tokens of a tile each line sees, [1 or lines, TILE]. seen: which of them the row's first query token does,
-    [TILE]."""
+    """Mask a tile's tokens for each line, [1 or lines, TILE]. seen: mask of the row's first query token, [TILE]."""
     seen = seen[None, :]
     if QUERIES > 1:
         if WINDOW > 0:
@@ -103,8 +103,9 @@ def _decode_kernel(
     tl.constexpr, HAS_NORM: tl.constexpr, CAP: tl.constexpr, DEPENDENT: tl.constexpr, SINCE: tl.constexpr, RAGGED:
     tl.constexpr,
 ):  # fmt: skip
-    """EARLY: an item's first tile is asked for early, before the wait for the program's first item, and while the item
-    before is finished for the others."""
+    """Process items in order. EARLY: load an item's first tile early, before the wait for the first item, and during
+    the previous item's reduction.
+    """
     let_dependents_start(DEPENDENT)
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
     SHARES: tl.constexpr = QUERIES // SHARE
@@ -112,10 +113,10 @@ def _decode_kernel(
     all_items = tl.load(num_items) * HEADS
     d = tl.arange(0, DIM_PAD)
     in_dim = d < HEAD_DIM
-    # Items, tables and older keys are constant during F.
+    # Items, block tables and older keys are constant during F.
     begin = tl.program_id(0)
     row, seq_len, first_token, end, before, parts, tiles, place = _item(begin, items, all_items, num_rows, HEADS)
-    if QUERIES > 1:  # as constant, and on the way to all that is read of the row
+    if QUERIES > 1:  # constant too, and needed to address the row's data
         of_row, in_row = queries_of(row, query_start_loc, QUERIES, RAGGED)
     else:
         in_row = 1
@@ -150,10 +151,10 @@ def _decode_kernel(
         key_scale, value_scale = head_scales(kv_scales, kv_head, KV_HEADS)
         key_factor = scale * key_scale
         c, s = angle_of(cos, sin, position, HEAD_DIM, DIM_PAD, QUERIES > 1)
-        # In the loop, where for later items it is nothing: ahead of it the compiler would move behind the wait what
-        # items have in common, some 300 instructions before the first read of what is waited for.
+        # Inside the loop, where later items skip it: before the loop the compiler would move items' common code behind
+        # the wait, about 300 instructions before the first dependent load.
         wait_for_predecessors(DEPENDENT)
-        # All that an item begins with is asked for together, ahead of the first sum for which its warps wait.
+        # Issue all loads of an item before the first reduction, which synchronizes its warps.
         ends_row = (end == seq_len) & (end > first_token)
         query, partner = head_and_partner(line + real_head[:, None] * HEAD_DIM, real[:, None], HEAD_DIM, DIM_PAD)
         if QUERIES == 1:
@@ -172,8 +173,8 @@ def _decode_kernel(
         total = tl.zeros([LINES], tl.float32)
         acc = tl.zeros([LINES, DIM_PAD], tl.float32)
         if ends_row:
-            # The item that ends the row has its query tokens, by themselves: in a tile of others they would have to be
-            # put among keys that come straight from memory.
+            # The row's last item handles its query tokens separately: merging them into a tile would put them among
+            # keys loaded directly from memory.
             if QUERIES == 1:
                 turned = rotated_head(
                     new_key, new_partner, k_weight, k_of_partner, c, s, eps, HEAD_DIM, DIM_PAD, HAS_NORM
@@ -194,7 +195,7 @@ def _decode_kernel(
             top, total, acc = fold(lines, key, value, by_lines, key_factor, top, total, acc, CAP)
         last = first_token
         if EXACT:
-            # The row's newest part comes first, since it has the newest tokens; then the item's others in order.
+            # The newest part first, since it has the newest tokens; then the others in order.
             last = end
             if ends_row:
                 last = first_token + (end - first_token - 1) // (tiles * TILE) * (tiles * TILE)
@@ -224,7 +225,7 @@ def _decode_kernel(
 
         out_ok = ok[:, None] & in_dim[None, :]
         if parts == 1:
-            # A NaN among the scores must reach the row's logits, where S reports it; a masked row gets zeros.
+            # A NaN score must reach the row's logits, where S reports it; a masked row gets zeros.
             result = acc / tl.where(total == 0.0, 1.0, total)[:, None] * value_scale
             out_at = (token.to(tl.int64) * Q_HEADS + head)[:, None] * HEAD_DIM + d[None, :]
             tl.store(out + out_at, result.to(out.dtype.element_ty), mask=out_ok)
@@ -242,7 +243,7 @@ def _decode_kernel(
                     GROUP_PARTS,
                 )  # fmt: skip
         following = item + step
-        if following < all_items:  # or else nothing keeps the kernels that wait for this one
+        if following < all_items:  # otherwise nothing orders the dependent kernels
             row, seq_len, first_token, end, before, parts, tiles, place = _item(
                 following, items, all_items, num_rows, HEADS
             )
@@ -275,17 +276,15 @@ def decode_attention(
     query_start_loc: torch.Tensor | None = None,
     ragged: bool = False,
 ) -> None:
-    """Write the new keys and values into the cache, and attention's result into `out`, for a few query tokens a row.
+    """Write new keys and values into the cache, and attention's result into `out`, for a few query tokens a row.
 
-    qkv: contiguous [T or more, (heads + 2 * kv_heads) * D], queries, keys, values in order, neither normalised nor
-    rotated. out: contiguous [T or more, heads * D]; zeros for rows of length 0. keys, values: one layer's [num_blocks,
-    block_size, kv_heads, D]. block_tables: int32 [R, max_blocks]. seq_lens: int32 [R], the query tokens included: a
-    row's last one has the position before, which is also its place in the block table. items, num_items: one window's
-    of the `AttentionWork` that `attention/schedule.py` has cut for this plan and these query tokens. weights: their
-    shape, window, head norms, score_cap, kv_scales and first position count. queries: the most query tokens of a row, 1
-    to MAX_QUERIES, and 1 where the first position is not 0. query_start_loc: int32 [R + 1] where each row's query
-    tokens begin, needed if it may have more than one; a query token before position 0 gets zeros, and one that belongs
-    to no row gets nothing. ragged: the launch is a mixed one, and the work was cut so: the tokens of rows with another
+    qkv: contiguous [T or more, (heads + 2 * kv_heads) * D], queries, keys and values before norms and rotation. out:
+    contiguous [T or more, heads * D]; zeros for rows of length 0. keys, values: one layer's [num_blocks, block_size,
+    kv_heads, D]. block_tables: int32 [R, max_blocks]. seq_lens: int32 [R], query tokens included. items, num_items: one
+    window's part of the `AttentionWork` for this plan and these query tokens. weights: shape, window, head norms,
+    score_cap, kv_scales and first position. queries: most query tokens of a row, 1 to MAX_QUERIES, 1 if the first
+    position is not 0. query_start_loc: int32 [R + 1], required if a row may have several query tokens; query tokens
+    before position 0 get zeros, those of no row nothing. ragged: a mixed launch, split as such: rows with another
     number of query tokens than one get nothing.
     """
     assert 1 <= queries <= MAX_QUERIES and ((queries == 1 and not ragged) or query_start_loc is not None)
@@ -298,7 +297,7 @@ def decode_attention(
     share = share_of(queries, group, shape.head_dim, plan.share)
     lines = max(triton.next_power_of_2(group * share), 16)
     warps = plan.warps if queries == 1 else max(plan.warps, _WARPS_OF_SEVERAL)
-    # Triton reorders the columns of FP8 tiles in a loop, but not of a tile before it: sums would have another order.
+    # Triton reorders the columns of FP8 tiles inside a loop but not before it, which would change the order of sums.
     early = plan.early and not (plan.exact and weights.kv_scales is not None)
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
     _decode_kernel[(plan.programs,)](

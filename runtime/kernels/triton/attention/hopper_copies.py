@@ -1,5 +1,5 @@
-"""What the copying warps of `attention/prefill_hopper.py` do: they ask the bulk copy engine for keys and values, block
-by block. And what an item sees, by which they and those that compute go through the same tiles of keys.
+"""The producer warps of `attention/prefill_hopper.py`, which issue TMA copies of keys and values block by block, and
+the KV ranges that producers and consumers iterate over.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -17,15 +17,16 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from runahead.runtime.kernels.triton.attention.prefill_schedule import RECORD
 
-HALF: Final = 64  # numbers of a head in one line of swizzled shared memory, 128 bytes
+HALF: Final = 64  # elements in one 128-byte line of swizzled shared memory
 
 _RECORD, _HALF = gl.constexpr(RECORD), gl.constexpr(HALF)
 
 
 @gluon.jit
 def item_of(turn, items, all_items, KV_HEADS: gl.constexpr):
-    """As of `prefill_attention`: whether there is anything to do in this turn, the item's row, tile, part and parts,
-    and its KV head."""
+    """Read the item of this turn like `prefill_attention`: whether there is one, its row, tile, part and parts, and its
+    KV head.
+    """
     program, programs = gl.program_id(0), gl.num_programs(0)
     index = turn * programs + gl.where(turn % 2 == 1, programs - 1 - program, program)
     there = index < all_items
@@ -38,9 +39,10 @@ def seen_of(
     there, row, tile, part, parts, seq_lens, query_start_loc, TOKENS: gl.constexpr, KEYS: gl.constexpr,
     PARTS: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
-    """The row's first query token, their number and the tokens before them; what the item sees, as positions: the end
-    of the tile's last tile of keys, begin and end of the item's, and begin and end of those that every line sees
-    whole. Begins are multiples of KEYS, and where nothing is seen begin and end are equal."""
+    """Return the row's first query token, their number and the preceding tokens; then as positions the end of the
+    tile's last KV tile, the item's begin and end, and begin and end of the unmasked range. Begins are multiples of
+    KEYS; empty ranges have equal ends.
+    """
     first_query = gl.load(query_start_loc + row)
     count = gl.load(query_start_loc + row + 1) - first_query
     seq_len = gl.load(seq_lens + row)
@@ -68,8 +70,9 @@ def _copy_tile(
     descriptor, ring, ready, stage, column, rows, KEYS: gl.constexpr, DIM: gl.constexpr, PIECE: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Asks for one tile of keys or values: a copy for each PIECE tokens of a block and half of a head. A tile lies in
-    shared memory as the matrix units want it: all lines of the first half, then those of the second."""
+    """Issue the copies of one tile of keys or values: one for each PIECE tokens of a block and half of a head. Shared
+    memory has all lines of the first half, then those of the second, as the matrix units expect.
+    """
     HALVES: gl.constexpr = DIM // _HALF
     PIECES: gl.constexpr = KEYS // PIECE
     pieces = ring._reinterpret(ring.dtype, [STAGES * HALVES * PIECES, PIECE, _HALF], descriptor.layout)
@@ -86,7 +89,7 @@ def copying_group(
     BLOCK_SIZE: gl.constexpr, WINDOW: gl.constexpr, TOKENS: gl.constexpr, KEYS: gl.constexpr, PIECE: gl.constexpr,
     STAGES: gl.constexpr, PARTS: gl.constexpr,
 ):  # fmt: skip
-    """Every tile of keys and values that the computing groups will look at, in their order, as places become free."""
+    """Copy every tile of keys and values for the computing groups, in their order, as ring stages become free."""
     all_items = gl.load(total) * KV_HEADS
     programs = gl.num_programs(0)
     brought = 0
@@ -97,8 +100,8 @@ def copying_group(
         )
         table = block_tables + row.to(gl.int64) * table_stride
         for first in range(begin, end, KEYS):
-            # Blocks are looked up before the wait for a place. What lies behind the last token is not read, not even
-            # its block's number: a line that no tensor has is asked for, and the engine brings zeros.
+            # Look up blocks before the wait for a stage. Beyond the last token no block number is read: an index
+            # outside the tensor makes the engine write zeros.
             rows = ()
             for piece in gl.static_range(KEYS // PIECE):
                 token = first + piece * PIECE
@@ -117,15 +120,16 @@ def copying_group(
 
 
 def piece_of(keys: int, block_size: int) -> int:
-    """Tokens that one copy brings of a block, in a tile of so many keys. The swizzle of shared memory needs 8 at least,
-    and no block has less."""
+    """Return the tokens of one copy, for tiles of `keys` tokens. The swizzle needs at least 8, and no block is
+    smaller.
+    """
     return min(keys, block_size)
 
 
 def lines_of(cache: torch.Tensor, piece: int) -> TensorDescriptor:
-    """What the bulk copy engine is told of keys or values: tokens in lines, `piece` of them and half a head at a time.
+    """Describe keys or values for TMA: lines of tokens, `piece` tokens and half a head at a time.
 
-    cache: contiguous [num_blocks, block_size, kv_heads, D], in 16 bits, D a multiple of 64.
+    cache: contiguous [num_blocks, block_size, kv_heads, D], 16 bits, D a multiple of 64.
     """
     assert cache.is_contiguous()
     blocks, block_size, kv_heads, head_dim = cache.shape

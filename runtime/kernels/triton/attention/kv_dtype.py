@@ -1,8 +1,8 @@
-"""Keys and values as the cache keeps them: in the served dtype, or as FP8 with a scale for each KV head.
+"""The dtype of the KV cache: the served dtype, or FP8 with a scale for each KV head.
 
-FP8 is e4m3: a number is stored as e4m3(number / scale), rounded to nearest even. Finite numbers beyond 448 * scale are
-stored as 448 * scale; a number that is not finite is stored as NaN, so that its row reports it. A kernel multiplies
-scores by the scale of keys and the weighted sum by the scale of values: every e4m3 number is exact in the served dtype.
+FP8 is e4m3: a number is stored as e4m3(number / scale), rounded to nearest even. Finite numbers beyond 448 * scale
+saturate; a non-finite number is stored as NaN, so that its row reports it. Kernels multiply scores by the keys' scale
+and the weighted sum by the values' scale: every e4m3 number is exact in the served dtype.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -18,7 +18,9 @@ _LARGEST = tl.constexpr(448.0)
 
 @triton.jit
 def head_scales(kv_scales, kv_head, KV_HEADS: tl.constexpr):
-    """The scales of a KV head's keys and values. kv_scales: float32 [2, KV_HEADS], keys first; None: both are 1."""
+    """Load the scales of a KV head's keys and values. kv_scales: float32 [2, KV_HEADS], keys first; None: both are
+    1.
+    """
     key_scale = 1.0
     value_scale = 1.0
     if kv_scales is not None:
@@ -29,7 +31,7 @@ def head_scales(kv_scales, kv_head, KV_HEADS: tl.constexpr):
 
 @triton.jit
 def as_kept(x, scale, kv_scales, dtype: tl.constexpr):
-    """Numbers in the dtype of the cache. scale: of `head_scales`."""
+    """Convert numbers to the cache's dtype. scale: from `head_scales`."""
     if kv_scales is not None:
         x = x.to(tl.float32)
         bounded = tl.minimum(tl.maximum(tl.div_rn(x, scale), -_LARGEST), _LARGEST)

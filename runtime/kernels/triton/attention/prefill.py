@@ -1,8 +1,8 @@
-"""Attention of prompt chunks in large tiles, for the matrix units: the query heads that read the same KV head are the
-lines of one tile, with their query tokens. What a tile sees whole is not masked; only what lies at its ends is.
+"""Prefill attention in large tiles on the matrix units: the query heads of a KV head, for several query tokens, are the
+lines of one tile. Only KV tiles at the ends of a tile's range are masked.
 
-Tiles are anchored at a row's own first query token, tiles of keys at position 0. Source: FlashAttention-2 (Dao, 2023),
-forward, over block tables; parts as in Flash-Decoding (Dao et al., 2023).
+Query tiles are anchored at a row's first query token, KV tiles at position 0. Source: FlashAttention-2 (Dao, 2023),
+forward, over block tables; split-KV parts as in Flash-Decoding (Dao et al., 2023).
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -26,8 +26,9 @@ _RECORD = tl.constexpr(RECORD)
 
 @triton.jit
 def _item(turn, items, all_items, HEADS: tl.constexpr):
-    """What a program does in its `turn`: whether there is anything, the item's row, tile, part and parts, and its KV
-    head. Every other turn goes through the programs backwards, since the items at the front are the longest."""
+    """Read a program's item of this `turn`: whether there is one, its row, tile, part and parts, and its KV head. Every
+    other turn assigns items in reverse, since the longest come first.
+    """
     program, programs = tl.program_id(0), tl.num_programs(0)
     index = turn * programs + tl.where(turn % 2 == 1, programs - 1 - program, program)
     there = index < all_items
@@ -39,8 +40,9 @@ def _item(turn, items, all_items, HEADS: tl.constexpr):
 def _lines(
     row, tile, kv_head, there, query_start_loc, GROUP: tl.constexpr, LINES: tl.constexpr, TOKENS: tl.constexpr
 ):  # fmt: skip
-    """The lines of a tile: which of the row's query tokens, which query head, whether there is such a line, [LINES]
-    each; then the row's first query token and their number."""
+    """Return a tile's lines: query token in the row, query head and validity, [LINES] each; then the row's first query
+    token and their number.
+    """
     line = tl.arange(0, LINES)
     first_query = tl.load(query_start_loc + row)
     count = tl.load(query_start_loc + row + 1) - first_query
@@ -55,11 +57,12 @@ def _fold_tiles(
     HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, KEYS: tl.constexpr, DIM_PAD: tl.constexpr,
     STAGES: tl.constexpr, MASKED: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
-    """The tokens from `begin` on, up to `end`, in the softmax. keys, values: of the KV head. MASKED: not every line
-    sees all of them, and there may be none from `last` on."""
+    """Fold tokens `begin` to `end` into the online softmax. keys, values: of the KV head. MASKED: lines see different
+    tokens, and none from `last` on.
+    """
     d = tl.arange(0, DIM_PAD)
     t = tl.arange(0, KEYS)
-    # Blocks are looked up a tile ahead, so that keys and values can be asked for as soon as there is room for them.
+    # Look up blocks one tile ahead, so that loads of keys and values can be issued early.
     block = tl.load(table + (begin + t) // BLOCK_SIZE, mask=begin + t < last, other=0)
     for first in tl.range(begin, end, KEYS, num_stages=STAGES):
         token = first + t
@@ -85,14 +88,14 @@ def _fold_tiles(
             if WINDOW > 0:
                 seen = seen & (token[None, :] > position[:, None] - WINDOW)
             score = tl.where(seen, score, float("-inf"))
-        # Bounded scores are scaled already; others are with their maximum, and in the exponent.
+        # Capped scores are scaled already; others are scaled with the maximum, inside the exponent.
         factor = 1.0
         if CAP <= 0.0:
             factor = scale
         new_top = tl.maximum(top, tl.max(score, 1) * factor)
         shift = new_top
         if MASKED:
-            # A line that has seen nothing yet has a maximum of -inf; -inf - -inf would be NaN.
+            # Before its first visible token a line's maximum is -inf; -inf - -inf would be NaN.
             shift = tl.where(new_top == float("-inf"), 0.0, new_top)
         weight = tl.exp2(score * factor - shift[:, None])
         kept = tl.exp2(top - shift)
@@ -110,8 +113,9 @@ def _lines_kernel(
     tl.constexpr, WINDOW: tl.constexpr, LINES: tl.constexpr, TOKENS: tl.constexpr, KEYS: tl.constexpr, DIM_PAD:
     tl.constexpr, STAGES: tl.constexpr, PARTS: tl.constexpr, BY_ROW: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
-    """A program takes one item of one KV head after the other. BY_ROW: a row that is cut into parts has one query
-    token, and leaves them at its own place."""
+    """Process items of one KV head in order. BY_ROW: a row with several parts has one query token, and stores them by
+    row.
+    """
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
     ROW_STRIDE: tl.constexpr = KV_HEADS * HEAD_DIM
     d = tl.arange(0, DIM_PAD)
@@ -129,7 +133,7 @@ def _lines_kernel(
         key_scale, value_scale = head_scales(kv_scales, kv_head, KV_HEADS)
         key_factor = scale * key_scale
 
-        # What the tile sees, and its part of that. Where a tile has parts, they are whole tiles of keys.
+        # The tile's visible range, and the item's part of it in whole KV tiles.
         first_position = old_len + tile * TOKENS
         last = tl.minimum(first_position + TOKENS, seq_len)
         begin = 0
@@ -140,7 +144,7 @@ def _lines_kernel(
             each = ((last - begin + KEYS - 1) // KEYS + parts - 1) // parts * KEYS
             begin += part * each
             end = tl.where(parts > 1, tl.minimum(end, begin + each), end)
-        # Of that, the tiles of keys which every line sees whole.
+        # Of this range, the KV tiles that every line sees completely.
         whole_end = tl.maximum(first_position + 1, 0) // KEYS * KEYS
         whole_begin = begin
         if WINDOW > 0:
@@ -190,7 +194,7 @@ def _add_parts_kernel(
     tl.constexpr, HEAD_DIM: tl.constexpr, LINES: tl.constexpr, TOKENS: tl.constexpr, DIM_PAD: tl.constexpr, PARTS:
     tl.constexpr, BY_ROW: tl.constexpr,
 ):  # fmt: skip
-    """The parts of every tile that has several, added up in order, by whoever takes the tile's first part."""
+    """Reduce the parts of every split tile in order, in the program of the tile's first part."""
     d = tl.arange(0, DIM_PAD)
     all_items = tl.load(total) * KV_HEADS
     programs = tl.num_programs(0)
@@ -238,11 +242,11 @@ def prefill_attention(
     kv_scales: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As `chunk_attention.chunk_attention`: causal attention of each row's last queries over all of its tokens.
+    """Compute causal attention like `chunk_attention.chunk_attention`: each row's last queries over all of its tokens.
 
     q: contiguous [T, q_heads, D]. keys, values: one layer's [num_blocks, block_size, kv_heads, D]. scale: of the
-    scores, above 0. window: tokens a query sees, itself included; 0: all. work: of this batch, shape and plan. cap,
-    kv_scales: as `Attention` has them. out: as `chunk_attention` has it. Returns `out`; zeros for masked rows.
+    scores, above 0. window: visible tokens, the query's included; 0: all. work: of this batch, shape and plan. cap,
+    kv_scales: see `Attention`. out: as `chunk_attention` has it. Returns `out`; zeros for masked rows.
     """
     assert scale > 0, "the largest score must have the largest product"
     _, q_heads, head_dim = q.shape
@@ -252,10 +256,9 @@ def prefill_attention(
     by_row = work.split_tokens == 1
     out = torch.zeros_like(q) if out is None else out
     grid = (min(plan.programs, work.items.shape[0] * kv_heads),)
-    # Bounded scores and FP8 are known to the other form alone, which takes any plan.
+    # Only the other form, which accepts any plan, supports a cap and FP8.
     if plan.copiers and cap == 0 and kv_scales is None:
-        # Gluon is an experiment of Triton's, whose names may be others in a later version: who has no such plan, as
-        # on any GPU but one, does not need it.
+        # Gluon is experimental and may change: import it only if a plan needs it.
         from runahead.runtime.kernels.triton.attention.prefill_hopper import attend_in_groups
 
         attend_in_groups(q, keys, values, batch, scale * LOG2_E, window, plan, work, out, grid)

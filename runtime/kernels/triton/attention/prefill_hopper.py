@@ -1,9 +1,10 @@
-"""Attention of prompt chunks for GPUs of compute capability 9.0, by three groups of warps in each program: one asks the
-bulk copy engine for keys and values, block by block; two compute, 64 lines of the tile each. A computing group has the
-next scores on the matrix units while it makes weights of the last ones, and the other group's products run meanwhile.
+"""Prefill attention for compute capability 9.0 with warp specialization: one producer group issues TMA copies of keys
+and values block by block, and two consumer groups compute 64 lines of the tile each. A consumer group computes the next
+scores on the matrix units during the softmax of the last ones, beside the other group's products.
 
-Items, lines, tiles of keys and parts are those of `prefill_attention`. Source: FlashAttention-3 (Shah et al., 2024),
-forward: producer and consumers, and scores a tile ahead. In Gluon, Triton's language for what each group of warps does.
+Items, lines, KV tiles and parts are those of `prefill_attention`. Source: FlashAttention-3 (Shah et al., 2024),
+forward: producer and consumers, and scores one tile ahead. Written in Gluon, Triton's language for explicit warps and
+layouts.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -36,8 +37,8 @@ from runahead.runtime.kernels.triton.attention.prefill_schedule import ChunkWork
 from runahead.runtime.kernels.triton.attention.prefill_tuning import ChunkPlan
 
 HEAD_DIMS: Final = (64, 128)
-LINES: Final = 64  # of a computing group
-REGISTERS: Final = 240  # of a thread that computes; the copying warps' threads have what a processor has left
+LINES: Final = 64  # of a consumer group
+REGISTERS: Final = 240  # of a consumer thread; producer threads share the remaining registers
 COPIERS_REGISTERS: Final = 24
 
 _HALF, _LINES = gl.constexpr(HALF), gl.constexpr(LINES)
@@ -49,7 +50,9 @@ def _weights_of(
     score, first, last, position, scale, top, mass, WINDOW: gl.constexpr, KEYS: gl.constexpr, MASKED: gl.constexpr,
     LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """The softmax's weights of a tile of scores, [LINES, KEYS], what is kept of the sums before, and the new sums."""
+    """Return the softmax weights of a tile's scores, [LINES, KEYS], the factor of the previous sums, and the new
+    sums.
+    """
     if MASKED:
         token = first + gl.arange(0, KEYS, gl.SliceLayout(0, LAYOUT))
         seen = (token[None, :] <= position[:, None]) & (token < last)[None, :]
@@ -59,7 +62,7 @@ def _weights_of(
     new_top = gl.maximum(top, gl.max(score, 1) * scale)
     shift = new_top
     if MASKED:
-        # A line that has seen nothing yet has a maximum of -inf; -inf - -inf would be NaN.
+        # Before its first visible token a line's maximum is -inf; -inf - -inf would be NaN.
         shift = gl.where(new_top == float("-inf"), 0.0, new_top)
     weight = gl.exp2(score * scale - shift[:, None])
     kept = gl.exp2(top - shift)
@@ -70,8 +73,9 @@ def _weights_of(
 def _clear_behind(
     value_ring, stage, left, KEYS: gl.constexpr, DIM: gl.constexpr, PIECE: gl.constexpr, STAGES: gl.constexpr
 ):
-    """Zeros for values of a tile behind its first `left` tokens, in the piece that these end in: a block's free places
-    may hold anything, NaN too, and a weight of 0 times NaN is NaN. Both computing groups write the same."""
+    """Zero values behind a tile's first `left` tokens within their piece: unused cells of a block may hold NaN, and 0
+    times NaN is NaN. Both consumer groups write the same.
+    """
     if (left < KEYS) & (left % PIECE != 0):
         HALVES: gl.constexpr = DIM // _HALF
         PIECES: gl.constexpr = KEYS // PIECE
@@ -94,16 +98,16 @@ def _fold_tiles(
     WINDOW: gl.constexpr, KEYS: gl.constexpr, PIECE: gl.constexpr, STAGES: gl.constexpr, MASKED: gl.constexpr,
     SCORES: gl.constexpr, SUMS: gl.constexpr,
 ):  # fmt: skip
-    """The tokens from `begin` on, up to `end`, in the softmax. done: tiles so far, by which both sides of a ring know
-    its place and phase. MASKED: not every line sees all of them, and there may be none from `last` on. TURNS: the two
-    groups give a tile's products to the matrix units in turns, so that one's weights are made beside the other's
-    products."""
+    """Fold tokens `begin` to `end` into the online softmax. done: tiles so far, which give a ring's stage and phase.
+    MASKED: lines see different tokens, and none from `last` on. TURNS: the two groups issue a tile's products
+    alternately, so that one's softmax overlaps the other's products.
+    """
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
     if begin < end:
         nothing = gl.zeros([_LINES, KEYS], gl.float32, SCORES)
         stage, phase = done % STAGES, done // STAGES & 1
         mbarrier.wait(keys_ready.index(stage), phase)
-        if TURNS:  # the first group's first turn needs nobody's word
+        if TURNS:  # the first group's first turn is not signaled
             mbarrier.wait(turns.index(GROUP_OF), done & 1 ^ (1 - GROUP_OF))
         coming = warpgroup_mma(query, key_ring.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
         if TURNS:
@@ -134,8 +138,8 @@ def _fold_tiles(
             weight, kept, top, mass = _weights_of(
                 score, first, last, position, scale, top, mass, WINDOW, KEYS, MASKED, SCORES
             )
-            # This wait has its place, and the weights are named in the next: else a compiler puts all of the softmax
-            # behind the wait for the product that it should run beside.
+            # The position of this wait, and the use of the weights in the next one, keep the compiler from moving the
+            # softmax behind the product that it should overlap.
             mbarrier.wait(values_ready.index(stage), phase)
             acc, operand = warpgroup_mma_wait(0, deps=[adding, gl.convert_layout(weight.to(value_ring.dtype), OPERAND)])
             mbarrier.arrive(values_free.index(before), count=1)
@@ -154,7 +158,7 @@ def _cell(
     row, first_query, tile, part, kv_head, line, Q_HEADS: gl.constexpr, GROUP: gl.constexpr, TOKENS: gl.constexpr,
     PARTS: gl.constexpr, BY_ROW: gl.constexpr,
 ):  # fmt: skip
-    """Where a line's part is left, [LINES]."""
+    """Return the index of each line's part, [LINES]."""
     slot = row + tile * TOKENS + line // GROUP
     if not BY_ROW:
         slot += first_query - row
@@ -169,7 +173,7 @@ def _computing_group(
     KV_HEADS: gl.constexpr, DIM: gl.constexpr, WINDOW: gl.constexpr, TOKENS: gl.constexpr, KEYS: gl.constexpr,
     PIECE: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, BY_ROW: gl.constexpr,
 ):  # fmt: skip
-    """Its lines of one item after the other. GROUP_OF: 0 or 1, which of the two it is."""
+    """Process the group's lines of items in order. GROUP_OF: 0 or 1, the group's index."""
     GROUP: gl.constexpr = Q_HEADS // KV_HEADS
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DIM, 16])
@@ -237,8 +241,9 @@ def groups_kernel(
     WINDOW: gl.constexpr, TOKENS: gl.constexpr, KEYS: gl.constexpr, PIECE: gl.constexpr, STAGES: gl.constexpr,
     PARTS: gl.constexpr, BY_ROW: gl.constexpr, COPIERS: gl.constexpr, TURNS: gl.constexpr,
 ):  # fmt: skip
-    """A program takes one item of one KV head after the other. A place of a ring is ready when its bytes are there, and
-    free again when both computing groups have said so."""
+    """Process items of one KV head in order. A ring stage is ready when its bytes have arrived, and free when both
+    consumer groups have released it.
+    """
     TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     MARK: gl.constexpr = mbarrier.MBarrierLayout()
     queries = gl.allocate_shared_memory(q.dtype.element_ty, [2, _LINES, DIM], TILE)
@@ -301,11 +306,11 @@ def attend_in_groups(
     out: torch.Tensor,
     grid: tuple[int],
 ) -> None:
-    """What `prefill_attention` leaves in `out` and in the parts of `work`, by programs of three groups of warps.
+    """Write `prefill_attention`'s output and the parts of `work` with warp-specialized programs.
 
-    q, out: contiguous [T, q_heads, D], in 16 bits, D 64 or 128. keys, values: contiguous [num_blocks, block_size,
-    kv_heads, D]. scale: of the scores, for powers of two. plan: one with copiers, of 128 lines and two stages or more:
-    a computing group waits for the next values before the last ones' place is free.
+    q, out: contiguous [T, q_heads, D], 16 bits, D 64 or 128. keys, values: contiguous [num_blocks, block_size,
+    kv_heads, D]. scale: of the scores, for base 2. plan: with copiers, 128 lines and at least two stages: a consumer
+    waits for the next values before it releases the last ones.
     """
     _, q_heads, head_dim = q.shape
     assert plan.lines == 2 * LINES and plan.stages > 1 and head_dim in HEAD_DIMS

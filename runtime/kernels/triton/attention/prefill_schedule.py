@@ -1,9 +1,8 @@
-"""How attention of a launch with prompt chunks is cut into items, on the device and once a launch.
+"""Splits prefill attention into items, on the device and once a launch.
 
-An item is a tile of one row's query tokens, or a part of the tokens that such a tile sees. Attention then runs on a
-fixed number of programs that take one item after the other, so that neither its grid nor a captured graph hangs on how
-the launch's tokens are shared out among rows or on how long the rows are. How a row is cut hangs on itself, on the plan
-and on the launch's shape alone, and so do its bits.
+An item is a tile of a row's query tokens, or a part of the tokens that the tile sees. A fixed number of programs
+processes the items, so neither the grid nor a captured graph depends on how tokens are distributed among rows, or on
+rows' lengths. A row's split, and so its bits, depend only on the row, the plan and the launch's shape.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -22,30 +21,31 @@ from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import AttentionShape
 from runahead.runtime.kernels.triton.attention.prefill_tuning import ChunkPlan
 
-RECORD: Final = 4  # numbers of an item, so that each begins at 16 bytes
+RECORD: Final = 4  # int32 words of an item, for 16-byte alignment
 _RECORD = tl.constexpr(RECORD)
-SPLIT_LAUNCH: Final = 512  # query tokens of a launch in which rows of any number of them may be cut into parts
-_ROWS: Final = 512  # rows of a launch, at most, in a service
+SPLIT_LAUNCH: Final = 512  # query tokens of a launch in which rows with several of them may be split
+_ROWS: Final = 512  # most rows of a service's launch
 _TILE: Final = 128  # items that a program writes at a time
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkWork:
-    """Items of a launch, and where their parts are left. H query heads of D numbers."""
+    """A launch's items and the buffers of their parts, for H query heads of D numbers."""
 
-    items: torch.Tensor  # int32 [most items, RECORD] row, tile of its query tokens, part, parts of that tile
-    total: torch.Tensor  # int32 [1] items
-    partial: torch.Tensor  # float32 [slots, plan.parts, H, D]; without elements where no row is cut into parts
+    items: torch.Tensor  # int32 [most items, RECORD] row, tile of its query tokens, part, number of parts
+    total: torch.Tensor  # int32 [1] number of items
+    partial: torch.Tensor  # float32 [slots, plan.parts, H, D]; empty if no row is split
     top: torch.Tensor  # float32 [slots, plan.parts, H]
     mass: torch.Tensor  # float32 [slots, plan.parts, H]
-    split_tokens: int  # rows of more query tokens are not cut into parts; of 1, a slot is a row, else a query token
+    split_tokens: int  # rows with more query tokens are not split; 1: a slot is a row, else a query token
 
 
 @triton.jit
 def _items_of(count, length, TOKENS: tl.constexpr, SPLIT_TOKENS: tl.constexpr, PARTS: tl.constexpr,
               PART_KEYS: tl.constexpr, HEADS: tl.constexpr, PROGRAMS: tl.constexpr):  # fmt: skip
-    """Tiles of rows with so many query tokens, none of masked rows, and into how many parts what a tile sees is cut: as
-    many as keep the programs busy with this row alone, of PART_KEYS tokens or more each."""
+    """Return a row's number of query tiles (0 if masked) and of parts of each: enough to keep the programs busy with
+    this row alone, of at least PART_KEYS tokens.
+    """
     tiles = tl.where(length > 0, (count + TOKENS - 1) // TOKENS, 0)
     lines = tl.maximum(tiles * HEADS, 1)
     parts = tl.minimum((PROGRAMS + lines - 1) // lines, (length + PART_KEYS - 1) // PART_KEYS)
@@ -59,7 +59,7 @@ def _cut_kernel(
     SPLIT_TOKENS: tl.constexpr, PARTS: tl.constexpr, PART_KEYS: tl.constexpr, HEADS: tl.constexpr,
     PROGRAMS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """One program a row. Its last tile sees the most tokens, and comes first."""
+    """Write the items, one program a row. The last tile sees the most tokens and comes first."""
     row = tl.program_id(0)
     r = tl.arange(0, ROWS)
     inside = r < num_rows
@@ -82,19 +82,21 @@ def _cut_kernel(
 
 
 def plan_of_launch(plan: ChunkPlan, batch: ForwardBatch, *, exact: bool = False) -> ChunkPlan:
-    """The plan, without parts where none may be cut (exact), or the launch has query tokens enough to keep all programs
-    busy. A form of the kernel that could leave parts takes 5 % longer."""
+    """Return the plan, without parts if splitting is not allowed (exact) or the launch has enough query tokens for all
+    programs. A kernel that may write parts is 5 % slower.
+    """
     return replace(plan, parts=1) if exact or batch.num_tokens > SPLIT_LAUNCH else plan
 
 
 def rows_looked_at(rows: int) -> int:
-    """How many rows a program looks at to find its own, of a launch of so many: a power of two, and the same for any
-    launch of a service, so that no number of rows is met for the first time while it serves."""
+    """Return how many rows a program scans to find its own: a power of two, the same for any launch of a service, so
+    that serving compiles no new form.
+    """
     return max(int(triton.next_power_of_2(rows)), _ROWS)
 
 
 def cut_chunks(batch: ForwardBatch, shape: AttentionShape, plan: ChunkPlan) -> ChunkWork:
-    """The items of `batch`, for every layer whose attention has this shape and plan. Enqueues one kernel."""
+    """Return the items of `batch`, for every attention layer of this shape and plan. Enqueues one kernel."""
     device, rows = batch.seq_lens.device, batch.num_rows
     tokens = plan.tokens(shape.heads // shape.kv_heads)
     split_tokens = SPLIT_LAUNCH if batch.num_tokens <= SPLIT_LAUNCH else 1

@@ -1,8 +1,8 @@
-"""Query tokens of decode rows: one a row, or up to eight where a row verifies drafts.
+"""Query tokens of decode rows: one a row, or up to eight if a row verifies drafts.
 
-A program of attention looks at some query heads of some query tokens of a row, all of which read the same KV head. Each
-of these pairs is a *line* of its tile. With one query token a row the lines are the query heads; everything that more
-of them need stands behind QUERIES, which is known when a kernel is compiled.
+A program handles some query heads of some query tokens of a row, for one KV head. Each such pair is a *line* of its
+tile; with one query token the lines are the query heads. Code for several query tokens depends on the compile-time
+constant QUERIES.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -20,14 +20,14 @@ from runahead.runtime.kernels.triton.ops.softcap import bounded
 
 LOG2_E: Final = 1.4426950408889634
 MAX_QUERIES: Final = 8  # of a row in a decode launch
-_MAX_SUMS: Final = 8192  # float32 numbers that a program adds up for its lines, if they have several query tokens
-_NEW_TILE = tl.constexpr(16)  # tokens that the matrix units take, at least; a row has at most MAX_QUERIES new ones
+_MAX_SUMS: Final = 8192  # float32 sums of a program's lines, if rows may have several query tokens
+_NEW_TILE = tl.constexpr(16)  # fewest tokens for the matrix units; a row has at most MAX_QUERIES new ones
 
 
 def share_of(queries: int, group: int, head_dim: int, most: int = 0) -> int:
-    """How many query tokens of a row a program looks at together: all of them, or `most` if that is not 0, or fewer
-    where their lines would be too many. queries, most: powers of two, the most that a row has. group: query heads of a
-    KV head."""
+    """Return how many query tokens of a row a program handles: all, or `most` if not 0, or fewer if there would be too
+    many lines. queries, most: powers of two. group: query heads of a KV head.
+    """
     share = min(queries, most) if most else queries
     while share > 1 and triton.next_power_of_2(share * group) * triton.next_power_of_2(head_dim) > _MAX_SUMS:
         share //= 2
@@ -36,8 +36,9 @@ def share_of(queries: int, group: int, head_dim: int, most: int = 0) -> int:
 
 @triton.jit
 def queries_of(row, query_start_loc, QUERIES: tl.constexpr, RAGGED: tl.constexpr):
-    """A row's first query token and its number of query tokens. Where all rows have one, it is the token at the row's
-    place; RAGGED: other rows of the launch have more, and this one has one."""
+    """Return a row's first query token and their number. If each row has one, its index is the row's. RAGGED: other
+    rows of the launch have several, and this one has one.
+    """
     first = row
     count = 1
     if RAGGED:
@@ -52,8 +53,9 @@ def queries_of(row, query_start_loc, QUERIES: tl.constexpr, RAGGED: tl.constexpr
 def lines_of(
     share, kv_head, count, LINES: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, SHARE: tl.constexpr
 ):
-    """The lines of the tile that has a row's query tokens from `share` * SHARE on: which of the row's query tokens
-    (0 if it has one), which query head, and whether there is such a line, [LINES] each."""
+    """Return the lines of the tile with a row's query tokens from `share` * SHARE on: query token in the row (0 if it
+    has one), query head and validity, [LINES] each.
+    """
     line = tl.arange(0, LINES)
     query = 0
     head = kv_head * GROUP + line
@@ -67,14 +69,14 @@ def lines_of(
 
 @triton.jit
 def partner_of(d, HEAD_DIM: tl.constexpr):
-    """Each entry of a head is rotated with that of the other half."""
+    """Return each entry's rotation partner in the other half of the head."""
     HALF: tl.constexpr = HEAD_DIM // 2
     return tl.where(d < HALF, d + HALF, d - HALF)
 
 
 @triton.jit
 def norm_of_head(norm, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr, HAS_NORM: tl.constexpr):
-    """The weights of a head's norm, and those of each entry's partner: float32 [DIM_PAD] each, if there is one."""
+    """Load a head norm's weights and each entry's partner's: float32 [DIM_PAD] each, if there is a norm."""
     weight = 0.0
     of_partner = 0.0
     if HAS_NORM:
@@ -86,8 +88,9 @@ def norm_of_head(norm, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr, HAS_NORM: 
 
 @triton.jit
 def angle_of(cos, sin, position, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr, SEVERAL: tl.constexpr):
-    """Cosine and sine by which a head's entries are rotated: float32 [1 or n, DIM_PAD]. position: of all heads, or of
-    each, [n], if there are SEVERAL."""
+    """Load the rotation's cosine and sine of a head's entries: float32 [1 or n, DIM_PAD]. position: a scalar, or [n] if
+    SEVERAL.
+    """
     HALF: tl.constexpr = HEAD_DIM // 2
     d = tl.arange(0, DIM_PAD)
     angle = tl.where(d < HALF, d, d - HALF)[None, :]
@@ -101,7 +104,7 @@ def angle_of(cos, sin, position, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr, 
 
 @triton.jit
 def head_and_partner(at, ok, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr):
-    """Heads that begin at `at`, [n, 1], as they are in memory, and each entry's partner: [n, DIM_PAD] each."""
+    """Load the heads that begin at `at`, [n, 1], and each entry's partner: [n, DIM_PAD] each."""
     d = tl.arange(0, DIM_PAD)
     ok = ok & (d < HEAD_DIM)[None, :]
     x = tl.load(at + d[None, :], mask=ok, other=0.0)
@@ -112,7 +115,7 @@ def head_and_partner(at, ok, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr):
 def rotated_head(
     x, y, weight, of_partner, c, s, eps, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr, HAS_NORM: tl.constexpr
 ):
-    """Heads and their partners, normalised where the model does so, then rotated: float32 [n, DIM_PAD]."""
+    """Normalize heads and partners, if the model does so, and rotate them: float32 [n, DIM_PAD]."""
     x = x.to(tl.float32)
     y = y.to(tl.float32)
     if HAS_NORM:
@@ -125,8 +128,9 @@ def rotated_head(
 
 @triton.jit
 def repeated_lines(x, LINES: tl.constexpr):
-    """As many lines as the matrix units take, of the lines that there are: [LINES, ...]. Line n is x's line n % x's
-    lines, so that nothing is computed for those that nobody needs."""
+    """Repeat lines up to the matrix units' minimum: [LINES, ...]. Line n is x's line n % x's lines, so unused lines
+    cost no separate loads.
+    """
     TIMES: tl.constexpr = LINES // x.shape[0]
     if TIMES > 1:
         if len(x.shape) == 1:
@@ -138,15 +142,15 @@ def repeated_lines(x, LINES: tl.constexpr):
 
 @triton.jit
 def fold(query, key, value, seen, scale, top, total, acc, CAP: tl.constexpr):
-    """One tile of tokens more in the softmax. seen: [1, tokens], or [lines, tokens] where it is not the same for all of
-    them. key, value: as the cache keeps them. CAP: by which scores are bounded, times LOG2_E as they are; 0: by none.
+    """Fold one tile of tokens into the online softmax. seen: [1, tokens], or [lines, tokens] if lines differ. key,
+    value: in the cache's dtype. CAP: the scores' bound times LOG2_E; 0: none.
     """
     key = key.to(query.dtype)
     value = value.to(query.dtype)
     score = bounded(tl.dot(query, tl.trans(key), input_precision="ieee") * scale, CAP)
     score = tl.where(seen, score, float("-inf"))
     new_top = tl.maximum(top, tl.max(score, 1))
-    # A tile in which every token is hidden leaves the maximum at -inf; -inf - -inf would be NaN.
+    # A completely hidden tile leaves the maximum at -inf; -inf - -inf would be NaN.
     shift = tl.where(new_top == float("-inf"), 0.0, new_top)
     weight = tl.exp2(score - shift[:, None])
     kept = tl.exp2(top - shift)
@@ -160,8 +164,9 @@ def new_token_of(
     qkv, table, position, token, kv_head, here, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, DIM_PAD: tl.constexpr,
 ):  # fmt: skip
-    """What the projections have left of a row's only query token, and where it belongs: its key, the key's partner, its
-    value, its block. Nothing is read unless it is `here`."""
+    """Load a row's only query token from the QKV projection: key, the key's partners, value; and its block. Loads
+    nothing unless `here`.
+    """
     one = tl.arange(0, 1)[:, None]
     d = tl.arange(0, DIM_PAD)
     line = qkv + token.to(tl.int64) * (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM
@@ -175,8 +180,9 @@ def fold_new_token(
     query, new_key, new_value, home, keys, values, kv_scales, key_scale, value_scale, position, scale, kv_head, acc,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, DIM_PAD: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
-    """A row's only query token: its key and value go into the cache, and into the softmax, ahead of every tile. query:
-    [lines that there are, DIM_PAD]. acc: [lines, DIM_PAD]."""
+    """Write a row's only query token into the cache, and begin the softmax with it. query: [lines, DIM_PAD]. acc:
+    [lines, DIM_PAD].
+    """
     one = tl.arange(0, 1)[:, None]
     d = tl.arange(0, DIM_PAD)
     in_dim = d < HEAD_DIM
@@ -187,7 +193,7 @@ def fold_new_token(
     tl.store(values + cell + d, new_value, mask=in_dim)
     score = bounded(tl.sum(query.to(tl.float32) * new_key.to(tl.float32), 1) * scale, CAP)
     top = repeated_lines(score, acc.shape[0])
-    total = tl.exp2(top - top)  # 1, or NaN where the score is not finite
+    total = tl.exp2(top - top)  # 1, or NaN for a non-finite score
     acc += new_value.to(tl.float32)[None, :]
     return top, total, acc
 
@@ -197,9 +203,10 @@ def new_tokens_of(
     qkv, table, old_len, num_positions, first_query, count, kv_head, here, Q_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, DIM_PAD: tl.constexpr,
 ):  # fmt: skip
-    """What the projections have left of all query tokens of a row, and where they belong: keys, their partners, values,
-    blocks; their positions, and which of them there are. One before the row's first position is as good as none: the
-    row is shorter than its query tokens. Nothing is read unless they are `here`."""
+    """Load all query tokens of a row from the QKV projection: keys, their partners, values, blocks, positions and
+    validity. Tokens before position 0 are invalid: the row is shorter than its query tokens. Loads nothing unless
+    `here`.
+    """
     n = tl.arange(0, _NEW_TILE)
     d = tl.arange(0, DIM_PAD)
     position = old_len + n
@@ -220,9 +227,9 @@ def fold_new_tokens(
     tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, DIM_PAD: tl.constexpr, HAS_NORM: tl.constexpr, CAP:
     tl.constexpr,
 ):  # fmt: skip
-    """All query tokens of a row, as `new_tokens_of` has them: their keys and values go into the cache if the program
-    `writes`, and as a tile of their own into the softmax. A query token sees itself and those before it. of_line: which
-    of them a line has, [lines]."""
+    """Write a row's query tokens (`new_tokens_of`) into the cache if the program `writes`, and fold them as one tile
+    into the softmax. A query token sees itself and earlier ones. of_line: each line's query token, [lines].
+    """
     n = tl.arange(0, _NEW_TILE)
     d = tl.arange(0, DIM_PAD)
     ok = there[:, None] & (d < HEAD_DIM)[None, :]
@@ -236,7 +243,7 @@ def fold_new_tokens(
     seen = there[None, :] & (n[None, :] <= of_line[:, None])
     if WINDOW > 0:
         seen = seen & (n[None, :] > (of_line - WINDOW)[:, None])
-    # A weight of zero hides no value that is not finite, and a draft must not spoil the tokens before it.
+    # A weight of zero does not mask a non-finite value, and a draft must not spoil earlier tokens.
     bad = tl.max((tl.abs(new_value.to(tl.float32)) < float("inf")).to(tl.int32) ^ 1, 1) > 0
     new_value = tl.where(bad[:, None], 0.0, new_value.to(query.dtype)).to(query.dtype)
     top, total, acc = fold(query, new_key, new_value, seen, scale, top, total, acc, CAP)

@@ -1,7 +1,7 @@
-"""Attention of a ragged batch over the paged cache: prompt chunks, and the decode rows that share their launch.
+"""Attention of a ragged batch over the paged cache: prompt chunks and decode rows in one launch.
 
-Tiles are fixed and anchored at a row's own first query and at position 0, so a row's bits do not depend on its
-neighbours. Source: FlashAttention-2 (Dao, 2023), forward, over block tables.
+Tiles have fixed sizes and are anchored at a row's first query and at position 0, so a row's bits do not depend on other
+rows. Source: FlashAttention-2 (Dao, 2023), forward, over block tables.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -59,8 +59,9 @@ def _chunk_kernel(
     ROWS: tl.constexpr,
     CAP: tl.constexpr,
 ):
-    """One program for a tile of a row's queries and a query head. The tiles of all rows lie one behind the other, so
-    that the grid does not hang on how the launch's tokens are shared out among rows."""
+    """Compute one tile of a row's queries for one query head. All rows' tiles are consecutive programs, so the grid
+    does not depend on how tokens are distributed among rows.
+    """
     r = tl.arange(0, ROWS)
     inside = r < num_rows
     count = tl.load(query_start_loc + 1 + r, mask=inside, other=0) - tl.load(query_start_loc + r, mask=inside, other=0)
@@ -131,12 +132,13 @@ def chunk_attention(
     kv_scales: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Causal attention of each row's last queries over all of its tokens, which the cache already holds.
+    """Compute causal attention of each row's last queries over all of its tokens, which the cache already has.
 
     q: contiguous [T, q_heads, D]. keys, values: one layer's [num_blocks, block_size, kv_heads, D]. block_tables: int32
-    [B, max_blocks]. seq_lens: int32 [B], the queries included; 0 gives zeros. query_start_loc: int32 [B + 1], of any
-    shares of the T query tokens; zeros for those that no row has. window: tokens a query sees, itself included; 0: all.
-    cap, kv_scales: as `Attention` has them. out: zeros, [T, q_heads, D]; a new tensor by default. Returns `out`.
+        [B, max_blocks]. seq_lens: int32 [B], queries included; 0 gives zeros. query_start_loc: int32 [B + 1], any
+        partition of the T query tokens; tokens of no row get zeros. window: visible tokens, the query's included; 0:
+        all.
+    cap, kv_scales: see `Attention`. out: zeros, [T, q_heads, D]; a new tensor by default. Returns `out`.
     """
     _, q_heads, head_dim = q.shape
     rows, block_size, kv_heads = seq_lens.shape[0], keys.shape[1], keys.shape[2]
@@ -169,8 +171,9 @@ def chunk_attention(
 
 
 class ChunkAttention:
-    """Attention in the layers of one launch, of any batch: in the large tiles of a plan that was measured for this GPU
-    and shape, or else as above. exact: no query token's bits hang on how many others its row has."""
+    """Attention in the layers of one launch with any batch: `prefill_attention` if a plan was measured for this GPU and
+    shape, else `chunk_attention`. exact: a query token's bits do not depend on its row's other query tokens.
+    """
 
     def __init__(self, batch: ForwardBatch, cache: KVCache, ropes: Sequence[RopeTable], *, exact: bool = False) -> None:
         self._batch, self._cache, self._ropes, self._exact = batch, cache, ropes, exact
@@ -179,9 +182,9 @@ class ChunkAttention:
     def attended(
         self, qkv: torch.Tensor, weights: Attention, place: int, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """All that comes between the QKV product and the output product.
+        """Compute everything between the QKV product and the output product.
 
-        qkv: contiguous [T, (heads + 2 * kv_heads) * D]. place: of the mixer's keys and values, which are written first.
+        qkv: contiguous [T, (heads + 2 * kv_heads) * D]. place: index of the mixer's keys and values, written first.
         out: zeros, contiguous [T, heads * D]; a new tensor by default. Returns `out`.
         """
         batch, shape, rope = self._batch, weights.shape, self._ropes[weights.rope]
@@ -205,7 +208,7 @@ class ChunkAttention:
         return attended.view(qkv.shape[0], shape.q_size)
 
     def _work(self, shape: AttentionShape, dtype: torch.dtype) -> tuple[ChunkPlan, ChunkWork] | None:
-        """The launch is cut once for all layers of a shape."""
+        """Split the launch once for all layers of a shape."""
         if shape not in self._works:
             plan = chunk_plan(shape, dtype)
             if plan is not None:

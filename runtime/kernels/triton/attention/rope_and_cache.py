@@ -1,4 +1,4 @@
-"""Between the QKV product and attention: per-head norms, rotary positions, and the write into the paged cache."""
+"""Head norms, rotary embedding and the write into the paged cache, between the QKV product and attention."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 # (a kernel's pointers have no Python type)
@@ -15,7 +15,7 @@ from runahead.runtime.kernels.triton.attention.kv_dtype import as_kept, head_sca
 
 @triton.jit
 def _normed(low, high, norm, i, inside, eps, HEAD_DIM: tl.constexpr):
-    """A head's two halves [heads, D / 2], normalised over both."""
+    """Normalize a head over its two halves, [heads, D / 2]."""
     square = tl.sum(low * low, 1) + tl.sum(high * high, 1)
     scale = tl.rsqrt(square / HEAD_DIM + eps)[:, None]
     low_weight = tl.load(norm + i, mask=inside, other=0.0).to(tl.float32)
@@ -45,13 +45,12 @@ def _rotate_and_write_kernel(
     HALF_PAD: tl.constexpr,
     HAS_NORM: tl.constexpr,
 ):
-    """One program for a token and a KV head: that head's key and value, and the query heads that share it, if there are
-    any."""
+    """Process one token and KV head: its key and value, and its query heads, if there are any."""
     token = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
     HALF: tl.constexpr = HEAD_DIM // 2
-    # A masked token's position may be anything; it must not send a load out of the table.
+    # A masked token's position may be anything; keep the load inside the table.
     position = tl.minimum(tl.maximum(tl.load(positions + token), 0), num_positions - 1)
     slot = tl.load(slot_mapping + token)
     i = tl.arange(0, HALF_PAD)
@@ -104,13 +103,12 @@ def rotate_and_write(
     k_norm: Norm | None = None,
     kv_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Rotate queries and keys (half-split convention), after a per-head norm where there is one; write the cache.
+    """Normalize heads if there is a norm, rotate queries and keys (half-split convention), and write the cache.
 
-    qkv: contiguous [T, (q_heads + 2 * kv_heads) * D], queries, keys, values in order; q_heads may be 0. cos, sin:
-    [positions, D // 2]. positions, slot_mapping: int64 [T]; a masked token's slot lies in the null block. keys, values:
-    one layer's [num_blocks, block_size, kv_heads, D]. q_norm, k_norm: over D, both or neither, with the same eps.
-    kv_scales: of FP8 keys and values, float32 [2, kv_heads]; None: the cache has the dtype of qkv.
-    Returns the queries, [T, q_heads, D].
+    qkv: contiguous [T, (q_heads + 2 * kv_heads) * D], queries, keys and values; q_heads may be 0. cos, sin: [positions,
+        D // 2]. positions, slot_mapping: int64 [T]; a masked token's slot is in the null block. keys, values: one
+        layer's [num_blocks, block_size, kv_heads, D]. q_norm, k_norm: over D, both or neither, with the same eps.
+    kv_scales: for FP8, float32 [2, kv_heads]; None: the cache has qkv's dtype. Returns the queries, [T, q_heads, D].
     """
     tokens = qkv.shape[0]
     kv_heads, head_dim = keys.shape[2], keys.shape[3]

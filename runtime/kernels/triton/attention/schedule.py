@@ -1,15 +1,13 @@
-"""The beginning of F in a decode launch: tokens are embedded, and attention's work is cut into items.
+"""The beginning of F in a decode launch: embeds tokens and splits attention into items.
 
-Attention runs on a fixed number of programs, whatever the lengths are. What each of them does is found here, on the
-device, from the lengths of this launch, so that a captured graph holds for every context. Into how many items a row is
-cut depends on its own length and on the bucket alone, and so do its bits: no other row of the launch changes them.
+Attention runs on a fixed number of programs. Their items are computed on the device from this launch's lengths, so a
+captured graph serves every context. A row's number of items, and so its bits, depend only on its length and the bucket.
 
-The bits of an exact plan do not depend on the bucket either. A row's parts are summed in groups, and the groups'
-results in order. With few rows each part is an item, so that a lone row keeps the GPU busy; with many rows an item is a
-group, so that rows of many lengths load the programs evenly.
+In an exact plan bits do not depend on the bucket either: a row's parts are summed in groups, and the groups' sums in
+order. With few rows each part is an item, so that a lone row keeps the GPU busy; with many rows an item is a group, so
+that rows of different lengths balance the programs.
 
-In a mixed launch only rows with one query token are cut: the others are prompt chunks, whose attention is
-`chunk_attention`'s.
+In a mixed launch only rows with one query token are split; the others are prompt chunks for `chunk_attention`.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -27,25 +25,25 @@ import triton.language as tl
 from runahead.runtime.kernels.triton.ops.norms import exact_square
 from runahead.runtime.rounding import ceil_div
 
-MAX_PARTS: Final = 32  # items of a row and a KV head
+MAX_PARTS: Final = 32  # most items of a row and a KV head
 _MAX_PARTS = tl.constexpr(MAX_PARTS)
-RECORD: Final = 8  # numbers of an item, so that each begins at 32 bytes
+RECORD: Final = 8  # int32 words of an item, for 32-byte alignment
 _RECORD = tl.constexpr(RECORD)
-TOTAL: Final = 4  # numbers of a window's total, so that it begins at 16 bytes: Triton compiles for that, or for less
+TOTAL: Final = 4  # int32 words of a window's total, for 16-byte alignment, which Triton specializes for
 _TOTAL = tl.constexpr(TOTAL)
-_ROWS_OF_A_PROGRAM: Final = 16  # that it cuts into items
-_ROWS_OF_MIXED: Final = 512  # that a mixed launch is taken to have at least, so that one form serves them all
+_ROWS_OF_A_PROGRAM: Final = 16  # that it splits into items
+_ROWS_OF_MIXED: Final = 512  # assumed for a mixed launch, so that one compiled form serves all
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """How attention is cut. tile: tokens that a program looks at together. chunk: tiles of a part at most, or more
-    where a row would have over MAX_PARTS parts. A part is an item. programs, warps: launched for all items, and of one
-    program. stages: tiles on their way at a time. early: an item's first tile is asked for before its turn. exact: the
-    newest part is summed first, then the others in order; otherwise a row's parts are equally long. group: parts that
-    an exact plan sums before it adds their sum to the other groups' sums. grouped: an item is a group, not a part; no
-    bit depends on it. share: query tokens of a row that a program looks at together, at most, a power of two; 0: all of
-    them, where their sums fit."""
+    """A split of decode attention. tile: tokens of a KV tile. chunk: most tiles of a part, exceeded if a row would have
+    over MAX_PARTS parts. A part is an item. programs, warps: of the launch, and of one program. stages: tiles in
+    flight. early: load an item's first tile before its turn. exact: sum the newest part first, then the others in
+    order; otherwise a row's parts are equally long. group: parts that an exact plan sums before adding their sum to
+    other groups'. grouped: an item is a group instead of a part, with the same bits. share: most query tokens of a row
+    in a program, a power of two; 0: all, if their sums fit.
+    """
 
     tile: int
     chunk: int
@@ -63,17 +61,18 @@ class AttentionPlan:
         assert not (self.early and self.grouped), "an item's first tile is then not that of its first part"
 
     def parts(self, context_length: int) -> int:
-        """Items of a row and a KV head, at most."""
+        """Return the most items of a row and a KV head."""
         return min(MAX_PARTS, ceil_div(context_length, self.tile * self.chunk))
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionWork:
-    """Of R rows, for each of the W windows that a model has. What a program must know of an item stands in one place:
-    it asks for keys and values as soon as it has read that."""
+    """Items of R rows, for each of the model's W windows. An item's data are in one record, so that one load suffices
+    to address keys and values.
+    """
 
-    items: torch.Tensor  # int32 [W, R * MAX_PARTS, RECORD], as `_cut` writes them; those past the total are nothing
-    total: torch.Tensor  # int32 [W, TOTAL] items of all rows; then nothing
+    items: torch.Tensor  # int32 [W, R * MAX_PARTS, RECORD], see `_cut`; records past the total are undefined
+    total: torch.Tensor  # int32 [W, TOTAL] number of items, then padding
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_rows"])
@@ -83,7 +82,7 @@ def _begin_kernel(
     TILE: tl.constexpr, MINE: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr, EXACT: tl.constexpr,
     RAGGED: tl.constexpr, SCALED: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """Programs 0 to num_tokens - 1 embed a token each; then come some for each window that cut attention into items."""
+    """Programs 0 to num_tokens - 1 embed a token each; the next ones split attention, several for each window."""
     program = tl.program_id(0)
     if program < num_tokens:
         _embed(token_ids, table, gamma, residual, scaled, squares, program, WIDTH, BLOCK, SCALED, SCALE)
@@ -118,11 +117,12 @@ def _items_of(
     r, window, seq_lens, query_start_loc, num_rows, QUERIES: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
     GROUP: tl.constexpr, EXACT: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
-    """Rows' lengths, the tiles before what they see, the tiles of a part, how many items they are, how many of those
-    are full, and the tiles of the last one if it is not. GROUP: parts of an item. RAGGED: none, of a row that has not
-    one query token."""
+    """Return rows' lengths, the tiles before the visible ones, a part's tiles, the number of items, the number of full
+    ones, and the last one's tiles if it is not full. GROUP: parts of an item. RAGGED: no items for rows with another
+    number of query tokens than one.
+    """
     length = tl.load(seq_lens + r, mask=r < num_rows, other=0)
-    first_end = length  # of what the row's first query token sees
+    first_end = length  # visible to the row's first query token
     decodes = r < num_rows
     if (QUERIES > 1) | RAGGED:
         next_row = tl.load(query_start_loc + 1 + r, mask=r < num_rows, other=0)
@@ -135,7 +135,7 @@ def _items_of(
     tiles = (length + TILE - 1) // TILE - hidden
     each = tl.maximum((tiles + _MAX_PARTS - 1) // _MAX_PARTS, CHUNK)
     of_item = each * GROUP
-    count = tl.maximum((tiles + of_item - 1) // of_item, 1)  # a masked row has one too, which leaves zeros
+    count = tl.maximum((tiles + of_item - 1) // of_item, 1)  # a masked row has one too, which writes zeros
     if not EXACT:
         each = tl.maximum((tiles + count - 1) // count, 1)
         count = tl.maximum((tiles + each - 1) // each, 1)
@@ -150,12 +150,12 @@ def _cut(
     MINE: tl.constexpr, QUERIES: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr,
     EXACT: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
-    """The items of MINE rows, for one window: of each its row, its first token and the one after its last, the row's
-    first place among the items of all rows in order, its items, the tiles of a part, the row's length, and the item's
-    place. RAGGED: and the lengths of rows that have no items here.
+    """Write the items of MINE rows for one window: row, first token, end, the row's first index among all items, its
+    number of items, a part's tiles, the row's length, and the item's index. RAGGED: also write the lengths of rows
+    without items.
 
-    In an exact plan the longest items come first, so that the programs end at about the same time: full ones, by rows,
-    then the others by their lengths.
+    In an exact plan the longest items come first, so that programs end at about the same time: full items by row, then
+    the others by length.
     """
     PROGRAMS: tl.constexpr = ROWS // MINE
     which = program // PROGRAMS
@@ -210,14 +210,14 @@ def begin_decode(
     query_start_loc: torch.Tensor | None = None,
     chunk_lens: torch.Tensor | None = None,
 ) -> AttentionWork:
-    """Embed query tokens into `residual`, [T or more, hidden], and cut attention over rows of these lengths.
+    """Embed query tokens into `residual`, [T or more, hidden], and split attention over rows of these lengths.
 
-    token_ids: int64 [T], inside the vocabulary; with T of 0 nothing is embedded. table: contiguous [vocab, hidden].
-    seq_lens: int32 [R]. windows: int32 [W] tokens that a query sees, 0: all; W may be 0. scaled, squares, gamma, all or
-    none: the residual times gamma, [hidden], and the sums of its squares, float64 [1, T or more]. scale: multiplies
-    what is embedded. queries: query tokens of a row, at most; with more than one, query_start_loc says where each row's
-    begin, int32 [R + 1]. chunk_lens: int32 [R], of a mixed launch, which needs query_start_loc and a window: becomes
-    the lengths of the rows with another number of query tokens than one, which are not cut, and 0 of the others.
+    token_ids: int64 [T], in the vocabulary; T of 0 embeds nothing. table: contiguous [vocab, hidden].
+    seq_lens: int32 [R]. windows: int32 [W] visible tokens, 0: all; W may be 0. scaled, squares, gamma, all or none:
+        outputs residual * gamma, [hidden], and sums of its squares, float64 [1, T or more]. scale: multiplies
+        embeddings. queries: most query tokens of a row; above one, query_start_loc, int32 [R + 1], has each row's
+        first. chunk_lens: int32 [R], for mixed launches with query_start_loc and a window: output, the lengths of rows
+        with another number of query tokens than one, which are not split, and 0 for others.
     """
     ragged = chunk_lens is not None
     assert (queries == 1 and not ragged) or query_start_loc is not None

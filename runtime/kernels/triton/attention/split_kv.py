@@ -1,4 +1,4 @@
-"""Parts of a row's attention, where they meet, and how they are weighed and added up."""
+"""Partial results of split-KV attention and their reduction."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 # (a kernel's pointers have no Python type)
@@ -18,14 +18,14 @@ from runahead.runtime.kernels.triton.attention.query_tokens import lines_of, sha
 from runahead.runtime.kernels.triton.attention.schedule import AttentionPlan
 from runahead.runtime.kernels.triton.gpu.unrolled import longer
 
-_PARTS: Final = 16  # parts of a row that are added up at a time, at most
-_PARTS_WORDS: Final = 96  # float32 numbers of theirs that a thread holds meanwhile, unless one part has more
-_JOIN_STAGES = tl.constexpr(4)  # parts on their way at a time, where they are added one after the other
+_PARTS: Final = 16  # most parts of a row that are added at a time
+_PARTS_WORDS: Final = 96  # float32 numbers of theirs in a thread, unless one part has more
+_JOIN_STAGES = tl.constexpr(4)  # parts in flight if they are added one by one
 
 
 @triton.jit
 def with_part(top, total, acc, part_top, part_total, part_acc):
-    """The sum of some parts, and of one more. If there were none before, it is that part to the bit."""
+    """Add one part to a sum of parts. To an empty sum it is that part to the bit."""
     new_top = tl.maximum(top, part_top)
     shift = tl.where(new_top == float("-inf"), 0.0, new_top)
     kept = tl.exp2(top - shift)
@@ -40,8 +40,9 @@ def add_parts(
     PART_LINES: tl.constexpr, DIM_PAD: tl.constexpr, PARTS: tl.constexpr, EXACT: tl.constexpr, GROUP_PARTS:
     tl.constexpr,
 ):  # fmt: skip
-    """The parts of a row and a KV head, weighed and added in order. EXACT: one after the other in groups of
-    GROUP_PARTS, and the groups' sums one after the other; the last group first, and its last part."""
+    """Weigh and add the parts of a row and a KV head in order. EXACT: one by one in groups of GROUP_PARTS, then the
+    groups' sums; the last group first, beginning with its last part.
+    """
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
     SHARES: tl.constexpr = QUERIES // SHARE
     HEADS: tl.constexpr = KV_HEADS * SHARES
@@ -57,7 +58,7 @@ def add_parts(
         group_top, group_total, group_acc = top, total, acc
         in_last = (parts - 1) % GROUP_PARTS + 1
         for i in tl.range(0, parts, 1, num_stages=_JOIN_STAGES):
-            # Parts of the last group, then the other groups' parts in order.
+            # Parts of the last group, then the other groups' in order.
             of_others = i - in_last
             part = begin_items + tl.where(
                 i == 0, parts - 1, tl.where(of_others < 0, parts - in_last + i - 1, of_others)
@@ -83,7 +84,7 @@ def add_parts(
         if GROUP_PARTS > 1:
             top, total, acc = with_part(top, total, acc, group_top, group_total, group_acc)
     else:
-        # Part by part, so that a thread has the same numbers of each, and none waits for another.
+        # Part by part, so that each thread has the same elements of every part and no thread waits for another.
         for first in range(0, parts, PARTS):
             tops, totals, accs = (), (), ()
             for p in tl.static_range(PARTS):
@@ -108,7 +109,7 @@ def add_parts(
                 total += totals[p] * weight
                 acc += accs[p] * weight[:, None]
             top = new_top
-    # `maximum` passes a NaN over: a part that has one says so by its total, by which everything is divided.
+    # `maximum` ignores NaN: a part with a NaN has a NaN total, by which everything is divided.
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None] * value_scale
     out_at = ((first_query + of_line).to(tl.int64) * Q_HEADS + head)[:, None] * HEAD_DIM + d[None, :]
     tl.store(out + out_at, result.to(out.dtype.element_ty), mask=line_ok[:, None] & (d < HEAD_DIM)[None, :])
@@ -116,7 +117,7 @@ def add_parts(
 
 @dataclass(frozen=True, slots=True)
 class PartBuffers:
-    """Where the items of a split row meet. One attention at a time uses them."""
+    """Partial results of split rows. One attention at a time uses them."""
 
     partial: torch.Tensor  # float32 [items, lines, head_dim]
     top: torch.Tensor  # float32 [items, lines]
@@ -128,9 +129,10 @@ def make_part_buffers(
     rows: int, shape: AttentionShape, plan: AttentionPlan, context_length: int, device: torch.device, queries: int = 1,
     rooms: dict[str, torch.Tensor] | None = None,
 ) -> PartBuffers:  # fmt: skip
-    """For launches of up to `rows` rows, of up to `context_length` tokens, of which `queries` are query tokens. rooms:
-    memory by name that no other attention uses at the same time: what is large enough there is used, and what is not
-    makes place for what this one needs. Whoever holds views of the former keeps it."""
+    """Make buffers for `rows` rows of at most `context_length` tokens, `queries` of them query tokens. rooms: reusable
+    memory by name that no concurrent attention uses: large enough entries are used, others replaced. The owner of views
+    keeps the old memory alive.
+    """
     group, queries = shape.heads // shape.kv_heads, triton.next_power_of_2(queries)
     share = share_of(queries, group, shape.head_dim, plan.share)
     heads, lines = shape.kv_heads * (queries // share), triton.next_power_of_2(group * share)
@@ -152,6 +154,5 @@ def make_part_buffers(
 
 
 def parts_at_a_time(buffers: PartBuffers, dim_pad: int, warps: int) -> int:
-    """How many parts a program of so many warps holds while it adds them up. dim_pad: numbers that it holds of a
-    head."""
+    """Return how many parts a program of this many warps keeps in registers while adding. dim_pad: padded head size."""
     return max(1, min(_PARTS, 32 * warps * _PARTS_WORDS // (buffers.partial.shape[1] * dim_pad)))

@@ -1,1 +1,1 @@
-"""Drafts on the device: n-grams, tokens that grammars force, inputs and steps of draft heads."""
+"""Drafting on the device: n-grams, grammar-forced tokens, and the inputs and steps of draft heads."""

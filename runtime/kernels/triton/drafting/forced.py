@@ -1,7 +1,7 @@
-"""What grammars force, proposed on a GPU: `MaskMemory.read_forced`, from the memory that the mask worker writes.
+"""Proposes grammar-forced tokens on a GPU like `MaskMemory.read_forced`, from the mask worker's memory.
 
-A row's line of forced tokens is looked at once, and judged by what was read then. Nothing hangs on it: what it proposes
-is verified under masks, like any other draft.
+A row's line of forced tokens is read once and validated by that copy. Errors are harmless: proposals are verified under
+masks like any draft.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -36,22 +36,23 @@ def forced_tokens(
     line, weights, epoch, length, newest, WORDS: tl.constexpr, WORDS_PAD: tl.constexpr, MOST_PAD: tl.constexpr,
     ACQUIRE: tl.constexpr,
 ):  # fmt: skip
-    """How many tokens must come behind the first `length` of a row, the last of which is `newest`, and the first
-    MOST_PAD of them, [MOST_PAD], as far as its line says so."""
+    """Return how many tokens must follow the first `length` tokens of a row, whose last one is `newest`, and the first
+    MOST_PAD of them, [MOST_PAD], if the row's line is valid.
+    """
     if ACQUIRE:
-        acquired(line + _POSITION)  # what is read now is as new as the newest tag that can be seen
+        acquired(line + _POSITION)  # later loads are as new as the newest visible tag
     w = tl.arange(0, WORDS_PAD)
-    words = tl.load(line + w, mask=w < WORDS, other=0, volatile=True)  # the only look
+    words = tl.load(line + w, mask=w < WORDS, other=0, volatile=True)  # the only read
     summed = tl.sum(words * tl.load(weights + w, mask=w < WORDS, other=0), 0) ^ _BASIS
     ahead = length.to(tl.int64) - word(words, _POSITION)
     known = word(words, _RUN)
     is_own = (word(words, _EPOCH) == epoch) & (ahead >= 0) & (ahead < known) & (word(words, _CHECKSUM) == summed)
     ahead = tl.where(is_own, ahead, 0).to(tl.int32)
     left = tl.where(is_own, known, 0).to(tl.int32) - ahead
-    first = 2 * (w - _TAG_WORDS)  # of the two tokens that a word holds
+    first = 2 * (w - _TAG_WORDS)  # of the two tokens in a word
     one, other = words.to(tl.int32), (words >> 32).to(tl.int32)
     before = tl.sum(tl.where(first == ahead - 1, one, 0) + tl.where(first + 1 == ahead - 1, other, 0), 0)
-    goes_on = (ahead == 0) | (before == newest)  # it went on as it was forced to
+    goes_on = (ahead == 0) | (before == newest)  # the row continued as forced
     wanted = (ahead + tl.arange(0, MOST_PAD))[:, None]
     found = tl.where(first[None, :] == wanted, one[None, :], 0)
     found += tl.where((first + 1)[None, :] == wanted, other[None, :], 0)
@@ -79,9 +80,9 @@ def _forced_kernel(
     WORDS_PAD: tl.constexpr,
     ACQUIRE: tl.constexpr,
 ):
-    """One program a row. KEPT: row slots, the lowest, for which something is proposed."""
+    """Propose one row's forced tokens. KEPT: number of the lowest row slots that get proposals."""
     slot = tl.load(row_slots + tl.program_id(0)).to(tl.int64)
-    if tl.load(held + slot) == 0:  # else its drafts are those of an F before
+    if tl.load(held + slot) == 0:  # a held row keeps the drafts of an earlier F
         length = tl.where(tl.load(alive + slot) != 0, tl.load(seq_len + slot), 0)
         epoch = long_of(parameters, slot, _MASK_EPOCH)
         n = tl.arange(0, MOST_PAD)
@@ -92,7 +93,7 @@ def _forced_kernel(
                 lines + slot * WORDS, weights, epoch, length, tl.load(last_token + slot), WORDS, WORDS_PAD, MOST_PAD,
                 ACQUIRE,
             )  # fmt: skip
-        # A token at the row's last position ends it, and nobody has a block for what would lie there.
+        # A token at the row's last position ends it, and no block is allocated for a later one.
         there = n < tl.minimum(left, tl.minimum(int_of(parameters, slot, _MAX_POSITION) - length, count))
         there = there & (slot < KEPT)
         tl.store(proposed + slot * MOST + n, tl.where(there, said, _NO_DRAFT), mask=n < MOST)
@@ -103,11 +104,11 @@ def _forced_kernel(
 def propose_forced(
     num_rows: int, count: int, row_slots: torch.Tensor, state: RowState, drafts: DraftState, masks: MaskState
 ) -> None:
-    """Propose up to `count` tokens for each of the first `num_rows` places of the row list, all of which decode: those
-    that the row's grammar forces. Where there is no drafter.
+    """Propose up to `count` grammar-forced tokens for each of the first `num_rows` entries of the row list, all of
+    which decode. For programs without a drafter.
 
-    row_slots: int32 [R]. A row without a grammar, one that has ended, one whose run would not be kept, and a place past
-    the list, has no drafts; one that is held keeps its own. What would lie at a row's end or beyond it is left out.
+    row_slots: int32 [R]. Rows without a grammar, ended rows, rows whose runs are not kept and entries past the list get
+    no drafts; a held row keeps its drafts. Nothing is proposed at or beyond a row's end.
     """
     most, words = drafts.most, masks.forced.shape[1]
     assert 0 < count <= most

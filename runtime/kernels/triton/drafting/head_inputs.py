@@ -1,7 +1,7 @@
-"""The beginning of a draft head on a GPU: each token's embedding beside the hidden state of the position before it.
+"""The inputs of a draft head on a GPU: each token's embedding beside the hidden state of the previous position.
 
-F leaves hidden states in the rows' blocks, and reads there those that another launch has left; what stands before a
-token in the same launch is read where that launch has it, so that nobody waits for what a neighbour writes.
+F writes hidden states into the rows' blocks and reads those of earlier launches there; a previous position in the same
+launch is read from the batch, so that programs need not synchronize.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -20,8 +20,9 @@ from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import Fuse, Norm
 from runahead.runtime.kernels.triton.attention.prefill_schedule import rows_looked_at
 
-NOWHERE: Final = -1  # in the place of a KV slot: no hidden state comes before
-_OF_BATCH, _OF_PLACES, _GIVEN = 0, 1, 2  # where the hidden states before are: in the batch or a block, in a block, here
+NOWHERE: Final = -1  # instead of a KV slot: no previous hidden state
+# the previous hidden states: in the batch or a block, in a block, given directly
+_OF_BATCH, _OF_PLACES, _GIVEN = 0, 1, 2
 _IN_BATCH, _IN_PLACES = tl.constexpr(_OF_BATCH), tl.constexpr(_OF_PLACES)
 _NOWHERE = tl.constexpr(NOWHERE)
 
@@ -31,8 +32,9 @@ def _before_in_batch(
     token, hidden, kept, positions, slot_mapping, query_start_loc, seq_lens, block_tables, table_stride, num_rows,
     HIDDEN: tl.constexpr, BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
-    """The hidden state before a query token of F, whose own is left in its block. ROWS: rows to look for its row among;
-    1: each row has one query token. BY_TOKEN: block tables are those of query tokens, not of rows."""
+    """Return the previous hidden state of a query token of F, and store the token's own in its block. ROWS: rows to
+    search for the token's; 1: each row has one query token. BY_TOKEN: block tables are by query token instead of row.
+    """
     i = tl.arange(0, BLOCK)
     inside = i < HIDDEN
     own = tl.load(hidden + token * HIDDEN + i, mask=inside, other=0.0)
@@ -75,7 +77,7 @@ def _join_kernel(
     BEFORE: tl.constexpr, HIDDEN_FIRST: tl.constexpr, TOKEN_NORM: tl.constexpr, HIDDEN_NORM: tl.constexpr,
     LEAVES: tl.constexpr, LEAVES_NORMED: tl.constexpr,
 ):  # fmt: skip
-    """One program a token. LEAVES: the residual becomes the hidden state, or LEAVES_NORMED its norm."""
+    """Join one token's inputs. LEAVES: write the hidden state, or with LEAVES_NORMED its norm, to the residual."""
     token = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     inside = i < HIDDEN
@@ -111,8 +113,9 @@ def _join_kernel(
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """What every head's beginning needs. table: the embedding, contiguous [vocab, width]. kept: contiguous [KV slots,
-    hidden], the hidden states in the rows' blocks."""
+    """Inputs common to draft heads. table: embeddings, contiguous [vocab, width]. kept: hidden states in the rows'
+    blocks, contiguous [KV slots, hidden].
+    """
 
     fuse: Fuse
     table: torch.Tensor
@@ -120,9 +123,9 @@ class Joining:
     block_size: int
 
     def in_batch(self, batch: ForwardBatch, hidden: torch.Tensor) -> torch.Tensor:
-        """Of the query tokens of an F, in rows or in lines, whose hidden states these are, contiguous [T, hidden]: they
-        are left in the blocks. Zeros stand before a row's first token. Returns what `Fuse` calls joined, [T, width +
-        hidden]."""
+        """Join the query tokens of an F with their rows' hidden states, contiguous [T, hidden], and store those in the
+        blocks. A row's first token gets zeros. Returns the input of `Fuse`, [T, width + hidden].
+        """
         in_rows = batch.in_rows or batch
         single = in_rows.is_decode and in_rows.decode_queries == 1
         rows = 1 if single else rows_looked_at(in_rows.num_rows)
@@ -130,12 +133,13 @@ class Joining:
         return self._join(_OF_BATCH, replace(in_rows, block_tables=tables), hidden, None, None, rows, batch.by_token)
 
     def of_places(self, batch: ForwardBatch, indexes: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Of one token a row. indexes: int64 [R], the KV slot of the hidden state before it, or NOWHERE. residual: [R,
-        hidden], what a head without a product goes on with is left there."""
+        """Join one token a row. indexes: int64 [R], the KV slot of the previous hidden state, or NOWHERE. residual: [R,
+        hidden], written for a head without a product.
+        """
         return self._join(_OF_PLACES, batch, self.kept, indexes, residual, 1)
 
     def of_expected(self, batch: ForwardBatch, expected: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """The same, behind a step that expects these hidden states, contiguous [R, hidden]."""
+        """Join one token a row with the previous step's predicted hidden states, contiguous [R, hidden]."""
         return self._join(_GIVEN, batch, expected, None, residual, 1)
 
     def _join(

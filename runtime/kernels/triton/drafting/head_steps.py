@@ -1,7 +1,7 @@
-"""The rows of a drafter with layers, from one of its steps to the next: what a step runs on, and what it proposes.
+"""The rows of a drafter with layers between its steps: a step's inputs and its proposals.
 
-A step has one query token of each row of F: the newest token at first, then what the step before has chosen. Positions,
-lengths and the chosen tokens stay on the device, so that K steps are K times the same kernels, whatever they find.
+A step has one query token of each row of F: first the newest token, then the previous step's choice. Everything stays
+on the device, so K steps are K times the same kernels.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -32,20 +32,20 @@ _NOWHERE = tl.constexpr(NOWHERE)
 
 @dataclass(frozen=True, slots=True)
 class HeadRows:
-    """Inputs of a step, at fixed addresses. Of S row slots and up to R rows."""
+    """A step's inputs at fixed addresses, for S row slots and up to R rows."""
 
     token_ids: torch.Tensor  # int64 [R]
     positions: torch.Tensor  # int64 [R]
     slot_mapping: torch.Tensor  # int64 [R]
-    seq_lens: torch.Tensor  # int32 [R] with the step's token; 0: the row takes no part
+    seq_lens: torch.Tensor  # int32 [R] including the step's token; 0: the row takes no part
     starts: torch.Tensor  # int32 [R + 1] 0, 1, 2, ...
     block_tables: torch.Tensor  # int32 [R, max_blocks]
     before: torch.Tensor  # int64 [R] KV slot of the hidden state before the newest token, or NOWHERE
-    next_position: torch.Tensor  # int32 [S] where the token would stand that the step chooses
+    next_position: torch.Tensor  # int32 [S] position of the token that the step chooses
     active: torch.Tensor  # bool [S] the row takes part
 
     def batch(self, rows: int, context_length: int) -> ForwardBatch:
-        """One query token of each of so many rows."""
+        """Return a batch of one query token for each row."""
         return ForwardBatch(
             token_ids=self.token_ids[:rows],
             positions=self.positions[:rows],
@@ -71,7 +71,7 @@ class HeadRows:
 
 
 def make_head_rows(slots: int, rows: int, max_blocks: int, device: torch.device) -> HeadRows:
-    """No row takes part."""
+    """Make inputs in which no row takes part."""
 
     def zeros(dtype: torch.dtype, *shape: int) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -96,14 +96,15 @@ def _step_kernel(
     VOCAB: tl.constexpr, BLOCK_SIZE: tl.constexpr, MAX_BLOCKS: tl.constexpr, TABLE: tl.constexpr, MOST: tl.constexpr,
     MOST_PAD: tl.constexpr, FIRST: tl.constexpr, HOLDS: tl.constexpr, KEPT: tl.constexpr, TABLE_TILE: tl.constexpr,
 ):  # fmt: skip
-    """One program a row. FIRST: nothing was chosen yet. HOLDS: rows may be held, and have grammars, whose tokens were
-    proposed before: of such a row nothing is guessed, nor of one whose slot is not among the KEPT lowest."""
+    """Prepare one row. FIRST: nothing was chosen yet. HOLDS: rows may be held and have grammar-forced drafts: such
+    rows, and rows in slots from KEPT on, get no guesses.
+    """
     row = tl.program_id(0)
     slot = tl.load(row_slots + row).to(tl.int64)
     length = tl.where(tl.load(alive + slot) != 0, tl.load(seq_len + slot), 0)
-    # A token at the row's last position ends it, and nobody has a block for what would lie there.
+    # A token at the row's last position ends it, and no block is allocated for a later one.
     room = tl.minimum(int_of(parameters, slot, _MAX_POSITION) - length, count)
-    # Masks along drafts are made by who makes the drafts once more, which no head's are.
+    # Masks along drafts need the mask worker to know the drafts, which it can't for a head's.
     has_grammar = long_of(parameters, slot, _MASK_EPOCH) != 0
     writes = length >= 0
     if HOLDS:
@@ -152,14 +153,13 @@ def begin_step(
     chosen: torch.Tensor | None,
     held: torch.Tensor | None = None,
 ) -> None:
-    """What step number `ahead` of `count` runs on, for the first `num_rows` places of the row list, all of which
-    decode; the tokens that the step before has chosen are proposed.
+    """Prepare step `ahead` of `count` for the first `num_rows` entries of the row list, all of which decode, and
+    propose the previous step's tokens.
 
     row_slots: int32 [R]. chosen: int64 [num_rows]; None before the first step. With ahead = count there is no further
-    step, and what the last one has chosen is proposed, or nothing if there was none. A row that has ended, one with a
-    grammar, and a place past the list, takes part in none and has no drafts; what would lie at a row's end or beyond it
-    is left out. held: int8 [slots], where rows may be held: such a row keeps its drafts, and one with a grammar those
-    that it forces.
+    step: the last one's tokens are proposed, if any. Ended rows, rows with a grammar and entries past the list take no
+    part and get no drafts; nothing is proposed at or beyond a row's end. held: int8 [slots], if rows may be held: held
+    rows keep their drafts, and rows with a grammar their forced ones.
     """
     assert 0 <= count <= drafts.most and 0 <= ahead <= count and (chosen is None) == (ahead == 0)
     assert (held is not None) == drafts.holds

@@ -1,5 +1,6 @@
-"""Prompt lookup on a GPU: `runahead.runtime.drafters.ngram`, from the history that lies there. One program a row, which
-proposes what the row's grammar forces where that forces anything."""
+"""Prompt lookup on a GPU like `runahead.runtime.drafters.ngram`, from the token history on the device. One program a
+row; a row's grammar-forced tokens take precedence.
+"""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 # (a kernel's pointers have no Python type)
@@ -20,7 +21,7 @@ from runahead.runtime.kernels.triton.row_state.drafts import DraftState
 from runahead.runtime.kernels.triton.row_state.grammar_masks import MaskState
 from runahead.runtime.kernels.triton.row_state.record import int_of, long_of, offset_of
 
-_TILE: Final = 2048  # positions that a program looks at together
+_TILE: Final = 2048  # positions of a tile
 _MAX_POSITION = offset_of("max_position")
 _MASK_EPOCH = offset_of("mask_epoch")
 _LONGEST = tl.constexpr(ngram.LONGEST)
@@ -53,16 +54,17 @@ def _ngram_kernel(
     ACQUIRE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """FORCES: rows may be held, and have grammars, whose tokens go before what is looked up; nothing is proposed for
-    slots from KEPT on."""
+    """Propose one row's drafts. FORCES: rows may be held and have grammars, whose forced tokens take precedence; slots
+    from KEPT on get none.
+    """
     slot = tl.load(row_slots + tl.program_id(0)).to(tl.int64)
     length = tl.where(tl.load(alive + slot) != 0, tl.load(seq_len + slot), 0)
-    # A token at the row's last position ends it, and nobody has a block for what would lie there.
+    # A token at the row's last position ends it, and no block is allocated for a later one.
     room = tl.minimum(int_of(parameters, slot, _MAX_POSITION) - length, count)
     if FORCES:
         room = tl.where(slot < KEPT, room, 0)
-        most = room  # of what is forced
-        is_held = tl.load(held + slot) != 0  # its drafts are those of an F before
+        most = room  # of forced tokens
+        is_held = tl.load(held + slot) != 0  # it keeps the drafts of an earlier F
         epoch = long_of(parameters, slot, _MASK_EPOCH)
         left = tl.full([], 0, tl.int32)
         said = tl.zeros([MOST_PAD], tl.int32)
@@ -85,7 +87,7 @@ def _ngram_kernel(
             before = tl.load(own + index - back, mask=there, other=_NO_DRAFT)
             agrees = there & (before == tl.load(own + tl.maximum(last - back, 0)))
             agreeing += agrees.to(tl.int32)
-        # Most tokens that agree first, then the latest place: the position that follows it is below CONTEXT.
+        # The longest match first, then the latest: its next position is below CONTEXT.
         best = tl.maximum(best, tl.where(agreeing > 0, agreeing * CONTEXT + index + 1, 0))
     found = tl.max(best, 0)
     agreeing, follows = found // CONTEXT, found % CONTEXT
@@ -110,17 +112,16 @@ def propose_ngrams(
     num_rows: int, count: int, row_slots: torch.Tensor, state: RowState, drafts: DraftState,
     masks: MaskState | None = None,
 ) -> None:  # fmt: skip
-    """Propose up to `count` tokens for each of the first `num_rows` places of the row list, all of which decode.
+    """Propose up to `count` tokens for each of the first `num_rows` entries of the row list, all of which decode.
 
-    row_slots: int32 [R]. A row that has ended, and a place past the list, has no drafts. What would lie at a row's end
-    or beyond it is left out. masks: of rows with a grammar: what it forces is proposed where it forces anything, and
-    else no more than the plan allows guesses; a row that is held keeps its drafts, and one whose run would not be kept
-    has none.
+    row_slots: int32 [R]. Ended rows and entries past the list get no drafts. Nothing is proposed at or beyond a row's
+    end. masks: of rows with a grammar: its forced tokens if any, else at most the plan's allowed guesses; a held row
+    keeps its drafts, and a row whose run would not be kept gets none.
     """
     context, most = drafts.history.shape[1], drafts.most
     assert 0 < count <= most
     words = 1 if masks is None else masks.forced.shape[1]
-    unused = drafts.drafted  # in the place of what is not read
+    unused = drafts.drafted  # stands for unread arguments
     _ngram_kernel[(num_rows,)](
         row_slots,
         state.alive.view(torch.int8),

@@ -113,7 +113,7 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
         found = json.loads(path.read_text())
     except ValueError as error:
         raise TunedTilingsError(
-            f"{path} is no JSON: {error}; remove it, or write it anew with `runahead tune`"
+            f"{path} is not JSON: {error}; remove it, or write it anew with `runahead tune`"
         ) from error
     if not isinstance(found, dict) or not all(isinstance(of_gpu, dict) for of_gpu in found.values()):
         raise TunedTilingsError(f"{path} has no table for each GPU; remove it, or write it anew with `runahead tune`")

@@ -1,8 +1,7 @@
-"""For which GPU kernels are chosen and compiled: whoever asks what a GPU can do asks here.
+"""The GPU for which kernels are chosen and compiled.
 
-That is the current GPU, unless Triton's own switch `TRITON_OVERRIDE_ARCH` names an older one (`sm80`): then Triton
-compiles in the form for that one, and what is chosen here is what would be chosen there. So the path for older GPUs can
-be tested on a newer one.
+The current GPU, unless Triton's switch `TRITON_OVERRIDE_ARCH` names an older one (`sm80`): then Triton compiles for
+that one, and the choices here follow. So older GPUs' code paths can be tested on a newer GPU.
 """
 
 from __future__ import annotations
@@ -16,22 +15,24 @@ from typing import Final
 import torch
 import triton
 
-LEAST_SHARED_MEMORY: Final = 99 * 1024  # of a program, on any GPU from compute capability 8.0 on
-_DEPENDENT_LAUNCH: Final = (9, 0)  # the first compute capability that knows it
+LEAST_SHARED_MEMORY: Final = 99 * 1024  # of a program, on any GPU with compute capability 8.0 or higher
+_DEPENDENT_LAUNCH: Final = (9, 0)  # the first compute capability with programmatic dependent launch
 _ARCH: Final = re.compile(r"sm(\d+)(\d)")
-# Compute capability and multiprocessors of the GPUs on which the tables of tilings and plans were measured.
+# Compute capability and multiprocessors of the GPUs with measured tables.
 _MEASURED: Final = {"NVIDIA H200": ((9, 0), 132)}
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """name: the driver's; in `measured_tilings.json` a GPU has the same. shared_memory: bytes that a program may have.
-    stands_for_older: the capability is not its own but the one that it is to be used as, and nothing was measured."""
+    """A GPU.
+    name: the driver's, and the key in `measured_tilings.json`. shared_memory: most bytes of a program.
+    stands_for_older: the capability is overridden, and nothing was measured for it.
+    """
 
     name: str
     capability: tuple[int, int]
     shared_memory: int
-    multiprocessors: int = 0  # unknown: no other GPU is of its kind
+    multiprocessors: int = 0  # unknown: no GPU is equivalent
     stands_for_older: bool = False
 
     @property
@@ -39,9 +40,10 @@ class Gpu:
         return self.capability >= _DEPENDENT_LAUNCH
 
     def measured_as(self, names: Iterable[str]) -> str | None:
-        """Of the names of measured GPUs, the one whose cuts are this GPU's: its own, else that of a GPU with the same
-        compute capability and as many multiprocessors. Such two differ in their memory alone, as an H100 and an H200
-        do, and a default is a guess for both. None: there is no such GPU."""
+        """Return the measured GPU whose tables apply: this one, else one with the same compute capability and number of
+        multiprocessors. Two such GPUs differ only in memory, like H100 and H200; a default would be a guess for both.
+        None: there is no such GPU.
+        """
         if self.stands_for_older:
             return None
         chip = (self.capability, self.multiprocessors)
@@ -51,7 +53,7 @@ class Gpu:
 
 @cache
 def current_gpu() -> Gpu | None:
-    """None where kernels run in Triton's interpreter, or where there is no GPU. Asked once a process."""
+    """Return the current GPU, None in Triton's interpreter or without a GPU. Cached for the process."""
     if triton.knobs.runtime.interpret or not torch.cuda.is_available():
         return None
     device = torch.cuda.current_device()
@@ -64,7 +66,7 @@ def current_gpu() -> Gpu | None:
 
 
 def capability_of(arch: str) -> tuple[int, int]:
-    """(8, 0) of "sm80". Raises ValueError."""
+    """Parse "sm80" to (8, 0). Raises ValueError."""
     found = _ARCH.fullmatch(arch)
     if found is None:
         raise ValueError(f"TRITON_OVERRIDE_ARCH must be a name such as sm80, and is {arch!r}")

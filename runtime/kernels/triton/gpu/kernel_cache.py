@@ -1,11 +1,9 @@
-"""Where compiled kernels are kept from one start to the next.
+"""The folder of compiled kernels between starts.
 
-Triton keeps an entry for each kernel, under a name that is made of the kernel's source, its parameters, Triton's
-version and the architecture, and one for the C module by which it launches kernels. It writes each file elsewhere
-first, so that two starts at once do no harm. Three things are added here. A file that is not what was written, as a
-crash or a full disk may leave it, counts as missing: Triton alone would end the start with what its reader happens to
-say. An entry is looked for without writing anything, and found wherever the folder is mounted. And what can't be made
-is said in words.
+Triton keeps an entry for each kernel, named by its source, parameters, Triton's version and the architecture, and one
+for the C module that launches kernels. It writes files elsewhere first, so concurrent starts are safe. This module
+adds: a damaged file, after a crash or on a full disk, counts as missing, where Triton's reader would fail the start;
+lookups write nothing and work wherever the folder is mounted; errors are sentences.
 """
 
 from __future__ import annotations
@@ -20,20 +18,20 @@ from typing import Any, Final
 import triton
 from triton.runtime.cache import FileCacheManager
 
-_MODULE: Final = ".so"  # the end of a C module's name
+_MODULE: Final = ".so"  # suffix of a C module
 _SEAL: Final = ".sha256"
 _FILL: Final = "`runahead kernels` with the flags of the start fills it where that can be done"
 
 
 class KernelCacheError(OSError):
-    """A kernel is not in the cache and can't be made here. The sentence says what is missing."""
+    """A kernel is not in the cache and can't be compiled here. The sentence says what is missing."""
 
 
 def use_kernel_cache(folder: str, called: str) -> None:
-    """From here on kernels are kept there; the folder is made. Before any kernel runs.
+    """Use this folder for compiled kernels, and make it if needed. Call before any kernel runs.
 
-    folder: empty for Triton's own, TRITON_CACHE_DIR or ~/.triton/cache. called: what messages call the setting.
-    Raises KernelCacheError for a folder that is not there and can't be made.
+    folder: empty for Triton's, TRITON_CACHE_DIR or ~/.triton/cache. called: the setting's name in messages. Raises
+    KernelCacheError if the folder can't be made.
     """
     if folder:
         triton.knobs.cache.dir = str(Path(folder).expanduser().absolute())
@@ -49,10 +47,10 @@ def use_kernel_cache(folder: str, called: str) -> None:
 
 
 class SealedCache(FileCacheManager):  # type: ignore[misc]
-    """One entry: a group of files for a kernel, or one file for a C module. Its methods are Triton's to call."""
+    """One entry: a kernel's group of files, or a C module's file. Triton calls the methods."""
 
     def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
-        if override or dump:  # folders of somebody who debugs kernels
+        if override or dump:  # folders for debugging kernels
             super().__init__(key, override=override, dump=dump)
             return
         self.key = key
@@ -60,7 +58,7 @@ class SealedCache(FileCacheManager):  # type: ignore[misc]
         self.lock_path = str(Path(self.cache_dir) / "lock")
 
     def put(self, data: Any, filename: str, binary: bool = True) -> str:
-        """Raises KernelCacheError where it can't be written."""
+        """Write a file. Raises KernelCacheError if that fails."""
         try:
             path = str(super().put(data, filename, binary))
             if filename.endswith(_MODULE):
@@ -73,12 +71,12 @@ class SealedCache(FileCacheManager):  # type: ignore[misc]
         return path
 
     def put_group(self, filename: str, group: dict[str, str]) -> str:
-        """group: paths of the entry's files, by name."""
+        """Write a group. group: paths of the entry's files, by name."""
         seals = {name: _digest(Path(path)) for name, path in group.items()}
         return self.put(json.dumps({"child_paths": group, "seals": seals}), f"__grp__{filename}", binary=False)
 
     def get_group(self, filename: str) -> dict[str, str] | None:
-        """None if one of the files is not there as it was written."""
+        """Return the group, None if a file is missing or damaged."""
         try:
             seals = json.loads(Path(self._make_path(f"__grp__{filename}")).read_bytes())["seals"]
             paths = {name: self._make_path(name) for name in seals}
@@ -88,7 +86,7 @@ class SealedCache(FileCacheManager):  # type: ignore[misc]
         return paths if whole else None
 
     def get_file(self, filename: str) -> str | None:
-        """Raises KernelCacheError for a C module that is missing where none can be compiled."""
+        """Return the file. Raises KernelCacheError for a missing C module that can't be compiled."""
         path = super().get_file(filename)
         if not filename.endswith(_MODULE):
             return None if path is None else str(path)
@@ -110,9 +108,10 @@ def _digest(path: Path) -> str:
 
 
 def _missing_for_c() -> str:
-    """What Triton needs to compile a C module and this machine has not; empty if it has all."""
+    """Say what this machine lacks to compile a C module, empty if nothing."""
     if triton.knobs.build.cc is None and shutil.which("gcc") is None and shutil.which("clang") is None:
         return "a C compiler (gcc, clang, or what CC names)"
-    schemes = {sysconfig.get_default_scheme(), "posix_prefix"}  # Triton takes the second where a system has its own
+    # Triton uses the second on systems with their own scheme
+    schemes = {sysconfig.get_default_scheme(), "posix_prefix"}
     headers = [Path(sysconfig.get_path("include", scheme)) / "Python.h" for scheme in sorted(schemes)]
     return "" if any(header.exists() for header in headers) else f"Python's header files ({headers[-1]})"

@@ -1,11 +1,10 @@
-"""Programmatic dependent launch: a kernel may start while the one before it still runs, and waits where it needs it.
+"""Programmatic dependent launch: a kernel may start while its predecessor runs, and waits before it uses its results.
 
-A kernel that takes part lets its successor start with its first instruction. Before it waits, until all before it have
-ended and what they wrote is visible, it may ask for what no launch changes (weights) and for what was ready before the
-first product of F began: lengths, where a row's query tokens begin, block tables, how attention is cut, older keys and
-values, recurrent states. For that product is launched as usual, when apply and the beginning of F have ended. Nothing
-else is read before the wait and nothing at all is written, and every program executes it, so that the end of a kernel
-means the end of all before.
+A participating kernel lets its successor start with its first instruction. Before its wait, which ends when all
+predecessors have ended and their writes are visible, it may load only weights, which no launch changes, and data that
+was ready before F's first product: lengths, first query tokens, block tables, attention's split, older keys and values,
+recurrent states. That product is launched normally, after apply and the beginning of F. Nothing is written before the
+wait, and every program executes it, so the end of a kernel implies the end of all before.
 
 Source: CUDA Programming Guide, "Programmatic Dependent Launch and Synchronization".
 """
@@ -22,7 +21,7 @@ from runahead.runtime.kernels.triton.gpu.capability import current_gpu
 
 
 def dependent_launch_works() -> bool:
-    """Whether the current device knows programmatic dependent launch: compute capability 9.0 or more."""
+    """Whether the current device has programmatic dependent launch: compute capability 9.0 or higher."""
     gpu = current_gpu()
     return gpu is not None and gpu.knows_dependent_launch
 

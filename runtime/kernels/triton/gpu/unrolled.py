@@ -1,4 +1,4 @@
-"""Loops that a kernel unrolls: all of their turns may ask for something before any of it is used."""
+"""Unrolled loops: all iterations may issue loads before any result is used."""
 
 # mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False
 # (a kernel's tensors have no Python type)
@@ -11,5 +11,5 @@ import triton.language as tl  # noqa: F401 (the interpreter looks for it beside 
 
 @triton.jit
 def longer(held, one):
-    """The tuple `held`, and `one` behind it."""
+    """Append `one` to the tuple `held`."""
     return held + (one,)  # noqa: RUF005 (of which a kernel knows nothing)

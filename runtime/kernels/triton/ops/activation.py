@@ -1,4 +1,4 @@
-"""The activations of feed-forwards: gated ones, and a squared ReLU."""
+"""Activations of feed-forwards: gated ones and squared ReLU."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 # (a kernel's pointers have no Python type)
@@ -22,7 +22,7 @@ _SLOPE, _CUBE = tl.constexpr(GELU_SLOPE), tl.constexpr(GELU_CUBE)
 
 @triton.jit
 def gated(gate, up, GELU: tl.constexpr):
-    """What a gate leaves of `up`, by GELU or else by SiLU; float32."""
+    """Multiply `up` by the gate's GELU or SiLU, float32."""
     slope = gate
     if GELU:
         slope = _SLOPE * (gate + _CUBE * gate * gate * gate)
@@ -31,7 +31,7 @@ def gated(gate, up, GELU: tl.constexpr):
 
 @triton.jit
 def squared_relu(x):
-    """The square of what is above zero of float32 numbers; of what is no number, no number."""
+    """Square the positive part, float32; NaN stays NaN."""
     above = tl.where(x < 0.0, 0.0, x)
     return above * above
 
@@ -65,7 +65,7 @@ def _silu_mul_kernel(gate_up, out, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexp
 
 
 def gated_mul(gate_up: torch.Tensor, activation: Activation = "silu") -> torch.Tensor:
-    """activation(gate) * up, in float32, rounded once.
+    """Compute activation(gate) * up in float32, rounded once.
 
     gate_up: contiguous [T, 2 * F], the gate first. Returns [T, F].
     """
@@ -81,7 +81,7 @@ def gated_mul(gate_up: torch.Tensor, activation: Activation = "silu") -> torch.T
 
 
 def squared_relu_of(x: torch.Tensor) -> torch.Tensor:
-    """relu(x)^2 in place, in float32, rounded once; returns it. x: contiguous [T, F]."""
+    """Compute relu(x)^2 in place in float32, rounded once, and return it. x: contiguous [T, F]."""
     tokens, width = x.shape
     _squared_relu_kernel[(tokens, triton.cdiv(width, BLOCK))](x, WIDTH=width, BLOCK_WIDTH=BLOCK, num_warps=4)
     return x

@@ -29,8 +29,10 @@ def _embed_kernel(token_ids, table, out, first, count, WIDTH: tl.constexpr, BLOC
 
 
 def embed(token_ids: torch.Tensor, table: torch.Tensor, scale: float = 1.0, share: Share = WHOLE) -> torch.Tensor:
-    """token_ids: int64 [T], inside the vocabulary. table: contiguous [vocab / ranks, H], the rows of the rank's share.
-    scale: multiplies what is found. Returns [T, H], zeros for tokens of other ranks."""
+    """Look up embeddings.
+    token_ids: int64 [T], in the vocabulary. table: contiguous [vocab / ranks, H], the rank's rows.
+    scale: multiplies embeddings. Returns [T, H], zeros for other ranks' tokens.
+    """
     tokens, width = token_ids.shape[0], table.shape[1]
     out = torch.empty((tokens, width), dtype=table.dtype, device=table.device)
     block = min(triton.next_power_of_2(width), _BLOCK)

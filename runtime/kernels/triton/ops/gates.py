@@ -1,4 +1,4 @@
-"""Gates by the logistic function: of what attention has found, and of what a shared expert gives."""
+"""Logistic gates of attention outputs and of shared experts."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 # (a kernel's pointers have no Python type)
@@ -21,7 +21,9 @@ def logistic(x):
 
 @triton.jit
 def _logistic_mul_kernel(x, gate, WIDTH: tl.constexpr, STRIDE: tl.constexpr, EACH: tl.constexpr, BLOCK: tl.constexpr):
-    """EACH: every number has a gate of its own; else all of a row have one. STRIDE: between gates of rows."""
+    """Multiply a row's block by its gate. EACH: every number has a gate; otherwise each row has one. STRIDE: between
+    gates of rows.
+    """
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < WIDTH
@@ -34,8 +36,9 @@ def _logistic_mul_kernel(x, gate, WIDTH: tl.constexpr, STRIDE: tl.constexpr, EAC
 
 
 def logistic_mul(x: torch.Tensor, gate: torch.Tensor) -> None:
-    """x *= 1 / (1 + exp(-gate)) in place, in float32, rounded once. x: contiguous [T, width]. gate: rows of as many
-    contiguous numbers, or of one."""
+    """Compute x *= 1 / (1 + exp(-gate)) in place in float32, rounded once. x: contiguous [T, width]. gate: rows of
+    `width` contiguous numbers, or of one.
+    """
     tokens, width = x.shape
     each = gate.shape[1] == width
     assert each or gate.shape[1] == 1

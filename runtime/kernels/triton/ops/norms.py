@@ -1,5 +1,6 @@
-"""Root-mean-square normalisation, alone and fused with the residual's addition: one program a token. And the squares
-for a norm that others make: they sum them by tiles, and whoever reads the residual adds the tiles up."""
+"""RMS norm, alone and fused with the residual's addition, one program a token; and partial sums of squares by tile,
+which the residual's readers add up.
+"""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 # (a kernel's pointers have no Python type)
@@ -17,13 +18,14 @@ from runahead.runtime.kernels.layers import Attention, Norm
 from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
 
 _ROUND_BELOW = tl.constexpr(2.0**-15)
-_ROUNDER = tl.constexpr(1.5 * 2.0**-7)  # added and taken away again, it leaves multiples of 2**-30
+_ROUNDER = tl.constexpr(1.5 * 2.0**-7)  # adding and subtracting it rounds to multiples of 2**-30
 
 
 @triton.jit
 def exact_square(value):
-    """Squares of bfloat16 numbers held in float32, as float64: multiples of 2**-30. Sums of them below 2**23 have no
-    rounding, so no order. A square has 16 bits; one below 2**-15 is rounded, by far less than any norm's epsilon."""
+    """Square bfloat16 numbers held in float32, as float64 multiples of 2**-30. Sums below 2**23 are exact, so their
+    order does not matter. A square has 16 bits; one below 2**-15 is rounded by far less than any norm's epsilon.
+    """
     square = value * value
     return tl.where(square < _ROUND_BELOW, (square + _ROUNDER) - _ROUNDER, square).to(tl.float64)
 
@@ -80,7 +82,7 @@ def _add_normed_kernel(
 def _norm_across_heads_kernel(
     qkv, q_weight, k_weight, q_eps, k_eps, Q_SIZE: tl.constexpr, KV_SIZE: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """One program for a token's queries, and one for its keys."""
+    """Normalize a token's queries in one program, and its keys in another."""
     keys = tl.program_id(1) == 1
     i = tl.arange(0, BLOCK)
     width = tl.where(keys, KV_SIZE, Q_SIZE)
@@ -94,15 +96,15 @@ def _norm_across_heads_kernel(
 
 
 def launch_shape(width: int) -> tuple[int, int]:
-    """Elements of a program's block, and its warps."""
+    """Return a program's block size and its warps."""
     block = triton.next_power_of_2(width)
     return block, min(max(block // 512, 1), 8)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, dependent: bool = False) -> torch.Tensor:
-    """x / sqrt(mean(x²) + eps) * weight over the last dimension, in float32, rounded once.
+    """Compute x / sqrt(mean(x²) + eps) * weight over the last dimension in float32, rounded once.
 
-    x: [T, H]. weight: [H]. dependent: launched programmatically. Returns [T, H] in x's dtype.
+    x: [T, H]. weight: [H]. dependent: launched with programmatic dependent launch. Returns [T, H] in x's dtype.
     """
     tokens, width = x.shape
     out = torch.empty((tokens, width), dtype=x.dtype, device=x.device)
@@ -115,7 +117,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, dependent: bo
 
 
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """`residual += x` in place, then `rms_norm` of it.
+    """Compute `residual += x` in place, and return `rms_norm` of it.
 
     x, residual: contiguous [T, H]. weight: [H]. Returns [T, H] in x's dtype.
     """
@@ -134,10 +136,10 @@ def add_normed(
     scaled: torch.Tensor | None = None,
     squares: torch.Tensor | None = None,
 ) -> None:
-    """`residual += norm(x)` in place.
+    """Compute `residual += norm(x)` in place.
 
-    x, residual: contiguous [T, H]. following, scaled, squares, all or none: `scaled`, [T, H], becomes the residual
-    times the weight of the norm that follows, and `squares`, float64 [1 or more, T or more], the sums of its squares.
+    x, residual: contiguous [T, H]. following, scaled, squares, all or none: outputs `scaled`, [T, H], the residual
+    times the following norm's weight, and `squares`, float64 [1 or more, T or more], the sums of its squares.
     """
     tokens, width = x.shape
     block, warps = launch_shape(width)
@@ -157,9 +159,9 @@ def add_normed(
 
 
 def norm_across_heads(qkv: torch.Tensor, weights: Attention) -> Attention:
-    """Queries and keys normalised in place, where that is done over all heads of a token together.
+    """Normalize queries and keys in place over all heads of a token, if the model does so.
 
-    qkv: contiguous [T, (heads + 2 * kv_heads) * D]. Returns what is left to do: the mixer without these norms.
+    qkv: contiguous [T, (heads + 2 * kv_heads) * D]. Returns the mixer without these norms.
     """
     q_norm, k_norm, shape = weights.q_norm, weights.k_norm, weights.shape
     if not weights.norms_span_heads or q_norm is None or k_norm is None:
@@ -180,16 +182,16 @@ def norm_across_heads(qkv: torch.Tensor, weights: Attention) -> Attention:
 
 
 class LateSum:
-    """A residual, [T, H] contiguous, and a product that it still lacks. The norm that follows makes the sum too, in one
-    kernel."""
+    """A residual, contiguous [T, H], with a pending product: the next norm adds it in the same kernel."""
 
     def __init__(self, residual: torch.Tensor) -> None:
         self._residual = residual
         self._product: torch.Tensor | None = None  # [T, H]
 
     def add(self, product: torch.Tensor, post_norm: Norm | None = None) -> None:
-        """post_norm: of the product, before it is added. Every product without one is followed by a norm before the
-        next one."""
+        """Add a product later. post_norm: of the product, before the addition. Every product without one is followed by
+        a norm before the next product.
+        """
         assert self._product is None
         if post_norm is None:
             self._product = product
@@ -197,12 +199,12 @@ class LateSum:
             add_normed(product, self._residual, post_norm)
 
     def whole(self) -> torch.Tensor:
-        """The whole sum, which the residual then is. [T, H]"""
+        """Complete the residual and return it, [T, H]."""
         product, self._product = self._product, None
         return self._residual if product is None else self._residual.add_(product)
 
     def normed(self, norm: Norm | None) -> torch.Tensor:
-        """The norm of the whole sum, which the residual then is. None: the residual, until the next sum. [T, H]"""
+        """Complete the residual and return its norm, [T, H]; None returns the residual before the pending sum."""
         product, self._product = self._product, None
         if norm is None:
             assert product is None, "what is read without a norm is normalised before it is added"

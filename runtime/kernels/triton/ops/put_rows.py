@@ -1,4 +1,4 @@
-"""Rows of a matrix, or its columns, put into places of another one."""
+"""Scatters rows or columns of a matrix into another."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 # (a kernel's pointers have no Python type)
@@ -33,15 +33,17 @@ def _put_columns_kernel(x, places, out, WIDTH: tl.constexpr, OUT_WIDTH: tl.const
 
 
 def put_columns(x: torch.Tensor, out: torch.Tensor, places: torch.Tensor) -> None:
-    """out[:, places[i]] = x[:, i], in the dtype of `out`, whose other columns stay as they are. x: contiguous [n,
-    width]. out: contiguous [n or more, m]. places: int32 [width], no two alike."""
+    """Set out[:, places[i]] = x[:, i] in the dtype of `out`; other columns stay. x: contiguous [n, width]. out:
+    contiguous [n or more, m]. places: int32 [width], distinct.
+    """
     count, width = x.shape
     grid = (count, triton.cdiv(width, _BLOCK))
     _put_columns_kernel[grid](x, places, out, WIDTH=width, OUT_WIDTH=out.shape[1], BLOCK=_BLOCK, num_warps=4)
 
 
 def put_rows(rows: torch.Tensor, out: torch.Tensor, places: torch.Tensor) -> None:
-    """out[places[i]] = rows[i], in the dtype of `out`. rows: contiguous [n, width]. out: contiguous [m, width]. places:
-    int32 [n]; of several rows with one place, any part of any of them is there afterwards."""
+    """Set out[places[i]] = rows[i] in the dtype of `out`. rows: contiguous [n, width]. out: contiguous [m, width].
+    places: int32 [n]; with duplicates the result may mix their rows.
+    """
     count, width = rows.shape
     _put_rows_kernel[(count, triton.cdiv(width, _BLOCK))](rows, places, out, WIDTH=width, BLOCK=_BLOCK, num_warps=4)

@@ -1,4 +1,4 @@
-"""Logits bounded by a tanh, as some models have it, in place."""
+"""Soft cap of logits: bounds them by a tanh in place."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 # (a kernel's pointers have no Python type)
@@ -19,7 +19,7 @@ _TWICE_LOG2_E = tl.constexpr(2.0 * 1.4426950408889634)
 
 @triton.jit
 def bounded(score, CAP: tl.constexpr):
-    """CAP * tanh(score / CAP), float32, if CAP is above 0. The error is some 1e-7 of CAP."""
+    """Return CAP * tanh(score / CAP), float32, if CAP is above 0, with an error of about 1e-7 of CAP."""
     if CAP > 0.0:
         score = CAP * (2.0 / (1.0 + tl.exp2(score * (-_TWICE_LOG2_E / CAP))) - 1.0)
     return score
@@ -29,7 +29,7 @@ def bounded(score, CAP: tl.constexpr):
 def _bound_kernel(
     logits, places, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CAP: tl.constexpr, PLACED: tl.constexpr
 ):  # fmt: skip
-    """One program for BLOCK logits of a row."""
+    """Bound BLOCK logits of a row."""
     row = tl.program_id(0).to(tl.int64)
     if PLACED:
         row = tl.load(places + row).to(tl.int64)
@@ -39,8 +39,9 @@ def _bound_kernel(
 
 
 def bound_logits(logits: torch.Tensor, cap: float, places: torch.Tensor | None = None) -> None:
-    """logits = cap * tanh(logits / cap), in place. logits: float32, contiguous [m, vocab]. places: int32 [n], the rows
-    that are bounded, each once; of one that stands there several times, anything may be left. None: all of them."""
+    """Compute logits = cap * tanh(logits / cap) in place. logits: float32, contiguous [m, vocab]. places: int32 [n],
+    the rows to bound, each once; a duplicate row is undefined. None: all rows.
+    """
     rows, width = logits.shape
     rows = rows if places is None else places.shape[0]
     _bound_kernel[(rows, triton.cdiv(width, _BLOCK))](

@@ -1,1 +1,1 @@
-"""What a GPU keeps of each row besides its caches: parameters, drafts, grammar masks, state slots."""
+"""Row state on a GPU besides the caches: parameters, drafts, grammar masks, state slots."""

@@ -1,4 +1,4 @@
-"""What a GPU keeps of drafts, at fixed addresses: tokens by position, what was proposed, the runs of the newest F."""
+"""Draft state on a GPU at fixed addresses: token history, proposed drafts, and the newest F's query tokens."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ class DraftState:
 
     @property
     def has_drafter(self) -> bool:
-        """A drafter looks up what followed before: one without layers."""
+        """Whether a drafter without layers reads the token history."""
         return int(self.history.shape[1]) > 0
 
     @property
     def holds(self) -> bool:
-        """Rows may be held, and have drafts that their grammars force."""
+        """Whether rows may be held, with drafts forced by their grammars."""
         return self.kept_slots > 0
 
     @property
@@ -75,8 +75,9 @@ def make_draft_state(
     slots: int, context_length: int, max_blocks: int, rows: int, drafts: int, by_token: bool, device: torch.device,
     *, kept_slots: int = 0,
 ) -> DraftState:  # fmt: skip
-    """Nothing known of any row. context_length: of rows whose tokens a drafter looks up; 0: none does. drafts:
-    of a row, at most. by_token: each line has a block table of its own. kept_slots: see `DraftState`."""
+    """Make an empty draft state. context_length: length of the token history; 0: no drafter reads it. drafts: most of a
+    row. by_token: each query token has a block table. kept_slots: see `DraftState`.
+    """
     lines, holds = rows * (1 + drafts), kept_slots > 0
 
     def i32(*shape: int, value: int = 0) -> torch.Tensor:
@@ -106,7 +107,7 @@ def make_draft_state(
 
 
 def forget_drafts(drafts: DraftState) -> None:
-    """As it was made."""
+    """Reset to the initial state."""
     for tensor in drafts.tensors:
         tensor.zero_()
     drafts.proposed.fill_(NO_DRAFT)

@@ -1,10 +1,9 @@
-"""Masks of rows with a grammar on a GPU, and the first kernel of an S that looks for them: whose mask is there, and who
-is held.
+"""Grammar masks on a GPU, and S's first kernel, which decides which rows are held.
 
-Masks lie in memory that another process writes while this GPU reads it. One program a row looks at its lines, each
-once: that of the row's next position, and those behind its drafts up to the first whose mask is not there. It copies a
-line to the GPU, and judges by that copy alone, as `MaskMemory` does. Every later kernel of the launch goes by its
-verdict and by the copies: what is written meanwhile is for the next launch.
+Another process writes masks to memory that this GPU reads. One program a row reads its lines once: the mask of the
+row's next position, and those behind its drafts up to the first missing one. It copies a line to the GPU and validates
+the copy, like `MaskMemory`. Later kernels of the launch use the verdict and the copies: later writes are for the next
+launch.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -26,7 +25,7 @@ from runahead.runtime.kernels.triton.row_state.record import long_of, offset_of
 from runahead.runtime.masks import mask_memory
 from runahead.runtime.masks.mask_memory import MaskMemory, checksum_weights
 
-_TILE: Final = 1024  # words that a program looks at together
+_TILE: Final = 1024  # words of a tile
 _MASK_EPOCH = offset_of("mask_epoch")
 _EPOCH = tl.constexpr(mask_memory.EPOCH)
 _POSITION = tl.constexpr(mask_memory.POSITION)
@@ -38,25 +37,26 @@ _BASIS = tl.constexpr(mask_memory.BASIS)
 
 @dataclass(frozen=True, slots=True)
 class MaskState:
-    """Of S row slots, the last of which is nobody's. A line has W words of 64 bits, as `MaskMemory` says; one of forced
-    tokens has V."""
+    """Masks of S row slots, the last one unused. A line has W words of 64 bits (`MaskMemory`), a line of forced tokens
+    V.
+    """
 
-    lines: torch.Tensor  # int64 [S - 1, 1 + drafts, W] mapped: the mask worker writes it
-    forced: torch.Tensor  # int64 [S - 1, V] mapped, too: what grammars force
-    weights: torch.Tensor  # int64 [W, or V if that is more] of the checksums
-    copies: torch.Tensor  # int64 [S, 1 + drafts, W] the lines that the newest S has judged
+    lines: torch.Tensor  # int64 [S - 1, 1 + drafts, W] mapped, written by the mask worker
+    forced: torch.Tensor  # int64 [S - 1, V] mapped too: tokens forced by grammars
+    weights: torch.Tensor  # int64 [max(W, V)] weights of the checksums
+    copies: torch.Tensor  # int64 [S, 1 + drafts, W] the lines that the newest S has validated
     samples: (
         torch.Tensor
-    )  # int8 [S] the newest S to look at the row samples it: it is alive, and has its mask if it needs one
-    held: torch.Tensor  # int8 [S] the newest S to look at the row had no mask for its position
-    words: torch.Tensor  # int32 [S, 1 + drafts, 2 W] the same memory as `copies`
-    mask_at: int  # the first word of the mask among these
+    )  # int8 [S] whether the newest S samples the row: it is alive, and has its mask if it needs one
+    held: torch.Tensor  # int8 [S] whether the newest S found no mask for the row's position
+    words: torch.Tensor  # int32 [S, 1 + drafts, 2 W] the memory of `copies`
+    mask_at: int  # index of the mask's first word in `words`
 
 
 def make_mask_state(memory: MaskMemory, device: torch.device) -> MaskState:
-    """Nobody is held. The memory stays where it is: on CUDA it is mapped, so that kernels read it in place.
+    """Make the state, with no row held. On CUDA the memory is mapped, so that kernels read it in place.
 
-    Raises OSError where it can't be mapped.
+    Raises OSError if it can't be mapped.
     """
     if device.type == "cuda":
         map_once(memory)
@@ -81,11 +81,11 @@ def make_mask_state(memory: MaskMemory, device: torch.device) -> MaskState:
 
 
 def map_once(memory: MaskMemory) -> None:
-    """Pin the memory, so that the GPU reaches it, until nobody holds it any more. What a program before has mapped is
-    left as it is: the driver refuses to map memory twice.
+    """Pin the memory for the GPU until it is freed. Memory that an earlier program mapped is left as it is: the driver
+    refuses to map it twice.
 
-    Raises OSError where it can't be mapped. It has no cause: what the driver calls "out of memory" here is the host's,
-    and no smaller KV pool leaves more of that.
+    Raises OSError if it can't be mapped, without a cause: the driver's "out of memory" means host memory here, which a
+    smaller KV pool would not free.
     """
     if torch.from_numpy(memory.words).is_pinned():
         return
@@ -102,7 +102,7 @@ def map_once(memory: MaskMemory) -> None:
 
 @triton.jit
 def acquired(pointer):
-    """The word of 64 bits there. What is read afterwards is as new as this word, or newer, whoever wrote it."""
+    """Load a 64-bit word with acquire semantics: later loads are at least as new."""
     return tl.inline_asm_elementwise(
         "ld.acquire.sys.global.b64 $0, [$1];", "=l,l", [pointer.to(tl.int64)], dtype=tl.int64, is_pure=False, pack=1
     )
@@ -133,8 +133,9 @@ def _judge_kernel(
     VERIFIES: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """One program a row. ACQUIRE: other than in Triton's interpreter, which knows no such instruction. DRAFTS: rows may
-    have drafts. VERIFIES: this S looks at them."""
+    """Validate the masks of one row. ACQUIRE: False in Triton's interpreter, which has no such instruction. DRAFTS:
+    rows may have drafts. VERIFIES: this S verifies them.
+    """
     row = tl.program_id(0)
     slot = tl.load(sample_slots + row).to(tl.int64)
     if slot != NULL_SLOT:
@@ -146,12 +147,12 @@ def _judge_kernel(
             looked_at = tl.full([], 0, tl.int32)
             if DRAFTS:
                 looked_at = tl.minimum(tl.load(drafted + slot), width - 1)
-            found = tl.full([], 0, tl.int32)  # masks that are there, one behind the other
+            found = tl.full([], 0, tl.int32)  # consecutive masks found
             for count in range(0, looked_at + 1):
                 if found == count:
                     line = lines + (slot * LINES + count) * WORDS
                     copy = copies + (slot * LINES + count) * WORDS
-                    if ACQUIRE:  # by each thread: what it reads now is as new as the newest tag that it can see
+                    if ACQUIRE:  # by each thread: its later loads are as new as the newest tag
                         acquired(line + _POSITION)
                     summed = tl.zeros([TILE], tl.int64)
                     checksum = tl.zeros([TILE], tl.int64)
@@ -171,7 +172,7 @@ def _judge_kernel(
                     found = tl.where(is_whole & (tl.max(differing, 0) == 0), found + 1, found)
             is_held = tl.where(found == 0, 1, 0)
             if DRAFTS:
-                if found > 0:  # a draft behind which there is no mask is none any more
+                if found > 0:  # a draft without a following mask is dropped
                     tl.store(drafted + slot, found - 1)
                     if VERIFIES:
                         n = tl.arange(0, MOST_PAD)
@@ -183,8 +184,8 @@ def _judge_kernel(
 
 @triton.jit
 def _is_of_others(word, i, count, proposed):
-    """1 for each of a line's words, of these numbers, that has other drafts than the first `count` of a row."""
-    first = 2 * (i - _TAG_WORDS)  # of the two that a word has
+    """Return 1 for each word of a line, by index, whose drafts differ from the first `count` of the row."""
+    first = 2 * (i - _TAG_WORDS)  # of the two in a word
     has_first, has_second = (first >= 0) & (first < count), (first >= 0) & (first + 1 < count)
     differs = has_first & (word.to(tl.int32) != tl.load(proposed + first, mask=has_first, other=0))
     second = tl.load(proposed + first + 1, mask=has_second, other=0)
@@ -199,13 +200,13 @@ def judge(
     drafts: DraftState | None = None,
     width: int = 1,
 ) -> None:
-    """The one look of a launch at its rows' masks: `held` and `samples` of `masks`, and the copies, of the rows at the
-    first `num_rows` places of the list, int32 [R]. Places that name the null slot are passed over.
+    """Validate a launch's masks once: sets `held`, `samples` and the copies for the first `num_rows` entries of the row
+    list, int32 [R]. Entries of the null slot are skipped.
 
-    drafts: of rows that may have any. A row that is held keeps its own. Of another one as many are left as have masks
-    behind them, width - 1 at most. What lies behind these in its run is nobody's in `verify_slots`.
+    drafts: of rows that may have any. A held row keeps its drafts; another keeps those with masks behind them, at most
+    width - 1. The rest of its entries in `verify_slots` become unused.
     """
-    unused = masks.held  # in the place of what is not read
+    unused = masks.held  # stands for unread arguments
     most = 1 if drafts is None else drafts.most
     _judge_kernel[(num_rows,)](
         sample_slots,

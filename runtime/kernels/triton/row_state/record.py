@@ -1,4 +1,6 @@
-"""A row's parameters in a kernel: one pointer to int32 [slots, ADMIT_WORDS], and the place of each field in a line."""
+"""Access to a row's parameters in kernels: a pointer to int32 [slots, ADMIT_WORDS], and each field's offset in a
+line.
+"""
 
 # mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-untyped-calls=False
 # (a kernel's pointers have no Python type)
@@ -15,29 +17,29 @@ ROW_WORDS = tl.constexpr(ADMIT_WORDS)
 
 @triton.jit
 def word(words, index: tl.constexpr):
-    """One word of a header that is in registers."""
+    """Extract one word of a header in registers."""
     return tl.sum(tl.where(tl.arange(0, words.shape[0]) == index, words, 0), 0)
 
 
 def offset_of(name: str) -> tl.constexpr:
-    """The word of a field of `runahead.runtime.row_record.RowParameters`, for kernels."""
+    """Return the word offset of a `runahead.runtime.row_record.RowParameters` field as a constexpr."""
     return tl.constexpr(ROW_RECORD.offset(name))
 
 
 @triton.jit
 def int_of(parameters, slot, WORD: tl.constexpr):
-    """A field of 32 bits of a row, or of each of a tensor of rows."""
+    """Load a 32-bit field of a row, or of each row of a tensor."""
     return tl.load(parameters + slot * ROW_WORDS + WORD)
 
 
 @triton.jit
 def float_of(parameters, slot, WORD: tl.constexpr):
-    """A float32 field."""
+    """Load a float32 field."""
     return int_of(parameters, slot, WORD).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def long_of(parameters, slot, WORD: tl.constexpr):
-    """A field of 64 bits."""
+    """Load a 64-bit field."""
     low = int_of(parameters, slot, WORD).to(tl.int64) & 0xFFFFFFFF
     return (int_of(parameters, slot, WORD + 1).to(tl.int64) << 32) | low

@@ -1,8 +1,7 @@
-"""Which states the rows of an F go on with, on the device: `runahead.runtime.programs.cpu.inputs` as a kernel's
-part.
+"""Recurrent states of F's rows on the device, like `runahead.runtime.programs.cpu.inputs`.
 
-States of rows and snapshots lie in the same memory: state slots first, one for each row, then the snapshots, 1 and so
-on. Behind its blocks a row's line of the block table has its snapshots: a place for each boundary.
+States and snapshots share one memory: a state slot for each row, then the snapshots, numbered from 1. A row's line of
+the block table has its snapshots after its blocks, one entry for each boundary.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -25,18 +24,17 @@ _BLOCK_COUNT = offset_of("block_count")
 
 @dataclass(frozen=True, slots=True)
 class StateSlots:
-    """Where apply leaves them, at fixed addresses, for the R rows of an F: int32 each. Slots are places among the
-    states in memory. S row slots.
+    """The state indexes that apply writes, at fixed addresses, for the R rows of an F: int32 each. A slot is an index
+    into the states' memory. S row slots.
 
-    snapshot_tokens: from one boundary with a snapshot of a row's state to the next; 0: there are none. max_blocks: of a
-    row, behind which its snapshots lie. replays: rows keep states and have drafts, so that a row's state may lack
-    tokens.
+    snapshot_tokens: between two boundaries with a snapshot; 0: none. max_blocks: of a row, before its snapshots.
+    replays: rows have states and drafts, so a state may lack tokens.
     """
 
     slots: torch.Tensor  # [R] each row's state slot; below 0: it has none
     read_from: torch.Tensor  # [R] the slot that it goes on from, where there are snapshots
     copied_to: torch.Tensor  # [R] the snapshot in which it leaves its state, too; below 0: in none
-    # Where rows have drafts, as the same names of `ForwardBatch`.
+    # If rows have drafts, under the names of `ForwardBatch`.
     replayed: torch.Tensor  # [R]
     copied_after: torch.Tensor  # [R]
     lengths: torch.Tensor  # [S] by row slot: tokens that the row's state stands for, behind the newest F that had it
@@ -45,8 +43,9 @@ class StateSlots:
     replays: bool
 
     def of(self, num_rows: int) -> dict[str, Any]:
-        """Fields of the `ForwardBatch` of so many rows. What is certain of a row with drafts the kernels know: it
-        decodes, and that is its newest token."""
+        """Return the state fields of a `ForwardBatch`. For rows with drafts the rest is implied: they decode, and only
+        the newest token is certain.
+        """
         snapshots, here = self.snapshot_tokens > 0, slice(num_rows)
         return {
             "state_slots": self.slots[here],
@@ -60,7 +59,7 @@ class StateSlots:
 def make_state_slots(
     max_rows: int, max_blocks: int, device: torch.device, snapshot_tokens: int = 0, *, replays: bool = False
 ) -> StateSlots:
-    """Of no row yet."""
+    """Make empty buffers."""
     rows = triton.next_power_of_2(max_rows)
 
     def zeros(count: int) -> torch.Tensor:
@@ -78,12 +77,12 @@ def snapshot_slots(
     TABLE: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_SIZE: tl.constexpr, NULL_SLOT: tl.constexpr, EVERY: tl.constexpr,
     REPLAYS: tl.constexpr,
 ):  # fmt: skip
-    """Of one row of F. start: position of its first query token. length: tokens that its state stands for behind this
-    F; 0: it is masked, and its state and what it stands for stay as they are. TABLE: words of a line of the block
-    table, of which the first BLOCKS are blocks.
+    """Write the state indexes of one row of F. start: position of its first query token. length: tokens that its state
+    covers after this F; 0: masked, so its state stays. TABLE: words of a line of the block table, the first BLOCKS of
+    them blocks.
 
-    A row goes on from the state that it has, by the tokens of its run before that S has kept: those between the length
-    of its state and its first query token. A boundary that it comes to has a snapshot, or none.
+    The row continues from its state with the accepted tokens of its previous run: those between the state's length and
+    its first query token. Boundaries without a snapshot are skipped.
     """
     own = int_of(parameters, slot, _STATE_SLOT)
     tl.store(slots + row, own)
@@ -91,11 +90,11 @@ def snapshot_slots(
     had = start
     if REPLAYS:
         had = tl.where(begins, start, tl.load(lengths + slot))
-        tl.debug_barrier()  # what is written here is read by other threads
+        tl.debug_barrier()  # other threads read what is written here
         tl.store(lengths + slot, length, mask=length > 0)
         tl.store(replayed + row, tl.where(length > 0, start - had, 0))
     if EVERY > 0:
-        # Snapshots lie behind the state slots, which are as many as there are rows, and are numbered from 1 on.
+        # Snapshots follow the state slots, one for each row, and are numbered from 1.
         begun_as = int_of(parameters, slot, _BEGINS_AS)
         tl.store(read_from + row, tl.where(begins & (begun_as > 0), NULL_SLOT - 1 + begun_as, own))
         at_boundary = (length > 0) & (length % EVERY == 0)

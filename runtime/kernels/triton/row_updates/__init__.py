@@ -1,1 +1,1 @@
-"""Kernels that change the row state: apply a plan, prepare the inputs of F, commit the tokens of S."""
+"""Kernels that update the row state: apply a plan, prepare F's inputs, commit S's tokens."""

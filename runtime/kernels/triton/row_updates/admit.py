@@ -1,4 +1,4 @@
-"""Admission on the device: a record of the bulk slot goes into the row state. Called by `apply_plan`'s kernel."""
+"""Copies an admission record from the bulk slot into the row state, inside `apply_plan`'s kernel."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 # (a kernel's pointers have no Python type)
@@ -25,7 +25,7 @@ _COUNT_WORDS = tl.constexpr(COUNT_WORDS)
 
 @triton.jit
 def _copy(source, target, count, fill, width, TILE: tl.constexpr):
-    """target[:count] = source[:count] and target[count:width] = fill. Words of 32 bits."""
+    """Copy target[:count] = source[:count] and fill target[count:width]. 32-bit words."""
     for first in range(0, width, TILE):
         i = first + tl.arange(0, TILE)
         value = tl.load(source + i, mask=i < count, other=fill, volatile=True)
@@ -57,9 +57,9 @@ def admit(
     TILE: tl.constexpr,
     CLEAR_TILE: tl.constexpr,
 ):
-    """One record, by one program: its head as the row's parameters, its lists, the blocks and what was said that the
-    record names, and the row is alive. CONTEXT: above 0 where a drafter wants to know the row's first tokens. HOLDS:
-    rows may be held; this one is not."""
+    """Apply one record in one program: parameters, lists, blocks and penalty counts; the row becomes alive. CONTEXT:
+    above 0 if a drafter reads the row's first tokens. HOLDS: rows may be held; this one is not.
+    """
     w = tl.arange(0, ROW_WORDS)
     head = tl.load(record + w, volatile=True)
     slot = word(head, _ROW_SLOT).to(tl.int64)

@@ -1,6 +1,6 @@
-"""Apply, the H2D part of a launch: the plan in the staging slot goes into the row list and the row state.
+"""Apply, the H2D part of a launch: copies the plan in the staging slot into the row list and the row state.
 
-One program of one warp: in a steady decode it reads the 64 bytes of the header and nothing else.
+One program of one warp: in steady decode it reads only the 64 bytes of the header.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -25,7 +25,7 @@ _APPEND_TILE: Final = 32
 _RECORD_TILE: Final = 256
 _CLEAR_TILE: Final = 2048
 
-_NUMBER = tl.constexpr(layout.HEADER.offset("number"))  # its lower half; the upper one follows
+_NUMBER = tl.constexpr(layout.HEADER.offset("number"))  # its low half; the high one follows
 _ROWS = tl.constexpr(layout.HEADER.offset("rows"))
 _ROW_LIST = tl.constexpr(layout.HEADER.offset("row_list"))
 _APPENDS = tl.constexpr(layout.HEADER.offset("appends"))
@@ -51,16 +51,16 @@ _NO_CHUNK = tl.constexpr(NO_CHUNK)
 
 @dataclass(frozen=True, slots=True)
 class RowList:
-    """The rows of the newest plan on the device, [R] with R a power of two. Places past its rows name the null slot."""
+    """The newest plan's rows on the device, [R] with R a power of two. Entries past its rows name the null slot."""
 
     slots: torch.Tensor  # int32 [R] row slots of F
     sample_slots: torch.Tensor  # int32 [R] the same for rows that the next S samples, the null slot for others
-    query_start_loc: torch.Tensor  # int32 [R + 1] where each row's query tokens begin
-    chunk_offset: torch.Tensor  # int32 [R] where a chunk's tokens begin in the bulk slot, or NO_CHUNK
+    query_start_loc: torch.Tensor  # int32 [R + 1] each row's first query token
+    chunk_offset: torch.Tensor  # int32 [R] offset of a chunk's tokens in the bulk slot, or NO_CHUNK
 
 
 def make_row_list(max_rows: int, device: torch.device) -> RowList:
-    """An empty list."""
+    """Make an empty list."""
     size = triton.next_power_of_2(max_rows)
 
     def filled(length: int, value: int) -> torch.Tensor:
@@ -124,7 +124,7 @@ def _apply_plan_kernel(
     admissions = tl.where(valid, word(header, _ADMISSIONS), 0)
     bulk_words = tl.where(valid, word(header, _BULK_WORDS), 0)
     tl.store(status + ring * STATUS_WORDS + _STATUS_FAULT, tl.where(valid, _FAULT_NONE, _FAULT_PLAN_NUMBER))
-    if FORCES:  # of a row's drafts, those that no grammar forces
+    if FORCES:  # of a row's drafts, those not forced by a grammar
         tl.store(guesses, tl.where(valid, word(header, _GUESSES), 0))
     append_list = body + _HEADER_WORDS + rows * listed
     chunk_list = append_list + appends * _APPEND_WORDS
@@ -155,7 +155,7 @@ def _apply_plan_kernel(
             RECORD_TILE,
             CLEAR_TILE,
         )
-    # What follows writes where an admission has written, by other threads of the warp.
+    # The next part overwrites what other threads of the warp wrote for an admission.
     tl.debug_barrier()
 
     for first in range(0, appends, APPEND_TILE):
@@ -204,14 +204,14 @@ def apply_plan(
     held: torch.Tensor | None = None,
     guesses: torch.Tensor | None = None,
 ) -> None:
-    """Apply the running launch's plan to `rows`, `state` and `penalties`; leave the bytes read from the rings in its
-    result slot.
+    """Apply the running launch's plan to `rows`, `state` and `penalties`, and write the number of ring bytes read to
+    its result slot.
 
-    A plan of another number masks every row and leaves FAULT_PLAN_NUMBER there. counter: int64 [1], the launches whose
-    plan was applied; this one's is the next, and advances it. plan: int32 [slots, plan_words], bulk: int32
-    [slots, bulk_words], status: int32 [slots, STATUS_WORDS], all mapped. history: int32 [row slots, context], where a
-    drafter wants to know the tokens that no chunk brings. held: int8 [row slots], where rows may be held. guesses:
-    int32 [1], where grammars force drafts: how many the plan allows a drafter, of each row.
+    A plan with another number masks every row and reports FAULT_PLAN_NUMBER. counter: int64 [1], plans applied so far;
+    incremented to this launch's number. plan: int32 [slots, plan_words], bulk: int32 [slots, bulk_words], status: int32
+    [slots, STATUS_WORDS], all mapped. history: int32 [row slots, context], if a drafter reads cached prefixes. held:
+    int8 [row slots], if rows may be held. guesses: int32 [1], if grammars force drafts: most guesses of a row in this
+    plan.
     """
     _apply_plan_kernel[(1,)](
         counter,

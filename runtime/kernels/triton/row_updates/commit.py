@@ -1,4 +1,4 @@
-"""The end of S: rows advance by their tokens, those that stop are ended, and the result ring is written."""
+"""The end of S: advances rows by their tokens, ends those that stop, and writes the result ring."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 # (a kernel's pointers have no Python type)
@@ -33,7 +33,7 @@ _HELD = tl.constexpr(rings.HELD)
 
 @dataclass(frozen=True, slots=True)
 class ResultRing:
-    """The mapped result ring as the device sees it."""
+    """The device's view of the mapped result ring."""
 
     cells: torch.Tensor  # int64 [slots, rows, 1 + drafts]
     logprob: torch.Tensor  # float32 [slots, rows, 1 + drafts]
@@ -88,7 +88,7 @@ def _advance_kernel(
     if MASKED:
         ends = ends | has_grammar(slot, parameters)
     s = tl.arange(0, MAX_STOP_IDS)[None, :]
-    there = s < stop_count[:, None]  # of a row without stop ids nothing is asked for
+    there = s < stop_count[:, None]  # a row without stop ids loads none
     ids = tl.load(stop_ids + slot[:, None] * MAX_STOP_IDS + s, mask=there, other=-1)
     is_stop = tl.sum((ids == token[:, None]).to(tl.int32), 1) > 0
     stopped = (is_stop & ends) | is_full | (is_finite == 0)
@@ -100,8 +100,8 @@ def _advance_kernel(
         is_empty = tl.load(nothing_left + row, mask=ok, other=0) != 0
         stopped = stopped | is_empty
         flags = flags | tl.where(is_empty, _NOTHING_LEFT, 0)
-        is_finite = is_finite & (is_empty == 0)  # that is said: what follows counts tokens that are kept
-    # What follows is written where other warps have read: stop ids are compared, and cells made, by four rows a warp.
+        is_finite = is_finite & (is_empty == 0)  # reported; the following counts kept tokens only
+    # Later stores overwrite what other warps have read: stop ids are compared and cells made by four rows a warp.
     tl.debug_barrier()
     tl.store(last_token + slot, token, mask=ok & is_alive)
     tl.store(seq_len + slot, position + 1, mask=ok & is_alive & is_finite)
@@ -109,13 +109,13 @@ def _advance_kernel(
     own = int_of(parameters, slot, _PENALTY_SLOT).to(tl.int64)
     counted = ok & is_alive & is_finite & (own >= 0)
     said = counts + own * VOCAB + token
-    tl.store(said, tl.load(said, mask=counted, other=0) + 1, mask=counted)  # a penalty slot is one row's
+    tl.store(said, tl.load(said, mask=counted, other=0) + 1, mask=counted)  # a penalty slot belongs to one row
     if CONTEXT > 0:
         tl.store(history + slot * CONTEXT + position, token, mask=ok & is_alive & is_finite)
     low = token | tl.where(stopped, _STOPPED, 0) | flags
     low = tl.where(is_alive, low, _VOID)
     low = tl.where(is_held, _HELD, low)
-    cell = (number << 32) | low.to(tl.int64)  # the number's upper half is shifted out
+    cell = (number << 32) | low.to(tl.int64)  # the shift drops the number's high half
     tl.store(cells + ((number % SLOTS) * RING_ROWS + row) * CELLS, cell, mask=ok)
 
 
@@ -135,14 +135,17 @@ def advance(
     masks: MaskState | None = None,
     nothing_left: torch.Tensor | None = None,
 ) -> None:
-    """Advance the rows that were sampled, count their tokens where there are penalties, and store each one's cell:
-    (launch number modulo 2**32) << 32 | flags | token.
+    """Advance the sampled rows, count their tokens if there are penalties, and store each one's cell: (launch number
+    modulo 2**32) << 32
 
-    counter: int64 [1], the launches whose plan was applied: this one comes after S. num_rows: places of the row list
-    that are looked at; those that name the null slot are passed over. tokens: int32 or int64 [num_rows]. finite: bool
-    [num_rows]. A row that had ended before stays as it is, and its cell is VOID. history: int32 [slots, context], where
-    a drafter wants to know the tokens by their position. masks: rows with a grammar were judged in this launch: one
-    that is held stays as it is, and its cell is HELD. nothing_left: bool [num_rows], with masks.
+    flags
+
+    token.
+
+    counter: int64 [1], plans applied so far: this launch's comes after S. num_rows: entries of the row list; those of
+    the null slot are skipped. tokens: int32 or int64 [num_rows]. finite: bool [num_rows]. A row that had ended stays
+    unchanged, with a VOID cell. history: int32 [slots, context], if a drafter reads it. masks: set if this launch
+    judged rows with a grammar: a held row stays unchanged, with a HELD cell. nothing_left: bool [num_rows], with masks.
     """
     _advance_kernel[(triton.cdiv(num_rows, _ADVANCE_ROWS),)](
         counter,
@@ -188,7 +191,7 @@ def store_logprobs(
     MAX_TOP: tl.constexpr,
     TOP_PAD: tl.constexpr,
 ):
-    """What was found for a row, the top `wanted` with it, to entry `at` of the ring."""
+    """Store a row's log-probability and its top `wanted` entries to entry `at` of the ring."""
     i = tl.arange(0, TOP_PAD)
     listed = i < tl.minimum(wanted, MAX_TOP)
     tl.store(ring_logprob + at, tl.load(logprob + row))
@@ -246,9 +249,9 @@ def write_logprobs(
     state: RowState,
     results: ResultRing,
 ) -> None:
-    """Log-probabilities into the result slot, for rows that asked, of each one's first token, before cells are stored.
+    """Write log-probabilities of each asking row's first token into the result slot, before cells are stored.
 
-    logprob: float32 [num_rows]. top_ids: int32, top_logprobs: float32 [num_rows, max_top], rows equally far apart.
+    logprob: float32 [num_rows]. top_ids: int32, top_logprobs: float32 [num_rows, max_top], with equal row strides.
     """
     max_top = results.top_ids.shape[3]
     _logprobs_kernel[(num_rows,)](
@@ -312,8 +315,9 @@ def _prompt_logprobs_kernel(
 def write_prompt_logprobs(
     counter: torch.Tensor, indexes: torch.Tensor, asked: torch.Tensor, found: LogprobBuffers, results: ResultRing
 ) -> None:
-    """Log-probabilities of the query tokens `indexes`, int32 [n], into the result slot of the launch whose plan was
-    taken last. asked: int32 [T] by query token; one below 0 leaves nothing."""
+    """Write log-probabilities of the query tokens `indexes`, int32 [n], into the running launch's result slot. asked:
+    int32 [T] by query token; a negative one is skipped.
+    """
     max_top = results.prompt_top_ids.shape[2]
     _prompt_logprobs_kernel[(indexes.shape[0],)](
         counter,

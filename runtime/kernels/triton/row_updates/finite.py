@@ -1,4 +1,4 @@
-"""The end of F: whether the numbers of each row are finite, into the mapped result ring."""
+"""The end of F: checks that each row's numbers are finite, and reports it in the mapped result ring."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 # (a kernel's pointers have no Python type)
@@ -32,7 +32,7 @@ def _finite_kernel(
     RING_ROWS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """One program a row, over all its query tokens. PEAKS: of a query token; 0 where no logits of prompts were made."""
+    """Check one row over all its query tokens. PEAKS: of a query token; 0 without prompt logits."""
     row = tl.program_id(0)
     bad = tl.zeros([TILE], tl.int32)
     if tl.load(seq_lens + row) > 0:
@@ -40,7 +40,7 @@ def _finite_kernel(
         for first in range(tl.load(query_start_loc + row).to(tl.int64) * HIDDEN, end, TILE):
             i = first + tl.arange(0, TILE)
             x = tl.load(hidden + i, mask=i < end, other=0.0).to(tl.float32)
-            bad |= ((tl.abs(x) < float("inf")) == 0).to(tl.int32)  # a NaN is not below it
+            bad |= ((tl.abs(x) < float("inf")) == 0).to(tl.int32)  # also true for NaN
         if PEAKS:
             end = tl.load(query_start_loc + row + 1).to(tl.int64) * PEAKS
             for first in range(tl.load(query_start_loc + row).to(tl.int64) * PEAKS, end, TILE):
@@ -61,9 +61,9 @@ def write_finite(
 ) -> None:
     """Write 1 for each row of `batch` whose numbers are all finite, and for masked rows.
 
-    Its numbers are its part of `hidden`, [T, hidden] contiguous, and the logits that `leave_prompt_logprobs` has made
-    of it in this launch, for which `prompt` holds the peaks. None: no prompt asked. counter: int64 [1], the running
-    launch, whose plan was applied. flags: int8 [slots, rows], mapped.
+    The numbers are the row's part of `hidden`, contiguous [T, hidden], and its logits from `leave_prompt_logprobs` in
+    this launch, whose peaks `prompt` has. None: no prompt logits. counter: int64 [1], the running launch, whose plan
+    was applied. flags: int8 [slots, rows], mapped.
     """
     peaks = hidden if prompt is None else prompt.partial_max
     _finite_kernel[(batch.num_rows,)](

@@ -1,4 +1,4 @@
-"""The last part of apply: what F runs on, read from the row state on the device. No round trip."""
+"""The last part of apply: prepares F's inputs from the row state on the device, without a round trip."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 # (a kernel's pointers have no Python type)
@@ -23,20 +23,20 @@ _NO_CHUNK = tl.constexpr(NO_CHUNK)
 
 @dataclass(frozen=True, slots=True)
 class QueryBuffers:
-    """Where apply leaves the inputs of F: fixed addresses, so that a captured graph finds them. R rows, T tokens."""
+    """F's inputs at fixed addresses, as captured graphs need. R rows, T tokens."""
 
     token_ids: torch.Tensor  # int64 [T]
     positions: torch.Tensor  # int64 [T]
     slot_mapping: torch.Tensor  # int64 [T]
     seq_lens: torch.Tensor  # int32 [R]
-    block_tables: torch.Tensor  # int32 [R, max_blocks] only what a row's length covers is up to date
+    block_tables: torch.Tensor  # int32 [R, max_blocks] valid up to each row's length
     last_query: torch.Tensor  # int64 [R] index of each row's last query token
-    # int32 [R] where rows may be held: the row slot that a row's logits go to, the null slot where it leaves none
+    # int32 [R] if rows may be held: the row slot for a row's logits, the null slot if it writes none
     logit_slots: torch.Tensor
 
 
 def make_query_buffers(max_rows: int, max_tokens: int, max_blocks: int, device: torch.device) -> QueryBuffers:
-    """Zeroed buffers: every row masked, every token in the null block."""
+    """Make zeroed buffers: every row masked, every token in the null block."""
     rows = triton.next_power_of_2(max_rows)
     tokens = max(max_tokens, rows)
 
@@ -101,9 +101,9 @@ def _queries_kernel(
     TOKENS: tl.constexpr,
     TABLE_TILE: tl.constexpr,
 ):
-    """One program for a row and a tile of its query tokens. RAGGED: rows have any number of them, and one program more
-    takes those that no row has: padding, or all of them where the plan was refused. They must not keep what an earlier
-    launch has left."""
+    """Prepare one row's tile of query tokens. RAGGED: rows have different numbers of them, and one more program resets
+    tokens of no row (padding, or all if the plan was refused), so that they keep nothing of an earlier launch.
+    """
     row = tl.program_id(0)
     if RAGGED:
         if row == num_rows:
@@ -115,12 +115,12 @@ def _queries_kernel(
             return
     slot = tl.load(row_slots + row).to(tl.int64)
     is_alive = tl.load(alive + slot) != 0
-    if HOLDS:  # a row that is held has been through this F before: its logits and its KV stay as they are
+    if HOLDS:  # a held row has been through this F before: its logits and KV stay
         is_held = tl.load(held + slot) != 0
         if tl.program_id(1) == 0:
             sampled = tl.load(sample_slots + row)
             tl.store(logit_slots + row, tl.where(is_alive & is_held, NULL_SLOT, sampled))
-            if DRAFTS:  # a row that goes through this F is held behind it, if it is, without drafts of an F before
+            if DRAFTS:  # if the row is held after this F, it has no drafts of an earlier one
                 tl.store(drafted + slot, 0, mask=is_held == 0)
         is_alive = is_alive & (is_held == 0)
     length = tl.where(is_alive, tl.load(seq_len + slot), 0)
@@ -174,15 +174,14 @@ def prepare_queries(
     held: torch.Tensor | None = None,
     drafted: torch.Tensor | None = None,
 ) -> None:
-    """The query tokens of the first `num_rows` places of the list: a decode row's newest token, a chunk's from the bulk
-    slot [slots, bulk_words] of this launch.
+    """Prepare the query tokens of the list's first `num_rows` entries: a decode row's newest token, a chunk's from this
+    launch's bulk slot, [slots, bulk_words].
 
-    is_decode: every row has one, and num_tokens is `num_rows`. Else both may be more than the plan has. Rows that have
-    ended, and places past the list, get seq_len 0 and a slot in the null block, and so do query tokens of no row.
-    history: int32 [slots, context], where a drafter wants to know the chunks' tokens by their position. held: int8
-    [slots], where rows may be held: those that are have no query token, and leave no logits. drafted: int32 [slots],
-    beside `held`, where rows may have drafts: this F has none of the rows that go through it. indexes: of the states
-    that the rows go on with.
+    is_decode: every row has one, and num_tokens is `num_rows`; otherwise both may exceed the plan's. Ended rows and
+        entries past the list get seq_len 0 and a slot in the null block, like query tokens of no row.
+    history: int32 [slots, context], if a drafter reads chunks' tokens by position. held: int8 [slots], if rows may be
+        held: held rows have no query token and write no logits. drafted: int32 [slots], with `held` if rows may have
+        drafts; reset for rows of this F. indexes: the states that rows continue from.
     """
     assert not is_decode or num_tokens == num_rows
     grid = (num_rows, 1) if is_decode else (num_rows + 1, triton.cdiv(num_tokens, _TOKEN_TILE))

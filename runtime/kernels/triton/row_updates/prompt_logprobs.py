@@ -1,7 +1,7 @@
-"""Log-probabilities of prompts on the device: the query tokens of F against the next token of their prompt.
+"""Log-probabilities of prompts on the device: F's query tokens against the prompt's next tokens.
 
-Logits are made in tiles of a fixed number of query tokens, never for a whole chunk, so that a token's bits depend
-neither on the other chunks nor on how many there are. Enqueued piece by piece, in launches that are no graph.
+Logits are computed in tiles of a fixed number of query tokens, never for a whole chunk, so a token's bits depend
+neither on other chunks nor on their number. Enqueued piece by piece, in launches without a graph.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -28,7 +28,7 @@ from runahead.runtime.kernels.triton.sampling.logprobs import (
     make_logprob_buffers,
 )
 
-_TILE: Final = 32  # query tokens whose logits are made at a time
+_TILE: Final = 32  # query tokens of a logits tile
 _TARGET_TILE: Final = 128
 _PROMPT_LOGPROBS = offset_of("prompt_logprobs")
 _NO_CHUNK = tl.constexpr(NO_CHUNK)
@@ -36,14 +36,14 @@ _NO_CHUNK = tl.constexpr(NO_CHUNK)
 
 @dataclass(frozen=True, slots=True)
 class PromptBuffers:
-    """T query tokens, rounded up to whole tiles of n."""
+    """Buffers for T query tokens, rounded up to whole tiles of n."""
 
-    asked: torch.Tensor  # int32 [T] how many of the most likely tokens; -1: the query token leaves nothing
+    asked: torch.Tensor  # int32 [T] number of top tokens; -1: the query token is skipped
     wanted: torch.Tensor  # int8 [T] asked >= 0: the bit `sampling.parameters.ASKS`
     target: torch.Tensor  # int64 [T] the prompt's next token
     indexes: torch.Tensor  # int32 [T] 0, 1, 2, ...
     logits: torch.Tensor  # float32 [n, vocab]
-    partial_max: torch.Tensor  # float32 [T, tiles of the vocabulary] +inf: logits there are not finite
+    partial_max: torch.Tensor  # float32 [T, tiles of the vocabulary] +inf: non-finite logits
     partial_arg: torch.Tensor  # int32 [n, tiles of the vocabulary]
     found: LogprobBuffers
     sampled_vocab: int  # ids below this may be sampled
@@ -52,8 +52,9 @@ class PromptBuffers:
 def make_prompt_buffers(
     max_tokens: int, vocab_size: int, max_top: int, device: torch.device, sampled_vocab: int | None = None
 ) -> PromptBuffers:
-    """Buffers for launches of up to `max_tokens` query tokens. sampled_vocab: ids below this may be sampled; None:
-    all."""
+    """Make buffers for launches of up to `max_tokens` query tokens. sampled_vocab: ids below this may be sampled; None:
+    all.
+    """
     tokens = triton.cdiv(max_tokens, _TILE) * _TILE
     found = make_logprob_buffers(_TILE, vocab_size, max_top, device)
     tiles = found.tile_mass.shape[1]
@@ -89,7 +90,7 @@ def _targets_kernel(
     NULL_SLOT: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """One program for a row and a tile of its query tokens."""
+    """Process a row's tile of query tokens."""
     row = tl.program_id(0)
     slot = tl.load(row_slots + row).to(tl.int64)
     top = int_of(parameters, slot, _PROMPT_LOGPROBS)
@@ -117,7 +118,7 @@ def find_targets(
     state: RowState,
     out: PromptBuffers,
 ) -> None:
-    """Which of this launch's query tokens leave something, and against which token: `asked`, `wanted`, `target`."""
+    """Find the query tokens with requested log-probabilities and their target tokens: `asked`, `wanted`, `target`."""
     out.asked[:num_tokens].fill_(-1)
     out.wanted[:num_tokens].zero_()
     _targets_kernel[(num_rows, triton.cdiv(num_tokens, _TARGET_TILE))](
@@ -148,22 +149,20 @@ def leave_prompt_logprobs(
     buffers: PromptBuffers,
     results: ResultRing,
 ) -> None:
-    """Log-probabilities of the query tokens that `find_targets` found, into the result ring of the running launch.
+    """Write log-probabilities of the query tokens of `find_targets` into the running launch's result ring.
 
-    hidden: [T, hidden] final hidden states. logits_of: [n, hidden] to [n, vocab], or to [n, 0] on
-    ranks other than the first. A query token whose logits are not
-    finite leaves zeros, and a peak of +inf in `partial_max`: its row has failed (`finite.write_finite`).
+    hidden: [T, hidden] final hidden states. logits_of: [n, hidden] to [n, vocab], or to [n, 0] on ranks other than the
+    first. A query token with non-finite logits writes zeros, and a peak of +inf in `partial_max`: its row has failed
+    (`finite.write_finite`).
     """
     tokens = hidden.shape[0]
     for first in range(0, tokens, _TILE):
         tile = hidden[first : first + _TILE]
-        if (
-            tile.shape[0] < _TILE
-        ):  # a product's bits may depend on the number of its rows, so that it is always the same
+        if tile.shape[0] < _TILE:  # a constant number of rows, because a product's bits may depend on it
             tile = torch.cat((tile, tile.new_zeros((_TILE - tile.shape[0], tile.shape[1]))))
         logits = logits_of(tile)
         if not logits.shape[1]:
-            continue  # they are on the first rank
+            continue  # the first rank has them
         buffers.logits.copy_(logits)
         indexes = buffers.indexes[first : first + _TILE]
         identity = buffers.indexes[:_TILE]

@@ -1,5 +1,5 @@
-"""Row state that only the first rank decides, and that every rank takes over: what S leaves, and what is drafted.
-`runahead.runtime.programs.cpu.rank_rows` is the same on the CPU.
+"""Row state that the first rank decides and every rank copies: S's results and drafts.
+`runahead.runtime.programs.cpu.rank_rows` does the same on the CPU.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -52,8 +52,9 @@ def _unpack_kernel(last_token, seq_len, alive, held, words, num_rows, ROWS: tl.c
 def take_over_sampled(
     num_rows: int, slots: torch.Tensor, state: RowState, held: torch.Tensor | None, ranks: Ranks
 ) -> None:
-    """After S: the rows that it has looked at are on every rank as they are on the first. slots: int32, one a row, the
-    same on every rank. held: int8 [slots], where rows may be held."""
+    """Copy S's rows from the first rank to every rank. slots: int32, one a row, equal on every rank. held: int8
+    [slots], if rows may be held.
+    """
     words = torch.empty((num_rows, _WORDS), dtype=torch.int32, device=slots.device)
     alive = state.alive.view(torch.int8)
     grid, holds = (triton.cdiv(num_rows, _ROWS),), alive if held is None else held
@@ -68,8 +69,9 @@ def take_over_sampled(
 def take_over_drafts(
     num_rows: int, count: int, slots: torch.Tensor, proposed: torch.Tensor, drafted: torch.Tensor, ranks: Ranks
 ) -> None:
-    """Before F: the first rank's drafts are on every rank. count: of a row, at most. slots: int32 [rows or more].
-    proposed: int32 [slots, K]. drafted: int32 [slots]."""
+    """Copy the first rank's drafts to every rank before F. count: most drafts of a row. slots: int32 [rows or more].
+    proposed: int32 [slots, K]. drafted: int32 [slots].
+    """
     places = slots[:num_rows].long()
     words = torch.cat((drafted[places, None], proposed[places, :count]), 1)
     ranks.spread(words)

@@ -1,5 +1,6 @@
-"""The row state on a GPU, and what S and apply do to it: `runahead.runtime.programs.cpu.rows` as kernels, with no
-wait for the host."""
+"""The row state on a GPU and its updates by S and apply: `runahead.runtime.programs.cpu.rows` as kernels, without
+waiting for the host.
+"""
 
 from __future__ import annotations
 
@@ -36,17 +37,17 @@ from runahead.runtime.kernels.triton.row_updates.verify_inputs import prepare_ve
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.row_record import PENALTY_TENSORS, ROW_TENSORS
 
-# Proposes up to so many tokens for each of so many rows of F.
+# Proposes up to (second argument) tokens for each of the first (first argument) rows of F.
 Guess = Callable[[int, int], None]
 
 
 class DeviceRows:
-    """Row state, row list and the inputs of F, at fixed addresses on `device`.
+    """Row state, row list and F's inputs at fixed addresses on `device`.
 
-    rings: the host's views of mapped memory; kernels read and write it in place. max_tokens: query tokens of a launch,
-    at most. context_length: the bound that every captured attention is made for. drafts: None where no launch verifies
-    any. masks: of rows with a grammar; None: no row has one. keeps_states: the model keeps a recurrent state of each
-    row. snapshot_tokens: between two boundaries at which a row's state is kept; 0: none is.
+    rings: host views of mapped memory, which kernels access in place. max_tokens: most query tokens of a launch.
+    context_length: bound of captured attention. drafts: None if no launch verifies any. masks: for rows with a grammar;
+    None: no row has one. keeps_states: the model has a recurrent state for each row. snapshot_tokens: between two
+    boundaries at which a row's state is kept; 0: none.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class DeviceRows:
             drafted=torch.from_numpy(rings.drafted),
             status=torch.from_numpy(rings.status),
         )
-        # Launches whose plan was applied: S runs before its own.
+        # Launches whose plan was applied: S runs before its plan is.
         self.counter = torch.zeros(1, dtype=torch.int64, device=device)
         self.state = make_row_state(max_rows, max_blocks + boundaries, vocab_size, device)
         self.penalties = make_penalty_state(penalty_slots, vocab_size, device)
@@ -93,12 +94,12 @@ class DeviceRows:
         replays = keeps_states and drafts is not None
         self.row_states = make_state_slots(max_rows, max_blocks, device, snapshot_tokens, replays=replays)
         self.drafts = drafts
-        self.guess: Guess | None = None  # of a drafter with layers, which its program sets
-        self.ranks: Ranks = ONE_RANK  # between which the model is divided: the first one samples and drafts
+        self.guess: Guess | None = None  # of a drafter with layers, set by its program
+        self.ranks: Ranks = ONE_RANK  # the ranks of the model; the first one samples and drafts
         self.masks = masks
         self._held = None if masks is None else masks.held
         self._history = None if drafts is None or not drafts.has_drafter else drafts.history
-        # Runs of rows that may be held: they outlast the F that had them.
+        # Runs of rows that may be held: they outlive their F.
         self._runs = None if drafts is None or not drafts.holds else drafts
         assert drafts is None or drafts.holds == (masks is not None)
         indexes = max(self.rows.slots.shape[0], 0 if drafts is None else drafts.token_lens.shape[0])
@@ -109,28 +110,33 @@ class DeviceRows:
     def write_logprobs(
         self, num_rows: int, logprob: torch.Tensor, top_ids: torch.Tensor, top_logprobs: torch.Tensor
     ) -> None:
-        """Before `advance`, in the full form. float32 [n], int32 [n, max_top], float32 [n, max_top]."""
+        """Write log-probabilities before `advance`, in the full form. float32 [n], int32 [n, max_top], float32 [n,
+        max_top].
+        """
         write_logprobs(num_rows, self.counter, self.rows, logprob, top_ids, top_logprobs, self.state, self._results)
 
     def judge(self, num_rows: int, count: int = 0) -> None:
-        """Before anything else of an S that looks for masks: which rows' masks are there, which rows are held, and how
-        many drafts of the others have masks behind them. count: drafts of a row that this S looks at, at most."""
+        """Validate masks first in an S with grammars: which rows are held, and how many drafts of the others have
+        masks. count: most drafts of a row that this S verifies.
+        """
         assert self.masks is not None
         judge(num_rows, self.rows.sample_slots, self.state, self.masks, self._runs, 1 + count)
 
     def advance(
         self, num_rows: int, tokens: torch.Tensor, finite: torch.Tensor, nothing_left: torch.Tensor | None = None
     ) -> None:
-        """Advance the sample rows by their tokens [n], count them, end those that stop, and store the result cells.
-        nothing_left: bool [n], after `judge`; None: this S looks for no masks."""
+        """Advance the sampled rows by their tokens [n], count them, end those that stop, and store the result cells.
+        nothing_left: bool [n], after `judge`; None: this S reads no masks.
+        """
         advance(
             num_rows, self.counter, self.rows, tokens, finite, self.state, self.penalties, self._results,
             self._history, None if nothing_left is None else self.masks, nothing_left,
         )  # fmt: skip
 
     def advance_verified(self, num_rows: int, count: int, sampled: Sampled) -> None:
-        """As `advance` and `write_logprobs`, after an F with `count` drafts of a row. sampled: [num_rows *
-        (1 + count)]; that it says which rows have nothing left means that it was sampled after `judge`."""
+        """Advance rows like `advance` and `write_logprobs`, after an F with `count` drafts of a row. sampled: [num_rows
+        * (1 + count)]; its field for rows with nothing left is set after `judge`.
+        """
         assert self.drafts is not None
         advance_verified(
             num_rows, 1 + count, self.counter, self.rows, sampled, self.state, self.penalties, self.drafts,
@@ -138,7 +144,7 @@ class DeviceRows:
         )  # fmt: skip
 
     def take_over_sampled(self, num_rows: int) -> None:
-        """Where there are several ranks: the rows are as S has left them on the first."""
+        """Copy the rows that S advanced from the first rank, if there are several."""
         take_over_sampled(num_rows, self.rows.sample_slots, self.state, self._held, self.ranks)
 
     # ------------------------------------------------------------ apply
@@ -146,8 +152,8 @@ class DeviceRows:
     def apply(self, num_rows: int, num_tokens: int, is_decode: bool, drafts: int = 0, *, forced: bool = False) -> None:
         """Apply the plan in its staging slot; prepare `num_tokens` query tokens in `num_rows` rows of F.
 
-        Of a captured bucket both may be more than the plan has. is_decode: every row decodes. drafts: of each of them.
-        forced: see `LaunchShape`.
+        Both may exceed the plan's in a captured bucket. is_decode: every row decodes. drafts: of each row. forced: see
+        `LaunchShape`.
         """
         apply_plan(
             self.counter, self._plan, self._bulk, self._results.status, self.rows, self.state, self.penalties,
@@ -174,8 +180,9 @@ class DeviceRows:
             )
 
     def draft(self, num_rows: int, count: int, *, forced: bool = False) -> None:
-        """Up to `count` tokens are proposed for each row of F, by its grammar or the drafter; its lines follow from
-        that. forced: the plan has none of them guessed, and a drafter with layers takes no step."""
+        """Propose up to `count` tokens for each row of F, by its grammar or the drafter, and prepare its query tokens.
+        forced: no guesses, only grammar-forced drafts; a drafter with layers takes no step.
+        """
         assert self.drafts is not None and num_rows <= self.drafts.rows
         slots = self.rows.slots
         if self.ranks.share.is_first:
@@ -203,11 +210,11 @@ class DeviceRows:
 
     @property
     def logit_slots(self) -> torch.Tensor:
-        """int32 [R]: the row slot that each row of F leaves its logits at, the null slot where it leaves none."""
+        """The row slot for each row's logits, int32 [R], the null slot for none."""
         return self.rows.sample_slots if self.masks is None else self.queries.logit_slots
 
     def batch(self, num_rows: int, num_tokens: int, is_decode: bool) -> ForwardBatch:
-        """What F runs on: views of the buffers that apply has filled, for the same numbers."""
+        """Return F's inputs: views of the buffers that apply has filled, for the same numbers."""
         queries = self.queries
         starts = self._places if is_decode else self.rows.query_start_loc
         return ForwardBatch(
@@ -225,8 +232,9 @@ class DeviceRows:
         )
 
     def verify_batch(self, num_rows: int, count: int) -> ForwardBatch:
-        """What F runs on in a launch with `count` drafts of a row: lines, as `DraftState` says, in their rows. Where
-        each line has a block table of its own, whoever reads one takes those of `token_batch`."""
+        """Return F's inputs in a launch with `count` drafts of a row: query tokens by row (`DraftState`). If each query
+        token has a block table, kernels that read block tables use `token_batch`.
+        """
         assert self.drafts is not None
         drafts, lines = self.drafts, num_rows * (1 + count)
         return ForwardBatch(
@@ -245,7 +253,7 @@ class DeviceRows:
         )
 
     def token_batch(self, num_rows: int, count: int) -> ForwardBatch:
-        """The same, each line as a row with one query token, with a block table of its own. States are the rows'."""
+        """Return the same with each query token as a row with a block table. States are the rows'."""
         assert self.drafts is not None
         lines, in_rows = num_rows * (1 + count), self.verify_batch(num_rows, count)
         no_states: dict[str, Any] = dict.fromkeys(self.row_states.of(0))
@@ -261,9 +269,9 @@ class DeviceRows:
         )
 
     def write_finite(self, hidden: torch.Tensor, batch: ForwardBatch, prompt: PromptBuffers | None = None) -> None:
-        """The flag of every row of `batch`: whether its final hidden states, of [T, hidden], are finite.
+        """Write the finite flag of every row of `batch`, from its final hidden states, in [T, hidden].
 
-        prompt: after `write_prompt_logprobs` with these buffers, the logits made there count too.
+        prompt: the buffers after `write_prompt_logprobs`, whose logits count too.
         """
         write_finite(self.counter, hidden, batch, self._results.finite, prompt)
 
@@ -274,14 +282,16 @@ class DeviceRows:
         logits_of: Callable[[torch.Tensor], torch.Tensor],
         buffers: PromptBuffers,
     ) -> None:
-        """Log-probabilities of the prompts that asked. hidden: [T, hidden]. logits_of: [n, hidden] to [n, vocab]."""
+        """Write log-probabilities of prompts that asked for them. hidden: [T, hidden]. logits_of: [n, hidden] to [n,
+        vocab].
+        """
         find_targets(batch.num_rows, batch.num_tokens, self.counter, self._bulk, self.rows, self.state, buffers)
         leave_prompt_logprobs(self.counter, hidden, logits_of, buffers, self._results)
 
     # ------------------------------------------------------------ beside the chain
 
     def reset(self, launched: int = 0) -> None:
-        """Forget every launch and every row; the next is launch `launched` + 1. Only while nothing is in flight."""
+        """Forget every launch and row; the next launch is `launched` + 1. Call it only while nothing is in flight."""
         self.counter.fill_(launched)
         null_slot = self.state.slots - 1
         fresh = make_row_state(null_slot, self.state.block_table.shape[1], self._vocab_size, self.counter.device)
@@ -298,10 +308,10 @@ class DeviceRows:
         self.rows.sample_slots.fill_(null_slot)
 
     def read(self) -> Mapping[str, NDArray[np.generic]]:
-        """Row state and penalty state by field name, on the host. Only while nothing is in flight."""
+        """Copy row state and penalty state to the host, by field name. Call it only while nothing is in flight."""
         tensors = {name: getattr(self.state, name) for name in ROW_TENSORS}
         tensors |= {name: getattr(self.penalties, name) for name in PENALTY_TENSORS}
-        if self.row_states.snapshot_tokens:  # behind a row's blocks
+        if self.row_states.snapshot_tokens:  # after a row's blocks
             tensors["snapshots"] = self.state.block_table[:, self._max_blocks :]
         if self._history is not None:
             tensors["history"] = self._history

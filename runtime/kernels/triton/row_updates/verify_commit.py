@@ -1,5 +1,6 @@
-"""The end of S where F held drafts: of what was sampled of a run, the tokens up to the first that is not its draft are
-kept, rows advance by them, and the result ring is written."""
+"""The end of S with drafts: keeps a run's sampled tokens up to the first that differs from its draft, advances rows by
+them, and writes the result ring.
+"""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 # (a kernel's pointers have no Python type)
@@ -76,8 +77,7 @@ def _verify_commit_kernel(
     FORCES: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """One program a row. FORCES: drafts may be what a grammar forces. MASKED: rows with a grammar were judged in this
-    launch."""
+    """Commit one row. FORCES: drafts may be grammar-forced. MASKED: this launch judged rows with a grammar."""
     row = tl.program_id(0)
     slot = tl.load(sample_slots + row).to(tl.int64)
     if slot != NULL_SLOT:
@@ -97,7 +97,7 @@ def _verify_commit_kernel(
         draft = tl.load(proposed + slot * MOST + n, mask=n < looked_at, other=0)
         is_stop = n < 0
         stop_count = int_of(parameters, slot, _STOP_COUNT)
-        if stop_count > 0:  # of a row without stop ids nothing is asked for
+        if stop_count > 0:  # a row without stop ids loads none
             s = tl.arange(0, MAX_STOP_IDS)
             ids = tl.load(stop_ids + slot * MAX_STOP_IDS + s, mask=s < stop_count, other=-1)
             is_stop = tl.sum((ids[None, :] == token[:, None]).to(tl.int32), 1) > 0
@@ -111,7 +111,7 @@ def _verify_commit_kernel(
             is_empty = tl.load(nothing_left + row * width + n, mask=inside, other=0) != 0
             stopped = stopped | is_empty
             flags = flags | tl.where(is_empty, _NOTHING_LEFT, 0)
-            is_finite = is_finite & (is_empty == 0)  # that is said: what follows counts tokens that are kept
+            is_finite = is_finite & (is_empty == 0)  # reported; the following counts kept tokens only
         goes_on = (n < looked_at) & (draft == token) & (stopped == 0)
         count = tl.min(tl.where(goes_on, WIDTH_PAD, n), 0) + 1
         count = tl.where(is_alive, count, 0)
@@ -129,11 +129,11 @@ def _verify_commit_kernel(
                     top_logprobs, top_stride, ring_logprob, ring_top_ids, ring_top_logprobs, MAX_TOP, TOP_PAD,
                 )  # fmt: skip
         own = int_of(parameters, slot, _PENALTY_SLOT).to(tl.int64)
-        # A token may stand in a run several times.
+        # A run may repeat a token.
         tl.atomic_add(counts + own * VOCAB + token, n * 0 + 1, mask=kept & (own >= 0), sem="relaxed")
         if CONTEXT > 0:
             tl.store(history + slot * CONTEXT + position, token, mask=kept)
-        tl.debug_barrier()  # what follows is written where other threads have read
+        tl.debug_barrier()  # later stores overwrite what other threads have read
         tl.store(last_token + slot, newest, mask=is_alive)
         tl.store(seq_len + slot, length + brought, mask=is_alive)
         tl.store(alive + slot, tl.where(end, 0, 1).to(tl.int8), mask=is_alive)
@@ -145,7 +145,7 @@ def _verify_commit_kernel(
         low = tl.where(in_run, low, _VOID)
         if MASKED:
             low = tl.where(is_held & (n == 0), _HELD, low)
-        cell = (number << 32) | low.to(tl.int64)  # the number's upper half is shifted out
+        cell = (number << 32) | low.to(tl.int64)  # the shift drops the number's high half
         tl.store(cells + at * CELLS + n, cell, mask=inside)
 
 
@@ -161,18 +161,17 @@ def advance_verified(
     results: ResultRing,
     masks: MaskState | None = None,
 ) -> None:
-    """Advance rows by runs: by the first token of each, and by each behind one that was the draft in its place and did
-    not end the row. Kept tokens are counted where there are penalties, and join the row's history.
+    """Advance rows by runs: the first token, and each next one whose predecessor equals its draft and did not end the
+    row. Kept tokens are counted if there are penalties, and join the row's history.
 
-    counter: int64 [1], the launches whose plan was applied: this one comes after S. num_rows: places of the row list
-    that are looked at. width: 1 + K, with the K of the F before; so many cells of each row are written, VOID behind its
-    run, and all of them if it had ended before. sampled: [num_rows * width], as if all drafts before a token had been
-    right; its log-probabilities, if there are any, are left for tokens that are kept, of rows that asked. What was
-    sampled behind a row's last draft may be anything. masks: rows with a grammar were judged in this launch: one that
-    is held stays as it is, its first cell is HELD and the others VOID.
+    counter: int64 [1], plans applied so far: this launch's comes after S. num_rows: entries of the row list. width: 1 +
+    K of the previous F: cells written for each row, VOID behind its run, all VOID if it had ended. sampled: [num_rows *
+    width], each computed as if all earlier drafts were right; log-probabilities are written for kept tokens of rows
+    that asked. Values behind a row's last draft are undefined. masks: set if this launch judged rows with a grammar: a
+    held row stays unchanged, its first cell is HELD and the others VOID.
     """
     full = sampled.logprob is not None and sampled.top_ids is not None and sampled.top_logprobs is not None
-    unused = counter  # in the place of what is not read
+    unused = counter  # stands for unread arguments
     nothing_left = None if masks is None else sampled.nothing_left
     max_top = results.top_ids.shape[3]
     _verify_commit_kernel[(num_rows,)](

@@ -1,4 +1,4 @@
-"""The last part of apply where a launch verifies drafts: the lines of F, a row's newest token and its drafts."""
+"""The last part of apply in a launch that verifies drafts: a row's newest token and drafts as F's query tokens."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 # (a kernel's pointers have no Python type)
@@ -62,12 +62,11 @@ def _verify_inputs_kernel(
     REPLAYS: tl.constexpr,
     TABLE_TILE: tl.constexpr,
 ):
-    """One program for a row and a token of its run: the first writes all but the block tables of the others. TABLE:
-    words of a row's line of the block table, of which the first MAX_BLOCKS are blocks.
+    """Prepare one token of a row's run: the first program of a row writes everything but the others' block tables.
+    TABLE: words of a row's line of the block table, the first MAX_BLOCKS of them blocks.
 
-    HOLDS: rows may be held. Such a one has been through an F with the drafts that it still has: it brings no more than
-    a line of length 0, and the next S finds its run where that F left it. KEPT: row slots, the lowest, that have
-    drafts.
+    HOLDS: rows may be held. A held row has been through an F with its drafts: it has one query token of length 0, and
+    the next S finds its run where that F wrote it. KEPT: number of the lowest row slots that have drafts.
     """
     row, number = tl.program_id(0), tl.program_id(1)
     r = tl.arange(0, ROWS_PAD)
@@ -104,7 +103,7 @@ def _verify_inputs_kernel(
         if HOLDS:
             kept_at = slot + tl.where(n > 0, NULL_SLOT + 1 + (n - 1) * KEPT, 0)
             tl.store(logits_slots + line, tl.where(is_held, NULL_SLOT, kept_at).to(tl.int32), mask=there)
-        # Lines that no row needs come after all others: what this row leaves over behind what rows before it leave.
+        # Unused query tokens come last: this row's after those of earlier rows.
         spare = (n >= count) & (n < width) & own
         line = tl.sum(counts, 0) + tl.sum(tl.where(r < row, width - counts, 0), 0) + n - count
         tl.store(token_ids + line, tl.zeros([WIDTH_PAD], tl.int64), mask=spare)
@@ -113,7 +112,7 @@ def _verify_inputs_kernel(
         tl.store(token_lens + line, tl.zeros([WIDTH_PAD], tl.int32), mask=spare)
         if HOLDS:
             tl.store(logits_slots + line, tl.full([WIDTH_PAD], NULL_SLOT, tl.int32), mask=spare)
-        # The next S may look at more rows than this F has: to these belongs nothing.
+        # The next S may read more rows than this F has: the others get no token.
         index = row * width + n
         in_run, found_at = there, start + n
         if HOLDS:
@@ -122,7 +121,7 @@ def _verify_inputs_kernel(
         tl.store(verify_logits + index, tl.where(in_run, found_at, 0), mask=n < width)
         tl.store(seq_lens + row, tl.where(is_alive, length + count - 1, 0), mask=own)
         tl.store(query_start_loc + row + 1, start + count, mask=own)
-        if REPLAYS:  # what is certain of a row is its newest token
+        if REPLAYS:  # only the newest token is certain
             snapshot_slots(
                 row, slot, length - 1, length, parameters, block_table, lengths, state_slots, states_read_from,
                 states_copied_to, replayed, copied_after, TABLE, MAX_BLOCKS, BLOCK_SIZE, NULL_SLOT, EVERY, REPLAYS,
@@ -143,12 +142,12 @@ def prepare_verified(
     num_rows: int, width: int, row_slots: torch.Tensor, state: RowState, drafts: DraftState, indexes: StateSlots,
     block_size: int, vocab_size: int, held: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
-    """The num_rows * width lines of F, and where the next S finds their logits, after the drafter has proposed.
+    """Prepare the num_rows * width query tokens of F, and the indexes of their logits for the next S, after the
+    drafter's proposals.
 
-    row_slots: int32 [R] of the row list, of which the first `num_rows` are looked at. width: 1 + K, with the K of the
-    launch. indexes: of the states that the rows go on with. A row that has ended, and a place past the list, has one
-    line of length 0. held: int8 [slots], where rows may be held: such a row has one, too, and the next S finds the run
-    that it was held with.
+    row_slots: int32 [R] of the row list, the first `num_rows` used. width: 1 + K of the launch. indexes: the states
+    that rows continue from. Ended rows and entries past the list have one query token of length 0. held: int8 [slots],
+    if rows may be held: a held row has one too, and the next S finds the run that it was held with.
     """
     assert (held is not None) == drafts.holds
     by_token = drafts.block_tables.shape[0] != drafts.rows

@@ -1,1 +1,1 @@
-"""The sampler: logits and a row's parameters to one token, with the reference's bits."""
+"""The sampler: logits and row parameters to one token, with the reference's bits."""

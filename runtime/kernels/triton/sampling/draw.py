@@ -1,4 +1,4 @@
-"""From logits to the best token of each tile: find the row's peak, add the noise, take the highest."""
+"""Finds the best token of each tile: the row's peak, the noise, the highest score."""
 
 # mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-untyped-calls=False
 # (a kernel's pointers have no Python type)
@@ -57,11 +57,10 @@ def _scan_kernel(
     TILES: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """The highest raw logit of a tile and its id; +inf if one of them is not finite. For the sampler, also what kind of
-    row it is.
+    """Find a tile's highest raw logit and its id; +inf if one is not finite. For the sampler, also find the row's
+    `kinds`.
 
-    Logits of ids from SAMPLED_VOCAB on become -inf, in a store of the last tiles, and the kernels behind this one need
-    not know of them.
+    Sets logits of ids from SAMPLED_VOCAB on to -inf, so that later kernels need not check.
     """
     tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
@@ -75,7 +74,7 @@ def _scan_kernel(
             tl.store(base + i, float("-inf"), mask=inside & (i >= SAMPLED_VOCAB))
             inside = i < SAMPLED_VOCAB
             x = tl.where(inside, x, float("-inf"))
-        finite = tl.abs(x) < float("inf")  # a NaN is not
+        finite = tl.abs(x) < float("inf")  # false for NaN
         bad = tl.max((inside & (finite == 0)).to(tl.int32), 0)
         x = tl.where(finite, x, float("-inf"))
         peak = tl.max(x, 0)
@@ -102,10 +101,10 @@ def scan(
 ) -> None:
     """Enqueue the search for the peaks of n rows: float32 and int32 [n, tiles], for rows whose slot is alive.
 
-    logits: float32 [rows, vocab]. logit_rows, slots: int [n] each row's place there, and in `alive`, int8.
-    sampled: where the rows are to be sampled, `seq_len` and `parameters` of the row state and `kinds`, int8 [n], which
-    is written for all rows. width: so many rows here are the run of one row of the row state. masked: some of the rows
-    have a grammar. sampled_vocab: logits of ids from this on become -inf; None: there are none.
+    logits: float32 [rows, vocab]. logit_rows, slots: int [n] each row's index there and in `alive`, int8.
+    sampled: for rows to be sampled, `seq_len` and `parameters` of the row state and the output `kinds`, int8 [n],
+        written for all rows. width: consecutive rows that are the run of one row of the row state. masked: some rows
+        have a grammar. sampled_vocab: logits of ids from this on become -inf; None: there are none.
     """
     seq_len, parameters, kinds = (slots, slots, alive) if sampled is None else sampled  # placeholders, not read
     _scan_kernel[(partial_max.shape[1], slots.shape[0])](
@@ -134,7 +133,7 @@ def scan(
 
 @triton.jit
 def _list(listed, i, between, TILE: tl.constexpr):
-    """Writes the ids of a tile's tokens that are `between`, in their order."""
+    """Write the ids of a tile's tokens that are `between`, in order."""
     b0, b1, b2, b3 = by_four(between, TILE)
     i0, _, _, _ = by_four(i, TILE)
     four = b0 + b1 + b2 + b3
@@ -174,10 +173,10 @@ def draw_kernel(
     TILE: tl.constexpr,
     ROWS_PAD: tl.constexpr,
 ):
-    """The highest score with noise of a tile, and its id, for rows with a temperature.
+    """Find a tile's highest score plus noise and its id, for rows with a temperature.
 
-    Of a row with a threshold the tokens are drawn that are left for certain; those that may be are listed by ascending
-    id, those of a tile from where it begins. listed: int32 [rows, vocab]. lengths: int32 [rows, tiles].
+    With a threshold, tokens that are certainly kept are drawn here; uncertain ones are listed by ascending id, a tile's
+    from its first index. listed: int32 [rows, vocab]. lengths: int32 [rows, tiles].
     """
     row, first, end = tiles_of_program(kinds, DRAWS, count, TILES, ROWS_PAD)
     if first < end:
@@ -202,7 +201,7 @@ def draw_kernel(
                 low, high, amount_low, _, _ = bracket_of_row(sums, keys, row, slot, parameters, VOCAB, TILES, TILES_PAD)
                 soonest = soonest_of_row(amount_low, slot, parameters, VOCAB)
             log2_scale = log2_scale_of(temperature)
-            worst = -tl.log(soonest)  # what arrives later does not count
+            worst = -tl.log(soonest)  # later arrivals do not count
             peaks = partial_max + row * TILES
             if edited:
                 peaks = edited_max + row * TILES

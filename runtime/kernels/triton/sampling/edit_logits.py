@@ -1,7 +1,6 @@
-"""Penalties, bias and masks on the device: the rows whose logits are changed before anything is chosen.
+"""Penalties, bias and masks on the device, for rows whose logits change before sampling.
 
-The counterpart of the first half of `reference.sampling_filters`; top-k, top-p and min-p are in
-`sampling/threshold.py`.
+The counterpart of the first half of `reference.sampling_filters`; `sampling/threshold.py` has top-k, top-p and min-p.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-untyped-calls=False
@@ -67,12 +66,12 @@ def edit_kernel(
     BIAS_BLOCK: tl.constexpr,
     SAMPLED_VOCAB: tl.constexpr,
 ):
-    """Copies the logits of an edited row to `scores`, penalised, -inf where a token may not be drawn, biased; and finds
-    the highest of each tile with its id.
+    """Copy an edited row's logits to `scores` with penalties, masks (-inf) and bias, and find each tile's highest and
+    its id.
 
-    +inf where a penalty has left float32, masked or not, or a bias where the token is not masked: the row has failed.
-    masks: what the launch has copied of the rows' masks, MASK_LINES of each row. MASKED: there are rows with a grammar.
-    SAMPLED_VOCAB: the logits of ids from here on are -inf, and stay so.
+    +inf if a penalty overflows any logit, or a bias an unmasked one: the row has failed.
+    masks: the launch's copies of the rows' masks, MASK_LINES of each row. MASKED: some rows have a grammar.
+    SAMPLED_VOCAB: logits of ids from here on are -inf and stay so.
     """
     row, first, end = tiles_of_program(kinds, EDITED, count, TILES, ROWS_PAD)
     if first < end:
@@ -113,7 +112,7 @@ def edit_kernel(
             for index in range(0, masked_stops):
                 x = tl.where(i == tl.load(stop_ids + slot * MAX_STOP_IDS + index), float("-inf"), x)
             tl.store(out + i, tl.where(lost, float("inf"), x), mask=inside)
-            tl.debug_barrier()  # other threads of this program read and change what is stored here
+            tl.debug_barrier()  # other threads of this program access the stored values here
             _add_bias(
                 out, tile * TILE, tl.minimum(tile * TILE + TILE, VOCAB), bias_ids + slot * MAX_BIAS,
                 bias_values + slot * MAX_BIAS, biased, BIAS_BLOCK,
@@ -127,8 +126,7 @@ def edit_kernel(
 
 @triton.jit
 def _add_bias(logits, begin, end, ids, values, count, BLOCK: tl.constexpr):
-    """Adds a row's bias to its masked logits of the tokens begin to end: what is masked stays so, +inf where a sum
-    leaves float32."""
+    """Add a row's bias to its logits of tokens begin to end: masked ones stay, overflows become +inf."""
     for start in range(0, count, BLOCK):
         b = start + tl.arange(0, BLOCK)
         token = tl.load(ids + b, mask=b < count, other=-1)

@@ -1,4 +1,4 @@
-"""Each row's token: from what its tiles have left, and from the list of the tokens about its threshold."""
+"""Chooses each row's token from its tiles' best tokens and from the list of tokens near its threshold."""
 
 # mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-untyped-calls=False
 # (a kernel's pointers have no Python type)
@@ -27,14 +27,14 @@ from runahead.runtime.kernels.triton.sampling.threshold_bracket import bracket_o
 
 @triton.jit
 def _of_tiles(values, row, other, TILES: tl.constexpr, TILES_PAD: tl.constexpr):
-    """What there is of each of a row's tiles: [TILES_PAD]."""
+    """Load a value for each of a row's tiles: [TILES_PAD]."""
     t = tl.arange(0, TILES_PAD)
     return tl.load(values + row * TILES + t, mask=t < TILES, other=other)
 
 
 @triton.jit
 def _first_of_highest(value, token):
-    """The highest of a row's tiles and its id, the lowest id among equals. Both [TILES_PAD]."""
+    """Return the highest of a row's tiles and its id, the lowest id among ties. Both [TILES_PAD]."""
     highest = tl.max(value, 0)
     return highest, tl.min(tl.where(value == highest, token, NO_TOKEN), 0)
 
@@ -76,10 +76,11 @@ def finish_kernel(
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Each row's token, from its tiles, and from its list if it has a threshold. A row fails where a logit, raw or
-    changed, is not finite. MASKED: of a row with a grammar, whether there is any token that it may say."""
+    """Choose each row's token from its tiles, and from its list if it has a threshold. A row fails if a raw or changed
+    logit is not finite. MASKED: also find whether a row with a grammar has any allowed token.
+    """
     row = tl.program_id(0).to(tl.int64)
-    # All is asked for at once, whichever of it the row needs.
+    # Issue all loads at once, though a row needs only some.
     slot = tl.load(slots + row).to(tl.int64)
     kind = tl.load(kinds + row).to(tl.int32)
     raw_peaks = _of_tiles(partial_max, row, float("-inf"), TILES, TILES_PAD)

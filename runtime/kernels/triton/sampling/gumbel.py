@@ -1,9 +1,8 @@
-"""The race of a row's tokens, which stands for the highest score with noise: who may still win it, and who does.
+"""The exponential race that is equivalent to the highest score plus Gumbel noise.
 
-A token with the uniform number u takes the time -log(u) * e**-score, so that the first to arrive is the one with the
-highest score + Gumbel noise. Noise costs two logarithms; that a token can't be the first is seen without them. Which
-tokens the exact noise is computed for hangs on approximations; what it is compared with does not, so that the token is
-that of the reference.
+A token with the uniform number u arrives at the time -log(u) * e**-score, so the first arrival has the highest score +
+Gumbel noise. Noise costs two logarithms; cheaper bounds exclude most tokens without them. Approximations decide only
+for which tokens exact noise is computed, so the token is the reference's.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-untyped-calls=False
@@ -20,41 +19,42 @@ from runahead.runtime.kernels.triton.sampling.scores import NO_KEY, key_of, mass
 from runahead.runtime.kernels.triton.sampling.threshold import keys_left
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
-_FARTHEST = tl.constexpr(100.0)  # of distances in powers of 2: no noise makes up for more
-_RESERVE = tl.constexpr(1.0 + 2e-4)  # ten times what the rounding of times and scores can amount to
-_PATIENCE = tl.constexpr(12.0)  # how long, in mean times to the first arrival, a race is watched before it is run again
+_FARTHEST = tl.constexpr(100.0)  # distance in powers of 2 that no noise can make up for
+_RESERVE = tl.constexpr(1.0 + 2e-4)  # ten times the possible rounding of times and scores
+_PATIENCE = tl.constexpr(12.0)  # mean times to the first arrival, after which a race is run again
 NEVER = tl.constexpr(1e30)
 _FEW = tl.constexpr(4)  # tokens of a tile whose noise is computed one by one
 _WORDS = tl.constexpr(2.0**-32)
-_GRAIN = tl.constexpr(2.0**-23)  # of uniform numbers
+_GRAIN = tl.constexpr(2.0**-23)  # spacing of uniform numbers
 
 
 @triton.jit
 def _patience(amount):
-    """When a race is no longer watched, of tokens of a probability mass: the first of them arrives before with a
-    probability of 1 - e**-12. Never, where the mass is 0 or not known."""
+    """Return the time limit of a race among tokens of this probability mass: the first arrives before it with a
+    probability of 1 - e**-12. Infinite for an unknown or zero mass.
+    """
     soon = _PATIENCE * mass_one / tl.maximum(amount, 1).to(tl.float32)
     return tl.where(amount > 0, soon, NEVER)
 
 
 @triton.jit
 def soonest_of_row(amount_low, slot, parameters, VOCAB: tl.constexpr):
-    """When the race of a row's tokens that are left for certain is no longer watched. Their amount is a mass where
-    top-k leaves nothing out, and where min-p drops none of them."""
+    """Return the time limit of the race of a row's certainly kept tokens. Their amount is a mass unless top-k or min-p
+    drops tokens.
+    """
     known = (has_top_k(slot, parameters, VOCAB) == 0) & (min_p_of(slot, parameters) == 0.0)
     return tl.where(known, _patience(amount_low), NEVER)
 
 
 @triton.jit
 def log2_scale_of(temperature):
-    """What a logit's distance is multiplied by to have it in powers of 2."""
+    """Return the factor that converts a logit's distance to powers of 2."""
     return tl.minimum(1.0 / temperature * _LOG2_E, 3e38)
 
 
 @triton.jit
 def by_four(x, TILE: tl.constexpr):
-    """Of a tile's tokens those whose ids are 0, 1, 2 and 3 above a multiple of 4: [TILE / 4] each. Nothing moves from
-    thread to thread."""
+    """Split a tile's tokens by id modulo 4: [TILE / 4] each. No data moves between threads."""
     even, odd = tl.split(x.reshape([TILE // 4, 2, 2]))
     x0, x2 = tl.split(even)
     x1, x3 = tl.split(odd)
@@ -63,14 +63,15 @@ def by_four(x, TILE: tl.constexpr):
 
 @triton.jit
 def _in_turn(x0, x1, x2, x3, TILE: tl.constexpr):
-    """What `by_four` has taken apart: [TILE]."""
+    """Undo `by_four`: [TILE]."""
     return tl.join(tl.join(x0, x2), tl.join(x1, x3)).reshape([TILE])
 
 
 @triton.jit
 def may_arrive(distance, drawn, words, soonest, TILE: tl.constexpr):
-    """Which of a tile's tokens that are `drawn` may arrive until `soonest`, as four tensors like `words`. distance: of
-    a score to the highest, in powers of 2, negative."""
+    """Return which `drawn` tokens of a tile may arrive before `soonest`, as four tensors like `words`. distance: of a
+    score to the highest, in powers of 2, negative.
+    """
     reach = tl.where(drawn, tl.exp2(distance) * (soonest * _RESERVE) + _GRAIN, -1.0)
     r0, r1, r2, r3 = by_four(reach, TILE)
     return _missing(words[0]) <= r0, _missing(words[1]) <= r1, _missing(words[2]) <= r2, _missing(words[3]) <= r3
@@ -78,21 +79,19 @@ def may_arrive(distance, drawn, words, soonest, TILE: tl.constexpr):
 
 @triton.jit
 def _missing(word):
-    """What a random word lacks to 2**32, as a part of that."""
+    """Return (2**32 - word) / 2**32."""
     return (word ^ 0xFFFFFFFF).to(tl.float32) * _WORDS
 
 
 @triton.jit
 def first_of_tile(source, i, x, may, words, peak, temperature, log2_scale, seed, position, soonest, TILE: tl.constexpr):
-    """The highest score with noise of a tile's tokens, its id, and `soonest` after this tile.
+    """Return a tile's highest score plus noise, its id, and the updated `soonest`.
 
-    soonest: when the first to arrive of the tiles so far does, at the latest. may: the tokens that `may_arrive`
-    has left.
+    soonest: upper bound of the first arrival in earlier tiles. may: the result of `may_arrive`.
 
-    -log(u) is at least 1 - u, which is what a word lacks to 2**32, within the grain of uniform numbers: so a token may
-    arrive until `soonest`, or it can't. The noise is computed for those alone that may: none in most tiles. Where these
-    are many, as in the first tile of a race of which nothing is known, all but one or two are told by another bound:
-    -log(u) is more than 1 - u by a factor which is known from 1 - u.
+    -log(u) is at least 1 - u, which follows from the word: this decides which tokens may arrive before `soonest`. Exact
+    noise is computed for those only, in most tiles for none. If there are many, as in the first tile of a race, a
+    tighter bound leaves one or two: -log(u) exceeds 1 - u by a factor that follows from 1 - u.
     """
     may_be_first = _in_turn(may[0], may[1], may[2], may[3], TILE)
     left = tl.sum(may_be_first.to(tl.int32), 0)
@@ -112,7 +111,7 @@ def first_of_tile(source, i, x, may, words, peak, temperature, log2_scale, seed,
         token = tl.min(tl.where(may_be_first, i, NO_TOKEN), 0)
         may_be_first = may_be_first & (i != token)
         noisy = tl.div_rn(tl.load(source + token) - peak, temperature) + gumbel(word_of(seed, position, token))
-        better = noisy > highest  # ids rise: the first of equals stays
+        better = noisy > highest  # ids ascend: the first among ties stays
         highest = tl.where(better, noisy, highest)
         chosen = tl.where(better, token, chosen)
     return highest, chosen, tl.minimum(soonest, tl.exp(tl.minimum(-highest, 80.0)) * _RESERVE)
@@ -120,9 +119,9 @@ def first_of_tile(source, i, x, may, words, peak, temperature, log2_scale, seed,
 
 @triton.jit
 def first_of_block(i, score, key, threshold, last, min_p, seed, position, highest, chosen):
-    """The higher of `highest` and the highest score with noise of those of some tokens that the threshold and min-p
-    leave, and its id, the lowest among equals. The noise is computed where one of them may be higher:
-    `first_of_tile`."""
+    """Return the higher of `highest` and the highest score plus noise among these tokens after threshold and min-p, and
+    its id, the lowest among ties. Exact noise is computed only if needed: see `first_of_tile`.
+    """
     drawn = keys_left(i, key, threshold, last) != NO_KEY
     if min_p > 0.0:
         drawn = drawn & (exp32(score) >= min_p)
@@ -152,7 +151,9 @@ def first_of_row(
     TILES: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """The highest score with noise of a row's tokens up to a key, and its id: where none came while it was watched."""
+    """Return the highest score plus noise of a row's tokens up to a key, and its id, for a race without an arrival
+    before its time limit.
+    """
     highest = tl.full([], float("-inf"), tl.float32)
     chosen = tl.full([], NO_TOKEN, tl.int32)
     soonest = tl.full([], NEVER, tl.float32)

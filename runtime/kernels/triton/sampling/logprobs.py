@@ -1,6 +1,6 @@
-"""Log-probabilities on the device, of a token and the most likely ones, for the rows that asked for them.
+"""Log-probabilities on the device, of a token and the top tokens, for the rows that asked.
 
-The counterpart of `reference.logprobs`, for sampled tokens and for those of prompts.
+The counterpart of `reference.logprobs`, for sampled tokens and for prompts.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-untyped-calls=False
@@ -31,7 +31,7 @@ class LogprobBuffers:
 
 
 def make_logprob_buffers(rows: int, vocab_size: int, max_top: int, device: torch.device) -> LogprobBuffers:
-    """Zeroed buffers."""
+    """Make zeroed buffers."""
     tiles, top_pad = triton.cdiv(vocab_size, TILE), triton.next_power_of_2(max(max_top, 1))
     return LogprobBuffers(
         logprob=torch.zeros(rows, dtype=torch.float32, device=device),
@@ -48,7 +48,7 @@ _NOTHING = tl.constexpr(-0x7FFFFFFFFFFFFFFF)  # below every packed logit
 
 @triton.jit
 def _pack(x, i):
-    """A float32 and its id as one int64 whose order is that of the float, and among equals the reverse of the id."""
+    """Pack a float32 and its id into an int64 ordered by the float, ties by descending id."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
     ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
     return (ordered << 32) | (0xFFFFFFFF - i.to(tl.int64))
@@ -56,7 +56,7 @@ def _pack(x, i):
 
 @triton.jit
 def _unpack(packed):
-    """The float32 and the id of `_pack`."""
+    """Return the float32 and the id of `_pack`."""
     ordered = (packed >> 32).to(tl.int32)
     x = (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
     return x, (0xFFFFFFFF - (packed & 0xFFFFFFFF)).to(tl.int32)
@@ -83,7 +83,7 @@ def _top_tile_kernel(
     TILE: tl.constexpr,
     ROWS_PAD: tl.constexpr,
 ):
-    """The mass of a tile, and its most likely tokens in order."""
+    """Compute a tile's mass and its top tokens in order."""
     row, first, end = tiles_of_program(kinds, ASKS, rows, TILES, ROWS_PAD)
     if first < end:
         peak = row_peak(partial_max, row, TILES, TILES_PAD)
@@ -125,8 +125,9 @@ def _top_finish_kernel(
     TILES: tl.constexpr,
     TILES_PAD: tl.constexpr,
 ):
-    """A row's log-probabilities from its tiles; zeros for a row that did not ask, and beyond as many as it asked
-    for."""
+    """Compute a row's log-probabilities from its tiles; zeros for a row that did not ask and beyond the requested
+    number.
+    """
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
     p = tl.arange(0, TOP_PAD)
@@ -167,11 +168,10 @@ def enqueue_logprobs(
     tokens: torch.Tensor,
     out: LogprobBuffers,
 ) -> None:
-    """Log-probabilities of n rows, after `scan` has left their peaks in `partial_max`, float32 [n, tiles].
+    """Enqueue log-probabilities of n rows, after `scan` has written their peaks to `partial_max`, float32 [n, tiles].
 
-    logits: float32 [rows, vocab]. logit_rows, slots: int [n] each row's place there, and in `asked`, int32 of any
-    stride. kinds: int8 [n], with the bit `sampling.parameters.ASKS` for rows that ask. tokens: int64 [n] the chosen
-    ones.
+    logits: float32 [rows, vocab]. logit_rows, slots: int [n] each row's index there and in `asked`, int32 of any
+    stride. kinds: int8 [n], with the bit `sampling.parameters.ASKS`. tokens: int64 [n] the chosen ones.
     """
     count, vocab_size, tiles = slots.shape[0], logits.shape[1], partial_max.shape[1]
     sizes = {

@@ -1,8 +1,8 @@
-"""Which rows of a launch ask the sampler for what, and how the programs of a kernel are shared among such rows.
+"""Classifies a launch's rows by what they need of the sampler, and distributes a kernel's programs among such rows.
 
-A kernel runs as many programs as a GPU holds at once, whatever the number of rows. They are shared out evenly among
-the rows that need the kernel: where it is one row of many, it is computed as fast as alone, and where it is none, the
-programs leave after one load. How many tiles of a row a program takes changes no bit: it computes tile by tile.
+A kernel has as many programs as a GPU runs at once, for any number of rows. They are divided evenly among the rows that
+need the kernel: a single such row of many is as fast as alone, and without any the programs end after one load. The
+number of a row's tiles in a program changes no bit: it computes tile by tile.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-untyped-calls=False
@@ -17,8 +17,8 @@ import triton.language as tl
 
 from runahead.runtime.kernels.triton.row_state.record import float_of, int_of, long_of, offset_of
 
-TILE: Final = 2048  # tokens that a program looks at in one step
-_PROGRAMS: Final = 528  # of a kernel; an H200 has 132 multiprocessors, each of which holds 4 of them at once
+TILE: Final = 2048  # tokens of a tile
+_PROGRAMS: Final = 528  # of a kernel: an H200 has 132 multiprocessors, each of which runs 4 at once
 _TEMPERATURE = offset_of("temperature")
 _TOP_K = offset_of("top_k")
 _TOP_P = offset_of("top_p")
@@ -30,23 +30,23 @@ _MIN_P = offset_of("min_p")
 _SEED = offset_of("seed")
 _LOGPROBS = offset_of("logprobs")
 _MASK_EPOCH = offset_of("mask_epoch")
-NO_TOKEN = tl.constexpr(0x7FFFFFFF)  # an id above all others: it loses every tie
+NO_TOKEN = tl.constexpr(0x7FFFFFFF)  # above all ids: it loses every tie
 
 # The bits of `kinds`. A row that is not alive has none.
 ASKS = tl.constexpr(1)  # for log-probabilities
-EDITED = tl.constexpr(2)  # penalties, bias or a mask change its logits; the changed ones are then in `scores`
+EDITED = tl.constexpr(2)  # penalties, bias or a mask change its logits, in `scores`
 DRAWS = tl.constexpr(4)  # it has a temperature
-HAS_THRESHOLD = tl.constexpr(8)  # it draws from the tokens above a threshold, by top-k or top-p
+HAS_THRESHOLD = tl.constexpr(8)  # it draws above a threshold, by top-k or top-p
 
 
 def programs_for(rows: int, tiles: int) -> int:
-    """How many programs a kernel is launched with that looks at some of `rows` rows of `tiles` tiles each."""
+    """Return the number of programs of a kernel for some of `rows` rows of `tiles` tiles each."""
     return min(rows * tiles, max(rows, _PROGRAMS))
 
 
 @triton.jit
 def ahead_of(row, width, VERIFIES: tl.constexpr):
-    """How many tokens of a run come before this one, where each row of the row state has `width` rows here."""
+    """Return the number of earlier tokens in this row's run, if each row of the row state has `width` rows here."""
     ahead = tl.full([], 0, tl.int32)
     if VERIFIES:
         ahead = (row % width).to(tl.int32)
@@ -55,19 +55,19 @@ def ahead_of(row, width, VERIFIES: tl.constexpr):
 
 @triton.jit
 def position_of(seq_len, slot, row, width, VERIFIES: tl.constexpr):
-    """Where a row's next token is going to stand, if all drafts before it are right."""
+    """Return the position of a row's next token if all drafts before it are right."""
     return tl.load(seq_len + slot) + ahead_of(row, width, VERIFIES)
 
 
 @triton.jit
 def has_grammar(slot, parameters):
-    """Whether a row has a grammar, and so a mask for each of its tokens; of each of a tensor of rows."""
+    """Whether a row, or each of a tensor of rows, has a grammar, and so masks."""
     return long_of(parameters, slot, _MASK_EPOCH) != 0
 
 
 @triton.jit
 def kind_of_row(slot, position, parameters, VOCAB: tl.constexpr, MASKED: tl.constexpr):
-    """The bits of `kinds` of a row that is alive, whose next token stands at this position."""
+    """Return the bits of `kinds` of a live row with this next position."""
     below = position < int_of(parameters, slot, _MIN_POSITION)
     listed = (int_of(parameters, slot, _BIAS_COUNT) > 0) | (int_of(parameters, slot, _ALLOWED_WORDS) > 0)
     edited = below | listed | (int_of(parameters, slot, _PENALTY_SLOT) >= 0)
@@ -81,32 +81,32 @@ def kind_of_row(slot, position, parameters, VOCAB: tl.constexpr, MASKED: tl.cons
 
 @triton.jit
 def temperature_of(slot, parameters):
-    """What scores are divided by: the temperature."""
+    """Return the temperature."""
     return float_of(parameters, slot, _TEMPERATURE)
 
 
 @triton.jit
 def top_k_of(slot, parameters):
-    """How many tokens top-k leaves, where `has_top_k`."""
+    """Return top_k, if `has_top_k`."""
     return int_of(parameters, slot, _TOP_K)
 
 
 @triton.jit
 def has_top_k(slot, parameters, VOCAB: tl.constexpr):
-    """Whether top-k leaves anything out."""
+    """Whether top-k drops any token."""
     top_k = top_k_of(slot, parameters)
     return (top_k > 0) & (top_k < VOCAB)
 
 
 @triton.jit
 def top_p_of(slot, parameters):
-    """The share of the mass that top-p leaves. 1: all."""
+    """Return top_p. 1: off."""
     return float_of(parameters, slot, _TOP_P)
 
 
 @triton.jit
 def min_p_of(slot, parameters):
-    """Below which share of the highest weight min-p drops tokens. 0: none."""
+    """Return min_p. 0: off."""
     return float_of(parameters, slot, _MIN_P)
 
 
@@ -117,10 +117,10 @@ def seed_of(slot, parameters):
 
 @triton.jit
 def tiles_of_program(kinds, KIND: tl.constexpr, count, TILES: tl.constexpr, ROWS_PAD: tl.constexpr):
-    """What this program works on: a row, and its tiles from the second number up to the third. None: they are equal.
+    """Return this program's row and the range of its tiles, empty if there is none.
 
-    kinds: int8 [count], ROWS_PAD or fewer. The rows that have the bit KIND share the programs. Kernels are not
-    specialized on `count`, or they would be compiled anew for some numbers of rows.
+    kinds: int8 [count], ROWS_PAD or fewer. Rows with the bit KIND share the programs. Kernels are not specialized on
+    `count`, which would compile them again for some numbers.
     """
     r = tl.arange(0, ROWS_PAD)
     has_kind = ((tl.load(kinds + r, mask=r < count, other=0).to(tl.int32) & KIND) != 0).to(tl.int32)
@@ -136,7 +136,7 @@ def tiles_of_program(kinds, KIND: tl.constexpr, count, TILES: tl.constexpr, ROWS
 
 @triton.jit
 def row_peak(partial_max, row, TILES: tl.constexpr, TILES_PAD: tl.constexpr):
-    """The highest of a row's tiles; +inf where `scan` found a NaN or an infinity in one of them."""
+    """Return the highest of a row's tiles; +inf if `scan` found a NaN or an infinity."""
     t = tl.arange(0, TILES_PAD)
     return tl.max(tl.load(partial_max + row * TILES + t, mask=t < TILES, other=float("-inf")), 0)
 
@@ -155,7 +155,7 @@ def source_of_row(
     TILES: tl.constexpr,
     TILES_PAD: tl.constexpr,
 ):
-    """Where a row's logits are, changed or as they came, the highest, and whether a token can be drawn of them."""
+    """Return the pointer to a row's logits, edited or raw, their maximum, and whether a token can be drawn."""
     raw_peak = row_peak(partial_max, row, TILES, TILES_PAD)
     source = logits + tl.load(logit_rows + row).to(tl.int64) * logits_stride
     peak = raw_peak

@@ -1,4 +1,4 @@
-"""Penalties on the device: `reference.penalties`, with the same bits for kernels launched without fused operations."""
+"""Penalties on the device, with the bits of `reference.penalties` for kernels launched without fused operations."""
 
 # mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-untyped-calls=False
 # (a kernel's pointers have no Python type)
@@ -36,8 +36,9 @@ def penalize(
     VOCAB: tl.constexpr,
     VERIFIES: tl.constexpr,
 ):
-    """The logits x of tokens i after the penalties of a row; as they are where it has none. VERIFIES: the first `ahead`
-    drafts of the row count as said."""
+    """Return the logits x of tokens i after the row's penalties, if any. VERIFIES: the first `ahead` drafts of the row
+    count too.
+    """
     own = int_of(parameters, slot, _PENALTY_SLOT).to(tl.int64)
     there = inside & (own >= 0)
     times = tl.load(counts + own * VOCAB + i, mask=there, other=0)
@@ -65,14 +66,14 @@ def begin_penalties(
     CLEAR_TILE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Clear a penalty slot, then write a penalty list of `count` entries there. By one program."""
+    """Clear a penalty slot, then write a penalty list of `count` entries there, in one program."""
     times = counts + penalty_slot * VOCAB
     mask = in_prompt + penalty_slot * MASK_WORDS
     for first in range(0, VOCAB, CLEAR_TILE):
         i = first + tl.arange(0, CLEAR_TILE)
         tl.store(times + i, tl.zeros([CLEAR_TILE], tl.int32), mask=i < VOCAB)
         tl.store(mask + i, tl.zeros([CLEAR_TILE], tl.int32), mask=i < MASK_WORDS)
-    tl.debug_barrier()  # the list is written by other threads than those that cleared
+    tl.debug_barrier()  # other threads than those that cleared write the list
     for first in range(0, count, TILE):
         e = first + tl.arange(0, TILE)
         inside = e < count

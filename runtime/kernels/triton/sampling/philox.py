@@ -1,7 +1,7 @@
-"""Randomness as a function, on the device: the counterpart of `reference.philox`, with the same bits.
+"""Counter-based random numbers on the device, with the bits of `reference.philox`.
 
-The same operations in the same order, each rounded on its own: kernels that call these functions are launched with
-`enable_fp_fusion=False`, or a multiplication and an addition would become one fused operation with other bits.
+The same operations in the same order, each rounded separately: kernels that call these functions are launched with
+`enable_fp_fusion=False`, because a fused multiply-add has other bits.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-untyped-calls=False
@@ -25,7 +25,7 @@ _EXP_LOWEST = tl.constexpr(philox.EXP_LOWEST)
 
 @triton.jit
 def block_words(seed, position, block):
-    """The four words of counter (position, block, 0, 0). seed: int64. position: int32. block: int32 [b].
+    """Return the four words of counter (position, block, 0, 0). seed: int64. position: int32. block: int32 [b].
 
     Both halves of a product are one instruction.
     """
@@ -47,7 +47,7 @@ def block_words(seed, position, block):
 
 @triton.jit
 def word_of(seed, position, token):
-    """The random word of single tokens, uint32: what `block_words` has for them."""
+    """Return the random word of single tokens, uint32, equal to `block_words`."""
     words = block_words(seed, position, token // 4)
     low = tl.where(token % 2 == 0, words[0], words[1])
     return tl.where(token % 4 < 2, low, tl.where(token % 2 == 0, words[2], words[3]))
@@ -55,19 +55,19 @@ def word_of(seed, position, token):
 
 @triton.jit
 def uniform(word):
-    """Numbers strictly between 0 and 1 of random words, uint32."""
+    """Convert uint32 random words to numbers strictly between 0 and 1."""
     return ((word >> 9).to(tl.int32).to(tl.float32) + 0.5) * 1.1920928955078125e-07  # 2**-23
 
 
 @triton.jit
 def gumbel(word):
-    """Standard Gumbel noise of random words, uint32."""
+    """Convert uint32 random words to standard Gumbel noise."""
     return -log32(-log32(uniform(word)))
 
 
 @triton.jit
 def log32(x):
-    """Natural logarithm of positive normal float32 numbers."""
+    """Compute the natural logarithm of positive normal float32 numbers."""
     bits = x.to(tl.int32, bitcast=True)
     exponent = (bits - _SQRT_HALF_BITS) >> 23
     f = (bits - (exponent << 23)).to(tl.float32, bitcast=True) - 1.0
@@ -83,7 +83,7 @@ def log32(x):
 
 @triton.jit
 def exp32(x):
-    """e**x of float32 numbers that are zero, negative or -inf; 0 below `philox.EXP_LOWEST`."""
+    """Compute e**x of float32 numbers that are zero, negative or -inf; 0 below `philox.EXP_LOWEST`."""
     clamped = tl.maximum(x, _EXP_LOWEST)
     n = tl.floor(clamped * _LOG2_E + 0.5)
     r = (clamped - n * _LN2_HIGH) - n * _LN2_LOW

@@ -1,9 +1,9 @@
-"""The sampler on the device: what `reference.sampling` defines, without a word to the host.
+"""The sampler on the device: `reference.sampling` without host synchronization.
 
-In the form `plain` three kernels: the peak of each tile, its best token with noise, the best of the tiles. In `full`
-six more, for rows that ask for them. Nothing is allocated, shapes depend on n alone, and what is computed of a row
-hangs on no neighbour: the launch can be captured, and a row's bits are its own. Tokens are those of the reference for
-the same logits, log-probabilities within rounding.
+The form `plain` has three kernels: each tile's peak, its best token with noise, and the best of the tiles. `full` has
+six more, for rows that need them. Nothing is allocated, shapes depend on n only, and a row's result depends on no other
+row: the launch can be captured, and a row's bits are its own. Tokens equal the reference's for the same logits,
+log-probabilities within rounding.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from runahead.runtime.kernels.triton.sampling.threshold_bracket import (
     guess_kernel,
 )
 
-_LIST_BLOCK: Final = 4096  # tokens of a row's list that the search for its threshold holds in registers
+_LIST_BLOCK: Final = 4096  # tokens of a row's list that the threshold search keeps in registers
 _BIAS_BLOCK: Final = 256
-# Of a program of a kernel that is shared among rows: an H200's multiprocessor has registers for four of them.
+# Of a program of a kernel that rows share: an H200's multiprocessor has registers for four programs.
 _WARPS: Final = 4
 _OPTIONS: Final = {"num_warps": _WARPS, "maxnreg": 128}
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerBuffers:
-    """Results and scratch for up to `rows` rows at a time, made once. Overwritten by every call."""
+    """Results and scratch for up to `rows` rows at a time, made once and overwritten by every call."""
 
     tokens: torch.Tensor  # int64 [rows]
     finite: torch.Tensor  # bool [rows]
@@ -65,19 +65,20 @@ class SamplerBuffers:
     threshold_sums: torch.Tensor  # int64 [rows, rounds, tiles, spots]
     best_score: torch.Tensor  # float32 [rows, tiles]
     best_id: torch.Tensor  # int32 [rows, tiles]
-    threshold_key: torch.Tensor  # int32 [rows] of rows with a threshold: its key, and the last id left with that key
+    threshold_key: torch.Tensor  # int32 [rows] the threshold's key, and the last kept id with that key
     threshold_id: torch.Tensor  # int32 [rows]
     scores: torch.Tensor  # float32 [rows, vocab] logits of edited rows
-    listed: torch.Tensor  # int32 [rows, vocab] tokens about the threshold, those of a tile from where it begins
-    list_lengths: torch.Tensor  # int32 [rows, tiles] how many these are
+    listed: torch.Tensor  # int32 [rows, vocab] tokens near the threshold, a tile's from its first index
+    list_lengths: torch.Tensor  # int32 [rows, tiles] their number
     sampled_vocab: int  # ids below this may be sampled
 
 
 def make_sampler_buffers(
     rows: int, vocab_size: int, max_top: int, device: torch.device, sampled_vocab: int | None = None
 ) -> SamplerBuffers:
-    """Buffers for up to `rows` rows: 8 bytes for each of their vocabulary entries, and a little. sampled_vocab: ids
-    below this may be sampled; None: all."""
+    """Make buffers for up to `rows` rows: about 8 bytes for each of their vocabulary entries. sampled_vocab: ids below
+    this may be sampled; None: all.
+    """
     tiles = triton.cdiv(vocab_size, TILE)
 
     def f32(*shape: int) -> torch.Tensor:
@@ -116,10 +117,11 @@ def make_sampler_buffers(
 
 @dataclass(frozen=True, slots=True)
 class VerifiedTokens:
-    """Rows that verify drafts. Of each row of the row state there are `width` rows to sample, one after the other: its
-    next token, and the one behind each of its first width - 1 drafts, as if these were right."""
+    """Rows that verify drafts. Each row of the row state has `width` consecutive rows to sample: its next token, and
+    the one after each of its first width - 1 drafts, as if these were right.
+    """
 
-    width: int  # 2, 4 or 8, as a rule: 1 + K
+    width: int  # usually 2, 4 or 8: 1 + K
     drafts: torch.Tensor  # int32 [slots, most], most >= width - 1
 
 
@@ -134,15 +136,15 @@ def sample_rows_cuda(
     runs: VerifiedTokens | None = None,
     masks: MaskState | None = None,
 ) -> Sampled:
-    """Enqueue the sampling of n rows. Semantics are those of `reference.sampling.sample_rows`.
+    """Enqueue the sampling of n rows with the semantics of `reference.sampling.sample_rows`.
 
-    logits: float32 [rows, vocab], rows contiguous in themselves; ids that may not be sampled become -inf there.
+    logits: float32 [rows, vocab], each row contiguous; ids that may not be sampled become -inf.
     slots: int32 or int64 [n] of `state`.
-    logit_rows: int32 or int64 [n], the row of `logits` that each slot samples from; `slots` itself where logits are
-    kept by row slot. Without it, row i belongs to slots[i]. runs: n is a multiple of its width, and a row of a run that
-    nothing was drafted for has a slot that is not alive. masks: rows with a grammar are among these, and were judged in
-    this launch: those that are held are passed over, like rows that are not alive. In the full form.
-    Returns views of `buffers`, whose columns of top log-probabilities are `max_top`; valid until the next call.
+    logit_rows: int32 or int64 [n], the row of `logits` for each slot; `slots` itself if logits are kept by row slot;
+        without it, row i belongs to slots[i]. runs: n is a multiple of its width, and a run's rows without a draft have
+        a slot that is not alive. masks: some rows have a grammar and were judged in this launch; held ones are skipped
+        like rows that are not alive. Full form only. Returns views of `buffers` with `max_top` columns of top
+        log-probabilities, valid until the next call.
     """
     count = slots.shape[0]
     rows = buffers.identity if logit_rows is None else logit_rows
@@ -173,7 +175,7 @@ def sample_rows_cuda(
 
 @dataclass(frozen=True, slots=True)
 class _Sampling:
-    """One call's kernels, in their order."""
+    """One call's kernels, in order."""
 
     logits: torch.Tensor
     logit_rows: torch.Tensor
@@ -203,8 +205,9 @@ class _Sampling:
 
     @property
     def _shared(self) -> dict[str, int | bool]:
-        """Constants and options of a kernel whose programs are shared among rows. No fused multiply-add: bits must be
-        those of the reference."""
+        """Return constants and options of a kernel whose programs are shared among rows. No fused multiply-add: bits
+        equal the reference's.
+        """
         rows_pad = triton.next_power_of_2(self.buffers.kinds.shape[0])
         return {**self._sizes, "TILE": TILE, "ROWS_PAD": rows_pad, **_OPTIONS, "enable_fp_fusion": False}
 
@@ -229,7 +232,7 @@ class _Sampling:
         )
 
     def edit(self) -> None:
-        """Penalties, bias and masks: `scores` holds the changed logits of the rows that have any."""
+        """Apply penalties, bias and masks; writes edited rows' logits to `scores`."""
         state, buffers, constants = self.state, self.buffers, self._shared
         del constants["TILES_PAD"]
         masks = self.masks
@@ -267,7 +270,7 @@ class _Sampling:
         )
 
     def find_thresholds(self) -> None:
-        """Top-k and top-p: what `draw` needs to know of where the thresholds are."""
+        """Bracket the thresholds of top-k and top-p for `draw`."""
         buffers = self.buffers
         samples = buffers.guesses.shape[1]
         asked = (*self._source, buffers.kinds, self.slots.shape[0], self.state.parameters, *self._changed)

@@ -1,4 +1,4 @@
-"""Scores and their weights on the device, bit by bit those of the reference, in few instructions.
+"""Scores and weights on the device with the reference's bits, in few instructions.
 
 A token's score is the distance of its logit to the row's highest, divided by the temperature: zero or negative.
 """
@@ -16,11 +16,11 @@ from runahead.runtime.kernels.triton.sampling.philox import exp32
 
 mass_one = tl.constexpr(MASS_ONE)
 WORST_KEY = tl.constexpr(0x7F800000)  # of a score of -inf
-NO_KEY = tl.constexpr(0x7FFFFFFF)  # of what is no token that counts: above all keys
+NO_KEY = tl.constexpr(0x7FFFFFFF)  # of an entry that does not count: above all keys
 _LIMB = tl.constexpr(2.0**20)  # half of the bits of a mass
 _LIMB_BITS = tl.constexpr(20)
-# Between which `scores_of` may multiply: neither a quotient nor what is left of a division leaves float32's range of
-# numbers with 24 bits. A distance is then zero or at least 2**-56, half a unit in the last place of the highest logit.
+# Temperatures for which `scores_of` may multiply: neither a quotient nor a division's remainder leaves float32's normal
+# range. A distance is then zero or at least 2**-56, half an ulp of the highest logit.
 _LEAST_TEMPERATURE = tl.constexpr(2.0**-30)
 _MOST_TEMPERATURE = tl.constexpr(2.0**30)
 _LEAST_PEAK = tl.constexpr(2.0**-30)
@@ -29,18 +29,18 @@ _FARTHEST = tl.constexpr(-(2.0**90))
 
 @triton.jit
 def inverse_of(temperature, peak):
-    """1 / temperature, where `scores_of` may multiply by it instead of dividing by temperature; 0 where it may not."""
+    """Return 1 / temperature if `scores_of` may multiply instead of dividing, otherwise 0."""
     usual = (temperature >= _LEAST_TEMPERATURE) & (temperature <= _MOST_TEMPERATURE) & (tl.abs(peak) >= _LEAST_PEAK)
     return tl.where(usual, tl.div_rn(tl.full([], 1.0, tl.float32), temperature), 0.0)
 
 
 @triton.jit
 def scores_of(x, peak, temperature, inverse):
-    """(x - peak) / temperature, correctly rounded. inverse: `inverse_of` them.
+    """Return (x - peak) / temperature, correctly rounded. inverse: from `inverse_of`.
 
-    A quotient that is a multiplication and two corrections is the correctly rounded one (Markstein, "Computation of
-    elementary functions on the IBM RISC System/6000 processor", theorem 5) and takes half the instructions of a
-    division. Only distances beyond 2**90, of masked tokens for one, are all taken for that one.
+    A product with two corrections is the correctly rounded quotient (Markstein, "Computation of elementary functions on
+    the IBM RISC System/6000 processor", theorem 5) and takes half the instructions of a division. Distances beyond
+    2**90, as of masked tokens, are clamped to it.
     """
     score = x - peak
     if inverse > 0.0:
@@ -57,21 +57,21 @@ def scores_of(x, peak, temperature, inverse):
 
 @triton.jit
 def key_of(score):
-    """Of scores that are zero, whatever its sign, or negative; and of distances below the highest score."""
+    """Return the key of a score that is zero of either sign or negative, or of a distance below the highest score."""
     return score.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit
 def mass_of(score):
-    """Probability mass in fixed point, 1 for the most likely token."""
+    """Return the probability mass in fixed point, 1 for the most likely token."""
     return (exp32(score) * mass_one).to(tl.int64)
 
 
 @triton.jit
 def limbs_of(score):
-    """`mass_of` as two float32 that hold integers: the upper 20 bits, or 2**20, and the lower 20 bits.
+    """Return `mass_of` as two integer-valued float32: the high 20 bits, or 2**20, and the low 20 bits.
 
-    Sums of up to 16 of them are exact, and a float32 is added, and selected, by half the instructions of an int64.
+    Sums of up to 16 of them are exact, and float32 additions and selections take half the instructions of int64.
     """
     weight = exp32(score) * _LIMB
     upper = tl.floor(weight)
@@ -80,5 +80,5 @@ def limbs_of(score):
 
 @triton.jit
 def mass_of_limbs(upper, lower):
-    """The int64 that two sums of limbs stand for."""
+    """Return the int64 of two sums of limbs."""
     return (upper.to(tl.int32).to(tl.int64) << _LIMB_BITS) + lower.to(tl.int32).to(tl.int64)

@@ -1,17 +1,17 @@
-"""The threshold of top-k and top-p on the device: the counterpart of `reference.sampling_filters.kept_tokens`.
+"""The threshold of top-k and top-p on the device, the counterpart of `reference.sampling_filters.kept_tokens`.
 
-A score is zero or negative, so that its bits without the sign are an integer, its *key*, which rises as the score
-falls. A row's threshold is a key and an id: what is left has a lower key, or that key and an id up to that one. It is
-the first place in the order of keys, equal ones by id, where the *amount* of the tokens so far reaches a target: for
-top-k their number, for top-p their probability mass. Amounts are sums of integers, which no order of summation changes.
+A score is zero or negative, so its bits without the sign are an integer, its *key*, which rises as the score falls. A
+row's threshold is a key and an id: kept tokens have a lower key, or that key and at most that id. It is the first entry
+in the order of keys, ties by id, at which the cumulative *amount* reaches a target: for top-k the number of tokens, for
+top-p their probability mass. Amounts are integer sums, independent of order.
 
 1. `guess_kernel` estimates from a sample the amounts up to a ladder of scores.
-2. `bracket_kernel` takes the exact amounts up to a few keys close to where the guess says the threshold is; and once
-   more, between two of these keys, where many tokens are between them.
-3. `draw_kernel` lists the tokens between the two keys that have the threshold between them, tile by tile.
-4. `threshold_of_row` finds the threshold in that list, with one program a row.
+2. `bracket_kernel` computes exact amounts up to a few keys near the estimate; and again between two of these keys if
+   many tokens are between them.
+3. `draw_kernel` lists the tokens between the two keys around the threshold, tile by tile.
+4. `threshold_of_row` finds the threshold in that list, one program a row.
 
-Where an estimate is bad the list is long, at worst the whole vocabulary; the threshold is the same.
+A bad estimate only makes the list longer, at worst the whole vocabulary.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-untyped-calls=False
@@ -41,12 +41,12 @@ def listed_tokens(
     TILE: tl.constexpr,
     TILES_PAD: tl.constexpr,
 ):
-    """Of a block of a row's list: ids, scores and keys; of what is no entry, the key is above all others.
+    """Load a block of a row's list: ids, scores and keys; invalid entries get a key above all others.
 
-    begins: int32 [TILES_PAD] how many tokens are listed of the tiles before each, of those after the last all.
+    begins: int32 [TILES_PAD] the number of listed tokens before each tile; after the last tile, all.
     """
     e = start + tl.arange(0, BLOCK)
-    tile = tl.zeros([BLOCK], tl.int32)  # the last that begins at this entry or before it
+    tile = tl.zeros([BLOCK], tl.int32)  # the last tile that begins at or before this entry
     for halvings in tl.static_range(1, 20):
         if TILES_PAD >> halvings > 0:
             middle = tile + (TILES_PAD >> halvings)
@@ -60,19 +60,19 @@ def listed_tokens(
 
 @triton.jit
 def keys_left(i, key, threshold, last):
-    """The keys of tokens, above all others where the threshold (threshold, last) does not leave the token."""
+    """Return tokens' keys, above all others if the threshold (threshold, last) drops the token."""
     return tl.where((key < threshold) | ((key == threshold) & (i <= last)), key, NO_KEY)
 
 
 @triton.jit
 def _amount(score, key, by_count):
-    """What each entry adds to the amount."""
+    """Return each entry's contribution to the amount."""
     return tl.where(key == NO_KEY, 0, tl.where(by_count, 1, mass_of(score)))
 
 
 @triton.jit
 def _up_to_two(key, each, low, first, second):
-    """Of the tokens above the key `low`: how many are up to two keys, and their amounts."""
+    """Count the tokens above the key `low` and up to each of two keys, and sum their amounts."""
     up_to_first = (key > low) & (key <= first)
     up_to_second = (key > low) & (key <= second)
     tokens = tl.sum(up_to_first.to(tl.int32) + (up_to_second.to(tl.int32) << 16), 0)
@@ -106,12 +106,12 @@ def _search(
     TILE: tl.constexpr,
     TILES_PAD: tl.constexpr,
 ):
-    """The threshold of the tokens of a list that (threshold, last) leaves: where their amount reaches the target. i,
-    score, key: the first block of the list, which most are no longer than.
+    """Find the threshold among a list's tokens that (threshold, last) keeps: where their amount reaches the target. i,
+    score, key: the list's first block, which is usually the whole list.
 
-    Up to `low` the amount is `amount_low`, less than the target; up to `high` it is `amount_high`, and `between` tokens
-    more. Each second step cuts the bracket in three, the others guess, and take the amounts closely before and after
-    the guess. It ends where one token or one key is between them.
+    Up to `low` the amount is `amount_low`, less than the target; up to `high` it is `amount_high`, with `between` more
+    tokens. Every second step trisects the bracket; the others interpolate and compute the amounts just before and after
+    the guess. Ends when one token or one key is left.
     """
     first_key = keys_left(i, key, threshold, last)
     each = _amount(score, first_key, by_count)
@@ -148,7 +148,7 @@ def _search(
         amount_low = tl.where(before_first, amount_low, tl.where(before_second, amount_first, amount_second))
         guess = 1 - guess
     found = tl.full([], NO_TOKEN, tl.int32)
-    if between > 1:  # equal keys, so equal amounts; the list is in the order of ids
+    if between > 1:  # equal keys have equal amounts; the list is ordered by id
         tied = (amount_high - amount_low) // between
         number = ((target - amount_low + tied - 1) // tied).to(tl.int32)
         seen = tl.full([], 0, tl.int32)
@@ -178,7 +178,7 @@ def _mass_of_list(
     TILE: tl.constexpr,
     TILES_PAD: tl.constexpr,
 ):
-    """The mass of the tokens of a list that (threshold, last) leaves."""
+    """Return the mass of a list's tokens that (threshold, last) keeps."""
     mass = tl.full([], 0, tl.int64)
     for start in range(0, length, BLOCK):
         i, score, key = listed_tokens(
@@ -212,8 +212,9 @@ def threshold_of_row(
     TILE: tl.constexpr,
     TILES_PAD: tl.constexpr,
 ):
-    """A row's threshold, a key and an id. The first three arguments are the first block of its list, the next five what
-    `bracket_of_row` returns."""
+    """Find a row's threshold, a key and an id. The first three arguments are the list's first block, the next five
+    `bracket_of_row`'s results.
+    """
     limited = has_top_k(slot, parameters, VOCAB)
     threshold, last = _search(
         i, score, key, listed, begins, length, source, peak, temperature, inverse, limited, target, low, high,

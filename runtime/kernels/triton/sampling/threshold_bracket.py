@@ -1,4 +1,4 @@
-"""Between which keys the threshold of a row is: the first part of the search that `sampling/threshold.py` describes."""
+"""Brackets each row's threshold between two keys: the first part of the search in `sampling/threshold.py`."""
 
 # mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-untyped-calls=False
 # (a kernel's pointers have no Python type)
@@ -30,33 +30,33 @@ from runahead.runtime.kernels.triton.sampling.scores import (
     scores_of,
 )
 
-_MASSLESS = tl.constexpr(28.0)  # how far below the highest score every mass is 0
+_MASSLESS = tl.constexpr(28.0)  # distance below the highest score at which every mass is 0
 _MASSLESS_KEY = tl.constexpr(0x41E00000)
 
-# How far below the highest score the guess looks. The last stands for all that is lower.
+# Distances below the highest score of the estimate. The last one stands for all lower scores.
 LADDER: Final = (0.1, 0.25, 0.5, 0.8, 1.2, 1.6, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.5, 7.5, 11.0, 28.0)
-# Where a bracket's keys are, in parts of the distance between its ends, which they are held between: in the first round
-# about the guess, so that the outer ones are the ends; in the second from the lower end, closer together there, since
-# what is missed by far is missed by a little more often than by much. The last key is not placed: it is that of all
-# tokens that count.
+# Positions of a bracket's keys relative to the bracket's width, clamped to its ends: in the first round around the
+# guess, so that the outer ones are the ends; in the second from the lower end and closer together there, because small
+# misses are more frequent. The last key, for all counting tokens, is not placed.
 OFFSETS: Final = (
     (-1.0, -0.08, -0.027, 0.0, 0.027, 0.08, 1.0, 1.0),
     (0.0, 1 / 36, 4 / 36, 9 / 36, 16 / 36, 25 / 36, 2.0, 2.0),
 )
 ROUNDS: Final = len(OFFSETS)
-TILES_OF_A_SAMPLE: Final = 8  # a guess looks at the first eighth of each of so many tiles
-_LONG = tl.constexpr(4096)  # tokens between two keys that are worth a second round
+TILES_OF_A_SAMPLE: Final = 8  # the estimate samples the first eighth of this many tiles
+_LONG = tl.constexpr(4096)  # tokens between two keys that justify a second round
 _RUNGS = tl.constexpr(len(LADDER))
 _SPOTS = tl.constexpr(len(OFFSETS[0]))
 _ROUNDS = tl.constexpr(ROUNDS)
 _SAMPLE = tl.constexpr(TILES_OF_A_SAMPLE)
-_FINE = tl.constexpr(64)  # places between two rungs that the guess tells apart
+_FINE = tl.constexpr(64)  # positions between two rungs that the guess distinguishes
 
 
 @triton.jit
 def _rough_weight(distance, counts):
-    """What a token adds to a guess, and how far below the highest score it is. Nothing but the time that the search
-    takes hangs on it, so that the device's own exponential will do."""
+    """Return a token's contribution to the estimate, and its distance below the highest score. It affects only the
+    search's speed, so the device's exponential suffices.
+    """
     return tl.where(counts, 1.0, tl.exp(-distance))
 
 
@@ -86,10 +86,10 @@ def guess_kernel(
     ROWS_PAD: tl.constexpr,
     SAMPLES: tl.constexpr,
 ):
-    """How many tokens of a sample, or what weight, are up to each rung of the ladder: float32 [rows, samples, rungs].
+    """Estimate the amount of a sample's tokens up to each rung of the ladder: float32 [rows, samples, rungs].
 
-    A sample is the first eighth of eight tiles, without the highest of each tile: these are few and weigh most, so that
-    all of them are counted where the guess is made.
+    A sample is the first eighth of eight tiles without each tile's highest token: those are few and weigh most, so the
+    guess counts all of them exactly.
     """
     row, first, end = tiles_of_program(kinds, HAS_THRESHOLD, count, SAMPLES, ROWS_PAD)
     if first < end:
@@ -114,13 +114,13 @@ def guess_kernel(
                 weight = tl.where(sampled, _rough_weight(distance, counts), 0.0)
                 even = tl.join(_every_fourth(weight, distance, ladder, 0), _every_fourth(weight, distance, ladder, 2))
                 odd = tl.join(_every_fourth(weight, distance, ladder, 1), _every_fourth(weight, distance, ladder, 3))
-                within = tl.sum(tl.join(even, odd), 0).reshape([_RUNGS])  # one pass from thread to thread for all sums
+                within = tl.sum(tl.join(even, odd), 0).reshape([_RUNGS])  # one pass between threads for all sums
                 tl.store(guesses + (row * SAMPLES + sample) * _RUNGS + tl.arange(0, _RUNGS), within)
 
 
 @triton.jit
 def _every_fourth(weight, distance, ladder, RUNG: tl.constexpr):
-    """What a sample's tokens add to the sums of the rungs RUNG, RUNG + 4, ... of 16: [TILE, 2, 2]."""
+    """Return a sample's contributions to the rungs RUNG, RUNG + 4, ... of 16: [TILE, 2, 2]."""
     return tl.join(
         tl.join(_within(weight, distance, ladder, RUNG), _within(weight, distance, ladder, RUNG + 8)),
         tl.join(_within(weight, distance, ladder, RUNG + 4), _within(weight, distance, ladder, RUNG + 12)),
@@ -134,19 +134,19 @@ def _within(weight, distance, ladder, RUNG: tl.constexpr):
 
 @triton.jit
 def _at(values, indexes, index):
-    """The value at a place of a short vector; 0 outside of it."""
+    """Return the value at an index of a short vector; 0 outside."""
     return tl.sum(tl.where(indexes == index, values, 0.0), 0)
 
 
 @triton.jit
 def _chord(rise, run):
-    """The slope of a straight line; 0 where there is none to draw, at the ends of the ladder."""
+    """Return the slope of a line; 0 at the ends of the ladder."""
     return tl.where(run > 0.0, rise / tl.where(run > 0.0, run, 1.0), 0.0)
 
 
 @triton.jit
 def _slope(below, above):
-    """Of a curve through a node, from the slopes of its chords: their harmonic mean, so that it never turns back."""
+    """Return a node's slope from its neighboring chords: their harmonic mean, which keeps the curve monotonic."""
     both = (below > 0.0) & (above > 0.0)
     return tl.where(both, 2.0 * below / tl.where(both, below + above, 1.0) * above, 0.0)
 
@@ -166,10 +166,10 @@ def _guess(
     SAMPLES: tl.constexpr,
     SAMPLES_PAD: tl.constexpr,
 ):
-    """How far below the highest score the threshold is likely to be, and the ends of the bracket about it.
+    """Estimate the threshold's distance below the highest score and its bracket.
 
-    Between two rungs of the ladder the amount is taken for a cubic curve that rises throughout. The bracket reaches a
-    little beyond them, for a sample may take a threshold near a rung for one on its other side.
+    Between two rungs the amount is interpolated by a monotonic cubic. The bracket extends a little beyond the rungs,
+    because sampling may put a threshold near a rung on the wrong side.
     """
     s = tl.arange(0, _RUNGS)
     rungs = tl.load(ladder + s)
@@ -230,12 +230,12 @@ def bracket_kernel(
     SAMPLES_PAD: tl.constexpr,
     THREADS: tl.constexpr,
 ):
-    """The amount of a row's tokens up to each of a few keys: int64 [rows, rounds, tiles, spots], of all the tiles of a
-    program at the first of them, and zeros at the others.
+    """Compute the amount of a row's tokens up to each of a few keys: int64 [rows, rounds, tiles, spots], summed over a
+    program's tiles at its first tile, and zeros at the others.
 
-    The first round places the keys by the guess, the second between those two of the first that have the threshold
-    between them, for rows with many tokens there. keys: int32 [rows, rounds, spots], ascending. A thread of THREADS
-    takes four tokens at a time, whose limbs float32 adds up exactly.
+    The first round places keys by the guess; the second between the two keys around the threshold, for rows with many
+    tokens there. keys: int32 [rows, rounds, spots], ascending. A thread of THREADS processes four tokens at a time,
+    whose limbs float32 adds exactly.
     """
     row, first, end = tiles_of_program(kinds, HAS_THRESHOLD, count, TILES, ROWS_PAD)
     if first < end:
@@ -314,20 +314,21 @@ def bracket_kernel(
 
 @triton.jit
 def _threshold_at(thresholds, SPOT: tl.constexpr):
-    """One of the scores that a bracket's keys stand for."""
+    """Return one of the scores of a bracket's keys."""
     return tl.sum(tl.where(tl.arange(0, _SPOTS) == SPOT, thresholds, 0.0), 0)
 
 
 @triton.jit
 def _counts(score, threshold):
-    """1 for a token up to a threshold, 0 for others: a factor of what it adds, which takes fewer instructions than to
-    select each limb."""
+    """Return 1 for tokens up to a threshold, else 0: multiplying by it takes fewer instructions than selecting each
+    limb.
+    """
     return tl.where(score >= threshold, 1.0, 0.0)
 
 
 @triton.jit
 def _joined(x0, x1, x2, x3, x4, x5, x6, x7):
-    """Eight tensors [n] as [n, 2, 2, 2], in the order of their numbers."""
+    """Join eight tensors [n] into [n, 2, 2, 2], in order."""
     even = tl.join(tl.join(x0, x4), tl.join(x2, x6))
     return tl.join(even, tl.join(tl.join(x1, x5), tl.join(x3, x7)))
 
@@ -339,19 +340,19 @@ def _eightfold(x):
 
 @triton.jit
 def _of_threads(limbs, THREADS: tl.constexpr):
-    """Sums of the four tokens of a thread that are beside each other: [THREADS, 2, 2, 2]."""
+    """Sum the four adjacent tokens of each thread: [THREADS, 2, 2, 2]."""
     return tl.sum(limbs.reshape([THREADS, 4, 2, 2, 2]), 1)
 
 
 @triton.jit
 def top_p_target(top_p, total):
-    """The mass to reach, as `reference.sampling_filters` has it: at least 1, so that something is left."""
+    """Return the target mass like `reference.sampling_filters`: at least 1, so that a token is kept."""
     return tl.maximum(tl.ceil(top_p.to(tl.float64) * total.to(tl.float64)).to(tl.int64), 1)
 
 
 @triton.jit
 def _is_long(high, between, limited):
-    """Whether there may be many tokens between two keys, whose amount is `between`: the least likely is at `high`."""
+    """Whether many tokens may lie between two keys with the amount `between`; the least likely one is at `high`."""
     least = mass_of(-high.to(tl.float32, bitcast=True)).to(tl.float32)
     return between.to(tl.float32) > tl.where(limited, 1.0, least) * _LONG
 
@@ -360,8 +361,7 @@ def _is_long(high, between, limited):
 def _round_of_row(
     sums, keys, line, slot, parameters, VOCAB: tl.constexpr, TILES: tl.constexpr, TILES_PAD: tl.constexpr
 ):
-    """What `bracket_of_row` returns, of one round. `low` is -1 where the threshold may be at the highest score
-    itself."""
+    """Return one round's results for `bracket_of_row`. `low` is -1 if the threshold may be at the highest score."""
     s = tl.arange(0, _SPOTS)
     t = tl.arange(0, TILES_PAD)[:, None]
     amounts = tl.sum(tl.load(sums + (line * TILES + t) * _SPOTS + s[None, :], mask=t < TILES, other=0), 0)
@@ -381,10 +381,10 @@ def _round_of_row(
 def bracket_of_row(
     sums, keys, row, slot, parameters, VOCAB: tl.constexpr, TILES: tl.constexpr, TILES_PAD: tl.constexpr
 ):
-    """Where a row's threshold is: the keys `low` and `high`, the amounts up to them, and the target.
+    """Bracket a row's threshold: returns the keys `low` and `high`, the amounts up to them, and the target.
 
-    Tokens up to `low` are left and above `high` they are not. With top-k and top-p together `low` is -1: the threshold
-    of top-p may be anywhere before that of top-k.
+    Tokens up to `low` are kept, tokens above `high` dropped. With both top-k and top-p `low` is -1: top-p's threshold
+    may be anywhere before top-k's.
     """
     low, high, amount_low, amount_high, target = _round_of_row(
         sums, keys, row * _ROUNDS, slot, parameters, VOCAB, TILES, TILES_PAD
