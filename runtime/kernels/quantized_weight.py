@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Final, Literal
 
 import torch
@@ -13,9 +14,10 @@ from runahead.runtime.rounding import ceil_div
 Kind = Literal["fp8", "int8", "int4"]
 _HALF: Final = 64  # columns between the two numbers of a byte, at most
 _TILE: Final = 1 << 22  # numbers that are dequantized at once: 16 MiB of float32
-FP8_COLUMNS: Final = 128  # that share a scale in the kernels of a GPU
+FP8_COLUMNS: Final = 128  # that share a scale in the kernels of a GPU, with 128 rows of a matrix
+FP8_CAPABILITY: Final = (8, 9)  # the least of a GPU that converts and multiplies FP8
 _GPU_OUTPUTS: Final = 16  # of which a matrix has a multiple there
-_LEAST_CAPABILITY: Final = (8, 9)  # of a GPU whose matrix units take FP8
+_BLOCKS_MULTIPLE: Final = 4  # of blocks along the columns, which cuBLASLt takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +37,24 @@ class QuantizedWeight:
     group: int
     dtype: torch.dtype
 
-    def packed(self) -> QuantizedWeight:
-        """As the kernels of its device read it."""
-        return self if self.numbers.device.type == "cpu" else self.in_blocks()
-
-    def in_blocks(self) -> QuantizedWeight:
-        """FP8 as the kernels of a GPU read it: a float32 scale for each row and 128 columns."""
+    def for_gpu(self) -> Fp8Weight | None:
+        """FP8 as the kernels of a GPU read it. None: 128 rows that follow one another have different scales in a
+        block of columns."""
         assert self.kind == "fp8"
-        blocks = torch.arange(self.shape[1] // FP8_COLUMNS, device=self.scales.device)
-        scales = self.scales[blocks * FP8_COLUMNS // self.group].float()
-        return replace(self, scales=scales, group=FP8_COLUMNS)
+        outputs, depth = self.shape
+        numbers, device = self.numbers.view(torch.float8_e4m3fn), self.scales.device
+        down, along = ceil_div(outputs, FP8_COLUMNS), ceil_div(depth, FP8_COLUMNS)
+        padded = ceil_div(along, _BLOCKS_MULTIPLE) * _BLOCKS_MULTIPLE
+        if self.is_per_channel:
+            ones = _ones((down, padded), device), _ones((along, outputs), device)
+            return Fp8Weight(numbers, *ones, self.scales[0].float(), self.dtype)
+        of_blocks = self.scales[torch.arange(along, device=device) * FP8_COLUMNS // self.group].float()
+        first = of_blocks[:, ::FP8_COLUMNS]
+        if not torch.equal(first.repeat_interleave(FP8_COLUMNS, 1)[:, :outputs], of_blocks):
+            return None
+        blocks = torch.zeros((down, padded), dtype=torch.float32, device=device)
+        blocks[:, :along] = first.t()
+        return Fp8Weight(numbers, blocks, of_blocks, None, self.dtype)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -98,6 +108,33 @@ class QuantizedWeight:
         return found if self.is_per_channel else found.repeat_interleave(self.group, 1)[:, : self.shape[1]]
 
 
+@dataclass(frozen=True, slots=True)
+class Fp8Weight:
+    """A matrix [out, in] in FP8 as the kernels of a GPU read it, multiplied in `dtype`.
+
+    numbers: e4m3 [out, in]. blocks: float32 [out / 128, in / 128], both rounded up, the second to a multiple of 4: of
+    128 rows and 128 columns, by which their sums are multiplied. by_output: the same numbers, float32 [in / 128, out].
+    channels: float32 [out], by which rounded sums of all columns are multiplied; None: by nothing. Where there are
+    channels, the others are 1, of one tensor for all matrices of a shape.
+    """
+
+    numbers: torch.Tensor
+    blocks: torch.Tensor
+    by_output: torch.Tensor
+    channels: torch.Tensor | None
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        outputs, depth = self.numbers.shape
+        return outputs, depth
+
+
+@cache
+def _ones(shape: tuple[int, int], device: torch.device) -> torch.Tensor:
+    return torch.ones(shape, dtype=torch.float32, device=device)
+
+
 _BITS: Final[dict[Kind, int]] = {"fp8": 8, "int8": 8, "int4": 4}
 
 
@@ -129,20 +166,26 @@ def quantized_to_fp8(weight: torch.Tensor) -> QuantizedWeight:
 
 def stays_quantized(kind: Kind, shape: tuple[int, int], group: int, dtype: torch.dtype, device: str) -> bool:
     """Whether kernels of the device take a matrix of this kind as it is; others are dequantized while they are loaded.
-    shape: outputs and columns. group: columns that share a scale. dtype: that is served. device: the type of it."""
+    shape: outputs and columns. group: columns that share a scale; on a GPU 128 rows do too, if it is not all columns.
+    dtype: that is served. device: the type of it."""
     outputs, depth = shape
     if device == "cpu":
         return kind != "int4" or half_of(depth) > 0
     fits = not outputs % _GPU_OUTPUTS and not depth % FP8_COLUMNS and (group >= depth or not group % FP8_COLUMNS)
-    able = not torch.cuda.is_available() or torch.cuda.get_device_capability(None) >= _LEAST_CAPABILITY
+    able = not torch.cuda.is_available() or torch.cuda.get_device_capability(None) >= FP8_CAPABILITY
     return kind == "fp8" and dtype == torch.bfloat16 and fits and able
 
 
 def quantized_bytes(
     kind: Kind, outputs: int, depth: int, group: int, scale_bytes: int, device: str, *, has_zero_points: bool
 ) -> int:
-    """Bytes that a `QuantizedWeight` takes, packed for the device. scale_bytes: of a scale. device: the type of it."""
-    if device != "cpu":
-        group, scale_bytes = FP8_COLUMNS, torch.float32.itemsize
-    groups = ceil_div(depth, group)
-    return outputs * depth * _BITS[kind] // 8 + outputs * groups * (scale_bytes + has_zero_points)
+    """Bytes that a `QuantizedWeight` takes, or on a GPU a `Fp8Weight`. scale_bytes: of a scale. device: the type of
+    it."""
+    numbers = outputs * depth * _BITS[kind] // 8
+    if device == "cpu":
+        return numbers + outputs * ceil_div(depth, group) * (scale_bytes + has_zero_points)
+    if group >= depth:
+        return numbers + torch.float32.itemsize * outputs
+    along = ceil_div(depth, FP8_COLUMNS)
+    padded = ceil_div(along, _BLOCKS_MULTIPLE) * _BLOCKS_MULTIPLE
+    return numbers + torch.float32.itemsize * (ceil_div(outputs, FP8_COLUMNS) * padded + along * outputs)

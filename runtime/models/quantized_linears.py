@@ -13,6 +13,7 @@ from runahead.runtime.checkpoint import StoredTensor
 from runahead.runtime.checkpoint.quantized.numbers import FLOATS
 from runahead.runtime.checkpoint.quantized.tensor import QuantizedTensor
 from runahead.runtime.kernels.quantized_weight import (
+    FP8_COLUMNS,
     Kind,
     QuantizedWeight,
     packed_pairs,
@@ -30,13 +31,14 @@ _ROWS_AT_ONCE: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """How a matrix is held. group: columns that share a scale. device: the type of it. has_zero_points: some of the
-    stored tensors have them. is_made: it is quantized while it is loaded."""
+    """How a matrix is held. group: columns that share a scale. device: the type of it. in_blocks: each 128 rows have
+    one scale, too. has_zero_points: some stored tensors have them. is_made: it is quantized while it is loaded."""
 
     kind: Kind
     group: int
     scales: torch.dtype
     device: str
+    in_blocks: bool = False
     has_zero_points: bool = False
     is_made: bool = False
 
@@ -69,8 +71,20 @@ def held_quantized(
     outputs, depth = stack.own_shape
     if held is None or not stays_quantized(held.kind, (outputs, depth), held.group, dtype, device):
         return None
-    cut = 0 if stack.inputs is None or held.group >= columns else stack.inputs.start % held.group
-    return None if cut else held
+    group = held.group
+    is_cut = group < columns and stack.inputs is not None and stack.inputs.start % group > 0
+    has_blocks = device == "cpu" or group >= columns or (held.in_blocks and _begins_with_blocks(stack))
+    return held if has_blocks and not is_cut else None
+
+
+def _begins_with_blocks(stack: TensorStack) -> bool:
+    """Whether each tensor's rows in the rank's part begin with a block of 128, in the tensor and in the part."""
+    first = 0
+    for _, piece in stack.pieces():
+        if first % FP8_COLUMNS or piece.start % FP8_COLUMNS:
+            return False
+        first += len(piece)
+    return True
 
 
 def _held(parts: list[QuantizedTensor], columns: int, device: str) -> Held | None:
@@ -84,7 +98,8 @@ def _held(parts: list[QuantizedTensor], columns: int, device: str) -> Held | Non
     dtypes = {_SCALE_DTYPES[part.scales.stored.dtype] for part in parts}
     zeros = any(part.scales.zero_points is not None for part in parts)
     scales = dtypes.pop() if len(dtypes) == 1 else torch.float32
-    return Held(_KINDS[is_float, bits], group, scales, device, zeros)
+    in_blocks = not any(part.scales.block[0] % FP8_COLUMNS for part in parts)
+    return Held(_KINDS[is_float, bits], group, scales, device, in_blocks, zeros)
 
 
 def read_quantized(

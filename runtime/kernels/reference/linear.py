@@ -180,6 +180,7 @@ class _DequantizedProduct:
 def bound_product(products: Products, linear: Linear) -> Product:
     """The product of a layer, whether its weight is quantized or not."""
     if linear.quantized is not None:
+        assert isinstance(linear.quantized, QuantizedWeight)
         return _DequantizedProduct(products, linear.quantized, linear.bias)
     return products.bind(linear.weight, linear.bias)
 

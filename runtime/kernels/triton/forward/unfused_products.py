@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -56,12 +57,13 @@ def one_sum(x: torch.Tensor | Fp8Rows, linear: Linear, out: torch.Tensor) -> Non
     product_of_rows(x, linear, out, exact=True)
 
 
-def sums_of(x: torch.Tensor, linear: Linear) -> torch.Tensor:
+def sums_of(x: torch.Tensor | Fp8Rows, linear: Linear, num_rows: int, depends: Callable[[bool], bool]) -> torch.Tensor:
     """x @ weight.T without the bias, each value the sum of one accumulator: by the vendor's library, where it was found
-    to give that, or else by a kernel of ours; of an FP8 matrix as `fp8_product` has it. x: bfloat16 [T, in]. Returns
-    [T, outputs]."""
+    to give that, or else by a kernel of ours; of an FP8 matrix as `fp8_sums` has it. x: bfloat16 [num_rows, in], or in
+    FP8. depends: see `RowStream`. Returns [num_rows, outputs]."""
     if linear.quantized is not None:
-        return fp8_sums(x, linear)
+        return fp8_sums(x, linear, num_rows, depends)
+    assert isinstance(x, torch.Tensor)
     out = x.new_empty((x.shape[0], linear.weight.shape[0]))
     exact_product(x, linear.weight, out, one_sum)
     return out
