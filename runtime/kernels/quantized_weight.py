@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Final, Literal
 
 import torch
@@ -13,12 +14,13 @@ from runahead.runtime.rounding import ceil_div
 Kind = Literal["fp8", "int8", "int4"]
 _HALF: Final = 64  # columns between the two numbers of a byte, at most
 _TILE: Final = 1 << 22  # numbers that are dequantized at once: 16 MiB of float32
-FP8_COLUMNS: Final = 128  # that share a scale in the kernels of a GPU
+FP8_COLUMNS: Final = 128  # that share a scale in the kernels of a GPU, with 128 rows of a matrix
+FP8_CAPABILITY: Final = (8, 9)  # the least of a GPU that converts and multiplies FP8
 PANEL_ROWS: Final = 8  # of INT4 on a GPU
 PANEL_COLUMNS: Final = 128
 _PANEL_GROUPS: Final = (32, 64)  # columns of a scale, beside multiples of PANEL_COLUMNS
 _GPU_OUTPUTS: Final = 16  # of which a matrix has a multiple there
-_LEAST_CAPABILITY: Final = (8, 9)  # of a GPU whose matrix units take FP8
+_BLOCKS_MULTIPLE: Final = 4  # of blocks along the columns, which cuBLASLt takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +45,28 @@ class QuantizedWeight:
     in_panels: bool = False
     order: torch.Tensor | None = None
 
-    def packed(self) -> QuantizedWeight:
-        """As the kernels of its device read it."""
-        if self.numbers.device.type == "cpu":
-            return self
-        return self.in_blocks() if self.kind == "fp8" else self.panels()
+    def for_gpu(self) -> QuantizedWeight | Fp8Weight | None:
+        """The matrix as the kernels of a GPU read it. None: it is in FP8, and 128 rows that follow one another have
+        different scales in a block of columns."""
+        return self.panels() if self.kind == "int4" else self._in_blocks()
 
-    def in_blocks(self) -> QuantizedWeight:
-        """FP8 as the kernels of a GPU read it: a float32 scale for each row and 128 columns."""
+    def _in_blocks(self) -> Fp8Weight | None:
+        """See `for_gpu`."""
         assert self.kind == "fp8"
-        blocks = torch.arange(self.shape[1] // FP8_COLUMNS, device=self.scales.device)
-        scales = self.scales[blocks * FP8_COLUMNS // self.group].float()
-        return replace(self, scales=scales, group=FP8_COLUMNS)
+        outputs, depth = self.shape
+        numbers, device = self.numbers.view(torch.float8_e4m3fn), self.scales.device
+        down, along = ceil_div(outputs, FP8_COLUMNS), ceil_div(depth, FP8_COLUMNS)
+        padded = ceil_div(along, _BLOCKS_MULTIPLE) * _BLOCKS_MULTIPLE
+        if self.is_per_channel:
+            ones = _ones((down, padded), device), _ones((along, outputs), device)
+            return Fp8Weight(numbers, *ones, self.scales[0].float(), self.dtype)
+        of_blocks = self.scales[torch.arange(along, device=device) * FP8_COLUMNS // self.group].float()
+        first = of_blocks[:, ::FP8_COLUMNS]
+        if not torch.equal(first.repeat_interleave(FP8_COLUMNS, 1)[:, :outputs], of_blocks):
+            return None
+        blocks = torch.zeros((down, padded), dtype=torch.float32, device=device)
+        blocks[:, :along] = first.t()
+        return Fp8Weight(numbers, blocks, of_blocks, None, self.dtype)
 
     def panels(self) -> QuantizedWeight:
         """INT4 as the kernels of a GPU read it."""
@@ -127,6 +139,33 @@ class QuantizedWeight:
         return found if self.is_per_channel else found.repeat_interleave(self.group, 1)[:, : self.shape[1]]
 
 
+@dataclass(frozen=True, slots=True)
+class Fp8Weight:
+    """A matrix [out, in] in FP8 as the kernels of a GPU read it, multiplied in `dtype`.
+
+    numbers: e4m3 [out, in]. blocks: float32 [out / 128, in / 128], both rounded up, the second to a multiple of 4: of
+    128 rows and 128 columns, by which their sums are multiplied. by_output: the same numbers, float32 [in / 128, out].
+    channels: float32 [out], by which rounded sums of all columns are multiplied; None: by nothing. Where there are
+    channels, the others are 1, of one tensor for all matrices of a shape.
+    """
+
+    numbers: torch.Tensor
+    blocks: torch.Tensor
+    by_output: torch.Tensor
+    channels: torch.Tensor | None
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        outputs, depth = self.numbers.shape
+        return outputs, depth
+
+
+@cache
+def _ones(shape: tuple[int, int], device: torch.device) -> torch.Tensor:
+    return torch.ones(shape, dtype=torch.float32, device=device)
+
+
 _BITS: Final[dict[Kind, int]] = {"fp8": 8, "int8": 8, "int4": 4}
 
 
@@ -160,8 +199,8 @@ def stays_quantized(
     kind: Kind, shape: tuple[int, int], group: int, scales: torch.dtype, dtype: torch.dtype, device: str
 ) -> bool:
     """Whether kernels of the device take a matrix of this kind as it is; others are dequantized while they are loaded.
-    shape: outputs and columns. group: columns that share a scale. scales: their dtype. dtype: that is served. device:
-    the type of it."""
+    shape: outputs and columns. group: columns that share a scale; of FP8 on a GPU 128 rows do too, if it is not all
+    columns. scales: their dtype. dtype: that is served. device: the type of it."""
     outputs, depth = shape
     if device == "cpu":
         return kind != "int4" or half_of(depth) > 0
@@ -170,7 +209,7 @@ def stays_quantized(
     in_columns = group >= depth or not group % FP8_COLUMNS
     if kind == "int4":
         return (in_columns or group in _PANEL_GROUPS) and scales in (torch.bfloat16, torch.float16)
-    able = not torch.cuda.is_available() or torch.cuda.get_device_capability(None) >= _LEAST_CAPABILITY
+    able = not torch.cuda.is_available() or torch.cuda.get_device_capability(None) >= FP8_CAPABILITY
     return kind == "fp8" and in_columns and able
 
 
@@ -178,11 +217,16 @@ def quantized_bytes(
     kind: Kind, outputs: int, depth: int, group: int, scale_bytes: int, device: str, *, has_zero_points: bool,
     is_ordered: bool = False,
 ) -> int:  # fmt: skip
-    """Bytes that a `QuantizedWeight` takes, packed for the device. scale_bytes: of a scale. device: the type of it."""
-    if device != "cpu" and kind == "int4":
-        scale_bytes, has_zero_points = 2 * scale_bytes, False
-    elif device != "cpu":
-        group, scale_bytes = FP8_COLUMNS, torch.float32.itemsize
-    groups = ceil_div(depth, group)
+    """Bytes that a `QuantizedWeight` takes, or on a GPU a `Fp8Weight`. scale_bytes: of a scale. device: the type of
+    it."""
     numbers = outputs * depth * _BITS[kind] // 8
+    if device != "cpu" and kind == "fp8":
+        if group >= depth:
+            return numbers + torch.float32.itemsize * outputs
+        along = ceil_div(depth, FP8_COLUMNS)
+        padded = ceil_div(along, _BLOCKS_MULTIPLE) * _BLOCKS_MULTIPLE
+        return numbers + torch.float32.itemsize * (ceil_div(outputs, FP8_COLUMNS) * padded + along * outputs)
+    if device != "cpu":
+        scale_bytes, has_zero_points = 2 * scale_bytes, False
+    groups = ceil_div(depth, group)
     return numbers + outputs * groups * (scale_bytes + has_zero_points) + is_ordered * depth * torch.int64.itemsize

@@ -13,7 +13,7 @@ import torch
 
 from runahead.runtime.checkpoint import StoredTensor
 from runahead.runtime.kernels.layers import Attention, FeedForward, Fuse, Layer, Linear, Norm
-from runahead.runtime.kernels.quantized_weight import QuantizedWeight
+from runahead.runtime.kernels.quantized_weight import Fp8Weight, QuantizedWeight
 from runahead.runtime.kernels.share import WHOLE, Share
 from runahead.runtime.models.config.keys import Unread
 from runahead.runtime.models.config.model_config import BY_LAYER, ModelConfig, with_layers
@@ -173,13 +173,15 @@ class TensorReader:
         """
         weights = tuple(f"{name}.weight" for name in names)
         stack, order = self._stack(TensorStack(weights, rows, (columns,), None, None, inputs), own)
-        found = None if dequantized else self._quantized(stack)
-        if found is None:
-            weight = self._fill(stack)
-            weight = self.pack(weight if order is None else weight[order.to(weight.device)])
-        else:
-            found = (found if order is None else found.rows(order)).packed()
+        read = None if dequantized else self._quantized(stack)
+        found: QuantizedWeight | Fp8Weight | None = read if read is None or order is None else read.rows(order)
+        if isinstance(found, QuantizedWeight) and found.numbers.device.type != "cpu":
+            found = found.for_gpu()
+        if found is not None:
             weight = torch.empty(found.shape, dtype=found.dtype, device="meta")
+        else:
+            weight = self._fill(stack) if read is None else read.dequantized()
+            weight = self.pack(weight if order is None else weight[order.to(weight.device)])
         # Every rank requests it, so that random weights are equal on all of them.
         added = self.tensor(tuple(f"{name}.bias" for name in names), rows, own=own) if bias else None
         return Linear(weight, added if inputs is None or self.share.is_first else None, found)

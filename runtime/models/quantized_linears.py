@@ -14,6 +14,7 @@ from runahead.runtime.checkpoint import StoredTensor
 from runahead.runtime.checkpoint.quantized.numbers import FLOATS
 from runahead.runtime.checkpoint.quantized.tensor import QuantizedTensor
 from runahead.runtime.kernels.quantized_weight import (
+    FP8_COLUMNS,
     Kind,
     QuantizedWeight,
     packed_pairs,
@@ -31,14 +32,15 @@ _ROWS_AT_ONCE: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """How a matrix is held. group: columns that share a scale. device: the type of it. has_zero_points: some of the
-    stored tensors have them. is_made: it is quantized while it is loaded. is_ordered: columns are grouped in the order
-    of activations, and stored in the order of their groups."""
+    """How a matrix is held. group: columns that share a scale. device: the type of it. in_blocks: each 128 rows have
+    one scale, too. has_zero_points: some of the stored tensors have them. is_made: it is quantized while it is loaded.
+    is_ordered: columns are grouped in the order of activations, and stored in the order of their groups."""
 
     kind: Kind
     group: int
     scales: torch.dtype
     device: str
+    in_blocks: bool = False
     has_zero_points: bool = False
     is_made: bool = False
     is_ordered: bool = False
@@ -81,10 +83,21 @@ def held_quantized(
         return None
     if not stays_quantized(form.kind, (outputs, depth), form.group, form.scales, dtype, device):
         return None
-    if stack.inputs is None:
-        return form
-    cut = 0 if form.group >= columns else stack.inputs.start % form.group
-    return None if cut or form.is_ordered else form
+    is_whole = form.group >= columns
+    if stack.inputs is not None and (form.is_ordered or (not is_whole and stack.inputs.start % form.group)):
+        return None
+    needs_blocks = form.kind == "fp8" and device != "cpu" and not is_whole
+    return None if needs_blocks and not (form.in_blocks and _begins_with_blocks(stack)) else form
+
+
+def _begins_with_blocks(stack: TensorStack) -> bool:
+    """Whether each tensor's rows in the rank's part begin with a block of 128, in the tensor and in the part."""
+    first = 0
+    for _, piece in stack.pieces():
+        if first % FP8_COLUMNS or piece.start % FP8_COLUMNS:
+            return False
+        first += len(piece)
+    return True
 
 
 def _held(parts: list[QuantizedTensor], columns: int, device: str) -> Held | None:
@@ -102,7 +115,8 @@ def _held(parts: list[QuantizedTensor], columns: int, device: str) -> Held | Non
     dtypes = {_SCALE_DTYPES[part.scales.stored.dtype] for part in parts}
     zeros = any(part.scales.zero_points is not None for part in parts)
     scales = dtypes.pop() if len(dtypes) == 1 else torch.float32
-    return Held(_KINDS[is_float, bits], group, scales, device, zeros, is_ordered=is_ordered)
+    in_blocks = not any(part.scales.block[0] % FP8_COLUMNS for part in parts)
+    return Held(_KINDS[is_float, bits], group, scales, device, in_blocks, zeros, is_ordered=is_ordered)
 
 
 def _have_one_order(parts: list[QuantizedTensor], columns: int, group: int) -> bool:

@@ -9,10 +9,10 @@ import msgspec
 import structlog
 import torch
 
+from runahead.runtime.kernels.quantized_weight import FP8_CAPABILITY
 from runahead.runtime.wire.engine_config import ConfigError, DeviceName, EngineConfig, check_config
 
 LEAST_CAPABILITY: Final = (8, 0)
-FP8_CAPABILITY: Final = (8, 9)
 
 
 def with_device(config: EngineConfig) -> EngineConfig:

@@ -12,10 +12,11 @@ from pathlib import Path
 import msgspec
 import torch
 
-from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
+from runahead.runtime.checkpoint import Checkpoint, CheckpointError, open_checkpoint
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.process.device_choice import check_gpu
-from runahead.runtime.process.parts import check_model, dtype_of
+from runahead.runtime.process.parts import check_model, dtype_of, holds_quantized
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
 from runahead.runtime.wire.tune_order import TuneOrder
 
@@ -39,8 +40,10 @@ def _tune(config: EngineConfig, rows: tuple[int, ...], seconds: float) -> None:
         raise ConfigError("it needs a CUDA GPU, and torch finds none")
     device = torch.cuda.current_device()
     check_gpu(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
-    described = load_config(open_checkpoint(Path(config.model)))
+    checkpoint = open_checkpoint(Path(config.model))
+    described = load_config(checkpoint)
     check_model(config, described)
+    check_tunable(config, checkpoint, described)
     dtype = dtype_of(config, described)
     if dtype != torch.bfloat16:
         raise ConfigError(f"its kernels are for bfloat16, and {config.spelling('dtype')} says {dtype}")
@@ -50,6 +53,15 @@ def _tune(config: EngineConfig, rows: tuple[int, ...], seconds: float) -> None:
     keep_kernels(config.kernel_cache, config.spelling("kernel_cache"))
     use_tuned()
     tune(described, dtype, rows, seconds, config.tensor_parallel)
+
+
+def check_tunable(config: EngineConfig, checkpoint: Checkpoint, described: ModelConfig) -> None:
+    """Raises ConfigError for a model whose matrices stay in FP8 on a GPU: their products have no table of tilings."""
+    if holds_quantized(config, checkpoint, described, "cuda"):
+        raise ConfigError(
+            f"matrices of {config.model} stay in FP8 on a GPU, and products with them have fixed tilings; serve the "
+            "model as it is"
+        )
 
 
 if __name__ == "__main__":

@@ -180,6 +180,7 @@ class _DequantizedProduct:
 def bound_product(products: Products, linear: Linear) -> Product:
     """Return the product of a layer with a plain or quantized weight."""
     if linear.quantized is not None:
+        assert isinstance(linear.quantized, QuantizedWeight)
         return _DequantizedProduct(products, linear.quantized, linear.bias)
     return products.bind(linear.weight, linear.bias)
 

@@ -21,6 +21,7 @@ from runahead.runtime.checkpoint.quantized import tensor as quantized_tensor
 from runahead.runtime.checkpoint.quantized.read_config import read_quantization
 from runahead.runtime.checkpoint.quantized.tensor import QuantizedTensor
 from runahead.runtime.kernels.layers import Attention
+from runahead.runtime.kernels.quantized_weight import QuantizedWeight
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.models.cpu_check.self_test import Trial
 from runahead.runtime.models.decoder import Decoder
@@ -274,5 +275,6 @@ def test_the_dtype_that_is_served_gets_each_number_rounded_once(tmp_path: Path) 
     exact, rounded = decoder(tmp_path / "quantized"), decoder(tmp_path / "quantized", torch.bfloat16)
     for one, other in zip(exact.weights.layers, rounded.weights.layers, strict=True):
         assert isinstance(one.mixer, Attention) and isinstance(other.mixer, Attention)
-        assert one.mixer.qkv.quantized is not None and other.mixer.qkv.quantized is not None
-        assert torch.equal(one.mixer.qkv.quantized.dequantized().bfloat16(), other.mixer.qkv.quantized.dequantized())
+        ours, theirs = one.mixer.qkv.quantized, other.mixer.qkv.quantized
+        assert isinstance(ours, QuantizedWeight) and isinstance(theirs, QuantizedWeight)
+        assert torch.equal(ours.dequantized().bfloat16(), theirs.dequantized())

@@ -1,7 +1,7 @@
 """Compiles kernels of FP8 for GPUs that need not be there.
 
 `python -m tests.runtime.kernels.compiled_fp8` prints, for each compute capability and number of rows, the matrix
-units' instructions of a product, and for each capability the conversions of `fp8_rows`.
+units' instructions of a product, and for each capability the conversions of kernels that leave rows in FP8.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from runahead.runtime.kernels.triton.gemm import fp8_gemm, fp8_rows
+from runahead.runtime.kernels.triton.gemm import fp8_gemm, fp8_rows, separate_epilogue
+from runahead.runtime.kernels.triton.gemm.gemv import GATED
 
 CAPABILITIES = (89, 90)
 ROWS = (16, 64)  # of the batch
 _POINTERS = {
-    "x": "*fp8e4nv", "x_scales": "*fp32", "numbers": "*fp8e4nv", "scales": "*fp32", "bias": "*bf16",
-    "squares_in": "*fp64", "out": "*bf16", "gamma": "*bf16", "scaled": "*bf16", "squares_out": "*fp64", "eps": "fp32",
-    "num_rows": "i32", "padded_rows": "i32",
+    "x": "*fp8e4nv", "x_scales": "*fp32", "numbers": "*fp8e4nv", "blocks": "*fp32", "channels": "*fp32",
+    "scales": "*fp32", "bias": "*bf16", "squares_in": "*fp64", "out": "*bf16", "gamma": "*bf16", "scaled": "*bf16",
+    "squares_out": "*fp64", "eps": "fp32", "num_rows": "i32", "padded_rows": "i32",
+    "sums": "*bf16", "residual": "*bf16", "squares": "*fp64",
 }  # fmt: skip
 
 
@@ -45,15 +47,24 @@ def compiled(kernel: Any, constants: dict[str, Any], capability: int, **pointers
 def main() -> None:
     for capability in CAPABILITIES:
         for rows in ROWS:
-            constants = {
-                "OUTPUTS": 1024, "DEPTH": 512, "COLUMNS": rows, "ROWS": 64, "STAGES": 3, "SQUARES": 0, "STRIDE": 0,
-                "STEP": 1, "EPILOGUE": 0, "HAS_BIAS": False, "DEPENDENT": capability >= 90, "GELU": False,
-            }  # fmt: skip
+            constants = {"OUTPUTS": 1024, "DEPTH": 512, "ALONG": 4, "COLUMNS": rows, "ROWS": 64, "STAGES": 3}
             product = compiled(fp8_gemm._fp8_product_kernel, constants, capability)
             print(capability, rows, *sorted(set(re.findall(r"(?:wgmma\.mma_async|mma\.sync)\S+", product))))
-        constants = {"DEPTH": 512, "BLOCKS": 4, "DEPENDENT": capability >= 90}
-        quantize = compiled(fp8_rows._quantize_kernel, constants, capability, x="*bf16")
-        print(capability, "rows", *sorted(set(re.findall(r"cvt\S+e4m3x2\S+", quantize))))
+        dependent = capability >= 90
+        quantize = {"DEPTH": 512, "BLOCKS": 4}
+        finish = {
+            "WIDTH": 1024, "DEPTH": 512, "BLOCK": 512, "SQUARES": 1, "STRIDE": 16, "STEP": 1, "EPILOGUE": GATED,
+            "HAS_CHANNELS": True, "HAS_BIAS": False, "GELU": False, "FP8": True,
+        }  # fmt: skip
+        add = {"WIDTH": 1152, "BLOCK": 2048, "HAS_CHANNELS": True, "HAS_BIAS": False, "FP8": True}
+        for name, kernel, constants in (
+            ("rows", fp8_rows._quantize_kernel, quantize),
+            ("finish", separate_epilogue._finish_kernel, finish),
+            ("add", separate_epilogue._add_kernel, add),
+        ):
+            ptx = compiled(kernel, constants | {"DEPENDENT": dependent}, capability, x="*bf16")
+            assert ("griddepcontrol.wait" in ptx) == dependent, name
+            print(capability, name, *sorted(set(re.findall(r"cvt\S+e4m3x2\S+", ptx))))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ def launch_what_follows_products() -> None:
         linear = Linear(empty(WIDTH, HIDDEN), empty(WIDTH))
         finish_product(empty(256, WIDTH), linear, (squares, 4, 1e-6), epilogue, "gelu_tanh")
     residual, scaled = empty(256, HIDDEN), empty(256, HIDDEN)
-    add_scaled(empty(256, HIDDEN), empty(HIDDEN), residual, Norm(empty(HIDDEN), 1e-6), scaled, squares)
+    into = Linear(empty(HIDDEN, WIDTH), empty(HIDDEN))
+    add_scaled(empty(256, HIDDEN), into, residual, Norm(empty(HIDDEN), 1e-6), scaled, squares)
 
 
 def launch_a_share() -> None:

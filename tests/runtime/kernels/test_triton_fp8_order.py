@@ -17,8 +17,8 @@ def test_fp8_goes_to_the_matrix_units_as_it_is_and_values_past_its_range_become_
     assert done.stdout.splitlines() == [
         "89 16 mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32",
         "89 64 mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32",
-        "89 rows cvt.rn.satfinite.e4m3x2.f16x2",
+        *(f"89 {kernel} cvt.rn.satfinite.e4m3x2.f16x2" for kernel in ("rows", "finish", "add")),
         "90 16 wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3",
         "90 64 wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3",
-        "90 rows cvt.rn.satfinite.e4m3x2.f32",
+        *(f"90 {kernel} cvt.rn.satfinite.e4m3x2.f32" for kernel in ("rows", "finish", "add")),
     ]

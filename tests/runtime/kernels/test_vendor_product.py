@@ -68,6 +68,6 @@ def test_every_kernel_that_the_library_proposes_has_the_bits_of_one_accumulator(
             assert torch.equal(out, expected)
             pinned = next(reversed(library.pinned.values()))
             assert pinned is not None and pinned.timed
-            for choice in range(pinned.count):
+            for choice in range(len(pinned.candidates)):
                 library.run(pinned, choice, x, linear, out.zero_())
                 assert torch.equal(out, expected), (rows, dtype, choice)

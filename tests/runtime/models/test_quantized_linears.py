@@ -11,6 +11,7 @@ import pytest
 import structlog
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig
 
 from benchmarks.gpu_table.shapes import SHAPES
 from runahead.runtime.checkpoint import BUNDLED_FOLDER, CheckpointError, open_checkpoint
@@ -20,15 +21,16 @@ from runahead.runtime.kernels.quantized_weight import QuantizedWeight, quantized
 from runahead.runtime.kernels.share import WHOLE, Share
 from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.memory import weight_bytes
+from runahead.runtime.models.quantized_linears import held_quantized
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.models.weight_formats import held_bytes, some_stay_quantized
-from runahead.runtime.models.weights import dummy_weights, load_weights
+from runahead.runtime.models.weights import described_stacks, dummy_weights, load_weights
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.wire.engine_config import EngineConfig
 from tests.runtime.checkpoint.quantize import FORMATS, quantize
 from tests.runtime.checkpoint.quantized_reader import dequantize_folder
 from tests.runtime.kernels.test_expert_shares import ranks
-from tests.runtime.models.checkpoints import CASES, save
+from tests.runtime.models.checkpoints import CASES, Case, save
 from tests.runtime.models.test_architectures_at_every_depth import completions
 from tests.runtime.models.test_shares_of_dense_models import check_parts
 
@@ -49,7 +51,7 @@ def load(folder: Path, share: Share = WHOLE, dtype: torch.dtype = torch.float32,
 
 def quantized_in(weights: ModelWeights) -> list[QuantizedWeight]:
     every = [linear.quantized for layer in weights.layers for linear in products_of(layer)]
-    return [found for found in every if found is not None]
+    return [found for found in every if isinstance(found, QuantizedWeight)]
 
 
 def dequantized(weights: ModelWeights) -> ModelWeights:
@@ -57,7 +59,8 @@ def dequantized(weights: ModelWeights) -> ModelWeights:
 
     def plain(part: Any) -> Any:
         if isinstance(part, Linear):
-            return part if part.quantized is None else Linear(part.quantized.dequantized(), part.bias)
+            found = part.quantized
+            return Linear(found.dequantized(), part.bias) if isinstance(found, QuantizedWeight) else part
         if isinstance(part, Layer | Attention | Dense):
             return replace(part, **{field.name: plain(getattr(part, field.name)) for field in fields(part)})
         return part
@@ -129,12 +132,46 @@ def test_a_gpu_holds_fp8_as_it_is_where_scales_are_for_rows_or_128_columns_and_o
     assert some_stay_quantized(checkpoint, config, torch.bfloat16, "cuda", "none") == stays
 
 
-def test_bytes_on_a_gpu_are_those_of_the_numbers_and_of_a_scale_for_each_row_and_128_columns() -> None:
-    weight = quantized_to_fp8(torch.randn((48, 256), generator=torch.Generator().manual_seed(0)))
-    packed = weight.in_blocks()
-    taken = packed.numbers.nbytes + packed.scales.nbytes
-    assert taken == quantized_bytes("fp8", 48, 256, 256, 2, "cuda", has_zero_points=False) == 48 * 256 + 48 * 2 * 4
-    assert torch.equal(packed.dequantized(), weight.dequantized())
+@pytest.mark.parametrize("in_blocks", [False, True])
+def test_bytes_on_a_gpu_are_those_of_the_numbers_and_of_scales_for_blocks_and_channels(in_blocks: bool) -> None:
+    weight = quantized_to_fp8(torch.randn((272, 640), generator=torch.Generator().manual_seed(0)))
+    if in_blocks:
+        scales = torch.rand((5, 3), generator=torch.Generator().manual_seed(1)).repeat_interleave(128, 1)[:, :272]
+        weight = replace(weight, scales=scales.contiguous(), group=128)
+    packed = weight.for_gpu()
+    assert packed is not None and packed.blocks.shape == (3, 8)
+    shared = packed.channels is not None  # by all matrices of a shape, which have ones
+    taken = packed.channels.nbytes if packed.channels is not None else packed.blocks.nbytes + packed.by_output.nbytes
+    assert shared != in_blocks and packed.numbers.nbytes + taken == quantized_bytes(
+        "fp8", 272, 640, weight.group, 2, "cuda", has_zero_points=False
+    )
+    scales = packed.blocks[:, :5].repeat_interleave(128, 0)[:272].repeat_interleave(128, 1)
+    assert torch.equal(packed.by_output.t().repeat_interleave(128, 1), scales)
+    made = packed.numbers.float() * scales * (1.0 if packed.channels is None else packed.channels[:, None])
+    assert torch.equal(made, weight.dequantized().float())
+
+
+def test_rows_with_scales_of_their_own_in_a_block_of_columns_have_no_form_for_a_gpu() -> None:
+    weight = quantized_to_fp8(torch.randn((256, 256), generator=torch.Generator().manual_seed(0)))
+    scales = torch.ones((2, 256))
+    scales[1, 200] = 2.0
+    assert replace(weight, scales=scales, group=128).for_gpu() is None
+
+
+@pytest.mark.parametrize(("kv_heads", "stays"), [(2, True), (1, False)])
+def test_blocks_that_do_not_begin_with_128_rows_of_a_product_are_dequantized_on_a_gpu(
+    kv_heads: int, stays: bool, tmp_path: Path
+) -> None:
+    """Keys of 64 outputs, and values of another block behind them."""
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_key_value_heads": kv_heads}
+    save(Case("blocks", LlamaConfig, sizes), tmp_path / "plain")
+    quantize(tmp_path / "plain", tmp_path / "quantized", "fp8-blocks", 128)
+    checkpoint = open_checkpoint(tmp_path / "quantized")
+    stored = checkpoint.tensors()
+    for stack in described_stacks(load_config(checkpoint))[2]:
+        found = held_quantized(stack, stored, torch.bfloat16, "cuda")
+        has_keys = any("self_attn.k_proj" in name for name in stack.names)
+        assert (found is not None) == (stays or not has_keys), stack.names
 
 
 @pytest.mark.parametrize(("dtype", "stay"), [(torch.bfloat16, True), (torch.float16, False)])

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import torch
 
+from runahead.runtime.checkpoint import BUNDLED_FOLDER
 from runahead.runtime.process import tune
 from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.runtime.wire.tune_order import TuneOrder
@@ -66,3 +67,17 @@ def test_without_a_gpu_the_process_says_so(
     assert tune.main() == 2
     assert "runahead tune: it needs a CUDA GPU, and torch finds none" in capfd.readouterr().err
     assert tune.__name__ == tune_command.TUNE_MODULE
+
+
+def test_a_model_whose_matrices_stay_in_fp8_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    config = EngineConfig(model=str(BUNDLED_FOLDER), device="cuda", quantize="fp8", dtype="bfloat16")
+    order = msgspec.json.encode(TuneOrder(config, (1,), 1.0))
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=SimpleNamespace(read=lambda: order)))
+    assert tune.main() == 2
+    assert "stay in FP8 on a GPU, and products with them have fixed tilings" in capsys.readouterr().err

@@ -18,6 +18,7 @@ import torch
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.layers import Activation, Attention, Dense, EmbeddingAndHead, Linear, Norm, Ungated
+from runahead.runtime.kernels.quantized_weight import Fp8Weight
 from runahead.runtime.kernels.triton.attention.decode import decode_attention
 from runahead.runtime.kernels.triton.attention.schedule import AttentionWork, begin_decode
 from runahead.runtime.kernels.triton.forward.buffers import DecodeBuffers
@@ -28,12 +29,11 @@ from runahead.runtime.kernels.triton.forward.recurrent import (
     of_decode_rows,
     states_in,
 )
-from runahead.runtime.kernels.triton.forward.unfused_products import sizes_of, sums_of
-from runahead.runtime.kernels.triton.gemm.fp8_gemm import FP8_ROWS, fp8_product
-from runahead.runtime.kernels.triton.gemm.fp8_rows import fp8_rows
+from runahead.runtime.kernels.triton.forward.separate_products import SeparateProducts, Squares
+from runahead.runtime.kernels.triton.forward.unfused_products import sizes_of
+from runahead.runtime.kernels.triton.gemm.fp8_rows import Fp8Rows
 from runahead.runtime.kernels.triton.gemm.gemv import ADD, EPILOGUES, GATED, SQUARED, STORE, gemv_product
 from runahead.runtime.kernels.triton.gemm.int4_gemm import INT4_ROWS, int4_batch_product
-from runahead.runtime.kernels.triton.gemm.separate_epilogue import add_scaled, finish_product
 from runahead.runtime.kernels.triton.gemm.small_batch_gemm import Residual, columns_of, small_batch_product
 from runahead.runtime.kernels.triton.gemm.tuning import is_one_sum, row_tiling, rows_in_table, rows_tiling
 from runahead.runtime.kernels.triton.gpu.pdl import dependent_launch_works
@@ -160,9 +160,10 @@ class RowStream(ABC):
     def left(self) -> torch.Tensor:
         """What the layers have left, without a norm, [T, hidden]. In a draft head: behind its layer alone."""
 
-    @abstractmethod
     def end(self) -> torch.Tensor:
         """Hidden states after the final norm, [T, hidden]."""
+        norm, residual = self._emb.final_norm, self.left()
+        return norms.rms_norm(residual, norm.weight, norm.eps, dependent=self._depends(True))
 
     @abstractmethod
     def _stored(self, x: torch.Tensor, linear: Linear, out: torch.Tensor) -> torch.Tensor:
@@ -240,10 +241,6 @@ class OneRow(RowStream):
         tiling = replace(tiling, dependent=self._depends(tiling.dependent))
         gemv_product(x, linear, norm, out, epilogue, tiling, activation=activation)
 
-    def end(self) -> torch.Tensor:
-        norm = self._emb.final_norm
-        return norms.rms_norm(self._residual, norm.weight, norm.eps, dependent=self._depends(True))
-
 
 class FusedRows(RowStream):
     """A launch of any number of rows: products on the matrix units, each with the norm before it.
@@ -261,6 +258,7 @@ class FusedRows(RowStream):
         squares = torch.empty((tiles, columns_of(self._rows)), dtype=torch.float64, device=self._device)
         self._sums = Residual(self._residual, torch.empty_like(self._residual), squares)
         self._scratch = buffers.scratch(self._device)
+        self._separate = SeparateProducts(self._rows, self._sums, self._depends)
         self._pending: Callable[[Norm | None], int] | None = self._embed  # given that norm, makes the residual for it
         self._following: Norm | None = None
         self._tiles = 0  # of the squares
@@ -278,17 +276,17 @@ class FusedRows(RowStream):
         self._residual.zero_()  # a sum leaves what its norm needs
         return self._product(self._joined, product, self._sums.values, ADD, norm=norm, residual=self._sums)
 
-    def _stored(self, x: torch.Tensor, linear: Linear, out: torch.Tensor) -> torch.Tensor:
+    def _stored(self, x: torch.Tensor | Fp8Rows, linear: Linear, out: torch.Tensor) -> torch.Tensor:
         if self._is_vendors(linear):
-            return out.copy_(finish_product(sums_of(x, linear), linear, None, STORE))
+            return out.copy_(self._separate.values(x, linear, None, STORE))
         self._product(x, linear, out, STORE)
         return out
 
     def _is_vendors(self, linear: Linear) -> bool:
-        """Whether the vendor's library may compute the product: it is one sum, and of so many rows the library's kernel
-        and what follows it take no longer than one of ours."""
-        if linear.quantized is not None and linear.quantized.kind == "fp8":
-            return self._rows > FP8_ROWS
+        """Whether what follows the product is a kernel by itself: the matrix is in FP8; or the vendor's library may
+        compute the product, which is one sum, and of so many rows that this takes no longer."""
+        if isinstance(linear.quantized, Fp8Weight):
+            return True
         most = MAX_ROWS if linear.quantized is None else INT4_ROWS
         return self._exact and is_one_sum(*sizes_of(linear.weight)) and self._rows > most
 
@@ -306,32 +304,41 @@ class FusedRows(RowStream):
         self._complete(self._emb.final_norm)
         return self._residual
 
+    def dense(self, weights: Dense) -> None:
+        if self._is_vendors(weights.gate_up) and isinstance(weights.down.quantized, Fp8Weight):
+            x, squares = self._read(weights.norm)
+            gated = self._separate.gated_in_fp8(x, weights.gate_up, squares, weights.activation)
+            self._add(gated, weights.down, weights.post_norm)
+        else:
+            super().dense(weights)
+
+    def _read(self, norm: Norm | None) -> tuple[torch.Tensor, Squares]:
+        """What a product reads of the residual, and the squares by which its sums are scaled."""
+        self._complete(norm)
+        sums = self._sums
+        return (sums.values, None) if norm is None else (sums.scaled, (sums.squares, self._tiles, norm.eps))
+
     def _normed_product(
         self, norm: Norm | None, linear: Linear, epilogue: int, activation: Activation = "silu"
     ) -> torch.Tensor:
-        self._complete(norm)
-        sums = self._sums
-        x, squares = (sums.values, None) if norm is None else (sums.scaled, (sums.squares, self._tiles, norm.eps))
+        x, squares = self._read(norm)
         if self._is_vendors(linear):
-            return finish_product(sums_of(x, linear), linear, squares, epilogue, activation)
+            return self._separate.values(x, linear, squares, epilogue, activation)
         out = self._empty(linear, epilogue)
         self._product(x, linear, out, epilogue, activation=activation, squares=squares)
         return out
 
-    def _add(self, x: torch.Tensor, linear: Linear, post_norm: Norm | None) -> None:
+    def _add(self, x: torch.Tensor | Fp8Rows, linear: Linear, post_norm: Norm | None) -> None:
         self._pending = partial(self._add_product, x, linear, post_norm)
 
     def experts(self, experts: PackedExperts) -> None:
-        weights, sums = experts.weights, self._sums
-        self._complete(weights.norm)
-        squares = sums.squares, self._tiles, weights.norm.eps
+        x, squares = self._read(experts.weights.norm)
         scores = torch.empty((self._rows, experts.scored), dtype=torch.float32, device=self._device)
-        self._product(sums.scaled, experts.router, scores, STORE, squares=squares)
+        self._product(x, experts.router, scores, STORE, squares=squares)
         arrived = self._buffers.arrived(self._device)
         results = experts.results(
-            sums.scaled, scores, self._live, arrived, self._depends, squares, with_shared=True,
-            together=not self._exact,
-        )  # fmt: skip
+            x, scores, self._live, arrived, self._depends, squares, with_shared=True, together=not self._exact
+        )
         self._pending = partial(self._add_results, experts, results)
 
     def _add_results(self, experts: PackedExperts, results: Results, norm: Norm | None) -> int:
@@ -356,19 +363,23 @@ class FusedRows(RowStream):
             assert norm is self._following, "what was made for one norm is read by another"
             return
         pending, self._pending = self._pending, None
+        self._separate.forget()
         self._tiles, self._following = pending(norm), norm
         self._show()
 
-    def _add_product(self, x: torch.Tensor, linear: Linear, post_norm: Norm | None, norm: Norm | None) -> int:
+    def _add_product(self, x: torch.Tensor | Fp8Rows, linear: Linear, post_norm: Norm | None, norm: Norm | None) -> int:
         """norm: that follows. Returns how many tiles there are of the squares."""
         sums, ranks = self._sums, self._emb.ranks
         if post_norm is None and ranks.share.is_whole:
             assert norm is not None, "what is read without a norm is normalised before it is added"
             if self._is_vendors(linear):
-                add_scaled(sums_of(x, linear), linear.bias, sums.values, norm, sums.scaled, sums.squares)
+                self._separate.add(x, linear, norm)
                 return 1
             return self._product(x, linear, sums.values, ADD, norm=norm, residual=sums)
-        out = self._stored(x, linear, self._empty(linear, STORE))
+        if self._is_vendors(linear):
+            out = self._separate.values(x, linear, None, STORE)
+        else:
+            out = self._stored(x, linear, self._empty(linear, STORE))
         if post_norm is None:
             add_of_ranks(out, ranks, sums, norm)
             return 1
@@ -377,11 +388,9 @@ class FusedRows(RowStream):
         norms.add_normed(out, sums.values, post_norm, norm, *made)
         return 1
 
-    def _product(self, x: torch.Tensor, linear: Linear, out: torch.Tensor, epilogue: int, **more: Any) -> int:
+    def _product(self, x: torch.Tensor | Fp8Rows, linear: Linear, out: torch.Tensor, epilogue: int, **more: Any) -> int:
         """Compute a product and its epilogue. more: as `small_batch_product` has it. Returns the number of tiles."""
-        if linear.quantized is not None and linear.quantized.kind == "fp8":
-            rows = fp8_rows(x, self._rows, dependent=self._depends(True))
-            return fp8_product(rows, linear, out, epilogue, self._rows, dependent=self._depends(True), **more)
+        assert isinstance(x, torch.Tensor)
         tiling = rows_tiling(*sizes_of(linear.weight), rows_in_table(self._rows), EPILOGUES[epilogue], self._exact)
         tiling = replace(tiling, dependent=self._depends(tiling.dependent))
         if linear.quantized is not None:
@@ -389,8 +398,3 @@ class FusedRows(RowStream):
         rounded = self._exact and out.dtype == torch.bfloat16
         small_batch_product(x, linear, out, epilogue, tiling, self._scratch, self._rows, rounded=rounded, **more)
         return ceil_div(linear.weight.shape[0], tiling.rows)
-
-    def end(self) -> torch.Tensor:
-        norm = self._emb.final_norm
-        self._complete(norm)
-        return norms.rms_norm(self._sums.values, norm.weight, norm.eps, dependent=self._depends(True))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 import torch.nn.functional as functional
 
 from runahead.runtime.kernels.layers import Linear
+from runahead.runtime.kernels.quantized_weight import Fp8Weight
 from runahead.runtime.kernels.triton.gemm.cublaslt import cublaslt_product, exact_product
 from runahead.runtime.kernels.triton.gemm.fp8_gemm import fp8_sums
 from runahead.runtime.kernels.triton.gemm.fp8_rows import Fp8Rows
@@ -57,13 +59,14 @@ def one_sum(x: torch.Tensor | Fp8Rows, linear: Linear, out: torch.Tensor) -> Non
     product_of_rows(x, linear, out, exact=True)
 
 
-def sums_of(x: torch.Tensor, linear: Linear) -> torch.Tensor:
+def sums_of(x: torch.Tensor | Fp8Rows, linear: Linear, num_rows: int, depends: Callable[[bool], bool]) -> torch.Tensor:
     """x @ weight.T without the bias, each value the sum of one accumulator: by the vendor's library, where it was found
-    to give that, or else by a kernel of ours; of an FP8 matrix as `fp8_product` has it. INT4 is dequantized. x:
-    bfloat16 [T, in]. Returns [T, outputs]."""
+    to give that, or else by a kernel of ours; of an FP8 matrix as `fp8_sums` has it. INT4 is dequantized. x: bfloat16
+    [num_rows, in], or in FP8. depends: see `RowStream`. Returns [num_rows, outputs]."""
+    if isinstance(linear.quantized, Fp8Weight):
+        return fp8_sums(x, linear, num_rows, depends)
+    assert isinstance(x, torch.Tensor)
     if linear.quantized is not None:
-        if linear.quantized.kind == "fp8":
-            return fp8_sums(x, linear)
         x, linear = in_order(x, linear), in_16_bits(linear)
     out = x.new_empty((x.shape[0], linear.weight.shape[0]))
     exact_product(x, linear.weight, out, one_sum)

@@ -12,7 +12,7 @@ Source: the cuBLAS manual, *Using the cuBLASLt API*.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as functional
 
 from runahead.runtime.kernels.layers import Linear
+from runahead.runtime.kernels.quantized_weight import Fp8Weight
 from runahead.runtime.kernels.triton.gemm.cublaslt_choice import Chain, choose_kernel
 from runahead.runtime.kernels.triton.gemm.fp8_rows import Fp8Rows
 from runahead.runtime.kernels.triton.gpu.capability import current_gpu
@@ -36,7 +37,8 @@ _TYPES: Final = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14, _FP8: 2
 _TRANSPOSE_A, _EPILOGUE, _BIAS_POINTER, _BIAS_TYPE = 3, 7, 8, 26  # attributes of a product
 _TRANSPOSED, _WITH_BIAS = 1, 4
 _SCALES_OF_A, _SCALES_OF_B, _MODE_OF_A, _MODE_OF_B = 17, 18, 31, 32
-_FOR_128 = 4  # a float32 scale for each row and 128 of its columns
+_ROWS_OF_128, _BLOCKS_OF_128 = 4, 5  # a float32 scale for each row and 128 columns, and for 128 rows and 128 columns
+_ROWS_BY_OUTPUT: Final = 128  # up to which kernels with a scale for each output were faster than those with blocks
 # Of a preference: no workspace and no reduction scheme mean no split-K.
 _WORKSPACE, _REDUCTIONS, _ALIGNMENTS = 1, 3, (5, 6, 7, 8)
 _MOST_ALIGNED: Final = 256  # bytes that a kernel may ask for
@@ -68,15 +70,23 @@ class ProductShape:
     has_bias: bool = False
 
 
-@dataclass(slots=True)
-class Pinned:
-    """A shape's product as the library knows it. choice: which of the `count` kernels in `found` computes it. timed:
-    that was chosen by their times. exact: those that were found to have the bits of one float32 accumulator."""
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A kernel that the library proposes for a product. in_blocks: of FP8, it reads the weights' scales of blocks, and
+    not one for each output."""
 
     product: ctypes.c_void_p
+    in_blocks: bool
+    found: Any  # _Found
+
+
+@dataclass(slots=True)
+class Pinned:
+    """A shape's product as the library knows it. choice: which of the candidates computes it. timed: that was chosen by
+    their times. exact: those that were found to have the bits of one float32 accumulator."""
+
     layouts: tuple[ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
-    found: Any  # array of _Found
-    count: int
+    candidates: tuple[Candidate, ...]
     choice: int = 0
     timed: bool = False
     exact: tuple[int, ...] = ()
@@ -113,7 +123,7 @@ class VendorLibrary:
         while the service warmed up. Returns whether the library does: it has no kernel for odd depths. Raises
         VendorError.
         """
-        (numbers, _), (weight, _) = _operands(x, linear)
+        numbers, weight = _operands(x, linear)
         bias = linear.bias
         assert numbers.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
         shape = ProductShape(
@@ -126,7 +136,7 @@ class VendorLibrary:
         if pinned is None:
             return False
         if self._times and not pinned.timed and not torch.cuda.is_current_stream_capturing():
-            candidates = range(pinned.count)
+            candidates = range(len(pinned.candidates))
             pinned.choice, pinned.exact = choose_kernel(partial(self.run, pinned), candidates, linear, out, chain)
             pinned.timed = True
         if chain is not None and pinned.choice not in pinned.exact:
@@ -146,31 +156,55 @@ class VendorLibrary:
 
     def run(self, pinned: Pinned, choice: int, x: torch.Tensor | Fp8Rows, linear: Linear, out: torch.Tensor) -> None:
         """`product` of a shape that is pinned, by one of its kernels."""
-        (numbers, _), (weight, _) = _operands(x, linear)
+        numbers, weight = _operands(x, linear)
+        candidate = pinned.candidates[choice]
+        product = candidate.product
         if linear.bias is not None:
-            self._set("MatmulDesc", pinned.product, _BIAS_POINTER, ctypes.c_void_p(linear.bias.data_ptr()))
-        self._set_scales(pinned.product, x, linear)
+            self._set("MatmulDesc", product, _BIAS_POINTER, ctypes.c_void_p(linear.bias.data_ptr()))
+        self._set_scales(product, x, linear, candidate.in_blocks)
         of_weight, of_x, of_out = pinned.layouts
         one, zero = self._factors
         to, stream = out.data_ptr(), torch.cuda.current_stream().cuda_stream
         # A row of the library's matrices is a column of ours: it computes out.T = weight @ x.T.
         status = self._matmul(
-            self._handle, pinned.product, one, weight.data_ptr(), of_weight, numbers.data_ptr(), of_x, zero, to, of_out,
-            to, of_out, ctypes.byref(pinned.found[choice]), self._workspace.data_ptr(), self._workspace.numel(), stream,
+            self._handle, product, one, weight.data_ptr(), of_weight, numbers.data_ptr(), of_x, zero, to, of_out,
+            to, of_out, ctypes.byref(candidate.found), self._workspace.data_ptr(), self._workspace.numel(), stream,
         )  # fmt: skip
         if status:
             raise VendorError(
                 f"cublasLtMatmul of {numbers.shape[0]} rows by {tuple(weight.shape)} failed with {status}"
             )
 
-    def _set_scales(self, product: ctypes.c_void_p, x: torch.Tensor | Fp8Rows, linear: Linear) -> None:
+    def _set_scales(self, product: ctypes.c_void_p, x: torch.Tensor | Fp8Rows, linear: Linear, in_blocks: bool) -> None:
         """Where the scales of a product of FP8 lie."""
-        (_, of_rows), (_, of_outputs) = _operands(x, linear)
-        if of_rows is not None and of_outputs is not None:
-            self._set("MatmulDesc", product, _SCALES_OF_A, ctypes.c_void_p(of_outputs.data_ptr()))
-            self._set("MatmulDesc", product, _SCALES_OF_B, ctypes.c_void_p(of_rows.data_ptr()))
+        if isinstance(x, Fp8Rows) and isinstance(linear.quantized, Fp8Weight):
+            of_weights = linear.quantized.blocks if in_blocks else linear.quantized.by_output
+            self._set("MatmulDesc", product, _SCALES_OF_A, ctypes.c_void_p(of_weights.data_ptr()))
+            self._set("MatmulDesc", product, _SCALES_OF_B, ctypes.c_void_p(x.scales.data_ptr()))
 
     def _described(self, shape: ProductShape, x: torch.Tensor | Fp8Rows, linear: Linear) -> Pinned | None:
+        layouts = (
+            self._layout(shape.dtype, shape.depth, shape.outputs),
+            self._layout(shape.dtype, shape.depth, shape.rows),
+            self._layout(shape.out, shape.outputs, shape.rows),
+        )
+        forms = (False,) if shape.dtype != _FP8 else (False, True) if shape.rows <= _ROWS_BY_OUTPUT else (True, False)
+        candidates: list[Candidate] = []
+        for in_blocks in forms:
+            try:
+                product = self._product(shape, x, linear, in_blocks)
+            except VendorError:
+                if shape.dtype != _FP8:
+                    raise
+                return None  # the library of CUDA 12.8 and before has no such scales
+            found = self._proposed(shape, product, layouts, _CANDIDATES // len(forms))
+            candidates += [Candidate(product, in_blocks, one) for one in found]
+        return Pinned(layouts, tuple(candidates)) if candidates else None
+
+    def _product(
+        self, shape: ProductShape, x: torch.Tensor | Fp8Rows, linear: Linear, in_blocks: bool
+    ) -> ctypes.c_void_p:
+        """Describe a product to the library. in_blocks: as `Candidate` has it."""
         product = ctypes.c_void_p()
         self._call("cublasLtMatmulDescCreate", ctypes.byref(product), _COMPUTE_32F, _TYPES[torch.float32])
         self._set("MatmulDesc", product, _TRANSPOSE_A, ctypes.c_int32(_TRANSPOSED))
@@ -178,17 +212,14 @@ class VendorLibrary:
             self._set("MatmulDesc", product, _EPILOGUE, ctypes.c_int32(_WITH_BIAS))
             self._set("MatmulDesc", product, _BIAS_TYPE, ctypes.c_int32(_TYPES[shape.dtype]))
         if shape.dtype == _FP8:
-            try:
-                for mode in (_MODE_OF_A, _MODE_OF_B):
-                    self._set("MatmulDesc", product, mode, ctypes.c_int32(_FOR_128))
-            except VendorError:  # the library of CUDA 12.8 and before has no such scales
-                return None
-            self._set_scales(product, x, linear)
-        layouts = (
-            self._layout(shape.dtype, shape.depth, shape.outputs),
-            self._layout(shape.dtype, shape.depth, shape.rows),
-            self._layout(shape.out, shape.outputs, shape.rows),
-        )
+            mode = _BLOCKS_OF_128 if in_blocks else _ROWS_OF_128
+            self._set("MatmulDesc", product, _MODE_OF_A, ctypes.c_int32(mode))
+            self._set("MatmulDesc", product, _MODE_OF_B, ctypes.c_int32(_ROWS_OF_128))
+            self._set_scales(product, x, linear, in_blocks)
+        return product
+
+    def _proposed(self, shape: ProductShape, product: ctypes.c_void_p, layouts: Sequence[Any], most: int) -> list[Any]:
+        """The kernels that the library proposes, the one that it would choose first."""
         preference = ctypes.c_void_p()
         self._call("cublasLtMatmulPreferenceCreate", ctypes.byref(preference))
         self._set("MatmulPreference", preference, _WORKSPACE, ctypes.c_uint64(self._workspace.numel()))
@@ -196,13 +227,12 @@ class VendorLibrary:
             self._set("MatmulPreference", preference, _REDUCTIONS, ctypes.c_uint32(0))
         for attribute, aligned in zip(_ALIGNMENTS, (*shape.aligned, shape.aligned[-1]), strict=True):
             self._set("MatmulPreference", preference, attribute, ctypes.c_uint32(aligned))
-        found, count = (_Found * _CANDIDATES)(), ctypes.c_int()
+        found, count = (_Found * most)(), ctypes.c_int()
         self._library.cublasLtMatmulAlgoGetHeuristic(
-            self._handle, product, *layouts, layouts[-1], preference, _CANDIDATES, found, ctypes.byref(count)
+            self._handle, product, *layouts, layouts[-1], preference, most, found, ctypes.byref(count)
         )
         self._call("cublasLtMatmulPreferenceDestroy", preference)
-        proposed = [one for one in found[: count.value] if one.state == 0]
-        return Pinned(product, layouts, (_Found * len(proposed))(*proposed), len(proposed)) if proposed else None
+        return [one for one in found[: count.value] if one.state == 0]
 
     def _layout(self, dtype: torch.dtype, rows: int, columns: int) -> ctypes.c_void_p:
         """Of a matrix whose columns lie one behind the other."""
@@ -224,14 +254,12 @@ class VendorLibrary:
             raise VendorError(f"{name} failed with {status}")
 
 
-def _operands(
-    x: torch.Tensor | Fp8Rows, linear: Linear
-) -> tuple[tuple[torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor | None]]:
-    """Numbers and scales of the rows and of the weights."""
+def _operands(x: torch.Tensor | Fp8Rows, linear: Linear) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbers of the rows and of the weights."""
     if isinstance(x, torch.Tensor):
-        return (x, None), (linear.weight, None)
-    assert linear.quantized is not None
-    return (x.numbers, x.scales), (linear.quantized.numbers.view(_FP8), linear.quantized.scales)
+        return x, linear.weight
+    assert isinstance(linear.quantized, Fp8Weight)
+    return x.numbers, linear.quantized.numbers
 
 
 def _aligned(tensor: torch.Tensor) -> int:

@@ -12,7 +12,7 @@ from typing import Final
 import torch
 
 from runahead.runtime.kernels.layers import Linear
-from runahead.runtime.kernels.quantized_weight import QuantizedWeight
+from runahead.runtime.kernels.quantized_weight import FP8_COLUMNS, Fp8Weight
 from runahead.runtime.kernels.triton.gemm.fp8_rows import Fp8Rows, fp8_rows
 
 _ROUNDS: Final = 5  # in which each of them is timed
@@ -43,7 +43,7 @@ def choose_kernel(
     choices = candidates if chain is None else exact
     if len(choices) < 2 or out.shape[0] > _MOST_TIMED:
         return next(iter(choices), candidates[0]), exact
-    weight = linear.weight if linear.quantized is None else linear.quantized.numbers
+    weight = linear.quantized.numbers if isinstance(linear.quantized, Fp8Weight) else linear.weight
     copies = [weight.clone() for _ in range(_COLD_BYTES // (weight.numel() * weight.element_size()))]
     linears = [linear, *(_with(linear, copy) for copy in copies)]
     x = _rows(linear, _drawn(out, weight.shape[1], 0))
@@ -92,7 +92,7 @@ def _rows(linear: Linear, x: torch.Tensor) -> torch.Tensor | Fp8Rows:
 
 def _with(linear: Linear, weight: torch.Tensor) -> Linear:
     """The product with other numbers of its weights."""
-    if linear.quantized is None:
+    if not isinstance(linear.quantized, Fp8Weight):
         return replace(linear, weight=weight)
     return replace(linear, quantized=replace(linear.quantized, numbers=weight))
 
@@ -102,15 +102,18 @@ def _mirrored(linear: Linear) -> Linear:
     columns lie in one half."""
     depth = linear.weight.shape[1]
     weight = linear.quantized
-    if weight is None:
+    if not isinstance(weight, Fp8Weight):
         return replace(linear, weight=_folded(linear.weight, depth // 2))
     return replace(linear, quantized=_of_folded(weight, depth // 2))
 
 
-def _of_folded(weight: QuantizedWeight, half: int) -> QuantizedWeight:
-    scales = weight.scales
-    mirrored = torch.cat((scales[: len(scales) // 2], scales[: (len(scales) + 1) // 2].flip(0)), 0)
-    return replace(weight, numbers=_folded(weight.numbers, half), scales=mirrored)
+def _of_folded(weight: Fp8Weight, half: int) -> Fp8Weight:
+    along, whole = half // FP8_COLUMNS, weight.shape[1] // FP8_COLUMNS
+    blocks, by_output = weight.blocks.clone(), weight.by_output.clone()
+    blocks[:, whole - along : whole] = blocks[:, :along].flip(1)
+    by_output[whole - along :] = by_output[:along].flip(0)
+    numbers = _folded(weight.numbers.view(torch.uint8), half).view(weight.numbers.dtype)
+    return replace(weight, numbers=numbers, blocks=blocks, by_output=by_output)
 
 
 def _folded(matrix: torch.Tensor, half: int) -> torch.Tensor:

@@ -200,7 +200,7 @@ def int4_tiling(outputs: int, depth: int, num_rows: int) -> Int4Tiling:
 
 def in_order(x: torch.Tensor, linear: Linear) -> torch.Tensor:
     """Return rows with their columns in the order of the INT4 matrix. x: [T, in]."""
-    assert linear.quantized is not None
+    assert isinstance(linear.quantized, QuantizedWeight)
     order = linear.quantized.order
     return x if order is None else x.index_select(1, order)
 
@@ -248,7 +248,7 @@ def int4_product(
     """Compute what `small_batch_product` does, rounded, with an INT4 matrix in panels. splits: parts of the depth, each
     with a sum. tiling: None takes `int4_tiling`. Returns the number of tiles of outputs."""
     weight = linear.quantized
-    assert weight is not None and weight.kind == "int4" and weight.in_panels
+    assert isinstance(weight, QuantizedWeight) and weight.kind == "int4" and weight.in_panels
     outputs, depth = weight.shape
     halves = 2 if epilogue == gemv.GATED else 1
     tiling = int4_tiling(outputs, depth // splits, num_rows) if tiling is None else tiling
@@ -303,7 +303,7 @@ def int4_product(
 def in_16_bits(linear: Linear) -> Linear:
     """Return the product with its INT4 matrix dequantized, columns in the order of `in_order`."""
     weight = linear.quantized
-    assert weight is not None and weight.kind == "int4" and weight.in_panels
+    assert isinstance(weight, QuantizedWeight) and weight.kind == "int4" and weight.in_panels
     outputs, depth = weight.shape
     out = torch.empty((outputs, depth), dtype=torch.bfloat16, device=weight.numbers.device)
     _dequantize_kernel[(depth // PANEL_COLUMNS, ceil_div(outputs, 32))](

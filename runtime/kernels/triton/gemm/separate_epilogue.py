@@ -1,5 +1,6 @@
 """What follows a product of the vendor's library: the scale of the norm before, the bias and the activation, or the sum
-with the residual. Each value has the bits that `epilogue.py` makes of the same sums.
+with the residual. Each value has the bits that `epilogue.py` makes of the same sums. Rows that a product with an FP8
+matrix reads are left in FP8 too, with the bits of `fp8_rows`.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -7,7 +8,7 @@ with the residual. Each value has the bits that `epilogue.py` makes of the same 
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 import triton
@@ -15,29 +16,43 @@ import triton.language as tl
 
 from runahead.runtime.kernels.activations import is_gelu
 from runahead.runtime.kernels.layers import Activation, Linear, Norm
+from runahead.runtime.kernels.quantized_weight import FP8_COLUMNS, Fp8Weight
+from runahead.runtime.kernels.triton.gemm.fp8_rows import Fp8Rows, empty_rows, to_fp8
 from runahead.runtime.kernels.triton.gemm.gemv import GATED, SQUARED, STORE
+from runahead.runtime.kernels.triton.gpu.pdl import (
+    dependent_launch_works,
+    let_dependents_start,
+    wait_for_predecessors,
+)
 from runahead.runtime.kernels.triton.ops.activation import gated, squared_relu
 from runahead.runtime.kernels.triton.ops.norms import exact_square, launch_shape
 
 _BLOCK: Final = 512
+_COLUMNS = tl.constexpr(FP8_COLUMNS)
 _GATED, _SQUARED = tl.constexpr(GATED), tl.constexpr(SQUARED)
 
 
 @triton.jit
 def _finish_kernel(
-    sums, bias, squares, out, eps, WIDTH: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr,
-    SQUARES: tl.constexpr, STRIDE: tl.constexpr, STEP: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr,
-    GELU: tl.constexpr,
+    sums, channels, bias, squares, out, numbers, scales, padded_rows, eps, WIDTH: tl.constexpr, DEPTH: tl.constexpr,
+    BLOCK: tl.constexpr, SQUARES: tl.constexpr, STRIDE: tl.constexpr, STEP: tl.constexpr, EPILOGUE: tl.constexpr,
+    HAS_CHANNELS: tl.constexpr, HAS_BIAS: tl.constexpr, GELU: tl.constexpr, FP8: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program for a row and BLOCK of its outputs."""
+    let_dependents_start(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < WIDTH
     HALVES: tl.constexpr = 2 if EPILOGUE == _GATED else 1
     at = sums + row * HALVES * WIDTH + i
+    wait_for_predecessors(DEPENDENT)
     value = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     if EPILOGUE == _GATED:
         up = tl.load(at + WIDTH, mask=inside, other=0.0).to(tl.float32)
+    if HAS_CHANNELS:
+        value *= tl.load(channels + i, mask=inside, other=0.0)
+        if EPILOGUE == _GATED:
+            up *= tl.load(channels + WIDTH + i, mask=inside, other=0.0)
     if SQUARES > 0:
         s = tl.arange(0, STEP)
         found = tl.sum(tl.load(squares + s * STRIDE + row, mask=s < SQUARES, other=0.0), 0)
@@ -53,26 +68,49 @@ def _finish_kernel(
         value = gated(value, up, GELU)
     if EPILOGUE == _SQUARED:
         value = squared_relu(value)
-    tl.store(out + row * WIDTH + i, value.to(out.dtype.element_ty), mask=inside)
+    rounded = value.to(sums.dtype.element_ty)
+    if FP8:
+        _store_fp8(rounded, tl.program_id(1) * BLOCK, numbers, scales, row, padded_rows, WIDTH, BLOCK)
+    else:
+        tl.store(out + row * WIDTH + i, rounded, mask=inside)
+
+
+@triton.jit
+def _store_fp8(values, first, numbers, scales, row, padded_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Store BLOCK values of a row, from column `first` on, in FP8."""
+    quantized, scale = to_fp8(tl.reshape(values.to(tl.float32), [BLOCK // _COLUMNS, _COLUMNS]))
+    block = first // _COLUMNS + tl.arange(0, BLOCK // _COLUMNS)
+    at = block[:, None] * _COLUMNS + tl.arange(0, _COLUMNS)[None, :]
+    inside = block < WIDTH // _COLUMNS
+    tl.store(numbers + row * WIDTH + at, quantized, mask=inside[:, None])
+    tl.store(scales + block * padded_rows + row, scale, mask=inside)
 
 
 @triton.jit
 def _add_kernel(
-    sums, bias, residual, gamma, scaled, squares, WIDTH: tl.constexpr, BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr
-):
+    sums, channels, bias, residual, gamma, scaled, squares, numbers, scales, padded_rows, WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr, HAS_CHANNELS: tl.constexpr, HAS_BIAS: tl.constexpr, FP8: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    let_dependents_start(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     inside = i < WIDTH
+    following = tl.load(gamma + i, mask=inside, other=0.0)
+    wait_for_predecessors(DEPENDENT)
     value = tl.load(sums + row * WIDTH + i, mask=inside, other=0.0).to(tl.float32)
     old = tl.load(residual + row * WIDTH + i, mask=inside, other=0.0)
-    following = tl.load(gamma + i, mask=inside, other=0.0)
+    if HAS_CHANNELS:
+        value *= tl.load(channels + i, mask=inside, other=0.0)
     if HAS_BIAS:
         value += tl.load(bias + i, mask=inside, other=0.0).to(tl.float32)
     value += old.to(tl.float32)
     rounded = value.to(residual.dtype.element_ty)
     tl.store(residual + row * WIDTH + i, rounded, mask=inside)
     value = rounded.to(tl.float32)
-    tl.store(scaled + row * WIDTH + i, (value * following.to(tl.float32)).to(scaled.dtype.element_ty), mask=inside)
+    left = (value * following.to(tl.float32)).to(scaled.dtype.element_ty)
+    tl.store(scaled + row * WIDTH + i, left, mask=inside)
+    if FP8:
+        _store_fp8(left, 0, numbers, scales, row, padded_rows, WIDTH, BLOCK)
     tl.store(squares + row, tl.sum(exact_square(value), 0))
 
 
@@ -82,23 +120,58 @@ def finish_product(
     squares: tuple[torch.Tensor, int, float] | None,
     epilogue: int,
     activation: Activation = "silu",
+    *,
+    dependent: bool = False,
 ) -> torch.Tensor:
     """The values of a product, [T, outputs], from its sums in 16 bits, [T, outputs], or twice as many if GATED.
 
     linear: the product. squares: of the norm before it, as `small_batch_product` has them; None: there is none.
-    epilogue: STORE, GATED or SQUARED. Where nothing is to be done, `sums` are the values.
+    epilogue: STORE, GATED or SQUARED. Where nothing is to be done, `sums` are the values. dependent: launched
+    programmatically.
     """
-    bias = linear.bias
-    if squares is None and bias is None and epilogue == STORE:
+    if squares is None and linear.bias is None and epilogue == STORE and _channels(linear) is None:
         return sums
+    out = sums if epilogue != GATED else sums.new_empty((sums.shape[0], sums.shape[1] // 2))
+    _finish(sums, linear, squares, epilogue, activation, out, None, dependent)
+    return out
+
+
+def finish_in_fp8(
+    sums: torch.Tensor,
+    linear: Linear,
+    squares: tuple[torch.Tensor, int, float] | None,
+    epilogue: int,
+    activation: Activation = "silu",
+    *,
+    dependent: bool = False,
+) -> Fp8Rows:
+    """`fp8_rows` of what `finish_product` gives, whose width is a multiple of 128."""
+    rows = empty_rows(sums.shape[0], sums.shape[1] // (2 if epilogue == GATED else 1), sums.device)
+    _finish(sums, linear, squares, epilogue, activation, sums, rows, dependent)
+    return rows
+
+
+def _finish(
+    sums: torch.Tensor,
+    linear: Linear,
+    squares: tuple[torch.Tensor, int, float] | None,
+    epilogue: int,
+    activation: Activation,
+    out: torch.Tensor,
+    rows: Fp8Rows | None,
+    dependent: bool,
+) -> None:
+    bias, channels = linear.bias, _channels(linear)
     tokens, width = sums.shape[0], sums.shape[1] // (2 if epilogue == GATED else 1)
-    out = sums if epilogue != GATED else sums.new_empty((tokens, width))
     found, tiles, eps = squares if squares is not None else (sums, 0, 0.0)
+    options: dict[str, Any] = {"launch_pdl": True} if dependent and dependent_launch_works() else {}
     _finish_kernel[(tokens, triton.cdiv(width, _BLOCK))](
         sums,
+        sums if channels is None else channels,
         sums if bias is None else bias,
         found,
         out,
+        *((out, out, 0) if rows is None else (rows.numbers, rows.scales, len(rows))),
         eps,
         WIDTH=width,
         DEPTH=linear.weight.shape[1],
@@ -107,36 +180,62 @@ def finish_product(
         STRIDE=found.shape[1],
         STEP=triton.next_power_of_2(max(tiles, 1)),
         EPILOGUE=epilogue,
+        HAS_CHANNELS=channels is not None,
         HAS_BIAS=bias is not None,
         GELU=is_gelu(activation),
+        FP8=rows is not None,
+        DEPENDENT=bool(options),
         num_warps=4,
         enable_fp_fusion=False,
+        **options,
     )
-    return out
+
+
+def _channels(linear: Linear) -> torch.Tensor | None:
+    """By which rounded sums are multiplied, float32 [outputs]."""
+    return linear.quantized.channels if isinstance(linear.quantized, Fp8Weight) else None
 
 
 def add_scaled(
     sums: torch.Tensor,
-    bias: torch.Tensor | None,
+    linear: Linear | None,
     residual: torch.Tensor,
     following: Norm,
     scaled: torch.Tensor,
     squares: torch.Tensor,
-) -> None:
-    """`residual += sums + bias` in place, [T, H] contiguous; `scaled`, [T, H], becomes the residual times the weight of
-    the norm that follows, and the first row of `squares`, float64 [1 or more, T or more], the sums of its squares."""
+    *,
+    in_fp8: bool = False,
+    dependent: bool = False,
+) -> Fp8Rows | None:
+    """`residual += ` the product's values in place, [T, H] contiguous; `scaled`, [T, H], becomes the residual times the
+    weight of the norm that follows, and the first row of `squares`, float64 [1 or more, T or more], the sums of its
+    squares.
+
+    linear: the product; None: `sums` are its values. in_fp8: returns `scaled` in FP8 too. dependent: launched
+    programmatically.
+    """
     tokens, width = sums.shape
     block, warps = launch_shape(width)
+    bias, channels = (None, None) if linear is None else (linear.bias, _channels(linear))
+    rows = empty_rows(tokens, width, sums.device) if in_fp8 else None
+    options: dict[str, Any] = {"launch_pdl": True} if dependent and dependent_launch_works() else {}
     _add_kernel[(tokens,)](
         sums,
+        sums if channels is None else channels,
         sums if bias is None else bias,
         residual,
         following.weight,
         scaled,
         squares,
+        *((sums, sums, 0) if rows is None else (rows.numbers, rows.scales, len(rows))),
         WIDTH=width,
         BLOCK=block,
+        HAS_CHANNELS=channels is not None,
         HAS_BIAS=bias is not None,
+        FP8=rows is not None,
+        DEPENDENT=bool(options),
         num_warps=warps,
         enable_fp_fusion=False,
+        **options,
     )
+    return rows
