@@ -10,12 +10,12 @@ from typing import Final, Literal
 import torch
 
 from runahead.runtime.rounding import ceil_div
+from runahead.runtime.wire.engine_config import FP8_CAPABILITY
 
 Kind = Literal["fp8", "int8", "int4"]
 _HALF: Final = 64  # columns between the two numbers of a byte, at most
 _TILE: Final = 1 << 22  # numbers that are dequantized at once: 16 MiB of float32
 FP8_COLUMNS: Final = 128  # that share a scale in the kernels of a GPU, with 128 rows of a matrix
-FP8_CAPABILITY: Final = (8, 9)  # the least of a GPU that converts and multiplies FP8
 PANEL_ROWS: Final = 8  # of INT4 on a GPU
 PANEL_COLUMNS: Final = 128
 _PANEL_GROUPS: Final = (32, 64)  # columns of a scale, beside multiples of PANEL_COLUMNS

@@ -9,8 +9,13 @@ import msgspec
 import structlog
 import torch
 
-from runahead.runtime.kernels.quantized_weight import FP8_CAPABILITY
-from runahead.runtime.wire.engine_config import ConfigError, DeviceName, EngineConfig, check_config
+from runahead.runtime.wire.engine_config import (
+    FP8_CAPABILITY,
+    ConfigError,
+    DeviceName,
+    EngineConfig,
+    check_config,
+)
 
 LEAST_CAPABILITY: Final = (8, 0)
 

@@ -27,6 +27,7 @@ MAX_CONTEXT = 1 << 22
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+FP8_CAPABILITY: Final = (8, 9)  # the least of a GPU that converts and multiplies FP8
 KvDtype = Literal["auto", "fp8"]
 
 
