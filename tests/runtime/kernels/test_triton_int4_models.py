@@ -15,6 +15,7 @@ DEVICE = triton_device()
 pytestmark = pytest.mark.usefixtures("fp8_matrix_units")  # sums of 16 columns, rounded to bfloat16 as a GPU does
 
 from runahead.runtime.kernels.layers import Linear  # noqa: E402
+from runahead.runtime.kernels.quantized_weight import QuantizedWeight  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
 from runahead.runtime.models.architecture import ModelWeights  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
@@ -31,11 +32,11 @@ def drawn(group: int, scales: torch.dtype) -> tuple[ModelWeights, ModelWeights]:
         return Linear(torch.empty(weight.shape, dtype=weight.dtype, device="meta"), linear.bias, weight)
 
     def in_panels(linear: Linear) -> Linear:
-        assert linear.quantized is not None
+        assert isinstance(linear.quantized, QuantizedWeight)
         return replace(linear, quantized=linear.quantized.panels())
 
     def dequantized(linear: Linear) -> Linear:
-        assert linear.quantized is not None
+        assert isinstance(linear.quantized, QuantizedWeight)
         return Linear(linear.quantized.dequantized(), linear.bias)
 
     weights = each_linear(plain, quantized)

@@ -31,6 +31,13 @@ from runahead.runtime.kernels.triton.gemm.small_batch_gemm import Residual, Spli
 from runahead.runtime.kernels.triton.gemm.tuning import Tiling  # noqa: E402
 
 OUTPUTS, DEPTH = 80, 512
+
+
+def never(wanted: bool) -> bool:
+    """No kernel is launched programmatically."""
+    return False
+
+
 ROWS = (1, 3, 8, 17, 64, 100, INT4_ROWS + 2)
 GROUPS = (32, 64, 128, 256, DEPTH)
 FORMS = [
@@ -82,7 +89,7 @@ def test_no_bit_depends_on_the_number_of_rows_or_on_the_tiling(rows: int) -> Non
     linear, x = packed(weight), batch(max(ROWS))
     out = x.new_empty((len(x), OUTPUTS))
     expected(x, Linear(weight.dequantized(), None), out, STORE)
-    assert torch.equal(sums_of(x[:rows], linear), out[:rows])
+    assert torch.equal(sums_of(x[:rows], linear, rows, never), out[:rows])
     for tiling in TILINGS if rows <= INT4_ROWS else ():
         found = x.new_full((rows, OUTPUTS), float("nan"))
         int4_product(x[:rows], linear, found, STORE, rows, 1, tiling)
@@ -116,7 +123,7 @@ def test_columns_in_the_order_of_activations_are_summed_in_the_order_of_their_gr
     expected(x[:, order].contiguous(), Linear(weight.dequantized(), None), out, STORE)
     tiling = Tiling(64, 128, 1, 2, 4, dependent=False, spread=False)
     int4_batch_product(x, packed(ordered), found, STORE, tiling, SplitScratch(x, x), rows)
-    assert torch.equal(found, out) and torch.equal(sums_of(x, packed(ordered)), out)
+    assert torch.equal(found, out) and torch.equal(sums_of(x, packed(ordered), rows, never), out)
 
 
 @pytest.mark.parametrize("epilogue", [STORE, GATED, SQUARED])
@@ -171,8 +178,8 @@ def test_products_of_an_8b_model_are_those_of_16_bits(scales: torch.dtype) -> No
         linear, plain, x = packed(weight), Linear(weight.dequantized(), None), batch(1024, depth)
         with choosing_products():
             for rows in (1, 8, 16, 33, 64, 100, 130, 256, 1024):
-                out = sums_of(x[:rows], plain)
-                assert torch.equal(sums_of(x[:rows], linear), out), (outputs, depth, rows)
+                out = sums_of(x[:rows], plain, rows, never)
+                assert torch.equal(sums_of(x[:rows], linear, rows, never), out), (outputs, depth, rows)
                 if rows <= INT4_ROWS:
                     found = torch.empty_like(out)
                     int4_product(x[:rows], replace(linear), found, STORE, rows, dependent=True)

@@ -13,7 +13,7 @@ from benchmarks.gpu_table.shapes import SHAPES
 from runahead.runtime.checkpoint import BUNDLED_FOLDER, StoredTensor, open_checkpoint
 from runahead.runtime.kernels.layer_products import kinds_that_stay
 from runahead.runtime.kernels.layers import Attention, Dense
-from runahead.runtime.kernels.quantized_weight import Kind, QuantizedWeight, stays_quantized
+from runahead.runtime.kernels.quantized_weight import Fp8Weight, Kind, QuantizedWeight, stays_quantized
 from runahead.runtime.models import weights as module
 from runahead.runtime.models.architecture import ModelWeights, TensorStack
 from runahead.runtime.models.memory import weight_bytes
@@ -64,6 +64,7 @@ def test_matrices_of_every_format_stay_int4_with_the_numbers_of_the_definition(
         ):
             assert (linear.quantized is not None) == ("ordered" not in name or len(names) == 1)
             parts = torch.cat([expected[f"{prefix}{name}.weight"] for name in names]).bfloat16()
+            assert not isinstance(linear.quantized, Fp8Weight)
             found = linear.weight if linear.quantized is None else linear.quantized.dequantized()
             assert torch.equal(found, parts), names
 

@@ -17,7 +17,7 @@ from benchmarks.gpu_table.shapes import SHAPES
 from runahead.runtime.checkpoint import BUNDLED_FOLDER, CheckpointError, open_checkpoint
 from runahead.runtime.kernels.layer_products import products_of
 from runahead.runtime.kernels.layers import Attention, Dense, Layer, Linear
-from runahead.runtime.kernels.quantized_weight import QuantizedWeight, quantized_bytes, quantized_to_fp8
+from runahead.runtime.kernels.quantized_weight import Fp8Weight, Kind, QuantizedWeight, quantized_bytes, quantized_to_fp8
 from runahead.runtime.kernels.share import WHOLE, Share
 from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.memory import weight_bytes
@@ -139,7 +139,7 @@ def test_bytes_on_a_gpu_are_those_of_the_numbers_and_of_scales_for_blocks_and_ch
         scales = torch.rand((5, 3), generator=torch.Generator().manual_seed(1)).repeat_interleave(128, 1)[:, :272]
         weight = replace(weight, scales=scales.contiguous(), group=128)
     packed = weight.for_gpu()
-    assert packed is not None and packed.blocks.shape == (3, 8)
+    assert isinstance(packed, Fp8Weight) and packed.blocks.shape == (3, 8)
     shared = packed.channels is not None  # by all matrices of a shape, which have ones
     taken = packed.channels.nbytes if packed.channels is not None else packed.blocks.nbytes + packed.by_output.nbytes
     assert shared != in_blocks and packed.numbers.nbytes + taken == quantized_bytes(
@@ -168,8 +168,9 @@ def test_blocks_that_do_not_begin_with_128_rows_of_a_product_are_dequantized_on_
     quantize(tmp_path / "plain", tmp_path / "quantized", "fp8-blocks", 128)
     checkpoint = open_checkpoint(tmp_path / "quantized")
     stored = checkpoint.tensors()
+    kinds: tuple[Kind, ...] = ("fp8",)
     for stack in described_stacks(load_config(checkpoint))[2]:
-        found = held_quantized(stack, stored, torch.bfloat16, "cuda")
+        found = held_quantized(stack, stored, torch.bfloat16, "cuda", kinds)
         has_keys = any("self_attn.k_proj" in name for name in stack.names)
         assert (found is not None) == (stays or not has_keys), stack.names
 
