@@ -45,6 +45,10 @@ class QuantizedWeight:
     in_panels: bool = False
     order: torch.Tensor | None = None
 
+    def packed(self) -> QuantizedWeight | Fp8Weight | None:
+        """The matrix as the kernels of its device read it. None: see `for_gpu`."""
+        return self if self.numbers.device.type == "cpu" else self.for_gpu()
+
     def for_gpu(self) -> QuantizedWeight | Fp8Weight | None:
         """The matrix as the kernels of a GPU read it. None: it is in FP8, and 128 rows that follow one another have
         different scales in a block of columns."""

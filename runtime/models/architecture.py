@@ -13,7 +13,7 @@ import torch
 
 from runahead.runtime.checkpoint import StoredTensor
 from runahead.runtime.kernels.layers import Attention, FeedForward, Fuse, Layer, Linear, Norm
-from runahead.runtime.kernels.quantized_weight import Fp8Weight, QuantizedWeight
+from runahead.runtime.kernels.quantized_weight import QuantizedWeight
 from runahead.runtime.kernels.share import WHOLE, Share
 from runahead.runtime.models.config.keys import Unread
 from runahead.runtime.models.config.model_config import BY_LAYER, ModelConfig, with_layers
@@ -174,9 +174,7 @@ class TensorReader:
         weights = tuple(f"{name}.weight" for name in names)
         stack, order = self._stack(TensorStack(weights, rows, (columns,), None, None, inputs), own)
         read = None if dequantized else self._quantized(stack)
-        found: QuantizedWeight | Fp8Weight | None = read if read is None or order is None else read.rows(order)
-        if isinstance(found, QuantizedWeight) and found.numbers.device.type != "cpu":
-            found = found.for_gpu()
+        found = None if read is None else (read if order is None else read.rows(order)).packed()
         if found is not None:
             weight = torch.empty(found.shape, dtype=found.dtype, device="meta")
         else:

@@ -17,7 +17,13 @@ from benchmarks.gpu_table.shapes import SHAPES
 from runahead.runtime.checkpoint import BUNDLED_FOLDER, CheckpointError, open_checkpoint
 from runahead.runtime.kernels.layer_products import products_of
 from runahead.runtime.kernels.layers import Attention, Dense, Layer, Linear
-from runahead.runtime.kernels.quantized_weight import Fp8Weight, Kind, QuantizedWeight, quantized_bytes, quantized_to_fp8
+from runahead.runtime.kernels.quantized_weight import (
+    Fp8Weight,
+    Kind,
+    QuantizedWeight,
+    quantized_bytes,
+    quantized_to_fp8,
+)
 from runahead.runtime.kernels.share import WHOLE, Share
 from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.memory import weight_bytes

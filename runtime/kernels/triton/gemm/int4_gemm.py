@@ -141,7 +141,7 @@ def _int4_product_kernel(
         _ask_for(first, words, DEPTH)
         _ask_for(second, words, DEPTH)
     wait_for_predecessors(DEPENDENT)
-    rows = end_rows(tile, column, squares_in, out, num_rows, OUTPUTS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE)
+    rows = end_rows(tile, column, squares_in, out, num_rows, OUTPUTS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, False)
     acc = tl.zeros([HALVES * ROWS, COLUMNS], tl.float32)
     acc = _part(
         low_at, high_at, low_scale, high_scale, x_at, ok, acc, 0, BLOCKS, HALVES * OUTPUTS, GROUP, STAGES, UNROLL, HALF,
@@ -154,7 +154,7 @@ def _int4_product_kernel(
         )  # fmt: skip
     product_end(
         acc, tile, column, weights, rows, squares_in, out, out, scaled, squares_out, eps, num_rows,
-        OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, False, GELU, True,
+        OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, False, GELU, True, False,
     )  # fmt: skip
 
 
