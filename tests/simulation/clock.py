@@ -33,8 +33,8 @@ class TimedDevice(SimulatedDevice):
     """Does nothing for `pause_s` now and then, and for ever once it is stalled: a wait for it ends when its time is up.
 
     pause_s: 0 is never. seed: of when it pauses. pauses: how many are over. rests: waits that ended without a mark.
-    work: what requests have received so far, set by whoever has them. No pause begins before that has grown since the
-    last one began, so that two pauses never meet in what one request waits for, a row without its mask included.
+    work: tokens and chunks that requests have received, set after construction. No pause begins before it has grown
+    since the last one began, so that two pauses never meet in what one request waits for, even for a late mask.
     """
 
     def __init__(
