@@ -1,7 +1,8 @@
 """How the ranks of a tensor-parallel model exchange numbers within a launch.
 
 A model calls `reduce` where a product that is cut by its inputs ends (embedding, attention output, feed-forward
-output), and `gather` where its logits end. A program calls `spread` for what only the first rank decides. Every rank
+output). `gather` brings logits to the first rank (on a CPU the program calls it, in S), and `collect` what ranks found
+in their parts of the vocabulary. A program calls `spread` for what only the first rank decides. Every rank
 makes the same calls in the same order: the plan and the row state, which are the same on all ranks, decide them.
 """
 

@@ -324,8 +324,8 @@ def ring_layout(config: EngineConfig, model: ModelConfig, context: int, forced: 
 
 
 def forced_drafts(config: EngineConfig, model: ModelConfig) -> int:
-    """Return the most grammar-forced drafts of a row and launch, 0 without grammars. A row with a recurrent state needs
-    a drafter, which makes room for drafts in its slot.
+    """Return the most drafts of a row with a grammar in a launch, if grammars are followed. A row with a recurrent
+    state needs a drafter, which makes room for drafts in its slot.
     """
     return most_drafts(config) or (MOST_DRAFTS if config.draft_forced and not state_bytes(model) else 0)
 

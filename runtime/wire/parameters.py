@@ -16,7 +16,7 @@ MAX_STRUCTURE = 1 << 18  # characters of a grammar
 MAX_COMPLETIONS = 16  # of one prompt
 
 # Model-independent bounds: a value outside could not be stored in a row. NaN is outside too. Rows store float32, so
-# each bound is a float32 number.
+# each bound is the nearest float32 number.
 _SMALLEST: Final = 1e-45  # the smallest float32 above 0
 _Float = Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)]
 _Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]

@@ -26,7 +26,7 @@ HEALTH: Final = frozenset(f"/grpc.health.v1.Health/{method}" for method in ("Che
 COMPLETIONS: Final = frozenset({_SERVICE + "Generate", _SERVICE + "GenerateOnce", FACADE + "Generate"})
 WORK: Final = COMPLETIONS | {_SERVICE + method for method in ("RenderChat", "Tokenize", "Detokenize")}
 
-# sufficient for every method that does no more than health
+# either right: methods for every caller that may do more than call health
 _ANY_WORK: Final = frozenset[Right]({"generate", "control"})
 
 # One of these rights is required. `generate` lets Abort end the caller's own requests, `control` any request.

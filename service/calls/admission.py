@@ -27,7 +27,7 @@ from runahead.service.settings.settings import FrontEndSettings
 from runahead.service.shared_memory.board import Board, Line
 from runahead.service.shared_memory.held import Amounts, Holding, Resource
 
-_HOST_BITS: Final = 64  # of an IPv6 address; the other bits belong to one site
+_HOST_BITS: Final = 64  # low bits of an IPv6 address: addresses that differ only in these are one caller's
 
 
 @dataclass(frozen=True, slots=True)

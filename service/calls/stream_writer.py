@@ -75,7 +75,7 @@ class StreamWriter:
         self._timer = self._loop.call_later(self._stalled_s / CHECKS, self._check)
 
     def _check(self) -> None:
-        """Count checks of a write. Two are needed to end it, because the first may come at once and time in which the
+        """Count checks of a write, and end it after more than CHECKS: the first may come at once, and time in which the
         process was stopped counts as one.
         """
         if self._checks is not None:

@@ -7,7 +7,7 @@ from typing import Any, Final
 from runahead.service.commands.timeline import STAGES, Span, Timeline
 
 _PROCESS: Final = 1
-_HOST, _DEVICE, _TOKENS = 1, 2, 3  # process ids of the lanes
+_HOST, _DEVICE, _TOKENS = 1, 2, 3  # thread ids of the lanes
 
 
 def chrome_trace(timeline: Timeline) -> dict[str, Any]:

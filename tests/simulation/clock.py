@@ -34,7 +34,7 @@ class TimedDevice(SimulatedDevice):
 
     pause_s: 0 is never. seed: of when it pauses. pauses: how many are over. rests: waits that ended without a mark.
     work: tokens and chunks that requests have received, set after construction. No pause begins before it has grown
-    since the last one began, so that two pauses never meet in what one request waits for, even for a late mask.
+    since the last one began, so that two pauses never meet in one wait of the watchdog for progress.
     """
 
     def __init__(

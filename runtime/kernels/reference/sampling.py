@@ -292,7 +292,7 @@ def _draw(
 def wide_candidates(
     scores: F32, wanted: I64, rows: I64, seed: I64, position: I64, first: int = 0
 ) -> Iterator[Candidates]:
-    """Return every token that the exact noise could still choose: those within twice the error of the best estimate.
+    """Yield every token that the exact noise could still choose: those within twice the error of the best estimate.
 
     scores: [r, vocab] of `rows`, [r], of which the `wanted` ones count. seed, position: of all rows, [n]. first: the id
     of the first score. The estimate's sums are rounded by less than 2**-18, because scores that could win are at least

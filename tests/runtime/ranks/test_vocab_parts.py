@@ -72,9 +72,9 @@ def test_ranks_choose_the_tokens_of_the_whole_vocabulary(of: int, vocab: int, sa
 def test_a_rank_has_what_every_rank_has_said() -> None:
     def work(ranks: Ranks) -> list[int]:
         assert isinstance(ranks, HostRanks)
-        found = [ranks.collect(np.full((count, 3), 10 * count + ranks.share.rank, np.int32)) for count in (1, 40, 2)]
-        assert [each.shape for each in found] == [(3, 1, 3), (3, 40, 3), (3, 2, 3)]
-        return [int(part.flat[at]) for each in found for part in each for at in (0, -1)]
+        found = [ranks.collect(np.full((count, 3), 10 * count + ranks.share.rank, np.int32)) for count in (1, 40, 0, 2)]
+        assert [each.shape for each in found] == [(3, 1, 3), (3, 40, 3), (3, 0, 3), (3, 2, 3)]
+        return [int(part.flat[at]) for each in found for part in each if part.size for at in (0, -1)]
 
     expected = [10 * count + rank for count in (1, 40, 2) for rank in range(3) for _ in range(2)]
     assert on_each(ranks_of(3), work) == [expected] * 3

@@ -24,7 +24,7 @@ from runahead.runtime.kernels.triton.attention.prefill_tuning import ChunkPlan
 RECORD: Final = 4  # int32 words of an item, for 16-byte alignment
 _RECORD = tl.constexpr(RECORD)
 SPLIT_LAUNCH: Final = 512  # query tokens of a launch in which rows with several of them may be split
-_ROWS: Final = 512  # most rows of a service's launch
+_ROWS: Final = 512  # of a launch: up to so many have one compiled form
 _TILE: Final = 128  # items that a program writes at a time
 
 
@@ -89,8 +89,8 @@ def plan_of_launch(plan: ChunkPlan, batch: ForwardBatch, *, exact: bool = False)
 
 
 def rows_looked_at(rows: int) -> int:
-    """Return how many rows a program scans to find its own: a power of two, the same for any launch of a service, so
-    that serving compiles no new form.
+    """Return how many rows a program scans to find its own: a power of two, the same for any launch of up to 512
+    rows; warm-up compiles that form, and the one of more rows.
     """
     return max(int(triton.next_power_of_2(rows)), _ROWS)
 

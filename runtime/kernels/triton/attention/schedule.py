@@ -32,7 +32,7 @@ _RECORD = tl.constexpr(RECORD)
 TOTAL: Final = 4  # int32 words of a window's total, for 16-byte alignment, which Triton specializes for
 _TOTAL = tl.constexpr(TOTAL)
 _ROWS_OF_A_PROGRAM: Final = 16  # that it splits into items
-_ROWS_OF_MIXED: Final = 512  # assumed for a mixed launch, so that one compiled form serves all
+_ROWS_OF_MIXED: Final = 512  # of a mixed launch: up to so many have one compiled form
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,12 +135,8 @@ def advance(
     masks: MaskState | None = None,
     nothing_left: torch.Tensor | None = None,
 ) -> None:
-    """Advance the sampled rows, count their tokens if there are penalties, and store each one's cell: (launch number
-    modulo 2**32) << 32
-
-    flags
-
-    token.
+    """Advance the sampled rows, count their tokens if there are penalties, and store each one's cell: `(launch number
+    modulo 2**32) << 32 | flags | token`.
 
     counter: int64 [1], plans applied so far: this launch's comes after S. num_rows: entries of the row list; those of
     the null slot are skipped. tokens: int32 or int64 [num_rows]. finite: bool [num_rows]. A row that had ended stays
