@@ -17,7 +17,7 @@ from runahead.runtime.kernels.layers import (
     Mixer,
     SharedExpert,
 )
-from runahead.runtime.kernels.quantized_weight import Kind
+from runahead.runtime.kernels.quantized_weight import Kind, form_of
 
 DEPTH_MULTIPLE: Final = 64  # of every depth that the kernels on the matrix units take
 
@@ -45,9 +45,14 @@ def kinds_that_stay(layers: Sequence[Layer], device: str) -> frozenset[Kind]:
 
 
 def layers_to_meet(layers: Sequence[Layer]) -> int:
-    """How many of the first layers have between them every kind of layer there is, and every size of its products."""
+    """How many of the first layers have between them every kind of layer there is, and every size of its products, in
+    every form of their matrices."""
     kinds = [
-        (type(layer.mixer), type(layer.feed_forward), *(linear.weight.shape for linear in products_of(layer)))
+        (
+            type(layer.mixer),
+            type(layer.feed_forward),
+            *((linear.weight.shape, form_of(linear.quantized)) for linear in products_of(layer)),
+        )
         for layer in layers
     ]
     return 1 + max(map(kinds.index, set(kinds)), default=-1)

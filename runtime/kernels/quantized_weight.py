@@ -165,6 +165,13 @@ class Fp8Weight:
         return outputs, depth
 
 
+def form_of(weight: QuantizedWeight | Fp8Weight | None) -> tuple[object, ...]:
+    """What kernels are compiled and chosen for, beside a matrix's shape."""
+    if isinstance(weight, Fp8Weight):
+        return "fp8", weight.channels is None
+    return () if weight is None else (weight.kind, weight.group, weight.scales.dtype, weight.order is None)
+
+
 @cache
 def _ones(shape: tuple[int, int], device: torch.device) -> torch.Tensor:
     return torch.ones(shape, dtype=torch.float32, device=device)

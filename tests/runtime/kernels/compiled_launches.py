@@ -96,7 +96,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     is left out. capability: of the GPU. dependent: kernels are launched
     programmatically, those that can be. used_as: an older compute capability that the GPU stands for. exact: by the
     kernels of which a row's bits hang on itself alone. rows: of decode launches. forms: of each kernel. "parts":
-    products without lanes with each epilogue, attention for one and for several query tokens, the sampler for one and
+    products with each epilogue, attention for one and for several query tokens, the sampler for one and
     for several tokens a row, and each kernel with every set of the parts that it may have or lack, in its largest form.
     "one": the first form in which a launch asks for it, which is the largest. But for "all", kernels of recurrent
     states, of experts by groups and of a rank's part of experts are among them. further: changes of models whose

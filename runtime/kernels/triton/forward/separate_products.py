@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from runahead.runtime.kernels.layers import Activation, Linear, Norm
-from runahead.runtime.kernels.quantized_weight import Fp8Weight
+from runahead.runtime.kernels.quantized_weight import FP8_COLUMNS, Fp8Weight
 from runahead.runtime.kernels.triton.forward.unfused_products import sums_of
 from runahead.runtime.kernels.triton.gemm.fp8_rows import Fp8Rows
 from runahead.runtime.kernels.triton.gemm.gemv import GATED
@@ -51,7 +51,8 @@ class SeparateProducts:
         made, sums = self._of(x, linear), self._sums
         self._scaled = add_scaled(
             made, linear, sums.values, norm, sums.scaled, sums.squares,
-            in_fp8=isinstance(linear.quantized, Fp8Weight), dependent=self._depends(True),
+            in_fp8=isinstance(linear.quantized, Fp8Weight) and made.shape[1] % FP8_COLUMNS == 0,
+            dependent=self._depends(True),
         )  # fmt: skip
 
     def _of(self, x: torch.Tensor | Fp8Rows, linear: Linear) -> torch.Tensor:

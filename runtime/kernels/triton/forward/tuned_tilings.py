@@ -85,9 +85,7 @@ def checked(entries: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]
     found = {}
     for key, entry in entries.items():
         if why := _why_refused(key, entry):
-            raise TunedTilingsError(
-                f"{where}: the entry {key!r} {why}; remove the file, or write it anew with `runahead tune`"
-            )
+            raise TunedTilingsError(f"{where}: the entry {key!r} {why}; remove the file, and run `runahead tune` again")
         found[key] = dict(entry)
     return found
 

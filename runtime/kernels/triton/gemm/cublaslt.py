@@ -59,7 +59,8 @@ class _Found(ctypes.Structure):
 @dataclass(frozen=True, slots=True)
 class ProductShape:
     """out = x @ weight.T: rows of x, outputs and depth of the weights, the dtypes of both and of the result, and the
-    bytes to which weights, x and out are aligned. Of FP8, both have scales."""
+    bytes to which weights, x and out are aligned. Of FP8, both have scales, the weights those of blocks or of
+    channels."""
 
     rows: int
     outputs: int
@@ -68,6 +69,7 @@ class ProductShape:
     out: torch.dtype
     aligned: tuple[int, int, int]
     has_bias: bool = False
+    has_channels: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,7 @@ class VendorLibrary:
         shape = ProductShape(
             numbers.shape[0], weight.shape[0], weight.shape[1], numbers.dtype, out.dtype,
             (_aligned(weight), _aligned(numbers), _aligned(out)), bias is not None,
+            isinstance(linear.quantized, Fp8Weight) and linear.quantized.channels is not None,
         )  # fmt: skip
         if shape not in self.pinned:
             self.pinned[shape] = self._described(shape, x, linear)

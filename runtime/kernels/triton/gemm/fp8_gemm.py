@@ -90,7 +90,7 @@ def fp8_sums(
     x: torch.Tensor | Fp8Rows,
     linear: Linear,
     num_rows: int,
-    depends: Callable[[bool], bool] = lambda wanted: False,
+    depends: Callable[[bool], bool],
 ) -> torch.Tensor:
     """The rounded accumulators of x @ weight.T, without the scales of channels and the bias. x: bfloat16 [num_rows,
     in], or in FP8. depends: whether the next kernel is launched programmatically, if that is wanted. Returns bfloat16

@@ -225,7 +225,10 @@ def int4_batch_product(
     x = in_order(x, linear)
     if takes_parts(linear, tiling.splits, num_rows):
         return int4_product(x, linear, out, epilogue, num_rows, tiling.splits, dependent=tiling.dependent, **more)
-    plain = in_16_bits(linear)
+    plain, tiling = (
+        in_16_bits(linear),
+        replace(tiling, dependent=False),
+    )  # its weights are what the kernel before writes
     small_batch_product(x, plain, out, epilogue, tiling, scratch, num_rows, rounded=True, **more)
     return ceil_div(plain.weight.shape[0], tiling.rows)
 

@@ -187,7 +187,7 @@ def segments(outputs: int, depth: int) -> int:
 
 def is_one_sum(outputs: int, depth: int) -> bool:
     """Whether a product is one segment, and large enough for the vendor's library where there are many rows."""
-    return outputs * depth >= _ONE_SUM and segments(outputs, depth) == 1
+    return outputs * depth >= _ONE_SUM
 
 
 def takes_depth(depth: int) -> bool:
