@@ -79,7 +79,7 @@ class HostRanks:
             slot = self._write(_COLLECT, piece)
             found[:, begin : begin + piece.size] = self._read(_COLLECT, slot, piece.size, every=True)[:, : piece.size]
             begin += piece.size
-        return found.view(np.int32).reshape(self.share.of, *words.shape)
+        return found.view(np.int32).reshape(self._steps.size, *words.shape)
 
     def spread(self, words: NDArray[np.int32]) -> None:
         """See `Ranks.spread`."""

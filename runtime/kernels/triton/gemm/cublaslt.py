@@ -59,7 +59,7 @@ class _Found(ctypes.Structure):
 @dataclass(frozen=True, slots=True)
 class ProductShape:
     """out = x @ weight.T: rows of x, outputs and depth of the weights, the dtypes of both and of the result, and the
-    bytes to which weights, x and out are aligned. Of FP8, both have scales, the weights those of blocks or of
+    bytes to which weights, x and out are aligned. Of FP8, both have scales; the weights' are for blocks or
     channels."""
 
     rows: int
