@@ -71,7 +71,7 @@ def test_a_checkout_knows_its_commit_better_than_who_builds_it(checkout: Path) -
 
 @pytest.mark.parametrize("told", ["main", "012345", "0123456789ab\n", "../../etc", "0" * 41])
 def test_only_a_commit_is_taken_for_one(tmp_path: Path, told: str) -> None:
-    with pytest.raises(ValueError, match="is no commit"):
+    with pytest.raises(ValueError, match="is not a commit"):
         write_commit(tmp_path, tmp_path / "package", told)
     assert not (tmp_path / "package").exists()
 

@@ -248,8 +248,8 @@ def test_files_that_can_not_be_used_are_named_at_the_start(tmp_path: Path) -> No
     text, absent = str(tmp_path / "text"), str(tmp_path / "absent")
     for changes, sentence in [
         ({"tls_cert": absent}, "absent can't be read: No such file"),
-        ({"tls_cert": text}, "text and .* are no certificate in PEM and its key"),
-        ({"tls_key": str(wrong_key)}, "one.crt and .*other.key are no certificate in PEM and its key"),
+        ({"tls_cert": text}, "text and .* are not a PEM certificate and its key"),
+        ({"tls_key": str(wrong_key)}, "one.crt and .*other.key are not a PEM certificate and its key"),
         ({"tls_client_ca": text}, "text has no certificates in PEM"),
         ({"tls_client_ca": absent}, "absent can't be read"),
         ({"callers": absent}, "callers file .*absent can't be read"),
