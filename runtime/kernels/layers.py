@@ -49,8 +49,8 @@ class Kept:
 
     kv: (kv_heads, head_dim) of each token's key and value, in the row's blocks; None: none. state: shapes of fixed-size
         data, float32, in the row's state slot.
-    inputs: float32 numbers that a token adds to the state: those of drafts are saved in the same slot until it is known
-        which were accepted.
+    inputs: float32 numbers from which a token's step of the state is computed. The slot keeps the drafts' numbers until
+        the accepted drafts are known.
     """
 
     kv: tuple[int, int] | None = None

@@ -161,7 +161,7 @@ def _reorder(weight: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _DequantizedProduct:
-    """A product that dequantizes its matrix each time, so that its bits are those of the matrix in its dtype."""
+    """A product that dequantizes its matrix each time, so that it has the bits of the matrix in its dtype."""
 
     products: Products
     weight: QuantizedWeight

@@ -55,7 +55,7 @@ def philox4x32(counter: tuple[U64, U64, U64, U64], key: tuple[U64, U64]) -> tupl
 
 
 def seed_words(seed: NDArray[np.int64]) -> tuple[U64, U64]:
-    """Split 64-bit seeds into a Philox key: low and high words. The shape is that of `seed`."""
+    """Split 64-bit seeds into a Philox key: low and high words. They have the shape of `seed`."""
     bits = seed.astype(np.int64).view(np.uint64)
     return bits & _LOW, bits >> _HALF
 
