@@ -64,7 +64,8 @@ def describe_finish(finished: generate_pb2.Finished, *, is_greedy: bool = False)
     ]
     timing = finished.timing
     if timing.HasField("first_token"):
-        parts.append(f"first token after {timing.first_token.ToTimedelta().total_seconds() * 1e3:.0f} ms")
+        queued, first = (part.ToTimedelta().total_seconds() * 1e3 for part in (timing.queue, timing.first_token))
+        parts.append(f"first token after {first:.0f} ms ({queued:.0f} queued)")
     if pace is not None:
         parts.append(f"then {pace:.0f} tokens/s")
     return ", ".join(parts)

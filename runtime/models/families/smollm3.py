@@ -1,4 +1,4 @@
-"""SmolLM3: a Llama in which some layers, by default every fourth, have no rotary embedding."""
+"""Read SmolLM3, a Llama in which some layers, by default every fourth, have no rotary embedding."""
 
 from __future__ import annotations
 

@@ -91,6 +91,10 @@ def parse(architecture: str = LLAMA, **changes: Any) -> DenseConfig:
     return parse_dense({**RAW, **own, "architectures": [architecture], **changes})
 
 
+def test_every_architecture_is_compared_with_transformers() -> None:
+    assert CLASSES.keys() == ARCHITECTURES.keys()
+
+
 @pytest.mark.parametrize("name", PUBLIC)
 def test_a_public_checkpoint_is_accepted_and_read_as_transformers_reads_it(name: str, tmp_path: Path) -> None:
     raw = PUBLIC[name]

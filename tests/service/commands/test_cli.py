@@ -69,6 +69,7 @@ class ScriptedService(generation_service_pb2_grpc.GenerationServiceServicer):
             seed=11,
             usage=generate_pb2.Usage(prompt_tokens=3, completion_tokens=21, drafted_tokens=9, accepted_tokens=7),
         )
+        finished.timing.queue.FromMilliseconds(3)
         finished.timing.first_token.FromMilliseconds(8)
         finished.timing.decode.FromMilliseconds(100)
         yield generate_pb2.GenerateResponse(finished=finished)
@@ -110,7 +111,7 @@ def test_the_text_goes_to_standard_output_and_the_end_to_standard_error(
     printed = capsys.readouterr()
     assert printed.out == "    return 42\n"
     assert "STOP '\\n', 3 prompt tokens (0 cached), 21 completion tokens, 7 of 9 drafts right, seed 11" in printed.err
-    assert "first token after 8 ms, then 200 tokens/s" in printed.err
+    assert "first token after 8 ms (3 queued), then 200 tokens/s" in printed.err
 
 
 @pytest.mark.parametrize(("temperature", "has_seed"), [("0", False), ("0.5", True)])
