@@ -62,7 +62,7 @@ async def _serve(orders: FrontEndOrders, security: Security, board: Board, lines
                 spans.close()
     finally:
         if tokenizer is not None:
-            tokenizer.close()
+            await tokenizer.close()
 
 
 def _spans(orders: FrontEndOrders, model: str) -> Spans | None:

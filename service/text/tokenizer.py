@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -85,11 +86,12 @@ class TextTokenizer:
         """
         if self.encodes_at_once(text):
             return self._encode(text, add_special_tokens)
+        loop = asyncio.get_running_loop()
         if self._around is None:
-            whole = _OneTurn(lambda: self._encode(text, add_special_tokens), is_long=len(text) > LONG)
+            whole = _OneTurn(lambda: self._encode_beside(loop, text, add_special_tokens), is_long=len(text) > LONG)
             await self._pool.do(caller, whole)
             return whole.made
-        cut = _CutText(text, lambda piece: self._encode(piece, False))
+        cut = _CutText(text, lambda piece: self._encode_beside(loop, piece, False))
         await self._pool.do(caller, cut)
         before, behind = self._around if add_special_tokens else (_NO_IDS, _NO_IDS)
         return np.concatenate([before, *cut.parts, behind])
@@ -98,7 +100,10 @@ class TextTokenizer:
         """Return the text of a whole sequence, as the tokenizer defines it. caller: see `encode`."""
         if self._is_quick and len(ids) <= _INLINE_IDS:
             return self._decode(ids, include_special_tokens)
-        decoding = _OneTurn(lambda: self._decode(ids, include_special_tokens), is_long=len(ids) > _LONG_IDS)
+        loop = asyncio.get_running_loop()
+        decoding = _OneTurn(
+            lambda: self._decode_beside(loop, ids, include_special_tokens), is_long=len(ids) > _LONG_IDS
+        )
         await self._pool.do(caller, decoding)
         return decoding.made
 
@@ -114,15 +119,20 @@ class TextTokenizer:
         """Waiting texts and sequences."""
         return self._pool.waiting
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End the threads and processes."""
         self._pool.close()
         if self._bounded is not None:
-            self._bounded.close()
+            await self._bounded.close()
+
+    def _encode_beside(self, loop: asyncio.AbstractEventLoop, text: str, add_special_tokens: bool) -> NDArray[np.int32]:
+        """Tokenize on another thread than the event loop's: here, or in a process."""
+        if self._bounded is None:
+            return self._encode(text, add_special_tokens)
+        asked = asyncio.run_coroutine_threadsafe(self._bounded.encode(text, add_special_tokens), loop)
+        return np.asarray(asked.result(), np.int32)
 
     def _encode(self, text: str, add_special_tokens: bool) -> NDArray[np.int32]:
-        if self._bounded is not None:
-            return self._bounded.encode(text, add_special_tokens)
         # The batch call releases the GIL, unlike the single one.
         (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
         return np.asarray(encoding.ids, np.int32)
@@ -137,11 +147,15 @@ class TextTokenizer:
                 return dressed[:index], dressed[index + len(bare) :]
         return None
 
+    def _decode_beside(self, loop: asyncio.AbstractEventLoop, ids: Sequence[int], include_special_tokens: bool) -> str:
+        """Detokenize like `_encode_beside`."""
+        if self._bounded is None or self._decodes_by_table:
+            return self._decode(ids, include_special_tokens)
+        return asyncio.run_coroutine_threadsafe(self._bounded.decode(tuple(ids), include_special_tokens), loop).result()
+
     def _decode(self, ids: Sequence[int], include_special_tokens: bool) -> str:
         if self._decodes_by_table:
             return self.token_bytes.text(ids, include_special=include_special_tokens)
-        if self._bounded is not None:
-            return self._bounded.decode(ids, include_special_tokens)
         (text,) = self._tokenizer.decode_batch([list(ids)], skip_special_tokens=not include_special_tokens)
         return str(text)
 

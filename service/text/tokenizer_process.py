@@ -1,6 +1,6 @@
 """A process that tokenizes: `python -m runahead.service.text.tokenizer_process`.
 
-Its first input line is `tokenizer.json`; each further line is an `Ask`, answered by an `Answer`. Untrusted regular
+Its first input line is a `Description`; each further line is an `Ask`, answered by an `Answer`. Untrusted regular
 expressions may take any time and memory: the system ends the process beyond its processor time for an `Ask`, and it
 aborts beyond its memory.
 """
@@ -18,10 +18,17 @@ import msgspec
 from tokenizers import Tokenizer
 
 from runahead.runtime.parent_death import signal_at_parents_death
+from runahead.service.workers.ready import Ready
 
 PROCESSOR_S: Final = 5.0  # known expressions take a second for the longest text
 _STATM: Final = Path("/proc/self/statm")
 MEMORY_BYTES: Final = 1 << 30  # beside the tokenizer: known expressions take 310 MiB for the longest text
+
+
+class Description(msgspec.Struct, frozen=True):
+    """The first message. text: of `tokenizer.json`."""
+
+    text: str
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True):
@@ -44,17 +51,17 @@ def main() -> None:
     signal_at_parents_death()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     said = sys.stdin.buffer
-    tokenizer = Tokenizer.from_str(msgspec.json.decode(said.readline(), type=str))
+    tokenizer = Tokenizer.from_str(msgspec.json.decode(said.readline(), type=Description).text)
     most = _data_bytes() + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    _say(Ready())
     try:
         for line in said:
             ask = msgspec.json.decode(line, type=Ask)
             signal.setitimer(signal.ITIMER_PROF, PROCESSOR_S)
-            answer = msgspec.json.encode(_answer(tokenizer, ask)) + b"\n"
+            answer = _answer(tokenizer, ask)
             signal.setitimer(signal.ITIMER_PROF, 0.0)
-            sys.stdout.buffer.write(answer)
-            sys.stdout.buffer.flush()
+            _say(answer)
     except MemoryError:
         os.abort()  # like the library
 
@@ -68,6 +75,11 @@ def _answer(tokenizer: Tokenizer, ask: Ask) -> Answer:
         raise
     except BaseException:  # panics derive from BaseException
         return Answer(failed=True)
+
+
+def _say(message: Ready | Answer) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
+    sys.stdout.buffer.flush()
 
 
 def _data_bytes() -> int:

@@ -20,7 +20,7 @@ from runahead.service.workers.ready import Ready
 log = structlog.get_logger(__name__)
 
 _START_S: Final = 60.0  # to load its libraries on a busy machine
-_LINE_BYTES: Final = 8 << 20  # bound of an answer, also from a broken process
+_ANSWER_BYTES: Final = 8 << 20  # bound of an answer, also from a broken process
 
 T = TypeVar("T")
 
@@ -40,11 +40,17 @@ class WorkerProcess:
 
     module: run with `python -m`; it reads its orders, answers `Ready`, then one line for each question. orders: the
         first line. name: in log events. work: what it does, in sentences. environment: its variables;
-    None: this process's.
+    None: this process's. answer_bytes: bound of an answer.
     """
 
     def __init__(
-        self, module: str, orders: msgspec.Struct, name: str, work: str, environment: Mapping[str, str] | None = None
+        self,
+        module: str,
+        orders: msgspec.Struct,
+        name: str,
+        work: str,
+        environment: Mapping[str, str] | None = None,
+        answer_bytes: int = _ANSWER_BYTES,
     ) -> None:
         self.command: tuple[str, ...] = (sys.executable, "-P", "-X", "utf8", "-m", module)
         self.process: asyncio.subprocess.Process | None = None
@@ -52,6 +58,7 @@ class WorkerProcess:
         self._name = name
         self._not_started = f"the process that {work} can't be started"
         self._environment = environment
+        self._answer_bytes = answer_bytes
         self._unusable = ""
         self._closed = False
 
@@ -92,7 +99,7 @@ class WorkerProcess:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
-                limit=_LINE_BYTES,
+                limit=self._answer_bytes,
                 env=self._environment,
             )
         except OSError as error:

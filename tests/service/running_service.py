@@ -90,4 +90,4 @@ class Service:
         self._ready.set()
         await self._stop.wait()
         await self.front_end.stop(self._grace_s)
-        tokenizer.close()
+        await tokenizer.close()

@@ -111,7 +111,7 @@ def test_special_tokens_are_found_in_a_text_and_a_marked_one_is_text(tmp_path: P
     assert tokenizer.token_bytes.of(TOKENS.index("Ġthe")) == b" the"
     assert tokenizer.chat_templates == {"default": TEMPLATE, "tool_use": TEMPLATE}
     assert tokenizer.template_tokens == {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
-    tokenizer.close()
+    asyncio.run(tokenizer.close())
 
 
 def test_a_token_that_is_not_used_is_no_token(tmp_path: Path) -> None:

@@ -48,11 +48,9 @@ def with_chats(
                 await body(chats)
         finally:
             await chats.close()
+            await tokenizer.close()
 
-    try:
-        asyncio.run(run())
-    finally:
-        tokenizer.close()
+    asyncio.run(run())
 
 
 async def refusal(chats: Chats, asked: CheckedChat) -> tuple[str, str, str]:

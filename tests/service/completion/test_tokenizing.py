@@ -190,4 +190,4 @@ def test_a_long_answer_takes_turns_with_other_calls(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(tokenizer, "encode", encoded)
     assert asyncio.run(turns_meanwhile()) > 50
-    tokenizer.close()
+    asyncio.run(tokenizer.close())

@@ -8,10 +8,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 import pytest
 from tokenizers import Regex, Tokenizer, normalizers
 
@@ -19,162 +19,185 @@ from runahead.service.contract.errors import ServiceError
 from runahead.service.text import bounded_tokenizer
 from runahead.service.text.bounded_tokenizer import BoundedTokenizer
 from runahead.service.text.tokenizer import TextTokenizer
+from runahead.service.text.tokenizer_process import Description
+from runahead.service.workers.worker_process import WorkerProcess
 from tests.service.small_tokenizers import byte_level_tokenizer, panicking_tokenizer
 
 IMPATIENT = "from runahead.service.text import tokenizer_process as process\nprocess.PROCESSOR_S = 0.3\nprocess.main()"
 SLOW = ("a" * 19 + "c") * 800  # each piece is looked at for about as long as the library allows, and none fails
 
 
-@pytest.fixture
-def bounded() -> Iterator[BoundedTokenizer]:
-    tokenizer = BoundedTokenizer(panicking_tokenizer().to_str(), (sys.executable, "-P", "-c", IMPATIENT))
-    yield tokenizer
-    tokenizer.close()
+class Changed(BoundedTokenizer):
+    """With processes that run another program."""
+
+    def __init__(self, of: Tokenizer, program: str) -> None:
+        super().__init__(of.to_str())
+        self._program = program
+
+    def _new_worker(self) -> WorkerProcess:
+        worker = super()._new_worker()
+        worker.command = (sys.executable, "-P", "-c", self._program)
+        return worker
 
 
-def refused(tokenizer: BoundedTokenizer) -> ServiceError:
-    with pytest.raises(ServiceError) as error:
-        tokenizer.encode(SLOW, True)
-    return error.value
+def run(body: Callable[[BoundedTokenizer], Awaitable[None]], of: Tokenizer | None = None, program: str = "") -> None:
+    async def closed_behind() -> None:
+        bounded = Changed(of or panicking_tokenizer(), program or IMPATIENT)
+        try:
+            async with asyncio.timeout(60):
+                await body(bounded)
+        finally:
+            await bounded.close()
+
+    asyncio.run(closed_behind())
+
+
+def process_of(bounded: BoundedTokenizer) -> asyncio.subprocess.Process:
+    """Its only one."""
+    (worker,) = bounded.workers
+    assert worker.process is not None
+    return worker.process
+
+
+async def goes_on(bounded: BoundedTokenizer) -> None:
+    assert len(await bounded.encode("word", False)) == 4
+    assert len(bounded.workers) == 1
 
 
 @pytest.mark.parametrize("special", [False, True])
-def test_ids_and_texts_are_those_of_the_library(bounded: BoundedTokenizer, special: bool) -> None:
+def test_ids_and_texts_are_those_of_the_library(special: bool) -> None:
     library = panicking_tokenizer()
-    for text in ("", "words and\nlines", "é€😀 <|end|>", "aab"):
-        ids = library.encode(text, add_special_tokens=special).ids
-        assert bounded.encode(text, special).tolist() == ids
-        assert bounded.decode(ids, special) == library.decode(ids, skip_special_tokens=not special)
+
+    async def body(bounded: BoundedTokenizer) -> None:
+        for text in ("", "words and\nlines", "é€😀 <|end|>", "aab"):
+            ids = library.encode(text, add_special_tokens=special).ids
+            assert list(await bounded.encode(text, special)) == ids
+            assert await bounded.decode(tuple(ids), special) == library.decode(ids, skip_special_tokens=not special)
+
+    run(body)
 
 
-def test_a_text_with_many_expensive_matches_is_refused_and_the_next_is_not(bounded: BoundedTokenizer) -> None:
-    error = refused(bounded)
-    assert error.reason == "INVALID_FIELD"
-    assert error.sentence == "text takes more than 5 s of processor time to be tokenized"
-    assert bounded.encode("word", False).size == 4
-    assert len(bounded._running) == 1
-
-
-def test_without_a_thread_that_watches_a_process_it_is_ended_and_the_text_is_refused(
-    bounded: BoundedTokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def start(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", start)
+def test_a_text_with_many_expensive_matches_is_refused_and_the_next_is_not() -> None:
+    async def body(bounded: BoundedTokenizer) -> None:
         with pytest.raises(ServiceError) as error:
-            bounded.encode("word", False)
-    assert error.value.reason == "TOKENIZING_LIMIT"
-    assert not bounded._running
-    assert bounded.encode("word", False).size == 4
+            await bounded.encode(SLOW, True)
+        assert error.value.reason == "INVALID_FIELD"
+        assert error.value.sentence == "text takes more than 5 s of processor time to be tokenized"
+        await goes_on(bounded)
+
+    run(body)
 
 
-def test_a_panic_ends_no_process(bounded: BoundedTokenizer) -> None:
-    bounded.encode("word", False)
-    (process,) = bounded._running
-    with pytest.raises(RuntimeError, match="the tokenizer's library has failed"):
-        bounded.encode("a" * 40, False)
-    assert bounded._running == {process} and process.poll() is None
+def test_a_panic_ends_no_process() -> None:
+    async def body(bounded: BoundedTokenizer) -> None:
+        await goes_on(bounded)
+        process = process_of(bounded)
+        with pytest.raises(RuntimeError, match="the tokenizer's library has failed"):
+            await bounded.encode("a" * 40, False)
+        assert process_of(bounded) is process and process.returncode is None
+
+    run(body)
 
 
-def test_a_process_that_is_stopped_is_replaced_after_its_time(bounded: BoundedTokenizer) -> None:
-    bounded.encode("word", False)
-    (process,) = bounded._running
-    process.send_signal(signal.SIGSTOP)
-    bounded._wall_s = 0.4
-    for text in ("word", "long " * 100_000):  # of which the second does not fit into a pipe
-        with pytest.raises(ServiceError, match=r"a process that tokenizes did not answer within 0\.4 s") as error:
-            bounded.encode(text, False)
-        assert error.value.reason == "TOKENIZING_LIMIT" and process.returncode == -signal.SIGKILL
-        bounded._wall_s = bounded_tokenizer.WALL_S
-        assert bounded.encode("word", False).size == 4
-        (process,) = bounded._running
-        process.send_signal(signal.SIGSTOP)
-        bounded._wall_s = 0.4
+def test_a_process_that_is_stopped_is_replaced_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(bounded: BoundedTokenizer) -> None:
+        for text in ("word", "long " * 100_000):  # of which the second does not fit into a pipe
+            await goes_on(bounded)
+            process = process_of(bounded)
+            process.send_signal(signal.SIGSTOP)
+            with monkeypatch.context() as patch:
+                patch.setattr(bounded_tokenizer, "_WALL_S", 0.4)
+                with pytest.raises(ServiceError, match=r"did not answer within 0\.4 s") as error:
+                    await bounded.encode(text, False)
+            assert error.value.reason == "TOKENIZING_LIMIT" and process.returncode == -signal.SIGKILL
+        await goes_on(bounded)
+
+    run(body)
 
 
 def test_a_text_that_needs_too_much_memory_is_refused_and_the_next_is_not() -> None:
-    hungry = "process.MEMORY_BYTES = 64 << 20\nprocess.main()"
-    program = IMPATIENT.replace("process.PROCESSOR_S = 0.3\nprocess.main()", hungry)
-    bounded = BoundedTokenizer(byte_level_tokenizer().to_str(), (sys.executable, "-P", "-c", program))
-    try:
+    async def body(bounded: BoundedTokenizer) -> None:
         with pytest.raises(ServiceError, match="text takes more than 1024 MiB of memory to be tokenized") as error:
-            bounded.encode("word " * 200_000, False)
+            await bounded.encode("word " * 200_000, False)
         assert error.value.reason == "INVALID_FIELD"
-        assert bounded.encode("word", False).size == 4
-    finally:
-        bounded.close()
+        await goes_on(bounded)
+
+    run(body, byte_level_tokenizer(), IMPATIENT.replace("PROCESSOR_S = 0.3", "MEMORY_BYTES = 64 << 20"))
 
 
-def test_a_process_that_has_ended_meanwhile_is_replaced(bounded: BoundedTokenizer) -> None:
-    bounded.encode("word", False)
-    (process,) = bounded._running
-    process.kill()
-    process.wait()
-    assert bounded.encode("word", False).size == 4
-    assert process not in bounded._running and len(bounded._running) == 1
+def test_a_process_that_has_ended_meanwhile_is_replaced() -> None:
+    async def body(bounded: BoundedTokenizer) -> None:
+        await goes_on(bounded)
+        process = process_of(bounded)
+        process.kill()
+        await process.wait()
+        await goes_on(bounded)
+        assert process_of(bounded) is not process
+
+    run(body)
 
 
-def test_a_process_that_is_killed_at_work_ends_the_call_alone(bounded: BoundedTokenizer) -> None:
-    program = "import sys, os, signal\nsys.stdin.readline()\nsys.stdin.readline()\nos.kill(os.getpid(), signal.SIGKILL)"
-    lost = BoundedTokenizer(byte_level_tokenizer().to_str(), (sys.executable, "-c", program))
-    with pytest.raises(RuntimeError, match="has ended with"):
-        lost.encode("word", False)
-    assert not lost._running
+def test_a_process_that_is_killed_at_work_ends_the_call_alone() -> None:
+    dies = "import sys, os, signal\nsys.stdin.readline()\nprint('{}', flush=True)\nsys.stdin.readline()\n"
+    program = dies + "os.kill(os.getpid(), signal.SIGKILL)"
+
+    async def body(bounded: BoundedTokenizer) -> None:
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="has ended with"):
+                await bounded.encode("word", False)
+
+    run(body, program=program)
 
 
-def test_without_a_descriptor_a_call_is_refused(bounded: BoundedTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any, **__: Any) -> None:
+def test_without_a_descriptor_a_call_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(subprocess, "Popen", full)
-    with pytest.raises(ServiceError, match="no process can be started that tokenizes: Too many open files"):
-        bounded.encode("word", False)
+    async def body(bounded: BoundedTokenizer) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio, "create_subprocess_exec", full)
+            with pytest.raises(ServiceError, match="the process that tokenizes can't be started") as error:
+                await bounded.encode("word", False)
+        assert error.value.reason == "TOKENIZING_LIMIT"
+        await goes_on(bounded)
+
+    run(body)
 
 
-def test_a_close_ends_processes_that_are_at_work() -> None:
-    bounded = BoundedTokenizer(panicking_tokenizer().to_str())
-    bounded.encode("word", False)
-    (process,) = bounded._running
-    bounded._idle.clear()  # it is at work from here on
-    found = list[BaseException]()
+def test_calls_at_once_have_a_process_each_and_a_close_ends_those_at_work() -> None:
+    async def body(bounded: BoundedTokenizer) -> None:
+        await asyncio.gather(*(bounded.encode("word", False) for _ in range(2)))
+        assert len(bounded.workers) == 2
+        processes = [worker.process for worker in bounded.workers]
+        calls = [asyncio.ensure_future(bounded.encode(SLOW, False)) for _ in processes]
+        await asyncio.sleep(0)
+        await bounded.close()
+        assert [process and process.returncode for process in processes] == [-signal.SIGKILL] * 2
+        assert all(isinstance(end, RuntimeError) for end in await asyncio.gather(*calls, return_exceptions=True))
+        with pytest.raises(ServiceError, match="the server is shutting down"):
+            await bounded.encode("word", False)
 
-    def work() -> None:
-        try:
-            bounded.encode(SLOW, False)
-        except RuntimeError as error:
-            found.append(error)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bounded, "_idle_one", lambda: process)
-        thread = threading.Thread(target=work)
-        thread.start()
-        bounded.close()
-        thread.join()
-    assert process.returncode == -signal.SIGKILL and len(found) == 1 and not bounded._running
-    with pytest.raises(RuntimeError, match="closed"):
-        bounded.encode("word", False)
+    run(body, program=IMPATIENT.replace("0.3", "60"))
 
 
 def test_a_tokenizer_with_unknown_expressions_is_bounded_and_another_is_not() -> None:
     replacing: Tokenizer = byte_level_tokenizer()
     replacing.normalizer = normalizers.Replace(Regex("x+"), "y")
 
-    async def ids(of: TextTokenizer) -> tuple[list[int], int]:
+    async def found(of: TextTokenizer) -> tuple[list[int], str, int]:
         try:
-            found = (await of.encode("some x words")).tolist()
-            return found, 0 if of._bounded is None else len(of._bounded._running)
+            ids = (await of.encode("some x words")).tolist()
+            return ids, await of.decode(ids), 0 if of._bounded is None else len(of._bounded.workers)
         finally:
-            of.close()
+            await of.close()
 
     for made, processes in ((byte_level_tokenizer(), 0), (replacing, 1), (panicking_tokenizer(), 1)):
-        assert asyncio.run(ids(TextTokenizer(made))) == (made.encode("some x words").ids, processes)
+        ids = made.encode("some x words").ids
+        assert asyncio.run(found(TextTokenizer(made))) == (ids, made.decode(ids), processes)
 
 
 def test_the_process_ends_with_its_input() -> None:
-    process = subprocess.Popen(bounded_tokenizer.COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    process.communicate(
-        b'"' + byte_level_tokenizer().to_str().replace("\\", "\\\\").replace('"', '\\"').encode() + b'"\n'
-    )
-    assert process.returncode == 0
+    command = (sys.executable, "-P", "-m", "runahead.service.text.tokenizer_process")
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    said, _ = process.communicate(msgspec.json.encode(Description(byte_level_tokenizer().to_str())) + b"\n")
+    assert (process.returncode, said.count(b"\n")) == (0, 1)

@@ -57,7 +57,7 @@ def test_the_tokens_of_the_pieces_are_those_of_the_whole(name: str, monkeypatch:
 
     monkeypatch.setattr(cut, "_encode", counted)
     asyncio.run(compare())
-    cut.close()
+    asyncio.run(cut.close())
     assert pieces > 1000
 
 
@@ -109,7 +109,7 @@ CHANGES = (
 def test_short_texts_of_known_expressions_are_tokenized_at_once(name: str) -> None:
     of = TextTokenizer(cut_tokenizer(name))
     assert of.encodes_at_once("a" * 40)
-    of.close()
+    asyncio.run(of.close())
 
 
 def test_short_texts_wait_for_a_thread_where_an_expression_is_not_known() -> None:
@@ -118,7 +118,7 @@ def test_short_texts_wait_for_a_thread_where_an_expression_is_not_known() -> Non
     for made, at_once in ((sentencepiece_tokenizer(), True), (panicking_tokenizer(), False), (normalizing, False)):
         of = TextTokenizer(made)
         assert of.encodes_at_once("a" * 40) == at_once
-        of.close()
+        asyncio.run(of.close())
 
 
 def test_a_text_without_a_place_for_a_cut_is_one_long_turn() -> None:

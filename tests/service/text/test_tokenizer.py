@@ -47,7 +47,7 @@ def test_truncation_and_padding_saved_with_a_tokenizer_change_no_prompt(tmp_path
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     loaded = load_tokenizer(FolderCheckpoint(tmp_path))
     assert len(asyncio.run(loaded.encode("xyz"))) == 3
-    loaded.close()
+    asyncio.run(loaded.close())
 
 
 @pytest.mark.parametrize(
@@ -66,34 +66,34 @@ def test_the_chat_templates_are_texts_by_their_names(
 ) -> None:
     loaded = load_tokenizer(FolderCheckpoint(checkpoint(tmp_path, chat_template=template)))
     assert loaded.chat_templates == expected
-    loaded.close()
+    asyncio.run(loaded.close())
 
 
 def test_tokens_that_a_template_asks_for_are_texts_whether_they_are_written_so_or_as_objects(tmp_path: Path) -> None:
     tokens = {"bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": False}, "pad_token": None}
     loaded = load_tokenizer(FolderCheckpoint(checkpoint(tmp_path, **tokens)))
     assert loaded.template_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
-    loaded.close()
+    asyncio.run(loaded.close())
 
 
 def test_a_template_of_its_own_file_wins(tmp_path: Path) -> None:
     (checkpoint(tmp_path, chat_template="other") / "chat_template.jinja").write_text("own", encoding="utf-8")
     loaded = load_tokenizer(FolderCheckpoint(tmp_path))
     assert loaded.chat_templates == {"default": "own"}
-    loaded.close()
+    asyncio.run(loaded.close())
     (tmp_path / "additional_chat_templates").mkdir()
     (tmp_path / "additional_chat_templates/tool_use.jinja").write_text("more", encoding="utf-8")
     assert FolderCheckpoint(tmp_path).chat_templates() == {"default": "own", "tool_use": "more"}
     loaded = load_tokenizer(FolderCheckpoint(tmp_path), "given")
     assert loaded.chat_templates == {"default": "given"}
-    loaded.close()
+    asyncio.run(loaded.close())
 
 
 def test_the_tokens_of_the_chat_template_are_texts_by_name(tmp_path: Path) -> None:
     config = {"bos_token": "<s>", "eos_token": {"content": "<|end|>", "special": True}, "pad_token": None}
     loaded = load_tokenizer(FolderCheckpoint(checkpoint(tmp_path, **config, add_bos_token=True, model_max_length=8)))
     assert loaded.template_tokens == {"bos_token": "<s>", "eos_token": "<|end|>"}
-    loaded.close()
+    asyncio.run(loaded.close())
 
 
 def test_special_tokens_are_listed_and_recognised_in_text() -> None:
@@ -102,7 +102,7 @@ def test_special_tokens_are_listed_and_recognised_in_text() -> None:
     assert asyncio.run(tokenizer.encode("<|end|>")).tolist() == [END_ID]
     assert asyncio.run(tokenizer.decode([END_ID])) == ""
     assert asyncio.run(tokenizer.decode([END_ID], include_special_tokens=True)) == "<|end|>"
-    tokenizer.close()
+    asyncio.run(tokenizer.close())
 
 
 def test_an_added_token_with_an_accent_comes_back_as_its_content() -> None:
@@ -112,7 +112,7 @@ def test_an_added_token_with_an_accent_comes_back_as_its_content() -> None:
     ids = asyncio.run(text.encode("a naïve é")).tolist()
     assert asyncio.run(text.decode([*ids, END_ID])) == "a naïve é"
     assert asyncio.run(text.decode([*ids, END_ID], include_special_tokens=True)) == "a naïve é<|end|>"
-    text.close()
+    asyncio.run(text.close())
 
 
 def test_a_long_text_is_tokenized_beside_the_event_loop() -> None:
@@ -127,7 +127,7 @@ def test_a_long_text_is_tokenized_beside_the_event_loop() -> None:
     tokens, turns = asyncio.run(turns_while(tokenizer))
     assert tokens == 3 * 20_000
     assert turns > 10
-    tokenizer.close()
+    asyncio.run(tokenizer.close())
 
 
 @pytest.mark.parametrize("token_id", [1 << 22, 1 << 28, (1 << 32) - 1])
