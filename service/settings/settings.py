@@ -280,7 +280,7 @@ def load_settings(
     for name, value in (_read_file(config_file) if config_file else {}).items():
         _require_known(name, f"key {name!r} in {config_file}", SETTINGS)
         take(name, value, f"{name} in {config_file}", strict=True)
-    for variable, text in own_variables(environment, SETTINGS).items():
+    for variable, text in own_variables(environment).items():
         name = variable.removeprefix(ENV_PREFIX).lower()
         _require_known(variable, f"environment variable {variable}", [variable_of(known) for known in SETTINGS])
         take(name, text, variable, strict=False)

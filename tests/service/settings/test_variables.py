@@ -6,8 +6,7 @@ import pytest
 
 from runahead.service import cli
 from runahead.service.settings.server_config import ServerConfig
-from runahead.service.settings.settings import SETTINGS, Settings, SettingsError, load_settings
-from runahead.service.settings.variables import is_injected, old_variable_of, variable_of
+from runahead.service.settings.settings import SETTINGS, Settings, load_settings
 
 
 def injected(service: str, address: str, ports: dict[str, int]) -> dict[str, str]:
@@ -46,7 +45,6 @@ def test_services_named_after_us_change_no_setting(address: str) -> None:
     }
     assert len(environment) == 29
     assert {"RUNAHEAD_PORT", "RUNAHEAD_METRICS_PORT", "RUNAHEAD_HEALTH_PORT"} <= environment.keys()
-    assert all(is_injected(name, value) for name, value in environment.items())
     assert load_settings({}, environment) == Settings()
     chosen = load_settings({}, {**environment, "RUNAHEAD__PORT": "1001"})
     assert (chosen.front_end.port, chosen.spelling("port")) == (1001, "RUNAHEAD__PORT")
@@ -69,36 +67,3 @@ def test_the_server_starts_beside_such_services_and_says_nothing_of_them(
     assert started[0].front_end.port == SETTINGS["port"].default
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("", "")
-
-
-@pytest.mark.parametrize("service", ["runahead--", "runahead--port", "runahead--health", "runahead--x--y"])
-def test_a_service_with_two_dashes_in_its_name_changes_no_setting_either(service: str) -> None:
-    environment = injected(f"{service}1", "10.96.0.17", {"grpc": 50051})
-    assert all(name.startswith("RUNAHEAD__") for name in environment)
-    assert load_settings({}, environment) == Settings()
-
-
-@pytest.mark.parametrize("name", ["config", *SETTINGS])
-def test_a_variable_under_its_old_name_gets_a_sentence_with_the_new_one(name: str) -> None:
-    old, new = old_variable_of(name), variable_of(name)
-    for value in ("1", "", "tcp", "http://10.0.0.1:1"):
-        with pytest.raises(SettingsError, match=rf"{old} is not read any more; set {new}, with two .* unset {old}$"):
-            load_settings({}, {old: value})
-
-
-@pytest.mark.parametrize(
-    ("variable", "value"),
-    [
-        ("RUNAHEAD__PORT", "tcp://10.0.0.1:50051"),  # of a Service whose name ends with a dash, which none may
-        ("RUNAHEAD__METRICS_SERVICE_HOST", "metrics.example"),
-        ("RUNAHEAD__METRICS_SERVICE_PORT", "grpc"),
-        ("RUNAHEAD__METRICS_PORT_9090_TCP_PROTO", "http"),
-    ],
-)
-def test_what_only_looks_like_a_variable_of_a_service_is_refused(variable: str, value: str) -> None:
-    with pytest.raises(SettingsError, match=variable):
-        load_settings({}, {variable: value})
-
-
-def test_names_of_other_programs_that_begin_as_the_old_ones_did_are_nobodys_business() -> None:
-    assert load_settings({}, {"RUNAHEAD_DEPTH": "3", "RUNAHEAD_SERVICE_ACCOUNT": "me"}) == Settings()
