@@ -15,13 +15,12 @@ from typing import Final
 import msgspec
 from jinja2 import TemplateError, TemplateSyntaxError
 
-from runahead.runtime.parent_death import signal_at_parents_death
 from runahead.service.chat.chat_values import ChatFault
 from runahead.service.chat.rendering import Rendering, load_modules
 from runahead.service.chat.template_messages import MEMORY_BYTES, RENDER_S, Asked, Fault, Rendered, Templates
 from runahead.service.chat.template_sandbox import RefusedByTemplate, TooLong
 from runahead.service.workers.confinement import confine
-from runahead.service.workers.ready import Ready
+from runahead.service.workers.worker_side import Ready, read_orders, say
 
 _RENDERINGS: Final = 256  # of one process
 _WORDS: Final = 512  # characters of a template's error message that are passed on
@@ -29,18 +28,16 @@ _WORDS: Final = 512  # characters of a template's error message that are passed 
 
 def main() -> int:
     """Answer until the input ends. Returns the exit code."""
-    signal_at_parents_death()
-    said = sys.stdin.buffer
-    orders = msgspec.json.decode(said.readline(), type=Templates)
+    orders = read_orders(Templates)
     load_modules()
-    _say(Ready(warning=confine(MEMORY_BYTES)))
+    say(Ready(warning=confine(MEMORY_BYTES)))
     rendering = Rendering(orders)
-    for count, line in enumerate(said, 1):
+    for count, line in enumerate(sys.stdin.buffer, 1):
         signal.setitimer(signal.ITIMER_PROF, RENDER_S)
         answer = _answer(rendering, line)
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         is_last = count == _RENDERINGS or answer.fault == "cost"
-        _say(msgspec.structs.replace(answer, is_last=is_last))
+        say(msgspec.structs.replace(answer, is_last=is_last))
         if is_last:
             break
     return 0
@@ -71,11 +68,6 @@ def _refused(words: str, *, fault: Fault = "request", field: str = "") -> Render
     """Make the answer for a fault, with its words on one line and without invalid characters."""
     line = " ".join(words.encode("utf-8", "replace").decode().split())
     return Rendered(fault=fault, field=field, sentence=line if len(line) <= _WORDS else line[: _WORDS - 1] + "…")
-
-
-def _say(message: Ready | Rendered) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
-    sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

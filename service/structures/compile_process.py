@@ -22,15 +22,12 @@ from llguidance import LLTokenizer
 
 from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
 from runahead.runtime.grammar.matcher import GrammarError, VocabularyError, load_vocabulary, new_matcher
-from runahead.runtime.parent_death import signal_at_parents_death
 from runahead.service.structures.compile_messages import Answer, Ask, Vocabulary
 from runahead.service.structures.fault import StructureFault
 from runahead.service.structures.grammar_text import grammar_text, of_schema
 from runahead.service.structures.schema_check import Schema, parts
-from runahead.service.workers.ready import Ready
+from runahead.service.workers.worker_side import Ready, data_bytes, read_orders, say
 
-_STATM: Final = Path("/proc/self/statm")
-_DATA: Final = 5  # its field of what `RLIMIT_DATA` bounds, in pages
 _MIB: Final = 1 << 20
 _SEARCH_S: Final = 0.2  # part of the time bound to locate a fault in a schema
 _NOTHING: Final = "NoExtension"  # prefix of the library's reasons for grammars that match nothing
@@ -39,25 +36,23 @@ _WORDS: Final = 300  # characters of the library's reasons that are passed on
 
 def main() -> int:
     """Answer until the input ends. Returns the exit code."""
-    signal_at_parents_death()
-    said = sys.stdin.buffer
-    orders = msgspec.json.decode(said.readline(), type=Vocabulary)
+    orders = read_orders(Vocabulary)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         vocabulary = load_vocabulary(
             open_checkpoint(Path(orders.model)).tokenizer(), orders.vocab_size, orders.eos_token_ids
         )
     except (CheckpointError, VocabularyError) as error:
-        _say(Ready(unusable=str(error)))
+        say(Ready(unusable=str(error)))
         return 0
-    _say(Ready())
-    began = _data_bytes()
-    for line in said:
+    say(Ready())
+    began = data_bytes()
+    for line in sys.stdin.buffer:
         ask = msgspec.json.decode(line, type=Ask)
         with _bounds(orders):
             answer = compiled(vocabulary, ask, orders)
-        is_last = _data_bytes() - began > orders.memory_mb * _MIB
-        _say(msgspec.structs.replace(answer, is_last=is_last))
+        is_last = data_bytes() - began > orders.memory_mb * _MIB
+        say(msgspec.structs.replace(answer, is_last=is_last))
         if is_last:
             return 0
     return 0
@@ -116,7 +111,7 @@ def _where(vocabulary: LLTokenizer, schema: Schema | None, fault: StructureFault
 def _bounds(orders: Vocabulary) -> Iterator[None]:
     """Limit processor time, beyond which the system ends this process, and memory."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (_data_bytes() + orders.memory_mb * _MIB, hard))
+    resource.setrlimit(resource.RLIMIT_DATA, (data_bytes() + orders.memory_mb * _MIB, hard))
     signal.setitimer(signal.ITIMER_PROF, orders.compile_s)
     try:
         yield
@@ -125,19 +120,10 @@ def _bounds(orders: Vocabulary) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
-def _data_bytes() -> int:
-    return int(_STATM.read_text().split()[_DATA]) * resource.getpagesize()
-
-
 def _line(words: object) -> str:
     """Shorten the library's reason to one readable line."""
     text = " ".join(str(words).replace("<non-verbose/>", "").split())
     return text if len(text) <= _WORDS else text[:_WORDS] + "…"
-
-
-def _say(message: Ready | Answer) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
-    sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

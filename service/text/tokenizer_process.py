@@ -11,17 +11,14 @@ import os
 import resource
 import signal
 import sys
-from pathlib import Path
 from typing import Final
 
 import msgspec
 from tokenizers import Tokenizer
 
-from runahead.runtime.parent_death import signal_at_parents_death
-from runahead.service.workers.ready import Ready
+from runahead.service.workers.worker_side import Ready, data_bytes, read_orders, say
 
 PROCESSOR_S: Final = 5.0  # known expressions take a second for the longest text
-_STATM: Final = Path("/proc/self/statm")
 MEMORY_BYTES: Final = 1 << 30  # beside the tokenizer: known expressions take 310 MiB for the longest text
 
 
@@ -48,20 +45,19 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 
 
 def main() -> None:
-    signal_at_parents_death()
+    orders = read_orders(Description)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    said = sys.stdin.buffer
-    tokenizer = Tokenizer.from_str(msgspec.json.decode(said.readline(), type=Description).text)
-    most = _data_bytes() + MEMORY_BYTES
+    tokenizer = Tokenizer.from_str(orders.text)
+    most = data_bytes() + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    _say(Ready())
+    say(Ready())
     try:
-        for line in said:
+        for line in sys.stdin.buffer:
             ask = msgspec.json.decode(line, type=Ask)
             signal.setitimer(signal.ITIMER_PROF, PROCESSOR_S)
             answer = _answer(tokenizer, ask)
             signal.setitimer(signal.ITIMER_PROF, 0.0)
-            _say(answer)
+            say(answer)
     except MemoryError:
         os.abort()  # like the library
 
@@ -75,19 +71,6 @@ def _answer(tokenizer: Tokenizer, ask: Ask) -> Answer:
         raise
     except BaseException:  # panics derive from BaseException
         return Answer(failed=True)
-
-
-def _say(message: Ready | Answer) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
-    sys.stdout.buffer.flush()
-
-
-def _data_bytes() -> int:
-    """Return the bytes that `RLIMIT_DATA` limits; 0 if the system reports and limits none."""
-    try:
-        return int(_STATM.read_text(encoding="ascii").split()[5]) * resource.getpagesize()
-    except OSError:
-        return 0
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import structlog
 
 from runahead.runtime.process_end import end_fields
 from runahead.service.engine.running_time import running_timeout
-from runahead.service.workers.ready import Ready
+from runahead.service.workers.worker_side import Ready
 
 log = structlog.get_logger(__name__)
 
