@@ -14,7 +14,7 @@ import grpc
 
 from runahead.service.commands.client_channel import Metadata, endpoint
 from runahead.service.commands.request_flags import seconds_of
-from runahead.service.commands.stats_view import Blocks, JsonLines, Screen, View
+from runahead.service.commands.stats_view import JsonLines, Screen, View
 from runahead.v1 import generation_service_pb2_grpc, stats_pb2
 
 _Stub = generation_service_pb2_grpc.GenerationServiceStub
@@ -72,7 +72,7 @@ def _view(arguments: argparse.Namespace) -> View:
     if arguments.json:
         return JsonLines()
     if arguments.once or not sys.stdout.isatty():
-        return Blocks()
+        return View()
     return Screen(f"{arguments.url}, whenever a figure changes; Ctrl-C ends this")
 
 
