@@ -24,15 +24,7 @@ class PoisonedProgram(Protocol):
     def poison_snapshots(self, snapshots: tuple[int, ...]) -> None: ...
 
 
-class Poison(Protocol):
-    """Fills released memory with nonsense in the test mode."""
-
-    def ring_slot(self, number: int) -> None: ...
-
-    def release(self, resource: Release) -> None: ...
-
-
-class RingPoison:
+class Poison:
     """Poisons staging and result slots, KV blocks, row slots, and the other slots of rows."""
 
     def __init__(self, program: PoisonedProgram, rings: RingMemory) -> None:

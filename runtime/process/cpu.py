@@ -16,7 +16,7 @@ from runahead.cuda_graphs.host_device import no_delay, seeded_delays
 from runahead.cuda_graphs.rings import RingMemory
 from runahead.runtime.checkpoint import Checkpoint
 from runahead.runtime.drafters.ngram import NgramDrafter
-from runahead.runtime.engine.poison import RingPoison
+from runahead.runtime.engine.poison import Poison
 from runahead.runtime.masks.mask_worker import MaskWorker
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.cpu_check.cpu_kernels import products_of_a_rank, tried_kernels
@@ -116,7 +116,7 @@ def make_on_cpu(
         check(blocks)
         facts = memory_facts(config, model, kept, blocks, snapshots, of_head)
         log.info("memory", **facts, **_draft_memory(config, described, context, forced))
-        poison = None if config.jitter_seed is None else RingPoison(program, rings)
+        poison = None if config.jitter_seed is None else Poison(program, rings)
         device = ranks.device(program, rings, delays(config, 0), config.counters_from)
         undo.pop_all()
     made = MadeOnDevice(config, why_sizes, model, blocks, device, poison, exactness, masks, snapshots=snapshots)

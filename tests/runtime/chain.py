@@ -14,7 +14,7 @@ from runahead.cuda_graphs.device import Device
 from runahead.cuda_graphs.rings import RingLayout, RingMemory, allocate_rings
 from runahead.runtime.engine.connection import RoundRobin
 from runahead.runtime.engine.loop import Engine
-from runahead.runtime.engine.poison import RingPoison
+from runahead.runtime.engine.poison import Poison
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.plan import APPEND_WORDS, CHUNK_WORDS, HEADER_WORDS, PLAN_WORDS
@@ -136,7 +136,7 @@ class WatchedLedger(Ledger[Deferred]):
             yield self.launched + 1, set(), set(slots[samples].tolist())
 
 
-class WatchedPoison(RingPoison):
+class WatchedPoison(Poison):
     """Poisons what is given back, once it is sure that no launch that has not retired names it."""
 
     ledger: WatchedLedger

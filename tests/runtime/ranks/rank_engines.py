@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from runahead.runtime.engine.loop import Engine
-from runahead.runtime.engine.poison import RingPoison
+from runahead.runtime.engine.poison import Poison
 from runahead.runtime.kernels.ranks import ONE_RANK, Ranks
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.load import load_model as load_model_of
@@ -208,8 +208,8 @@ def life(
         parts = assemble(config, lambda done, total: None)
         torch.set_num_threads(before)
     poison = parts.poison
-    if isinstance(poison, RingPoison):
-        poison = RingPoison(AllPrograms(programs), parts.device.rings)
+    if poison is not None:
+        poison = Poison(AllPrograms(programs), parts.device.rings)
     links = MemoryLinks()
     engine = Engine(parts.device, parts.scheduler, links, max_queue=20, poison=poison, masks=parts.masks)
     assert isinstance(parts.device, RankedDevice) == (ranks > 1)
