@@ -12,7 +12,7 @@ from runahead.cuda_graphs.device import Device
 from runahead.runtime.engine.figures import Figures, Latencies, LoopTimes
 from runahead.runtime.engine.interval_log import IntervalLog
 from runahead.runtime.engine.watchdog import Watchdog
-from runahead.runtime.masks.masks import MaskFigures, Masks
+from runahead.runtime.masks.masks import Masks
 from runahead.runtime.memory.snapshot_pool import SnapshotPool
 from runahead.runtime.scheduler.drafts import DraftPolicy, tokens_per_launch
 from runahead.runtime.scheduler.scheduler import Scheduler
@@ -44,7 +44,7 @@ def engine_stats(
         finished=dict(scheduler.tally.finished),
         **_counted(scheduler.tally.counters),
         **_of_drafts(scheduler.drafts, scheduler.tally.counters["generated_tokens"]),
-        **_of_masks(masks.figures()),
+        **{f"masks_{name}": value for name, value in masks.figures()._asdict().items()},
         aborted=_aborted(scheduler.tally.aborted, intake),
         events=_events(scheduler.tally.events, figures),
         blocks_total=pool.total,
@@ -120,18 +120,6 @@ def _of_snapshots(snapshots: SnapshotPool) -> dict[str, Any]:
         "snapshots_kept": snapshots.kept_total,
         "snapshots_found": snapshots.found_total,
         "snapshots_skipped": snapshots.skipped_total,
-    }
-
-
-def _of_masks(figures: MaskFigures) -> dict[str, Any]:
-    return {
-        "masks_orders_waiting": figures.waiting,
-        "masks_written": figures.masks,
-        "masks_written_s": figures.mask_s,
-        "masks_grammars_compiled": figures.compiled,
-        "masks_grammars_compiled_s": figures.compile_s,
-        "masks_grammars_known": figures.found,
-        "masks_restarts": figures.restarts,
     }
 
 

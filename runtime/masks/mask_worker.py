@@ -122,12 +122,12 @@ class MaskWorker(Masks):
     def figures(self) -> MaskFigures:
         done = self.memory.figures.tolist()
         return MaskFigures(
-            waiting=self._sent - done[m.HANDLED],
-            masks=done[m.MASKS],
-            mask_s=done[m.MASK_NS] * _NS,
-            compiled=done[m.COMPILED],
-            compile_s=done[m.COMPILE_NS] * _NS,
-            found=done[m.FOUND],
+            orders_waiting=self._sent - done[m.HANDLED],
+            written=done[m.MASKS],
+            written_s=done[m.MASK_NS] * _NS,
+            grammars_compiled=done[m.COMPILED],
+            grammars_compiled_s=done[m.COMPILE_NS] * _NS,
+            grammars_known=done[m.FOUND],
             restarts=max(0, self._starts - 1),
         )
 

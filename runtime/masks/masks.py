@@ -27,18 +27,14 @@ NO_STOPS: Final = Stops()
 
 
 class MaskFigures(NamedTuple):
-    """Figures so far. Times are seconds.
+    """Figures so far, which `EngineStats` names with the prefix `masks_`."""
 
-    waiting: unhandled orders. masks, mask_s: written. compiled, compile_s: grammars. found: grammars found compiled.
-    restarts: of the worker.
-    """
-
-    waiting: int = 0
-    masks: int = 0
-    mask_s: float = 0.0
-    compiled: int = 0
-    compile_s: float = 0.0
-    found: int = 0
+    orders_waiting: int = 0
+    written: int = 0
+    written_s: float = 0.0
+    grammars_compiled: int = 0
+    grammars_compiled_s: float = 0.0
+    grammars_known: int = 0
     restarts: int = 0
 
 

@@ -121,7 +121,7 @@ class LateMasks(Masks):
         return lost
 
     def figures(self) -> MaskFigures:
-        return MaskFigures(waiting=len(self._orders))
+        return MaskFigures(orders_waiting=len(self._orders))
 
     def stop(self) -> None:
         self.stopped = True

@@ -89,9 +89,9 @@ def test_masks_come_from_another_process_and_only_once_somebody_asks() -> None:
         until(lambda: read_mask(made.memory, 2, 5, 10) is not None)
         made.close(1)
         assert list(made.given_up(0.0)) == []
-        until(lambda: made.figures().waiting == 0)
+        until(lambda: made.figures().orders_waiting == 0)
         figures = made.figures()
-        assert (figures.masks, figures.compiled, figures.found, figures.restarts) == (2, 1, 0, 0)
+        assert (figures.written, figures.grammars_compiled, figures.grammars_known, figures.restarts) == (2, 1, 0, 0)
         assert not said
 
 
