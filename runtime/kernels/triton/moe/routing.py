@@ -2,11 +2,10 @@
 
 A token's scores are made by a product before. Here they become its experts and their shares, by a program for each
 token; then a program for each expert lists its tokens, ascending, and each list is cut into items: an expert and up to
-`block` of its tokens. Of a few tokens one program does all of it: the sums of shares then have an order that hangs on
-how many there are. There are as many items as there could be at most, and those that are nothing say so; so a
-captured graph holds for every choice, and no count comes to the host. Grouping tokens by expert and giving blocks of
-them to programs is how the published kernels for experts do it, first in MegaBlocks (Gale and others, 2022,
-arXiv:2211.15841).
+`block` of its tokens. For a few tokens one program does all of it. There are as many items as there could be at most,
+and those that are nothing say so; so a captured graph holds for every choice, and no count comes to the host. Grouping
+tokens by expert and giving blocks of them to programs is how the published kernels for experts do it, first in
+MegaBlocks (Gale and others, 2022, arXiv:2211.15841).
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -34,7 +33,8 @@ from runahead.runtime.kernels.triton.moe.topk import (
 from runahead.runtime.rounding import ceil_div
 
 ITEM: Final = 4  # numbers of an item, so that each begins at 16 bytes: expert, first of its entries, how many; nothing
-FEW_TOKENS: Final = 64  # up to so many, an item has 16 of them
+FEW_TOKENS: Final = 64  # up to so many, an item has LEAST_BLOCK of them
+LEAST_BLOCK: Final = 16
 MOST_CHOSEN: Final = 127  # experts of a token: a place among them is kept in 8 bits
 _LISTED: Final = 1024  # tokens that a program lists at a time
 _ITEMS_AT_ONCE: Final = 64
@@ -176,8 +176,8 @@ def block_of(tokens: int, count: int, chosen: int) -> int:
     """Entries of an item: 16 in a decode launch of few rows, of more tokens about as many as an expert has on average,
     up to 128."""
     if tokens <= FEW_TOKENS:
-        return 16
-    return min(max(1 << (ceil_div(tokens * chosen, count) - 1).bit_length(), 16), 128)
+        return LEAST_BLOCK
+    return min(max(1 << (ceil_div(tokens * chosen, count) - 1).bit_length(), LEAST_BLOCK), 128)
 
 
 def route(
@@ -191,17 +191,15 @@ def route(
     depth: int = 0,
     dependent: bool = False,
     warps: int | None = None,
-    together: bool = False,
 ) -> Routing:
     """Send tokens to experts.
 
     scores: float32 contiguous [T, experts + beside], those of experts first. live: int [T], more than 0 for tokens that
     choose. arrived: int32 [1], zero before and after. squares: float64 [tiles, T or more] sums of squares of what the
     scores were made of, how many tiles, and the eps of its norm over `depth` numbers: its scale is left too. dependent:
-    launched programmatically. warps: of the program of a token, None for the fastest. together: a share's bits may hang
-    on how many tokens there are. Of a few one program then does all, which needs neither `arrived` nor `warps`, where
-    experts are few enough, a token's scores are a multiple of 4, so that a warp has all of them, and the choice has no
-    groups.
+    launched programmatically. warps: of the program of a token, None for the fastest. One program routes a few tokens
+    and needs neither `arrived` nor `warps`, where experts are few enough, a token's scores are a multiple of 4, so that
+    a warp has all of them, and the choice has no groups. A token's routing weights have the same bits.
     """
     (tokens, scored), chosen = scores.shape, choice.chosen
     count = scored - beside
@@ -224,7 +222,7 @@ def route(
         "STRIDE": 0 if squares is None else made.shape[1],
     }
     few = tokens <= _TOGETHER and padded(count) <= IN_COPIES and scored % 4 == 0
-    if together and few and not choice.limits_groups:
+    if few and not choice.limits_groups:
         _route_few_kernel[(1,)](
             scores,
             scores if choice.correction is None else choice.correction,

@@ -18,6 +18,7 @@ from runahead.runtime.kernels.layers import Attention, Norm
 from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
 
 _ROUND_BELOW = tl.constexpr(2.0**-15)
+_SQUARES_ROUNDER = tl.constexpr(1.5 * 2.0**17)  # the same of 2**-35
 _ROUNDER = tl.constexpr(1.5 * 2.0**-7)  # adding and subtracting it rounds to multiples of 2**-30
 
 
@@ -28,6 +29,20 @@ def exact_square(value):
     """
     square = value * value
     return tl.where(square < _ROUND_BELOW, (square + _ROUNDER) - _ROUNDER, square).to(tl.float64)
+
+
+@triton.jit
+def squares_of(value):
+    """Squares of float32 numbers, as float64: multiples of 2**-35, so that sums of them below 2**18 have no rounding,
+    and no order."""
+    square = value.to(tl.float64) * value.to(tl.float64)
+    return (square + _SQUARES_ROUNDER) - _SQUARES_ROUNDER
+
+
+@triton.jit
+def sum_of_squares(value):
+    """The sum of the squares of float32 numbers, [n], with no order: float32."""
+    return tl.sum(squares_of(value), 0).to(tl.float32)
 
 
 @triton.jit

@@ -21,6 +21,7 @@ from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import GatedDelta
 from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
 from runahead.runtime.kernels.triton.ops.gates import logistic
+from runahead.runtime.kernels.triton.ops.norms import sum_of_squares
 from runahead.runtime.kernels.triton.recurrent.rows import (
     convolved,
     moved_channels,
@@ -38,14 +39,14 @@ _LENGTH_EPS = tl.constexpr(1e-6)  # of a query's and a key's length
 @triton.jit
 def query_of(query, KEY_DIM: tl.constexpr):
     """A query divided by its length, and scaled."""
-    return query * (tl.rsqrt(tl.sum(query * query, 0) + _LENGTH_EPS) * (KEY_DIM**-0.5))
+    return query * (tl.rsqrt(sum_of_squares(query) + _LENGTH_EPS) * (KEY_DIM**-0.5))
 
 
 @triton.jit
 def written_to(state_tile, key, value, b, dt, slope):
     """A state [numbers of a head of values, numbers of a key] one token further. key: as it was convolved. dt: with its
     bias."""
-    key = key * tl.rsqrt(tl.sum(key * key, 0) + _LENGTH_EPS)
+    key = key * tl.rsqrt(sum_of_squares(key) + _LENGTH_EPS)
     state_tile = state_tile * tl.exp(softplus(dt) * slope)
     known = tl.sum(state_tile * key[None, :], 1)
     return state_tile + (logistic(b) * (value - known))[:, None] * key[None, :]
@@ -54,7 +55,7 @@ def written_to(state_tile, key, value, b, dt, slope):
 @triton.jit
 def normed_and_gated(y, z, weight, eps, VALUE_DIM: tl.constexpr):
     """Of one head of values."""
-    y = y * (tl.rsqrt(tl.sum(y * y, 0) / VALUE_DIM + eps) * weight)
+    y = y * (tl.rsqrt(sum_of_squares(y) / VALUE_DIM + eps) * weight)
     return y * z * logistic(z)
 
 
@@ -196,5 +197,6 @@ def delta_of_one_token(
         DEPENDENT=dependent,
         SNAPSHOTS=batch.states_read_from is not None,
         num_warps=tiling.warps,
+        enable_fp_fusion=False,
         **options,
     )

@@ -257,5 +257,6 @@ def verify_gated_delta(
         DEPENDENT=dependent,
         SNAPSHOTS=batch.states_read_from is not None,
         num_warps=tiling.warps,
+        enable_fp_fusion=False,
         **options,
     )

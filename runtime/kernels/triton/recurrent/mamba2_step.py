@@ -1,9 +1,10 @@
 """Mamba-2 of rows with one query token, in one kernel: convolution, steps, state, output and the norm with its gate.
 
 A program has some numbers of one head, with what the head keeps of them; what B and C are, each finds for itself. The
-norm is over all heads of a group: the program of a group that comes last takes it, unless it is left to whoever reads
-the result, and moves on what the convolution has seen of B and C, which the others have read by then. A row's state is
-read and written once.
+norm is over all heads of a group: the last program of a group applies it, unless the reader of the result applies it or
+its scale, and moves on what the convolution has seen of B and C, which the others have read by then. A row's state is
+read and written once. No bit of a row depends on how states are cut: sums of squares have no order (`squares_of`), and
+a sum over a state's numbers stays in one warp.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -21,6 +22,7 @@ from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import Mamba2
 from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
 from runahead.runtime.kernels.triton.ops.gates import logistic
+from runahead.runtime.kernels.triton.ops.norms import squares_of, sum_of_squares
 from runahead.runtime.kernels.triton.recurrent.rows import (
     convolved,
     moved_channels,
@@ -56,14 +58,16 @@ def gated_output(state_tile, c, x, straight, z):
 @triton.jit
 def _mamba2_row_kernel(
     projected, conv_weight, conv_bias, a, d, dt_bias, gamma, conv_state, state, state_slots, read_from, copied_to,
-    seq_lens, positions, query_start_loc, made, out, arrived, low, high, eps, HEADS: tl.constexpr,
+    seq_lens, positions, query_start_loc, made, out, squares, arrived, low, high, eps, HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr, GROUPS: tl.constexpr, STATE: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr,
     STATE_PAD: tl.constexpr, GROUP_PAD: tl.constexpr, HAS_BIAS: tl.constexpr, KEPT: tl.constexpr,
-    NORMED: tl.constexpr, DEPENDENT: tl.constexpr, SNAPSHOTS: tl.constexpr,
+    NORMED: tl.constexpr, SCALED: tl.constexpr, SUMMED: tl.constexpr, STRIDE: tl.constexpr, DEPENDENT: tl.constexpr,
+    SNAPSHOTS: tl.constexpr,
 ):  # fmt: skip
-    """One program for TILE numbers of a head of a row. NORMED: the norm is taken here, for which a group's programs
-    meet when their outputs are there. Otherwise they meet to tell who moves B and C on, and have then read all that is
-    written over: it was read before the wait."""
+    """One program for TILE numbers of a head of a row. NORMED: the last program of a group applies the norm. SCALED:
+    the reader applies the norm's scale, and each program stores its sum of squares; SUMMED: the last one stores their
+    sum. Otherwise the reader applies the norm. Programs that need not meet at the end meet earlier, to tell who moves B
+    and C on, and have then read all that is written over: it was read before the wait."""
     let_dependents_start(DEPENDENT)
     INNER: tl.constexpr = HEADS * HEAD_DIM
     SHARE: tl.constexpr = INNER // GROUPS
@@ -98,6 +102,8 @@ def _mamba2_row_kernel(
     slope, straight = tl.load(a + head), tl.load(d + head).to(tl.float32)
     bias = tl.load(dt_bias + head).to(tl.float32)
     x_later = moved_channels(conv_state, source, x_channel, in_head & goes_on, CHANNELS, WINDOW, KEPT)
+    if SCALED:
+        weight = tl.load(gamma + x_channel, mask=in_head, other=0.0).to(tl.float32)
     b_later = moved_channels(conv_state, source, b_channel, in_state & goes_on, CHANNELS, WINDOW, KEPT)
     c_later = moved_channels(conv_state, source, c_channel, in_state & goes_on, CHANNELS, WINDOW, KEPT)
     wait_for_predecessors(DEPENDENT)
@@ -110,7 +116,7 @@ def _mamba2_row_kernel(
         raw = tl.load(line + INNER + CHANNELS + head).to(tl.float32)
         meeting = arrived + row * GROUPS + group
         LAST: tl.constexpr = HEADS // GROUPS * TILES - 1
-        if not NORMED:
+        if not (NORMED or SUMMED):
             tl.debug_barrier()
             is_last = tl.atomic_add(meeting, 1, sem="acq_rel") == LAST
         x, b, c = convolved(x_sum, x_new, x_tap), convolved(b_sum, b_new, b_tap), convolved(c_sum, c_new, c_tap)
@@ -118,10 +124,19 @@ def _mamba2_row_kernel(
         y = gated_output(state_tile, c, x, straight, z)
         if NORMED:
             tl.store(made + row.to(tl.int64) * INNER + x_channel, y, mask=in_head)
+        else:
+            result = y
+            if SCALED:
+                result = y * weight
+                mine = tl.sum(tl.where(in_head, squares_of(y), 0.0), 0)
+                if SUMMED:
+                    tl.store(made + row * (LAST + 1) + program, mine)
+                else:
+                    tl.store(squares + program * STRIDE + start, mine)
+            tl.store(out + start.to(tl.int64) * INNER + x_channel, result.to(out.dtype.element_ty), mask=in_head)
+        if NORMED or SUMMED:
             tl.debug_barrier()
             is_last = tl.atomic_add(meeting, 1, sem="acq_rel") == LAST
-        else:
-            tl.store(out + start.to(tl.int64) * INNER + x_channel, y.to(out.dtype.element_ty), mask=in_head)
         # Behind the meeting: it waits until all that was written before it is there for all to see.
         tl.store(of_head + slot * SIZE, state_tile, mask=in_tile)
         if SNAPSHOTS:
@@ -140,13 +155,19 @@ def _mamba2_row_kernel(
                 ok = i < SHARE
                 at = group * SHARE + i
                 value = tl.load(made + row.to(tl.int64) * INNER + at, mask=ok, other=0.0, cache_modifier=".cg")
-                scale = tl.rsqrt(tl.sum(value * value, 0) / SHARE + eps)
+                scale = tl.rsqrt(sum_of_squares(value) / SHARE + eps)
                 weight = tl.load(gamma + at, mask=ok, other=0.0).to(tl.float32)
                 value = (value * scale * weight).to(out.dtype.element_ty)
                 tl.store(out + start.to(tl.int64) * INNER + at, value, mask=ok)
+            if SUMMED:
+                each = tl.arange(0, GROUP_PAD)
+                found = tl.load(made + row * (LAST + 1) + each, mask=each <= LAST, other=0.0, cache_modifier=".cg")
+                tl.store(squares + start, tl.sum(found, 0))
     elif count == 1:
         nothing = tl.zeros([TILE], out.dtype.element_ty)
         tl.store(out + start.to(tl.int64) * INNER + x_channel, nothing, mask=in_head)
+        if SCALED:
+            tl.store(squares + (0 if SUMMED else program) * STRIDE + start, 0.0)
 
 
 def mamba2_of_one_token(
@@ -159,15 +180,18 @@ def mamba2_of_one_token(
     *,
     dependent: bool,
     normed: bool = True,
+    squares: torch.Tensor | None = None,
     tiling: StateTiling = STATES,
-) -> None:
+) -> int:
     """What `weights.out` reads of rows with one query token, and their states one token further, in place.
 
     projected: contiguous [T, inner + channels + heads]. states: float32, of this mixer, [state slots, window - 1,
     channels] and [state slots, heads, head_dim, state]; slots of rows that are masked or have another number of query
     tokens stay as they are. out: contiguous [T, inner]; rows of several query tokens are not written, and of masked
     rows it is zeros. arrived: int32 [rows * groups or more], zeros, which it is again afterwards. dependent: launched
-    programmatically. normed: or else without the norm, which is left to whoever reads it. tiling: how states are cut.
+    programmatically. normed: or else without the norm, which is left to the reader. squares: float64 [tiles, T or
+    more]: only the norm's scale is left to the reader, and sums of squares are stored here, of a lone row in one tile
+    for each program, otherwise in one tile. tiling: how states are cut. Returns the number of tiles.
     """
     assert batch.state_slots is not None, "a model that keeps states is given a batch that names no state slots"
     shape, rows = weights.shape, batch.num_rows
@@ -175,7 +199,12 @@ def mamba2_of_one_token(
     tile = tiling.tile(shape.head_dim, shape.state)
     low, high = weights.dt_limits
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
-    _mamba2_row_kernel[(rows, shape.heads * triton.cdiv(shape.head_dim, tile))](
+    programs, scaled = shape.heads * triton.cdiv(shape.head_dim, tile), squares is not None
+    normed, summed = normed and not scaled, scaled and (rows > 1 or not batch.is_decode)
+    met = torch.float64 if summed else torch.float32
+    between = programs if summed else shape.inner
+    assert not scaled or shape.groups == 1
+    _mamba2_row_kernel[(rows, programs)](
         projected,
         weights.conv_weight,
         weights.conv_weight if weights.conv_bias is None else weights.conv_bias,
@@ -191,8 +220,9 @@ def mamba2_of_one_token(
         batch.seq_lens,
         batch.positions,
         batch.query_start_loc,
-        torch.empty((rows, shape.inner), dtype=torch.float32, device=projected.device) if normed else out,
+        torch.empty((rows, between), dtype=met, device=projected.device) if normed or summed else out,
         out,
+        out if squares is None else squares,
         arrived,
         low,
         high,
@@ -205,11 +235,16 @@ def mamba2_of_one_token(
         TILE=tile,
         KEPT=triton.next_power_of_2(shape.window - 1),
         STATE_PAD=triton.next_power_of_2(shape.state),
-        GROUP_PAD=triton.next_power_of_2(shape.inner // shape.groups),
+        GROUP_PAD=triton.next_power_of_2(between // shape.groups),
         HAS_BIAS=weights.conv_bias is not None,
         NORMED=normed,
+        SCALED=scaled,
+        SUMMED=summed,
+        STRIDE=0 if squares is None else squares.shape[1],
         DEPENDENT=dependent,
         SNAPSHOTS=batch.states_read_from is not None,
         num_warps=tiling.warps,
+        enable_fp_fusion=False,
         **options,
     )
+    return 1 if summed else programs

@@ -19,6 +19,7 @@ import triton.language as tl
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import Mamba2
 from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
+from runahead.runtime.kernels.triton.ops.norms import sum_of_squares
 from runahead.runtime.kernels.triton.recurrent.mamba2_step import gated_output, moved_on, step_of
 from runahead.runtime.kernels.triton.recurrent.rows import row_of
 from runahead.runtime.kernels.triton.recurrent.tiling import STATES, StateTiling
@@ -174,7 +175,7 @@ def _mamba2_verify_kernel(
                 after_it, more = own + (further + 1) * INNER + at, further + 1 < count
                 if HOLDS_TWO:
                     made_next = tl.load(after_it, mask=ok & more, other=0.0, cache_modifier=".cg")
-                scale = tl.rsqrt(tl.sum(value * value, 0) / SHARE + eps)
+                scale = tl.rsqrt(sum_of_squares(value) / SHARE + eps)
                 value = (value * scale * weight).to(out.dtype.element_ty)
                 tl.store(out + (line + further) * INNER + at, value, mask=ok)
                 if not HOLDS_TWO:
@@ -250,5 +251,6 @@ def verify_mamba2(
         DEPENDENT=dependent,
         SNAPSHOTS=batch.states_read_from is not None,
         num_warps=tiling.warps,
+        enable_fp_fusion=False,
         **options,
     )
