@@ -46,8 +46,8 @@ def test_products_that_share_a_name_are_told_apart_by_their_places() -> None:
 
 def test_kernels_of_recurrent_states_and_experts_are_told_by_their_names() -> None:
     names = [
-        "_mamba2_row_kernel",
-        "_delta_verify_kernel",
+        "_mamba2_decode_kernel",
+        "_delta_decode_kernel",
         "_convolve_kernel",
         "_gated_norm_kernel",
         "_expert_product_kernel",

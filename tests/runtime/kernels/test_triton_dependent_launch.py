@@ -35,10 +35,8 @@ from runahead.runtime.kernels.triton.moe import grouped_gemm, routing, tuning  #
 from runahead.runtime.kernels.triton.moe.lone_token import LoneToken  # noqa: E402
 from runahead.runtime.kernels.triton.ops import norms  # noqa: E402
 from runahead.runtime.kernels.triton.recurrent import (  # noqa: E402
-    gated_delta_step,
-    gated_delta_verify,
-    mamba2_step,
-    mamba2_verify,
+    gated_delta_decode,
+    mamba2_decode,
 )
 from runahead.runtime.rounding import ceil_div  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
@@ -354,6 +352,13 @@ def test_attention_of_several_query_tokens_a_row(monkeypatch: pytest.MonkeyPatch
     check(monkeypatch, decode_attention, [rows.qkv], [out, rows.keys, rows.values, buffers.partial], run, 5)
 
 
+def decode_of(module: Any, shape: Any) -> tuple[Callable[..., Any], int]:
+    """A mixer's function for decode rows, and its heads."""
+    if module is gated_delta_decode:
+        return module.delta_of_decode_rows, shape.value_heads
+    return module.mamba2_of_decode_rows, shape.heads
+
+
 @pytest.mark.parametrize(
     ("shape", "how", "rows"),
     [
@@ -368,20 +373,19 @@ def test_attention_of_several_query_tokens_a_row(monkeypatch: pytest.MonkeyPatch
 def test_a_recurrent_mixer_may_ask_for_its_states(
     monkeypatch: pytest.MonkeyPatch, shape: Any, how: str, rows: int
 ) -> None:
-    is_delta = shape in recurrent_mixers.DELTA
-    module: Any = gated_delta_step if is_delta else mamba2_step
+    module: Any = gated_delta_decode if shape in recurrent_mixers.DELTA else mamba2_decode
     mixer, squares = recurrent_mixers.mixer_of(shape), torch.full((shape.inner, 8), NAN, dtype=torch.float64)
     options: dict[str, dict[str, Any]] = {"without its norm": {"normed": False}, "with squares": {"squares": squares}}
     parts = options.get(how, {})
     batch = batch_of([Row(2, 7, 1), Row(0, 0, 1), Row(3, 5, 1, alive=False)][:rows])
     projected, states = recurrent_mixers.drawn(rows, shape), recurrent_mixers.held_states(mixer)
     arrived, out = torch.zeros(16, dtype=torch.int32), torch.full((rows, shape.inner), NAN)
-    of = module.delta_of_one_token if module is gated_delta_step else module.mamba2_of_one_token
+    states = recurrent_mixers.with_runs(mixer, states, 0)
+    of, heads = decode_of(module, shape)
 
     def run() -> None:
         of(projected, mixer, states, batch, out, arrived, dependent=False, **parts)
 
-    heads = shape.value_heads if module is gated_delta_step else shape.heads
     check(monkeypatch, module, [projected], [out, squares, *states], run, rows * heads)
 
 
@@ -389,8 +393,8 @@ def test_a_recurrent_mixer_may_ask_for_its_states(
 @pytest.mark.parametrize(
     ("shape", "module"),
     [
-        (recurrent_mixers.MAMBA2[1], mamba2_verify),
-        pytest.param(recurrent_mixers.DELTA[1], gated_delta_verify, marks=pytest.mark.large),
+        (recurrent_mixers.MAMBA2[1], mamba2_decode),
+        pytest.param(recurrent_mixers.DELTA[1], gated_delta_decode, marks=pytest.mark.large),
     ],
 )
 def test_a_recurrent_mixer_may_ask_for_its_states_where_rows_have_drafts(
@@ -401,12 +405,11 @@ def test_a_recurrent_mixer_may_ask_for_its_states_where_rows_have_drafts(
     projected, states = recurrent_mixers.drawn(4, shape), recurrent_mixers.held_states(mixer)
     states = (*states, torch.randn(len(states[0]), 2, mixer.keeps.inputs))
     arrived, out = torch.zeros(16, dtype=torch.int32), torch.full((4, shape.inner), NAN)
-    of = module.verify_gated_delta if module is gated_delta_verify else module.verify_mamba2
+    of, heads = decode_of(module, shape)
 
     def run() -> None:
         of(projected, mixer, states, batch_of(rows), out, arrived, dependent=False)
 
-    heads = shape.value_heads if module is gated_delta_verify else shape.heads
     check(monkeypatch, module, [projected], [out, *states], run, 3 * heads)
 
 

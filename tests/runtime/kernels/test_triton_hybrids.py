@@ -206,7 +206,7 @@ def test_with_exact_kernels_a_row_has_the_bits_that_it_has_alone(
 
 @pytest.mark.parametrize(("rows", "exact", "tiling"), [(1, False, LONE_RUN), (2, True, STATES), (1, True, LONE_RUN)])
 @pytest.mark.parametrize(
-    ("architecture", "kernel"), [("Granite", "verify_mamba2"), ("Qwen3Next", "verify_gated_delta")]
+    ("architecture", "kernel"), [("Granite", "mamba2_of_decode_rows"), ("Qwen3Next", "delta_of_decode_rows")]
 )
 @pytest.mark.parametrize("queries", [1, 2])
 def test_states_of_a_lone_row_with_drafts_are_cut_into_more_programs(
@@ -217,7 +217,7 @@ def test_states_of_a_lone_row_with_drafts_are_cut_into_more_programs(
 
     def noted(*arguments: Any, **options: Any) -> Any:
         cut.append(options["tiling"])
-        launched(*arguments, **options)
+        return launched(*arguments, **options)
 
     monkeypatch.setattr(recurrent, kernel, noted)
     model, _ = pair(next(name for name in HYBRIDS if name.startswith(architecture)), HALF, exact)

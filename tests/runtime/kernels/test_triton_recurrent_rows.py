@@ -12,8 +12,8 @@ from tests.runtime.kernels.triton_device import relative_error, triton_device
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import DeltaShape, Mamba2, Mamba2Shape  # noqa: E402
-from runahead.runtime.kernels.triton.recurrent.gated_delta_step import delta_of_one_token  # noqa: E402
-from runahead.runtime.kernels.triton.recurrent.mamba2_step import mamba2_of_one_token  # noqa: E402
+from runahead.runtime.kernels.triton.recurrent.gated_delta_decode import delta_of_decode_rows  # noqa: E402
+from runahead.runtime.kernels.triton.recurrent.mamba2_decode import mamba2_of_decode_rows  # noqa: E402
 from runahead.runtime.kernels.triton.recurrent.tiling import LONE_ROW, STATES, StateTiling  # noqa: E402
 from tests.gpu.gpu_chain import moved  # noqa: E402
 from tests.runtime.kernels.recurrent_batches import Row, batch_of  # noqa: E402
@@ -26,6 +26,7 @@ from tests.runtime.kernels.recurrent_mixers import (  # noqa: E402
     held_states,
     mamba2,
     mixer_of,
+    with_runs,
 )
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -44,23 +45,24 @@ def one_token(
     *,
     normed: bool = True,
     squares: torch.Tensor | None = None,
+    scaled: bool = True,
 ) -> torch.Tensor:
-    """By the kernel. states: on the device, changed in place. normed, squares: as `mamba2_of_one_token` has them; with
-    squares the result is multiplied by the norm's scale."""
+    """By the kernel. states: on the device, changed in place, without room for drafts. normed, squares: as
+    `mamba2_of_decode_rows` has them; with squares the result is multiplied by the norm's scale, if scaled."""
     batch = moved(batch_of(rows), DEVICE)
     arrived = torch.zeros(64, dtype=torch.int32, device=DEVICE)
     out = torch.empty((len(projected), mixer.shape.inner), dtype=projected.dtype, device=DEVICE)
-    weights = moved(mixer, DEVICE)
+    weights, states = moved(mixer, DEVICE), moved(with_runs(mixer, states, 0), DEVICE)
     if isinstance(mixer, Mamba2):
-        tiles = mamba2_of_one_token(
+        tiles = mamba2_of_decode_rows(
             projected.to(DEVICE), weights, states, batch, out, arrived, dependent=False, normed=normed,
             squares=squares, tiling=tiling,
         )  # fmt: skip
-        if squares is not None:
+        if squares is not None and scaled:
             mean = squares[:tiles, : len(projected)].sum(0) / mixer.shape.inner
             out = out * (mean + mixer.gated_norm.eps).rsqrt()[:, None].to(out.dtype)
     else:
-        delta_of_one_token(projected.to(DEVICE), weights, states, batch, out, arrived, dependent=False, tiling=tiling)
+        delta_of_decode_rows(projected.to(DEVICE), weights, states, batch, out, arrived, dependent=False, tiling=tiling)
     assert not arrived.any()
     return out.cpu()
 

@@ -279,7 +279,7 @@ class FusedRows(RowStream):
         return out
 
     def _mix(self, projected: torch.Tensor, weights: Recurrent, states: States) -> None:
-        left = squares_of_norm(weights, states, self._batch, self._sums.squares, self._emb.ranks)
+        left = squares_of_norm(weights, self._batch, self._sums.squares, self._emb.ranks)
         mixed, squares = self._mixed(projected, weights, states, left)
         self._pending = partial(self._add_product, mixed, weights.out, None, squares)
 

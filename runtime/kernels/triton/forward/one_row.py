@@ -36,7 +36,7 @@ class OneRow(RowStream):
         return out
 
     def _mix(self, projected: torch.Tensor, weights: Recurrent, states: States) -> None:
-        norm = norm_left(weights, states)
+        norm = norm_left(weights)
         mixed, _ = of_decode_rows(
             projected, weights, states, self._batch, self._buffers, normed=norm is None, dependent=self._depends(True)
         )

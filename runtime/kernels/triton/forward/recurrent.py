@@ -10,12 +10,10 @@ from runahead.runtime.kernels.layers import GatedDelta, Mamba2, Norm
 from runahead.runtime.kernels.ranks import Ranks
 from runahead.runtime.kernels.triton.forward.buffers import DecodeBuffers
 from runahead.runtime.kernels.triton.forward.separate_products import Squares
+from runahead.runtime.kernels.triton.recurrent.gated_delta_decode import delta_of_decode_rows
 from runahead.runtime.kernels.triton.recurrent.gated_delta_scan import delta_of_chunks
-from runahead.runtime.kernels.triton.recurrent.gated_delta_step import delta_of_one_token
-from runahead.runtime.kernels.triton.recurrent.gated_delta_verify import verify_gated_delta
+from runahead.runtime.kernels.triton.recurrent.mamba2_decode import mamba2_of_decode_rows
 from runahead.runtime.kernels.triton.recurrent.mamba2_scan import mamba2_of_chunks
-from runahead.runtime.kernels.triton.recurrent.mamba2_step import mamba2_of_one_token
-from runahead.runtime.kernels.triton.recurrent.mamba2_verify import verify_mamba2
 from runahead.runtime.kernels.triton.recurrent.scan import ChunkRows, length_of_sub_chunks
 from runahead.runtime.kernels.triton.recurrent.tiling import LONE_ROW, LONE_RUN, STATES
 
@@ -52,51 +50,39 @@ def of_decode_rows(
     `squares_of_norm` gives: the norm's scale alone is left to the product that reads the result, and the squares are
     returned with the number of their tiles.
 
-    Where rows may have drafts, every launch of theirs goes by the same kernel, so that a token has the same bits in
-    each. A lone row's states are cut into more programs, which changes no bit.
+    A token has the same bits whether its row may have drafts or not. A lone row's states are cut into more programs,
+    which changes no bit.
     """
     batch = batch.in_rows or batch
-    *of_rows, kept = states
-    has_drafts = kept.shape[1] > 0
-    assert has_drafts or batch.decode_queries == 1, "slots have no room for the inputs of drafts"
-    assert normed or norm_left(weights, states) is not None, "there is no norm to leave"
+    assert normed or norm_left(weights) is not None, "there is no norm to leave"
     groups = weights.shape.groups if isinstance(weights, Mamba2) else weights.shape.key_heads
-    tiling = STATES if batch.num_rows > 1 else LONE_RUN if has_drafts else LONE_ROW
+    tiling = STATES if batch.num_rows > 1 else LONE_RUN if states[-1].shape[1] else LONE_ROW
     arrived = buffers.meetings(batch.num_rows * groups, projected.device)
     if out is None:
         out = projected.new_empty((projected.shape[0], weights.shape.inner))
-    left = None
-    if isinstance(weights, Mamba2) and has_drafts:
-        verify_mamba2(projected, weights, states, batch, out, arrived, dependent=dependent, tiling=tiling)
-    elif isinstance(weights, Mamba2):
-        tiles = mamba2_of_one_token(
-            projected, weights, (*of_rows,), batch, out, arrived, dependent=dependent, normed=normed, squares=squares,
-            tiling=tiling,
-        )  # fmt: skip
-        left = None if squares is None else (squares, tiles, weights.gated_norm.eps)
-    elif has_drafts:
-        verify_gated_delta(projected, weights, states, batch, out, arrived, dependent=dependent, tiling=tiling)
-    else:
-        delta_of_one_token(projected, weights, (*of_rows,), batch, out, arrived, dependent=dependent, tiling=tiling)
-    return out, left
+    if isinstance(weights, GatedDelta):
+        delta_of_decode_rows(projected, weights, states, batch, out, arrived, dependent=dependent, tiling=tiling)
+        return out, None
+    tiles = mamba2_of_decode_rows(
+        projected, weights, states, batch, out, arrived, dependent=dependent, normed=normed, squares=squares,
+        tiling=tiling,
+    )  # fmt: skip
+    return out, None if squares is None else (squares, tiles, weights.gated_norm.eps)
 
 
-def norm_left(weights: Recurrent, states: States) -> Norm | None:
+def norm_left(weights: Recurrent) -> Norm | None:
     """The norm, over all of a row, that a mixer can leave to the product which reads the result: nobody then waits for
     the row's other programs. None: it can't, or the mixer has none over all of a row. What has no norm yet float16 may
     not hold."""
     if not isinstance(weights, Mamba2) or weights.shape.groups > 1 or weights.out.weight.dtype == torch.float16:
         return None
-    has_drafts = states[-1].shape[1] > 0
-    return None if has_drafts else weights.gated_norm
+    return weights.gated_norm
 
 
-def squares_of_norm(
-    weights: Recurrent, states: States, batch: ForwardBatch, like: torch.Tensor, ranks: Ranks
-) -> torch.Tensor | None:
+def squares_of_norm(weights: Recurrent, batch: ForwardBatch, like: torch.Tensor, ranks: Ranks) -> torch.Tensor | None:
     """Where a mixer stores sums of squares if it leaves its norm's scale to a product: float64 [tiles, columns of
     `like`]. None: it applies the norm, as it does where ranks divide the row."""
-    if norm_left(weights, states) is None or not ranks.share.is_whole:
+    if norm_left(weights) is None or not ranks.share.is_whole:
         return None
     lone = batch.is_decode and batch.num_rows == 1
     return like.new_empty((weights.shape.inner if lone else 1, like.shape[1]))

@@ -102,8 +102,8 @@ def mamba2_of_chunks(
     """What `weights.out` reads, [T, inner], of rows with several query tokens, and their states as many tokens further,
     in place.
 
-    projected, states: as `mamba2_of_one_token` has them; slots of rows that are masked or have one query token stay as
-    they are, and the result for their tokens and for padding is zeros. squares: as `gated_norm` has them.
+    projected, states: as `mamba2_of_decode_rows` has them; slots of rows that are masked or have one query token stay
+    as they are, and the result for their tokens and for padding is zeros. squares: as `gated_norm` has them.
     """
     shape, batch = weights.shape, rows.batch
     conv_state, state = states

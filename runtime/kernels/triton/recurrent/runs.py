@@ -1,12 +1,11 @@
-"""What kernels of recurrent mixers share where rows have drafts: the inputs of a run, of which some are replayed.
+"""What kernels of recurrent mixers share for rows that decode: the tokens of a run, and a convolution over them.
 
-A *run* is here what a recurrence is given of a row in one F: first the drafts of the F before that S has kept, whose
-inputs lie in the row's state slot, then the row's query tokens, its newest token and its drafts. The state behind the
-newest token is written, the inputs of the drafts are kept, and what the drafts make of the state is dropped. The places
-of a run are counted from 0; what the convolution has kept of tokens before it has places below 0.
+A *run* is a row's tokens in one F: first the drafts that S has accepted, whose inputs the F before has kept in the
+row's state slot, then the query tokens: the newest token and its drafts. The state behind the newest token is written,
+the inputs of the drafts are kept, and their states are dropped. Places of a run count from 0.
 
-Every token of a run goes through the same loop. So its bits are the same as a draft, replayed, or as a token that is
-certain, in launches that cut states in the same way.
+Every token goes through the same loop, so its bits are the same as a draft, replayed, or certain. MOST is the number of
+drafts that a slot has room for. With 0, a run is one token: the compiler removes the loop and everything about drafts.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -20,7 +19,28 @@ import triton.language as tl
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.triton.gpu.unrolled import longer
-from runahead.runtime.kernels.triton.recurrent.rows import convolved, newest_tap
+from runahead.runtime.kernels.triton.ops.gates import logistic
+from runahead.runtime.kernels.triton.recurrent.rows import row_of
+
+
+@triton.jit
+def run_of(
+    row, queries, state_slots, read_from, copied_to, copied_after, replayed, seq_lens, positions, query_start_loc,
+    MOST: tl.constexpr, SNAPSHOTS: tl.constexpr,
+):  # fmt: skip
+    """`row_of` a row that decodes, which is live with up to `queries` query tokens. Behind it: the tokens that are
+    replayed, the tokens behind which its state is copied, and the tokens of the run."""
+    start, count, slot, source, copy, live, goes_on = row_of(
+        row, state_slots, read_from, copied_to, seq_lens, positions, query_start_loc, SNAPSHOTS
+    )
+    live = live & (count <= queries)
+    again, after, tokens = 0, 1, 1
+    if MOST > 0:
+        again = tl.load(replayed + row, mask=live, other=0)
+        after, tokens = again, again + count
+        if SNAPSHOTS:
+            after = tl.load(copied_after + row, mask=live, other=0)
+    return start, count, slot, source, copy, live, goes_on & live, again, after, tokens
 
 
 @triton.jit
@@ -35,9 +55,11 @@ def input_of(
     the channels that are convolved and what comes behind them. MOST: drafts of a row.
     """
     token = projected + (line + index - again) * WIDTH + FIRST
-    new = tl.load(token + column, mask=ok & (index >= again), other=0.0).to(tl.float32)
-    old = tl.load(kept + (slot * MOST + index) * INPUTS + column, mask=ok & (index < again), other=0.0)
-    return tl.where(index >= again, new, old)
+    found = tl.load(token + column, mask=ok & (index >= again), other=0.0).to(tl.float32)
+    if MOST > 0:
+        old = tl.load(kept + (slot * MOST + index) * INPUTS + column, mask=ok & (index < again), other=0.0)
+        found = tl.where(index >= again, found, old)
+    return found
 
 
 @triton.jit
@@ -56,20 +78,24 @@ def taps_of(conv_weight, conv_bias, channel, ok, WINDOW: tl.constexpr, HAS_BIAS:
     """By what a convolution multiplies what it sees, the oldest first, and behind that its bias: a tuple, float32, as
     `channel`."""
     taps = ()
-    for tap in tl.static_range(WINDOW - 1):
+    for tap in tl.static_range(WINDOW):
         weight = tl.load(conv_weight + channel * WINDOW + tap, mask=ok, other=0.0)
         taps = longer(taps, weight.to(tl.float32))
-    weight, bias = newest_tap(conv_weight, conv_bias, channel, ok, WINDOW, HAS_BIAS)
-    return longer(longer(taps, weight), bias)
+    bias = tl.zeros(channel.shape, tl.float32)
+    if HAS_BIAS:
+        bias = tl.load(conv_bias + channel, mask=ok, other=0.0).to(tl.float32)
+    return longer(taps, bias)
 
 
 @triton.jit
 def convolved_of(seen, newest, taps, WINDOW: tl.constexpr):
-    """The convolution that ends at `newest`, and its SiLU. The order of the sum is that of `sum_of_kept`."""
+    """The convolution that ends at `newest`, oldest first, then the bias, and its SiLU."""
     total = tl.zeros(newest.shape, tl.float32)
     for tap in tl.static_range(WINDOW - 1):
         total += seen[tap] * taps[tap]
-    return convolved(total, newest, (taps[WINDOW - 1], taps[WINDOW]))
+    total += newest * taps[WINDOW - 1]
+    total += taps[WINDOW]
+    return total * logistic(total)
 
 
 @triton.jit
@@ -118,12 +144,13 @@ def keep_drafts(
     tl.store(kept + (slot * MOST + j) * INPUTS + column[None, :], drafts.to(tl.float32), mask=mine)
 
 
-def places_of(batch: ForwardBatch) -> tuple[torch.Tensor, ...]:
-    """What kernels are given of a batch's states, int32 [B] each: slots, read_from, copied_to, copied_after, replayed.
-    Without snapshots the second to the fourth are not read."""
+def places_of(batch: ForwardBatch, most: int) -> tuple[torch.Tensor, ...]:
+    """What `run_of` is given of a batch's states, int32 [B] each: slots, read_from, copied_to, copied_after, replayed.
+    Without snapshots the second to the fourth are not read; without room for drafts (most) the last two are not."""
     own, snapshots = batch.state_slots, batch.states_read_from is not None
     assert own is not None, "a model that keeps states is given a batch that names no state slots"
-    assert batch.replayed is not None, "slots that hold inputs of drafts are given a batch that names no replays"
-    assert not snapshots or batch.copied_after is not None, "a boundary may be inside a run"
-    others = (batch.states_read_from, batch.states_copied_to, batch.copied_after)
-    return (own, *(own if one is None else one for one in others), batch.replayed)
+    assert batch.decode_queries <= 1 + most, "more drafts than a slot has room for"
+    assert not most or batch.replayed is not None, "slots that hold inputs of drafts are given no replays"
+    assert not most or not snapshots or batch.copied_after is not None, "a boundary may be inside a run"
+    others = (batch.states_read_from, batch.states_copied_to, batch.copied_after, batch.replayed)
+    return (own, *(own if one is None else one for one in others))

@@ -1,9 +1,10 @@
-"""The gated delta net of rows that decode where rows may have drafts, in one kernel: what
-`recurrent/gated_delta_step.py` does, for the tokens of a run one after the other, of which the first are replayed from
-the inputs in the row's slot.
+"""The gated delta net of rows that decode, in one kernel: convolution, lengths, state, output, norm and gate.
 
-A row's state is read and written once, behind its newest token; what drafts make of it stays in registers. The inputs
-that programs share are kept by the one that comes last of the heads that share a key.
+A row has its newest token, before it the drafts that are replayed, and behind it new drafts; without room for drafts a
+run is one token (`runs.py`). A program has some numbers of one head of values, with the state of each; its query and
+its key each finds for itself. A row's state is read and written once, behind its newest token. The norm is over a head:
+of the heads that share a key, the program that comes last takes it for each of them. It also moves on the convolution's
+window of query and key and keeps their inputs, which the others have read by then.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -20,10 +21,10 @@ import triton.language as tl
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import GatedDelta
 from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
-from runahead.runtime.kernels.triton.recurrent.gated_delta_step import normed_and_gated, query_of, written_to
-from runahead.runtime.kernels.triton.recurrent.rows import row_of
-from runahead.runtime.kernels.triton.recurrent.tiling import STATES, StateTiling
-from runahead.runtime.kernels.triton.recurrent.verify import (
+from runahead.runtime.kernels.triton.ops.gates import logistic
+from runahead.runtime.kernels.triton.ops.norms import sum_of_squares
+from runahead.runtime.kernels.triton.recurrent.rows import softplus
+from runahead.runtime.kernels.triton.recurrent.runs import (
     chosen_of,
     convolved_of,
     drafts_of,
@@ -32,20 +33,47 @@ from runahead.runtime.kernels.triton.recurrent.verify import (
     leave_channels,
     one_further,
     places_of,
+    run_of,
     seen_before,
     taps_of,
 )
+from runahead.runtime.kernels.triton.recurrent.tiling import STATES, StateTiling
+
+_LENGTH_EPS = tl.constexpr(1e-6)  # of a query's and a key's length
+
+
+@triton.jit
+def query_of(query, KEY_DIM: tl.constexpr):
+    """A query divided by its length, and scaled."""
+    return query * (tl.rsqrt(sum_of_squares(query) + _LENGTH_EPS) * (KEY_DIM**-0.5))
+
+
+@triton.jit
+def written_to(state_tile, key, value, b, dt, slope):
+    """A state [numbers of a head of values, numbers of a key] one token further. key: as it was convolved. dt: with its
+    bias."""
+    key = key * tl.rsqrt(sum_of_squares(key) + _LENGTH_EPS)
+    state_tile = state_tile * tl.exp(softplus(dt) * slope)
+    known = tl.sum(state_tile * key[None, :], 1)
+    return state_tile + (logistic(b) * (value - known))[:, None] * key[None, :]
+
+
+@triton.jit
+def normed_and_gated(y, z, weight, eps, VALUE_DIM: tl.constexpr):
+    """Of one head of values."""
+    y = y * (tl.rsqrt(sum_of_squares(y) / VALUE_DIM + eps) * weight)
+    return y * z * logistic(z)
 
 
 @triton.jit
 def _inputs_at(
-    index, projected, kept, line, slot, q_channel, k_channel, v_channel, head, again, end, in_head, in_key,
+    index, projected, kept, line, slot, q_channel, k_channel, v_channel, head, again, tokens, in_head, in_key,
     INNER: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr, CHANNELS: tl.constexpr, VALUE_HEADS: tl.constexpr,
     MOST: tl.constexpr,
 ):  # fmt: skip
     """What a token brings, float32: query, key, value, how much of the value is written, and how far the state decays,
-    before the bias. end: of the run, from where all is 0."""
-    more = index < end
+    before the bias. tokens: of the run, from where all is 0."""
+    more = index < tokens
     q = input_of(projected, kept, line, slot, q_channel, index, again, in_key & more, INNER, WIDTH, INPUTS, MOST)
     k = input_of(projected, kept, line, slot, k_channel, index, again, in_key & more, INNER, WIDTH, INPUTS, MOST)
     v = input_of(projected, kept, line, slot, v_channel, index, again, in_head & more, INNER, WIDTH, INPUTS, MOST)
@@ -69,7 +97,7 @@ def _made_of(
 
 
 @triton.jit(do_not_specialize=["queries"])
-def _delta_verify_kernel(
+def _delta_decode_kernel(
     projected, conv_weight, a, dt_bias, gamma, conv_state, state, kept, state_slots, read_from, copied_to, copied_after,
     replayed, seq_lens, positions, query_start_loc, made, out, arrived, eps, queries, KEY_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, WINDOW: tl.constexpr,
@@ -97,15 +125,10 @@ def _delta_verify_kernel(
     index = head * VALUE_DIM + dim  # among all values
     v_channel = 2 * KEYS + index
     # Lengths, slots and what earlier launches have left are constant until this kernel writes it.
-    start, count, slot, source, copy, live, goes_on = row_of(
-        row, state_slots, read_from, copied_to, seq_lens, positions, query_start_loc, SNAPSHOTS
-    )
-    live = live & (count <= queries)
-    goes_on = goes_on & live
-    again = tl.load(replayed + row, mask=live, other=0)
-    after = again
-    if SNAPSHOTS:
-        after = tl.load(copied_after + row, mask=live, other=0)
+    start, count, slot, source, copy, live, goes_on, again, after, tokens = run_of(
+        row, queries, state_slots, read_from, copied_to, copied_after, replayed, seq_lens, positions, query_start_loc,
+        MOST, SNAPSHOTS,
+    )  # fmt: skip
     of_head = state + (head * VALUE_DIM + dim[:, None]) * KEY_DIM + i[None, :]
     in_tile = in_head[:, None] & in_key[None, :]
     state_tile = tl.load(of_head + source * SIZE, mask=in_tile & goes_on, other=0.0)
@@ -119,21 +142,21 @@ def _delta_verify_kernel(
     bias = tl.load(dt_bias + head).to(tl.float32)
     wait_for_predecessors(DEPENDENT)
     line = start.to(tl.int64)
-    own = made + row.to(tl.int64) * queries * INNER
     if live:
+        own = made + row.to(tl.int64) * queries * INNER
         q_left, k_left, v_left = q_seen, k_seen, v_seen
         q_there, k_there, v_there = q_seen, k_seen, v_seen
         ahead = _inputs_at(
-            0, projected, kept, line, slot, q_channel, k_channel, v_channel, head, again, again + count, in_head,
-            in_key, INNER, WIDTH, INPUTS, CHANNELS, VALUE_HEADS, MOST,
+            0, projected, kept, line, slot, q_channel, k_channel, v_channel, head, again, tokens, in_head, in_key,
+            INNER, WIDTH, INPUTS, CHANNELS, VALUE_HEADS, MOST,
         )  # fmt: skip
-        for step in range(again + count):
+        for step in range(tokens):
             q_new, k_new, v_new, b, dt = ahead
-            # What the next token brings is asked for before anything waits for this one's.
-            ahead = _inputs_at(
-                step + 1, projected, kept, line, slot, q_channel, k_channel, v_channel, head, again, again + count,
-                in_head, in_key, INNER, WIDTH, INPUTS, CHANNELS, VALUE_HEADS, MOST,
-            )  # fmt: skip
+            if MOST > 0:  # what the next token brings is asked for before anything waits for this one's
+                ahead = _inputs_at(
+                    step + 1, projected, kept, line, slot, q_channel, k_channel, v_channel, head, again, tokens,
+                    in_head, in_key, INNER, WIDTH, INPUTS, CHANNELS, VALUE_HEADS, MOST,
+                )  # fmt: skip
             query = convolved_of(q_seen, q_new, q_taps, WINDOW)
             key = convolved_of(k_seen, k_new, k_taps, WINDOW)
             value = convolved_of(v_seen, v_new, v_taps, WINDOW)
@@ -141,14 +164,16 @@ def _delta_verify_kernel(
             k_seen = one_further(k_seen, k_new, WINDOW)
             v_seen = one_further(v_seen, v_new, WINDOW)
             state_tile = written_to(state_tile, key, value, b, dt + bias, slope)
-            if step == again:  # the newest token: what follows is not certain
-                tl.store(of_head + slot * SIZE, state_tile, mask=in_tile)
+            if MOST > 0:
+                if step == again:  # the newest token: what follows is not certain
+                    tl.store(of_head + slot * SIZE, state_tile, mask=in_tile)
             q_left = chosen_of(step == again, q_seen, q_left, WINDOW)
             k_left = chosen_of(step == again, k_seen, k_left, WINDOW)
             v_left = chosen_of(step == again, v_seen, v_left, WINDOW)
             if SNAPSHOTS:
-                if (copy >= 0) & (step + 1 == after):
-                    tl.store(of_head + copy * SIZE, state_tile, mask=in_tile)
+                if MOST > 0:
+                    if (copy >= 0) & (step + 1 == after):
+                        tl.store(of_head + copy * SIZE, state_tile, mask=in_tile)
                 q_there = chosen_of(step + 1 == after, q_seen, q_there, WINDOW)
                 k_there = chosen_of(step + 1 == after, k_seen, k_there, WINDOW)
                 v_there = chosen_of(step + 1 == after, v_seen, v_there, WINDOW)
@@ -158,19 +183,26 @@ def _delta_verify_kernel(
         tl.debug_barrier()
         meeting = arrived + row * KEY_HEADS + of_keys
         is_last = tl.atomic_add(meeting, 1, sem="acq_rel") == EACH * TILES - 1
-        v_drafts = drafts_of(projected, line, v_channel, count, in_head, INNER, WIDTH, MOST_PAD)
+        if MOST == 0:
+            # Behind the meeting: it waits until all that was written before it is there for all to see.
+            tl.store(of_head + slot * SIZE, state_tile, mask=in_tile)
+            if SNAPSHOTS:
+                tl.store(of_head + copy * SIZE, state_tile, mask=in_tile & (copy >= 0))
+        else:
+            v_drafts = drafts_of(projected, line, v_channel, count, in_head, INNER, WIDTH, MOST_PAD)
         leave_channels(conv_state, slot, v_channel, v_left, in_head, CHANNELS, WINDOW)
         if SNAPSHOTS:
             leave_channels(conv_state, copy, v_channel, v_there, in_head & (copy >= 0), CHANNELS, WINDOW)
         if is_last:
             tl.store(meeting, 0)
-            each = tl.arange(0, EACH_PAD)
-            steps = CHANNELS + of_keys * EACH + each
-            is_own = each < EACH
-            q_drafts = drafts_of(projected, line, q_channel, count, in_key, INNER, WIDTH, MOST_PAD)
-            k_drafts = drafts_of(projected, line, k_channel, count, in_key, INNER, WIDTH, MOST_PAD)
-            b_drafts = drafts_of(projected, line, steps, count, is_own, INNER, WIDTH, MOST_PAD)
-            step_drafts = drafts_of(projected, line, steps + VALUE_HEADS, count, is_own, INNER, WIDTH, MOST_PAD)
+            if MOST > 0:
+                each = tl.arange(0, EACH_PAD)
+                steps = CHANNELS + of_keys * EACH + each
+                is_own = each < EACH
+                q_drafts = drafts_of(projected, line, q_channel, count, in_key, INNER, WIDTH, MOST_PAD)
+                k_drafts = drafts_of(projected, line, k_channel, count, in_key, INNER, WIDTH, MOST_PAD)
+                b_drafts = drafts_of(projected, line, steps, count, is_own, INNER, WIDTH, MOST_PAD)
+                step_drafts = drafts_of(projected, line, steps + VALUE_HEADS, count, is_own, INNER, WIDTH, MOST_PAD)
             j = tl.arange(0, VALUE_PAD)
             ok = j < VALUE_DIM
             weight = tl.load(gamma + j, mask=ok, other=0.0).to(tl.float32)
@@ -179,29 +211,30 @@ def _delta_verify_kernel(
             if SNAPSHOTS:
                 leave_channels(conv_state, copy, q_channel, q_there, in_key & (copy >= 0), CHANNELS, WINDOW)
                 leave_channels(conv_state, copy, k_channel, k_there, in_key & (copy >= 0), CHANNELS, WINDOW)
-            keep_drafts(kept, slot, q_channel, q_drafts, count, in_key, INPUTS, MOST, MOST_PAD)
-            keep_drafts(kept, slot, k_channel, k_drafts, count, in_key, INPUTS, MOST, MOST_PAD)
-            keep_drafts(kept, slot, steps, b_drafts, count, is_own, INPUTS, MOST, MOST_PAD)
-            keep_drafts(kept, slot, steps + VALUE_HEADS, step_drafts, count, is_own, INPUTS, MOST, MOST_PAD)
-            made_next = _made_of(
-                own, projected, line, of_keys * EACH, 0, j, count * EACH, EACH, VALUE_DIM, INNER, WIDTH
-            )
-            for number in range(count * EACH):
+            if MOST > 0:
+                keep_drafts(kept, slot, q_channel, q_drafts, count, in_key, INPUTS, MOST, MOST_PAD)
+                keep_drafts(kept, slot, k_channel, k_drafts, count, in_key, INPUTS, MOST, MOST_PAD)
+                keep_drafts(kept, slot, steps, b_drafts, count, is_own, INPUTS, MOST, MOST_PAD)
+                keep_drafts(kept, slot, steps + VALUE_HEADS, step_drafts, count, is_own, INPUTS, MOST, MOST_PAD)
+            outputs = (tokens - again) * EACH
+            made_next = _made_of(own, projected, line, of_keys * EACH, 0, j, outputs, EACH, VALUE_DIM, INNER, WIDTH)
+            for number in range(outputs):
                 y, z = made_next
                 made_next = _made_of(
-                    own, projected, line, of_keys * EACH, number + 1, j, count * EACH, EACH, VALUE_DIM, INNER, WIDTH
+                    own, projected, line, of_keys * EACH, number + 1, j, outputs, EACH, VALUE_DIM, INNER, WIDTH
                 )
                 token, at = number // EACH, (of_keys * EACH + number % EACH) * VALUE_DIM + j
                 y = normed_and_gated(y, z, weight, eps, VALUE_DIM).to(out.dtype.element_ty)
                 tl.store(out + (line + token) * INNER + at, y, mask=ok)
-        keep_drafts(kept, slot, v_channel, v_drafts, count, in_head, INPUTS, MOST, MOST_PAD)
+        if MOST > 0:
+            keep_drafts(kept, slot, v_channel, v_drafts, count, in_head, INPUTS, MOST, MOST_PAD)
     elif count <= queries:
         nothing = tl.zeros([TILE], out.dtype.element_ty)
         for token in range(count):
             tl.store(out + (line + token) * INNER + index, nothing, mask=in_head)
 
 
-def verify_gated_delta(
+def delta_of_decode_rows(
     projected: torch.Tensor,
     weights: GatedDelta,
     states: tuple[torch.Tensor, ...],
@@ -215,17 +248,19 @@ def verify_gated_delta(
     """What `weights.out` reads of rows that decode, which have up to `batch.decode_queries` query tokens, and their
     states as far as their newest tokens, in place.
 
-    states: as `delta_of_one_token` has them, and behind them the inputs of drafts, float32 [state slots of rows, K,
-    `Kept.inputs`]: as many as `batch.replayed` says are replayed, then those of the row's new drafts are kept. Slots of
-    rows that are masked or have more query tokens stay as they are. The rest is as there.
+    projected: contiguous [T, inner + channels + 2 * value_heads]. states: float32, of this mixer, [state slots,
+    window - 1, channels], [state slots, value_heads, value_dim, key_dim] and the inputs of up to K drafts, [state slots
+    of rows, K, `Kept.inputs`]: those of `batch.replayed` are replayed, then those of the row's new drafts are kept.
+    Slots of rows that are masked or have more query tokens stay as they are. out: contiguous [T, inner]; rows of more
+    query tokens are not written, and of masked rows it is zeros. arrived: int32 [rows * key_heads or more], zeros,
+    which it is again afterwards. dependent: launched programmatically. tiling: how states are cut.
     """
     shape, rows, queries = weights.shape, batch.num_rows, batch.decode_queries
     conv_state, state, kept = states
     most = kept.shape[1]
-    assert queries <= 1 + most, "more drafts than a slot has room for"
     tile = tiling.tile(shape.value_dim, shape.key_dim)
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
-    _delta_verify_kernel[(rows, shape.value_heads * triton.cdiv(shape.value_dim, tile))](
+    _delta_decode_kernel[(rows, shape.value_heads * triton.cdiv(shape.value_dim, tile))](
         projected,
         weights.conv_weight,
         weights.a,
@@ -233,8 +268,8 @@ def verify_gated_delta(
         weights.gated_norm.weight,
         conv_state,
         state,
-        kept,
-        *places_of(batch),
+        kept if most else state,
+        *places_of(batch, most),
         batch.seq_lens,
         batch.positions,
         batch.query_start_loc,
@@ -253,7 +288,7 @@ def verify_gated_delta(
         KEY_PAD=triton.next_power_of_2(shape.key_dim),
         VALUE_PAD=triton.next_power_of_2(shape.value_dim),
         EACH_PAD=triton.next_power_of_2(shape.value_heads // shape.key_heads),
-        MOST_PAD=triton.next_power_of_2(most),
+        MOST_PAD=triton.next_power_of_2(max(most, 1)),
         DEPENDENT=dependent,
         SNAPSHOTS=batch.states_read_from is not None,
         num_warps=tiling.warps,
