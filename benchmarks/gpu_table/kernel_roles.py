@@ -19,7 +19,7 @@ _BY_NAME: Final = tuple(
     (role, re.compile(pattern))
     for role, pattern in (
         ("marks", r"^_?(start|sampled|ended)_kernel"),
-        ("experts", r"expert|^_?(route|route_few|list|sum)_kernel"),
+        ("experts", r"expert|^_?(route|list|sum)_kernel"),
         ("states", r"mamba2|delta|convolve|keep_channels|gated_norm"),
         ("qkv", r"qkv"),
         ("gate_up", r"gate_?up(?!.*silu_mul)|(^|_)gu_kernel"),

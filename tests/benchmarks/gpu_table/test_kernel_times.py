@@ -51,7 +51,7 @@ def test_kernels_of_recurrent_states_and_experts_are_told_by_their_names() -> No
         "_convolve_kernel",
         "_gated_norm_kernel",
         "_expert_product_kernel",
-        "_route_few_kernel",
+        "_route_kernel",
     ]
     assert [role_of(name) for name in names] == ["states"] * 4 + ["experts"] * 2
 

@@ -46,7 +46,11 @@ def sum_of_squares(value):
 
 
 @triton.jit
-def _rms_norm_kernel(x, x_stride, weight, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+def _rms_norm_kernel(
+    x, x_stride, residual, weight, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADDED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """ADDED: x is added to the residual first, and the norm is of the sum."""
     let_dependents_start(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
@@ -54,22 +58,12 @@ def _rms_norm_kernel(x, x_stride, weight, out, eps, WIDTH: tl.constexpr, BLOCK: 
     w = tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
     wait_for_predecessors(DEPENDENT)
     v = tl.load(x + row * x_stride + i, mask=inside, other=0.0).to(tl.float32)
+    if ADDED:
+        v += tl.load(residual + row * WIDTH + i, mask=inside, other=0.0).to(tl.float32)
+        rounded = v.to(residual.dtype.element_ty)
+        tl.store(residual + row * WIDTH + i, rounded, mask=inside)
+        v = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(v * v, 0) / WIDTH + eps)
-    tl.store(out + row * WIDTH + i, (v * scale * w).to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _add_rms_norm_kernel(x, residual, weight, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    i = tl.arange(0, BLOCK)
-    inside = i < WIDTH
-    v = tl.load(x + row * WIDTH + i, mask=inside, other=0.0).to(tl.float32)
-    v += tl.load(residual + row * WIDTH + i, mask=inside, other=0.0).to(tl.float32)
-    rounded = v.to(residual.dtype.element_ty)
-    tl.store(residual + row * WIDTH + i, rounded, mask=inside)
-    v = rounded.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(v * v, 0) / WIDTH + eps)
-    w = tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * WIDTH + i, (v * scale * w).to(out.dtype.element_ty), mask=inside)
 
 
@@ -121,14 +115,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, dependent: bo
 
     x: [T, H]. weight: [H]. dependent: launched with programmatic dependent launch. Returns [T, H] in x's dtype.
     """
-    tokens, width = x.shape
-    out = torch.empty((tokens, width), dtype=x.dtype, device=x.device)
-    block, warps = launch_shape(width)
-    options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
-    _rms_norm_kernel[(tokens,)](
-        x, x.stride(0), weight, out, eps, WIDTH=width, BLOCK=block, DEPENDENT=dependent, num_warps=warps, **options
-    )
-    return out
+    return _rms_norm(x, None, weight, eps, dependent)
 
 
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -136,10 +123,30 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
 
     x, residual: contiguous [T, H]. weight: [H]. Returns [T, H] in x's dtype.
     """
+    return _rms_norm(x, residual, weight, eps, False)
+
+
+def _rms_norm(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, dependent: bool
+) -> torch.Tensor:
     tokens, width = x.shape
-    out = torch.empty_like(x)
+    out = torch.empty((tokens, width), dtype=x.dtype, device=x.device)
     block, warps = launch_shape(width)
-    _add_rms_norm_kernel[(tokens,)](x, residual, weight, out, eps, WIDTH=width, BLOCK=block, num_warps=warps)
+    options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
+    _rms_norm_kernel[(tokens,)](
+        x,
+        x.stride(0),
+        x if residual is None else residual,
+        weight,
+        out,
+        eps,
+        WIDTH=width,
+        BLOCK=block,
+        ADDED=residual is not None,
+        DEPENDENT=dependent,
+        num_warps=warps,
+        **options,
+    )
     return out
 
 

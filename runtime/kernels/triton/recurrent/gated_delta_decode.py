@@ -25,17 +25,16 @@ from runahead.runtime.kernels.triton.ops.gates import logistic
 from runahead.runtime.kernels.triton.ops.norms import sum_of_squares
 from runahead.runtime.kernels.triton.recurrent.rows import softplus
 from runahead.runtime.kernels.triton.recurrent.runs import (
-    chosen_of,
     convolved_of,
     drafts_of,
     input_of,
     keep_drafts,
-    leave_channels,
-    one_further,
+    leave_window,
+    moved_window,
     places_of,
     run_of,
-    seen_before,
     taps_of,
+    window_of,
 )
 from runahead.runtime.kernels.triton.recurrent.tiling import STATES, StateTiling
 
@@ -132,9 +131,9 @@ def _delta_decode_kernel(
     of_head = state + (head * VALUE_DIM + dim[:, None]) * KEY_DIM + i[None, :]
     in_tile = in_head[:, None] & in_key[None, :]
     state_tile = tl.load(of_head + source * SIZE, mask=in_tile & goes_on, other=0.0)
-    q_seen = seen_before(conv_state, source, q_channel, in_key & goes_on, CHANNELS, WINDOW)
-    k_seen = seen_before(conv_state, source, k_channel, in_key & goes_on, CHANNELS, WINDOW)
-    v_seen = seen_before(conv_state, source, v_channel, in_head & goes_on, CHANNELS, WINDOW)
+    q_window = window_of(conv_state, source, q_channel, in_key & goes_on, CHANNELS, WINDOW)
+    k_window = window_of(conv_state, source, k_channel, in_key & goes_on, CHANNELS, WINDOW)
+    v_window = window_of(conv_state, source, v_channel, in_head & goes_on, CHANNELS, WINDOW)
     q_taps = taps_of(conv_weight, conv_weight, q_channel, in_key, WINDOW, False)
     k_taps = taps_of(conv_weight, conv_weight, k_channel, in_key, WINDOW, False)
     v_taps = taps_of(conv_weight, conv_weight, v_channel, in_head, WINDOW, False)
@@ -144,8 +143,6 @@ def _delta_decode_kernel(
     line = start.to(tl.int64)
     if live:
         own = made + row.to(tl.int64) * queries * INNER
-        q_left, k_left, v_left = q_seen, k_seen, v_seen
-        q_there, k_there, v_there = q_seen, k_seen, v_seen
         ahead = _inputs_at(
             0, projected, kept, line, slot, q_channel, k_channel, v_channel, head, again, tokens, in_head, in_key,
             INNER, WIDTH, INPUTS, CHANNELS, VALUE_HEADS, MOST,
@@ -157,26 +154,19 @@ def _delta_decode_kernel(
                     step + 1, projected, kept, line, slot, q_channel, k_channel, v_channel, head, again, tokens,
                     in_head, in_key, INNER, WIDTH, INPUTS, CHANNELS, VALUE_HEADS, MOST,
                 )  # fmt: skip
-            query = convolved_of(q_seen, q_new, q_taps, WINDOW)
-            key = convolved_of(k_seen, k_new, k_taps, WINDOW)
-            value = convolved_of(v_seen, v_new, v_taps, WINDOW)
-            q_seen = one_further(q_seen, q_new, WINDOW)
-            k_seen = one_further(k_seen, k_new, WINDOW)
-            v_seen = one_further(v_seen, v_new, WINDOW)
+            query = convolved_of(q_window, q_new, q_taps, WINDOW)
+            key = convolved_of(k_window, k_new, k_taps, WINDOW)
+            value = convolved_of(v_window, v_new, v_taps, WINDOW)
+            q_window = moved_window(q_window, q_new, step == again, step + 1 == after, WINDOW, SNAPSHOTS)
+            k_window = moved_window(k_window, k_new, step == again, step + 1 == after, WINDOW, SNAPSHOTS)
+            v_window = moved_window(v_window, v_new, step == again, step + 1 == after, WINDOW, SNAPSHOTS)
             state_tile = written_to(state_tile, key, value, b, dt + bias, slope)
             if MOST > 0:
                 if step == again:  # the newest token: what follows is not certain
                     tl.store(of_head + slot * SIZE, state_tile, mask=in_tile)
-            q_left = chosen_of(step == again, q_seen, q_left, WINDOW)
-            k_left = chosen_of(step == again, k_seen, k_left, WINDOW)
-            v_left = chosen_of(step == again, v_seen, v_left, WINDOW)
-            if SNAPSHOTS:
-                if MOST > 0:
+                if SNAPSHOTS:
                     if (copy >= 0) & (step + 1 == after):
                         tl.store(of_head + copy * SIZE, state_tile, mask=in_tile)
-                q_there = chosen_of(step + 1 == after, q_seen, q_there, WINDOW)
-                k_there = chosen_of(step + 1 == after, k_seen, k_there, WINDOW)
-                v_there = chosen_of(step + 1 == after, v_seen, v_there, WINDOW)
             if step >= again:
                 y = tl.sum(state_tile * query_of(query, KEY_DIM)[None, :], 1)
                 tl.store(own + (step - again) * INNER + index, y, mask=in_head)
@@ -190,9 +180,7 @@ def _delta_decode_kernel(
                 tl.store(of_head + copy * SIZE, state_tile, mask=in_tile & (copy >= 0))
         else:
             v_drafts = drafts_of(projected, line, v_channel, count, in_head, INNER, WIDTH, MOST_PAD)
-        leave_channels(conv_state, slot, v_channel, v_left, in_head, CHANNELS, WINDOW)
-        if SNAPSHOTS:
-            leave_channels(conv_state, copy, v_channel, v_there, in_head & (copy >= 0), CHANNELS, WINDOW)
+        leave_window(conv_state, slot, copy, v_channel, v_window, in_head, CHANNELS, WINDOW, SNAPSHOTS)
         if is_last:
             tl.store(meeting, 0)
             if MOST > 0:
@@ -206,11 +194,8 @@ def _delta_decode_kernel(
             j = tl.arange(0, VALUE_PAD)
             ok = j < VALUE_DIM
             weight = tl.load(gamma + j, mask=ok, other=0.0).to(tl.float32)
-            leave_channels(conv_state, slot, q_channel, q_left, in_key, CHANNELS, WINDOW)
-            leave_channels(conv_state, slot, k_channel, k_left, in_key, CHANNELS, WINDOW)
-            if SNAPSHOTS:
-                leave_channels(conv_state, copy, q_channel, q_there, in_key & (copy >= 0), CHANNELS, WINDOW)
-                leave_channels(conv_state, copy, k_channel, k_there, in_key & (copy >= 0), CHANNELS, WINDOW)
+            leave_window(conv_state, slot, copy, q_channel, q_window, in_key, CHANNELS, WINDOW, SNAPSHOTS)
+            leave_window(conv_state, slot, copy, k_channel, k_window, in_key, CHANNELS, WINDOW, SNAPSHOTS)
             if MOST > 0:
                 keep_drafts(kept, slot, q_channel, q_drafts, count, in_key, INPUTS, MOST, MOST_PAD)
                 keep_drafts(kept, slot, k_channel, k_drafts, count, in_key, INPUTS, MOST, MOST_PAD)

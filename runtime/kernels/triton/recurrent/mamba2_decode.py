@@ -26,17 +26,16 @@ from runahead.runtime.kernels.triton.ops.gates import logistic
 from runahead.runtime.kernels.triton.ops.norms import squares_of, sum_of_squares
 from runahead.runtime.kernels.triton.recurrent.rows import softplus
 from runahead.runtime.kernels.triton.recurrent.runs import (
-    chosen_of,
     convolved_of,
     drafts_of,
     input_of,
     keep_drafts,
-    leave_channels,
-    one_further,
+    leave_window,
+    moved_window,
     places_of,
     run_of,
-    seen_before,
     taps_of,
+    window_of,
 )
 from runahead.runtime.kernels.triton.recurrent.tiling import STATES, StateTiling
 
@@ -92,8 +91,8 @@ def _mamba2_decode_kernel(
 
     NORMED: the last program of a group applies the norm. HOLDS_TWO: registers can hold the group's outputs of two
     tokens. SCALED: the reader applies the norm's scale, and each program stores its sums of squares; SUMMED: the last
-    one stores their sum. Otherwise the reader applies the norm. Programs of one token that need not meet at the end
-    meet earlier, to tell who moves B and C on: all that is written over was read before the wait.
+    one stores their sum. Otherwise the reader applies the norm. With one token and nothing for the last program to add,
+    the last one is found early: all that is written over was read before the wait.
     """
     let_dependents_start(DEPENDENT)
     INNER: tl.constexpr = HEADS * HEAD_DIM
@@ -105,7 +104,7 @@ def _mamba2_decode_kernel(
     SIZE: tl.constexpr = HEADS * HEAD_DIM * STATE  # numbers of a slot
     TILES: tl.constexpr = (HEAD_DIM + TILE - 1) // TILE
     PROGRAMS: tl.constexpr = EACH * TILES  # of a group
-    MEET_EARLY: tl.constexpr = MOST == 0 and not (NORMED or SUMMED)
+    ARRIVES_EARLY: tl.constexpr = MOST == 0 and not (NORMED or SUMMED)
     row, program = tl.program_id(0), tl.program_id(1)
     head = program // TILES
     group = head // EACH
@@ -123,9 +122,9 @@ def _mamba2_decode_kernel(
     of_head = state + (head * HEAD_DIM + dim[:, None]) * STATE + n[None, :]
     in_tile = in_head[:, None] & in_state[None, :]
     state_tile = tl.load(of_head + source * SIZE, mask=in_tile & goes_on, other=0.0)
-    x_seen = seen_before(conv_state, source, x_channel, in_head & goes_on, CHANNELS, WINDOW)
-    b_seen = seen_before(conv_state, source, b_channel, in_state & goes_on, CHANNELS, WINDOW)
-    c_seen = seen_before(conv_state, source, c_channel, in_state & goes_on, CHANNELS, WINDOW)
+    x_window = window_of(conv_state, source, x_channel, in_head & goes_on, CHANNELS, WINDOW)
+    b_window = window_of(conv_state, source, b_channel, in_state & goes_on, CHANNELS, WINDOW)
+    c_window = window_of(conv_state, source, c_channel, in_state & goes_on, CHANNELS, WINDOW)
     x_taps = taps_of(conv_weight, conv_bias, x_channel, in_head, WINDOW, HAS_BIAS)
     b_taps = taps_of(conv_weight, conv_bias, b_channel, in_state, WINDOW, HAS_BIAS)
     c_taps = taps_of(conv_weight, conv_bias, c_channel, in_state, WINDOW, HAS_BIAS)
@@ -138,13 +137,11 @@ def _mamba2_decode_kernel(
     if live:
         first = row.to(tl.int64) * queries  # of `made`
         meeting = arrived + row * GROUPS + group
-        x_left, b_left, c_left = x_seen, b_seen, c_seen
-        x_there, b_there, c_there = x_seen, b_seen, c_seen
         ahead = _inputs_at(
             0, projected, kept, line, slot, x_channel, b_channel, c_channel, head, again, tokens, in_head, in_state,
             INNER, WIDTH, INPUTS, CHANNELS, MOST,
         )  # fmt: skip
-        if MEET_EARLY:
+        if ARRIVES_EARLY:
             tl.debug_barrier()
             is_last = tl.atomic_add(meeting, 1, sem="acq_rel") == PROGRAMS - 1
         for step in range(tokens):
@@ -154,26 +151,19 @@ def _mamba2_decode_kernel(
                     step + 1, projected, kept, line, slot, x_channel, b_channel, c_channel, head, again, tokens,
                     in_head, in_state, INNER, WIDTH, INPUTS, CHANNELS, MOST,
                 )  # fmt: skip
-            x = convolved_of(x_seen, x_new, x_taps, WINDOW)
-            b = convolved_of(b_seen, b_new, b_taps, WINDOW)
-            c = convolved_of(c_seen, c_new, c_taps, WINDOW)
-            x_seen = one_further(x_seen, x_new, WINDOW)
-            b_seen = one_further(b_seen, b_new, WINDOW)
-            c_seen = one_further(c_seen, c_new, WINDOW)
+            x = convolved_of(x_window, x_new, x_taps, WINDOW)
+            b = convolved_of(b_window, b_new, b_taps, WINDOW)
+            c = convolved_of(c_window, c_new, c_taps, WINDOW)
+            x_window = moved_window(x_window, x_new, step == again, step + 1 == after, WINDOW, SNAPSHOTS)
+            b_window = moved_window(b_window, b_new, step == again, step + 1 == after, WINDOW, SNAPSHOTS)
+            c_window = moved_window(c_window, c_new, step == again, step + 1 == after, WINDOW, SNAPSHOTS)
             state_tile = moved_on(state_tile, x, b, step_of(raw, bias, low, high), slope)
             if MOST > 0:
                 if step == again:  # the newest token: what follows is not certain
                     tl.store(of_head + slot * SIZE, state_tile, mask=in_tile)
-            x_left = chosen_of(step == again, x_seen, x_left, WINDOW)
-            b_left = chosen_of(step == again, b_seen, b_left, WINDOW)
-            c_left = chosen_of(step == again, c_seen, c_left, WINDOW)
-            if SNAPSHOTS:
-                if MOST > 0:
+                if SNAPSHOTS:
                     if (copy >= 0) & (step + 1 == after):
                         tl.store(of_head + copy * SIZE, state_tile, mask=in_tile)
-                x_there = chosen_of(step + 1 == after, x_seen, x_there, WINDOW)
-                b_there = chosen_of(step + 1 == after, b_seen, b_there, WINDOW)
-                c_there = chosen_of(step + 1 == after, c_seen, c_there, WINDOW)
             if step >= again:
                 y = gated_output(state_tile, c, x, straight, z)
                 token = step - again
@@ -190,7 +180,7 @@ def _mamba2_decode_kernel(
                             tl.store(squares + program * STRIDE + line + token, mine)
                     at = out + (line + token) * INNER + x_channel
                     tl.store(at, result.to(out.dtype.element_ty), mask=in_head)
-        if not MEET_EARLY:
+        if not ARRIVES_EARLY:
             tl.debug_barrier()
             is_last = tl.atomic_add(meeting, 1, sem="acq_rel") == PROGRAMS - 1
         if MOST == 0:
@@ -200,9 +190,7 @@ def _mamba2_decode_kernel(
                 tl.store(of_head + copy * SIZE, state_tile, mask=in_tile & (copy >= 0))
         else:
             x_drafts = drafts_of(projected, line, x_channel, count, in_head, INNER, WIDTH, MOST_PAD)
-        leave_channels(conv_state, slot, x_channel, x_left, in_head, CHANNELS, WINDOW)
-        if SNAPSHOTS:
-            leave_channels(conv_state, copy, x_channel, x_there, in_head & (copy >= 0), CHANNELS, WINDOW)
+        leave_window(conv_state, slot, copy, x_channel, x_window, in_head, CHANNELS, WINDOW, SNAPSHOTS)
         if is_last:
             tl.store(meeting, 0)
             if MOST > 0:
@@ -218,11 +206,8 @@ def _mamba2_decode_kernel(
                 own = made + first * INNER + at
                 made_next = tl.load(own, mask=ok, other=0.0, cache_modifier=".cg")
                 weight = tl.load(gamma + at, mask=ok, other=0.0).to(tl.float32)
-            leave_channels(conv_state, slot, b_channel, b_left, in_state, CHANNELS, WINDOW)
-            leave_channels(conv_state, slot, c_channel, c_left, in_state, CHANNELS, WINDOW)
-            if SNAPSHOTS:
-                leave_channels(conv_state, copy, b_channel, b_there, in_state & (copy >= 0), CHANNELS, WINDOW)
-                leave_channels(conv_state, copy, c_channel, c_there, in_state & (copy >= 0), CHANNELS, WINDOW)
+            leave_window(conv_state, slot, copy, b_channel, b_window, in_state, CHANNELS, WINDOW, SNAPSHOTS)
+            leave_window(conv_state, slot, copy, c_channel, c_window, in_state, CHANNELS, WINDOW, SNAPSHOTS)
             if MOST > 0:
                 keep_drafts(kept, slot, b_channel, b_drafts, count, in_state, INPUTS, MOST, MOST_PAD)
                 keep_drafts(kept, slot, c_channel, c_drafts, count, in_state, INPUTS, MOST, MOST_PAD)

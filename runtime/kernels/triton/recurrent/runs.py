@@ -63,14 +63,15 @@ def input_of(
 
 
 @triton.jit
-def seen_before(conv_state, source, channel, ok, CHANNELS: tl.constexpr, WINDOW: tl.constexpr):
-    """What a convolution has kept of the WINDOW - 1 tokens before a run, the oldest first: a tuple, as `channel`. ok:
-    of channels that there are, and of a row that goes on."""
+def window_of(conv_state, source, channel, ok, CHANNELS: tl.constexpr, WINDOW: tl.constexpr):
+    """The window of a convolution before a run, of these channels: the last WINDOW - 1 inputs, oldest first; the inputs
+    that the row's slot will have; those that a snapshot will have. Three tuples of tensors as `channel`, which are
+    equal here. ok: of channels that there are, and of a row that goes on."""
     seen = ()
     for tap in tl.static_range(WINDOW - 1):
         at = conv_state + (source * (WINDOW - 1) + tap) * CHANNELS + channel
         seen = longer(seen, tl.load(at, mask=ok, other=0.0))
-    return seen
+    return seen, seen, seen
 
 
 @triton.jit
@@ -88,9 +89,9 @@ def taps_of(conv_weight, conv_bias, channel, ok, WINDOW: tl.constexpr, HAS_BIAS:
 
 
 @triton.jit
-def convolved_of(seen, newest, taps, WINDOW: tl.constexpr):
+def convolved_of(window, newest, taps, WINDOW: tl.constexpr):
     """The convolution that ends at `newest`, oldest first, then the bias, and its SiLU."""
-    total = tl.zeros(newest.shape, tl.float32)
+    total, seen = tl.zeros(newest.shape, tl.float32), window[0]
     for tap in tl.static_range(WINDOW - 1):
         total += seen[tap] * taps[tap]
     total += newest * taps[WINDOW - 1]
@@ -99,17 +100,20 @@ def convolved_of(seen, newest, taps, WINDOW: tl.constexpr):
 
 
 @triton.jit
-def one_further(seen, newest, WINDOW: tl.constexpr):
-    """What the convolution sees of the tokens before, one token later."""
-    further = ()
+def moved_window(window, newest, is_certain, is_boundary, WINDOW: tl.constexpr, SNAPSHOTS: tl.constexpr):
+    """The window one token further. is_certain: the row's slot will have it. is_boundary: a snapshot will."""
+    before, left, there = window
+    seen = ()
     for tap in tl.static_range(WINDOW - 2):
-        further = longer(further, seen[tap + 1])
-    return longer(further, newest)
+        seen = longer(seen, before[tap + 1])
+    seen = longer(seen, newest)
+    if SNAPSHOTS:
+        there = _chosen_of(is_boundary, seen, there, WINDOW)
+    return seen, _chosen_of(is_certain, seen, left, WINDOW), there
 
 
 @triton.jit
-def chosen_of(take, seen, otherwise, WINDOW: tl.constexpr):
-    """One of two of what a convolution sees."""
+def _chosen_of(take, seen, otherwise, WINDOW: tl.constexpr):
     found = ()
     for tap in tl.static_range(WINDOW - 1):
         found = longer(found, tl.where(take, seen[tap], otherwise[tap]))
@@ -117,10 +121,16 @@ def chosen_of(take, seen, otherwise, WINDOW: tl.constexpr):
 
 
 @triton.jit
-def leave_channels(conv_state, slot, channel, seen, ok, CHANNELS: tl.constexpr, WINDOW: tl.constexpr):
-    """`seen` becomes what a convolution has kept in a slot."""
+def leave_window(
+    conv_state, slot, copy, channel, window, ok, CHANNELS: tl.constexpr, WINDOW: tl.constexpr, SNAPSHOTS: tl.constexpr
+):  # fmt: skip
+    """Store what the row's slot will have, and what a snapshot will. copy: below 0, there is none."""
+    _, left, there = window
     for tap in tl.static_range(WINDOW - 1):
-        tl.store(conv_state + (slot * (WINDOW - 1) + tap) * CHANNELS + channel, seen[tap], mask=ok)
+        tl.store(conv_state + (slot * (WINDOW - 1) + tap) * CHANNELS + channel, left[tap], mask=ok)
+        if SNAPSHOTS:
+            at = conv_state + (copy * (WINDOW - 1) + tap) * CHANNELS + channel
+            tl.store(at, there[tap], mask=ok & (copy >= 0))
 
 
 @triton.jit
