@@ -20,11 +20,11 @@ LAYER = [
     "_split_kernel",
     "_combine_kernel",
     "_row_product_kernel",
-    "_add_rms_norm_kernel",
+    "_rms_norm_kernel",
     "_row_product_kernel",
-    "_silu_mul_kernel",
+    "_gated_mul_kernel",
     "_row_product_kernel",
-    "_add_rms_norm_kernel",
+    "_rms_norm_kernel",
 ]
 LAUNCH = [
     *BEFORE,
