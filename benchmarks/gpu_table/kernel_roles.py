@@ -19,7 +19,7 @@ _BY_NAME: Final = tuple(
     (role, re.compile(pattern))
     for role, pattern in (
         ("marks", r"^_?(start|sampled|ended)_kernel"),
-        ("experts", r"expert|^_?(route|route_few|list|sum)_kernel"),
+        ("experts", r"expert|^_?(route|list|sum)_kernel"),
         ("states", r"mamba2|delta|convolve|keep_channels|gated_norm"),
         ("qkv", r"qkv"),
         ("gate_up", r"gate_?up(?!.*silu_mul)|(^|_)gu_kernel"),
@@ -29,7 +29,7 @@ _BY_NAME: Final = tuple(
         ("attention", r"atten|flash|(^|_)(decode|split|combine)_kernel"),
         ("rotary", r"rotate|rotary|rope"),
         ("norm", r"norm"),
-        ("activation", r"silu|activation"),
+        ("activation", r"silu|gated_mul|activation"),
         (PRODUCT, r"nvjet|gemm|gemv|cutlass|xmma|skinny|matmul|linear|product"),
         ("apply", r"queries|(^|_)apply|targets"),
         ("sampling", r"scan|draw|finish|(^|_)(edit|guess|bracket)_kernel|penal|logprob|(^|_)top_|sampl|gumbel|advance"),

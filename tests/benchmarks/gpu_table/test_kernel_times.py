@@ -20,11 +20,11 @@ LAYER = [
     "_split_kernel",
     "_combine_kernel",
     "_row_product_kernel",
-    "_add_rms_norm_kernel",
+    "_rms_norm_kernel",
     "_row_product_kernel",
-    "_silu_mul_kernel",
+    "_gated_mul_kernel",
     "_row_product_kernel",
-    "_add_rms_norm_kernel",
+    "_rms_norm_kernel",
 ]
 LAUNCH = [
     *BEFORE,
@@ -46,12 +46,12 @@ def test_products_that_share_a_name_are_told_apart_by_their_places() -> None:
 
 def test_kernels_of_recurrent_states_and_experts_are_told_by_their_names() -> None:
     names = [
-        "_mamba2_row_kernel",
-        "_delta_verify_kernel",
+        "_mamba2_decode_kernel",
+        "_delta_decode_kernel",
         "_convolve_kernel",
         "_gated_norm_kernel",
         "_expert_product_kernel",
-        "_route_few_kernel",
+        "_route_kernel",
     ]
     assert [role_of(name) for name in names] == ["states"] * 4 + ["experts"] * 2
 

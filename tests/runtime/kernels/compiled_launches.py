@@ -45,7 +45,7 @@ INSTRUCTIONS: Final = ("griddepcontrol.wait", "wgmma", "tcgen05", "ldmatrix")
 _PARTS: Final = (
     "GELU", "GATED", "ALL", "SQUARES", "SCALED", "ADDED", "GATE_FIRST", "EACH", "MASKED", "HOLDS", "EVERY", "SNAPSHOTS",
     "FORCES", "DRAFTS", "REPLAYS", "LOGISTIC", "CORRECTED", "GROUPS", "CAP", "FIRST",
-    "SHARED", "SHARED_BIAS", "SHARE", "NORM", "NORMED", "RAGGED",
+    "SHARED", "SHARED_BIAS", "SHARE", "NORM", "NORMED", "RAGGED", "SUMMED", "MOST", "LISTS", "CONTEXT",
 )  # fmt: skip
 # Small models with recurrent states. `make kernels` has real sizes among its shapes.
 _MAMBA2: Final = {

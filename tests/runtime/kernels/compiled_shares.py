@@ -3,12 +3,13 @@ follows a product of the vendor's library, which no GPU that is not there has.""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 from runahead.runtime.kernels.choice import Choice
-from runahead.runtime.kernels.layers import Experts, Linear, Norm
+from runahead.runtime.kernels.layers import Experts, Linear, Norm, SharedExpert
 from runahead.runtime.kernels.triton.gemm.gemv import GATED, SQUARED, STORE
 from runahead.runtime.kernels.triton.gemm.separate_epilogue import add_scaled, finish_product
 from runahead.runtime.kernels.triton.moe.layer import PackedExperts
@@ -32,17 +33,31 @@ def launch_a_share() -> None:
     """On tensors without memory: many tokens, few, and a lone row. And what follows products."""
     launch_what_follows_products()
     empty, width = partial(torch.empty, dtype=torch.bfloat16, device="meta"), WIDTH // 4
-    packed = PackedExperts.of(
-        Experts(
-            Norm(empty(HIDDEN), 1e-6),
-            Linear(empty(COUNT, HIDDEN), None),
-            tuple(Linear(empty(2 * width, HIDDEN), None) for _ in range(COUNT)),
-            tuple(Linear(empty(HIDDEN, width), None) for _ in range(COUNT)),
-            Choice(CHOSEN, renormalised=True),
-        )
+    weights = Experts(
+        Norm(empty(HIDDEN), 1e-6),
+        Linear(empty(COUNT, HIDDEN), None),
+        tuple(Linear(empty(2 * width, HIDDEN), None) for _ in range(COUNT)),
+        tuple(Linear(empty(HIDDEN, width), None) for _ in range(COUNT)),
+        Choice(CHOSEN, renormalised=True),
     )
+    packed = PackedExperts.of(weights)
     arrived = empty(1, dtype=torch.int32)
     for tokens in (256, 8):
         scores, live = empty(tokens, COUNT, dtype=torch.float32), empty(tokens, dtype=torch.int32)
-        packed.results(empty(tokens, HIDDEN), scores, live, arrived, together=tokens == 8)
+        packed.results(empty(tokens, HIDDEN), scores, live, arrived)
     packed.add_of_one_row(empty(1, HIDDEN), empty(1, COUNT, dtype=torch.float32), arrived, dependent=False)
+    launch_lone_rows(weights)
+
+
+def launch_lone_rows(weights: Experts) -> None:
+    """On tensors without memory: a lone row whose norm follows the products, with a shared expert and without one."""
+    empty = partial(torch.empty, dtype=torch.bfloat16, device="meta")
+    first, last = Linear(empty(2 * WIDTH, HIDDEN), empty(2 * WIDTH)), Linear(empty(HIDDEN, WIDTH), empty(HIDDEN))
+    live, squares = empty(1, dtype=torch.int32), empty(HIDDEN // 16, 8, dtype=torch.float64)
+    residual, scaled = empty(1, HIDDEN), empty(1, HIDDEN)
+    for shared in (None, SharedExpert(first, last, empty(HIDDEN))):
+        packed = PackedExperts.of(replace(weights, shared=shared))
+        scores = empty(1, packed.scored, dtype=torch.float32)
+        found = packed.results(scaled, scores, live, live, squares=(squares, 4, 1e-6), with_shared=True)
+        packed.add(found, live, residual, weights.norm, scaled, squares, dependent=False)
+        packed.made(found, live)

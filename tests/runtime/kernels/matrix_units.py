@@ -30,7 +30,7 @@ def multiply_as_matrix_units(monkeypatch: pytest.MonkeyPatch) -> None:
     def create_dot(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
         left, right, total = wide(a), wide(b), d.data
         for k in range(0, left.shape[-1], AT_ONCE):
-            total = (total + left[:, k : k + AT_ONCE] @ right[k : k + AT_ONCE]).astype(d.data.dtype)
+            total = (total + left[..., k : k + AT_ONCE] @ right[..., k : k + AT_ONCE, :]).astype(d.data.dtype)
         return interpreter.TensorHandle(total, d.dtype.scalar)
 
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)

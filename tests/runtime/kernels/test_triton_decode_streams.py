@@ -16,9 +16,10 @@ DEVICE = triton_device()
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache  # noqa: E402
 from runahead.runtime.kernels.reference.forward import ReferenceKernels  # noqa: E402
 from runahead.runtime.kernels.triton.forward import decode  # noqa: E402
-from runahead.runtime.kernels.triton.forward.decode import FusedRows, OneRow  # noqa: E402
+from runahead.runtime.kernels.triton.forward.decode import FusedRows  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
 from runahead.runtime.kernels.triton.forward.large_decode import VendorRows  # noqa: E402
+from runahead.runtime.kernels.triton.forward.one_row import OneRow  # noqa: E402
 from runahead.runtime.models.blocks.dense import DenseConfig  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402

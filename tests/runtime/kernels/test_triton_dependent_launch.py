@@ -23,7 +23,7 @@ from runahead.runtime.kernels.triton.attention import decode as decode_attention
 from runahead.runtime.kernels.triton.attention.schedule import AttentionPlan, begin_decode  # noqa: E402
 from runahead.runtime.kernels.triton.attention.split_kv import make_part_buffers  # noqa: E402
 from runahead.runtime.kernels.triton.forward import decode as decode_streams  # noqa: E402
-from runahead.runtime.kernels.triton.forward import unfused_products  # noqa: E402
+from runahead.runtime.kernels.triton.forward import one_row, unfused_products  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
 from runahead.runtime.kernels.triton.gemm import gemv as gemv_product  # noqa: E402
 from runahead.runtime.kernels.triton.gemm import small_batch_gemm, warp_split_k  # noqa: E402
@@ -32,12 +32,11 @@ from runahead.runtime.kernels.triton.gemm.small_batch_gemm import Residual, Spli
 from runahead.runtime.kernels.triton.gemm.tuning import RowTiling, Tiling  # noqa: E402
 from runahead.runtime.kernels.triton.moe import gemv as expert_row  # noqa: E402
 from runahead.runtime.kernels.triton.moe import grouped_gemm, routing, tuning  # noqa: E402
+from runahead.runtime.kernels.triton.moe.lone_token import LoneToken  # noqa: E402
 from runahead.runtime.kernels.triton.ops import norms  # noqa: E402
 from runahead.runtime.kernels.triton.recurrent import (  # noqa: E402
-    gated_delta_step,
-    gated_delta_verify,
-    mamba2_step,
-    mamba2_verify,
+    gated_delta_decode,
+    mamba2_decode,
 )
 from runahead.runtime.rounding import ceil_div  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
@@ -50,6 +49,7 @@ from tests.runtime.kernels.recurrent_batches import Row, batch_of  # noqa: E402
 pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="the interpreter runs one program after the other")
 NAN = float("nan")
 DEPTH, OUTPUTS = 128, 64
+ONE_GROUP = next(shape for shape in recurrent_mixers.MAMBA2 if shape.groups == 1)
 
 
 class Predecessor:
@@ -181,11 +181,12 @@ def test_the_final_norm(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("together", "programs"), [(False, 5 + 8), (True, 1)])  # a token's each, an expert's each
 def test_what_sends_tokens_to_experts(monkeypatch: pytest.MonkeyPatch, together: bool, programs: int) -> None:
     torch.manual_seed(3)
+    monkeypatch.setattr(routing, "_TOGETHER", 16 * together)
     scores, squares, shares = torch.randn(5, 8), torch.rand(4, 8, dtype=torch.float64), torch.full((10,), NAN)
     given = scores, torch.ones(5, dtype=torch.int32), Choice(2, True), torch.zeros(1, dtype=torch.int32)
 
     def run() -> None:
-        shares.copy_(routing.route(*given, squares=(squares, 4, 1e-5), depth=64, together=together).routing_weights)
+        shares.copy_(routing.route(*given, squares=(squares, 4, 1e-5), depth=64).routing_weights)
 
     check(monkeypatch, routing, [scores, squares], [shares], run, programs)
 
@@ -275,6 +276,36 @@ def test_the_last_products_of_a_lone_row(monkeypatch: pytest.MonkeyPatch) -> Non
     check(monkeypatch, expert_row, [x, shared_x, named, shares, scores, residual], [residual], run, DEPTH // 16)
 
 
+@pytest.mark.parametrize("width", [0, 96])
+def test_exact_products_of_a_lone_row_s_experts(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    """Both products wait. width: of the shared expert, whose last piece is less deep; 0: there is none."""
+    torch.manual_seed(3)
+    x, scores, live = torch.randn(1, DEPTH), torch.randn(1, 6 if width else 5), torch.ones(1, dtype=torch.int32)
+    token = LoneToken(scores, live, Choice(2, True), torch.rand(4, 8, dtype=torch.float64), 4, 1e-5)
+    gate_up, down, routed = torch.randn(5, 2 * OUTPUTS, DEPTH) * 0.1, torch.randn(5, DEPTH, OUTPUTS), token.unrouted()
+    routed.items.fill_(-1)
+    between, results = torch.full((2, OUTPUTS), NAN), torch.full((2, DEPTH), NAN)
+    of_first, of_last = torch.full((1, width), NAN), torch.full((1, -(-width // OUTPUTS), DEPTH), NAN)
+    first = last = None
+    if width:
+        shared = random_shared_expert(width, DEPTH)
+        first = grouped_gemm.SharedProduct(shared.gate_up, width, x, of_first)
+        last = grouped_gemm.SharedProduct(shared.down, width, of_first, of_last, scores)
+
+    def multiply() -> None:
+        grouped_gemm.expert_product(x, gate_up, routed, 2, between, tuning.FIRST_GATED, shared=first, lone=token)
+
+    items, written = 2 + -(-width // OUTPUTS), [between, of_first, routed.items, routed.routing_weights]
+    check(monkeypatch, grouped_gemm, [x, scores, token.squares], written, multiply, items * OUTPUTS // 32)
+    multiply()
+
+    def go_on() -> None:
+        grouped_gemm.expert_product(between, down, routed, 2, results, tuning.LAST, shared=last, lone=token)
+
+    made = [between, of_first, routed.items, routed.routing_weights]
+    check(monkeypatch, grouped_gemm, made, [results, of_last], go_on, items * DEPTH // 64)
+
+
 @pytest.mark.parametrize("plan", [replace(plan, programs=some) for plan in attention.PLANS for some in (5, 70)])
 def test_attention(monkeypatch: pytest.MonkeyPatch, plan: AttentionPlan) -> None:
     """Older keys and values may be read before the wait; the cell of the newest token holds NaN until it is written. Of
@@ -321,29 +352,49 @@ def test_attention_of_several_query_tokens_a_row(monkeypatch: pytest.MonkeyPatch
     check(monkeypatch, decode_attention, [rows.qkv], [out, rows.keys, rows.values, buffers.partial], run, 5)
 
 
-@pytest.mark.parametrize("normed", [True, False, None], ids=["Mamba-2", "Mamba-2 without its norm", "a delta net"])
-def test_a_recurrent_mixer_may_ask_for_its_states(monkeypatch: pytest.MonkeyPatch, normed: bool | None) -> None:
-    module: Any = gated_delta_step if normed is None else mamba2_step
-    shape: Any = (recurrent_mixers.DELTA if normed is None else recurrent_mixers.MAMBA2)[1]
-    how, mixer = {} if normed is None else {"normed": normed}, recurrent_mixers.mixer_of(shape)
-    batch = batch_of([Row(2, 7, 1), Row(0, 0, 1), Row(3, 5, 1, alive=False)])
-    projected, states = recurrent_mixers.drawn(3, shape), recurrent_mixers.held_states(mixer)
-    arrived, out = torch.zeros(16, dtype=torch.int32), torch.full((3, shape.inner), NAN)
-    of = module.delta_of_one_token if module is gated_delta_step else module.mamba2_of_one_token
+def decode_of(module: Any, shape: Any) -> tuple[Callable[..., Any], int]:
+    """A mixer's function for decode rows, and its heads."""
+    if module is gated_delta_decode:
+        return module.delta_of_decode_rows, shape.value_heads
+    return module.mamba2_of_decode_rows, shape.heads
+
+
+@pytest.mark.parametrize(
+    ("shape", "how", "rows"),
+    [
+        (recurrent_mixers.MAMBA2[1], "normed", 3),
+        (recurrent_mixers.MAMBA2[1], "without its norm", 3),
+        (ONE_GROUP, "with squares", 3),
+        (ONE_GROUP, "with squares", 1),
+        (recurrent_mixers.DELTA[1], "normed", 3),
+    ],
+    ids=["Mamba-2", "Mamba-2 without its norm", "Mamba-2 with squares", "Mamba-2 of a lone row", "a delta net"],
+)
+def test_a_recurrent_mixer_may_ask_for_its_states(
+    monkeypatch: pytest.MonkeyPatch, shape: Any, how: str, rows: int
+) -> None:
+    module: Any = gated_delta_decode if shape in recurrent_mixers.DELTA else mamba2_decode
+    mixer, squares = recurrent_mixers.mixer_of(shape), torch.full((shape.inner, 8), NAN, dtype=torch.float64)
+    options: dict[str, dict[str, Any]] = {"without its norm": {"normed": False}, "with squares": {"squares": squares}}
+    parts = options.get(how, {})
+    batch = batch_of([Row(2, 7, 1), Row(0, 0, 1), Row(3, 5, 1, alive=False)][:rows])
+    projected, states = recurrent_mixers.drawn(rows, shape), recurrent_mixers.held_states(mixer)
+    arrived, out = torch.zeros(16, dtype=torch.int32), torch.full((rows, shape.inner), NAN)
+    states = recurrent_mixers.with_runs(mixer, states, 0)
+    of, heads = decode_of(module, shape)
 
     def run() -> None:
-        of(projected, mixer, states, batch, out, arrived, dependent=False, **how)
+        of(projected, mixer, states, batch, out, arrived, dependent=False, **parts)
 
-    heads = shape.value_heads if module is gated_delta_step else shape.heads
-    check(monkeypatch, module, [projected], [out, *states], run, 3 * heads)
+    check(monkeypatch, module, [projected], [out, squares, *states], run, rows * heads)
 
 
 @pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
 @pytest.mark.parametrize(
     ("shape", "module"),
     [
-        (recurrent_mixers.MAMBA2[1], mamba2_verify),
-        pytest.param(recurrent_mixers.DELTA[1], gated_delta_verify, marks=pytest.mark.large),
+        (recurrent_mixers.MAMBA2[1], mamba2_decode),
+        pytest.param(recurrent_mixers.DELTA[1], gated_delta_decode, marks=pytest.mark.large),
     ],
 )
 def test_a_recurrent_mixer_may_ask_for_its_states_where_rows_have_drafts(
@@ -354,12 +405,11 @@ def test_a_recurrent_mixer_may_ask_for_its_states_where_rows_have_drafts(
     projected, states = recurrent_mixers.drawn(4, shape), recurrent_mixers.held_states(mixer)
     states = (*states, torch.randn(len(states[0]), 2, mixer.keeps.inputs))
     arrived, out = torch.zeros(16, dtype=torch.int32), torch.full((4, shape.inner), NAN)
-    of = module.verify_gated_delta if module is gated_delta_verify else module.verify_mamba2
+    of, heads = decode_of(module, shape)
 
     def run() -> None:
         of(projected, mixer, states, batch_of(rows), out, arrived, dependent=False)
 
-    heads = shape.value_heads if module is gated_delta_verify else shape.heads
     check(monkeypatch, module, [projected], [out, *states], run, 3 * heads)
 
 
@@ -381,9 +431,14 @@ def test_the_first_product_of_f_is_launched_as_usual_and_the_others_dependently(
 
         monkeypatch.setattr(module, name, launch)
 
+    for module, name in (
+        (decode_streams, "small_batch_product"),
+        (one_row, "gemv_product"),
+        (unfused_products, "gemv_product"),
+        (unfused_products, "small_batch_product"),
+    ):
+        note(name, lambda given, options: next(one.dependent for one in given if hasattr(one, "block")), module)
     for module in (decode_streams, unfused_products):
-        for name in ("gemv_product", "small_batch_product"):
-            note(name, lambda given, options: next(one.dependent for one in given if hasattr(one, "block")), module)
         monkeypatch.setattr(module, "dependent_launch_works", lambda: True)
     note("decode_attention", lambda given, options: options["dependent"])
     note("rms_norm", lambda given, options: options["dependent"], norms)

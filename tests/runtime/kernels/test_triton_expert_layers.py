@@ -46,9 +46,17 @@ def routed(
     **further: Any,
 ) -> Routing:
     arrived, choice = torch.zeros(1, dtype=torch.int32, device=DEVICE), Choice(chosen, renormalised, **further)
-    found = route(scores.to(DEVICE), live.int().to(DEVICE), choice, arrived, together=together)
+    found = route_by(together, scores.to(DEVICE), live.int().to(DEVICE), choice, arrived)
     assert int(arrived) == 0
     return found
+
+
+def route_by(together: bool, *given: Any, **further: Any) -> Routing:
+    """Route tokens. together: by one program for all of them, if they are few."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not together:
+            patch.setattr(routing, "_TOGETHER", 0)
+        return route(*given, **further)
 
 
 def entries_by_expert(found: Routing) -> dict[int, list[int]]:
@@ -167,7 +175,7 @@ def test_each_kind_of_choice_is_that_of_the_reference(experts: int, choice: Choi
     live = torch.arange(9, device=DEVICE) % 4 != 2
     beside = -experts % 4  # scores by fours, some of which are no expert's
     scores = torch.cat((scores, torch.full((9, beside), 9.0)), 1)
-    found = route(scores.to(DEVICE), live.int(), choice, arrived, beside=beside, together=together)
+    found = route_by(together, scores.to(DEVICE), live.int(), choice, arrived, beside=beside)
     scores = scores[:, :experts]
     named, shares = by_the_reference(scores, choice)
     expected: dict[int, list[int]] = {}

@@ -131,10 +131,13 @@ def test_what_follows_scales_the_rounded_sums_adds_a_bias_and_the_residual() -> 
 
     norm = Norm(torch.randn(OUTPUTS, generator=draw).to(DEVICE, torch.bfloat16), 1e-5)
     before = torch.randn((rows, OUTPUTS), generator=draw).to(DEVICE, torch.bfloat16)
-    found, scaled, left = before.clone(), torch.empty_like(before), torch.zeros((8, 8), dtype=torch.float64)
-    add_scaled(sums, linear, found, norm, scaled, left.to(DEVICE))
-    expected = (sums.float() * weight.channels + bias.float() + before.float()).bfloat16()
-    assert torch.equal(found, expected) and torch.equal(scaled, (expected.float() * norm.weight.float()).bfloat16())
+    scaled, left = torch.empty_like(before), torch.zeros((8, 8), dtype=torch.float64)
+    for squares_before, scales in ((None, torch.ones_like(norm_scales)), (squares, norm_scales)):
+        found = before.clone()
+        add_scaled(sums, linear, found, norm, scaled, left.to(DEVICE), squares_before)
+        expected = (sums.float() * weight.channels * scales + bias.float() + before.float()).bfloat16()
+        assert torch.allclose(found.float(), expected.float(), rtol=2**-7, atol=2**-9)
+        assert torch.equal(scaled, (found.float() * norm.weight.float()).bfloat16())
 
 
 def test_rows_that_what_follows_a_product_leaves_in_fp8_have_the_bits_of_those_made_by_themselves() -> None:

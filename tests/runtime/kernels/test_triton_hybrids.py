@@ -16,9 +16,10 @@ DEVICE = triton_device()
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache  # noqa: E402
 from runahead.runtime.kernels.reference.forward import ReferenceKernels  # noqa: E402
 from runahead.runtime.kernels.triton.forward import recurrent  # noqa: E402
-from runahead.runtime.kernels.triton.forward.decode import FusedRows, OneRow  # noqa: E402
+from runahead.runtime.kernels.triton.forward.decode import FusedRows  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
 from runahead.runtime.kernels.triton.forward.large_decode import VendorRows  # noqa: E402
+from runahead.runtime.kernels.triton.forward.one_row import OneRow  # noqa: E402
 from runahead.runtime.kernels.triton.recurrent.tiling import LONE_RUN, STATES, StateTiling  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
 from tests.runtime.kernels.hybrid_configs import HALVED, HYBRIDS, hybrid  # noqa: E402
@@ -186,7 +187,12 @@ def test_lives_of_rows_by_the_exact_kernels(architecture: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "architecture", [pytest.param("BambaForCausalLM", marks=pytest.mark.large), "Qwen3NextForCausalLM"]
+    "architecture",
+    [
+        pytest.param("BambaForCausalLM", marks=pytest.mark.large),
+        "GraniteMoeHybridForCausalLM",
+        "Qwen3NextForCausalLM",
+    ],
 )
 def test_with_exact_kernels_a_row_has_the_bits_that_it_has_alone(
     architecture: str, monkeypatch: pytest.MonkeyPatch
@@ -198,12 +204,12 @@ def test_with_exact_kernels_a_row_has_the_bits_that_it_has_alone(
         assert differing(watched, crowds((1, 2, 5), 64, (20,))) == []
 
 
-@pytest.mark.parametrize(("rows", "exact", "tiling"), [(1, False, LONE_RUN), (2, False, STATES), (1, True, STATES)])
+@pytest.mark.parametrize(("rows", "exact", "tiling"), [(1, False, LONE_RUN), (2, True, STATES), (1, True, LONE_RUN)])
 @pytest.mark.parametrize(
-    ("architecture", "kernel"), [("Granite", "verify_mamba2"), ("Qwen3Next", "verify_gated_delta")]
+    ("architecture", "kernel"), [("Granite", "mamba2_of_decode_rows"), ("Qwen3Next", "delta_of_decode_rows")]
 )
 @pytest.mark.parametrize("queries", [1, 2])
-def test_states_of_a_lone_row_with_drafts_are_cut_into_more_programs_unless_its_bits_are_those_among_others(
+def test_states_of_a_lone_row_with_drafts_are_cut_into_more_programs(
     queries: int, architecture: str, kernel: str, rows: int, exact: bool, tiling: StateTiling,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -211,7 +217,7 @@ def test_states_of_a_lone_row_with_drafts_are_cut_into_more_programs_unless_its_
 
     def noted(*arguments: Any, **options: Any) -> Any:
         cut.append(options["tiling"])
-        launched(*arguments, **options)
+        return launched(*arguments, **options)
 
     monkeypatch.setattr(recurrent, kernel, noted)
     model, _ = pair(next(name for name in HYBRIDS if name.startswith(architecture)), HALF, exact)

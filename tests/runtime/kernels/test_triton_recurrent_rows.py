@@ -12,8 +12,8 @@ from tests.runtime.kernels.triton_device import relative_error, triton_device
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import DeltaShape, Mamba2, Mamba2Shape  # noqa: E402
-from runahead.runtime.kernels.triton.recurrent.gated_delta_step import delta_of_one_token  # noqa: E402
-from runahead.runtime.kernels.triton.recurrent.mamba2_step import mamba2_of_one_token  # noqa: E402
+from runahead.runtime.kernels.triton.recurrent.gated_delta_decode import delta_of_decode_rows  # noqa: E402
+from runahead.runtime.kernels.triton.recurrent.mamba2_decode import mamba2_of_decode_rows  # noqa: E402
 from runahead.runtime.kernels.triton.recurrent.tiling import LONE_ROW, STATES, StateTiling  # noqa: E402
 from tests.gpu.gpu_chain import moved  # noqa: E402
 from tests.runtime.kernels.recurrent_batches import Row, batch_of  # noqa: E402
@@ -26,6 +26,7 @@ from tests.runtime.kernels.recurrent_mixers import (  # noqa: E402
     held_states,
     mamba2,
     mixer_of,
+    with_runs,
 )
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -43,18 +44,25 @@ def one_token(
     tiling: StateTiling = STATES,
     *,
     normed: bool = True,
+    squares: torch.Tensor | None = None,
+    scaled: bool = True,
 ) -> torch.Tensor:
-    """By the kernel. states: on the device, changed in place. normed: of Mamba-2, whether the kernel takes the norm."""
+    """By the kernel. states: on the device, changed in place, without room for drafts. normed, squares: as
+    `mamba2_of_decode_rows` has them; with squares the result is multiplied by the norm's scale, if scaled."""
     batch = moved(batch_of(rows), DEVICE)
     arrived = torch.zeros(64, dtype=torch.int32, device=DEVICE)
     out = torch.empty((len(projected), mixer.shape.inner), dtype=projected.dtype, device=DEVICE)
-    weights = moved(mixer, DEVICE)
+    weights, states = moved(mixer, DEVICE), moved(with_runs(mixer, states, 0), DEVICE)
     if isinstance(mixer, Mamba2):
-        mamba2_of_one_token(
-            projected.to(DEVICE), weights, states, batch, out, arrived, dependent=False, normed=normed, tiling=tiling
-        )
+        tiles = mamba2_of_decode_rows(
+            projected.to(DEVICE), weights, states, batch, out, arrived, dependent=False, normed=normed,
+            squares=squares, tiling=tiling,
+        )  # fmt: skip
+        if squares is not None and scaled:
+            mean = squares[:tiles, : len(projected)].sum(0) / mixer.shape.inner
+            out = out * (mean + mixer.gated_norm.eps).rsqrt()[:, None].to(out.dtype)
     else:
-        delta_of_one_token(projected.to(DEVICE), weights, states, batch, out, arrived, dependent=False, tiling=tiling)
+        delta_of_decode_rows(projected.to(DEVICE), weights, states, batch, out, arrived, dependent=False, tiling=tiling)
     assert not arrived.any()
     return out.cpu()
 
@@ -89,6 +97,33 @@ def test_the_norm_may_be_left_to_whoever_reads_the_result(shape: Mamba2Shape) ->
         assert relative_error(one, other) < 1e-5
 
 
+ONE_GROUP = [shape for shape in MAMBA2 if shape.groups == 1]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("shape", ONE_GROUP)
+def test_the_norm_s_scale_may_be_left_to_whoever_reads_the_result(shape: Mamba2Shape, count: int) -> None:
+    mixer, projected, rows = mamba2(shape, torch.float32), drawn(count, shape), ROWS[:count]
+    expected_states, states = held_states(mixer), moved(held_states(mixer), DEVICE)
+    expected = by_the_reference(mixer, projected, expected_states, rows)
+    squares = torch.full((shape.inner, 8), torch.nan, dtype=torch.float64, device=DEVICE)
+    assert relative_error(one_token(mixer, projected, states, rows, squares=squares), expected) < 1e-5
+    for one, other in zip(states, expected_states, strict=True):
+        assert relative_error(one, other) < 1e-5
+
+
+@pytest.mark.parametrize("shape", ONE_GROUP)
+def test_a_lone_row_s_sums_of_squares_are_those_that_it_has_among_others(shape: Mamba2Shape) -> None:
+    mixer, projected = mamba2(shape, HALF), drawn(3, shape, HALF)
+    found = []
+    for count, tiling in ((3, STATES), (1, STATES), (1, StateTiling(LONE_ROW.words // 8, LONE_ROW.warps))):
+        squares = torch.full((shape.inner, 8), torch.nan, dtype=torch.float64, device=DEVICE)
+        states = moved(held_states(mixer), DEVICE)
+        out = one_token(mixer, projected[:count], states, ROWS[:count], tiling, squares=squares)
+        found.append((out[0], squares[:, 0].nansum()))
+    assert all(torch.equal(out, found[0][0]) and total == found[0][1] for out, total in found)
+
+
 @pytest.mark.parametrize("shape", [*MAMBA2, *DELTA])
 def test_states_cut_for_a_lone_row_move_on_as_others_do(shape: Mamba2Shape | DeltaShape) -> None:
     mixer, projected = mixer_of(shape), drawn(1, shape)
@@ -107,9 +142,9 @@ def test_steps_are_limited_and_a_convolution_may_have_no_bias() -> None:
     assert relative_error(one_token(mixer, projected, states, ROWS), expected) < 1e-5
 
 
-@pytest.mark.parametrize(("shape", "normed"), [(MAMBA2[1], True), (MAMBA2[1], False), (DELTA[1], True)])
+@pytest.mark.parametrize(("shape", "left"), [(MAMBA2[1], False), (ONE_GROUP[0], True), (DELTA[1], False)])
 def test_masked_rows_and_those_of_several_tokens_leave_their_states_as_they_are(
-    shape: Mamba2Shape | DeltaShape, normed: bool
+    shape: Mamba2Shape | DeltaShape, left: bool
 ) -> None:
     mixer = mixer_of(shape)
     before = held_states(mixer)
@@ -117,8 +152,9 @@ def test_masked_rows_and_those_of_several_tokens_leave_their_states_as_they_are(
     projected = drawn(5, shape)
     projected[[3, 4]] = torch.nan
     rows = [Row(2, 5, 2), Row(3, 4, 1), Row(1, 6, 1, alive=False), Row(4, 0, 1, alive=False)]
-    found = one_token(mixer, projected, states, rows, normed=normed)
-    alone = one_token(mixer, projected[2:3], moved(held_states(mixer), DEVICE), rows[1:2], normed=normed)
+    squares = [torch.full((shape.inner, 8), torch.nan, dtype=torch.float64, device=DEVICE) if left else None] * 2
+    found = one_token(mixer, projected, states, rows, squares=squares[0])
+    alone = one_token(mixer, projected[2:3], moved(held_states(mixer), DEVICE), rows[1:2], squares=squares[1])
     assert found[:2].isnan().all(), "a row of several tokens is somebody else's"
     assert torch.equal(found[2:3], alone)
     assert found[3:].eq(0).all(), "masked rows leave zeros"

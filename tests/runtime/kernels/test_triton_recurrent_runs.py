@@ -14,9 +14,8 @@ from tests.runtime.kernels.triton_device import relative_error, triton_device
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import DeltaShape, Mamba2, Mamba2Shape  # noqa: E402
-from runahead.runtime.kernels.triton.recurrent import mamba2_verify  # noqa: E402
-from runahead.runtime.kernels.triton.recurrent.gated_delta_verify import verify_gated_delta  # noqa: E402
-from runahead.runtime.kernels.triton.recurrent.mamba2_verify import verify_mamba2  # noqa: E402
+from runahead.runtime.kernels.triton.recurrent import mamba2_decode  # noqa: E402
+from runahead.runtime.kernels.triton.recurrent.gated_delta_decode import delta_of_decode_rows  # noqa: E402
 from runahead.runtime.kernels.triton.recurrent.tiling import LONE_RUN, STATES, StateTiling  # noqa: E402
 from tests.gpu.gpu_chain import moved  # noqa: E402
 from tests.runtime.kernels.recurrent_batches import Row, batch_of  # noqa: E402
@@ -42,6 +41,7 @@ HALF = torch.bfloat16
 CLOSE = {torch.float32: 1e-5, HALF: 1e-2}
 DRAFTS = 3
 OF_EACH = [MAMBA2[1], DELTA[1]]  # groups and shared keys, sizes that are no powers of two
+ONE_GROUP = next(shape for shape in MAMBA2 if shape.groups == 1)
 OTHERS = [pytest.param(shape, marks=pytest.mark.large) for shape in (*MAMBA2, *DELTA) if shape not in OF_EACH]
 # Launches of which each goes on from the one before: rows that decode with up to three drafts, of which some are kept,
 # launches without any, a row that begins, a masked one, and a row with a chunk, which is somebody else's.
@@ -60,17 +60,21 @@ def runs(
     rows: Sequence[Row],
     queries: int = 0,
     tiling: StateTiling = STATES,
+    squares: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """By the kernel. states: on the device, changed in place. queries: of a row, at most; 0: as many as a row has."""
+    """By the kernel. states: on the device, changed in place. queries: of a row, at most; 0: as many as a row has.
+    squares: as `mamba2_of_decode_rows` has them."""
     batch = batch_of(rows)
     batch = moved(replace(batch, decode_queries=queries or batch.decode_queries), DEVICE)
     arrived = torch.zeros(64, dtype=torch.int32, device=DEVICE)
     out = torch.empty((len(projected), mixer.shape.inner), dtype=projected.dtype, device=DEVICE)
     weights = moved(mixer, DEVICE)
     if isinstance(mixer, Mamba2):
-        verify_mamba2(projected.to(DEVICE), weights, states, batch, out, arrived, dependent=False, tiling=tiling)
+        mamba2_decode.mamba2_of_decode_rows(
+            projected.to(DEVICE), weights, states, batch, out, arrived, dependent=False, squares=squares, tiling=tiling
+        )
     else:
-        verify_gated_delta(projected.to(DEVICE), weights, states, batch, out, arrived, dependent=False, tiling=tiling)
+        delta_of_decode_rows(projected.to(DEVICE), weights, states, batch, out, arrived, dependent=False, tiling=tiling)
     assert not arrived.any()
     return out.cpu()
 
@@ -108,7 +112,7 @@ def test_a_row_whose_heads_are_cut_into_several_programs_goes_through_its_life(
     shape: Mamba2Shape | DeltaShape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a lone row's heads of models are; these are smaller. Registers are taken to hold the outputs of one token."""
-    monkeypatch.setattr(mamba2_verify, "_MOST_OF_A_THREAD", 0)
+    monkeypatch.setattr(mamba2_decode, "_MOST_OF_A_THREAD", 0)
     mixer, tiling = mixer_of(shape), StateTiling(LONE_RUN.words // 8, LONE_RUN.warps)
     size, kept_of_each = (
         (shape.head_dim, shape.state) if isinstance(shape, Mamba2Shape) else (shape.value_dim, shape.key_dim)
@@ -160,6 +164,33 @@ def test_a_token_has_the_bits_that_it_has_without_drafts_as_a_draft_and_when_it_
     fourth = runs(mixer, tokens[5:], states, [Row(2, 14, 1, begins_as=3)])
     assert torch.equal(fourth, outputs[5])
     assert all(torch.equal(one[2], other) for one, other in zip(states, after[5], strict=False))
+
+
+@pytest.mark.parametrize("others", [0, 1], ids=["alone", "beside a row"])
+def test_a_token_of_a_run_leaves_the_squares_that_it_leaves_without_drafts(others: int) -> None:
+    """Two replayed tokens, the newest and a draft, in one program for each head and in several."""
+    mixer = mixer_of(ONE_GROUP)
+    tokens, alone = drawn(4, ONE_GROUP), moved(held_states(mixer), DEVICE)
+    found: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def squares() -> torch.Tensor:
+        return torch.full((ONE_GROUP.inner, 8), torch.nan, dtype=torch.float64, device=DEVICE)
+
+    for place in range(4):
+        left = squares()
+        out = one_token(mixer, tokens[place : place + 1], alone, [Row(2, 9 + place, 1)], squares=left, scaled=False)
+        found.append((out[0], left[:, 0].nansum()))
+    for tiling in (STATES, StateTiling(LONE_RUN.words // 16, LONE_RUN.warps)):
+        states = fresh(mixer)
+        runs(mixer, tokens[[0, 1, 2]], states, [Row(2, 9, 3, drafts=2)], tiling=tiling)
+        rows, left = [Row(2, 12, 1, replayed=2), Row(0, 3, 2, drafts=1)][: 1 + others], squares()
+        out = runs(mixer, torch.cat([tokens[3:], tokens[: 2 * others]]), states, rows, 2, tiling, left)
+        assert torch.equal(out[0], found[3][0]) and left[:, 0].nansum() == found[3][1]
+        first, left = fresh(mixer), squares()
+        rows = [Row(2, 9, 2, drafts=1), Row(0, 3, 1)][: 1 + others]
+        out = runs(mixer, tokens[: 2 + others], first, rows, tiling=tiling, squares=left)
+        assert all(torch.equal(out[place], found[place][0]) for place in range(2))
+        assert all(left[:, place].nansum() == found[place][1] for place in range(2))
 
 
 @pytest.mark.parametrize("shape", OF_EACH)

@@ -1,5 +1,5 @@
-"""Prompt lookup on a GPU like `runahead.runtime.drafters.ngram`, from the token history on the device. One program a
-row; a row's grammar-forced tokens take precedence.
+"""Proposes drafts on a GPU: by prompt lookup like `runahead.runtime.drafters.ngram`, from the token history on the
+device, and grammar-forced tokens, which take precedence. One program a row.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -28,8 +28,33 @@ _LONGEST = tl.constexpr(ngram.LONGEST)
 _NO_DRAFT = tl.constexpr(NO_DRAFT)
 
 
+@triton.jit
+def _prompt_lookup(own, length, room, n, CONTEXT: tl.constexpr, TILE: tl.constexpr):
+    """Whether there are drafts number `n`, up to `room`, and these tokens. own: the row's history."""
+    last = length - 1
+    best = tl.zeros([TILE], tl.int32)
+    for first in range(0, tl.where(room > 0, last, 0), TILE):
+        index = first + tl.arange(0, TILE)
+        inside = index < last
+        agrees = inside & (tl.load(own + index, mask=inside, other=_NO_DRAFT) == tl.load(own + last))
+        agreeing = agrees.to(tl.int32)
+        for back in tl.static_range(1, _LONGEST):
+            there = agrees & (index >= back)
+            before = tl.load(own + index - back, mask=there, other=_NO_DRAFT)
+            agrees = there & (before == tl.load(own + tl.maximum(last - back, 0)))
+            agreeing += agrees.to(tl.int32)
+        # The longest match first, then the latest: its next position is below CONTEXT.
+        best = tl.maximum(best, tl.where(agreeing > 0, agreeing * CONTEXT + index + 1, 0))
+    found = tl.max(best, 0)
+    agreeing, follows = found // CONTEXT, found % CONTEXT
+    there = (found > 0) & (n < room)
+    there = there & ((agreeing == _LONGEST) | (n < (1 << tl.maximum(agreeing - 1, 0))))
+    source = follows + n % tl.maximum(length - follows, 1)
+    return there, tl.load(own + source, mask=there, other=_NO_DRAFT)
+
+
 @triton.jit(do_not_specialize=["count"])
-def _ngram_kernel(
+def _propose_kernel(
     row_slots,
     alive,
     seq_len,
@@ -54,8 +79,8 @@ def _ngram_kernel(
     ACQUIRE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Propose one row's drafts. FORCES: rows may be held and have grammars, whose forced tokens take precedence; slots
-    from KEPT on get none.
+    """Propose one row's drafts. CONTEXT: 0: no prompt lookup. FORCES: rows may be held and have grammars, whose
+    forced tokens take precedence; slots from KEPT on get none.
     """
     slot = tl.load(row_slots + tl.program_id(0)).to(tl.int64)
     length = tl.where(tl.load(alive + slot) != 0, tl.load(seq_len + slot), 0)
@@ -74,28 +99,11 @@ def _ngram_kernel(
                 ACQUIRE,
             )  # fmt: skip
         room = tl.where((left > 0) | is_held, 0, tl.minimum(room, tl.load(guesses)))
-    own = history + slot * CONTEXT
-    last = length - 1
-    best = tl.zeros([TILE], tl.int32)
-    for first in range(0, tl.where(room > 0, last, 0), TILE):
-        index = first + tl.arange(0, TILE)
-        inside = index < last
-        agrees = inside & (tl.load(own + index, mask=inside, other=_NO_DRAFT) == tl.load(own + last))
-        agreeing = agrees.to(tl.int32)
-        for back in tl.static_range(1, _LONGEST):
-            there = agrees & (index >= back)
-            before = tl.load(own + index - back, mask=there, other=_NO_DRAFT)
-            agrees = there & (before == tl.load(own + tl.maximum(last - back, 0)))
-            agreeing += agrees.to(tl.int32)
-        # The longest match first, then the latest: its next position is below CONTEXT.
-        best = tl.maximum(best, tl.where(agreeing > 0, agreeing * CONTEXT + index + 1, 0))
-    found = tl.max(best, 0)
-    agreeing, follows = found // CONTEXT, found % CONTEXT
     n = tl.arange(0, MOST_PAD)
-    there = (found > 0) & (n < room)
-    there = there & ((agreeing == _LONGEST) | (n < (1 << tl.maximum(agreeing - 1, 0))))
-    source = follows + n % tl.maximum(length - follows, 1)
-    token = tl.load(own + source, mask=there, other=_NO_DRAFT)
+    there = n < 0
+    token = tl.full([MOST_PAD], _NO_DRAFT, tl.int32)
+    if CONTEXT > 0:
+        there, token = _prompt_lookup(history + slot * CONTEXT, length, room, n, CONTEXT, TILE)
     if FORCES:
         is_forced = (left > 0) & (n < tl.minimum(left, most))
         there = there | is_forced
@@ -108,21 +116,22 @@ def _ngram_kernel(
         tl.store(drafted + slot, tl.sum(there.to(tl.int32), 0))
 
 
-def propose_ngrams(
+def propose_drafts(
     num_rows: int, count: int, row_slots: torch.Tensor, state: RowState, drafts: DraftState,
     masks: MaskState | None = None,
 ) -> None:  # fmt: skip
     """Propose up to `count` tokens for each of the first `num_rows` entries of the row list, all of which decode.
 
     row_slots: int32 [R]. Ended rows and entries past the list get no drafts. Nothing is proposed at or beyond a row's
-    end. masks: of rows with a grammar: its forced tokens if any, else at most the plan's allowed guesses; a held row
-    keeps its drafts, and a row whose run would not be kept gets none.
+    end. Without a token history only forced tokens are proposed. masks: of rows with a grammar: its forced tokens if
+    any, else at most the plan's allowed guesses; a held row keeps its drafts, and a row whose run would not be kept
+    gets none.
     """
     context, most = drafts.history.shape[1], drafts.most
     assert 0 < count <= most
     words = 1 if masks is None else masks.forced.shape[1]
     unused = drafts.drafted  # stands for unread arguments
-    _ngram_kernel[(num_rows,)](
+    _propose_kernel[(num_rows,)](
         row_slots,
         state.alive.view(torch.int8),
         state.seq_len,
@@ -145,6 +154,6 @@ def propose_ngrams(
         WORDS=words,
         WORDS_PAD=triton.next_power_of_2(words),
         ACQUIRE=masks is not None and masks.held.device.type != "cpu",
-        TILE=min(_TILE, triton.next_power_of_2(context)),
-        num_warps=8,
+        TILE=min(_TILE, triton.next_power_of_2(max(context, 1))),
+        num_warps=8 if context else 1,
     )

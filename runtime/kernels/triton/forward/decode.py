@@ -25,17 +25,17 @@ from runahead.runtime.kernels.triton.forward.buffers import DecodeBuffers
 from runahead.runtime.kernels.triton.forward.recurrent import (
     Recurrent,
     States,
-    norm_left,
     of_decode_rows,
+    squares_of_norm,
     states_in,
 )
 from runahead.runtime.kernels.triton.forward.separate_products import SeparateProducts, Squares
 from runahead.runtime.kernels.triton.forward.unfused_products import sizes_of
 from runahead.runtime.kernels.triton.gemm.fp8_rows import Fp8Rows
-from runahead.runtime.kernels.triton.gemm.gemv import ADD, EPILOGUES, GATED, SQUARED, STORE, gemv_product
+from runahead.runtime.kernels.triton.gemm.gemv import ADD, EPILOGUES, GATED, SQUARED, STORE
 from runahead.runtime.kernels.triton.gemm.int4_gemm import INT4_ROWS, int4_batch_product
 from runahead.runtime.kernels.triton.gemm.small_batch_gemm import Residual, columns_of, small_batch_product
-from runahead.runtime.kernels.triton.gemm.tuning import is_one_sum, row_tiling, rows_in_table, rows_tiling
+from runahead.runtime.kernels.triton.gemm.tuning import is_one_sum, rows_in_table, rows_tiling
 from runahead.runtime.kernels.triton.gpu.pdl import dependent_launch_works
 from runahead.runtime.kernels.triton.moe.layer import PackedExperts, Results, live_tokens
 from runahead.runtime.kernels.triton.ops import norms
@@ -62,7 +62,6 @@ class RowStream(ABC):
         self._rows, self._device = batch.num_tokens, batch.token_ids.device
         self._plan = buffers.plan(batch, emb.embedding.dtype, exact)
         self._windows = buffers.windows(self._device, batch.by_token)
-        self._lone = batch.num_rows == 1 and not exact
         self._may_depend = False
         self._residual = self._emb.embedding.new_empty((self._rows, self._emb.embedding.shape[1]))
         self._chunk_lens: torch.Tensor | None = None  # of a mixed launch, as `begin_decode` has it
@@ -82,13 +81,17 @@ class RowStream(ABC):
         self._add(attended, weights.o, weights.post_norm)
 
     def recurrent(self, weights: Recurrent, place: int) -> None:
-        projected = self._normed_product(weights.norm, weights.proj, STORE)
-        self._add(self._mixed(projected, weights, states_in(self._cache, place)), weights.out, None)
+        self._mix(self._normed_product(weights.norm, weights.proj, STORE), weights, states_in(self._cache, place))
 
-    def _mixed(self, projected: torch.Tensor, weights: Recurrent, states: States) -> torch.Tensor:
-        """What the mixer's second product reads, [rows, inner]; the states of live rows move on."""
+    def _mix(self, projected: torch.Tensor, weights: Recurrent, states: States) -> None:
+        self._add(self._mixed(projected, weights, states)[0], weights.out, None)
+
+    def _mixed(
+        self, projected: torch.Tensor, weights: Recurrent, states: States, squares: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, Squares]:
+        """What the mixer's second product reads, as `of_decode_rows` has it; the states of live rows move on."""
         return of_decode_rows(
-            projected, weights, states, self._batch, self._buffers, lone=self._lone, dependent=self._depends(True)
+            projected, weights, states, self._batch, self._buffers, squares=squares, dependent=self._depends(True)
         )
 
     def _attended(self, qkv: torch.Tensor, weights: Attention, place: int) -> torch.Tensor:
@@ -189,59 +192,6 @@ class RowStream(ABC):
         return self._residual.new_empty((self._rows, outputs))
 
 
-class OneRow(RowStream):
-    """A launch of one row: products by multiply-adds, each norm in the product that reads it. joins: see
-    `TritonBoundKernels.stream`."""
-
-    def __init__(
-        self, batch: ForwardBatch, cache: KVCache, emb: EmbeddingAndHead, buffers: DecodeBuffers, joins: bool = False
-    ) -> None:
-        super().__init__(batch, cache, emb, buffers)
-        self._work = self._begin(embeds=not joins)
-
-    def _normed_product(
-        self, norm: Norm | None, linear: Linear, epilogue: int, activation: Activation = "silu"
-    ) -> torch.Tensor:
-        out = self._empty(linear, epilogue)
-        self._product(self._residual, linear, norm, out, epilogue, activation)
-        return out
-
-    def recurrent(self, weights: Recurrent, place: int) -> None:
-        projected, states = self._normed_product(weights.norm, weights.proj, STORE), states_in(self._cache, place)
-        norm = norm_left(weights, states)
-        mixed = of_decode_rows(
-            projected, weights, states, self._batch, self._buffers, normed=norm is None, lone=self._lone,
-            dependent=self._depends(True),
-        )  # fmt: skip
-        self._product(mixed, weights.out, norm, self._residual, ADD)
-
-    def _stored(self, x: torch.Tensor, linear: Linear, out: torch.Tensor) -> torch.Tensor:
-        self._product(x, linear, None, out, STORE)
-        return out
-
-    def _add(self, x: torch.Tensor, linear: Linear, post_norm: Norm | None) -> None:
-        if post_norm is None:
-            self._product(x, linear, None, self._residual, ADD)
-            return
-        norms.add_normed(self._stored(x, linear, self._empty(linear, STORE)), self._residual, post_norm)
-
-    def left(self) -> torch.Tensor:
-        return self._residual
-
-    def experts(self, experts: PackedExperts) -> None:
-        scores = torch.empty((1, experts.scored), dtype=torch.float32, device=self._device)
-        self._product(self._residual, experts.router, experts.weights.norm, scores, STORE)
-        experts.add_of_one_row(self._residual, scores, self._live, dependent=self._depends(True))
-
-    def _product(
-        self, x: torch.Tensor, linear: Linear, norm: Norm | None, out: torch.Tensor, epilogue: int,
-        activation: Activation = "silu",
-    ) -> None:  # fmt: skip
-        tiling = row_tiling(*sizes_of(linear.weight), EPILOGUES[epilogue])
-        tiling = replace(tiling, dependent=self._depends(tiling.dependent))
-        gemv_product(x, linear, norm, out, epilogue, tiling, activation=activation)
-
-
 class FusedRows(RowStream):
     """A launch of any number of rows: products on the matrix units, each with the norm before it.
 
@@ -328,17 +278,20 @@ class FusedRows(RowStream):
         self._product(x, linear, out, epilogue, activation=activation, squares=squares)
         return out
 
+    def _mix(self, projected: torch.Tensor, weights: Recurrent, states: States) -> None:
+        left = squares_of_norm(weights, self._batch, self._sums.squares, self._emb.ranks)
+        mixed, squares = self._mixed(projected, weights, states, left)
+        self._pending = partial(self._add_product, mixed, weights.out, None, squares)
+
     def _add(self, x: torch.Tensor | Fp8Rows, linear: Linear, post_norm: Norm | None) -> None:
-        self._pending = partial(self._add_product, x, linear, post_norm)
+        self._pending = partial(self._add_product, x, linear, post_norm, None)
 
     def experts(self, experts: PackedExperts) -> None:
         x, squares = self._read(experts.weights.norm)
         scores = torch.empty((self._rows, experts.scored), dtype=torch.float32, device=self._device)
         self._product(x, experts.router, scores, STORE, squares=squares)
         arrived = self._buffers.arrived(self._device)
-        results = experts.results(
-            x, scores, self._live, arrived, self._depends, squares, with_shared=True, together=not self._exact
-        )
+        results = experts.results(x, scores, self._live, arrived, self._depends, squares, with_shared=True)
         self._pending = partial(self._add_results, experts, results)
 
     def _add_results(self, experts: PackedExperts, results: Results, norm: Norm | None) -> int:
@@ -367,15 +320,17 @@ class FusedRows(RowStream):
         self._tiles, self._following = pending(norm), norm
         self._show()
 
-    def _add_product(self, x: torch.Tensor | Fp8Rows, linear: Linear, post_norm: Norm | None, norm: Norm | None) -> int:
-        """norm: that follows. Returns how many tiles there are of the squares."""
+    def _add_product(
+        self, x: torch.Tensor | Fp8Rows, linear: Linear, post_norm: Norm | None, squares: Squares, norm: Norm | None
+    ) -> int:
+        """Return the number of tiles of the residual's squares. squares: of the norm of x. norm: the next one."""
         sums, ranks = self._sums, self._emb.ranks
         if post_norm is None and ranks.share.is_whole:
             assert norm is not None, "what is read without a norm is normalised before it is added"
             if self._is_vendors(linear):
-                self._separate.add(x, linear, norm)
+                self._separate.add(x, linear, norm, squares)
                 return 1
-            return self._product(x, linear, sums.values, ADD, norm=norm, residual=sums)
+            return self._product(x, linear, sums.values, ADD, squares=squares, norm=norm, residual=sums)
         if self._is_vendors(linear):
             out = self._separate.values(x, linear, None, STORE)
         else:

@@ -27,11 +27,11 @@ from runahead.runtime.kernels.triton.forward.decode import (
     MAX_ROWS,
     FusedRows,
     Join,
-    OneRow,
     RowStream,
 )
 from runahead.runtime.kernels.triton.forward.large_decode import VendorRows
 from runahead.runtime.kernels.triton.forward.mixed import ExactMixedRows, ManyRows
+from runahead.runtime.kernels.triton.forward.one_row import OneRow
 from runahead.runtime.kernels.triton.forward.unfused_products import head_of_one_row, one_sum, product_of_rows
 from runahead.runtime.kernels.triton.gemm.cublaslt import cublaslt_product, exact_product
 from runahead.runtime.kernels.triton.gemm.tuning import is_one_sum, takes_depth, takes_products_of

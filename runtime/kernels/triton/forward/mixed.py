@@ -21,6 +21,7 @@ from runahead.runtime.kernels.triton.forward.recurrent import (
     of_any_tokens,
     states_in,
 )
+from runahead.runtime.kernels.triton.forward.separate_products import Squares
 from runahead.runtime.kernels.triton.forward.unfused_products import scores_of, with_shared
 from runahead.runtime.kernels.triton.gemm.cublaslt import cublaslt_product
 from runahead.runtime.kernels.triton.gemm.tuning import mixed_plan
@@ -63,7 +64,7 @@ class ManyRows:
 
     def recurrent(self, weights: Recurrent, place: int) -> None:
         projected = cublaslt_product(self._sum.normed(weights.norm), weights.proj)
-        mixed = of_any_tokens(projected, weights, states_in(self._cache, place), self._rows, self._buffers)
+        mixed, _ = of_any_tokens(projected, weights, states_in(self._cache, place), self._rows, self._buffers)
         self._sum.add(cublaslt_product(mixed, weights.out))
 
     def dense(self, weights: Dense) -> None:
@@ -158,8 +159,10 @@ class ExactMixedRows(FusedRows):
             self._attend(qkv, out, weights, place, self._buffers.kind(weights.shape, weights.window), False)
         return out
 
-    def _mixed(self, projected: torch.Tensor, weights: Recurrent, states: States) -> torch.Tensor:
-        return of_any_tokens(projected, weights, states, self._chunk_rows, self._buffers)
+    def _mixed(
+        self, projected: torch.Tensor, weights: Recurrent, states: States, squares: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, Squares]:
+        return of_any_tokens(projected, weights, states, self._chunk_rows, self._buffers, squares)
 
     @cached_property
     def _chunk_rows(self) -> ChunkRows:

@@ -7,13 +7,13 @@ import torch
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.layers import GatedDelta, Mamba2, Norm
+from runahead.runtime.kernels.ranks import Ranks
 from runahead.runtime.kernels.triton.forward.buffers import DecodeBuffers
+from runahead.runtime.kernels.triton.forward.separate_products import Squares
+from runahead.runtime.kernels.triton.recurrent.gated_delta_decode import delta_of_decode_rows
 from runahead.runtime.kernels.triton.recurrent.gated_delta_scan import delta_of_chunks
-from runahead.runtime.kernels.triton.recurrent.gated_delta_step import delta_of_one_token
-from runahead.runtime.kernels.triton.recurrent.gated_delta_verify import verify_gated_delta
+from runahead.runtime.kernels.triton.recurrent.mamba2_decode import mamba2_of_decode_rows
 from runahead.runtime.kernels.triton.recurrent.mamba2_scan import mamba2_of_chunks
-from runahead.runtime.kernels.triton.recurrent.mamba2_step import mamba2_of_one_token
-from runahead.runtime.kernels.triton.recurrent.mamba2_verify import verify_mamba2
 from runahead.runtime.kernels.triton.recurrent.scan import ChunkRows, length_of_sub_chunks
 from runahead.runtime.kernels.triton.recurrent.tiling import LONE_ROW, LONE_RUN, STATES
 
@@ -41,63 +41,76 @@ def of_decode_rows(
     *,
     out: torch.Tensor | None = None,
     normed: bool = True,
-    lone: bool = False,
+    squares: torch.Tensor | None = None,
     dependent: bool = False,
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, Squares]:
     """What `weights.out` reads of rows with one query token, or one and drafts, [T, inner], and their states as far as
     their newest tokens; masked ones leave zeros. projected: what `weights.proj` gives. out: where it is put; other
-    rows' tokens there stay as they are. normed: or else without the norm that `norm_left` names.
-    lone: of a single row, whose bits need not be those that it has among others; its states are cut in a way of their
-    own.
+    rows' tokens there stay as they are. normed: or else without the norm that `norm_left` names. squares: what
+    `squares_of_norm` gives: the norm's scale alone is left to the product that reads the result, and the squares are
+    returned with the number of their tiles.
 
-    Where rows may have drafts, every launch of theirs goes by the same kernel: a token has the same bits in each, but
-    for those of a lone row.
+    A token has the same bits whether its row may have drafts or not. A lone row's states are cut into more programs,
+    which changes no bit.
     """
     batch = batch.in_rows or batch
-    *of_rows, kept = states
-    has_drafts = kept.shape[1] > 0
-    assert has_drafts or batch.decode_queries == 1, "slots have no room for the inputs of drafts"
-    assert normed or norm_left(weights, states) is not None, "there is no norm to leave"
+    assert normed or norm_left(weights) is not None, "there is no norm to leave"
     groups = weights.shape.groups if isinstance(weights, Mamba2) else weights.shape.key_heads
-    tiling = STATES if not lone else LONE_RUN if has_drafts else LONE_ROW
+    tiling = STATES if batch.num_rows > 1 else LONE_RUN if states[-1].shape[1] else LONE_ROW
     arrived = buffers.meetings(batch.num_rows * groups, projected.device)
     if out is None:
         out = projected.new_empty((projected.shape[0], weights.shape.inner))
-    if isinstance(weights, Mamba2) and has_drafts:
-        verify_mamba2(projected, weights, states, batch, out, arrived, dependent=dependent, tiling=tiling)
-    elif isinstance(weights, Mamba2):
-        mamba2_of_one_token(
-            projected, weights, (*of_rows,), batch, out, arrived, dependent=dependent, normed=normed, tiling=tiling
-        )
-    elif has_drafts:
-        verify_gated_delta(projected, weights, states, batch, out, arrived, dependent=dependent, tiling=tiling)
-    else:
-        delta_of_one_token(projected, weights, (*of_rows,), batch, out, arrived, dependent=dependent, tiling=tiling)
-    return out
+    if isinstance(weights, GatedDelta):
+        delta_of_decode_rows(projected, weights, states, batch, out, arrived, dependent=dependent, tiling=tiling)
+        return out, None
+    tiles = mamba2_of_decode_rows(
+        projected, weights, states, batch, out, arrived, dependent=dependent, normed=normed, squares=squares,
+        tiling=tiling,
+    )  # fmt: skip
+    return out, None if squares is None else (squares, tiles, weights.gated_norm.eps)
 
 
-def norm_left(weights: Recurrent, states: States) -> Norm | None:
-    """The norm, over all of a row, that `of_decode_rows` can leave to the product which reads the result: nobody then
-    waits for the row's other programs. None: it can't, or the mixer has none over all of a row. What has no norm yet
-    float16 may not hold."""
+def norm_left(weights: Recurrent) -> Norm | None:
+    """The norm, over all of a row, that a mixer can leave to the product which reads the result: nobody then waits for
+    the row's other programs. None: it can't, or the mixer has none over all of a row. What has no norm yet float16 may
+    not hold."""
     if not isinstance(weights, Mamba2) or weights.shape.groups > 1 or weights.out.weight.dtype == torch.float16:
         return None
-    has_drafts = states[-1].shape[1] > 0
-    return None if has_drafts else weights.gated_norm
+    return weights.gated_norm
 
 
-def of_several_tokens(projected: torch.Tensor, weights: Recurrent, states: States, rows: ChunkRows) -> torch.Tensor:
+def squares_of_norm(weights: Recurrent, batch: ForwardBatch, like: torch.Tensor, ranks: Ranks) -> torch.Tensor | None:
+    """Where a mixer stores sums of squares if it leaves its norm's scale to a product: float64 [tiles, columns of
+    `like`]. None: it applies the norm, as it does where ranks divide the row."""
+    if norm_left(weights) is None or not ranks.share.is_whole:
+        return None
+    lone = batch.is_decode and batch.num_rows == 1
+    return like.new_empty((weights.shape.inner if lone else 1, like.shape[1]))
+
+
+def of_several_tokens(
+    projected: torch.Tensor,
+    weights: Recurrent,
+    states: States,
+    rows: ChunkRows,
+    squares: torch.Tensor | None = None,
+) -> torch.Tensor:
     """The same of rows with a chunk of several query tokens, [T, inner]; zeros of all other tokens and padding. All of
     a chunk is certain, and nothing is replayed before it."""
     *of_rows, _ = states
     if isinstance(weights, Mamba2):
-        return mamba2_of_chunks(projected, weights, (*of_rows,), rows)
+        return mamba2_of_chunks(projected, weights, (*of_rows,), rows, squares)
     return delta_of_chunks(projected, weights, (*of_rows,), rows)
 
 
 def of_any_tokens(
-    projected: torch.Tensor, weights: Recurrent, states: States, rows: ChunkRows, buffers: DecodeBuffers
-) -> torch.Tensor:
-    """The same of all rows."""
-    out = of_several_tokens(projected, weights, states, rows)
-    return of_decode_rows(projected, weights, states, rows.batch, buffers, out=out)
+    projected: torch.Tensor,
+    weights: Recurrent,
+    states: States,
+    rows: ChunkRows,
+    buffers: DecodeBuffers,
+    squares: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, Squares]:
+    """The same of all rows, as `of_decode_rows` returns it."""
+    out = of_several_tokens(projected, weights, states, rows, squares)
+    return of_decode_rows(projected, weights, states, rows.batch, buffers, out=out, squares=squares)

@@ -45,12 +45,12 @@ class SeparateProducts:
         made = self._of(x, linear)
         return finish_in_fp8(made, linear, squares, GATED, activation, dependent=self._depends(True))
 
-    def add(self, x: torch.Tensor | Fp8Rows, linear: Linear, norm: Norm) -> None:
+    def add(self, x: torch.Tensor | Fp8Rows, linear: Linear, norm: Norm, squares: Squares = None) -> None:
         """`sums.values += ` the product's values. norm: that follows, for which the rest of `sums` is made, with one
-        tile of squares; after an FP8 product in FP8 too."""
+        tile of squares; after an FP8 product in FP8 too. squares: of the norm of x."""
         made, sums = self._of(x, linear), self._sums
         self._scaled = add_scaled(
-            made, linear, sums.values, norm, sums.scaled, sums.squares,
+            made, linear, sums.values, norm, sums.scaled, sums.squares, squares,
             in_fp8=isinstance(linear.quantized, Fp8Weight) and made.shape[1] % FP8_COLUMNS == 0,
             dependent=self._depends(True),
         )  # fmt: skip

@@ -54,9 +54,7 @@ def _finish_kernel(
         if EPILOGUE == _GATED:
             up *= tl.load(channels + WIDTH + i, mask=inside, other=0.0)
     if SQUARES > 0:
-        s = tl.arange(0, STEP)
-        found = tl.sum(tl.load(squares + s * STRIDE + row, mask=s < SQUARES, other=0.0), 0)
-        scale = tl.rsqrt(found.to(tl.float32) / DEPTH + eps)
+        scale = _scale_of(squares, row, eps, DEPTH, SQUARES, STRIDE, STEP)
         value *= scale
         if EPILOGUE == _GATED:
             up *= scale
@@ -76,6 +74,14 @@ def _finish_kernel(
 
 
 @triton.jit
+def _scale_of(squares, row, eps, DEPTH: tl.constexpr, TILES: tl.constexpr, STRIDE: tl.constexpr, STEP: tl.constexpr):
+    """The scale of a row's norm over DEPTH numbers, from its sums of squares in TILES tiles."""
+    s = tl.arange(0, STEP)
+    found = tl.sum(tl.load(squares + s * STRIDE + row, mask=s < TILES, other=0.0), 0)
+    return tl.rsqrt(found.to(tl.float32) / DEPTH + eps)
+
+
+@triton.jit
 def _store_fp8(values, first, numbers, scales, row, padded_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """Store BLOCK values of a row, from column `first` on, in FP8."""
     quantized, scale = to_fp8(tl.reshape(values.to(tl.float32), [BLOCK // _COLUMNS, _COLUMNS]))
@@ -88,9 +94,11 @@ def _store_fp8(values, first, numbers, scales, row, padded_rows, WIDTH: tl.const
 
 @triton.jit
 def _add_kernel(
-    sums, channels, bias, residual, gamma, scaled, squares, numbers, scales, padded_rows, WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr, HAS_CHANNELS: tl.constexpr, HAS_BIAS: tl.constexpr, FP8: tl.constexpr, DEPENDENT: tl.constexpr,
+    sums, channels, bias, residual, gamma, scaled, squares, numbers, scales, padded_rows, before, eps,
+    WIDTH: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr, SQUARES: tl.constexpr, STRIDE: tl.constexpr,
+    STEP: tl.constexpr, HAS_CHANNELS: tl.constexpr, HAS_BIAS: tl.constexpr, FP8: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    """One program for a row. SQUARES: tiles of `before`, of the norm before the product; 0: there is none."""
     let_dependents_start(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
@@ -101,6 +109,8 @@ def _add_kernel(
     old = tl.load(residual + row * WIDTH + i, mask=inside, other=0.0)
     if HAS_CHANNELS:
         value *= tl.load(channels + i, mask=inside, other=0.0)
+    if SQUARES > 0:
+        value *= _scale_of(before, row, eps, DEPTH, SQUARES, STRIDE, STEP)
     if HAS_BIAS:
         value += tl.load(bias + i, mask=inside, other=0.0).to(tl.float32)
     value += old.to(tl.float32)
@@ -203,6 +213,7 @@ def add_scaled(
     following: Norm,
     scaled: torch.Tensor,
     squares: torch.Tensor,
+    before: tuple[torch.Tensor, int, float] | None = None,
     *,
     in_fp8: bool = False,
     dependent: bool = False,
@@ -211,10 +222,11 @@ def add_scaled(
     weight of the norm that follows, and the first row of `squares`, float64 [1 or more, T or more], the sums of its
     squares.
 
-    linear: the product; None: `sums` are its values. in_fp8: returns `scaled` in FP8 too. dependent: launched
-    programmatically.
+    linear: the product; None: `sums` are its values. before: squares of the norm before it, as `small_batch_product`
+    has them; None: there is none. in_fp8: returns `scaled` in FP8 too. dependent: launched programmatically.
     """
     tokens, width = sums.shape
+    found, tiles, eps = before if before is not None else (squares, 0, 0.0)
     block, warps = launch_shape(width)
     bias, channels = (None, None) if linear is None else (linear.bias, _channels(linear))
     rows = empty_rows(tokens, width, sums.device) if in_fp8 else None
@@ -228,8 +240,14 @@ def add_scaled(
         scaled,
         squares,
         *((sums, sums, 0) if rows is None else (rows.numbers, rows.scales, len(rows))),
+        found,
+        eps,
         WIDTH=width,
+        DEPTH=width if linear is None else linear.weight.shape[1],
         BLOCK=block,
+        SQUARES=tiles,
+        STRIDE=found.shape[1],
+        STEP=triton.next_power_of_2(max(tiles, 1)),
         HAS_CHANNELS=channels is not None,
         HAS_BIAS=bias is not None,
         FP8=rows is not None,

@@ -22,13 +22,8 @@ from runahead.runtime.kernels.layers import Linear, Norm, SharedExpert
 from runahead.runtime.kernels.triton.gemm import gemv
 from runahead.runtime.kernels.triton.gemm.gemv import outputs_of_row, side_by_side
 from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
-from runahead.runtime.kernels.triton.moe.topk import (
-    choice_parts,
-    chosen_experts,
-    numbers_of_experts,
-    routing_weights_of,
-    sum_of_a_copy,
-)
+from runahead.runtime.kernels.triton.moe.lone_token import lone_expert
+from runahead.runtime.kernels.triton.moe.topk import choice_parts
 from runahead.runtime.kernels.triton.moe.tuning import (
     FIRST_GATED,
     FIRST_SQUARED,
@@ -92,18 +87,12 @@ def _gate_up_kernel(
     if (program == 0) | (program >= FIRST):
         wait_for_predecessors(DEPENDENT)
         is_live = tl.load(live) > 0  # what does not hang on it goes on meanwhile
-        chosen, indexes, score = chosen_experts(
-            scores, correction, 0 * program, COUNT, SCORES, CHOSEN, PADDED, LOGISTIC, CORRECTED, GROUPS, PADDED_GROUPS,
-            CHOSEN_GROUPS, COPIES,
+        tile, index = (program - FIRST) % TILES, (program - FIRST) // TILES
+        expert = lone_expert(
+            index, program == 0, scores, correction, named, routing_weights, COUNT, SCORES, CHOSEN, PADDED,
+            RENORMALISED, LOGISTIC, CORRECTED, GROUPS, PADDED_GROUPS, CHOSEN_GROUPS, FACTOR, COPIES,
         )  # fmt: skip
-        e = numbers_of_experts(PADDED, COPIES)
-        if program == 0:
-            share = routing_weights_of(score, chosen, COUNT, PADDED, RENORMALISED, LOGISTIC, FACTOR, COPIES)
-            tl.store(named + indexes, e, mask=chosen)
-            tl.store(routing_weights + indexes, share, mask=chosen)
-        elif is_live:
-            tile, index = (program - FIRST) % TILES, (program - FIRST) // TILES
-            expert = sum_of_a_copy(tl.where(chosen & (indexes == index), e, 0))
+        if is_live & (program > 0):
             HALVES: tl.constexpr = 2 if GATED else 1
             PARTS: tl.constexpr = HALVES * ROWS // SIDE
             r = tl.arange(0, HALVES * ROWS)[:, None]

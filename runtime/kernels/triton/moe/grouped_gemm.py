@@ -25,11 +25,14 @@ import torch
 import triton
 import triton.language as tl
 
+from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.layers import Linear
 from runahead.runtime.kernels.triton.gemm.epilogue import gated_row
 from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
 from runahead.runtime.kernels.triton.moe import routing
+from runahead.runtime.kernels.triton.moe.lone_token import LoneToken, lone_expert
 from runahead.runtime.kernels.triton.moe.routing import Routing
+from runahead.runtime.kernels.triton.moe.topk import choice_parts
 from runahead.runtime.kernels.triton.moe.tuning import (
     FIRST_GATED,
     FIRST_SQUARED,
@@ -44,6 +47,7 @@ from runahead.runtime.kernels.triton.ops.norms import exact_square
 from runahead.runtime.rounding import ceil_div
 
 _FIRST_GATED, _FIRST_SQUARED, _LAST = tl.constexpr(FIRST_GATED), tl.constexpr(FIRST_SQUARED), tl.constexpr(LAST)
+_NO_CHOICE: Final = Choice(1, renormalised=False)  # of a kernel that makes none
 _SUMMED: Final = 1024  # numbers of a token that a program adds up
 _ITEM = tl.constexpr(routing.ITEM)
 
@@ -67,22 +71,41 @@ class SharedProduct:
 @triton.jit(do_not_specialize=["num_tokens"])
 def _expert_product_kernel(
     x, weight, items, entries, routing_weights, scale, out, shared, shared_bias, shared_x, shared_out, scores,
-    num_tokens, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, WHICH: tl.constexpr,
-    SCALED: tl.constexpr, SHARED: tl.constexpr, SHARED_BIAS: tl.constexpr, SCORES: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    correction, live, squares, eps, num_tokens, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, CHOSEN: tl.constexpr,
+    COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
+    WHICH: tl.constexpr, SCALED: tl.constexpr, SHARED: tl.constexpr, SHARED_BIAS: tl.constexpr, SCORES: tl.constexpr,
+    LONE: tl.constexpr, SQUARES: tl.constexpr, ALL_SQUARES: tl.constexpr, STRIDE: tl.constexpr, COUNT: tl.constexpr,
+    PADDED: tl.constexpr, RENORMALISED: tl.constexpr, LOGISTIC: tl.constexpr, CORRECTED: tl.constexpr,
+    GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr, FACTOR: tl.constexpr,
+    COPIES: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program for ROWS outputs of an item. EVEN: BLOCK divides DEPTH, and the shared expert has no last piece that
     is less deep. SHARED: its width, 0 without one; its items come first. Its last product is multiplied by the logistic
-    function of the last of a token's SCORES scores; 0: by nothing."""
+    function of the last of a token's SCORES scores; 0: by nothing. LONE: there is one token, whose experts each program
+    of the first product finds by itself; `items` are their numbers. SQUARES: tiles of the squares of its norm. From
+    COUNT on: of the choice."""
     let_dependents_start(DEPENDENT)
     tile, nth = tl.program_id(0), tl.program_id(1)
     WIDTH: tl.constexpr = DEPTH if WHICH == _LAST else OUTPUTS
     PIECES: tl.constexpr = (SHARED + WIDTH - 1) // WIDTH
     listed = nth - (num_tokens + COLUMNS - 1) // COLUMNS * PIECES  # of the items that are, which; below 0: the shared
-    item = items + tl.maximum(listed, 0) * _ITEM
     wait_for_predecessors(DEPENDENT)
-    count, number, first = tl.load(item + 2), tl.load(item), tl.load(item + 1)  # the others are nothing where it is 0
+    if LONE:
+        count, first = (tl.load(live) > 0).to(tl.int32), 0
+        if WHICH == _LAST:
+            number = tl.load(items + tl.maximum(listed, 0))
+        else:
+            s = tl.arange(0, ALL_SQUARES)
+            of_tiles = tl.load(squares + s * STRIDE, mask=s < SQUARES, other=0.0)
+            number, is_first = 0 * nth, (tile == 0) & (nth == 0)
+            if (listed >= 0) | is_first:
+                number = lone_expert(
+                    listed, is_first, scores, correction, items, routing_weights, COUNT, SCORES, CHOSEN, PADDED,
+                    RENORMALISED, LOGISTIC, CORRECTED, GROUPS, PADDED_GROUPS, CHOSEN_GROUPS, FACTOR, COPIES,
+                )  # fmt: skip
+    else:
+        item = items + tl.maximum(listed, 0) * _ITEM
+        count, number, first = tl.load(item + 2), tl.load(item), tl.load(item + 1)  # others are nothing where it is 0
     if SHARED > 0:
         is_shared, piece = listed < 0, nth % PIECES
         first = tl.where(is_shared, nth // PIECES * COLUMNS, first)
@@ -102,7 +125,10 @@ def _expert_product_kernel(
         depth = DEPTH
         stride = DEPTH
         if SHARED > 0:
-            listed_entry = tl.load(entries + expert * num_tokens + first + c, mask=ok & (listed >= 0), other=0)
+            if LONE:
+                listed_entry = listed + 0 * c
+            else:
+                listed_entry = tl.load(entries + expert * num_tokens + first + c, mask=ok & (listed >= 0), other=0)
             entry = tl.where(is_shared, first + c, listed_entry).to(tl.int64)
             matrix = tl.where(is_shared, shared, weight + expert * MATRIX)
             rows_of_x = x
@@ -115,7 +141,10 @@ def _expert_product_kernel(
                 mine = tl.minimum(piece * OUTPUTS + row % OUTPUTS, SHARED - 1) + row // OUTPUTS * SHARED
                 row = tl.where(is_shared, mine, row)
         else:
-            entry = tl.load(entries + expert * num_tokens + first + c, mask=ok, other=0).to(tl.int64)
+            if LONE:
+                entry = (listed + 0 * c).to(tl.int64)
+            else:
+                entry = tl.load(entries + expert * num_tokens + first + c, mask=ok, other=0).to(tl.int64)
             matrix = weight + expert * MATRIX
             rows_of_x = x
         source = entry
@@ -136,7 +165,9 @@ def _expert_product_kernel(
                 v = tl.load(x_at + begin, mask=ok[None, :] & there[:, None], other=0.0)
             acc = tl.dot(w, v, acc, input_precision="ieee")
         output = tile * ROWS + tl.arange(0, ROWS)
-        if SCALED:
+        if SCALED and LONE:
+            acc *= tl.rsqrt(tl.sum(of_tiles, 0).to(tl.float32) / DEPTH + eps)
+        if SCALED and not LONE:
             acc *= tl.load(scale + source, mask=ok, other=0.0)[None, :]
         if SHARED_BIAS:
             # In the order of the tile's rows, those of gates among others; of the last product with one piece alone.
@@ -213,6 +244,7 @@ def expert_product(
     *,
     scaled: bool = False,
     shared: SharedProduct | None = None,
+    lone: LoneToken | None = None,
     tiling: ExpertTiling | None = None,
     dependent: bool = False,
 ) -> None:
@@ -222,7 +254,8 @@ def expert_product(
     which: FIRST_GATED: x is contiguous [T, in], weight [experts, 2 * outputs, in], and what is left is silu(gate) * up;
     FIRST_SQUARED: the same with weight [experts, outputs, in] and relu(product)^2; LAST: x is [T * chosen, in], weight
     [experts, outputs, in], and every entry is multiplied by its share. scaled: each token times its `routed.scale`
-    first. shared: is computed beside them. tiling: None takes that of `expert_tiling`. dependent: launched
+    first. shared: is computed beside them. lone: the only token, of which `routed` is `unrouted`: the first product
+    chooses its experts and applies its norm's scale. tiling: None takes that of `expert_tiling`. dependent: launched
     programmatically.
     """
     experts, outputs, depth = weight.shape
@@ -233,6 +266,8 @@ def expert_product(
         tiling = expert_tiling(product, tokens, routed.block)
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
     part = SharedProduct(Linear(weight, None), 0, x, out) if shared is None else shared  # anything, where there is none
+    choice, scores = (_NO_CHOICE, part.scores) if lone is None or which == LAST else (lone.choice, lone.scores)
+    parts = choice_parts(choice, experts, 0 if scores is None else scores.shape[1], tiling.warps) | {"CHOSEN": chosen}
     pieces = ceil_div(part.width, depth if which == LAST else outputs)
     items = pieces * ceil_div(tokens, routed.block) + routed.items.shape[0]
     _expert_product_kernel[(ceil_div(outputs, tiling.rows), items)](
@@ -247,11 +282,14 @@ def expert_product(
         part.linear.weight if part.linear.bias is None else part.linear.bias,
         part.x,
         part.out,
-        routed.routing_weights if part.scores is None else part.scores,
+        out if scores is None else scores,
+        out if choice.correction is None else choice.correction,
+        routed.routing_weights if lone is None else lone.live,
+        routed.routing_weights if lone is None else lone.squares,
+        0.0 if lone is None else lone.eps,
         tokens,
         OUTPUTS=outputs,
         DEPTH=depth,
-        CHOSEN=chosen,
         COLUMNS=routed.block,
         ROWS=tiling.rows,
         BLOCK=tiling.block,
@@ -261,10 +299,14 @@ def expert_product(
         SCALED=scaled,
         SHARED=part.width,
         SHARED_BIAS=part.linear.bias is not None,
-        SCORES=0 if part.scores is None else part.scores.shape[1],
+        LONE=lone is not None,
+        SQUARES=0 if lone is None else lone.tiles,
+        ALL_SQUARES=1 if lone is None else triton.next_power_of_2(lone.tiles),
+        STRIDE=0 if lone is None else lone.squares.shape[1],
         DEPENDENT=dependent,
         num_warps=tiling.warps,
         enable_fp_fusion=False,
+        **parts,
         **options,
     )
 

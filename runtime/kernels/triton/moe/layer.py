@@ -12,6 +12,7 @@ from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import Experts, Linear, Norm, SharedExpert
 from runahead.runtime.kernels.triton.moe.gemv import experts_of_one_row
 from runahead.runtime.kernels.triton.moe.grouped_gemm import SharedProduct, expert_product, expert_sums
+from runahead.runtime.kernels.triton.moe.lone_token import LoneToken
 from runahead.runtime.kernels.triton.moe.routing import route
 from runahead.runtime.kernels.triton.moe.tuning import FIRST_GATED, FIRST_SQUARED, LAST
 from runahead.runtime.rounding import ceil_div
@@ -69,20 +70,23 @@ class PackedExperts:
         depends: Callable[[bool], bool] = _as_launched,
         squares: tuple[torch.Tensor, int, float] | None = None,
         with_shared: bool = False,
-        together: bool = False,
     ) -> Results:
         """What each of T tokens gets from each of its experts, times its share, and with_shared: from the shared one.
 
         x: the norm of the residual, [T, hidden]; with squares, as `route` has them, what its scale is still to be
         applied to. scores: float32 [T, scored]. live: int [T]. arrived: as `route` has it. depends: says of the next
-        kernel whether it is launched programmatically. together: as `route` has it.
+        kernel whether it is launched programmatically. The first product of a lone row routes it.
         """
         weights, (_, hidden, width) = self.weights, self.down.shape
-        chosen = weights.chosen
-        routed = route(
-            scores, live, weights.choice, arrived, beside=self.scored - weights.count, squares=squares, depth=hidden,
-            dependent=depends(True), together=together,
-        )  # fmt: skip
+        chosen, lone = weights.chosen, None
+        if x.shape[0] == 1 and squares is not None:
+            lone = LoneToken(scores, live, weights.choice, *squares)
+            routed = lone.unrouted()
+        else:
+            routed = route(
+                scores, live, weights.choice, arrived, beside=self.scored - weights.count, squares=squares,
+                depth=hidden, dependent=depends(True),
+            )  # fmt: skip
         entries = x.shape[0] * chosen
         gated = x.new_empty((entries, width))
         scaled = squares is not None
@@ -93,9 +97,9 @@ class PackedExperts:
             of_shared = last.out
         expert_product(
             x, self.gate_up, routed, chosen, gated, FIRST_GATED if self.has_gates else FIRST_SQUARED, scaled=scaled,
-            shared=first, dependent=depends(True),
+            shared=first, lone=lone, dependent=depends(True),
         )  # fmt: skip
-        expert_product(gated, self.down, routed, chosen, found, LAST, shared=last, dependent=depends(True))
+        expert_product(gated, self.down, routed, chosen, found, LAST, shared=last, lone=lone, dependent=depends(True))
         return Results(found, of_shared)
 
     def _products_of_shared(

@@ -2,11 +2,10 @@
 
 A token's scores are made by a product before. Here they become its experts and their shares, by a program for each
 token; then a program for each expert lists its tokens, ascending, and each list is cut into items: an expert and up to
-`block` of its tokens. Of a few tokens one program does all of it: the sums of shares then have an order that hangs on
-how many there are. There are as many items as there could be at most, and those that are nothing say so; so a
-captured graph holds for every choice, and no count comes to the host. Grouping tokens by expert and giving blocks of
-them to programs is how the published kernels for experts do it, first in MegaBlocks (Gale and others, 2022,
-arXiv:2211.15841).
+`block` of its tokens. For a few tokens one program does all of it. There are as many items as there could be at most,
+and those that are nothing say so; so a captured graph holds for every choice, and no count comes to the host. Grouping
+tokens by expert and giving blocks of them to programs is how the published kernels for experts do it, first in
+MegaBlocks (Gale and others, 2022, arXiv:2211.15841).
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -34,7 +33,8 @@ from runahead.runtime.kernels.triton.moe.topk import (
 from runahead.runtime.rounding import ceil_div
 
 ITEM: Final = 4  # numbers of an item, so that each begins at 16 bytes: expert, first of its entries, how many; nothing
-FEW_TOKENS: Final = 64  # up to so many, an item has 16 of them
+FEW_TOKENS: Final = 64  # up to so many, an item has LEAST_BLOCK of them
+LEAST_BLOCK: Final = 16
 MOST_CHOSEN: Final = 127  # experts of a token: a place among them is kept in 8 bits
 _LISTED: Final = 1024  # tokens that a program lists at a time
 _ITEMS_AT_ONCE: Final = 64
@@ -74,34 +74,44 @@ def _write_items(counts, items, num_items, PADDED: tl.constexpr, BLOCK: tl.const
         tl.store(items + i * _ITEM + 2, i * 0, mask=i < num_items)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens", "num_items"])
 def _route_kernel(
-    scores, correction, live, squares, routing_weights, indexes, scale, eps, COUNT: tl.constexpr, SCORES: tl.constexpr,
-    CHOSEN: tl.constexpr, PADDED: tl.constexpr, RENORMALISED: tl.constexpr, LOGISTIC: tl.constexpr,
-    CORRECTED: tl.constexpr, GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr,
-    FACTOR: tl.constexpr, COPIES: tl.constexpr, DEPTH: tl.constexpr, SQUARES: tl.constexpr,
-    ALL_SQUARES: tl.constexpr, STRIDE: tl.constexpr, DEPENDENT: tl.constexpr,
+    scores, correction, live, squares, routing_weights, indexes, entries, items, scale, eps, num_tokens, num_items,
+    COUNT: tl.constexpr, SCORES: tl.constexpr, CHOSEN: tl.constexpr, PADDED: tl.constexpr, RENORMALISED: tl.constexpr,
+    LOGISTIC: tl.constexpr, CORRECTED: tl.constexpr, GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr,
+    CHOSEN_GROUPS: tl.constexpr, FACTOR: tl.constexpr, COPIES: tl.constexpr, BLOCK: tl.constexpr,
+    DEPTH: tl.constexpr, SQUARES: tl.constexpr, ALL_SQUARES: tl.constexpr, STRIDE: tl.constexpr,
+    LISTS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One program for a token."""
+    """One program for a token. LISTS: one for all of up to COPIES tokens, and for the lists of all experts."""
     let_dependents_start(DEPENDENT)
-    token = tl.program_id(0)
+    t = tl.program_id(0) + tl.arange(0, COPIES)
+    there = t < num_tokens
+    token = tl.minimum(t, num_tokens - 1)[:, None]
     e = numbers_of_experts(PADDED, COPIES)
     wait_for_predecessors(DEPENDENT)
     # All that comes from memory is asked for before anything waits for it.
-    is_live = tl.load(live + token) > 0
+    is_live = tl.load(live + t, mask=there, other=0) > 0
     if SQUARES > 0:
-        s = tl.arange(0, ALL_SQUARES)
-        of_tiles = tl.load(squares + s * STRIDE + token, mask=s < SQUARES, other=0.0)
+        s = tl.arange(0, ALL_SQUARES)[:, None]
+        of_tiles = tl.load(squares + s * STRIDE + t[None, :], mask=(s < SQUARES) & there[None, :], other=0.0)
     chosen, index, score = chosen_experts(
         scores, correction, token, COUNT, SCORES, CHOSEN, PADDED, LOGISTIC, CORRECTED, GROUPS, PADDED_GROUPS,
         CHOSEN_GROUPS, COPIES,
     )  # fmt: skip
     share = routing_weights_of(score, chosen, COUNT, PADDED, RENORMALISED, LOGISTIC, FACTOR, COPIES)
-    chosen = chosen & is_live
-    tl.store(indexes + token.to(tl.int64) * COUNT + e, tl.where(chosen, index, -1).to(tl.int8), mask=e < COUNT)
-    tl.store(routing_weights + token * CHOSEN + index, share, mask=chosen)
+    chosen = chosen & is_live[:, None]
+    entry = token * CHOSEN + index
+    tl.store(routing_weights + entry, share, mask=chosen)
+    if LISTS:
+        taken = chosen.to(tl.int32)
+        nth = tl.cumsum(taken, 0) - 1
+        tl.store(entries + e * num_tokens + nth, entry, mask=taken > 0)
+        _write_items(tl.sum(taken, 0), items, num_items, PADDED, BLOCK)
+    else:
+        tl.store(indexes + token.to(tl.int64) * COUNT + e, tl.where(chosen, index, -1).to(tl.int8), mask=e < COUNT)
     if SQUARES > 0:
-        tl.store(scale + token, tl.rsqrt(tl.sum(of_tiles, 0).to(tl.float32) / DEPTH + eps))
+        tl.store(scale + t, tl.rsqrt(tl.sum(of_tiles, 0).to(tl.float32) / DEPTH + eps), mask=there)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_items"])
@@ -131,42 +141,6 @@ def _list_kernel(
         _write_items(found, items, num_items, PADDED, BLOCK)
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_items"])
-def _route_few_kernel(
-    scores, correction, live, squares, routing_weights, entries, items, scale, eps, num_tokens, num_items,
-    COUNT: tl.constexpr, SCORES: tl.constexpr, CHOSEN: tl.constexpr, PADDED: tl.constexpr, RENORMALISED: tl.constexpr,
-    LOGISTIC: tl.constexpr, CORRECTED: tl.constexpr, GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr,
-    CHOSEN_GROUPS: tl.constexpr, FACTOR: tl.constexpr, COPIES: tl.constexpr, BLOCK: tl.constexpr,
-    DEPTH: tl.constexpr, SQUARES: tl.constexpr, ALL_SQUARES: tl.constexpr, STRIDE: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-):  # fmt: skip
-    """One program for all of up to COPIES tokens, and for the lists of all experts."""
-    let_dependents_start(DEPENDENT)
-    t = tl.arange(0, COPIES)
-    there = t < num_tokens
-    token = tl.minimum(t, num_tokens - 1)[:, None]
-    e = numbers_of_experts(PADDED, COPIES)
-    wait_for_predecessors(DEPENDENT)
-    is_live = tl.load(live + t, mask=there, other=0) > 0
-    if SQUARES > 0:
-        s = tl.arange(0, ALL_SQUARES)[:, None]
-        of_tiles = tl.load(squares + s * STRIDE + t[None, :], mask=(s < SQUARES) & there[None, :], other=0.0)
-    chosen, index, score = chosen_experts(
-        scores, correction, token, COUNT, SCORES, CHOSEN, PADDED, LOGISTIC, CORRECTED, GROUPS, PADDED_GROUPS,
-        CHOSEN_GROUPS, COPIES,
-    )  # fmt: skip
-    share = routing_weights_of(score, chosen, COUNT, PADDED, RENORMALISED, LOGISTIC, FACTOR, COPIES)
-    chosen = chosen & is_live[:, None]
-    entry = token * CHOSEN + index
-    tl.store(routing_weights + entry, share, mask=chosen)
-    taken = chosen.to(tl.int32)
-    nth = tl.cumsum(taken, 0) - 1
-    tl.store(entries + e * num_tokens + nth, entry, mask=taken > 0)
-    _write_items(tl.sum(taken, 0), items, num_items, PADDED, BLOCK)
-    if SQUARES > 0:
-        tl.store(scale + t, tl.rsqrt(tl.sum(of_tiles, 0).to(tl.float32) / DEPTH + eps), mask=there)
-
-
 def warps_for(count: int) -> int:
     """Of a token's program, with so many experts: the fastest on an H200 (docs/decisions/0036-experts.md)."""
     return 1 if count <= 128 else 4
@@ -176,8 +150,8 @@ def block_of(tokens: int, count: int, chosen: int) -> int:
     """Entries of an item: 16 in a decode launch of few rows, of more tokens about as many as an expert has on average,
     up to 128."""
     if tokens <= FEW_TOKENS:
-        return 16
-    return min(max(1 << (ceil_div(tokens * chosen, count) - 1).bit_length(), 16), 128)
+        return LEAST_BLOCK
+    return min(max(1 << (ceil_div(tokens * chosen, count) - 1).bit_length(), LEAST_BLOCK), 128)
 
 
 def route(
@@ -191,17 +165,15 @@ def route(
     depth: int = 0,
     dependent: bool = False,
     warps: int | None = None,
-    together: bool = False,
 ) -> Routing:
     """Send tokens to experts.
 
     scores: float32 contiguous [T, experts + beside], those of experts first. live: int [T], more than 0 for tokens that
     choose. arrived: int32 [1], zero before and after. squares: float64 [tiles, T or more] sums of squares of what the
     scores were made of, how many tiles, and the eps of its norm over `depth` numbers: its scale is left too. dependent:
-    launched programmatically. warps: of the program of a token, None for the fastest. together: a share's bits may hang
-    on how many tokens there are. Of a few one program then does all, which needs neither `arrived` nor `warps`, where
-    experts are few enough, a token's scores are a multiple of 4, so that a warp has all of them, and the choice has no
-    groups.
+    launched programmatically. warps: of the program of a token, None for the fastest. One program routes a few tokens
+    and needs neither `arrived` nor `warps`, where experts are few enough, a token's scores are a multiple of 4, so that
+    a warp has all of them, and the choice has no groups. A token's routing weights have the same bits.
     """
     (tokens, scored), chosen = scores.shape, choice.chosen
     count = scored - beside
@@ -217,51 +189,36 @@ def route(
     )
     made, tiles, eps = (scores, 0, 0.0) if squares is None else squares
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
-    of_norm = {
-        "DEPTH": depth,
-        "SQUARES": tiles,
-        "ALL_SQUARES": triton.next_power_of_2(max(tiles, 1)),
-        "STRIDE": 0 if squares is None else made.shape[1],
-    }
-    few = tokens <= _TOGETHER and padded(count) <= IN_COPIES and scored % 4 == 0
-    if together and few and not choice.limits_groups:
-        _route_few_kernel[(1,)](
-            scores,
-            scores if choice.correction is None else choice.correction,
-            live,
-            made,
-            found.routing_weights,
-            found.entries,
-            found.items,
-            found.scale,
-            eps,
-            tokens,
-            items,
-            BLOCK=block,
-            DEPENDENT=dependent,
-            num_warps=_WARPS_TOGETHER,
-            **of_norm,
-            **choice_parts(choice, count, scored, max(triton.next_power_of_2(tokens), _WARPS_TOGETHER)),
-            **options,
-        )
-        return found
-    indexes = torch.empty((tokens, count), dtype=torch.int8, device=device)
-    counts = torch.empty(count, dtype=torch.int32, device=device)
-    _route_kernel[(tokens,)](
+    few = tokens <= _TOGETHER and padded(count) <= IN_COPIES and scored % 4 == 0 and not choice.limits_groups
+    copies = max(triton.next_power_of_2(tokens), _WARPS_TOGETHER) if few else 1
+    indexes = found.entries if few else torch.empty((tokens, count), dtype=torch.int8, device=device)
+    _route_kernel[(1 if few else tokens,)](
         scores,
         scores if choice.correction is None else choice.correction,
         live,
         made,
         found.routing_weights,
         indexes,
+        found.entries,
+        found.items,
         found.scale,
         eps,
+        tokens,
+        items,
+        BLOCK=block,
+        DEPTH=depth,
+        SQUARES=tiles,
+        ALL_SQUARES=triton.next_power_of_2(max(tiles, 1)),
+        STRIDE=0 if squares is None else made.shape[1],
+        LISTS=few,
         DEPENDENT=dependent,
-        num_warps=warps_for(count) if warps is None else warps,
-        **of_norm,
-        **choice_parts(choice, count, scored),
+        num_warps=_WARPS_TOGETHER if few else warps_for(count) if warps is None else warps,
+        **choice_parts(choice, count, scored, copies),
         **options,
     )
+    if few:
+        return found
+    counts = torch.empty(count, dtype=torch.int32, device=device)
     _list_kernel[(count,)](
         indexes,
         found.entries,

@@ -25,6 +25,8 @@ _NEVER = tl.constexpr(float("-inf"))
 _LEAST_SUM = tl.constexpr(LEAST_SUM)
 _BELOW_ALL = tl.constexpr(-(1 << 31))
 _ABOVE_ALL = tl.constexpr((1 << 31) - 1)
+_EXPONENT = tl.constexpr(0x7F800000)  # bits of a float32
+_ROUNDER = tl.constexpr(1.5 * 2.0**12)
 IN_COPIES: Final = 128  # experts of which each warp has a copy, at most: four of a lane
 
 
@@ -58,6 +60,15 @@ def _lowest(x):
 def _sum(x):
     """Of each copy, [COPIES, 1]."""
     return tl.sum(x, 1, keep_dims=True)
+
+
+@triton.jit
+def _exact_sum(x):
+    """The sum of each copy, float32 [COPIES, 1], of numbers that are not negative. They are added in float64 as
+    multiples of 2**-40 times the power of two of the greatest, so that the sum has no rounding and no order."""
+    power = (_most(x).to(tl.int32, bitcast=True) & _EXPONENT).to(tl.float32, bitcast=True)
+    rounder = power.to(tl.float64) * _ROUNDER  # added and taken away again, it leaves such multiples
+    return tl.sum((x.to(tl.float64) + rounder) - rounder, 1, keep_dims=True).to(tl.float32)
 
 
 @triton.jit
@@ -115,7 +126,7 @@ def _scores_to_weights(score, inside, LOGISTIC: tl.constexpr):
     else:
         highest = _most(tl.where(score == score, score, _NEVER))
         weight = tl.where(inside, tl.exp(score - highest), 0.0)
-        weight = weight / _sum(weight)
+        weight = weight / _exact_sum(weight)
     return weight
 
 
@@ -160,7 +171,7 @@ def routing_weights_of(
     of its token one."""
     weight = _scores_to_weights(score, numbers_of_experts(PADDED, COPIES) < COUNT, LOGISTIC)
     if RENORMALISED:
-        total = _sum(tl.where(chosen, weight, 0.0))
+        total = _exact_sum(tl.where(chosen, weight, 0.0))
         if LOGISTIC:
             total += _LEAST_SUM
         weight = weight / total

@@ -45,23 +45,13 @@ def _squared_relu_kernel(x, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _gelu_mul_kernel(gate_up, out, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
+def _gated_mul_kernel(gate_up, out, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr, GELU: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
     inside = i < WIDTH
     gate = tl.load(gate_up + row * 2 * WIDTH + i, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + i, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * WIDTH + i, gated(gate, up, True).to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _silu_mul_kernel(gate_up, out, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    i = tl.program_id(1) * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
-    inside = i < WIDTH
-    gate = tl.load(gate_up + row * 2 * WIDTH + i, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + i, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * WIDTH + i, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row * WIDTH + i, gated(gate, up, GELU).to(out.dtype.element_ty), mask=inside)
 
 
 def gated_mul(gate_up: torch.Tensor, activation: Activation = "silu") -> torch.Tensor:
@@ -73,10 +63,7 @@ def gated_mul(gate_up: torch.Tensor, activation: Activation = "silu") -> torch.T
     width = double // 2
     out = torch.empty((tokens, width), dtype=gate_up.dtype, device=gate_up.device)
     grid = (tokens, triton.cdiv(width, BLOCK))
-    if is_gelu(activation):
-        _gelu_mul_kernel[grid](gate_up, out, WIDTH=width, BLOCK_WIDTH=BLOCK, num_warps=4)
-    else:
-        _silu_mul_kernel[grid](gate_up, out, WIDTH=width, BLOCK_WIDTH=BLOCK, num_warps=4)
+    _gated_mul_kernel[grid](gate_up, out, WIDTH=width, BLOCK_WIDTH=BLOCK, GELU=is_gelu(activation), num_warps=4)
     return out
 
 

@@ -18,6 +18,7 @@ from runahead.runtime.kernels.layers import Attention, Norm
 from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
 
 _ROUND_BELOW = tl.constexpr(2.0**-15)
+_SQUARES_ROUNDER = tl.constexpr(1.5 * 2.0**17)  # the same of 2**-35
 _ROUNDER = tl.constexpr(1.5 * 2.0**-7)  # adding and subtracting it rounds to multiples of 2**-30
 
 
@@ -31,7 +32,25 @@ def exact_square(value):
 
 
 @triton.jit
-def _rms_norm_kernel(x, x_stride, weight, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+def squares_of(value):
+    """Squares of float32 numbers, as float64: multiples of 2**-35, so that sums of them below 2**18 have no rounding,
+    and no order."""
+    square = value.to(tl.float64) * value.to(tl.float64)
+    return (square + _SQUARES_ROUNDER) - _SQUARES_ROUNDER
+
+
+@triton.jit
+def sum_of_squares(value):
+    """The sum of the squares of float32 numbers, [n], with no order: float32."""
+    return tl.sum(squares_of(value), 0).to(tl.float32)
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x, x_stride, residual, weight, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADDED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """ADDED: x is added to the residual first, and the norm is of the sum."""
     let_dependents_start(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
@@ -39,22 +58,12 @@ def _rms_norm_kernel(x, x_stride, weight, out, eps, WIDTH: tl.constexpr, BLOCK: 
     w = tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
     wait_for_predecessors(DEPENDENT)
     v = tl.load(x + row * x_stride + i, mask=inside, other=0.0).to(tl.float32)
+    if ADDED:
+        v += tl.load(residual + row * WIDTH + i, mask=inside, other=0.0).to(tl.float32)
+        rounded = v.to(residual.dtype.element_ty)
+        tl.store(residual + row * WIDTH + i, rounded, mask=inside)
+        v = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(v * v, 0) / WIDTH + eps)
-    tl.store(out + row * WIDTH + i, (v * scale * w).to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _add_rms_norm_kernel(x, residual, weight, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    i = tl.arange(0, BLOCK)
-    inside = i < WIDTH
-    v = tl.load(x + row * WIDTH + i, mask=inside, other=0.0).to(tl.float32)
-    v += tl.load(residual + row * WIDTH + i, mask=inside, other=0.0).to(tl.float32)
-    rounded = v.to(residual.dtype.element_ty)
-    tl.store(residual + row * WIDTH + i, rounded, mask=inside)
-    v = rounded.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(v * v, 0) / WIDTH + eps)
-    w = tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * WIDTH + i, (v * scale * w).to(out.dtype.element_ty), mask=inside)
 
 
@@ -106,14 +115,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, dependent: bo
 
     x: [T, H]. weight: [H]. dependent: launched with programmatic dependent launch. Returns [T, H] in x's dtype.
     """
-    tokens, width = x.shape
-    out = torch.empty((tokens, width), dtype=x.dtype, device=x.device)
-    block, warps = launch_shape(width)
-    options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
-    _rms_norm_kernel[(tokens,)](
-        x, x.stride(0), weight, out, eps, WIDTH=width, BLOCK=block, DEPENDENT=dependent, num_warps=warps, **options
-    )
-    return out
+    return _rms_norm(x, None, weight, eps, dependent)
 
 
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -121,10 +123,30 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
 
     x, residual: contiguous [T, H]. weight: [H]. Returns [T, H] in x's dtype.
     """
+    return _rms_norm(x, residual, weight, eps, False)
+
+
+def _rms_norm(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, dependent: bool
+) -> torch.Tensor:
     tokens, width = x.shape
-    out = torch.empty_like(x)
+    out = torch.empty((tokens, width), dtype=x.dtype, device=x.device)
     block, warps = launch_shape(width)
-    _add_rms_norm_kernel[(tokens,)](x, residual, weight, out, eps, WIDTH=width, BLOCK=block, num_warps=warps)
+    options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
+    _rms_norm_kernel[(tokens,)](
+        x,
+        x.stride(0),
+        x if residual is None else residual,
+        weight,
+        out,
+        eps,
+        WIDTH=width,
+        BLOCK=block,
+        ADDED=residual is not None,
+        DEPENDENT=dependent,
+        num_warps=warps,
+        **options,
+    )
     return out
 
 

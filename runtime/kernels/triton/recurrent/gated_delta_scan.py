@@ -179,7 +179,7 @@ def delta_of_chunks(
     """What `weights.out` reads, [T, inner], of rows with several query tokens, and their states as many tokens further,
     in place.
 
-    projected, states: as `delta_of_one_token` has them; slots of rows that are masked or have one query token stay as
+    projected, states: as `delta_of_decode_rows` has them; slots of rows that are masked or have one query token stay as
     they are, and the result for their tokens and for padding is zeros.
     """
     shape, batch, length = weights.shape, rows.batch, rows.length

@@ -93,13 +93,17 @@ def _mamba2_scan_kernel(
 
 
 def mamba2_of_chunks(
-    projected: torch.Tensor, weights: Mamba2, states: tuple[torch.Tensor, ...], rows: ChunkRows
+    projected: torch.Tensor,
+    weights: Mamba2,
+    states: tuple[torch.Tensor, ...],
+    rows: ChunkRows,
+    squares: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """What `weights.out` reads, [T, inner], of rows with several query tokens, and their states as many tokens further,
     in place.
 
-    projected, states: as `mamba2_of_one_token` has them; slots of rows that are masked or have one query token stay as
-    they are, and the result for their tokens and for padding is zeros.
+    projected, states: as `mamba2_of_decode_rows` has them; slots of rows that are masked or have one query token stay
+    as they are, and the result for their tokens and for padding is zeros. squares: as `gated_norm` has them.
     """
     shape, batch = weights.shape, rows.batch
     conv_state, state = states
@@ -137,4 +141,4 @@ def mamba2_of_chunks(
         num_stages=stages_of_scans(),
     )
     norm = weights.gated_norm
-    return gated_norm(projected, y, norm.weight, norm.eps, rows, shape.groups, gate_first=True)
+    return gated_norm(projected, y, norm.weight, norm.eps, rows, shape.groups, gate_first=True, squares=squares)

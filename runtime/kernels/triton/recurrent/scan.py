@@ -23,6 +23,7 @@ import triton.language as tl
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.triton.gpu.capability import current_gpu
 from runahead.runtime.kernels.triton.ops.gates import logistic
+from runahead.runtime.kernels.triton.ops.norms import squares_of
 from runahead.runtime.kernels.triton.recurrent.rows import row_of
 from runahead.runtime.rounding import ceil_div
 
@@ -165,11 +166,13 @@ def _keep_channels_kernel(
 
 @triton.jit
 def _gated_norm_kernel(
-    projected, y, gamma, row_of_token, out, eps, GROUPS: tl.constexpr, SHARE: tl.constexpr, WIDTH: tl.constexpr,
-    GATE_FIRST: tl.constexpr, PROGRAM_GROUPS: tl.constexpr, BLOCK: tl.constexpr,
+    projected, y, gamma, row_of_token, out, squares, eps, GROUPS: tl.constexpr, SHARE: tl.constexpr,
+    WIDTH: tl.constexpr, GATE_FIRST: tl.constexpr, PROGRAM_GROUPS: tl.constexpr, BLOCK: tl.constexpr,
+    SCALED: tl.constexpr,
 ):  # fmt: skip
     """One program for some groups of a token. GATE_FIRST: the norm is of what the gate has left, by a weight for every
-    number; else the gate is of the norm, whose weight is every group's."""
+    number; else the gate is of the norm, whose weight is every group's. SCALED: the one group's sum of squares is left,
+    and what the gate has left is multiplied by the weight alone."""
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1) * PROGRAM_GROUPS + tl.arange(0, PROGRAM_GROUPS)[:, None]
     i = tl.arange(0, BLOCK)[None, :]
@@ -181,7 +184,11 @@ def _gated_norm_kernel(
     weight = tl.load(gamma + (index if GATE_FIRST else i), mask=inside, other=0.0).to(tl.float32)
     if GATE_FIRST:
         value *= z * logistic(z)
-    value *= tl.rsqrt(tl.sum(value * value, 1) / SHARE + eps)[:, None] * weight
+    if SCALED:
+        tl.store(squares + token, tl.sum(tl.reshape(squares_of(value), [PROGRAM_GROUPS * BLOCK]), 0))
+        value *= weight
+    else:
+        value *= tl.rsqrt(tl.sum(value * value, 1) / SHARE + eps)[:, None] * weight
     if not GATE_FIRST:
         value *= z * logistic(z)
     tl.store(out + token * (GROUPS * SHARE) + index, value.to(out.dtype.element_ty), mask=inside)
@@ -259,13 +266,17 @@ def gated_norm(
     groups: int,
     *,
     gate_first: bool,
+    squares: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The norm of `y` by groups, and the gate z, SiLU: what a mixer's `out` reads, [T, inner]. Zeros for tokens of no
     long row.
 
     projected: contiguous [T, width], z first. y: contiguous [T, inner]. gate_first: the norm is of what the gate has
-    left, and gamma is [inner]; else the gate is of the norm, and gamma is [inner / groups].
+    left, and gamma is [inner]; else the gate is of the norm, and gamma is [inner / groups]. squares: float64 [1 or
+    more, T or more], of one group and with gate_first: the norm's scale is left to the reader, and each token's sum of
+    squares is stored here.
     """
+    assert squares is None or (gate_first and groups == 1)
     tokens, inner = y.shape
     block = triton.next_power_of_2(inner // groups)
     some = max(1, min(triton.next_power_of_2(groups), _GATED // block))
@@ -276,6 +287,7 @@ def gated_norm(
         gamma,
         rows.of_tokens,
         out,
+        out if squares is None else squares,
         eps,
         GROUPS=groups,
         SHARE=inner // groups,
@@ -283,6 +295,7 @@ def gated_norm(
         GATE_FIRST=gate_first,
         PROGRAM_GROUPS=some,
         BLOCK=block,
+        SCALED=squares is not None,
         num_warps=4 if block * some >= 1024 else 1,
     )
     return out

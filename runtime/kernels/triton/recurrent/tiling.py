@@ -10,8 +10,9 @@ import triton
 
 @dataclass(frozen=True, slots=True)
 class StateTiling:
-    """words: float32 numbers of a state that a program has, about. warps: of a program. Sums over a row of a state, and
-    a norm's, have an order that hangs on both."""
+    """How a program's part of a state is sized. words: about the number of its float32 numbers. warps: of a program. No
+    bit depends on them: a row of a state lies in one warp, four neighboring numbers a thread, and sums of squares have
+    no order."""
 
     words: int
     warps: int
@@ -22,12 +23,8 @@ class StateTiling:
         return max(1, min(int(triton.next_power_of_2(size)), state_tile))
 
 
-# The same for any number of rows from two on, and for one too in exact launches, so that a row's bits hang on itself
-# alone among others. The fastest over all of them on an H200:
-# docs/decisions/0047-recurrent-states-on-a-gpu.md.
-STATES: Final = StateTiling(8192, 2)
-# Of other launches of one row, whose products have bits of their own anyway: with as many numbers a program as above
-# there would be too few programs. Measured in the launch, as described there, and for rows with drafts in
+STATES: Final = StateTiling(8192, 2)  # the fastest for several rows: docs/decisions/0047-recurrent-states-on-a-gpu.md
+# Of a lone row, which would leave most of the GPU idle with so few programs: see there, and for rows with drafts
 # docs/decisions/0041-drafts-on-a-gpu.md.
 LONE_ROW: Final = StateTiling(2048, 4)
 LONE_RUN: Final = StateTiling(4096, 4)

@@ -17,8 +17,7 @@ from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.ranks import ONE_RANK, Ranks
 from runahead.runtime.kernels.reference.sampling import Sampled
 from runahead.runtime.kernels.row_state import make_penalty_state, make_row_state
-from runahead.runtime.kernels.triton.drafting.forced import propose_forced
-from runahead.runtime.kernels.triton.drafting.ngram import propose_ngrams
+from runahead.runtime.kernels.triton.drafting.ngram import propose_drafts
 from runahead.runtime.kernels.triton.row_state.drafts import DraftState, forget_drafts
 from runahead.runtime.kernels.triton.row_state.grammar_masks import MaskState, judge
 from runahead.runtime.kernels.triton.row_state.state_slots import make_state_slots
@@ -197,12 +196,10 @@ class DeviceRows:
     def _propose(self, num_rows: int, count: int, *, forced: bool) -> None:
         assert self.drafts is not None
         slots = self.rows.slots
-        if self.drafts.has_drafter:
-            propose_ngrams(num_rows, count, slots, self.state, self.drafts, self.masks)
-            return
-        assert self.masks is not None or self.guess is not None, "nobody proposes anything"
-        if self.masks is not None:
-            propose_forced(num_rows, count, slots, self.state, self.drafts, self.masks)
+        proposes = self.drafts.has_drafter or self.masks is not None
+        assert proposes or self.guess is not None, "nobody proposes anything"
+        if proposes:
+            propose_drafts(num_rows, count, slots, self.state, self.drafts, self.masks)
         if self.guess is not None:
             self.guess(num_rows, 0 if forced else count)
 

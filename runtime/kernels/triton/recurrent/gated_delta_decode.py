@@ -1,0 +1,282 @@
+"""The gated delta net of rows that decode, in one kernel: convolution, lengths, state, output, norm and gate.
+
+A row has its newest token, before it the drafts that are replayed, and behind it new drafts; without room for drafts a
+run is one token (`runs.py`). A program has some numbers of one head of values, with the state of each; its query and
+its key each finds for itself. A row's state is read and written once, behind its newest token. The norm is over a head:
+of the heads that share a key, the program that comes last takes it for each of them. It also moves on the convolution's
+window of query and key and keeps their inputs, which the others have read by then.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from runahead.runtime.kernels.forward_batch import ForwardBatch
+from runahead.runtime.kernels.layers import GatedDelta
+from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
+from runahead.runtime.kernels.triton.ops.gates import logistic
+from runahead.runtime.kernels.triton.ops.norms import sum_of_squares
+from runahead.runtime.kernels.triton.recurrent.rows import softplus
+from runahead.runtime.kernels.triton.recurrent.runs import (
+    convolved_of,
+    drafts_of,
+    input_of,
+    keep_drafts,
+    leave_window,
+    moved_window,
+    places_of,
+    run_of,
+    taps_of,
+    window_of,
+)
+from runahead.runtime.kernels.triton.recurrent.tiling import STATES, StateTiling
+
+_LENGTH_EPS = tl.constexpr(1e-6)  # of a query's and a key's length
+
+
+@triton.jit
+def query_of(query, KEY_DIM: tl.constexpr):
+    """A query divided by its length, and scaled."""
+    return query * (tl.rsqrt(sum_of_squares(query) + _LENGTH_EPS) * (KEY_DIM**-0.5))
+
+
+@triton.jit
+def written_to(state_tile, key, value, b, dt, slope):
+    """A state [numbers of a head of values, numbers of a key] one token further. key: as it was convolved. dt: with its
+    bias."""
+    key = key * tl.rsqrt(sum_of_squares(key) + _LENGTH_EPS)
+    state_tile = state_tile * tl.exp(softplus(dt) * slope)
+    known = tl.sum(state_tile * key[None, :], 1)
+    return state_tile + (logistic(b) * (value - known))[:, None] * key[None, :]
+
+
+@triton.jit
+def normed_and_gated(y, z, weight, eps, VALUE_DIM: tl.constexpr):
+    """Of one head of values."""
+    y = y * (tl.rsqrt(sum_of_squares(y) / VALUE_DIM + eps) * weight)
+    return y * z * logistic(z)
+
+
+@triton.jit
+def _inputs_at(
+    index, projected, kept, line, slot, q_channel, k_channel, v_channel, head, again, tokens, in_head, in_key,
+    INNER: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr, CHANNELS: tl.constexpr, VALUE_HEADS: tl.constexpr,
+    MOST: tl.constexpr,
+):  # fmt: skip
+    """What a token brings, float32: query, key, value, how much of the value is written, and how far the state decays,
+    before the bias. tokens: of the run, from where all is 0."""
+    more = index < tokens
+    q = input_of(projected, kept, line, slot, q_channel, index, again, in_key & more, INNER, WIDTH, INPUTS, MOST)
+    k = input_of(projected, kept, line, slot, k_channel, index, again, in_key & more, INNER, WIDTH, INPUTS, MOST)
+    v = input_of(projected, kept, line, slot, v_channel, index, again, in_head & more, INNER, WIDTH, INPUTS, MOST)
+    at = CHANNELS + head
+    b = input_of(projected, kept, line, slot, at, index, again, more, INNER, WIDTH, INPUTS, MOST)
+    dt = input_of(projected, kept, line, slot, at + VALUE_HEADS, index, again, more, INNER, WIDTH, INPUTS, MOST)
+    return q, k, v, b, dt
+
+
+@triton.jit
+def _made_of(
+    own, projected, line, head, number, j, end, EACH: tl.constexpr, VALUE_DIM: tl.constexpr, INNER: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Output `number` of the run, counted over EACH heads from `head` on and then over tokens, and its gate: float32,
+    zeros from `end` on."""
+    ok = (j < VALUE_DIM) & (number < end)
+    token, at = number // EACH, (head + number % EACH) * VALUE_DIM + j
+    y = tl.load(own + token * INNER + at, mask=ok, other=0.0, cache_modifier=".cg")
+    return y, tl.load(projected + (line + token) * WIDTH + at, mask=ok, other=0.0).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["queries"])
+def _delta_decode_kernel(
+    projected, conv_weight, a, dt_bias, gamma, conv_state, state, kept, state_slots, read_from, copied_to, copied_after,
+    replayed, seq_lens, positions, query_start_loc, made, out, arrived, eps, queries, KEY_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr, VALUE_HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, WINDOW: tl.constexpr,
+    MOST: tl.constexpr, TILE: tl.constexpr, KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, EACH_PAD: tl.constexpr,
+    MOST_PAD: tl.constexpr, DEPENDENT: tl.constexpr, SNAPSHOTS: tl.constexpr,
+):  # fmt: skip
+    """One program for TILE numbers of a head of values of a row with up to `queries` query tokens."""
+    let_dependents_start(DEPENDENT)
+    KEYS: tl.constexpr = KEY_HEADS * KEY_DIM
+    INNER: tl.constexpr = VALUE_HEADS * VALUE_DIM
+    CHANNELS: tl.constexpr = 2 * KEYS + INNER
+    INPUTS: tl.constexpr = CHANNELS + 2 * VALUE_HEADS
+    WIDTH: tl.constexpr = INNER + INPUTS
+    SIZE: tl.constexpr = VALUE_HEADS * VALUE_DIM * KEY_DIM  # numbers of a slot
+    EACH: tl.constexpr = VALUE_HEADS // KEY_HEADS
+    TILES: tl.constexpr = (VALUE_DIM + TILE - 1) // TILE
+    row, program = tl.program_id(0), tl.program_id(1)
+    head = program // TILES
+    of_keys = head // EACH
+    dim = program % TILES * TILE + tl.arange(0, TILE)
+    i = tl.arange(0, KEY_PAD)
+    in_head, in_key = dim < VALUE_DIM, i < KEY_DIM
+    q_channel = of_keys * KEY_DIM + i
+    k_channel = q_channel + KEYS
+    index = head * VALUE_DIM + dim  # among all values
+    v_channel = 2 * KEYS + index
+    # Lengths, slots and what earlier launches have left are constant until this kernel writes it.
+    start, count, slot, source, copy, live, goes_on, again, after, tokens = run_of(
+        row, queries, state_slots, read_from, copied_to, copied_after, replayed, seq_lens, positions, query_start_loc,
+        MOST, SNAPSHOTS,
+    )  # fmt: skip
+    of_head = state + (head * VALUE_DIM + dim[:, None]) * KEY_DIM + i[None, :]
+    in_tile = in_head[:, None] & in_key[None, :]
+    state_tile = tl.load(of_head + source * SIZE, mask=in_tile & goes_on, other=0.0)
+    q_window = window_of(conv_state, source, q_channel, in_key & goes_on, CHANNELS, WINDOW)
+    k_window = window_of(conv_state, source, k_channel, in_key & goes_on, CHANNELS, WINDOW)
+    v_window = window_of(conv_state, source, v_channel, in_head & goes_on, CHANNELS, WINDOW)
+    q_taps = taps_of(conv_weight, conv_weight, q_channel, in_key, WINDOW, False)
+    k_taps = taps_of(conv_weight, conv_weight, k_channel, in_key, WINDOW, False)
+    v_taps = taps_of(conv_weight, conv_weight, v_channel, in_head, WINDOW, False)
+    slope = tl.load(a + head)
+    bias = tl.load(dt_bias + head).to(tl.float32)
+    wait_for_predecessors(DEPENDENT)
+    line = start.to(tl.int64)
+    if live:
+        own = made + row.to(tl.int64) * queries * INNER
+        ahead = _inputs_at(
+            0, projected, kept, line, slot, q_channel, k_channel, v_channel, head, again, tokens, in_head, in_key,
+            INNER, WIDTH, INPUTS, CHANNELS, VALUE_HEADS, MOST,
+        )  # fmt: skip
+        for step in range(tokens):
+            q_new, k_new, v_new, b, dt = ahead
+            if MOST > 0:  # what the next token brings is asked for before anything waits for this one's
+                ahead = _inputs_at(
+                    step + 1, projected, kept, line, slot, q_channel, k_channel, v_channel, head, again, tokens,
+                    in_head, in_key, INNER, WIDTH, INPUTS, CHANNELS, VALUE_HEADS, MOST,
+                )  # fmt: skip
+            query = convolved_of(q_window, q_new, q_taps, WINDOW)
+            key = convolved_of(k_window, k_new, k_taps, WINDOW)
+            value = convolved_of(v_window, v_new, v_taps, WINDOW)
+            q_window = moved_window(q_window, q_new, step == again, step + 1 == after, WINDOW, SNAPSHOTS)
+            k_window = moved_window(k_window, k_new, step == again, step + 1 == after, WINDOW, SNAPSHOTS)
+            v_window = moved_window(v_window, v_new, step == again, step + 1 == after, WINDOW, SNAPSHOTS)
+            state_tile = written_to(state_tile, key, value, b, dt + bias, slope)
+            if MOST > 0:
+                if step == again:  # the newest token: what follows is not certain
+                    tl.store(of_head + slot * SIZE, state_tile, mask=in_tile)
+                if SNAPSHOTS:
+                    if (copy >= 0) & (step + 1 == after):
+                        tl.store(of_head + copy * SIZE, state_tile, mask=in_tile)
+            if step >= again:
+                y = tl.sum(state_tile * query_of(query, KEY_DIM)[None, :], 1)
+                tl.store(own + (step - again) * INNER + index, y, mask=in_head)
+        tl.debug_barrier()
+        meeting = arrived + row * KEY_HEADS + of_keys
+        is_last = tl.atomic_add(meeting, 1, sem="acq_rel") == EACH * TILES - 1
+        if MOST == 0:
+            # Behind the meeting: it waits until all that was written before it is there for all to see.
+            tl.store(of_head + slot * SIZE, state_tile, mask=in_tile)
+            if SNAPSHOTS:
+                tl.store(of_head + copy * SIZE, state_tile, mask=in_tile & (copy >= 0))
+        else:
+            v_drafts = drafts_of(projected, line, v_channel, count, in_head, INNER, WIDTH, MOST_PAD)
+        leave_window(conv_state, slot, copy, v_channel, v_window, in_head, CHANNELS, WINDOW, SNAPSHOTS)
+        if is_last:
+            tl.store(meeting, 0)
+            if MOST > 0:
+                each = tl.arange(0, EACH_PAD)
+                steps = CHANNELS + of_keys * EACH + each
+                is_own = each < EACH
+                q_drafts = drafts_of(projected, line, q_channel, count, in_key, INNER, WIDTH, MOST_PAD)
+                k_drafts = drafts_of(projected, line, k_channel, count, in_key, INNER, WIDTH, MOST_PAD)
+                b_drafts = drafts_of(projected, line, steps, count, is_own, INNER, WIDTH, MOST_PAD)
+                step_drafts = drafts_of(projected, line, steps + VALUE_HEADS, count, is_own, INNER, WIDTH, MOST_PAD)
+            j = tl.arange(0, VALUE_PAD)
+            ok = j < VALUE_DIM
+            weight = tl.load(gamma + j, mask=ok, other=0.0).to(tl.float32)
+            leave_window(conv_state, slot, copy, q_channel, q_window, in_key, CHANNELS, WINDOW, SNAPSHOTS)
+            leave_window(conv_state, slot, copy, k_channel, k_window, in_key, CHANNELS, WINDOW, SNAPSHOTS)
+            if MOST > 0:
+                keep_drafts(kept, slot, q_channel, q_drafts, count, in_key, INPUTS, MOST, MOST_PAD)
+                keep_drafts(kept, slot, k_channel, k_drafts, count, in_key, INPUTS, MOST, MOST_PAD)
+                keep_drafts(kept, slot, steps, b_drafts, count, is_own, INPUTS, MOST, MOST_PAD)
+                keep_drafts(kept, slot, steps + VALUE_HEADS, step_drafts, count, is_own, INPUTS, MOST, MOST_PAD)
+            outputs = (tokens - again) * EACH
+            made_next = _made_of(own, projected, line, of_keys * EACH, 0, j, outputs, EACH, VALUE_DIM, INNER, WIDTH)
+            for number in range(outputs):
+                y, z = made_next
+                made_next = _made_of(
+                    own, projected, line, of_keys * EACH, number + 1, j, outputs, EACH, VALUE_DIM, INNER, WIDTH
+                )
+                token, at = number // EACH, (of_keys * EACH + number % EACH) * VALUE_DIM + j
+                y = normed_and_gated(y, z, weight, eps, VALUE_DIM).to(out.dtype.element_ty)
+                tl.store(out + (line + token) * INNER + at, y, mask=ok)
+        if MOST > 0:
+            keep_drafts(kept, slot, v_channel, v_drafts, count, in_head, INPUTS, MOST, MOST_PAD)
+    elif count <= queries:
+        nothing = tl.zeros([TILE], out.dtype.element_ty)
+        for token in range(count):
+            tl.store(out + (line + token) * INNER + index, nothing, mask=in_head)
+
+
+def delta_of_decode_rows(
+    projected: torch.Tensor,
+    weights: GatedDelta,
+    states: tuple[torch.Tensor, ...],
+    batch: ForwardBatch,
+    out: torch.Tensor,
+    arrived: torch.Tensor,
+    *,
+    dependent: bool,
+    tiling: StateTiling = STATES,
+) -> None:
+    """What `weights.out` reads of rows that decode, which have up to `batch.decode_queries` query tokens, and their
+    states as far as their newest tokens, in place.
+
+    projected: contiguous [T, inner + channels + 2 * value_heads]. states: float32, of this mixer, [state slots,
+    window - 1, channels], [state slots, value_heads, value_dim, key_dim] and the inputs of up to K drafts, [state slots
+    of rows, K, `Kept.inputs`]: those of `batch.replayed` are replayed, then those of the row's new drafts are kept.
+    Slots of rows that are masked or have more query tokens stay as they are. out: contiguous [T, inner]; rows of more
+    query tokens are not written, and of masked rows it is zeros. arrived: int32 [rows * key_heads or more], zeros,
+    which it is again afterwards. dependent: launched programmatically. tiling: how states are cut.
+    """
+    shape, rows, queries = weights.shape, batch.num_rows, batch.decode_queries
+    conv_state, state, kept = states
+    most = kept.shape[1]
+    tile = tiling.tile(shape.value_dim, shape.key_dim)
+    options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
+    _delta_decode_kernel[(rows, shape.value_heads * triton.cdiv(shape.value_dim, tile))](
+        projected,
+        weights.conv_weight,
+        weights.a,
+        weights.dt_bias,
+        weights.gated_norm.weight,
+        conv_state,
+        state,
+        kept if most else state,
+        *places_of(batch, most),
+        batch.seq_lens,
+        batch.positions,
+        batch.query_start_loc,
+        torch.empty((rows * queries, shape.inner), dtype=torch.float32, device=projected.device),
+        out,
+        arrived,
+        weights.gated_norm.eps,
+        queries,
+        KEY_HEADS=shape.key_heads,
+        KEY_DIM=shape.key_dim,
+        VALUE_HEADS=shape.value_heads,
+        VALUE_DIM=shape.value_dim,
+        WINDOW=shape.window,
+        MOST=most,
+        TILE=tile,
+        KEY_PAD=triton.next_power_of_2(shape.key_dim),
+        VALUE_PAD=triton.next_power_of_2(shape.value_dim),
+        EACH_PAD=triton.next_power_of_2(shape.value_heads // shape.key_heads),
+        MOST_PAD=triton.next_power_of_2(max(most, 1)),
+        DEPENDENT=dependent,
+        SNAPSHOTS=batch.states_read_from is not None,
+        num_warps=tiling.warps,
+        enable_fp_fusion=False,
+        **options,
+    )
