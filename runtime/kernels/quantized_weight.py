@@ -45,16 +45,16 @@ class QuantizedWeight:
     in_panels: bool = False
     order: torch.Tensor | None = None
 
-    def packed(self) -> QuantizedWeight | Fp8Weight | None:
-        """The matrix as the kernels of its device read it. None: see `for_gpu`."""
+    def packed(self) -> QuantizedWeight | Fp8Weight:
+        """The matrix as the kernels of its device read it."""
         return self if self.numbers.device.type == "cpu" else self.for_gpu()
 
-    def for_gpu(self) -> QuantizedWeight | Fp8Weight | None:
-        """The matrix as the kernels of a GPU read it. None: it is in FP8, and 128 rows that follow one another have
-        different scales in a block of columns."""
+    def for_gpu(self) -> QuantizedWeight | Fp8Weight:
+        """The matrix as the kernels of a GPU read it. In FP8 a row has one scale, or each 128 rows have one in a block
+        of columns."""
         return self.panels() if self.kind == "int4" else self._in_blocks()
 
-    def _in_blocks(self) -> Fp8Weight | None:
+    def _in_blocks(self) -> Fp8Weight:
         """See `for_gpu`."""
         assert self.kind == "fp8"
         outputs, depth = self.shape
@@ -66,8 +66,7 @@ class QuantizedWeight:
             return Fp8Weight(numbers, *ones, self.scales[0].float(), self.dtype)
         of_blocks = self.scales[torch.arange(along, device=device) * FP8_COLUMNS // self.group].float()
         first = of_blocks[:, ::FP8_COLUMNS]
-        if not torch.equal(first.repeat_interleave(FP8_COLUMNS, 1)[:, :outputs], of_blocks):
-            return None
+        assert torch.equal(first.repeat_interleave(FP8_COLUMNS, 1)[:, :outputs], of_blocks), "128 rows have one scale"
         blocks = torch.zeros((down, padded), dtype=torch.float32, device=device)
         blocks[:, :along] = first.t()
         return Fp8Weight(numbers, blocks, of_blocks, None, self.dtype)

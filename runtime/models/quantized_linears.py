@@ -87,17 +87,19 @@ def held_quantized(
     if stack.inputs is not None and (form.is_ordered or (not is_whole and stack.inputs.start % form.group)):
         return None
     needs_blocks = form.kind == "fp8" and device != "cpu" and not is_whole
-    return None if needs_blocks and not (form.in_blocks and _begins_with_blocks(stack)) else form
+    return None if needs_blocks and not (form.in_blocks and _keeps_blocks(stack)) else form
 
 
-def _begins_with_blocks(stack: TensorStack) -> bool:
-    """Whether each tensor's rows in the rank's part begin with a block of 128, in the tensor and in the part."""
+def _keeps_blocks(stack: TensorStack) -> bool:
+    """Return whether each 128 rows of the product are of one block: each tensor's rows begin with a block, in the
+    tensor and in the rank's part, and those of a block stay together where rows move."""
     first = 0
     for _, piece in stack.pieces():
         if first % FP8_COLUMNS or piece.start % FP8_COLUMNS:
             return False
         first += len(piece)
-    return True
+    blocks = np.concatenate([np.arange(run.start, run.stop) for run in stack.moved or (range(0),)]) // FP8_COLUMNS
+    return np.array_equal(blocks, blocks[np.arange(len(blocks)) // FP8_COLUMNS * FP8_COLUMNS])
 
 
 def _held(parts: list[QuantizedTensor], columns: int, device: str) -> Held | None:

@@ -25,9 +25,9 @@ from runahead.runtime.kernels.quantized_weight import (
     quantized_to_fp8,
 )
 from runahead.runtime.kernels.share import WHOLE, Share
-from runahead.runtime.models.architecture import ModelWeights
+from runahead.runtime.models.architecture import ModelWeights, TensorReader, TensorStack
 from runahead.runtime.models.memory import weight_bytes
-from runahead.runtime.models.quantized_linears import held_quantized
+from runahead.runtime.models.quantized_linears import held_quantized, read_quantized
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.models.weight_formats import held_bytes, some_stay_quantized
 from runahead.runtime.models.weights import described_stacks, dummy_weights, load_weights
@@ -157,11 +157,48 @@ def test_bytes_on_a_gpu_are_those_of_the_numbers_and_of_scales_for_blocks_and_ch
     assert torch.equal(made, weight.dequantized().float())
 
 
-def test_rows_with_scales_of_their_own_in_a_block_of_columns_have_no_form_for_a_gpu() -> None:
-    weight = quantized_to_fp8(torch.randn((256, 256), generator=torch.Generator().manual_seed(0)))
-    scales = torch.ones((2, 256))
-    scales[1, 200] = 2.0
-    assert replace(weight, scales=scales, group=128).for_gpu() is None
+@pytest.mark.parametrize(
+    ("order", "stays"),
+    [
+        (torch.arange(256).view(2, 128).flip(0).flatten(), True),
+        (torch.arange(256).view(2, 2, 64).flip(1).flatten(), True),
+        (torch.arange(256).view(4, 64)[[0, 2, 1, 3]].flatten(), False), (torch.arange(256).roll(1), False),
+    ],
+    ids=["blocks", "within-blocks", "halves-of-blocks", "by-one"],
+)  # fmt: skip
+def test_rows_that_leave_their_block_are_dequantized_on_a_gpu_and_counted_as_such(
+    order: torch.Tensor, stays: bool, tmp_path: Path
+) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 128, "num_attention_heads": 2}
+    save(Case("blocks", LlamaConfig, {**sizes, "num_key_value_heads": 2}), tmp_path / "plain")
+    quantize(tmp_path / "plain", tmp_path / "quantized", "fp8-blocks", 128)
+    stored, stacks = open_checkpoint(tmp_path / "quantized").tensors(), list[TensorStack]()
+
+    def read(stack: TensorStack) -> QuantizedWeight | None:
+        stacks.append(stack)
+        held = held_quantized(stack, stored, torch.bfloat16, "cuda", ("fp8",))
+        return None if held is None else read_quantized(held, stack, stored, torch.bfloat16, CPU)
+
+    def fill(stack: TensorStack) -> torch.Tensor:
+        return torch.zeros(stack.own_shape)
+
+    name = "model.layers.0.self_attn.o_proj"
+    found = TensorReader(fill, lambda weight: weight, quantized=read).linear(
+        (name,), (256,), 256, bias=False, own=order
+    )
+    assert (found.quantized is not None) == stays and len(stacks) == 1
+    if isinstance(found.quantized, QuantizedWeight):
+        expected = dequantize_folder(tmp_path / "quantized")[f"{name}.weight"]
+        for form in (found.quantized.dequantized(), in_16_bits(found.quantized.for_gpu())):
+            assert torch.equal(form.float(), expected.bfloat16().float()[order])
+
+
+def in_16_bits(weight: QuantizedWeight | Fp8Weight) -> torch.Tensor:
+    """The numbers of an FP8 matrix with scales for blocks."""
+    assert isinstance(weight, Fp8Weight)
+    outputs, depth = weight.shape
+    scales = weight.blocks[:, : depth // 128].repeat_interleave(128, 0)[:outputs].repeat_interleave(128, 1)
+    return (weight.numbers.float() * scales).bfloat16()
 
 
 @pytest.mark.parametrize(("kv_heads", "stays"), [(2, True), (1, False)])
