@@ -15,11 +15,13 @@ from runahead.runtime.checkpoint.quantized.numbers import FLOATS
 from runahead.runtime.checkpoint.quantized.tensor import QuantizedTensor
 from runahead.runtime.kernels.quantized_weight import (
     FP8_COLUMNS,
+    MADE_GROUP,
     Kind,
     QuantizedWeight,
     packed_pairs,
     quantized_bytes,
     quantized_to_fp8,
+    quantized_to_int4,
     stays_quantized,
 )
 from runahead.runtime.models.architecture import TensorStack
@@ -68,26 +70,41 @@ def held_quantized(
 ) -> Held | None:
     """How the rank's part of a stack of matrices stays quantized; None: it is held in `dtype`. stored: the checkpoint's
     tensors; without those of the stack, its weights are random. device: the type of it. kinds: see `kinds_that_stay`.
-    quantize: fp8 has matrices of 16 bits or more become FP8. Raises CheckpointError for a group of columns that is not
-    there."""
+    quantize: fp8 or int4 has matrices of 16 bits or more become that. Raises CheckpointError for a group of columns
+    that is not there."""
     columns = stack.columns[0]
     parts = [stored[name] for name in stack.names if name in stored]
     form: Held | None
     if all(isinstance(part, QuantizedTensor) for part in parts) and parts:
         form = _held([part for part in parts if isinstance(part, QuantizedTensor)], columns, device)
     else:
-        made = quantize == "fp8" and all(part.dtype in FLOATS for part in parts)
-        form = Held("fp8", columns, torch.bfloat16, device, is_made=True) if made else None
+        form = _made(quantize, columns, device) if all(part.dtype in FLOATS for part in parts) else None
     outputs, depth = stack.own_shape
     if form is None or form.kind not in kinds:
         return None
     if not stays_quantized(form.kind, (outputs, depth), form.group, form.scales, dtype, device):
         return None
     is_whole = form.group >= columns
-    if stack.inputs is not None and (form.is_ordered or (not is_whole and stack.inputs.start % form.group)):
+    if stack.inputs is not None and (form.is_ordered or not _has_groups(stack.inputs, form, is_whole)):
         return None
     needs_blocks = form.kind == "fp8" and device != "cpu" and not is_whole
     return None if needs_blocks and not (form.in_blocks and _keeps_blocks(stack)) else form
+
+
+def _made(quantize: str, columns: int, device: str) -> Held | None:
+    """How matrices are held that are quantized while they are loaded. None: they are not."""
+    if quantize == "none":
+        return None
+    kind: Kind = "fp8" if quantize == "fp8" else "int4"
+    return Held(kind, columns if kind == "fp8" else MADE_GROUP, torch.bfloat16, device, is_made=True)
+
+
+def _has_groups(inputs: range, form: Held, is_whole: bool) -> bool:
+    """Return whether a rank's columns begin with a group. INT4 that is made while it is loaded needs whole groups, so
+    that all ranks hold the same numbers. is_whole: a group is all columns of the model."""
+    if form.is_made and form.kind == "int4":
+        return not (inputs.start % form.group or len(inputs) % form.group)
+    return is_whole or not inputs.start % form.group
 
 
 def _keeps_blocks(stack: TensorStack) -> bool:
@@ -173,9 +190,11 @@ def read_quantized(
     )
 
 
-def made_quantized(stack: TensorStack, whole: torch.Tensor) -> QuantizedWeight:
+def made_quantized(held: Held, stack: TensorStack, whole: torch.Tensor) -> QuantizedWeight:
     """The rank's columns of matrices that are quantized while they are loaded. whole: the rank's rows with all of their
-    columns, of which each row's scale is made."""
+    columns, of which each row's scale is made in FP8."""
+    if held.kind == "int4":
+        return quantized_to_int4(whole if stack.inputs is None else whole[:, stack.inputs.start : stack.inputs.stop])
     found = quantized_to_fp8(whole)
     if stack.inputs is None:
         return found
