@@ -129,7 +129,7 @@ def _held(parts: list[QuantizedTensor], columns: int, device: str) -> Held | Non
         return None
     is_float, bits, group = found.pop()
     is_ordered = not all(part.are_columns_in_order for part in parts)
-    if is_ordered and (device == "cpu" or bits != 4 or not _have_one_order(parts, columns, group)):
+    if is_ordered and (device == "cpu" or is_float or not _have_one_order(parts, columns, group)):
         return None
     dtypes = {_SCALE_DTYPES[part.scales.stored.dtype] for part in parts}
     zeros = any(part.scales.zero_points is not None for part in parts)
