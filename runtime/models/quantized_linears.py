@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from runahead.runtime.checkpoint import StoredTensor
+from runahead.runtime.checkpoint.quantized.form import QuantizedMatrix
 from runahead.runtime.checkpoint.quantized.numbers import FLOATS
-from runahead.runtime.checkpoint.quantized.tensor import QuantizedTensor
 from runahead.runtime.kernels.quantized_weight import (
     FP8_COLUMNS,
     MADE_GROUP,
@@ -75,8 +75,8 @@ def held_quantized(
     columns = stack.columns[0]
     parts = [stored[name] for name in stack.names if name in stored]
     form: Held | None
-    if all(isinstance(part, QuantizedTensor) for part in parts) and parts:
-        form = _held([part for part in parts if isinstance(part, QuantizedTensor)], columns, device)
+    if all(isinstance(part, QuantizedMatrix) for part in parts) and parts:
+        form = _held([part for part in parts if isinstance(part, QuantizedMatrix)], columns, device)
     else:
         form = _made(quantize, columns, device) if all(part.dtype in FLOATS for part in parts) else None
     outputs, depth = stack.own_shape
@@ -119,29 +119,30 @@ def _keeps_blocks(stack: TensorStack) -> bool:
     return np.array_equal(blocks, blocks[np.arange(len(blocks)) // FP8_COLUMNS * FP8_COLUMNS])
 
 
-def _held(parts: list[QuantizedTensor], columns: int, device: str) -> Held | None:
-    """None: the matrices are quantized in different ways, or their columns are not in the order of their groups and
-    the device's kernels can't have them so."""
-    found = {
-        (part.codes.stored.dtype == "F8_E4M3", part.codes.bits, min(part.scales.block[1], columns)) for part in parts
-    }
-    if len(found) > 1 or not all(len(part.shape) == 2 for part in parts):
+def _held(parts: list[QuantizedMatrix], columns: int, device: str) -> Held | None:
+    """None: the matrices are quantized in different ways, or so that the device's kernels can't have them, or their
+    columns are not in the order of their groups and these kernels can't have that."""
+    forms = [part.form for part in parts if part.form is not None]
+    found = {(form.is_float, form.bits, min(form.block[1], columns)) for form in forms}
+    if len(forms) < len(parts) or len(found) > 1 or not all(len(part.shape) == 2 for part in parts):
+        return None
+    if device == "cpu" and not all(form.stays_on_cpu for form in forms):
         return None
     is_float, bits, group = found.pop()
-    is_ordered = not all(part.are_columns_in_order for part in parts)
+    is_ordered = not all(np.array_equal(part.groups(), np.arange(columns) // group) for part in parts)
     if is_ordered and (device == "cpu" or is_float or not _have_one_order(parts, columns, group)):
         return None
-    dtypes = {_SCALE_DTYPES[part.scales.stored.dtype] for part in parts}
-    zeros = any(part.scales.zero_points is not None for part in parts)
+    dtypes = {_SCALE_DTYPES[form.scales] for form in forms}
+    zeros = any(form.has_zero_points for form in forms)
     scales = dtypes.pop() if len(dtypes) == 1 else torch.float32
-    in_blocks = not any(part.scales.block[0] % FP8_COLUMNS for part in parts)
+    in_blocks = not any(form.block[0] % FP8_COLUMNS for form in forms)
     return Held(_KINDS[is_float, bits], group, scales, device, in_blocks, zeros, is_ordered=is_ordered)
 
 
-def _have_one_order(parts: list[QuantizedTensor], columns: int, group: int) -> bool:
+def _have_one_order(parts: list[QuantizedMatrix], columns: int, group: int) -> bool:
     """Return whether the columns of all have the same groups, of equal size."""
-    groups = parts[0].scales.groups(columns)
-    alike = all(np.array_equal(part.scales.groups(columns), groups) for part in parts[1:])
+    groups = parts[0].groups()
+    alike = all(np.array_equal(part.groups(), groups) for part in parts[1:])
     return alike and bool((np.bincount(groups, minlength=columns // group) == group).all())
 
 
@@ -161,14 +162,14 @@ def read_quantized(
     order = None
     if held.is_ordered:
         first_part = stored[stack.names[0]]
-        assert isinstance(first_part, QuantizedTensor)
-        inputs = np.argsort(first_part.scales.groups(columns), kind="stable")
+        assert isinstance(first_part, QuantizedMatrix)
+        inputs = np.argsort(first_part.groups(), kind="stable")
         order = torch.from_numpy(inputs).to(device)
     scales, zero_points, first = [], [], 0
     middle = 1 << (3 if held.kind == "int4" else 7)
     for name, rows in stack.pieces():
         tensor = stored[name]
-        assert isinstance(tensor, QuantizedTensor)
+        assert isinstance(tensor, QuantizedMatrix)
         for begin in range(rows.start, rows.stop, _ROWS_AT_ONCE):
             end = min(begin + _ROWS_AT_ONCE, rows.stop)
             codes, of_groups, zeros = tensor.quantized_rows(begin, end)
