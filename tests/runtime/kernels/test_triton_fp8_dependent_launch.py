@@ -1,20 +1,18 @@
-"""Kernels of quantized products wait before they read or write what a predecessor makes: those before and behind the
-vendor's products with FP8 matrices, and the product with an INT4 matrix."""
+"""Kernels before and behind the vendor's products wait before they read or write what a predecessor makes."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from tests.runtime.kernels.int4_weights import int4
 from tests.runtime.kernels.quantized_weights import quantized
 from tests.runtime.kernels.triton_device import triton_device
 
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import Linear, Norm  # noqa: E402
-from runahead.runtime.kernels.triton.gemm import fp8_rows, int4_gemm, separate_epilogue  # noqa: E402
-from runahead.runtime.kernels.triton.gemm.gemv import ADD, GATED, STORE  # noqa: E402
+from runahead.runtime.kernels.triton.gemm import fp8_rows, separate_epilogue  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.gemv import GATED  # noqa: E402
 from runahead.runtime.kernels.triton.gemm.small_batch_gemm import Residual  # noqa: E402
 from tests.runtime.kernels.test_triton_dependent_launch import check  # noqa: E402
 
@@ -80,22 +78,3 @@ def test_the_sum_of_a_vendors_product_and_the_residual(monkeypatch: pytest.Monke
 
     outputs = [into.values, into.scaled, into.squares, written, rows.scales]
     check(monkeypatch, separate_epilogue, [sums, into.values], outputs, run, ROWS)
-
-
-@pytest.mark.parametrize("epilogue", [STORE, ADD, GATED])
-def test_a_product_with_an_int4_matrix(monkeypatch: pytest.MonkeyPatch, epilogue: int) -> None:
-    x, squares, into = drawn(ROWS, DEPTH), torch.ones((4, 8), dtype=torch.float64), residual()
-    linear = Linear(torch.empty((OUTPUTS, DEPTH), device="meta"), drawn(OUTPUTS), int4(OUTPUTS, DEPTH, DEVICE).panels())
-    out = drawn(ROWS, OUTPUTS // (2 if epilogue == GATED else 1))
-    adds, tiling, norm = epilogue == ADD, int4_gemm.Int4Tiling(32, 8, 2), Norm(drawn(OUTPUTS), 1e-5)
-
-    def run() -> None:
-        int4_gemm.int4_product(
-            x, linear, into.values if adds else out, epilogue, ROWS, 1, tiling,
-            squares=None if adds else (squares, 4, 1e-5), norm=norm if adds else None,
-            residual=into if adds else None,
-        )  # fmt: skip
-
-    made = [x, into.values] if adds else [x, squares]
-    written = [into.values, into.scaled, into.squares] if adds else [out]
-    check(monkeypatch, int4_gemm, made, written, run, OUTPUTS // 32)
