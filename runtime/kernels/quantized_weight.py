@@ -17,7 +17,7 @@ Kind = Literal["fp8", "int8", "int4"]
 _HALF: Final = 64  # columns between the two numbers of a byte, at most
 _TILE: Final = 1 << 22  # numbers that are dequantized at once: 16 MiB of float32
 FP8_COLUMNS: Final = 128  # that share a scale in the kernels of a GPU, with 128 rows of a matrix
-MADE_GROUP: Final = 128  # columns that share a scale in INT4 made at load
+MADE_GROUP: Final = 128  # columns of a group in INT4 made at load
 PANEL_ROWS: Final = 8  # of INT4 and INT8 on a GPU
 PANEL_COLUMNS: Final = {4: 128, 8: 64}  # by bits of a number
 _PANEL_GROUPS: Final = (32, 64)  # columns of a scale, beside multiples of FP8_COLUMNS
@@ -101,7 +101,7 @@ class QuantizedWeight:
 
     @property
     def bits(self) -> int:
-        """Of a number."""
+        """Bits of a number."""
         return _BITS[self.kind]
 
     @property

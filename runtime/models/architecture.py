@@ -26,8 +26,8 @@ KvScales = Callable[[str, int], torch.Tensor]
 @dataclass(frozen=True, slots=True)
 class TensorStack:
     """Checkpoint tensors that are stacked by rows into one. rows: of each. dtype: of the stack; None: the model's. own:
-    the rank's rows, ascending; None: all. inputs: the rank's columns; None: all. moved: the places of the rank's rows
-    in the stack as it is read, in the order of the product; None: as they are read.
+    the rank's rows, ascending; None: all. inputs: the rank's columns; None: all. moved: rows of the
+    rank's part, in the order of the product; None: ascending.
     """
 
     names: tuple[str, ...]

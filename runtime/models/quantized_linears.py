@@ -92,7 +92,7 @@ def held_quantized(
 
 
 def _made(quantize: str, columns: int, device: str) -> Held | None:
-    """How matrices are held that are quantized while they are loaded. None: they are not."""
+    """Return the form of matrices that are quantized while they are loaded. None: they are not."""
     if quantize == "none":
         return None
     kind: Kind = "fp8" if quantize == "fp8" else "int4"
@@ -129,7 +129,7 @@ def _held(parts: list[QuantizedMatrix], columns: int, device: str) -> Held | Non
     if device == "cpu" and not all(form.stays_on_cpu for form in forms):
         return None
     is_float, bits, group = found.pop()
-    is_ordered = not all(np.array_equal(part.groups(), np.arange(columns) // group) for part in parts)
+    is_ordered = not all(map(_is_in_order, parts))
     if is_ordered and (device == "cpu" or is_float or not _have_one_order(parts, columns, group)):
         return None
     dtypes = {_SCALE_DTYPES[form.scales] for form in forms}
@@ -137,6 +137,11 @@ def _held(parts: list[QuantizedMatrix], columns: int, device: str) -> Held | Non
     scales = dtypes.pop() if len(dtypes) == 1 else torch.float32
     in_blocks = not any(form.block[0] % FP8_COLUMNS for form in forms)
     return Held(_KINDS[is_float, bits], group, scales, device, in_blocks, zeros, is_ordered=is_ordered)
+
+
+def _is_in_order(part: QuantizedMatrix) -> bool:
+    """Return whether the groups of columns follow one another."""
+    return part.form is not None and np.array_equal(part.groups(), np.arange(part.shape[-1]) // part.form.block[1])
 
 
 def _have_one_order(parts: list[QuantizedMatrix], columns: int, group: int) -> bool:
@@ -191,10 +196,10 @@ def read_quantized(
     )
 
 
-def made_quantized(held: Held, stack: TensorStack, whole: torch.Tensor) -> QuantizedWeight:
+def made_quantized(kind: Kind, stack: TensorStack, whole: torch.Tensor) -> QuantizedWeight:
     """The rank's columns of matrices that are quantized while they are loaded. whole: the rank's rows with all of their
     columns, of which each row's scale is made in FP8."""
-    if held.kind == "int4":
+    if kind == "int4":
         return quantized_to_int4(whole if stack.inputs is None else whole[:, stack.inputs.start : stack.inputs.stop])
     found = quantized_to_fp8(whole)
     if stack.inputs is None:

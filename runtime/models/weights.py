@@ -70,12 +70,12 @@ def load_weights(
         return part
 
     def quantized(stack: TensorStack) -> QuantizedWeight | None:
-        held = held_quantized(stack, stored, dtype, device.type, kinds, quantize)
-        if held is None:
+        form = held_quantized(stack, stored, dtype, device.type, kinds, quantize)
+        if form is None:
             return None
-        if held.is_made:
-            return made_quantized(held, stack, fill(replace(stack, inputs=None)))
-        found = read_quantized(held, stack, stored, dtype, device)
+        if form.is_made:
+            return made_quantized(form.kind, stack, fill(replace(stack, inputs=None)))
+        found = read_quantized(form, stack, stored, dtype, device)
         read(stack)
         return found
 
@@ -120,8 +120,8 @@ def dummy_weights(
     kinds = kinds_that_stay(described(config, share).layers, device.type)
 
     def quantized(stack: TensorStack) -> QuantizedWeight | None:
-        held = held_quantized(stack, {}, dtype, device.type, kinds, quantize)
-        return None if held is None else made_quantized(held, stack, fill(replace(stack, inputs=None)))
+        form = held_quantized(stack, {}, dtype, device.type, kinds, quantize)
+        return None if form is None else made_quantized(form.kind, stack, fill(replace(stack, inputs=None)))
 
     scales = StoredKvScales({}, device).of if kv_dtype == "fp8" else None
     return ARCHITECTURES[config.architecture].weights(config, TensorReader(fill, pack, share, quantized, scales))

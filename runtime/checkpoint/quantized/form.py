@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 class NumberForm:
     """How a matrix is stored: (number - zero point) * scale.
 
-    is_float: FP8 e4m3, else an integer without a sign. bits: of a number. block: rows and columns that share a scale;
-    a size beyond the matrix: all of them. scales: their dtype, as safetensors names it. has_zero_points: else they are
+    is_float: FP8 e4m3, else an integer without a sign. bits: of a number. block: rows and columns with one scale; a
+    size beyond the matrix: all of them. scales: their dtype, as safetensors names it. has_zero_points: else they are
     half of the range. stays_on_cpu: a CPU holds it so, too.
     """
 

@@ -37,7 +37,7 @@ def test_a_model_is_timed_in_16_bits_in_fp8_in_int4_and_with_fp8_keys_and_values
 
 
 def test_the_floors_of_int4_and_of_fp8_keys_and_values_are_those_of_their_bytes() -> None:
-    """Of 8B with 672 tokens a row."""
+    """8B, with 672 tokens a row."""
     config = SHAPES["8B"].described()
     int4 = step_bytes(config, torch.bfloat16, "int4")
     fp8, with_kv = (step_bytes(config, torch.bfloat16, "fp8", kv) for kv in (None, FP8_KV))

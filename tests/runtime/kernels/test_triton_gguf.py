@@ -33,7 +33,7 @@ SIZES = {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64, "num_hidd
 
 
 def plain_matrices(path: Path) -> list[torch.Tensor]:
-    """As a CPU dequantizes them, in bfloat16."""
+    """Matrices that a CPU dequantizes, in bfloat16."""
     checkpoint = open_checkpoint(path)
     weights = load_weights(checkpoint, load_config(checkpoint), torch.bfloat16, CPU, lambda weight: weight)
     linears = [linear for layer in weights.layers for linear in products_of(layer)]
@@ -62,7 +62,7 @@ def test_blocks_of_32_numbers_stay_packed_where_the_kernels_have_the_type(
 
 
 def moved(weight: QuantizedWeight) -> QuantizedWeight:
-    """On the device of the tests."""
+    """The matrix on the device of the tests."""
     return QuantizedWeight(
         weight.kind, weight.numbers.to(DEVICE), weight.scales.to(DEVICE), None, weight.group, weight.dtype, True
     )

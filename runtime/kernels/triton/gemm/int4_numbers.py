@@ -4,8 +4,8 @@ Four bits: a shift and a mask make two bfloat16 numbers 128 + q of two numbers; 
 the product with the scale is rounded once. A float16 scale is the sum of two bfloat16 numbers, of which the second has
 three bits, so that its product with a number is exact, and one multiply-add rounds once.
 
-Eight bits: a byte becomes the last one of a float32 number 2**23 + q. The sum with -(2**23 + zero point) is exact, and
-so is the product with the scale, which is rounded once.
+Eight bits: a byte becomes the last one of a float32 number 2**23 + q. The sum with -(2**23 + zero point) and the
+product with the scale are exact; the product is rounded once.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -73,9 +73,9 @@ def _assembly_of_bytes(half: bool) -> str:
             ),
         ]
         for pair in range(2):
-            for place, number in ((2 * pair, "even"), (2 * pair + 1, "odd")):
+            for byte, number in ((2 * pair, "even"), (2 * pair + 1, "odd")):
                 lines += [
-                    f"prmt.b32 packed, ${4 + word}, 0x4b000000, 0x744{place};",
+                    f"prmt.b32 packed, ${4 + word}, 0x4b000000, 0x744{byte};",
                     f"mov.b32 {number}, packed;",
                     f"add.rn.f32 {number}, {number}, zero;",
                     f"mul.rn.f32 {number}, {number}, scale;",
@@ -171,7 +171,7 @@ def joined(parts):
 @triton.jit
 def operand_of(low, high, of_low, of_high, BITS: tl.constexpr, HALF: tl.constexpr, ON_GPU: tl.constexpr):
     """Dequantize panels as the left operand of the matrix units, bfloat16 [2 R, columns of a panel]. low, high: words,
-    int32 [R, 16], of eight rows and of the eight that follow by turns. of_low, of_high: their scales."""
+    int32 [R, 16], of eight rows and of the next eight, for each warp. of_low, of_high: their scales."""
     WARPS: tl.constexpr = low.shape[0] // 8
     if BITS == 4:
         low_parts = joined(decoded(low, of_low, HALF, ON_GPU))
