@@ -103,7 +103,7 @@ class GgufTensor:
         """As `QuantizedMatrix` has it, of a tensor with a form."""
         order = self._order
         stored = self.stored[begin:end] if order is None else self.stored[order[begin:end]]
-        return *parts_of(stored, self.dtype), None
+        return *parts_of(stored), None
 
 
 def _in_halves(rows: int, heads: int) -> NDArray[np.int64]:

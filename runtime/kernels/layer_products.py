@@ -35,13 +35,13 @@ def products_of(part: Layer | Mixer | FeedForward | SharedExpert | Fuse) -> list
 def kinds_that_stay(layers: Sequence[Layer], device: str) -> frozenset[Kind]:
     """Return the kinds of matrices that may stay quantized. device: the type of it. On a GPU a model with a
     quantized matrix runs by the exact kernels, which take the depth of every product, or none of the model's products.
-    With experts or recurrent layers these kernels cost more than INT4 or INT8 would save."""
+    With experts or recurrent layers these kernels cost more than INT4 would save."""
     if device == "cpu":
         return frozenset(("fp8", "int8", "int4"))
     if any(linear.weight.shape[1] % DEPTH_MULTIPLE for layer in layers for linear in products_of(layer)):
         return frozenset()
     dense = all(isinstance(layer.mixer, Attention) and isinstance(layer.feed_forward, Dense) for layer in layers)
-    return frozenset(("fp8", "int4", "int8") if dense else ("fp8",))
+    return frozenset(("fp8", "int4") if dense else ("fp8",))
 
 
 def layers_to_meet(layers: Sequence[Layer]) -> int:

@@ -18,9 +18,9 @@ _HALF: Final = 64  # columns between the two numbers of a byte, at most
 _TILE: Final = 1 << 22  # numbers that are dequantized at once: 16 MiB of float32
 FP8_COLUMNS: Final = 128  # that share a scale in the kernels of a GPU, with 128 rows of a matrix
 MADE_GROUP: Final = 128  # columns of a group in INT4 made at load
-PANEL_ROWS: Final = 8  # of INT4 and INT8 on a GPU
-PANEL_COLUMNS: Final = {4: 128, 8: 64}  # by bits of a number
-_PANEL_GROUPS: Final = (32, 64)  # columns of a scale, beside multiples of FP8_COLUMNS
+PANEL_ROWS: Final = 8  # of INT4 on a GPU
+PANEL_COLUMNS: Final = 128
+_PANEL_GROUPS: Final = (32, 64)  # columns of a scale, beside multiples of PANEL_COLUMNS
 _GPU_OUTPUTS: Final = 16  # of which a matrix has a multiple there
 _BLOCKS_MULTIPLE: Final = 4  # of blocks along the columns, which cuBLASLt takes
 
@@ -32,10 +32,10 @@ class QuantizedWeight:
     kind: fp8 is e4m3 and has no zero points. numbers: uint8 [out, in]; of int4 [out, in // 2], where byte j of every
     `half` bytes has column j of their 2 * half columns in its low bits and column half + j in its high bits. scales:
     [groups, out], float32, bfloat16 or float16. zero_points: uint8 [groups, out]; None: all are half of the range of
-    the numbers. group: columns that share a scale; the last group may have fewer. in_panels: of int4 and int8, numbers
-    are [out / 8, in / PANEL_COLUMNS, 8, 64] bytes in memory, in the order of `panels`; scales are [groups, out, 2],
-    each with the bits of a bfloat16 number behind it, which is -(128 + zero point) of int4, -zero point of int8. order:
-    int64 [in], which column of the matrix each column of numbers is; None: they are in order.
+    the numbers. group: columns that share a scale; the last group may have fewer. in_panels: of int4, numbers are
+    [out / 8, in / 128, 8, 64] in memory, in the order of `panels`; scales are [groups, out, 2], each with the bits of
+    -(128 + zero point) as bfloat16 behind it. order: int64 [in], which column of the matrix each column of numbers is;
+    None: they are in order.
     """
 
     kind: Kind
@@ -54,7 +54,7 @@ class QuantizedWeight:
     def for_gpu(self) -> QuantizedWeight | Fp8Weight:
         """The matrix as the kernels of a GPU read it. In FP8 a row has one scale, or each 128 rows have one in a block
         of columns."""
-        return self._in_blocks() if self.kind == "fp8" else self.panels()
+        return self.panels() if self.kind == "int4" else self._in_blocks()
 
     def _in_blocks(self) -> Fp8Weight:
         """See `for_gpu`."""
@@ -74,23 +74,19 @@ class QuantizedWeight:
         return Fp8Weight(numbers, blocks, of_blocks, None, self.dtype)
 
     def panels(self) -> QuantizedWeight:
-        """INT4 or INT8 as the kernels of a GPU read it."""
-        assert self.kind != "fp8" and not self.in_panels and self.scales.dtype in (torch.bfloat16, torch.float16)
+        """INT4 as the kernels of a GPU read it."""
+        assert self.kind == "int4" and not self.in_panels and self.scales.dtype in (torch.bfloat16, torch.float16)
         outputs, depth = self.shape
-        bits = self.bits
         numbers = torch.empty_like(self.numbers)
         step = max(1, _TILE // depth // PANEL_ROWS) * PANEL_ROWS
         for first in range(0, outputs, step):
             rows = slice(first, min(first + step, outputs))
-            # Of a panel's columns: words, steps of 16 in a word, their halves, threads, pairs.
-            parts = self._numbers(rows, depth).byte().view(-1, PANEL_ROWS, depth * bits // 512, 4, 8 // bits, 2, 4, 2)
-            if bits == 4:
-                low, high = parts.permute(0, 2, 1, 6, 3, 7, 4, 5).unbind(-1)
-                numbers[rows] = (low | high << 4).reshape(-1, depth // 2)
-            else:
-                numbers[rows] = parts.permute(0, 2, 1, 6, 3, 4, 5, 7).reshape(-1, depth)
-        zeros = torch.full_like(self.scales, 1 << bits - 1) if self.zero_points is None else self.zero_points
-        zeros = ((-128.0 if bits == 4 else 0.0) - zeros.float()).bfloat16().view(self.scales.dtype)
+            # Of 128 columns: words, steps of 16, their halves, threads, pairs.
+            parts = self._numbers(rows, depth).byte().view(-1, PANEL_ROWS, depth // PANEL_COLUMNS, 4, 2, 2, 4, 2)
+            low, high = parts.permute(0, 2, 1, 6, 3, 7, 4, 5).unbind(-1)
+            numbers[rows] = (low | high << 4).reshape(-1, depth // 2)
+        zeros = torch.full_like(self.scales, 8.0) if self.zero_points is None else self.zero_points
+        zeros = (-128.0 - zeros.float()).bfloat16().view(self.scales.dtype)
         scales = torch.stack((self.scales, zeros), 2)
         return replace(self, numbers=numbers, scales=scales, zero_points=None, in_panels=True)
 
@@ -98,11 +94,6 @@ class QuantizedWeight:
     def shape(self) -> tuple[int, int]:
         outputs, width = self.numbers.shape
         return outputs, 2 * width if self.kind == "int4" else width
-
-    @property
-    def bits(self) -> int:
-        """Bits of a number."""
-        return _BITS[self.kind]
 
     @property
     def half(self) -> int:
@@ -248,10 +239,10 @@ def stays_quantized(
     if outputs % _GPU_OUTPUTS or depth % FP8_COLUMNS or dtype != torch.bfloat16:
         return False
     in_columns = group >= depth or not group % FP8_COLUMNS
-    if kind != "fp8":
+    if kind == "int4":
         return (in_columns or group in _PANEL_GROUPS) and scales in (torch.bfloat16, torch.float16)
     able = not torch.cuda.is_available() or torch.cuda.get_device_capability(None) >= FP8_CAPABILITY
-    return in_columns and able
+    return kind == "fp8" and in_columns and able
 
 
 def quantized_bytes(

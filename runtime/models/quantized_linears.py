@@ -109,7 +109,7 @@ def _has_groups(inputs: range, form: Held, is_whole: bool) -> bool:
 
 def _keeps_blocks(stack: TensorStack) -> bool:
     """Return whether each 128 rows of the product are of one block: each tensor's rows begin with a block, in the
-    tensor and in the rank's part, and those of a block stay together where rows move."""
+    tensor and in the rank's part, and rows that move stay with their block."""
     first = 0
     for _, piece in stack.pieces():
         if first % FP8_COLUMNS or piece.start % FP8_COLUMNS:
@@ -130,7 +130,7 @@ def _held(parts: list[QuantizedMatrix], columns: int, device: str) -> Held | Non
         return None
     is_float, bits, group = found.pop()
     is_ordered = not all(map(_is_in_order, parts))
-    if is_ordered and (device == "cpu" or is_float or not _have_one_order(parts, columns, group)):
+    if is_ordered and (device == "cpu" or bits != 4 or not _have_one_order(parts, columns, group)):
         return None
     dtypes = {_SCALE_DTYPES[form.scales] for form in forms}
     zeros = any(form.has_zero_points for form in forms)

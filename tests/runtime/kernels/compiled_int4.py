@@ -1,4 +1,4 @@
-"""Compiles products with INT4 and INT8 matrices for GPUs that need not be there.
+"""Compiles products with INT4 matrices for GPUs that need not be there.
 
 `python -m tests.runtime.kernels.compiled_int4` prints, for each, how many columns a thread holds side by side, as
 Triton has them in the layout of an operand: 2 of bfloat16, where the matrix units add columns in ascending order. Then
@@ -26,13 +26,13 @@ _POINTERS = {
 _MOVED = re.compile(r"shfl\.sync|st\.shared")
 
 
-def compiled(rows: int, columns: int, group: int, capability: int, bits: int) -> Any:
+def compiled(rows: int, columns: int, group: int, capability: int) -> Any:
     """A product with a matrix [1024, 512]."""
     kernel: Any = int4_gemm._int4_product_kernel
     constants = {
         "OUTPUTS": 1024, "DEPTH": 512, "COLUMNS": columns, "ROWS": rows, "SPLITS": 1, "GROUP": group, "STAGES": 3,
         "UNROLL": 1, "SQUARES": 0, "STRIDE": 0, "STEP": 1, "EPILOGUE": 0, "HAS_BIAS": False,
-        "GELU": False, "BITS": bits, "HALF": True, "ON_GPU": True,
+        "GELU": False, "HALF": True, "ON_GPU": True,
     }  # fmt: skip
     names = kernel.arg_names
     signature = {name: _POINTERS.get(name, "constexpr") for name in names}
@@ -46,11 +46,11 @@ def compiled(rows: int, columns: int, group: int, capability: int, bits: int) ->
 
 def main() -> None:
     for capability, rows, columns in TILINGS:
-        for bits, group in ((4, GROUPS[0]), (4, GROUPS[1]), (8, GROUPS[0]), (8, GROUPS[1])):
-            found = compiled(rows, columns, group, capability, bits)
+        for group in GROUPS:
+            found = compiled(rows, columns, group, capability)
             widths = sorted(set(re.findall(r"kWidth = (\d+)", found.asm["ttgir"])))
             body = found.asm["ptx"].rsplit("mma", 1)[0]
-            print(capability, rows, bits, group, len(_MOVED.findall(body)), *widths)
+            print(capability, rows, group, len(_MOVED.findall(body)), *widths)
 
 
 if __name__ == "__main__":

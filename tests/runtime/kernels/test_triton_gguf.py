@@ -28,7 +28,7 @@ from tests.runtime.checkpoint.gguf_files import llama, write  # noqa: E402
 from tests.runtime.models.test_int4_on_gpus import loaded_as_on_a_gpu  # noqa: E402
 
 CPU = torch.device("cpu")
-STAY = {Kind.Q4_0: "int4", Kind.Q8_0: "int8", Kind.Q4_1: None, Kind.Q5_0: None}
+STAY = {Kind.Q4_0: "int4", Kind.Q8_0: None, Kind.Q4_1: None, Kind.Q5_0: None}
 SIZES = {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64, "num_hidden_layers": 1}
 
 
@@ -91,7 +91,7 @@ def test_the_bytes_computed_before_a_file_is_read_are_those_that_a_gpu_takes(
 def test_one_product_of_matrices_in_different_types_is_dequantized(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kinds = {"attn_q": Kind.Q4_0, "attn_k": Kind.Q4_0, "attn_v": Kind.Q8_0, "attn_output": Kind.Q8_0}
+    kinds = {"attn_q": Kind.Q4_0, "attn_k": Kind.Q4_0, "attn_v": Kind.Q8_0, "attn_output": Kind.Q4_0}
     path = write(tmp_path / "model.gguf", llama(**SIZES), kinds)
     (layer,) = loaded_as_on_a_gpu(path, monkeypatch).layers
-    assert [getattr(linear.quantized, "kind", None) for linear in products_of(layer)] == [None, "int8", None, None]
+    assert [getattr(linear.quantized, "kind", None) for linear in products_of(layer)] == [None, "int4", None, None]

@@ -1,4 +1,4 @@
-"""What Triton makes of products with INT4 and INT8 matrices, which the interpreter can't show."""
+"""What Triton makes of products with INT4 matrices, which the interpreter can't show."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ def test_columns_are_added_in_ascending_order_and_no_weight_moves_between_thread
     command = [sys.executable, "-m", "tests.runtime.kernels.compiled_int4"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert not done.returncode, done.stderr
-    expected = [
-        f"{tile} {bits} {group} 0 2" for tile in ("80 16", "90 16", "90 64") for bits in (4, 8) for group in (128, 32)
-    ]
-    assert done.stdout.splitlines() == expected
+    assert done.stdout.splitlines() == [
+        "80 16 128 0 2", "80 16 32 0 2", "90 16 128 0 2", "90 16 32 0 2", "90 64 128 0 2", "90 64 32 0 2",
+    ]  # fmt: skip

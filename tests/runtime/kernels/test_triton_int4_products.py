@@ -1,4 +1,4 @@
-"""Products with INT4 and INT8 matrices have the bits of the dequantized matrix, for every number of rows and tiling."""
+"""Products with INT4 matrices: the bits of the dequantized matrix's product, for every number of rows and tiling."""
 
 from __future__ import annotations
 
@@ -41,16 +41,11 @@ def never(wanted: bool) -> bool:
 ROWS = (1, 3, 8, 17, 64, 100, 130, INT4_ROWS + 2)
 GROUPS = (32, 64, 128, 256, DEPTH)
 FORMS = [
-    pytest.param(
-        bits, group, scales, zeros,
-        id=f"{bits}-{group}-{scales}-{'zeros' if zeros else 'symmetric'}".replace("torch.", "").removeprefix("4-"),
-    )
-    for bits in (4, 8)
+    pytest.param(group, scales, zeros, id=f"{group}-{scales}-{'zeros' if zeros else 'symmetric'}".replace("torch.", ""))
     for group in GROUPS
     for scales in (torch.bfloat16, torch.float16)
     for zeros in (False, True)
-]  # fmt: skip
-BITS = (4, 8)
+]
 TILINGS = [Int4Tiling(16, 8, 3, 1), Int4Tiling(32, 16, 2, 2), Int4Tiling(64, 64, 2, 1)]
 
 
@@ -70,21 +65,17 @@ def expected(x: torch.Tensor, linear: Linear, out: torch.Tensor, epilogue: int, 
     small_batch_product(x, linear, out, epilogue, tiling, None, len(x), rounded=True, **more)
 
 
-@pytest.mark.parametrize(("bits", "group", "scales", "zeros"), FORMS)
-def test_a_matrix_in_panels_has_the_numbers_of_the_definition(
-    bits: int, group: int, scales: torch.dtype, zeros: bool
-) -> None:
-    weight = int4(OUTPUTS, DEPTH, DEVICE, group, scales, zero_points=zeros, bits=bits)
+@pytest.mark.parametrize(("group", "scales", "zeros"), FORMS)
+def test_a_matrix_in_panels_has_the_numbers_of_the_definition(group: int, scales: torch.dtype, zeros: bool) -> None:
+    weight = int4(OUTPUTS, DEPTH, DEVICE, group, scales, zero_points=zeros)
     assert torch.equal(in_16_bits(packed(weight)).weight, weight.dequantized())
     of_float16 = weight.scales.float() != weight.scales.bfloat16().float()
     assert bool(of_float16.any()) == (scales == torch.float16), "float16 has scales that bfloat16 has not"
 
 
-@pytest.mark.parametrize(("bits", "group", "scales", "zeros"), FORMS)
-def test_a_product_has_the_bits_of_the_dequantized_matrix(
-    bits: int, group: int, scales: torch.dtype, zeros: bool
-) -> None:
-    weight = int4(OUTPUTS, DEPTH, DEVICE, group, scales, zero_points=zeros, bits=bits)
+@pytest.mark.parametrize(("group", "scales", "zeros"), FORMS)
+def test_a_product_has_the_bits_of_the_dequantized_matrix(group: int, scales: torch.dtype, zeros: bool) -> None:
+    weight = int4(OUTPUTS, DEPTH, DEVICE, group, scales, zero_points=zeros)
     x = batch(17)
     out, found = (x.new_empty((17, OUTPUTS)) for _ in range(2))
     expected(x, Linear(weight.dequantized(), None), out, STORE)
@@ -92,10 +83,9 @@ def test_a_product_has_the_bits_of_the_dequantized_matrix(
     assert out.abs().max() > 0 and torch.equal(found, out)
 
 
-@pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("rows", ROWS)
-def test_no_bit_depends_on_the_number_of_rows_or_on_the_tiling(rows: int, bits: int) -> None:
-    weight = int4(OUTPUTS, DEPTH, DEVICE, bits=bits)
+def test_no_bit_depends_on_the_number_of_rows_or_on_the_tiling(rows: int) -> None:
+    weight = int4(OUTPUTS, DEPTH, DEVICE)
     linear, x = packed(weight), batch(max(ROWS))
     out = x.new_empty((len(x), OUTPUTS))
     expected(x, Linear(weight.dequantized(), None), out, STORE)
@@ -106,10 +96,9 @@ def test_no_bit_depends_on_the_number_of_rows_or_on_the_tiling(rows: int, bits: 
         assert torch.equal(found, out[:rows]), tiling
 
 
-@pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("splits", [2, 4])
-def test_parts_of_the_depth_are_summed_by_themselves(splits: int, bits: int) -> None:
-    weight = int4(OUTPUTS, 2 * DEPTH, DEVICE, bits=bits)
+def test_parts_of_the_depth_are_summed_by_themselves(splits: int) -> None:
+    weight = int4(OUTPUTS, 2 * DEPTH, DEVICE)
     x = batch(3, 2 * DEPTH)
     out, found, whole = (x.new_empty((3, OUTPUTS)) for _ in range(3))
     expected(x, Linear(weight.dequantized(), None), out, STORE, splits)
@@ -122,7 +111,6 @@ def test_parts_that_are_no_whole_panels_and_many_rows_are_left_to_16_bits() -> N
     linear = packed(int4(OUTPUTS, 3 * 128, DEVICE))
     assert takes_parts(linear, 1, INT4_ROWS) and takes_parts(linear, 3, 1)
     assert not takes_parts(linear, 2, 1) and not takes_parts(linear, 1, INT4_ROWS + 1)
-    assert takes_parts(packed(int4(OUTPUTS, 3 * 128, DEVICE, bits=8)), 2, 1), "panels of 64 columns"
 
 
 @pytest.mark.parametrize("rows", [3, INT4_ROWS + 1])
@@ -138,13 +126,12 @@ def test_columns_in_the_order_of_activations_are_summed_in_the_order_of_their_gr
     assert torch.equal(found, out) and torch.equal(sums_of(x, packed(ordered), rows, never), out)
 
 
-@pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("epilogue", [STORE, GATED, SQUARED])
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-def test_what_follows_a_product_is_that_of_16_bits(epilogue: int, activation: Activation, bits: int) -> None:
+def test_what_follows_a_product_is_that_of_16_bits(epilogue: int, activation: Activation) -> None:
     """The norm before, the bias, the gate."""
     rows, draw = 5, torch.Generator().manual_seed(4)
-    weight = int4(OUTPUTS, DEPTH, DEVICE, zero_points=True, bits=bits)
+    weight = int4(OUTPUTS, DEPTH, DEVICE, zero_points=True)
     bias = torch.randn(OUTPUTS, generator=draw).to(DEVICE, torch.bfloat16)
     x = torch.randn((rows, DEPTH), generator=draw).to(DEVICE, torch.bfloat16)
     squares = torch.rand((3, 8), generator=draw, dtype=torch.float64).to(DEVICE) * DEPTH, 3, 1e-5
@@ -184,12 +171,10 @@ def test_more_rows_of_x_than_the_batch_has_are_neither_read_nor_written() -> Non
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("scales", [torch.bfloat16, torch.float16])
-def test_products_of_an_8b_model_are_those_of_16_bits(scales: torch.dtype, bits: int) -> None:
+def test_products_of_an_8b_model_are_those_of_16_bits(scales: torch.dtype) -> None:
     for outputs, depth in ((4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336)):
-        zeros = scales == torch.float16
-        weight = int4(outputs, depth, DEVICE, 128, scales, zero_points=zeros, bits=bits)
+        weight = int4(outputs, depth, DEVICE, 128, scales, zero_points=scales == torch.float16)
         linear, plain, x = packed(weight), Linear(weight.dequantized(), None), batch(1024, depth)
         with choosing_products():
             for rows in (1, 8, 16, 33, 64, 100, 130, 256, 1024):
