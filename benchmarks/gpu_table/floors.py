@@ -15,9 +15,11 @@ from typing import Final
 import torch
 
 from runahead.runtime.kernels.layers import Attention, Dense, Experts, Layer, Linear, Ungated
+from runahead.runtime.kernels.quantized_weight import MADE_GROUP
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.memory import memory_of
 from runahead.runtime.models.weights import described
+from runahead.runtime.rounding import ceil_div
 
 BANDWIDTH: Final = 4.6e12  # bytes a second
 
@@ -63,12 +65,15 @@ class StepBytes:
         return 2 * self.state * rows
 
 
-def step_bytes(config: ModelConfig, dtype: torch.dtype, quantize: str = "none") -> StepBytes:
-    """Of a model whose weights and cache are of `dtype`. quantize: the setting of that name; with fp8 the products that
-    have a name here are FP8 with a float32 scale for each output."""
+def step_bytes(
+    config: ModelConfig, dtype: torch.dtype, quantize: str = "none", kv_dtype: torch.dtype | None = None
+) -> StepBytes:
+    """Of a model whose weights and cache are of `dtype`. quantize: the setting of that name, for the products that have
+    a name here: with fp8 they have a float32 scale for each output, with int4 a word for each output and group.
+    kv_dtype: of the cache, if it is another."""
     model = described(config)
     untied = 0 if config.tie_word_embeddings else model.embedding.numel()  # of which a step reads a row for each token
-    kept = memory_of(model.layers).bytes_kept(1, dtype)
+    kept = memory_of(model.layers).bytes_kept(1, dtype if kv_dtype is None else kv_dtype)
     roles, saved = Counter({"head": model.lm_head.numel() * dtype.itemsize}), 0
     for layer in model.layers:  # which may be alike or not, and have a mixer, a feed-forward or both
         for role, linear in _products(layer):
@@ -92,6 +97,8 @@ def step_bytes(config: ModelConfig, dtype: torch.dtype, quantize: str = "none") 
 
 def _bytes_of(linear: Linear, dtype: torch.dtype, quantize: str) -> int:
     outputs, depth = linear.weight.shape
+    if quantize == "int4":
+        return outputs * (depth // 2 + torch.float32.itemsize * ceil_div(depth, MADE_GROUP))
     return outputs * (depth + torch.float32.itemsize) if quantize == "fp8" else outputs * depth * dtype.itemsize
 
 

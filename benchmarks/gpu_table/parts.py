@@ -25,6 +25,7 @@ from benchmarks.gpu_table.results import Cell, Result, Sampling
 from benchmarks.gpu_table.settings import Settings
 from benchmarks.gpu_table.shapes import SHAPES, Shape
 from runahead.cuda_graphs.shape import Form
+from runahead.runtime.models.memory import FP8_KV
 from runahead.runtime.wire.engine_config import DeviceName
 
 MOST_ROWS: Final = 64  # of the tables that leave out the largest batch
@@ -170,17 +171,20 @@ def _kernels(shape: Shape, run: Run) -> Found:
     return Found(settings, breakdowns=[found for found, _ in traces if found], failures=measured.failures)
 
 
-def _quantised(shape: Shape, run: Run) -> Found:
-    """Bare graphs and the engine, greedy, in 16 bits and then in FP8 made at load, each by an engine of its own."""
+def _quantised(forms: Mapping[str, Settings], shape: Shape, run: Run) -> Found:
+    """Bare graphs and the engine, greedy, with weights quantized at load, each form by another engine. forms: settings
+    by what they add to the shape's name."""
     prompt, most = shape.workload.prompt, shape.batches[-1]
     found: list[Cell] = []
     failures: list[str] = []
     settings: Settings = {}
-    for quantize in ("none", "fp8"):
-        settings = run.settings(most, shape.workload.context) | {"quantize": quantize}
+    for form, asked in forms.items():
+        settings = run.settings(most, shape.workload.context) | asked
         with measured_engine(shape, settings, shape.workload.chained, (prompt,) * most) as measured:
-            bytes_ = step_bytes(shape.described(), _dtype_on(run.device, shape), quantize)
-            named = shape if quantize == "none" else replace(shape, name=f"{shape.name} {quantize}")
+            kv_dtype = FP8_KV if "kv_dtype" in asked else None
+            quantize = str(asked.get("quantize", "none"))
+            bytes_ = step_bytes(shape.described(), _dtype_on(run.device, shape), quantize, kv_dtype)
+            named = replace(shape, name=f"{shape.name} {form}".strip())
             cells = Cells(run, "step", named, bytes_, measured)
             settings, nodes = measured.subject.settings, _nodes(measured.subject, shape.batches)
             for rows in shape.batches:
@@ -196,6 +200,10 @@ def _models_of(shape: Shape, run: Run) -> Found:
     return _models((shape,), run)
 
 
+_FP8: Final[Mapping[str, Settings]] = {"": {}, "fp8": {"quantize": "fp8"}}
+_INT4_AND_KV: Final[Mapping[str, Settings]] = {
+    "int4": {"quantize": "int4"}, "fp8, fp8 kv": {"quantize": "fp8", "kv_dtype": "fp8"},
+}  # fmt: skip
 _KINDS: Final = (
     ("engine", "bare graphs, and through the engine", _step, {"0.6B": 3, "1B": 3, "8B": 6, "tiny": 1}),
     ("lengths", "long contexts and ragged lengths", _lengths, {"0.6B": 6, "1B": 4, "8B": 6, "tiny": 1}),
@@ -207,7 +215,13 @@ _KINDS: Final = (
     ),
     ("kernels", "every kernel of a launch", _kernels, {"0.6B": 2, "8B": 3, "30B-A3B": 3, "7B-A1B": 4, "tiny": 1}),
     ("models", _MODELS, _models_of, {"30B-A3B": 2, "7B-A1B": 2}),
-    ("quantised", "decode steps in 16 bits and in FP8 made at load", _quantised, {"8B": 4, "tiny": 1}),
+    ("quantised", "decode steps in 16 bits and in FP8", partial(_quantised, _FP8), {"8B": 4, "tiny": 1}),
+    (
+        "quantised-more",
+        "decode steps in INT4, and in FP8 with FP8 keys and values",
+        partial(_quantised, _INT4_AND_KV),
+        {"8B": 4, "tiny": 1},
+    ),
     ("hybrids", _MODELS, _models_of, {"8B-hybrid": 2, "9B-hybrid": 2, "40B-A3B-delta": 2}),
 )  # fmt: skip
 _TINY_MODELS: Final = SHAPES["tiny-experts"], SHAPES["tiny-hybrid"], SHAPES["tiny-halves"]

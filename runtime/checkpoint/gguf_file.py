@@ -17,8 +17,10 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, ReaderField, d
 from numpy.typing import NDArray
 
 from runahead.runtime.checkpoint.errors import CheckpointError
+from runahead.runtime.checkpoint.gguf_blocks import FORMS, parts_of
 from runahead.runtime.checkpoint.gguf_config import ROPE_FACTORS, Metadata, config_of, name_of, permuted_heads
 from runahead.runtime.checkpoint.gguf_tokenizer import template_tokens_of, tokenizer_of
+from runahead.runtime.checkpoint.quantized.form import NumberForm
 from runahead.runtime.checkpoint.refusals import AGAIN, UNQUANTIZED
 
 # Supported storage types. The package reads others, which are unverified or not used in checkpoints.
@@ -74,8 +76,7 @@ class GgufTensor:
 
     def pieces(self) -> Iterator[tuple[slice, NDArray[np.float32]]]:
         """Yield bounded pieces: which rows, and float32 [rows, columns], or [rows] of a vector."""
-        rows = self.shape[0]
-        order = _in_halves(rows, self.heads) if self.heads else None
+        rows, order = self.shape[0], self._order
         columns = self.shape[1] if len(self.shape) > 1 else 1
         step = max(1, _PIECE // columns)
         for begin in range(0, rows, step):
@@ -83,6 +84,26 @@ class GgufTensor:
             stored = self.stored[piece] if order is None else self.stored[order[piece]]
             numbers = dequantize(stored, GGMLQuantizationType[self.dtype])
             yield piece, np.require(numbers, np.float32, ("C", "W"))
+
+    @property
+    def _order(self) -> NDArray[np.int64] | None:
+        """The file's row for each row. None: they are in order."""
+        return _in_halves(self.shape[0], self.heads) if self.heads else None
+
+    @property
+    def form(self) -> NumberForm | None:
+        return FORMS.get(self.dtype)
+
+    def groups(self) -> NDArray[np.integer[Any]]:
+        return np.arange(self.shape[-1]) // FORMS[self.dtype].block[1]
+
+    def quantized_rows(
+        self, begin: int, end: int
+    ) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.float32] | None]:
+        """As `QuantizedMatrix` has it, of a tensor with a form."""
+        order = self._order
+        stored = self.stored[begin:end] if order is None else self.stored[order[begin:end]]
+        return *parts_of(stored), None
 
 
 def _in_halves(rows: int, heads: int) -> NDArray[np.int64]:

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Final, Literal
 
 import torch
+import torch.nn.functional as functional
 
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.wire.engine_config import FP8_CAPABILITY
@@ -16,6 +17,7 @@ Kind = Literal["fp8", "int8", "int4"]
 _HALF: Final = 64  # columns between the two numbers of a byte, at most
 _TILE: Final = 1 << 22  # numbers that are dequantized at once: 16 MiB of float32
 FP8_COLUMNS: Final = 128  # that share a scale in the kernels of a GPU, with 128 rows of a matrix
+MADE_GROUP: Final = 128  # columns of a group in INT4 made at load
 PANEL_ROWS: Final = 8  # of INT4 on a GPU
 PANEL_COLUMNS: Final = 128
 _PANEL_GROUPS: Final = (32, 64)  # columns of a scale, beside multiples of PANEL_COLUMNS
@@ -45,16 +47,16 @@ class QuantizedWeight:
     in_panels: bool = False
     order: torch.Tensor | None = None
 
-    def packed(self) -> QuantizedWeight | Fp8Weight | None:
-        """The matrix as the kernels of its device read it. None: see `for_gpu`."""
+    def packed(self) -> QuantizedWeight | Fp8Weight:
+        """The matrix as the kernels of its device read it."""
         return self if self.numbers.device.type == "cpu" else self.for_gpu()
 
-    def for_gpu(self) -> QuantizedWeight | Fp8Weight | None:
-        """The matrix as the kernels of a GPU read it. None: it is in FP8, and 128 rows that follow one another have
-        different scales in a block of columns."""
+    def for_gpu(self) -> QuantizedWeight | Fp8Weight:
+        """The matrix as the kernels of a GPU read it. In FP8 a row has one scale, or each 128 rows have one in a block
+        of columns."""
         return self.panels() if self.kind == "int4" else self._in_blocks()
 
-    def _in_blocks(self) -> Fp8Weight | None:
+    def _in_blocks(self) -> Fp8Weight:
         """See `for_gpu`."""
         assert self.kind == "fp8"
         outputs, depth = self.shape
@@ -66,8 +68,7 @@ class QuantizedWeight:
             return Fp8Weight(numbers, *ones, self.scales[0].float(), self.dtype)
         of_blocks = self.scales[torch.arange(along, device=device) * FP8_COLUMNS // self.group].float()
         first = of_blocks[:, ::FP8_COLUMNS]
-        if not torch.equal(first.repeat_interleave(FP8_COLUMNS, 1)[:, :outputs], of_blocks):
-            return None
+        assert torch.equal(first.repeat_interleave(FP8_COLUMNS, 1)[:, :outputs], of_blocks), "128 rows have one scale"
         blocks = torch.zeros((down, padded), dtype=torch.float32, device=device)
         blocks[:, :along] = first.t()
         return Fp8Weight(numbers, blocks, of_blocks, None, self.dtype)
@@ -204,6 +205,26 @@ def quantized_to_fp8(weight: torch.Tensor) -> QuantizedWeight:
     for part, into, own in zip(weight.split(step), numbers.split(step), scales.split(step), strict=True):
         into.copy_((part.float() / own.float()[:, None]).to(torch.float8_e4m3fn).view(torch.uint8))
     return QuantizedWeight("fp8", numbers, scales[None], None, weight.shape[1], weight.dtype)
+
+
+def quantized_to_int4(weight: torch.Tensor) -> QuantizedWeight:
+    """INT4 without zero points, each number rounded to the nearest, with a bfloat16 scale for MADE_GROUP columns: their
+    greatest number over 7.5. 1 for a group of zeros, NaN for one with a NaN. weight: [out, in] of any dtype, which the
+    result has for its own; numbers of `in` columns lie in pairs (`half_of`)."""
+    outputs, depth = weight.shape
+    groups = ceil_div(depth, MADE_GROUP)
+    numbers = torch.empty((outputs, depth // 2), dtype=torch.uint8, device=weight.device)
+    scales = torch.empty((groups, outputs), dtype=torch.bfloat16, device=weight.device)
+    step = max(1, _TILE // depth)
+    for first in range(0, outputs, step):
+        part = weight[first : first + step].float()
+        padded = functional.pad(part, (0, groups * MADE_GROUP - depth)).view(len(part), groups, MADE_GROUP)
+        greatest = padded.abs().amax(2)
+        own = torch.where(greatest == 0, 1.0, greatest / 7.5).bfloat16()
+        made = (padded / own.float()[:, :, None]).round_().clamp_(-8, 7).nan_to_num_() + 8
+        numbers[first : first + step] = packed_pairs(made.view(len(part), -1)[:, :depth].byte())
+        scales[:, first : first + step] = own.t()
+    return QuantizedWeight("int4", numbers, scales, None, MADE_GROUP, weight.dtype)
 
 
 def stays_quantized(

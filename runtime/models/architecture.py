@@ -26,7 +26,8 @@ KvScales = Callable[[str, int], torch.Tensor]
 @dataclass(frozen=True, slots=True)
 class TensorStack:
     """Checkpoint tensors that are stacked by rows into one. rows: of each. dtype: of the stack; None: the model's. own:
-    the rank's rows, ascending; None: all. inputs: the rank's columns; None: all.
+    the rank's rows, ascending; None: all. inputs: the rank's columns; None: all. moved: rows of the
+    rank's part, in the order of the product; None: ascending.
     """
 
     names: tuple[str, ...]
@@ -35,6 +36,7 @@ class TensorStack:
     dtype: torch.dtype | None = None
     own: tuple[range, ...] | None = None
     inputs: range | None = None
+    moved: tuple[range, ...] | None = None
 
     def shape(self, index: int) -> tuple[int, ...]:
         """Return the shape of one whole tensor."""
@@ -66,7 +68,7 @@ class TensorStack:
 
 
 def _ranges(places: torch.Tensor) -> tuple[range, ...]:
-    """Return runs of consecutive numbers. places: int64 [n], ascending."""
+    """Return runs of consecutive numbers. places: int64 [n]."""
     ends = ((places.diff() != 1).nonzero().flatten() + 1).tolist()
     return tuple(
         range(int(places[begin]), int(places[end - 1]) + 1) for begin, end in pairwise([0, *ends, places.numel()])
@@ -141,7 +143,8 @@ class TensorReader:
         every = ranges == (range(sum(stack.rows)),)
         order = torch.searchsorted(ascending, own)
         in_order = bool((order.diff() == 1).all())
-        return replace(stack, own=None if every else ranges), None if in_order else order
+        moved = None if in_order else _ranges(order)
+        return replace(stack, own=None if every else ranges, moved=moved), None if in_order else order
 
     def norm(self, name: str, width: int, eps: float) -> Norm:
         return Norm(self.tensor((f"{name}.weight",), (width,)), eps)
@@ -178,7 +181,7 @@ class TensorReader:
         if found is not None:
             weight = torch.empty(found.shape, dtype=found.dtype, device="meta")
         else:
-            weight = self._fill(stack) if read is None else read.dequantized()
+            weight = self._fill(stack)
             weight = self.pack(weight if order is None else weight[order.to(weight.device)])
         # Every rank requests it, so that random weights are equal on all of them.
         added = self.tensor(tuple(f"{name}.bias" for name in names), rows, own=own) if bias else None

@@ -11,15 +11,17 @@ import torch
 from numpy.typing import NDArray
 
 from runahead.runtime.checkpoint import StoredTensor
+from runahead.runtime.checkpoint.quantized.form import QuantizedMatrix
 from runahead.runtime.checkpoint.quantized.numbers import FLOATS
-from runahead.runtime.checkpoint.quantized.tensor import QuantizedTensor
 from runahead.runtime.kernels.quantized_weight import (
     FP8_COLUMNS,
+    MADE_GROUP,
     Kind,
     QuantizedWeight,
     packed_pairs,
     quantized_bytes,
     quantized_to_fp8,
+    quantized_to_int4,
     stays_quantized,
 )
 from runahead.runtime.models.architecture import TensorStack
@@ -68,61 +70,84 @@ def held_quantized(
 ) -> Held | None:
     """How the rank's part of a stack of matrices stays quantized; None: it is held in `dtype`. stored: the checkpoint's
     tensors; without those of the stack, its weights are random. device: the type of it. kinds: see `kinds_that_stay`.
-    quantize: fp8 has matrices of 16 bits or more become FP8. Raises CheckpointError for a group of columns that is not
-    there."""
+    quantize: fp8 or int4 has matrices of 16 bits or more become that. Raises CheckpointError for a group of columns
+    that is not there."""
     columns = stack.columns[0]
     parts = [stored[name] for name in stack.names if name in stored]
     form: Held | None
-    if all(isinstance(part, QuantizedTensor) for part in parts) and parts:
-        form = _held([part for part in parts if isinstance(part, QuantizedTensor)], columns, device)
+    if all(isinstance(part, QuantizedMatrix) for part in parts) and parts:
+        form = _held([part for part in parts if isinstance(part, QuantizedMatrix)], columns, device)
     else:
-        made = quantize == "fp8" and all(part.dtype in FLOATS for part in parts)
-        form = Held("fp8", columns, torch.bfloat16, device, is_made=True) if made else None
+        form = _made(quantize, columns, device) if all(part.dtype in FLOATS for part in parts) else None
     outputs, depth = stack.own_shape
     if form is None or form.kind not in kinds:
         return None
     if not stays_quantized(form.kind, (outputs, depth), form.group, form.scales, dtype, device):
         return None
     is_whole = form.group >= columns
-    if stack.inputs is not None and (form.is_ordered or (not is_whole and stack.inputs.start % form.group)):
+    if stack.inputs is not None and (form.is_ordered or not _has_groups(stack.inputs, form, is_whole)):
         return None
     needs_blocks = form.kind == "fp8" and device != "cpu" and not is_whole
-    return None if needs_blocks and not (form.in_blocks and _begins_with_blocks(stack)) else form
+    return None if needs_blocks and not (form.in_blocks and _keeps_blocks(stack)) else form
 
 
-def _begins_with_blocks(stack: TensorStack) -> bool:
-    """Whether each tensor's rows in the rank's part begin with a block of 128, in the tensor and in the part."""
+def _made(quantize: str, columns: int, device: str) -> Held | None:
+    """Return the form of matrices that are quantized while they are loaded. None: they are not."""
+    if quantize == "none":
+        return None
+    kind: Kind = "fp8" if quantize == "fp8" else "int4"
+    return Held(kind, columns if kind == "fp8" else MADE_GROUP, torch.bfloat16, device, is_made=True)
+
+
+def _has_groups(inputs: range, form: Held, is_whole: bool) -> bool:
+    """Return whether a rank's columns begin with a group. INT4 that is made while it is loaded needs whole groups, so
+    that all ranks hold the same numbers. is_whole: a group is all columns of the model."""
+    if form.is_made and form.kind == "int4":
+        return not (inputs.start % form.group or len(inputs) % form.group)
+    return is_whole or not inputs.start % form.group
+
+
+def _keeps_blocks(stack: TensorStack) -> bool:
+    """Return whether each 128 rows of the product are of one block: each tensor's rows begin with a block, in the
+    tensor and in the rank's part, and rows that move stay with their block."""
     first = 0
     for _, piece in stack.pieces():
         if first % FP8_COLUMNS or piece.start % FP8_COLUMNS:
             return False
         first += len(piece)
-    return True
+    blocks = np.concatenate([np.arange(run.start, run.stop) for run in stack.moved or (range(0),)]) // FP8_COLUMNS
+    return np.array_equal(blocks, blocks[np.arange(len(blocks)) // FP8_COLUMNS * FP8_COLUMNS])
 
 
-def _held(parts: list[QuantizedTensor], columns: int, device: str) -> Held | None:
-    """None: the matrices are quantized in different ways, or their columns are not in the order of their groups and
-    the device's kernels can't have them so."""
-    found = {
-        (part.codes.stored.dtype == "F8_E4M3", part.codes.bits, min(part.scales.block[1], columns)) for part in parts
-    }
-    if len(found) > 1 or not all(len(part.shape) == 2 for part in parts):
+def _held(parts: list[QuantizedMatrix], columns: int, device: str) -> Held | None:
+    """None: the matrices are quantized in different ways, or so that the device's kernels can't have them, or their
+    columns are not in the order of their groups and these kernels can't have that."""
+    forms = [part.form for part in parts if part.form is not None]
+    found = {(form.is_float, form.bits, min(form.block[1], columns)) for form in forms}
+    if len(forms) < len(parts) or len(found) > 1 or not all(len(part.shape) == 2 for part in parts):
+        return None
+    if device == "cpu" and not all(form.stays_on_cpu for form in forms):
         return None
     is_float, bits, group = found.pop()
-    is_ordered = not all(part.are_columns_in_order for part in parts)
+    is_ordered = not all(map(_is_in_order, parts))
     if is_ordered and (device == "cpu" or bits != 4 or not _have_one_order(parts, columns, group)):
         return None
-    dtypes = {_SCALE_DTYPES[part.scales.stored.dtype] for part in parts}
-    zeros = any(part.scales.zero_points is not None for part in parts)
+    dtypes = {_SCALE_DTYPES[form.scales] for form in forms}
+    zeros = any(form.has_zero_points for form in forms)
     scales = dtypes.pop() if len(dtypes) == 1 else torch.float32
-    in_blocks = not any(part.scales.block[0] % FP8_COLUMNS for part in parts)
+    in_blocks = not any(form.block[0] % FP8_COLUMNS for form in forms)
     return Held(_KINDS[is_float, bits], group, scales, device, in_blocks, zeros, is_ordered=is_ordered)
 
 
-def _have_one_order(parts: list[QuantizedTensor], columns: int, group: int) -> bool:
+def _is_in_order(part: QuantizedMatrix) -> bool:
+    """Return whether the groups of columns follow one another."""
+    return part.form is not None and np.array_equal(part.groups(), np.arange(part.shape[-1]) // part.form.block[1])
+
+
+def _have_one_order(parts: list[QuantizedMatrix], columns: int, group: int) -> bool:
     """Return whether the columns of all have the same groups, of equal size."""
-    groups = parts[0].scales.groups(columns)
-    alike = all(np.array_equal(part.scales.groups(columns), groups) for part in parts[1:])
+    groups = parts[0].groups()
+    alike = all(np.array_equal(part.groups(), groups) for part in parts[1:])
     return alike and bool((np.bincount(groups, minlength=columns // group) == group).all())
 
 
@@ -142,14 +167,14 @@ def read_quantized(
     order = None
     if held.is_ordered:
         first_part = stored[stack.names[0]]
-        assert isinstance(first_part, QuantizedTensor)
-        inputs = np.argsort(first_part.scales.groups(columns), kind="stable")
+        assert isinstance(first_part, QuantizedMatrix)
+        inputs = np.argsort(first_part.groups(), kind="stable")
         order = torch.from_numpy(inputs).to(device)
     scales, zero_points, first = [], [], 0
     middle = 1 << (3 if held.kind == "int4" else 7)
     for name, rows in stack.pieces():
         tensor = stored[name]
-        assert isinstance(tensor, QuantizedTensor)
+        assert isinstance(tensor, QuantizedMatrix)
         for begin in range(rows.start, rows.stop, _ROWS_AT_ONCE):
             end = min(begin + _ROWS_AT_ONCE, rows.stop)
             codes, of_groups, zeros = tensor.quantized_rows(begin, end)
@@ -171,9 +196,11 @@ def read_quantized(
     )
 
 
-def made_quantized(stack: TensorStack, whole: torch.Tensor) -> QuantizedWeight:
+def made_quantized(kind: Kind, stack: TensorStack, whole: torch.Tensor) -> QuantizedWeight:
     """The rank's columns of matrices that are quantized while they are loaded. whole: the rank's rows with all of their
-    columns, of which each row's scale is made."""
+    columns, of which each row's scale is made in FP8."""
+    if kind == "int4":
+        return quantized_to_int4(whole if stack.inputs is None else whole[:, stack.inputs.start : stack.inputs.stop])
     found = quantized_to_fp8(whole)
     if stack.inputs is None:
         return found

@@ -50,8 +50,8 @@ def load_weights(
 ) -> ModelWeights:
     """Read every tensor that `config` asks for, converted to `dtype` on `device`, one after the other; matrices that
     are quantized stay so where the device's kernels take them. share: of the model, the rank's part; only the rows and
-    columns of this part are read from safetensors files. quantize: fp8 makes matrices of 16 bits or more FP8.
-    kv_dtype: fp8 reads the scales of keys and values too.
+    columns of this part are read from safetensors files. quantize: fp8 or int4 makes this of matrices of 16 bits or
+    more. kv_dtype: fp8 reads the scales of keys and values too.
 
     Raises ShareError where ranks can't have equal parts, CheckpointError as `check_weights`, for a tensor that can't be
     read after all, and for a tied head that is stored and differs from the embedding.
@@ -70,12 +70,12 @@ def load_weights(
         return part
 
     def quantized(stack: TensorStack) -> QuantizedWeight | None:
-        held = held_quantized(stack, stored, dtype, device.type, kinds, quantize)
-        if held is None:
+        form = held_quantized(stack, stored, dtype, device.type, kinds, quantize)
+        if form is None:
             return None
-        if held.is_made:
-            return made_quantized(stack, fill(replace(stack, inputs=None)))
-        found = read_quantized(held, stack, stored, dtype, device)
+        if form.is_made:
+            return made_quantized(form.kind, stack, fill(replace(stack, inputs=None)))
+        found = read_quantized(form, stack, stored, dtype, device)
         read(stack)
         return found
 
@@ -120,9 +120,8 @@ def dummy_weights(
     kinds = kinds_that_stay(described(config, share).layers, device.type)
 
     def quantized(stack: TensorStack) -> QuantizedWeight | None:
-        if held_quantized(stack, {}, dtype, device.type, kinds, quantize) is None:
-            return None
-        return made_quantized(stack, fill(replace(stack, inputs=None)))
+        form = held_quantized(stack, {}, dtype, device.type, kinds, quantize)
+        return None if form is None else made_quantized(form.kind, stack, fill(replace(stack, inputs=None)))
 
     scales = StoredKvScales({}, device).of if kv_dtype == "fp8" else None
     return ARCHITECTURES[config.architecture].weights(config, TensorReader(fill, pack, share, quantized, scales))

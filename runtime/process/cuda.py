@@ -389,7 +389,7 @@ def _exactness(config: EngineConfig, part: ModelWeights, dtype: torch.dtype, *, 
     ConfigError where these are needed and can't be, or where they are and others are asked for."""
     ranks, spelling = config.tensor_parallel, config.spelling("exact")
     if quantized and config.exact == "off":
-        raise ConfigError(f"{spelling} off can't be combined with FP8 or INT4 weights: their products have one order")
+        raise ConfigError(f"{spelling} off can't be combined with quantized weights: their products have one order")
     try:
         found = exactness_of(part, dtype, "on" if quantized or ranks > 1 else config.exact)
     except NoExactKernelsError as error:
@@ -397,4 +397,4 @@ def _exactness(config: EngineConfig, part: ModelWeights, dtype: torch.dtype, *, 
         raise ConfigError(f"{needs} can't be: {error}") from error
     if ranks > 1:
         return Exactness(True, "tensor-parallel ranks have no other kernels")
-    return Exactness(True, "products with FP8 and INT4 weights have one order of their sums") if quantized else found
+    return Exactness(True, "products with quantized weights have one order of their sums") if quantized else found

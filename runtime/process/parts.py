@@ -188,9 +188,9 @@ def holds_quantized(config: EngineConfig, checkpoint: Checkpoint, model: ModelCo
 
 
 def _quantized_files(config: EngineConfig, checkpoint: Checkpoint) -> Checkpoint | None:
-    """The checkpoint, where its own weights are quantized and read."""
-    is_quantized = isinstance(checkpoint, FolderCheckpoint) and checkpoint.quantization() is not None
-    return checkpoint if is_quantized and config.load_format != "dummy" else None
+    """The checkpoint, where its own weights are quantized and read, or may be, as in a GGUF file."""
+    is_plain = isinstance(checkpoint, FolderCheckpoint) and checkpoint.quantization() is None
+    return None if is_plain or config.load_format == "dummy" else checkpoint
 
 
 def check_tensors(config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig) -> None:

@@ -56,11 +56,11 @@ def _tune(config: EngineConfig, rows: tuple[int, ...], seconds: float) -> None:
 
 
 def check_tunable(config: EngineConfig, checkpoint: Checkpoint, described: ModelConfig) -> None:
-    """Raises ConfigError for a model whose matrices stay in FP8 or INT4 on a GPU: their products have no table of
+    """Raises ConfigError for a model whose matrices stay quantized on a GPU: their products have no table of
     tilings."""
     if holds_quantized(config, checkpoint, described, "cuda"):
         raise ConfigError(
-            f"matrices of {config.model} stay in FP8 or INT4 on a GPU, and products with them have fixed tilings; "
+            f"matrices of {config.model} stay quantized on a GPU, and products with them have fixed tilings; "
             "serve the model as it is"
         )
 

@@ -50,7 +50,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Annotated[
         DtypeName, setting("of weights and arithmetic; auto: float32 on the CPU, the checkpoint's own on CUDA")
     ] = "auto"
-    quantize: Annotated[Literal["none", "fp8"], setting("fp8: matrices become FP8 at load")] = "none"
+    quantize: Annotated[
+        Literal["none", "fp8", "int4"], setting("fp8: matrices become FP8 at load; int4: INT4, in groups of 128")
+    ] = "none"
     kv_dtype: Annotated[
         KvDtype, setting("of keys and values; auto: as dtype; fp8: e4m3 with a scale for each KV head")
     ] = "auto"

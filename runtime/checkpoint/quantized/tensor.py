@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runahead.runtime.checkpoint.errors import CheckpointError
+from runahead.runtime.checkpoint.quantized.form import NumberForm
 from runahead.runtime.checkpoint.quantized.numbers import E4M3, as_float32, mapped
 from runahead.runtime.checkpoint.refusals import AGAIN
 from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
@@ -173,19 +174,17 @@ class QuantizedTensor:
         return replace(self, shape=(end - begin, columns), size_bytes=size, matrix=number, first_row=begin)
 
     @property
-    def are_columns_in_order(self) -> bool:
-        """The groups of columns follow one another. Raises CheckpointError for a group that is not there."""
-        columns, size = self.shape[-1], self.scales.block[1]
-        return bool((self.scales.groups(columns) == np.arange(columns) // size).all())
+    def form(self) -> NumberForm:
+        scales, is_float = self.scales, self.codes.stored.dtype == "F8_E4M3"
+        return NumberForm(is_float, self.codes.bits, scales.block, scales.stored.dtype, scales.zero_points is not None)
+
+    def groups(self) -> NDArray[np.integer[Any]]:
+        return self.scales.groups(self.shape[-1])
 
     def quantized_rows(
         self, begin: int, end: int
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.float32] | None]:
-        """Rows as they are stored: their numbers, [rows, columns], an integer's without a sign; and of each row and
-        group of columns the scale and, where there are any, the zero point of these numbers, [rows, groups].
-
-        Raises CheckpointError as `pieces`.
-        """
+        """As `QuantizedMatrix` has it. Raises CheckpointError as `pieces`."""
         codes = self.codes.codes(self.first_row + begin, self.first_row + end, self.matrix)
         scales, zero_points = self.scales.read(self.matrix)
         of_rows = np.arange(self.first_row + begin, self.first_row + end) // self.scales.block[0]

@@ -31,7 +31,7 @@ def compiled(rows: int, columns: int, group: int, capability: int) -> Any:
     kernel: Any = int4_gemm._int4_product_kernel
     constants = {
         "OUTPUTS": 1024, "DEPTH": 512, "COLUMNS": columns, "ROWS": rows, "SPLITS": 1, "GROUP": group, "STAGES": 3,
-        "UNROLL": 1, "SQUARES": 0, "STRIDE": 0, "STEP": 1, "EPILOGUE": 0, "HAS_BIAS": False, "DEPENDENT": False,
+        "UNROLL": 1, "SQUARES": 0, "STRIDE": 0, "STEP": 1, "EPILOGUE": 0, "HAS_BIAS": False,
         "GELU": False, "HALF": True, "ON_GPU": True,
     }  # fmt: skip
     names = kernel.arg_names

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.usefixtures("fp8_matrix_units")
 
 from runahead.runtime.kernels.layers import Linear, Norm  # noqa: E402
 from runahead.runtime.kernels.quantized_weight import Fp8Weight, QuantizedWeight  # noqa: E402
+from runahead.runtime.kernels.triton.forward.separate_products import SeparateProducts  # noqa: E402
 from runahead.runtime.kernels.triton.forward.unfused_products import sums_of  # noqa: E402
 from runahead.runtime.kernels.triton.gemm.cublaslt import choosing_products, vendor_library  # noqa: E402
 from runahead.runtime.kernels.triton.gemm.fp8_gemm import fp8_product  # noqa: E402
@@ -24,6 +25,7 @@ from runahead.runtime.kernels.triton.gemm.separate_epilogue import (  # noqa: E4
     finish_in_fp8,
     finish_product,
 )
+from runahead.runtime.kernels.triton.gemm.small_batch_gemm import Residual  # noqa: E402
 
 OUTPUTS, DEPTH = 80, 512
 ROWS = (1, 2, 7, 16, 17, 40, 70)
@@ -155,6 +157,22 @@ def test_rows_that_what_follows_a_product_leaves_in_fp8_have_the_bits_of_those_m
     left = add_scaled(sums[:, hidden:].contiguous(), into, residual, norm, scaled, squares[0], in_fp8=True)
     assert left is not None
     assert_same(left, scaled)
+
+
+def test_a_product_reads_the_residual_in_fp8_until_something_else_changes_it() -> None:
+    rows, draw = 3, torch.Generator().manual_seed(6)
+    x, other, before = (torch.randn((rows, DEPTH), generator=draw).to(DEVICE, torch.bfloat16) for _ in range(3))
+    linear = linear_of(quantized(0, DEPTH, DEPTH, DEVICE))
+    norm = Norm(torch.ones(DEPTH, dtype=torch.bfloat16, device=DEVICE), 1e-5)
+    squares = torch.zeros((1, 8), dtype=torch.float64, device=DEVICE)
+    sums = Residual(before, torch.empty_like(before), squares)
+    separate = SeparateProducts(rows, sums, lambda wanted: False)
+    separate.add(x, linear, norm)
+    left = sums.scaled.clone()
+    sums.scaled.copy_(other)
+    assert torch.equal(separate.values(sums.scaled, linear, None, STORE), product(left, linear)), "the rows of the sum"
+    separate.forget()
+    assert torch.equal(separate.values(sums.scaled, linear, None, STORE), product(other, linear))
 
 
 def assert_same(found: Fp8Rows, x: torch.Tensor) -> None:

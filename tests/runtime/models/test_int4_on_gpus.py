@@ -84,6 +84,13 @@ def test_the_bytes_computed_before_the_weights_are_read_are_the_bytes_that_a_gpu
     assert "int4" in {one.held_as for one in weight_formats(checkpoint, config, torch.bfloat16, "cuda")}
 
 
+def test_int4_made_at_load_takes_a_third_of_the_memory_of_16_bits_in_a_dense_model() -> None:
+    config = SHAPES["8B"].described()
+    plain, made = (held_bytes(None, config, torch.bfloat16, "cuda", quantize) for quantize in ("none", "int4"))
+    layers = 32 * ((32 + 2 * 8) * 128 * 4096 + 4096 * 4096 + 3 * 4096 * 14336)
+    assert made == plain - 2 * layers + layers // 2 + 4 * layers // 128
+
+
 @pytest.mark.parametrize(
     ("change", "stay"),
     [

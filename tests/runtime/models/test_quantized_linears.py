@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import structlog
@@ -23,11 +23,12 @@ from runahead.runtime.kernels.quantized_weight import (
     QuantizedWeight,
     quantized_bytes,
     quantized_to_fp8,
+    quantized_to_int4,
 )
 from runahead.runtime.kernels.share import WHOLE, Share
-from runahead.runtime.models.architecture import ModelWeights
+from runahead.runtime.models.architecture import ModelWeights, TensorReader, TensorStack
 from runahead.runtime.models.memory import weight_bytes
-from runahead.runtime.models.quantized_linears import held_quantized
+from runahead.runtime.models.quantized_linears import held_quantized, read_quantized
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.models.weight_formats import held_bytes, some_stay_quantized
 from runahead.runtime.models.weights import described_stacks, dummy_weights, load_weights
@@ -157,11 +158,49 @@ def test_bytes_on_a_gpu_are_those_of_the_numbers_and_of_scales_for_blocks_and_ch
     assert torch.equal(made, weight.dequantized().float())
 
 
-def test_rows_with_scales_of_their_own_in_a_block_of_columns_have_no_form_for_a_gpu() -> None:
-    weight = quantized_to_fp8(torch.randn((256, 256), generator=torch.Generator().manual_seed(0)))
-    scales = torch.ones((2, 256))
-    scales[1, 200] = 2.0
-    assert replace(weight, scales=scales, group=128).for_gpu() is None
+@pytest.mark.parametrize(
+    ("order", "stays"),
+    [
+        (torch.arange(256).view(2, 128).flip(0).flatten(), True),
+        (torch.arange(256).view(2, 2, 64).flip(1).flatten(), True),
+        (torch.arange(256).view(4, 64)[[0, 2, 1, 3]].flatten(), False), (torch.arange(256).roll(1), False),
+    ],
+    ids=["blocks", "within-blocks", "halves-of-blocks", "by-one"],
+)  # fmt: skip
+def test_rows_that_leave_their_block_are_dequantized_on_a_gpu_and_counted_as_such(
+    order: torch.Tensor, stays: bool, tmp_path: Path
+) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 128, "num_attention_heads": 2}
+    save(Case("blocks", LlamaConfig, {**sizes, "num_key_value_heads": 2}), tmp_path / "plain")
+    quantize(tmp_path / "plain", tmp_path / "quantized", "fp8-blocks", 128)
+    stored, stacks = open_checkpoint(tmp_path / "quantized").tensors(), list[TensorStack]()
+    kinds: tuple[Kind, ...] = ("fp8",)
+
+    def read(stack: TensorStack) -> QuantizedWeight | None:
+        stacks.append(stack)
+        held = held_quantized(stack, stored, torch.bfloat16, "cuda", kinds)
+        return None if held is None else read_quantized(held, stack, stored, torch.bfloat16, CPU)
+
+    def fill(stack: TensorStack) -> torch.Tensor:
+        return torch.zeros(stack.own_shape)
+
+    name = "model.layers.0.self_attn.o_proj"
+    found = TensorReader(fill, lambda weight: weight, quantized=read).linear(
+        (name,), (256,), 256, bias=False, own=order
+    )
+    assert (found.quantized is not None) == stays and len(stacks) == 1
+    if isinstance(found.quantized, QuantizedWeight):
+        expected = dequantize_folder(tmp_path / "quantized")[f"{name}.weight"]
+        for form in (found.quantized.dequantized(), in_16_bits(found.quantized.for_gpu())):
+            assert torch.equal(form.float(), expected.bfloat16().float()[order])
+
+
+def in_16_bits(weight: QuantizedWeight | Fp8Weight) -> torch.Tensor:
+    """The numbers of an FP8 matrix with scales for blocks."""
+    assert isinstance(weight, Fp8Weight)
+    outputs, depth = weight.shape
+    scales = weight.blocks[:, : depth // 128].repeat_interleave(128, 0)[:outputs].repeat_interleave(128, 1)
+    return (weight.numbers.float() * scales).bfloat16()
 
 
 @pytest.mark.parametrize(("kv_heads", "stays"), [(2, True), (1, False)])
@@ -218,31 +257,63 @@ def test_a_row_with_a_nan_has_a_scale_that_is_no_number_and_others_are_as_before
     assert found.dequantized()[1].isnan().all() and found.dequantized()[::2].isfinite().all()
 
 
-def test_quantize_fp8_holds_matrices_as_fp8_on_every_number_of_ranks(tmp_path: Path) -> None:
-    save(next(one for one in CASES if one.name == "llama"), tmp_path)
-    whole = load(tmp_path, quantize="fp8")
-    assert len(quantized_in(whole)) == 4 * len(whole.layers)
-    check_parts(dequantized(whole), [dequantized(load(tmp_path, share, quantize="fp8")) for share in ranks(2)])
+def test_a_group_of_int4_made_at_load_spans_the_range_and_a_group_of_zeros_stays_zero() -> None:
+    weight = torch.randn((70, 320), generator=torch.Generator().manual_seed(0)) * 0.02
+    weight[3, 128:256] = 0.0
+    weight[4, 300] = float("nan")
+    found, given = quantized_to_int4(weight.bfloat16()), weight.bfloat16().float()
+    scales = found.scales.float().t().repeat_interleave(128, 1)[:, :320]
+    made = found.dequantized().float()
+    assert found.shape == (70, 320) and found.zero_points is None and found.group == 128
+    assert made[4, 256:].isnan().all() and made[4, :256].isfinite().all()
+    fine = torch.arange(70) != 4
+    assert (made[3, 128:256] == 0.0).all() and (made[fine] / scales[fine]).abs().round().amax() == 8
+    # Half a step, of the greatest number of a group too, and the roundings of scale and product to bfloat16.
+    assert ((made - given).abs()[fine] <= scales[fine] * (0.5 + 8 * 2**-7)).all()
+
+
+@pytest.mark.parametrize(("quantize", "case"), [("fp8", "llama"), ("int4", "llama")])
+def test_quantize_holds_matrices_so_on_every_number_of_ranks(quantize: str, case: str, tmp_path: Path) -> None:
+    """Where a rank's columns are no whole groups, no rank holds them as INT4."""
+    save(next(one for one in CASES if one.name == case), tmp_path)
+    whole = load(tmp_path, quantize=quantize)
+    assert [found.kind for found in quantized_in(whole)] == [quantize] * 4 * len(whole.layers)
+    parts = [load(tmp_path, share, quantize=quantize) for share in ranks(2)]
+    assert {len(quantized_in(part)) for part in parts} == {(4 if quantize == "fp8" else 2) * len(whole.layers)}
+    if quantize == "fp8":
+        check_parts(dequantized(whole), [dequantized(part) for part in parts])
     config = load_config(open_checkpoint(tmp_path))
-    drawn = dummy_weights(config, torch.float32, CPU, lambda weight: weight, quantize="fp8")
+    drawn = dummy_weights(config, torch.float32, CPU, lambda weight: weight, quantize=quantize)
     assert len(quantized_in(drawn)) == len(quantized_in(whole))
 
 
-def test_quantize_fp8_serves_the_same_tokens_at_every_depth_and_says_what_it_holds(tmp_path: Path) -> None:
+def test_ranks_whose_columns_are_whole_groups_have_the_whole_model_s_int4(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "head_dim": 64}
+    save(Case("groups", LlamaConfig, {**sizes, "num_key_value_heads": 2}), tmp_path)
+    whole = load(tmp_path, quantize="int4")
+    parts = [load(tmp_path, share, quantize="int4") for share in ranks(2)]
+    assert [len(quantized_in(part)) for part in parts] == [4 * len(whole.layers)] * 2
+    check_parts(dequantized(whole), [dequantized(part) for part in parts])
+
+
+@pytest.mark.parametrize("quantize", ["fp8", "int4"])
+def test_quantize_serves_the_same_tokens_at_every_depth_and_says_what_it_holds(
+    quantize: Literal["fp8", "int4"], tmp_path: Path
+) -> None:
     case = next(one for one in CASES if one.name == "llama")
     save(case, tmp_path)
     vocab = load_config(open_checkpoint(tmp_path)).vocab_size
-    serial = completions(tmp_path, 0, vocab, quantize="fp8")
+    serial = completions(tmp_path, 0, vocab, quantize=quantize)
     for depth in (1, 2, 4):
-        assert completions(tmp_path, depth, vocab, quantize="fp8") == serial
-    config = EngineConfig(model=str(BUNDLED_FOLDER), quantize="fp8", max_rows=2, num_blocks=20, threads=1)
+        assert completions(tmp_path, depth, vocab, quantize=quantize) == serial
+    config = EngineConfig(model=str(BUNDLED_FOLDER), quantize=quantize, max_rows=2, num_blocks=20, threads=1)
     with structlog.testing.capture_logs() as lines:
         parts = assemble(config, lambda done, total: None)
     parts.device.close()
     held = {weights.held_as: weights for weights in parts.info.weights}
-    assert set(held) == {"fp8", "float32"} and held["fp8"].stored_as == "BF16"
+    assert set(held) == {quantize, "float32"} and held[quantize].stored_as == "BF16"
     (memory,) = (line for line in lines if line["event"] == "memory")
-    assert memory["weight_bytes"] < 4 * (held["fp8"].parameters + held["float32"].parameters)
+    assert memory["weight_bytes"] < 4 * (held[quantize].parameters + held["float32"].parameters)
 
 
 def test_a_checkpoint_that_is_quantized_is_not_quantized_again(tmp_path: Path) -> None:

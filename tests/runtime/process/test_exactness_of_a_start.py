@@ -96,9 +96,9 @@ def test_where_exact_kernels_can_not_be_and_nobody_asks_the_start_goes_on_withou
 @pytest.mark.usefixtures("a_gpu_on_the_cpu")
 def test_fp8_weights_have_exact_kernels_alone_on_every_number_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    for ranks, why in ((1, "products with FP8 and INT4 weights"), (2, "tensor-parallel ranks")):
+    for ranks, why in ((1, "products with quantized weights"), (2, "tensor-parallel ranks")):
         said = said_before_ranks_start(monkeypatch, quantize="fp8", tensor_parallel=ranks)
         assert said["exact"] and said["why"].startswith(why)
     monkeypatch.setattr(cuda, "start_ranks", lambda *parts: pytest.fail("ranks were started"))
-    with pytest.raises(ConfigError, match=r"--exact off can't be combined with FP8 or INT4 weights"):
+    with pytest.raises(ConfigError, match=r"--exact off can't be combined with quantized weights"):
         started(device="cuda", quantize="fp8", exact="off", spelled={"exact": "--exact"})

@@ -80,4 +80,4 @@ def test_a_model_whose_matrices_stay_in_fp8_is_refused(
     order = msgspec.json.encode(TuneOrder(config, (1,), 1.0))
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=SimpleNamespace(read=lambda: order)))
     assert tune.main() == 2
-    assert "stay in FP8 or INT4 on a GPU, and products with them have fixed tilings" in capsys.readouterr().err
+    assert "stay quantized on a GPU, and products with them have fixed tilings" in capsys.readouterr().err

@@ -8,6 +8,9 @@ Each part of the depth, in large products the whole of it, has one float32 accum
 16 for every tiling and number of rows. So the bits are the dequantized matrix's.
 
 For many rows the whole matrix is dequantized first, and the kernels of 16 bits multiply.
+
+These kernels take no part in dependent launch: programs that started early met on the processors that the kernel before
+left first, and were two to three times slower for the rest of the product.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -31,20 +34,13 @@ from runahead.runtime.kernels.triton.gemm.int4_numbers import WORDS, decoded, jo
 from runahead.runtime.kernels.triton.gemm.small_batch_gemm import Residual, SplitScratch, small_batch_product
 from runahead.runtime.kernels.triton.gemm.tuning import Tiling
 from runahead.runtime.kernels.triton.gpu.capability import LEAST_SHARED_MEMORY, current_gpu
-from runahead.runtime.kernels.triton.gpu.pdl import (
-    dependent_launch_works,
-    let_dependents_start,
-    wait_for_predecessors,
-)
 from runahead.runtime.rounding import ceil_div
 
 _BLOCK = tl.constexpr(PANEL_COLUMNS)
 _PANEL = tl.constexpr(PANEL_ROWS)
-_LINE = tl.constexpr(32)  # words of a line of the L2 cache
-_LINES = tl.constexpr(16)  # of a panel that a program asks for before it waits
 _LEAST_COLUMNS: Final = 8
-_MOST_COLUMNS: Final = 64
-INT4_ROWS: Final = 128  # of more rows of the batch, dequantizing the matrix first takes less time
+_MOST_COLUMNS: Final = 128
+INT4_ROWS: Final = 256  # of more rows of the batch, dequantizing the matrix first takes less time
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +66,6 @@ def _panels(tile, i, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, EPILOGUE: tl.con
         low = tl.minimum(tile * (ROWS // _PANEL) + 2 * i, PANELS - 1)
         high = tl.minimum(low + 1, PANELS - 1)
     return low, high
-
-
-@triton.jit
-def _ask_for(panel, words, DEPTH: tl.constexpr):
-    """Have the beginning of panels brought into the L2 cache."""
-    line = tl.minimum(tl.arange(0, _LINES) * _LINE, DEPTH - _LINE)
-    at = words + panel.to(tl.int64)[:, None] * DEPTH + line[None, :]
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1
-    )
 
 
 @triton.jit
@@ -117,11 +103,10 @@ def _int4_product_kernel(
     x, words, scales, bias, squares_in, out, gamma, scaled, squares_out, eps, num_rows,
     OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr,
     GROUP: tl.constexpr, STAGES: tl.constexpr, UNROLL: tl.constexpr, SQUARES: tl.constexpr, STRIDE: tl.constexpr,
-    STEP: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, DEPENDENT: tl.constexpr, GELU: tl.constexpr,
+    STEP: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, GELU: tl.constexpr,
     HALF: tl.constexpr, ON_GPU: tl.constexpr,
 ):  # fmt: skip
     """One program for ROWS outputs, and of GATED as many of the second half, and COLUMNS rows of the batch."""
-    let_dependents_start(DEPENDENT)
     tile = tl.program_id(1)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     HALVES: tl.constexpr = 2 if EPILOGUE == GATED else 1
@@ -136,11 +121,6 @@ def _int4_product_kernel(
     x_at = x + column.to(tl.int64)[None, :] * DEPTH + tl.arange(0, _BLOCK)[:, None]
     ok = (column < num_rows)[None, :]
     weights = end_weights(tile, bias, gamma, OUTPUTS, ROWS, EPILOGUE, HAS_BIAS)
-    if DEPENDENT:
-        first, second = _panels(tile, tl.arange(0, HALVES * ROWS // 16), OUTPUTS, ROWS, EPILOGUE)
-        _ask_for(first, words, DEPTH)
-        _ask_for(second, words, DEPTH)
-    wait_for_predecessors(DEPENDENT)
     rows = end_rows(tile, column, squares_in, out, num_rows, OUTPUTS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, False)
     acc = tl.zeros([HALVES * ROWS, COLUMNS], tl.float32)
     acc = _part(
@@ -179,17 +159,19 @@ def _dequantize_kernel(
 
 
 def int4_tiling(outputs: int, depth: int, num_rows: int) -> Int4Tiling:
-    """Choose the tile sizes, on which no bit depends. outputs, depth: of the matrix. With 1, 8 and 64 rows they are the
-    fastest of four that were timed on an H200 for each product of an 8B model."""
+    """Choose the tile sizes, on which no bit depends. outputs, depth: of the matrix. With 8 and 64 rows they are the
+    fastest of six to ten that were timed on an H200 for each product of an 8B model."""
     columns = max(_LEAST_COLUMNS, min(_MOST_COLUMNS, triton.next_power_of_2(num_rows)))
-    if columns == _MOST_COLUMNS and depth <= outputs:
-        tiling = Int4Tiling(64, columns, 3)
+    wide = outputs > 2 * depth
+    if columns == _MOST_COLUMNS:
+        few = num_rows <= _MOST_COLUMNS
+        tiling = Int4Tiling(128, columns, 3) if few and wide else Int4Tiling(64, 64 if few else columns, 3)
+    elif columns == 64 and outputs > 4096:
+        tiling = Int4Tiling(128 if wide else 64, columns, 4)
     elif columns > 16:
-        tiling = Int4Tiling(64, 32, 5)
+        tiling = Int4Tiling(64, 32, 3, 2) if depth % (2 * PANEL_COLUMNS) == 0 else Int4Tiling(64, 32, 5)
     elif outputs > 8192:
         tiling = Int4Tiling(64, columns, 5)
-    elif outputs > 4096 and columns == _LEAST_COLUMNS and depth % (2 * PANEL_COLUMNS) == 0:
-        tiling = Int4Tiling(16, columns, 10, 2)
     else:
         tiling = Int4Tiling(32, columns, 8)
     gpu = current_gpu()
@@ -224,11 +206,8 @@ def int4_batch_product(
     the number of tiles of outputs."""
     x = in_order(x, linear)
     if takes_parts(linear, tiling.splits, num_rows):
-        return int4_product(x, linear, out, epilogue, num_rows, tiling.splits, dependent=tiling.dependent, **more)
-    plain, tiling = (
-        in_16_bits(linear),
-        replace(tiling, dependent=False),
-    )  # its weights are what the kernel before writes
+        return int4_product(x, linear, out, epilogue, num_rows, tiling.splits, **more)
+    plain, tiling = in_16_bits(linear), replace(tiling, dependent=False)  # the kernel before writes its weights
     small_batch_product(x, plain, out, epilogue, tiling, scratch, num_rows, rounded=True, **more)
     return ceil_div(plain.weight.shape[0], tiling.rows)
 
@@ -246,7 +225,6 @@ def int4_product(
     norm: Norm | None = None,
     residual: Residual | None = None,
     activation: Activation = "silu",
-    dependent: bool = False,
 ) -> int:
     """Compute what `small_batch_product` does, rounded, with an INT4 matrix in panels. splits: parts of the depth, each
     with a sum. tiling: None takes `int4_tiling`. Returns the number of tiles of outputs."""
@@ -267,7 +245,6 @@ def int4_product(
         gamma, scaled, left = norm.weight, residual.scaled, residual.squares
         stride = left.shape[1]
     tiles_out = ceil_div(outputs, rows)
-    options: dict[str, Any] = {"launch_pdl": True} if dependent and dependent_launch_works() else {}
     _int4_product_kernel[(ceil_div(num_rows, columns), tiles_out)](
         x,
         *_tensors(weight),
@@ -292,13 +269,11 @@ def int4_product(
         STEP=max(1, min(triton.next_power_of_2(max(tiles, 1)), 1024 // columns)),
         EPILOGUE=epilogue,
         HAS_BIAS=linear.bias is not None,
-        DEPENDENT=bool(options),
         GELU=is_gelu(activation),
         HALF=weight.scales.dtype == torch.float16,
         ON_GPU=current_gpu() is not None,
         num_warps=tiling.rows // 16,
         enable_fp_fusion=False,
-        **options,
     )
     return tiles_out
 
