@@ -19,10 +19,12 @@ from runahead.runtime.kernels.triton.ranks import push_exchange
 from runahead.runtime.process.cuda_ranks import joined
 from runahead.runtime.ranks.gpu_ranks import GpuRanks
 from runahead.runtime.ranks.segment import Segment, SegmentLayout, make_memory, map_memory
+from tests.runtime.ranks.best_of_parts import bests
 
 RANKS: Final = 2
 LAYOUT: Final = SegmentLayout(RANKS, RingLayout(4, 64, 64, 8, 4), 1)
 SIZES: Final = (16, 256, 4096, 4096 * 8, 4096 * 64, 4096 * 256 + 16, 5_000_000)  # the last in two steps
+ADDED_ROWS: Final = (1, 8, 300, 1500, 1, 64, 256, 5000)  # the last in more steps than a mailbox has slots
 STEPS: Final = 42
 REPLAYS: Final = 40
 
@@ -52,7 +54,7 @@ def gpus() -> tuple[int, ...]:
 
 def _added(exchange: GpuRanks, rank: int, step: int) -> bool:
     """Whether a sum that goes on to the residual differs from the sum and the addition by themselves."""
-    device, rows, width = torch.device("cuda", gpus()[rank]), (1, 8, 300, 1500)[step % 4], (4096, 2560)[step % 2]
+    device, rows, width = torch.device("cuda", gpus()[rank]), ADDED_ROWS[step % 8], (4096, 2560)[step % 2]
     x = partial(rank, step, rows * width).view(rows, width).to(device)
     gamma = torch.full((width,), 0.7, dtype=torch.bfloat16, device=device)
     drawn = torch.randn(rows, width, generator=torch.Generator().manual_seed(step)).bfloat16().to(device)
@@ -96,6 +98,14 @@ def _differ(exchange: GpuRanks, rank: int, device: torch.device) -> int:
         parts = [torch.randn(rows, 2048, generator=torch.Generator().manual_seed(2 * step + each)) for each in range(2)]
         got = exchange.gather(parts[rank].to(device)).cpu()
         bad += rank == 0 and not torch.equal(got, torch.cat(parts, 1))
+        indexes = torch.arange(rows - 1, -1, -3, dtype=torch.int32)
+        got = exchange.gather_rows(parts[rank].to(device), indexes.to(device)).cpu()
+        bad += rank == 0 and not torch.equal(got, torch.cat(parts, 1)[indexes])
+        best, expected = bests(step, rank, RANKS, rows)
+        for _ in range(1 + step % 3):  # several, one right behind the other
+            found = [one.to(device) for one in best]
+            exchange.best(found[0], found[1], rows)
+        bad += not all(map(torch.equal, expected, (one.cpu() for one in found)))
         words = torch.arange(4 * (step + 1), dtype=torch.int32, device=device) - step + 1000 * rank
         exchange.spread(words)
         bad += not torch.equal(words.cpu(), torch.arange(4 * (step + 1), dtype=torch.int32) - step)
@@ -130,7 +140,44 @@ def _differ(exchange: GpuRanks, rank: int, device: torch.device) -> int:
         for _ in range(3):
             right.add_(((one + 0.0) + other).bfloat16().float())
     bad += not torch.equal(sums, right)
-    return bad
+    return bad + _chain_differs(exchange, rank, device)
+
+
+def _chain_differs(exchange: GpuRanks, rank: int, device: torch.device) -> bool:
+    """Whether sums that go on to the residual differ in a replayed graph, the second of what the first has left."""
+    rows, width = 64, 4096
+    base = [partial(each, STEPS + 1, rows * width).view(rows, width).to(device) for each in range(RANKS)]
+    gamma, turn = torch.full((width,), 0.1, dtype=torch.bfloat16, device=device), torch.zeros_like(base[0][:1, :1])
+    x, residuals = torch.empty_like(base[0]), (torch.zeros_like(base[0]), torch.zeros_like(base[0]))
+    scaled, squares = (
+        [torch.empty_like(x) for _ in range(4)],
+        torch.zeros(2, 1, rows, dtype=torch.float64, device=device),
+    )
+
+    def body() -> None:
+        turn.add_(1.0)
+        torch.add(base[rank], turn, out=x)
+        exchange.reduce_add(x, residuals[0], gamma, scaled[0], squares[0])
+        exchange.reduce_add(scaled[0], residuals[0], gamma, scaled[1], squares[0])
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        body()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        body()
+    for _ in range(REPLAYS):
+        graph.replay()
+    torch.cuda.synchronize()
+    norm, at = Norm(gamma, 0.0), torch.zeros_like(turn)
+    for _ in range(1 + REPLAYS):
+        at.add_(1.0)
+        one, other = ((each + at).float() for each in base)
+        add_scaled(((one + 0.0) + other).bfloat16(), None, residuals[1], norm, scaled[2], squares[1])
+        twice = ((scaled[2].float() + 0.0) + scaled[2].float()).bfloat16()
+        add_scaled(twice, None, residuals[1], norm, scaled[3], squares[1])
+    return differ(*residuals) or differ(scaled[1], scaled[3]) or not torch.equal(squares[0], squares[1])
 
 
 def main() -> int:
