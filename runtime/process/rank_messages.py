@@ -58,7 +58,7 @@ class Captured(msgspec.Struct, frozen=True):
 
 
 class CannotStart(msgspec.Struct, frozen=True):
-    """The rank ends. reason: a sentence. It can come in the place of any other message."""
+    """The rank ends. reason: a sentence. It replaces any other message of a start."""
 
     reason: str
 

@@ -1,5 +1,5 @@
-"""The engine on a model that several ranks have between them, in this process and in those of the other ranks: on as
-many GPUs, or two on the one GPU of the machine, which then switches between the processes within each exchange.
+"""The engine on a model that several ranks have between them, in this process and one process for each other rank: on
+as many GPUs, or two on the one GPU of the machine, which then switches between the processes within each exchange.
 
 `python -m tests.gpu.engine_on_gpus` prints the JSON of `Outcome`, and its progress on standard error. Behind it, MODEL
 is a name of `divided_models`, and DEVICE, `cpu`, tries it with ranks on CPUs.

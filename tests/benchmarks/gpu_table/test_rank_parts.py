@@ -16,6 +16,7 @@ def test_two_ranks_and_one_are_timed_in_one_run(monkeypatch: pytest.MonkeyPatch)
     names = ("tiny tp2", "tiny tp1")
     assert [(cell.shape, cell.rows) for cell in found.cells] == [(name, rows) for name in names for rows in (1, 4)]
     assert all(cell.step_ms and cell.overlap for cell in found.cells)
+    assert [2 * cell.floor_ms for cell in found.cells[:2]] == [cell.floor_ms for cell in found.cells[2:]]
     assert [(first.shape, first.tokens) for first in found.prompts] == [
         (name, tokens) for name in names for tokens in (100, 300)
     ]
