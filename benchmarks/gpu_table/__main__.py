@@ -75,9 +75,9 @@ def _measure(chosen: argparse.Namespace, commit: str) -> None:
 
 
 def _wanted(chosen: str | None) -> list[str]:
-    """Parts that are measured without being named, or those of a kind."""
-    wanted = [part.name for part in PARTS.values() if part.is_wanted]
-    return [name for name in wanted if chosen is None or name.startswith(f"{chosen}-")]
+    """Parts that are measured without being named, or those of a kind: all of it, where none is measured unnamed."""
+    of_kind = [part for part in PARTS.values() if chosen is None or part.name.startswith(f"{chosen}-")]
+    return [part.name for part in of_kind if part.is_wanted] or [part.name for part in of_kind]
 
 
 def _parser() -> argparse.ArgumentParser:

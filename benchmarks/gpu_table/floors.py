@@ -30,7 +30,7 @@ class StepBytes:
 
     roles: weights that the products of all layers read, and `head`, by the name of the product. expert: one expert's,
     and expert_layers: how many layers have some; 0 where there are none. state: of a row's recurrent state, which a
-    step reads and writes.
+    step reads and writes. gpus: that read equal parts at the same time.
     """
 
     weights: int
@@ -40,12 +40,13 @@ class StepBytes:
     expert: int = 0
     expert_layers: int = 0
     state: int = 0
+    gpus: int = 1
 
     def floor_ms(self, tokens: float, experts: float = 0.0, rows: int = 0) -> float:
         """Of a step whose rows hold so many tokens together. experts: that they name in a layer, each counted once.
         rows: how many they are, where they have states."""
         read = self.weights + self._named(experts) + self.kv_token * tokens + self._states(rows)
-        return read / BANDWIDTH * 1e3
+        return read / self.gpus / BANDWIDTH * 1e3
 
     def role_floor_us(self, role: str, tokens: float, experts: float = 0.0, rows: int = 0) -> float | None:
         """Of all kernels of a step that do this work; None where no bytes of it are known. See also `floor_ms`."""
@@ -55,8 +56,8 @@ class StepBytes:
             "states": lambda: self._states(rows),
         }
         if role in known:
-            return known[role]() / BANDWIDTH * 1e6
-        return self.roles[role] / BANDWIDTH * 1e6 if role in self.roles else None
+            return known[role]() / self.gpus / BANDWIDTH * 1e6
+        return self.roles[role] / self.gpus / BANDWIDTH * 1e6 if role in self.roles else None
 
     def _named(self, experts: float) -> float:
         return self.expert * self.expert_layers * experts

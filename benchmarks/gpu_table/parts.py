@@ -225,7 +225,7 @@ _KINDS: Final = (
     ("hybrids", _MODELS, _models_of, {"8B-hybrid": 2, "9B-hybrid": 2, "40B-A3B-delta": 2}),
 )  # fmt: skip
 _TINY_MODELS: Final = SHAPES["tiny-experts"], SHAPES["tiny-hybrid"], SHAPES["tiny-halves"]
-_DIVIDED: Final = "decode steps and first tokens on two GPUs, then on one"
+_DIVIDED: Final = {"8B": (2, 4, 8), "70B": (2, 4, 8), "30B-A3B": (2, 4)}  # numbers of GPUs
 PARTS: Final = {
     part.name: part
     for part in (
@@ -235,6 +235,16 @@ PARTS: Final = {
             for shape, about in minutes.items()
         ),
         Part("models-tiny", f"tiny ones: {_MODELS}", 1, partial(_models, _TINY_MODELS), False),
-        Part("tp2", f"8B: {_DIVIDED}", 4, partial(rank_part, SHAPES["8B"], 2), False),
+        *(
+            Part(
+                f"tp{ranks}-{shape}",
+                f"{shape}: decode steps and first tokens on {ranks} GPUs, then on one",
+                4,
+                partial(rank_part, SHAPES[shape], ranks),
+                False,
+            )
+            for shape, counts in _DIVIDED.items()
+            for ranks in counts
+        ),
     )
 }

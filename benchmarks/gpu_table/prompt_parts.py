@@ -80,5 +80,5 @@ def prompt_time(
     )
     shown = skipped or f"{time.first_token_ms:.1f} ms, products {time.products_ms:.1f}"
     what = f"prompt of {tokens:,}" if together == 1 else f"{together} prompts of {tokens:,}"
-    print(f"{run.took_s:6.1f} s  {shape.name} {what} beside {rows}, {setting}: {shown}", file=sys.stderr)
+    print(f"{run.took_s:6.1f} s  {shape.name} {what} beside {rows}, {setting}: {shown}", file=sys.stderr, flush=True)
     return time

@@ -1,4 +1,4 @@
-"""The part about a model that several GPUs have between them."""
+"""The parts about a model that several GPUs have between them."""
 
 from __future__ import annotations
 
@@ -15,31 +15,38 @@ from benchmarks.gpu_table.prompts import SETTINGS, of_long_prompts
 from benchmarks.gpu_table.results import Cell, PromptTime
 from benchmarks.gpu_table.settings import RUN_AHEAD, Settings
 from benchmarks.gpu_table.shapes import Shape
+from runahead.runtime.models.weights import described
 from runahead.runtime.rounding import ceil_div
 
-_FIRST: Final = 8192  # tokens of the prompt whose first token is timed
+FIRST: Final = (8192, 32768)  # tokens of the prompts whose first token is timed
+_ONE_GPU: Final = 120 << 30  # bytes of weights beside which one GPU has room for a cache
 
 
 def rank_part(shape: Shape, ranks: int, run: Run) -> Found:
-    """Decode steps through the engine, everybody greedy, and first tokens of one length: on several GPUs, then on one.
-    Floors are of one GPU that reads everything."""
+    """Decode steps through the engine, everybody greedy, and first tokens: on several GPUs, then on one that has the
+    memory for it. Floors are of GPUs that read equal parts."""
     found: list[Cell] = []
     prompts: list[PromptTime] = []
     failures: list[str] = []
     settings: Settings = {}
     workload, most = shape.workload, shape.batches[-1]
-    context = max(workload.context, 256 * ceil_div(_FIRST + 1, 256))
-    for count in (ranks, 1):
+    context = max(workload.context, 256 * ceil_div(FIRST[-1] + 1, 256))
+    config = shape.described()
+    fits_one = described(config).parameters * config.dtype.itemsize < _ONE_GPU
+    for count in (ranks, 1) if fits_one else (ranks,):
+        if found and run.why_no_more:
+            failures.append(f"one GPU was not measured: {run.why_no_more}")
+            break
         named = of_long_prompts(replace(shape, name=f"{shape.name} tp{count}"), context)
         asked = run.settings(most, context) | SETTINGS["rate"] | {"tensor_parallel": count} | run.asked
-        config = named.described()
+        bytes_ = replace(step_bytes(config, config.dtype), gpus=count)
         with measured_engine(named, asked, RUN_AHEAD, (workload.prompt,) * most) as measured:
-            cells = Cells(run, "step", named, step_bytes(config, config.dtype), measured)
+            cells = Cells(run, "step", named, bytes_, measured)
             settings = settings or measured.subject.settings
             for rows in named.batches:
                 batch = Batch((workload.prompt,) * rows, "greedy")
                 cells.add(batch, partial(through_the_engine, batch=batch, repeats=run.repeats), way="engine")
-            prompts.append(prompt_time(measured, run, named, "rate", _FIRST, 0))
+            prompts += [prompt_time(measured, run, named, "rate", tokens, 0) for tokens in FIRST]
         found += cells.found
         failures += measured.failures
     return Found(settings, found, prompts=prompts, failures=failures)

@@ -83,8 +83,8 @@ class Shape:
             return self.write(Path(folder))
 
 
-# 0.6B and 30B-A3B are Qwen3's, 1B and 8B Llama's, 7B-A1B is Granite 4.0 H Tiny, 8B-hybrid is Nemotron-H 8B, 9B-hybrid
-# is Bamba 9B, and 40B-A3B-delta is half the layers of Qwen3-Next 80B-A3B, so that one GPU holds it.
+# 0.6B and 30B-A3B are Qwen3's, 1B, 8B and 70B Llama's, 7B-A1B is Granite 4.0 H Tiny, 8B-hybrid is Nemotron-H 8B,
+# 9B-hybrid is Bamba 9B, and 40B-A3B-delta is half the layers of Qwen3-Next 80B-A3B, so that one GPU holds it.
 SHAPES: Final = {
     name: Shape(name, tuple(one["batches"]), one["keys"], SMALL if one["small"] else FULL)
     for name, one in json.loads(Path(__file__).with_name("shapes.json").read_text(encoding="utf-8")).items()

@@ -50,8 +50,8 @@ class VocabRanks(Ranks, Protocol):
         every rank. Raises RanksError."""
 
 
-class ResidualRanks(Ranks, Protocol):
-    """On a GPU: a sum over ranks that goes on to the residual."""
+class DeviceRanks(Ranks, Protocol):
+    """The exchange on a GPU: sums that go on to the residual, and tokens chosen of a vocabulary in parts."""
 
     def reduce_add(
         self,
@@ -64,6 +64,15 @@ class ResidualRanks(Ranks, Protocol):
         """`residual += ` the sum that `reduce` makes of `partial`. `scaled` becomes the residual times `following`, the
         weight of the norm that follows, and the first row of `squares`, float64 [1 or more, T or more], the sums of its
         squares. All other tensors bfloat16 [T, H] contiguous, `following` [H]."""
+
+    def gather_rows(self, part: torch.Tensor, indexes: torch.Tensor | None) -> torch.Tensor:
+        """Do as `gather` with these rows of `part`. indexes: int [n]; None: all rows. Returns [n, ranks * width] on the
+        first rank."""
+
+    def best(self, scores: torch.Tensor, tokens: torch.Tensor, rows: int) -> None:
+        """Leave the highest score of each peer's row and its token, the lowest among equals, in the last ranks - 1
+        columns of the row, in rank order. scores: float32 [rows or more, columns] contiguous; tokens: int32, the same.
+        A rank's own are in the other columns."""
 
 
 class OneRank:

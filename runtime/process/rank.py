@@ -7,6 +7,7 @@ Exit codes: 0 when it was told to stop, 1 if a launch failed, 2 if it could not 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -27,7 +28,7 @@ from runahead.runtime.parent_death import signal_at_parents_death
 from runahead.runtime.process.cpu import delays, host_program
 from runahead.runtime.process.cpu_ranks import load_rank
 from runahead.runtime.process.pool_fit import is_out_of_memory
-from runahead.runtime.process.rank_messages import BlocksMade, BlocksOffered, RankLoaded, RankOrders
+from runahead.runtime.process.rank_messages import BlocksMade, BlocksOffered, CannotStart, RankLoaded, RankOrders
 from runahead.runtime.programs.cpu.program import HostProgram
 from runahead.runtime.ranks.rank_loop import follow_launches
 from runahead.runtime.ranks.segment import map_memory
@@ -103,13 +104,17 @@ def main() -> int:
         _follower(orders)(orders, memory, _say, _hear, begin)
     except (ConfigError, CheckpointError, msgspec.MsgspecError, OSError, ValueError) as error:
         print(error, file=sys.stderr, flush=True)
+        _say_why_not(error)
         return EXIT_CANNOT_START
     except DeviceError:
         traceback.print_exc()
         return EXIT_BROKEN
-    except RuntimeError:  # of a GPU, or of what torch asks of it
+    except RuntimeError as error:  # of a GPU, or of what torch asks of it
         traceback.print_exc()
-        return EXIT_BROKEN if has_begun.is_set() else EXIT_CANNOT_START
+        if has_begun.is_set():
+            return EXIT_BROKEN
+        _say_why_not(error)
+        return EXIT_CANNOT_START
     return 0
 
 
@@ -124,6 +129,11 @@ def _follower(orders: RankOrders) -> Follow:
 def _say(message: msgspec.Struct) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
     sys.stdout.buffer.flush()
+
+
+def _say_why_not(error: Exception) -> None:
+    with contextlib.suppress(OSError):  # rank 0 may have ended
+        _say(CannotStart(str(error)))
 
 
 def _hear(kind: type[Message]) -> Message:

@@ -57,6 +57,12 @@ class Captured(msgspec.Struct, frozen=True):
     digest: str
 
 
+class CannotStart(msgspec.Struct, frozen=True):
+    """The rank ends. reason: a sentence. It replaces any other message of a start."""
+
+    reason: str
+
+
 class RankLoaded(msgspec.Struct, frozen=True):
     """The rank has its weights. differs: what it has found other than rank 0, in words; empty where nothing is."""
 

@@ -16,6 +16,7 @@ import msgspec
 from runahead.runtime.process.rank_messages import (
     BlocksMade,
     BlocksOffered,
+    CannotStart,
     Captured,
     Mailbox,
     Mailboxes,
@@ -50,6 +51,9 @@ class _Process:
         line = self.process.stdout.readline()
         if not line:
             raise self._ended()
+        with contextlib.suppress(msgspec.ValidationError):  # no other message has a reason
+            reason = msgspec.json.decode(line, type=CannotStart).reason
+            raise ConfigError(f"rank {self.rank} could not start: {reason}")
         return msgspec.json.decode(line, type=kind)
 
     def _ended(self) -> ConfigError:

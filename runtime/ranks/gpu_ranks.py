@@ -7,20 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from hashlib import sha256
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from runahead.runtime.kernels.share import Share
-from runahead.runtime.kernels.triton.ranks import push_exchange
-from runahead.runtime.kernels.triton.ranks.push_exchange import (
-    CAPACITY,
+from runahead.runtime.kernels.triton.ranks.push_exchange import CAPACITY, push_reduce, push_reduce_add
+from runahead.runtime.kernels.triton.ranks.push_rows import ROW_WORDS, WORDS, push_best, push_gather, push_spread
+from runahead.runtime.kernels.triton.ranks.waits import (
     CHANNELS,
     CONTROL_WORDS,
+    LIMIT_NS,
     SLOTS,
-    WORDS,
+    WAITED_NS,
     Counters,
     Mailboxes,
 )
@@ -36,6 +37,7 @@ _LINE: Final = 256  # bytes to which each part of a mailbox is aligned
 _PARTS: Final[dict[str, tuple[torch.dtype, Callable[[int, bool], int]]]] = {
     "parts": (torch.int16, lambda ranks, first: CHANNELS * SLOTS * ranks * CAPACITY),
     "words": (torch.int64, lambda ranks, first: SLOTS * WORDS),
+    "bests": (torch.int64, lambda ranks, first: CHANNELS * SLOTS * ranks * ROW_WORDS),
     "gather_flags": (torch.int32, lambda ranks, first: ranks * CHANNELS),
     "spread_flags": (torch.int32, lambda ranks, first: ranks),
     "whole": (torch.float32, lambda ranks, first: GATHER_BYTES // 4 if first else 0),
@@ -78,15 +80,14 @@ class Mailbox:
             self._address if rank == self.share.rank else self._runtime.open(handle)
             for rank, handle in enumerate(handles)
         ]
-        found = {
+        found: dict[str, Any] = {
             name: tuple(PeerPointer(dtype, base + _places(ranks, not rank)[0][name]) for rank, base in enumerate(bases))
             for name, (dtype, _) in _PARTS.items()
         }
-        whole: object = found["whole"][0]
+        found["whole"] = found["whole"][0]
         if self.share.is_first:
-            count = GATHER_BYTES // 4
-            whole = self._own("whole", torch.float32, count, _places(ranks, True)[0])
-        return Mailboxes(found["parts"], found["words"], found["gather_flags"], found["spread_flags"], whole)
+            found["whole"] = self._own("whole", torch.float32, GATHER_BYTES // 4, _places(ranks, True)[0])
+        return Mailboxes(**found)
 
 
 def make_counters(
@@ -96,6 +97,7 @@ def make_counters(
     return Counters(
         reduces=torch.zeros(CHANNELS, dtype=torch.int32, device=device),
         gathers=torch.zeros(CHANNELS, dtype=torch.int32, device=device),
+        bests=torch.zeros(CHANNELS, dtype=torch.int32, device=device),
         spreads=torch.zeros(1, dtype=torch.int32, device=device),
         control=torch.zeros(CONTROL_WORDS, dtype=torch.int64, device=device),
         abort=torch.from_numpy(abort),
@@ -123,14 +125,14 @@ class GpuRanks:
 
     def limit(self, seconds: float) -> None:
         """No wait for a peer lasts longer, from now on. Waits are counted anew. Only while no exchange is under way."""
-        self._counters.control[push_exchange.LIMIT_NS] = int(seconds * 1e9)
-        self._counters.control[push_exchange.WAITED_NS] = 0
+        self._counters.control[LIMIT_NS] = int(seconds * 1e9)
+        self._counters.control[WAITED_NS] = 0
         self._counters.waited.zero_()
 
     def reduce(self, partial: torch.Tensor) -> None:
         """See `Ranks.reduce`. bfloat16."""
         self._note("reduce", partial.numel())
-        push_exchange.push_reduce(partial, self.share.rank, self._boxes, self._counters)
+        push_reduce(partial, self.share.rank, self._boxes, self._counters)
 
     def reduce_add(
         self,
@@ -140,30 +142,38 @@ class GpuRanks:
         scaled: torch.Tensor,
         squares: torch.Tensor,
     ) -> None:
-        """See `ResidualRanks.reduce_add`."""
+        """See `DeviceRanks.reduce_add`."""
         self._note("reduce", partial.numel())
-        push_exchange.push_reduce_add(
-            partial, residual, following, scaled, squares, self.share.rank, self._boxes, self._counters
-        )
+        push_reduce_add(partial, residual, following, scaled, squares, self.share.rank, self._boxes, self._counters)
 
     def gather(self, part: torch.Tensor) -> torch.Tensor:
         """See `Ranks.gather`."""
-        rows, width = part.shape
-        whole_width = self.share.of * width
+        return self.gather_rows(part, None)
+
+    def gather_rows(self, part: torch.Tensor, indexes: torch.Tensor | None) -> torch.Tensor:
+        """See `DeviceRanks.gather_rows`."""
+        rows = part.shape[0] if indexes is None else indexes.shape[0]
+        whole_width = len(self._boxes.parts) * part.shape[1]
         most = self._gather_numbers // whole_width
         found = part.new_empty((rows, whole_width)) if rows > most and self.share.is_first else None
         for begin in range(0, rows, most):
-            piece = part[begin : begin + most]
-            self._note("gather", piece.numel())
-            push_exchange.push_gather(piece, self.share.rank, self._boxes, self._counters)
+            there, count = slice(begin, begin + most), min(rows - begin, most)
+            self._note("gather", count * part.shape[1])
+            own, taken = (part[there], None) if indexes is None else (part, indexes[there])
+            push_gather(own, taken, self.share.rank, self._boxes, self._counters)
             if self.share.is_first:
-                whole: torch.Tensor = self._boxes.whole[: piece.shape[0] * whole_width].view(-1, whole_width)
+                whole: torch.Tensor = self._boxes.whole[: count * whole_width].view(-1, whole_width)
                 if found is None:
                     return whole
-                found[begin : begin + most] = whole
-        return part[:, :0] if found is None else found
+                found[there] = whole
+        return part.new_empty((rows, 0)) if found is None else found
+
+    def best(self, scores: torch.Tensor, tokens: torch.Tensor, rows: int) -> None:
+        """See `DeviceRanks.best`."""
+        self._note("best", rows)
+        push_best(scores, tokens, rows, self.share.rank, self._boxes, self._counters)
 
     def spread(self, words: torch.Tensor) -> None:
         """See `Ranks.spread`. A tensor on the device."""
         self._note("spread", words.numel())
-        push_exchange.push_spread(words, self.share.rank, self._boxes, self._counters)
+        push_spread(words, self.share.rank, self._boxes, self._counters)

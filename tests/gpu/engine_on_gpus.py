@@ -1,5 +1,5 @@
-"""The engine on a model that two ranks have between them, in this process and in the process of rank 1: on two GPUs,
-or on the one GPU of the machine, which then switches between the processes within each exchange.
+"""The engine on a model that several ranks have between them, in this process and one process for each other rank: on
+as many GPUs, or two on the one GPU of the machine, which then switches between the processes within each exchange.
 
 `python -m tests.gpu.engine_on_gpus` prints the JSON of `Outcome`, and its progress on standard error. Behind it, MODEL
 is a name of `divided_models`, and DEVICE, `cpu`, tries it with ranks on CPUs.
@@ -33,7 +33,7 @@ from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from runahead.runtime.wire.preparation import prepared_submit
 from tests.gpu.divided_models import saved
-from tests.gpu.exchanges_on_gpus import gpus
+from tests.gpu.exchanges_on_gpus import RANKS, gpus
 
 CHUNK: Final = 256  # tokens of a prompt in a launch, and in hybrids from one snapshot of its state to the next
 LENGTHS: Final = (5, 300, 17, 64, 700, 3)  # prompts of a chunk, of several, and of a few tokens
@@ -58,7 +58,7 @@ def make(device: str, served: Mapping[str, Any], drafter: str = "none") -> MadeO
     asked: dict[str, Any] = {
         "device": device, "dtype": "bfloat16" if device == "cuda" else "auto",
         "max_rows": 8, "num_blocks": 600, "max_prefill_tokens": 512, "prefill_chunk": CHUNK, "draft_forced": False,
-        "tensor_parallel": 2, "context_length": 1024, "launch_timeout_s": 5.0, "run_ahead": 4,
+        "tensor_parallel": RANKS, "context_length": 1024, "launch_timeout_s": 5.0, "run_ahead": 4,
         "drafter": drafter, **served,
     }  # fmt: skip
     config = msgspec.convert(asked, EngineConfig)

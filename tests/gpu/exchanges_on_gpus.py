@@ -1,13 +1,17 @@
-"""Exchanges between two GPUs, a process each, against sums that the CPU makes. `python -m tests.gpu.exchanges_on_gpus`
-exits with 0 if all agree to the bit, and prints what does not: sums by every rank, then by shares. Where the machine
-has one GPU, both ranks share it. With RANK and the segment's descriptor behind it, it is the process of a rank.
+"""Exchanges between all GPUs of the machine, a process each, against sums that the CPU makes. `python -m
+tests.gpu.exchanges_on_gpus` exits with 0 if all agree to the bit, and prints what does not: sums by every rank, then by
+shares. Two ranks share the GPU of a machine with one, and CUDA_VISIBLE_DEVICES chooses fewer. With `times` behind it,
+it prints on standard error how long sums take in a graph. With RANK and the segment's descriptor behind that, it is the
+process of a rank.
 """
 
 from __future__ import annotations
 
 import os
+import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Final
 
 import torch
@@ -19,12 +23,19 @@ from runahead.runtime.kernels.triton.ranks import push_exchange
 from runahead.runtime.process.cuda_ranks import joined
 from runahead.runtime.ranks.gpu_ranks import GpuRanks
 from runahead.runtime.ranks.segment import Segment, SegmentLayout, make_memory, map_memory
+from tests.runtime.ranks.best_of_parts import bests
 
-RANKS: Final = 2
+MOST_RANKS: Final = 8
+# A power of 2, as most numbers are that models divide.
+RANKS: Final = 1 << max(2, min(torch.cuda.device_count(), MOST_RANKS)).bit_length() - 1
 LAYOUT: Final = SegmentLayout(RANKS, RingLayout(4, 64, 64, 8, 4), 1)
 SIZES: Final = (16, 256, 4096, 4096 * 8, 4096 * 64, 4096 * 256 + 16, 5_000_000)  # the last in two steps
+ADDED_ROWS: Final = (1, 8, 300, 1500, 1, 64, 256, 5000)  # the last in more steps than a mailbox has slots
 STEPS: Final = 42
 REPLAYS: Final = 40
+TIMED_BYTES: Final = (8 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20)
+_WIDTH: Final = 4096  # numbers of a row that is timed
+_TIMED: Final = 66  # sums of a graph that is timed
 
 
 def partial(rank: int, step: int, size: int) -> torch.Tensor:
@@ -52,7 +63,7 @@ def gpus() -> tuple[int, ...]:
 
 def _added(exchange: GpuRanks, rank: int, step: int) -> bool:
     """Whether a sum that goes on to the residual differs from the sum and the addition by themselves."""
-    device, rows, width = torch.device("cuda", gpus()[rank]), (1, 8, 300, 1500)[step % 4], (4096, 2560)[step % 2]
+    device, rows, width = torch.device("cuda", gpus()[rank]), ADDED_ROWS[step % 8], (4096, 2560)[step % 2]
     x = partial(rank, step, rows * width).view(rows, width).to(device)
     gamma = torch.full((width,), 0.7, dtype=torch.bfloat16, device=device)
     drawn = torch.randn(rows, width, generator=torch.Generator().manual_seed(step)).bfloat16().to(device)
@@ -64,8 +75,8 @@ def _added(exchange: GpuRanks, rank: int, step: int) -> bool:
     return differ(*residuals) or differ(*scaled) or not torch.equal(squares[0], squares[1])
 
 
-def run(rank: int, descriptor: int) -> int:
-    """How many exchanges differ."""
+def run(rank: int, descriptor: int, timed: bool) -> int:
+    """How many exchanges differ. timed: print times instead."""
     torch.cuda.set_device(gpus()[rank])
     device = torch.device("cuda", gpus()[rank])
     memory = map_memory(descriptor, LAYOUT)
@@ -75,13 +86,63 @@ def run(rank: int, descriptor: int) -> int:
         return tuple(sys.stdin.readline().split())
 
     exchange = joined(rank, Segment(LAYOUT, memory), memory, handles_of).exchange
-    bad = _differ(exchange, rank, device)
-    push_exchange._shares = _always  # two ranks by themselves share nothing
-    return bad + _differ(exchange, rank, device)
+    bad = 0
+    for ways, shares in {"by every rank": _never, "by shares": _always}.items():
+        push_exchange._shares = shares
+        if timed:
+            _print_times(exchange, rank, device, ways)
+        else:
+            bad += _differ(exchange, rank, device)
+    return bad
 
 
 def _always(numbers: int, ranks: int) -> bool:
     return True
+
+
+def _never(numbers: int, ranks: int) -> bool:
+    return False
+
+
+def _print_times(exchange: GpuRanks, rank: int, device: torch.device, ways: str) -> None:
+    """Microseconds of a sum in a graph, and of one that goes on to the residual, by bytes. ways: who sums."""
+    gamma = torch.ones(_WIDTH, dtype=torch.bfloat16, device=device)
+    for size in TIMED_BYTES:
+        x = torch.zeros(size // 2 // _WIDTH, _WIDTH, dtype=torch.bfloat16, device=device)
+        residual, scaled = torch.zeros_like(x), torch.zeros_like(x)
+        squares = torch.zeros(1, x.shape[0], dtype=torch.float64, device=device)
+        alone = _graph_us(lambda x=x: exchange.reduce(x))  # type: ignore[misc]
+        added = _graph_us(
+            lambda x=x, residual=residual, scaled=scaled, squares=squares: exchange.reduce_add(  # type: ignore[misc]
+                x, residual, gamma, scaled, squares
+            )
+        )
+        if rank == 0:
+            times = f"sum {alone:.2f} us, onto the residual {added:.2f} us"
+            print(f"{RANKS} GPUs, {ways}, {size >> 10} KiB: {times}", file=sys.stderr, flush=True)
+
+
+def _graph_us(work: Callable[[], None]) -> float:
+    """The median of several replays of a graph of many. All ranks do the same."""
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        work()
+    stream.synchronize()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(_TIMED):
+            work()
+    times = []
+    for _ in range(9):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        with torch.cuda.stream(stream):
+            graph.replay()
+            begin.record()
+            graph.replay()
+            graph.replay()
+            end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3 / 2 / _TIMED)
+    return statistics.median(times)
 
 
 def _differ(exchange: GpuRanks, rank: int, device: torch.device) -> int:
@@ -93,9 +154,20 @@ def _differ(exchange: GpuRanks, rank: int, device: torch.device) -> int:
         exchange.reduce(mine)
         bad += differ(mine, whole(step, size))
         rows = 1 + 37 * (step % 8)
-        parts = [torch.randn(rows, 2048, generator=torch.Generator().manual_seed(2 * step + each)) for each in range(2)]
+        parts = [
+            torch.randn(rows, 2048, generator=torch.Generator().manual_seed(RANKS * step + each))
+            for each in range(RANKS)
+        ]
         got = exchange.gather(parts[rank].to(device)).cpu()
         bad += rank == 0 and not torch.equal(got, torch.cat(parts, 1))
+        indexes = torch.arange(rows - 1, -1, -3, dtype=torch.int32)
+        got = exchange.gather_rows(parts[rank].to(device), indexes.to(device)).cpu()
+        bad += rank == 0 and not torch.equal(got, torch.cat(parts, 1)[indexes])
+        best, expected = bests(step, rank, RANKS, rows)
+        for _ in range(1 + step % 3):  # several, one right behind the other
+            found = [one.to(device) for one in best]
+            exchange.best(found[0], found[1], rows)
+        bad += not all(map(torch.equal, expected, (one.cpu() for one in found)))
         words = torch.arange(4 * (step + 1), dtype=torch.int32, device=device) - step + 1000 * rank
         exchange.spread(words)
         bad += not torch.equal(words.cpu(), torch.arange(4 * (step + 1), dtype=torch.int32) - step)
@@ -126,17 +198,56 @@ def _differ(exchange: GpuRanks, rank: int, device: torch.device) -> int:
     right, at = torch.zeros_like(sums), torch.zeros_like(turn)
     for _ in range(1 + REPLAYS):
         at.add_(1.0)
-        one, other = ((each + at).float() for each in base)
+        total = torch.zeros_like(right)
+        for each in base:
+            total.add_((each + at).float())
         for _ in range(3):
-            right.add_(((one + 0.0) + other).bfloat16().float())
+            right.add_(total.bfloat16().float())
     bad += not torch.equal(sums, right)
-    return bad
+    return bad + _chain_differs(exchange, rank, device)
 
 
-def main() -> int:
+def _chain_differs(exchange: GpuRanks, rank: int, device: torch.device) -> bool:
+    """Whether sums that go on to the residual differ in a replayed graph, the second of what the first has left."""
+    rows, width = 64, 4096
+    base = [partial(each, STEPS + 1, rows * width).view(rows, width).to(device) for each in range(RANKS)]
+    gamma, turn = torch.full((width,), 0.1, dtype=torch.bfloat16, device=device), torch.zeros_like(base[0][:1, :1])
+    x, residuals = torch.empty_like(base[0]), (torch.zeros_like(base[0]), torch.zeros_like(base[0]))
+    scaled, squares = (
+        [torch.empty_like(x) for _ in range(4)],
+        torch.zeros(2, 1, rows, dtype=torch.float64, device=device),
+    )
+
+    def body() -> None:
+        turn.add_(1.0)
+        torch.add(base[rank], turn, out=x)
+        exchange.reduce_add(x, residuals[0], gamma, scaled[0], squares[0])
+        exchange.reduce_add(scaled[0], residuals[0], gamma, scaled[1], squares[0])
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        body()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        body()
+    for _ in range(REPLAYS):
+        graph.replay()
+    torch.cuda.synchronize()
+    norm, at = Norm(gamma, 0.0), torch.zeros_like(turn)
+    for _ in range(1 + REPLAYS):
+        at.add_(1.0)
+        one, other = ((each + at).float() for each in base)
+        add_scaled(((one + 0.0) + other).bfloat16(), None, residuals[1], norm, scaled[2], squares[1])
+        twice = ((scaled[2].float() + 0.0) + scaled[2].float()).bfloat16()
+        add_scaled(twice, None, residuals[1], norm, scaled[3], squares[1])
+    return differ(*residuals) or differ(scaled[1], scaled[3]) or not torch.equal(squares[0], squares[1])
+
+
+def main(timed: bool) -> int:
     descriptor, memory = make_memory(LAYOUT)
     Segment(LAYOUT, memory).begin()
-    command = [sys.executable, "-m", "tests.gpu.exchanges_on_gpus"]
+    command = [sys.executable, "-m", "tests.gpu.exchanges_on_gpus", "times" if timed else "bits"]
     ranks = [
         subprocess.Popen(
             [*command, str(rank), str(descriptor)],
@@ -163,8 +274,11 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 1:
-        sys.exit(main())
-    found = run(int(sys.argv[1]), int(sys.argv[2]))
-    print(f"rank {sys.argv[1]}: {found} exchanges differ", flush=True)
+    is_timed = sys.argv[1:2] == ["times"]
+    if len(sys.argv) < 3:
+        sys.exit(main(is_timed))
+    found = run(int(sys.argv[2]), int(sys.argv[3]), is_timed)
+    if not is_timed:
+        print(f"rank {sys.argv[2]}: {found} exchanges differ")
+    sys.stdout.flush()
     os._exit(found > 0)

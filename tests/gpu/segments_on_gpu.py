@@ -1,4 +1,4 @@
-"""The definition of two ranks' tokens: one process that computes two segments of a model on one GPU, in turn.
+"""The definition of several ranks' tokens: one process that computes the segments of a model on one GPU, in turn.
 
 `python -m tests.gpu.segments_on_gpu` prints JSON: by place of a request of `tests.gpu.engine_on_gpus`, its tokens.
 Behind it, MODEL is a name of `divided_models`.
@@ -28,10 +28,10 @@ from runahead.runtime.programs.cuda.program import TritonProgram
 from runahead.runtime.rounding import ceil_div
 from tests.gpu.divided_models import saved
 from tests.gpu.engine_on_gpus import CHUNK, LENGTHS, TOKENS, prompt, sampling
+from tests.gpu.exchanges_on_gpus import RANKS
 from tests.runtime.kernels.divided_programs import Divided
 from tests.runtime.launches import Launches
 
-RANKS: Final = 2
 BLOCK_SIZE: Final = 16
 PLACES: Final = (0, 1, 3)  # without penalties, and with prompts that one launch takes
 MOST: Final = max(LENGTHS[place] for place in PLACES)

@@ -1,4 +1,4 @@
-"""A model that two ranks have between them, on two GPUs or on one that both share: exchanges to the bit, the tokens of
+"""A model that ranks have between them, on all GPUs or two on one that both share: exchanges to the bit, the tokens of
 the engine and of a service, and what becomes of them when a rank is killed or stopped under load."""
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from runahead.v1 import (
     TokenIds,
     TraceRequest,
 )
-from tests.gpu.divided_models import NAMES
+from tests.gpu.divided_models import NAMES, saved
 from tests.gpu.engine_on_gpus import DEPTHS, LENGTHS, TOKENS, Outcome, prompt, sampling
-from tests.gpu.exchanges_on_gpus import gpus
+from tests.gpu.exchanges_on_gpus import RANKS, gpus
 from tests.service.service_processes import check_failed_once, engine_of, has_ended, open_streams, running, watched
 
 pytestmark = [
@@ -43,7 +43,7 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 END_S = 60.0
 FLAGS = [
-    "--device", "cuda", "--tensor-parallel", "2", "--num-blocks", "600", "--max-rows", "8", "--context-length", "2048",
+    "--num-blocks", "600", "--max-rows", "8", "--context-length", "2048",
     "--max-prefill-tokens", "512", "--prefill-chunk", "256", "--launch-timeout-s", "5",
 ]  # fmt: skip
 
@@ -68,7 +68,7 @@ def free() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def defined() -> dict[int, list[int]]:
-    """Tokens of some requests by their definition, two segments in one process."""
+    """Tokens of some requests by their definition, segments in one process."""
     return defined_tokens("dense")
 
 
@@ -83,7 +83,8 @@ def last_line(module: str, *arguments: str) -> str:
 
 def test_exchanges_give_the_sums_in_rank_order_to_the_bit() -> None:
     """Eagerly and in graphs, with inputs that change from step to step."""
-    assert "rank 0: 0 exchanges differ" in run("tests.gpu.exchanges_on_gpus")
+    said = run("tests.gpu.exchanges_on_gpus")
+    assert all(f"rank {rank}: 0 exchanges differ" in said for rank in range(RANKS))
 
 
 @pytest.mark.usefixtures("free")
@@ -91,7 +92,7 @@ def test_exchanges_give_the_sums_in_rank_order_to_the_bit() -> None:
 def test_tokens_are_the_same_at_every_depth_alone_and_among_others_until_a_rank_is_killed_under_load(
     model: str,
 ) -> None:
-    """Two segments in one process give the same tokens. The engine then fails with a sentence, within the time that a
+    """Segments in one process give the same tokens. The engine then fails with a sentence, within the time that a
     launch may take."""
     defined = defined_tokens(model)
     found = msgspec.json.decode(last_line("tests.gpu.engine_on_gpus", model), type=Outcome)
@@ -114,15 +115,21 @@ def request(place: int) -> GenerateOnceRequest:
     )
 
 
-def rank_of(service: LocalService) -> int:
-    """The process id of rank 1."""
-    (found,) = running(service, COMMAND[-1])
+def ranks_of(service: LocalService) -> list[int]:
+    """The process ids of the ranks from 1 on."""
+    found = running(service, COMMAND[-1])
+    assert len(found) == RANKS - 1
     return found
 
 
 @contextlib.contextmanager
-def served(flags: Sequence[str]) -> Iterator[LocalService]:
-    """A service on both GPUs. Prints the end of its log where the body fails."""
+def served(flags: Sequence[str], folder: Path) -> Iterator[LocalService]:
+    """A service on all GPUs. Prints the end of its log where the body fails. folder: for a model's files, empty."""
+    model = saved("dense", folder)
+    flags = [
+        "--device", "cuda", "--tensor-parallel", str(RANKS), "--model", model["model"], "--load-format",
+        model.get("load_format", "auto"), *flags,
+    ]  # fmt: skip
     environment = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
     with started_service(flags, environment=environment, module="tests.gpu.served_on_gpus") as service:
         try:
@@ -143,11 +150,15 @@ def check_tokens(stub: GenerationServiceStub, defined: dict[int, list[int]]) -> 
 @pytest.mark.usefixtures("free")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_service_gives_these_tokens_until_a_rank_dies_or_hangs_which_ends_every_stream_once_and_then_the_server(
-    defined: dict[int, list[int]], number: signal.Signals
+    defined: dict[int, list[int]], number: signal.Signals, tmp_path: Path
 ) -> None:
-    with served(FLAGS) as service, grpc.insecure_channel(service.url) as channel, contextlib.ExitStack() as stack:
+    with (
+        served(FLAGS, tmp_path) as service,
+        grpc.insecure_channel(service.url) as channel,
+        contextlib.ExitStack() as stack,
+    ):
         stub = GenerationServiceStub(channel)
-        assert stub.GetModelInfo(GetModelInfoRequest(), timeout=END_S).engine.tensor_parallel == 2
+        assert stub.GetModelInfo(GetModelInfoRequest(), timeout=END_S).engine.tensor_parallel == RANKS
         check_tokens(stub, defined)
         structured = GenerateOnceRequest(
             text="x", structure=Structure(regex="[ab]{7}"), stopping=StoppingOptions(max_tokens=20)
@@ -155,29 +166,29 @@ def test_a_service_gives_these_tokens_until_a_rank_dies_or_hangs_which_ends_ever
         text = stub.GenerateOnce(structured, timeout=END_S).text
         assert len(text) == 7 and set(text) <= {"a", "b"}
         waits = stub.Stats(StatsRequest(), timeout=END_S).stats.chain.rank_wait_s
-        assert sorted(waits) == [0, 1]
+        assert sorted(waits) == list(range(RANKS))
         assert any(waits.values()), "no rank has waited"
         traced = stub.Trace(TraceRequest(), timeout=END_S).launches
-        assert all(len(launch.other_ranks) == 1 for launch in traced)
+        assert all(len(launch.other_ranks) == RANKS - 1 for launch in traced)
         streams = open_streams(channel)
-        ends = [stack.enter_context(watched(process)) for process in (engine_of(service), rank_of(service))]
-        os.kill(rank_of(service), number)
+        ends = [stack.enter_context(watched(process)) for process in (engine_of(service), *ranks_of(service))]
+        os.kill(ranks_of(service)[0], number)
         check_failed_once(streams)
         assert service.process.wait(END_S) == EXIT_ENGINE_LOST
         assert all(has_ended(end, END_S) for end in ends)
         log = service.log.read_text()
     assert ("rank 1 has ended (signal SIGKILL)" in log) == (number == signal.SIGKILL)
-    assert ("rank 0 has waited too long for rank 1" in log or "launch_hung" in log) == (number == signal.SIGSTOP)
+    assert ("has waited too long for rank 1" in log or "launch_hung" in log) == (number == signal.SIGSTOP)
 
 
 @pytest.mark.usefixtures("free")
 def test_a_service_with_default_sizes_gives_these_tokens_and_ends_its_ranks_in_order(
-    defined: dict[int, list[int]],
+    defined: dict[int, list[int]], tmp_path: Path
 ) -> None:
-    with served(["--device", "cuda", "--tensor-parallel", "2"]) as service:
+    with served([], tmp_path) as service, contextlib.ExitStack() as stack:
         with grpc.insecure_channel(service.url) as channel:
             check_tokens(GenerationServiceStub(channel), defined)
-        with watched(rank_of(service)) as end:
-            service.process.send_signal(signal.SIGTERM)
-            assert service.process.wait(END_S) == 0
-            assert has_ended(end, END_S)
+        ends = [stack.enter_context(watched(process)) for process in ranks_of(service)]
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(END_S) == 0
+        assert all(has_ended(end, END_S) for end in ends)

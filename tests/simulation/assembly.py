@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
-from runahead.cuda_graphs.rings import RingLayout, RingMemory, allocate_rings
+from runahead.cuda_graphs.rings import RingLayout, RingMemory
 from runahead.runtime.engine.interval_log import Snapshot
 from runahead.runtime.engine.loop import Engine
 from runahead.runtime.memory.block_pool import BlockPool
@@ -25,11 +26,12 @@ from tests.cuda_graphs.simulated_device import at_once, seeded_schedule
 from tests.runtime.chain import BULK_WORDS, EVERYTHING, Chain, MemoryLinks, WatchedLedger, WatchedPoison
 from tests.runtime.late_masks import LateMasks
 from tests.runtime.programs.hash_model import EOS, VOCAB
-from tests.simulation.clock import Clock, TimedDevice
+from tests.simulation.clock import Clock
 from tests.simulation.drafts import ChangingChoice, DraftProgram, ToldDrafter
 from tests.simulation.oracle import answer
 from tests.simulation.policy import HeldToItsWord
 from tests.simulation.programs import Sickness, SimulatedProgram, StateProgram
+from tests.simulation.ranks import FirstDevice, Ranks
 from tests.simulation.script import DRAFTS, GRAMMARS, STATES, Mode, Script
 from tests.simulation.shapes import check_shape
 
@@ -169,31 +171,34 @@ class WatchedLinks(MemoryLinks):
 
 @dataclass
 class SimulatedChain(Chain):
-    """snapshots: those that were logged. clock: the engine's. masks: of rows with a grammar; None: no row has one."""
+    """snapshots: those that were logged. clock: the engine's. masks: of rows with a grammar; None: no row has one.
+    ranks: that run each launch."""
 
-    device: TimedDevice
+    device: FirstDevice
     links: WatchedLinks
     ledger: NamingLedger
     pool: CountingPool
     snapshots: list[Snapshot]
     clock: Clock
-    masks: LateMasks | None = None
+    masks: LateMasks | None
+    ranks: Ranks
 
 
-def make_chain(script: Script, depth: int, counters_from: int = 0) -> SimulatedChain:
-    """The engine of `script`, `depth` launches ahead; 0 is serial. Launches and epochs begin after `counters_from`."""
+def make_chain(script: Script, depth: int, counters_from: int = 0, num_ranks: int = 1) -> SimulatedChain:
+    """The engine of `script`, `depth` launches ahead; 0 is serial. Launches and epochs begin after `counters_from`.
+    num_ranks: that run each launch; several are for scripts without masks and pauses."""
     world = script.world
     drafts = DRAFTS if world.mode in (Mode.DRAFTS, Mode.STATE_DRAFTS) else 0
     forced = DRAFTS if world.mode in GRAMMARS else 0
     has_masks = world.mode in GRAMMARS or any(ask.grammar for ask in script.asks)
     masks = LateMasks(world.max_rows, script.seed * 8 + depth, forced) if has_masks else None
     tokens = world.max_prefill_tokens + world.max_rows * (1 + drafts + forced)
-    rings = allocate_rings(
-        RingLayout(
-            slots=depth + 2 + world.extra_slots, plan_words=world.plan_words, bulk_words=BULK_WORDS,
-            rows=world.max_rows, max_top=MAX_TOP, drafts=max(drafts, forced), prompt_tokens=tokens,
-        )
+    rings_layout = RingLayout(
+        slots=depth + 2 + world.extra_slots, plan_words=world.plan_words, bulk_words=BULK_WORDS,
+        rows=world.max_rows, max_top=MAX_TOP, drafts=max(drafts, forced), prompt_tokens=tokens,
     )  # fmt: skip
+    ranks = Ranks(num_ranks, rings_layout, script.seed, counters_from)
+    rings = ranks.rings
     sizes: dict[str, Any] = {
         "max_rows": world.max_rows,
         "num_blocks": world.num_blocks,
@@ -211,12 +216,13 @@ def make_chain(script: Script, depth: int, counters_from: int = 0) -> SimulatedC
     if world.mode in STATES:
         sizes |= {"snapshots": world.snapshots, "snapshot_tokens": world.snapshot_blocks * world.block_size}
     sickness = {ask.seed: Sickness(ask.sick_logits, ask.sick_hidden) for ask in script.asks if ask.is_sick}
-    program = _PROGRAMS[world.mode](rings, sickness=sickness, **sizes)
+    make: Callable[[RingMemory], SimulatedProgram] = partial(_PROGRAMS[world.mode], sickness=sickness, **sizes)
+    program = make(rings)
     if world.mode is Mode.STATE_DRAFTS:
         drafter.rows = program.rows
     schedule = at_once if world.device_seed < 0 else seeded_schedule(world.device_seed)
     clock = Clock()
-    device = TimedDevice(
+    device = FirstDevice(
         program, rings, schedule, clock, pause_s=world.pause_s, seed=script.seed, launched=counters_from
     )
     limits = SchedulerLimits(
@@ -234,14 +240,15 @@ def make_chain(script: Script, depth: int, counters_from: int = 0) -> SimulatedC
     scheduler = HeldToItsWord(limits, rows, pool, ledger, choice)
     counters = scheduler.tally.counters
     device.work = lambda: counters["generated_tokens"] + counters["prefill_chunks"]
-    poison = SlotPoison(program, rings)
+    engine_device = ranks.join(device, make)
+    poison = SlotPoison(ranks.poisoned(program), rings)
     ledger.scheduler, ledger.rings, poison.ledger = scheduler, rings, ledger
     links = WatchedLinks()
     snapshots: list[Snapshot] = []
     engine = Engine(
-        device, scheduler, links, max_queue=world.max_queue, poison=poison, log_interval=world.log_interval,
+        engine_device, scheduler, links, max_queue=world.max_queue, poison=poison, log_interval=world.log_interval,
         log_mode=world.log_mode, write_snapshot=snapshots.append, clock=clock,
         turn_work=world.turn_work or EVERYTHING,
         launch_timeout_s=world.launch_timeout_s, masks=masks,
     )  # fmt: skip
-    return SimulatedChain(engine, device, links, program, ledger, pool, snapshots, clock, masks)
+    return SimulatedChain(engine, device, links, program, ledger, pool, snapshots, clock, masks, ranks)

@@ -15,12 +15,13 @@ from tests.simulation.witness import Witness
 _INTERRUPTED = (None, FinishReason.ABORTED)
 
 
-def check_script(script: Script) -> list[Witness]:
-    """Run it in serial and at its depths. Raises Broken; returns what each run was witness to."""
+def check_script(script: Script, num_ranks: int = 1) -> list[Witness]:
+    """Run it in serial and at its depths. Raises Broken; returns what each run was witness to. num_ranks: as of
+    `make_chain`."""
     answers = [answer(ask, script.world) for ask in script.asks]
     told: dict[int, Told] = {}
     for depth in (SERIAL, *script.world.depths):
-        told[depth] = Life(script, depth).live()
+        told[depth] = Life(script, depth, num_ranks).live()
         _check(script, depth, partial(_check_answers, script, answers, told[depth]))
         _check(script, depth, partial(_check_same, told[SERIAL].heard, told[depth].heard))
     return [one.witness for one in told.values()]

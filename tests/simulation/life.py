@@ -57,12 +57,12 @@ def _order_of(kind: Kind) -> int:
 
 
 class Life:
-    """witness: counts what happened."""
+    """witness: counts what happened. num_ranks: as of `make_chain`."""
 
-    def __init__(self, script: Script, depth: int) -> None:
+    def __init__(self, script: Script, depth: int, num_ranks: int = 1) -> None:
         self.script = script
         self.depth = depth
-        self.chain = make_chain(script, depth)
+        self.chain = make_chain(script, depth, num_ranks=num_ranks)
         self.wires = Wires(script)
         self.transcript = Transcript(script, self.wires)
         self.book = Book(script, self.wires, script.world.turn_work or EVERYTHING)

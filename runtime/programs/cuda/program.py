@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import cast
 
 import numpy as np
 import torch
@@ -15,20 +16,26 @@ from numpy.typing import NDArray
 
 from runahead.cuda_graphs.enqueue_watch import unwatched
 from runahead.cuda_graphs.rings import RingMemory
-from runahead.cuda_graphs.shape import LaunchShape
+from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime.kernels.kernel_set import KernelSet
+from runahead.runtime.kernels.ranks import DeviceRanks
+from runahead.runtime.kernels.reference.sampling import Sampled
 from runahead.runtime.kernels.triton.forward import exactness
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
 from runahead.runtime.kernels.triton.forward.tuned_tilings import use_tuned_tilings
 from runahead.runtime.kernels.triton.forward.tuning_report import tiling_counts
 from runahead.runtime.kernels.triton.gemm.cublaslt import choosing_products
 from runahead.runtime.kernels.triton.gpu.kernel_cache import use_kernel_cache
-from runahead.runtime.kernels.triton.ops.put_rows import put_rows
 from runahead.runtime.kernels.triton.row_state.drafts import make_draft_state
-from runahead.runtime.kernels.triton.row_state.grammar_masks import make_mask_state
+from runahead.runtime.kernels.triton.row_state.grammar_masks import MaskState, make_mask_state
 from runahead.runtime.kernels.triton.row_updates.prompt_logprobs import make_prompt_buffers
 from runahead.runtime.kernels.triton.row_updates.rows import DeviceRows
-from runahead.runtime.kernels.triton.sampling.sampler import VerifiedTokens, make_sampler_buffers, sample_rows_cuda
+from runahead.runtime.kernels.triton.sampling.sampler import (
+    VerifiedTokens,
+    make_sampler_buffers,
+    make_vocab_part,
+    sample_rows_cuda,
+)
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.decoder import Decoder
@@ -98,7 +105,8 @@ class TritonProgram:
 
     num_blocks includes the null block. max_tokens: most query tokens of a launch. Logits stay by row slot, float32
     [max_rows + 1, vocab], from the row's F to its S, across other rows' launches. Padding, and chunks that are not
-    sampled, leave theirs at the null slot, which nobody reads.
+    sampled, leave theirs at the null slot, which nobody reads. A rank of several has the logits of its part of the
+    vocabulary: in the plain form all ranks choose each token together, in the full form the first rank gathers them.
 
     drafts: most drafts of a row from a drafter; 0: no drafter. draft_rows: most rows of a launch that verifies drafts,
     which all decode; 0: none does. The logits of such a launch are by query token (`DraftState`). exact: the model's
@@ -165,12 +173,14 @@ class TritonProgram:
         self._cache = model.make_cache(num_blocks, block_size, max_rows, snapshots, most)
         self._in_order = torch.arange(max(max_rows, verified), dtype=torch.int32, device=model.device)
         by_slot = slots + (0 if of_drafts is None else most * of_drafts.kept_slots)
-        self._logits = torch.zeros((by_slot, vocab), dtype=torch.float32, device=model.device)
+        width = vocab // model.ranks.share.of
+        self._logits = torch.zeros((by_slot, width), dtype=torch.float32, device=model.device)
         self._verify_logits = self._logits
         if of_drafts is None or not of_drafts.holds:
-            self._verify_logits = torch.zeros((verified, vocab), dtype=torch.float32, device=model.device)
+            self._verify_logits = torch.zeros((verified, width), dtype=torch.float32, device=model.device)
         sizes = (vocab, rings.layout.max_top, model.device, sampled_vocab)
         self._sampler = make_sampler_buffers(max(max_rows, verified), *sizes)
+        self._part = make_vocab_part(self._ranks, width, self._sampler)
         self._prompt = make_prompt_buffers(max_tokens, *sizes)
         self._head: GpuDrafter | None = None
         if head is not None:
@@ -183,10 +193,13 @@ class TritonProgram:
     def sample(self, shape: LaunchShape) -> None:
         if not shape.sample_rows:
             return
-        if self._ranks.share.is_first:
-            self._sample(shape)
+        self._sample(shape)
         if not self._ranks.share.is_whole:
             self.rows.take_over_sampled(shape.sample_rows)
+
+    @property
+    def _is_first(self) -> bool:
+        return self._ranks.share.is_first
 
     def _sample(self, shape: LaunchShape) -> None:
         if shape.sample_drafts:
@@ -195,12 +208,11 @@ class TritonProgram:
         count = shape.sample_rows
         slots = self.rows.rows.sample_slots[:count]
         masks = self.rows.masks if shape.masked else None
-        if masks is not None:
+        if masks is not None and self._is_first:
             self.rows.judge(count)
-        sampled = sample_rows_cuda(
-            self._logits, self.rows.state, self.rows.penalties, slots, shape.form, self._sampler, logit_rows=slots,
-            masks=masks,
-        )  # fmt: skip
+        sampled = self._sampled(self._logits, slots, slots, shape.form, None, masks)
+        if sampled is None:
+            return
         if sampled.logprob is not None and sampled.top_ids is not None and sampled.top_logprobs is not None:
             self.rows.write_logprobs(count, sampled.logprob, sampled.top_ids, sampled.top_logprobs)
         self.rows.advance(count, sampled.tokens, sampled.finite, sampled.nothing_left)
@@ -211,22 +223,30 @@ class TritonProgram:
         assert drafts is not None
         verified = VerifiedTokens(1 + shape.sample_drafts, drafts.proposed)
         there = slice(shape.sample_rows * verified.width)
-        state, penalties, slots = self.rows.state, self.rows.penalties, drafts.verify_slots[there]
+        slots, indexes = drafts.verify_slots[there], drafts.verify_logits[there]
         masks = self.rows.masks if shape.masked else None
-        if masks is not None:
+        if masks is not None and self._is_first:
             self.rows.judge(shape.sample_rows, shape.sample_drafts)
-        sampled = sample_rows_cuda(
-            self._verify_logits,
-            state,
-            penalties,
-            slots,
-            shape.form,
-            self._sampler,
-            drafts.verify_logits[there],
-            verified,
-            masks,
-        )
-        self.rows.advance_verified(shape.sample_rows, shape.sample_drafts, sampled)
+        sampled = self._sampled(self._verify_logits, slots, indexes, shape.form, verified, masks)
+        if sampled is not None:
+            self.rows.advance_verified(shape.sample_rows, shape.sample_drafts, sampled)
+
+    def _sampled(
+        self, logits: torch.Tensor, slots: torch.Tensor, indexes: torch.Tensor, form: Form,
+        runs: VerifiedTokens | None, masks: MaskState | None,
+    ) -> Sampled | None:  # fmt: skip
+        """Return the tokens of these rows on the first rank, and None on others. indexes: of `logits`, a row each."""
+        state, penalties, buffers = self.rows.state, self.rows.penalties, self._sampler
+        part = self._part if form is Form.PLAIN else None
+        if part is not None:
+            buffers = part.buffers
+        elif not self._ranks.share.is_whole:
+            logits = cast(DeviceRanks, self._ranks).gather_rows(logits, indexes)
+            indexes = self._in_order[: slots.shape[0]]
+            if not self._is_first:
+                return None
+        sampled = sample_rows_cuda(logits, state, penalties, slots, form, buffers, indexes, runs, masks, part)
+        return sampled if self._is_first else None
 
     def apply(self, shape: LaunchShape) -> int:
         self.rows.apply(shape.rows, shape.tokens, shape.is_decode, shape.drafts, forced=shape.forced)
@@ -276,14 +296,7 @@ class TritonProgram:
 
     def _leave_logits(self, hidden: torch.Tensor, logits: torch.Tensor, indexes: torch.Tensor) -> None:
         weights, kernels = self._model.weights, self._model.kernels
-        if self._ranks.share.is_whole:
-            kernels.logits_into(hidden, weights.lm_head, logits, indexes, weights.logit_cap)
-            return
-        part = torch.empty((hidden.shape[0], weights.lm_head.shape[0]), dtype=torch.float32, device=hidden.device)
-        kernels.logits_into(hidden, weights.lm_head, part, self._in_order[: hidden.shape[0]], weights.logit_cap)
-        whole = self._ranks.gather(part)
-        if self._ranks.share.is_first:
-            put_rows(whole, logits, indexes)
+        kernels.logits_into(hidden, weights.lm_head, logits, indexes, weights.logit_cap)
 
     def _raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits of some prompt tokens, in the model's dtype, or in float32 if a tanh bounds them."""

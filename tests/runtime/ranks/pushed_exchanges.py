@@ -29,26 +29,28 @@ import triton.language as tl  # noqa: E402
 
 from runahead.runtime.kernels.layers import Norm  # noqa: E402
 from runahead.runtime.kernels.triton.gemm.separate_epilogue import add_scaled  # noqa: E402
-from runahead.runtime.kernels.triton.ranks import push_exchange  # noqa: E402
-from runahead.runtime.kernels.triton.ranks.push_exchange import (  # noqa: E402
-    CAPACITY,
+from runahead.runtime.kernels.triton.ranks import push_exchange, push_rows, waits  # noqa: E402
+from runahead.runtime.kernels.triton.ranks.push_exchange import CAPACITY  # noqa: E402
+from runahead.runtime.kernels.triton.ranks.push_rows import ROW_WORDS, WORDS  # noqa: E402
+from runahead.runtime.kernels.triton.ranks.waits import (  # noqa: E402
     CHANNELS,
     CONTROL_WORDS,
     LIMIT_NS,
     SLOTS,
     WAITED_NS,
-    WORDS,
     Counters,
     Mailboxes,
 )
 from runahead.runtime.ranks.gpu_ranks import GpuRanks  # noqa: E402
+from tests.runtime.ranks.best_of_parts import bests  # noqa: E402
 
 EMPTY: Final = -32768
 WHOLE: Final = 1 << 16
 LIMIT_S: Final = 60.0
 LATE_S: Final = 0.2
-SIZES: Final = (16, 2064, 1)  # numbers of the reductions of a round: of several channels, and of one
-FEW_CHANNELS: Final = 2  # of exchanges with shares, so that each has tiles of several ranks
+SIZES: Final = (16, 5136, 1)  # numbers of the reductions of a round: of several channels, and of one
+FEW_CHANNELS: Final = 2  # so that each has tiles of several ranks where they share, and several steps elsewhere
+STEP: Final = 512  # numbers of a channel's step, then
 
 
 class Outcome(msgspec.Struct):
@@ -66,7 +68,7 @@ class Outcome(msgspec.Struct):
 
 
 def partial(rank: int, ranks: int, step: int, size: int) -> torch.Tensor:
-    """A rank's partial of a step: every step has others. Some are -0.0. In some places the order of the sum shows. All
+    """A rank's partial of a step: every step has others. Some are -0.0. In some indexes the order of the sum shows. All
     sums are bfloat16 numbers: the interpreter cuts off what a GPU rounds."""
     drawn = torch.randint(-40, 40, (size,), generator=torch.Generator().manual_seed(1000 * step + rank)).bfloat16()
     drawn[:: 7 + rank] = -0.0
@@ -111,12 +113,12 @@ def carved(memory: Any, ranks: int) -> tuple[Mailboxes, torch.Tensor, int]:
     carve = Carver(memory)
     kinds = (
         (CHANNELS * SLOTS * ranks * CAPACITY, torch.int16), (SLOTS * WORDS, torch.int64),
-        (ranks * CHANNELS, torch.int32), (ranks, torch.int32),
+        (CHANNELS * SLOTS * ranks * ROW_WORDS, torch.int64), (ranks * CHANNELS, torch.int32), (ranks, torch.int32),
     )  # fmt: skip
     by_rank = [tuple(carve(*kind) for kind in kinds) for _ in range(ranks)]
     whole, there = carve(WHOLE, torch.float32), carve(ranks, torch.int64)
-    parts, words, gather_flags, spread_flags = zip(*by_rank, strict=True)
-    return Mailboxes(parts, words, gather_flags, spread_flags, whole), there, carve.used
+    parts, words, bests, gather_flags, spread_flags = zip(*by_rank, strict=True)
+    return Mailboxes(parts, words, bests, gather_flags, spread_flags, whole), there, carve.used
 
 
 def play_device() -> None:
@@ -128,8 +130,9 @@ def play_device() -> None:
     def store_for_host(pointer: Any, value: Any) -> None:
         tl.store(pointer, value)
 
-    push_exchange._device_ns = device_ns
-    push_exchange._store_for_host = store_for_host
+    for module in (push_exchange, push_rows, waits):
+        module.device_ns = device_ns  # type: ignore[attr-defined]
+    waits.store_for_host = store_for_host
 
 
 def run(rank: int, ranks: int, file: Path, rounds: int) -> Outcome:
@@ -144,7 +147,8 @@ def run(rank: int, ranks: int, file: Path, rounds: int) -> Outcome:
     host = np.zeros(4, np.int64)
     counters = Counters(
         torch.zeros(CHANNELS, dtype=torch.int32), torch.zeros(CHANNELS, dtype=torch.int32),
-        torch.zeros(1, dtype=torch.int32), torch.zeros(CONTROL_WORDS, dtype=torch.int64),
+        torch.zeros(CHANNELS, dtype=torch.int32), torch.zeros(1, dtype=torch.int32),
+        torch.zeros(CONTROL_WORDS, dtype=torch.int64),
         torch.from_numpy(host[:1]), torch.from_numpy(host[1:3]), torch.from_numpy(host[3:]),
     )  # fmt: skip
     exchange = GpuRanks(Share(rank, ranks), boxes, counters, WHOLE)
@@ -178,6 +182,13 @@ def run(rank: int, ranks: int, file: Path, rounds: int) -> Outcome:
         parts = [torch.arange(1040.0).repeat(3 + turn, 1) * (9 * turn + each + 1) for each in range(ranks)]
         found[1].append(exchange.gather(parts[rank]).clone())
         right[1].append(torch.cat(parts, 1) if rank == 0 else parts[0][:, :0])
+        indexes = torch.tensor([2, 0, 1][: turn + 1], dtype=torch.int32)
+        found[1].append(exchange.gather_rows(parts[rank], indexes).clone())
+        right[1].append(torch.cat([part[indexes] for part in parts], 1) if rank == 0 else parts[0][: turn + 1, :0])
+        best, expected = bests(step, rank, ranks, 5 + turn)
+        exchange.best(best[0], best[1], 5 + turn)
+        found[1].extend(best)
+        right[1].extend(expected)
         words = torch.arange(4 * (turn + 1), dtype=torch.int32) - turn * 7 + 100_000 * rank
         exchange.spread(words)
         found[2].append(words)
@@ -192,9 +203,11 @@ def run(rank: int, ranks: int, file: Path, rounds: int) -> Outcome:
 if __name__ == "__main__":
     assert os.environ.get("TRITON_INTERPRET") == "1" and triton is not None
     play_device()
-    chosen = {"SHARED_NUMBERS": int(sys.argv[5])}
-    if SIZES[1] > chosen["SHARED_NUMBERS"]:
-        chosen |= {"CHANNELS": FEW_CHANNELS, "_SMALL_BLOCK": 256}
+    chosen: dict[str, Any] = {"SHARED_NUMBERS": int(sys.argv[5]), "CHANNELS": FEW_CHANNELS, "_SMALL_BLOCK": 256}
+    if SIZES[1] < chosen["SHARED_NUMBERS"]:
+        chosen |= {"CAPACITY": STEP, "_CAPACITY": tl.constexpr(STEP), "_LARGE_BLOCK": 256}
     for name, value in chosen.items():
         setattr(push_exchange, name, value)
+    for name, value in {"CHANNELS": FEW_CHANNELS, "ROW_WORDS": 4, "_ROW_WORDS": tl.constexpr(4)}.items():
+        setattr(push_rows, name, value)
     print(msgspec.json.encode(run(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))).decode())

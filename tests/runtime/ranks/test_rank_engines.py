@@ -4,18 +4,23 @@ and fills whatever is given back with nonsense, on every rank."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from runahead.cuda_graphs.device import DeviceError
+from runahead.runtime.process import cpu_ranks
+from runahead.runtime.process.rank_processes import RankProcesses
 from runahead.runtime.ranks.ranked_device import RankedDevice
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import SamplingParams
 from tests.runtime.models.checkpoints import CASES, save
+from tests.runtime.ranks import dying_rank
 from tests.runtime.ranks.rank_engines import Life, Said, life
 
 PROMPTS = [[(31 * i + 7 * j + i * j) % 150 for j in range(length)] for i, length in enumerate((21, 40, 9, 33, 26, 17))]
@@ -148,3 +153,17 @@ def test_two_processes_say_what_segments_of_one_process_say(folder: Path, monkey
     device = own.parts.device
     assert isinstance(device, RankedDevice)
     assert lived(own) == oracle(folder, 2)
+
+
+@pytest.mark.parametrize("depth", [0, 4])
+def test_a_rank_that_is_killed_between_s_and_apply_fails_the_engine_by_its_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, depth: int
+) -> None:
+    command = (sys.executable, "-m", dying_rank.__name__)
+    monkeypatch.setattr(cpu_ranks, "RankProcesses", partial(RankProcesses, command=command))
+    own = life(folder, depth, monkeypatch, ranks=2, num_blocks=120)
+    own.ask(0, PROMPTS[0], TOKENS)
+    with pytest.raises(DeviceError, match=r"rank 1 has ended \(signal SIGKILL\)"):
+        own.run()
+    assert own.engine.ledger.retired < dying_rank.LAUNCH <= own.engine.ledger.launched
+    own.close()

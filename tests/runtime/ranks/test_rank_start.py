@@ -94,6 +94,26 @@ def test_a_rank_that_can_t_start_is_named_with_its_exit_code(starts: Callable[[s
         ranks.loaded()
 
 
+def test_the_reason_why_a_rank_can_t_start_reaches_rank_0(starts: Callable[[str], RankProcesses]) -> None:
+    ranks = starts(
+        HEARS + "orders['rank'] == 2 and print(json.dumps({'reason': 'no room'}), flush=True)\nsys.stdin.read()"
+    )
+    with pytest.raises(ConfigError, match="rank 2 could not start: no room"):
+        ranks.loaded()
+
+
+def test_a_rank_says_what_is_wrong_with_its_orders(request: pytest.FixtureRequest) -> None:
+    layout = SegmentLayout(2, RingLayout(4, 64, 64, 4, 4), 64)
+    orders = RankOrders(
+        rank=1, descriptor=0, layout=layout, config=EngineConfig(model="m", run_ahead=99), context=64, products="none",
+        threads=1, snapshots=0, digest={}, parent=os.getpid(),
+    )  # fmt: skip
+    ranks = RankProcesses([orders])
+    request.addfinalizer(ranks.close)
+    with pytest.raises(ConfigError, match=r"rank 1 could not start: .*run_ahead"):
+        ranks.loaded()
+
+
 def test_a_rank_that_has_ended_is_noticed_while_another_one_loads(starts: Callable[[str], RankProcesses]) -> None:
     ranks = starts(HEARS + "sys.exit(9) if orders['rank'] == 2 else sys.stdin.read()")
     with pytest.raises(ConfigError, match=r"rank 2 could not start \(exit code 9\)"):

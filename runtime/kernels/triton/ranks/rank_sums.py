@@ -7,7 +7,7 @@ from typing import cast
 import torch
 
 from runahead.runtime.kernels.layers import EmbeddingAndHead, Norm
-from runahead.runtime.kernels.ranks import Ranks, ResidualRanks
+from runahead.runtime.kernels.ranks import DeviceRanks, Ranks
 from runahead.runtime.kernels.triton.gemm.small_batch_gemm import Residual
 from runahead.runtime.kernels.triton.ops.embedding import embed
 
@@ -19,7 +19,7 @@ def add_of_ranks(partial: torch.Tensor, ranks: Ranks, residual: Residual, norm: 
         ranks.reduce(partial)
         residual.values.add_(partial)
         return
-    cast(ResidualRanks, ranks).reduce_add(partial, residual.values, norm.weight, residual.scaled, residual.squares)
+    cast(DeviceRanks, ranks).reduce_add(partial, residual.values, norm.weight, residual.scaled, residual.squares)
 
 
 def embed_on_ranks(token_ids: torch.Tensor, ends: EmbeddingAndHead, residual: Residual, norm: Norm | None) -> None:

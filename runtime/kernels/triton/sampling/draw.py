@@ -52,6 +52,7 @@ def _scan_kernel(
     SAMPLES: tl.constexpr,
     VERIFIES: tl.constexpr,
     MASKED: tl.constexpr,
+    FIRST: tl.constexpr,
     VOCAB: tl.constexpr,
     SAMPLED_VOCAB: tl.constexpr,
     TILES: tl.constexpr,
@@ -60,7 +61,7 @@ def _scan_kernel(
     """Find a tile's highest raw logit and its id; +inf if one is not finite. For the sampler, also find the row's
     `kinds`.
 
-    Sets logits of ids from SAMPLED_VOCAB on to -inf, so that later kernels need not check.
+    Sets logits of ids from SAMPLED_VOCAB on to -inf, so that later kernels need not check. FIRST: the first logit's id.
     """
     tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
@@ -79,7 +80,7 @@ def _scan_kernel(
         x = tl.where(finite, x, float("-inf"))
         peak = tl.max(x, 0)
         tl.store(partial_max + row * TILES + tile, tl.where(bad != 0, float("inf"), peak))
-        tl.store(partial_arg + row * TILES + tile, tl.min(tl.where(x == peak, i, NO_TOKEN), 0))
+        tl.store(partial_arg + row * TILES + tile, tl.min(tl.where(x == peak, FIRST + i, NO_TOKEN), 0))
     if SAMPLES:
         if tile == 0:
             position = position_of(seq_len, slot, row, width, VERIFIES)
@@ -98,13 +99,15 @@ def scan(
     width: int = 1,
     masked: bool = False,
     sampled_vocab: int | None = None,
+    first: int = 0,
 ) -> None:
     """Enqueue the search for the peaks of n rows: float32 and int32 [n, tiles], for rows whose slot is alive.
 
     logits: float32 [rows, vocab]. logit_rows, slots: int [n] each row's index there and in `alive`, int8.
     sampled: for rows to be sampled, `seq_len` and `parameters` of the row state and the output `kinds`, int8 [n],
         written for all rows. width: consecutive rows that are the run of one row of the row state. masked: some rows
-        have a grammar. sampled_vocab: logits of ids from this on become -inf; None: there are none.
+        have a grammar. sampled_vocab: logits from this index on become -inf; None: there are none. first: the id of
+        the first logit.
     """
     seq_len, parameters, kinds = (slots, slots, alive) if sampled is None else sampled  # placeholders, not read
     _scan_kernel[(partial_max.shape[1], slots.shape[0])](
@@ -122,6 +125,7 @@ def scan(
         SAMPLES=sampled is not None,
         VERIFIES=width > 1,
         MASKED=masked,
+        FIRST=first,
         VOCAB=logits.shape[1],
         SAMPLED_VOCAB=logits.shape[1] if sampled_vocab is None else sampled_vocab,
         TILES=partial_max.shape[1],
@@ -167,13 +171,15 @@ def draw_kernel(
     width,
     FULL: tl.constexpr,
     VERIFIES: tl.constexpr,
+    FIRST: tl.constexpr,
     VOCAB: tl.constexpr,
     TILES: tl.constexpr,
     TILES_PAD: tl.constexpr,
     TILE: tl.constexpr,
     ROWS_PAD: tl.constexpr,
 ):
-    """Find a tile's highest score plus noise and its id, for rows with a temperature.
+    """Find a tile's highest score plus noise and its id, for rows with a temperature. FIRST: id of the first logit, a
+    multiple of 4; 0 if FULL.
 
     With a threshold, tokens that are certainly kept are drawn here; uncertain ones are listed by ascending id, a tile's
     from its first index. listed: int32 [rows, vocab]. lengths: int32 [rows, tiles].
@@ -186,6 +192,7 @@ def draw_kernel(
         source, peak, usable = source_of_row(
             logits, logits_stride, logit_rows, row, edited, partial_max, edited_max, scores, VOCAB, TILES, TILES_PAD
         )
+        source -= FIRST
         if usable:
             temperature = temperature_of(slot, parameters)
             inverse = inverse_of(temperature, peak)
@@ -211,9 +218,9 @@ def draw_kernel(
                 nearest = key_of(scores_of(tl.load(peaks + tile), peak, temperature, inverse))
                 listed_here = tl.full([], 0, tl.int32)
                 if nearest <= high:
-                    i = tile * TILE + tl.arange(0, TILE)
-                    x = tl.load(source + i, mask=i < VOCAB, other=float("-inf"))
-                    drawn = i < VOCAB
+                    i = FIRST + tile * TILE + tl.arange(0, TILE)
+                    drawn = i < FIRST + VOCAB
+                    x = tl.load(source + i, mask=drawn, other=float("-inf"))
                     four = tl.zeros([TILE // 4], tl.int32)
                     score = x
                     if has_threshold | (min_p > 0.0):
@@ -225,7 +232,7 @@ def draw_kernel(
                         drawn = drawn & (key <= low)
                     if min_p > 0.0:
                         drawn = drawn & (exp32(score) >= min_p)
-                    words = block_words(seed, position, tile * (TILE // 4) + tl.arange(0, TILE // 4))
+                    words = block_words(seed, position, FIRST // 4 + tile * (TILE // 4) + tl.arange(0, TILE // 4))
                     may = may_arrive((x - peak) * log2_scale, drawn, words, soonest, TILE)
                     some = (may[0] | may[1] | may[2] | may[3]).to(tl.int32)
                     found = tl.sum(four + some * (2 * TILE), 0)

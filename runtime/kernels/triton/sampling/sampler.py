@@ -8,13 +8,14 @@ log-probabilities within rounding.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final, cast
 
 import torch
 import triton
 
 from runahead.cuda_graphs.shape import Form
+from runahead.runtime.kernels.ranks import DeviceRanks, Ranks
 from runahead.runtime.kernels.reference.sampling import Sampled
 from runahead.runtime.kernels.row_state import PenaltyState, RowState
 from runahead.runtime.kernels.triton.row_state.grammar_masks import MaskState
@@ -116,6 +117,33 @@ def make_sampler_buffers(
 
 
 @dataclass(frozen=True, slots=True)
+class VocabPart:
+    """A rank's part of the vocabulary, of whose rows all ranks sample the same tokens together. In the plain form.
+
+    first: its first id. buffers: as of the whole vocabulary, with the peers' best in the last columns.
+    """
+
+    ranks: DeviceRanks
+    first: int
+    buffers: SamplerBuffers
+
+
+def make_vocab_part(ranks: Ranks, width: int, whole: SamplerBuffers) -> VocabPart | None:
+    """None for a whole model, and where a part would cut a block of noise of four tokens. width: of each part. whole:
+    buffers of the whole vocabulary, whose results the part's are."""
+    own, rows = ranks.share, whole.kinds.shape[0]
+    if own.is_whole or width % 4:
+        return None
+    tiles, first = triton.cdiv(width, TILE) + own.of - 1, own.rank * width
+    floats = ("partial_max", "edited_max", "best_score")
+    by_tile: dict[str, Any] = {name: whole.ladder.new_zeros((rows, tiles)) for name in floats}
+    ints = ("partial_arg", "edited_arg", "best_id", "lowest_allowed", "list_lengths")
+    by_tile |= {name: whole.identity.new_zeros((rows, tiles)) for name in ints}
+    sampled = min(max(whole.sampled_vocab - first, 0), width)
+    return VocabPart(cast(DeviceRanks, ranks), first, replace(whole, **by_tile, sampled_vocab=sampled))
+
+
+@dataclass(frozen=True, slots=True)
 class VerifiedTokens:
     """Rows that verify drafts. Each row of the row state has `width` consecutive rows to sample: its next token, and
     the one after each of its first width - 1 drafts, as if these were right.
@@ -135,6 +163,7 @@ def sample_rows_cuda(
     logit_rows: torch.Tensor | None = None,
     runs: VerifiedTokens | None = None,
     masks: MaskState | None = None,
+    part: VocabPart | None = None,
 ) -> Sampled:
     """Enqueue the sampling of n rows with the semantics of `reference.sampling.sample_rows`.
 
@@ -143,14 +172,15 @@ def sample_rows_cuda(
     logit_rows: int32 or int64 [n], the row of `logits` for each slot; `slots` itself if logits are kept by row slot;
         without it, row i belongs to slots[i]. runs: n is a multiple of its width, and a run's rows without a draft have
         a slot that is not alive. masks: some rows have a grammar and were judged in this launch; held ones are skipped
-        like rows that are not alive. Full form only. Returns views of `buffers` with `max_top` columns of top
-        log-probabilities, valid until the next call.
+        like rows that are not alive. Full form only. part: on a rank in the plain form; `logits` and `buffers` are the
+        part's. Returns views of `buffers` with `max_top` columns of top log-probabilities, valid until the next call.
     """
     count = slots.shape[0]
     rows = buffers.identity if logit_rows is None else logit_rows
     run = _Sampling(
-        logits, rows, state, penalties, slots, buffers, runs or VerifiedTokens(1, buffers.identity.view(-1, 1)), masks
-    )
+        logits, rows, state, penalties, slots, buffers, runs or VerifiedTokens(1, buffers.identity.view(-1, 1)), masks,
+        part,
+    )  # fmt: skip
     if count > 0:
         run.scan()
         if form is Form.FULL:
@@ -185,6 +215,7 @@ class _Sampling:
     buffers: SamplerBuffers
     runs: VerifiedTokens
     masks: MaskState | None
+    part: VocabPart | None
 
     @property
     def _source(self) -> tuple[torch.Tensor, int, torch.Tensor, torch.Tensor]:
@@ -212,6 +243,10 @@ class _Sampling:
         return {**self._sizes, "TILE": TILE, "ROWS_PAD": rows_pad, **_OPTIONS, "enable_fp_fusion": False}
 
     @property
+    def _first(self) -> int:
+        return 0 if self.part is None else self.part.first
+
+    @property
     def _programs(self) -> tuple[int]:
         return (programs_for(self.slots.shape[0], self.buffers.partial_max.shape[1]),)
 
@@ -229,7 +264,10 @@ class _Sampling:
             self.runs.width,
             self.masks is not None,
             buffers.sampled_vocab,
+            self._first,
         )
+        if self.part is not None:
+            self.part.ranks.best(*peaks, self.slots.shape[0])
 
     def edit(self) -> None:
         """Apply penalties, bias and masks; writes edited rows' logits to `scores`."""
@@ -309,8 +347,11 @@ class _Sampling:
             self.runs.width,
             FULL=full,
             VERIFIES=self.runs.width > 1,
+            FIRST=self._first,
             **{**self._shared, "num_warps": 2 * _WARPS if full else _WARPS},
         )
+        if self.part is not None:
+            self.part.ranks.best(buffers.best_score, buffers.best_id, self.slots.shape[0])
         finish_kernel[(self.slots.shape[0],)](
             *self._source,
             self._alive,

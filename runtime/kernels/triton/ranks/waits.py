@@ -1,0 +1,131 @@
+"""What exchanges between GPUs have in common: mailboxes, step counters, and waits for a peer.
+
+A program of an exchange is a *channel*. It has a part of every buffer and a step counter on the device, so that a
+captured graph holds no slot and no number. The same channels take part on every rank.
+
+No wait lasts longer than a limit by the device's clock, nor longer than the abort word is 0. The rank then writes its
+fault for the host, and no later exchange waits. The first channel counts how long it has waited.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+
+CHANNELS: Final = 256  # programs of an exchange, at most: two on a multiprocessor, so that all run at the same time
+SLOTS: Final = 4
+_TRIES: Final = 4096  # between two readings of the clock
+
+# Words of a rank's control block, int64, on the device.
+DEAD: Final = 0  # not 0: a wait was given up
+LIMIT_NS: Final = 1
+WAITED_NS: Final = 2  # for peers, in all
+CONTROL_WORDS: Final = 8
+
+CHANNELS_OF = tl.constexpr(CHANNELS)
+SLOTS_OF = tl.constexpr(SLOTS)
+DEAD_AT = tl.constexpr(DEAD)
+LIMIT_AT = tl.constexpr(LIMIT_NS)
+WAITED_AT = tl.constexpr(WAITED_NS)
+TRIES_AT_ONCE = tl.constexpr(_TRIES)
+
+
+@triton.jit
+def device_ns():
+    return tl.extra.cuda.globaltimer().to(tl.int64)
+
+
+@triton.jit
+def store_for_host(pointer, value):
+    """Store into mapped memory, between two fences of the whole system."""
+    tl.inline_asm_elementwise(
+        "{ fence.acq_rel.sys; st.volatile.global.b64 [$1], $2; fence.acq_rel.sys; mov.u32 $0, 0; }",
+        "=r,l,l",
+        [pointer.to(tl.int64), value.to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def given_up(begun, control, abort, fault, step, peer):
+    """(when the wait began, 1 where it is over its limit or the ranks were told to stop)."""
+    now = device_ns()
+    begun = tl.where(begun == 0, now, begun)
+    dead = (tl.load(control + DEAD_AT, volatile=True) != 0).to(tl.int32)
+    if dead == 0:
+        stopped = tl.load(abort, volatile=True) != 0
+        late = now - begun > tl.load(control + LIMIT_AT, volatile=True)
+        if stopped | late:
+            dead = 1
+            tl.store(control + DEAD_AT, tl.full([], 1, tl.int64))
+            store_for_host(fault + 1, tl.full([], 0, tl.int64) + peer)
+            store_for_host(fault, step.to(tl.int64))
+    return begun, dead
+
+
+@triton.jit
+def wait_for_flag(flag, tag, dead, control, abort, fault, PEER: tl.constexpr):
+    """Until a peer's flag, int32 in this rank's memory, has reached `tag`: a peer may be a step ahead. What it has
+    stored before is then seen. Returns (1 where the wait was given up, ns that it took)."""
+    tries = tl.full([], 0, tl.int32)
+    begun = tl.full([], 0, tl.int64)
+    waited = tl.full([], 0, tl.int64)
+    seen = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
+    if seen - tag < 0:
+        since = device_ns()
+        while (seen - tag < 0) & (dead == 0):
+            tries += 1
+            if tries % TRIES_AT_ONCE == 0:
+                begun, dead = given_up(begun, control, abort, fault, tag, PEER)
+            seen = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
+        waited += device_ns() - since
+    return dead, waited
+
+
+@triton.jit
+def count_wait(waited, channel, control):
+    """The first channel's stands for all."""
+    if (channel == 0) & (waited != 0):
+        tl.atomic_add(control + WAITED_AT, waited, sem="relaxed")
+
+
+@dataclass(frozen=True, slots=True)
+class Mailboxes:
+    """What ranks write into, each entry by rank: a tensor on this rank's device, or what stands for a peer's.
+
+    parts: int16 [CHANNELS, SLOTS, ranks, CAPACITY], all −0.0 in bfloat16 before the first step. words: int64 [SLOTS,
+    WORDS]. bests: int64 [CHANNELS, SLOTS, ranks, ROW_WORDS]. gather_flags: int32 [ranks, CHANNELS], spread_flags: int32
+    [ranks]; all 0. whole: float32, the first rank's.
+    """
+
+    parts: tuple[Any, ...]
+    words: tuple[Any, ...]
+    bests: tuple[Any, ...]
+    gather_flags: tuple[Any, ...]
+    spread_flags: tuple[Any, ...]
+    whole: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Of this rank, on its device. reduces, gathers, bests: int32 [CHANNELS]. spreads: int32 [1]. control: int64
+    [CONTROL_WORDS]. abort, fault: int64, mapped memory of the host: not 0 is to stop; the step at which this rank gave
+    up and the peer that it waited for. waited: int64 [1], the same kind of memory: ns of waits for peers so far."""
+
+    reduces: torch.Tensor
+    gathers: torch.Tensor
+    bests: torch.Tensor
+    spreads: torch.Tensor
+    control: torch.Tensor
+    abort: torch.Tensor
+    fault: torch.Tensor
+    waited: torch.Tensor

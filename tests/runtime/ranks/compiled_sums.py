@@ -1,0 +1,32 @@
+"""`python -m tests.runtime.ranks.compiled_sums` prints the PTX of a sum over ranks, launched programmatically."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from runahead.runtime.kernels.triton.ranks import push_exchange
+
+RANKS = 2
+CONSTANTS: dict[str, Any] = {
+    "WIDTH": 4096, "RANK": 1, "RANKS": RANKS, "BLOCK": 4096, "ADDS": True, "SHARES": False, "DEPENDENT": True,
+}  # fmt: skip
+WORDS = {"squares": "*fp64", "peers": ("*i16",) * RANKS, "steps": "*i32", "n": "i32"} | dict.fromkeys(
+    ("control", "abort", "fault"), "*i64"
+)
+
+
+def ptx() -> str:
+    kernel: Any = push_exchange._reduce_kernel
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in CONSTANTS else WORDS.get(name, "*bf16") for name in names}
+    source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in CONSTANTS.items()})
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
+    return str(compiled.asm["ptx"])
+
+
+if __name__ == "__main__":
+    print(ptx())

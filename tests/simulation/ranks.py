@@ -1,0 +1,158 @@
+"""Ranks of one model in the simulator: each has a whole hash model and falls behind by a seed, so that what is released
+or staged anew before the last of them has ended changes its tokens. The engine sees the product's device over ranks."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runahead.cuda_graphs.device import Device
+from runahead.cuda_graphs.rings import RingLayout, RingMemory, cell_tag
+from runahead.cuda_graphs.shape import LaunchShape
+from runahead.runtime.launch_shape import shape_of
+from runahead.runtime.ranks.ranked_device import RankedDevice
+from runahead.runtime.ranks.segment import ENDED, SAMPLED, Segment, SegmentLayout, segment_bytes
+from tests.simulation.clock import TimedDevice
+from tests.simulation.programs import SimulatedProgram
+
+_TOKEN_BITS = 32
+_PACES = ((0, 0, 0, 1), (0, 1, 2), (0,) * 12 + (9,))  # steps at a look
+
+
+class Follower:
+    """A rank from 1 on. most_behind: launches that rank 0 had ended and this rank had not begun, at most."""
+
+    def __init__(self, program: SimulatedProgram, segment: Segment, rank: int, seed: int, launched: int) -> None:
+        self.program = program
+        self.marks = segment.marks(rank)
+        self.most_behind = 0
+        self._dice = random.Random(f"{seed} rank {rank}")
+        self._pace = self._dice.choice(_PACES)
+        self._launched = self._sampled = launched
+        self._waiting = deque[int]()
+        self._shape: LaunchShape | None = None  # between S and apply
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting)
+
+    def launch(self, number: int) -> None:
+        self._waiting.append(number)
+
+    def go_on(self, first: RingMemory, sampled: int, ended: int) -> None:
+        """Take some steps. S waits for rank 0's. first, sampled, ended: rank 0's rings and marks."""
+        for _ in range(self._dice.choice(self._pace)):
+            if self._waiting and (self._shape is not None or self._waiting[0] <= sampled):
+                self.most_behind = max(self.most_behind, ended - int(self.marks[ENDED]))
+                self._step(first)
+
+    def _step(self, first: RingMemory) -> None:
+        rings = self.program.rows.rings
+        if self._shape is None:
+            number = self._waiting[0]
+            shape = shape_of(rings.plan[rings.slot(number)])
+            assert shape.number == number, f"launch {number} has found plan {shape.number}"
+            self.program.sample(shape)
+            self._check_cells(first.cells[rings.slot(number)], rings.cells[rings.slot(number)], number)
+            self._shape, self.marks[SAMPLED] = shape, number
+            return
+        self.program.apply(self._shape)
+        self.program.forward(self._shape)
+        self._shape, self.marks[ENDED] = None, self._waiting.popleft()
+
+    def _check_cells(self, first: NDArray[np.int64], own: NDArray[np.int64], number: int) -> None:
+        written = first >> _TOKEN_BITS == cell_tag(number) >> _TOKEN_BITS
+        assert np.array_equal(first[written], own[written]), f"launch {number}: ranks sampled different tokens"
+
+
+class FirstDevice(TimedDevice):
+    """Rank 0's. Whenever the host looks, the other ranks may go on."""
+
+    followers: Sequence[Follower] = ()
+    marks: NDArray[np.int64]
+
+    def launch(self, shape: LaunchShape) -> None:
+        super().launch(shape)
+        for each in self.followers:
+            each.launch(shape.number)
+
+    def wait(self, sampled: int, ended: int, wake_fds: Sequence[int], timeout_s: float) -> None:
+        super().wait(sampled, ended, wake_fds, timeout_s)
+        while not self._have_come(sampled, ended) and any(each.has_work for each in self.followers):
+            self._run(1)
+
+    def _have_come(self, sampled: int, ended: int) -> bool:
+        least = min([self._ended, *(int(each.marks[ENDED]) for each in self.followers)])
+        return min(self._sampled, least + 1) > sampled or least > ended
+
+    def _run(self, steps: int) -> None:
+        super()._run(steps)
+        self.marks[:] = self._sampled, self._ended
+        for each in self.followers:
+            each.go_on(self.rings, self._sampled, self._ended)
+
+
+class _Programs:
+    """Poisons the memory of every rank."""
+
+    def __init__(self, programs: Sequence[SimulatedProgram]) -> None:
+        self._programs = programs
+
+    def __getattr__(self, name: str) -> Callable[[Any], None]:
+        def poison(what: Any) -> None:
+            for program in self._programs:
+                getattr(program, name)(what)
+
+        return poison
+
+
+class _Simulated:
+    """`Followers` that can't end by themselves."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe()
+
+    def sentinels(self) -> Sequence[int]:
+        return (self._reader,)
+
+    def lost(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        os.close(self._reader)
+        os.close(self._writer)
+
+
+class Ranks:
+    """The memory of several ranks, and what an engine needs of them. followers: set by `join`."""
+
+    def __init__(self, count: int, layout: RingLayout, seed: int, launched: int) -> None:
+        self._layout = SegmentLayout(count, layout, 1)
+        self._segment = Segment(self._layout, memoryview(bytearray(segment_bytes(self._layout))), launched)
+        self._segment.begin()
+        self._seed, self._launched = seed, launched
+        self.followers: list[Follower] = []
+        self.rings = self._segment.rings(0)
+
+    def join(self, own: FirstDevice, make: Callable[[RingMemory], SimulatedProgram]) -> Device:
+        """Return the engine's device. make: the program of a rank, from its rings."""
+        self.followers = [
+            Follower(make(self._segment.rings(rank)), self._segment, rank, self._seed, self._launched)
+            for rank in range(1, self._layout.ranks)
+        ]
+        own.followers, own.marks = self.followers, self._segment.marks(0)
+        if not self.followers:
+            return own
+        return RankedDevice(own, self._segment, _Simulated(), self._launched)
+
+    def poisoned(self, first: SimulatedProgram) -> Any:
+        """Return what poisons every rank's memory."""
+        if not self.followers:
+            return first
+        return _Programs([first, *(each.program for each in self.followers)])
