@@ -22,7 +22,7 @@ from runahead.runtime.kernels.triton.gemm.small_batch_gemm import (  # noqa: E40
     columns_of,
     small_batch_product,
 )
-from runahead.runtime.kernels.triton.gemm.tuning import RowTiling, Tiling  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.tuning import RowTiling, Tiling, chain_of  # noqa: E402
 from runahead.runtime.kernels.triton.ops.put_rows import put_rows  # noqa: E402
 
 EPS = 1e-5
@@ -241,6 +241,57 @@ def test_segments_are_added_in_ascending_order(sums: tuple[int, ...], tiling: Ti
         out = torch.full((rows, outputs), NAN, device=DEVICE)
         small_batch_product(x, linear, out, STORE, tiling, scratch, rows)
         assert torch.equal(out.cpu(), factors[:, None] * expected[None, :])
+
+
+@pytest.mark.parametrize(
+    "tiling",
+    [
+        *(Tiling(rows, block, 2, 1, warps, 0, False, direct=True)
+          for rows, block, warps in ((8, 512, 2), (16, 256, 2), (16, 128, 4))),
+        Tiling(32, 128, 2, 2, 4, 0, False, spread=False),
+        Tiling(32, 128, 2, 2, 4, 1, False),
+    ],
+)  # fmt: skip
+def test_the_chains_of_a_segment_are_added_in_ascending_order(tiling: Tiling) -> None:
+    """Each chain has two products that are not 0, and the sum of a segment shows whether they were added first."""
+    sums, outputs, chain = (1 << 24, 1, -(1 << 24), 3, 1, 1 << 24, 1, -(1 << 24)), 40, 128
+    assert chain_of(len(sums) * chain, 2) == chain
+    weight = torch.zeros(outputs, len(sums), chain)
+    for output in range(outputs):
+        for place in range(len(sums)):
+            weight[output, place, (7 * output + place) % 64] = sums[(place + output) % len(sums)]
+            weight[output, place, 64 + (7 * output + place) % 64] = 1
+    linear = Linear(weight.flatten(1).to(DEVICE, torch.bfloat16), None)
+    of_segments = torch.zeros(2, outputs)
+    for place in range(len(sums)):
+        of_segments[place // 4] += weight[:, place].sum(1)
+    scratch = SplitScratch(torch.zeros(1 << 16, device=DEVICE), torch.zeros(64, dtype=torch.int32, device=DEVICE))
+    for rows in (1, 3, 8, 16):
+        factors = torch.arange(rows).exp2()
+        x = factors[:, None].expand(rows, len(sums) * chain).to(DEVICE, torch.bfloat16).contiguous()
+        out = torch.full((rows, outputs), NAN, device=DEVICE)
+        small_batch_product(x, linear, out, STORE, tiling, scratch, rows, chained=True)
+        assert torch.equal(out.cpu(), factors[:, None] * (of_segments[0] + of_segments[1])[None, :])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 8, 16, 64])
+def test_forms_of_a_chained_product_have_the_same_bits(rows: int) -> None:
+    torch.manual_seed(11)
+    half = torch.randn(256, 512).to(DEVICE, torch.bfloat16)
+    linear = Linear(torch.cat((half, half.flip(1)), 1), None)
+    x = torch.randn(64, 512).to(DEVICE, torch.bfloat16)
+    x = torch.cat((x, -x.flip(1)), 1)[:rows].contiguous()  # sums that nearly cancel
+    scratch = SplitScratch(torch.zeros(1 << 20, device=DEVICE), torch.zeros(64, dtype=torch.int32, device=DEVICE))
+    tilings = [Tiling(32, 128, 2, 2, 4, 0, False, spread=False), Tiling(64, 128, 2, 3, 4, 1, False)]
+    if rows <= 16:
+        tilings += [Tiling(16, 512, 2, 1, 2, direct=True), Tiling(8, 256, 2, 1, 2, direct=True)]
+    found = []
+    for tiling in tilings:
+        out = torch.full((rows, 256), NAN, device=DEVICE)
+        small_batch_product(x, linear, out, STORE, tiling, scratch, rows, chained=True)
+        found.append(out)
+    assert found[0].abs().max() > 0 and all(torch.equal(out, found[0]) for out in found)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 17])

@@ -43,6 +43,7 @@ from runahead.runtime.kernels.triton.attention.query_tokens import (
 from runahead.runtime.kernels.triton.attention.schedule import MAX_PARTS, RECORD, AttentionPlan
 from runahead.runtime.kernels.triton.attention.split_kv import PartBuffers, add_parts, parts_at_a_time, with_part
 from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
+from runahead.runtime.kernels.triton.gpu.unrolled import longer
 
 _MAX_PARTS, _RECORD = tl.constexpr(MAX_PARTS), tl.constexpr(RECORD)
 _WARPS_OF_SEVERAL: Final = 4  # of a program, at least, if rows may have several query tokens
@@ -84,6 +85,23 @@ def _tile(
 
 
 @triton.jit
+def _first_tiles(
+    first, end, old_len, kv_head, keys, values, table, BLOCK_SIZE: tl.constexpr, KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr, DIM_PAD: tl.constexpr, SINCE: tl.constexpr,
+    COUNT: tl.constexpr,
+):  # fmt: skip
+    """Load the first COUNT tiles of an item, as `_tile` does: keys, values and masks, COUNT of each."""
+    of_keys, of_values, masks = (), (), ()
+    for i in tl.static_range(COUNT):
+        k, v, seen = _tile(
+            first + i * TILE, end, old_len, kv_head, keys, values, table, BLOCK_SIZE, KV_HEADS, HEAD_DIM, WINDOW, TILE,
+            DIM_PAD, SINCE,
+        )  # fmt: skip
+        of_keys, of_values, masks = longer(of_keys, k), longer(of_values, v), longer(masks, seen)
+    return of_keys, of_values, masks
+
+
+@triton.jit
 def _seen_by_lines(seen, first, old_len, of_line, QUERIES: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr):
     """Mask a tile's tokens for each line, [1 or lines, TILE]. seen: mask of the row's first query token, [TILE]."""
     seen = seen[None, :]
@@ -103,8 +121,8 @@ def _decode_kernel(
     tl.constexpr, HAS_NORM: tl.constexpr, CAP: tl.constexpr, DEPENDENT: tl.constexpr, SINCE: tl.constexpr, RAGGED:
     tl.constexpr,
 ):  # fmt: skip
-    """Process items in order. EARLY: load an item's first tile early, before the wait for the first item, and during
-    the previous item's reduction.
+    """Process items in order. EARLY: tiles of an item that are loaded early, before the wait for the first item, and
+    during the previous item's reduction.
     """
     let_dependents_start(DEPENDENT)
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
@@ -120,11 +138,11 @@ def _decode_kernel(
         of_row, in_row = queries_of(row, query_start_loc, QUERIES, RAGGED)
     else:
         in_row = 1
-    if EARLY:
-        key, value, seen = _tile(
+    if EARLY > 0:
+        key, value, seen = _first_tiles(
             first_token, end, seq_len - in_row, begin % HEADS // SHARES, keys, values,
             block_tables + row.to(tl.int64) * table_stride, BLOCK_SIZE, KV_HEADS, HEAD_DIM, WINDOW, TILE, DIM_PAD,
-            SINCE,
+            SINCE, EARLY,
         )  # fmt: skip
     q_weight, q_of_partner = norm_of_head(q_norm, HEAD_DIM, DIM_PAD, HAS_NORM)
     k_weight, k_of_partner = norm_of_head(k_norm, HEAD_DIM, DIM_PAD, HAS_NORM)
@@ -190,9 +208,9 @@ def _decode_kernel(
                     head_share % SHARES == 0, top, total, acc, KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, DIM_PAD,
                     HAS_NORM, CAP,
                 )  # fmt: skip
-        if EARLY:
-            by_lines = _seen_by_lines(seen, first_token, old_len, of_line, QUERIES, WINDOW, TILE)
-            top, total, acc = fold(lines, key, value, by_lines, key_factor, top, total, acc, CAP)
+        for i in tl.static_range(EARLY):
+            by_lines = _seen_by_lines(seen[i], first_token + i * TILE, old_len, of_line, QUERIES, WINDOW, TILE)
+            top, total, acc = fold(lines, key[i], value[i], by_lines, key_factor, top, total, acc, CAP)
         last = first_token
         if EXACT:
             # The newest part first, since it has the newest tokens; then the others in order.
@@ -203,7 +221,7 @@ def _decode_kernel(
             sum_total = tl.zeros([LINES], tl.float32)
             sum_acc = tl.zeros([LINES, DIM_PAD], tl.float32)
         of_last = (tl.maximum(tl.minimum(end, old_len) - last, 0) + TILE - 1) // TILE
-        for i in tl.range(1 if EARLY else 0, of_last + (last - first_token) // TILE, 1, num_stages=STAGES):
+        for i in tl.range(EARLY, of_last + (last - first_token) // TILE, 1, num_stages=STAGES):
             first = first_token + i * TILE
             if EXACT:
                 further = i - of_last
@@ -249,11 +267,11 @@ def _decode_kernel(
             )
             if QUERIES > 1:
                 of_row, in_row = queries_of(row, query_start_loc, QUERIES, RAGGED)
-            if EARLY:
-                key, value, seen = _tile(
+            if EARLY > 0:
+                key, value, seen = _first_tiles(
                     first_token, end, seq_len - in_row, following % HEADS // SHARES, keys, values,
                     block_tables + row.to(tl.int64) * table_stride, BLOCK_SIZE, KV_HEADS, HEAD_DIM, WINDOW, TILE,
-                    DIM_PAD, SINCE,
+                    DIM_PAD, SINCE, EARLY,
                 )  # fmt: skip
 
 
@@ -336,9 +354,9 @@ def decode_attention(
         DIM_PAD=dim_pad,
         PARTS=parts_at_a_time(buffers, dim_pad, warps),
         STAGES=plan.stages,
-        EARLY=early,
+        EARLY=plan.chunk if early else 0,
         EXACT=plan.exact,
-        GROUP_PARTS=1 if plan.grouped else plan.group,
+        GROUP_PARTS=MAX_PARTS if plan.grouped else plan.group,
         HAS_NORM=q_norm is not None,
         CAP=weights.score_cap * LOG2_E,
         DEPENDENT=dependent,

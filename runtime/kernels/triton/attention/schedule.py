@@ -39,7 +39,7 @@ _ROWS_OF_MIXED: Final = 512  # of a mixed launch: up to so many have one compile
 class AttentionPlan:
     """A split of decode attention. tile: tokens of a KV tile. chunk: most tiles of a part, exceeded if a row would have
     over MAX_PARTS parts. A part is an item. programs, warps: of the launch, and of one program. stages: tiles in
-    flight. early: load an item's first tile before its turn. exact: sum the newest part first, then the others in
+    flight. early: load a part's tiles before its turn. exact: sum the newest part first, then the others in
     order; otherwise a row's parts are equally long. group: parts that an exact plan sums before adding their sum to
     other groups'. grouped: an item is a group instead of a part, with the same bits. share: most query tokens of a row
     in a program, a power of two; 0: all, if their sums fit.

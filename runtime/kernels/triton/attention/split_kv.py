@@ -20,7 +20,6 @@ from runahead.runtime.kernels.triton.gpu.unrolled import longer
 
 _PARTS: Final = 16  # most parts of a row that are added at a time
 _PARTS_WORDS: Final = 96  # float32 numbers of theirs in a thread, unless one part has more
-_JOIN_STAGES = tl.constexpr(4)  # parts in flight if they are added one by one
 
 
 @triton.jit
@@ -31,6 +30,18 @@ def with_part(top, total, acc, part_top, part_total, part_acc):
     kept = tl.exp2(top - shift)
     weight = tl.exp2(part_top - shift)
     return new_top, total * kept + part_total * weight, acc * kept[:, None] + part_acc * weight[:, None]
+
+
+@triton.jit
+def _part_of(at, partial, partial_top, partial_total, ok, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr):
+    """Load a part: its maxima and totals, [lines], and sums, [lines, D]. at: of its lines. ok: which of them exist; the
+    others are empty."""
+    d = tl.arange(0, DIM_PAD)
+    inside = ok[:, None] & (d < HEAD_DIM)[None, :]
+    top = tl.load(partial_top + at, mask=ok, other=float("-inf"), cache_modifier=".cg")
+    total = tl.load(partial_total + at, mask=ok, other=0.0, cache_modifier=".cg")
+    where = at[:, None] * HEAD_DIM + d[None, :]
+    return top, total, tl.load(partial + where, mask=inside, other=0.0, cache_modifier=".cg")
 
 
 @triton.jit
@@ -55,48 +66,40 @@ def add_parts(
     total = tl.zeros([PART_LINES], tl.float32)
     acc = tl.zeros([PART_LINES, DIM_PAD], tl.float32)
     if EXACT:
-        group_top, group_total, group_acc = top, total, acc
-        in_last = (parts - 1) % GROUP_PARTS + 1
-        for i in tl.range(0, parts, 1, num_stages=_JOIN_STAGES):
-            # Parts of the last group, then the other groups' in order.
-            of_others = i - in_last
-            part = begin_items + tl.where(
-                i == 0, parts - 1, tl.where(of_others < 0, parts - in_last + i - 1, of_others)
-            )
-            at = (part * HEADS + head_share) * PART_LINES + line
-            part_top = tl.load(partial_top + at, mask=line_ok, other=float("-inf"), cache_modifier=".cg")
-            part_total = tl.load(partial_total + at, mask=line_ok, other=0.0, cache_modifier=".cg")
-            where = at[:, None] * HEAD_DIM + d[None, :]
-            loaded = tl.load(
-                partial + where, mask=line_ok[:, None] & (d < HEAD_DIM)[None, :], other=0.0, cache_modifier=".cg"
-            )
-            if GROUP_PARTS > 1:
-                if (of_others >= 0) & (of_others % GROUP_PARTS == 0):
-                    top, total, acc = with_part(top, total, acc, group_top, group_total, group_acc)
-                    group_top = tl.full([PART_LINES], float("-inf"), tl.float32)
-                    group_total = tl.zeros([PART_LINES], tl.float32)
-                    group_acc = tl.zeros([PART_LINES, DIM_PAD], tl.float32)
-                group_top, group_total, group_acc = with_part(
-                    group_top, group_total, group_acc, part_top, part_total, loaded
-                )
-            else:
-                top, total, acc = with_part(top, total, acc, part_top, part_total, loaded)
-        if GROUP_PARTS > 1:
+        # The last group first, and in it the last part. Parts of a block are requested together.
+        BLOCK: tl.constexpr = min(PARTS, GROUP_PARTS)
+        last = (parts - 1) // GROUP_PARTS
+        for g in range(last + 1):
+            first = tl.where(g == 0, last, g - 1) * GROUP_PARTS
+            in_group = tl.minimum(parts - first, GROUP_PARTS)
+            group_top = tl.full([PART_LINES], float("-inf"), tl.float32)
+            group_total = tl.zeros([PART_LINES], tl.float32)
+            group_acc = tl.zeros([PART_LINES, DIM_PAD], tl.float32)
+            for begin in range(0, in_group, BLOCK):
+                tops, totals, accs = (), (), ()
+                for i in tl.static_range(BLOCK):
+                    p = begin + i
+                    part = begin_items + first + tl.where(g > 0, p, tl.where(p == 0, in_group, p) - 1)
+                    one_top, one_total, one = _part_of(
+                        (part * HEADS + head_share) * PART_LINES + line, partial, partial_top, partial_total,
+                        line_ok & (p < in_group), HEAD_DIM, DIM_PAD,
+                    )  # fmt: skip
+                    tops, totals, accs = longer(tops, one_top), longer(totals, one_total), longer(accs, one)
+                for i in tl.static_range(BLOCK):
+                    group_top, group_total, group_acc = with_part(
+                        group_top, group_total, group_acc, tops[i], totals[i], accs[i]
+                    )
             top, total, acc = with_part(top, total, acc, group_top, group_total, group_acc)
     else:
         # Part by part, so that each thread has the same elements of every part and no thread waits for another.
         for first in range(0, parts, PARTS):
             tops, totals, accs = (), (), ()
             for p in tl.static_range(PARTS):
-                at = ((begin_items + first + p) * HEADS + head_share) * PART_LINES + line
-                ok = line_ok & (first + p < parts)
-                part_top = tl.load(partial_top + at, mask=ok, other=float("-inf"), cache_modifier=".cg")
-                part_total = tl.load(partial_total + at, mask=ok, other=0.0, cache_modifier=".cg")
-                where = at[:, None] * HEAD_DIM + d[None, :]
-                loaded = tl.load(
-                    partial + where, mask=ok[:, None] & (d < HEAD_DIM)[None, :], other=0.0, cache_modifier=".cg"
-                )
-                tops, totals, accs = longer(tops, part_top), longer(totals, part_total), longer(accs, loaded)
+                one_top, one_total, one = _part_of(
+                    ((begin_items + first + p) * HEADS + head_share) * PART_LINES + line, partial, partial_top,
+                    partial_total, line_ok & (first + p < parts), HEAD_DIM, DIM_PAD,
+                )  # fmt: skip
+                tops, totals, accs = longer(tops, one_top), longer(totals, one_total), longer(accs, one)
             new_top = top
             for p in tl.static_range(PARTS):
                 new_top = tl.maximum(new_top, tops[p])

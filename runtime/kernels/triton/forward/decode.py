@@ -350,6 +350,6 @@ class FusedRows(RowStream):
         tiling = replace(tiling, dependent=self._depends(tiling.dependent))
         if linear.quantized is not None:
             return int4_batch_product(x, linear, out, epilogue, tiling, self._scratch, self._rows, **more)
-        rounded = self._exact and out.dtype == torch.bfloat16
-        small_batch_product(x, linear, out, epilogue, tiling, self._scratch, self._rows, rounded=rounded, **more)
+        more.update(rounded=self._exact and out.dtype == torch.bfloat16, chained=self._exact)
+        small_batch_product(x, linear, out, epilogue, tiling, self._scratch, self._rows, **more)
         return ceil_div(linear.weight.shape[0], tiling.rows)

@@ -21,6 +21,7 @@ from runahead.runtime.kernels.triton.gemm.tuning import (
     MOST_DIRECT,
     SPLIT_WORDS,
     Tiling,
+    chain_of,
     segments,
     tiling_key,
     tuned,
@@ -141,14 +142,14 @@ def _why_no_product(entry: Any, outputs: int, depth: int, columns: int, epilogue
         return f"cuts the product into {tiling.splits} segments, where {count} are part of the definition of its sums"
     if tiling.direct:
         return "" if _fits_directly(tiling, depth, columns, epilogue) else _MISFIT
-    spread = tiling.spread and tiling.splits > 1
+    spread, chain = tiling.spread and tiling.splits > 1, chain_of(depth, tiling.splits)
     wide = max(columns, LEAST_COLUMNS)
     fits = (
         _is_power(tiling.rows, 8)
         and _is_power(tiling.block, 16)
         and _is_power(tiling.columns, LEAST_COLUMNS)
         and depth % (tiling.splits * tiling.block) == 0
-        and (spread or tiling.splits == 1 or depth // tiling.splits >= 2 * tiling.block)
+        and chain in (0, tiling.block)
         and not (spread and outputs * wide * tiling.splits > SPLIT_WORDS)
         and 0 <= tiling.held <= min(_MOST_PREFETCHED, depth // (tiling.splits * tiling.block))
         and 1 <= tiling.stages <= _MOST_STAGES
@@ -160,6 +161,7 @@ def _why_no_product(entry: Any, outputs: int, depth: int, columns: int, epilogue
 def _fits_directly(tiling: Tiling, depth: int, columns: int, epilogue: str) -> bool:
     """Whether a tiling whose weights go straight into registers fits. It has no stages."""
     segment, tiles = depth // tiling.splits, tiling.warps // tiling.splits
+    chain = chain_of(depth, tiling.splits) or GRAIN
     outputs = tiling.rows * (2 if epilogue == "gated" else 1)
     return (
         columns <= MOST_DIRECT
@@ -168,7 +170,7 @@ def _fits_directly(tiling: Tiling, depth: int, columns: int, epilogue: str) -> b
         and _is_power(tiling.rows, 8)
         and outputs % tiles == 0
         and outputs // tiles in WARP_OUTPUTS
-        and _is_power(tiling.block, GRAIN)
+        and _is_power(tiling.block, chain)
         and segment % tiling.block == 0
         and (tiling.stages, tiling.held, tiling.columns, tiling.spread) == (1, 0, 64, True)
     )

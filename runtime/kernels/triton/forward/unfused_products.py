@@ -95,4 +95,4 @@ def product_of_rows(
     tiling = rows_tiling(*sizes_of(linear.weight), rows_in_table(rows), EPILOGUES[STORE], exact)
     splits = tiling.splits if tiling.direct or exact else 1
     tiling = replace(tiling, splits=splits, spread=False, dependent=tiling.dependent and dependent_launch_works())
-    small_batch_product(hidden, linear, out, STORE, tiling, None, rows, places=places)
+    small_batch_product(hidden, linear, out, STORE, tiling, None, rows, places=places, chained=exact)

@@ -7,10 +7,10 @@ each part by a program of its own, of which the one that comes last adds them up
 A norm's scale is a number for each row, so it is applied to the sums: whoever made the residual has left it multiplied
 by the norm's weight, and the sums of its squares by tiles.
 
-**What the bits of a row hang on**: the number of parts, and nothing else of a tiling. The matrix units add up a part's
-products in the order of the depth, whatever instruction it is and however many rows there are (seen on an H200 for
-mma.sync and wgmma of every width), and sums of squares are exact below 2**23 (`exact_square`), as good as exact above.
-No product is fused with a sum.
+**What the bits of a row hang on**: the number of parts, whether they are summed in chains, and nothing else of a
+tiling. The matrix units add up a part's products in the order of the depth, whatever instruction it is and however many
+rows there are (seen on an H200 for mma.sync and wgmma of every width), and sums of squares are exact below 2**23
+(`exact_square`), as good as exact above. No product is fused with a sum.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -29,7 +29,13 @@ from runahead.runtime.kernels.activations import is_gelu
 from runahead.runtime.kernels.layers import Activation, Linear, Norm
 from runahead.runtime.kernels.triton.gemm.epilogue import end_rows, end_weights, gated_row, product_end
 from runahead.runtime.kernels.triton.gemm.gemv import ADD, GATED, STORE
-from runahead.runtime.kernels.triton.gemm.tuning import LEAST_COLUMNS, MOST_DIRECT, SPLIT_WORDS, Tiling
+from runahead.runtime.kernels.triton.gemm.tuning import (
+    LEAST_COLUMNS,
+    MOST_DIRECT,
+    SPLIT_WORDS,
+    Tiling,
+    chain_of,
+)
 from runahead.runtime.kernels.triton.gemm.warp_split_k import (
     GRAIN,
     WARP_OUTPUTS,
@@ -45,11 +51,24 @@ _GATED = tl.constexpr(GATED)
 
 
 @triton.jit
-def _part(w_at, x_at, ok, acc, first, PART: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr):
+def _with_block(acc, w, x, zero, CHAINED: tl.constexpr):
+    """`acc` and the product of a block. CHAINED: the block is summed by itself, from `zero` on."""
+    if CHAINED:
+        acc += tl.dot(w, x, zero, input_precision="ieee")
+    else:
+        acc = tl.dot(w, x, acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit
+def _part(
+    w_at, x_at, ok, acc, zero, first, PART: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    CHAINED: tl.constexpr,
+):  # fmt: skip
     """`acc` and what a part of the depth adds from `first` on."""
     for begin in tl.range(first, PART, BLOCK, num_stages=STAGES):
         w = tl.load(w_at + begin)
-        acc = tl.dot(w, tl.load(x_at + begin, mask=ok, other=0.0), acc, input_precision="ieee")
+        acc = _with_block(acc, w, tl.load(x_at + begin, mask=ok, other=0.0), zero, CHAINED)
     return acc
 
 
@@ -59,7 +78,7 @@ def _rows_product_kernel(
     OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     SPLITS: tl.constexpr, SPREAD: tl.constexpr, STAGES: tl.constexpr, SQUARES: tl.constexpr, STRIDE: tl.constexpr,
     STEP: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PLACED: tl.constexpr, PREFETCHED: tl.constexpr,
-    DEPENDENT: tl.constexpr, GELU: tl.constexpr, ROUNDED: tl.constexpr,
+    DEPENDENT: tl.constexpr, GELU: tl.constexpr, ROUNDED: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """One program for ROWS outputs and COLUMNS rows of the batch; SPREAD: and a part of the depth."""
     let_dependents_start(DEPENDENT)
@@ -77,6 +96,8 @@ def _rows_product_kernel(
     x_at = x + column.to(tl.int64)[None, :] * DEPTH + split * PART + k[:, None]
     ok = (column < num_rows)[None, :]
     acc = tl.zeros([TILE_ROWS, COLUMNS], tl.float32)
+    # No compiler knows that it is 0: it would make one instruction of a product and the sum after it.
+    zero = acc + (num_rows < 0).to(tl.float32)
     held = ()
     for i in tl.static_range(PREFETCHED):  # the program's first weights are on their way before it waits
         held = longer(held, tl.load(w_at + i * BLOCK))
@@ -84,8 +105,8 @@ def _rows_product_kernel(
     wait_for_predecessors(DEPENDENT)
     rows = end_rows(tile, column, squares_in, out, num_rows, OUTPUTS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, False)
     for i in tl.static_range(PREFETCHED):
-        acc = tl.dot(held[i], tl.load(x_at + i * BLOCK, mask=ok, other=0.0), acc, input_precision="ieee")
-    acc = _part(w_at, x_at, ok, acc, PREFETCHED * BLOCK, PART, BLOCK, STAGES)
+        acc = _with_block(acc, held[i], tl.load(x_at + i * BLOCK, mask=ok, other=0.0), zero, CHAINED)
+    acc = _part(w_at, x_at, ok, acc, zero, PREFETCHED * BLOCK, PART, BLOCK, STAGES, CHAINED)
     if SPREAD:
         SIZE: tl.constexpr = TILE_ROWS * COLUMNS
         meeting = group * tl.num_programs(1) + tile
@@ -105,8 +126,9 @@ def _rows_product_kernel(
         for s in range(1, SPLITS):
             begin = s * PART
             acc += _part(
-                w_at + begin, x_at + begin, ok, tl.zeros([TILE_ROWS, COLUMNS], tl.float32), 0, PART, BLOCK, STAGES
-            )
+                w_at + begin, x_at + begin, ok, tl.zeros([TILE_ROWS, COLUMNS], tl.float32), zero, 0, PART, BLOCK,
+                STAGES, CHAINED,
+            )  # fmt: skip
         product_end(
             acc, tile, column, weights, rows, squares_in, out, places, scaled, squares_out, eps, num_rows,
             OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED, GELU, ROUNDED, False,
@@ -150,6 +172,7 @@ def small_batch_product(
     places: torch.Tensor | None = None,
     activation: Activation = "silu",
     rounded: bool = False,
+    chained: bool = False,
 ) -> None:
     """out (epilogue)= x @ weight.T + bias, for the first `num_rows` rows; rows past them are written by nobody.
 
@@ -158,7 +181,8 @@ def small_batch_product(
     residual, whose sums of squares these are: float64 [tiles, num_rows or more], how many tiles, and the norm's eps.
     ADD: `out` is residual.values, and the rest of `residual` is made for `norm`. places: int32 [num_rows], the row of
     `out` to which each row goes, with STORE; each to its own without it. activation: of the gate, if GATED. rounded:
-    the sums are rounded to the dtype of `out` before anything else is done with them.
+    the sums are rounded to the dtype of `out` before anything else is done with them. chained: parts are summed in
+    chains (`chain_of`).
     """
     outputs, depth = linear.weight.shape
     halves = 2 if epilogue == GATED else 1
@@ -179,8 +203,10 @@ def small_batch_product(
     if scratch is None:
         assert not spread
         scratch = SplitScratch(x, x)
+    chain = chain_of(depth, tiling.splits) if chained else 0
+    assert not chain or (tiling.block % chain == 0 if tiling.direct else tiling.block == chain)
     # A part of one block would not be summed by itself: the compiler makes one instruction of a dot and a sum after it.
-    assert spread or tiling.direct or tiling.splits == 1 or depth // tiling.splits >= 2 * tiling.block
+    assert spread or tiling.direct or tiling.splits == 1 or chain or depth // tiling.splits >= 2 * tiling.block
     if spread:
         assert groups * tiles_out <= scratch.arrived.shape[0]
         assert groups * columns * tiles_out * tiling.rows * halves * tiling.splits <= SPLIT_WORDS
@@ -230,6 +256,7 @@ def small_batch_product(
             PREFETCHED=blocks_prefetched(segment, tiling.block, warp_outputs),
             ROUNDED=rounded,
             LONE=lone,
+            CHAIN=chain // GRAIN,
             **options,
         )
         return
@@ -242,6 +269,7 @@ def small_batch_product(
         SPLITS=tiling.splits,
         SPREAD=spread,
         ROUNDED=rounded,
+        CHAINED=chain > 0,
         STAGES=tiling.stages,
         PREFETCHED=min(tiling.held, depth // (tiling.splits * tiling.block)),
         **options,

@@ -34,12 +34,14 @@ _MOST_COLUMNS: Final = 128  # rows of the batch that a program has by default, a
 _ONE_SUM: Final = 1 << 23  # numbers of the weights
 _LEAST_SEGMENT: Final = 512  # of the depth
 _MOST_SEGMENTS: Final = 8
+_WHOLE_SEGMENT: Final = 512  # of the depth, of which 16 rows of the weights fit into registers
 MOST_DIRECT: Final = 16  # rows of the batch that a product with direct weights takes
-_EXACT_TILE: Final = 32  # tokens of a tile of exact attention; twice as many where many heads share its keys
-_EXACT_TILES: Final = 4  # of a part of exact attention
-_MANY_HEADS: Final = 4
-_LARGEST_HEAD: Final = 128  # numbers of a head, of which five stages fit
+_EXACT_TILE: Final = 64  # tokens of a tile of exact attention
+_EXACT_TILES: Final = 2  # of a part of exact attention
+_LARGEST_HEAD: Final = 128  # numbers of a head, of which a part's tiles fit into registers
 _EXACT_GROUP: Final = 8  # parts of a group of exact attention
+_FEW_ROWS: Final = 16  # up to so many, each part is an item of exact attention
+_MANY_HEADS: Final = 4  # of a KV head
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +107,9 @@ def rows_tiling(outputs: int, depth: int, columns: int, epilogue: str, exact: bo
 
 def default_tiling(outputs: int, depth: int, columns: int, epilogue: str, splits: int) -> Tiling:
     """splits: what it must be; 0: as many as keep the GPU busy."""
-    halves = 2 if epilogue == "gated" else 1
+    halves, required = 2 if epilogue == "gated" else 1, splits
     if splits > 1 and columns <= LEAST_COLUMNS:
-        return _direct(outputs, depth, halves, splits)
+        return _direct(depth, halves, splits)
     few, most = columns <= _FEW_COLUMNS, min(columns, _MOST_COLUMNS)
     if splits == 1 and columns <= LEAST_COLUMNS and outputs <= _MANY_OUTPUTS:
         # Programs of one or two warps, each with its outputs' whole depth: enough of them to keep the memory busy.
@@ -122,7 +124,11 @@ def default_tiling(outputs: int, depth: int, columns: int, epilogue: str, splits
         splits = 1
         while programs * splits < _BUSY and depth % (2 * splits * block) == 0 and depth // (2 * splits) >= 512:
             splits *= 2
-    if depth % (splits * block) or depth // splits < 2 * block:
+    if required > 1:
+        block = chain_of(depth, splits)
+        if 2 * (tile + most) * block * 2 > _shared_memory():
+            most = min(most, _FEW_COLUMNS)
+    elif depth % (splits * block) or depth // splits < 2 * block:
         block = DEPTH_MULTIPLE  # a part is several blocks where it can be: see `small_batch_gemm.py`
     taken = (tile + most) * block * 2  # bytes of shared memory, a stage
     stages = max(2, min(4, _shared_memory() // taken))
@@ -138,11 +144,12 @@ def default_tiling(outputs: int, depth: int, columns: int, epilogue: str, splits
     )
 
 
-def _direct(outputs: int, depth: int, halves: int, splits: int) -> Tiling:
-    """One warp for each segment and 16 of the weights' rows, or 8 where those are few programs."""
-    tile = 16 if halves == 2 or outputs >= _BUSY * 16 else 8
+def _direct(depth: int, halves: int, splits: int) -> Tiling:
+    """One warp for each segment and 16 of the weights' rows, or 8 where a segment of 16 does not fit into registers.
+    Few registers matter more than many programs: beside them the next kernel requests its weights."""
     segment = depth // splits
-    block = max(size for size in (64, 128, 256) if segment % size == 0)
+    tile = 16 if halves == 2 or segment <= _WHOLE_SEGMENT else 8
+    block = max(size for size in (64, 128, 256, _WHOLE_SEGMENT) if segment % size == 0)
     return Tiling(tile // halves, block, splits, 1, splits, direct=True)
 
 
@@ -185,6 +192,14 @@ def segments(outputs: int, depth: int) -> int:
     return count
 
 
+def chain_of(depth: int, splits: int) -> int:
+    """How many entries of a segment the exact kernels sum by themselves, in ascending steps of 16; these sums are added
+    in ascending order. So the matrix units compute several at a time. 0: a product of one segment is one sum."""
+    return (
+        0 if splits == 1 else max(size for size in (DEPTH_MULTIPLE, 2 * DEPTH_MULTIPLE) if depth // splits % size == 0)
+    )
+
+
 def is_one_sum(outputs: int, depth: int) -> bool:
     """Whether a product is one segment, and large enough for the vendor's library where there are many rows."""
     return outputs * depth >= _ONE_SUM
@@ -208,7 +223,7 @@ def attention_plan(
     """Of decode launches of so many rows, the same up to the next power of two: a launch that is no bucket's runs by a
     plan that a bucket has. What is best was measured on an H200, at
     contexts of about 640 tokens: there the items of 8 KV heads are about as many as there are programs. What the table
-    has, `measured_plan`, comes first. exact: tile, chunk and warps, on which a row's bits hang,
+    has, `measured_plan`, comes first. exact: tile, chunk, warps and group, on which a row's bits depend,
     are the same for every number of rows. group: query heads of a KV head, the most of all layers."""
     rows = triton.next_power_of_2(rows)
     if device.type != "cuda":
@@ -218,18 +233,16 @@ def attention_plan(
         )  # fmt: skip
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     wide = head_dim > 64
-    if exact and group >= _MANY_HEADS:
-        stages = 2 if rows <= 2 or head_dim > _LARGEST_HEAD else 3 if rows <= 16 else 5  # smallest GPUs' shared memory
-        return AttentionPlan(
-            2 * _EXACT_TILE, _EXACT_TILES // 2, (3 if rows <= 16 else 4) * processors, 4, stages, early=False,
-            exact=True, group=_EXACT_GROUP, grouped=rows > 16,
-        )  # fmt: skip
     if exact:
-        programs = (2 if wide and 1 < rows <= 16 else 4) * processors
+        few, many_heads = rows <= _FEW_ROWS, group >= _MANY_HEADS
+        # A program that holds a part leaves no registers to the next product. Where many heads share keys, that costs
+        # more than loading them early wins.
+        early = head_dim <= _LARGEST_HEAD and ((few and not many_heads) or (rows == 1 and not wide))
+        stages = 1 if early else 2 if rows <= 2 or head_dim > _LARGEST_HEAD else 3 if few else 5
+        programs = (2 if early and rows == 1 else 3 if few else 4) * processors
         return AttentionPlan(
-            _EXACT_TILE, _EXACT_TILES, programs, 2 if wide else 1, 3 if rows == 1 else 5, rows == 1, True,
-            group=_EXACT_GROUP, grouped=rows > 16,
-        )  # fmt: skip
+            _EXACT_TILE, _EXACT_TILES, programs, 4, stages, early, exact=True, group=_EXACT_GROUP, grouped=not few
+        )
     if rows == 1:
         tile, warps, per = (64, 4, 3) if wide else (32, 1, 4)
         return AttentionPlan(tile, 1, per * processors, warps, stages=1, early=True)

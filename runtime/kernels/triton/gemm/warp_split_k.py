@@ -10,7 +10,8 @@ the same one, so Triton gives both sides the order of the loads (`kWidth` 4): no
 memory is not used. Another layout would change the time but no bit (`test_triton_targets.py` inspects the compiled
 kernels).
 
-A warp therefore adds up its segment in ascending steps of 16, as `small_batch_gemm.py` does, and the bits are the same.
+A warp adds up its segment, or each of its chains, in ascending steps of 16, as `small_batch_gemm.py` does, and the bits
+are the same. The chains of a block are interleaved, so that the matrix units do not wait for one sum.
 
 All the weights that registers hold are requested before the program waits for the rows; later ones replace those
 already used.
@@ -32,6 +33,7 @@ import triton.language as tl
 
 from runahead.runtime.kernels.triton.gemm.epilogue import GATED, end_rows, end_weights, gated_row, product_end
 from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
+from runahead.runtime.kernels.triton.gpu.unrolled import longer
 
 GRAIN: Final = 16  # entries of the depth that the matrix units add at once
 WARP_OUTPUTS: Final = (8, 16, 32, 64)  # rows of the weights that a warp may have
@@ -97,17 +99,28 @@ def _side(tiles, first: tl.constexpr, WARPS: tl.constexpr, EIGHTS: tl.constexpr)
 
 @triton.jit
 def _added(
-    acc, w, x, WARPS: tl.constexpr, EIGHTS: tl.constexpr, LINE_EIGHTS: tl.constexpr, GRAINS: tl.constexpr,
-    TURNED: tl.constexpr,
+    acc, zero, w, x, WARPS: tl.constexpr, EIGHTS: tl.constexpr, LINE_EIGHTS: tl.constexpr, GRAINS: tl.constexpr,
+    TURNED: tl.constexpr, CHAIN: tl.constexpr,
 ):  # fmt: skip
-    """`acc` and the product of a block."""
-    for g in tl.static_range(GRAINS):
-        left = _side(w, g * EIGHTS, WARPS, EIGHTS)
-        right = _side(x, g * LINE_EIGHTS, WARPS, LINE_EIGHTS)
-        if TURNED:
-            acc = tl.dot(right, tl.permute(left, (0, 2, 1)), acc, input_precision="ieee")
-        else:
-            acc = tl.dot(left, tl.permute(right, (0, 2, 1)), acc, input_precision="ieee")
+    """`acc` and the product of a block. CHAIN: grains of a chain that is summed by itself from `zero` on, the chains of
+    a block interleaved; 0: all of them are summed in `acc`."""
+    LENGTH: tl.constexpr = CHAIN if CHAIN > 0 else GRAINS
+    CHAINS: tl.constexpr = GRAINS // LENGTH
+    sums = ()
+    for _ in tl.static_range(CHAINS):
+        sums = longer(sums, zero if CHAIN > 0 else acc)
+    for g in tl.static_range(LENGTH):
+        later = ()
+        for c in tl.static_range(CHAINS):
+            left = _side(w, (c * LENGTH + g) * EIGHTS, WARPS, EIGHTS)
+            right = _side(x, (c * LENGTH + g) * LINE_EIGHTS, WARPS, LINE_EIGHTS)
+            if TURNED:
+                later = longer(later, tl.dot(right, tl.permute(left, (0, 2, 1)), sums[c], input_precision="ieee"))
+            else:
+                later = longer(later, tl.dot(left, tl.permute(right, (0, 2, 1)), sums[c], input_precision="ieee"))
+        sums = later
+    for c in tl.static_range(CHAINS):
+        acc = acc + sums[c] if CHAIN > 0 else sums[c]
     return acc
 
 
@@ -159,7 +172,7 @@ def warp_split_k_kernel(
     DEPTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SEGMENTS: tl.constexpr,
     TILES: tl.constexpr, PREFETCHED: tl.constexpr, SQUARES: tl.constexpr, STRIDE: tl.constexpr, STEP: tl.constexpr,
     EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PLACED: tl.constexpr, DEPENDENT: tl.constexpr, GELU: tl.constexpr,
-    ROUNDED: tl.constexpr, LONE: tl.constexpr,
+    ROUNDED: tl.constexpr, LONE: tl.constexpr, CHAIN: tl.constexpr,
 ):  # fmt: skip
     """Compute ROWS outputs of all rows, in TILES equal parts, each by as many warps as there are segments. PREFETCHED:
     blocks that each warp loads at a time, the first ones before the dependency wait. LONE: there is one row."""
@@ -199,35 +212,48 @@ def warp_split_k_kernel(
     if PREFETCHED > 3:
         w3 = _tiles(w_at, 3 * BLOCK, GRAINS)
     weights = end_weights(tile, bias, gamma, OUTPUTS, ROWS, EPILOGUE, HAS_BIAS)
-    column = tl.arange(0, COLUMNS)
+    END_COLUMNS: tl.constexpr = 1 if LONE else COLUMNS
+    column = tl.arange(0, END_COLUMNS)
     wait_for_predecessors(DEPENDENT)
     rows = end_rows(tile, column, squares_in, out, num_rows, OUTPUTS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, LONE)
     acc = tl.zeros([WARPS, 16, 8] if TURNED else [WARPS, WARP_ROWS, COLUMNS], tl.float32)
+    zero = acc
     for first in tl.range(0, PART - PREFETCHED * BLOCK, PREFETCHED * BLOCK, num_stages=1):
         later = first + PREFETCHED * BLOCK
         lines = _lines(x_at, first, ok, GRAINS, LINE_EIGHTS)
-        acc = _added(acc, w0, lines, WARPS, EIGHTS, LINE_EIGHTS, GRAINS, TURNED)
+        acc = _added(acc, zero, w0, lines, WARPS, EIGHTS, LINE_EIGHTS, GRAINS, TURNED, CHAIN)
         w0 = _tiles(w_at, later, GRAINS)
         if PREFETCHED > 1:
             lines = _lines(x_at, first + BLOCK, ok, GRAINS, LINE_EIGHTS)
-            acc = _added(acc, w1, lines, WARPS, EIGHTS, LINE_EIGHTS, GRAINS, TURNED)
+            acc = _added(acc, zero, w1, lines, WARPS, EIGHTS, LINE_EIGHTS, GRAINS, TURNED, CHAIN)
             w1 = _tiles(w_at, later + BLOCK, GRAINS)
         if PREFETCHED > 2:
             lines = _lines(x_at, first + 2 * BLOCK, ok, GRAINS, LINE_EIGHTS)
-            acc = _added(acc, w2, lines, WARPS, EIGHTS, LINE_EIGHTS, GRAINS, TURNED)
+            acc = _added(acc, zero, w2, lines, WARPS, EIGHTS, LINE_EIGHTS, GRAINS, TURNED, CHAIN)
             w2 = _tiles(w_at, later + 2 * BLOCK, GRAINS)
         if PREFETCHED > 3:
             lines = _lines(x_at, first + 3 * BLOCK, ok, GRAINS, LINE_EIGHTS)
-            acc = _added(acc, w3, lines, WARPS, EIGHTS, LINE_EIGHTS, GRAINS, TURNED)
+            acc = _added(acc, zero, w3, lines, WARPS, EIGHTS, LINE_EIGHTS, GRAINS, TURNED, CHAIN)
             w3 = _tiles(w_at, later + 3 * BLOCK, GRAINS)
+    last = (w0, w1, w2, w3)
+    TOGETHER: tl.constexpr = COLUMNS == 8 and PREFETCHED * GRAINS <= 32  # so much of the rows fits into registers
+    rest = ()
     for p in tl.static_range(PREFETCHED):
-        lines = _lines(x_at, PART - (PREFETCHED - p) * BLOCK, ok, GRAINS, LINE_EIGHTS)
-        last = w0 if p == 0 else w1 if p == 1 else w2 if p == 2 else w3
-        acc = _added(acc, last, lines, WARPS, EIGHTS, LINE_EIGHTS, GRAINS, TURNED)
+        rest = rest + (_lines(x_at, PART - (PREFETCHED - p) * BLOCK, ok, GRAINS, LINE_EIGHTS),)
+        if not TOGETHER:
+            acc = _added(acc, zero, last[p], rest[p], WARPS, EIGHTS, LINE_EIGHTS, GRAINS, TURNED, CHAIN)
+    if TOGETHER:
+        # One pass, which no compiler knows: so all rows are asked for before the matrix units wait for the first.
+        for _ in range((num_rows + COLUMNS - 1) // COLUMNS):
+            for p in tl.static_range(PREFETCHED):
+                acc = _added(acc, zero, last[p], rest[p], WARPS, EIGHTS, LINE_EIGHTS, GRAINS, TURNED, CHAIN)
+            zero = acc
     if TURNED:
         acc = _outputs_first(acc, WARPS, COLUMNS)
-    acc = _in_order(acc, TILES, SEGMENTS, WARP_ROWS, COLUMNS)
+    if LONE:
+        acc = tl.sum(acc, 2, keep_dims=True)  # the other columns are zeros
+    acc = _in_order(acc, TILES, SEGMENTS, WARP_ROWS, END_COLUMNS)
     product_end(
         acc, tile, column, weights, rows, squares_in, out, places, scaled, squares_out, eps, num_rows, OUTPUTS,
-        DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED, GELU, ROUNDED, LONE,
+        DEPTH, END_COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED, GELU, ROUNDED, LONE,
     )  # fmt: skip
