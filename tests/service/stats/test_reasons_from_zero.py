@@ -8,6 +8,7 @@ import msgspec
 
 from runahead.cuda_graphs import buckets
 from runahead.runtime.wire.figures import BARRIERS, FALLBACKS
+from runahead.service.contract.errors import STATUS_OF
 from runahead.service.shared_memory.board import REFUSALS, Board
 from runahead.service.stats.engine_metrics import engine_metrics
 from runahead.service.stats.service_metrics import service_metrics
@@ -47,3 +48,9 @@ def test_no_reason_is_missing() -> None:
         if isinstance(argument := call.args[0], ast.Constant) and isinstance(argument.value, str)
     }
     assert drained == set(BARRIERS)
+
+
+def test_every_reason_that_refuses_a_call_is_counted() -> None:
+    refusing = {code for reason, code in STATUS_OF.items() if reason in REFUSALS}
+    of_an_open_stream = {"NOTHING_LEFT", "TOO_LONG", "STALLED_READER", "SLOW_READER"}
+    assert {reason for reason, code in STATUS_OF.items() if code in refusing} - of_an_open_stream == set(REFUSALS)
