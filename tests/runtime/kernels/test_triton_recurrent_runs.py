@@ -14,6 +14,8 @@ from tests.runtime.kernels.triton_device import relative_error, triton_device
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import DeltaShape, Mamba2, Mamba2Shape  # noqa: E402
+from runahead.runtime.kernels.ranks import ONE_RANK  # noqa: E402
+from runahead.runtime.kernels.triton.forward.recurrent import squares_of_norm  # noqa: E402
 from runahead.runtime.kernels.triton.recurrent import mamba2_decode  # noqa: E402
 from runahead.runtime.kernels.triton.recurrent.gated_delta_decode import delta_of_decode_rows  # noqa: E402
 from runahead.runtime.kernels.triton.recurrent.tiling import LONE_RUN, STATES, StateTiling  # noqa: E402
@@ -191,6 +193,15 @@ def test_a_token_of_a_run_leaves_the_squares_that_it_leaves_without_drafts(other
         out = runs(mixer, tokens[: 2 + others], first, rows, tiling=tiling, squares=left)
         assert all(torch.equal(out[place], found[place][0]) for place in range(2))
         assert all(left[:, place].nansum() == found[place][1] for place in range(2))
+
+
+@pytest.mark.parametrize("drafts", [1, 3])
+def test_a_lone_row_whose_tokens_are_rows_elsewhere_has_room_for_the_squares_of_each_program(drafts: int) -> None:
+    mixer, like = mixer_of(ONE_GROUP), torch.empty((8, 8), dtype=torch.float64, device=DEVICE)
+    row = batch_of([Row(2, 9, 1 + drafts, drafts=drafts)])
+    lines = replace(row, num_rows=1 + drafts, decode_queries=1, in_rows=row)
+    rooms = [squares_of_norm(mixer, batch, like, ONE_RANK) for batch in (row, lines)]
+    assert [room is not None and room.shape for room in rooms] == [(ONE_GROUP.inner, 8)] * 2
 
 
 @pytest.mark.parametrize("shape", OF_EACH)

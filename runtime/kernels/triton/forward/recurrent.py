@@ -1,5 +1,5 @@
-"""Recurrent mixers as streams compute them, between their two products: of rows that decode by one kernel, which is
-another where rows may have drafts; of other rows by sub-chunks."""
+"""Recurrent mixers as streams compute them, between their two products: of rows that decode by one kernel, of other
+rows by sub-chunks."""
 
 from __future__ import annotations
 
@@ -84,6 +84,7 @@ def squares_of_norm(weights: Recurrent, batch: ForwardBatch, like: torch.Tensor,
     `like`]. None: it applies the norm, as it does where ranks divide the row."""
     if norm_left(weights) is None or not ranks.share.is_whole:
         return None
+    batch = batch.in_rows or batch
     lone = batch.is_decode and batch.num_rows == 1
     return like.new_empty((weights.shape.inner if lone else 1, like.shape[1]))
 

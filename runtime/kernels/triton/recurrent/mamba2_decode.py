@@ -277,6 +277,7 @@ def mamba2_of_decode_rows(
     if normed or summed:
         made = out.new_empty((rows * queries, between), dtype=torch.float64 if summed else torch.float32)
     assert not scaled or shape.groups == 1
+    assert squares is None or squares.shape[0] >= (1 if summed else programs)
     _mamba2_decode_kernel[(rows, programs)](
         projected,
         weights.conv_weight,
