@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -75,8 +75,9 @@ def held_quantized(
     columns = stack.columns[0]
     parts = [stored[name] for name in stack.names if name in stored]
     form: Held | None
-    if all(isinstance(part, QuantizedMatrix) for part in parts) and parts:
-        form = _held([part for part in parts if isinstance(part, QuantizedMatrix)], columns, device)
+    quantized = [part for part in parts if isinstance(part, QuantizedMatrix) and part.form is not None]
+    if parts and len(quantized) == len(parts):
+        form = _held(quantized, columns, device)
     else:
         form = _made(quantize, columns, device) if all(part.dtype in FLOATS for part in parts) else None
     outputs, depth = stack.own_shape
@@ -119,12 +120,12 @@ def _keeps_blocks(stack: TensorStack) -> bool:
     return np.array_equal(blocks, blocks[np.arange(len(blocks)) // FP8_COLUMNS * FP8_COLUMNS])
 
 
-def _held(parts: list[QuantizedMatrix], columns: int, device: str) -> Held | None:
+def _held(parts: Sequence[QuantizedMatrix], columns: int, device: str) -> Held | None:
     """None: the matrices are quantized in different ways, or so that the device's kernels can't have them, or their
     columns are not in the order of their groups and these kernels can't have that."""
     forms = [part.form for part in parts if part.form is not None]
     found = {(form.is_float, form.bits, min(form.block[1], columns)) for form in forms}
-    if len(forms) < len(parts) or len(found) > 1 or not all(len(part.shape) == 2 for part in parts):
+    if len(found) > 1 or not all(len(part.shape) == 2 for part in parts):
         return None
     if device == "cpu" and not all(form.stays_on_cpu for form in forms):
         return None
@@ -144,7 +145,7 @@ def _is_in_order(part: QuantizedMatrix) -> bool:
     return part.form is not None and np.array_equal(part.groups(), np.arange(part.shape[-1]) // part.form.block[1])
 
 
-def _have_one_order(parts: list[QuantizedMatrix], columns: int, group: int) -> bool:
+def _have_one_order(parts: Sequence[QuantizedMatrix], columns: int, group: int) -> bool:
     """Return whether the columns of all have the same groups, of equal size."""
     groups = parts[0].groups()
     alike = all(np.array_equal(part.groups(), groups) for part in parts[1:])

@@ -95,3 +95,14 @@ def test_one_product_of_matrices_in_different_types_is_dequantized(
     path = write(tmp_path / "model.gguf", llama(**SIZES), kinds)
     (layer,) = loaded_as_on_a_gpu(path, monkeypatch).layers
     assert [getattr(linear.quantized, "kind", None) for linear in products_of(layer)] == [None, "int4", None, None]
+
+
+@pytest.mark.parametrize("quantize", ["fp8", "int4"])
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.BF16])
+def test_a_file_of_16_or_32_bits_is_quantized_while_it_is_read(kind: Kind, quantize: str, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(write(tmp_path / "model.gguf", llama(**SIZES), kind))
+    config = load_config(checkpoint)
+    weights = load_weights(checkpoint, config, torch.float32, CPU, lambda weight: weight, quantize=quantize)
+    linears = [linear for layer in weights.layers for linear in products_of(layer)]
+    assert [getattr(linear.quantized, "kind", None) for linear in linears] == [quantize] * 4
+    assert held_bytes(checkpoint, config, torch.float32, "cpu", quantize) == weight_bytes(weights)
