@@ -10,7 +10,7 @@ import signal
 from typing import Final
 
 from runahead.runtime.process_end import described
-from runahead.service.contract.errors import Violation, exhausted, invalid_argument
+from runahead.service.contract.errors import SHUTDOWN_SENTENCE, ServiceError, Violation, exhausted, invalid_argument
 from runahead.service.text.tokenizer_process import MEMORY_BYTES, PROCESSOR_S, Answer, Ask, Description
 from runahead.service.workers.worker_process import WorkerLostError, WorkerProcess
 
@@ -28,6 +28,7 @@ class BoundedTokenizer:
         self._description = Description(description)
         self.workers: list[WorkerProcess] = []
         self._idle: list[WorkerProcess] = []  # the most recently used one last
+        self._closed = False
 
     async def encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         """Tokenize. Raises ServiceError for a text that takes too long or too much memory, or without a process."""
@@ -39,10 +40,13 @@ class BoundedTokenizer:
 
     async def close(self) -> None:
         """End the processes for good."""
+        self._closed = True
         for worker in self.workers:
             await worker.close()
 
     async def _answer(self, ask: Ask, field: str) -> Answer:
+        if self._closed:
+            raise ServiceError("SHUTDOWN", SHUTDOWN_SENTENCE)
         worker = self._idle.pop() if self._idle else self._new_worker()
         try:
             answer = await worker.ask(ask, Answer, _WALL_S)

@@ -14,6 +14,7 @@ import msgspec
 import structlog
 
 from runahead.runtime.process_end import end_fields
+from runahead.service.contract.errors import SHUTDOWN_SENTENCE
 from runahead.service.engine.running_time import running_timeout
 from runahead.service.workers.worker_side import Ready
 
@@ -91,7 +92,7 @@ class WorkerProcess:
             code = await self.end()  # ended while idle, so no question is the reason
             log.info(f"{self._name}_process_ended", **end_fields(code))
         if self._closed:
-            raise WorkerLostError("the server is shutting down")
+            raise WorkerLostError(SHUTDOWN_SENTENCE)
         # Ignores a terminal's signals to the group, as this process does.
         try:
             process = await asyncio.create_subprocess_exec(
@@ -106,6 +107,9 @@ class WorkerProcess:
             log.warning(f"{self._name}_process_not_started", why=error.strerror)
             raise WorkerLostError(self._not_started) from None
         self.process = process
+        if self._closed:  # meanwhile
+            await self.end()
+            raise WorkerLostError(SHUTDOWN_SENTENCE)
         ready = None
         with contextlib.suppress(TimeoutError):
             async with running_timeout(_START_S):

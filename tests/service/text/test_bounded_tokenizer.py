@@ -180,6 +180,30 @@ def test_calls_at_once_have_a_process_each_and_a_close_ends_those_at_work() -> N
     run(body, program=IMPATIENT.replace("0.3", "60"))
 
 
+def test_a_closed_one_starts_no_process() -> None:
+    async def body(bounded: BoundedTokenizer) -> None:
+        await bounded.close()
+        with pytest.raises(ServiceError, match="the server is shutting down") as error:
+            await bounded.encode("word", False)
+        assert error.value.reason == "SHUTDOWN"
+        assert bounded.workers == []
+
+    run(body)
+
+
+def test_a_process_that_has_started_when_its_worker_is_closed_is_ended() -> None:
+    async def body(bounded: BoundedTokenizer) -> None:
+        call = asyncio.ensure_future(bounded.encode("word", False))
+        await asyncio.sleep(0)
+        assert len(bounded.workers) == 1
+        await bounded.close()
+        with pytest.raises(ServiceError, match="the server is shutting down"):
+            await call
+        assert bounded.workers[0].process is None
+
+    run(body)
+
+
 def test_a_tokenizer_with_unknown_expressions_is_bounded_and_another_is_not() -> None:
     replacing: Tokenizer = byte_level_tokenizer()
     replacing.normalizer = normalizers.Replace(Regex("x+"), "y")
