@@ -46,6 +46,7 @@ from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_f
 from runahead.runtime.kernels.triton.gpu.unrolled import longer
 
 _MAX_PARTS, _RECORD = tl.constexpr(MAX_PARTS), tl.constexpr(RECORD)
+_LATE_STAGES: Final = 3  # of tiles that a plan would have had early
 _WARPS_OF_SEVERAL: Final = 4  # of a program, at least, if rows may have several query tokens
 
 
@@ -353,7 +354,7 @@ def decode_attention(
         PART_LINES=buffers.partial.shape[1],
         DIM_PAD=dim_pad,
         PARTS=parts_at_a_time(buffers, dim_pad, warps),
-        STAGES=plan.stages,
+        STAGES=plan.stages if early or not plan.early else _LATE_STAGES,
         EARLY=plan.chunk if early else 0,
         EXACT=plan.exact,
         GROUP_PARTS=MAX_PARTS if plan.grouped else plan.group,
