@@ -27,7 +27,7 @@ from runahead.runtime.process.rank_messages import BlocksOffered, RankOrders
 from runahead.runtime.process.rank_processes import RankProcesses
 from runahead.runtime.process.rank_start import start_processes
 from runahead.runtime.ranks.exchange import ONE_RANK, Ranks
-from runahead.runtime.ranks.gpu_ranks import GpuRanks, Mailbox, make_counters
+from runahead.runtime.ranks.gpu_ranks import MOST_WIDTH, GpuRanks, Mailbox, make_counters
 from runahead.runtime.ranks.peer_memory import CudaRuntime, PeerMemoryError, why_not_together
 from runahead.runtime.ranks.ranked_device import RankedDevice
 from runahead.runtime.ranks.segment import ABORT, FAULT, FAULT_PEER, WAITED, Segment, SegmentLayout
@@ -147,6 +147,8 @@ def start_ranks(
     if ranks == 1:
         return CudaRanks()
     setting = f"{config.spelling('tensor_parallel')} {ranks}"
+    if model.hidden_size > MOST_WIDTH:
+        raise ConfigError(f"{setting} is for hidden states of up to {MOST_WIDTH:,} numbers, not {model.hidden_size:,}")
     gpus = gpus or range(ranks)
     if why := why_not_together(gpus):
         raise ConfigError(f"{setting} can't be served here: {why}")

@@ -44,6 +44,8 @@ class _Process:
             self.process.stdin.write(msgspec.json.encode(message) + b"\n")
             self.process.stdin.flush()
         except OSError:
+            with contextlib.suppress(msgspec.ValidationError):
+                self.hear(CannotStart)  # its reason, if it has said one
             raise self._ended() from None
 
     def hear(self, kind: type[Message]) -> Message:

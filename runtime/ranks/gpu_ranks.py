@@ -28,6 +28,7 @@ from runahead.runtime.kernels.triton.ranks.waits import (
 from runahead.runtime.ranks.peer_memory import CudaRuntime, PeerPointer, tensor_at
 from runahead.runtime.rounding import ceil_div
 
+MOST_WIDTH: Final = CAPACITY  # of a hidden state
 GATHER_BYTES: Final = 64 << 20  # of logits that the first rank takes in one step, at most
 START_LIMIT_S: Final = 1800.0  # of one wait while kernels are compiled
 _EMPTY: Final = -32768  # the bits of -0.0 in bfloat16

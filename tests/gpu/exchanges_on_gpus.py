@@ -11,7 +11,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
@@ -45,10 +45,14 @@ def partial(rank: int, step: int, size: int) -> torch.Tensor:
 
 
 def whole(step: int, size: int) -> torch.Tensor:
-    """In float32, in rank order, -0.0 counted as +0.0, rounded once."""
-    total = partial(0, step, size).float() + 0.0
-    for rank in range(1, RANKS):
-        total = total + partial(rank, step, size).float()
+    return _in_rank_order([partial(rank, step, size) for rank in range(RANKS)])
+
+
+def _in_rank_order(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The sum in float32, -0.0 counted as +0.0, rounded once."""
+    total = torch.zeros_like(parts[0], dtype=torch.float32)
+    for part in parts:
+        total += part.float()
     return total.bfloat16()
 
 
@@ -237,10 +241,8 @@ def _chain_differs(exchange: GpuRanks, rank: int, device: torch.device) -> bool:
     norm, at = Norm(gamma, 0.0), torch.zeros_like(turn)
     for _ in range(1 + REPLAYS):
         at.add_(1.0)
-        one, other = ((each + at).float() for each in base)
-        add_scaled(((one + 0.0) + other).bfloat16(), None, residuals[1], norm, scaled[2], squares[1])
-        twice = ((scaled[2].float() + 0.0) + scaled[2].float()).bfloat16()
-        add_scaled(twice, None, residuals[1], norm, scaled[3], squares[1])
+        add_scaled(_in_rank_order([each + at for each in base]), None, residuals[1], norm, scaled[2], squares[1])
+        add_scaled(_in_rank_order([scaled[2]] * RANKS), None, residuals[1], norm, scaled[3], squares[1])
     return differ(*residuals) or differ(scaled[1], scaled[3]) or not torch.equal(squares[0], squares[1])
 
 

@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-CHANNELS: Final = 256  # programs of an exchange, at most: two on a multiprocessor, so that all run at the same time
+CHANNELS: Final = 256  # programs of an exchange, at most. Where fewer run at once, all ranks start them in one order
 SLOTS: Final = 4
 _TRIES: Final = 4096  # between two readings of the clock
 
