@@ -1,4 +1,4 @@
-"""Models whose matrices stay INT4, by Triton's kernels: the bits of the dequantized model by the exact kernels."""
+"""Models whose matrices stay INT4, by Triton's kernels: in products of one segment, the dequantized model's bits."""
 
 from __future__ import annotations
 

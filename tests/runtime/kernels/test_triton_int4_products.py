@@ -1,4 +1,4 @@
-"""Products with INT4 matrices: the bits of the dequantized matrix's product, for every number of rows and tiling."""
+"""Products with INT4 matrices: the dequantized matrix's bits, one sum a segment, at every number of rows and tiling."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ contiguous bytes, in the order in which the matrix units read a thread's registe
 the load.
 
 Each part of the depth, in large products the whole of it, has one float32 accumulator, which walks upwards in steps of
-16 for every tiling and number of rows. So the bits are the dequantized matrix's.
+16 for every tiling and number of rows. So the bits are the dequantized matrix's, one sum a segment.
 
 For many rows the whole matrix is dequantized first, and the kernels of 16 bits multiply.
 
