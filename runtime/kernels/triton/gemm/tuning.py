@@ -59,9 +59,10 @@ class RowTiling:
 @dataclass(frozen=True, slots=True)
 class Tiling:
     """Of a product on the matrix units. rows: outputs of a program. block: of the depth, at a time. splits: parts of
-    the depth, the one thing here that a row's bits hang on. stages: blocks on their way at a time. held: blocks
-    that it asks for before it waits. dependent: launched programmatically. columns: rows of the batch that a
-    program has, at most. spread: every part has a program of its own; else one program takes one after the other.
+    the depth; a row's bits depend on it alone, and exact products of several parts have blocks of `chain_of`. stages:
+    blocks on their way at a time. held: blocks that it asks for before it waits. dependent: launched
+    programmatically. columns: rows of the batch that a program has, at most. spread: every part has a program of its
+    own; else one program takes one after the other.
 
     direct: for up to 16 rows: each part is a warp of one program, into whose registers the weights go straight
     (`gemm/warp_split_k.py`). More warps than parts divide the program's outputs."""
