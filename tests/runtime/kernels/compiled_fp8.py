@@ -22,7 +22,7 @@ _POINTERS = {
     "x": "*fp8e4nv", "x_scales": "*fp32", "numbers": "*fp8e4nv", "blocks": "*fp32", "channels": "*fp32",
     "scales": "*fp32", "bias": "*bf16", "squares_in": "*fp64", "out": "*bf16", "gamma": "*bf16", "scaled": "*bf16",
     "squares_out": "*fp64", "eps": "fp32", "num_rows": "i32", "padded_rows": "i32",
-    "sums": "*bf16", "residual": "*bf16", "squares": "*fp64",
+    "sums": "*bf16", "residual": "*bf16", "squares": "*fp64", "before": "*fp64",
 }  # fmt: skip
 
 
@@ -56,7 +56,10 @@ def main() -> None:
             "WIDTH": 1024, "DEPTH": 512, "BLOCK": 512, "SQUARES": 1, "STRIDE": 16, "STEP": 1, "EPILOGUE": GATED,
             "HAS_CHANNELS": True, "HAS_BIAS": False, "GELU": False, "FP8": True,
         }  # fmt: skip
-        add = {"WIDTH": 1152, "BLOCK": 2048, "HAS_CHANNELS": True, "HAS_BIAS": False, "FP8": True}
+        add = {
+            "WIDTH": 1152, "DEPTH": 512, "BLOCK": 2048, "SQUARES": 1, "STRIDE": 16, "STEP": 1, "HAS_CHANNELS": True,
+            "HAS_BIAS": False, "FP8": True,
+        }  # fmt: skip
         for name, kernel, constants in (
             ("rows", fp8_rows._quantize_kernel, quantize),
             ("finish", separate_epilogue._finish_kernel, finish),

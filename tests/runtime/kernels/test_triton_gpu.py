@@ -20,6 +20,7 @@ from runahead.cuda_graphs.buckets import buckets_for  # noqa: E402
 from runahead.runtime.kernels.layers import Attention, AttentionShape, Dense, Layer, Linear  # noqa: E402
 from runahead.runtime.kernels.triton.attention.prefill_tuning import chunk_plan  # noqa: E402
 from runahead.runtime.kernels.triton.forward import decode, unfused_products  # noqa: E402
+from runahead.runtime.kernels.triton.forward import one_row as forward_of_one_row  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
 from runahead.runtime.kernels.triton.forward.tuning_report import tiling_counts, tilings_asked_for  # noqa: E402
 from runahead.runtime.kernels.triton.gemm import tuning  # noqa: E402
@@ -160,8 +161,9 @@ def _asked_by(
         asked.add((outputs, depth, columns, epilogue))
         return rows_tiling(outputs, depth, columns, epilogue, is_exact)
 
-    for module in (decode, unfused_products):
+    for module in (forward_of_one_row, unfused_products):
         monkeypatch.setattr(module, "row_tiling", one_row)
+    for module in (decode, unfused_products):
         monkeypatch.setattr(module, "rows_tiling", few_rows)
     for rows in buckets:
         cache = decoder.make_cache(1 + 6 * rows, 8)

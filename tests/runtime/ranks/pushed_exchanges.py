@@ -47,7 +47,7 @@ from tests.runtime.ranks.best_of_parts import bests  # noqa: E402
 EMPTY: Final = -32768
 WHOLE: Final = 1 << 16
 LIMIT_S: Final = 60.0
-LATE_S: Final = 0.2
+LATE_S: Final = 1.0
 SIZES: Final = (16, 5136, 1)  # numbers of the reductions of a round: of several channels, and of one
 FEW_CHANNELS: Final = 2  # so that each has tiles of several ranks where they share, and several steps elsewhere
 STEP: Final = 512  # numbers of a channel's step, then

@@ -50,7 +50,7 @@ def test_every_rank_has_the_sum_in_rank_order_of_numbers_that_change_from_step_t
 ) -> None:
     """Where all ranks sum everything, where each sums a share, and where that changes from step to step."""
     found = outcomes(ranks, 3, tmp_path, shared)
-    assert all(outcome.reduce_wait_s > LATE_S / 2 for outcome in found[:-1]), "waits for the late rank are counted"
+    assert all(outcome.reduce_wait_s > LATE_S / 10 for outcome in found[:-1]), "waits for the late rank are counted"
     for outcome in found:
         assert outcome.sums[0] == outcome.sums[1], "sums over ranks"
         assert outcome.gathered[0] == outcome.gathered[1], "what the first rank gathers, and the best of each"
