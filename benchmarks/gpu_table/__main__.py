@@ -75,7 +75,7 @@ def _measure(chosen: argparse.Namespace, commit: str) -> None:
 
 
 def _wanted(chosen: str | None) -> list[str]:
-    """Parts that are measured without being named, or those of a kind: all of it, where none is measured unnamed."""
+    """Names of the parts to measure, of the chosen kind or of all: default parts, or every part if none is default."""
     of_kind = [part for part in PARTS.values() if chosen is None or part.name.startswith(f"{chosen}-")]
     return [part.name for part in of_kind if part.is_wanted] or [part.name for part in of_kind]
 

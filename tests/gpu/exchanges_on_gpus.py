@@ -189,16 +189,7 @@ def _differ(exchange: GpuRanks, rank: int, device: torch.device) -> int:
             exchange.reduce(x)
             sums.add_(x.float())
 
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        body()
-    stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        body()
-    for _ in range(REPLAYS):
-        graph.replay()
-    torch.cuda.synchronize()
+    _run_and_replay(body)
     right, at = torch.zeros_like(sums), torch.zeros_like(turn)
     for _ in range(1 + REPLAYS):
         at.add_(1.0)
@@ -209,6 +200,20 @@ def _differ(exchange: GpuRanks, rank: int, device: torch.device) -> int:
             right.add_(total.bfloat16().float())
     bad += not torch.equal(sums, right)
     return bad + _chain_differs(exchange, rank, device)
+
+
+def _run_and_replay(work: Callable[[], None]) -> None:
+    """Run it once, and REPLAYS times as a captured graph. All ranks do the same."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        work()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        work()
+    for _ in range(REPLAYS):
+        graph.replay()
+    torch.cuda.synchronize()
 
 
 def _chain_differs(exchange: GpuRanks, rank: int, device: torch.device) -> bool:
@@ -228,16 +233,7 @@ def _chain_differs(exchange: GpuRanks, rank: int, device: torch.device) -> bool:
         exchange.reduce_add(x, residuals[0], gamma, scaled[0], squares[0])
         exchange.reduce_add(scaled[0], residuals[0], gamma, scaled[1], squares[0])
 
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        body()
-    stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        body()
-    for _ in range(REPLAYS):
-        graph.replay()
-    torch.cuda.synchronize()
+    _run_and_replay(body)
     norm, at = Norm(gamma, 0.0), torch.zeros_like(turn)
     for _ in range(1 + REPLAYS):
         at.add_(1.0)

@@ -24,7 +24,7 @@ from runahead.runtime.models.weights import Pack, dummy_weights  # noqa: E402
 from tests.runtime.kernels.expert_cases import CLOSE, HALF, Case, drawn  # noqa: E402
 from tests.runtime.kernels.hybrid_configs import hybrid  # noqa: E402
 from tests.runtime.kernels.matrix_units import multiply_as_matrix_units  # noqa: E402
-from tests.runtime.kernels.test_triton_dependent_launch import check  # noqa: E402
+from tests.runtime.kernels.predecessor import check  # noqa: E402
 
 # The interpreter's own way with a loop whose length is read on the device.
 pytestmark = [

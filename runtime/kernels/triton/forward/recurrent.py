@@ -71,9 +71,8 @@ def of_decode_rows(
 
 
 def norm_left(weights: Recurrent) -> Norm | None:
-    """The norm, over all of a row, that a mixer can leave to the product which reads the result: nobody then waits for
-    the row's other programs. None: it can't, or the mixer has none over all of a row. What has no norm yet float16 may
-    not hold."""
+    """Return the norm over a whole row whose scale the next product can apply. The row's programs then do not wait for
+    each other. None: the mixer has no such norm, or computes in float16, which may not hold numbers before the norm."""
     if not isinstance(weights, Mamba2) or weights.shape.groups > 1 or weights.out.weight.dtype == torch.float16:
         return None
     return weights.gated_norm

@@ -7,7 +7,7 @@ each part by a program of its own, of which the one that comes last adds them up
 A norm's scale is a number for each row, so it is applied to the sums: whoever made the residual has left it multiplied
 by the norm's weight, and the sums of its squares by tiles.
 
-**What the bits of a row hang on**: the number of parts, whether they are summed in chains, and nothing else of a
+**The bits of a row** depend on the number of parts and on whether they are summed in chains, and on nothing else of a
 tiling. The matrix units add up a part's products in the order of the depth, whatever instruction it is and however many
 rows there are (seen on an H200 for mma.sync and wgmma of every width), and sums of squares are exact below 2**23
 (`exact_square`), as good as exact above. No product is fused with a sum.

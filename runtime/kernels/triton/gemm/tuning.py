@@ -40,7 +40,7 @@ _EXACT_TILE: Final = 64  # tokens of a tile of exact attention
 _EXACT_TILES: Final = 2  # of a part of exact attention
 _LARGEST_HEAD: Final = 128  # numbers of a head, of which a part's tiles fit into registers
 _EXACT_GROUP: Final = 8  # parts of a group of exact attention
-_FEW_ROWS: Final = 16  # up to so many, each part is an item of exact attention
+_FEW_ROWS: Final = 16  # with at most this many rows, each part is an item of exact attention
 _MANY_HEADS: Final = 4  # of a KV head
 
 

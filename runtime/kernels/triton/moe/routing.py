@@ -2,10 +2,10 @@
 
 A token's scores are made by a product before. Here they become its experts and their shares, by a program for each
 token; then a program for each expert lists its tokens, ascending, and each list is cut into items: an expert and up to
-`block` of its tokens. For a few tokens one program does all of it. There are as many items as there could be at most,
-and those that are nothing say so; so a captured graph holds for every choice, and no count comes to the host. Grouping
-tokens by expert and giving blocks of them to programs is how the published kernels for experts do it, first in
-MegaBlocks (Gale and others, 2022, arXiv:2211.15841).
+`block` of its tokens. For a few tokens one program does all of it. The number of items
+is always the largest possible one, and unused items are marked, so a captured graph holds for every choice and the host
+reads no count. Grouping tokens by expert and giving blocks of them to programs is how the published kernels for experts
+do it, first in MegaBlocks (Gale and others, 2022, arXiv:2211.15841).
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -33,7 +33,7 @@ from runahead.runtime.kernels.triton.moe.topk import (
 from runahead.runtime.rounding import ceil_div
 
 ITEM: Final = 4  # numbers of an item, so that each begins at 16 bytes: expert, first of its entries, how many; nothing
-FEW_TOKENS: Final = 64  # up to so many, an item has LEAST_BLOCK of them
+FEW_TOKENS: Final = 64  # with at most this many tokens, an item has LEAST_BLOCK of them
 LEAST_BLOCK: Final = 16
 MOST_CHOSEN: Final = 127  # experts of a token: a place among them is kept in 8 bits
 _LISTED: Final = 1024  # tokens that a program lists at a time

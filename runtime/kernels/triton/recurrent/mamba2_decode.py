@@ -39,7 +39,7 @@ from runahead.runtime.kernels.triton.recurrent.runs import (
 )
 from runahead.runtime.kernels.triton.recurrent.tiling import STATES, StateTiling
 
-_MOST_OF_A_THREAD: Final = 64  # outputs of one token that it may have, if it is to hold those of two
+_MOST_OF_A_THREAD: Final = 64  # outputs of one token in a thread that holds two tokens' outputs
 
 
 @triton.jit

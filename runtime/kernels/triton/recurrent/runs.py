@@ -50,7 +50,7 @@ def input_of(
 ):  # fmt: skip
     """Inputs of a run at a place of it, float32, of these columns.
 
-    line: the row's first query token. again: how many tokens are replayed. ok: of those that there are. FIRST, WIDTH:
+    line: the row's first query token. again: the number of replayed tokens. ok: mask of existing tokens. FIRST, WIDTH:
     where a token's inputs begin in what the first product has given of it, and how much that is. INPUTS: of a token,
     the channels that are convolved and what comes behind them. MOST: drafts of a row.
     """

@@ -11,8 +11,8 @@ import triton
 @dataclass(frozen=True, slots=True)
 class StateTiling:
     """How a program's part of a state is sized. words: about the number of its float32 numbers. warps: of a program. No
-    bit depends on them: a row of a state lies in one warp, four neighboring numbers a thread, and sums of squares have
-    no order."""
+    bit depends on them for states of up to 256 numbers, whose rows both tilings sum in the same order; sums of squares
+    have no order."""
 
     words: int
     warps: int

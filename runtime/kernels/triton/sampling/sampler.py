@@ -118,7 +118,7 @@ def make_sampler_buffers(
 
 @dataclass(frozen=True, slots=True)
 class VocabPart:
-    """A rank's part of the vocabulary, of whose rows all ranks sample the same tokens together. In the plain form.
+    """A rank's part of the vocabulary in the plain form, in which all ranks choose each token together.
 
     first: its first id. buffers: as of the whole vocabulary, with the peers' best in the last columns.
     """
