@@ -166,13 +166,14 @@ def test_a_product_reads_the_residual_in_fp8_until_something_else_changes_it() -
     norm = Norm(torch.ones(DEPTH, dtype=torch.bfloat16, device=DEVICE), 1e-5)
     squares = torch.zeros((1, 8), dtype=torch.float64, device=DEVICE)
     sums = Residual(before, torch.empty_like(before), squares)
-    separate = SeparateProducts(rows, sums, lambda wanted: False)
-    separate.add(x, linear, norm)
+    separate, never = SeparateProducts(rows, sums), lambda wanted: False
+    separate.add(x, linear, norm, never)
     left = sums.scaled.clone()
     sums.scaled.copy_(other)
-    assert torch.equal(separate.values(sums.scaled, linear, None, STORE), product(left, linear)), "the rows of the sum"
+    found = separate.values(sums.scaled, linear, None, STORE, never)
+    assert torch.equal(found, product(left, linear)), "the rows of the sum"
     separate.forget()
-    assert torch.equal(separate.values(sums.scaled, linear, None, STORE), product(other, linear))
+    assert torch.equal(separate.values(sums.scaled, linear, None, STORE, never), product(other, linear))
 
 
 def assert_same(found: Fp8Rows, x: torch.Tensor) -> None:

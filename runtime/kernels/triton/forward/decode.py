@@ -208,7 +208,7 @@ class FusedRows(RowStream):
         squares = torch.empty((tiles, columns_of(self._rows)), dtype=torch.float64, device=self._device)
         self._sums = Residual(self._residual, torch.empty_like(self._residual), squares)
         self._scratch = buffers.scratch(self._device)
-        self._separate = SeparateProducts(self._rows, self._sums, self._depends)
+        self._separate = SeparateProducts(self._rows, self._sums)
         self._pending: Callable[[Norm | None], int] | None = self._embed  # given that norm, makes the residual for it
         self._following: Norm | None = None
         self._tiles = 0  # of the squares
@@ -228,7 +228,7 @@ class FusedRows(RowStream):
 
     def _stored(self, x: torch.Tensor | Fp8Rows, linear: Linear, out: torch.Tensor) -> torch.Tensor:
         if self._is_vendors(linear):
-            return out.copy_(self._separate.values(x, linear, None, STORE))
+            return out.copy_(self._separate.values(x, linear, None, STORE, self._depends))
         self._product(x, linear, out, STORE)
         return out
 
@@ -257,7 +257,7 @@ class FusedRows(RowStream):
     def dense(self, weights: Dense) -> None:
         if self._is_vendors(weights.gate_up) and isinstance(weights.down.quantized, Fp8Weight):
             x, squares = self._read(weights.norm)
-            gated = self._separate.gated_in_fp8(x, weights.gate_up, squares, weights.activation)
+            gated = self._separate.gated_in_fp8(x, weights.gate_up, squares, self._depends, weights.activation)
             self._add(gated, weights.down, weights.post_norm)
         else:
             super().dense(weights)
@@ -273,7 +273,7 @@ class FusedRows(RowStream):
     ) -> torch.Tensor:
         x, squares = self._read(norm)
         if self._is_vendors(linear):
-            return self._separate.values(x, linear, squares, epilogue, activation)
+            return self._separate.values(x, linear, squares, epilogue, self._depends, activation)
         out = self._empty(linear, epilogue)
         self._product(x, linear, out, epilogue, activation=activation, squares=squares)
         return out
@@ -328,11 +328,11 @@ class FusedRows(RowStream):
         if post_norm is None and ranks.share.is_whole:
             assert norm is not None, "what is read without a norm is normalised before it is added"
             if self._is_vendors(linear):
-                self._separate.add(x, linear, norm, squares)
+                self._separate.add(x, linear, norm, self._depends, squares)
                 return 1
             return self._product(x, linear, sums.values, ADD, squares=squares, norm=norm, residual=sums)
         if self._is_vendors(linear):
-            out = self._separate.values(x, linear, None, STORE)
+            out = self._separate.values(x, linear, None, STORE, self._depends)
         else:
             out = self._stored(x, linear, self._empty(linear, STORE))
         if post_norm is None:
