@@ -286,7 +286,7 @@ class CudaDevice:
             self._whole(largest._replace(rows=1))  # a single chunk may have special kernels
             if self.rings.layout.prompt_tokens:
                 self._whole(largest._replace(prompt_logprobs=True))
-            for tokens in pieces_tokens:
+            for tokens in sorted(pieces_tokens, reverse=True):  # the largest first, whose memory the next ones use
                 self._program.warm_up_layers(self._mixed_shape(tokens))
             self._whole(LaunchShape(0, 1, Form.PLAIN, rows=0, tokens=0, is_decode=False))
         self.stream.synchronize()

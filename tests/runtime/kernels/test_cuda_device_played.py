@@ -168,7 +168,7 @@ def test_a_device_that_holds_the_memory_of_its_largest_launch_serves_as_if_it_ha
     assert largest == [(TOKENS, ROWS, False), (TOKENS, 1, False), (TOKENS, ROWS, True)], (
         "nothing is given back any more"
     )
-    assert others == [(tokens, ROWS, False) for tokens in (32, 64, TOKENS)], "all that launches in pieces may have"
+    assert others == [(tokens, ROWS, False) for tokens in (TOKENS, 64, 32)], "all that launches in pieces may have"
     del happened[:]
     assert (device.sampled(), device.ended()) == (0, 0)
     assert served(under_test) == expected
