@@ -221,7 +221,6 @@ def opened(shape: Shape, settings: Mapping[str, int | float | str | bool], launc
         "run_ahead": RUN_AHEAD,
         "block_size": config.block_size,
         "num_blocks": made.blocks,
-        "exact_kernels": made.exactness.exact,
     }
     bench = Bench(shape, engine, held, front_end, made.model, made.blocks, config.block_size, nodes, found)
     bench.set_depth(RUN_AHEAD)

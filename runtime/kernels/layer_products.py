@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Final
 
 from runahead.runtime.kernels.layers import (
     Attention,
@@ -19,8 +18,6 @@ from runahead.runtime.kernels.layers import (
 )
 from runahead.runtime.kernels.quantized_weight import Kind, form_of
 
-DEPTH_MULTIPLE: Final = 64  # of every depth that the kernels on the matrix units take
-
 
 def products_of(part: Layer | Mixer | FeedForward | SharedExpert | Fuse) -> list[Linear]:
     """Every product of a layer or of a part of one, in the order of its fields; those of experts one by one."""
@@ -33,13 +30,10 @@ def products_of(part: Layer | Mixer | FeedForward | SharedExpert | Fuse) -> list
 
 
 def kinds_that_stay(layers: Sequence[Layer], device: str) -> frozenset[Kind]:
-    """Return the kinds of matrices that may stay quantized. device: the type of it. On a GPU a model with a
-    quantized matrix runs by the exact kernels, which take the depth of every product, or none of the model's products.
-    With experts or recurrent layers these kernels cost more than INT4 would save."""
+    """Return the kinds of matrices that may stay quantized. device: the type of it. On a GPU, with experts or recurrent
+    layers INT4 products cost more than INT4 would save."""
     if device == "cpu":
         return frozenset(("fp8", "int8", "int4"))
-    if any(linear.weight.shape[1] % DEPTH_MULTIPLE for layer in layers for linear in products_of(layer)):
-        return frozenset()
     dense = all(isinstance(layer.mixer, Attention) and isinstance(layer.feed_forward, Dense) for layer in layers)
     return frozenset(("fp8", "int4") if dense else ("fp8",))
 

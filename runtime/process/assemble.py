@@ -36,8 +36,10 @@ from runahead.runtime.process.parts import (
 from runahead.runtime.process.progress import Progress, shown_captures
 from runahead.runtime.process.sizes import boundary_tokens
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, check_config
-from runahead.runtime.wire.messages import EngineInfo
+from runahead.runtime.wire.messages import EngineInfo, Exactness
 from runahead.runtime.wire.prompt_launches import PromptLaunches
+
+EXACT: Final = Exactness(True, "the order of a completion's sums depends on the completion alone")
 
 
 def engine_info(made: MadeOnDevice, context: int, checkpoint: Checkpoint) -> EngineInfo:
@@ -65,7 +67,7 @@ def engine_info(made: MadeOnDevice, context: int, checkpoint: Checkpoint) -> Eng
         state_bytes=bytes_kept(config, model.config, model.dtype).row,
         snapshots=made.snapshots,
         snapshot_blocks=boundary_tokens(config, context) // config.block_size if made.snapshots else 0,
-        exactness=made.exactness,
+        exactness=EXACT,
         structures=made.masks is not None,
         layers=layer_kinds(model.weights.layers),
         drafters=drafters_of(config, model.config, checkpoint),

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Final
 
-import msgspec
 import structlog
 import torch
 
@@ -47,7 +46,6 @@ from runahead.runtime.process.progress import Progress
 from runahead.runtime.process.sizes import Cpu, device_boundary_tokens
 from runahead.runtime.programs.cpu.program import HostProgram
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
-from runahead.runtime.wire.messages import Exactness
 
 _CPU: Final = torch.device("cpu")
 _CACHE_BYTES: Final = 1 << 30  # for the KV caches of all ranks if `num_blocks` is 0
@@ -79,8 +77,6 @@ def make_on_cpu(
     more = (*of_drafter, *products_of_a_rank(described, config.tensor_parallel))
     kernels, trial = tried_kernels(described, threads, more, fixed=config.threads > 0)
     log.info("kernels_tried", **asdict(trial))
-    exactness = Exactness(True, "on the CPU there are no other kernels, whatever is asked for")
-    log.info("exactness", asked=config.exact, **msgspec.structs.asdict(exactness))
     masks = make_masks(config, checkpoint, described, context)
     forced = forced_drafts(config, described) if masks else 0
     layout = ring_layout(config, described, context, forced)
@@ -119,7 +115,7 @@ def make_on_cpu(
         poison = None if config.jitter_seed is None else Poison(program, rings)
         device = ranks.device(program, rings, delays(config, 0), config.counters_from)
         undo.pop_all()
-    made = MadeOnDevice(config, why_sizes, model, blocks, device, poison, exactness, masks, snapshots=snapshots)
+    made = MadeOnDevice(config, why_sizes, model, blocks, device, poison, masks, snapshots=snapshots)
     if head is None:
         return made
     return replace(made, draft_step=head.step_share, draft_parameters=head.parameters)

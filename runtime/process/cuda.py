@@ -19,7 +19,6 @@ from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings, 
 from runahead.cuda_graphs.rings import RingLayout, RingMemory, ring_bytes
 from runahead.runtime.checkpoint import Checkpoint
 from runahead.runtime.masks.mask_memory import MaskMemory
-from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.division import part_of
@@ -38,7 +37,6 @@ from runahead.runtime.process.parts import (
     check_tensors,
     dtype_of,
     forced_drafts,
-    holds_quantized,
     most_drafts,
     ring_layout,
     sampled_vocab,
@@ -59,9 +57,7 @@ from runahead.runtime.process.progress import Progress
 from runahead.runtime.process.sizes import Gpu, device_boundary_tokens
 from runahead.runtime.programs.cuda.draft_model import GpuDraftNetwork, load_drafter
 from runahead.runtime.programs.cuda.program import (
-    NoExactKernelsError,
     TritonProgram,
-    exactness_of,
     gpu_kernels,
     keep_kernels,
     slots_with_drafts,
@@ -72,7 +68,6 @@ from runahead.runtime.rounding import ceil_div
 from runahead.runtime.scheduler.draft_choice import FORMS
 from runahead.runtime.scheduler.plan_bounds import FORCED_ROWS
 from runahead.runtime.wire.engine_config import AUTO_DRAFTS, ConfigError, EngineConfig
-from runahead.runtime.wire.messages import Exactness
 
 DRAFT_ROWS: Final = 32  # most rows of a launch that verifies drafts
 MIB: Final = 1 << 20
@@ -126,13 +121,11 @@ def _make(
     config, why_sizes = sized(config, to_load, context, Gpu(name, memory), kept, drafting, plain)
     keep_kernels(config.kernel_cache, config.spelling("kernel_cache"))
     use_tuned()
-    exactness = _exactness(config, part, dtype, quantized=holds_quantized(config, checkpoint, described, "cuda"))
+    _check_dtype(config, dtype)
     check_tensors(config, checkpoint, described)
     to_load += drafting
     _check_memory(config, to_load, dtype, context, free, memory, kept)
     log = structlog.get_logger("engine")
-    log.info("exactness", asked=config.exact, **msgspec.structs.asdict(exactness))
-    kernels = gpu_kernels(exactness.exact)
     masks = make_masks(config, checkpoint, described, context)
     forced = forced_drafts(config, described) if masks is not None else 0
     layout = ring_layout(config, described, context, forced)
@@ -140,7 +133,7 @@ def _make(
     undo.callback(ranks.close)
     with room_for_weights(to_load):
         model = load_model(
-            checkpoint, device, dtype, config.load_format, kernels, loading, context, described, ranks.exchange,
+            checkpoint, device, dtype, config.load_format, gpu_kernels(), loading, context, described, ranks.exchange,
             config.quantize, config.kv_dtype,
         )  # fmt: skip
         head = None
@@ -148,17 +141,17 @@ def _make(
             drawn = config.load_format == "dummy" and config.drafter != "eagle"
             if isinstance(files, HeadFiles) and config.load_format != "dummy":
                 files.check_copies(model)
-            head = load_drafter(files, model, exactness.exact, context, drawn=drawn)
-    log.info("tilings", **tilings_of(model, buckets_for(config.max_rows), exactness.exact))
+            head = load_drafter(files, model, context, drawn=drawn)
+    log.info("tilings", **tilings_of(model, buckets_for(config.max_rows)))
     ranks.loaded()
     rings = ranks.rings(layout, lambda layout: _rings(config, layout))
     kept = kept_with_drafter(config, described, model.dtype, files)
     snapshots = snapshots_in(config, kept, context, None if config.num_blocks else free_bytes() - overhead(memory))
     of_masks, of_head = None if masks is None else masks.memory, kept_by_drafter(config, model.dtype, files)
-    make = Maker(config, model, rings, context, exactness.exact, snapshots, of_masks, head, of_head, ranks.marks)
+    make = Maker(config, model, rings, context, snapshots, of_masks, head, of_head, ranks.marks)
     own, blocks, snapshots = _fitted(make, kept, memory, capturing, ranks)
     made = MadeOnDevice(
-        config, why_sizes, model, blocks, ranks.device(own, config), None, exactness, masks, draft_rows=make.draft_rows,
+        config, why_sizes, model, blocks, ranks.device(own, config), None, masks, draft_rows=make.draft_rows,
         snapshots=snapshots,
     )  # fmt: skip
     return made if head is None else replace(made, draft_step=head.step_share, draft_parameters=head.parameters)
@@ -185,7 +178,6 @@ class Maker:
     model: Decoder
     rings: RingMemory
     context: int
-    exact: bool
     snapshots: int
     masks: MaskMemory | None
     head: GpuDraftNetwork | None = None
@@ -220,7 +212,6 @@ class Maker:
             penalty_slots=config.penalty_slots,
             drafts=most_drafts(config),
             draft_rows=self.draft_rows,
-            exact=self.exact,
             masks=self.masks,
             snapshots=self.snapshots,
             snapshot_tokens=device_boundary_tokens(config, self.context),
@@ -308,7 +299,7 @@ def _fitted(
     log.info(
         "memory",
         **make.facts(kept, blocks),
-        **draft_memory(config, make.model.config, make.context, make.exact, make.masks),
+        **draft_memory(config, make.model.config, make.context, make.masks),
         **needs.by_name(),
         overhead_bytes=spare,
         free_bytes=free,
@@ -343,7 +334,7 @@ def rows_with_drafts(config: EngineConfig, forced: int = 0) -> int:
 
 
 def draft_memory(
-    config: EngineConfig, model: ModelConfig, context: int, exact: bool, masks: MaskMemory | None = None
+    config: EngineConfig, model: ModelConfig, context: int, masks: MaskMemory | None = None
 ) -> dict[str, int]:
     """Return the bytes of drafts and masks by name: logits of runs and their sampler buffers (by row slot if rows may
     be held, for slots that may have drafts), token histories, block tables, and masks on the GPU and in pinned host
@@ -358,11 +349,10 @@ def draft_memory(
         if masks is not None:
             kept = slots_with_drafts(config.max_rows, rows) * most
         sampled = SAMPLER_BYTES * max(0, lines - config.max_rows)  # plain rows use the sampler's buffers too
-        tables = lines if exact else rows
         found |= {
             "run_logits_bytes": (4 * kept + sampled) * model.vocab_size,
             "history_bytes": 4 * slots * context if config.drafter == "ngram" else 0,
-            "run_table_bytes": 4 * tables * ceil_div(context, config.block_size),
+            "run_table_bytes": 4 * lines * ceil_div(context, config.block_size),
         }
     if masks is not None:
         line = masks.lines[0].nbytes  # of a row slot, with its lines after drafts
@@ -384,17 +374,11 @@ def _check_memory(
     check_blocks(blocks_in(free - weight_bytes - overhead(memory), config, kept, context), config, context, kept)
 
 
-def _exactness(config: EngineConfig, part: ModelWeights, dtype: torch.dtype, *, quantized: bool) -> Exactness:
-    """part: of a rank. quantized: it has such matrices; they, and several ranks, have the exact kernels alone. Raises
-    ConfigError where these are needed and can't be, or where they are and others are asked for."""
-    ranks, spelling = config.tensor_parallel, config.spelling("exact")
-    if quantized and config.exact == "off":
-        raise ConfigError(f"{spelling} off can't be combined with quantized weights: their products have one order")
-    try:
-        found = exactness_of(part, dtype, "on" if quantized or ranks > 1 else config.exact)
-    except NoExactKernelsError as error:
-        needs = f"{spelling} on" if ranks == 1 else f"{config.spelling('tensor_parallel')} {ranks}"
-        raise ConfigError(f"{needs} can't be: {error}") from error
-    if ranks > 1:
-        return Exactness(True, "tensor-parallel ranks have no other kernels")
-    return Exactness(True, "products with quantized weights have one order of their sums") if quantized else found
+def _check_dtype(config: EngineConfig, dtype: torch.dtype) -> None:
+    """Raise ConfigError for ranks in another dtype than bfloat16."""
+    ranks = config.tensor_parallel
+    if ranks > 1 and dtype != torch.bfloat16:
+        raise ConfigError(
+            f"{config.spelling('tensor_parallel')} {ranks} can't be: ranks on GPUs exchange sums in bfloat16, and the "
+            f"model is served in {str(dtype).removeprefix('torch.')}"
+        )

@@ -52,7 +52,7 @@ from runahead.runtime.wire.engine_config import (
     ConfigError,
     EngineConfig,
 )
-from runahead.runtime.wire.messages import EngineInfo, Exactness
+from runahead.runtime.wire.messages import EngineInfo
 from runahead.runtime.wire.parameters import MAX_STOP_IDS, MAX_TOP_LOGPROBS
 
 # the other half is for the request's stop ids, and two may end a chat's answer
@@ -84,7 +84,7 @@ class MadeOnDevice:
     """The device-dependent parts of an engine.
 
     config: with every size. why_sizes: see `with_sizes`. blocks: KV blocks, including the null block.
-    poison: for the test mode. exactness: of the kernels. masks: makes masks of rows with a grammar; None: the device
+    poison: for the test mode. masks: makes masks of rows with a grammar; None: the device
         takes no such rows. draft_rows: see `SchedulerLimits`. draft_step: time of a drafter's step for every row,
         relative to a launch. draft_parameters: of the drafter. snapshots: number of recurrent state snapshots.
     """
@@ -95,7 +95,6 @@ class MadeOnDevice:
     blocks: int
     device: Device
     poison: Poison | None
-    exactness: Exactness
     masks: Masks | None = None
     draft_rows: int = 0
     draft_step: float = 0.0

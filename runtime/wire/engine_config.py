@@ -57,10 +57,6 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         KvDtype, setting("of keys and values; auto: as dtype; fp8: e4m3 with a scale for each KV head")
     ] = "auto"
     tensor_parallel: Annotated[int, setting("ranks that have the model between them, a process each", ge=1, le=8)] = 1
-    exact: Annotated[
-        Literal["auto", "on", "off"],
-        setting("no request's tokens depend on those beside it; auto: on a CPU, and large dense models"),
-    ] = "auto"
     threads: Annotated[
         int, setting("torch threads of a CPU rank; 0: one core is left to the host, or more", ge=0, le=1024)
     ] = 0
@@ -332,11 +328,6 @@ def _check_pairs(config: EngineSettings, spelling: Spelling, given: Spelling) ->
 
 def _check_ranks(config: EngineSettings, spelling: Spelling, given: Spelling) -> None:
     """Refuse settings that are not supported with several ranks."""
-    if config.device == "cuda" and config.exact == "off":
-        raise ConfigError(
-            f"{given('tensor_parallel')} can't be combined with {spelling('exact')} off: ranks have exact kernels "
-            f"alone; set {spelling('exact')} auto or on"
-        )
     if config.drafter not in ("none", "ngram"):
         raise ConfigError(
             f"{given('tensor_parallel')} can't be combined with {spelling('drafter')} {config.drafter} yet: a drafter "

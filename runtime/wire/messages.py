@@ -126,10 +126,7 @@ ToEngine = Hello | Submit | Announce | Cancel | Abort | StatsQuery | TraceQuery 
 
 
 class Exactness(msgspec.Struct, frozen=True):
-    """Whether a row's tokens and log-probabilities depend only on that row.
-
-    why: the reason for the choice, in words.
-    """
+    """Whether a row's tokens and log-probabilities depend only on that row. why: in words."""
 
     exact: bool
     why: str

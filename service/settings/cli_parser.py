@@ -8,7 +8,10 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Any, Final, NoReturn
 
+from runahead.service.settings.variables import ENV_PREFIX
+
 EXIT_USAGE: Final = 2
+GONE: Final = {"exact": "every answer is exact"}  # former settings
 
 
 class _Paragraphs(argparse.HelpFormatter):
@@ -49,7 +52,11 @@ class Parser(argparse.ArgumentParser):
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """Return `; did you mean X?` as the end of a sentence, empty without a similar name."""
+    """Return `; did you mean X?` as the end of a sentence, or why a former setting is gone; empty without a similar
+    name."""
+    name = given.lstrip("-").lower().removeprefix(ENV_PREFIX.lower())
+    if name in GONE:
+        return f"; it is gone: {GONE[name]}"
     close = difflib.get_close_matches(given, list(known), n=1)
     return f"; did you mean {close[0]}?" if close else ""
 

@@ -1,5 +1,4 @@
-"""Models that ranks have between them on GPUs, by name, with the bundled model's tokens. Of sizes whose parts the exact
-kernels take, up to 8 ranks."""
+"""Models that ranks have between them on GPUs, by name, with the bundled model's tokens, up to 8 ranks."""
 
 from __future__ import annotations
 

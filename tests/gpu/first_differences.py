@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -26,8 +26,6 @@ from tests.project.repository import ROOT
 from tests.runtime.chain import MemoryLinks
 from tests.runtime.kernels.near_ties import Bounds, Gaps, Kind, Reference, first_difference
 
-Exact: TypeAlias = Literal["on", "off"]
-
 CONTEXT: Final = 512
 CHUNK: Final = 64
 OTHER_CHUNK: Final = 16
@@ -35,8 +33,8 @@ ROWS: Final = 12
 FEW_ROWS: Final = 4
 BLOCK: Final = 16
 # The goal is scores less than 2**-6 of a standard deviation apart (0.0156), which this reference, that rounds nothing,
-# need not meet: on an H100 the widest were 0.028 by the fastest kernels and 0.016 by the exact ones, and products
-# rounded to bfloat16 on the CPU gave up to 0.019. A product that left out a sixteenth of its depth gave 0.10 to 2.0.
+# need not meet: on an H100 the widest were 0.016, and products rounded to bfloat16 on the CPU gave up to 0.019. A
+# product that left out a sixteenth of its depth gave 0.10 to 2.0.
 NEAR: Final = Bounds(scores=2**-4, router=2**-5, scores_behind_router=2**-2)
 # States are kept at each chunk's end, and enough of them for all requests.
 STATES: Final = {"state_snapshot_blocks": CHUNK // BLOCK, "state_snapshots": 400}
@@ -79,17 +77,17 @@ def requests(folder: Path, count: int, prompt: tuple[int, int], tokens: tuple[in
 class Served:
     """An engine of a checkpoint in bfloat16, or on the CPU in float32. What one salt has computed no other finds."""
 
-    def __init__(self, folder: Path, device: DeviceName, exact: Exact, run_ahead: int, **sizes: int) -> None:
+    def __init__(self, folder: Path, device: DeviceName, run_ahead: int, **sizes: int) -> None:
         sizes = {
             "max_rows": ROWS, "prefill_chunk": CHUNK, "max_prefill_tokens": 2 * CHUNK, "context_length": CONTEXT,
             "threads": 1 if device == "cpu" else 0, **sizes,
         }  # fmt: skip
         config = EngineConfig(
-            model=str(folder), device=device, dtype="bfloat16" if device == "cuda" else "float32", exact=exact,
+            model=str(folder), device=device, dtype="bfloat16" if device == "cuda" else "float32",
             run_ahead=run_ahead, run_ahead_tokens=CONTEXT, block_size=BLOCK, **sizes,  # type: ignore[arg-type]
         )  # fmt: skip
         parts = assemble(config, lambda done, total: None)
-        assert device == "cpu" or parts.info.exactness.exact == (exact == "on")
+        assert parts.info.exactness.exact
         links = MemoryLinks()
         engine = Engine(parts.device, parts.scheduler, links, max_queue=1000, run_ahead_asked=run_ahead)
         self._engine = EngineUnderTest(engine, parts.device, None, links)
@@ -138,10 +136,10 @@ class Pair:
 
 
 def among_neighbours(folder: Path, device: DeviceName, asked: Sequence[Asked], depths: Sequence[int]) -> Iterator[Pair]:
-    """By the fastest kernels: alone, and in a crowd, at each of the depths."""
+    """Alone, and in a crowd, at each of the depths."""
     alone: list[list[int]] = []
     for run_ahead in depths:
-        served = Served(folder, device, "off", run_ahead)
+        served = Served(folder, device, run_ahead)
         alone = alone or served.alone(asked, "alone")
         before = served.stats.launches
         yield Pair(f"in a crowd, {run_ahead or 'serial'}", asked, alone, served.together(asked, "crowd"))
@@ -151,10 +149,10 @@ def among_neighbours(folder: Path, device: DeviceName, asked: Sequence[Asked], d
 
 
 def computed_otherwise(folder: Path, device: DeviceName, asked: Sequence[Asked], has_states: bool) -> Iterator[Pair]:
-    """By the exact kernels: what is decoded the first time, and computed as a prompt or in other chunks the next time.
-    has_states: the model's prefixes are found up to a snapshot."""
+    """What is decoded the first time, and computed as a prompt or in other chunks the next time. has_states: the
+    model's prefixes are found up to a snapshot."""
     states = STATES if has_states else {}
-    served = Served(folder, device, "on", 2, **states)
+    served = Served(folder, device, 2, **states)
     alone = served.alone(asked, "alone")
     assert not served.stats.cached_tokens
     yield Pair("behind a prefix found", asked, alone, served.alone(asked, "alone"))
@@ -173,7 +171,7 @@ def computed_otherwise(folder: Path, device: DeviceName, asked: Sequence[Asked],
 
     longest = max(len(one.prompt) + one.tokens for one in asked)
     served = Served(
-        folder, device, "on", 4, prefill_chunk=OTHER_CHUNK, max_prefill_tokens=4 * OTHER_CHUNK, context_length=longest,
+        folder, device, 4, prefill_chunk=OTHER_CHUNK, max_prefill_tokens=4 * OTHER_CHUNK, context_length=longest,
         max_rows=FEW_ROWS, num_blocks=1 + ceil_div(longest, BLOCK), **states,  # so few that rows are evicted
     )  # fmt: skip
     other = served.alone(asked, "alone")

@@ -227,23 +227,22 @@ def cuda_engine(
     drafts: DraftChoice | None = None,
     draft_rows: int = 0,
     draft_forms: tuple[int, ...] = (),
-    exact: bool = False,
     masks: Masks | None = None,
     mask_memory: MaskMemory | None = None,
     snapshots: int = 0,
     make_head: Callable[[Decoder], GpuDraftNetwork] | None = None,
 ) -> EngineUnderTest:
-    """The same on the GPU: captured graphs, Triton kernels, the exact ones or the fastest. Free KV blocks and state
-    slots are NaN at the start. drafts, draft_rows: as `engine_over`'s; draft_forms: numbers of drafts that graphs are
-    captured for. masks: of rows with a grammar, written to mask_memory, which has room behind as many drafts as may be
-    forced. make_head: of the model, in the place of the drafter that looks up what followed before."""
+    """The same on the GPU: captured graphs and Triton kernels. Free KV blocks and state slots are NaN at the start.
+    drafts, draft_rows: as `engine_over`'s; draft_forms: numbers of drafts that graphs are captured for. masks: of rows
+    with a grammar, written to mask_memory, which has room behind as many drafts as may be forced. make_head: of the
+    model, in the place of the drafter that looks up what followed before."""
     from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
     from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
     from tests.runtime.kernels.poisoned_program import PoisonedProgram
 
     guessed, forced = 0 if drafts is None else drafts.most, 0 if mask_memory is None else mask_memory.drafts
     rings = allocate_mapped_rings(layout_for(run_ahead, max_rows, max(guessed, forced)))
-    model = Decoder(config, moved(weights, torch.device("cuda")), TritonKernelSet(exact))
+    model = Decoder(config, moved(weights, torch.device("cuda")), TritonKernelSet())
     program = PoisonedProgram(
         model,
         rings,
@@ -255,7 +254,6 @@ def cuda_engine(
         penalty_slots=PENALTY_SLOTS,
         drafts=guessed,
         draft_rows=draft_rows,
-        exact=exact,
         masks=mask_memory,
         snapshots=snapshots,
         snapshot_tokens=SNAPSHOT_TOKENS,

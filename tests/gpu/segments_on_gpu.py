@@ -45,12 +45,12 @@ def make_rings() -> Any:
 def program_of(served: Mapping[str, Any], ranks: Ranks, rings: Any) -> TritonProgram:
     """A segment's program. served: as `divided_models.saved`."""
     checkpoint, load_format = open_checkpoint(Path(served["model"])), served.get("load_format", "auto")
-    kernels, device = TritonKernelSet(exact=True), torch.device("cuda", 0)
+    kernels, device = TritonKernelSet(), torch.device("cuda", 0)
     context = EACH * BLOCK_SIZE
     model = load_model(checkpoint, device, torch.bfloat16, load_format, kernels, None, context, None, ranks)
     return TritonProgram(
         model, rings, max_rows=len(PLACES), max_tokens=MOST, num_blocks=len(PLACES) * EACH + 1, block_size=BLOCK_SIZE,
-        context_length=context, exact=True,
+        context_length=context,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Small random hybrids in a folder, of sizes that the exact kernels take, with the bundled model's tokenizer."""
+"""Small random hybrids in a folder, with the bundled model's tokenizer."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Stage:
     """Launches by hand on a CUDA device over a small model in bfloat16. eagerly: kernel by kernel what has a graph, in
     the graph's shape. forward_tokens: of a launch whose apply and F are a graph, at most."""
 
-    def __init__(self, *, exact: bool, eagerly: bool, forward_tokens: int = 576) -> None:
+    def __init__(self, *, eagerly: bool, forward_tokens: int = 576) -> None:
         from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
         from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
         from runahead.runtime.models.decoder import Decoder
@@ -69,7 +69,7 @@ class Stage:
         rings = allocate_mapped_rings(layout)
         weights = gpu_chain.moved(gpu_chain.random_weights(CONFIG, torch.bfloat16), torch.device("cuda"))
         self.program = PoisonedProgram(
-            Decoder(CONFIG, weights, TritonKernelSet(exact)),
+            Decoder(CONFIG, weights, TritonKernelSet()),
             rings,
             max_rows=ROWS,
             max_tokens=ROWS + MOST_TOKENS,
@@ -130,9 +130,8 @@ class Stage:
         return found
 
 
-@pytest.mark.parametrize("exact", [False, True], ids=["fastest", "exact"])
-def test_a_captured_mixed_launch_has_the_bits_of_the_same_launch_kernel_by_kernel(exact: bool) -> None:
-    stages = [Stage(exact=exact, eagerly=eagerly) for eagerly in (False, True)]
+def test_a_captured_mixed_launch_has_the_bits_of_the_same_launch_kernel_by_kernel() -> None:
+    stages = [Stage(eagerly=eagerly) for eagerly in (False, True)]
     captured, launched = (stage.follow(WORK) for stage in stages)
     for number, ((ours, our_logits), (theirs, their_logits)) in enumerate(zip(captured, launched, strict=True)):
         assert ours == theirs, number
@@ -149,7 +148,7 @@ def test_a_captured_mixed_launch_has_the_bits_of_the_same_launch_kernel_by_kerne
 
 
 def test_launches_in_pieces_of_any_size_find_the_memory_that_they_need_where_the_device_holds_it() -> None:
-    stage = Stage(exact=False, eagerly=False, forward_tokens=0)
+    stage = Stage(eagerly=False, forward_tokens=0)
     stage.device.hold_memory()
     stage.begin()
     torch.cuda.synchronize()
@@ -161,12 +160,12 @@ def test_launches_in_pieces_of_any_size_find_the_memory_that_they_need_where_the
     stage.device.close()
 
 
-def test_with_exact_a_row_has_the_logits_that_it_has_alone_in_graphs_of_every_size() -> None:
+def test_a_row_has_the_logits_that_it_has_alone_in_graphs_of_every_size() -> None:
     """Row 4's own chunks are the same in both, whatever is beside it, and so is where it decodes."""
     alone = tuple({4: each[4]} if 4 in each else {} for each in WORK)
     found = []
     for work in (WORK, alone):
-        stage = Stage(exact=True, eagerly=False)
+        stage = Stage(eagerly=False)
         found.append([logits[4] for _, logits in stage.follow(work)])
         assert len({tuple(logits.tolist()) for logits in found[-1]}) == 10, "nothing, then its prompt's end and 8 steps"
         stage.device.close()
@@ -190,7 +189,7 @@ def test_no_call_of_prompts_in_graphs_synchronises_and_none_of_them_is_counted_a
 
 
 def test_a_mixed_launch_is_one_graph_of_about_as_many_nodes_in_every_bucket() -> None:
-    stage = Stage(exact=False, eagerly=False)
+    stage = Stage(eagerly=False)
     device: Any = stage.device
     nodes = {key: device.graphs.nodes(key) for key in device.graph_buckets.every_key() if key.piece is Piece.MIXED}
     print(f"{len(nodes)} graphs of mixed launches, {CONFIG.num_layers} layers: {sorted(set(nodes.values()))} nodes")

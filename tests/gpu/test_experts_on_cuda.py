@@ -79,10 +79,10 @@ def test_experts_give_the_tokens_of_the_cpu_in_float32(run_ahead: int, changes: 
 
 
 def output_of(run_ahead: int, place: int, seed: int) -> tuple[list[int], list[tuple[float, ...]]]:
-    """Tokens and log-probabilities of one bfloat16 request, by the exact kernels, among `place` others with prompts."""
+    """Tokens and log-probabilities of one bfloat16 request among `place` others with prompts."""
     config = small_config(**HALF)
     weights = random_weights(config, torch.bfloat16)
-    under_test = cuda_engine(config, weights, run_ahead, max_rows=ROWS, exact=True)
+    under_test = cuda_engine(config, weights, run_ahead, max_rows=ROWS)
     dice = np.random.default_rng(seed)
     for handle in range(place + 1):
         mine = handle == place
@@ -101,7 +101,7 @@ def output_of(run_ahead: int, place: int, seed: int) -> tuple[list[int], list[tu
     return under_test.tokens()[place], logprobs
 
 
-def test_with_exact_kernels_experts_say_the_same_to_the_bit_in_any_crowd_at_every_depth() -> None:
+def test_experts_say_the_same_to_the_bit_in_any_crowd_at_every_depth() -> None:
     expected = output_of(0, place=0, seed=1)
     assert len(expected[0]) == len(expected[1]) == 40
     for run_ahead, place, seed in ((0, 5, 2), (1, 3, 3), (2, 7, 4), (4, 1, 5), (4, 7, 6)):
@@ -138,5 +138,5 @@ def test_a_row_of_a_real_shape_has_the_bits_that_it_has_alone() -> None:
     real = SHAPES["30B-A3B"]
     config = replace(real, keys={**real.keys, "num_hidden_layers": 2}).described()
     with torch.inference_mode():
-        watched = Watched(config, 613, 2048, exact=True)
+        watched = Watched(config, 613, 2048)
         assert differing(watched, crowds((1, 2, 8, 64, 96), 2048, (2, 100, 256))) == []

@@ -1,4 +1,4 @@
-"""What has layers and drafts, through the service on a GPU: by the exact kernels it changes no bit, at any depth."""
+"""What has layers and drafts, through the service on a GPU: it changes no bit, at any depth."""
 
 from __future__ import annotations
 

@@ -99,14 +99,14 @@ class Sometimes(ChangingForms):
 
 @pytest.mark.parametrize("architecture", BITS)
 def test_drafts_change_no_bit_at_any_depth(architecture: str) -> None:
-    """By the exact kernels: tokens, reasons and log-probabilities, also where rows leave snapshots; and at a
+    """Tokens, reasons and log-probabilities, also where rows leave snapshots; and at a
     drain the device's rows are the host's."""
     config: Any = hybrid(architecture, dtype=torch.bfloat16, max_position_embeddings=96)
     weights = random_weights(config, torch.bfloat16)
 
     def engine(run_ahead: int, snapshots: int, *, drafts: bool) -> EngineUnderTest:
         return cuda_engine(
-            config, weights, run_ahead, max_rows=4, num_blocks=65, exact=True, snapshots=snapshots,
+            config, weights, run_ahead, max_rows=4, num_blocks=65, snapshots=snapshots,
             drafts=Sometimes() if drafts else None, draft_rows=4 if drafts else 0, draft_forms=(3,) if drafts else (),
         )  # fmt: skip
 
@@ -137,9 +137,9 @@ def test_drafts_give_the_tokens_of_the_cpu_in_float32(architecture: str) -> None
 def output_among(
     config: DenseConfig, run_ahead: int, place: int, seed: int
 ) -> tuple[list[int], list[tuple[float, ...]]]:
-    """Tokens and log-probabilities of one bfloat16 request, by the exact kernels, among `place` others with prompts."""
+    """Tokens and log-probabilities of one bfloat16 request among `place` others with prompts."""
     weights = random_weights(config, torch.bfloat16)
-    under_test = cuda_engine(config, weights, run_ahead, max_rows=ROWS, exact=True)
+    under_test = cuda_engine(config, weights, run_ahead, max_rows=ROWS)
     dice = np.random.default_rng(seed)
     for handle in range(place + 1):
         mine = handle == place
@@ -159,7 +159,7 @@ def output_among(
 
 
 @pytest.mark.parametrize("architecture", BITS)
-def test_with_exact_kernels_a_request_says_the_same_to_the_bit_in_any_crowd_at_every_depth(architecture: str) -> None:
+def test_a_request_says_the_same_to_the_bit_in_any_crowd_at_every_depth(architecture: str) -> None:
     """Its prompt is cut at the same positions whoever else there is."""
     config = hybrid(architecture, dtype=torch.bfloat16)
     expected = output_among(config, 0, place=0, seed=1)
@@ -209,5 +209,5 @@ def test_a_row_of_a_real_shape_has_the_bits_that_it_has_alone() -> None:
     keys = {**real.keys, "num_hidden_layers": 2, "layer_types": ["mamba", "attention"]}
     config = replace(real, keys=keys).described()
     with torch.inference_mode():
-        watched = Watched(config, 613, 2048, exact=True)
+        watched = Watched(config, 613, 2048)
         assert differing(watched, crowds((1, 2, 8, 64, 96), 2048, (2, 100, 256))) == []

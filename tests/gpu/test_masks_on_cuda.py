@@ -28,7 +28,7 @@ ROWS, NUM_BLOCKS, REQUESTS = 4, 65, 16
 def engine(
     run_ahead: int, lag: int, *, guesses: bool = False, forced: int = 0, has_head: bool = False
 ) -> gpu_chain.EngineUnderTest:
-    """By the exact kernels: which rows are beside a row is then all the same. guesses: by `ngram`, or where it has a
+    """Which rows are beside a row is then all the same. guesses: by `ngram`, or where it has a
     head by that one. forced: drafts of a row whose grammar forces them."""
     drafts = Sometimes() if guesses else None
     config, masks = masked_config(), lagging_masks(ROWS, lag, drafts, forced, has_head)
@@ -38,7 +38,6 @@ def engine(
         run_ahead,
         max_rows=ROWS,
         num_blocks=NUM_BLOCKS,
-        exact=True,
         drafts=drafts,
         draft_rows=ROWS if masks.memory.drafts else 0,
         draft_forms=FORMS if masks.memory.drafts else (),
@@ -68,7 +67,7 @@ def test_a_launch_without_such_rows_is_the_graph_that_it_was() -> None:
     config = masked_config()
     with_masks = engine(1, 0)
     without = gpu_chain.cuda_engine(
-        config, gpu_chain.random_weights(config, torch.bfloat16), 1, max_rows=ROWS, num_blocks=NUM_BLOCKS, exact=True
+        config, gpu_chain.random_weights(config, torch.bfloat16), 1, max_rows=ROWS, num_blocks=NUM_BLOCKS
     )
     for under_test in (with_masks, without):
         under_test.engine.turn()
@@ -114,7 +113,7 @@ def test_a_launch_with_drafts_and_without_such_rows_is_the_graph_that_it_was() -
     """Its F may have rows that are held, and its drafter looks for what is forced: in the kernels that are there."""
     config, with_masks = masked_config(), engine(1, 0, guesses=True, forced=FORMS[0])
     without = gpu_chain.cuda_engine(
-        config, gpu_chain.random_weights(config, torch.bfloat16), 1, max_rows=ROWS, num_blocks=NUM_BLOCKS, exact=True,
+        config, gpu_chain.random_weights(config, torch.bfloat16), 1, max_rows=ROWS, num_blocks=NUM_BLOCKS,
         drafts=Sometimes(), draft_rows=ROWS, draft_forms=FORMS,
     )  # fmt: skip
     for under_test in (with_masks, without):

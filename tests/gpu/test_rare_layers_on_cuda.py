@@ -40,7 +40,7 @@ def test_tokens_are_those_of_the_cpu_in_float32(config_of: Callable[..., DenseCo
 
 
 @pytest.mark.parametrize("config_of", CONFIGS.values(), ids=CONFIGS)
-def test_with_exact_kernels_a_request_says_the_same_to_the_bit_in_any_crowd(
+def test_a_request_says_the_same_to_the_bit_in_any_crowd(
     config_of: Callable[..., DenseConfig],
 ) -> None:
     config = config_of(dtype=torch.bfloat16)

@@ -12,13 +12,11 @@ from dataclasses import dataclass
 import torch
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.kernels.layer_products import products_of
 from runahead.runtime.kernels.layers import AttentionShape, EmbeddingAndHead, Layer, Linear
 from runahead.runtime.kernels.triton.attention.rope_and_cache import rotate_and_write
 from runahead.runtime.kernels.triton.drafting.head_inputs import Joining
 from runahead.runtime.kernels.triton.forward.decode import RowStream
-from runahead.runtime.kernels.triton.forward.kernel_set import Stream, TritonKernelSet
-from runahead.runtime.kernels.triton.gemm.tuning import takes_depth
+from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
 from runahead.runtime.kernels.triton.ops.norms import rms_norm
 from runahead.runtime.kernels.triton.ops.put_rows import put_columns
 from runahead.runtime.models.architecture import HeadWeights
@@ -40,17 +38,14 @@ class GpuDraftCache:
 class TritonHead:
     """A draft head and its target: `runahead.runtime.models.drafters.draft_head.DraftHead` with enqueued work.
 
-    exact: a row's bits do not depend on the other rows, if the head's shapes allow it. positions: length of the table
-    of rotary angles.
+    positions: length of the table of rotary angles.
     """
 
-    def __init__(self, weights: HeadWeights, target: Decoder, exact: bool, positions: int) -> None:
+    def __init__(self, weights: HeadWeights, target: Decoder, positions: int) -> None:
         self.weights = weights
         self._layer = Layer(weights.mixer, weights.feed_forward)
         self._target = target
-        products = (weights.fuse.product, weights.narrow, *products_of(self._layer))
-        depths = [linear.weight.shape[1] for linear in products if linear is not None]
-        self._kernels = kernels = TritonKernelSet(exact and all(map(takes_depth, depths)))
+        self._kernels = kernels = TritonKernelSet()
         of_target, self._mixer = target.weights, weights.mixer
         assert not self._mixer.norms_span_heads and self._mixer.post_norm is None, "no head is built so"
         self._embedding = of_target.embedding if weights.embedding is None else weights.embedding
@@ -100,7 +95,7 @@ class TritonHead:
         device = self._target.device
         wide = torch.empty((tokens, len(reads) * width), dtype=self._target.dtype, device=device)
 
-        def read_hidden(layers: int, stream: Stream) -> None:
+        def read_hidden(layers: int, stream: RowStream) -> None:
             for number, after in enumerate(reads):
                 if layers == after:
                     stream.copy_residual(wide[:, number * width : (number + 1) * width])
@@ -144,8 +139,7 @@ class TritonHead:
         """
         own, joining = self.weights, self._joining(cache)
         join = joining.of_places if is_first else joining.of_expected
-        with self._bound.stream(batch, cache.entries, joins=True) as stream:
-            assert isinstance(stream, RowStream)
+        with self._bound.stream(batch, cache.entries) as stream:
             self._fuse(stream, lambda residual: join(batch, before, residual))
             self._mix(stream)
             self._feed_forward(stream)

@@ -10,13 +10,11 @@ from typing import TypeAlias
 import torch
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch
-from runahead.runtime.kernels.triton.forward import exactness
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
 from runahead.runtime.models.decoder import Decoder, ReadHidden
 from runahead.runtime.models.drafters.draft_model import DraftModelFiles, DraftModelSizes
 from runahead.runtime.models.drafters.head_files import HeadFiles
 from runahead.runtime.models.load import load_model
-from runahead.runtime.models.weights import described
 from runahead.runtime.programs.cuda.draft_head import GpuDraftCache, TritonHead
 
 
@@ -46,19 +44,18 @@ GpuDraftNetwork: TypeAlias = TritonHead | TritonDraftModel
 
 
 def load_drafter(
-    files: HeadFiles | DraftModelFiles, target: Decoder, exact: bool, positions: int, *, drawn: bool
+    files: HeadFiles | DraftModelFiles, target: Decoder, positions: int, *, drawn: bool
 ) -> GpuDraftNetwork:
     """Load a draft head or draft model on its target's GPU, in the target's dtype.
 
-    exact: with exact kernels, if it has any. positions: the longest context. drawn: random weights, without reading a
+    positions: the longest context. drawn: random weights, without reading a
     file. Raises CheckpointError.
     """
     if isinstance(files, HeadFiles):
         weights = files.weights(torch.Tensor.contiguous, target.device, target.dtype, drawn=drawn)
-        return TritonHead(weights, target, exact, positions)
-    exact = exact and not exactness.why_impossible(described(files.config).layers, target.dtype)
+        return TritonHead(weights, target, positions)
     model = load_model(
-        files.checkpoint, target.device, target.dtype, "dummy" if drawn else "auto", TritonKernelSet(exact), None,
+        files.checkpoint, target.device, target.dtype, "dummy" if drawn else "auto", TritonKernelSet(), None,
         positions, files.config,
     )  # fmt: skip
     return TritonDraftModel(model, target)

@@ -20,7 +20,6 @@ from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime.kernels.kernel_set import KernelSet
 from runahead.runtime.kernels.ranks import DeviceRanks
 from runahead.runtime.kernels.reference.sampling import Sampled
-from runahead.runtime.kernels.triton.forward import exactness
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
 from runahead.runtime.kernels.triton.forward.tuned_tilings import use_tuned_tilings
 from runahead.runtime.kernels.triton.forward.tuning_report import tiling_counts
@@ -37,13 +36,11 @@ from runahead.runtime.kernels.triton.sampling.sampler import (
     sample_rows_cuda,
 )
 from runahead.runtime.masks.mask_memory import MaskMemory
-from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.memory import memory_of
 from runahead.runtime.programs.cuda.draft_model import GpuDraftNetwork
 from runahead.runtime.programs.cuda.drafter import GpuDrafter
 from runahead.runtime.rounding import ceil_div
-from runahead.runtime.wire.messages import Exactness
 
 
 def keep_kernels(folder: str, called: str) -> None:
@@ -54,10 +51,6 @@ def keep_kernels(folder: str, called: str) -> None:
     use_kernel_cache(folder, called)
 
 
-class NoExactKernelsError(ValueError):
-    """Exact kernels were requested but the model has none. The message is the end of a sentence that says why."""
-
-
 def use_tuned() -> None:
     """Read the tilings that `runahead tune` left in the folder. Call after `keep_kernels`, before any kernel runs.
 
@@ -66,29 +59,16 @@ def use_tuned() -> None:
     use_tuned_tilings()
 
 
-def exactness_of(weights: ModelWeights, dtype: torch.dtype, asked: str) -> Exactness:
-    """Return whether a `TritonProgram`'s kernels are exact.
-
-    weights: of the model, possibly without memory or values. asked: on, off or auto.
-
-    Raises NoExactKernelsError if exact kernels are requested but impossible.
-    """
-    impossible = exactness.why_impossible(weights.layers, dtype)
-    if asked == "on" and impossible:
-        raise NoExactKernelsError(impossible)
-    return exactness.choose_exactness(asked, impossible, exactness.costs_little(weights.layers))
+def gpu_kernels() -> KernelSet:
+    """Return the kernels of a `TritonProgram`'s decoder."""
+    return TritonKernelSet()
 
 
-def gpu_kernels(exact: bool) -> KernelSet:
-    """Return the kernels of a `TritonProgram`'s decoder. exact: a row's bits do not depend on the other rows."""
-    return TritonKernelSet(exact)
-
-
-def tilings_of(model: Decoder, buckets: Sequence[int], exact: bool) -> dict[str, object]:
+def tilings_of(model: Decoder, buckets: Sequence[int]) -> dict[str, object]:
     """Return how many products of decode launches with these rows were measured on this GPU, by name, for the log at
-    start. exact: with the exact kernels."""
+    start."""
     divided = not model.ranks.share.is_whole
-    return tiling_counts(model.weights.layers, model.weights.lm_head, buckets, exact, divided=divided)
+    return tiling_counts(model.weights.layers, model.weights.lm_head, buckets, divided=divided)
 
 
 def slots_with_drafts(max_rows: int, draft_rows: int) -> int:
@@ -109,8 +89,8 @@ class TritonProgram:
     vocabulary: in the plain form all ranks choose each token together, in the full form the first rank gathers them.
 
     drafts: most drafts of a row from a drafter; 0: no drafter. draft_rows: most rows of a launch that verifies drafts,
-    which all decode; 0: none does. The logits of such a launch are by query token (`DraftState`). exact: the model's
-    kernels are exact, and a verified token has the bits of a plain step. masks: of rows with a grammar; None: no row
+    which all decode; 0: none does. The logits of such a launch are by query token (`DraftState`), and
+    a verified token has the bits of a plain step. masks: of rows with a grammar; None: no row
     has one. In launches that verify drafts, grammars' forced tokens are proposed too, up to `masks.drafts`, and all
     logits are by row slot, so that a held row keeps them until an S samples it. So only the lowest `slots_with_drafts`
     slots have drafts (`DraftState.kept_slots`). snapshots: number of recurrent-state snapshots, at every
@@ -133,7 +113,6 @@ class TritonProgram:
         penalty_slots: int = 0,
         drafts: int = 0,
         draft_rows: int = 0,
-        exact: bool = False,
         masks: MaskMemory | None = None,
         snapshots: int = 0,
         snapshot_tokens: int = 0,
@@ -150,7 +129,7 @@ class TritonProgram:
         if most:
             max_blocks, looked_up = ceil_div(context_length, block_size), context_length
             of_drafts = make_draft_state(
-                slots, looked_up if drafts and head is None else 0, max_blocks, draft_rows, most, exact, model.device,
+                slots, looked_up if drafts and head is None else 0, max_blocks, draft_rows, most, model.device,
                 kept_slots=slots_with_drafts(max_rows, draft_rows) if masks is not None else 0,
             )  # fmt: skip
         self.rows = DeviceRows(
@@ -169,7 +148,6 @@ class TritonProgram:
         )
         self._model = model
         self._ranks = self.rows.ranks = model.ranks
-        self._exact = exact
         self._cache = model.make_cache(num_blocks, block_size, max_rows, snapshots, most)
         self._in_order = torch.arange(max(max_rows, verified), dtype=torch.int32, device=model.device)
         by_slot = slots + (0 if of_drafts is None else most * of_drafts.kept_slots)
@@ -285,7 +263,7 @@ class TritonProgram:
         """Run F of decode rows with their drafts."""
         drafts, batch = self.rows.drafts, self.rows.verify_batch(shape.rows, shape.drafts)
         assert drafts is not None
-        token_batch = self.rows.token_batch(shape.rows, shape.drafts) if self._exact else batch
+        token_batch = self.rows.token_batch(shape.rows, shape.drafts)
         read_hidden, seen = (None, None) if self._head is None else self._head.hidden_reader(batch.num_tokens)
         hidden = self._model.forward(token_batch, self._cache, between, read_hidden)
         indexes = (drafts.logits_slots if drafts.holds else self._in_order)[: batch.num_tokens]

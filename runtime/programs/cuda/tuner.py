@@ -25,7 +25,7 @@ from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
 from runahead.runtime.kernels.triton.forward.tuned_tilings import AnyTiling, neighbors, save_tuned_tilings
 from runahead.runtime.kernels.triton.forward.tuning_report import tilings_asked_for
 from runahead.runtime.kernels.triton.gemm.separate_epilogue import add_scaled
-from runahead.runtime.kernels.triton.gemm.tuning import rows_tiling, takes_products_of, tiling_key, tuned
+from runahead.runtime.kernels.triton.gemm.tuning import rows_tiling, tiling_key, tuned
 from runahead.runtime.kernels.triton.moe.routing import block_of
 from runahead.runtime.kernels.triton.moe.tuning import (
     FIRST_GATED,
@@ -102,7 +102,7 @@ class FirstRank:
 
 def tuned_model(config: ModelConfig, dtype: torch.dtype, device: torch.device, positions: int, ranks: int) -> Decoder:
     """The first rank's part of the model, with random weights."""
-    kernels, exchange = TritonKernelSet(exact=True), FirstRank(ranks)
+    kernels, exchange = TritonKernelSet(), FirstRank(ranks)
     weights = dummy_weights(config, dtype, device, kernels.pack_weight, share=exchange.share)
     return Decoder(config, weights, kernels, positions, exchange)
 
@@ -155,12 +155,10 @@ def tilings_in_use(model: Decoder, rows: int) -> Iterator[tuple[str, AnyTiling]]
     """Yield the tilings of a decode launch of `rows` rows, by their names in the table."""
     layers = model.weights.layers
     divided = not model.ranks.share.is_whole
-    asked = tilings_asked_for(layers, model.weights.lm_head, [rows], exact=True, divided=divided)
+    asked = tilings_asked_for(layers, model.weights.lm_head, [rows], divided=divided)
     for outputs, depth, columns, epilogue in sorted(asked):
-        tiling = rows_tiling(outputs, depth, columns, epilogue, exact=True)
-        yield tiling_key(outputs, depth, columns, epilogue, exact=True), tiling
-    if rows == 1:
-        return
+        tiling = rows_tiling(outputs, depth, columns, epilogue)
+        yield tiling_key(outputs, depth, columns, epilogue), tiling
     for experts in dict.fromkeys(_products_of_experts(layers)):
         columns = block_of(rows, experts.experts, experts.chosen)
         yield experts.key(rows), expert_tiling(experts, rows, columns)
@@ -205,8 +203,8 @@ def tune(config: ModelConfig, dtype: torch.dtype, batches: Sequence[int], second
     """
     began, device = time.monotonic(), torch.device("cuda", torch.cuda.current_device())
     model = tuned_model(few_layers(config), dtype, device, triton.next_power_of_2(TOKENS), ranks)
-    if not all(map(takes_products_of, model.weights.layers)):
-        print("nothing to tune: the model has a product whose depth is no multiple of 64, which has one tiling")
+    if dtype == torch.float32:
+        print("nothing to tune: products in float32 have one tiling")
         return
     print(f"{torch.cuda.get_device_name()}: {len(model.weights.layers)} layers, {TOKENS} tokens a row", flush=True)
     for rows in batches:

@@ -19,7 +19,7 @@ import torch
 import triton
 
 from runahead.runtime.kernels.triton.gpu.kernel_cache import KernelCacheError, use_kernel_cache
-from runahead.runtime.kernels.triton.ops.activation import _gated_mul_kernel as gated_mul
+from runahead.runtime.kernels.triton.ops.embedding import _embed_kernel as embed
 from tests.runtime.kernels.pretended_gpu import Address, NoGpu
 
 
@@ -42,10 +42,10 @@ def main() -> None:
 def _started() -> str:
     found: list[bool] = []
     triton.knobs.compilation.listener = lambda **what: found.append(what["cache_hit"])
-    gated_mul.device_caches.clear()
-    tensor = Address(torch.empty(8, dtype=torch.bfloat16, device="meta"))
+    embed.device_caches.clear()
+    ids, tensor = (Address(torch.empty(8, dtype=dtype, device="meta")) for dtype in (torch.int64, torch.bfloat16))
     try:
-        kernel = gated_mul.run(tensor, tensor, WIDTH=64, BLOCK_WIDTH=64, GELU=False, grid=(1,), warmup=True)
+        kernel = embed.run(ids, tensor, tensor, 0, 8, WIDTH=64, BLOCK=64, SCALE=1.0, grid=(1,), warmup=True)
     except KernelCacheError as error:
         return str(error)
     return f"{'found' if found == [True] else 'compiled'} {hashlib.sha256(kernel.kernel).hexdigest()}"

@@ -14,7 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from runahead.runtime.kernels.triton.gemm import fp8_gemm, fp8_rows, separate_epilogue
-from runahead.runtime.kernels.triton.gemm.gemv import GATED
+from runahead.runtime.kernels.triton.gemm.epilogue import GATED
 
 CAPABILITIES = (89, 90)
 ROWS = (16, 64)  # of the batch

@@ -43,9 +43,9 @@ SHARED_MEMORY: Final = {(8, 0): 163 << 10, (8, 9): 99 << 10, (9, 0): 227 << 10, 
 INSTRUCTIONS: Final = ("griddepcontrol.wait", "wgmma", "tcgen05", "ldmatrix")
 # Of what a form of a kernel has beside its epilogue. A part that no form compiled before had may not compile.
 _PARTS: Final = (
-    "GELU", "GATED", "ALL", "SQUARES", "SCALED", "ADDED", "GATE_FIRST", "EACH", "MASKED", "HOLDS", "EVERY", "SNAPSHOTS",
-    "FORCES", "DRAFTS", "REPLAYS", "LOGISTIC", "CORRECTED", "GROUPS", "CAP", "FIRST",
-    "SHARED", "SHARED_BIAS", "SHARE", "NORM", "NORMED", "RAGGED", "SUMMED", "MOST", "LISTS", "CONTEXT",
+    "GELU", "GATED", "ALL", "SQUARES", "SCALED", "ADDED", "GATE_FIRST", "CHAINED", "EACH", "MASKED", "HOLDS", "EVERY",
+    "SNAPSHOTS", "FORCES", "DRAFTS", "REPLAYS", "LOGISTIC", "CORRECTED", "GROUPS", "CAP", "FIRST",
+    "SHARED", "SHARED_BIAS", "LONE", "SPREAD", "RAGGED", "SUMMED", "MOST", "LISTS", "CONTEXT",
 )  # fmt: skip
 # Small models with recurrent states. `make kernels` has real sizes among its shapes.
 _MAMBA2: Final = {
@@ -94,8 +94,8 @@ _SNAPSHOTS: Final = 4  # of states, where a model keeps any
 class Orders(msgspec.Struct, frozen=True, kw_only=True):
     """shape: its name in `SHAPES`. changes: of its config.json, null for a key that
     is left out. capability: of the GPU. dependent: kernels are launched
-    programmatically, those that can be. used_as: an older compute capability that the GPU stands for. exact: by the
-    kernels of which a row's bits hang on itself alone. rows: of decode launches. forms: of each kernel. "parts":
+    programmatically, those that can be. used_as: an older compute capability that the GPU stands for. rows: of decode
+    launches. forms: of each kernel. "parts":
     products with each epilogue, attention for one and for several query tokens, the sampler for one and
     for several tokens a row, and each kernel with every set of the parts that it may have or lack, in its largest form.
     "one": the first form in which a launch asks for it, which is the largest. But for "all", kernels of recurrent
@@ -109,7 +109,6 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     capability: tuple[int, int]
     dependent: bool
     used_as: str = "auto"
-    exact: bool = False
     rows: tuple[int, ...]
     forms: Literal["all", "parts", "one"] = "all"
     further: tuple[dict[str, Any], ...] = ()
@@ -160,11 +159,10 @@ def _pretend(orders: Orders, found: dict[str, Compiled]) -> None:
     from runahead.runtime.kernels.triton.gemm import cublaslt, tuning
 
     device = torch.device("cuda")
-    for name in ("attention_plan", "mixed_plan"):
-        plan = getattr(tuning, name)
-        vars(tuning)[name] = lambda *asked, plan=plan: plan(
-            *(device if isinstance(one, torch.device) else one for one in asked)
-        )
+    plan = tuning.attention_plan
+    vars(tuning)["attention_plan"] = lambda *asked: plan(
+        *(device if isinstance(one, torch.device) else one for one in asked)
+    )
     vars(cublaslt)["vendor_library"] = lambda: None
     triton.runtime.driver.set_active(NoGpu(capability))
     run, seen = JITFunction.run, set[tuple[Any, ...]]()
@@ -205,9 +203,8 @@ def _parts_of(options: Mapping[str, Any]) -> tuple[Any, ...]:
 def _launch_everything(orders: Orders) -> None:
     """The largest launch of rows that verify drafts, in both forms; decode launches, from the largest on, which comes
     in both forms; a launch with a prompt, one with its log-probabilities, the last; of a model with states those once
-    more where nobody drafts; few rows once more, by the products that only a table of measured tilings asks for, and a
-    launch with a prompt by such a plan of attention; and launches whose S looks for masks, behind drafts too, with a
-    drafter and without."""
+    more where nobody drafts; a launch with a prompt by a measured plan of attention; and launches whose S looks for
+    masks, behind drafts too, with a drafter and without."""
     from runahead.cuda_graphs import marks
     from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
     from runahead.runtime.programs.cuda.program import TritonProgram
@@ -226,7 +223,7 @@ def _launch_everything(orders: Orders) -> None:
     )  # fmt: skip
     weights = _weights(config, orders)
     rings = allocate_rings(ring_layout(settings, config, settings.context_length))
-    model = Decoder(config, weights, TritonKernelSet(orders.exact), settings.context_length)
+    model = Decoder(config, weights, TritonKernelSet(), settings.context_length)
     program_with = partial(
         TritonProgram,
         model,
@@ -237,7 +234,6 @@ def _launch_everything(orders: Orders) -> None:
         block_size=settings.block_size,
         context_length=settings.context_length,
         penalty_slots=settings.penalty_slots,
-        exact=orders.exact,
         snapshots=_SNAPSHOTS if has_states else 0,
         snapshot_tokens=snapshot_tokens(settings),
     )
@@ -268,17 +264,14 @@ def _launch_everything(orders: Orders) -> None:
         if without_drafts is not None and not launch.drafts:
             without_drafts.apply(launch)
             without_drafts.forward(launch)
-    _launch_by_tables(program, rows, mixed, orders)
+    _launch_by_tables(program, mixed, orders)
     _launch_masked(program_with, rows, config.vocab_size, mixed)
     _launch_masks_along_drafts(program_with, drafted, config.vocab_size, orders)
     _launch_heads(program_with, model, drafted, mixed, orders)
 
 
-def _launch_by_tables(program: Any, rows: int, mixed: LaunchShape, orders: Orders) -> None:
-    """What only a table of measured tilings, or of plans of attention, asks for."""
-    _give_small_products_lanes()
-    some = min(rows, 8)
-    program.forward(LaunchShape(0, some, Form.PLAIN, some, some, is_decode=True))
+def _launch_by_tables(program: Any, mixed: LaunchShape, orders: Orders) -> None:
+    """What only a table of plans of attention asks for."""
     if orders.dtype != "float32":
         _give_chunks_a_plan(orders.capability)
         program.forward(mixed)
@@ -320,7 +313,7 @@ def _launch_heads(
 
     few, rows = drafted.rows, max(orders.rows)
     for weights in heads_like(model, lambda *shape: torch.empty(shape, dtype=model.dtype, device="meta")).values():
-        head = TritonHead(weights, model, orders.exact, model.config.max_position_embeddings)
+        head = TritonHead(weights, model, model.config.max_position_embeddings)
         program = program_with(drafts=MOST, draft_rows=few, head=head)
         for some in (1, few):
             launch = drafted._replace(rows=some, tokens=some * (1 + MOST))
@@ -351,23 +344,6 @@ def _give_chunks_a_plan(capability: tuple[int, int], copiers: int = 0) -> None:
         return ChunkPlan(64, 16 if few else 32, _PROCESSORS, 4, 2, 8)
 
     vars(ragged)["chunk_plan"] = planned
-
-
-def _give_small_products_lanes() -> None:
-    """To products of up to 16 rows, as a table of measured tilings may have it."""
-    from runahead.runtime.kernels.triton.forward import decode, unfused_products
-    from runahead.runtime.kernels.triton.gemm import tuning
-
-    default = tuning.rows_tiling
-
-    def with_lanes(outputs: int, depth: int, columns: int, epilogue: str, exact: bool = False) -> Any:
-        found = default(outputs, depth, columns, epilogue, exact)
-        if exact or columns > 16 or depth % (4 * 64):
-            return found
-        return dataclasses.replace(found, rows=16, block=64, splits=4, stages=1, warps=4, direct=True)
-
-    for module in (decode, unfused_products):
-        vars(module)["rows_tiling"] = with_lanes
 
 
 def _weights(config: ModelConfig, orders: Orders) -> Any:

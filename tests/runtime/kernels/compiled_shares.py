@@ -10,7 +10,7 @@ import torch
 
 from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.layers import Experts, Linear, Norm, SharedExpert
-from runahead.runtime.kernels.triton.gemm.gemv import GATED, SQUARED, STORE
+from runahead.runtime.kernels.triton.gemm.epilogue import GATED, SQUARED, STORE
 from runahead.runtime.kernels.triton.gemm.separate_epilogue import add_scaled, finish_product
 from runahead.runtime.kernels.triton.moe.layer import PackedExperts
 
@@ -45,7 +45,6 @@ def launch_a_share() -> None:
     for tokens in (256, 8):
         scores, live = empty(tokens, COUNT, dtype=torch.float32), empty(tokens, dtype=torch.int32)
         packed.results(empty(tokens, HIDDEN), scores, live, arrived)
-    packed.add_of_one_row(empty(1, HIDDEN), empty(1, COUNT, dtype=torch.float32), arrived, dependent=False)
     launch_lone_rows(weights)
 
 
@@ -58,6 +57,6 @@ def launch_lone_rows(weights: Experts) -> None:
     for shared in (None, SharedExpert(first, last, empty(HIDDEN))):
         packed = PackedExperts.of(replace(weights, shared=shared))
         scores = empty(1, packed.scored, dtype=torch.float32)
-        found = packed.results(scaled, scores, live, live, squares=(squares, 4, 1e-6), with_shared=True)
+        found = packed.results(scaled, scores, live, live, squares=(squares, 4, 1e-6))
         packed.add(found, live, residual, weights.norm, scaled, squares, dependent=False)
         packed.made(found, live)

@@ -76,7 +76,7 @@ class DeviceTwin:
         slots, blocks = host.alive.size, host.max_blocks
         known = context_length if host.drafter is not None else 0
         return make_draft_state(
-            slots, known, blocks, self._max_rows, most, False, device, kept_slots=0 if masks is None else slots
+            slots, known, blocks, self._max_rows, most, device, kept_slots=0 if masks is None else slots
         )
 
     # ------------------------------------------------------------ S
@@ -326,11 +326,10 @@ def compare_lines(host: HostRows, device: DeviceRows, count: int, padding: int) 
     assert lens[:lines][computed].tolist() == (expected.positions[computed] + 1).tolist()
     assert not lens[:lines][~computed].any() and not lens[lines:].any()
     tables = drafts.block_tables.cpu().numpy()
-    by_token = tables.shape[0] != drafts.rows
     row_of = np.repeat(np.arange(listed.size), counts)
     for line in np.flatnonzero(computed).tolist():
         used = -(-int(expected.positions[line] + 1) // host.block_size)
-        table = tables[line if by_token else row_of[line]]
+        table = tables[line]
         assert table[:used].tolist() == host.block_table[listed[row_of[line]], :used].tolist(), "tables"
     is_held = (host.held & host.alive)[listed]
     offset = np.arange(lines) - np.repeat(expected.query_start_loc[:-1], counts)

@@ -59,8 +59,8 @@ class SynchronousProgram(PoisonedProgram):
 
 
 def drafted_engine(
-    config: ModelConfig, device: torch.device, run_ahead: int, max_rows: int, *, drafts: bool, exact: bool = False,
-    snapshots: int = 0,
+    config: ModelConfig, device: torch.device, run_ahead: int, max_rows: int, *, drafts: bool,
+    dtype: torch.dtype = torch.float32, snapshots: int = 0,
 ) -> gpu_chain.EngineUnderTest:  # fmt: skip
     """drafts: launches of up to max_rows - 1 rows have some. snapshots: of states, that there is room for. Free KV
     blocks and state slots are NaN at the start."""
@@ -73,11 +73,9 @@ def drafted_engine(
         rings = allocate_mapped_rings(layout)
     else:
         rings = allocate_rings(layout)
-    weights = gpu_chain.moved(
-        gpu_chain.random_weights(config, torch.bfloat16 if exact else torch.float32), device
-    )  # fmt: skip
+    weights = gpu_chain.moved(gpu_chain.random_weights(config, dtype), device)
     program = SynchronousProgram(
-        Decoder(config, weights, TritonKernelSet(exact)),
+        Decoder(config, weights, TritonKernelSet()),
         rings,
         max_rows=max_rows,
         max_tokens=max_rows + gpu_chain.MAX_PREFILL_TOKENS,
@@ -87,7 +85,6 @@ def drafted_engine(
         penalty_slots=gpu_chain.PENALTY_SLOTS,
         drafts=most,
         draft_rows=draft_rows,
-        exact=exact,
         snapshots=snapshots,
         snapshot_tokens=gpu_chain.SNAPSHOT_TOKENS,
     )

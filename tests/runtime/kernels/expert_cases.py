@@ -90,13 +90,17 @@ class Case:
         if scale is not None:
             mean = scale.double().pow(-2) - 1e-6
             squares = (mean * self.x.shape[1])[None, :].to(DEVICE), 1, 1e-6
-        results = self.packed.results(self.x, self.scores, self.live, arrived, squares=squares, with_shared=True)
+        results = self.packed.results(self.x, self.scores, self.live, arrived, squares=squares)
         return self.packed.made(results, self.live).cpu()
 
     def added_to_a_lone_row(self) -> torch.Tensor:
         """The only token's residual, which is x, behind the layer: [1, hidden]."""
-        residual = self.x.clone()
-        self.packed.add_of_one_row(residual, self.scores, self.live, dependent=False)
+        residual, scaled, norm = self.x.clone(), self.x.clone(), self.packed.weights.norm
+        squares = torch.zeros(self.x.shape[1], 8, dtype=torch.float64, device=DEVICE)
+        squares[0, 0] = self.x.double().pow(2).sum()
+        arrived = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+        found = self.packed.results(self.x, self.scores, self.live, arrived, squares=(squares, 1, norm.eps))
+        self.packed.add(found, self.live, residual, norm, scaled, squares, dependent=False)
         return residual.cpu()
 
     def expected_of_a_lone_row(self) -> torch.Tensor:

@@ -58,7 +58,6 @@ class TritonWorld:
 
     target: Decoder
     head: GpuDraftNetwork
-    exact: bool
 
     def started(self) -> tuple[PoisonedProgram, Launches]:
         """Every KV block is NaN at the start. Of a model that keeps states each row has a place for a snapshot at
@@ -68,7 +67,7 @@ class TritonWorld:
         rings = rings_for(RingLayout(4, PLAN_WORDS, 8192, ROWS, 4, prompt_tokens=200, drafts=MOST), self.target.device)
         program = SynchronousProgram(
             self.target, rings, max_rows=ROWS, max_tokens=160, num_blocks=ROWS * EACH + 1, block_size=BLOCK,
-            context_length=EACH * BLOCK, drafts=MOST, draft_rows=DRAFT_ROWS, exact=self.exact, head=self.head,
+            context_length=EACH * BLOCK, drafts=MOST, draft_rows=DRAFT_ROWS, head=self.head,
             snapshots=snapshots, snapshot_tokens=BLOCK,
         )  # fmt: skip
         program.poison_blocks(tuple(range(1, ROWS * EACH + 1)))
@@ -76,14 +75,12 @@ class TritonWorld:
         return program, Launches(over_program(program), rings, VOCAB, EACH, EACH if has_states else None)
 
 
-def triton_world(
-    folder: Path, device: torch.device, dtype: torch.dtype = torch.float32, *, exact: bool = False
-) -> TritonWorld:
+def triton_world(folder: Path, device: torch.device, dtype: torch.dtype = torch.float32) -> TritonWorld:
     """Of the folder in which a `World` was written."""
     checkpoint = open_checkpoint(folder / "target")
-    target = load_model(checkpoint, device, dtype, "auto", TritonKernelSet(exact))
+    target = load_model(checkpoint, device, dtype, "auto", TritonKernelSet())
     files = files_of(folder, checkpoint, target.config, EACH * BLOCK)
-    return TritonWorld(target, load_drafter(files, target, exact, EACH * BLOCK, drawn=False), exact)
+    return TritonWorld(target, load_drafter(files, target, EACH * BLOCK, drawn=False))
 
 
 @dataclass

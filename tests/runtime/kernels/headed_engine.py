@@ -82,7 +82,7 @@ class Always:
 def write_pair(folder: Path, kind: str) -> None:
     """A target each of whose tokens follows from the one before, and a head or a model that knows nearly which."""
     write, drafts, disturbed = KINDS[kind]
-    # A width that the exact kernels take, and the context that scheduler and program have alike.
+    # The context that scheduler and program have alike.
     sizes = {"intermediate_size": 128, "max_position_embeddings": CONTEXT}
     with mock.patch.dict(BASE, sizes), mock.patch.dict(CONFIG, sizes):
         write(folder / "target", folder / drafts)
@@ -110,21 +110,26 @@ def cpu_engine(folder: Path, run_ahead: int, *, drafts: bool) -> gpu_chain.Engin
 
 
 def triton_engine(
-    folder: Path, device: torch.device, run_ahead: int, *, drafts: bool, exact: bool = False, captured: bool = False
+    folder: Path,
+    device: torch.device,
+    run_ahead: int,
+    *,
+    drafts: bool,
+    dtype: torch.dtype = torch.float32,
+    captured: bool = False,
 ) -> gpu_chain.EngineUnderTest:
-    """In float32, or in bfloat16 where kernels are exact. captured: launches are graphs on a GPU. Free KV blocks,
-    and states, are NaN at the start."""
-    dtype = torch.bfloat16 if exact else torch.float32
+    """An engine by the Triton kernels. captured: launches are graphs on a GPU. Free KV blocks, and states, are NaN at
+    the start."""
     checkpoint = open_checkpoint(folder / "target")
-    target = load_model(checkpoint, device, dtype, "auto", TritonKernelSet(exact))
+    target = load_model(checkpoint, device, dtype, "auto", TritonKernelSet())
     files = files_of(folder, checkpoint, target.config, CONTEXT)
     rings = rings_for(gpu_chain.layout_for(run_ahead, MAX_ROWS, DRAFTS if drafts else 0), device)
     tokens, snapshots = MAX_ROWS + gpu_chain.MAX_PREFILL_TOKENS, _snapshots(target.config)
     sizes: Mapping[str, Any] = {
         "max_rows": MAX_ROWS, "max_tokens": tokens, "num_blocks": NUM_BLOCKS, "block_size": gpu_chain.BLOCK_SIZE,
         "context_length": CONTEXT, "penalty_slots": gpu_chain.PENALTY_SLOTS, "drafts": DRAFTS if drafts else 0,
-        "draft_rows": MAX_ROWS if drafts else 0, "exact": exact,
-        "head": load_drafter(files, target, exact, CONTEXT, drawn=False) if drafts else None,
+        "draft_rows": MAX_ROWS if drafts else 0,
+        "head": load_drafter(files, target, CONTEXT, drawn=False) if drafts else None,
         "snapshots": snapshots, "snapshot_tokens": gpu_chain.SNAPSHOT_TOKENS,
     }  # fmt: skip
     program = PoisonedProgram(target, rings, **sizes) if captured else SynchronousProgram(target, rings, **sizes)

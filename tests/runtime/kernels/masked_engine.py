@@ -126,7 +126,7 @@ def random_head(model: Decoder) -> TritonHead:
         numbers = torch.randn((outputs, depth), generator=dice, device=model.device) * depth**-0.5
         return numbers.to(model.dtype)
 
-    return TritonHead(heads_like(model, matrix)["eagle-1"], model, False, model.config.max_position_embeddings)
+    return TritonHead(heads_like(model, matrix)["eagle-1"], model, model.config.max_position_embeddings)
 
 
 def reference_engine(run_ahead: int, max_rows: int) -> gpu_chain.EngineUnderTest:

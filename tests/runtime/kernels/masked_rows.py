@@ -43,15 +43,13 @@ def rows_with_masks(number: int, vocab_size: int, *, guesses: bool = True, snaps
     )  # fmt: skip
 
 
-def device_rows(
-    host: HostRows, launched: int, by_token: bool = False, keeps_states: bool = False, kept: int = 0
-) -> DeviceRows:
+def device_rows(host: HostRows, launched: int, keeps_states: bool = False, kept: int = 0) -> DeviceRows:
     """Rows of the kernels that hold what these rows do, and read the same masks; poison in what they are going to
     leave. kept: row slots that have drafts; 0: all of them."""
     slots = host.alive.size
     assert host.masks is not None
     drafts = make_draft_state(
-        slots, CONTEXT if host.drafter else 0, host.max_blocks, ROWS, MOST, by_token, DEVICE, kept_slots=kept or slots
+        slots, CONTEXT if host.drafter else 0, host.max_blocks, ROWS, MOST, DEVICE, kept_slots=kept or slots
     )
     masks = make_mask_state(host.masks, DEVICE)
     device = DeviceRows(

@@ -56,7 +56,7 @@ def shapes(tensors: list[torch.Tensor]) -> list[tuple[int, ...]]:
 
 def test_no_tensor_of_a_launch_is_left_to_the_garbage_collector() -> None:
     config = gpu_chain.small_config(architecture="LlamaForCausalLM", windows=(0, 24), intermediate_size=128)
-    model = decoder(config, TritonKernelSet(exact=True), torch.bfloat16)
+    model = decoder(config, TritonKernelSet(), torch.bfloat16)
     cache = model.make_cache(5 * BLOCKS_A_ROW + 1, BLOCK_SIZE)
     batches = [
         ragged_batch([33, 21], [33, 21], [False] * 2, DEVICE),

@@ -1,4 +1,4 @@
-"""A whole model's decode launches, by the kernels of every number of rows, against the reference in float32."""
+"""A whole model's launches, with every number of rows and in every dtype, against the reference in float32."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ DEVICE = triton_device()
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache  # noqa: E402
 from runahead.runtime.kernels.reference.forward import ReferenceKernels  # noqa: E402
 from runahead.runtime.kernels.triton.forward import decode  # noqa: E402
-from runahead.runtime.kernels.triton.forward.decode import FusedRows  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
-from runahead.runtime.kernels.triton.forward.large_decode import VendorRows  # noqa: E402
-from runahead.runtime.kernels.triton.forward.one_row import OneRow  # noqa: E402
 from runahead.runtime.models.blocks.dense import DenseConfig  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
@@ -27,7 +24,7 @@ from tests.gpu import gpu_chain  # noqa: E402
 HALF = torch.bfloat16
 LLAMA, QWEN3, GEMMA2 = "LlamaForCausalLM", "Qwen3ForCausalLM", "Gemma2ForCausalLM"
 BLOCK_SIZE, BLOCKS_A_ROW = 8, 6
-ERROR = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+ERROR = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 5e-3}
 
 
 def batch_of(lengths: list[int], queries: int, device: torch.device, *, drafts: bool = False) -> ForwardBatch:
@@ -98,29 +95,27 @@ def decoder(config: DenseConfig, kernels: ReferenceKernels | TritonKernelSet, dt
 
 
 @pytest.mark.parametrize(
-    ("architecture", "rows", "dtype", "stream"),
+    ("architecture", "rows", "dtype"),
     [
-        (LLAMA, 1, HALF, OneRow),
-        (QWEN3, 1, HALF, OneRow),
-        (QWEN3, 1, torch.float32, OneRow),
-        (LLAMA, 2, HALF, FusedRows),
-        (QWEN3, 9, HALF, FusedRows),
-        (LLAMA, 3, torch.float32, VendorRows),
-        (QWEN3, 3, torch.float32, VendorRows),
+        (LLAMA, 1, HALF),
+        (QWEN3, 1, torch.float32),
+        (QWEN3, 9, HALF),
+        (LLAMA, 3, torch.float32),
+        (QWEN3, 3, torch.float16),
         *(
             pytest.param(*case, marks=pytest.mark.large)
             for case in (
-                (LLAMA, 1, torch.float32, OneRow),
-                (QWEN3, 2, HALF, FusedRows),
-                (LLAMA, 9, HALF, FusedRows),
-                (LLAMA, 9, torch.float32, VendorRows),
-                (QWEN3, 9, torch.float32, VendorRows),
+                (QWEN3, 1, HALF),
+                (LLAMA, 2, HALF),
+                (LLAMA, 1, torch.float16),
+                (LLAMA, 9, torch.float32),
+                (QWEN3, 9, torch.float16),
             )
         ),
     ],
 )
 def test_decode_launches_of_so_many_rows(
-    rows: int, dtype: torch.dtype, stream: type, architecture: str, monkeypatch: pytest.MonkeyPatch
+    rows: int, dtype: torch.dtype, architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(1)
     biases = {"attention_bias": True, "mlp_bias": True} if architecture == LLAMA else {}
@@ -134,9 +129,6 @@ def test_decode_launches_of_so_many_rows(
         found = [model.forward(prompts, cache)]
         for further in range(2):
             batch = batch_of([n + further if n else 0 for n in lengths], 1, model.device)
-            if model is models[0]:
-                with model._kernels.stream(batch, cache) as used:
-                    assert type(used) is stream
             found.append(model.forward(batch, cache))
         hidden.append(found)
     alive = torch.tensor(lengths) > 0
@@ -144,36 +136,12 @@ def test_decode_launches_of_so_many_rows(
         assert relative_error(hidden[0][launch].cpu()[alive], hidden[1][launch][alive]) < ERROR[dtype]
 
 
-@pytest.mark.parametrize(
-    ("rows", "queries", "dtype", "stream"),
-    [(1, 2, HALF, FusedRows), (3, 5, HALF, FusedRows), (3, 4, torch.float32, VendorRows)],
-)
-def test_decode_launches_whose_rows_verify_drafts(rows: int, queries: int, dtype: torch.dtype, stream: type) -> None:
-    torch.manual_seed(2)
-    config = gpu_chain.small_config(architecture=QWEN3, windows=(0, 24), intermediate_size=128)
-    lengths = [33, 0, 20][:rows]
-    found: list[torch.Tensor] = []
-    for kernels, of in ((TritonKernelSet(), dtype), (ReferenceKernels(), torch.float32)):
-        model = decoder(config, kernels, of)
-        cache = model.make_cache(rows * BLOCKS_A_ROW + 1, BLOCK_SIZE)
-        model.forward(batch_of([max(n - queries, 0) for n in lengths], 16, model.device), cache)
-        for longer in range(2):  # the second time as if all but one had been rejected
-            batch = batch_of([n + longer if n else 0 for n in lengths], queries, model.device, drafts=True)
-            if isinstance(kernels, TritonKernelSet):
-                with model._kernels.stream(batch, cache) as used:
-                    assert type(used) is stream
-            found.append(model.forward(batch, cache).cpu())
-    alive = torch.tensor(lengths).repeat_interleave(queries) > 0
-    for launch in range(2):
-        assert relative_error(found[launch][alive], found[launch + 2][alive]) < ERROR[dtype]
-
-
 @pytest.mark.parametrize("architecture", [LLAMA, QWEN3])
-def test_exact_launches_of_decode_rows_and_chunks(architecture: str) -> None:
+def test_launches_of_decode_rows_and_chunks(architecture: str) -> None:
     """Decode rows, chunks and a masked row in one launch; then decode rows alone."""
     torch.manual_seed(2)
     config = gpu_chain.small_config(architecture=architecture, windows=(0, 24), intermediate_size=128)
-    models = [decoder(config, TritonKernelSet(exact=True), HALF), decoder(config, ReferenceKernels(), torch.float32)]
+    models = [decoder(config, TritonKernelSet(), HALF), decoder(config, ReferenceKernels(), torch.float32)]
     decodes, lengths, queries = [True, False, False, True, True], [33, 21, 17, 0, 28], [1, 9, 1, 1, 1]
     hidden: list[list[torch.Tensor]] = []
     for model in models:
@@ -188,8 +156,25 @@ def test_exact_launches_of_decode_rows_and_chunks(architecture: str) -> None:
         assert relative_error(hidden[0][launch].cpu()[alive], hidden[1][launch][alive]) < ERROR[HALF]
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
+def test_float16_takes_what_it_could_not_hold_before_a_norm() -> None:
+    """The residual times the norm's weight is beyond 65,504, and its norm is not. Nobody reads what overflows."""
+    config = gpu_chain.small_config(architecture=LLAMA, windows=(0, 24), intermediate_size=128)
+    found = []
+    for kernels, dtype in ((TritonKernelSet(), torch.float16), (ReferenceKernels(), torch.float32)):
+        model = decoder(config, kernels, dtype)
+        model.weights.embedding.mul_(2000.0 / float(model.weights.embedding.abs().max()))
+        for layer in model.weights.layers:
+            assert layer.mixer is not None and layer.mixer.norm is not None
+            layer.mixer.norm.weight.mul_(100.0)
+        cache = model.make_cache(2 * BLOCKS_A_ROW + 1, BLOCK_SIZE)
+        found.append(model.forward(batch_of([1, 1], 1, model.device), cache).cpu())
+    assert bool(found[0].isfinite().all())
+    assert relative_error(found[0], found[1]) < 2e-2
+
+
 @pytest.mark.parametrize("architecture", [LLAMA, QWEN3, GEMMA2])
-def test_exact_products_and_what_follows_them_have_the_same_bits_in_one_kernel_and_in_two(
+def test_products_and_what_follows_them_have_the_same_bits_in_one_kernel_and_in_two(
     architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a decode launch and in a mixed one: our kernels that do all at once; sums, and then what follows them, for
@@ -207,7 +192,7 @@ def test_exact_products_and_what_follows_them_have_the_same_bits_in_one_kernel_a
     for one_sum, most_fused in ((False, 64), (True, 64), (True, 0)):
         monkeypatch.setattr(decode, "is_one_sum", lambda *sizes, one_sum=one_sum: one_sum)
         monkeypatch.setattr(decode, "MAX_ROWS", most_fused)
-        model = decoder(config, TritonKernelSet(exact=True), HALF)
+        model = decoder(config, TritonKernelSet(), HALF)
         cache = model.make_cache(len(lengths) * BLOCKS_A_ROW + 1, BLOCK_SIZE)
         model.forward(ragged_batch(before := [32, 12, 16], before, [False] * 3, model.device), cache)
         found.append(

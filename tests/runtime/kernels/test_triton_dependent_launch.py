@@ -23,14 +23,12 @@ from runahead.runtime.kernels.triton.attention import decode as decode_attention
 from runahead.runtime.kernels.triton.attention.schedule import AttentionPlan, begin_decode  # noqa: E402
 from runahead.runtime.kernels.triton.attention.split_kv import make_part_buffers  # noqa: E402
 from runahead.runtime.kernels.triton.forward import decode as decode_streams  # noqa: E402
-from runahead.runtime.kernels.triton.forward import one_row, unfused_products  # noqa: E402
+from runahead.runtime.kernels.triton.forward import unfused_products  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
-from runahead.runtime.kernels.triton.gemm import gemv as gemv_product  # noqa: E402
 from runahead.runtime.kernels.triton.gemm import small_batch_gemm, warp_split_k  # noqa: E402
-from runahead.runtime.kernels.triton.gemm.gemv import ADD, GATED, STORE  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.epilogue import ADD, GATED, STORE  # noqa: E402
 from runahead.runtime.kernels.triton.gemm.small_batch_gemm import Residual, SplitScratch  # noqa: E402
-from runahead.runtime.kernels.triton.gemm.tuning import RowTiling, Tiling  # noqa: E402
-from runahead.runtime.kernels.triton.moe import gemv as expert_row  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.tuning import Tiling  # noqa: E402
 from runahead.runtime.kernels.triton.moe import grouped_gemm, routing, tuning  # noqa: E402
 from runahead.runtime.kernels.triton.moe.lone_token import LoneToken  # noqa: E402
 from runahead.runtime.kernels.triton.ops import norms  # noqa: E402
@@ -38,7 +36,6 @@ from runahead.runtime.kernels.triton.recurrent import (  # noqa: E402
     gated_delta_decode,
     mamba2_decode,
 )
-from runahead.runtime.rounding import ceil_div  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
 from tests.runtime.kernels import recurrent_mixers  # noqa: E402
 from tests.runtime.kernels import test_triton_decode_attention as attention  # noqa: E402
@@ -57,27 +54,12 @@ def random_linear(epilogue: int) -> Linear:
 
 
 @pytest.mark.parametrize("epilogue", [STORE, ADD, GATED])
-@pytest.mark.parametrize("held", [1, 2])
-def test_a_product_of_one_row(monkeypatch: pytest.MonkeyPatch, epilogue: int, held: int) -> None:
-    torch.manual_seed(1)
-    x, norm, linear = torch.randn(1, DEPTH), Norm(torch.rand(DEPTH), 1e-5), random_linear(epilogue)
-    out, tiling = torch.randn(1, OUTPUTS), RowTiling(16, 64, held, 2, False)
-
-    def run() -> None:
-        gemv_product.gemv_product(x, linear, None if epilogue == ADD and held == 1 else norm, out, epilogue, tiling)
-
-    made = [x, out] if epilogue == ADD else [x]
-    check(monkeypatch, gemv_product, made, [out], run, OUTPUTS // 16)
-
-
-@pytest.mark.parametrize("epilogue", [STORE, ADD, GATED])
 @pytest.mark.parametrize(
     "tiling",
     [
         Tiling(32, 64, 1, 2, 4, False, False),
         Tiling(32, 64, 2, 1, 4, True, False),
         Tiling(32, 64, 2, 1, 2, 0, False, direct=True),
-        Tiling(32, 32, 2, 1, 2, 0, False, direct=True),
     ],
 )
 def test_a_product_of_a_few_rows(monkeypatch: pytest.MonkeyPatch, epilogue: int, tiling: Tiling) -> None:
@@ -159,58 +141,13 @@ def test_the_products_and_the_sum_of_experts(monkeypatch: pytest.MonkeyPatch) ->
     check(monkeypatch, grouped_gemm, [results, residual], [residual, scaled, squares], add, 3)
 
 
-def test_experts_of_a_lone_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(3)
-    residual, scores, live = torch.randn(1, DEPTH), torch.randn(1, 5), torch.ones(1, dtype=torch.int32)
-    norm, gate_up, down = Norm(torch.rand(DEPTH), 1e-5), torch.randn(5, 32, DEPTH), torch.randn(5, DEPTH, 16)
-    choice = Choice(2, renormalised=True)
-
-    def run() -> None:
-        expert_row.experts_of_one_row(residual, scores, live, norm, gate_up, down, choice, dependent=False)
-
-    programs = 1 + 2 * ceil_div(16, tuning.GATES.rows) + ceil_div(DEPTH, tuning.DOWNS.rows)
-    check(monkeypatch, expert_row, [residual], [residual], run, programs)
-
-
 def random_shared_expert(width: int, depth: int) -> SharedExpert:
     first, last = torch.randn(2 * width, depth) * depth**-0.5, torch.randn(depth, width) * width**-0.5
     return SharedExpert(Linear(first, None), Linear(last, None), torch.randn(depth))
 
 
-def test_a_lone_row_s_shared_expert(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(3)
-    residual, scores, live = torch.randn(1, DEPTH), torch.randn(1, 6), torch.ones(1, dtype=torch.int32)
-    norm, gate_up, down = Norm(torch.rand(DEPTH), 1e-5), torch.randn(5, 32, DEPTH), torch.randn(5, DEPTH, 16)
-    choice, shared = Choice(2, renormalised=True), random_shared_expert(24, DEPTH)
-
-    def run() -> None:
-        expert_row.experts_of_one_row(
-            residual, scores, live, norm, gate_up, down, choice, shared=shared, dependent=False
-        )  # fmt: skip
-
-    programs = 1 + 3 + 2 * ceil_div(16, tuning.GATES.rows) + ceil_div(DEPTH, tuning.DOWNS.rows)
-    check(monkeypatch, expert_row, [residual], [residual], run, programs, waiting=(gemv_product,))
-
-
-def test_the_last_products_of_a_lone_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the first kernel makes for them is not there before they wait."""
-    torch.manual_seed(3)
-    x, shared_x, residual, scores = (torch.randn(size) for size in ((2, 16), (24,), (1, DEPTH), (6,)))
-    named, shares = torch.tensor([1, 3], dtype=torch.int32), torch.rand(2)
-    live, down, shared = torch.ones(1, dtype=torch.int32), torch.randn(5, DEPTH, 16), torch.randn(DEPTH, 24)
-
-    def run() -> None:
-        expert_row._down_kernel[(DEPTH // 16,)](
-            x, live, down, named, shares, scores, shared_x, shared, shared, residual, COUNT=5, CHOSEN=2, PLACES=2,
-            OUTPUTS=DEPTH, DEPTH=16, ROWS=16, BLOCK=16, SHARED=24, SHARED_BLOCK=16, SHARED_BIAS=False,
-            SHARE=True, DEPENDENT=False,
-        )  # fmt: skip
-
-    check(monkeypatch, expert_row, [x, shared_x, named, shares, scores, residual], [residual], run, DEPTH // 16)
-
-
 @pytest.mark.parametrize("width", [0, 96])
-def test_exact_products_of_a_lone_row_s_experts(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+def test_products_of_a_lone_row_s_experts(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     """Both products wait. width: of the shared expert, whose last piece is less deep; 0: there is none."""
     torch.manual_seed(3)
     x, scores, live = torch.randn(1, DEPTH), torch.randn(1, 6 if width else 5), torch.ones(1, dtype=torch.int32)
@@ -296,20 +233,18 @@ def decode_of(module: Any, shape: Any) -> tuple[Callable[..., Any], int]:
     ("shape", "how", "rows"),
     [
         (recurrent_mixers.MAMBA2[1], "normed", 3),
-        (recurrent_mixers.MAMBA2[1], "without its norm", 3),
         (ONE_GROUP, "with squares", 3),
         (ONE_GROUP, "with squares", 1),
         (recurrent_mixers.DELTA[1], "normed", 3),
     ],
-    ids=["Mamba-2", "Mamba-2 without its norm", "Mamba-2 with squares", "Mamba-2 of a lone row", "a delta net"],
+    ids=["Mamba-2", "Mamba-2 with squares", "Mamba-2 of a lone row", "a delta net"],
 )
 def test_a_recurrent_mixer_may_ask_for_its_states(
     monkeypatch: pytest.MonkeyPatch, shape: Any, how: str, rows: int
 ) -> None:
     module: Any = gated_delta_decode if shape in recurrent_mixers.DELTA else mamba2_decode
     mixer, squares = recurrent_mixers.mixer_of(shape), torch.full((shape.inner, 8), NAN, dtype=torch.float64)
-    options: dict[str, dict[str, Any]] = {"without its norm": {"normed": False}, "with squares": {"squares": squares}}
-    parts = options.get(how, {})
+    parts: dict[str, Any] = {"squares": squares} if how == "with squares" else {}
     batch = batch_of([Row(2, 7, 1), Row(0, 0, 1), Row(3, 5, 1, alive=False)][:rows])
     projected, states = recurrent_mixers.drawn(rows, shape), recurrent_mixers.held_states(mixer)
     arrived, out = torch.zeros(16, dtype=torch.int32), torch.full((rows, shape.inner), NAN)
@@ -366,8 +301,6 @@ def test_the_first_product_of_f_is_launched_as_usual_and_the_others_dependently(
 
     for module, name in (
         (decode_streams, "small_batch_product"),
-        (one_row, "gemv_product"),
-        (unfused_products, "gemv_product"),
         (unfused_products, "small_batch_product"),
     ):
         note(name, lambda given, options: next(one.dependent for one in given if hasattr(one, "block")), module)

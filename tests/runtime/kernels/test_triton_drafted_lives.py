@@ -43,7 +43,7 @@ class DraftTwin(DeviceTwin):
 
     def _drafts(self, context_length: int, device: torch.device) -> DraftState | None:
         slots, blocks = self.host.alive.size, self.host.max_blocks
-        return make_draft_state(slots, context_length, blocks, self._max_rows, DRAFTS, False, device)
+        return make_draft_state(slots, context_length, blocks, self._max_rows, DRAFTS, device)
 
     def apply_drafted(self, read: int) -> None:
         """As `apply`, of a plan with drafts; the lines of F are not known yet."""

@@ -18,15 +18,11 @@ from runahead.runtime.kernels.triton.gemm import tuning  # noqa: E402
 from runahead.runtime.kernels.triton.moe.grouped_gemm import expert_product  # noqa: E402
 from runahead.runtime.kernels.triton.moe.routing import route  # noqa: E402
 from runahead.runtime.kernels.triton.moe.tuning import (  # noqa: E402
-    DOWNS,
     FIRST_GATED,
     FIRST_SQUARED,
-    GATES,
     LAST,
     ExpertProduct,
-    ExpertRowTiling,
     ExpertTiling,
-    expert_row_tiling,
     expert_tiling,
 )
 from tests.runtime.kernels.matrix_units import multiply_as_matrix_units  # noqa: E402
@@ -49,16 +45,12 @@ def named(key: str) -> tuple[ExpertProduct, int]:
 
 
 def test_measured_tilings_of_experts_fit_their_products() -> None:
-    assert {key.split()[-1] for _, key, _ in ENTRIES} >= {"1", "8", "64"}
+    assert {key.split()[-1] for _, key, _ in ENTRIES} == {"8", "64"}
     for gpu, key, entry in ENTRIES:
         product, tokens = named(key)
         name = f"{gpu}: {key}"
         assert product.key(tokens) == key and product.outputs >= entry["rows"], name
         assert all(entry[of].bit_count() == 1 for of in ("rows", "warps")), name
-        if tokens == 1:
-            tiling = ExpertRowTiling(**entry)
-            assert tiling.weights.bit_count() == 1 and tiling.weights >= 32 * tiling.warps, name
-            continue
         several = ExpertTiling(**entry)
         assert several.rows * product.halves >= 16 and several.warps in (4, 8), name
         assert product.depth % several.block == 0 and 2 <= several.stages <= 6, name
@@ -66,11 +58,10 @@ def test_measured_tilings_of_experts_fit_their_products() -> None:
 
 def test_experts_are_cut_as_the_table_says_up_to_the_next_power_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
     product = ExpertProduct(FIRST_GATED, 2, 8, 64, 128, itemsize=2)
-    row, several = ExpertRowTiling(4, 2048, 2), ExpertTiling(32, 64, 3, 4)
-    table = {product.key(1): asdict(row), product.key(8): asdict(several)}
+    several = ExpertTiling(32, 64, 3, 4)
+    table = {product.key(8): asdict(several)}
     monkeypatch.setattr(tuning, "_measured", lambda: table)
-    assert list(table) == ["2/8 experts of 64x128 gated 1", "2/8 experts of 64x128 gated 8"]
-    assert expert_row_tiling(product) == row
+    assert list(table) == ["2/8 experts of 64x128 gated 8"]
     assert [expert_tiling(product, tokens, 16) == several for tokens in (1, 2, 4, 5, 8, 9)] == [
         False, False, False, True, True, False,
     ]  # fmt: skip
@@ -81,8 +72,7 @@ def test_experts_are_cut_as_the_table_says_up_to_the_next_power_of_two(monkeypat
         replace(product, depth=64),
         replace(product, itemsize=4),
     ):
-        assert expert_row_tiling(other) == (DOWNS if other.which == LAST else GATES), "nothing was measured of it"
-        assert expert_tiling(other, 8, 16).rows == 64 // other.halves
+        assert expert_tiling(other, 8, 16).rows == 64 // other.halves, "nothing was measured of it"
 
 
 def products_of(product: ExpertProduct, tokens: int) -> torch.Tensor:
@@ -130,7 +120,7 @@ def test_what_was_measured_leaves_every_bit(monkeypatch: pytest.MonkeyPatch) -> 
     table, several = tuning._measured(), 0
     assert table, "nothing was measured for this GPU"
     for _, key, _ in ENTRIES:
-        if key in table and named(key)[1] > 1:
+        if key in table:
             check_bits(monkeypatch, key, table)
             several += 1
     assert several >= 8

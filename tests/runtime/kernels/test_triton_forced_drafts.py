@@ -79,7 +79,7 @@ def forced_rows(seed: int, guesses: bool, snapshot_tokens: int = 0) -> tuple[Hos
 @pytest.mark.parametrize("seed", [*range(6), *(pytest.param(one, marks=pytest.mark.large) for one in range(6, 60))])
 def test_what_grammars_force_is_drafted_as_on_the_cpu(seed: int, guesses: bool) -> None:
     host, count = forced_rows(seed, guesses)
-    device = device_rows(host, 5, by_token=seed % 2 == 0)
+    device = device_rows(host, 5)
     drafts, padding = device.drafts, seed % (ROWS - host.rows.size + 1)
     assert drafts is not None
     for name in ("token_ids", "positions", "slot_mapping", "token_lens", "seq_lens", "verify_slots", "verify_logits"):
@@ -118,7 +118,7 @@ def test_the_states_of_rows_that_are_held_stay_as_they_are_with_what_is_kept_of_
     host.held[:ROWS] = np.arange(ROWS) % 3 == seed % 3
     give_states(host, random)
     before = host.state_len.copy()
-    device = device_rows(host, 5, by_token=seed % 2 == 0, keeps_states=True)
+    device = device_rows(host, 5, keeps_states=True)
     assert device.drafts is not None
     device.row_states.lengths.copy_(torch.from_numpy(host.state_len))
     device.drafts.guesses.fill_(host.most_guesses)

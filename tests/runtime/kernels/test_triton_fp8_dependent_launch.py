@@ -12,7 +12,7 @@ DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import Linear, Norm  # noqa: E402
 from runahead.runtime.kernels.triton.gemm import fp8_rows, separate_epilogue  # noqa: E402
-from runahead.runtime.kernels.triton.gemm.gemv import GATED  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.epilogue import GATED  # noqa: E402
 from runahead.runtime.kernels.triton.gemm.small_batch_gemm import Residual  # noqa: E402
 from tests.runtime.kernels.predecessor import check  # noqa: E402
 

@@ -17,9 +17,9 @@ from runahead.runtime.kernels.quantized_weight import Fp8Weight, QuantizedWeight
 from runahead.runtime.kernels.triton.forward.separate_products import SeparateProducts  # noqa: E402
 from runahead.runtime.kernels.triton.forward.unfused_products import sums_of  # noqa: E402
 from runahead.runtime.kernels.triton.gemm.cublaslt import choosing_products, vendor_library  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.epilogue import GATED, STORE  # noqa: E402
 from runahead.runtime.kernels.triton.gemm.fp8_gemm import fp8_product  # noqa: E402
 from runahead.runtime.kernels.triton.gemm.fp8_rows import Fp8Rows, fp8_rows  # noqa: E402
-from runahead.runtime.kernels.triton.gemm.gemv import GATED, STORE  # noqa: E402
 from runahead.runtime.kernels.triton.gemm.separate_epilogue import (  # noqa: E402
     add_scaled,
     finish_in_fp8,

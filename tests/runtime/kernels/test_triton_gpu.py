@@ -20,7 +20,6 @@ from runahead.cuda_graphs.buckets import buckets_for  # noqa: E402
 from runahead.runtime.kernels.layers import Attention, AttentionShape, Dense, Layer, Linear  # noqa: E402
 from runahead.runtime.kernels.triton.attention.prefill_tuning import chunk_plan  # noqa: E402
 from runahead.runtime.kernels.triton.forward import decode, unfused_products  # noqa: E402
-from runahead.runtime.kernels.triton.forward import one_row as forward_of_one_row  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
 from runahead.runtime.kernels.triton.forward.tuning_report import tiling_counts, tilings_asked_for  # noqa: E402
 from runahead.runtime.kernels.triton.gemm import tuning  # noqa: E402
@@ -71,7 +70,6 @@ def test_used_as_an_older_gpu_nothing_is_launched_dependently_nothing_was_measur
     assert triton.knobs.runtime.override_arch == "sm80", "Triton compiles in its form, too"
     assert not dependent_launch_works()
     assert tuning.measured_tiling(*IN_THE_TABLE) is None
-    assert tuning.row_tiling(6144, 4096, "store") is not None
     tiling = tuning.rows_tiling(*IN_THE_TABLE)
     assert tiling != measured
     assert (tiling.rows + 64) * tiling.block * 2 * tiling.stages <= LEAST_SHARED_MEMORY
@@ -112,59 +110,47 @@ def test_the_switch_names_an_architecture() -> None:
         capability_of("hopper")
 
 
-def _decoder(dtype: torch.dtype, exact: bool, **sizes: Any) -> Decoder:
+def _decoder(dtype: torch.dtype, **sizes: Any) -> Decoder:
     config = dataclasses.replace(gpu_chain.small_config(**{"intermediate_size": 128, **sizes}), dtype=dtype)
     weights = gpu_chain.moved(gpu_chain.random_weights(config, dtype), DEVICE)
-    return Decoder(config, weights, TritonKernelSet(exact))
+    return Decoder(config, weights, TritonKernelSet())
 
 
-@pytest.mark.parametrize(
-    ("dtype", "exact", "each"), [(torch.bfloat16, False, 5), (torch.bfloat16, True, 4), (torch.float32, False, 1)]
-)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_what_is_counted_at_start_is_what_decode_launches_ask_for(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, exact: bool, each: int
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
-    decoder, buckets = _decoder(dtype, exact), buckets_for(16)
-    asked = _asked_by(monkeypatch, decoder, buckets, exact)
-    assert asked == tilings_asked_for(decoder.weights.layers, decoder.weights.lm_head, buckets, exact)
-    assert len(asked) == 5 * each
+    decoder, buckets = _decoder(dtype), buckets_for(16)
+    asked = _asked_by(monkeypatch, decoder, buckets)
+    assert asked == tilings_asked_for(decoder.weights.layers, decoder.weights.lm_head, buckets)
+    assert len(asked) == 5 * 4
 
 
-@pytest.mark.parametrize(
-    ("exact", "shared", "counted"), [(False, 64, 6 + 6 + 1), (True, 64, 12), (False, 96, 6 + 2 + 1)]
-)
+@pytest.mark.parametrize("shared", [64, 96])
 def test_what_is_counted_of_a_model_with_experts_is_what_its_launches_ask_for(
-    monkeypatch: pytest.MonkeyPatch, exact: bool, shared: int, counted: int
+    monkeypatch: pytest.MonkeyPatch, shared: int
 ) -> None:
-    """The router's product is never the vendor's, however many rows there are. Beside a shared expert of a width that
-    products of a few rows do not take, all but the router's and the head's are."""
+    """Whether tiles divide the shared expert's width or not."""
     routed = dataclasses.replace(GLM4_MOE["routed"], shared_size=shared)
-    decoder, buckets = _decoder(HALF, exact, **{**GLM4_MOE, "routed": routed}), (1, 2, 72)
-    asked = _asked_by(monkeypatch, decoder, buckets, exact)
-    assert asked == tilings_asked_for(decoder.weights.layers, decoder.weights.lm_head, buckets, exact)
-    assert len(asked) == counted
+    decoder, buckets = _decoder(HALF, **{**GLM4_MOE, "routed": routed}), (1, 2, 72)
+    asked = _asked_by(monkeypatch, decoder, buckets)
+    assert asked == tilings_asked_for(decoder.weights.layers, decoder.weights.lm_head, buckets)
+    assert len(asked) == 12
 
 
 def _asked_by(
-    monkeypatch: pytest.MonkeyPatch, decoder: Decoder, buckets: Sequence[int], exact: bool
+    monkeypatch: pytest.MonkeyPatch, decoder: Decoder, buckets: Sequence[int]
 ) -> set[tuple[int, int, int, str]]:
     """Which tilings decode launches of so many rows ask for."""
-    asked = set()
-    row_tiling, rows_tiling = tuning.row_tiling, tuning.rows_tiling
+    asked, rows_tiling = set(), tuning.rows_tiling
 
-    def one_row(outputs: int, depth: int, epilogue: str) -> Any:
-        asked.add((outputs, depth, 1, epilogue))
-        return row_tiling(outputs, depth, epilogue)
-
-    def few_rows(outputs: int, depth: int, columns: int, epilogue: str, is_exact: bool = False) -> Any:
-        assert is_exact is exact
+    def noted(outputs: int, depth: int, columns: int, epilogue: str, itemsize: int) -> Any:
+        assert itemsize == decoder.dtype.itemsize
         asked.add((outputs, depth, columns, epilogue))
-        return rows_tiling(outputs, depth, columns, epilogue, is_exact)
+        return rows_tiling(outputs, depth, columns, epilogue, itemsize)
 
-    for module in (forward_of_one_row, unfused_products):
-        monkeypatch.setattr(module, "row_tiling", one_row)
     for module in (decode, unfused_products):
-        monkeypatch.setattr(module, "rows_tiling", few_rows)
+        monkeypatch.setattr(module, "rows_tiling", noted)
     for rows in buckets:
         cache = decoder.make_cache(1 + 6 * rows, 8)
         hidden = decoder.forward(batch_of([5] * rows, 1, DEVICE), cache)
@@ -186,18 +172,14 @@ def test_the_counts_say_what_the_table_has_and_lacks_and_for_which_gpu(monkeypat
     )
     head = torch.empty((192, 4096), device="meta", dtype=torch.bfloat16)
     counts = tiling_counts((layer, layer), head, (1, 2, 64))
-    assert counts == {
-        "gpu": H200.name,
-        "compute_capability": "9.0",
-        "measured_on": H200.name,
-        "measured": 3,
-        "default": 9,
-    }
+    said = {"gpu": H200.name, "compute_capability": "9.0", "measured_on": H200.name}
+    assert counts == {**said, "measured": 2, "default": 6}
+    assert tiling_counts((layer, layer), head.float(), (1, 2, 64)) == {**said, "measured": 0, "default": 8}
     use_as("8.0")
     assert tiling_counts((layer, layer), head, (1, 2, 64)) == {
         "gpu": H200.name,
         "compute_capability": "8.0",
         "measured_on": "none",
         "measured": 0,
-        "default": 12,
+        "default": 8,
     }

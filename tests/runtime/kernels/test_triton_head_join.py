@@ -27,15 +27,14 @@ from tests.runtime.kernels.test_triton_runs import (  # noqa: E402
 VOCAB, WIDTH, COUNT = 30, 16, 3
 
 
-@pytest.mark.parametrize("by_token", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_before_a_token_of_a_run_stands_what_its_own_row_has_left(seed: int, by_token: bool) -> None:
+def test_before_a_token_of_a_run_stands_what_its_own_row_has_left(seed: int) -> None:
     random, generator = np.random.default_rng(300 + seed), torch.Generator().manual_seed(seed)
     host = GuessingRows(random, VOCAB, 0)
     fill(host, random_specs(random, VOCAB, Form.PLAIN), random)
     host.most_drafts = host.most_guesses = COUNT
     host.draft()
-    device, expected = device_rows(host, 5, by_token), HostRows.queries(host)
+    device, expected = device_rows(host, 5), HostRows.queries(host)
     assert device.drafts is not None
     device.drafts.proposed.copy_(torch.from_numpy(host.proposed))
     device.drafts.drafted.copy_(torch.from_numpy(host.drafted))
@@ -43,7 +42,7 @@ def test_before_a_token_of_a_run_stands_what_its_own_row_has_left(seed: int, by_
     prepare_verified(
         rows, 1 + COUNT, device.rows.slots, device.state, device.drafts, device.row_states, BLOCK_SIZE, VOCAB
     )
-    batch = device.token_batch(rows, COUNT) if by_token else device.verify_batch(rows, COUNT)
+    batch = device.token_batch(rows, COUNT)
     places = int(host.block_table.max() + 1) * BLOCK_SIZE
     kept = torch.randn((places, WIDTH), generator=generator)
     hidden = torch.randn((batch.num_tokens, WIDTH), generator=generator)

@@ -38,7 +38,7 @@ def rows_of(
     state.max_position[SHORT], state.max_position[LAST] = 11, 11
     state.mask_epoch[GRAMMAR] = 1
     state.block_table[:NULL] = 1 + torch.arange(NULL)[:, None] * EACH + torch.arange(EACH)
-    drafts = make_draft_state(NULL + 1, 0, EACH, 8, MOST, False, DEVICE, kept_slots=kept if holds else 0)
+    drafts = make_draft_state(NULL + 1, 0, EACH, 8, MOST, DEVICE, kept_slots=kept if holds else 0)
     drafts.proposed.fill_(OLD)
     drafts.drafted.fill_(5)
     held = torch.zeros(NULL + 1, dtype=torch.int8, device=DEVICE)

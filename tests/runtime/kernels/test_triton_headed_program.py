@@ -51,28 +51,26 @@ def test_tokens_are_those_without_drafts_and_right_drafts_those_of_the_cpu(
 
 @pytest.mark.large
 @pytest.mark.parametrize("kind", KINDS)
-def test_with_exact_kernels_as_many_are_right_at_every_depth(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_as_many_are_right_at_every_depth(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE.type == "cpu":
         multiply_as_matrix_units(monkeypatch)
     write_pair(tmp_path, kind)
-    plain = served(triton_engine(tmp_path, DEVICE, 2, drafts=False, exact=True))
-    found = [served(triton_engine(tmp_path, DEVICE, depth, drafts=True, exact=True)) for depth in DEPTHS]
+    plain = served(triton_engine(tmp_path, DEVICE, 2, drafts=False, dtype=torch.bfloat16))
+    found = [served(triton_engine(tmp_path, DEVICE, depth, drafts=True, dtype=torch.bfloat16)) for depth in DEPTHS]
     assert all(one == found[0] for one in found)
     assert (found[0].tokens, found[0].reasons) == (plain.tokens, plain.reasons)
     assert found[0].drafted[0] > found[0].accepted[0] > found[0].accepted[1] > 0
     assert (found[0].cached_tokens, found[0].snapshots_found) == (32, int(kind == OVER_STATES))
 
 
-@pytest.mark.parametrize(("kind", "exact"), [("eagle-3", False), ("eagle-3", True), ("model", False)])
+@pytest.mark.parametrize("kind", ["eagle-3", "model"])
 def test_who_meets_a_size_writes_to_the_null_block_alone_and_what_drafts_meets_it_too(
-    kind: str, exact: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if DEVICE.type == "cpu":
         multiply_as_matrix_units(monkeypatch)
     write_pair(tmp_path, kind)
-    program = triton_engine(tmp_path, DEVICE, 2, drafts=True, exact=exact).program
+    program = triton_engine(tmp_path, DEVICE, 2, drafts=True, dtype=torch.bfloat16).program
     with torch.inference_mode():
         program.warm_up_layers(LaunchShape(0, 0, Form.PLAIN, rows=3, tokens=32, is_decode=False))
     for cache in (program._cache, program._head._cache.entries):

@@ -49,7 +49,7 @@ def test_a_row_has_the_logits_of_the_dequantized_model_alone_among_others_and_be
 ) -> None:
     packed, plain = drawn(group, scales)
     model = Decoder(CONFIG, packed, TritonKernelSet(), 64)
-    expected = logits_among(Decoder(CONFIG, plain, TritonKernelSet(exact=True), 64), 0)
+    expected = logits_among(Decoder(CONFIG, plain, TritonKernelSet(), 64), 0)
     assert expected.isfinite().all()
     many = ((70, 0), (0, 70)) if DEVICE.type == "cuda" else ()  # the interpreter takes minutes
     for others, prompt in ((0, 0), (1, 0), (20, 0), (4, 17), *many):

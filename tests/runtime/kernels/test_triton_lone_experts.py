@@ -78,9 +78,7 @@ class Layer:
         squares[:tiles, :rows] = residual.double().square().view(rows, tiles, TILE).sum(2).T
         scaled = residual * norm.weight
         arrived = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-        found = self.packed.results(
-            scaled, scores, live, arrived, squares=(squares, tiles, norm.eps), with_shared=True
-        )  # fmt: skip
+        found = self.packed.results(scaled, scores, live, arrived, squares=(squares, tiles, norm.eps))
         if not added:
             return [self.packed.made(found, live)[0]]
         left = torch.full_like(squares, math.nan)

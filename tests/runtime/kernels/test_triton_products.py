@@ -1,4 +1,4 @@
-"""Products of one row and of a few, with what comes before and after them, against float64. Results, buffers between
+"""Products of a few rows, with what comes before and after them, against float64. Results, buffers between
 programs and everything past the rows are NaN before the kernel runs."""
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ from tests.runtime.kernels.triton_device import TOLERANCE, relative_error, trito
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import Linear, Norm  # noqa: E402
-from runahead.runtime.kernels.triton.forward.unfused_products import head_of_one_row, product_of_rows  # noqa: E402
-from runahead.runtime.kernels.triton.gemm.gemv import ADD, GATED, SQUARED, STORE, gemv_product  # noqa: E402
+from runahead.runtime.kernels.triton.forward import kernel_set  # noqa: E402
+from runahead.runtime.kernels.triton.forward.unfused_products import product_of_rows  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.epilogue import ADD, GATED, SQUARED, STORE  # noqa: E402
 from runahead.runtime.kernels.triton.gemm.small_batch_gemm import (  # noqa: E402
     Residual,
     SplitScratch,
     columns_of,
     small_batch_product,
 )
-from runahead.runtime.kernels.triton.gemm.tuning import RowTiling, Tiling, chain_of  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.tuning import Tiling, chain_of  # noqa: E402
 from runahead.runtime.kernels.triton.ops.put_rows import put_rows  # noqa: E402
+from tests.runtime.kernels.matrix_units import multiply_as_matrix_units  # noqa: E402
 
 EPS = 1e-5
 DTYPES = (torch.float32, torch.bfloat16)
 NAN = float("nan")
-DEPTH = 192
-OF_ROW = [RowTiling(4, 64, 3, 2, False), RowTiling(8, 128, 1, 4, False), RowTiling(2, 256, 1, 1, False)]
+DEPTH = 256
 
 
 def matrix(rows: int, depth: int, dtype: torch.dtype) -> torch.Tensor:
@@ -60,43 +61,14 @@ def gelu(gate: torch.Tensor) -> torch.Tensor:
     return functional.gelu(gate, approximate="tanh")
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("outputs", [96, 37])
-@pytest.mark.parametrize("tiling", OF_ROW)
-def test_the_products_of_one_row(dtype: torch.dtype, biased: bool, outputs: int, tiling: RowTiling) -> None:
-    torch.manual_seed(5)
-    x, norm = torch.randn(1, DEPTH).to(DEVICE, dtype), Norm(vector(DEPTH, dtype), EPS)
-    linear = Linear(matrix(outputs, DEPTH, dtype), vector(outputs, dtype) if biased else None)
-    double = Linear(matrix(2 * outputs, DEPTH, dtype), vector(2 * outputs, dtype) if biased else None)
-    out = torch.full((1, outputs), NAN, dtype=dtype, device=DEVICE)
-    gemv_product(x, linear, norm, out, STORE, tiling)
-    assert relative_error(out, product(normed(x, norm), linear)) < TOLERANCE[dtype]
-    out.fill_(NAN)
-    gemv_product(x, double, norm, out, GATED, tiling)
-    assert relative_error(out, gated(product(normed(x, norm), double))) < TOLERANCE[dtype]
-    gemv_product(x, double, norm, out, GATED, tiling, activation="gelu_tanh")
-    assert relative_error(out, gated(product(normed(x, norm), double), gelu)) < TOLERANCE[dtype]
-    out.fill_(NAN)
-    gemv_product(x, linear, norm, out, SQUARED, tiling)
-    assert relative_error(out, product(normed(x, norm), linear).relu().square()) < TOLERANCE[dtype]
-    residual = torch.randn(1, outputs).to(DEVICE, dtype)
-    before = residual.clone()
-    gemv_product(x, linear, None, residual, ADD, tiling)
-    assert relative_error(residual, before.double() + product(x, linear)) < TOLERANCE[dtype]
-    residual.copy_(before)
-    gemv_product(x, linear, norm, residual, ADD, tiling)
-    assert relative_error(residual, before.double() + product(normed(x, norm), linear)) < TOLERANCE[dtype]
-
-
 TILINGS = [
     Tiling(64, 64, 1, 3, 4, False, False),
-    Tiling(32, 32, 3, 2, 4, True, False),
-    Tiling(16, 64, 3, 1, 4, True, False),
-    Tiling(32, 32, 3, 2, 4, False, False, columns=8, spread=False),
-    Tiling(32, 64, 3, 1, 4, True, False, columns=8),
+    Tiling(32, 64, 4, 2, 4, True, False),
+    Tiling(16, 128, 2, 1, 4, True, False),
+    Tiling(32, 64, 4, 2, 4, False, False, columns=8, spread=False),
+    Tiling(32, 128, 2, 1, 4, True, False, columns=8),
 ]
-DIRECT = [Tiling(16, 32, 2, 1, 2, 0, False, direct=True), Tiling(32, 32, 2, 1, 2, 0, False, direct=True)]
+DIRECT = [Tiling(16, 128, 2, 1, 2, 0, False, direct=True), Tiling(32, 128, 2, 1, 2, 0, False, direct=True)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -110,7 +82,7 @@ def test_the_products_of_a_few_rows_from_residual_to_residual(
     if tiling.direct and rows > 16:
         pytest.skip("they take up to 16 rows")
     torch.manual_seed(6)
-    width, columns = 384, columns_of(rows)
+    width, columns = DEPTH, columns_of(rows)
     first, second = Norm(vector(DEPTH, dtype), EPS), Norm(vector(DEPTH, dtype), EPS)
     gate_up = Linear(matrix(2 * width, DEPTH, dtype), vector(2 * width, dtype) if biased else None)
     down = Linear(matrix(DEPTH, width, dtype), vector(DEPTH, dtype) if biased else None)
@@ -195,7 +167,7 @@ def test_warps_along_the_depth_take_every_number_of_lines(depth: int, tiling: Ti
         x = torch.full((16, depth), NAN, dtype=dtype, device=DEVICE)
         x[:lines] = torch.randn(lines, depth).to(DEVICE, dtype)
         out = torch.full((16, outputs), NAN, dtype=dtype, device=DEVICE)
-        small_batch_product(x, linear, out, STORE, tiling, None, lines)
+        small_batch_product(x, linear, out, STORE, tiling, None, lines, chained=False)
         assert relative_error(out[:lines], product(x[:lines], linear)) < TOLERANCE[dtype]
         assert bool(out[lines:].isnan().all())
 
@@ -239,7 +211,7 @@ def test_segments_are_added_in_ascending_order(sums: tuple[int, ...], tiling: Ti
         factors = torch.arange(rows).exp2()
         x = factors[:, None].expand(rows, len(sums) * segment).to(DEVICE, torch.bfloat16).contiguous()
         out = torch.full((rows, outputs), NAN, device=DEVICE)
-        small_batch_product(x, linear, out, STORE, tiling, scratch, rows)
+        small_batch_product(x, linear, out, STORE, tiling, scratch, rows, chained=False)
         assert torch.equal(out.cpu(), factors[:, None] * expected[None, :])
 
 
@@ -270,7 +242,7 @@ def test_the_chains_of_a_segment_are_added_in_ascending_order(tiling: Tiling) ->
         factors = torch.arange(rows).exp2()
         x = factors[:, None].expand(rows, len(sums) * chain).to(DEVICE, torch.bfloat16).contiguous()
         out = torch.full((rows, outputs), NAN, device=DEVICE)
-        small_batch_product(x, linear, out, STORE, tiling, scratch, rows, chained=True)
+        small_batch_product(x, linear, out, STORE, tiling, scratch, rows)
         assert torch.equal(out.cpu(), factors[:, None] * (of_segments[0] + of_segments[1])[None, :])
 
 
@@ -289,9 +261,45 @@ def test_forms_of_a_chained_product_have_the_same_bits(rows: int) -> None:
     found = []
     for tiling in tilings:
         out = torch.full((rows, 256), NAN, device=DEVICE)
-        small_batch_product(x, linear, out, STORE, tiling, scratch, rows, chained=True)
+        small_batch_product(x, linear, out, STORE, tiling, scratch, rows)
         found.append(out)
     assert found[0].abs().max() > 0 and all(torch.equal(out, found[0]) for out in found)
+
+
+@pytest.mark.parametrize("depth", [16, 33, 100])
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16])
+def test_a_depth_that_no_block_divides_ends_in_zeros(depth: int, dtype: torch.dtype) -> None:
+    """What lies behind a row of the weights, or of the batch, is the next one's."""
+    torch.manual_seed(12)
+    x, linear = torch.randn(9, depth).to(DEVICE, dtype), Linear(matrix(70, depth, dtype), vector(70, dtype))
+    for rows in (1, 9):
+        out = torch.full((rows, 70), NAN, dtype=dtype, device=DEVICE)
+        product_of_rows(x[:rows], linear, out)
+        assert relative_error(out, product(x[:rows], linear)) < TOLERANCE[dtype]
+
+
+def test_a_squared_relu_keeps_what_is_no_number() -> None:
+    x, linear = torch.ones(2, DEPTH, device=DEVICE), Linear(matrix(70, DEPTH, torch.float32), None)
+    linear.weight[7, 3] = NAN
+    out = torch.zeros(2, 70, device=DEVICE)
+    small_batch_product(x, linear, out, SQUARED, TILINGS[0], None, 2)
+    assert out.isnan().any(0).nonzero()[:, 0].tolist() == [7]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_product_by_itself_has_the_same_bits_for_many_rows(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a product that is large enough for the vendor's library, with its bias."""
+    torch.manual_seed(13)
+    monkeypatch.setattr(kernel_set, "is_one_sum", lambda *sizes: True)
+    if DEVICE.type == "cpu":
+        multiply_as_matrix_units(monkeypatch)
+    x, linear = torch.randn(70, DEPTH).to(DEVICE, dtype), Linear(matrix(70, DEPTH, dtype), vector(70, dtype))
+    kernels = kernel_set.TritonKernelSet()
+    many, few = (kernels.linear(x[:rows], linear.weight, linear.bias) for rows in (70, 9))
+    assert torch.equal(many[:9], few)
+    assert relative_error(many, product(x, linear)) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("rows", [1, 3, 17])
@@ -301,10 +309,7 @@ def test_the_head_leaves_float32_where_each_row_belongs(rows: int, dtype: torch.
     hidden, weight = torch.randn(rows, DEPTH).to(DEVICE, dtype), matrix(1030, DEPTH, dtype)
     out = torch.full((rows + 5, 1030), NAN, device=DEVICE)
     places = torch.randperm(rows + 5, device=DEVICE)[:rows].int()
-    if rows == 1:
-        head_of_one_row(hidden, weight, out, places)
-    else:
-        product_of_rows(hidden, Linear(weight, None), out, places=places)
+    product_of_rows(hidden, Linear(weight, None), out, places)
     assert relative_error(out[places.long()], product(hidden, Linear(weight, None))) < TOLERANCE[torch.float32]
     assert int(out.isnan().all(1).sum()) == 5, "rows that nobody goes to stay as they are"
 

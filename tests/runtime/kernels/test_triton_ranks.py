@@ -36,7 +36,6 @@ from tests.runtime.models.checkpoints import IDS, Case, save  # noqa: E402
 
 RANKS, ROWS, BLOCK_SIZE, EACH, MAX_TOKENS, DRAFTS = 2, 3, 16, 3, 64, 2
 VOCAB = 160
-# Of which ranks have parts that the exact kernels take.
 SHAPE = {
     "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 8, "head_dim": 16,
     "num_key_value_heads": 2, "num_hidden_layers": 2,
@@ -81,11 +80,11 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def program_of(folder: Path, ranks: Ranks, rings: Any) -> TritonProgram:
     checkpoint = open_checkpoint(folder)
-    kernels = TritonKernelSet(exact=True)
+    kernels = TritonKernelSet()
     model = load_model(checkpoint, DEVICE, torch.bfloat16, "auto", kernels, None, EACH * BLOCK_SIZE, None, ranks)
     return TritonProgram(
         model, rings, max_rows=ROWS, max_tokens=MAX_TOKENS, num_blocks=ROWS * EACH + 1, block_size=BLOCK_SIZE,
-        context_length=EACH * BLOCK_SIZE, drafts=DRAFTS, draft_rows=ROWS, exact=True,
+        context_length=EACH * BLOCK_SIZE, drafts=DRAFTS, draft_rows=ROWS,
     )  # fmt: skip
 
 

@@ -43,11 +43,10 @@ def one_token(
     rows: Sequence[Row],
     tiling: StateTiling = STATES,
     *,
-    normed: bool = True,
     squares: torch.Tensor | None = None,
     scaled: bool = True,
 ) -> torch.Tensor:
-    """By the kernel. states: on the device, changed in place, without room for drafts. normed, squares: as
+    """By the kernel. states: on the device, changed in place, without room for drafts. squares: as
     `mamba2_of_decode_rows` has them; with squares the result is multiplied by the norm's scale, if scaled."""
     batch = moved(batch_of(rows), DEVICE)
     arrived = torch.zeros(64, dtype=torch.int32, device=DEVICE)
@@ -55,8 +54,8 @@ def one_token(
     weights, states = moved(mixer, DEVICE), moved(with_runs(mixer, states, 0), DEVICE)
     if isinstance(mixer, Mamba2):
         tiles = mamba2_of_decode_rows(
-            projected.to(DEVICE), weights, states, batch, out, arrived, dependent=False, normed=normed,
-            squares=squares, tiling=tiling,
+            projected.to(DEVICE), weights, states, batch, out, arrived, dependent=False, squares=squares,
+            tiling=tiling,
         )  # fmt: skip
         if squares is not None and scaled:
             mean = squares[:tiles, : len(projected)].sum(0) / mixer.shape.inner
@@ -82,19 +81,6 @@ def test_tokens_one_after_the_other_are_those_of_the_reference(
         assert relative_error(found, expected) < CLOSE[dtype]
     for one, other in zip(states, expected_states, strict=True):
         assert relative_error(one, other) < 1e-5, "states are float32, whatever the dtype"
-
-
-@pytest.mark.parametrize("shape", MAMBA2)
-def test_the_norm_may_be_left_to_whoever_reads_the_result(shape: Mamba2Shape) -> None:
-    mixer, projected = mamba2(shape, torch.float32), drawn(len(ROWS), shape)
-    expected_states, states = held_states(mixer), moved(held_states(mixer), DEVICE)
-    expected = by_the_reference(mixer, projected, expected_states, ROWS)
-    found = one_token(mixer, projected, states, ROWS, normed=False).view(len(ROWS), shape.groups, -1)
-    scale = (found.square().mean(2, keepdim=True) + mixer.gated_norm.eps).rsqrt()
-    normed = (found * scale).flatten(1) * mixer.gated_norm.weight
-    assert relative_error(normed, expected) < 1e-5 < relative_error(found.flatten(1), expected)
-    for one, other in zip(states, expected_states, strict=True):
-        assert relative_error(one, other) < 1e-5
 
 
 ONE_GROUP = [shape for shape in MAMBA2 if shape.groups == 1]

@@ -63,10 +63,10 @@ class GuessingRows(HostRows):
         return super().goes_on(slots, tokens, offset)
 
 
-def device_rows(host: HostRows, launched: int, by_token: bool = False, keeps_states: bool = False) -> DeviceRows:
+def device_rows(host: HostRows, launched: int, keeps_states: bool = False) -> DeviceRows:
     """Rows of the kernels that hold what these rows do; poison in what they are going to leave."""
     slots, vocab = host.alive.size, host.vocab_size
-    drafts = make_draft_state(slots, CONTEXT, host.max_blocks, ROWS, MOST, by_token, DEVICE)
+    drafts = make_draft_state(slots, CONTEXT, host.max_blocks, ROWS, MOST, DEVICE)
     rings = mapped_rings(host.rings.layout, DEVICE)
     device = DeviceRows(
         rings, max_rows=slots - 1, max_tokens=ROWS, block_size=BLOCK_SIZE, context_length=CONTEXT, vocab_size=vocab,
@@ -249,9 +249,8 @@ def test_every_way_in_which_a_run_ends_was_seen() -> None:
     assert all(seen.values()), seen
 
 
-@pytest.mark.parametrize("by_token", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-def test_drafts_and_the_lines_of_f_are_those_of_the_cpu(seed: int, by_token: bool) -> None:
+def test_drafts_and_the_lines_of_f_are_those_of_the_cpu(seed: int) -> None:
     random = np.random.default_rng(100 + seed)
     host = GuessingRows(random, 30, 0)
     count = (1, 3, 7)[seed % 3]
@@ -263,7 +262,7 @@ def test_drafts_and_the_lines_of_f_are_those_of_the_cpu(seed: int, by_token: boo
     behind = np.arange(CONTEXT) >= host.seq_len[:, None]
     history_of(host)[behind] = STALE
     host.max_position[:ROWS] = np.minimum(host.seq_len[:ROWS] + random.integers(0, 12, ROWS), CONTEXT - 1)
-    device = device_rows(host, 5, by_token)
+    device = device_rows(host, 5)
     drafts = device.drafts
     assert drafts is not None
     for name in ("token_ids", "positions", "slot_mapping", "token_lens", "seq_lens", "verify_slots", "verify_logits"):
@@ -307,7 +306,7 @@ def test_drafts_and_the_lines_of_f_are_those_of_the_cpu(seed: int, by_token: boo
     for line in np.flatnonzero(alive).tolist():
         place = of_line[line]
         used = -(-int(expected.positions[line] + 1) // BLOCK_SIZE)
-        table = tables[line if by_token else place]
+        table = tables[line]
         assert table[:used].tolist() == host.block_table[listed[place], :used].tolist()
 
 
@@ -340,9 +339,8 @@ def compare_states(host: HostRows, device: DeviceRows, rows: int, count: int) ->
     return expected
 
 
-@pytest.mark.parametrize("by_token", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_states_that_rows_with_drafts_go_on_with_are_those_of_the_cpu(seed: int, by_token: bool) -> None:
+def test_the_states_that_rows_with_drafts_go_on_with_are_those_of_the_cpu(seed: int) -> None:
     """What is replayed of each row, borders inside that, behind it and none, places without a snapshot; and what the
     states stand for afterwards, which of rows that have ended stays."""
     random = np.random.default_rng(200 + seed)
@@ -352,7 +350,7 @@ def test_the_states_that_rows_with_drafts_go_on_with_are_those_of_the_cpu(seed: 
     host.samples = np.ones(host.rows.size, np.bool_)
     host.alive[host.rows] = np.arange(host.rows.size) > 0  # one has ended
     give_states(host, random)
-    device = device_rows(host, 5, by_token, keeps_states=True)
+    device = device_rows(host, 5, keeps_states=True)
     device.row_states.lengths.copy_(torch.from_numpy(host.state_len))
     host.most_drafts = host.most_guesses = 3
     host.draft()

@@ -161,9 +161,6 @@ def test_every_kernel_compiles_and_fits(
     found = compiled(orders, tmp_path)
     assert {kernel.kernel for kernel in found} == launched_kernels(capability)
     check(found, capability, dependent)
-    if dependent:
-        # Each thread reads what it needs where it needs it: there are 18, and were 77, where experts have no groups.
-        assert min(kernel.barriers for kernel in found if kernel.kernel == "_gate_up_kernel") < 25
 
 
 @pytest.mark.timeout(300)
@@ -181,8 +178,8 @@ def test_attention_over_fp8_keys_and_values_compiles_and_fits(
     changes: dict[str, Any], capability: tuple[int, int], dependent: bool, tmp_path: Path
 ) -> None:
     orders = Orders(
-        shape=SHAPE, changes=changes, capability=capability, dependent=dependent, exact=not changes, rows=ROWS,
-        fp8_kv=True, forms="parts" if changes else "all",
+        shape=SHAPE, changes=changes, capability=capability, dependent=dependent, rows=ROWS, fp8_kv=True,
+        forms="parts" if changes else "all",
     )  # fmt: skip
     found = compiled(orders, tmp_path)
     kernels = {"_decode_kernel", "_rotate_and_write_kernel", "_chunk_kernel", "_lines_kernel"}
@@ -194,17 +191,13 @@ def test_attention_over_fp8_keys_and_values_compiles_and_fits(
 
 @pytest.mark.usefixtures("only_if_asked")
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("shape", "exact"),
-    # The smallest shape is not of a width that the exact kernels take.
-    [*((shape, False) for shape in SHAPES), *((shape, True) for shape in SHAPES if shape != "tiny")],
-)
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("capability", "dependent"), TARGETS, ids=NAMES)
 def test_the_default_tilings_of_every_shape_fit_for_every_number_of_rows(
-    shape: str, exact: bool, capability: tuple[int, int], dependent: bool, tmp_path: Path
+    shape: str, capability: tuple[int, int], dependent: bool, tmp_path: Path
 ) -> None:
     rows = (1, 2, 8, 16, 32, 64, 256)
-    orders = Orders(shape=shape, capability=capability, dependent=dependent, exact=exact, rows=rows)
+    orders = Orders(shape=shape, capability=capability, dependent=dependent, rows=rows)
     check(compiled(orders, tmp_path), capability, dependent)
 
 

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 from tests.runtime.kernels.triton_device import triton_device
 
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import AttentionShape  # noqa: E402
-from runahead.runtime.kernels.triton.attention.schedule import AttentionPlan  # noqa: E402
 from runahead.runtime.kernels.triton.forward.buffers import DecodeBuffers  # noqa: E402
 from runahead.runtime.kernels.triton.gemm import tuning  # noqa: E402
-from runahead.runtime.kernels.triton.gemm.tuning import SPLIT_WORDS, TABLE, RowTiling, Tiling  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.tuning import SPLIT_WORDS, TABLE, Tiling  # noqa: E402
 from runahead.runtime.kernels.triton.gemm.warp_split_k import GRAIN, WARP_OUTPUTS  # noqa: E402
 from tests.runtime.kernels.test_triton_decode_streams import batch_of  # noqa: E402
 
@@ -27,9 +25,7 @@ ENTRIES = [
     for gpu, table in json.loads(TABLE.read_text()).items()
     for key, entry in table.items()
 ]
-HALF = torch.bfloat16
-PLANS = [case for case in ENTRIES if case[1].startswith("attention ")]
-MEASURED = [case for case in ENTRIES if case not in PLANS and " experts of " not in case[1]]
+MEASURED = [case for case in ENTRIES if " experts of " not in case[1]]
 
 
 def is_power_of_two(number: int) -> bool:
@@ -40,11 +36,6 @@ def is_power_of_two(number: int) -> bool:
 def test_a_measured_tiling_fits_its_product_for_so_many_rows_and_for_fewer(key: str, entry: dict[str, Any]) -> None:
     size, epilogue, columns, *_ = key.split()
     outputs, depth = map(int, size.split("x"))
-    if columns == "1":
-        row = RowTiling(**entry)
-        assert is_power_of_two(row.rows) and is_power_of_two(row.block) and is_power_of_two(row.warps)
-        assert 1 <= row.held <= 16 and (row.held - 1) * row.block < depth
-        return
     tiling = Tiling(**entry)
     assert is_power_of_two(tiling.rows) and tiling.rows >= 8 and is_power_of_two(tiling.block)
     assert depth % (tiling.block * tiling.splits) == 0
@@ -63,27 +54,20 @@ def test_a_measured_tiling_fits_its_product_for_so_many_rows_and_for_fewer(key: 
     assert epilogue != "add" or tiling.rows >= 8
 
 
-def test_measured_plans_of_attention_fit_their_query_tokens_and_each_context() -> None:
-    for name, key, entry in PLANS:
-        plan, queries = AttentionPlan(**entry), int(key.split()[-1])
-        assert is_power_of_two(queries) and not plan.exact, name
-        assert is_power_of_two(plan.tile) and is_power_of_two(plan.warps) and plan.share <= queries, name
-
-
 @pytest.mark.parametrize("epilogue", ["store", "add", "gated"])
-@pytest.mark.parametrize(("outputs", "depth"), [(64, 64), (6144, 4096), (4096, 192), (10240, 8192)])
+@pytest.mark.parametrize(("outputs", "depth"), [(64, 64), (6144, 4096), (4096, 192), (10240, 8192), (96, 100)])
 @pytest.mark.parametrize("shared", [99 * 1024, 227 * 1024])
 def test_what_was_not_measured_takes_a_default_that_fits(
     monkeypatch: pytest.MonkeyPatch, epilogue: str, outputs: int, depth: int, shared: int
 ) -> None:
     monkeypatch.setattr(tuning, "_measured", dict)
     monkeypatch.setattr(tuning, "_shared_memory", lambda: shared)
-    for columns in (8, 16, 32, 64):
-        tiling = tuning.rows_tiling(outputs, depth, columns, epilogue)
-        assert depth % (tiling.block * tiling.splits) == 0
+    for columns, itemsize in itertools.product((8, 16, 32, 64), (2, 4)):
+        tiling = tuning.rows_tiling(outputs, depth, columns, epilogue, itemsize)
+        assert tiling.splits == 1 or depth % (tiling.block * tiling.splits) == 0
         tile = tiling.rows * (2 if epilogue == "gated" else 1)
-        assert (tile + columns) * tiling.block * 2 * tiling.stages <= shared
-        assert tiling.splits == 1 or outputs * columns * tiling.splits <= SPLIT_WORDS
+        assert (tile + min(columns, tiling.columns)) * tiling.block * itemsize * tiling.stages <= shared
+        assert not tiling.spread or outputs * columns * tiling.splits <= SPLIT_WORDS
 
 
 def test_launches_that_are_no_bucket_s_run_by_the_plan_of_one() -> None:
@@ -117,40 +101,13 @@ def test_parts_of_smaller_launches_lie_where_those_of_the_largest_do() -> None:
     assert all(one is other for one, other in zip(again, made, strict=True))
 
 
-def test_a_launch_takes_the_plan_that_was_measured_for_its_rows_and_query_tokens(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    buffers, shape = DecodeBuffers(), AttentionShape(4, 2, 16, 0.25)
-    buffers.add(shape, 0)
-    buffers.add(shape, 7)
-    plan, one = AttentionPlan(16, 2, 5, 2, stages=3, early=False, share=2), batch_of([5, 5], 1, DEVICE)
-    of_one = replace(plan, share=0, programs=3)
-    table = {tuning.plan_key(shape, 2, 4): asdict(plan), tuning.plan_key(shape, 4, 1): asdict(of_one)}
-    monkeypatch.setattr(tuning, "_measured", lambda: table)
-    several = replace(one, decode_queries=3)
-    assert buffers.plan(several, HALF, exact=False) == plan, "three are cut as four are"
-    assert buffers.plan(batch_of([5, 5, 5], 1, DEVICE), HALF, exact=False) == of_one, "three rows as four"
-    usual = tuning.attention_plan(2, 16, DEVICE)
-    two = replace(one, decode_queries=2)
-    assert buffers.plan(one, HALF, exact=False) == buffers.plan(two, HALF, exact=False) == usual
-    assert buffers.plan(several, torch.float32, exact=False) == usual, "whose tiles would be twice as large"
-    assert buffers.plan(several, HALF, exact=True) == tuning.attention_plan(2, 16, DEVICE, True)
-    buffers.add(AttentionShape(4, 2, 32, 0.25), 0)
-    usual = tuning.attention_plan(2, 32, DEVICE)
-    assert buffers.plan(several, HALF, exact=False) == usual, "not every kind has this shape"
-
-
-def test_measured_tilings_of_exact_products_have_the_segments_of_their_definition() -> None:
-    found = 0
+def test_measured_tilings_of_products_have_the_segments_of_their_definition() -> None:
+    assert MEASURED
     for name, key, entry in MEASURED:
-        product, _, _, *exact = key.split(" ")
-        if exact:
-            outputs, depth = map(int, product.split("x"))
-            found += 1
-            assert entry["splits"] == tuning.segments(outputs, depth), name
-            apart = entry["splits"] > 1 and (entry["spread"] or entry.get("direct", False))
-            assert apart or depth // entry["splits"] >= 2 * entry["block"], "one block is not summed by itself"
-    assert found
+        outputs, depth = map(int, key.split(" ")[0].split("x"))
+        assert entry["splits"] == tuning.segments(outputs, depth), name
+        apart = entry["splits"] > 1 and (entry["spread"] or entry.get("direct", False))
+        assert apart or depth // entry["splits"] >= 2 * entry["block"], "one block is not summed by itself"
 
 
 @pytest.mark.parametrize(
@@ -158,10 +115,10 @@ def test_measured_tilings_of_exact_products_have_the_segments_of_their_definitio
     [
         *((4096, 1024, 2), (1024, 2048, 4), (6144, 1024, 2), (1024, 3072, 4), (3072, 2048, 4), (2048, 2048, 4)),
         *((16384, 2048, 1), (2048, 8192, 1), (6144, 4096, 1), (4096, 4096, 1), (28672, 4096, 1), (4096, 14336, 1)),
-        *((64, 128, 1), (512, 1536, 2), (128, 1088, 1)),
+        *((64, 128, 1), (512, 1536, 2), (128, 1088, 1), (4096, 1000, 1)),
     ],
 )
-def test_the_segments_of_an_exact_product_follow_from_its_shape(
+def test_the_segments_of_a_product_follow_from_its_shape(
     monkeypatch: pytest.MonkeyPatch, outputs: int, depth: int, count: int
 ) -> None:
     """With the table and without it."""
@@ -170,6 +127,6 @@ def test_the_segments_of_an_exact_product_follow_from_its_shape(
     for measured in (dict, lambda: table):
         monkeypatch.setattr(tuning, "_measured", measured)
         for columns, epilogue in itertools.product((2, 4, 8, 16, 64, 128, 256, 4096), ("store", "add", "gated")):
-            tiling = tuning.rows_tiling(outputs, depth, columns, epilogue, exact=True)
+            tiling = tuning.rows_tiling(outputs, depth, columns, epilogue)
             assert tiling.splits == count
             assert not tiling.direct or (columns <= 16 and depth // count % tiling.block == 0)

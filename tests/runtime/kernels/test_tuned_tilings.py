@@ -49,12 +49,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def key_of(product: tuple[int, int, str], columns: int = 8) -> str:
     outputs, depth, epilogue = product
-    return tiling_key(outputs, depth, columns, epilogue, exact=True)
+    return tiling_key(outputs, depth, columns, epilogue)
 
 
 def tiling_of(product: tuple[int, int, str], columns: int = 8) -> Tiling:
     outputs, depth, epilogue = product
-    return rows_tiling(outputs, depth, columns, epilogue, exact=True)
+    return rows_tiling(outputs, depth, columns, epilogue)
 
 
 def test_a_start_takes_the_tilings_that_were_found_for_its_gpu() -> None:

@@ -23,7 +23,6 @@ from benchmarks.bundled_model.corpus import read_file
 from runahead.runtime.checkpoint import BUNDLED_HEAD, open_checkpoint, open_head
 from runahead.runtime.kernels.layers import Attention, Experts, Mamba2
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
-from runahead.runtime.kernels.triton.forward.exactness import why_impossible
 from runahead.runtime.models.cpu_check.self_test import Trial
 from runahead.runtime.models.drafters.eagle import open_eagle
 from runahead.runtime.models.load import load_model
@@ -78,7 +77,6 @@ def test_the_hybrid_is_at_most_6_megabytes_in_bfloat16_with_its_tokenizer_and_ha
     assert kinds == {(Mamba2, Experts): 4, (Attention, Experts): 2}
     config = json.loads((HYBRID / "config.json").read_text())
     assert 1 < config["num_experts_per_tok"] < config["num_local_experts"]
-    assert why_impossible(served.layers, torch.bfloat16) == "", "a GPU has no exact kernels for it"
 
 
 def test_the_card_names_the_weights_that_are_there() -> None:

@@ -83,7 +83,7 @@ def served(
 ) -> tuple[list[Answer], EngineStats]:
     """As `answered`, of the bundled model."""
     config = EngineConfig(
-        model=str(BUNDLED), device=device, dtype="bfloat16" if device == "cuda" else "float32", exact="on",
+        model=str(BUNDLED), device=device, dtype="bfloat16" if device == "cuda" else "float32",
         run_ahead=run_ahead, max_rows=ROWS, context_length=512, prefill_chunk=CHUNK,
         max_prefill_tokens=2 * CHUNK,
         threads=1 if device == "cpu" else 0, kv_dtype=kv_dtype,

@@ -121,18 +121,17 @@ def test_graphs_and_buffers_are_made_for_every_launch_that_the_scheduler_may_pla
 
 
 @pytest.mark.usefixtures("a_gpu_on_the_cpu")
-@pytest.mark.parametrize("exact", ["on", "off"])
 @pytest.mark.parametrize(("drafter", "with_grammars"), [("none", True), ("ngram", False), ("ngram", True)])
 def test_the_log_says_what_drafts_and_masks_take(
-    monkeypatch: pytest.MonkeyPatch, drafter: Any, with_grammars: bool, exact: Any
+    monkeypatch: pytest.MonkeyPatch, drafter: Any, with_grammars: bool
 ) -> None:
     """As much as what is made of it takes."""
     Made(monkeypatch)
-    made, said = started(monkeypatch, drafter=drafter, with_grammars=with_grammars, exact=exact)
+    made, said = started(monkeypatch, drafter=drafter, with_grammars=with_grammars)
     drafts, slots, blocks = 7, ROWS + 1, CONTEXT // 16
     rows = 8 if drafter == "none" else 32
     state = make_draft_state(
-        slots, CONTEXT if drafter == "ngram" else 0, blocks, rows, drafts, exact == "on", torch.device("cpu"),
+        slots, CONTEXT if drafter == "ngram" else 0, blocks, rows, drafts, torch.device("cpu"),
         kept_slots=min(slots, 2 * rows) if with_grammars else 0,
     )  # fmt: skip
     assert said["history_bytes"] == state.history.nbytes
@@ -154,8 +153,8 @@ def test_a_head_is_counted_with_the_pool_and_handed_to_every_program(monkeypatch
     """Its keys, values and hidden states take a part of each block, and its weights are said."""
     head, asked = SimpleNamespace(weight_bytes=1_234, step_share=0.25, parameters=99), []
 
-    def load(files: HeadFiles, target: Decoder, exact: bool, positions: int, *, drawn: bool) -> Any:
-        asked.append((files.kind, target.config.vocab_size, exact, positions, drawn))
+    def load(files: HeadFiles, target: Decoder, positions: int, *, drawn: bool) -> Any:
+        asked.append((files.kind, target.config.vocab_size, positions, drawn))
         return head
 
     monkeypatch.setattr(cuda, "load_drafter", load)
@@ -175,10 +174,9 @@ def test_a_head_is_counted_with_the_pool_and_handed_to_every_program(monkeypatch
         with_grammars=False,
         drafter="eagle",
         draft_model=str(BUNDLED / "draft_head"),
-        exact="on",
         load_format="dummy",
     )
-    assert asked == [("a head of EAGLE-1", VOCAB, True, CONTEXT, False)], "a head of a folder of its own is read"
+    assert asked == [("a head of EAGLE-1", VOCAB, CONTEXT, False)], "a head of a folder of its own is read"
     assert [program["head"] for program in found.programs] == [head, head]
     assert (made.draft_step, made.draft_parameters, made.draft_rows) == (0.25, 99, 32)
     of_block = head_of_bundled().block_bytes(16, torch.float32)

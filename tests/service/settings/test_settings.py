@@ -70,7 +70,7 @@ def test_the_environment_may_name_the_file(config_file: Path) -> None:
 def test_every_setting_can_be_given_in_all_three_places(config_file: Path) -> None:
     changed: dict[str, Any] = {
         "model": "elsewhere", "served_name": "name", "load_format": "dummy", "tokenizer": "none", "chat_template": "t",
-        "device": "cuda", "dtype": "bfloat16", "quantize": "fp8", "exact": "on", "tensor_parallel": 2,
+        "device": "cuda", "dtype": "bfloat16", "quantize": "fp8", "tensor_parallel": 2,
         "run_ahead": 4, "run_ahead_tokens": 7, "max_rows": 8, "max_queue": 9, "context_length": 10, "block_size": 32,
         "num_blocks": 12, "prefill_chunk": 64, "max_prefill_tokens": 65, "prefix_cache": False, "penalty_slots": 5,
         "mixed_prefill_tokens": 66, "token_gap_ms": 67, "kv_dtype": "fp8",
@@ -130,7 +130,13 @@ def test_a_switch_can_be_turned_off_again_by_a_flag() -> None:
         ({}, "", {"port": "70000"}, "--port must be between 0 and 65535, and is 70000"),
         ({}, "", {"run_ahead": "5"}, "--run-ahead must be .*serial"),
         ({}, "", {"device": "tpu"}, "--device must be auto, cpu or cuda"),
-        ({}, "", {"exact": "always"}, "--exact must be auto, on or off, and is 'always'"),
+        (
+            {"RUNAHEAD__EXACT": "on"},
+            "",
+            {},
+            "variable RUNAHEAD__EXACT is not a setting; it is gone: every",
+        ),
+        ({}, "exact = 'off'", {}, "^key 'exact' in .* is not a setting; it is gone: every answer is exact$"),
         ({}, "", {"tokenizer": "mine"}, "--tokenizer must be auto or none, and is 'mine'"),
         ({"RUNAHEAD__INSECURE": "perhaps"}, "", {}, "RUNAHEAD__INSECURE must be true or false"),
         ({}, "", {"max_streams": "0"}, "--max-streams must be between 1 and 100000, and is 0"),
@@ -240,7 +246,7 @@ def test_the_engine_gets_what_was_set(tmp_path: Path) -> None:
 def test_every_setting_of_the_engine_reaches_it(tmp_path: Path) -> None:
     flags = {
         "model": str(tmp_path), "served_name": "name", "load_format": "dummy", "device": "cuda", "dtype": "float16",
-            "exact": "off", "quantize": "fp8", "kv_dtype": "fp8",
+            "quantize": "fp8", "kv_dtype": "fp8",
         "run_ahead": "serial", "run_ahead_tokens": "600", "max_rows": "8", "max_queue": "9", "context_length": "10",
         "block_size": "32", "num_blocks": "11", "prefill_chunk": "64", "max_prefill_tokens": "65",
         "mixed_prefill_tokens": "66", "token_gap_ms": "67",

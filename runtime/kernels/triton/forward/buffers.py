@@ -13,7 +13,7 @@ from runahead.runtime.kernels.layers import AttentionShape
 from runahead.runtime.kernels.triton.attention.schedule import AttentionPlan
 from runahead.runtime.kernels.triton.attention.split_kv import PartBuffers, make_part_buffers
 from runahead.runtime.kernels.triton.gemm.small_batch_gemm import SplitScratch
-from runahead.runtime.kernels.triton.gemm.tuning import SPLIT_WORDS, attention_plan, measured_plan
+from runahead.runtime.kernels.triton.gemm.tuning import SPLIT_WORDS, attention_plan
 
 _MOST_TILES: Final = 1024  # of a product whose parts are spread over programs
 
@@ -48,14 +48,10 @@ class DecodeBuffers:
     def _widest_group(self) -> int:
         return max((shape.heads // shape.kv_heads for shape, _ in self.attentions), default=1)
 
-    def plan(self, batch: ForwardBatch, dtype: torch.dtype, exact: bool) -> AttentionPlan:
-        """How attention of launches with so many rows and query tokens is cut. dtype: of keys and values: plans were
-        measured in bfloat16, and their tiles may be too large in float32."""
-        measured = None
-        if not exact and dtype == torch.bfloat16:
-            measured = measured_plan((shape for shape, _ in self.attentions), batch.num_rows, batch.decode_queries)
-        return measured or attention_plan(
-            batch.num_rows, self.widest_head, batch.token_ids.device, exact, self._widest_group
+    def plan(self, batch: ForwardBatch, dtype: torch.dtype) -> AttentionPlan:
+        """How attention of launches with so many rows is cut. dtype: of keys and values."""
+        return attention_plan(
+            batch.num_rows, self.widest_head, batch.token_ids.device, self._widest_group, dtype.itemsize
         )
 
     def windows(self, device: torch.device, by_token: bool = False) -> torch.Tensor:

@@ -1,14 +1,12 @@
-"""A decode launch's rows on their way through the layers, by kernels that do several of a layer's steps at once.
+"""A launch's rows on their way through the layers, by kernels that do several of a layer's steps at once.
 
 Five kernels a layer: norm and QKV product; attention with all that belongs to it; output product and residual; norm,
-gate/up product and activation; down product and residual. The fastest way for one row are kernels of its own, since the
-matrix units would idle; more than MAX_ROWS are better off with the vendor's products. Where a row's bits must not hang
-on how many rows there are, every number of them goes through `FusedRows`, `exact`.
+gate/up product and activation; down product and residual. With more than MAX_ROWS rows the vendor's library computes
+products of one sum where it has the same bits, and what follows each is a kernel by itself.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, partial
@@ -31,8 +29,8 @@ from runahead.runtime.kernels.triton.forward.recurrent import (
 )
 from runahead.runtime.kernels.triton.forward.separate_products import SeparateProducts, Squares
 from runahead.runtime.kernels.triton.forward.unfused_products import sizes_of
+from runahead.runtime.kernels.triton.gemm.epilogue import ADD, EPILOGUES, GATED, SQUARED, STORE
 from runahead.runtime.kernels.triton.gemm.fp8_rows import Fp8Rows
-from runahead.runtime.kernels.triton.gemm.gemv import ADD, EPILOGUES, GATED, SQUARED, STORE
 from runahead.runtime.kernels.triton.gemm.int4_gemm import INT4_ROWS, int4_batch_product
 from runahead.runtime.kernels.triton.gemm.small_batch_gemm import Residual, columns_of, small_batch_product
 from runahead.runtime.kernels.triton.gemm.tuning import is_one_sum, rows_in_table, rows_tiling
@@ -48,22 +46,33 @@ Join = Callable[[torch.Tensor], torch.Tensor]
 _LEAST_TILE: Final = 8  # outputs of a program that adds to the residual
 
 
-class RowStream(ABC):
-    """Rows that decode: to the products, each of their query tokens is a row. exact: a row's bits hang on itself alone.
+class RowStream:
+    """A launch's rows on their way through the layers: to the products each query token is a row, and no row's bits
+    depend on the others.
 
     The product that begins F's first layer is launched as usual: what follows may then read what apply has left before
     it waits. The others are launched programmatically where that works.
+
+    Whoever makes the residual also leaves it times the weight of the norm that follows. So it is made when that norm is
+    known: `_pending` is what the residual still lacks; None where it is made, for `_following`.
     """
 
-    def __init__(
-        self, batch: ForwardBatch, cache: KVCache, emb: EmbeddingAndHead, buffers: DecodeBuffers, exact: bool = False
-    ) -> None:
+    def __init__(self, batch: ForwardBatch, cache: KVCache, emb: EmbeddingAndHead, buffers: DecodeBuffers) -> None:
         self._batch, self._cache, self._emb, self._buffers = batch, cache, emb, buffers
         self._rows, self._device = batch.num_tokens, batch.token_ids.device
-        self._plan = buffers.plan(batch, emb.embedding.dtype, exact)
+        self._plan = buffers.plan(batch, emb.embedding.dtype)
         self._windows = buffers.windows(self._device, batch.by_token)
         self._may_depend = False
-        self._residual = self._emb.embedding.new_empty((self._rows, self._emb.embedding.shape[1]))
+        residual = emb.embedding.new_empty((self._rows, emb.embedding.shape[1]))
+        tiles = ceil_div(residual.shape[1], _LEAST_TILE)
+        squares = torch.empty((tiles, columns_of(self._rows)), dtype=torch.float64, device=self._device)
+        self._sums = Residual(residual, torch.empty_like(residual), squares)
+        self._scratch = buffers.scratch(self._device)
+        self._separate = SeparateProducts(self._rows, self._sums)
+        self._pending: Callable[[Norm | None], int] | None = self._embed  # given that norm, makes the residual for it
+        self._following: Norm | None = None
+        self._tiles = 0  # of the squares
+        self._residual_copies: list[torch.Tensor] = []  # what becomes the residual when it is made
         self._chunk_lens: torch.Tensor | None = None  # of a mixed launch, as `begin_decode` has it
         self._work: AttentionWork
         self._joined: torch.Tensor  # what a draft head has joined
@@ -84,7 +93,9 @@ class RowStream(ABC):
         self._mix(self._normed_product(weights.norm, weights.proj, STORE), weights, states_in(self._cache, place))
 
     def _mix(self, projected: torch.Tensor, weights: Recurrent, states: States) -> None:
-        self._add(self._mixed(projected, weights, states)[0], weights.out, None)
+        left = squares_of_norm(weights, self._batch, self._sums.squares, self._emb.ranks)
+        mixed, squares = self._mixed(projected, weights, states, left)
+        self._pending = partial(self._add_product, mixed, weights.out, None, squares)
 
     def _mixed(
         self, projected: torch.Tensor, weights: Recurrent, states: States, squares: torch.Tensor | None = None
@@ -122,14 +133,33 @@ class RowStream(ABC):
         )  # fmt: skip
 
     def dense(self, weights: Dense) -> None:
-        gated = self._normed_product(weights.norm, weights.gate_up, GATED, weights.activation)
+        if self._is_vendors(weights.gate_up) and isinstance(weights.down.quantized, Fp8Weight):
+            x, squares = self._read(weights.norm)
+            gated: torch.Tensor | Fp8Rows = self._separate.gated_in_fp8(
+                x, weights.gate_up, squares, self._depends, weights.activation
+            )
+        else:
+            gated = self._normed_product(weights.norm, weights.gate_up, GATED, weights.activation)
         self._add(gated, weights.down, weights.post_norm)
 
     def ungated(self, weights: Ungated) -> None:
         self._add(self._normed_product(weights.norm, weights.up, SQUARED), weights.down, None)
 
-    @abstractmethod
-    def experts(self, experts: PackedExperts) -> None: ...
+    def experts(self, experts: PackedExperts) -> None:
+        x, squares = self._read(experts.weights.norm)
+        scores = torch.empty((self._rows, experts.scored), dtype=torch.float32, device=self._device)
+        self._product(x, experts.router, scores, STORE, squares=squares)
+        arrived = self._buffers.arrived(self._device)
+        results = experts.results(x, scores, self._live, arrived, self._depends, squares)
+        self._pending = partial(self._add_results, experts, results)
+
+    def _add_results(self, experts: PackedExperts, results: Results, norm: Norm | None) -> int:
+        sums, ranks = self._sums, self._emb.ranks
+        if not ranks.share.is_whole:
+            add_of_ranks(experts.made(results, self._live), ranks, sums, norm)
+            return 1
+        dependent = self._depends(True)
+        return experts.add(results, self._live, sums.values, norm, sums.scaled, sums.squares, dependent=dependent)
 
     @cached_property
     def _live(self) -> torch.Tensor:
@@ -142,7 +172,7 @@ class RowStream(ABC):
         batch = self._batch
         made = (None, None) if sums is None else (sums.scaled, sums.squares)
         return begin_decode(
-            batch.token_ids if embeds else batch.token_ids[:0], self._emb.embedding, self._residual,
+            batch.token_ids if embeds else batch.token_ids[:0], self._emb.embedding, self._sums.values,
             batch.seq_lens, self._windows, self._plan, scaled=made[0], squares=made[1],
             gamma=None if norm is None else norm.weight, scale=self._emb.embedding_scale,
             queries=batch.decode_queries, query_start_loc=batch.query_start_loc, chunk_lens=self._chunk_lens,
@@ -151,82 +181,40 @@ class RowStream(ABC):
     def fuse(self, join: Join, product: Linear | None) -> None:
         """A draft head's beginning, in the place of the embedding. join: given the residual, leaves what a head without
         a product goes on with there, and returns what `product` reads, or attention where there is none."""
-        self._joined = join(self._residual)
-        if product is not None:
-            self._stored(self._joined, product, self._residual)
+        self._work = self._begin(embeds=False)
+        self._joined = join(self._sums.values)
+        self._pending = None if product is None else partial(self._fused, product)
+
+    def _fused(self, product: Linear, norm: Norm | None) -> int:
+        if norm is None:
+            self._stored(self._joined, product, self._sums.values)
+            return 1
+        self._sums.values.zero_()  # a sum leaves what its norm needs
+        return self._product(self._joined, product, self._sums.values, ADD, norm=norm, residual=self._sums)
 
     def copy_residual(self, out: torch.Tensor) -> None:
         """`out` becomes what the layers have left so far, [T, hidden]: before this F ends."""
-        out.copy_(self.left())
+        self._residual_copies.append(out)
+        if self._pending is None:
+            self._show()
 
-    @abstractmethod
+    def _show(self) -> None:
+        for out in self._residual_copies:
+            out.copy_(self._sums.values)
+        self._residual_copies.clear()
+
     def left(self) -> torch.Tensor:
         """What the layers have left, without a norm, [T, hidden]. In a draft head: behind its layer alone."""
+        self._complete(self._emb.final_norm)
+        return self._sums.values
 
     def end(self) -> torch.Tensor:
         """Hidden states after the final norm, [T, hidden]."""
         norm, residual = self._emb.final_norm, self.left()
         return norms.rms_norm(residual, norm.weight, norm.eps, dependent=self._depends(True))
 
-    @abstractmethod
-    def _stored(self, x: torch.Tensor, linear: Linear, out: torch.Tensor) -> torch.Tensor:
-        """out = linear(x), of contiguous rows. Returns it."""
-
-    @abstractmethod
-    def _normed_product(
-        self, norm: Norm | None, linear: Linear, epilogue: int, activation: Activation = "silu"
-    ) -> torch.Tensor:
-        """Of the residual's norm, or of the residual. activation: if GATED. [T, outputs]"""
-
-    @abstractmethod
-    def _add(self, x: torch.Tensor, linear: Linear, post_norm: Norm | None) -> None:
-        """residual += post_norm(linear(x)), or without that norm"""
-
-    def _depends(self, wanted: bool) -> bool:
-        """Whether the next kernel is launched programmatically. The first of F never is."""
-        may, self._may_depend = self._may_depend, True
-        return may and wanted and dependent_launch_works()
-
-    def _empty(self, linear: Linear, epilogue: int) -> torch.Tensor:
-        outputs = linear.weight.shape[0] // (2 if epilogue == GATED else 1)
-        return self._residual.new_empty((self._rows, outputs))
-
-
-class FusedRows(RowStream):
-    """A launch of any number of rows: products on the matrix units, each with the norm before it.
-
-    Whoever makes the residual also leaves it times the weight of the norm that follows. So it is made when that norm is
-    known: `_pending` is what the residual still lacks; None where it is made, for `_following`.
-    """
-
-    def __init__(
-        self, batch: ForwardBatch, cache: KVCache, emb: EmbeddingAndHead, buffers: DecodeBuffers, exact: bool = False
-    ) -> None:
-        super().__init__(batch, cache, emb, buffers, exact)
-        self._exact = exact
-        tiles = ceil_div(self._residual.shape[1], _LEAST_TILE)
-        squares = torch.empty((tiles, columns_of(self._rows)), dtype=torch.float64, device=self._device)
-        self._sums = Residual(self._residual, torch.empty_like(self._residual), squares)
-        self._scratch = buffers.scratch(self._device)
-        self._separate = SeparateProducts(self._rows, self._sums)
-        self._pending: Callable[[Norm | None], int] | None = self._embed  # given that norm, makes the residual for it
-        self._following: Norm | None = None
-        self._tiles = 0  # of the squares
-        self._residual_copies: list[torch.Tensor] = []  # what becomes the residual when it is made
-
-    def fuse(self, join: Join, product: Linear | None) -> None:
-        self._work = self._begin(embeds=False)
-        self._joined = join(self._residual)
-        self._pending = None if product is None else partial(self._fused, product)
-
-    def _fused(self, product: Linear, norm: Norm | None) -> int:
-        if norm is None:
-            self._stored(self._joined, product, self._residual)
-            return 1
-        self._residual.zero_()  # a sum leaves what its norm needs
-        return self._product(self._joined, product, self._sums.values, ADD, norm=norm, residual=self._sums)
-
     def _stored(self, x: torch.Tensor | Fp8Rows, linear: Linear, out: torch.Tensor) -> torch.Tensor:
+        """out = linear(x), of contiguous rows. Returns it."""
         if self._is_vendors(linear):
             return out.copy_(self._separate.values(x, linear, None, STORE, self._depends))
         self._product(x, linear, out, STORE)
@@ -238,39 +226,22 @@ class FusedRows(RowStream):
         if isinstance(linear.quantized, Fp8Weight):
             return True
         most = MAX_ROWS if linear.quantized is None else INT4_ROWS
-        return self._exact and is_one_sum(*sizes_of(linear.weight)) and self._rows > most
-
-    def copy_residual(self, out: torch.Tensor) -> None:
-        self._residual_copies.append(out)
-        if self._pending is None:
-            self._show()
-
-    def _show(self) -> None:
-        for out in self._residual_copies:
-            out.copy_(self._residual)
-        self._residual_copies.clear()
-
-    def left(self) -> torch.Tensor:
-        self._complete(self._emb.final_norm)
-        return self._residual
-
-    def dense(self, weights: Dense) -> None:
-        if self._is_vendors(weights.gate_up) and isinstance(weights.down.quantized, Fp8Weight):
-            x, squares = self._read(weights.norm)
-            gated = self._separate.gated_in_fp8(x, weights.gate_up, squares, self._depends, weights.activation)
-            self._add(gated, weights.down, weights.post_norm)
-        else:
-            super().dense(weights)
+        return is_one_sum(*sizes_of(linear.weight)) and self._rows > most
 
     def _read(self, norm: Norm | None) -> tuple[torch.Tensor, Squares]:
         """What a product reads of the residual, and the squares by which its sums are scaled."""
         self._complete(norm)
         sums = self._sums
-        return (sums.values, None) if norm is None else (sums.scaled, (sums.squares, self._tiles, norm.eps))
+        if norm is None:
+            return sums.values, None
+        if sums.values.dtype == torch.float16:  # which may not hold the residual before its norm's scale
+            return norms.rms_norm(sums.values, norm.weight, norm.eps), None
+        return sums.scaled, (sums.squares, self._tiles, norm.eps)
 
     def _normed_product(
         self, norm: Norm | None, linear: Linear, epilogue: int, activation: Activation = "silu"
     ) -> torch.Tensor:
+        """Of the residual's norm, or of the residual. activation: if GATED. [T, outputs]"""
         x, squares = self._read(norm)
         if self._is_vendors(linear):
             return self._separate.values(x, linear, squares, epilogue, self._depends, activation)
@@ -278,29 +249,9 @@ class FusedRows(RowStream):
         self._product(x, linear, out, epilogue, activation=activation, squares=squares)
         return out
 
-    def _mix(self, projected: torch.Tensor, weights: Recurrent, states: States) -> None:
-        left = squares_of_norm(weights, self._batch, self._sums.squares, self._emb.ranks)
-        mixed, squares = self._mixed(projected, weights, states, left)
-        self._pending = partial(self._add_product, mixed, weights.out, None, squares)
-
     def _add(self, x: torch.Tensor | Fp8Rows, linear: Linear, post_norm: Norm | None) -> None:
+        """residual += post_norm(linear(x)), or without that norm"""
         self._pending = partial(self._add_product, x, linear, post_norm, None)
-
-    def experts(self, experts: PackedExperts) -> None:
-        x, squares = self._read(experts.weights.norm)
-        scores = torch.empty((self._rows, experts.scored), dtype=torch.float32, device=self._device)
-        self._product(x, experts.router, scores, STORE, squares=squares)
-        arrived = self._buffers.arrived(self._device)
-        results = experts.results(x, scores, self._live, arrived, self._depends, squares, with_shared=True)
-        self._pending = partial(self._add_results, experts, results)
-
-    def _add_results(self, experts: PackedExperts, results: Results, norm: Norm | None) -> int:
-        sums, ranks = self._sums, self._emb.ranks
-        if not ranks.share.is_whole:
-            add_of_ranks(experts.made(results, self._live), ranks, sums, norm)
-            return 1
-        dependent = self._depends(True)
-        return experts.add(results, self._live, sums.values, norm, sums.scaled, sums.squares, dependent=dependent)
 
     def _embed(self, norm: Norm | None) -> int:
         if self._emb.ranks.share.is_whole:
@@ -346,10 +297,18 @@ class FusedRows(RowStream):
     def _product(self, x: torch.Tensor | Fp8Rows, linear: Linear, out: torch.Tensor, epilogue: int, **more: Any) -> int:
         """Compute a product and its epilogue. more: as `small_batch_product` has it. Returns the number of tiles."""
         assert isinstance(x, torch.Tensor)
-        tiling = rows_tiling(*sizes_of(linear.weight), rows_in_table(self._rows), EPILOGUES[epilogue], self._exact)
+        tiling = rows_tiling(*sizes_of(linear.weight), rows_in_table(self._rows), EPILOGUES[epilogue], x.element_size())
         tiling = replace(tiling, dependent=self._depends(tiling.dependent))
         if linear.quantized is not None:
             return int4_batch_product(x, linear, out, epilogue, tiling, self._scratch, self._rows, **more)
-        more.update(rounded=self._exact and out.dtype == torch.bfloat16, chained=self._exact)
         small_batch_product(x, linear, out, epilogue, tiling, self._scratch, self._rows, **more)
         return ceil_div(linear.weight.shape[0], tiling.rows)
+
+    def _depends(self, wanted: bool) -> bool:
+        """Whether the next kernel is launched programmatically. The first of F never is."""
+        may, self._may_depend = self._may_depend, True
+        return may and wanted and dependent_launch_works()
+
+    def _empty(self, linear: Linear, epilogue: int) -> torch.Tensor:
+        outputs = linear.weight.shape[0] // (2 if epilogue == GATED else 1)
+        return self._sums.values.new_empty((self._rows, outputs))

@@ -40,21 +40,18 @@ def of_decode_rows(
     buffers: DecodeBuffers,
     *,
     out: torch.Tensor | None = None,
-    normed: bool = True,
     squares: torch.Tensor | None = None,
     dependent: bool = False,
 ) -> tuple[torch.Tensor, Squares]:
     """What `weights.out` reads of rows with one query token, or one and drafts, [T, inner], and their states as far as
     their newest tokens; masked ones leave zeros. projected: what `weights.proj` gives. out: where it is put; other
-    rows' tokens there stay as they are. normed: or else without the norm that `norm_left` names. squares: what
-    `squares_of_norm` gives: the norm's scale alone is left to the product that reads the result, and the squares are
-    returned with the number of their tiles.
+    rows' tokens there stay as they are. squares: what `squares_of_norm` gives: the norm's scale alone is left to the
+    product that reads the result, and the squares are returned with the number of their tiles.
 
     A token has the same bits whether its row may have drafts or not. A lone row's states are cut into more programs,
     which changes no bit.
     """
     batch = batch.in_rows or batch
-    assert normed or norm_left(weights) is not None, "there is no norm to leave"
     groups = weights.shape.groups if isinstance(weights, Mamba2) else weights.shape.key_heads
     tiling = STATES if batch.num_rows > 1 else LONE_RUN if states[-1].shape[1] else LONE_ROW
     arrived = buffers.meetings(batch.num_rows * groups, projected.device)
@@ -64,9 +61,8 @@ def of_decode_rows(
         delta_of_decode_rows(projected, weights, states, batch, out, arrived, dependent=dependent, tiling=tiling)
         return out, None
     tiles = mamba2_of_decode_rows(
-        projected, weights, states, batch, out, arrived, dependent=dependent, normed=normed, squares=squares,
-        tiling=tiling,
-    )  # fmt: skip
+        projected, weights, states, batch, out, arrived, dependent=dependent, squares=squares, tiling=tiling
+    )
     return out, None if squares is None else (squares, tiles, weights.gated_norm.eps)
 
 

@@ -9,8 +9,8 @@ import torch
 from runahead.runtime.kernels.layers import Activation, Linear, Norm
 from runahead.runtime.kernels.quantized_weight import FP8_COLUMNS, Fp8Weight
 from runahead.runtime.kernels.triton.forward.unfused_products import sums_of
+from runahead.runtime.kernels.triton.gemm.epilogue import GATED
 from runahead.runtime.kernels.triton.gemm.fp8_rows import Fp8Rows
-from runahead.runtime.kernels.triton.gemm.gemv import GATED
 from runahead.runtime.kernels.triton.gemm.separate_epilogue import add_scaled, finish_in_fp8, finish_product
 from runahead.runtime.kernels.triton.gemm.small_batch_gemm import Residual
 

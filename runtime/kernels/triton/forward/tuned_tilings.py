@@ -1,8 +1,8 @@
 """Tilings that `runahead tune` found for a GPU and a model: a file in the folder of the kernel cache.
 
 A start reads it, and its entries come before those of the package's table. No entry may change a bit of an answer: a
-product of fewer weights than one sum takes keeps the number of segments that defines it, and attention, states and
-kernels of a lone row, whose tilings are part of the order of their sums, have no entry.
+product of fewer weights than one sum takes keeps the number of segments that defines it, and attention and states,
+whose tilings are part of the order of their sums, have no entry.
 """
 
 from __future__ import annotations
@@ -123,12 +123,12 @@ def _why_refused(key: str, entry: Any) -> str:
     """The end of a sentence; empty where the entry may be used."""
     if match := _PRODUCT.fullmatch(key):
         outputs, depth, columns = int(match[1]), int(match[2]), int(match[4])
-        if key != tiling_key(outputs, depth, columns, match[3], exact=True):
+        if key != tiling_key(outputs, depth, columns, match[3]):
             return "has a name that no product has"
         return _why_no_product(entry, outputs, depth, columns, match[3])
     if match := _EXPERTS.fullmatch(key):
         if int(match[3]) < 2:
-            return "is of a lone row, whose tiling is part of the order of its sums"
+            return "is of a lone row, which has the tiling of two"
         return _why_no_experts(entry, int(match[1]))
     return "names no product whose tiling can be changed without changing a bit of an answer"
 
@@ -148,7 +148,7 @@ def _why_no_product(entry: Any, outputs: int, depth: int, columns: int, epilogue
         _is_power(tiling.rows, 8)
         and _is_power(tiling.block, 16)
         and _is_power(tiling.columns, LEAST_COLUMNS)
-        and depth % (tiling.splits * tiling.block) == 0
+        and (tiling.splits == 1 or depth % (tiling.splits * tiling.block) == 0)
         and chain in (0, tiling.block)
         and not (spread and outputs * wide * tiling.splits > SPLIT_WORDS)
         and 0 <= tiling.held <= min(_MOST_PREFETCHED, depth // (tiling.splits * tiling.block))

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-import torch.nn.functional as functional
 
 from runahead.runtime.kernels.layers import Linear
 from runahead.runtime.kernels.quantized_weight import Fp8Weight
@@ -286,27 +285,13 @@ def library_path() -> str | None:
     return next((path for path in mapped if "libcublasLt.so" in path), None)
 
 
-def cublaslt_product(x: torch.Tensor, linear: Linear, out: torch.Tensor | None = None) -> torch.Tensor:
-    """x @ weight.T + bias by the vendor's library, without split-K in 16 bits; torch's own product where it has none.
-
-    x: [T, in]. out: contiguous [T, out] of x's dtype or float32; None: a new one of x's dtype. Returns it.
-    """
-    library = vendor_library() if x.dtype in _HALVES else None
-    if library is not None:
-        into = x.new_empty((x.shape[0], linear.weight.shape[0])) if out is None else out
-        if library.product(x.contiguous(), linear, into):
-            return into
-    found = functional.linear(x, linear.weight, linear.bias)
-    return found if out is None else out.copy_(found)
-
-
 def exact_product(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, chain: Chain) -> None:
     """out = x @ weight.T, each value the sum of one float32 accumulator over the depth, rounded once.
 
-    x: [T, in], bfloat16. weight: [out, in]. out: contiguous [T, out], bfloat16 or float32. chain: computes the same;
-    it does where the vendor's library was not found to, which is found out while the service warms up.
+    x: [T, in]. weight: [out, in]. out: contiguous [T, out], of x's dtype or float32. chain: computes the same; it does
+    in float32, and where the vendor's library was not found to, which is found out while the service warms up.
     """
-    library, linear = vendor_library(), Linear(weight, None)
+    library, linear = vendor_library() if x.dtype in _HALVES else None, Linear(weight, None)
     if library is None or not library.product(x.contiguous(), linear, out, chain):
         chain(x, linear, out)
 

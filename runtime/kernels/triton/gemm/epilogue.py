@@ -7,15 +7,20 @@ done with the sums. Its input is a tile of sums, outputs by rows of the batch.
 
 from __future__ import annotations
 
+from typing import Final
+
 import triton
 import triton.language as tl
 
-from runahead.runtime.kernels.triton.gemm import gemv
 from runahead.runtime.kernels.triton.ops.activation import gated, squared_relu
 from runahead.runtime.kernels.triton.ops.norms import exact_square
 
-ADD, GATED = tl.constexpr(gemv.ADD), tl.constexpr(gemv.GATED)
-SQUARED = tl.constexpr(gemv.SQUARED)
+STORE: Final = 0  # out = product
+ADD: Final = 1  # out += product
+GATED: Final = 2  # out = activation(gate) * up, of the product's two halves
+SQUARED: Final = 3  # out = relu(product)^2
+EPILOGUES: Final = ("store", "add", "gated", "squared")  # their names
+_ADD, _GATED, _SQUARED = tl.constexpr(ADD), tl.constexpr(GATED), tl.constexpr(SQUARED)
 
 
 @triton.jit
@@ -44,9 +49,9 @@ def end_weights(
     following = 0.0
     if HAS_BIAS:
         first = tl.load(bias + output, mask=ok, other=0.0)
-        if EPILOGUE == GATED:
+        if EPILOGUE == _GATED:
             second = tl.load(bias + OUTPUTS + output, mask=ok, other=0.0)
-    if EPILOGUE == ADD:
+    if EPILOGUE == _ADD:
         following = tl.load(gamma + output, mask=ok, other=0.0)
     return first, second, following
 
@@ -63,7 +68,7 @@ def end_rows(
     old = 0.0
     if SQUARES > 0:
         squares = _squares_from(squares_in, 0, column, num_rows, SQUARES, STRIDE, STEP, LONE)
-    if EPILOGUE == ADD:
+    if EPILOGUE == _ADD:
         output = tile * ROWS + tl.arange(0, ROWS)
         ok = (output < OUTPUTS)[:, None] & (column < num_rows)[None, :]
         old = tl.load(out + column.to(tl.int64)[None, :] * OUTPUTS + output[:, None], mask=ok, other=0.0)
@@ -75,13 +80,12 @@ def product_end(
     acc, tile, column, weights, rows, squares_in, out, places, scaled, squares_out, eps, num_rows,
     OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, SQUARES: tl.constexpr,
     STRIDE: tl.constexpr, STEP: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PLACED: tl.constexpr,
-    GELU: tl.constexpr, ROUNDED: tl.constexpr, LONE: tl.constexpr,
+    GELU: tl.constexpr, LONE: tl.constexpr,
 ):  # fmt: skip
     """acc: [ROWS outputs, COLUMNS rows of the batch]; GATED: [2 * ROWS, COLUMNS], as `gated_row` has them. weights,
-    rows: what `end_weights` and `end_rows` give. ROUNDED: the sums are rounded to the dtype of `out` first, as the
-    vendor's library leaves them."""
-    if ROUNDED:
-        acc = acc.to(out.dtype.element_ty).to(tl.float32)
+    rows: what `end_weights` and `end_rows` give. The sums are rounded to the dtype of `out` first, as the vendor's
+    library leaves them."""
+    acc = acc.to(out.dtype.element_ty).to(tl.float32)
     first, second, following = weights
     squares, old = rows
     output = tile * ROWS + tl.arange(0, ROWS)
@@ -95,7 +99,7 @@ def product_end(
         for later in tl.static_range(STEP, SQUARES, STEP):
             found += tl.sum(_squares_from(squares_in, later, column, num_rows, SQUARES, STRIDE, STEP, LONE), 0)
         acc *= tl.rsqrt(found.to(tl.float32) / DEPTH + eps)[None, :]
-    if EPILOGUE == GATED:
+    if EPILOGUE == _GATED:
         pairs = tl.permute(tl.reshape(acc, [ROWS // 8, 2, 8, COLUMNS]), (0, 2, 3, 1))
         gate, up = tl.split(pairs)
         gate = tl.reshape(gate, [ROWS, COLUMNS])
@@ -106,13 +110,13 @@ def product_end(
         acc = gated(gate, up, GELU)
     elif HAS_BIAS:
         acc += first.to(tl.float32)[:, None]
-    if EPILOGUE == SQUARED:
+    if EPILOGUE == _SQUARED:
         acc = squared_relu(acc)
-    if EPILOGUE == ADD:
+    if EPILOGUE == _ADD:
         acc += old.to(tl.float32)
     rounded = acc.to(out.dtype.element_ty)
     tl.store(out + at, rounded, mask=ok)
-    if EPILOGUE == ADD:
+    if EPILOGUE == _ADD:
         value = rounded.to(tl.float32)
         tl.store(scaled + at, (value * following.to(tl.float32)[:, None]).to(scaled.dtype.element_ty), mask=ok)
         left = tl.sum(tl.where(ok, exact_square(value), 0.0), 0)

@@ -28,8 +28,7 @@ import triton.language as tl
 from runahead.runtime.kernels.activations import is_gelu
 from runahead.runtime.kernels.layers import Activation, Linear, Norm
 from runahead.runtime.kernels.quantized_weight import PANEL_COLUMNS, PANEL_ROWS, QuantizedWeight
-from runahead.runtime.kernels.triton.gemm import gemv
-from runahead.runtime.kernels.triton.gemm.epilogue import GATED, end_rows, end_weights, product_end
+from runahead.runtime.kernels.triton.gemm.epilogue import ADD, GATED, end_rows, end_weights, product_end
 from runahead.runtime.kernels.triton.gemm.int4_numbers import WORDS, decoded, joined, scales_of
 from runahead.runtime.kernels.triton.gemm.small_batch_gemm import Residual, SplitScratch, small_batch_product
 from runahead.runtime.kernels.triton.gemm.tuning import Tiling
@@ -38,6 +37,7 @@ from runahead.runtime.rounding import ceil_div
 
 _BLOCK = tl.constexpr(PANEL_COLUMNS)
 _PANEL = tl.constexpr(PANEL_ROWS)
+_GATED = tl.constexpr(GATED)
 _LEAST_COLUMNS: Final = 8
 _MOST_COLUMNS: Final = 128
 INT4_ROWS: Final = 256  # of more rows of the batch, dequantizing the matrix first takes less time
@@ -59,7 +59,7 @@ class Int4Tiling:
 def _panels(tile, i, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, EPILOGUE: tl.constexpr):
     """The two panels of which the i-th 16 outputs of a tile are made; of GATED as `gated_row` has them."""
     PANELS: tl.constexpr = OUTPUTS // _PANEL
-    if EPILOGUE == GATED:
+    if EPILOGUE == _GATED:
         low = tl.minimum(tile * (ROWS // _PANEL) + i, PANELS - 1)
         high = low + PANELS
     else:
@@ -109,7 +109,7 @@ def _int4_product_kernel(
     """One program for ROWS outputs, and of GATED as many of the second half, and COLUMNS rows of the batch."""
     tile = tl.program_id(1)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    HALVES: tl.constexpr = 2 if EPILOGUE == GATED else 1
+    HALVES: tl.constexpr = 2 if EPILOGUE == _GATED else 1
     BLOCKS: tl.constexpr = DEPTH // _BLOCK // SPLITS
     q = tl.arange(0, HALVES * ROWS // 2)
     low_panel, high_panel = _panels(tile, q // 8, OUTPUTS, ROWS, EPILOGUE)
@@ -134,7 +134,7 @@ def _int4_product_kernel(
         )  # fmt: skip
     product_end(
         acc, tile, column, weights, rows, squares_in, out, out, scaled, squares_out, eps, num_rows,
-        OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, False, GELU, True, False,
+        OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, False, GELU, False,
     )  # fmt: skip
 
 
@@ -202,13 +202,13 @@ def int4_batch_product(
     num_rows: int,
     **more: Any,
 ) -> int:
-    """Compute what `small_batch_product` does, rounded, with an INT4 matrix. tiling: for the matrix in 16 bits. Returns
-    the number of tiles of outputs."""
+    """Compute what `small_batch_product` does, not in chains, with an INT4 matrix. tiling: for the matrix in 16 bits.
+    Returns the number of tiles of outputs."""
     x = in_order(x, linear)
     if takes_parts(linear, tiling.splits, num_rows):
         return int4_product(x, linear, out, epilogue, num_rows, tiling.splits, **more)
     plain, tiling = in_16_bits(linear), replace(tiling, dependent=False)  # the kernel before writes its weights
-    small_batch_product(x, plain, out, epilogue, tiling, scratch, num_rows, rounded=True, **more)
+    small_batch_product(x, plain, out, epilogue, tiling, scratch, num_rows, chained=False, **more)
     return ceil_div(plain.weight.shape[0], tiling.rows)
 
 
@@ -226,12 +226,12 @@ def int4_product(
     residual: Residual | None = None,
     activation: Activation = "silu",
 ) -> int:
-    """Compute what `small_batch_product` does, rounded, with an INT4 matrix in panels. splits: parts of the depth, each
-    with a sum. tiling: None takes `int4_tiling`. Returns the number of tiles of outputs."""
+    """Compute what `small_batch_product` does, not in chains, with an INT4 matrix in panels. splits: parts of the
+    depth, each with a sum. tiling: None takes `int4_tiling`. Returns the number of tiles of outputs."""
     weight = linear.quantized
     assert isinstance(weight, QuantizedWeight) and weight.kind == "int4" and weight.in_panels
     outputs, depth = weight.shape
-    halves = 2 if epilogue == gemv.GATED else 1
+    halves = 2 if epilogue == GATED else 1
     tiling = int4_tiling(outputs, depth // splits, num_rows) if tiling is None else tiling
     assert depth % (splits * tiling.unroll * PANEL_COLUMNS) == 0
     outputs //= halves
@@ -240,7 +240,7 @@ def int4_product(
     found, tiles, eps = squares if squares is not None else (x, 0, 0.0)
     stride = found.shape[1] if squares is not None else 0
     gamma, scaled, left = x, x, x
-    if epilogue == gemv.ADD:
+    if epilogue == ADD:
         assert norm is not None and residual is not None
         gamma, scaled, left = norm.weight, residual.scaled, residual.squares
         stride = left.shape[1]

@@ -17,8 +17,8 @@ import triton.language as tl
 from runahead.runtime.kernels.activations import is_gelu
 from runahead.runtime.kernels.layers import Activation, Linear, Norm
 from runahead.runtime.kernels.quantized_weight import FP8_COLUMNS, Fp8Weight
+from runahead.runtime.kernels.triton.gemm.epilogue import GATED, SQUARED, STORE
 from runahead.runtime.kernels.triton.gemm.fp8_rows import Fp8Rows, empty_rows, to_fp8
-from runahead.runtime.kernels.triton.gemm.gemv import GATED, SQUARED, STORE
 from runahead.runtime.kernels.triton.gpu.pdl import (
     dependent_launch_works,
     let_dependents_start,

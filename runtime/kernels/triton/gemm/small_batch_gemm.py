@@ -27,8 +27,15 @@ import triton.language as tl
 
 from runahead.runtime.kernels.activations import is_gelu
 from runahead.runtime.kernels.layers import Activation, Linear, Norm
-from runahead.runtime.kernels.triton.gemm.epilogue import end_rows, end_weights, gated_row, product_end
-from runahead.runtime.kernels.triton.gemm.gemv import ADD, GATED, STORE
+from runahead.runtime.kernels.triton.gemm.epilogue import (
+    ADD,
+    GATED,
+    STORE,
+    end_rows,
+    end_weights,
+    gated_row,
+    product_end,
+)
 from runahead.runtime.kernels.triton.gemm.tuning import (
     LEAST_COLUMNS,
     MOST_DIRECT,
@@ -65,10 +72,17 @@ def _part(
     w_at, x_at, ok, acc, zero, first, PART: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
     CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """`acc` and what a part of the depth adds from `first` on."""
+    """`acc` and what a part of the depth adds from `first` on. Past its end there are zeros."""
+    k = tl.arange(0, BLOCK)
     for begin in tl.range(first, PART, BLOCK, num_stages=STAGES):
-        w = tl.load(w_at + begin)
-        acc = _with_block(acc, w, tl.load(x_at + begin, mask=ok, other=0.0), zero, CHAINED)
+        if PART % BLOCK == 0:
+            w = tl.load(w_at + begin)
+            v = tl.load(x_at + begin, mask=ok, other=0.0)
+        else:
+            inside = begin + k < PART
+            w = tl.load(w_at + begin, mask=inside[None, :], other=0.0)
+            v = tl.load(x_at + begin, mask=ok & inside[:, None], other=0.0)
+        acc = _with_block(acc, w, v, zero, CHAINED)
     return acc
 
 
@@ -78,7 +92,7 @@ def _rows_product_kernel(
     OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     SPLITS: tl.constexpr, SPREAD: tl.constexpr, STAGES: tl.constexpr, SQUARES: tl.constexpr, STRIDE: tl.constexpr,
     STEP: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PLACED: tl.constexpr, PREFETCHED: tl.constexpr,
-    DEPENDENT: tl.constexpr, GELU: tl.constexpr, ROUNDED: tl.constexpr, CHAINED: tl.constexpr,
+    DEPENDENT: tl.constexpr, GELU: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """One program for ROWS outputs and COLUMNS rows of the batch; SPREAD: and a part of the depth."""
     let_dependents_start(DEPENDENT)
@@ -120,7 +134,7 @@ def _rows_product_kernel(
                 acc += tl.load(mine + s * SIZE, cache_modifier=".cg")
             product_end(
                 acc, tile, column, weights, rows, squares_in, out, places, scaled, squares_out, eps, num_rows,
-                OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED, GELU, ROUNDED, False,
+                OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED, GELU, False,
             )  # fmt: skip
     else:
         for s in range(1, SPLITS):
@@ -131,7 +145,7 @@ def _rows_product_kernel(
             )  # fmt: skip
         product_end(
             acc, tile, column, weights, rows, squares_in, out, places, scaled, squares_out, eps, num_rows,
-            OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED, GELU, ROUNDED, False,
+            OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED, GELU, False,
         )  # fmt: skip
 
 
@@ -171,18 +185,16 @@ def small_batch_product(
     residual: Residual | None = None,
     places: torch.Tensor | None = None,
     activation: Activation = "silu",
-    rounded: bool = False,
-    chained: bool = False,
+    chained: bool = True,
 ) -> None:
     """out (epilogue)= x @ weight.T + bias, for the first `num_rows` rows; rows past them are written by nobody.
 
-    x: [num_rows or more, in], `in` a multiple of tiling.block * tiling.splits. linear: weight [out, in], twice as many
-    rows if GATED. scratch: needed where the parts of the depth are spread over programs. squares: x is a `scaled`
-    residual, whose sums of squares these are: float64 [tiles, num_rows or more], how many tiles, and the norm's eps.
-    ADD: `out` is residual.values, and the rest of `residual` is made for `norm`. places: int32 [num_rows], the row of
-    `out` to which each row goes, with STORE; each to its own without it. activation: of the gate, if GATED. rounded:
-    the sums are rounded to the dtype of `out` before anything else is done with them. chained: parts are summed in
-    chains (`chain_of`).
+    x: [num_rows or more, in], `in` a multiple of tiling.block * tiling.splits if there are several parts. linear:
+    weight [out, in], twice as many rows if GATED. scratch: needed where the parts of the depth are spread over
+    programs. squares: x is a `scaled` residual, whose sums of squares these are: float64 [tiles, num_rows or more], how
+    many tiles, and the norm's eps. ADD: `out` is residual.values, and the rest of `residual` is made for `norm`.
+    places: int32 [num_rows], the row of `out` to which each row goes, with STORE; each to its own without it.
+    activation: of the gate, if GATED. chained: parts are summed in chains (`chain_of`), if there are several.
     """
     outputs, depth = linear.weight.shape
     halves = 2 if epilogue == GATED else 1
@@ -207,6 +219,7 @@ def small_batch_product(
     assert not chain or (tiling.block % chain == 0 if tiling.direct else tiling.block == chain)
     # A part of one block would not be summed by itself: the compiler makes one instruction of a dot and a sum after it.
     assert spread or tiling.direct or tiling.splits == 1 or chain or depth // tiling.splits >= 2 * tiling.block
+    assert depth % (tiling.splits * tiling.block) == 0 or (tiling.splits == 1 and not tiling.direct)
     if spread:
         assert groups * tiles_out <= scratch.arrived.shape[0]
         assert groups * columns * tiles_out * tiling.rows * halves * tiling.splits <= SPLIT_WORDS
@@ -254,7 +267,6 @@ def small_batch_product(
             SEGMENTS=tiling.splits,
             TILES=tiles,
             PREFETCHED=blocks_prefetched(segment, tiling.block, warp_outputs),
-            ROUNDED=rounded,
             LONE=lone,
             CHAIN=chain // GRAIN,
             **options,
@@ -268,7 +280,6 @@ def small_batch_product(
         num_rows,
         SPLITS=tiling.splits,
         SPREAD=spread,
-        ROUNDED=rounded,
         CHAINED=chain > 0,
         STAGES=tiling.stages,
         PREFETCHED=min(tiling.held, depth // (tiling.splits * tiling.block)),

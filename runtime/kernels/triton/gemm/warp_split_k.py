@@ -41,6 +41,7 @@ _MOST_PREFETCHED: Final = 4
 _WORDS: Final = 4096  # weights of a warp in flight at a time, 64 registers of a thread: as many again are copied
 _WHOLE_WORDS: Final = 8192  # if they are the whole segment
 _GRAIN = tl.constexpr(GRAIN)
+_GATED = tl.constexpr(GATED)
 
 
 def blocks_prefetched(segment: int, block: int, warp_outputs: int) -> int:
@@ -172,7 +173,7 @@ def warp_split_k_kernel(
     DEPTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SEGMENTS: tl.constexpr,
     TILES: tl.constexpr, PREFETCHED: tl.constexpr, SQUARES: tl.constexpr, STRIDE: tl.constexpr, STEP: tl.constexpr,
     EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PLACED: tl.constexpr, DEPENDENT: tl.constexpr, GELU: tl.constexpr,
-    ROUNDED: tl.constexpr, LONE: tl.constexpr, CHAIN: tl.constexpr,
+    LONE: tl.constexpr, CHAIN: tl.constexpr,
 ):  # fmt: skip
     """Compute ROWS outputs of all rows, in TILES equal parts, each by as many warps as there are segments. PREFETCHED:
     blocks that each warp loads at a time, the first ones before the dependency wait. LONE: there is one row."""
@@ -181,7 +182,7 @@ def warp_split_k_kernel(
     PART: tl.constexpr = DEPTH // SEGMENTS
     WARPS: tl.constexpr = TILES * SEGMENTS
     GRAINS: tl.constexpr = BLOCK // _GRAIN
-    WARP_ROWS: tl.constexpr = (2 * ROWS if EPILOGUE == GATED else ROWS) // TILES
+    WARP_ROWS: tl.constexpr = (2 * ROWS if EPILOGUE == _GATED else ROWS) // TILES
     EIGHTS: tl.constexpr = WARP_ROWS // 8
     TURNED: tl.constexpr = EIGHTS == 1  # the matrix units' left side has 16 rows
     LINE_EIGHTS: tl.constexpr = 2 if TURNED else COLUMNS // 8
@@ -190,7 +191,7 @@ def warp_split_k_kernel(
     first_row = q // (8 * SEGMENTS) * WARP_ROWS + q % 8
     w_at = ()
     for e in tl.static_range(EIGHTS):
-        if EPILOGUE == GATED:
+        if EPILOGUE == _GATED:
             row = gated_row(tile, first_row + e * 8, OUTPUTS, ROWS)
         else:
             row = tl.minimum(tile * ROWS + first_row + e * 8, OUTPUTS - 1)
@@ -255,5 +256,5 @@ def warp_split_k_kernel(
     acc = _in_order(acc, TILES, SEGMENTS, WARP_ROWS, END_COLUMNS)
     product_end(
         acc, tile, column, weights, rows, squares_in, out, places, scaled, squares_out, eps, num_rows, OUTPUTS,
-        DEPTH, END_COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED, GELU, ROUNDED, LONE,
+        DEPTH, END_COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED, GELU, LONE,
     )  # fmt: skip

@@ -10,7 +10,6 @@ import torch
 from runahead.runtime.kernels.activations import has_gate
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import Experts, Linear, Norm, SharedExpert
-from runahead.runtime.kernels.triton.moe.gemv import experts_of_one_row
 from runahead.runtime.kernels.triton.moe.grouped_gemm import SharedProduct, expert_product, expert_sums
 from runahead.runtime.kernels.triton.moe.lone_token import LoneToken
 from runahead.runtime.kernels.triton.moe.routing import route
@@ -26,8 +25,7 @@ def _as_launched(wanted: bool) -> bool:
 class Results:
     """What T tokens get of a layer's experts, float32; of tokens that are not live anything. of_chosen: of each that a
     token has chosen, by ascending number, and times its share, [T * chosen, hidden].
-    of_shared: of the one that every token gets, in pieces, [T, pieces, hidden]; None: that is computed elsewhere, or
-    there is none."""
+    of_shared: of the one that every token gets, in pieces, [T, pieces, hidden]; None: there is none."""
 
     of_chosen: torch.Tensor
     of_shared: torch.Tensor | None
@@ -69,9 +67,8 @@ class PackedExperts:
         arrived: torch.Tensor,
         depends: Callable[[bool], bool] = _as_launched,
         squares: tuple[torch.Tensor, int, float] | None = None,
-        with_shared: bool = False,
     ) -> Results:
-        """What each of T tokens gets from each of its experts, times its share, and with_shared: from the shared one.
+        """What each of T tokens gets from each of its experts, times its share, and from the shared one.
 
         x: the norm of the residual, [T, hidden]; with squares, as `route` has them, what its scale is still to be
         applied to. scores: float32 [T, scored]. live: int [T]. arrived: as `route` has it. depends: says of the next
@@ -92,7 +89,7 @@ class PackedExperts:
         scaled = squares is not None
         found = torch.empty((entries, hidden), dtype=torch.float32, device=x.device)
         first = last = of_shared = None
-        if with_shared and weights.shared is not None:
+        if weights.shared is not None:
             first, last = self._products_of_shared(weights.shared, x, scores)
             of_shared = last.out
         expert_product(
@@ -148,24 +145,6 @@ class PackedExperts:
         out = self.down.new_empty((live.shape[0], self.down.shape[1]))
         expert_sums(results.of_chosen, live, self.weights.chosen, out, of_shared=results.of_shared, added=False)
         return out
-
-    def add_of_one_row(
-        self, residual: torch.Tensor, scores: torch.Tensor, live: torch.Tensor, *, dependent: bool
-    ) -> None:
-        """The whole feed-forward of a lone row, but for its scores, float32 [1, scored]. residual: [1, hidden]."""
-        weights = self.weights
-        experts_of_one_row(
-            residual,
-            scores,
-            live,
-            weights.norm,
-            self.gate_up,
-            self.down,
-            weights.choice,
-            shared=weights.shared,
-            has_gates=self.has_gates,
-            dependent=dependent,
-        )
 
 
 def live_tokens(batch: ForwardBatch) -> torch.Tensor:

@@ -1,8 +1,7 @@
 """How the two products of a layer's experts are cut into programs: measured on a GPU for shapes that were tried, in the
 table of `gemm/tuning.py`, else a default.
 
-Where a launch has several tokens their bits hang on none of this, so that the exact kernels are cut as the others are.
-Those of a lone row, whose bits do, are never exact.
+No bit hangs on it.
 """
 
 from __future__ import annotations
@@ -39,42 +38,20 @@ class ExpertProduct:
         return 2 if self.which == FIRST_GATED else 1
 
     def key(self, tokens: int) -> str:
-        """What the table calls it for so many tokens, and up to the next power of two; 1: a lone row."""
+        """What the table calls it for so many tokens, and up to the next power of two."""
         experts = f"{self.chosen}/{self.experts} experts of {self.outputs}x{self.depth}"
         return f"{experts} {_NAMES[self.which]} {triton.next_power_of_2(tokens)}"
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertTiling:
-    """Of several tokens, on the matrix units. rows: outputs of a program. block: of the depth, at a time. stages:
+    """On the matrix units. rows: outputs of a program. block: of the depth, at a time. stages:
     blocks on their way at a time."""
 
     rows: int
     block: int
     stages: int
     warps: int
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertRowTiling:
-    """Of a lone row's kernel. rows: outputs of a program, of the first kernel with a gate and an `up` each. weights:
-    that a program asks for together; of the first kernel twice as many, while it multiplies those before. warps: of a
-    program."""
-
-    rows: int
-    weights: int
-    warps: int
-
-
-GATES: Final = ExpertRowTiling(16, 4096, 4)  # the fastest of 30B-A3B on an H200: docs/decisions/0036-experts.md
-DOWNS: Final = ExpertRowTiling(8, 8192, 4)
-
-
-def expert_row_tiling(product: ExpertProduct) -> ExpertRowTiling:
-    found = measured_entry(product.key(1)) if product.itemsize == _MEASURED_ITEMSIZE else None
-    if found is not None:
-        return ExpertRowTiling(**found)
-    return DOWNS if product.which == LAST else GATES
 
 
 def expert_tiling(product: ExpertProduct, tokens: int, columns: int) -> ExpertTiling:

@@ -1,6 +1,4 @@
-"""RMS norm, alone and fused with the residual's addition, one program a token; and partial sums of squares by tile,
-which the residual's readers add up.
-"""
+"""RMS norms, one program a token; and sums of squares, which the residual's readers use."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 # (a kernel's pointers have no Python type)
@@ -46,11 +44,7 @@ def sum_of_squares(value):
 
 
 @triton.jit
-def _rms_norm_kernel(
-    x, x_stride, residual, weight, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADDED: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-):  # fmt: skip
-    """ADDED: x is added to the residual first, and the norm is of the sum."""
+def _rms_norm_kernel(x, x_stride, weight, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
     let_dependents_start(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
@@ -58,11 +52,6 @@ def _rms_norm_kernel(
     w = tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
     wait_for_predecessors(DEPENDENT)
     v = tl.load(x + row * x_stride + i, mask=inside, other=0.0).to(tl.float32)
-    if ADDED:
-        v += tl.load(residual + row * WIDTH + i, mask=inside, other=0.0).to(tl.float32)
-        rounded = v.to(residual.dtype.element_ty)
-        tl.store(residual + row * WIDTH + i, rounded, mask=inside)
-        v = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(v * v, 0) / WIDTH + eps)
     tl.store(out + row * WIDTH + i, (v * scale * w).to(out.dtype.element_ty), mask=inside)
 
@@ -115,37 +104,12 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, dependent: bo
 
     x: [T, H]. weight: [H]. dependent: launched with programmatic dependent launch. Returns [T, H] in x's dtype.
     """
-    return _rms_norm(x, None, weight, eps, dependent)
-
-
-def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Compute `residual += x` in place, and return `rms_norm` of it.
-
-    x, residual: contiguous [T, H]. weight: [H]. Returns [T, H] in x's dtype.
-    """
-    return _rms_norm(x, residual, weight, eps, False)
-
-
-def _rms_norm(
-    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, dependent: bool
-) -> torch.Tensor:
     tokens, width = x.shape
     out = torch.empty((tokens, width), dtype=x.dtype, device=x.device)
     block, warps = launch_shape(width)
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
     _rms_norm_kernel[(tokens,)](
-        x,
-        x.stride(0),
-        x if residual is None else residual,
-        weight,
-        out,
-        eps,
-        WIDTH=width,
-        BLOCK=block,
-        ADDED=residual is not None,
-        DEPENDENT=dependent,
-        num_warps=warps,
-        **options,
+        x, x.stride(0), weight, out, eps, WIDTH=width, BLOCK=block, DEPENDENT=dependent, num_warps=warps, **options
     )
     return out
 
@@ -201,36 +165,3 @@ def norm_across_heads(qkv: torch.Tensor, weights: Attention) -> Attention:
         num_warps=warps,
     )
     return replace(weights, q_norm=None, k_norm=None, norms_span_heads=False)
-
-
-class LateSum:
-    """A residual, contiguous [T, H], with a pending product: the next norm adds it in the same kernel."""
-
-    def __init__(self, residual: torch.Tensor) -> None:
-        self._residual = residual
-        self._product: torch.Tensor | None = None  # [T, H]
-
-    def add(self, product: torch.Tensor, post_norm: Norm | None = None) -> None:
-        """Add a product later. post_norm: of the product, before the addition. Every product without one is followed by
-        a norm before the next product.
-        """
-        assert self._product is None
-        if post_norm is None:
-            self._product = product
-        else:
-            add_normed(product, self._residual, post_norm)
-
-    def whole(self) -> torch.Tensor:
-        """Complete the residual and return it, [T, H]."""
-        product, self._product = self._product, None
-        return self._residual if product is None else self._residual.add_(product)
-
-    def normed(self, norm: Norm | None) -> torch.Tensor:
-        """Complete the residual and return its norm, [T, H]; None returns the residual before the pending sum."""
-        product, self._product = self._product, None
-        if norm is None:
-            assert product is None, "what is read without a norm is normalised before it is added"
-            return self._residual
-        if product is None:
-            return rms_norm(self._residual, norm.weight, norm.eps)
-        return add_rms_norm(product, self._residual, norm.weight, norm.eps)

@@ -84,15 +84,15 @@ def _mamba2_decode_kernel(
     copied_after, replayed, seq_lens, positions, query_start_loc, made, out, squares, arrived, low, high, eps, queries,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, GROUPS: tl.constexpr, STATE: tl.constexpr, WINDOW: tl.constexpr,
     MOST: tl.constexpr, TILE: tl.constexpr, STATE_PAD: tl.constexpr, GROUP_PAD: tl.constexpr, EACH_PAD: tl.constexpr,
-    MOST_PAD: tl.constexpr, HAS_BIAS: tl.constexpr, NORMED: tl.constexpr, SCALED: tl.constexpr, SUMMED: tl.constexpr,
+    MOST_PAD: tl.constexpr, HAS_BIAS: tl.constexpr, SCALED: tl.constexpr, SUMMED: tl.constexpr,
     STRIDE: tl.constexpr, HOLDS_TWO: tl.constexpr, DEPENDENT: tl.constexpr, SNAPSHOTS: tl.constexpr,
 ):  # fmt: skip
     """One program for TILE numbers of a head of a row with up to `queries` query tokens.
 
-    NORMED: the last program of a group applies the norm. HOLDS_TWO: registers can hold the group's outputs of two
-    tokens. SCALED: the reader applies the norm's scale, and each program stores its sums of squares; SUMMED: the last
-    one stores their sum. Otherwise the reader applies the norm. With one token and nothing for the last program to add,
-    the last one is found early: all that is written over was read before the wait.
+    SCALED: the reader applies the norm's scale, and each program stores its sums of squares; SUMMED: the last one
+    stores their sum. Otherwise the last program of a group applies the norm; HOLDS_TWO: registers can hold the group's
+    outputs of two tokens. With one token and nothing for the last program to add, the last one is found early: all that
+    is written over was read before the wait.
     """
     let_dependents_start(DEPENDENT)
     INNER: tl.constexpr = HEADS * HEAD_DIM
@@ -104,7 +104,7 @@ def _mamba2_decode_kernel(
     SIZE: tl.constexpr = HEADS * HEAD_DIM * STATE  # numbers of a slot
     TILES: tl.constexpr = (HEAD_DIM + TILE - 1) // TILE
     PROGRAMS: tl.constexpr = EACH * TILES  # of a group
-    ARRIVES_EARLY: tl.constexpr = MOST == 0 and not (NORMED or SUMMED)
+    ARRIVES_EARLY: tl.constexpr = MOST == 0 and (SCALED and not SUMMED)
     row, program = tl.program_id(0), tl.program_id(1)
     head = program // TILES
     group = head // EACH
@@ -167,7 +167,7 @@ def _mamba2_decode_kernel(
             if step >= again:
                 y = gated_output(state_tile, c, x, straight, z)
                 token = step - again
-                if NORMED:
+                if not SCALED:
                     tl.store(made + (first + token) * INNER + x_channel, y, mask=in_head)
                 else:
                     result = y
@@ -200,7 +200,7 @@ def _mamba2_decode_kernel(
                 c_drafts = drafts_of(projected, line, c_channel, count, in_state, INNER, WIDTH, MOST_PAD)
                 step_drafts = drafts_of(projected, line, steps, count, each < EACH, INNER, WIDTH, MOST_PAD)
             i = tl.arange(0, GROUP_PAD)
-            if NORMED:
+            if not SCALED:
                 ok = i < SHARE
                 at = group * SHARE + i
                 own = made + first * INNER + at
@@ -213,7 +213,7 @@ def _mamba2_decode_kernel(
                 keep_drafts(kept, slot, c_channel, c_drafts, count, in_state, INPUTS, MOST, MOST_PAD)
                 keep_drafts(kept, slot, steps, step_drafts, count, each < EACH, INPUTS, MOST, MOST_PAD)
             for token in range(tokens - again):
-                if NORMED:
+                if not SCALED:
                     value = made_next
                     after_it, more = own + (token + 1) * INNER, token + 1 < count
                     if MOST > 0 and HOLDS_TWO:
@@ -246,7 +246,6 @@ def mamba2_of_decode_rows(
     arrived: torch.Tensor,
     *,
     dependent: bool,
-    normed: bool = True,
     squares: torch.Tensor | None = None,
     tiling: StateTiling = STATES,
 ) -> int:
@@ -258,7 +257,7 @@ def mamba2_of_decode_rows(
     `Kept.inputs`]: those of `batch.replayed` are replayed, then those of the row's new drafts are kept. Slots of rows
     that are masked or have more query tokens stay as they are. out: contiguous [T, inner]; rows of more query tokens
     are not written, and of masked rows it is zeros. arrived: int32 [rows * groups or more], zeros, which it is again
-    afterwards. dependent: launched programmatically. normed: or else without the norm, which is left to the reader.
+    afterwards. dependent: launched programmatically.
     squares: float64 [tiles, T or more]: only the norm's scale is left to the reader, and sums of squares are stored
     here, of a lone row in one tile for each program, otherwise in one tile. tiling: how states are cut. Returns the
     number of tiles.
@@ -270,11 +269,11 @@ def mamba2_of_decode_rows(
     low, high = weights.dt_limits
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
     programs, scaled = shape.heads * triton.cdiv(shape.head_dim, tile), squares is not None
-    normed, summed = normed and not scaled, scaled and (rows > 1 or not batch.is_decode)
+    summed = scaled and (rows > 1 or not batch.is_decode)
     between = programs if summed else shape.inner
     group_pad = triton.next_power_of_2(between // shape.groups)
     made = out  # where programs leave nothing for the last one
-    if normed or summed:
+    if summed or not scaled:
         made = out.new_empty((rows * queries, between), dtype=torch.float64 if summed else torch.float32)
     assert not scaled or shape.groups == 1
     assert squares is None or squares.shape[0] >= (1 if summed else programs)
@@ -313,7 +312,6 @@ def mamba2_of_decode_rows(
         EACH_PAD=triton.next_power_of_2(shape.heads // shape.groups),
         MOST_PAD=triton.next_power_of_2(max(most, 1)),
         HAS_BIAS=weights.conv_bias is not None,
-        NORMED=normed,
         SCALED=scaled,
         SUMMED=summed,
         STRIDE=0 if squares is None else squares.shape[1],

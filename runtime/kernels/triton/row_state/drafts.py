@@ -40,7 +40,7 @@ class DraftState:
     token_lens: torch.Tensor  # int32 [L] tokens that a query token attends to, itself included; 0: unused
     query_start_loc: torch.Tensor  # int32 [R + 1] each row's first query token
     seq_lens: torch.Tensor  # int32 [R] tokens of each row, its drafts included; 0: masked
-    block_tables: torch.Tensor  # int32 [R, max_blocks], or [L, max_blocks] with one for each query token
+    block_tables: torch.Tensor  # int32 [L, max_blocks], of each query token
 
     @property
     def rows(self) -> int:
@@ -72,11 +72,11 @@ class DraftState:
 
 
 def make_draft_state(
-    slots: int, context_length: int, max_blocks: int, rows: int, drafts: int, by_token: bool, device: torch.device,
+    slots: int, context_length: int, max_blocks: int, rows: int, drafts: int, device: torch.device,
     *, kept_slots: int = 0,
 ) -> DraftState:  # fmt: skip
     """Make an empty draft state. context_length: length of the token history; 0: no drafter reads it. drafts: most of a
-    row. by_token: each query token has a block table. kept_slots: see `DraftState`.
+    row. kept_slots: see `DraftState`.
     """
     lines, holds = rows * (1 + drafts), kept_slots > 0
 
@@ -102,7 +102,7 @@ def make_draft_state(
         token_lens=i32(lines),
         query_start_loc=i32(rows + 1),
         seq_lens=i32(rows),
-        block_tables=i32(lines if by_token else rows, max_blocks),
+        block_tables=i32(lines, max_blocks),
     )
 
 

@@ -55,7 +55,6 @@ def _verify_inputs_kernel(
     WIDTH_PAD: tl.constexpr,
     ROWS_PAD: tl.constexpr,
     NULL_SLOT: tl.constexpr,
-    BY_TOKEN: tl.constexpr,
     HOLDS: tl.constexpr,
     KEPT: tl.constexpr,
     EVERY: tl.constexpr,
@@ -127,12 +126,8 @@ def _verify_inputs_kernel(
                 states_copied_to, replayed, copied_after, TABLE, MAX_BLOCKS, BLOCK_SIZE, NULL_SLOT, EVERY, REPLAYS,
             )  # fmt: skip
     copied = own & (number < count)
-    target = row
-    covered = length + count - 1
-    if BY_TOKEN:
-        target = start + number
-        covered = length + number
-    for first in range(0, tl.where(copied, (covered + BLOCK_SIZE - 1) // BLOCK_SIZE, 0), TABLE_TILE):
+    target = start + number
+    for first in range(0, tl.where(copied, (length + number + BLOCK_SIZE - 1) // BLOCK_SIZE, 0), TABLE_TILE):
         i = first + tl.arange(0, TABLE_TILE)
         blocks = tl.load(block_table + slot * TABLE + i, mask=i < MAX_BLOCKS, other=0)
         tl.store(block_tables + target.to(tl.int64) * MAX_BLOCKS + i, blocks, mask=i < MAX_BLOCKS)
@@ -150,8 +145,7 @@ def prepare_verified(
     if rows may be held: a held row has one too, and the next S finds the run that it was held with.
     """
     assert (held is not None) == drafts.holds
-    by_token = drafts.block_tables.shape[0] != drafts.rows
-    _verify_inputs_kernel[(drafts.rows, width if by_token else 1)](
+    _verify_inputs_kernel[(drafts.rows, width)](
         row_slots,
         state.alive.view(torch.int8),
         state.seq_len,
@@ -187,7 +181,6 @@ def prepare_verified(
         WIDTH_PAD=triton.next_power_of_2(1 + drafts.most),
         ROWS_PAD=triton.next_power_of_2(drafts.rows),
         NULL_SLOT=state.slots - 1,
-        BY_TOKEN=by_token,
         HOLDS=held is not None,
         KEPT=drafts.kept_slots,
         EVERY=indexes.snapshot_tokens,
