@@ -12,14 +12,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import LlamaConfig
 
 from runahead.cuda_graphs.device import DeviceError
+from runahead.runtime.kernels.forward_batch import KVCache
+from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.process import cpu_ranks
 from runahead.runtime.process.rank_processes import RankProcesses
 from runahead.runtime.ranks.ranked_device import RankedDevice
 from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.engine_config import ConfigError
 from runahead.runtime.wire.parameters import SamplingParams
-from tests.runtime.models.checkpoints import CASES, save
+from tests.runtime.models.checkpoints import CASES, Case, save
 from tests.runtime.ranks import dying_rank
 from tests.runtime.ranks.rank_engines import Life, Said, life
 
@@ -117,6 +121,49 @@ def test_ranks_say_what_segments_of_one_process_say(
         assert all(np.array_equal(column, columns[0]) for column in columns), f"ranks differ in {kept}"
 
 
+def test_six_ranks_of_which_two_have_each_kv_head_say_what_segments_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3, "vocab_size": 162}
+    save(Case("sixths", LlamaConfig, sizes), tmp_path)
+    own = life(tmp_path, 2, monkeypatch, ranks=6, threads=True, num_blocks=20)
+    assert lived(own) == oracle(tmp_path, 6)
+    assert len(own.programs) == 6
+
+
+@pytest.fixture
+def blocks_of_rank_1(folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """KV blocks that rank 1 has memory for: fewer than rank 0 has found room for."""
+    make, most = Decoder.make_cache, 40
+    oracle(folder, 2)  # is kept, from before memory is short
+
+    def make_cache(decoder: Decoder, num_blocks: int, *sizes: int, **named: int) -> KVCache:
+        if decoder.ranks.share.rank == 1 and num_blocks > most:
+            raise MemoryError
+        return make(decoder, num_blocks, *sizes, **named)
+
+    monkeypatch.setattr(Decoder, "make_cache", make_cache)
+    return most
+
+
+def test_a_rank_with_a_smaller_pool_gives_all_ranks_as_many_blocks(
+    folder: Path, blocks_of_rank_1: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = life(folder, 2, monkeypatch, ranks=2, threads=True, num_blocks=0)
+    blocks = own.parts.info.num_blocks
+    assert 0 < blocks <= blocks_of_rank_1
+    made = [program._cache.keys[0].shape[0] for program in own.programs]
+    assert made.count(blocks) == 2 and max(made) > blocks_of_rank_1, "rank 0 had room for more"
+    assert lived(own) == oracle(folder, 2)
+
+
+def test_more_blocks_than_a_rank_has_memory_for_are_refused(
+    folder: Path, blocks_of_rank_1: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"num_blocks 41 is more than a rank has memory for: 36"):
+        life(folder, 2, monkeypatch, ranks=2, threads=True, num_blocks=blocks_of_rank_1 + 1)
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
 def test_the_other_ranks_sample_and_draft_nothing(
     name: str, folder_of: FolderOf, monkeypatch: pytest.MonkeyPatch
@@ -141,6 +188,27 @@ def test_the_other_ranks_sample_and_draft_nothing(
     follower = own.programs[1]
     assert follower.rows.drafter is None
     assert not follower.rows.rings.cells.any(), "a rank other than the first has written tokens"
+
+
+@pytest.mark.parametrize(("name", "of", "depth"), [("llama", 2, 0), ("llama", 4, 4), ("qwen3_next", 2, 2)])
+def test_rows_with_a_grammar_say_what_segments_of_one_process_say(
+    name: str, of: int, depth: int, folder_of: FolderOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the first rank reads masks. They come late, and are overwritten while other ranks are behind."""
+
+    def structured(own: Life) -> dict[int, Said]:
+        for handle, structure in enumerate(("one 99", "some 99", "", "any 99", "some 9")):
+            own.ask(handle, PROMPTS[handle], TOKENS, ASKED[handle], structure, ignore_eos=False)
+        own.run()
+        said, held = own.said(), own.engine.stats().held_rows
+        own.close()
+        assert held > 0, "no mask was late"
+        return said
+
+    folder = folder_of(name)
+    own = life(folder, depth, monkeypatch, ranks=of, threads=True, num_blocks=120, has_masks=True)
+    expected = life(folder, 0, monkeypatch, segments=of, num_blocks=120, has_masks=True)
+    assert structured(own) == structured(expected)
 
 
 def test_tokens_are_those_of_the_whole_model_but_for_rounding(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
