@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
-from typing import Any
+from collections.abc import Mapping, Sequence, Sized
+from copy import copy
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +14,23 @@ from runahead.runtime.engine.figures import Figures, Latencies, LoopTimes
 from runahead.runtime.engine.interval_log import IntervalLog
 from runahead.runtime.engine.watchdog import Watchdog
 from runahead.runtime.masks.masks import Masks
-from runahead.runtime.memory.snapshot_pool import SnapshotPool
 from runahead.runtime.scheduler.drafts import DraftPolicy, tokens_per_launch
 from runahead.runtime.scheduler.scheduler import Scheduler
 from runahead.runtime.wire.figures import EngineStats, EventStats, HistogramStats
 from runahead.runtime.wire.histogram import Histogram
 from runahead.runtime.wire.messages import EngineInfo
+
+# Figures with the same names in `EngineStats`: the scheduler's counters, `Figures`, `DeviceCounters`, pools.
+COUNTED: Final = (
+    "submitted", "admitted", "prompt_tokens", "generated_tokens", "void_rows", "held_rows", "prefill_chunks",
+    "cached_tokens", "queried_tokens", "recomputed_tokens", "blocks_reserved", "blocks_adopted", "blocks_returned",
+)  # fmt: skip
+_OF_LAUNCHES: Final = (
+    "held_back", "launches_by_kind", "launches_by_depth", "overlapped", "firsts_after_idle", "overlap_ratio",
+    "barriers", "barrier_s",
+)  # fmt: skip
+_OF_DEVICE: Final = ("waits", "bytes_to_device", "graph_captures", "graph_replays", "fallbacks")
+_STATES: Final = ("total", "free", "owned", "fenced", "cached")
 
 
 def engine_stats(
@@ -34,54 +46,40 @@ def engine_stats(
 ) -> EngineStats:
     """Return a snapshot of the engine's figures. Figures of launches cover retired ones. run_ahead_asked: the
     configured depth. announced: requests that front ends have announced. masks: the mask maker."""
-    ledger, pool, rows = scheduler.ledger, scheduler.pool, scheduler.rows
+    ledger, tally, holdings = scheduler.ledger, scheduler.tally, scheduler.holdings
     return EngineStats(
         uptime_s=times.uptime_s,
         preparing=len(announced),
         waiting=len(scheduler.waiting),
-        running=len(scheduler.holdings.requests()),
-        paused=len(scheduler.holdings.paused),
-        finished=dict(scheduler.tally.finished),
-        **_counted(scheduler.tally.counters),
-        **_of_drafts(scheduler.drafts, scheduler.tally.counters["generated_tokens"]),
-        **{f"masks_{name}": value for name, value in masks.figures()._asdict().items()},
-        aborted=_aborted(scheduler.tally.aborted, intake),
-        events=_events(scheduler.tally.events, figures),
-        blocks_total=pool.total,
-        blocks_free=pool.free,
-        blocks_owned=pool.owned,
-        blocks_fenced=pool.fenced,
-        blocks_cached=pool.cached,
-        **_of_snapshots(scheduler.holdings.snapshots),
-        rows_total=rows.max_rows,
-        rows_free=rows.free,
-        rows_fenced=rows.fenced,
-        penalty_slots_total=scheduler.holdings.penalty_slots.total,
-        penalty_slots_free=scheduler.holdings.penalty_slots.free,
-        penalty_slots_fenced=scheduler.holdings.penalty_slots.fenced,
+        running=len(holdings.requests()),
+        paused=len(holdings.paused),
+        finished=dict(tally.finished),
+        **_counted(tally.counters),
+        **_of_drafts(scheduler.drafts, tally.counters["generated_tokens"]),
+        **_of("masks", masks.figures()._fields, masks.figures()),
+        aborted=_aborted(tally.aborted, intake),
+        events=_events(tally.events, figures),
+        **_of("blocks", _STATES, scheduler.pool),
+        **_of("snapshots", _STATES, holdings.snapshots),
+        snapshots_kept=holdings.snapshots.kept_total,
+        snapshots_found=holdings.snapshots.found_total,
+        snapshots_skipped=holdings.snapshots.skipped_total,
+        rows_total=scheduler.rows.max_rows,
+        rows_free=scheduler.rows.free,
+        rows_fenced=scheduler.rows.fenced,
+        **_of("penalty_slots", ("total", "free", "fenced"), holdings.penalty_slots),
         run_ahead=run_ahead_asked,
         ledger_depth=ledger.uncommitted,
         ledger_depth_max=figures.depth_max,
-        held_back=figures.held_back,
         launches=ledger.launched,
         launches_retired=figures.retired,
-        launches_by_kind=dict(figures.launches_by_kind),
-        launches_by_depth=dict(figures.launches_by_depth),
-        overlapped=figures.overlapped,
-        firsts_after_idle=figures.firsts_after_idle,
-        overlap_ratio=figures.overlap_ratio,
+        **_of("", _OF_LAUNCHES, figures),
         device_idle_s=figures.idle_ns / 1e9,
         device_busy_s=figures.busy_ns / 1e9,
         device_idle_inside_s=figures.idle_inside_ns / 1e9,
         rank_wait_s={rank: ns / 1e9 for rank, ns in enumerate(device.rings.rank_waited_ns.tolist())},
         host_s=times.host_s,
-        waits=device.counters.waits,
-        bytes_to_device=device.counters.bytes_to_device,
-        graph_captures=device.counters.graph_captures,
-        graph_replays=device.counters.graph_replays,
-        fallbacks=dict(device.counters.fallbacks),
-        barriers=dict(figures.barriers),
-        barrier_s=dict(figures.barrier_s),
+        **_of("", _OF_DEVICE, device.counters),
         deferred_releases=ledger.deferred_total,
         front_ends_lost=intake.get("front_ends_lost", 0),
         first_token=_histogram(latencies.first_token),
@@ -92,35 +90,12 @@ def engine_stats(
 
 
 def _counted(counters: Mapping[str, int]) -> dict[str, Any]:
-    """Return the counters of requests and tokens."""
-    return {
-        "submitted": counters["submitted"],
-        "admitted": counters["admitted"],
-        "prompt_tokens": counters["prompt_tokens"],
-        "generated_tokens": counters["generated_tokens"],
-        "void_rows": counters["void_rows"],
-        "held_rows": counters["held_rows"],
-        "prefill_chunks": counters["prefill_chunks"],
-        "cached_tokens": counters["cached_tokens"],
-        "queried_tokens": counters["queried_tokens"],
-        "recomputed_tokens": counters["recomputed_tokens"],
-        "blocks_reserved": counters["blocks_reserved"],
-        "blocks_adopted": counters["blocks_adopted"],
-        "blocks_returned": counters["blocks_returned"],
-    }
+    return {name: counters[name] for name in COUNTED}
 
 
-def _of_snapshots(snapshots: SnapshotPool) -> dict[str, Any]:
-    return {
-        "snapshots_total": snapshots.total,
-        "snapshots_free": snapshots.free,
-        "snapshots_owned": snapshots.owned,
-        "snapshots_fenced": snapshots.fenced,
-        "snapshots_cached": snapshots.cached,
-        "snapshots_kept": snapshots.kept_total,
-        "snapshots_found": snapshots.found_total,
-        "snapshots_skipped": snapshots.skipped_total,
-    }
+def _of(group: str, names: Sequence[str], owner: object) -> dict[str, Any]:
+    """Return copies of these attributes by their names in `EngineStats`. group: begins the names."""
+    return {f"{group}_{name}" if group else name: copy(getattr(owner, name)) for name in names}
 
 
 def _of_drafts(drafts: DraftPolicy, generated: int) -> dict[str, Any]:

@@ -149,8 +149,8 @@ class Intake:
             self._asked.clear()
 
     def _announce(self, owner: int, announce: m.Announce) -> None:
-        announced = Announced(owner, announce.handle, announce.request_id, announce.n)
         at = self._clock() if announce.submitted_at is None else announce.submitted_at
+        announced = Announced(owner, announce.handle, announce.request_id, at, announce.n)
         if self._registry.is_taken(announce.request_id):
             self._links.send(owner, _duplicate(announce.handle))
         elif self._registry.was_aborted_early(announce.request_id, at):
@@ -159,9 +159,11 @@ class Intake:
             self._registry.announced.add(announced)
 
     def _submit(self, owner: int, submit: m.Submit) -> None:
-        if submit.announced and self._registry.announced.take(owner, submit.handle) is None:
+        announced = self._registry.announced.take(owner, submit.handle) if submit.announced else None
+        if submit.announced and announced is None:
             return  # it was aborted or refused, and its stream has been told
-        submitted_at = self._clock() if submit.submitted_at is None else submit.submitted_at
+        sent_at = self._clock() if submit.submitted_at is None else submit.submitted_at
+        submitted_at = sent_at if announced is None else announced.submitted_at
         was_aborted = self._registry.was_aborted_early(submit.request_id, submitted_at)
         refusal = self._refusal(submit, needs_room=not was_aborted)
         if refusal is not None:
@@ -176,7 +178,7 @@ class Intake:
             self._links.send(owner, m.Refused(submit.handle, "INVALID_ARGUMENT", str(error), field))
             return
         for request in requests:
-            waited = self._publisher.wait_times.read(request.sampling.has_penalty, self._clock())
+            waited = self._publisher.wait_times.begin(request.sampling.has_penalty, self._clock(), sent_at)
             self._registry.add(Tracked(request, submitted_at, waited))
             if submit.structure:
                 self._structured.begin(request, submit.structure)

@@ -12,11 +12,15 @@ from runahead.runtime.scheduler.request import Request
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """A request whose prompt its front end is preparing. n: its completions."""
+    """A request whose prompt its front end is preparing.
+
+    submitted_at: in seconds on the engine's clock. n: its completions.
+    """
 
     owner: int
     handle: int
     request_id: str
+    submitted_at: float
     n: int = 1
 
 

@@ -33,6 +33,13 @@ class WaitTimes:
         self._add_up(now)
         return tuple(self._totals[has_penalty])
 
+    def begin(self, has_penalty: bool, now: float, sent_at: float) -> Waited:
+        """Return the reading with which a request's wait begins. sent_at: when its front end sent the request, which
+        has waited for the intake since then."""
+        reading = list(self.read(has_penalty, now))
+        reading[WaitReason.INTAKE] -= now - sent_at
+        return tuple(reading)
+
     def longest(self, before: Waited, has_penalty: bool, now: float) -> tuple[WaitReason, float]:
         """Return the reason that held longest since `before` was read, and its seconds."""
         waited = [after - then for after, then in zip(self.read(has_penalty, now), before, strict=True)]

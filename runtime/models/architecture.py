@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import torch
 
@@ -20,6 +21,7 @@ from runahead.runtime.models.config.model_config import BY_LAYER, ModelConfig, w
 from runahead.runtime.models.rope import Rope
 
 ConfigT = TypeVar("ConfigT", bound=ModelConfig)  # an architecture's
+_ROTARY_CACHE: Final = re.compile(r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)")
 KvScales = Callable[[str, int], torch.Tensor]
 
 
@@ -310,12 +312,12 @@ class Architecture(Generic[ConfigT]):
         keys that `read` reads.
     unread: keys without effect, beside those of every architecture. read: parses config.json after its keys were
         checked, with the end tokens; raises CheckpointError for an unsupported value. weights: builds the model from
-        named tensors. passed_over: whether an unrequested tensor may be ignored, by its name.
+        named tensors.
     layers: the possible kinds: attention, window, mamba2, gated_delta, dense, ungated, experts.
     whole: a multimodal model with this text part. small: a model to try kernels with: one layer of each kind at full
         width, with windows of at most the given number of tokens. heads: supported draft heads in the checkpoint; None:
         none. unstacked: splits the checkpoint's stacked tensors by name, and raises CheckpointError for a wrong shape;
-        None: nothing is stacked.
+        None: nothing is stacked. beside: how further names of tensors begin that are not the model's.
     """
 
     name: str
@@ -325,9 +327,16 @@ class Architecture(Generic[ConfigT]):
     unread: tuple[Unread, ...]
     read: Callable[[Mapping[str, Any], tuple[int, ...]], ConfigT]
     weights: Callable[[ConfigT, TensorReader], ModelWeights]
-    passed_over: Callable[[ConfigT, str], bool]
     small: Callable[[ConfigT, int], ConfigT] = small
     layers: tuple[str, ...] = ("attention", "dense")
     whole: Whole | None = None
     heads: OwnHeads[ConfigT] | None = None
     unstacked: Callable[[ConfigT, Mapping[str, StoredTensor]], Mapping[str, StoredTensor]] | None = None
+    beside: Callable[[ConfigT], tuple[str, ...]] = lambda config: ()
+
+    def passed_over(self, config: ConfigT, name: str) -> bool:
+        """Whether an unrequested tensor may be ignored: it is a draft head's or otherwise beside the model, a copy of a
+        tied matrix, or a buffer that a decoder computes."""
+        beside = self.beside(config) if self.heads is None else (self.heads.begins, *self.beside(config))
+        is_copy = config.tie_word_embeddings and name == "lm_head.weight"
+        return is_copy or bool(_ROTARY_CACHE.fullmatch(name)) or name.startswith(beside)

@@ -27,7 +27,7 @@ from runahead.runtime.wire.parameters import (
 from runahead.runtime.wire.prompt_launches import PromptLaunches
 from runahead.runtime.wire.trace import MAX_TRACED, Trace
 
-PROTOCOL_VERSION: Final = 13
+PROTOCOL_VERSION: Final = 14
 MAX_HANDLE: Final = (1 << 63) - 1
 MAX_ANNOUNCED: Final = 100_000  # requests that a front end may have announced at once
 HEARTBEAT_S: Final = 0.5  # between heartbeats of the engine, about
@@ -47,9 +47,10 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
     prompt: int32 token ids, never empty. prompt_ids: its distinct ids, int32, ascending, for a repetition penalty; else
     empty. block_keys: keys of its full blocks, 32 bytes each, for an engine with a prefix cache; else empty.
-    submitted_at: when the front end received the call, seconds of the machine's monotonic clock, so that socket time
-    counts. The engine clamps it between the connection's time and its own reading of the message; None means the
-    latter. announced: replaces the announcement with its handle; if that has ended, so has the request. structure: a
+    submitted_at: when the front end sent it, seconds of the machine's monotonic clock, so that socket time counts; an
+    announced request's times count from the announcement. The engine clamps it between the connection's time and its
+    own reading of the message; None means the latter. announced: replaces the announcement with its handle; if that
+    has ended, so has the request. structure: a
     grammar in llguidance's JSON, `{"grammars": [...]}`; empty: none. caller: empty without authentication. outranks:
     the priority counts against other callers. n: completions of the prompt. Completion i has the handle `handle` + i
     and the seed `sampling.seed` + i; all share the id.

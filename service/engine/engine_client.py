@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -134,7 +135,7 @@ class SocketEngineClient(asyncio.Protocol):
                 block_size=self.info.block_size if self.info.prefix_cache else 0,
                 priority=request.priority,
                 cache_salt=request.cache_salt,
-                submitted_at=stream.submitted_at,
+                submitted_at=stream.submitted_at if announced is None else time.monotonic(),
                 announced=announced is not None,
                 structure=request.grammar,
                 caller=request.caller,

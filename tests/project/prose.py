@@ -8,8 +8,9 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -71,20 +72,31 @@ PRIVATE_WORDS: Final = (
     *("meet", "meets", "place", "places", "share", "shares", "turn", "turns"),
 )
 _WORD: Final = re.compile(r"[a-z]+")
-_BREAK: Final = re.compile(r"\s*\n\s*(?:#|//)?\s*")
-_PHRASE: Final = re.compile(rf"\b(?:{'|'.join(sorted(PHRASES, key=len, reverse=True))})\b")
+_BREAK: Final = r"\s*\n\s*(?:#|//)?\s*"
+_PHRASE: Final = re.compile(
+    rf"\b(?:{'|'.join(sorted(PHRASES, key=len, reverse=True))})\b".replace(" ", f"(?: |{_BREAK})")
+)
 _PARAMETER: Final = re.compile(r"`?[A-Za-z_]\w*`?(, `?[A-Za-z_]\w*`?)*( \[[^\]]*\])?: ")
 _OF: Final = re.compile(r"Of\b")
 
 
-def phrases_in(text: str) -> Counter[str]:
-    """How often each phrase is in a text, across line breaks and comment signs, in any case."""
-    return Counter(_PHRASE.findall(_BREAK.sub(" ", text.lower())))
+def phrases_in(text: str) -> Iterator[tuple[str, int]]:
+    """Phrases in a text, across line breaks and comment signs, in any case, each with its line."""
+    text = text.lower()
+    for found in _PHRASE.finditer(text):
+        yield re.sub(_BREAK, " ", found[0]), _line(text, found.start())
 
 
-def private_words_in(text: str) -> Counter[str]:
-    """How often each private word is in a text, also as a part of a name, as in `held_places`."""
-    return Counter(word for word in _WORD.findall(text.lower()) if word in PRIVATE_WORDS)
+def private_words_in(text: str) -> Iterator[tuple[str, int]]:
+    """Private words in a text, also as parts of names, as in `held_places`, each with its line."""
+    text = text.lower()
+    for found in _WORD.finditer(text):
+        if found[0] in PRIVATE_WORDS:
+            yield found[0], _line(text, found.start())
+
+
+def _line(text: str, at: int) -> int:
+    return text.count("\n", 0, at) + 1
 
 
 def begins_wrongly(docstring: str) -> bool:
@@ -92,12 +104,12 @@ def begins_wrongly(docstring: str) -> bool:
     return bool(_PARAMETER.match(docstring) or _OF.match(docstring))
 
 
-def docstrings(tree: ast.Module) -> Iterator[str]:
-    """Docstrings of a module, its classes and its functions."""
+def docstrings(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Docstrings of a module, its classes and its functions, each with its line."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             if text := ast.get_docstring(node):
-                yield text
+                yield text, node.body[0].lineno
 
 
 def words_in(text: str) -> int:
@@ -105,26 +117,47 @@ def words_in(text: str) -> int:
     return len(text.split())
 
 
-def _read(paths: Iterable[Path]) -> Iterator[str]:
-    yield from (path.read_text(encoding="utf-8") for path in paths if path != Path(__file__))
+@cache
+def finds() -> dict[str, dict[str, list[str]]]:
+    """Where the wrong phrases, words and first lines are, as `file:line`, by kind and by document, text or folder."""
+    texts = {path: path.read_text(encoding="utf-8") for path in documents()}
+    protos = sorted((ROOT / "protos").rglob("*.proto"))
+    return {
+        "phrases in documents": {
+            name_of(path): places for path, text in texts.items() if (places := _places(path, phrases_in(text)))
+        },
+        "phrases in sources": _by_text([*sources(*FOLDERS), *protos], phrases_in),
+        "private words in the product": _by_text(sources(*PACKAGES), private_words_in),
+        "first lines of docstrings": {
+            folder: [
+                f"{name_of(path)}:{line}"
+                for path in sources(folder)
+                for text, line in docstrings(parsed(path))
+                if begins_wrongly(text)
+            ]
+            for folder in FOLDERS
+        },
+    }
+
+
+def _places(path: Path, found: Iterable[tuple[str, int]]) -> list[str]:
+    return [f"{name_of(path)}:{line} ({text})" for text, line in found]
+
+
+def _by_text(paths: Iterable[Path], found_in: Callable[[str], Iterator[tuple[str, int]]]) -> dict[str, list[str]]:
+    by_text: defaultdict[str, list[str]] = defaultdict(list)
+    for path in paths:
+        if path != Path(__file__):
+            for text, line in found_in(path.read_text(encoding="utf-8")):
+                by_text[text].append(f"{name_of(path)}:{line}")
+    return dict(sorted(by_text.items()))
 
 
 def counts() -> dict[str, dict[str, int]]:
     """All counts: phrases by document, phrases in sources, first lines by folder, words of long decision records."""
-    in_documents = {name_of(path): sum(phrases_in(path.read_text(encoding="utf-8")).values()) for path in documents()}
-    protos = sorted((ROOT / "protos").rglob("*.proto"))
-    in_sources: Counter[str] = sum((phrases_in(text) for text in _read([*sources(*FOLDERS), *protos])), Counter())
-    first_lines = {
-        folder: sum(begins_wrongly(text) for path in sources(folder) for text in docstrings(parsed(path)))
-        for folder in FOLDERS
-    }
-    private: Counter[str] = sum((private_words_in(text) for text in _read(sources(*PACKAGES))), Counter())
     words = {path.name: words_in(path.read_text(encoding="utf-8")) for path in sorted(DECISIONS.glob("*.md"))}
     return {
-        "phrases in documents": {name: count for name, count in in_documents.items() if count},
-        "phrases in sources": dict(sorted(in_sources.items())),
-        "private words in the product": dict(sorted(private.items())),
-        "first lines of docstrings": first_lines,
+        **{kind: {name: len(places) for name, places in found.items()} for kind, found in finds().items()},
         "words of decisions": {name: count for name, count in words.items() if count > MOST_WORDS},
     }
 

@@ -4,7 +4,6 @@ names.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -30,10 +29,9 @@ READ_BY_DENSE: Final = READ_BY_ALL.union(
 
 _KV_HEADS: Final = "num_key_value_heads"
 _WINDOW: Final = "sliding_window"
+
+
 # Older checkpoints store buffers that a decoder computes.
-_ROTARY_CACHE: Final = re.compile(r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseConfig(ModelConfig):
     """A dense decoder: every layer has attention and a gated feed-forward. The architecture's file sets what is
@@ -312,8 +310,3 @@ def feed_forward(
         None if post_norm is None else tensors.norm(own + post_norm, hidden, eps),
         activation,
     )
-
-
-def passed_over(config: DenseConfig, name: str) -> bool:
-    """Whether a tensor is a copy of a tied matrix or a buffer that a decoder computes."""
-    return (config.tie_word_embeddings and name == "lm_head.weight") or bool(_ROTARY_CACHE.fullmatch(name))

@@ -14,7 +14,6 @@ from runahead.runtime.models.blocks.dense import (
     attention,
     dense_weights,
     feed_forward,
-    passed_over,
     read_dense,
 )
 from runahead.runtime.models.blocks.mamba2 import (
@@ -72,5 +71,4 @@ BAMBA: Final = Architecture(
     ),
     read=_read,
     weights=partial(dense_weights, layer=_layer, final_norm="model.final_layernorm"),
-    passed_over=passed_over,
 )

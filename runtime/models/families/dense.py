@@ -17,7 +17,6 @@ from runahead.runtime.models.blocks.dense import (
     feed_forward,
     no_windows,
     numbered_windows,
-    passed_over,
     read_dense,
     switched_windows,
 )
@@ -65,7 +64,6 @@ def _dense(
             flags=flags, **read,
         ),
         weights=partial(dense_weights, layer=_layers_of(mixer, second)),
-        passed_over=passed_over,
     )  # fmt: skip
 
 

@@ -23,7 +23,6 @@ from runahead.runtime.models.blocks.dense import (
     attention,
     dense_weights,
     feed_forward,
-    passed_over,
     read_dense,
     rope_of,
     window_size,
@@ -123,7 +122,6 @@ GEMMA2: Final = Architecture(
     unread=(unread("How a library keeps keys and values.", "cache_implementation"),),
     read=_read_gemma2,
     weights=_gemma2_weights,
-    passed_over=passed_over,
 )
 
 
@@ -218,7 +216,6 @@ GEMMA3: Final = Architecture(
     ),
     read=_read_gemma3,
     weights=_gemma3_weights,
-    passed_over=passed_over,
     whole=Whole(
         "Gemma3ForConditionalGeneration",
         "gemma3",

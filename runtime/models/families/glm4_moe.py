@@ -4,7 +4,6 @@ a shared expert.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +12,6 @@ from typing import Any, Final
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Layer
 from runahead.runtime.models.architecture import Architecture, TensorReader
-from runahead.runtime.models.blocks import dense as dense_decoder
 from runahead.runtime.models.blocks.dense import (
     READ_BY_DENSE,
     DenseConfig,
@@ -39,7 +37,6 @@ _NAME: Final = "Glm4MoeForCausalLM"
 _DENSE: Final = "first_k_dense_replace"
 _SHARED: Final = "n_shared_experts"
 _HEADS: Final = "num_nextn_predict_layers", "num_mtp_layers"  # the authors' name, and an alias of transformers
-_LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +83,9 @@ def _layer(config: Glm4MoeConfig, number: int, tensors: TensorReader) -> Layer:
     return Layer(mixer, corrected_experts(config.routed, hidden, eps, number, tensors, first=both, activation="silu"))
 
 
-def _passed_over(config: Glm4MoeConfig, name: str) -> bool:
-    """Whether a tensor may be ignored: also those of draft layers, whose numbers follow the last layer's."""
-    layer = _LAYER.match(name)
-    if layer is not None and 0 <= int(layer[1]) - config.num_layers < config.heads:
-        return True
-    return dense_decoder.passed_over(config, name)
+def _draft_layers(config: Glm4MoeConfig) -> tuple[str, ...]:
+    """Return how names in draft layers begin, whose numbers follow the last layer's."""
+    return tuple(f"model.layers.{config.num_layers + head}." for head in range(config.heads))
 
 
 GLM4_MOE: Final = Architecture(
@@ -104,5 +98,5 @@ GLM4_MOE: Final = Architecture(
     unread=(ROUTERS_IN_TRAINING, unread(BIASES_AS_THEY_ARE, "mlp_bias")),
     read=_read,
     weights=partial(dense_weights, layer=_layer),
-    passed_over=_passed_over,
+    beside=_draft_layers,
 )

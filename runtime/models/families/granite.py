@@ -28,7 +28,6 @@ from runahead.runtime.models.blocks.dense import (
     dense_weights,
     feed_forward,
     no_windows,
-    passed_over,
     read_dense,
     rope_of,
 )
@@ -134,7 +133,6 @@ GRANITE: Final = Architecture(
     unread=(),
     read=_read,
     weights=_weights,
-    passed_over=passed_over,
 )
 
 
@@ -224,6 +222,5 @@ GRANITE_HYBRID: Final = Architecture(
     ),
     read=_read_hybrid,
     weights=_hybrid_weights,
-    passed_over=passed_over,
     unstacked=_unstacked,
 )

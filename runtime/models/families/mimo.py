@@ -24,7 +24,6 @@ from runahead.runtime.models.blocks.dense import (
     attention,
     dense_weights,
     feed_forward,
-    passed_over,
     read_dense,
     rope_of,
     switched_windows,
@@ -70,11 +69,6 @@ def _layer(config: MiMoConfig, layer: int, tensors: TensorReader) -> Layer:
     return Layer(attention(config, layer, tensors, qkv_bias=True), feed_forward(config, layer, tensors))
 
 
-def _passed_over(config: MiMoConfig, name: str) -> bool:
-    """Whether a tensor may be ignored: also the heads', which a drafter reads separately."""
-    return passed_over(config, name) or name.startswith(_HEADS)
-
-
 def _head(config: MiMoConfig, tensors: TensorReader) -> HeadWeights:
     width, eps = config.hidden_size, config.rms_norm_eps
     fuse = Fuse(
@@ -101,7 +95,7 @@ MIMO: Final = Architecture(
     unread=(unread(BIASES_AS_THEY_ARE, "attention_bias mlp_bias"),),
     read=_read,
     weights=partial(dense_weights, layer=_layer),
-    passed_over=_passed_over,
+    beside=lambda config: (_HEADS,),
     heads=OwnHeads(
         count=lambda config: config.heads,
         build=_head,

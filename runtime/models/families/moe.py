@@ -13,7 +13,6 @@ from runahead.runtime.models.blocks.dense import (
     dense_weights,
     feed_forward,
     one_window,
-    passed_over,
     read_dense,
     window_size,
     window_switch,
@@ -88,7 +87,6 @@ MIXTRAL: Final = Architecture(
     weights=partial(
         dense_weights, layer=partial(_layer, block="block_sparse_moe", projections=("w1", "w3", "w2"))
     ),
-    passed_over=passed_over,
 )  # fmt: skip
 QWEN3_MOE: Final = Architecture(
     name=_QWEN3,
@@ -108,5 +106,4 @@ QWEN3_MOE: Final = Architecture(
         dense_weights,
         layer=partial(_layer, block="mlp", projections=("gate_proj", "up_proj", "down_proj"), head_norms=True),
     ),
-    passed_over=passed_over,
 )

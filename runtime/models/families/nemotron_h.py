@@ -19,7 +19,6 @@ from runahead.runtime.models.blocks.dense import (
     all_tokens,
     attention,
     dense_weights,
-    passed_over,
     read_dense,
     rope_of,
 )
@@ -191,11 +190,6 @@ def _weights(config: NemotronHConfig, tensors: TensorReader) -> ModelWeights:
     return dense_weights(config, tensors.renamed(_renamed), _layer, replace(rope_of(config), rotated=0))
 
 
-def _passed_over(config: NemotronHConfig, name: str) -> bool:
-    """Whether a tensor may be ignored: also those of draft layers, beside the model's."""
-    return name.startswith("mtp.") or passed_over(config, name)
-
-
 NEMOTRON_H: Final = Architecture(
     name=_NAME,
     model_type="nemotron_h",
@@ -237,5 +231,5 @@ NEMOTRON_H: Final = Architecture(
     ),
     read=_read,
     weights=_weights,
-    passed_over=_passed_over,
+    beside=lambda config: ("mtp.",),
 )

@@ -18,7 +18,6 @@ from runahead.runtime.models.blocks.dense import (
     dense_weights,
     feed_forward,
     one_window,
-    passed_over,
     read_dense,
 )
 from runahead.runtime.models.blocks.partial_rope import share_of
@@ -79,5 +78,4 @@ PHI3: Final = Architecture(
     ),
     read=_read,
     weights=partial(dense_weights, layer=_layer),
-    passed_over=passed_over,
 )

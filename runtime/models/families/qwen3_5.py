@@ -28,7 +28,6 @@ from runahead.runtime.models.families.qwen3_next import (
     dense_or_experts,
     gated_attention,
     gated_delta,
-    passed_over,
     read_delta,
     read_recurrent,
 )
@@ -122,7 +121,6 @@ QWEN3_5: Final = Architecture(
     unread=_UNREAD,
     read=partial(_read, name=_DENSE, experts=False),
     weights=partial(delta_weights, layer=_layer),
-    passed_over=passed_over,
     layers=("attention", "gated_delta", "dense"),
     heads=OWN_HEADS,
     whole=Whole("Qwen3_5ForConditionalGeneration", "qwen3_5", _PREFIXES, _OF_PICTURES, _is_of_pictures),
@@ -143,7 +141,6 @@ QWEN3_5_MOE: Final = Architecture(
     ),
     read=partial(_read, name=_SPARSE, experts=True),
     weights=partial(delta_weights, layer=_layer),
-    passed_over=passed_over,
     layers=("attention", "gated_delta", "experts"),
     heads=OWN_HEADS,
     unstacked=one_by_one,

@@ -34,7 +34,6 @@ from runahead.runtime.kernels.layers import (
     Norm,
 )
 from runahead.runtime.models.architecture import Architecture, HeadWeights, ModelWeights, OwnHeads, TensorReader
-from runahead.runtime.models.blocks import dense
 from runahead.runtime.models.blocks.dense import (
     LayerOf,
     dense_weights,
@@ -251,11 +250,6 @@ def delta_weights(config: Qwen3NextConfig, tensors: TensorReader, layer: LayerOf
     return replace(weights, final_norm=one_added(weights.final_norm))
 
 
-def passed_over(config: Qwen3NextConfig, name: str) -> bool:
-    """Whether a tensor may be ignored: also the heads', which a drafter reads separately."""
-    return name.startswith(_HEADS) or dense.passed_over(config, name)
-
-
 def _head(config: Qwen3NextConfig, tensors: TensorReader) -> HeadWeights:
     """Build the draft head. Raises CheckpointError if it has its own embedding."""
     if config.heads_embed:
@@ -301,7 +295,6 @@ QWEN3_NEXT: Final = Architecture(
     unread=(ROUTERS_IN_TRAINING, unread(BIASES_AS_THEY_ARE, "mlp_bias")),
     read=_read,
     weights=partial(delta_weights, layer=_layer),
-    passed_over=passed_over,
     layers=("attention", "gated_delta", "dense", "experts"),
     heads=OWN_HEADS,
     unstacked=one_by_one,

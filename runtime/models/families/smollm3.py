@@ -16,7 +16,6 @@ from runahead.runtime.models.blocks.dense import (
     attention,
     dense_weights,
     feed_forward,
-    passed_over,
     read_dense,
     rope_of,
     window_size,
@@ -85,5 +84,4 @@ SMOLLM3: Final = Architecture(
     unread=(unread("From which layer on a window holds: `layer_types` says it of each.", "max_window_layers"),),
     read=_read,
     weights=_weights,
-    passed_over=passed_over,
 )

@@ -15,7 +15,7 @@ from runahead.runtime.engine.intake import TURN_WORK, Intake
 from runahead.runtime.engine.links import SocketLinks
 from runahead.runtime.engine.live_requests import EARLY_ABORT_S
 from runahead.runtime.wire import messages as m
-from runahead.runtime.wire.parameters import FinishReason, SamplingParams, StoppingParams
+from runahead.runtime.wire.parameters import FinishReason, SamplingParams, StoppingParams, WaitReason
 from runahead.runtime.wire.preparation import prepared_submit
 from tests.runtime.chain import Chain, make_chain, no_step, nobody_is_refused
 from tests.runtime.programs.hash_model import VOCAB
@@ -47,12 +47,12 @@ class Door:
         self.sock.sendall(m.encode_frame(m.Hello(m.PROTOCOL_VERSION)))
         self.intake.take()
 
-    def send(self, handle: int, said: float | None) -> None:
+    def send(self, handle: int, said: float | None, *, announced: bool = False) -> None:
         self.sock.sendall(
             m.encode_frame(
                 prepared_submit(
                     handle, f"r{handle}", np.array([3, 4], np.int32), SamplingParams(), StoppingParams(2), block_size=0,
-                    submitted_at=said,
+                    submitted_at=said, announced=announced,
                 )
             )
         )  # fmt: skip
@@ -113,11 +113,25 @@ def test_latencies_and_times_hold_what_a_request_waited_to_be_taken(tmp_path: Pa
     (admitted,) = door.chain.admitted().values()
     waited_s = READ_AT - CONNECTED_AT - 1
     assert admitted.queue_s == end.queue_s == end.first_token_s == waited_s
+    assert (admitted.waited_for, admitted.waited_s) == (WaitReason.INTAKE, waited_s)
     stats = door.chain.engine.stats()
     assert stats.first_token.sum_s == stats.queue.sum_s == stats.end_to_end.sum_s == waited_s
     assert sum(stats.queue.counts) == sum(stats.end_to_end.counts) == 1
     door.sock.close()
     door.links.close()
+
+
+def test_times_of_an_announced_request_count_from_its_announcement_and_its_intake_from_its_submit(door: Door) -> None:
+    door.sock.sendall(m.encode_frame(m.Announce(1, "r1", CONNECTED_AT + 1)))
+    door.intake.take()
+    door.send(1, READ_AT - 3, announced=True)
+    door.now = READ_AT
+    door.intake.take()
+    assert door.submitted_at(1) == CONNECTED_AT
+    door.chain.run()
+    (admitted,) = door.chain.admitted().values()
+    assert admitted.queue_s == READ_AT - CONNECTED_AT
+    assert (admitted.waited_for, admitted.waited_s) == (WaitReason.INTAKE, 3.0)
 
 
 @pytest.mark.parametrize(("later_s", "is_aborted"), [(EARLY_ABORT_S - 1, True), (EARLY_ABORT_S + 1, False)])

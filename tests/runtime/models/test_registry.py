@@ -68,7 +68,6 @@ OWN: Architecture[OwnConfig] = Architecture(
     unread=(),
     read=own_config,
     weights=lambda config, tensors: dense_weights(config.inner, tensors, layer),
-    passed_over=lambda config, name: False,
     small=lambda config, tokens: replace(config, num_layers=1, inner=small(config.inner, tokens)),
 )
 
