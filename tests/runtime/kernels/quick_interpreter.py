@@ -273,6 +273,9 @@ def _look_at_each_function_once() -> None:
 
     looked_up = {**vars(inspect), "getfullargspec": names_of, "getcallargs": arguments}
     interpreter.inspect = types.SimpleNamespace(**looked_up)
+    core, plain = tl.core, {tl.tensor, type(None), bool, int, float, str, tl.dtype}
+    unwrap = core._unwrap_if_constexpr  # of each argument of each function of the language
+    core._unwrap_if_constexpr = lambda value: value if type(value) in plain else unwrap(value)
     make, made = tl.str_to_ty, functools.cache(tl.str_to_ty)
     tl.str_to_ty = lambda name, values: make(name, values) if isinstance(name, tuple) else made(name, values)
 
