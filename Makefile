@@ -41,7 +41,7 @@ ifeq ($(filter bundled smollm2,$(MODEL)),)
 $(error MODEL is $(MODEL); the demo has bundled and smollm2)
 endif
 .DELETE_ON_ERROR:
-.PHONY: help setup demo demo-bundled demo-smollm2 smollm2-parity test rest matrix computed models kernels coverage check format lint types \
+.PHONY: help setup demo demo-bundled demo-smollm2 smollm2-parity test service rest matrix computed models kernels coverage check format lint types \
 	imports protos contract serve bench load soak bench-gpu eval parity structures sim long-run mutants mutation proxy router validators manifests \
 	container clients clean FORCE
 
@@ -64,9 +64,12 @@ smollm2-parity: $(STAMPS)/smollm2 $(STAMPS)/test ## four conversations with Smol
 test: $(STAMPS)/test ## all tests, the slowest named at the end
 	@$(BIN)/python -m pytest $(JUNIT) $(ARGS)
 
-rest: $(STAMPS)/test ## all tests but those of `make matrix`, `models`, `coverage`, `computed`, `manifests`, `lint` and `clients`
-	@$(BIN)/python -m pytest $(filter-out $(COMPUTED:%=%/) tests/clients/ tests/parity/ tests/__pycache__/,$(wildcard tests/*/)) \
-		$(wildcard tests/test_*.py) $(addprefix --ignore=,$(filter tests/service/%,$(COMPUTED)) $(MODEL_TESTS) $(COVERED_TESTS)) $(JUNIT) $(ARGS)
+service: $(STAMPS)/test ## the tests of the service, but those of `make computed`
+	@$(BIN)/python -m pytest tests/service $(addprefix --ignore=,$(filter tests/service/%,$(COMPUTED))) $(JUNIT) $(ARGS)
+
+rest: $(STAMPS)/test ## all tests but those of `make matrix`, `service`, `models`, `coverage`, `computed`, `manifests`, `lint` and `clients`
+	@$(BIN)/python -m pytest $(filter-out $(COMPUTED:%=%/) $(addprefix tests/,clients/ parity/ service/ __pycache__/),$(wildcard tests/*/)) \
+		$(wildcard tests/test_*.py) $(addprefix --ignore=,$(MODEL_TESTS) $(COVERED_TESTS)) $(JUNIT) $(ARGS)
 
 matrix: $(STAMPS)/test ## the short form of `make parity`, which drives several services at once
 	@$(BIN)/python -m pytest tests/parity $(JUNIT) $(ARGS)

@@ -1,5 +1,5 @@
-# The stages of a run, for scripts that source this: `stage` runs one and waits for it, `beside` starts one beside those
-# that follow, `together` waits for all that were started so, and `report` says in the end how long each took.
+# The stages of a run, for scripts that source this: `stage` runs one and waits for it, `beside` starts one beside others
+# once few enough run, `together` waits for all that were started so, and `report` prints how long each took.
 #
 # Each stage is a process group of its own, which ends with the script, however that ends. What a stage prints that runs
 # beside others is kept in a file, and shown in one piece.
@@ -9,7 +9,9 @@ stages_folder=$(mktemp -d) || exit 1 # of each stage NAME: what it printed in NA
 stages_times=()
 stages_failed=()
 stages_running=() # name by process id, which is its group's too
-stages_patience=100          # tenths of a second, after each signal, until what it did not end gets the next
+stages_beside_failed=0 # one of those beside others has failed since the last `together`
+stages_at_once=3       # how many `beside` lets run
+stages_patience=100    # tenths of a second, after each signal, until what it did not end gets the next
 
 # Ends whatever still runs, with all that it has started: asked first, as by Ctrl-C, so that it can tidy up.
 stages_end() {
@@ -72,25 +74,42 @@ stage() {
     stages_ended "$group" "$code"
 }
 
-# beside NAME COMMAND...: starts a command and does not wait for it. For what waits for a network more than it computes, or has
-# a core to itself.
+# beside NAME COMMAND...: starts a command as soon as fewer than stages_at_once run, and does not wait for its end.
 beside() {
     local name=$1
     shift
-    printf '\n== %s: %s (beside what follows; shown when all of these have ended)\n' "$name" "$*"
+    while ((${#stages_running[@]} >= stages_at_once)); do
+        stages_next || stages_beside_failed=1
+    done
+    printf '\n== %s: %s (beside others; shown when it has ended)\n' "$name" "$*"
     stages_begin "$name" "$@" >/dev/null
 }
 
-# together: waits for all that runs beside, and shows what each printed. Returns 1 if one of them failed.
-together() {
-    local group code failed=0
-    for group in "${!stages_running[@]}"; do
-        wait "$group"
-        code=$?
-        printf '\n== %s, which ran beside others\n' "${stages_running[$group]}"
-        cat "$stages_folder/${stages_running[$group]}.log"
-        stages_ended "$group" "$code" || failed=1
+# stages_next: waits for one of the stages beside others, shows what it printed and returns its status. It looks, since
+# `wait -n` forgets those that have ended while the shell waited for something else.
+stages_next() {
+    local group code
+    while :; do
+        for group in "${!stages_running[@]}"; do
+            kill -0 "$group" 2>/dev/null || break 2
+        done
+        sleep 0.1
     done
+    wait "$group"
+    code=$?
+    printf '\n== %s, which ran beside others\n' "${stages_running[$group]}"
+    cat "$stages_folder/${stages_running[$group]}.log"
+    stages_ended "$group" "$code"
+}
+
+# together: waits for all that run beside. Returns 1 if one failed since the last `together`.
+together() {
+    local failed
+    while ((${#stages_running[@]})); do
+        stages_next || stages_beside_failed=1
+    done
+    failed=$stages_beside_failed
+    stages_beside_failed=0
     return "$failed"
 }
 

@@ -10,7 +10,9 @@ import pytest
 
 from benchmarks.gpu_table.shapes import SHAPES
 from runahead.runtime.checkpoint import open_checkpoint
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.division import why_not_divided
+from runahead.runtime.models.memory import KeptBytes
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.process.parts import blocks_in, bytes_kept, bytes_to_load, check_blocks
 from runahead.runtime.process.pool_fit import overhead
@@ -49,21 +51,26 @@ def cells(folder: Path) -> list[str]:
     for quantize in ("none", "fp8"):
         config = EngineConfig(model=str(folder), device="cuda", load_format="dummy", quantize=quantize, max_rows=1)
         weights.append(bytes_to_load(config, checkpoint, model, "cuda"))
+    kept = {number: kept_by(folder, model, number) for number in ranks}
     for memory in CARDS:
         for size in weights:
-            fit = [number for number in ranks if fits(folder, size, memory, number)]
+            fit = [number for number in ranks if fits(*kept[number], size, memory)]
             fewest.append(str(fit[0]) if fit else "none")
     pairs = ["/".join(f"{size / GIB:.0f}" for size in weights), "/".join(fewest[:2]), "/".join(fewest[2:])]
     return [pair.replace("none/none", "none") for pair in pairs]
 
 
-def fits(folder: Path, size: int, memory: int, ranks: int) -> bool:
-    """As `runahead.runtime.process.cuda` refuses what does not: weights, one request and a stated overhead."""
+def kept_by(folder: Path, model: ModelConfig, ranks: int) -> tuple[EngineConfig, KeptBytes]:
+    """The bytes that each of so many ranks keeps for a block and a row, and the configuration that asks for them."""
     config = EngineConfig(model=str(folder), device="cuda", tensor_parallel=ranks, max_rows=1)
-    model = load_config(open_checkpoint(folder))
-    kept = bytes_kept(config, model, model.dtype)
+    return config, bytes_kept(config, model, model.dtype)
+
+
+def fits(config: EngineConfig, kept: KeptBytes, size: int, memory: int) -> bool:
+    """As `runahead.runtime.process.cuda` refuses what does not: weights, one request and a stated overhead."""
+    pool = memory - size // config.tensor_parallel - overhead(memory)
     try:
-        check_blocks(blocks_in(memory - size // ranks - overhead(memory), config, kept, CONTEXT), config, CONTEXT, kept)
+        check_blocks(blocks_in(pool, config, kept, CONTEXT), config, CONTEXT, kept)
     except ConfigError:
         return False
     return True

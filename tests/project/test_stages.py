@@ -97,6 +97,25 @@ def test_together_waits_for_all_and_fails_if_one_failed(tmp_path: Path) -> None:
     assert output.index("last has ended") < output.index("one has failed")
 
 
+def test_a_stage_beside_others_begins_once_few_enough_run(tmp_path: Path) -> None:
+    """With two at once the third runs while the first does, and not before the second has ended."""
+    os.mkfifo(tmp_path / "go")
+    lines = [
+        "stages_at_once=2",
+        "beside long sh -c 'echo long begins >>order; read line <go; echo long ends >>order'",
+        "beside short sh -c 'echo short >>order; exit 3'",
+        "beside next sh -c 'echo next >>order; echo >go'",
+        "together || echo one has failed",
+        "together && echo none since",
+    ]
+    code, output = result(tmp_path, *lines)
+    assert code == 0
+    order = (tmp_path / "order").read_text().splitlines()
+    assert sorted(order[:2]) == ["long begins", "short"] and order[2:] == ["next", "long ends"]
+    assert output.index("== short: exit 3 after") < output.index("== next: sh") < output.index("== long: exit 0 after")
+    assert output.endswith("one has failed\nnone since\n")
+
+
 def test_the_output_of_stages_names_the_slowest_tests(tmp_path: Path) -> None:
     _, output = result(
         tmp_path,
@@ -134,7 +153,7 @@ def test_a_signal_ends_every_stage_and_all_that_it_has_started(
 
 
 # Targets of `.ci/run` that run tests, each of which is in one of them.
-TARGETS: Final = ("lint", "matrix", "rest", "models", "coverage", "computed", "manifests", "clients")
+TARGETS: Final = ("lint", "matrix", "service", "rest", "models", "coverage", "computed", "manifests", "clients")
 
 
 def commands_of(target: str) -> str:

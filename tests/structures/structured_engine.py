@@ -17,12 +17,12 @@ from tokenizers import Tokenizer
 from runahead.runtime import models
 from runahead.runtime.engine.loop import Engine
 from runahead.runtime.masks.masks import Masks
-from runahead.runtime.process.assemble import assemble
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.runtime.wire.parameters import FinishReason, SamplingParams, StoppingParams
 from runahead.runtime.wire.preparation import prepared_submit
 from runahead.service.structures.grammar_text import grammar_text
+from tests.runtime.assembled import assembled
 from tests.runtime.chain import MemoryLinks
 
 BUNDLED: Final = Path(models.__path__[0]) / "bundled"
@@ -113,7 +113,7 @@ def structured_engine(depth: int, **config: Any) -> Iterator[StructuredEngine]:
         "prefix_cache": False,
         **config,
     }
-    parts = assemble(EngineConfig(model=str(BUNDLED), run_ahead=depth, **settings), lambda done, total: None)
+    parts = assembled(EngineConfig(model=str(BUNDLED), run_ahead=depth, **settings))
     assert parts.info.structures, "the engine says that it follows no grammars"
     links = MemoryLinks()
     engine = Engine(parts.device, parts.scheduler, links, max_queue=1000, masks=parts.masks)

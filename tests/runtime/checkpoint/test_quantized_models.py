@@ -29,7 +29,7 @@ from runahead.runtime.models.load import load_model
 from tests.runtime.checkpoint.quantize import FORMATS, quantize
 from tests.runtime.checkpoint.quantized_reader import dequantize_folder
 from tests.runtime.models.checkpoints import CASES, save
-from tests.runtime.models.test_architectures_at_every_depth import assert_greedy, completions, prompts
+from tests.runtime.models.test_architectures_at_every_depth import DEPTHS, assert_greedy, completions, prompts
 from tests.runtime.models.test_stacked_experts import stack
 
 TOLERANCE = 2e-4
@@ -88,7 +88,9 @@ def _in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("case", "name"), PAIRS, ids=map("-".join, PAIRS))
-def test_logits_and_64_greedy_tokens_at_every_depth(case: str, name: str, tmp_path: Path) -> None:
+def test_logits_and_64_greedy_tokens_in_serial_and_at_the_deepest_chain(case: str, name: str, tmp_path: Path) -> None:
+    """Each case has every depth with its own weights (`test_architectures_at_every_depth.py`), and matrices that stay
+    quantized have them (`test_quantized_linears.py`)."""
     folder, oracle = made(case, name, tmp_path)
     ours, vocab = decoder(folder), oracle.config.vocab_size
     prompt = prompts(vocab)[2]
@@ -98,8 +100,7 @@ def test_logits_and_64_greedy_tokens_at_every_depth(case: str, name: str, tmp_pa
     serial = completions(folder, 0, vocab)
     for handle, prompt in enumerate(prompts(vocab)):
         assert_greedy(oracle, prompt, serial[handle])
-    for depth in (1, 2, 4):
-        assert completions(folder, depth, vocab) == serial, f"depth {depth}"
+    assert completions(folder, DEPTHS[-1], vocab) == serial
 
 
 @pytest.mark.parametrize("name", FORMATS)

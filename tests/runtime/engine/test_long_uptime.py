@@ -17,7 +17,6 @@ from runahead.runtime.engine.interval_log import LogMode, Snapshot
 from runahead.runtime.engine.loop import Engine
 from runahead.runtime.kernels.reference.philox import row_words, token_words
 from runahead.runtime.plan import LaunchPlan, read_plan, stage
-from runahead.runtime.process.assemble import assemble
 from runahead.runtime.programs.cpu.rows import HostRows
 from runahead.runtime.scheduler.ledger import LedgerError
 from runahead.runtime.scheduler.result_cells import read_cells
@@ -27,6 +26,7 @@ from runahead.runtime.wire.engine_config import MAX_CONTEXT, EngineConfig
 from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from tests.cuda_graphs.simulated_device import seeded_schedule
+from tests.runtime.assembled import assembled
 from tests.runtime.chain import Chain, MemoryLinks, make_chain
 from tests.runtime.from_zero import Begun
 from tests.runtime.models.checkpoints import CASES, save
@@ -157,7 +157,7 @@ def told_by_the_host_device(folder: Path, depth: int, counters_from: int) -> dic
         model=str(folder), run_ahead=depth, max_rows=3, block_size=8, prefill_chunk=16, max_prefill_tokens=32,
         num_blocks=100, device="cpu", threads=1, jitter_seed=depth, counters_from=counters_from,
     )  # fmt: skip
-    parts = assemble(config, lambda done, total: None)
+    parts = assembled(config)
     links = MemoryLinks()
     engine = Engine(parts.device, parts.scheduler, links, max_queue=10, poison=parts.poison)
     for i in range(1, 9):

@@ -11,11 +11,11 @@ import pytest
 
 from runahead.cuda_graphs.host_device import HostDevice
 from runahead.runtime.engine.loop import Engine
-from runahead.runtime.process.assemble import assemble
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
+from tests.runtime.assembled import assembled
 from tests.runtime.chain import MemoryLinks
 
 PROMPTS = [[(31 * i + 7 * j + i * j) % 150 for j in range(length)] for i, length in enumerate((21, 40, 9, 33, 26, 17))]
@@ -28,12 +28,11 @@ class Life:
 
     def __init__(self, folder: Path, depth: int, **sizes: int) -> None:
         settings = {"max_rows": 5, "block_size": 8, "prefill_chunk": 16, "max_prefill_tokens": 32, "num_blocks": 26}
-        parts = assemble(
+        parts = assembled(
             EngineConfig(
                 model=str(folder), run_ahead=depth, context_length=128, device="cpu", threads=1, jitter_seed=depth,
                 **{**settings, **sizes},  # type: ignore[arg-type]
-            ),
-            lambda done, total: None,
+            )
         )  # fmt: skip
         assert isinstance(parts.device, HostDevice)
         self.device = parts.device

@@ -60,8 +60,14 @@ def _check(pointers: Any, mask: NDArray[Any] | None, what: str) -> None:
 
 
 def _lie_in_one(addresses: Found, size: int) -> bool:
-    lowest, highest = int(addresses.min()), int(addresses.max())
-    return any(first <= lowest and highest + size <= end for first, end, _ in _places.ranges)
+    if addresses.size == 1:
+        lowest = highest = addresses.item()
+    else:
+        lowest, highest = int(addresses.min()), int(addresses.max())
+    for first, end, _ in _places.ranges:  # noqa: SIM110 (at each load and store)
+        if first <= lowest and highest + size <= end:
+            return True
+    return False
 
 
 def check_addresses() -> None:

@@ -100,8 +100,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     for several tokens a row, and each kernel with every set of the parts that it may have or lack, in its largest form.
     "one": the first form in which a launch asks for it, which is the largest. But for "all", kernels of recurrent
     states, of experts by groups and of a rank's part of experts are among them. further: changes of models whose
-    launches come after. fp8_kv: keys and values are FP8, and only kernels that read or write them are compiled. only:
-    name of the one kernel that is compiled; empty for all."""
+    launches come after. fp8_kv: keys and values are FP8, and only kernels that read or write them are compiled."""
 
     shape: str
     changes: dict[str, Any] = {}
@@ -113,7 +112,6 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     forms: Literal["all", "parts", "one"] = "all"
     further: tuple[dict[str, Any], ...] = ()
     fp8_kv: bool = False
-    only: str = ""
 
 
 class Compiled(msgspec.Struct, frozen=True):
@@ -172,8 +170,6 @@ def _pretend(orders: Orders, found: dict[str, Compiled]) -> None:
         if orders.forms != "all" and kind in seen:
             return
         seen.add(kind)
-        if orders.only not in ("", self.fn.__name__):
-            return
         if orders.fp8_kv and not any(getattr(one, "dtype", None) == FP8_KV for one in arguments):
             return
         passed = [Address(one) if isinstance(one, torch.Tensor) else one for one in arguments]

@@ -8,6 +8,8 @@ something of it the interpreter stays as it is, and tests are slower.
 from __future__ import annotations
 
 import functools
+import inspect
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -259,6 +261,25 @@ def _computed_at_once(operation: Operation, otherwise: Callable[..., Any]) -> Ca
     return called
 
 
+def _look_at_each_function_once() -> None:
+    """Of a kernel the interpreter reads the signature three times at each launch, and of an argument the name of its
+    type, from which it makes the type."""
+    signature_of, names_of = functools.cache(inspect.signature), functools.cache(inspect.getfullargspec)
+
+    def arguments(function: Any, *args: Any, **options: Any) -> dict[str, Any]:
+        bound = signature_of(function).bind(*args, **options)
+        bound.apply_defaults()
+        return bound.arguments
+
+    looked_up = {**vars(inspect), "getfullargspec": names_of, "getcallargs": arguments}
+    interpreter.inspect = types.SimpleNamespace(**looked_up)
+    core, plain = tl.core, {tl.tensor, type(None), bool, int, float, str, tl.dtype}
+    unwrap = core._unwrap_if_constexpr  # of each argument of each function of the language
+    core._unwrap_if_constexpr = lambda value: value if type(value) in plain else unwrap(value)
+    make, made = tl.str_to_ty, functools.cache(tl.str_to_ty)
+    tl.str_to_ty = lambda name, values: make(name, values) if isinstance(name, tuple) else made(name, values)
+
+
 def _zeros_made_once(load: Callable[..., Any]) -> Callable[..., Any]:
     """`load` where what is masked is zero, which it is if nothing is said, too: no tensor of zeros of another type."""
 
@@ -318,4 +339,5 @@ def make_interpreter_quick() -> None:
     _make_handles_without_ado()
     _look_types_up()
     _call_with_less_ado()
+    _look_at_each_function_once()
     _move_the_bits_of_bfloat16()

@@ -129,13 +129,6 @@ def test_what_some_threads_change_while_others_may_not_have_read_it_is_found() -
     assert read_elsewhere(LENGTHS.replace("tt.load %place,", "tt.load %others,")) == (), "each reads what it writes"
 
 
-def test_sampling_writes_a_row_where_all_warps_have_read_it(tmp_path: Path) -> None:
-    orders = Orders(shape=SHAPE, capability=(9, 0), dependent=True, rows=ROWS, forms="parts", only="_advance_kernel")
-    found = compiled(orders, tmp_path)
-    assert {kernel.kernel for kernel in found} == {"_advance_kernel"}
-    assert [kernel for kernel in found if kernel.unordered] == []
-
-
 @pytest.fixture
 def only_if_asked(request: pytest.FixtureRequest) -> None:
     """Of what takes minutes, and says nothing more where there is a GPU: `make kernels` asks for it."""

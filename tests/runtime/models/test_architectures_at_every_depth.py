@@ -15,10 +15,10 @@ from transformers import PreTrainedModel
 
 from runahead.runtime.engine.loop import Engine
 from runahead.runtime.models.registry import ARCHITECTURES
-from runahead.runtime.process.assemble import assemble
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
+from tests.runtime.assembled import assembled
 from tests.runtime.chain import MemoryLinks
 from tests.runtime.models.checkpoints import CASES, Case, save
 from tests.runtime.models.test_model_config import RAW
@@ -43,7 +43,7 @@ def completions(
         prefill_chunk=16, max_prefill_tokens=32, num_blocks=100, device="cpu", threads=1, jitter_seed=depth,
         **settings,
     )  # fmt: skip
-    parts = assemble(config, lambda done, total: None)
+    parts = assembled(config)
     links = MemoryLinks()
     engine = Engine(parts.device, parts.scheduler, links, max_queue=10, poison=parts.poison)
     stopping = StoppingParams(count, ignore_eos=True)

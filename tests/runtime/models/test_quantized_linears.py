@@ -32,8 +32,8 @@ from runahead.runtime.models.quantized_linears import held_quantized, read_quant
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.models.weight_formats import held_bytes, some_stay_quantized
 from runahead.runtime.models.weights import described_stacks, dummy_weights, load_weights
-from runahead.runtime.process.assemble import assemble
 from runahead.runtime.wire.engine_config import EngineConfig
+from tests.runtime.assembled import assembled
 from tests.runtime.checkpoint.quantize import FORMATS, quantize
 from tests.runtime.checkpoint.quantized_reader import dequantize_folder
 from tests.runtime.kernels.test_expert_shares import ranks
@@ -308,7 +308,7 @@ def test_quantize_serves_the_same_tokens_at_every_depth_and_says_what_it_holds(
         assert completions(tmp_path, depth, vocab, quantize=quantize) == serial
     config = EngineConfig(model=str(BUNDLED_FOLDER), quantize=quantize, max_rows=2, num_blocks=20, threads=1)
     with structlog.testing.capture_logs() as lines:
-        parts = assemble(config, lambda done, total: None)
+        parts = assembled(config)
     parts.device.close()
     held = {weights.held_as: weights for weights in parts.info.weights}
     assert set(held) == {quantize, "float32"} and held[quantize].stored_as == "BF16"
@@ -320,7 +320,7 @@ def test_a_checkpoint_that_is_quantized_is_not_quantized_again(tmp_path: Path) -
     folder = folder_of("llama", "int4-packed", tmp_path)
     config = EngineConfig(model=str(folder), quantize="fp8", max_rows=2, num_blocks=20, threads=1)
     with pytest.raises(CheckpointError, match=r"quantize fp8 needs weights in 16 or 32 bits, and the checkpoint .* is"):
-        assemble(config, lambda done, total: None)
+        assembled(config)
 
 
 def test_matrices_that_are_quantized_in_different_ways_are_dequantized_where_they_are_one_product(

@@ -12,9 +12,9 @@ from runahead.runtime.checkpoint import BUNDLED_FOLDER, open_checkpoint
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.models.weight_formats import weight_formats
 from runahead.runtime.models.weights import described
-from runahead.runtime.process.assemble import assemble
 from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.runtime.wire.messages import WeightFormat
+from tests.runtime.assembled import assembled
 from tests.runtime.checkpoint.quantize import quantize
 
 LINEAR = 6 * 7  # quantized matrices of the bundled model
@@ -46,7 +46,7 @@ def test_the_engine_and_the_log_at_start_say_how_weights_are_stored_and_held(tmp
     quantize(BUNDLED_FOLDER, tmp_path, "fp8-per-channel")
     config = EngineConfig(model=str(tmp_path), max_rows=2, num_blocks=20, threads=1)
     with structlog.testing.capture_logs() as lines:
-        parts = assemble(config, lambda done, total: None)
+        parts = assembled(config)
     parts.device.close()
     first, second = parts.info.weights
     assert first == WeightFormat("fp8 per-channel", "fp8", LINEAR, first.parameters, first.stored_bytes)
@@ -57,6 +57,6 @@ def test_the_engine_and_the_log_at_start_say_how_weights_are_stored_and_held(tmp
 
 def test_random_weights_are_stored_in_no_way() -> None:
     config = EngineConfig(model=str(BUNDLED_FOLDER), load_format="dummy", max_rows=2, num_blocks=20, threads=1)
-    parts = assemble(config, lambda done, total: None)
+    parts = assembled(config)
     parts.device.close()
     assert parts.info.weights == ()

@@ -17,10 +17,10 @@ from runahead.cuda_graphs.host_device import HostDevice
 from runahead.cuda_graphs.shape import LaunchShape
 from runahead.runtime import models
 from runahead.runtime.engine.loop import Engine
-from runahead.runtime.process.assemble import assemble
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.runtime.wire.parameters import FinishReason, SamplingParams, StoppingParams
+from tests.runtime.assembled import assembled
 from tests.runtime.chain import MemoryLinks
 
 BUNDLED = Path(models.__path__[0]) / "bundled"
@@ -74,7 +74,7 @@ def gated_engine(run_ahead: int, queued: int = 0) -> Iterator[tuple[Engine, Memo
     config = EngineConfig(
         model=str(BUNDLED), run_ahead=run_ahead, max_rows=4, num_blocks=40, context_length=256, device="cpu", threads=1
     )
-    parts = assemble(config, lambda done, total: None)
+    parts = assembled(config)
     assert isinstance(parts.device, HostDevice)
     gate, links = Gate(parts.device, queued), MemoryLinks()
     engine = Engine(parts.device, parts.scheduler, links, max_queue=4, run_ahead_asked=config.run_ahead)

@@ -18,12 +18,12 @@ import pytest
 
 from runahead.runtime import models
 from runahead.runtime.engine.loop import Engine
-from runahead.runtime.process.assemble import assemble
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import DeviceName, EngineConfig, KvDtype
 from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.parameters import FinishReason, SamplingParams, StoppingParams
 from runahead.runtime.wire.preparation import prepared_submit
+from tests.runtime.assembled import assembled
 from tests.runtime.chain import MemoryLinks, tell_of_marks_one_by_one
 
 pytestmark = pytest.mark.timeout(600)
@@ -96,7 +96,7 @@ def answered(
 ) -> tuple[list[Answer], EngineStats]:
     """The answers to all that is asked, by place, and the engine's figures. order: in which requests arrive; each after
     `each` tokens more of those before it, or when these have ended."""
-    parts = assemble(config, lambda done, total: None)
+    parts = assembled(config)
     assert parts.info.exactness.exact
     tell_of_marks_one_by_one(parts.device)
     links = MemoryLinks()

@@ -15,7 +15,6 @@ from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
 from runahead.runtime.models.memory import KeptBytes
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.process import cuda
-from runahead.runtime.process.assemble import assemble
 from runahead.runtime.process.parts import (
     Assembled,
     blocks_in,
@@ -27,6 +26,7 @@ from runahead.runtime.process.parts import (
 )
 from runahead.runtime.programs.cuda.draft_head import TritonHead
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, check_config
+from tests.runtime.assembled import assembled
 from tests.runtime.models.checkpoints import CASES, save
 from tests.runtime.models.qwen_heads import HEADED, save_with_qwen_head
 from tests.runtime.process.test_captures_logged import CapturingDevice, a_gpu_on_the_cpu
@@ -49,7 +49,7 @@ def started(folder: Path, **settings: object) -> Assembled:
     settings = {"device": "cpu", **settings}
     threads = int(settings["device"] == "cpu")
     config = EngineConfig(model=str(folder), max_rows=4, num_blocks=40, threads=threads, **settings)  # type: ignore[arg-type]
-    parts = assemble(config, lambda done, total: None)
+    parts = assembled(config)
     parts.device.close()
     return parts
 

@@ -25,7 +25,6 @@ from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.load import load_model as load_model_of
 from runahead.runtime.process import cpu, cpu_ranks, rank
-from runahead.runtime.process.assemble import assemble
 from runahead.runtime.process.parts import Assembled, forced_drafts
 from runahead.runtime.process.rank_messages import BlocksMade, BlocksOffered, RankLoaded, RankOrders
 from runahead.runtime.programs.cpu.program import HostProgram
@@ -34,6 +33,7 @@ from runahead.runtime.ranks.segment import map_memory
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
+from tests.runtime.assembled import assembled
 from tests.runtime.chain import MemoryLinks
 from tests.runtime.late_masks import LateMasks
 from tests.runtime.ranks.segments import segmented
@@ -217,7 +217,7 @@ def life(
             model=str(folder), run_ahead=depth, tensor_parallel=ranks, **{**SIZES, "jitter_seed": depth, **settings}
         )
         before = torch.get_num_threads()
-        parts = assemble(config, lambda done, total: None)
+        parts = assembled(config)
         torch.set_num_threads(before)
     poison = parts.poison
     if poison is not None:
