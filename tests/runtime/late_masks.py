@@ -28,8 +28,9 @@ class MadeUpMatcher:
     number of tokens behind which nothing but an end may come; one of `nothing` allows nothing there. One of `one`
     allows a single token everywhere, one of `some` at six positions of seven, and says the same again and again."""
 
-    def __init__(self, grammar: str, said: tuple[int, ...] = ()) -> None:
+    def __init__(self, grammar: str, said: tuple[int, ...] = (), vocab: int = VOCAB) -> None:
         self._grammar = grammar
+        self._vocab = vocab
         self._said = said
 
     def allowed(self) -> list[int]:
@@ -39,11 +40,11 @@ class MadeUpMatcher:
             return [] if kind == "nothing" else [EOS]
         dice = random.Random(f"{self._grammar} {self._said}")
         if kind == "some":
-            return [2 + len(self._said) % 5] if len(self._said) % 7 else dice.sample(range(2, VOCAB), 9)
-        return dice.sample(range(2, VOCAB), 1 if kind == "one" else dice.choice((1, 2, 20)))
+            return [2 + len(self._said) % 5] if len(self._said) % 7 else dice.sample(range(2, self._vocab), 9)
+        return dice.sample(range(2, self._vocab), 1 if kind == "one" else dice.choice((1, 2, 20)))
 
     def deep_copy(self) -> MadeUpMatcher:
-        return MadeUpMatcher(self._grammar, self._said)
+        return MadeUpMatcher(self._grammar, self._said, self._vocab)
 
     def consume_token(self, token: int) -> bool:
         assert token in self.allowed(), "a token was drawn that the mask of its place does not allow"
@@ -60,7 +61,7 @@ class MadeUpMatcher:
         return forced
 
     def unsafe_compute_mask_ptr(self, trg_pointer: int, trg_byte_size: int) -> None:
-        ctypes.memmove(trg_pointer, token_mask(self.allowed(), VOCAB).tobytes(), trg_byte_size)
+        ctypes.memmove(trg_pointer, token_mask(self.allowed(), self._vocab).tobytes(), trg_byte_size)
 
     def get_error(self) -> str:
         return ""
@@ -78,15 +79,18 @@ class MadeUpMatcher:
 class LateMasks(Masks):
     """A `Masks` whose worker carries out as many of its orders at each look as the dice say. seed None: all at once."""
 
-    def __init__(self, max_rows: int, seed: int | None, drafts: int = 0, drafter: Drafter | None = None) -> None:
-        self.memory = MaskMemory(max_rows, VOCAB, drafts)
+    def __init__(
+        self, max_rows: int, seed: int | None, drafts: int = 0, drafter: Drafter | None = None, vocab: int = VOCAB
+    ) -> None:
+        self.memory = MaskMemory(max_rows, vocab, drafts)
+        self._vocab = vocab
         self.stopped = False
         self.handled = 0  # orders, and grammars that were compiled
         self.rests = 0  # looks that found orders, or a grammar to compile, and left all of it for later
         self._dice = None if seed is None else random.Random(seed)
         self._orders: deque[Callable[[], None]] = deque()
         self._compiling: deque[str] = deque()
-        self._rows = GrammarRows(self.memory, VOCAB, self._compiling.append, drafter, spent=lambda: 0)
+        self._rows = GrammarRows(self.memory, vocab, self._compiling.append, drafter, spent=lambda: 0)
         self._lost: list[GivenUp] = []
 
     def lose(self, order: int) -> None:
@@ -134,7 +138,7 @@ class LateMasks(Masks):
     def _compile(self) -> None:
         if self._compiling and (self._dice is None or self._dice.random() < 0.4):
             grammar = self._compiling.popleft()
-            self._rows.compiled(grammar, MadeUpMatcher(grammar), 0)
+            self._rows.compiled(grammar, MadeUpMatcher(grammar, vocab=self._vocab), 0)
 
 
 def make_masked_chain(

@@ -186,7 +186,7 @@ class SimulatedChain(Chain):
 
 def make_chain(script: Script, depth: int, counters_from: int = 0, num_ranks: int = 1) -> SimulatedChain:
     """The engine of `script`, `depth` launches ahead; 0 is serial. Launches and epochs begin after `counters_from`.
-    num_ranks: that run each launch; several are for scripts without masks and pauses."""
+    num_ranks: that run each launch; several are for scripts without pauses."""
     world = script.world
     drafts = DRAFTS if world.mode in (Mode.DRAFTS, Mode.STATE_DRAFTS) else 0
     forced = DRAFTS if world.mode in GRAMMARS else 0
@@ -240,7 +240,7 @@ def make_chain(script: Script, depth: int, counters_from: int = 0, num_ranks: in
     scheduler = HeldToItsWord(limits, rows, pool, ledger, choice)
     counters = scheduler.tally.counters
     device.work = lambda: counters["generated_tokens"] + counters["prefill_chunks"]
-    engine_device = ranks.join(device, make)
+    engine_device = ranks.join(device, program, make)
     poison = SlotPoison(ranks.poisoned(program), rings)
     ledger.scheduler, ledger.rings, poison.ledger = scheduler, rings, ledger
     links = WatchedLinks()

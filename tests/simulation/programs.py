@@ -15,10 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import RingMemory
+from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime import plan as layout
 from runahead.runtime.drafters.ngram import Drafter
+from runahead.runtime.kernels.ranks import ONE_RANK, Ranks
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.programs.cpu.inputs import NOWHERE, Queries, StateSlots, slot_of_snapshot, state_slots_of
+from runahead.runtime.programs.cpu.rank_rows import draft, take_over_sampled
 from runahead.runtime.programs.cpu.rows import HostRows
 from runahead.runtime.row_record import read_admission
 from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS
@@ -107,7 +110,12 @@ class SimulatedRows(HostRows):
 
 
 class SimulatedProgram(HashProgram):
-    """sickness: of requests, by their seed. sizes: as of `HashProgram`."""
+    """sickness: of requests, by their seed. sizes: as of `HashProgram`. Of several ranks each samples for itself, but
+    where rows may have a grammar: there the first rank reads the masks and drafts, and the others copy its rows.
+
+    ranks: set where there are several. overwritten: masks that the first rank read and that were no longer there when
+    this rank came to the same S.
+    """
 
     rows: SimulatedRows
 
@@ -123,8 +131,54 @@ class SimulatedProgram(HashProgram):
         )  # fmt: skip
         self.rows.sickness = sickness
         self._any_sick = bool(sickness)
+        self._masks: MaskMemory | None = sizes.get("masks")
+        self.ranks: Ranks = ONE_RANK
+        self.overwritten = 0
 
     make_rows: type[SimulatedRows] = SimulatedRows
+
+    def follow(self, ranks: Ranks) -> None:
+        """Be one of several ranks."""
+        self.ranks = ranks
+        if not ranks.share.is_first:
+            self.rows.masks = self.rows.drafter = None
+
+    def copies(self, shape: LaunchShape) -> bool:
+        """Return whether the ranks copy what S of this launch does to the first rank's rows."""
+        return self._masks is not None and shape.form is Form.FULL and not self.ranks.share.is_whole
+
+    def sample(self, shape: LaunchShape) -> None:
+        if not self.copies(shape):
+            super().sample(shape)
+            return
+        _, slots = self.rows.to_sample()
+        self._check_logits(slots)
+        lengths = self.rows.seq_len[slots]
+        if self.ranks.share.is_first:
+            super().sample(shape)
+        else:
+            self.rows.begin()
+        take_over_sampled(self.rows, slots, self.ranks)
+        self._count_overwritten(slots, lengths)
+
+    def draft(self) -> None:
+        draft(self.rows, self.ranks)
+
+    def _check_logits(self, slots: NDArray[np.int64]) -> None:
+        """Every rank has the first one's logits of these rows [n] and of their drafts."""
+        here = np.arange(self._hashes.shape[1]) <= self.rows.drafted[slots, None]
+        own = np.where(here & self.rows.alive[slots, None], self._hashes[slots], np.uint64(0))
+        first = own.copy()
+        self.ranks.spread(first.view(np.int32))
+        differs = np.flatnonzero(((own != first) & (first != 0)).any(1))
+        assert not differs.size, f"launch {self.rows.number + 1}: row {slots[differs[0]]} has other logits than rank 0"
+
+    def _count_overwritten(self, slots: NDArray[np.int64], lengths: NDArray[np.int32]) -> None:
+        """slots, lengths: of the rows before this S. [n], [n]"""
+        assert self._masks is not None
+        judged = (self.rows.mask_epoch[slots] != 0) & ~self.rows.held[slots] & (self.rows.seq_len[slots] > lengths)
+        there, _ = self._masks.read_next(slots[judged], self.rows.mask_epoch[slots[judged]], lengths[judged])
+        self.overwritten += int(np.count_nonzero(~there))
 
     def finite_tokens(self, queries: Queries) -> NDArray[np.bool_]:
         """Which query tokens [T] are finite: sick ones are not, nor is what attends to one, and none of their KV is."""

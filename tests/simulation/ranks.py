@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.cuda_graphs.device import Device
+from runahead.cuda_graphs.device import NEVER, Device
 from runahead.cuda_graphs.rings import RingLayout, RingMemory, cell_tag
 from runahead.cuda_graphs.shape import LaunchShape
+from runahead.runtime.kernels.ranks import OneRank
+from runahead.runtime.kernels.share import Share
 from runahead.runtime.launch_shape import shape_of
 from runahead.runtime.ranks.ranked_device import RankedDevice
 from runahead.runtime.ranks.segment import ENDED, SAMPLED, Segment, SegmentLayout, segment_bytes
@@ -24,6 +26,21 @@ from tests.simulation.programs import SimulatedProgram
 
 _TOKEN_BITS = 32
 _PACES = ((0, 0, 0, 1), (0, 1, 2), (0,) * 12 + (9,))  # steps at a look
+
+
+class Said(OneRank):
+    """`Ranks` whose sums have one part: what the first rank says, which each of the others reads later."""
+
+    def __init__(self, share: Share, words: Sequence[deque[NDArray[np.int32]]]) -> None:
+        self.share = share  # type: ignore[misc]
+        self._words = words  # of each other rank, or of this one alone
+
+    def spread(self, words: NDArray[np.int32]) -> None:
+        for each in self._words:
+            if self.share.is_first:
+                each.append(words.copy())
+            else:
+                words[:] = each.popleft()
 
 
 class Follower:
@@ -49,7 +66,9 @@ class Follower:
     def go_on(self, first: RingMemory, sampled: int, ended: int) -> None:
         """Take some steps. S waits for rank 0's. first, sampled, ended: rank 0's rings and marks."""
         for _ in range(self._dice.choice(self._pace)):
-            if self._waiting and (self._shape is not None or self._waiting[0] <= sampled):
+            # F waits for what the first rank has drafted.
+            first_has = sampled if self._shape is None else ended if self._shape.drafts else NEVER
+            if self._waiting and self._waiting[0] <= first_has:
                 self.most_behind = max(self.most_behind, ended - int(self.marks[ENDED]))
                 self._step(first)
 
@@ -60,7 +79,8 @@ class Follower:
             shape = shape_of(rings.plan[rings.slot(number)])
             assert shape.number == number, f"launch {number} has found plan {shape.number}"
             self.program.sample(shape)
-            self._check_cells(first.cells[rings.slot(number)], rings.cells[rings.slot(number)], number)
+            if not self.program.copies(shape):
+                self._check_cells(first.cells[rings.slot(number)], rings.cells[rings.slot(number)], number)
             self._shape, self.marks[SAMPLED] = shape, number
             return
         self.program.apply(self._shape)
@@ -143,15 +163,18 @@ class Ranks:
         self.followers: list[Follower] = []
         self.rings = self._segment.rings(0)
 
-    def join(self, own: FirstDevice, make: Callable[[RingMemory], SimulatedProgram]) -> Device:
-        """Return the engine's device. make: the program of a rank, from its rings."""
-        self.followers = [
-            Follower(make(self._segment.rings(rank)), self._segment, rank, self._seed, self._launched)
-            for rank in range(1, self._layout.ranks)
-        ]
-        own.followers, own.marks = self.followers, self._segment.marks(0)
-        if not self.followers:
+    def join(self, own: FirstDevice, first: SimulatedProgram, make: Callable[[RingMemory], SimulatedProgram]) -> Device:
+        """Return the engine's device. first: rank 0's program. make: the program of a rank, from its rings."""
+        own.marks = self._segment.marks(0)
+        if self._layout.ranks == 1:
             return own
+        words = [deque[NDArray[np.int32]]() for _ in range(1, self._layout.ranks)]
+        first.follow(Said(Share(0, self._layout.ranks), words))
+        for rank, heard in enumerate(words, 1):
+            program = make(self._segment.rings(rank))
+            program.follow(Said(Share(rank, self._layout.ranks), [heard]))
+            self.followers.append(Follower(program, self._segment, rank, self._seed, self._launched))
+        own.followers = self.followers
         return RankedDevice(own, self._segment, _Simulated(), self._launched)
 
     def poisoned(self, first: SimulatedProgram) -> Any:

@@ -101,7 +101,7 @@ class HashProgram:
     def forward(self, shape: LaunchShape) -> None:
         if self.rows.rows.size == 0:
             return
-        self.rows.draft()
+        self.draft()
         queries = self.rows.queries()
         self.cache.reshape(-1)[queries.slot_mapping] = queries.token_ids
         self.written(queries)
@@ -111,6 +111,10 @@ class HashProgram:
         self.rows.write_finite(self.finite_tokens(queries), queries)
         if shape.prompt_logprobs:
             self._leave_prompt_logprobs(queries)
+
+    def draft(self) -> None:
+        """Draft tokens for the decode rows of F."""
+        self.rows.draft()
 
     def written(self, queries: Queries) -> None:
         """The query tokens of F are in the cache, and nothing is made of them yet: more may be kept of them."""

@@ -8,6 +8,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,16 @@ import numpy as np
 import pytest
 import torch
 
+from runahead.runtime.checkpoint import Checkpoint
 from runahead.runtime.engine.loop import Engine
 from runahead.runtime.engine.poison import Poison
 from runahead.runtime.kernels.ranks import ONE_RANK, Ranks
+from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.load import load_model as load_model_of
 from runahead.runtime.process import cpu, cpu_ranks, rank
 from runahead.runtime.process.assemble import assemble
-from runahead.runtime.process.parts import Assembled
+from runahead.runtime.process.parts import Assembled, forced_drafts
 from runahead.runtime.process.rank_messages import BlocksMade, BlocksOffered, RankLoaded, RankOrders
 from runahead.runtime.programs.cpu.program import HostProgram
 from runahead.runtime.ranks.ranked_device import RankedDevice
@@ -32,6 +35,7 @@ from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from tests.runtime.chain import MemoryLinks
+from tests.runtime.late_masks import LateMasks
 from tests.runtime.ranks.segments import segmented
 
 SIZES: Mapping[str, Any] = {
@@ -133,11 +137,12 @@ class Life:
     programs: list[HostProgram]
 
     def ask(
-        self, handle: int, prompt: Sequence[int], tokens: int, sampling: SamplingParams | None = None, **stopping: Any
-    ) -> None:
+        self, handle: int, prompt: Sequence[int], tokens: int, sampling: SamplingParams | None = None,
+        structure: str = "", **stopping: Any,
+    ) -> None:  # fmt: skip
         limits = StoppingParams(tokens, **{"ignore_eos": True, **stopping})
-        ids = np.asarray(prompt, np.int32).tobytes()
-        self.links.tell(1, m.Submit(handle, f"r{handle}", ids, sampling or SamplingParams(temperature=0.0), limits))
+        ids, sampling = np.asarray(prompt, np.int32).tobytes(), sampling or SamplingParams(temperature=0.0)
+        self.links.tell(1, m.Submit(handle, f"r{handle}", ids, sampling, limits, structure=structure))
 
     def run(self, each_turn: Callable[[], None] = lambda: None) -> None:
         """Until nothing is left to do."""
@@ -171,11 +176,16 @@ class Life:
         return dict(found)
 
 
+def _late_masks(seed: int, config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig, context: int) -> LateMasks:
+    return LateMasks(config.max_rows, seed, forced_drafts(config, model), vocab=model.vocab_size)
+
+
 def life(
     folder: Path, depth: int, monkeypatch: pytest.MonkeyPatch, *, ranks: int = 1, threads: bool = False,
-    segments: int = 0, **settings: Any,
+    segments: int = 0, has_masks: bool = False, **settings: Any,
 ) -> Life:  # fmt: skip
-    """ranks: of the engine, as threads of this process or as processes. segments: the oracle's, in their place."""
+    """ranks: of the engine, as threads of this process or as processes. segments: the oracle's, in their place.
+    has_masks: rows may have a made-up grammar, and their masks come late."""
     programs: list[HostProgram] = []
     with monkeypatch.context() as patched:
         build = cpu.host_program
@@ -186,6 +196,8 @@ def life(
 
         patched.setattr(cpu, "host_program", host_program)
         patched.setattr(rank, "host_program", host_program)
+        if has_masks:
+            patched.setattr(cpu, "make_masks", partial(_late_masks, depth))
         if threads:
             patched.setattr(cpu_ranks, "RankProcesses", ThreadRanks)
         if segments:

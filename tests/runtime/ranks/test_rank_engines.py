@@ -143,6 +143,27 @@ def test_the_other_ranks_sample_and_draft_nothing(
     assert not follower.rows.rings.cells.any(), "a rank other than the first has written tokens"
 
 
+@pytest.mark.parametrize(("name", "of", "depth"), [("llama", 2, 0), ("llama", 4, 4), ("qwen3_next", 2, 2)])
+def test_rows_with_a_grammar_say_what_segments_of_one_process_say(
+    name: str, of: int, depth: int, folder_of: FolderOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the first rank reads masks. They come late, and are overwritten while other ranks are behind."""
+
+    def structured(own: Life) -> dict[int, Said]:
+        for handle, structure in enumerate(("one 99", "some 99", "", "any 99", "some 9")):
+            own.ask(handle, PROMPTS[handle], TOKENS, ASKED[handle], structure, ignore_eos=False)
+        own.run()
+        said, held = own.said(), own.engine.stats().held_rows
+        own.close()
+        assert held > 0, "no mask was late"
+        return said
+
+    folder = folder_of(name)
+    own = life(folder, depth, monkeypatch, ranks=of, threads=True, num_blocks=120, has_masks=True)
+    expected = life(folder, 0, monkeypatch, segments=of, num_blocks=120, has_masks=True)
+    assert structured(own) == structured(expected)
+
+
 def test_tokens_are_those_of_the_whole_model_but_for_rounding(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = lived(life(folder, 0, monkeypatch, num_blocks=120))
     assert whole[0].tokens == oracle(folder, 2)[0].tokens
