@@ -66,9 +66,7 @@ class Orders(msgspec.Struct, frozen=True):
 def main() -> int:
     """Run the engine until its parent ends it or dies. Returns the exit code."""
     log = structlog.get_logger("engine")
-    # Wakes a stopped process, which then sees the end of its input and removes its socket's folder. The guard ends a
-    # loop that does not come to that.
-    signal_at_parents_death(signal.SIGCONT)
+    signal_at_parents_death()  # a start may wait for ranks that hang
     for number in (signal.SIGINT, signal.SIGTERM):  # also those sent to the process group: the parent handles them
         signal.signal(number, signal.SIG_IGN)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -90,6 +88,9 @@ def main() -> int:
     except (ConfigError, CheckpointError, NoKernelsError, msgspec.MsgspecError, OSError) as error:
         print(error, file=sys.stderr, flush=True)
         return EXIT_CANNOT_START
+    # Wakes a stopped process, which then sees the end of its input and removes its socket's folder. The guard ends a
+    # loop that does not come to that.
+    signal_at_parents_death(signal.SIGCONT)
     gc.collect()
     gc.freeze()  # exempt everything made so far from garbage collection
     engine = Engine(

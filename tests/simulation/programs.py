@@ -174,7 +174,7 @@ class SimulatedProgram(HashProgram):
         assert not differs.size, f"launch {self.rows.number + 1}: row {slots[differs[0]]} has other logits than rank 0"
 
     def _count_overwritten(self, slots: NDArray[np.int64], lengths: NDArray[np.int32]) -> None:
-        """slots, lengths: of the rows before this S. [n], [n]"""
+        """Count masks of these rows, with these lengths before S, that are no longer there. [n], [n]"""
         assert self._masks is not None
         judged = (self.rows.mask_epoch[slots] != 0) & ~self.rows.held[slots] & (self.rows.seq_len[slots] > lengths)
         there, _ = self._masks.read_next(slots[judged], self.rows.mask_epoch[slots[judged]], lengths[judged])

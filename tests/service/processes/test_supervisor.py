@@ -198,6 +198,34 @@ def test_a_stopped_process_does_not_outlive_a_killed_supervisor(service: LocalSe
         assert has_ended(end, END_S)
 
 
+STARTING = """
+import sys, threading
+import runahead.runtime.process.main as engine
+def hang(*_):
+    print("starts", flush=True)
+    threading.Event().wait(300)
+engine.assemble = hang
+sys.exit(engine.main())
+"""
+PARENT = """
+import signal, subprocess, sys
+engine = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+engine.stdin.write(b'{"socket": "nowhere/engine", "config": {"model": "m"}}\\n')
+engine.stdin.flush()
+assert engine.stdout.readline() == b"starts\\n"
+print(engine.pid, flush=True)
+signal.pause()
+"""
+
+
+def test_an_engine_whose_start_hangs_does_not_outlive_its_parent() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT, STARTING], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        with watched(int(parent.stdout.readline())) as end:
+            parent.kill()
+            assert has_ended(end, END_S)
+
+
 def test_a_killed_engine_ends_the_streams_of_all_front_ends_once_and_then_the_service(service: LocalService) -> None:
     with stubs(service) as by_number:
         calls = [opened(stub, f"r{number}") for number, stub in by_number.items()]
