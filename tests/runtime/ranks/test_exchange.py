@@ -136,7 +136,7 @@ def test_a_rank_that_waits_stops_when_it_is_told_to() -> None:
         asleep.set()
         threading.Event().wait(seconds)
 
-    own, said = HostRanks(segment, 0, 60.0, sleep), list[str]()
+    own, said = HostRanks(segment, 0, 10.0, sleep), list[str]()
 
     def work() -> None:
         with pytest.raises(RanksError) as error:

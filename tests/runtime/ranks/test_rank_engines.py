@@ -12,14 +12,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import LlamaConfig
 
 from runahead.cuda_graphs.device import DeviceError
+from runahead.runtime.kernels.forward_batch import KVCache
+from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.process import cpu_ranks
 from runahead.runtime.process.rank_processes import RankProcesses
 from runahead.runtime.ranks.ranked_device import RankedDevice
 from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.engine_config import ConfigError
 from runahead.runtime.wire.parameters import SamplingParams
-from tests.runtime.models.checkpoints import CASES, save
+from tests.runtime.models.checkpoints import CASES, Case, save
 from tests.runtime.ranks import dying_rank
 from tests.runtime.ranks.rank_engines import Life, Said, life
 
@@ -115,6 +119,49 @@ def test_ranks_say_what_segments_of_one_process_say(
     for kept in ("seq_len", "last_token", "alive", "held", "block_table", "parameters"):
         columns = [getattr(program.rows, kept)[:-1] for program in own.programs]
         assert all(np.array_equal(column, columns[0]) for column in columns), f"ranks differ in {kept}"
+
+
+def test_six_ranks_of_which_two_have_each_kv_head_say_what_segments_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3, "vocab_size": 162}
+    save(Case("sixths", LlamaConfig, sizes), tmp_path)
+    own = life(tmp_path, 2, monkeypatch, ranks=6, threads=True, num_blocks=20)
+    assert lived(own) == oracle(tmp_path, 6)
+    assert len(own.programs) == 6
+
+
+@pytest.fixture
+def blocks_of_rank_1(folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """KV blocks that rank 1 has memory for: fewer than rank 0 has found room for."""
+    make, most = Decoder.make_cache, 40
+    oracle(folder, 2)  # is kept, from before memory is short
+
+    def make_cache(decoder: Decoder, num_blocks: int, *sizes: int, **named: int) -> KVCache:
+        if decoder.ranks.share.rank == 1 and num_blocks > most:
+            raise MemoryError
+        return make(decoder, num_blocks, *sizes, **named)
+
+    monkeypatch.setattr(Decoder, "make_cache", make_cache)
+    return most
+
+
+def test_a_rank_with_a_smaller_pool_gives_all_ranks_as_many_blocks(
+    folder: Path, blocks_of_rank_1: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = life(folder, 2, monkeypatch, ranks=2, threads=True, num_blocks=0)
+    blocks = own.parts.info.num_blocks
+    assert 0 < blocks <= blocks_of_rank_1
+    made = [program._cache.keys[0].shape[0] for program in own.programs]
+    assert made.count(blocks) == 2 and max(made) > blocks_of_rank_1, "rank 0 had room for more"
+    assert lived(own) == oracle(folder, 2)
+
+
+def test_more_blocks_than_a_rank_has_memory_for_are_refused(
+    folder: Path, blocks_of_rank_1: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"num_blocks 41 is more than a rank has memory for: 36"):
+        life(folder, 2, monkeypatch, ranks=2, threads=True, num_blocks=blocks_of_rank_1 + 1)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])

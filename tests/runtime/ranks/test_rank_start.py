@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -188,6 +190,28 @@ def test_settings_that_ranks_can_t_have_are_refused(settings: dict[str, Any], se
 def test_a_model_that_can_t_be_divided_is_refused_at_start(name: str, sentence: str, tmp_path: Path) -> None:
     save(next(case for case in CASES if case.name == name), tmp_path)
     with pytest.raises(ConfigError, match=sentence):
+        assemble(EngineConfig(model=str(tmp_path), tensor_parallel=2, **SIZES), lambda done, total: None)
+
+
+def test_a_segment_without_memory_is_refused_at_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(descriptor: int, offset: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    save(CASES[0], tmp_path)
+    before = set(Path("/proc/self/fd").iterdir())
+    monkeypatch.setattr(os, "posix_fallocate", no_space)
+    config = EngineConfig(model=str(tmp_path), tensor_parallel=2, **SIZES)
+    with pytest.raises(ConfigError, match="tensor_parallel 2: there is no memory for the ranks' segment: No space"):
+        assemble(config, lambda done, total: None)
+    assert set(Path("/proc/self/fd").iterdir()) == before
+
+
+def test_processors_that_do_not_order_stores_are_refused_at_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(CASES[0], tmp_path)
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    with pytest.raises(ConfigError, match="tensor_parallel 2 needs Linux on an x86-64 processor"):
         assemble(EngineConfig(model=str(tmp_path), tensor_parallel=2, **SIZES), lambda done, total: None)
 
 

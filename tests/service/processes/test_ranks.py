@@ -31,7 +31,7 @@ from runahead.v1 import (
     TokenIds,
     TraceRequest,
 )
-from tests.gpu.divided_models import DRAWN, saved
+from tests.gpu.divided_models import DRAWN, NAMES, saved
 from tests.runtime.ranks.rank_engines import life
 from tests.service.service_processes import check_failed_once, engine_of, has_ended, open_streams, running, watched
 
@@ -101,7 +101,7 @@ def expected_of(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) 
     return [said[place].tokens for place in range(len(PROMPTS))]
 
 
-@pytest.mark.parametrize("name", ["experts", *DRAWN])
+@pytest.mark.parametrize("name", NAMES[1:])
 def test_two_processes_serve_models_with_experts_and_recurrent_states(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
