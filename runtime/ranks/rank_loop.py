@@ -1,6 +1,6 @@
 """What a rank other than the first does: enqueue the launches whose plans it finds. It decides nothing.
 
-It holds no scheduler and no socket, never reads a token, and asks the clock for its heartbeat and its pauses alone.
+It holds no scheduler, no socket and no clock, and never reads a token.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 
 from runahead.cuda_graphs.device import Device, DeviceError
 from runahead.runtime.launch_shape import shape_of
-from runahead.runtime.ranks.segment import HEARTBEAT, LAUNCHED, Segment
+from runahead.runtime.ranks.segment import LAUNCHED, Segment
 
 _SPINS: Final = 50  # looks before the first pause
 # Seconds of a pause, up to so many looks without a launch. A rank that has been idle for a second pauses longest: where
@@ -28,11 +28,9 @@ def follow_launches(
 
     Raises DeviceError where a launch fails, and where a plan is another launch's.
     """
-    views, rings, looks = segment.views, device.rings, 0
-    own, done = views.words[rank], launched
+    rings, looks, done = device.rings, 0, launched
     while not segment.aborted:
-        own[HEARTBEAT] = time.monotonic_ns()
-        newest = int(views.host[LAUNCHED])
+        newest = int(segment.views.host[LAUNCHED])
         while done < newest:
             done, looks = done + 1, 0
             shape = shape_of(rings.plan[rings.slot(done)])

@@ -31,11 +31,10 @@ LAUNCHED: Final = 0  # number of the newest launch whose plan is there
 ABORT: Final = 1  # not 0: every rank stops where it waits
 # Words of each rank, a line of memory each.
 SAMPLED, ENDED = 0, 1  # marks, as `Device.sampled` and `Device.ended`
-HEARTBEAT: Final = 2  # ns, monotonic, when the rank last looked for a launch
-FAULT: Final = 3  # the exchange step at which the rank gave up waiting, 0: none
-FAULT_PEER: Final = 4  # the rank that it waited for
-STEP: Final = 5  # the exchange step that the rank has written its part of
-WAITED: Final = 6  # ns that the rank has waited for others within exchanges
+FAULT: Final = 2  # the exchange step at which the rank gave up waiting, 0: none
+FAULT_PEER: Final = 3  # the rank that it waited for
+STEP: Final = 4  # the exchange step that the rank has written its part of
+WAITED: Final = 5  # ns that the rank has waited for others within exchanges
 _WORDS: Final = 8
 
 

@@ -15,6 +15,7 @@ SHOWN: Final = 5  # launches of the slowest panel
 WIDTH: Final = 960
 LEFT: Final = 110
 _PANEL: Final = 164
+_LANE: Final = 34  # of a panel's height, for each further rank
 _LETTER: Final = 8.0  # width of the widest character in pixels, about
 _GAP: Final = 6.0  # between two labels
 _IN_MS: Final = 100_000.0  # microseconds of a picture from which times are in milliseconds
@@ -29,10 +30,11 @@ def picture(panels: Sequence[tuple[str, Timeline]], caption: str = "") -> str:
     shown = [(name, timeline, _typical(timeline.launches)) for name, timeline in panels]
     span = max(launches[-1].device[1] - launches[0].device[0] for _, _, launches in shown)
     scale = (WIDTH - LEFT - 20) / span
-    drawing = _Drawing(_PANEL * len(panels) + (90 if caption else 68))
-    for index, (name, timeline, launches) in enumerate(shown):
-        _draw_panel(drawing, name, timeline, launches[0].device[0], 20 + index * _PANEL, span, scale)
-    end = 20 + _PANEL * len(panels)
+    tops = [*accumulate((_PANEL + _LANE * len(launches[0].other_ranks) for _, _, launches in shown), initial=20)]
+    end = tops[-1]
+    drawing = _Drawing(end - 20 + (90 if caption else 68))
+    for top, (name, timeline, launches) in zip(tops, shown, strict=False):
+        _draw_panel(drawing, name, timeline, launches[0].device[0], top, span, scale)
     for tick in range(0, int(span), _tick(span)):
         drawing.line(LEFT + tick * scale, end - 12, LEFT + tick * scale, end - 6)
         drawing.text(LEFT + tick * scale, end + 8, _time(tick, span), anchor="middle")
@@ -124,6 +126,12 @@ def _draw_panel(
     for before, after in pairwise(timeline.launches):
         idle = before.device[1], after.device[0]
         bar(*idle, device, _IDLE, f"idle: {_time(idle[1] - idle[0], span, 1)}")
+    for rank in range(1, 1 + len(timeline.launches[0].other_ranks)):
+        drawing.text(10, device + _LANE * rank + 18, f"rank {rank}")
+        for launch in timeline.launches:
+            begin, end = launch.other_ranks[rank - 1]
+            title = f"{launch.kind} launch {launch.number} on rank {rank}: {_time(end - begin, span)}"
+            bar(begin, end, device + _LANE * rank, _DEVICE, title)
 
 
 def _heading(launches: Sequence[TimedLaunch], span: float) -> str:

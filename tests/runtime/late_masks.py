@@ -28,7 +28,7 @@ class MadeUpMatcher:
     number of tokens behind which nothing but an end may come; one of `nothing` allows nothing there. One of `one`
     allows a single token everywhere, one of `some` at six positions of seven, and says the same again and again."""
 
-    def __init__(self, grammar: str, vocab: int = VOCAB, said: tuple[int, ...] = ()) -> None:
+    def __init__(self, grammar: str, said: tuple[int, ...] = (), vocab: int = VOCAB) -> None:
         self._grammar = grammar
         self._vocab = vocab
         self._said = said
@@ -44,7 +44,7 @@ class MadeUpMatcher:
         return dice.sample(range(2, self._vocab), 1 if kind == "one" else dice.choice((1, 2, 20)))
 
     def deep_copy(self) -> MadeUpMatcher:
-        return MadeUpMatcher(self._grammar, self._vocab, self._said)
+        return MadeUpMatcher(self._grammar, self._said, self._vocab)
 
     def consume_token(self, token: int) -> bool:
         assert token in self.allowed(), "a token was drawn that the mask of its place does not allow"
@@ -138,7 +138,7 @@ class LateMasks(Masks):
     def _compile(self) -> None:
         if self._compiling and (self._dice is None or self._dice.random() < 0.4):
             grammar = self._compiling.popleft()
-            self._rows.compiled(grammar, MadeUpMatcher(grammar, self._vocab), 0)
+            self._rows.compiled(grammar, MadeUpMatcher(grammar, vocab=self._vocab), 0)
 
 
 def make_masked_chain(

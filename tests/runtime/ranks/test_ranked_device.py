@@ -89,14 +89,19 @@ class TwoRanks:
         self.device = RankedDevice(own, self.segment, self.followers, launched)
         self.other = HostDevice(self.second, self.second.rings, launched=launched, marks=self.segment.marks(1))
         self._launched = launched
+        self.looked = threading.Semaphore(0)  # released at each pause between two looks for launches
         self.thread = threading.Thread(target=self._follow, daemon=True)
         self.thread.start()
 
     def _follow(self) -> None:
         try:
-            follow_launches(self.other, self.segment, 1, self._launched)
+            follow_launches(self.other, self.segment, 1, self._launched, self._sleep)
         except DeviceError as error:
             self.failed.append(str(error))
+
+    def _sleep(self, seconds: float) -> None:
+        self.looked.release()
+        threading.Event().wait(seconds)
 
     def launch(self, number: int, staged_as: int | None = None) -> None:
         rows = np.arange(2, dtype=np.int32)
@@ -231,9 +236,10 @@ def test_a_rank_starts_nothing_before_its_plan_is_published(ranks: TwoRanks) -> 
     plan = LaunchPlan(1, np.arange(2, dtype=np.int32), np.ones(2, bool), True, np.zeros((0, 3), np.int32))
     stage(plan, ranks.device.rings.plan[1], ranks.device.rings.bulk[1])
     views = ranks.segment.views
-    beats = views.words[1, 2]
-    while views.words[1, 2] == beats:  # it looks for launches
-        threading.Event().wait(0.001)
+    while ranks.looked.acquire(blocking=False):
+        pass
+    for _ in range(2):
+        assert ranks.looked.acquire(timeout=30.0)
     assert ranks.second.seen == []
     assert views.host[LAUNCHED] == 0
     assert views.words[:, ENDED].tolist() == [0, 0]

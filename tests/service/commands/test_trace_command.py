@@ -126,11 +126,16 @@ def test_the_timeline_has_the_lanes_the_tokens_and_the_arrows(
     assert begins.keys() == ends.keys() == {event["args"]["launch"] for event in on_device}
 
 
-def test_the_device_of_each_other_rank_has_a_lane() -> None:
+def of_two_ranks() -> Timeline:
     launches = tuple(
         replace(launch, other_ranks=((launch.device[0] + 50, launch.device[1]),)) for launch in MADE_UP.launches
     )
-    events = chrome_trace(replace(MADE_UP, launches=launches))["traceEvents"]
+    return replace(MADE_UP, launches=launches)
+
+
+def test_the_device_of_each_other_rank_has_a_lane() -> None:
+    launches = of_two_ranks().launches
+    events = chrome_trace(of_two_ranks())["traceEvents"]
     lanes = {event["args"]["name"]: event["tid"] for event in events if event["name"] == "thread_name"}
     assert list(lanes) == ["host", "device", "tokens seen", "device of rank 1"]
     found = [event for event in events if event["ph"] == "X" and event["tid"] == lanes["device of rank 1"]]
@@ -183,6 +188,16 @@ def test_no_label_of_a_picture_lies_on_another() -> None:
     for place, (left, right, base, words) in enumerate(found):
         for other_left, other_right, other_base, others in found[place + 1 :]:
             assert abs(base - other_base) >= 13 or right <= other_left or other_right <= left, (words, others)
+
+
+def test_the_picture_has_a_lane_for_the_device_of_each_other_rank() -> None:
+    drawn = picture([("two", of_two_ranks()), ("one", MADE_UP)])
+    base = {words.partition(":")[0]: at for _, _, at, words in labels(drawn)}
+    assert base["two"] < base["rank 1"] < base["one"]
+    titles = [element.text or "" for element in ET.fromstring(drawn).iter(f"{SVG}title")]
+    assert [title for title in titles if "on rank" in title] == [
+        f"decode launch {launch.number} on rank 1: 550 µs" for launch in MADE_UP.launches
+    ]
 
 
 def test_a_picture_has_a_legend_of_its_colours_and_marks() -> None:
