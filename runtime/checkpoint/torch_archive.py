@@ -46,7 +46,7 @@ _HARMLESS: Final = frozenset(
 )
 # The end records of an archive, the earlier one for large numbers.
 _END: Final = struct.Struct("<4s4H2LH")
-_PLACE: Final = struct.Struct("<4sLQL")
+_LARGE_LOCATOR: Final = struct.Struct("<4sLQL")
 _LARGE_END: Final = struct.Struct("<4sQ2H2L4Q")
 # Errors of the standard library for inconsistent archives.
 _NOT_TRUE: Final = (
@@ -104,16 +104,16 @@ def _check_directory(file: _Bounded, size: int) -> None:
     """Raise BadZipFile unless the archive has exactly one directory, directly before its end records. Readers locate it
     in two ways; with two directories the checked content could differ from what torch reads.
     """
-    file.seek(max(0, size - _END.size - _PLACE.size - _LARGE_END.size))
+    file.seek(max(0, size - _END.size - _LARGE_LOCATOR.size - _LARGE_END.size))
     tail = file.read()
     sign, *_, length, begin, comment = _END.unpack(tail[-_END.size :])
     end, tail = size - _END.size, tail[: -_END.size]
     if sign != b"PK\x05\x06" or comment:
         raise zipfile.BadZipFile("it does not end as an archive does")
-    sign, _, place, _ = _PLACE.unpack(tail[-_PLACE.size :])
+    sign, _, place, _ = _LARGE_LOCATOR.unpack(tail[-_LARGE_LOCATOR.size :])
     if sign == b"PK\x06\x07":
-        end -= _PLACE.size + _LARGE_END.size
-        sign, *_, length, begin = _LARGE_END.unpack(tail[: -_PLACE.size])
+        end -= _LARGE_LOCATOR.size + _LARGE_END.size
+        sign, *_, length, begin = _LARGE_END.unpack(tail[: -_LARGE_LOCATOR.size])
         if sign != b"PK\x06\x06" or place != end:
             raise zipfile.BadZipFile("its directory's record is not where it is said to be")
     if begin + length != end:

@@ -84,10 +84,10 @@ def memory_of(layers: tuple[Layer, ...]) -> ModelMemory:
 
 def weight_bytes(weights: ModelWeights | HeadWeights) -> int:
     """Return the bytes of the tensors of a model or draft head; shared ones count once."""
-    return sum(dict(map(_place_and_bytes, _tensors(weights))).values())
+    return sum(dict(map(_address_and_bytes, _tensors(weights))).values())
 
 
-def _place_and_bytes(tensor: torch.Tensor) -> tuple[int, int]:
+def _address_and_bytes(tensor: torch.Tensor) -> tuple[int, int]:
     """Return a tensor's address, equal for shared memory, and its bytes."""
     if tensor.layout is not torch.strided:  # packed by a library, which hides the address
         return id(tensor), tensor.numel() * tensor.dtype.itemsize

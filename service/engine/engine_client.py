@@ -292,7 +292,7 @@ class SocketEngineClient(asyncio.Protocol):
                 self._last_handle,
                 LIMITS.unread_bytes,
                 unread_prompt_bytes=LIMITS.unread_prompt_bytes,
-                wake_in_turn=self._waking.add,
+                schedule_wake=self._waking.add,
                 first=first,
             )
             self._streams[stream.handle] = stream

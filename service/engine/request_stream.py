@@ -77,7 +77,7 @@ class RequestStream:
     prompt_logprobs: prompt tokens that the engine will describe.
     unread_bytes: bound of buffered tokens, estimated.
     unread_prompt_bytes: bound of the buffered prompt in the engine's columns; one message always has room.
-    wake_in_turn: schedules a wake-up when new tokens arrive (`Waking`); None wakes at once.
+    schedule_wake: schedules a wake-up when new tokens arrive (`Waking`); None wakes at once.
     submitted_at: the origin of all times here and in the engine, monotonic seconds: when the request is submitted, or
         announced before.
     first: the stream of completion 0 if this is another completion's; None for completion 0 itself. Streams of one
@@ -91,7 +91,7 @@ class RequestStream:
         unread_bytes: int,
         prompt_logprobs: int = 0,
         unread_prompt_bytes: int = 0,
-        wake_in_turn: Callable[[Callable[[], None]], None] | None = None,
+        schedule_wake: Callable[[Callable[[], None]], None] | None = None,
         first: RequestStream | None = None,
     ) -> None:
         self.handle = handle
@@ -113,8 +113,8 @@ class RequestStream:
         self._finished: Finished | None = None
         self._failure: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
-        self._wake_in_turn = wake_in_turn
-        self._has_turn = False  # a wake-up is scheduled
+        self._schedule_wake = schedule_wake
+        self._wake_scheduled = False
         self._first = first or self
         # all of the request, by index
         self.completions: list[RequestStream] = [] if first is None else first.completions
@@ -271,11 +271,11 @@ class RequestStream:
         self._untaken += size
         self._token_ids.append(token_id)
         self._logprobs.append(logprobs)
-        if self._wake_in_turn is None:
+        if self._schedule_wake is None:
             self._wake()
-        elif first._reader is not None and not first._has_turn:
-            first._has_turn = True
-            self._wake_in_turn(first._take_turn)
+        elif first._reader is not None and not first._wake_scheduled:
+            first._wake_scheduled = True
+            self._schedule_wake(first._wake_as_scheduled)
         return True
 
     def finish(self, finished: Finished) -> None:
@@ -298,8 +298,8 @@ class RequestStream:
         if failed:
             self._wake()
 
-    def _take_turn(self) -> None:
-        self._has_turn = False
+    def _wake_as_scheduled(self) -> None:
+        self._wake_scheduled = False
         self._wake()
 
     def _wake(self) -> None:

@@ -201,7 +201,7 @@ class GenerationServicer(OperatorServicer):
     async def _open(self, request: AnyGenerateRequest, context: _Context) -> AsyncIterator[OpenCompletion]:
         """Submit a request, and release it in the engine however the body ends."""
         account, call = self._admission.account(context), current_call()
-        with self._place(request, account) as holding:
+        with self._reserved(request, account) as holding:
             stream, checked, prompt = await self._submit(request, call, account, holding)
             holding.keep(Resource.TOKENIZING_BYTES)
             holding.keep(Resource.QUEUED_TOKENS, len(prompt) * checked.n)
@@ -255,7 +255,7 @@ class GenerationServicer(OperatorServicer):
             raise ServiceError("TOO_LONG", sentence) from None
 
     @contextmanager
-    def _place(self, request: AnyGenerateRequest, account: Account) -> Iterator[Holding]:
+    def _reserved(self, request: AnyGenerateRequest, account: Account) -> Iterator[Holding]:
         """Hold a completion's amounts before its text is read. Raises the errors of `Admission.holding`.
 
         A text's token count is unknown yet: at most one for each byte, at most the context. A chat counts its message

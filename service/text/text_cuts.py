@@ -17,7 +17,7 @@ PIECE: Final = 8192  # characters of a piece: about 10 ms of work
 LONG: Final = 4 * PIECE  # characters; a longer piece means that no cut was found
 
 # Between this letter and the following space.
-_PLACE: Final = re.compile(r"[A-Za-z](?= [A-Za-z])")
+_CUT: Final = re.compile(r"[A-Za-z](?= [A-Za-z])")
 # At least one of these must match any letters.
 _LETTERS: Final = frozenset(
     {r" ?\p{L}+", r"\p{L}+", r"[^\r\n\p{L}\p{N}]?\p{L}+", r"[^\s\p{L}\p{N}]?\p{L}+", r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+"}
@@ -33,7 +33,7 @@ _OTHERS: Final = frozenset(
 )
 # They search a run of spaces for a line's end, and again at each space without one. One of the second set must match
 # the whole run before `\s` matches one of its spaces.
-_LOOK_THROUGH_SPACES: Final = frozenset({r"\s*[\r\n]+", r"\s*[\r\n]"})
+_SCANS_OF_SPACES: Final = frozenset({r"\s*[\r\n]+", r"\s*[\r\n]"})
 _MATCH_SPACES: Final = frozenset({r"\s+(?!\S)", r"\s+"})
 
 
@@ -57,7 +57,7 @@ def is_quick(description: Mapping[str, Any]) -> bool:
     """
     parts = [description[name] for name in ("normalizer", "post_processor", "decoder")]
     pre_tokenizer = description["pre_tokenizer"]
-    if not _by_known_alternatives(pre_tokenizer) or not _looks_once(_alternatives(_pattern(pre_tokenizer))):
+    if not _by_known_alternatives(pre_tokenizer) or not _scans_once(_alternatives(_pattern(pre_tokenizer))):
         parts.append(pre_tokenizer)
     return not any(map(_has_expression, parts))
 
@@ -69,7 +69,7 @@ def cut_behind(text: str, start: int, most: int) -> int | None:
     """
     if len(text) - start <= PIECE:
         return len(text)
-    found = _PLACE.search(text, start + PIECE - 1, min(len(text), start + most + 2))
+    found = _CUT.search(text, start + PIECE - 1, min(len(text), start + most + 2))
     if found is not None:
         return found.end()
     return len(text) if len(text) - start <= most else None
@@ -99,11 +99,11 @@ def _pattern(pre_tokenizer: Mapping[str, Any] | None) -> str:
     return ""
 
 
-def _looks_once(alternatives: Sequence[str]) -> bool:
-    if not _LOOK_THROUGH_SPACES.intersection(alternatives):
+def _scans_once(alternatives: Sequence[str]) -> bool:
+    if not _SCANS_OF_SPACES.intersection(alternatives):
         return True
-    places = [index for index, one in enumerate(alternatives) if one in _MATCH_SPACES]
-    return bool(places) and r"\s" not in alternatives[: places[0]]
+    matches = [index for index, one in enumerate(alternatives) if one in _MATCH_SPACES]
+    return bool(matches) and r"\s" not in alternatives[: matches[0]]
 
 
 def _has_expression(part: Any) -> bool:

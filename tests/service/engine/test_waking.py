@@ -121,7 +121,7 @@ def test_an_end_waits_for_no_turn() -> None:
 def test_a_failure_reaches_a_reader_that_waits_for_its_turn_as_a_failure_and_not_as_an_interrupt() -> None:
     async def body() -> None:
         waking, interrupts = Waking(), []
-        stream = RequestStream(1, LIMITS.unread_bytes, wake_in_turn=waking.add)
+        stream = RequestStream(1, LIMITS.unread_bytes, schedule_wake=waking.add)
         stream.interrupt_with(lambda: interrupts.append(1))
         taking = asyncio.create_task(stream.take())
         await asyncio.sleep(0)
