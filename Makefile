@@ -7,8 +7,10 @@ ARGS ?=
 # Of the demo: bundled or smollm2. An environment variable of this name means something else.
 MODEL = bundled
 
-# Of tests/runtime: what `make models` runs, and what `make coverage` runs, since coverage takes twice the time.
-MODEL_TESTS := $(addprefix tests/runtime/,checkpoint drafters grammar kernels models)
+# Of tests/runtime: what `make models` runs, what `make interpreted` runs, and what `make coverage` runs, since coverage
+# takes twice the time.
+MODEL_TESTS := $(addprefix tests/runtime/,checkpoint drafters grammar models)
+KERNEL_TESTS := tests/runtime/kernels
 COVERED_TESTS := $(addprefix tests/runtime/,memory scheduler test_plan.py \
 	$(addprefix engine/test_,late_masks.py recurrent_rows.py shared_prompt_states.py))
 
@@ -41,9 +43,9 @@ ifeq ($(filter bundled smollm2,$(MODEL)),)
 $(error MODEL is $(MODEL); the demo has bundled and smollm2)
 endif
 .DELETE_ON_ERROR:
-.PHONY: help setup demo demo-bundled demo-smollm2 smollm2-parity test service rest matrix computed models kernels coverage check format lint types \
-	imports protos contract serve bench load soak bench-gpu eval parity structures sim long-run mutants mutation proxy router validators manifests \
-	container clients clean FORCE
+.PHONY: help setup demo demo-bundled demo-smollm2 smollm2-parity test service rest matrix computed models interpreted kernels coverage check \
+	format lint types imports protos contract serve bench load soak bench-gpu eval parity structures sim long-run mutants mutation proxy router validators \
+	manifests container clients clean FORCE
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -67,9 +69,9 @@ test: $(STAMPS)/test ## all tests, the slowest named at the end
 service: $(STAMPS)/test ## the tests of the service, but those of `make computed`
 	@$(BIN)/python -m pytest tests/service $(addprefix --ignore=,$(filter tests/service/%,$(COMPUTED))) $(JUNIT) $(ARGS)
 
-rest: $(STAMPS)/test ## all tests but those of `make matrix`, `service`, `models`, `coverage`, `computed`, `manifests`, `lint` and `clients`
+rest: $(STAMPS)/test ## all tests but those of `make matrix`, `service`, `models`, `interpreted`, `coverage`, `computed`, `manifests`, `lint` and `clients`
 	@$(BIN)/python -m pytest $(filter-out $(COMPUTED:%=%/) $(addprefix tests/,clients/ parity/ service/ __pycache__/),$(wildcard tests/*/)) \
-		$(wildcard tests/test_*.py) $(addprefix --ignore=,$(MODEL_TESTS) $(COVERED_TESTS)) $(JUNIT) $(ARGS)
+		$(wildcard tests/test_*.py) $(addprefix --ignore=,$(MODEL_TESTS) $(KERNEL_TESTS) $(COVERED_TESTS)) $(JUNIT) $(ARGS)
 
 matrix: $(STAMPS)/test ## the short form of `make parity`, which drives several services at once
 	@$(BIN)/python -m pytest tests/parity $(JUNIT) $(ARGS)
@@ -77,11 +79,14 @@ matrix: $(STAMPS)/test ## the short form of `make parity`, which drives several 
 computed: $(STAMPS)/test ## the simulator, tests of the project's files, and others that start few processes
 	@$(BIN)/python -m pytest $(COMPUTED) $(addprefix --ignore=,$(WORDS) $(MANIFESTS)) $(JUNIT) $(ARGS)
 
-models: $(STAMPS)/test ## the tests of models, checkpoints and kernels for GPUs
+models: $(STAMPS)/test ## the tests of models and checkpoints
 	@$(BIN)/python -m pytest $(MODEL_TESTS) $(JUNIT) $(ARGS)
 
+interpreted: $(STAMPS)/test ## the tests of kernels, without their large forms
+	@$(BIN)/python -m pytest $(KERNEL_TESTS) $(JUNIT) $(ARGS)
+
 kernels: $(STAMPS)/test ## the kernels for GPUs, the large forms too; without a GPU in Triton's interpreter (minutes)
-	@$(BIN)/python -m pytest tests/runtime/kernels --large --timeout 900 $(ARGS)
+	@$(BIN)/python -m pytest $(KERNEL_TESTS) --large --timeout 900 $(ARGS)
 
 coverage: $(STAMPS)/test ## branches of the scheduler, the ledger and the pools that their tests take: all of them
 	@mkdir -p .pytest_cache

@@ -153,7 +153,18 @@ def test_a_signal_ends_every_stage_and_all_that_it_has_started(
 
 
 # Targets of `.ci/run` that run tests, each of which is in one of them.
-TARGETS: Final = ("lint", "matrix", "service", "rest", "models", "coverage", "computed", "manifests", "clients")
+TARGETS: Final = (
+    "lint",
+    "matrix",
+    "service",
+    "rest",
+    "models",
+    "interpreted",
+    "coverage",
+    "computed",
+    "manifests",
+    "clients",
+)
 
 
 def commands_of(target: str) -> str:
