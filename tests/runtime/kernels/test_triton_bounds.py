@@ -26,7 +26,7 @@ WINDOWS = [0, 20]
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("plan", [None, lines.WHOLE, lines.IN_PARTS], ids=["small tiles", "large tiles", "parts"])
+@pytest.mark.parametrize("plan", [None, lines.WHOLE], ids=["small tiles", "large tiles"])
 def test_scores_of_chunks_are_bounded_before_keys_are_masked(plan: ChunkPlan | None, window: int) -> None:
     torch.manual_seed(5)
     kv, dtype, dim = paged(LENGTHS, 2, 16, 8, 32, torch.float32), torch.float32, 16

@@ -170,9 +170,7 @@ def test_the_kernel_that_rotates_keeps_rounded_numbers_and_bounds_large_ones(
     few_differ(keys.view(-1, kv_heads, dim)[slots], kept(expected, scales[0]))
 
 
-@pytest.mark.parametrize(
-    "plan", [None, lines.WHOLE, lines.IN_PARTS, COPYING], ids=["small", "whole", "parts", "copies"]
-)
+@pytest.mark.parametrize("plan", [None, lines.WHOLE, COPYING], ids=["small", "whole", "copies"])
 @pytest.mark.parametrize(("shape", "window"), [((4, 2, 16, 8), 0), ((6, 2, 24, 16), 20), ((2, 2, 64, 16), 0)])
 def test_chunks_read_what_the_definition_keeps_in_every_form(
     shape: tuple[int, int, int, int], window: int, plan: ChunkPlan | None
