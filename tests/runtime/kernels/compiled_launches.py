@@ -191,7 +191,6 @@ def _parts_of(options: Mapping[str, Any]) -> tuple[Any, ...]:
     """By which the forms of a kernel differ that are compiled each."""
     return (
         None if "SEGMENTS" in options else options.get("EPILOGUE"),
-        options.get("QUERIES", 1) > 1,
         options.get("Q_HEADS", 1) > 0,
         options.get("VERIFIES", False),
         options.get("WHICH"),
