@@ -187,7 +187,6 @@ def _parts_of(options: Mapping[str, Any]) -> tuple[Any, ...]:
     """By which the forms of a kernel differ that are compiled each."""
     return (
         None if "SEGMENTS" in options else options.get("EPILOGUE"),
-        options.get("QUERIES", 1) > 1,
         options.get("Q_HEADS", 1) > 0,
         options.get("VERIFIES", False),
         options.get("WHICH"),
@@ -334,10 +333,10 @@ def _give_chunks_a_plan(capability: tuple[int, int], copiers: int = 0) -> None:
     def planned(shape: Any, dtype: torch.dtype) -> ChunkPlan:
         few = shape.head_dim > 128
         if copiers and shape.head_dim in prefill_hopper.HEAD_DIMS:
-            return ChunkPlan(128, 128, _PROCESSORS, 8, 3, 16, copiers=copiers)
+            return ChunkPlan(128, 128, _PROCESSORS, 8, 3, copiers=copiers)
         if capability >= (9, 0):
-            return ChunkPlan(128, 32 if few else 64, _PROCESSORS, 8, 3, 8)
-        return ChunkPlan(64, 16 if few else 32, _PROCESSORS, 4, 2, 8)
+            return ChunkPlan(128, 32 if few else 64, _PROCESSORS, 8, 3)
+        return ChunkPlan(64, 16 if few else 32, _PROCESSORS, 4, 2)
 
     vars(ragged)["chunk_plan"] = planned
 

@@ -12,7 +12,6 @@ from tests.runtime.kernels.triton_device import TOLERANCE, relative_error, trito
 DEVICE = triton_device()
 
 import tests.runtime.kernels.test_triton_decode_attention as one_query  # noqa: E402
-import tests.runtime.kernels.test_triton_decode_queries as several  # noqa: E402
 import tests.runtime.kernels.test_triton_line_attention as lines  # noqa: E402
 from runahead.runtime.kernels.triton.attention.prefill_tuning import ChunkPlan  # noqa: E402
 from runahead.runtime.kernels.triton.attention.ragged import chunk_attention  # noqa: E402
@@ -26,7 +25,7 @@ WINDOWS = [0, 20]
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("plan", [None, lines.WHOLE, lines.IN_PARTS], ids=["small tiles", "large tiles", "parts"])
+@pytest.mark.parametrize("plan", [None, lines.WHOLE], ids=["small tiles", "large tiles"])
 def test_scores_of_chunks_are_bounded_before_keys_are_masked(plan: ChunkPlan | None, window: int) -> None:
     torch.manual_seed(5)
     kv, dtype, dim = paged(LENGTHS, 2, 16, 8, 32, torch.float32), torch.float32, 16
@@ -65,16 +64,9 @@ def test_scores_of_decode_rows_are_bounded(plan: AttentionPlan) -> None:
             assert relative_error(out[row], one_query.expected_of(rows, row)[0]) < TOLERANCE[torch.float32]
 
 
-def test_scores_of_rows_with_drafts_are_bounded() -> None:
-    torch.manual_seed(2)
-    batch = several.make_batch(several.MIXED, several.SMALL, torch.float32, window=50)
-    batch.rows.weights = replace(batch.rows.weights, score_cap=CAP)
-    several.check(batch, one_query.PLANS[2])
-
-
 @pytest.mark.parametrize("rows", [1, 3, 70])
 def test_logits_are_bounded_at_their_places_alone(rows: int) -> None:
-    """Of one row, of few and of many, which have three products."""
+    """Of one row, of few and of many."""
     torch.manual_seed(3)
     kernels, dtype = TritonKernelSet(), torch.bfloat16
     hidden, weight = (torch.randn(count, 64).to(DEVICE, dtype) for count in (rows, 130))

@@ -33,7 +33,7 @@ PLANS = [  # one part a row, as many as there are tiles, and what lies between; 
     AttentionPlan(tile=16, chunk=64, programs=3, warps=1, stages=3, early=False),
     AttentionPlan(tile=16, chunk=1, programs=50, warps=1, stages=1, early=True),
     AttentionPlan(tile=32, chunk=3, programs=60, warps=2, stages=3, early=True),
-    AttentionPlan(tile=16, chunk=3, programs=7, warps=1, stages=3, early=False, exact=True, group=2, grouped=True),
+    AttentionPlan(tile=16, chunk=3, programs=7, warps=1, stages=3, early=False, group=2, grouped=True),
 ]
 LENGTHS = [1, 300, 0, 128, 33, 257, 16, 17]
 
@@ -174,10 +174,10 @@ def test_ragged_rows_and_the_newest_token_of_each(
 
 @pytest.mark.parametrize("group", [1, 2, 3, 40])
 @pytest.mark.parametrize("window", [0, 150])
-def test_an_exact_row_has_the_same_bits_whether_an_item_is_a_part_or_a_group(window: int, group: int) -> None:
+def test_a_row_has_the_same_bits_whether_an_item_is_a_part_or_a_group(window: int, group: int) -> None:
     torch.manual_seed(3)
     rows = make_rows([200, 77, 400, 0, 513, 49, 48, 97], SHAPES[0], DTYPES[0], window=window, normed=True)
-    in_parts = AttentionPlan(16, 3, programs=7, warps=1, stages=3, early=False, exact=True, group=group)
+    in_parts = AttentionPlan(16, 3, programs=7, warps=1, stages=3, early=False, group=group)
     together = attend(rows.only(list(range(8))), in_parts)
     for plan in (
         replace(in_parts, grouped=True, programs=5),
@@ -235,7 +235,7 @@ def test_a_row_is_cut_by_its_own_length_into_a_bounded_number_of_parts() -> None
 
 def test_the_longest_items_come_first() -> None:
     lengths = [48, 9 * 16, 32, 64, 0]
-    plan = AttentionPlan(tile=16, chunk=4, programs=4, warps=1, stages=1, early=False, exact=True)
+    plan = AttentionPlan(tile=16, chunk=4, programs=4, warps=1, stages=1, early=False)
     work = begin_decode(
         torch.zeros(5, dtype=torch.int64, device=DEVICE), torch.randn(2, 16, device=DEVICE),
         torch.empty(5, 16, device=DEVICE), torch.tensor(lengths, dtype=torch.int32, device=DEVICE),
@@ -296,16 +296,3 @@ def test_rows_of_one_token_in_a_mixed_launch_get_what_a_decode_launch_gives_and_
     others[first] = False
     assert (out[others] == 7.0).all(), "tokens of chunks and of no row are left as they are"
     assert torch.equal(mixed.keys.nan_to_num(7.0), alone.keys.nan_to_num(7.0)), "the same keys are written"
-
-
-def test_items_of_a_row_are_equally_long_unless_the_plan_is_exact() -> None:
-    plan = AttentionPlan(tile=16, chunk=4, programs=7, warps=1, stages=1, early=False)
-    lengths = torch.tensor([65, 16 * 9], dtype=torch.int32, device=DEVICE)
-    windows, nothing = (
-        torch.zeros(1, dtype=torch.int32, device=DEVICE),
-        torch.zeros(0, dtype=torch.int64, device=DEVICE),
-    )
-    table = torch.zeros((1, 16), device=DEVICE)
-    for of_plan, ends in ((plan, [48, 48, 96, 144, 65]), (replace(plan, exact=True), [64, 64, 128, 65, 144])):
-        work = begin_decode(nothing, table, table, lengths, windows, of_plan)
-        assert work.items[0, : int(work.total[0, 0]), 2].tolist() == ends

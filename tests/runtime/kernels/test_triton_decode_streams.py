@@ -27,8 +27,8 @@ BLOCK_SIZE, BLOCKS_A_ROW = 8, 6
 ERROR = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 5e-3}
 
 
-def batch_of(lengths: list[int], queries: int, device: torch.device, *, drafts: bool = False) -> ForwardBatch:
-    """Every row's last `queries` tokens, drafts among them or of a prompt; a row of length 0 is masked."""
+def batch_of(lengths: list[int], queries: int, device: torch.device) -> ForwardBatch:
+    """Every row's last `queries` tokens; a row of length 0 is masked."""
     rows = len(lengths)
     tables = torch.arange(1, rows * BLOCKS_A_ROW + 1, dtype=torch.int32).view(rows, BLOCKS_A_ROW)
     positions = torch.tensor([max(n - queries + i, 0) for n in lengths for i in range(queries)])
@@ -45,8 +45,7 @@ def batch_of(lengths: list[int], queries: int, device: torch.device, *, drafts: 
         num_tokens=rows * queries,
         num_rows=rows,
         max_seq_len=BLOCK_SIZE * BLOCKS_A_ROW,
-        is_decode=queries == 1 or drafts,
-        decode_queries=queries if drafts else 1,
+        is_decode=queries == 1,
     )
 
 

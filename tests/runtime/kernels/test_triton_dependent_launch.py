@@ -39,7 +39,6 @@ from runahead.runtime.kernels.triton.recurrent import (  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
 from tests.runtime.kernels import recurrent_mixers  # noqa: E402
 from tests.runtime.kernels import test_triton_decode_attention as attention  # noqa: E402
-from tests.runtime.kernels import test_triton_decode_queries as queries  # noqa: E402
 from tests.runtime.kernels import test_triton_decode_streams as streams  # noqa: E402
 from tests.runtime.kernels.predecessor import NAN, check  # noqa: E402
 from tests.runtime.kernels.recurrent_batches import Row, batch_of  # noqa: E402
@@ -197,29 +196,6 @@ def test_attention(monkeypatch: pytest.MonkeyPatch, plan: AttentionPlan) -> None
         )  # fmt: skip
 
     check(monkeypatch, decode_attention, [rows.qkv], [out, rows.keys, rows.values, buffers.partial], run, plan.programs)
-
-
-@pytest.mark.parametrize("plan", [replace(plan, programs=5) for plan in attention.PLANS])
-def test_attention_of_several_query_tokens_a_row(monkeypatch: pytest.MonkeyPatch, plan: AttentionPlan) -> None:
-    torch.manual_seed(5)
-    batch = queries.make_batch([(40, 3), (0, 1), (17, 8), (33, 1)], queries.SMALL, torch.float32, normed=True)
-    rows, starts = batch.rows, torch.tensor(batch.starts, dtype=torch.int32)
-    several: dict[str, Any] = {"queries": 8, "query_start_loc": starts}
-    tokens, windows = rows.qkv.shape[0], torch.zeros(1, dtype=torch.int32)
-    work = begin_decode(
-        torch.zeros(tokens, dtype=torch.int64), torch.randn(2, 16), torch.empty(tokens, 16), rows.seq_lens, windows,
-        plan, **several,
-    )  # fmt: skip
-    buffers = make_part_buffers(4, rows.weights.shape, plan, attention.CONTEXT, DEVICE, 8)
-    out = torch.full((tokens, rows.weights.shape.q_size), NAN)
-
-    def run() -> None:
-        decode_attention.decode_attention(
-            rows.qkv, out, rows.keys, rows.values, rows.tables, rows.seq_lens, work.items[0], work.total[0], rows.rope,
-            rows.weights, plan, buffers, dependent=False, **several,
-        )  # fmt: skip
-
-    check(monkeypatch, decode_attention, [rows.qkv], [out, rows.keys, rows.values, buffers.partial], run, 5)
 
 
 def decode_of(module: Any, shape: Any) -> tuple[Callable[..., Any], int]:

@@ -127,7 +127,7 @@ def test_two_steps_of_a_head_are_the_references(kind: str, tmp_path: Path, monke
             assert bool((logits.cpu()[~known] == -1e30).all())
             lengths, states = lengths + 1, wanted
             before = torch.from_numpy(wanted).to(DEVICE, torch.bfloat16)
-    assert embedded == [0] * len(embedded) and len(embedded) >= 6
+    assert embedded == [0] * len(embedded) and len(embedded) >= 4
 
 
 @pytest.mark.parametrize(

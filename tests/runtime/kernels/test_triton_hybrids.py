@@ -109,6 +109,18 @@ DRAFTED = (
 )
 
 
+def in_lines(batch: ForwardBatch) -> ForwardBatch:
+    """The same query tokens as `DeviceRows.token_batch` has them: each a row."""
+    counts, tokens = batch.query_start_loc.diff(), batch.num_tokens
+    row = torch.arange(batch.num_rows, device=counts.device).repeat_interleave(counts)
+    return replace(
+        batch, query_start_loc=torch.arange(tokens + 1, dtype=torch.int32, device=counts.device),
+        seq_lens=torch.where(batch.seq_lens[row] > 0, batch.positions + 1, 0).int(),
+        block_tables=batch.block_tables[row], num_rows=tokens, decode_queries=1, in_rows=batch, state_slots=None,
+        replayed=None, certain=None,
+    )  # fmt: skip
+
+
 def drafted_lives(models: tuple[Decoder, ...], lengths: list[int]) -> list[list[torch.Tensor]]:
     """By each model: prompts of all rows but a token each, and launches with drafts. What they leave of the tokens of
     live rows."""
@@ -134,6 +146,8 @@ def drafted_lives(models: tuple[Decoder, ...], lengths: list[int]) -> list[list[
                 replayed=torch.tensor(replayed, dtype=torch.int32, device=model.device),
                 certain=None if has_prompt else torch.ones(3, dtype=torch.int32, device=model.device),
             )
+            if isinstance(model.kernels, TritonKernelSet) and not has_prompt:
+                batch = in_lines(batch)
             alive = (torch.tensor(ends) > 0).repeat_interleave(torch.tensor(counts))
             hidden.append(model.forward(batch, cache).cpu()[alive])
             known = [length + (length > 0) for length in known]
@@ -207,5 +221,5 @@ def test_states_of_a_lone_row_with_drafts_are_cut_into_more_programs(
         launch([queries] * rows, [queries] * rows, model), is_decode=True, decode_queries=queries,
         replayed=of_rows - 1, certain=of_rows,
     )  # fmt: skip
-    model.forward(batch, poisoned_cache(model, rows, drafts=3))
+    model.forward(in_lines(batch), poisoned_cache(model, rows, drafts=3))
     assert set(cut) == {tiling}

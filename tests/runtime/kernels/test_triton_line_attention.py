@@ -17,17 +17,16 @@ DEVICE = triton_device()
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache  # noqa: E402
 from runahead.runtime.kernels.layers import Attention, AttentionShape, RopeTable  # noqa: E402
-from runahead.runtime.kernels.triton.attention import prefill_schedule, prefill_tuning, ragged  # noqa: E402
+from runahead.runtime.kernels.triton.attention import prefill_tuning, ragged  # noqa: E402
 from runahead.runtime.kernels.triton.attention.prefill import prefill_attention  # noqa: E402
 from runahead.runtime.kernels.triton.attention.prefill_hopper import HEAD_DIMS  # noqa: E402
-from runahead.runtime.kernels.triton.attention.prefill_schedule import SPLIT_LAUNCH, ChunkWork, cut_chunks  # noqa: E402
+from runahead.runtime.kernels.triton.attention.prefill_schedule import ChunkWork, cut_chunks  # noqa: E402
 from runahead.runtime.kernels.triton.attention.prefill_tuning import ChunkPlan, chunk_plan  # noqa: E402
 from runahead.runtime.kernels.triton.gpu.capability import Gpu  # noqa: E402
 from tests.runtime.kernels.test_triton_attention import Paged, attention_of, paged  # noqa: E402
 
 SHAPES = [(4, 2, 16, 8), (6, 2, 24, 16), (2, 2, 32, 16)]  # heads, KV heads, head_dim, block size
 WHOLE = ChunkPlan(lines=32, keys=32, programs=5, warps=4, stages=2)
-IN_PARTS = replace(WHOLE, programs=9, parts=4, part_keys=32)
 NOTHING: Any = None  # of weights that attention does not read
 LENGTHS, QUERIES = [70, 1, 0, 90, 130], [70, 1, 1, 1, 45]
 
@@ -54,8 +53,6 @@ def attend(
 ) -> torch.Tensor:
     dim = q.shape[2]
     work = cut_chunks(batch, AttentionShape(q.shape[1], kv.keys.shape[2], dim, dim**-0.5), plan)
-    for tensor in (work.partial, work.top, work.mass):
-        tensor.fill_(float("nan"))
     return prefill_attention(q, kv.keys, kv.values, batch, dim**-0.5, window, plan, work, cap)
 
 
@@ -64,16 +61,12 @@ def random_queries(count: int, heads: int, dim: int, dtype: torch.dtype) -> torc
 
 
 @pytest.mark.parametrize("dtype", dtypes(DEVICE))
-@pytest.mark.parametrize(
-    ("plan", "split"), [(WHOLE, 512), (IN_PARTS, 512), (IN_PARTS, 8)], ids=["whole", "parts", "by row"]
-)
+@pytest.mark.parametrize("plan", [WHOLE, replace(WHOLE, programs=9)], ids=["few programs", "more"])
 @pytest.mark.parametrize("window", [0, 20])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "block_size"), SHAPES)
 def test_chunks_and_decode_rows_together(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, plan: ChunkPlan, split: int, window: int, heads: int,
-    kv_heads: int, dim: int, block_size: int,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(prefill_schedule, "SPLIT_LAUNCH", split)
+    dtype: torch.dtype, plan: ChunkPlan, window: int, heads: int, kv_heads: int, dim: int, block_size: int
+) -> None:
     torch.manual_seed(3)
     kv = paged(LENGTHS, kv_heads, dim, block_size, 256 // block_size, dtype)
     q = random_queries(sum(QUERIES), heads, dim, dtype)
@@ -91,7 +84,7 @@ def test_chunks_and_decode_rows_together(
         first += count
 
 
-def test_without_parts_a_row_s_bits_hang_neither_on_its_neighbours_nor_on_how_long_its_chunk_is() -> None:
+def test_a_row_s_bits_hang_neither_on_its_neighbours_nor_on_how_long_its_chunk_is() -> None:
     torch.manual_seed(4)
     heads, kv_heads, dim, block_size = SHAPES[0]
     lengths = [90, 130, 7]
@@ -107,31 +100,18 @@ def test_without_parts_a_row_s_bits_hang_neither_on_its_neighbours_nor_on_how_lo
         first += count
 
 
-@pytest.mark.parametrize(("length", "parts"), [(32, 1), (33, 2), (96, 3), (200, 4), (0, 0)])
-def test_a_row_is_cut_into_as_many_parts_as_it_has_tokens_and_the_programs_have_room_for(
-    length: int, parts: int
-) -> None:
-    kv = paged([length], 1, 16, 16, 16, torch.float32)
-    work = cut_chunks(batch_of(kv, [1]), AttentionShape(2, 1, 16, 0.25), IN_PARTS)
-    assert work.items[: int(work.total)].tolist() == [[0, 0, part, parts] for part in range(parts)]
-
-
-def test_a_long_launch_cuts_its_decode_rows_alone_into_parts() -> None:
-    kv = paged([200, 200], 1, 16, 16, 16, torch.float32)
-    batch = replace(batch_of(kv, [1, 60]), num_tokens=SPLIT_LAUNCH + 1)
-    work = cut_chunks(batch, AttentionShape(2, 1, 16, 0.25), IN_PARTS)
-    assert work.items[: int(work.total)].tolist() == [
-        *([0, 0, part, 4] for part in range(4)),
-        *([1, tile, 0, 1] for tile in (3, 2, 1, 0)),  # 16 tokens of two heads each, the last one first
-    ]
-    assert work.partial.shape[0] == 2, "a place a row"
+def test_a_row_s_last_tile_comes_first_and_a_masked_row_has_none() -> None:
+    kv = paged([200, 0, 200], 1, 16, 16, 16, torch.float32)
+    work = cut_chunks(batch_of(kv, [1, 5, 60]), AttentionShape(2, 1, 16, 0.25), WHOLE)
+    # 16 tokens of two heads each
+    assert work.items[: int(work.total)].tolist() == [[0, 0], *([2, tile] for tile in (3, 2, 1, 0))]
 
 
 class Measured:
     """A GPU of this name, whose table has a plan for one shape."""
 
     SHAPE = AttentionShape(8, 2, 64, 0.125)
-    PLAN = ChunkPlan(lines=128, keys=64, programs=132, warps=8, stages=2, parts=8)
+    PLAN = ChunkPlan(lines=128, keys=64, programs=132, warps=8, stages=2)
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, gpu: Gpu | None) -> None:
         table = {"A GPU": {"8 heads, 2 KV heads of 64, bfloat16": asdict(self.PLAN)}}
@@ -173,18 +153,12 @@ def test_plans_in_the_table_are_plans() -> None:
             plan = ChunkPlan(**entry)
             powers = (plan.lines, plan.keys, plan.warps)
             assert all(number & (number - 1) == 0 for number in powers), (gpu, key)
-            assert min(plan.programs, plan.stages, plan.parts) >= 1, (gpu, key)
+            assert min(plan.programs, plan.stages) >= 1, (gpu, key)
 
 
-@pytest.mark.parametrize(
-    ("exact", "split", "parts"),
-    [(False, 115, IN_PARTS.parts), (True, 115, 1), (False, 114, 1)],
-    ids=["short", "exact", "long"],
-)
 def test_a_launch_is_cut_once_for_all_layers_of_a_shape_and_gives_what_it_gives_without_a_plan(
-    monkeypatch: pytest.MonkeyPatch, exact: bool, split: int, parts: int
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(prefill_schedule, "SPLIT_LAUNCH", split)
     counts = [70, 45]
     heads, kv_heads, dim, block_size = SHAPES[0]
     torch.manual_seed(5)
@@ -199,7 +173,7 @@ def test_a_launch_is_cut_once_for_all_layers_of_a_shape_and_gives_what_it_gives_
     weights = Attention(shape, 0, NOTHING, NOTHING, None, None, NOTHING)
     rope = RopeTable(torch.ones((256, dim // 2), device=DEVICE), torch.zeros((256, dim // 2), device=DEVICE))
     found = []
-    for plan in (None, IN_PARTS):
+    for plan in (None, WHOLE):
         monkeypatch.setattr(ragged, "chunk_plan", lambda shape, dtype, plan=plan: plan)
         torch.manual_seed(6)
         lengths = [70, 130]
@@ -209,11 +183,11 @@ def test_a_launch_is_cut_once_for_all_layers_of_a_shape_and_gives_what_it_gives_
         rows = torch.repeat_interleave(torch.tensor(counts)).to(DEVICE)
         slots = kv.tables[rows, positions // block_size].long() * block_size + positions % block_size
         batch = replace(batch_of(kv, counts), positions=positions, slot_mapping=slots)
-        attention = ragged.ChunkAttention(batch, KVCache((kv.keys,), (kv.values,), block_size), [rope], exact=exact)
+        attention = ragged.ChunkAttention(batch, KVCache((kv.keys,), (kv.values,), block_size), [rope])
         qkv = torch.randn((115, (heads + 2 * kv_heads) * dim), device=DEVICE)
         found.append(attention.attended(qkv, weights, 0))
         assert torch.equal(attention.attended(qkv, weights, 0), found[-1])
-    assert seen == [replace(IN_PARTS, parts=parts)]
+    assert seen == [WHOLE]
     assert relative_error(found[1], found[0]) < TOLERANCE[torch.float32]
 
 
@@ -221,7 +195,7 @@ def test_a_launch_is_cut_once_for_all_layers_of_a_shape_and_gives_what_it_gives_
 
 LAUNCHES = {  # query tokens and lengths of each row
     "beside decode rows": ([1, 1, 300, 70, 1, 0], [1500, 33, 2300, 70, 1, 0]),
-    "rows of one token in parts": ([1, 600, 1], [3000, 700, 17]),
+    "rows of one token": ([1, 600, 1], [3000, 700, 17]),
     "a prompt alone": ([513], [513]),
     "over a long cache": ([129], [9000]),
 }
@@ -249,18 +223,15 @@ def plans(head_dim: int) -> Iterator[ChunkPlan]:
     """Tiles of two warpgroups, or of one with two programs a multiprocessor, as far as shared memory holds them."""
     processors = torch.cuda.get_device_properties(0).multi_processor_count
     if head_dim in HEAD_DIMS:
-        for (keys, stages), turns, parts in itertools.product(((128, 2), (128, 3), (64, 6)), (0, 1), (16, 1)):
-            yield ChunkPlan(128, keys, processors, 8, stages, parts, copiers=1, turns=turns)
-        for part_keys in (1024, 2048):
-            yield ChunkPlan(128, 128, processors, 8, 3, 16, part_keys, copiers=1)
+        for (keys, stages), turns in itertools.product(((128, 2), (128, 3), (64, 6)), (0, 1)):
+            yield ChunkPlan(128, keys, processors, 8, stages, copiers=1, turns=turns)
     pad = max(64, 1 << (head_dim - 1).bit_length())
     for (lines, warps, each), keys, stages in itertools.product(
         ((128, 8, 1), (64, 4, 2)), (32, 64) if pad > 128 else (64, 128), (2, 3)
     ):
         if each * (lines + 2 * keys * stages) * pad * 2 > 226 << 10 or (warps == 4 and pad > 128):
             continue
-        for parts in (8, 1, 16):
-            yield ChunkPlan(lines, keys, each * processors, warps, stages, parts)
+        yield ChunkPlan(lines, keys, each * processors, warps, stages)
 
 
 @pytest.mark.gpu
@@ -279,21 +250,19 @@ def test_plans_of_all_sizes_give_what_attention_without_one_gives(
     expected = ragged.chunk_attention(
         q, kv.keys, kv.values, kv.tables, kv.seq_lens, batch.query_start_loc, dim**-0.5, window
     )
-    few = list(plans(dim))[::4]  # each with another number of parts than the one before
-    assert {plan.parts > 1 for plan in few} == {False, True}
-    for plan in few:
+    for plan in plans(dim):
         assert relative_error(attend(q, kv, batch, window, plan), expected) < TOLERANCE[torch.bfloat16], plan
 
 
 @pytest.mark.gpu
 @pytest.mark.timeout(600)
-def test_on_a_gpu_without_parts_a_token_s_bits_hang_neither_on_its_neighbours_nor_on_where_its_chunk_began() -> None:
+def test_on_a_gpu_a_token_s_bits_hang_neither_on_its_neighbours_nor_on_where_its_chunk_began() -> None:
     torch.manual_seed(8)
     heads, kv_heads, dim = SERVED[0]
     kv = random_cache([900, 333, 40], kv_heads, dim)
     queries = [400, 1, 40]
     q = random_queries(sum(queries), heads, dim, torch.bfloat16)
-    for plan in (plan for plan in plans(dim) if plan.parts == 1):
+    for plan in plans(dim):
         together = attend(q, kv, batch_of(kv, queries), 0, plan)
         first = 0
         for row, count in enumerate(queries):
@@ -312,7 +281,7 @@ def test_one_graph_of_it_serves_every_way_to_share_out_a_launch_s_tokens() -> No
     heads, kv_heads, dim = SERVED[0]
     kv = random_cache([900, 333, 40, 0], kv_heads, dim)
     q = random_queries(256, heads, dim, torch.bfloat16)
-    for plan in list(plans(dim))[::3]:
+    for plan in list(plans(dim))[::2]:
         lengths, starts = torch.zeros_like(kv.seq_lens), torch.zeros(5, dtype=torch.int32, device=DEVICE)
         fixed = Paged(kv.keys, kv.values, kv.tables, lengths)
         batch = replace(batch_of(fixed, [256, 0, 0, 0]), query_start_loc=starts)

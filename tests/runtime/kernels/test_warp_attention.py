@@ -16,7 +16,7 @@ from tests.runtime.kernels.triton_device import TOLERANCE, relative_error, trito
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import AttentionShape  # noqa: E402
-from runahead.runtime.kernels.triton.attention import hopper_copies, prefill_hopper, prefill_schedule  # noqa: E402
+from runahead.runtime.kernels.triton.attention import hopper_copies, prefill_hopper  # noqa: E402
 from runahead.runtime.kernels.triton.attention.prefill import prefill_attention  # noqa: E402
 from runahead.runtime.kernels.triton.attention.prefill_schedule import cut_chunks  # noqa: E402
 from runahead.runtime.kernels.triton.attention.prefill_tuning import ChunkPlan  # noqa: E402
@@ -25,7 +25,6 @@ from tests.runtime.kernels.test_triton_attention import attention_of, paged  # n
 from tests.runtime.kernels.test_triton_line_attention import batch_of, random_queries  # noqa: E402
 
 WHOLE = ChunkPlan(lines=128, keys=64, programs=3, warps=8, stages=2, copiers=1)
-IN_PARTS = replace(WHOLE, parts=4, part_keys=64)
 KERNEL: Any = prefill_hopper.groups_kernel
 LENGTHS, QUERIES = [200, 1, 0, 170, 300], [70, 1, 1, 1, 45]
 
@@ -52,20 +51,19 @@ def test_who_has_no_such_plan_needs_no_gluon() -> None:
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="there the kernel itself runs: tests/gpu")
 @pytest.mark.parametrize(
-    ("plan", "split", "window", "heads", "block_size"),
+    ("plan", "window", "heads", "block_size"),
     [
-        (WHOLE, 512, 0, 4, 16),
-        (replace(WHOLE, keys=128, stages=3, turns=1), 512, 20, 4, 16),
-        (replace(WHOLE, stages=4), 512, 0, 6, 8),
-        (IN_PARTS, 512, 100, 4, 64),
-        (replace(IN_PARTS, turns=1), 8, 0, 4, 32),
+        (WHOLE, 0, 4, 16),
+        (replace(WHOLE, keys=128, stages=3, turns=1), 20, 4, 16),
+        (replace(WHOLE, stages=4), 0, 6, 8),
+        (WHOLE, 100, 4, 64),
+        (replace(WHOLE, turns=1), 0, 4, 32),
     ],
-    ids=["whole", "window", "wide heads", "parts", "by row"],
+    ids=["whole", "window", "wide heads", "large blocks", "turns"],
 )
 def test_chunks_and_decode_rows_together(
-    monkeypatch: pytest.MonkeyPatch, plan: ChunkPlan, split: int, window: int, heads: int, block_size: int
+    monkeypatch: pytest.MonkeyPatch, plan: ChunkPlan, window: int, heads: int, block_size: int
 ) -> None:
-    monkeypatch.setattr(prefill_schedule, "SPLIT_LAUNCH", split)
     monkeypatch.setattr(prefill_hopper, "groups_kernel", Emulated())
     torch.manual_seed(3)
     dim = 128 if plan.stages == 4 else 64
@@ -73,8 +71,6 @@ def test_chunks_and_decode_rows_together(
     q = random_queries(sum(QUERIES), heads, dim, torch.bfloat16)
     batch = batch_of(kv, QUERIES)
     work = cut_chunks(batch, AttentionShape(heads, 2, dim, dim**-0.5), plan)
-    for tensor in (work.partial, work.top, work.mass):
-        tensor.fill_(float("nan"))
     out = prefill_attention(q, kv.keys, kv.values, batch, dim**-0.5, window, plan, work)
     first = 0
     for row, (length, count) in enumerate(zip(LENGTHS, QUERIES, strict=True)):

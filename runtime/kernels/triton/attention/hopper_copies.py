@@ -24,21 +24,18 @@ _RECORD, _HALF = gl.constexpr(RECORD), gl.constexpr(HALF)
 
 @gluon.jit
 def item_of(turn, items, all_items, KV_HEADS: gl.constexpr):
-    """Read the item of this turn like `prefill_attention`: whether there is one, its row, tile, part and parts, and its
-    KV head.
-    """
+    """Read the item of this turn like `prefill_attention`: whether there is one, its row, tile, and KV head."""
     program, programs = gl.program_id(0), gl.num_programs(0)
     index = turn * programs + gl.where(turn % 2 == 1, programs - 1 - program, program)
     there = index < all_items
     at = items + gl.where(there, index // KV_HEADS, 0) * _RECORD
-    return there, gl.load(at), gl.load(at + 1), gl.load(at + 2), gl.load(at + 3), index % KV_HEADS
+    return there, gl.load(at), gl.load(at + 1), index % KV_HEADS
 
 
 @gluon.jit
 def seen_of(
-    there, row, tile, part, parts, seq_lens, query_start_loc, TOKENS: gl.constexpr, KEYS: gl.constexpr,
-    PARTS: gl.constexpr, WINDOW: gl.constexpr,
-):  # fmt: skip
+    there, row, tile, seq_lens, query_start_loc, TOKENS: gl.constexpr, KEYS: gl.constexpr, WINDOW: gl.constexpr
+):
     """Return the row's first query token, their number and the preceding tokens; then as positions the end of the
     tile's last KV tile, the item's begin and end, and begin and end of the unmasked range. Begins are multiples of
     KEYS; empty ranges have equal ends.
@@ -53,10 +50,6 @@ def seen_of(
     if WINDOW > 0:
         begin = gl.maximum(first + 1 - WINDOW, 0) // KEYS * KEYS
     end = gl.where(there, gl.maximum(last, begin), begin)
-    if PARTS > 1:
-        each = ((last - begin + KEYS - 1) // KEYS + parts - 1) // parts * KEYS
-        begin = gl.where(parts > 1, gl.minimum(begin + part * each, end), begin)
-        end = gl.where(parts > 1, gl.minimum(end, begin + each), end)
     whole_begin = begin
     if WINDOW > 0:
         hidden = gl.maximum(first + TOKENS - WINDOW, 0)
@@ -87,17 +80,15 @@ def copying_group(
     keys, values, key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, block_tables, table_stride,
     nowhere, seq_lens, query_start_loc, items, total, KV_HEADS: gl.constexpr, DIM: gl.constexpr,
     BLOCK_SIZE: gl.constexpr, WINDOW: gl.constexpr, TOKENS: gl.constexpr, KEYS: gl.constexpr, PIECE: gl.constexpr,
-    STAGES: gl.constexpr, PARTS: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
     """Copy every tile of keys and values for the computing groups, in their order, as ring stages become free."""
     all_items = gl.load(total) * KV_HEADS
     programs = gl.num_programs(0)
     brought = 0
     for turn in range(0, (all_items + programs - 1) // programs):
-        there, row, tile, part, parts, kv_head = item_of(turn, items, all_items, KV_HEADS)
-        _, _, _, last, begin, end, _, _ = seen_of(
-            there, row, tile, part, parts, seq_lens, query_start_loc, TOKENS, KEYS, PARTS, WINDOW
-        )
+        there, row, tile, kv_head = item_of(turn, items, all_items, KV_HEADS)
+        _, _, _, last, begin, end, _, _ = seen_of(there, row, tile, seq_lens, query_start_loc, TOKENS, KEYS, WINDOW)
         table = block_tables + row.to(gl.int64) * table_stride
         for first in range(begin, end, KEYS):
             # Look up blocks before the wait for a stage. Beyond the last token no block number is read: an index

@@ -2,7 +2,7 @@
 lines of one tile. Only KV tiles at the ends of a tile's range are masked.
 
 Query tiles are anchored at a row's first query token, KV tiles at position 0. Source: FlashAttention-2 (Dao, 2023),
-forward, over block tables; split-KV parts as in Flash-Decoding (Dao et al., 2023).
+forward, over block tables.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -26,14 +26,14 @@ _RECORD = tl.constexpr(RECORD)
 
 @triton.jit
 def _item(turn, items, all_items, HEADS: tl.constexpr):
-    """Read a program's item of this `turn`: whether there is one, its row, tile, part and parts, and its KV head. Every
-    other turn assigns items in reverse, since the longest come first.
+    """Read a program's item of this `turn`: whether there is one, its row, its tile, and its KV head. Every other turn
+    assigns items in reverse, since the longest come first.
     """
     program, programs = tl.program_id(0), tl.num_programs(0)
     index = turn * programs + tl.where(turn % 2 == 1, programs - 1 - program, program)
     there = index < all_items
     at = items + tl.where(there, index // HEADS, 0) * _RECORD
-    return there, tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3), index % HEADS
+    return there, tl.load(at), tl.load(at + 1), index % HEADS
 
 
 @triton.jit
@@ -108,21 +108,19 @@ def _fold_tiles(
 
 @triton.jit(do_not_specialize=["table_stride"])
 def _lines_kernel(
-    q, keys, values, kv_scales, block_tables, seq_lens, query_start_loc, items, total, out, partial, part_top,
-    part_mass, scale, table_stride, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE:
+    q, keys, values, kv_scales, block_tables, seq_lens, query_start_loc, items, total, out, scale,
+    table_stride, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE:
     tl.constexpr, WINDOW: tl.constexpr, LINES: tl.constexpr, TOKENS: tl.constexpr, KEYS: tl.constexpr, DIM_PAD:
-    tl.constexpr, STAGES: tl.constexpr, PARTS: tl.constexpr, BY_ROW: tl.constexpr, CAP: tl.constexpr,
+    tl.constexpr, STAGES: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
-    """Process items of one KV head in order. BY_ROW: a row with several parts has one query token, and stores them by
-    row.
-    """
+    """Process items of one KV head in order."""
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
     ROW_STRIDE: tl.constexpr = KV_HEADS * HEAD_DIM
     d = tl.arange(0, DIM_PAD)
     all_items = tl.load(total) * KV_HEADS
     programs = tl.num_programs(0)
     for turn in range(0, (all_items + programs - 1) // programs):
-        there, row, tile, part, parts, kv_head = _item(turn, items, all_items, KV_HEADS)
+        there, row, tile, kv_head = _item(turn, items, all_items, KV_HEADS)
         i, head, ok, first_query, count = _lines(row, tile, kv_head, there, query_start_loc, GROUP, LINES, TOKENS)
         seq_len = tl.load(seq_lens + row)
         old_len = seq_len - count
@@ -133,17 +131,13 @@ def _lines_kernel(
         key_scale, value_scale = head_scales(kv_scales, kv_head, KV_HEADS)
         key_factor = scale * key_scale
 
-        # The tile's visible range, and the item's part of it in whole KV tiles.
+        # The tile's visible range.
         first_position = old_len + tile * TOKENS
         last = tl.minimum(first_position + TOKENS, seq_len)
         begin = 0
         if WINDOW > 0:
             begin = tl.maximum(first_position + 1 - WINDOW, 0) // KEYS * KEYS
         end = tl.where(there, last, begin)
-        if PARTS > 1:
-            each = ((last - begin + KEYS - 1) // KEYS + parts - 1) // parts * KEYS
-            begin += part * each
-            end = tl.where(parts > 1, tl.minimum(end, begin + each), end)
         # Of this range, the KV tiles that every line sees completely.
         whole_end = tl.maximum(first_position + 1, 0) // KEYS * KEYS
         whole_begin = begin
@@ -171,62 +165,8 @@ def _lines_kernel(
             ROW_STRIDE, HEAD_DIM, BLOCK_SIZE, WINDOW, KEYS, DIM_PAD, STAGES, True, CAP,
         )  # fmt: skip
 
-        if PARTS > 1:
-            if parts > 1:
-                slot = row + i
-                if not BY_ROW:
-                    slot = first_query + i
-                cell = (slot.to(tl.int64) * PARTS + part) * Q_HEADS + head
-                tl.store(partial + cell[:, None] * HEAD_DIM + d[None, :], acc, mask=token_ok)
-                tl.store(part_top + cell, top, mask=ok)
-                tl.store(part_mass + cell, mass, mask=ok)
-            else:
-                result = acc / tl.where(mass == 0.0, 1.0, mass)[:, None] * value_scale
-                tl.store(out + q_at, result.to(out.dtype.element_ty), mask=token_ok)
-        else:
-            result = acc / tl.where(mass == 0.0, 1.0, mass)[:, None] * value_scale
-            tl.store(out + q_at, result.to(out.dtype.element_ty), mask=token_ok)
-
-
-@triton.jit
-def _add_parts_kernel(
-    query_start_loc, items, total, partial, part_top, part_mass, out, kv_scales, Q_HEADS: tl.constexpr, KV_HEADS:
-    tl.constexpr, HEAD_DIM: tl.constexpr, LINES: tl.constexpr, TOKENS: tl.constexpr, DIM_PAD: tl.constexpr, PARTS:
-    tl.constexpr, BY_ROW: tl.constexpr,
-):  # fmt: skip
-    """Reduce the parts of every split tile in order, in the program of the tile's first part."""
-    d = tl.arange(0, DIM_PAD)
-    all_items = tl.load(total) * KV_HEADS
-    programs = tl.num_programs(0)
-    for turn in range(0, (all_items + programs - 1) // programs):
-        there, row, tile, part, parts, kv_head = _item(turn, items, all_items, KV_HEADS)
-        if there & (part == 0) & (parts > 1):
-            i, head, ok, first_query, _ = _lines(
-                row, tile, kv_head, there, query_start_loc, Q_HEADS // KV_HEADS, LINES, TOKENS
-            )
-            slot = row + i
-            if not BY_ROW:
-                slot = first_query + i
-            token_ok = ok[:, None] & (d < HEAD_DIM)[None, :]
-            first_cell = slot.to(tl.int64) * PARTS * Q_HEADS + head
-            top = tl.full([LINES], float("-inf"), tl.float32)
-            mass = tl.zeros([LINES], tl.float32)
-            acc = tl.zeros([LINES, DIM_PAD], tl.float32)
-            for one in range(0, parts):
-                cell = first_cell + one * Q_HEADS
-                its_top = tl.load(part_top + cell, mask=ok, other=float("-inf"))
-                its_mass = tl.load(part_mass + cell, mask=ok, other=0.0)
-                its = tl.load(partial + cell[:, None] * HEAD_DIM + d[None, :], mask=token_ok, other=0.0)
-                new_top = tl.maximum(top, its_top)
-                shift = tl.where(new_top == float("-inf"), 0.0, new_top)
-                kept, added = tl.exp2(top - shift), tl.exp2(its_top - shift)
-                mass = mass * kept + its_mass * added
-                acc = acc * kept[:, None] + its * added[:, None]
-                top = new_top
-            _, value_scale = head_scales(kv_scales, kv_head, KV_HEADS)
-            result = acc / tl.where(mass == 0.0, 1.0, mass)[:, None] * value_scale
-            at = ((first_query + i).to(tl.int64) * Q_HEADS + head)[:, None] * HEAD_DIM + d[None, :]
-            tl.store(out + at, result.to(out.dtype.element_ty), mask=token_ok)
+        result = acc / tl.where(mass == 0.0, 1.0, mass)[:, None] * value_scale
+        tl.store(out + q_at, result.to(out.dtype.element_ty), mask=token_ok)
 
 
 def prefill_attention(
@@ -253,7 +193,6 @@ def prefill_attention(
     kv_heads = keys.shape[2]
     tokens = plan.tokens(q_heads // kv_heads)
     dim_pad = max(triton.next_power_of_2(head_dim), 16)
-    by_row = work.split_tokens == 1
     out = torch.zeros_like(q) if out is None else out
     grid = (min(plan.programs, work.items.shape[0] * kv_heads),)
     # Only the other form, which accepts any plan, supports a cap and FP8.
@@ -274,9 +213,6 @@ def prefill_attention(
             work.items,
             work.total,
             out,
-            work.partial,
-            work.top,
-            work.mass,
             scale * LOG2_E,
             batch.block_tables.stride(0),
             Q_HEADS=q_heads,
@@ -289,29 +225,7 @@ def prefill_attention(
             KEYS=plan.keys,
             DIM_PAD=dim_pad,
             STAGES=plan.stages,
-            PARTS=plan.parts,
-            BY_ROW=by_row,
             CAP=cap * LOG2_E,
-            num_warps=plan.warps,
-        )
-    if plan.parts > 1:
-        _add_parts_kernel[grid](
-            batch.query_start_loc,
-            work.items,
-            work.total,
-            work.partial,
-            work.top,
-            work.mass,
-            out,
-            kv_scales,
-            Q_HEADS=q_heads,
-            KV_HEADS=kv_heads,
-            HEAD_DIM=head_dim,
-            LINES=plan.lines,
-            TOKENS=tokens,
-            DIM_PAD=dim_pad,
-            PARTS=plan.parts,
-            BY_ROW=by_row,
             num_warps=plan.warps,
         )
     return out

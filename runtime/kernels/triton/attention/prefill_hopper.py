@@ -2,7 +2,7 @@
 and values block by block, and two consumer groups compute 64 lines of the tile each. A consumer group computes the next
 scores on the matrix units during the softmax of the last ones, beside the other group's products.
 
-Items, lines, KV tiles and parts are those of `prefill_attention`. Source: FlashAttention-3 (Shah et al., 2024),
+Items, lines and KV tiles are those of `prefill_attention`. Source: FlashAttention-3 (Shah et al., 2024),
 forward: producer and consumers, and scores one tile ahead. Written in Gluon, Triton's language for explicit warps and
 layouts.
 """
@@ -154,24 +154,11 @@ def _fold_tiles(
 
 
 @gluon.jit
-def _cell(
-    row, first_query, tile, part, kv_head, line, Q_HEADS: gl.constexpr, GROUP: gl.constexpr, TOKENS: gl.constexpr,
-    PARTS: gl.constexpr, BY_ROW: gl.constexpr,
-):  # fmt: skip
-    """Return the index of each line's part, [LINES]."""
-    slot = row + tile * TOKENS + line // GROUP
-    if not BY_ROW:
-        slot += first_query - row
-    return (slot.to(gl.int64) * PARTS + part) * Q_HEADS + kv_head * GROUP + line % GROUP
-
-
-@gluon.jit
 def _computing_group(
     q, query, key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, turns, seq_lens, query_start_loc,
-    items, total, out, partial, part_top, part_mass, scale, GROUP_OF: gl.constexpr, TURNS: gl.constexpr,
-    Q_HEADS: gl.constexpr,
+    items, total, out, scale, GROUP_OF: gl.constexpr, TURNS: gl.constexpr, Q_HEADS: gl.constexpr,
     KV_HEADS: gl.constexpr, DIM: gl.constexpr, WINDOW: gl.constexpr, TOKENS: gl.constexpr, KEYS: gl.constexpr,
-    PIECE: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, BY_ROW: gl.constexpr,
+    PIECE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Process the group's lines of items in order. GROUP_OF: 0 or 1, the group's index."""
     GROUP: gl.constexpr = Q_HEADS // KV_HEADS
@@ -184,9 +171,9 @@ def _computing_group(
     programs = gl.num_programs(0)
     done = 0
     for turn in range(0, (all_items + programs - 1) // programs):
-        there, row, tile, part, parts, kv_head = item_of(turn, items, all_items, KV_HEADS)
+        there, row, tile, kv_head = item_of(turn, items, all_items, KV_HEADS)
         first_query, count, before, last, begin, end, whole_begin, whole_end = seen_of(
-            there, row, tile, part, parts, seq_lens, query_start_loc, TOKENS, KEYS, PARTS, WINDOW
+            there, row, tile, seq_lens, query_start_loc, TOKENS, KEYS, WINDOW
         )
         i = tile * TOKENS + line // GROUP
         head = kv_head * GROUP + line % GROUP
@@ -215,31 +202,17 @@ def _computing_group(
             end, last, position, scale, top, mass, acc, GROUP_OF, TURNS, DIM, WINDOW, KEYS, PIECE, STAGES, True,
             SCORES, SUMS,
         )  # fmt: skip
-        is_part = parts < 0
-        if PARTS > 1:
-            is_part = parts > 1
-        if is_part:
-            line_of_sums = GROUP_OF * _LINES + gl.arange(0, _LINES, gl.SliceLayout(1, SUMS))
-            cell = _cell(row, first_query, tile, part, kv_head, line_of_sums, Q_HEADS, GROUP, TOKENS, PARTS, BY_ROW)
-            there_is = (line_of_sums < TOKENS * GROUP) & (tile * TOKENS + line_of_sums // GROUP < count) & there
-            of_sums = gl.arange(0, DIM, gl.SliceLayout(0, SUMS))
-            gl.store(partial + cell[:, None] * DIM + of_sums[None, :], acc, mask=there_is[:, None])
-            cell = _cell(row, first_query, tile, part, kv_head, line_of_scores, Q_HEADS, GROUP, TOKENS, PARTS, BY_ROW)
-            there_is = (line_of_scores < TOKENS * GROUP) & (tile * TOKENS + line_of_scores // GROUP < count) & there
-            gl.store(part_top + cell, top, mask=there_is)
-            gl.store(part_mass + cell, mass, mask=there_is)
-        else:
-            divisor = gl.convert_layout(gl.where(mass == 0.0, 1.0, mass), gl.SliceLayout(1, SUMS))
-            query.store((acc / divisor[:, None]).to(out.dtype.element_ty))
-            gl.store(out + at, query.load(FLAT), mask=ok[:, None])
+        divisor = gl.convert_layout(gl.where(mass == 0.0, 1.0, mass), gl.SliceLayout(1, SUMS))
+        query.store((acc / divisor[:, None]).to(out.dtype.element_ty))
+        gl.store(out + at, query.load(FLAT), mask=ok[:, None])
 
 
 @gluon.jit(do_not_specialize=["table_stride", "nowhere"])
 def groups_kernel(
-    q, keys, values, block_tables, seq_lens, query_start_loc, items, total, out, partial, part_top, part_mass, scale,
+    q, keys, values, block_tables, seq_lens, query_start_loc, items, total, out, scale,
     table_stride, nowhere, Q_HEADS: gl.constexpr, KV_HEADS: gl.constexpr, DIM: gl.constexpr, BLOCK_SIZE: gl.constexpr,
     WINDOW: gl.constexpr, TOKENS: gl.constexpr, KEYS: gl.constexpr, PIECE: gl.constexpr, STAGES: gl.constexpr,
-    PARTS: gl.constexpr, BY_ROW: gl.constexpr, COPIERS: gl.constexpr, TURNS: gl.constexpr,
+    COPIERS: gl.constexpr, TURNS: gl.constexpr,
 ):  # fmt: skip
     """Process items of one KV head in order. A ring stage is ready when its bytes have arrived, and free when both
     consumer groups have released it.
@@ -268,16 +241,16 @@ def groups_kernel(
                 _computing_group,
                 (
                     q, queries.index(0), key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, turns,
-                    seq_lens, query_start_loc, items, total, out, partial, part_top, part_mass, scale, 0, TURNS,
-                    Q_HEADS, KV_HEADS, DIM, WINDOW, TOKENS, KEYS, PIECE, STAGES, PARTS, BY_ROW,
+                    seq_lens, query_start_loc, items, total, out, scale, 0, TURNS,
+                    Q_HEADS, KV_HEADS, DIM, WINDOW, TOKENS, KEYS, PIECE, STAGES,
                 ),
             ),
             (
                 _computing_group,
                 (
                     q, queries.index(1), key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, turns,
-                    seq_lens, query_start_loc, items, total, out, partial, part_top, part_mass, scale, 1, TURNS,
-                    Q_HEADS, KV_HEADS, DIM, WINDOW, TOKENS, KEYS, PIECE, STAGES, PARTS, BY_ROW,
+                    seq_lens, query_start_loc, items, total, out, scale, 1, TURNS,
+                    Q_HEADS, KV_HEADS, DIM, WINDOW, TOKENS, KEYS, PIECE, STAGES,
                 ),
             ),
             (
@@ -285,7 +258,7 @@ def groups_kernel(
                 (
                     keys, values, key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, block_tables,
                     table_stride, nowhere, seq_lens, query_start_loc, items, total, KV_HEADS, DIM, BLOCK_SIZE, WINDOW,
-                    TOKENS, KEYS, PIECE, STAGES, PARTS,
+                    TOKENS, KEYS, PIECE, STAGES,
                 ),
             ),
         ],
@@ -306,7 +279,7 @@ def attend_in_groups(
     out: torch.Tensor,
     grid: tuple[int],
 ) -> None:
-    """Write `prefill_attention`'s output and the parts of `work` with warp-specialized programs.
+    """Write `prefill_attention`'s output with warp-specialized programs.
 
     q, out: contiguous [T, q_heads, D], 16 bits, D 64 or 128. keys, values: contiguous [num_blocks, block_size,
     kv_heads, D]. scale: of the scores, for base 2. plan: with copiers, 128 lines and at least two stages: a consumer
@@ -326,9 +299,6 @@ def attend_in_groups(
         work.items,
         work.total,
         out,
-        work.partial,
-        work.top,
-        work.mass,
         scale,
         batch.block_tables.stride(0),
         blocks,
@@ -341,8 +311,6 @@ def attend_in_groups(
         KEYS=plan.keys,
         PIECE=piece,
         STAGES=plan.stages,
-        PARTS=plan.parts,
-        BY_ROW=plan.parts > 1 and work.split_tokens == 1,
         COPIERS=plan.copiers,
         TURNS=plan.turns > 0,
         num_warps=4,

@@ -25,11 +25,9 @@ _HALVES: Final = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 @dataclass(frozen=True, slots=True)
 class ChunkPlan:
     """A split of prefill attention. lines: of a program's tile: pairs of a query token and a query head of one KV head.
-    keys: tokens of a KV tile. programs: that process the items. stages: KV tiles in flight. parts: most parts of a
-    tile's range; 1: not split, so that a query token's bits do not depend on its row's other query tokens. part_keys:
-    fewest tokens of a part. copiers: producer warps of a program beside the computing ones
-    (`attention/prefill_hopper.py`); 0: each warp loads its data. turns: 1: with copiers, the two computing groups
-    alternate their products.
+    keys: tokens of a KV tile. programs: that process the items. stages: KV tiles in flight. copiers: producer warps of
+    a program beside the computing ones (`attention/prefill_hopper.py`); 0: each warp loads its data. turns: 1: with
+    copiers, the two computing groups alternate their products.
     """
 
     lines: int
@@ -37,8 +35,6 @@ class ChunkPlan:
     programs: int
     warps: int
     stages: int
-    parts: int = 1
-    part_keys: int = 512
     copiers: int = 0
     turns: int = 0
 

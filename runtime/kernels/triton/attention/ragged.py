@@ -23,7 +23,6 @@ from runahead.runtime.kernels.triton.attention.prefill import prefill_attention
 from runahead.runtime.kernels.triton.attention.prefill_schedule import (
     ChunkWork,
     cut_chunks,
-    plan_of_launch,
     rows_looked_at,
 )
 from runahead.runtime.kernels.triton.attention.prefill_tuning import ChunkPlan, chunk_plan
@@ -172,11 +171,11 @@ def chunk_attention(
 
 class ChunkAttention:
     """Attention in the layers of one launch with any batch: `prefill_attention` if a plan was measured for this GPU and
-    shape, else `chunk_attention`. exact: a query token's bits do not depend on its row's other query tokens.
+    shape, else `chunk_attention`. A query token's bits do not depend on its row's other query tokens.
     """
 
-    def __init__(self, batch: ForwardBatch, cache: KVCache, ropes: Sequence[RopeTable], *, exact: bool = False) -> None:
-        self._batch, self._cache, self._ropes, self._exact = batch, cache, ropes, exact
+    def __init__(self, batch: ForwardBatch, cache: KVCache, ropes: Sequence[RopeTable]) -> None:
+        self._batch, self._cache, self._ropes = batch, cache, ropes
         self._works: dict[AttentionShape, tuple[ChunkPlan, ChunkWork] | None] = {}
 
     def attended(
@@ -211,7 +210,5 @@ class ChunkAttention:
         """Split the launch once for all layers of a shape."""
         if shape not in self._works:
             plan = chunk_plan(shape, dtype)
-            if plan is not None:
-                plan = plan_of_launch(plan, self._batch, exact=self._exact)
             self._works[shape] = None if plan is None else (plan, cut_chunks(self._batch, shape, plan))
         return self._works[shape]

@@ -1,11 +1,9 @@
 """The beginning of F in a decode launch: embeds tokens and splits attention into items.
 
 Attention runs on a fixed number of programs. Their items are computed on the device from this launch's lengths, so a
-captured graph serves every context. A row's number of items, and so its bits, depend only on its length and the bucket.
-
-In an exact plan bits do not depend on the bucket either: a row's parts are summed in groups, and the groups' sums in
-order. With few rows each part is an item, so that a lone row keeps the GPU busy; with many rows an item is a group, so
-that rows of different lengths balance the programs.
+captured graph serves every context. A row's bits depend on its length alone: its parts are summed in groups, and the
+groups' sums in order. With few rows each part is an item, so that a lone row keeps the GPU busy; with many rows an item
+is a group, so that rows of different lengths balance the programs.
 
 In a mixed launch only rows with one query token are split; the others are prompt chunks for `chunk_attention`.
 """
@@ -38,11 +36,9 @@ _ROWS_OF_MIXED: Final = 512  # of a mixed launch: up to so many have one compile
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
     """A split of decode attention. tile: tokens of a KV tile. chunk: most tiles of a part, exceeded if a row would have
-    over MAX_PARTS parts. A part is an item. programs, warps: of the launch, and of one program. stages: tiles in
-    flight. early: load a part's tiles before its turn. exact: sum the newest part first, then the others in
-    order; otherwise a row's parts are equally long. group: parts that an exact plan sums before adding their sum to
-    other groups'. grouped: an item is a group instead of a part, with the same bits. share: most query tokens of a row
-    in a program, a power of two; 0: all, if their sums fit.
+    over MAX_PARTS parts. programs, warps: of the launch, and of one program. stages: tiles in flight. early: load a
+    part's tiles before its turn. group: parts whose sum is added to other groups'. grouped: an item is a group instead
+    of a part, with the same bits.
     """
 
     tile: int
@@ -51,13 +47,10 @@ class AttentionPlan:
     warps: int
     stages: int
     early: bool
-    exact: bool = False
     group: int = 1
     grouped: bool = False
-    share: int = 0
 
     def __post_init__(self) -> None:
-        assert self.exact or (self.group == 1 and not self.grouped)
         assert not (self.early and self.grouped), "an item's first tile is then not that of its first part"
 
     def parts(self, context_length: int) -> int:
@@ -78,9 +71,9 @@ class AttentionWork:
 @triton.jit(do_not_specialize=["num_tokens", "num_rows"])
 def _begin_kernel(
     token_ids, table, gamma, residual, scaled, squares, seq_lens, query_start_loc, windows, items, total, chunk_lens,
-    num_tokens, num_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, QUERIES: tl.constexpr,
-    TILE: tl.constexpr, MINE: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr, EXACT: tl.constexpr,
-    RAGGED: tl.constexpr, SCALED: tl.constexpr, SCALE: tl.constexpr,
+    num_tokens, num_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+    MINE: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr, RAGGED: tl.constexpr, SCALED: tl.constexpr,
+    SCALE: tl.constexpr,
 ):  # fmt: skip
     """Programs 0 to num_tokens - 1 embed a token each; the next ones split attention, several for each window."""
     program = tl.program_id(0)
@@ -89,7 +82,7 @@ def _begin_kernel(
     else:
         _cut(
             seq_lens, query_start_loc, windows, items, total, chunk_lens, num_rows, program - num_tokens, ROWS, MINE,
-            QUERIES, TILE, CHUNK, GROUP, EXACT, RAGGED,
+            TILE, CHUNK, GROUP, RAGGED,
         )  # fmt: skip
 
 
@@ -114,32 +107,24 @@ def _embed(
 
 @triton.jit
 def _items_of(
-    r, window, seq_lens, query_start_loc, num_rows, QUERIES: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
-    GROUP: tl.constexpr, EXACT: tl.constexpr, RAGGED: tl.constexpr,
+    r, window, seq_lens, query_start_loc, num_rows, TILE: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr,
+    RAGGED: tl.constexpr,
 ):  # fmt: skip
     """Return rows' lengths, the tiles before the visible ones, a part's tiles, the number of items, the number of full
     ones, and the last one's tiles if it is not full. GROUP: parts of an item. RAGGED: no items for rows with another
     number of query tokens than one.
     """
     length = tl.load(seq_lens + r, mask=r < num_rows, other=0)
-    first_end = length  # visible to the row's first query token
     decodes = r < num_rows
-    if (QUERIES > 1) | RAGGED:
+    if RAGGED:
         next_row = tl.load(query_start_loc + 1 + r, mask=r < num_rows, other=0)
         queries = next_row - tl.load(query_start_loc + r, mask=r < num_rows, other=0)
-        if RAGGED:
-            decodes = decodes & (queries == 1)
-        else:
-            first_end -= queries - 1
-    hidden = tl.where(window > 0, tl.maximum(first_end - window, 0) // TILE, 0)
+        decodes = decodes & (queries == 1)
+    hidden = tl.where(window > 0, tl.maximum(length - window, 0) // TILE, 0)
     tiles = (length + TILE - 1) // TILE - hidden
     each = tl.maximum((tiles + _MAX_PARTS - 1) // _MAX_PARTS, CHUNK)
     of_item = each * GROUP
     count = tl.maximum((tiles + of_item - 1) // of_item, 1)  # a masked row has one too, which writes zeros
-    if not EXACT:
-        each = tl.maximum((tiles + count - 1) // count, 1)
-        count = tl.maximum((tiles + each - 1) // each, 1)
-    of_item = each * GROUP
     full = tl.where(decodes, tiles // of_item, 0)
     return length, hidden, each, tl.where(decodes, count, 0), full, tl.maximum(tiles - full * of_item, 0)
 
@@ -147,14 +132,13 @@ def _items_of(
 @triton.jit
 def _cut(
     seq_lens, query_start_loc, windows, items, total, chunk_lens, num_rows, program, ROWS: tl.constexpr,
-    MINE: tl.constexpr, QUERIES: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr,
-    EXACT: tl.constexpr, RAGGED: tl.constexpr,
+    MINE: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
     """Write the items of MINE rows for one window: row, first token, end, the row's first index among all items, its
     number of items, a part's tiles, the row's length, and the item's index. RAGGED: also write the lengths of rows
     without items.
 
-    In an exact plan the longest items come first, so that programs end at about the same time: full items by row, then
+    The longest items come first, so that programs end at about the same time: full items by row, then
     the others by length.
     """
     PROGRAMS: tl.constexpr = ROWS // MINE
@@ -162,11 +146,11 @@ def _cut(
     window = tl.load(windows + which)
     r = tl.arange(0, ROWS)
     _, _, _, counts, fulls, rests = _items_of(
-        r, window, seq_lens, query_start_loc, num_rows, QUERIES, TILE, CHUNK, GROUP, EXACT, RAGGED
+        r, window, seq_lens, query_start_loc, num_rows, TILE, CHUNK, GROUP, RAGGED
     )
     mine = program % PROGRAMS * MINE + tl.arange(0, MINE)
     length, hidden, each, count, full, rest = _items_of(
-        mine, window, seq_lens, query_start_loc, num_rows, QUERIES, TILE, CHUNK, GROUP, EXACT, RAGGED
+        mine, window, seq_lens, query_start_loc, num_rows, TILE, CHUNK, GROUP, RAGGED
     )
     if RAGGED:
         if which == 0:
@@ -206,7 +190,6 @@ def begin_decode(
     squares: torch.Tensor | None = None,
     gamma: torch.Tensor | None = None,
     scale: float = 1.0,
-    queries: int = 1,
     query_start_loc: torch.Tensor | None = None,
     chunk_lens: torch.Tensor | None = None,
 ) -> AttentionWork:
@@ -214,14 +197,12 @@ def begin_decode(
 
     token_ids: int64 [T], in the vocabulary; T of 0 embeds nothing. table: contiguous [vocab, hidden].
     seq_lens: int32 [R]. windows: int32 [W] visible tokens, 0: all; W may be 0. scaled, squares, gamma, all or none:
-        outputs residual * gamma, [hidden], and sums of its squares, float64 [1, T or more]. scale: multiplies
-        embeddings. queries: most query tokens of a row; above one, query_start_loc, int32 [R + 1], has each row's
-        first. chunk_lens: int32 [R], for mixed launches with query_start_loc and a window: output, the lengths of rows
-        with another number of query tokens than one, which are not split, and 0 for others.
+    outputs residual * gamma, [hidden], and sums of its squares, float64 [1, T or more]. scale: multiplies embeddings.
+    chunk_lens: int32 [R], for mixed launches with query_start_loc, int32 [R + 1], and a window: output, the lengths of
+    rows with another number of query tokens than one, which are not split, and 0 for others.
     """
     ragged = chunk_lens is not None
-    assert (queries == 1 and not ragged) or query_start_loc is not None
-    assert not ragged or (queries == 1 and windows.shape[0])
+    assert not ragged or (query_start_loc is not None and windows.shape[0])
     tokens, rows, width = token_ids.shape[0], seq_lens.shape[0], table.shape[1]
     all_rows, kinds, device = triton.next_power_of_2(rows), windows.shape[0], seq_lens.device
     if ragged:
@@ -248,11 +229,9 @@ def begin_decode(
         BLOCK=triton.next_power_of_2(width),
         ROWS=all_rows,
         MINE=mine,
-        QUERIES=triton.next_power_of_2(queries),
         TILE=plan.tile,
         CHUNK=plan.chunk,
         GROUP=plan.group if plan.grouped else 1,
-        EXACT=plan.exact,
         RAGGED=ragged,
         SCALED=gamma is not None,
         SCALE=scale,

@@ -25,7 +25,7 @@ class DecodeBuffers:
 
     attentions: list[tuple[AttentionShape, int]] = field(default_factory=list)  # shapes and windows that there are
     _windows: dict[bool, torch.Tensor] = field(default_factory=dict)
-    _parts: dict[tuple[AttentionShape, AttentionPlan, int, int, int], PartBuffers] = field(default_factory=dict)
+    _parts: dict[tuple[AttentionShape, AttentionPlan, int, int], PartBuffers] = field(default_factory=dict)
     _rooms: dict[str, torch.Tensor] = field(default_factory=dict)  # in which they all lie, the largest launch's first
     _scratch: SplitScratch | None = None
     _arrived: torch.Tensor | None = None
@@ -65,11 +65,11 @@ class DecodeBuffers:
         return self._windows[by_token]
 
     def parts(self, shape: AttentionShape, batch: ForwardBatch, plan: AttentionPlan) -> PartBuffers:
-        rows, queries = triton.next_power_of_2(batch.num_rows), triton.next_power_of_2(batch.decode_queries)
-        key = shape, plan, rows, batch.max_seq_len, queries
+        rows = triton.next_power_of_2(batch.num_rows)
+        key = shape, plan, rows, batch.max_seq_len
         if key not in self._parts:
             self._parts[key] = make_part_buffers(
-                rows, shape, plan, batch.max_seq_len, batch.token_ids.device, queries, self._rooms
+                rows, shape, plan, batch.max_seq_len, batch.token_ids.device, self._rooms
             )
         return self._parts[key]
 

@@ -129,7 +129,7 @@ class RowStream:
             qkv, attended, self._cache.keys[place], self._cache.values[place], batch.block_tables, batch.seq_lens,
             self._work.items[kind], self._work.total[kind], self._emb.ropes[weights.rope], weights,
             self._plan, self._buffers.parts(shape, batch, self._plan), dependent=dependent,
-            queries=batch.decode_queries, query_start_loc=batch.query_start_loc, ragged=self._chunk_lens is not None,
+            query_start_loc=batch.query_start_loc, ragged=self._chunk_lens is not None,
         )  # fmt: skip
 
     def dense(self, weights: Dense) -> None:
@@ -175,7 +175,7 @@ class RowStream:
             batch.token_ids if embeds else batch.token_ids[:0], self._emb.embedding, self._sums.values,
             batch.seq_lens, self._windows, self._plan, scaled=made[0], squares=made[1],
             gamma=None if norm is None else norm.weight, scale=self._emb.embedding_scale,
-            queries=batch.decode_queries, query_start_loc=batch.query_start_loc, chunk_lens=self._chunk_lens,
+            query_start_loc=batch.query_start_loc, chunk_lens=self._chunk_lens,
         )  # fmt: skip
 
     def fuse(self, join: Join, product: Linear | None) -> None:

@@ -29,7 +29,7 @@ class MixedRows(RowStream):
             chunks = replace(batch, seq_lens=self._chunk_lens)
         else:
             self._windows = self._windows[:0]  # nothing is cut into items of decode attention
-        self._attention = ChunkAttention(chunks, cache, emb.ropes, exact=True)
+        self._attention = ChunkAttention(chunks, cache, emb.ropes)
         # Attention's results by their size, for every layer: nobody writes the rows of padding, which stay zero.
         self._results: dict[int, torch.Tensor] = {}
 

@@ -195,9 +195,7 @@ def attention_plan(rows: int, head_dim: int, device: torch.device, group: int = 
     keys and values. What is best was measured on an H200 in 16 bits, at contexts of about 640 tokens."""
     rows = triton.next_power_of_2(rows)
     if device.type != "cuda":
-        return AttentionPlan(
-            16, 2, _INTERPRETED_PROGRAMS, 1, stages=3, early=rows == 1, exact=True, group=2, grouped=rows > 1
-        )
+        return AttentionPlan(16, 2, _INTERPRETED_PROGRAMS, 1, stages=3, early=rows == 1, group=2, grouped=rows > 1)
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     wide, few, many_heads = head_dim > 64, rows <= _FEW_ROWS, group >= _MANY_HEADS
     # A program that holds a part leaves no registers to the next product. Where many heads share keys, that costs
@@ -205,9 +203,7 @@ def attention_plan(rows: int, head_dim: int, device: torch.device, group: int = 
     early = head_dim <= _LARGEST_HEAD and ((few and not many_heads) or (rows == 1 and not wide))
     stages = 1 if early else 2 if rows <= 2 or head_dim > _LARGEST_HEAD else 3 if few else 5
     programs = (2 if early and rows == 1 else 3 if few else 4) * processors
-    return AttentionPlan(
-        _EXACT_TILE, _EXACT_TILES, programs, 4, stages, early, exact=True, group=_EXACT_GROUP, grouped=not few
-    )
+    return AttentionPlan(_EXACT_TILE, _EXACT_TILES, programs, 4, stages, early, group=_EXACT_GROUP, grouped=not few)
 
 
 def measured_entry(key: str) -> dict[str, Any] | None:
