@@ -1,5 +1,5 @@
-"""Launches for whoever compiles kernels, after it has put a GPU in place: experts of which a rank has a part, and what
-follows a product of the vendor's library, which no GPU that is not there has."""
+"""Launches for whoever compiles kernels, after it has put a GPU in place: a rank's part of experts and embedding, and
+what follows a product of the vendor's library, which no GPU that is not there has."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import torch
 
 from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.layers import Experts, Linear, Norm, SharedExpert
+from runahead.runtime.kernels.share import Share
 from runahead.runtime.kernels.triton.gemm.epilogue import GATED, SQUARED, STORE
 from runahead.runtime.kernels.triton.gemm.separate_epilogue import add_scaled, finish_product
 from runahead.runtime.kernels.triton.moe.layer import PackedExperts
+from runahead.runtime.kernels.triton.ops.embedding import embed
 
 COUNT, CHOSEN, HIDDEN, WIDTH = 128, 8, 2048, 768
 
@@ -30,8 +32,9 @@ def launch_what_follows_products() -> None:
 
 
 def launch_a_share() -> None:
-    """On tensors without memory: many tokens, few, and a lone row. And what follows products."""
+    """On tensors without memory: many tokens, few, and a lone row. And the embedding, and what follows products."""
     launch_what_follows_products()
+    embed(torch.empty(8, dtype=torch.int64, device="meta"), torch.empty((64, HIDDEN), device="meta"), 2.0, Share(1, 4))
     empty, width = partial(torch.empty, dtype=torch.bfloat16, device="meta"), WIDTH // 4
     weights = Experts(
         Norm(empty(HIDDEN), 1e-6),
