@@ -90,8 +90,8 @@ def fp8_product(x: Fp8Rows, linear: Linear, out: torch.Tensor, num_rows: int, co
 
 
 def takes_groups(weight: Fp8Weight, num_rows: int) -> bool:
-    """Return whether `fp8_hopper.py` takes the least time where it can compute a product. Its programs share no tile
-    of 64 outputs: a matrix that is deeper than wide keeps too few of them busy."""
+    """Return whether `fp8_hopper.py` takes the least time where it can compute a product. One program
+    computes a tile of 64 outputs: a matrix that is deeper than wide has few of them."""
     outputs, depth = weight.shape
     return num_rows <= (_GROUPS_ROWS if outputs >= depth else _GROUPS_FEW_ROWS)
 

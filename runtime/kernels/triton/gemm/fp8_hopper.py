@@ -2,7 +2,7 @@
 TMA copies of weights and rows block by block, and a group of four warps multiplies. The sums are those of
 `fp8_gemm.py`, in the same order.
 
-With few rows the time is that of reading the weights. So a program has most of a multiprocessor's shared memory as a
+With few rows, memory bandwidth bounds the time. So a program has most of a multiprocessor's shared memory as a
 ring of stages, and requests weights for all of them before it waits for the kernels before it. A stage is ready when
 its bytes have arrived, and free when the computing group has released it. Written in Gluon, Triton's language for
 explicit warps and layouts.
@@ -163,8 +163,8 @@ def _computing_group(
     program, programs = gl.program_id(0), gl.num_programs(0)
     wait_for_predecessors(DEPENDENT)
     done = 0
-    for turn in range(0, (TILES - program + programs - 1) // programs):
-        line = (program + turn * programs) * _LINES
+    for tile in range(program, TILES, programs):
+        line = tile * _LINES
         of_blocks = block_scales + line // _COLUMNS * ALONG
         acc = gl.zeros([_LINES, ROWS], gl.float32, SUMS)
         for block in range(0, BLOCKS, AT_ONCE * PIECES):
@@ -233,7 +233,7 @@ def fp8_group_product(
     x: Fp8Rows, weight: Fp8Weight, out: torch.Tensor, num_rows: int, dependent: bool, processors: int, stages: int = 0
 ) -> None:
     """out = the rounded accumulators of x @ weight.T. out: bfloat16 [num_rows or more, outputs], contiguous. dependent:
-    launched programmatically. processors: most programs. stages: 0: as many as fit."""
+    launched programmatically. processors: most programs. stages: 0: all that fit."""
     outputs, depth = weight.shape
     blocks, tiles = depth // FP8_COLUMNS, ceil_div(outputs, LINES)
     rows, pieces, fitting = _ring_of(num_rows, blocks)
