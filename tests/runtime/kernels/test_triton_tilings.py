@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from tests.runtime.kernels.triton_device import triton_device
 
@@ -68,6 +70,15 @@ def test_what_was_not_measured_takes_a_default_that_fits(
         tile = tiling.rows * (2 if epilogue == "gated" else 1)
         assert (tile + min(columns, tiling.columns)) * tiling.block * itemsize * tiling.stages <= shared
         assert not tiling.spread or outputs * columns * tiling.splits <= SPLIT_WORDS
+
+
+def test_float32_has_one_tile_of_keys_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=100))
+    for rows in (1, 8, 64):
+        halves, wide = (tuning.attention_plan(rows, 128, torch.device("cuda"), 2, itemsize) for itemsize in (2, 4))
+        assert (wide.stages, wide.early) == (1, False) != (halves.stages, halves.early)
+        assert replace(wide, stages=halves.stages, early=halves.early, programs=halves.programs) == halves, "its bits"
+    tuning.attention_plan.cache_clear()
 
 
 def test_launches_that_are_no_bucket_s_run_by_the_plan_of_one() -> None:

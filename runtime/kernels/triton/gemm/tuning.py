@@ -200,8 +200,10 @@ def attention_plan(rows: int, head_dim: int, device: torch.device, group: int = 
     wide, few, many_heads = head_dim > 64, rows <= _FEW_ROWS, group >= _MANY_HEADS
     # A program that holds a part leaves no registers to the next product. Where many heads share keys, that costs
     # more than loading them early wins.
-    early = head_dim <= _LARGEST_HEAD and ((few and not many_heads) or (rows == 1 and not wide))
-    stages = 1 if early else 2 if rows <= 2 or head_dim > _LARGEST_HEAD else 3 if few else 5
+    # Tiles of float32 are twice as large: one at a time fits into the memory of every GPU.
+    halves = itemsize <= _MEASURED_ITEMSIZE
+    early = halves and head_dim <= _LARGEST_HEAD and ((few and not many_heads) or (rows == 1 and not wide))
+    stages = 1 if early or not halves else 2 if rows <= 2 or head_dim > _LARGEST_HEAD else 3 if few else 5
     programs = (2 if early and rows == 1 else 3 if few else 4) * processors
     return AttentionPlan(_EXACT_TILE, _EXACT_TILES, programs, 4, stages, early, group=_EXACT_GROUP, grouped=not few)
 
