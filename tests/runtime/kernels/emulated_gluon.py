@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import torch
 
-_HALF: Final = 64  # numbers in a line of swizzled shared memory
+_LINE_BYTES: Final = 128  # of swizzled shared memory
 _DEADLOCK_S: Final = 20.0
 _own = threading.local()  # a thread's program and its products that nobody has waited for
 
@@ -50,7 +50,7 @@ class Pointer:
 
 
 class Shared:
-    """Shared memory, [n, lines, width] or [lines, width]: lines of the first 64 numbers of each, then of the next."""
+    """Shared memory, [n, lines, width] or [lines, width]: lines of the first 128 bytes of each, then of the next."""
 
     def __init__(self, memory: torch.Tensor, shape: Sequence[int]) -> None:
         self._memory, self.shape, self.dtype = memory, tuple(shape), memory.dtype
@@ -70,13 +70,13 @@ class Shared:
         return lambda: self.load(None).T
 
     def load(self, layout: object) -> torch.Tensor:
-        lines, width = self.shape
-        return self._memory.view(width // _HALF, lines, _HALF).permute(1, 0, 2).reshape(lines, width).clone()
+        (lines, width), half = self.shape, _LINE_BYTES // self.dtype.itemsize
+        return self._memory.view(width // half, lines, half).permute(1, 0, 2).reshape(lines, width).clone()
 
     def store(self, value: torch.Tensor) -> None:
-        lines, width = self.shape
+        (lines, width), half = self.shape, _LINE_BYTES // self.dtype.itemsize
         assert value.shape == self.shape and value.dtype == self.dtype
-        self._memory.copy_(value.view(lines, width // _HALF, _HALF).permute(1, 0, 2).reshape(-1))
+        self._memory.copy_(value.view(lines, width // half, half).permute(1, 0, 2).reshape(-1))
 
 
 class Barrier:
@@ -109,7 +109,7 @@ class Engine:
 
     def __init__(self, seed: int) -> None:
         self._random, self._asked = random.Random(seed), list[Callable[[], None]]()
-        self._changed, self._closed = threading.Condition(), False
+        self._changed, self._closed, self._busy = threading.Condition(), False, False
         self._thread = threading.Thread(target=self._run, name="copy engine")
         self._thread.start()
 
@@ -117,6 +117,11 @@ class Engine:
         with self._changed:
             self._asked.append(copy)
             self._changed.notify()
+
+    def finish(self) -> None:
+        """Wait for the end of everything that was asked for."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._asked and not self._busy)
 
     def close(self) -> None:
         with self._changed:
@@ -130,8 +135,11 @@ class Engine:
                 self._changed.wait_for(lambda: self._asked or self._closed)
                 if not self._asked:
                     return
-                copy = self._asked.pop(self._random.randrange(len(self._asked)))
+                copy, self._busy = self._asked.pop(self._random.randrange(len(self._asked))), True
             copy()
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
 
 
 @dataclass
@@ -167,11 +175,13 @@ class _Words:
     """What the kernel calls `gl`, in a program of a grid."""
 
     int32, int64, float32 = torch.int32, torch.int64, torch.float32
-    bfloat16 = torch.bfloat16
+    bfloat16, float8e4nv = torch.bfloat16, torch.float8_e4m3fn
     constexpr = staticmethod(lambda value: value)
     static_range = range
     arange = staticmethod(lambda begin, end, layout: torch.arange(begin, end))
     convert_layout = staticmethod(lambda value, layout: value)
+    expand_dims = torch.unsqueeze
+    fma = staticmethod(lambda a, b, c: (a.double() * b.double() + c.double()).float())
     exp2, zeros_like = torch.exp2, torch.zeros_like
     where = staticmethod(
         lambda condition, one, other: torch.where(
@@ -231,16 +241,24 @@ def run(
     arguments: Sequence[Any],
     options: dict[str, Any],
     seed: int = 1,
+    waited: Callable[[bool], None] = lambda dependent: None,
 ) -> None:
     """Runs a kernel, as Gluon has it, all of whose functions are in these modules.
 
-    arguments: tensors on the CPU, descriptors that have `base`, `shape` and `block_shape`, numbers. Raises StuckError,
-    and what is asserted.
+    arguments: tensors on the CPU, descriptors that have `base`, `shape` and `block_shape`, numbers. waited:
+    called where a group of warps waits for the kernels before, when the copies that were asked for have ended. Raises
+    StuckError, and what is asserted.
     """
     passed = [Pointer(one.view(-1)) if isinstance(one, torch.Tensor) else one for one in arguments]
     for program in range(grid):
         engine = Engine(seed + program)
+
+        def wait(dependent: bool, engine: Engine = engine) -> None:
+            engine.finish()
+            waited(dependent)
+
         words = _emulated(modules, _Words(program, grid), engine)
+        words |= {"wait_for_predecessors": wait, "let_dependents_start": lambda dependent: None}
         try:
             _in_words(kernel.fn, words)(*passed, **options)
         finally:

@@ -1,4 +1,4 @@
-"""Products of rows with an FP8 matrix, both sides in FP8: by the vendor's library, or by a kernel of ours.
+"""Products of rows with an FP8 matrix, both sides in FP8: by the vendor's library, or by kernels of ours.
 
 The matrix units sum 128 columns. One float32 accumulator for each output adds these sums, columns ascending: each is
 multiplied by the product of the row's scale and the scale of the weights' block, and added, by one rounding (`fma`).
@@ -27,12 +27,15 @@ from runahead.runtime.kernels.layers import Linear
 from runahead.runtime.kernels.quantized_weight import FP8_COLUMNS, Fp8Weight
 from runahead.runtime.kernels.triton.gemm.cublaslt import vendor_library
 from runahead.runtime.kernels.triton.gemm.fp8_rows import Fp8Rows, fp8_rows
+from runahead.runtime.kernels.triton.gpu.capability import current_gpu
 from runahead.runtime.rounding import ceil_div
 
 _COLUMNS = tl.constexpr(FP8_COLUMNS)
 _TILE: Final = 64  # outputs of a program, as the matrix units take them
 _STAGES: Final = 4  # blocks of 128 columns on their way at a time: they fit into the shared memory of any GPU
 _LEAST_ROWS, _MOST_ROWS = 16, 64  # rows of the batch that a program has
+_GROUPS_CAPABILITY: Final = (9, 0)  # of `fp8_hopper.py`
+_GROUPS_ROWS, _GROUPS_FEW_ROWS = 64, 16  # rows of the batch up to which it is the fastest, and of a deep matrix
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -86,6 +89,13 @@ def fp8_product(x: Fp8Rows, linear: Linear, out: torch.Tensor, num_rows: int, co
     )
 
 
+def takes_groups(weight: Fp8Weight, num_rows: int) -> bool:
+    """Return whether `fp8_hopper.py` takes the least time where it can compute a product. One program
+    computes a tile of 64 outputs: a matrix that is deeper than wide has few of them."""
+    outputs, depth = weight.shape
+    return num_rows <= (_GROUPS_ROWS if outputs >= depth else _GROUPS_FEW_ROWS)
+
+
 def fp8_sums(
     x: torch.Tensor | Fp8Rows,
     linear: Linear,
@@ -98,6 +108,13 @@ def fp8_sums(
     assert isinstance(linear.quantized, Fp8Weight)
     rows = x if isinstance(x, Fp8Rows) else fp8_rows(x.contiguous(), num_rows, depends(True))
     out = torch.empty((len(rows), linear.weight.shape[0]), dtype=linear.quantized.dtype, device=rows.numbers.device)
+    gpu = current_gpu()
+    if gpu is not None and gpu.capability == _GROUPS_CAPABILITY and takes_groups(linear.quantized, num_rows):
+        # Gluon is experimental and may change: import it only where it is needed.
+        from runahead.runtime.kernels.triton.gemm.fp8_hopper import fp8_group_product
+
+        fp8_group_product(rows, linear.quantized, out, num_rows, depends(True), gpu.multiprocessors)
+        return out[:num_rows]
     library = vendor_library()
     if library is None or not library.product(rows, Linear(linear.weight, None, linear.quantized), out, _chain):
         fp8_product(rows, linear, out, num_rows)
