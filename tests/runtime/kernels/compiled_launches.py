@@ -45,7 +45,7 @@ INSTRUCTIONS: Final = ("griddepcontrol.wait", "wgmma", "tcgen05", "ldmatrix")
 _PARTS: Final = (
     "GELU", "GATED", "ALL", "SQUARES", "SCALED", "ADDED", "GATE_FIRST", "EACH", "MASKED", "HOLDS", "EVERY", "SNAPSHOTS",
     "FORCES", "DRAFTS", "REPLAYS", "LOGISTIC", "CORRECTED", "GROUPS", "CAP", "FIRST",
-    "SHARED", "SHARED_BIAS", "SHARE", "NORM", "NORMED", "RAGGED", "SUMMED", "MOST", "LISTS", "CONTEXT",
+    "SPLIT", "SHARED", "SHARED_BIAS", "SHARE", "NORM", "NORMED", "RAGGED", "SUMMED", "MOST", "LISTS", "CONTEXT",
 )  # fmt: skip
 # Small models with recurrent states. `make kernels` has real sizes among its shapes.
 _MAMBA2: Final = {
@@ -285,6 +285,9 @@ def _launch_by_tables(program: Any, rows: int, mixed: LaunchShape, orders: Order
     if orders.dtype == "bfloat16" and orders.capability == (9, 0):
         _give_chunks_a_plan(orders.capability, copiers=1)
         program.forward(mixed)
+        from tests.runtime.kernels.compiled_shares import launch_chains
+
+        launch_chains()
 
 
 def _launch_masked(program_with: Callable[..., Any], rows: int, vocab_size: int, mixed: LaunchShape) -> None:

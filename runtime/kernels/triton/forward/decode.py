@@ -35,7 +35,12 @@ from runahead.runtime.kernels.triton.gemm.fp8_rows import Fp8Rows
 from runahead.runtime.kernels.triton.gemm.gemv import ADD, EPILOGUES, GATED, SQUARED, STORE
 from runahead.runtime.kernels.triton.gemm.int4_gemm import INT4_ROWS, int4_batch_product
 from runahead.runtime.kernels.triton.gemm.small_batch_gemm import Residual, columns_of, small_batch_product
-from runahead.runtime.kernels.triton.gemm.tuning import is_one_sum, rows_in_table, rows_tiling
+from runahead.runtime.kernels.triton.gemm.tuning import (
+    has_chains_of_many_rows,
+    is_one_sum,
+    rows_in_table,
+    rows_tiling,
+)
 from runahead.runtime.kernels.triton.gpu.pdl import dependent_launch_works
 from runahead.runtime.kernels.triton.moe.layer import PackedExperts, Results, live_tokens
 from runahead.runtime.kernels.triton.ops import norms
@@ -227,18 +232,20 @@ class FusedRows(RowStream):
         return self._product(self._joined, product, self._sums.values, ADD, norm=norm, residual=self._sums)
 
     def _stored(self, x: torch.Tensor | Fp8Rows, linear: Linear, out: torch.Tensor) -> torch.Tensor:
-        if self._is_vendors(linear):
+        if self._is_separate(linear):
             return out.copy_(self._separate.values(x, linear, None, STORE))
         self._product(x, linear, out, STORE)
         return out
 
-    def _is_vendors(self, linear: Linear) -> bool:
-        """Whether what follows the product is a kernel by itself: the matrix is in FP8; or the vendor's library may
-        compute the product, which is one sum, and of so many rows that this takes no longer."""
+    def _is_separate(self, linear: Linear) -> bool:
+        """Whether what follows the product is a kernel by itself: the matrix is in FP8; or with so many rows another
+        kernel is faster than one that does both: the vendor's of one sum, ours of several segments."""
         if isinstance(linear.quantized, Fp8Weight):
             return True
-        most = MAX_ROWS if linear.quantized is None else INT4_ROWS
-        return self._exact and is_one_sum(*sizes_of(linear.weight)) and self._rows > most
+        sizes, is_plain = sizes_of(linear.weight), linear.quantized is None
+        if not self._exact or self._rows <= (MAX_ROWS if is_plain else INT4_ROWS):
+            return False
+        return is_one_sum(*sizes) or (is_plain and has_chains_of_many_rows(*sizes))
 
     def copy_residual(self, out: torch.Tensor) -> None:
         self._residual_copies.append(out)
@@ -255,7 +262,7 @@ class FusedRows(RowStream):
         return self._residual
 
     def dense(self, weights: Dense) -> None:
-        if self._is_vendors(weights.gate_up) and isinstance(weights.down.quantized, Fp8Weight):
+        if self._is_separate(weights.gate_up) and isinstance(weights.down.quantized, Fp8Weight):
             x, squares = self._read(weights.norm)
             gated = self._separate.gated_in_fp8(x, weights.gate_up, squares, weights.activation)
             self._add(gated, weights.down, weights.post_norm)
@@ -272,7 +279,7 @@ class FusedRows(RowStream):
         self, norm: Norm | None, linear: Linear, epilogue: int, activation: Activation = "silu"
     ) -> torch.Tensor:
         x, squares = self._read(norm)
-        if self._is_vendors(linear):
+        if self._is_separate(linear):
             return self._separate.values(x, linear, squares, epilogue, activation)
         out = self._empty(linear, epilogue)
         self._product(x, linear, out, epilogue, activation=activation, squares=squares)
@@ -327,11 +334,11 @@ class FusedRows(RowStream):
         sums, ranks = self._sums, self._emb.ranks
         if post_norm is None and ranks.share.is_whole:
             assert norm is not None, "what is read without a norm is normalised before it is added"
-            if self._is_vendors(linear):
+            if self._is_separate(linear):
                 self._separate.add(x, linear, norm, squares)
                 return 1
             return self._product(x, linear, sums.values, ADD, squares=squares, norm=norm, residual=sums)
-        if self._is_vendors(linear):
+        if self._is_separate(linear):
             out = self._separate.values(x, linear, None, STORE)
         else:
             out = self._stored(x, linear, self._empty(linear, STORE))

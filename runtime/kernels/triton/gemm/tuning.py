@@ -206,6 +206,13 @@ def is_one_sum(outputs: int, depth: int) -> bool:
     return outputs * depth >= _ONE_SUM
 
 
+def has_chains_of_many_rows(outputs: int, depth: int) -> bool:
+    """Whether `chains_hopper.py` computes an exact product of many rows: of several segments, on compute capability
+    9.0."""
+    gpu = current_gpu()
+    return gpu is not None and gpu.capability == (9, 0) and segments(outputs, depth) > 1 and outputs % 8 == 0
+
+
 def takes_depth(depth: int) -> bool:
     """Whether a product of a few rows may have this depth."""
     return depth % DEPTH_MULTIPLE == 0
