@@ -273,6 +273,9 @@ def _launch_by_tables(program: Any, mixed: LaunchShape, orders: Orders) -> None:
     if orders.dtype == "bfloat16" and orders.capability == (9, 0):
         _give_chunks_a_plan(orders.capability, copiers=1)
         program.forward(mixed)
+        from tests.runtime.kernels.compiled_shares import launch_chains
+
+        launch_chains()
 
 
 def _launch_masked(program_with: Callable[..., Any], rows: int, vocab_size: int, mixed: LaunchShape) -> None:

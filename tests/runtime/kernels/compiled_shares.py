@@ -1,5 +1,5 @@
-"""Launches for whoever compiles kernels, after it has put a GPU in place: a rank's part of experts and embedding, and
-what follows a product of the vendor's library, which no GPU that is not there has."""
+"""Launches for whoever compiles kernels, after it has put a GPU in place: a rank's part of experts and embedding, what
+follows a product of the vendor's library, which no GPU that is not there has, and products of many rows in chains."""
 
 from __future__ import annotations
 
@@ -63,3 +63,17 @@ def launch_lone_rows(weights: Experts) -> None:
         found = packed.results(scaled, scores, live, live, squares=(squares, 4, 1e-6))
         packed.add(found, live, residual, weights.norm, scaled, squares, dependent=False)
         packed.made(found, live)
+
+
+def launch_chains() -> None:
+    """On tensors without memory: exact products of many rows in tiles of each kind, the largest first."""
+    # Gluon is for compute capability 9.0 alone.
+    from runahead.runtime.kernels.triton.gemm.chains_hopper import chains_product
+
+    empty = partial(torch.empty, dtype=torch.bfloat16, device="meta")
+    for rows, outputs, depth, splits, chain in (
+        (2048, 6144, 1024, 2, 128),
+        (256, 4096, 1152, 2, 64),
+        (256, 1024, 2048, 4, 128),
+    ):
+        chains_product(empty(rows, depth), empty(outputs, depth), empty(rows, outputs), splits, chain)

@@ -146,14 +146,15 @@ class Engine:
 class _Product:
     a: Any
     b: Any
-    acc: torch.Tensor | None
+    acc: torch.Tensor | _Product | None
     made: torch.Tensor | None = None
 
     def make(self) -> None:
         a = self.a.load(None) if isinstance(self.a, Shared) else self.a
         b = self.b.load(None) if isinstance(self.b, Shared) else self.b()
         made = a.float() @ b.float()
-        self.made = made if self.acc is None else self.acc + made
+        acc = self.acc.made if isinstance(self.acc, _Product) else self.acc
+        self.made = made if acc is None else acc + made
 
 
 def _multiply(a: Any, b: Any, acc: torch.Tensor, use_acc: bool = True, is_async: bool = False) -> _Product:
@@ -166,8 +167,8 @@ def _multiply(a: Any, b: Any, acc: torch.Tensor, use_acc: bool = True, is_async:
 def _waited(outstanding: int, deps: Sequence[Any]) -> Any:
     while len(_own.products) > outstanding:
         _own.products.pop(0).make()
-    found = [one.made if isinstance(one, _Product) else one for one in deps]
-    assert all(one is not None for one in found), "a product is read that nobody has waited for"
+    # A product that nobody has waited for stays one, which no arithmetic takes.
+    found = [one if not isinstance(one, _Product) or one.made is None else one.made for one in deps]
     return found[0] if len(found) == 1 else tuple(found)
 
 
@@ -249,7 +250,7 @@ def run(
     called where a group of warps waits for the kernels before, when the copies that were asked for have ended. Raises
     StuckError, and what is asserted.
     """
-    passed = [Pointer(one.view(-1)) if isinstance(one, torch.Tensor) else one for one in arguments]
+    passed = [_as_passed(one) for one in arguments]
     for program in range(grid):
         engine = Engine(seed + program)
 
@@ -265,6 +266,15 @@ def run(
             engine.close()
 
 
+def _as_passed(argument: Any) -> Any:
+    """What the kernel gets of an argument."""
+    if isinstance(argument, torch.Tensor):
+        return Pointer(argument.view(-1))
+    if hasattr(argument, "block_shape"):
+        return SimpleNamespace(**vars(argument), dtype=argument.base.dtype)
+    return argument
+
+
 def _emulated(modules: Sequence[ModuleType], gl: _Words, engine: Engine) -> dict[str, Any]:
     """The modules' functions, with emulated words."""
 
@@ -276,11 +286,27 @@ def _emulated(modules: Sequence[ModuleType], gl: _Words, engine: Engine) -> dict
         def later() -> None:
             tile = torch.zeros((lines, width), dtype=matrix.dtype)
             there = matrix[first : first + lines, column : column + width]  # lines that no tensor has are zeros
-            tile[: len(there)] = there
+            tile[: there.shape[0], : there.shape[1]] = there
             to.store(tile)
             ready.add(0, -lines * width * matrix.element_size())
 
         engine.ask(later)
+
+    def leave(descriptor: Any, place: Sequence[Any], shared: Shared) -> None:
+        lines, width = descriptor.block_shape
+        first, column = (int(one) for one in place)
+        to = descriptor.base.view(descriptor.shape)[first : first + lines, column : column + width]
+
+        def later() -> None:
+            to.copy_(shared.load(None)[: to.shape[0], : to.shape[1]])
+            stored.set()
+
+        _own.stores = [*getattr(_own, "stores", []), stored := threading.Event()]
+        engine.ask(later)
+
+    def stores_wait(outstanding: int) -> None:
+        while len(stores := getattr(_own, "stores", [])) > outstanding:
+            stores.pop(0).wait()
 
     words: dict[str, Any] = {name: one for module in modules for name, one in vars(module).items()}
     for name, one in list(words.items()):
@@ -294,7 +320,9 @@ def _emulated(modules: Sequence[ModuleType], gl: _Words, engine: Engine) -> dict
         "warpgroup_mma": _multiply,
         "warpgroup_mma_wait": _waited,
         "fence_async_shared": lambda: None,
-        "tma": SimpleNamespace(async_copy_global_to_shared=copy),
+        "tma": SimpleNamespace(
+            async_copy_global_to_shared=copy, async_copy_shared_to_global=leave, store_wait=stores_wait
+        ),
         "mbarrier": SimpleNamespace(
             MBarrierLayout=lambda: None,
             init=lambda barrier, count: barrier.begin(count),

@@ -28,7 +28,7 @@ from runahead.runtime.kernels.triton.forward.recurrent import (
     states_in,
 )
 from runahead.runtime.kernels.triton.forward.separate_products import SeparateProducts, Squares
-from runahead.runtime.kernels.triton.forward.unfused_products import sizes_of
+from runahead.runtime.kernels.triton.forward.unfused_products import has_chains, sizes_of
 from runahead.runtime.kernels.triton.gemm.epilogue import ADD, EPILOGUES, GATED, SQUARED, STORE
 from runahead.runtime.kernels.triton.gemm.fp8_rows import Fp8Rows
 from runahead.runtime.kernels.triton.gemm.int4_gemm import INT4_ROWS, int4_batch_product
@@ -133,7 +133,7 @@ class RowStream:
         )  # fmt: skip
 
     def dense(self, weights: Dense) -> None:
-        if self._is_vendors(weights.gate_up) and isinstance(weights.down.quantized, Fp8Weight):
+        if self._is_separate(weights.gate_up) and isinstance(weights.down.quantized, Fp8Weight):
             x, squares = self._read(weights.norm)
             gated: torch.Tensor | Fp8Rows = self._separate.gated_in_fp8(
                 x, weights.gate_up, squares, self._depends, weights.activation
@@ -215,18 +215,19 @@ class RowStream:
 
     def _stored(self, x: torch.Tensor | Fp8Rows, linear: Linear, out: torch.Tensor) -> torch.Tensor:
         """out = linear(x), of contiguous rows. Returns it."""
-        if self._is_vendors(linear):
+        if self._is_separate(linear):
             return out.copy_(self._separate.values(x, linear, None, STORE, self._depends))
         self._product(x, linear, out, STORE)
         return out
 
-    def _is_vendors(self, linear: Linear) -> bool:
-        """Whether what follows the product is a kernel by itself: the matrix is in FP8; or the vendor's library may
-        compute the product, which is one sum, and of so many rows that this takes no longer."""
+    def _is_separate(self, linear: Linear) -> bool:
+        """Whether what follows the product is a kernel by itself: the matrix is in FP8; or with so many rows another
+        kernel is faster than one that does both: the vendor's of one sum, ours of several segments."""
         if isinstance(linear.quantized, Fp8Weight):
             return True
-        most = MAX_ROWS if linear.quantized is None else INT4_ROWS
-        return is_one_sum(*sizes_of(linear.weight)) and self._rows > most
+        if self._rows <= (MAX_ROWS if linear.quantized is None else INT4_ROWS):
+            return False
+        return is_one_sum(*sizes_of(linear.weight)) or has_chains(linear)
 
     def _read(self, norm: Norm | None) -> tuple[torch.Tensor, Squares]:
         """What a product reads of the residual, and the squares by which its sums are scaled."""
@@ -243,7 +244,7 @@ class RowStream:
     ) -> torch.Tensor:
         """Of the residual's norm, or of the residual. activation: if GATED. [T, outputs]"""
         x, squares = self._read(norm)
-        if self._is_vendors(linear):
+        if self._is_separate(linear):
             return self._separate.values(x, linear, squares, epilogue, self._depends, activation)
         out = self._empty(linear, epilogue)
         self._product(x, linear, out, epilogue, activation=activation, squares=squares)
@@ -278,11 +279,11 @@ class RowStream:
         sums, ranks = self._sums, self._emb.ranks
         if post_norm is None and ranks.share.is_whole:
             assert norm is not None, "what is read without a norm is normalised before it is added"
-            if self._is_vendors(linear):
+            if self._is_separate(linear):
                 self._separate.add(x, linear, norm, self._depends, squares)
                 return 1
             return self._product(x, linear, sums.values, ADD, squares=squares, norm=norm, residual=sums)
-        if self._is_vendors(linear):
+        if self._is_separate(linear):
             out = self._separate.values(x, linear, None, STORE, self._depends)
         else:
             out = self._stored(x, linear, self._empty(linear, STORE))

@@ -187,6 +187,12 @@ def is_one_sum(outputs: int, depth: int) -> bool:
     return outputs * depth >= _ONE_SUM
 
 
+def has_chains_of_many_rows(outputs: int, depth: int) -> bool:
+    """Whether `chains_hopper.py` computes a product of many rows: of several segments, on compute capability 9.0."""
+    gpu = current_gpu()
+    return gpu is not None and gpu.capability == (9, 0) and segments(outputs, depth) > 1 and outputs % 8 == 0
+
+
 @cache
 def attention_plan(rows: int, head_dim: int, device: torch.device, group: int = 1, itemsize: int = 2) -> AttentionPlan:
     """Of the decode rows of launches with so many rows, the same up to the next power of two: a launch that is no
