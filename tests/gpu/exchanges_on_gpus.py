@@ -79,8 +79,8 @@ def _added(exchange: GpuRanks, rank: int, step: int) -> bool:
     return differ(*residuals) or differ(*scaled) or not torch.equal(squares[0], squares[1])
 
 
-def run(rank: int, descriptor: int, timed: bool) -> int:
-    """How many exchanges differ. timed: print times instead."""
+def run(rank: int, descriptor: int, timed: bool) -> list[str]:
+    """Which exchanges differ. timed: print times instead."""
     torch.cuda.set_device(gpus()[rank])
     device = torch.device("cuda", gpus()[rank])
     memory = map_memory(descriptor, LAYOUT)
@@ -90,13 +90,13 @@ def run(rank: int, descriptor: int, timed: bool) -> int:
         return tuple(sys.stdin.readline().split())
 
     exchange = joined(rank, Segment(LAYOUT, memory), memory, handles_of).exchange
-    bad = 0
+    bad: list[str] = []
     for ways, shares in {"by every rank": _never, "by shares": _always}.items():
         push_exchange._shares = shares
         if timed:
             _print_times(exchange, rank, device, ways)
         else:
-            bad += _differ(exchange, rank, device)
+            bad += [f"{ways}: {what}" for what in _differ(exchange, rank, device)]
     return bad
 
 
@@ -149,33 +149,34 @@ def _graph_us(work: Callable[[], None]) -> float:
     return statistics.median(times)
 
 
-def _differ(exchange: GpuRanks, rank: int, device: torch.device) -> int:
-    """How many exchanges differ, among them those of a graph."""
-    bad = 0
+def _differ(exchange: GpuRanks, rank: int, device: torch.device) -> list[str]:
+    """Which exchanges differ, among them those of a graph."""
+    bad: list[str] = []
     for step in range(STEPS):
         size = SIZES[step % len(SIZES)]
         mine = partial(rank, step, size).to(device)
         exchange.reduce(mine)
-        bad += differ(mine, whole(step, size))
+        bad += [f"sum of {size} in step {step}"] * differ(mine, whole(step, size))
         rows = 1 + 37 * (step % 8)
         parts = [
             torch.randn(rows, 2048, generator=torch.Generator().manual_seed(RANKS * step + each))
             for each in range(RANKS)
         ]
         got = exchange.gather(parts[rank].to(device)).cpu()
-        bad += rank == 0 and not torch.equal(got, torch.cat(parts, 1))
+        bad += [f"gather in step {step}"] * (rank == 0 and not torch.equal(got, torch.cat(parts, 1)))
         indexes = torch.arange(rows - 1, -1, -3, dtype=torch.int32)
         got = exchange.gather_rows(parts[rank].to(device), indexes.to(device)).cpu()
-        bad += rank == 0 and not torch.equal(got, torch.cat(parts, 1)[indexes])
+        bad += [f"rows in step {step}"] * (rank == 0 and not torch.equal(got, torch.cat(parts, 1)[indexes]))
         best, expected = bests(step, rank, RANKS, rows)
         for _ in range(1 + step % 3):  # several, one right behind the other
             found = [one.to(device) for one in best]
             exchange.best(found[0], found[1], rows)
-        bad += not all(map(torch.equal, expected, (one.cpu() for one in found)))
+        bad += [f"best in step {step}"] * (not all(map(torch.equal, expected, (one.cpu() for one in found))))
         words = torch.arange(4 * (step + 1), dtype=torch.int32, device=device) - step + 1000 * rank
         exchange.spread(words)
-        bad += not torch.equal(words.cpu(), torch.arange(4 * (step + 1), dtype=torch.int32) - step)
-        bad += _added(exchange, rank, step)
+        right_words = torch.arange(4 * (step + 1), dtype=torch.int32) - step
+        bad += [f"words in step {step}"] * (not torch.equal(words.cpu(), right_words))
+        bad += [f"onto the residual in step {step}"] * _added(exchange, rank, step)
     # One graph, replayed without a wait, whose inputs change on the device: an odd number of steps in it.
     size = SIZES[3]
     base = [partial(each, STEPS, size).to(device) for each in range(RANKS)]
@@ -198,8 +199,8 @@ def _differ(exchange: GpuRanks, rank: int, device: torch.device) -> int:
             total.add_((each + at).float())
         for _ in range(3):
             right.add_(total.bfloat16().float())
-    bad += not torch.equal(sums, right)
-    return bad + _chain_differs(exchange, rank, device)
+    bad += ["sums of a graph"] * (not torch.equal(sums, right))
+    return bad + ["a chain in a graph"] * _chain_differs(exchange, rank, device)
 
 
 def _run_and_replay(work: Callable[[], None]) -> None:
@@ -277,6 +278,6 @@ if __name__ == "__main__":
         sys.exit(main(is_timed))
     found = run(int(sys.argv[2]), int(sys.argv[3]), is_timed)
     if not is_timed:
-        print(f"rank {sys.argv[2]}: {found} exchanges differ")
+        print(f"rank {sys.argv[2]}: {len(found)} exchanges differ", *found, sep="; ")
     sys.stdout.flush()
-    os._exit(found > 0)
+    os._exit(bool(found))

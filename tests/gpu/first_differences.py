@@ -152,7 +152,8 @@ def computed_otherwise(folder: Path, device: DeviceName, asked: Sequence[Asked],
     """What is decoded the first time, and computed as a prompt or in other chunks the next time. has_states: the
     model's prefixes are found up to a snapshot."""
     states = STATES if has_states else {}
-    served = Served(folder, device, 2, **states)
+    blocks = 1 + sum(ceil_div(len(one.prompt) + one.tokens, BLOCK) for one in asked)  # nothing cached is replaced
+    served = Served(folder, device, 2, num_blocks=2 * blocks, **states)
     alone = served.alone(asked, "alone")
     assert not served.stats.cached_tokens
     yield Pair("behind a prefix found", asked, alone, served.alone(asked, "alone"))

@@ -49,10 +49,10 @@ class Segment:
     def reduce(self, partial: torch.Tensor) -> None:
         self.hand_in(partial)
         if self.share.is_first:
-            total = self.turns.parts[0] + 0.0  # a partial of -0.0 counts as +0.0
-            for part in self.turns.parts[1:]:
-                total = total + part
-            self.turns.total = total
+            total = torch.zeros_like(partial, dtype=torch.promote_types(partial.dtype, torch.float32))
+            for part in self.turns.parts:  # a partial of -0.0 counts as +0.0
+                total += part
+            self.turns.total = total.to(partial.dtype)  # rounded once
         partial.copy_(self.turns.total)
 
     def gather(self, part: torch.Tensor) -> torch.Tensor:
