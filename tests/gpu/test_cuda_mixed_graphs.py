@@ -204,7 +204,7 @@ SLEEP_CYCLES = 8_000_000_000  # of the device's clock: about four seconds
 def test_no_call_that_enqueues_a_launch_in_pieces_waits_for_the_device() -> None:
     """Long prompts, four launches ahead, behind a device that does nothing for a while. Two launches of this
     model are no more calls than the driver takes. Of a deeper one the second may wait, behind the first."""
-    layers = 24
+    layers = 26
     config = gpu_chain.small_config(num_layers=layers, windows=(0,) * layers)
     under_test = gpu_chain.cuda_engine(config, gpu_chain.random_weights(config), 4)
     device: Any = under_test.device

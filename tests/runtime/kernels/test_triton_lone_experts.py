@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +15,8 @@ DEVICE = triton_device()
 
 from runahead.runtime.kernels.choice import Choice  # noqa: E402
 from runahead.runtime.kernels.layers import Experts, Linear, Norm, SharedExpert  # noqa: E402
+from runahead.runtime.kernels.triton.moe import grouped_gemm, routing  # noqa: E402
 from runahead.runtime.kernels.triton.moe import layer as layers  # noqa: E402
-from runahead.runtime.kernels.triton.moe import routing  # noqa: E402
 from runahead.runtime.kernels.triton.moe.layer import PackedExperts  # noqa: E402
 from tests.runtime.kernels.matrix_units import multiply_as_matrix_units  # noqa: E402
 
@@ -139,3 +141,31 @@ def test_shares_have_the_same_bits_in_either_kernel(scoring: str, scores: str, m
     monkeypatch.setattr(routing, "_TOGETHER", 0)
     assert torch.equal(routing.route(given, live, choice, arrived).routing_weights, together)
     assert torch.allclose(together.view(16, 6).sum(1), torch.ones(16, device=DEVICE), atol=1e-3)
+
+
+class Watched:
+    """Launches of a kernel. fused: whether each was compiled with fused multiply-adds."""
+
+    def __init__(self, kernel: Any, fused: list[bool]) -> None:
+        self._kernel, self._fused = kernel, fused
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
+        def launch(*arguments: Any, **options: Any) -> Any:
+            self._fused.append(options.get("enable_fp_fusion", True))
+            return self._kernel[grid](*arguments, **options)
+
+        return launch
+
+
+@pytest.mark.parametrize("rows", [1, 2, 20])
+def test_no_kernel_that_scales_a_token_fuses_its_mean_of_squares_with_eps(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lone token's first product finds the scale, and routing that of others. Where the depth is no power of two, a
+    fused multiply-add has other bits, which one of 48 requests to a small hybrid showed on an H200."""
+    layer, fused = LAYERS["shares of all experts"], list[bool]()
+    for module, name in ((routing, "_route_kernel"), (grouped_gemm, "_expert_product_kernel")):
+        monkeypatch.setattr(module, name, Watched(getattr(module, name), fused))
+    residual, scores = layer.rows(rows)
+    layer.after(residual, scores, torch.ones(rows, dtype=torch.int32, device=DEVICE))
+    assert fused == [False] * (2 if rows == 1 else 3)

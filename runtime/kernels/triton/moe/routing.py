@@ -213,6 +213,7 @@ def route(
         LISTS=few,
         DEPENDENT=dependent,
         num_warps=_WARPS_TOGETHER if few else warps_for(count) if warps is None else warps,
+        enable_fp_fusion=False,  # as where a lone token's norm is scaled: a fused multiply-add has other bits
         **choice_parts(choice, count, scored, copies),
         **options,
     )
