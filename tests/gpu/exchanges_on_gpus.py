@@ -150,7 +150,7 @@ def _graph_us(work: Callable[[], None]) -> float:
 
 
 def _differ(exchange: GpuRanks, rank: int, device: torch.device) -> list[str]:
-    """Which exchanges differ, among them those of a graph."""
+    """Which exchanges differ, in a graph too."""
     bad: list[str] = []
     for step in range(STEPS):
         size = SIZES[step % len(SIZES)]

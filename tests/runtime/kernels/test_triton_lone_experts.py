@@ -161,7 +161,7 @@ class Watched:
 def test_no_kernel_that_scales_a_token_fuses_its_mean_of_squares_with_eps(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A lone token's first product finds the scale, and routing that of others. Where the depth is no power of two, a
+    """A lone token's first product finds its scale, and routing finds the others. Where the depth is no power of two, a
     fused multiply-add has other bits, which one of 48 requests to a small hybrid showed on an H200."""
     layer, fused = LAYERS["shares of all experts"], list[bool]()
     for module, name in ((routing, "_route_kernel"), (grouped_gemm, "_expert_product_kernel")):
