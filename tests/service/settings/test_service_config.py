@@ -43,7 +43,7 @@ def test_a_client_tries_again_after_unavailable_alone(
 
     monkeypatch.setattr("runahead.service.servicers.servicer.model_info", refuse)
     monkeypatch.setattr("runahead.service.servicers.servicer.check_known", refuse)
-    monkeypatch.setattr(GenerationServicer, "_place", refuse)
+    monkeypatch.setattr(GenerationServicer, "_reserved", refuse)
     options = [("grpc.service_config", service_config()), ("grpc.use_local_subchannel_pool", 1)]
     with grpc.insecure_channel(f"127.0.0.1:{service.port}", options) as channel:
         stub: Any = GenerationServiceStub(channel)
