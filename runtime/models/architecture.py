@@ -21,6 +21,7 @@ from runahead.runtime.models.config.model_config import BY_LAYER, ModelConfig, w
 from runahead.runtime.models.rope import Rope
 
 ConfigT = TypeVar("ConfigT", bound=ModelConfig)  # an architecture's
+# Older checkpoints store buffers that a decoder computes.
 _ROTARY_CACHE: Final = re.compile(r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)")
 KvScales = Callable[[str, int], torch.Tensor]
 

@@ -39,7 +39,7 @@ from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, check
 from runahead.runtime.wire.messages import EngineInfo, Exactness
 from runahead.runtime.wire.prompt_launches import PromptLaunches
 
-EXACT: Final = Exactness(True, "the order of a completion's sums depends on the completion alone")
+EXACT: Final = Exactness(True, "no order of sums depends on the rows beside a completion")
 
 
 def engine_info(made: MadeOnDevice, context: int, checkpoint: Checkpoint) -> EngineInfo:

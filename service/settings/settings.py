@@ -22,7 +22,7 @@ from runahead.runtime.log_output import Format, Level, LogOutput
 from runahead.runtime.wire.engine_config import EngineConfig, EngineSettings, check_config
 from runahead.runtime.wire.setting import Setting, setting, settings_of
 from runahead.service.settings.bounded_files import FileError, read_text
-from runahead.service.settings.cli_parser import did_you_mean
+from runahead.service.settings.cli_parser import did_you_mean, why_gone
 from runahead.service.settings.loopback import LOOPBACK
 from runahead.service.settings.model_paths import head_path, model_path
 from runahead.service.settings.variables import CONFIG_VARIABLE, ENV_PREFIX, own_variables, variable_of
@@ -334,4 +334,4 @@ def _read_file(path: str) -> dict[str, Any]:
 def _require_known(name: str, what: str, known: Iterable[str]) -> None:
     if name in known:
         return
-    raise SettingsError(f"{what} is not a setting" + did_you_mean(name, known))
+    raise SettingsError(f"{what} is not a setting" + (why_gone(name) or did_you_mean(name, known)))

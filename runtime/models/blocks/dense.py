@@ -31,7 +31,6 @@ _KV_HEADS: Final = "num_key_value_heads"
 _WINDOW: Final = "sliding_window"
 
 
-# Older checkpoints store buffers that a decoder computes.
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseConfig(ModelConfig):
     """A dense decoder: every layer has attention and a gated feed-forward. The architecture's file sets what is

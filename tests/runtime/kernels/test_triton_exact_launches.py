@@ -1,4 +1,4 @@
-"""With the exact kernels a row's logits are the same to the bit from its prompt's first chunk on, whoever begins or
+"""A row's logits are the same to the bit from its prompt's first chunk on, whoever begins or
 goes on in the same launches: whole launches, S, apply and F, in Triton's interpreter or on a GPU."""
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from tests.runtime.models.mimo_heads import add_head
 BEGIN, LAYER = "mtp.", "mtp.layers.0."
 NAMES = ("qwen3_next", "qwen3_next_odd_heads", "qwen3_5", "qwen3_5_moe")
 HEADED = {case.name: replace(case, shard_size="1GB") for case in CASES if case.name in NAMES}
-# One of each kind of layer, of sizes that the exact kernels take.
+# One of each kind of layer, of sizes that divide into tiles.
 IN_TILES = Case(
     "qwen3_next_in_tiles",
     Qwen3NextConfig,

@@ -29,9 +29,9 @@ def exactness_of_a_start(**settings: Any) -> Exactness:
 
 @pytest.mark.usefixtures("a_gpu_on_the_cpu")
 @pytest.mark.parametrize(("device", "dtype"), [("cpu", "auto"), ("cuda", "auto"), ("cuda", "float32")])
-def test_every_start_is_exact(device: str, dtype: str) -> None:
+def test_every_start_says_that_it_is_exact(device: str, dtype: str) -> None:
     said = exactness_of_a_start(device=device, dtype=dtype, threads=int(device == "cpu"))
-    assert said == Exactness(True, "the order of a completion's sums depends on the completion alone")
+    assert said == Exactness(True, "no order of sums depends on the rows beside a completion")
 
 
 @pytest.mark.usefixtures("a_gpu_on_the_cpu")

@@ -1,7 +1,7 @@
-"""Where it is exact, a request's tokens and log-probabilities are the same to the bit alone and among others: at every
+"""A request's tokens and log-probabilities are the same to the bit alone and among others: at every
 depth, in whatever row slot, beside whatever prompts, while others stop.
 
-On a GPU in bfloat16, by the exact kernels; on the CPU in float32, where there are no others. Requests arrive by how
+On a GPU in bfloat16, on the CPU in float32. Requests arrive by how
 many tokens the others have, so that every depth and every order makes other launches.
 """
 
