@@ -270,7 +270,7 @@ class CudaDevice:
     def _warm_up(self, keys: Sequence[GraphKey], pieces_tokens: Sequence[int]) -> None:
         """Run every kernel once, so that it is compiled and loaded and libraries have their handles. The largest launch
         in pieces runs first; the others fit into its memory. pieces_tokens: query tokens of further launches, for which
-        only the vendor's library chooses other products.
+        products have other kernels.
 
         No plan is staged, so apply masks every row, and only the null block is written.
         """

@@ -15,7 +15,7 @@ from runahead.service.commands.ends import EXIT_INTERRUPTED
 from runahead.service.settings.server_config import EXIT_CANNOT_START, EXIT_OK, ServerConfig
 
 TUNE_MODULE: Final = "runahead.runtime.process.tune"
-MOST_ROWS: Final = 64  # above this most products use the vendor's library
+MOST_ROWS: Final = 64  # above this products have kernels without such tilings
 _ROWS: Final = (1, 2, 4, 8, 16, 32, 64)
 _SECONDS: Final = 900.0
 

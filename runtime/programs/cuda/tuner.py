@@ -160,8 +160,9 @@ def tilings_in_use(model: Decoder, rows: int) -> Iterator[tuple[str, AnyTiling]]
         tiling = rows_tiling(outputs, depth, columns, epilogue)
         yield tiling_key(outputs, depth, columns, epilogue), tiling
     for experts in dict.fromkeys(_products_of_experts(layers)):
-        columns = block_of(rows, experts.experts, experts.chosen)
-        yield experts.key(rows), expert_tiling(experts, rows, columns)
+        tokens = max(rows, 2)  # one token has the tiling of two
+        columns = block_of(tokens, experts.experts, experts.chosen)
+        yield experts.key(tokens), expert_tiling(experts, tokens, columns)
 
 
 def tune_step(

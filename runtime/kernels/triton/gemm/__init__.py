@@ -1,1 +1,1 @@
-"""Matrix products: GEMV, small-batch GEMM, cuBLASLt, their epilogues and tile sizes."""
+"""Matrix products: small-batch GEMM, cuBLASLt, chains and FP8 on Hopper, their epilogues and tile sizes."""

@@ -2,9 +2,9 @@
 
 Without split-K each output is one float32 accumulator that adds up the depth in ascending steps of 16, whatever kernel
 of the library computes it and however many rows there are. That was seen on one H200, in bfloat16, for every kernel
-that the library proposes. The exact kernels compare each one while the service warms up and take none that differs, so
-that the pinned kernel changes no bit there and may be the fastest one. The library's own choice takes up to twice as
-long at some numbers of rows; torch would add split-K, and its settings are the whole process's.
+that the library proposes. Each one is compared with our kernels while the service warms up, and none is taken that
+differs, so that the pinned kernel changes no bit and may be the fastest one. The library's own choice takes up to twice
+as long at some numbers of rows; torch would add split-K, and its settings are the whole process's.
 
 Source: the cuBLAS manual, *Using the cuBLASLt API*.
 """
@@ -291,7 +291,9 @@ def exact_product(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, chai
     x: [T, in]. weight: [out, in]. out: contiguous [T, out], of x's dtype or float32. chain: computes the same; it does
     in float32, and where the vendor's library was not found to, which is found out while the service warms up.
     """
-    library, linear = vendor_library() if x.dtype in _HALVES else None, Linear(weight, None)
+    # The comparison at start mirrors weights, whose depth must be even for that.
+    may_be = x.dtype in _HALVES and weight.shape[1] % 2 == 0
+    library, linear = vendor_library() if may_be else None, Linear(weight, None)
     if library is None or not library.product(x.contiguous(), linear, out, chain):
         chain(x, linear, out)
 
