@@ -29,6 +29,7 @@ from tests.runtime.launches import Launches, Outcome, PromptEntry, over_program 
 # The interpreter's own way with a loop whose length is read on the device.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning"),
     pytest.mark.usefixtures("without_gradients"),
 ]
 
