@@ -139,12 +139,7 @@ def only_if_asked(request: pytest.FixtureRequest) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("capability", "dependent"),
-    [
-        # Five minutes of a busy core for 9.0: `make kernels` runs it.
-        pytest.param(*target, id=name, marks=[pytest.mark.large] if target[0] == (9, 0) else [])
-        for name, target in zip(NAMES, TARGETS, strict=True)
-        if target != UNUSUAL
-    ],
+    [pytest.param(*target, id=name) for name, target in zip(NAMES, TARGETS, strict=True) if target != UNUSUAL],
 )
 def test_every_kernel_compiles_and_fits(
     capability: tuple[int, int], dependent: bool, tmp_path: Path, request: pytest.FixtureRequest

@@ -1,8 +1,8 @@
 """A launch's rows on their way through the layers, by kernels that do several of a layer's steps at once.
 
 Five kernels a layer: norm and QKV product; attention with all that belongs to it; output product and residual; norm,
-gate/up product and activation; down product and residual. With more than MAX_ROWS rows the vendor's library computes
-products of one sum where it has the same bits, and what follows each is a kernel by itself.
+gate/up product and activation; down product and residual. With more than MAX_ROWS rows the product and what
+follows it are two kernels; the product is the vendor's where it is one sum with the same bits, and else ours.
 """
 
 from __future__ import annotations
