@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Final
@@ -148,7 +148,7 @@ def _make(
     kept = kept_with_drafter(config, described, model.dtype, files)
     snapshots = snapshots_in(config, kept, context, None if config.num_blocks else free_bytes() - overhead(memory))
     of_masks, of_head = None if masks is None else masks.memory, kept_by_drafter(config, model.dtype, files)
-    make = Maker(config, model, rings, context, snapshots, of_masks, head, of_head, ranks.marks)
+    make = Maker(config, model, rings, context, snapshots, of_masks, ranks.stop, head, of_head, ranks.marks)
     own, blocks, snapshots = _fitted(make, kept, memory, capturing, ranks)
     made = MadeOnDevice(
         config, why_sizes, model, blocks, ranks.device(own, config), None, masks, draft_rows=make.draft_rows,
@@ -171,8 +171,11 @@ def _rings(config: EngineConfig, layout: RingLayout) -> RingMemory:
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """Makes devices for a model with pools of any size, one after the other: they share the rings, and the masks. head:
-    that drafts; head_block: bytes that it keeps in a KV block. marks: see `CudaDevice.marks_in`."""
+    """Makes devices for a model with pools of any size, one after the other: they share the rings, and the masks.
+
+    stop_ranks: called if a device can't be made; afterwards no GPU waits for another one. head: that drafts;
+    head_block: bytes that it keeps in a KV block. marks: see `CudaDevice.marks_in`.
+    """
 
     config: EngineConfig
     model: Decoder
@@ -180,6 +183,7 @@ class Maker:
     context: int
     snapshots: int
     masks: MaskMemory | None
+    stop_ranks: Callable[[], None]
     head: GpuDraftNetwork | None = None
     head_block: int = 0
     marks: NDArray[np.int64] | None = None
@@ -199,6 +203,13 @@ class Maker:
         Launches without a graph run when all graphs exist, so warm-up and capture may use that memory before.
         Raises torch.OutOfMemoryError if memory does not suffice for both.
         """
+        try:
+            return self._device(blocks, progress, is_trial)
+        except BaseException:
+            self.stop_ranks()  # or freeing memory would wait for launches that wait for other ranks
+            raise
+
+    def _device(self, blocks: int, progress: Progress, is_trial: bool) -> CudaDevice:
         config = self.config
         mixed_tokens = config.max_rows + config.max_prefill_tokens
         program = TritonProgram(
@@ -236,7 +247,8 @@ class Maker:
         if not is_trial:
             try:
                 device.hold_memory()
-            except Exception:
+            except BaseException:
+                self.stop_ranks()
                 device.close()
                 raise
         return device

@@ -73,7 +73,7 @@ def follow(
     masks = None if orders.forced is None else MaskMemory(config.max_rows, described.vocab_size, orders.forced)
     kept, spare = bytes_kept(config, described, dtype), overhead(torch.cuda.mem_get_info()[1])
     snapshots = snapshots_in(config, kept, context, None if config.num_blocks else free_bytes() - spare)
-    make = Maker(config, model, own.rings(), context, snapshots, masks, marks=own.marks())
+    make = Maker(config, model, own.rings(), context, snapshots, masks, own.segment.abort, marks=own.marks())
     needs = make.needs(kept)
     left, offered = free_bytes() - needs.total - spare, hear(BlocksOffered)
     make = replace(make, snapshots=offered.snapshots)

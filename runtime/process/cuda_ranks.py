@@ -116,11 +116,16 @@ class CudaRanks:
         self._started.set()
         return RankedDevice(own, self._own.segment, self._followers, config.counters_from)
 
+    def stop(self) -> None:
+        """From now on no GPU waits for another one, and no rank follows launches."""
+        if self._own is not None:
+            self._own.segment.abort()
+
     def close(self) -> None:
         """End the other ranks."""
         self._started.set()
-        if self._own is not None and self._followers is not None:
-            self._own.segment.abort()
+        self.stop()
+        if self._followers is not None:
             self._followers.close()
 
     def _watch(self) -> None:

@@ -20,6 +20,7 @@ from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.models.load import load_model
 from runahead.runtime.process import cuda
 from runahead.runtime.process.assemble import assemble
+from runahead.runtime.process.cuda_ranks import CudaRanks
 from runahead.runtime.process.device_choice import LEAST_CAPABILITY, check_gpu
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
 
@@ -139,6 +140,44 @@ def test_a_gpu_that_is_too_small_is_refused_before_the_weights_are_read(
     monkeypatch.setattr(cuda, "load_model", lambda *parts: pytest.fail("the weights were read"))
     with pytest.raises(ConfigError, match=sentence):
         assemble(EngineConfig(model=str(BUNDLED), device="cuda", dtype="bfloat16"), lambda *_: None)
+
+
+@pytest.mark.usefixtures("a_gpu_on_the_cpu")
+@pytest.mark.parametrize("attempt", ["made", "held"])
+def test_gpus_stop_waiting_for_each_other_before_a_device_that_lacks_memory_is_freed(
+    attempt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launch that waits for another rank would keep the GPU from freeing memory, and so the start from failing."""
+    done: list[str] = []
+
+    class TooLarge(CapturingDevice):
+        def __init__(self, *parts: object, is_trial: bool, **rest: Any) -> None:
+            if attempt == "made" and not is_trial:
+                raise torch.OutOfMemoryError("no memory")
+            super().__init__(*parts, is_trial=is_trial, **rest)
+            self._is_trial = is_trial
+
+        def hold_memory(self) -> None:
+            raise torch.OutOfMemoryError("no memory")
+
+        def close(self) -> None:
+            done.extend([] if self._is_trial else ["close"])
+
+    class Ranks(CudaRanks):
+        def stop(self) -> None:
+            done.append("stop")
+
+        def close(self) -> None:
+            done.append("end")
+
+    monkeypatch.setattr(cuda, "CudaDevice", TooLarge)
+    monkeypatch.setattr(cuda, "start_ranks", lambda *_: Ranks())
+    with pytest.raises(ConfigError, match="memory ran out"):
+        assemble(
+            EngineConfig(model=str(BUNDLED), device="cuda", max_rows=4, context_length=256, num_blocks=64),
+            lambda *_: None,
+        )
+    assert done == (["stop", "end"] if attempt == "made" else ["stop", "close", "stop", "end"])
 
 
 def test_a_gpu_that_is_too_old_is_refused_by_its_name() -> None:
