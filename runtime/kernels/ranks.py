@@ -60,10 +60,11 @@ class DeviceRanks(Ranks, Protocol):
         following: torch.Tensor,
         scaled: torch.Tensor,
         squares: torch.Tensor,
-    ) -> None:
+    ) -> int:
         """`residual += ` the sum that `reduce` makes of `partial`. `scaled` becomes the residual times `following`, the
-        weight of the norm that follows, and the first row of `squares`, float64 [1 or more, T or more], the sums of its
-        squares. All other tensors bfloat16 [T, H] contiguous, `following` [H]."""
+        weight of the norm that follows, and the first rows of `squares`, float64 [1 or more, T or more], the sums of
+        the squares of equal parts of the residual's rows. Returns the number of parts. All other tensors bfloat16
+        [T, H] contiguous, `following` [H]."""
 
     def gather_rows(self, part: torch.Tensor, indexes: torch.Tensor | None) -> torch.Tensor:
         """Do as `gather` with these rows of `part`. indexes: int [n]; None: all rows. Returns [n, ranks * width] on the

@@ -142,10 +142,12 @@ class GpuRanks:
         following: torch.Tensor,
         scaled: torch.Tensor,
         squares: torch.Tensor,
-    ) -> None:
+    ) -> int:
         """See `DeviceRanks.reduce_add`."""
         self._note("reduce", partial.numel())
-        push_reduce_add(partial, residual, following, scaled, squares, self.share.rank, self._boxes, self._counters)
+        return push_reduce_add(
+            partial, residual, following, scaled, squares, self.share.rank, self._boxes, self._counters
+        )
 
     def gather(self, part: torch.Tensor) -> torch.Tensor:
         """See `Ranks.gather`."""

@@ -90,8 +90,9 @@ class FirstRank:
     def reduce_add(
         self, partial: torch.Tensor, residual: torch.Tensor, following: torch.Tensor, scaled: torch.Tensor,
         squares: torch.Tensor,
-    ) -> None:  # fmt: skip
+    ) -> int:  # fmt: skip
         add_scaled(partial, None, residual, Norm(following, 0.0), scaled, squares)
+        return 1
 
     def gather(self, part: torch.Tensor) -> torch.Tensor:
         return part

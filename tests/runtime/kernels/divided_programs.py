@@ -29,9 +29,10 @@ class GpuSegment(Segment):
         following: torch.Tensor,
         scaled: torch.Tensor,
         squares: torch.Tensor,
-    ) -> None:
+    ) -> int:
         self.reduce(partial)
         add_scaled(partial, None, residual, Norm(following, 0.0), scaled, squares)
+        return 1
 
     def gather_rows(self, part: torch.Tensor, indexes: torch.Tensor | None) -> torch.Tensor:
         return self.gather(part if indexes is None else part[indexes.long()])

@@ -170,11 +170,14 @@ def run(rank: int, ranks: int, file: Path, rounds: int) -> Outcome:
             found[0].append(mine)
             right[0].append(whole_sum([partial(each, ranks, step, size) for each in range(ranks)]))
         step += 1
-        rows, width = 3 + turn, 80
+        rows, width = 1 + 3 * turn, 80
         mine = partial(rank, ranks, step, rows * width).view(rows, width)
         other = [torch.ones(rows, width, dtype=torch.bfloat16) * step for _ in range(4)]
-        gamma, squares = torch.full((width,), 0.5, dtype=torch.bfloat16), torch.zeros(2, 2, rows, dtype=torch.float64)
-        exchange.reduce_add(mine, other[0], gamma, other[1], squares[0])
+        gamma = torch.arange(width).bfloat16() * 0.5
+        squares = torch.zeros(2, 2, rows, dtype=torch.float64)
+        cut = exchange.reduce_add(mine, other[0], gamma, other[1], squares[0])
+        assert cut == (2 if 2 * rows <= FEW_CHANNELS else 1), "rows have more channels as long as there are enough"
+        squares[0, 0], squares[0, 1] = squares[0].sum(0), 0.0
         whole = whole_sum([partial(each, ranks, step, rows * width) for each in range(ranks)]).view(rows, width)
         add_scaled(whole, None, other[2], Norm(gamma, 0.0), other[3], squares[1])
         found[0].extend([other[0], other[1], squares[0]])
@@ -203,7 +206,12 @@ def run(rank: int, ranks: int, file: Path, rounds: int) -> Outcome:
 if __name__ == "__main__":
     assert os.environ.get("TRITON_INTERPRET") == "1" and triton is not None
     play_device()
-    chosen: dict[str, Any] = {"SHARED_NUMBERS": int(sys.argv[5]), "CHANNELS": FEW_CHANNELS, "_SMALL_BLOCK": 256}
+    chosen: dict[str, Any] = {
+        "SHARED_NUMBERS": int(sys.argv[5]),
+        "CHANNELS": FEW_CHANNELS,
+        "_SMALL_BLOCK": 256,
+        "LEAST_PART": 20,
+    }
     if SIZES[1] < chosen["SHARED_NUMBERS"]:
         chosen |= {"CAPACITY": STEP, "_CAPACITY": tl.constexpr(STEP), "_LARGE_BLOCK": 256}
     for name, value in chosen.items():

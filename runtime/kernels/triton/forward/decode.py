@@ -156,8 +156,7 @@ class RowStream:
     def _add_results(self, experts: PackedExperts, results: Results, norm: Norm | None) -> int:
         sums, ranks = self._sums, self._emb.ranks
         if not ranks.share.is_whole:
-            add_of_ranks(experts.made(results, self._live), ranks, sums, norm)
-            return 1
+            return add_of_ranks(experts.made(results, self._live), ranks, sums, norm)
         dependent = self._depends(True)
         return experts.add(results, self._live, sums.values, norm, sums.scaled, sums.squares, dependent=dependent)
 
@@ -257,10 +256,9 @@ class RowStream:
     def _embed(self, norm: Norm | None) -> int:
         if self._emb.ranks.share.is_whole:
             self._work = self._begin(None if norm is None else self._sums, norm)
-        else:
-            self._work = self._begin(embeds=False)
-            embed_on_ranks(self._batch.token_ids, self._emb, self._sums, norm)
-        return 1
+            return 1
+        self._work = self._begin(embeds=False)
+        return embed_on_ranks(self._batch.token_ids, self._emb, self._sums, norm)
 
     def _complete(self, norm: Norm | None) -> None:
         """Make the residual for the norm that follows, or for a product that reads it without one."""
@@ -288,8 +286,7 @@ class RowStream:
         else:
             out = self._stored(x, linear, self._empty(linear, STORE))
         if post_norm is None:
-            add_of_ranks(out, ranks, sums, norm)
-            return 1
+            return add_of_ranks(out, ranks, sums, norm)
         ranks.reduce(out)
         made = (None, None) if norm is None else (sums.scaled, sums.squares)
         norms.add_normed(out, sums.values, post_norm, norm, *made)

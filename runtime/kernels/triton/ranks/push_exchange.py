@@ -38,6 +38,8 @@ CAPACITY: Final = 1 << 14  # numbers that a channel reduces in one step
 # From 1 MiB on more than two ranks sum a part each: 2 / N of the bytes, for one wait more. Two would save no byte.
 SHARED_NUMBERS: Final = 1 << 19
 _SMALL_BLOCK: Final = 1024
+MOST_PARTS: Final = 8  # of a row, a channel each, where there are channels for all rows
+LEAST_PART: Final = 1024  # numbers
 _LARGE_BLOCK: Final = 4096
 _EMPTY = tl.constexpr(-32768)  # the bits of -0.0 in bfloat16
 _CAPACITY = tl.constexpr(CAPACITY)
@@ -67,28 +69,33 @@ def _pushed(bits):
 
 
 @triton.jit
-def _use_sum(x, residual, gamma, scaled, squares, total, old, tile, o, i, ok, ADDS: tl.constexpr):
+def _use_sum(
+    x, residual, gamma, scaled, squares, stride, total, old, tile, o, i, ok, WIDTH: tl.constexpr,
+    PARTS: tl.constexpr, ADDS: tl.constexpr,
+):  # fmt: skip
     """Leave the sum of a tile, bfloat16, as `_reduce_kernel` says. old: of the residual, [BLOCK]."""
     if ADDS:
         value = total.to(tl.float32) + old.to(tl.float32)
         rounded = value.to(tl.bfloat16)
         tl.store(residual + o, rounded, mask=ok)
         value = rounded.to(tl.float32)
-        following = tl.load(gamma + i, mask=ok, other=0.0).to(tl.float32)
+        part = tile % PARTS
+        following = tl.load(gamma + part * WIDTH + i, mask=ok, other=0.0).to(tl.float32)
         tl.store(scaled + o, (value * following).to(tl.bfloat16), mask=ok)
-        tl.store(squares + tile, tl.sum(exact_square(value), 0))
+        tl.store(squares + part * stride + tile // PARTS, tl.sum(exact_square(value), 0))
     else:
         tl.store(x + o, total, mask=ok)
 
 
 @triton.jit
 def _reduce_kernel(
-    x, residual, gamma, scaled, squares, peers, steps, control, abort, fault, n, WIDTH: tl.constexpr,
-    RANK: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr, SHARES: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    x, residual, gamma, scaled, squares, stride, peers, steps, control, abort, fault, n, WIDTH: tl.constexpr,
+    PARTS: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr,
+    SHARES: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Tiles of WIDTH numbers. ADDS: a tile is a row, whose sum goes on as in `separate_epilogue._add_kernel`. SHARES:
-    each rank sums its share of the tiles and pushes the sums, in one step."""
+    """Tiles of WIDTH numbers. ADDS: a row is PARTS tiles, and its sum goes on as in `separate_epilogue._add_kernel`.
+    stride: between the squares of two parts. SHARES: each rank sums its share of the tiles and pushes the sums, in one
+    step."""
     let_dependents_start(DEPENDENT)
     wait_for_predecessors(DEPENDENT)
     channel, channels = tl.program_id(0), tl.num_programs(0)
@@ -135,7 +142,7 @@ def _reduce_kernel(
                     if peer != RANK:
                         tl.store(peers[peer] + slot + RANK * _CAPACITY + turn * BLOCK + i, bits, mask=ok)
                 rounded = bits.to(tl.bfloat16, bitcast=True)  # as the others have it
-            _use_sum(x, residual, gamma, scaled, squares, rounded, old, tile, o, i, ok, ADDS)
+            _use_sum(x, residual, gamma, scaled, squares, stride, rounded, old, tile, o, i, ok, WIDTH, PARTS, ADDS)
     if SHARES:
         slot = box + (begun_at & (SLOTS_OF - 1)) * (RANKS * _CAPACITY)
         for away in range(1, RANKS):
@@ -150,7 +157,7 @@ def _reduce_kernel(
                 )
                 rounded = _pushed(bits).to(tl.bfloat16, bitcast=True)
                 old = tl.load(residual + o, mask=ok, other=0.0) if ADDS else bits
-                _use_sum(x, residual, gamma, scaled, squares, rounded, old, tile, o, i, ok, ADDS)
+                _use_sum(x, residual, gamma, scaled, squares, stride, rounded, old, tile, o, i, ok, WIDTH, PARTS, ADDS)
     count_wait(waited, channel, control)
     tl.debug_barrier()  # every warp has read the counter
     tl.store(steps + channel, begun_at + count)
@@ -170,10 +177,19 @@ def push_reduce(partial: torch.Tensor, rank: int, boxes: Mailboxes, counters: Co
         n = piece.shape[0]
         block = _SMALL_BLOCK if n <= CHANNELS * _SMALL_BLOCK else _LARGE_BLOCK
         _reduce_kernel[(min(CHANNELS, triton.cdiv(n, block)),)](
-            piece, piece, piece, piece, counters.control, boxes.parts, counters.reduces, counters.control,
-            counters.abort, counters.fault, n, WIDTH=block, RANK=rank, RANKS=ranks, BLOCK=block, ADDS=False,
+            piece, piece, piece, piece, counters.control, 0, boxes.parts, counters.reduces, counters.control,
+            counters.abort, counters.fault, n, WIDTH=block, PARTS=1, RANK=rank, RANKS=ranks, BLOCK=block, ADDS=False,
             SHARES=divided, DEPENDENT=False, num_warps=4 if block == _SMALL_BLOCK else 8,
         )  # fmt: skip
+
+
+def parts_of_rows(rows: int, width: int, most: int) -> int:
+    """Into how many equal parts rows of `width` numbers are cut, so that few rows have more channels. most: parts that
+    there is room for."""
+    parts = MOST_PARTS
+    while parts > 1 and (parts > most or rows * parts > CHANNELS or width % parts or width < parts * LEAST_PART):
+        parts //= 2
+    return parts
 
 
 def push_reduce_add(
@@ -185,21 +201,25 @@ def push_reduce_add(
     rank: int,
     boxes: Mailboxes,
     counters: Counters,
-) -> None:
+) -> int:
     """`residual += ` what `push_reduce` makes of `partial`, bfloat16 [T, H] contiguous, and the rest of
-    `separate_epilogue.add_scaled`, in one kernel. following: [H], the norm's weight. `partial` stays as it is."""
+    `separate_epilogue.add_scaled`, in one kernel. following: [H], the norm's weight. `partial` stays as it is. Returns
+    the number of parts of a row, each of which has its own row of `squares`."""
     rows, width = partial.shape
-    block, ranks = triton.next_power_of_2(width), len(boxes.parts)
+    parts, ranks = parts_of_rows(rows, width, squares.shape[0]), len(boxes.parts)
+    part = width // parts
+    block = triton.next_power_of_2(part)
     assert block <= CAPACITY, "a row is longer than a mailbox"
     divided, dependent = _shares(rows * width, ranks), dependent_launch_works()
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
-    most = CHANNELS * (CAPACITY // block) if divided else rows
+    most = CHANNELS * (CAPACITY // block) // parts if divided else rows
     for begin in range(0, rows, most):
         there = slice(begin, min(rows, begin + most))
         count = there.stop - begin
-        _reduce_kernel[(min(CHANNELS, count),)](
-            partial[there], residual[there], following, scaled[there], squares[0, begin:], boxes.parts,
-            counters.reduces, counters.control, counters.abort, counters.fault, count * width, WIDTH=width, RANK=rank,
-            RANKS=ranks, BLOCK=block, ADDS=True, SHARES=divided, DEPENDENT=dependent,
+        _reduce_kernel[(min(CHANNELS, count * parts),)](
+            partial[there], residual[there], following, scaled[there], squares[:, begin:], squares.stride(0),
+            boxes.parts, counters.reduces, counters.control, counters.abort, counters.fault, count * width, WIDTH=part,
+            PARTS=parts, RANK=rank, RANKS=ranks, BLOCK=block, ADDS=True, SHARES=divided, DEPENDENT=dependent,
             num_warps=max(4, min(block // 512, 8)), enable_fp_fusion=False, **options,
         )  # fmt: skip
+    return parts
