@@ -76,7 +76,7 @@ def _use_sum(x, residual, gamma, scaled, squares, total, old, tile, o, i, ok, AD
         value = rounded.to(tl.float32)
         following = tl.load(gamma + i, mask=ok, other=0.0).to(tl.float32)
         tl.store(scaled + o, (value * following).to(tl.bfloat16), mask=ok)
-        tl.store(squares + tile, tl.sum(exact_square(value), 0))
+        tl.store(squares + tile, tl.sum(exact_square(rounded), 0))
     else:
         tl.store(x + o, total, mask=ok)
 
