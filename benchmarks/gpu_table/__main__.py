@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _measure(chosen: argparse.Namespace, commit: str) -> None:
     asked = read_settings(chosen.set)
     if chosen.part in PARTS:
-        run = Run(chosen.device, chosen.repeats, chosen.limit_s, commit, asked)
+        run = Run(chosen.device, chosen.repeats, chosen.limit_s, commit, asked, chosen.ranks_only)
         result = run_part(PARTS[chosen.part], run)
         print(f"{results.write(result, chosen.out)}: {result.seconds:.0f} s", file=sys.stderr)
         if result.failure:
@@ -68,6 +68,7 @@ def _measure(chosen: argparse.Namespace, commit: str) -> None:
             continue
         command = [sys.executable, "-m", "benchmarks.gpu_table", "--part", name, "--out", str(chosen.out)]
         command += [argument for one in chosen.set for argument in ("--set", one)]
+        command += ["--ranks-only"] * chosen.ranks_only
         command += ["--device", chosen.device, "--repeats", str(chosen.repeats), "--limit-s", str(chosen.limit_s)]
         # A process of its own: nothing that one part has left on the GPU is there for the next.
         if subprocess.run([*command, "--commit", commit.removesuffix(".dirty")], check=False).returncode:
@@ -99,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the engine; may be repeated"
     )
+    parser.add_argument("--ranks-only", action="store_true", help="parts about several GPUs: don't measure one too")
     parser.add_argument("--commit", help="what is measured, where the folder is no git checkout")
     return parser
 

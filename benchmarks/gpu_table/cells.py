@@ -22,7 +22,7 @@ class Run:
     """How a part is run.
 
     limit_s: after so many seconds no further figure is begun. asked: settings of the engine that differ from what the
-    part would choose. begun: on the monotonic clock.
+    part would choose. ranks_only: a part about ranks leaves one GPU out. begun: on the monotonic clock.
     """
 
     device: DeviceName
@@ -30,6 +30,7 @@ class Run:
     limit_s: float
     commit: str
     asked: Settings = field(default_factory=dict)
+    ranks_only: bool = False
     begun: float = field(default_factory=time.monotonic)
 
     @property

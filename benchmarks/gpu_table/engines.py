@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -249,11 +250,17 @@ def _made(
         )
     from runahead.cuda_graphs.cuda_device import CudaDevice
     from runahead.runtime.process.cuda import make_on_cuda
+    from runahead.runtime.ranks.ranked_device import RankedDevice
 
     made = make_on_cuda(config, checkpoint, described, context, _no_progress, _no_progress)
     device = made.device
-    if not isinstance(device, CudaDevice):  # of several ranks
-        return made, lambda rows, form: None, None
+    if isinstance(device, RankedDevice):
+        own = device._own
+        assert isinstance(own, CudaDevice)
+        # Rank 0 alone leaves its graphs: the other ranks replay the same exchanges.
+        eagerly = mock.patch.object(own, "launch", own.launch_eagerly)(device.launch)
+        return made, lambda rows, form: None, eagerly
+    assert isinstance(device, CudaDevice)
     return made, lambda rows, form: device.graphs.nodes(device.launch_key(rows, form)), device.launch_eagerly
 
 

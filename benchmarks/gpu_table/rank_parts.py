@@ -8,6 +8,7 @@ from typing import Final
 
 from benchmarks.gpu_table.cells import Cells, Run
 from benchmarks.gpu_table.decode import Batch, through_the_engine
+from benchmarks.gpu_table.expert_counts import experts_named
 from benchmarks.gpu_table.floors import step_bytes
 from benchmarks.gpu_table.found import Found, measured_engine
 from benchmarks.gpu_table.prompt_parts import prompt_time
@@ -24,7 +25,8 @@ _ONE_GPU: Final = 120 << 30  # bytes of weights beside which one GPU has room fo
 
 def rank_part(shape: Shape, ranks: int, run: Run) -> Found:
     """Decode steps through the engine, everybody greedy, and first tokens: on several GPUs, then on one that has the
-    memory for it. Floors are of GPUs that read equal parts."""
+    memory for it, unless `run.ranks_only`. Floors are of GPUs that read equal parts, of each expert that is named too.
+    """
     found: list[Cell] = []
     prompts: list[PromptTime] = []
     failures: list[str] = []
@@ -33,7 +35,7 @@ def rank_part(shape: Shape, ranks: int, run: Run) -> Found:
     context = max(workload.context, 256 * ceil_div(FIRST[-1] + 1, 256))
     config = shape.described()
     fits_one = described(config).parameters * config.dtype.itemsize < _ONE_GPU
-    for count in (ranks, 1) if fits_one else (ranks,):
+    for count in (ranks, 1) if fits_one and not run.ranks_only else (ranks,):
         if found and run.why_no_more:
             failures.append(f"one GPU was not measured: {run.why_no_more}")
             break
@@ -45,7 +47,9 @@ def rank_part(shape: Shape, ranks: int, run: Run) -> Found:
             settings = settings or measured.subject.settings
             for rows in named.batches:
                 batch = Batch((workload.prompt,) * rows, "greedy")
-                cells.add(batch, partial(through_the_engine, batch=batch, repeats=run.repeats), way="engine")
+                experts, lacks = measured.measure(partial(experts_named, batch=batch))
+                timed = partial(through_the_engine, batch=batch, repeats=run.repeats)
+                cells.add(batch, timed, lacks=lacks, experts=experts or None, way="engine")
             prompts += [prompt_time(measured, run, named, "rate", tokens, 0) for tokens in FIRST]
         found += cells.found
         failures += measured.failures

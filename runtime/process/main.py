@@ -1,9 +1,9 @@
 """The engine's process: `python -m runahead.runtime.process.main`, started by a service's supervisor.
 
-The first line of standard input is JSON: {"socket": path, "config": EngineConfig, "log": LogOutput}. One line on
-standard output, `ready DEVICE`, says that the engine listens. It ends with its standard input, which its parent closes
-or leaves at its death. It ignores signals, which are the parent's. Exit codes: 0 after a shutdown, 1 if the chain
-broke, 2 if it could not start.
+The first line of standard input is JSON: {"socket": path, "parent": its PID, "config": EngineConfig, "log": LogOutput}.
+One line on standard output, `ready DEVICE`, says that the engine listens. It ends with its standard input, which its
+parent closes or leaves at its death. It ignores signals, which are the parent's. Exit codes: 0 after a shutdown, 1 if
+the chain broke, 2 if it could not start.
 """
 
 from __future__ import annotations
@@ -53,11 +53,12 @@ _SHUTDOWN_SENTENCE: Final = "the server is shutting down"
 
 
 class Orders(msgspec.Struct, frozen=True):
-    """The first line of standard input. dropped_lines: where to count dropped log lines, as a file descriptor and the
-    index of a 64-bit word.
+    """The first line of standard input. parent: the PID of the process that starts and ends the engine. dropped_lines:
+    where to count dropped log lines, as a file descriptor and the index of a 64-bit word.
     """
 
     socket: str
+    parent: int
     config: EngineConfig
     log: LogOutput = LogOutput()
     dropped_lines: tuple[int, int] | None = None
@@ -73,6 +74,8 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # no code here depends on small descriptor numbers
     try:
         orders = msgspec.json.decode(_first_line(), type=Orders)
+        if os.getppid() != orders.parent:  # it ended before its end could be signaled
+            raise ConfigError("the engine's parent has ended before the engine began")
         log_to_stderr(orders.log)
         if orders.dropped_lines is not None:
             count_dropped_lines_in(_word(*orders.dropped_lines))

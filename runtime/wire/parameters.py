@@ -49,7 +49,7 @@ class WaitReason(enum.IntEnum):
     ROW_SLOT = 2
     KV_BLOCKS = 3
     PENALTY_SLOT = 4
-    INTAKE = 5  # the engine's loop had not taken its message
+    INTAKE = 5  # its front end hashed its prompt, or the engine's loop had not taken its message
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -112,7 +113,9 @@ class EngineProcess:
 
     async def _greet(self, orders: dict[str, object]) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(msgspec.json.encode({"socket": str(self.socket), **orders}) + b"\n")
+        self._process.stdin.write(
+            msgspec.json.encode({"socket": str(self.socket), "parent": os.getpid(), **orders}) + b"\n"
+        )
         try:
             await self._process.stdin.drain()
         except ConnectionError:

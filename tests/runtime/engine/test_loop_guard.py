@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -48,7 +49,7 @@ def test_a_loop_that_turns_is_left_alone() -> None:
 
 def test_an_engine_whose_loop_stands_still_ends_with_the_stacks_of_its_threads(tmp_path: Path) -> None:
     config = {"model": str(BUNDLED), "device": "cpu", "launch_timeout_s": 0.3, "num_blocks": 130, "threads": 1}
-    orders = json.dumps({"socket": str(tmp_path / "engine.sock"), "config": config})
+    orders = json.dumps({"socket": str(tmp_path / "engine.sock"), "parent": os.getpid(), "config": config})
     with subprocess.Popen(
         [sys.executable, "-c", STANDING],
         stdin=subprocess.PIPE,

@@ -26,14 +26,27 @@ BY_ROWS, NARROW, BY_SEGMENTS = (128, False), (64, False), (64, True)  # tiles
 
 
 class Emulated:
-    """In the place of the kernel, with which it shares nothing but its code."""
+    """In the place of the kernel, with which it shares nothing but its code. launches: how many there were."""
+
+    def __init__(self) -> None:
+        self.launches = 0
 
     def __getitem__(self, grid: tuple[int]) -> Any:
         def launch(*arguments: Any, num_warps: int, **options: Any) -> None:
+            self.launches += 1
             assert num_warps == 4 and grid[0] <= PROGRAMS
             emulated_gluon.run((chains_hopper,), KERNEL, grid[0], arguments, options)
 
         return launch
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch) -> Emulated:
+    kernel = Emulated()
+    monkeypatch.setattr(chains_hopper, "chains_kernel", kernel)
+    properties = SimpleNamespace(multi_processor_count=PROGRAMS)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    return kernel
 
 
 def summed(x: torch.Tensor, weight: torch.Tensor, splits: int, chain: int) -> torch.Tensor:
@@ -61,18 +74,43 @@ def summed(x: torch.Tensor, weight: torch.Tensor, splits: int, chain: int) -> to
     ],
 )
 def test_segments_and_chains_are_added_in_order(
-    monkeypatch: pytest.MonkeyPatch, rows: int, width: int, depth: int, splits: int, chain: int, tile: tuple[int, bool]
+    monkeypatch: pytest.MonkeyPatch,
+    emulated: Emulated,
+    rows: int,
+    width: int,
+    depth: int,
+    splits: int,
+    chain: int,
+    tile: tuple[int, bool],
 ) -> None:
-    monkeypatch.setattr(chains_hopper, "chains_kernel", Emulated())
     monkeypatch.setattr(chains_hopper, "tile_of", lambda *_: tile)
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=PROGRAMS)
-    )
     torch.manual_seed(3)
     x, weight = torch.randn(rows, depth).bfloat16(), torch.randn(width, depth).bfloat16()
     out = torch.full((rows, width), float("nan"), dtype=torch.bfloat16)
     chains_hopper.chains_product(x, weight, out, splits, chain)
-    assert torch.equal(out, summed(x, weight, splits, chain))
+    assert torch.equal(out, summed(x, weight, splits, chain)) and emulated.launches == 1
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="there the kernel itself runs")
+@pytest.mark.parametrize(
+    ("capability", "dtype", "launches"),
+    [((9, 0), torch.bfloat16, 1), ((9, 0), torch.float16, 0), ((10, 0), torch.bfloat16, 0)],
+)
+def test_products_in_segments_are_given_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+    emulated: Emulated,
+    capability: tuple[int, int],
+    dtype: torch.dtype,
+    launches: int,
+) -> None:
+    monkeypatch.setattr(tuning, "current_gpu", lambda: Gpu("a GPU", capability, 1 << 17))
+    torch.manual_seed(4)
+    rows, width, depth = 65, 64, 1024
+    splits = tuning.segments(width, depth)
+    x, weight = torch.randint(-1, 2, (rows, depth)).to(dtype), torch.randint(-1, 2, (width, depth)).to(dtype)
+    found = sums_of(x, Linear(weight, None), rows, lambda wanted: False)
+    assert splits > 1 and emulated.launches == launches
+    assert torch.equal(found, (x.float() @ weight.float().t()).to(dtype)), "small whole numbers have no order"
 
 
 def test_tiles_are_the_smallest_that_run_at_a_time() -> None:

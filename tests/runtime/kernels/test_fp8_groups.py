@@ -18,10 +18,12 @@ from tests.runtime.kernels.triton_device import triton_device
 
 DEVICE = triton_device()
 
+from runahead.runtime.kernels.layers import Linear  # noqa: E402
 from runahead.runtime.kernels.quantized_weight import Fp8Weight  # noqa: E402
-from runahead.runtime.kernels.triton.gemm import fp8_hopper  # noqa: E402
-from runahead.runtime.kernels.triton.gemm.fp8_gemm import takes_groups  # noqa: E402
+from runahead.runtime.kernels.triton.gemm import fp8_gemm, fp8_hopper  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.fp8_gemm import fp8_sums, takes_groups  # noqa: E402
 from runahead.runtime.kernels.triton.gemm.fp8_rows import Fp8Rows  # noqa: E402
+from runahead.runtime.kernels.triton.gpu.capability import Gpu  # noqa: E402
 from tests.runtime.kernels import emulated_gluon  # noqa: E402
 
 pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="there the kernel itself runs")
@@ -34,13 +36,15 @@ KERNEL: Any = fp8_hopper.fp8_groups_kernel
 
 
 class Emulated:
-    """In the place of the kernel, with which it shares nothing but its code. waited: see `emulated_gluon.run`."""
+    """In the place of the kernel, with which it shares nothing but its code. waited: see `emulated_gluon.run`.
+    launches: how many there were."""
 
     def __init__(self, waited: Callable[[bool], None] = lambda dependent: None) -> None:
-        self._waited = waited
+        self._waited, self.launches = waited, 0
 
     def __getitem__(self, grid: tuple[int]) -> Any:
         def launch(*arguments: Any, num_warps: int, maxnreg: int, enable_fp_fusion: bool, **options: Any) -> None:
+            self.launches += 1
             assert num_warps == 4 and maxnreg == fp8_hopper.REGISTERS and not enable_fp_fusion
             assert options.pop("launch_pdl", False) == options["DEPENDENT"]
             emulated_gluon.run((fp8_hopper,), KERNEL, grid[0], arguments, options, waited=self._waited)
@@ -49,8 +53,10 @@ class Emulated:
 
 
 @pytest.fixture(autouse=True)
-def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fp8_hopper, "fp8_groups_kernel", Emulated())
+def emulated(monkeypatch: pytest.MonkeyPatch) -> Emulated:
+    kernel = Emulated()
+    monkeypatch.setattr(fp8_hopper, "fp8_groups_kernel", kernel)
+    return kernel
 
 
 def whole_numbers(rows: int, depth: int) -> torch.Tensor:
@@ -98,6 +104,25 @@ def test_both_groups_wait_for_the_kernels_before_and_rows_are_copied_after_that(
     fp8_hopper.fp8_group_product(rows, weight, out, 16, True, PROCESSORS, 2)
     assert waits == [True] * (PROCESSORS * 2)
     assert torch.equal(out, (x @ weight.numbers.float().t()).bfloat16())
+
+
+@pytest.mark.parametrize(("capability", "rows", "launches"), [((9, 0), 16, 1), ((9, 0), 17, 0), ((10, 0), 16, 0)])
+def test_products_of_few_rows_are_given_to_it(
+    monkeypatch: pytest.MonkeyPatch, emulated: Emulated, capability: tuple[int, int], rows: int, launches: int
+) -> None:
+    monkeypatch.setattr(fp8_gemm, "current_gpu", lambda: Gpu("a GPU", capability, 1 << 17, PROCESSORS))
+    outputs, depth = 128, 1024
+    weight = quantized(0, outputs, depth, DEVICE).for_gpu()
+    assert isinstance(weight, Fp8Weight)
+    weight.numbers.copy_(whole_numbers(outputs, depth).clamp(-1, 1))
+    padded = -(-rows // 16) * 16
+    x = Fp8Rows(torch.zeros((padded, depth), dtype=torch.float8_e4m3fn), torch.ones(depth // 128, padded))
+    x.numbers[:rows] = whole_numbers(rows, depth).clamp(-1, 1).to(torch.float8_e4m3fn)
+    linear = Linear(torch.empty((outputs, depth), device="meta"), None, weight)
+    found = fp8_sums(x, linear, rows, lambda wanted: False)
+    assert emulated.launches == launches
+    expected = (x.numbers[:rows].float() @ weight.numbers.float().t()).bfloat16()
+    assert torch.equal(found, expected), "small whole numbers have no order"
 
 
 def test_a_deep_matrix_is_left_to_the_vendors_library_earlier() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from tests.runtime.kernels.triton_device import TOLERANCE, dtypes, relative_error, triton_device
 
@@ -13,9 +15,15 @@ DEVICE = triton_device()
 from runahead.runtime.kernels.layers import Norm  # noqa: E402
 from runahead.runtime.kernels.triton.attention.rope_and_cache import rotate_and_write  # noqa: E402
 from runahead.runtime.kernels.triton.ops.embedding import embed  # noqa: E402
-from runahead.runtime.kernels.triton.ops.norms import rms_norm  # noqa: E402
+from runahead.runtime.kernels.triton.ops.norms import exact_square, rms_norm  # noqa: E402
 
 EPS = 1e-5
+
+
+@triton.jit
+def _square_kernel(x, squares, N: tl.constexpr):  # type: ignore[no-untyped-def]
+    i = tl.arange(0, N)
+    tl.store(squares + i, exact_square(tl.load(x + i)))
 
 
 def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -30,6 +38,17 @@ def test_rms_norm_is_the_textbook_one(dtype: torch.dtype, width: int) -> None:
     x = torch.randn(7, width, device=DEVICE).to(dtype)
     weight = torch.randn(width, device=DEVICE).to(dtype)
     assert relative_error(rms_norm(x, weight, EPS), normed(x, weight)) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_no_order_of_squares_shows(dtype: torch.dtype) -> None:
+    torch.manual_seed(2)
+    n = 4096
+    x = (torch.randn(n, device=DEVICE) * torch.logspace(-20, 4, n, base=2.0, device=DEVICE)).to(dtype)
+    squares = torch.empty(n, dtype=torch.float64, device=DEVICE)
+    _square_kernel[(1,)](x, squares, N=n)
+    unit = 2.0**-30
+    assert torch.equal(squares, (x.double() ** 2 / unit).round() * unit)
 
 
 @pytest.mark.parametrize("dtype", dtypes(DEVICE))

@@ -196,7 +196,7 @@ def started(tmp_path: Path, before: str) -> subprocess.CompletedProcess[str]:
     """The engine's process over the bundled model, after `before`; its input ends at once, and so does it."""
     program = f"import sys\nfrom runahead.runtime.process.main import main\n{before}\nsys.exit(main())"
     config = {"model": str(BUNDLED), "device": "cpu", "num_blocks": 130, "threads": 1}
-    orders = json.dumps({"socket": str(tmp_path / "engine"), "config": config}) + "\n"
+    orders = json.dumps({"socket": str(tmp_path / "engine"), "parent": os.getpid(), "config": config}) + "\n"
     command = [sys.executable, "-c", program]
     return subprocess.run(command, input=orders, capture_output=True, text=True, timeout=120, check=False)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -50,7 +51,9 @@ def engine(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         text=True,
     ) as process:
         assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(json.dumps({"socket": str(tmp_path / "engine"), "config": config}) + "\n")
+        process.stdin.write(
+            json.dumps({"socket": str(tmp_path / "engine"), "parent": os.getpid(), "config": config}) + "\n"
+        )
         process.stdin.flush()
         assert process.stdout.readline() == "ready cpu\n"
         yield process

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -45,7 +46,9 @@ def test_the_switch_alone_says_whether_there_are_ranges(nvtx: bool, tmp_path: Pa
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(json.dumps({"socket": str(tmp_path / "engine"), "config": config}) + "\n")
+        process.stdin.write(
+            json.dumps({"socket": str(tmp_path / "engine"), "parent": os.getpid(), "config": config}) + "\n"
+        )
         process.stdin.flush()
         assert process.stdout.readline() == "ready cpu\n"
         with socket.socket(socket.AF_UNIX) as sock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import weakref
@@ -263,7 +264,8 @@ def test_the_engine_s_process_ends_with_one_sentence_and_was_never_ready(
     gpu: NumbersOfAGpu, fails_at: dict[int, str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     gpu.fails_at = fails_at
-    orders = msgspec.json.encode(main.Orders("/nowhere", CONFIG, LogOutput(level="error", format="json")))
+    log = LogOutput(level="error", format="json")
+    orders = msgspec.json.encode(main.Orders("/nowhere", os.getppid(), CONFIG, log))
     monkeypatch.setattr(main, "_first_line", lambda: orders)
     monkeypatch.setattr("signal.signal", lambda number, handler: None)
     monkeypatch.setattr("sys.stderr", sys.stderr)  # which the process makes a stream with a thread of its own

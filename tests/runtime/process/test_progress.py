@@ -103,6 +103,7 @@ def started(config: dict[str, Any], log: dict[str, str], folder: Path) -> str:
     ours, theirs = pty.openpty()
     orders = {
         "socket": str(folder / "engine"),
+        "parent": os.getpid(),
         "config": {"model": str(BUNDLED), "device": "cpu", **config},
         "log": log,
     }

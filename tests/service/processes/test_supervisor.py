@@ -22,6 +22,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from benchmarks.local_service import BESIDE, LocalService, started_service
 from runahead.service.processes.engine_process import ENGINE_MODULE
 from runahead.service.processes.front_end_process import FRONT_END_MODULE, SIDE_MODULE
+from runahead.service.settings.server_config import EXIT_CANNOT_START
 from runahead.service.version import full_version
 from runahead.v1 import (
     AbortOutcome,
@@ -208,9 +209,9 @@ engine.assemble = hang
 sys.exit(engine.main())
 """
 PARENT = """
-import signal, subprocess, sys
+import os, signal, subprocess, sys
 engine = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-engine.stdin.write(b'{"socket": "nowhere/engine", "config": {"model": "m"}}\\n')
+engine.stdin.write(b'{"socket": "nowhere/engine", "parent": %d, "config": {"model": "m"}}\\n' % os.getpid())
 engine.stdin.flush()
 assert engine.stdout.readline() == b"starts\\n"
 print(engine.pid, flush=True)
@@ -224,6 +225,14 @@ def test_an_engine_whose_start_hangs_does_not_outlive_its_parent() -> None:
         with watched(int(parent.stdout.readline())) as end:
             parent.kill()
             assert has_ended(end, END_S)
+
+
+def test_an_engine_whose_parent_ended_before_it_began_ends() -> None:
+    """While it still imported, when no signal could tell it."""
+    orders = b'{"socket": "nowhere/engine", "parent": %d, "config": {"model": "m"}}\n' % (os.getpid() + 1)
+    ended = subprocess.run([sys.executable, "-c", STARTING], input=orders, capture_output=True, timeout=60, check=False)
+    assert ended.returncode == EXIT_CANNOT_START and not ended.stdout
+    assert b"the engine's parent has ended before the engine began" in ended.stderr
 
 
 def test_a_killed_engine_ends_the_streams_of_all_front_ends_once_and_then_the_service(service: LocalService) -> None:

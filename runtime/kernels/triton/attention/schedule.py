@@ -102,7 +102,7 @@ def _embed(
         value = found.to(tl.float32)
         weight = tl.load(gamma + i, mask=inside, other=0.0).to(tl.float32)
         tl.store(scaled + at, (value * weight).to(scaled.dtype.element_ty), mask=inside)
-        tl.store(squares + row, tl.sum(exact_square(value), 0))
+        tl.store(squares + row, tl.sum(exact_square(found), 0))
 
 
 @triton.jit

@@ -121,7 +121,7 @@ def product_end(
     if EPILOGUE == _ADD:
         value = rounded.to(tl.float32)
         tl.store(scaled + at, (value * following.to(tl.float32)[:, None]).to(scaled.dtype.element_ty), mask=ok)
-        left = tl.sum(tl.where(ok, exact_square(value), 0.0), 0)
+        left = tl.sum(tl.where(ok, exact_square(rounded), 0.0), 0)
         tl.store(squares_out + tile * STRIDE + column, left, mask=column < num_rows)
 
 

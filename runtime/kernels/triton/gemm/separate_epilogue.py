@@ -121,7 +121,7 @@ def _add_kernel(
     tl.store(scaled + row * WIDTH + i, left, mask=inside)
     if FP8:
         _store_fp8(left, 0, numbers, scales, row, padded_rows, WIDTH, BLOCK)
-    tl.store(squares + row, tl.sum(exact_square(value), 0))
+    tl.store(squares + row, tl.sum(exact_square(rounded), 0))
 
 
 def finish_product(

@@ -231,7 +231,7 @@ def _sum_kernel(
     if SCALED:
         value = rounded.to(tl.float32)
         tl.store(scaled + at, (value * following).to(scaled.dtype.element_ty), mask=inside)
-        tl.store(squares + tile * STRIDE + token, tl.sum(tl.where(inside, exact_square(value), 0.0), 0))
+        tl.store(squares + tile * STRIDE + token, tl.sum(tl.where(inside, exact_square(rounded), 0.0), 0))
 
 
 def expert_product(

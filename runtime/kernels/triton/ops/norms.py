@@ -16,17 +16,24 @@ from runahead.runtime.kernels.layers import Attention, Norm
 from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
 
 _ROUND_BELOW = tl.constexpr(2.0**-15)
-_SQUARES_ROUNDER = tl.constexpr(1.5 * 2.0**17)  # the same of 2**-35
-_ROUNDER = tl.constexpr(1.5 * 2.0**-7)  # adding and subtracting it rounds to multiples of 2**-30
+_ROUNDER = tl.constexpr(1.5 * 2.0**-7)  # adding and subtracting it rounds float32 to multiples of 2**-30
+_WIDE_ROUNDER = tl.constexpr(1.5 * 2.0**22)  # the same of float64
+_SQUARES_ROUNDER = tl.constexpr(1.5 * 2.0**17)  # of float64 to multiples of 2**-35
 
 
 @triton.jit
 def exact_square(value):
-    """Square bfloat16 numbers held in float32, as float64 multiples of 2**-30. Sums below 2**23 are exact, so their
-    order does not matter. A square has 16 bits; one below 2**-15 is rounded by far less than any norm's epsilon.
+    """Square numbers, rounded to multiples of 2**-30, by far less than any norm's epsilon: float64. Sums below 2**23
+    are exact, so their order does not matter. A square of bfloat16 has 16 bits, so one from 2**-15 on is exact.
     """
-    square = value * value
-    return tl.where(square < _ROUND_BELOW, (square + _ROUNDER) - _ROUNDER, square).to(tl.float64)
+    if value.dtype == tl.bfloat16:
+        value = value.to(tl.float32)
+        square = value * value
+        square = tl.where(square < _ROUND_BELOW, (square + _ROUNDER) - _ROUNDER, square).to(tl.float64)
+    else:
+        square = value.to(tl.float64) * value.to(tl.float64)
+        square = (square + _WIDE_ROUNDER) - _WIDE_ROUNDER
+    return square
 
 
 @triton.jit
@@ -73,7 +80,7 @@ def _add_normed_kernel(
         value = rounded.to(tl.float32)
         following = tl.load(gamma + i, mask=inside, other=0.0).to(tl.float32)
         tl.store(scaled + row * WIDTH + i, (value * following).to(scaled.dtype.element_ty), mask=inside)
-        tl.store(squares + row, tl.sum(exact_square(value), 0))
+        tl.store(squares + row, tl.sum(exact_square(rounded), 0))
 
 
 @triton.jit

@@ -82,7 +82,7 @@ def _use_sum(
         part = tile % PARTS
         following = tl.load(gamma + part * WIDTH + i, mask=ok, other=0.0).to(tl.float32)
         tl.store(scaled + o, (value * following).to(tl.bfloat16), mask=ok)
-        tl.store(squares + part * stride + tile // PARTS, tl.sum(exact_square(value), 0))
+        tl.store(squares + part * stride + tile // PARTS, tl.sum(exact_square(rounded), 0))
     else:
         tl.store(x + o, total, mask=ok)
 
