@@ -51,7 +51,7 @@ class Cell:
 
     @property
     def ratios(self) -> tuple[float, ...]:
-        """Of each drafter's figure to the one without of the same round, the median over all rounds."""
+        """Each drafter's figure relative to the same round's without a drafter, the median of all rounds."""
         of_rounds = [[figure / figures[0] for figure in figures[1:]] for figures in self.rounds]
         return tuple(statistics.median(ratios) for ratios in zip(*of_rounds, strict=True))
 

@@ -74,7 +74,7 @@ class Scorer:
 
 
 def compress(folder: Path, texts: Sequence[Sequence[str]]) -> Compressed:
-    """texts: the pieces of each text. `xz` is given the same pieces without what would mark their ends."""
+    """Compress texts with the model and with `xz`. texts: the pieces of each; `xz` gets them without end marks."""
     raw = ["".join(pieces).encode() for pieces in texts]
     total = sum(map(len, raw))
     each = sum(len(lzma.compress(text, preset=9)) for text in raw)

@@ -60,7 +60,7 @@ class Prefixes:
 
 @dataclass(slots=True)
 class _Prompt:
-    """computed: tokens of it that are computed or cached when the last planned launch has ended."""
+    """A prompt in prefill. computed: tokens that are computed or cached when the last planned launch has ended."""
 
     request: Request
     computed: int

@@ -23,8 +23,8 @@ from runahead.runtime.models.decoder import Decoder
 
 
 def experts_named(bench: Bench, batch: Batch) -> float:
-    """Of a layer, each counted once: the mean over layers and over the decode steps of a long run. 0.0: of a model
-    without experts. Raises BenchmarkError where no step of the whole batch was seen."""
+    """Measure the distinct experts that a decode step's rows choose in a layer: the mean over layers and steps of a
+    long run. 0.0 without experts. Raises BenchmarkError where no step of the whole batch was seen."""
 
     def decode() -> None:
         tokens = bench.shape.workload.long

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """at_s: seconds after the beginning. source: whose call it is. draw: chooses what is asked for, from 0 to 1."""
+    """A call of an open-loop load. at_s: seconds after the start. source: its caller's number. draw: from 0 to 1,
+    chooses the case."""
 
     at_s: float
     source: int

@@ -62,7 +62,8 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """stubs: each has a connection of its own. answers: the tokens of each case, from a calm run."""
+    """Clients of the service. stubs: one for each connection. answers: expected tokens of each case, from an unloaded
+    run."""
 
     stubs: Sequence[GenerationServiceStub]
     cases: Sequence[GenerateRequest]

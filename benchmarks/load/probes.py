@@ -33,7 +33,7 @@ ABORT: Final = "Abort on an open connection"
 
 @dataclass(slots=True)
 class Answers:
-    """times_s: what each answer took, by what was asked. wrong: sentences, of each that was not answered well."""
+    """Answers to probes. times_s: of each answer, by kind. wrong: a sentence for each wrong answer."""
 
     times_s: dict[str, list[float]] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)

@@ -92,8 +92,8 @@ def small_tmpdir(folder: Path) -> Iterator[Path | None]:
 
 @dataclass(slots=True)
 class Machine:
-    """leader: the service's first process. tmpdir: of the service; None: any, which is not filled. engine: the
-    engine's process, 0 before it is known."""
+    """The machine that faults are injected into. leader: the service's first process. tmpdir: of the service; None: it
+    is not filled. engine: the engine's process id; 0: not known yet."""
 
     world: World
     leader: int

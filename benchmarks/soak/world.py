@@ -37,10 +37,10 @@ HEARD_AGAIN_S = 1.0  # after the engine continues, a front end may not have its 
 
 @dataclass(slots=True)
 class World:
-    """tokens: of each caller. counts: of what has happened, by name. killed_s: when front ends were killed.
-    standstills_s: from when until when processes were stopped. engine_stops_s: stops of the engine alone, in which
-    front ends refuse calls. machine: whoever kills or stops processes has it.
-    slowest_s: of the calls that ended as they should.
+    """The state that a soak's tasks share. tokens: of each caller. counts: of events, by name. killed_s: when front
+    ends were killed. standstills_s: from when until when processes were stopped. engine_stops_s: stops of the engine
+    alone, in which front ends refuse calls. machine: whoever kills or stops processes has it. slowest_s: of the calls
+    that ended as they should.
     """
 
     seed: int
@@ -79,7 +79,7 @@ class World:
         return f"soak-{next(self._names)}"
 
     def draws(self, name: str) -> random.Random:
-        """Of one fault, from the seed."""
+        """Return the random numbers of one fault, derived from the seed."""
         return random.Random(f"{self.seed} {name}")
 
     def happened(self, name: str, times: int = 1) -> None:

@@ -60,8 +60,8 @@ def _divided_by_length(at, ok):
 
 @triton.jit
 def _inverse(lower, LENGTH: tl.constexpr, PRECISION: tl.constexpr):
-    """Of the unit matrix plus `lower`, which is strictly below the diagonal, [LENGTH, LENGTH]. The blocks of _SIDE on
-    the diagonal are inverted by forward substitution, all at once. What is below them then is a matrix whose fourth
+    """Invert the unit matrix plus `lower`, which is strictly below the diagonal, [LENGTH, LENGTH]. The blocks of _SIDE
+    on the diagonal are inverted by forward substitution, all at once. What is below them then is a matrix whose fourth
     power is nothing, so that two products more are the rest of the series."""
     tl.static_assert(LENGTH <= 4 * _SIDE)
     r = tl.arange(0, LENGTH)
