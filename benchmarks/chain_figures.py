@@ -1,4 +1,4 @@
-"""What a service's chain did between two moments, by its own figures: what a client of it measures hangs on the client,
+"""What a service's chain did between two moments, by its own figures: what a client measures depends on the client,
 too, and on a GPU on that most of all."""
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def _cell(urls: Sequence[str], heads: Sequence[str], temperature: float, streams
 
 
 def drafters_of(folder: Path) -> tuple[str, ...]:
-    """Those that are measured. A head belongs to one model: of another than the bundled one only `ngram` is there."""
+    """Return the measured drafters. The bundled head belongs to the bundled model: other models have only `ngram`."""
     return DRAFTERS if folder.resolve() == BUNDLED_FOLDER.resolve() else ("ngram",)
 
 

@@ -1,7 +1,7 @@
 """How many experts the rows of a batch name in a layer: what of a model with experts a decode step has to read.
 
 Greedy rows of random weights fall into the same loops, so that they name fewer than rows of texts would. So they are
-counted in the very steps that are measured, in a run of its own: launch by launch without graphs, since nothing of them
+counted in the measured steps, in a separate run: launch by launch without graphs, since nothing of them
 comes to the host otherwise.
 """
 

@@ -1,5 +1,5 @@
-"""The fewest bytes that a decode step reads and writes: every weight once, of experts those that are named, what the
-rows keep of their tokens, and a row's recurrent state there and back.
+"""The fewest bytes that a decode step reads and writes: every weight once, of experts the chosen ones, the rows'
+keys and values, and each row's recurrent state, read and written.
 
 Activations, the embedding's few rows and the block tables are left out: they are small beside these. The time is the
 bytes over the bandwidth that one H200 reached when it did nothing but read.
@@ -106,7 +106,7 @@ def _bytes_of(linear: Linear, dtype: torch.dtype, quantize: str) -> int:
 
 
 def _products(layer: Layer) -> Iterator[tuple[str, Linear]]:
-    """Those that a kernel is told by, each with its name."""
+    """Yield the products that name a kernel's role, each with the name."""
     mixer, dense = layer.mixer, layer.feed_forward
     if isinstance(mixer, Attention):
         yield from (("qkv", mixer.qkv), ("o", mixer.o))

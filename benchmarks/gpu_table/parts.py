@@ -1,4 +1,4 @@
-"""The parts of the benchmark: each runs in a process of its own, in less than 8 minutes on one H200."""
+"""The parts of the benchmark: each runs in a separate process, in less than 8 minutes on one H200."""
 
 from __future__ import annotations
 

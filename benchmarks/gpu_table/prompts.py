@@ -83,7 +83,7 @@ def products_ms(config: ModelConfig, tokens: int) -> float:
 
 
 def _weights_of_a_token(layer: Layer) -> int:
-    """Numbers in the matrices that a token is multiplied with: of experts, those that it chooses."""
+    """Count the weights that a token is multiplied with: of experts, the chosen ones."""
     every = sum(linear.weight.numel() for linear in products_of(layer))
     return every - idle_in([layer])
 

@@ -1,4 +1,4 @@
-"""The tables as Markdown, for the README and for whoever reads the terminal."""
+"""Formats tables as Markdown, for the README and the terminal."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ class Arrival:
 
 
 def poisson(seed: int, sources: int, per_s: float, seconds: float) -> list[Arrival]:
-    """The calls of so many sources within so many seconds, in order. Each source is a Poisson process of its own, and
-    all together make `per_s` calls a second in the mean."""
+    """The calls of so many sources within so many seconds, in order. Each source is a Poisson process; together they
+    make `per_s` calls a second on average."""
     found = []
     for source in range(sources):
         draw = random.Random(f"{seed} {source}")

@@ -1,6 +1,6 @@
 """What an operator asks of a service under load: health on its own port, figures, and aborts.
 
-The asking is a process of its own, so that what it measures is not how busy the client is: `python -m
+The prober is a separate process, so that it does not measure how busy the client is: `python -m
 benchmarks.load.probes ADDRESS HEALTH_PORT CONTROL_PORT`, until its input ends.
 """
 

@@ -278,7 +278,7 @@ class Maker:
 def _fitted(
     make: Maker, kept: KeptBytes, memory: int, capturing: Progress, ranks: StartedRanks
 ) -> tuple[CudaDevice, int, int]:
-    """Return the device, its number of blocks (as configured, or as many as fit after a trial), and its number of
+    """Return the device, its number of blocks (as configured, or what fits after a trial), and its number of
     snapshots, bounded by `snapshots_in`.
 
     memory: of the GPU. Raises ConfigError if it does not suffice.

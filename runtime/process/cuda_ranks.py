@@ -26,7 +26,7 @@ from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
 
 def joined(rank: int, segment: Segment, memory: memoryview, handles_of: Callable[[str], tuple[str, ...]]) -> GpuRanks:
     """Make the rank's mailbox and open its peers'. memory: the segment's, which the current GPU then reaches.
-    handles_of: given the rank's own handle, returns those of all. Raises PeerMemoryError."""
+    handles_of: given the rank's own handle, returns the handles of all. Raises PeerMemoryError."""
     runtime = CudaRuntime()
     runtime.register(memory)
     mailbox = Mailbox(rank, segment.layout.ranks, runtime)

@@ -2,7 +2,7 @@
 
 The first line of standard input is JSON, `RankOrders`. It ends when standard input does, and by a signal when its
 parent does: rank 0 is the engine's process. Signals of a terminal are the supervisor's.
-Exit codes: 0 when it was told to stop, 1 if a launch failed, 2 if it could not start.
+Exit codes: 0 after an order to stop, 1 if a launch failed, 2 if it could not start.
 """
 
 from __future__ import annotations

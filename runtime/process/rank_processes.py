@@ -146,7 +146,7 @@ class RankProcesses:
     def lost(self) -> str:
         """See `Followers.lost`."""
         ended = [(each.rank, code) for each in self._processes if (code := each.process.poll()) is not None]
-        # Those that were told to stop end with 0.
+        # Ranks that were ordered to stop end with 0.
         for rank, code in sorted(ended, key=lambda one: one[1] == 0):
             return f"rank {rank} has ended ({described(code)})"
         return ""

@@ -116,7 +116,7 @@ class HeadSizes:
 
     @property
     def step_share(self) -> float:
-        """The weights that `step` reads, relative to those of a target's launch: its relative time if weights
+        """The weights that `step` reads, relative to a launch's of the target: its relative time if weights
         dominate. An embedding's row is negligible, and of experts a token reads the chosen ones.
         """
         own, config = self.weights, self._target.config

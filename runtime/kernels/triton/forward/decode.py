@@ -53,8 +53,8 @@ class RowStream:
     The product that begins F's first layer is launched as usual: what follows may then read what apply has left before
     it waits. The others are launched programmatically where that works.
 
-    Whoever makes the residual also leaves it times the weight of the norm that follows. So it is made when that norm is
-    known: `_pending` is what the residual still lacks; None where it is made, for `_following`.
+    The kernel that makes the residual also stores it times the weight of the following norm. So it is made when that
+    norm is known: `_pending` is the part that the residual still lacks; None if it is made, for `_following`.
     """
 
     def __init__(self, batch: ForwardBatch, cache: KVCache, emb: EmbeddingAndHead, buffers: DecodeBuffers) -> None:

@@ -31,7 +31,7 @@ def tiling_counts(
     divided: bool = False,
 ) -> dict[str, object]:
     """Facts for the log. measured, default: products of decode launches, counted for each number of rows that has a
-    tiling of its own, which `measured_tilings.json` has or lacks. measured_on: the GPU of that table.
+    separate tiling, which `measured_tilings.json` has or lacks. measured_on: the GPU of that table.
 
     lm_head: [vocab, hidden]. buckets: numbers of rows that graphs are captured for. divided: the layers are a rank's.
     """

@@ -84,7 +84,7 @@ class Candidate:
 @dataclass(slots=True)
 class Pinned:
     """A shape's product as the library knows it. choice: which of the candidates computes it. timed: that was chosen by
-    their times. exact: those that were found to have the bits of one float32 accumulator."""
+    their times. exact: algorithms found to have the bits of one float32 accumulator."""
 
     layouts: tuple[ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
     candidates: tuple[Candidate, ...]

@@ -1,8 +1,8 @@
 """How products and attention are cut into programs: products as measured on a GPU for shapes that were tried, else by a
 default.
 
-`measured_tilings.json` is the package's table. A shape that it lacks takes the default, and so does a GPU unless one of
-its kind is there (`Gpu.measured_as`). What `runahead tune` has found comes before both (`tuned_tilings`).
+`measured_tilings.json` is the package's table. A shape or a kind of GPU (`Gpu.measured_as`) that
+it lacks takes the default. Tilings that `runahead tune` has found come before both (`tuned_tilings`).
 """
 
 from __future__ import annotations

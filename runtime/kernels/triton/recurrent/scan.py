@@ -111,7 +111,7 @@ def _convolve_kernel(
     num_tokens, FIRST: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, WINDOW: tl.constexpr,
     HAS_BIAS: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program for TOKENS tokens and BLOCK channels. The order of each sum is that of `recurrent/rows.py`."""
+    """One program for TOKENS tokens and BLOCK channels. Each sum has the order of `recurrent/rows.py`."""
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(row_of_token + token, mask=token < num_tokens, other=-1)
