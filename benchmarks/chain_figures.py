@@ -1,4 +1,4 @@
-"""What a service's chain did between two moments, by its own figures: what a client of it measures hangs on the client,
+"""What a service's chain did between two moments, by its own figures: what a client measures depends on the client,
 too, and on a GPU on that most of all."""
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ChainFigures:
 
     @property
     def line(self) -> str:
-        """Of graphs nothing is said where there are none."""
+        """Format the figures in one line, without graphs if there are none."""
         overlap = self.overlapped / max(1, self.launches - self.firsts)
         one_graph = f", one graph {1 - self.broken / max(1, self.launches):.1%}" if self.replays else ""
         drafts = f", {self.accepted} of {self.drafted} drafts right" if self.drafted else ""
@@ -69,10 +69,10 @@ class ChainFigures:
 
 
 async def chain_figures(stub: GenerationServiceStub) -> ChainFigures:
-    """Of now, since the service's start."""
+    """Read the figures since the service's start."""
     return ChainFigures.of((await stub.Stats(StatsRequest())).stats)
 
 
 def flags_of(device: str) -> list[str]:
-    """Of a service that is measured: on a CPU one thread, so that several may run side by side."""
+    """Return the flags of a measured service. On a CPU it has one thread, so that several can run side by side."""
     return ["--threads", "1"] if device == "cpu" else ["--device", device]

@@ -158,7 +158,7 @@ async def perform(url: str) -> None:
 
 
 def main(flags: Sequence[str] = ()) -> int:
-    """Runs the demo against a service of its own. flags: of `runahead serve`, after those of the bundled model on the
+    """Run the demo against a new service. flags: of `runahead serve`, after the flags of the bundled model on the
     CPU. Returns the exit status."""
     print("starting the service ...", flush=True)
     began = time.monotonic()

@@ -51,7 +51,7 @@ class Cell:
 
     @property
     def ratios(self) -> tuple[float, ...]:
-        """Of each drafter's figure to the one without of the same round, the median over all rounds."""
+        """Each drafter's figure relative to the same round's without a drafter, the median of all rounds."""
         of_rounds = [[figure / figures[0] for figure in figures[1:]] for figures in self.rounds]
         return tuple(statistics.median(ratios) for ratios in zip(*of_rounds, strict=True))
 
@@ -103,7 +103,7 @@ def _cell(urls: Sequence[str], heads: Sequence[str], temperature: float, streams
 
 
 def drafters_of(folder: Path) -> tuple[str, ...]:
-    """Those that are measured. A head belongs to one model: of another than the bundled one only `ngram` is there."""
+    """Return the measured drafters. The bundled head belongs to the bundled model: other models have only `ngram`."""
     return DRAFTERS if folder.resolve() == BUNDLED_FOLDER.resolve() else ("ngram",)
 
 

@@ -1,7 +1,7 @@
 """The engine's host time a launch on the null device: take, plan, stage, launch, commit, publish, and nothing else.
 
 The device computes nothing and is done at once, so every microsecond of a turn is the host's. At depth 1 a turn of the
-loop is one launch. The front end is a process of its own on the engine's real socket: it reads everything and drops it.
+loop is one launch. The front end is a separate process on the engine's real socket: it reads and drops everything.
 """
 
 from __future__ import annotations

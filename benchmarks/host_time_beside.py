@@ -1,6 +1,6 @@
 """The engine's host time in this checkout and in another, measured alternately: what a change has done to it.
 
-Every measurement is a process of its own, started in the checkout whose engine it runs, and runs that checkout's own
+Every measurement is a separate process, started in the checkout whose engine it runs, and runs that checkout's own
 `benchmarks.host_time`. A round measures both, the one that goes first changing from round to round, so that whatever
 else the machine does falls on both alike.
 """

@@ -1,4 +1,4 @@
-"""A service of its own for a demo or a benchmark: started as a subprocess, awaited by its log, stopped for good."""
+"""A service for one demo or benchmark: started as a subprocess, awaited by its log, and stopped."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def started_service(
     environment: Mapping[str, str] = MappingProxyType({}),
     module: str = "runahead",
 ) -> Iterator[LocalService]:
-    """The same for a body that ends the service itself: whatever is left is ended by force, and nothing is said of it.
+    """The same for a body that ends the service itself: what is left is killed without a message.
 
     port: 0: any that is free, chosen by the service, so that nobody else can have got it meanwhile.
     module: the command line's. Raises ServiceFailed if it does not start.
@@ -86,7 +86,7 @@ def started_service(
         command = [sys.executable, "-m", module, "serve", "--host", "127.0.0.1", "--port", str(port)]
         log.touch()
         with output(log) as written:
-            # A session of its own: the service and whatever it starts can be looked for, and ended, by their group.
+            # A separate session: the service and its children can be found and killed as a group.
             process = subprocess.Popen(
                 [*command, *BESIDE, *DEVICE, *LOGS, *flags],
                 stdin=subprocess.DEVNULL,

@@ -23,8 +23,8 @@ LOOK_AGAIN_S = 0.02  # the service publishes its figures a little later than the
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """Of completions with so many drafts a launch. texts, tokens: what was said, and how many tokens, by prompt. kept:
-    how many drafts were right, by their place in the run; looked_at: how many launches looked at the first."""
+    """Accepted drafts of completions with one number of drafts a launch. texts: by prompt. tokens: of all texts. kept:
+    drafts that were right, by position. looked_at: launches that verified the first draft."""
 
     texts: tuple[str, ...]
     tokens: int
@@ -33,13 +33,13 @@ class Acceptance:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Of the drafts at each place before which all were right, the share that was right as well."""
+        """The acceptance rate by draft position, given that all earlier drafts were right."""
         reached = (self.looked_at, *self.kept[:-1])
         return tuple(kept / before if before else 0.0 for kept, before in zip(self.kept, reached, strict=True))
 
     @property
     def tokens_a_launch(self) -> float:
-        """Of a row, in launches that looked at drafts."""
+        """Tokens of a row for each launch that verified drafts."""
         return 1 + sum(self.kept) / max(1, self.looked_at)
 
 

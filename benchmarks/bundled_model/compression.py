@@ -74,7 +74,7 @@ class Scorer:
 
 
 def compress(folder: Path, texts: Sequence[Sequence[str]]) -> Compressed:
-    """texts: the pieces of each text. `xz` is given the same pieces without what would mark their ends."""
+    """Compress texts with the model and with `xz`. texts: the pieces of each; `xz` gets them without end marks."""
     raw = ["".join(pieces).encode() for pieces in texts]
     total = sum(map(len, raw))
     each = sum(len(lzma.compress(text, preset=9)) for text in raw)
@@ -83,8 +83,8 @@ def compress(folder: Path, texts: Sequence[Sequence[str]]) -> Compressed:
 
 
 def _bits(folder: Path, texts: Sequence[Sequence[str]]) -> float:
-    """Bits of all texts. A share of them a core, each with a decoder of its own (a decoder serves one thread) and one
-    torch thread, since a forward of 128 tokens is too small to be split."""
+    """Return the bits of all texts. Each core has a part of them, with a separate decoder (a decoder serves one thread)
+    and one torch thread, since a forward of 128 tokens is too small to be split."""
     shares: list[list[Sequence[str]]] = [[] for _ in range(os.cpu_count() or 1)]
     for pieces in sorted(texts, key=_size, reverse=True):
         min(shares, key=lambda share: sum(map(_size, share))).append(pieces)

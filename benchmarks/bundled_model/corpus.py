@@ -50,7 +50,7 @@ def held_out_listing() -> dict[str, Any]:
 
 
 def held_out_files(library: Path | None = None) -> list[SourceFile]:
-    """Those that the library has, sorted by path; none where it comes without its source. library: None: this
+    """Return the library's source files, sorted by path; none if it comes without source. library: None: this
     Python's."""
     library = standard_library() if library is None else library
     found = []

@@ -73,8 +73,7 @@ def print_completions(model: Path, files: Sequence[SourceFile], show: int) -> No
 
 
 def print_acceptance(files: Sequence[SourceFile]) -> None:
-    """How many drafts are right on held-out function heads, of the bundled model's own head and of those that follow
-    from what was said before."""
+    """Measure acceptance on held-out function heads, of the bundled model's head and of n-gram drafts."""
     heads = choose_heads(files, HEADS)
     names = "".join(f"{place:>8}" for place in range(1, PLACES + 1))
     print(f"\n{'drafts that are right':28}{names}   tokens a launch")

@@ -23,7 +23,7 @@ _Row = tuple[int, int, Request]  # the first launch that it is not in, a number,
 class Prefixes:
     """Blocks that can be found again, least recently used first: tenants' prefixes, and what other requests left.
 
-    events: (ms, tenant, stored) of prefixes that were stored or evicted, for whoever reads and clears them.
+    events: (ms, tenant, stored) of prefixes that were stored or evicted; the reader clears them.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -60,7 +60,7 @@ class Prefixes:
 
 @dataclass(slots=True)
 class _Prompt:
-    """computed: tokens of it that are computed or cached when the last planned launch has ended."""
+    """A prompt in prefill. computed: tokens that are computed or cached when the last planned launch has ended."""
 
     request: Request
     computed: int

@@ -17,7 +17,7 @@ class RoundRobin:
         self._turn = 0
 
     def set_ready(self, replicas: Sequence[Replica]) -> None:
-        """Those that requests may be sent to, at least one."""
+        """Replicas that may get requests, at least one."""
         self.ready = list(replicas)
         self.report()
 

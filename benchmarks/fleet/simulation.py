@@ -30,8 +30,8 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """report_s: how often replicas report their load. kv_delay_s: from a change of a cache to when the router knows of
-    it; it looks once a report at least. cold_start_s: from when a replica has its GPU to when it is ready."""
+    """Replicas behind a router. report_s: interval of load reports. kv_delay_s: from a change of a cache until the
+    router knows it. cold_start_s: from a replica's GPU allocation until it is ready."""
 
     replicas: int
     policy: str = "least-waiting"

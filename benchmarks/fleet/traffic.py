@@ -37,9 +37,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """rate: requests a second, on average. day_s: length of a day of `diurnal`. tenants, zipf: who shares a prefix of
-    `prefix` tokens, tenant k with weight 1 / k ** zipf; without tenants none do. prompt, answer: median tokens behind
-    the prefix and generated, lognormal with `spread`, within a twelfth and five times the median."""
+    """The requests of a simulated day. rate: requests a second, on average. day_s: length of a day of `diurnal`.
+    tenants, zipf: who shares a prefix of `prefix` tokens, tenant k with weight 1 / k ** zipf; without tenants none do.
+    prompt, answer: median tokens behind the prefix and generated, lognormal with `spread`, within a twelfth and five
+    times the median."""
 
     rate: float
     seconds: float

@@ -70,7 +70,7 @@ def _measure(chosen: argparse.Namespace, commit: str) -> None:
         command += [argument for one in chosen.set for argument in ("--set", one)]
         command += ["--ranks-only"] * chosen.ranks_only
         command += ["--device", chosen.device, "--repeats", str(chosen.repeats), "--limit-s", str(chosen.limit_s)]
-        # A process of its own: nothing that one part has left on the GPU is there for the next.
+        # A separate process: nothing that a part leaves on the GPU reaches the next part.
         if subprocess.run([*command, "--commit", commit.removesuffix(".dirty")], check=False).returncode:
             raise BenchmarkError(f"the part {name} failed: mend it, and start again to go on from there")
 

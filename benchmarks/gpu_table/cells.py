@@ -43,13 +43,13 @@ class Run:
         return f"the part had run for {self.limit_s:.0f} s" if self.took_s > self.limit_s else ""
 
     def settings(self, max_rows: int, context: int) -> Settings:
-        """Of the engine, where they differ from the defaults."""
+        """Return the engine's settings that differ from the defaults."""
         return engine_settings(self.device, max_rows, context) | self.asked
 
 
 @dataclass(frozen=True, slots=True)
 class Cells(Generic[Subject]):
-    """Of one table and one shape."""
+    """Measures and keeps the cells of one table and one shape."""
 
     run: Run
     table: Table

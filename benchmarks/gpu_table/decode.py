@@ -70,7 +70,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """runs: seconds of the short and of the long one. The others: see `Cell`; None: not known."""
+    """Measured decode steps. runs: seconds of the short and the long run. Others: see `Cell`; None: not known."""
 
     step_ms: float
     runs: tuple[tuple[float, float], ...] = ()

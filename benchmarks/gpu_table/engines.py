@@ -102,7 +102,7 @@ class HoldingDevice:
 
     @property
     def replays_graphs(self) -> bool:
-        """Decode launches are graphs, those that can be."""
+        """Whether decode launches are graphs where possible."""
         return bool(self.buckets) and self._captured
 
     @contextlib.contextmanager
@@ -193,7 +193,7 @@ def opened(shape: Shape, settings: Mapping[str, int | float | str | bool], launc
     """
     gc.collect()
     if torch.cuda.is_available():
-        torch.cuda.empty_cache()  # what another engine had: how many KV blocks there are hangs on what is free
+        torch.cuda.empty_cache()  # what another engine had: the number of KV blocks depends on free memory
     with tempfile.TemporaryDirectory(prefix="runahead-") as name:
         folder = Path(name)
         shape.write(folder)

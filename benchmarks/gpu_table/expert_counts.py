@@ -1,7 +1,7 @@
 """How many experts the rows of a batch name in a layer: what of a model with experts a decode step has to read.
 
 Greedy rows of random weights fall into the same loops, so that they name fewer than rows of texts would. So they are
-counted in the very steps that are measured, in a run of its own: launch by launch without graphs, since nothing of them
+counted in the measured steps, in a separate run: launch by launch without graphs, since nothing of them
 comes to the host otherwise.
 """
 
@@ -23,8 +23,8 @@ from runahead.runtime.models.decoder import Decoder
 
 
 def experts_named(bench: Bench, batch: Batch) -> float:
-    """Of a layer, each counted once: the mean over layers and over the decode steps of a long run. 0.0: of a model
-    without experts. Raises BenchmarkError where no step of the whole batch was seen."""
+    """Measure the distinct experts that a decode step's rows choose in a layer: the mean over layers and steps of a
+    long run. 0.0 without experts. Raises BenchmarkError where no step of the whole batch was seen."""
 
     def decode() -> None:
         tokens = bench.shape.workload.long

@@ -1,5 +1,5 @@
-"""The fewest bytes that a decode step reads and writes: every weight once, of experts those that are named, what the
-rows keep of their tokens, and a row's recurrent state there and back.
+"""The fewest bytes that a decode step reads and writes: every weight once, of experts the chosen ones, the rows'
+keys and values, and each row's recurrent state, read and written.
 
 Activations, the embedding's few rows and the block tables are left out: they are small beside these. The time is the
 bytes over the bandwidth that one H200 reached when it did nothing but read.
@@ -26,7 +26,8 @@ BANDWIDTH: Final = 4.6e12  # bytes a second
 
 @dataclass(frozen=True, slots=True)
 class StepBytes:
-    """weights: that every step reads. kv_token: keys and values of one token in all layers. layers: of the model.
+    """Bytes that a decode step reads. weights: of every step. kv_token: keys and values of one token in all layers.
+    layers: of the model.
 
     roles: weights that the products of all layers read, and `head`, by the name of the product. expert: one expert's,
     and expert_layers: how many layers have some; 0 where there are none. state: of a row's recurrent state, which a
@@ -43,13 +44,14 @@ class StepBytes:
     gpus: int = 1
 
     def floor_ms(self, tokens: float, experts: float = 0.0, rows: int = 0) -> float:
-        """Of a step whose rows hold so many tokens together. experts: that they name in a layer, each counted once.
-        rows: how many they are, where they have states."""
+        """Return a step's bandwidth bound in milliseconds. tokens: of all rows. experts: distinct ones in a layer.
+        rows: of a model with states."""
         read = self.weights + self._named(experts) + self.kv_token * tokens + self._states(rows)
         return read / self.gpus / BANDWIDTH * 1e3
 
     def role_floor_us(self, role: str, tokens: float, experts: float = 0.0, rows: int = 0) -> float | None:
-        """Of all kernels of a step that do this work; None where no bytes of it are known. See also `floor_ms`."""
+        """Return the bandwidth bound of a role's kernels in a step, in µs; None if its bytes are unknown. See
+        `floor_ms`."""
         known: dict[str, Callable[[], float]] = {
             "attention": lambda: self.kv_token * tokens,
             "experts": lambda: self._named(experts),
@@ -69,9 +71,9 @@ class StepBytes:
 def step_bytes(
     config: ModelConfig, dtype: torch.dtype, quantize: str = "none", kv_dtype: torch.dtype | None = None
 ) -> StepBytes:
-    """Of a model whose weights and cache are of `dtype`. quantize: the setting of that name, for the products that have
-    a name here: with fp8 they have a float32 scale for each output, with int4 a word for each output and group.
-    kv_dtype: of the cache, if it is another."""
+    """Count the bytes of a step of a model with weights and cache in `dtype`. quantize: the setting of that name, for
+    the products that have a name here: with fp8 they have a float32 scale for each output, with int4 a word for each
+    output and group. kv_dtype: of the cache, if it is another."""
     model = described(config)
     untied = 0 if config.tie_word_embeddings else model.embedding.numel()  # of which a step reads a row for each token
     kept = memory_of(model.layers).bytes_kept(1, dtype if kv_dtype is None else kv_dtype)
@@ -104,7 +106,7 @@ def _bytes_of(linear: Linear, dtype: torch.dtype, quantize: str) -> int:
 
 
 def _products(layer: Layer) -> Iterator[tuple[str, Linear]]:
-    """Those that a kernel is told by, each with its name."""
+    """Yield the products that name a kernel's role, each with the name."""
     mixer, dense = layer.mixer, layer.feed_forward
     if isinstance(mixer, Attention):
         yield from (("qkv", mixer.qkv), ("o", mixer.o))

@@ -48,9 +48,9 @@ def role_of(name: str) -> str:
 
 
 def roles_of(names: Sequence[str], layers: int) -> list[str]:
-    """Of the kernels of one launch in the order in which they ran. layers: of the model.
+    """Return the roles of one launch's kernels, in the order of execution. layers: of the model.
 
-    Where a layer has as many products as it should, they are told apart by their order, and the first one behind the
+    Where a layer has as many products as it should, their order tells them apart, and the first one behind the
     layers is the head's.
     """
     roles = [role_of(name) for name in names]

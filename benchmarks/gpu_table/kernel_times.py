@@ -46,8 +46,8 @@ def on_the_gpu(work: Callable[[], None]) -> list[Ran]:
 
 
 def traced(bench: Bench, batch: Batch, bytes_: StepBytes, trace: Trace = on_the_gpu, experts: float = 0.0) -> Breakdown:
-    """Of LAUNCHES launches in the middle of the steps that the tables are about. The tracing itself costs a little.
-    experts: that the rows name in a layer, each counted once.
+    """Trace LAUNCHES launches in the middle of a table's decode steps. Tracing slows them a little. experts: distinct
+    ones that the rows choose in a layer.
 
     Raises BenchmarkError where no kernel is seen.
     """
@@ -82,7 +82,8 @@ def breakdown(
     bytes_: StepBytes,
     experts: float = 0.0,
 ) -> Breakdown:
-    """ran: of all launches together, in their order. experts: see `traced`. Raises BenchmarkError where nothing ran."""
+    """Sum kernel times by role. ran: kernels of all launches, in order. experts: see `traced`. Raises BenchmarkError
+    where nothing ran."""
     if not ran:
         raise BenchmarkError("the profiler has seen no kernel: is tracing allowed on this machine?")
     roles = _roles_of_all([kernel.name for kernel in ran], launches, bytes_.layers)

@@ -48,7 +48,7 @@ class Measured(Generic[Subject]):
 
     @property
     def subject(self) -> Subject:
-        """What is open. Whoever keeps it keeps its memory, too, so that it could not be opened again."""
+        """Return what is open. A reference to it keeps its memory, so that it could not be opened again."""
         assert self._subject is not None, "nothing has failed yet"
         return self._subject
 

@@ -1,4 +1,4 @@
-"""The parts of the benchmark: each runs in a process of its own, in less than 8 minutes on one H200."""
+"""The parts of the benchmark: each runs in a separate process, in less than 8 minutes on one H200."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ONE_AMONG: Final[tuple[Sampling, ...]] = ("one sampled", "one with log-probabil
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """minutes: what it takes on an H200, about. is_wanted: without being named."""
+    """A part of the benchmark. minutes: on an H200, about. is_wanted: it runs by default."""
 
     name: str
     what: str
@@ -78,7 +78,7 @@ def _dtype_on(device: DeviceName, shape: Shape) -> torch.dtype:
 
 
 def _nodes(bench: Bench, batches: Sequence[int]) -> Mapping[tuple[int, Form], int | None]:
-    """Of the graphs for so many rows, by rows and form."""
+    """Return the number of nodes of each graph, by rows and form."""
     return {(rows, form): bench.nodes(rows, form) for rows in batches for form in Form}
 
 

@@ -59,9 +59,9 @@ class MixedIdle:
 
 @dataclass(frozen=True, slots=True)
 class FirstTokens:
-    """met_ms: the longest of a repetition before those that count, which met launches of its size for the first time:
-    libraries may hold up the host at those. runs_ms: of each prompt of each repetition after it. gaps_ms: between the
-    tokens of the rows beside, of all repetitions. idle: in the launches that carried the prompts of the repetitions."""
+    """Times to first tokens. met_ms: the longest of the warm-up, in which libraries may delay the host. runs_ms: of
+    each prompt of each later repetition. gaps_ms: between the tokens of decoding rows. idle: of the launches with these
+    prompts."""
 
     met_ms: float
     runs_ms: tuple[float, ...]
@@ -77,13 +77,13 @@ class FirstTokens:
 
 
 def products_ms(config: ModelConfig, tokens: int) -> float:
-    """Of the layers' products for so many tokens, if nothing else ran."""
+    """Return the compute bound of the layers' products for this many tokens, in milliseconds."""
     numbers = sum(_weights_of_a_token(layer) for layer in described(config).layers)
     return 2 * numbers * tokens / MATRIX_RATE * 1e3
 
 
 def _weights_of_a_token(layer: Layer) -> int:
-    """Numbers in the matrices that a token is multiplied with: of experts, those that it chooses."""
+    """Count the weights that a token is multiplied with: of experts, the chosen ones."""
     every = sum(linear.weight.numel() for linear in products_of(layer))
     return every - idle_in([layer])
 
@@ -95,7 +95,7 @@ def of_long_prompts(shape: Shape, longest: int) -> Shape:
 
 
 def first_tokens(bench: Bench, tokens: int, repeats: int, together: int = 1) -> FirstTokens:
-    """Of prompts of so many tokens, `together` at once, so many times and once before, beside whatever decodes."""
+    """Measure times to first tokens of `together` prompts at once: a warm-up, then `repeats` repetitions."""
     met, _ = _first_tokens(bench, tokens, together)
     runs, gaps, traced = [], [], []
     for _ in range(repeats):
@@ -108,7 +108,8 @@ def first_tokens(bench: Bench, tokens: int, repeats: int, together: int = 1) -> 
 
 
 def idle_of_mixed(traces: Sequence[Sequence[LaunchTimes]]) -> MixedIdle:
-    """traces: launches one after the other, oldest first; before the first of a trace nothing counts."""
+    """Sum the idle times of mixed launches. traces: consecutive launches, oldest first; the first one of a trace has no
+    idle time before it."""
     busy = between = inside = 0
     for trace in traces:
         for before, launch in pairwise(trace):

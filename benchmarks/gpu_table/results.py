@@ -27,7 +27,7 @@ Table = Literal["step", "lengths", "models"]
 
 
 class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """gpu: empty on the CPU. cores: that the operating system shows."""
+    """The machine of a run. gpu: empty on the CPU. cores: as the operating system counts them."""
 
     gpu: str
     driver: str
@@ -37,7 +37,7 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Versions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """cuda: that torch was built for. Empty: it is not there."""
+    """Versions of a run's software; empty if not installed. cuda: that torch was built for."""
 
     python: str
     torch: str

@@ -16,7 +16,8 @@ _OURS: Final = frozenset({"load_format", "device", "max_rows", "run_ahead", "num
 
 
 def engine_settings(device: DeviceName, max_rows: int, context: int) -> Settings:
-    """Those that differ from the service's defaults, by name. Prompts go in fast; no decode step hangs on that."""
+    """Return the settings that differ from the service's defaults, by name. Prompts are admitted fast; no decode step
+    depends on that."""
     return {
         "load_format": "dummy",
         "device": device,

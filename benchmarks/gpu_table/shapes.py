@@ -21,7 +21,7 @@ from runahead.runtime.rounding import ceil_div
 class Workload:
     """Lengths in tokens. A step is what `long` tokens of a batch take, less what `short` tokens take, over the rest.
 
-    prompt: of every row. context: the longest request that the engine is told of. lengths: prompts of the table of
+    prompt: of every row. context: the engine's longest request. lengths: prompts of the table of
     lengths. ragged: the shortest and the longest prompt of its batch of many lengths. first: prompts of the table of
     first tokens, and beside: the rows that decode meanwhile. together: how many prompts come at once beside them, of
     how many tokens each.

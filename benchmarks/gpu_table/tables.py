@@ -1,4 +1,4 @@
-"""The tables as Markdown, for the README and for whoever reads the terminal."""
+"""Formats tables as Markdown, for the README and the terminal."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Steps:
 
 
 def idle_share(cell: Cell) -> float | None:
-    """Of a step, between launches."""
+    """Return the fraction of a step in which the device is idle between launches."""
     return None if cell.idle_us is None or cell.step_ms is None else cell.idle_us / 1e3 / cell.step_ms
 
 
@@ -170,7 +170,7 @@ def _model_table(cells: Sequence[Cell]) -> list[str]:
 
 
 def _one_graph(cell: Cell) -> str:
-    """Of the launches through the engine."""
+    """Format how many of the engine's launches were one graph, and why others were not."""
     if cell.launches is None or cell.not_one_graph is None:
         return NONE
     others = sum(cell.not_one_graph.values())

@@ -1,7 +1,7 @@
 """`make load`: calls that wait for no other, at 70 % and at 200 % of what the service can carry.
 
-The service is a process of its own with the bundled model. What it can carry is measured first, by callers that each
-make their next call when the last one has ended. The tokens of every completion are compared with those of a calm run.
+The service is a separate process with the bundled model. Its capacity is measured first, by callers that each make
+their next call when the last one has ended. The tokens of every completion are compared with an unloaded run's.
 The client takes a part of the same machine, and how late it was is printed beside what it measures.
 
 At 200 % an operator asks too: health on its own port, figures on the control port, figures and aborts on an open

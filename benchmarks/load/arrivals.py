@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """at_s: seconds after the beginning. source: whose call it is. draw: chooses what is asked for, from 0 to 1."""
+    """A call of an open-loop load. at_s: seconds after the start. source: its caller's number. draw: from 0 to 1,
+    chooses the case."""
 
     at_s: float
     source: int
@@ -16,8 +17,8 @@ class Arrival:
 
 
 def poisson(seed: int, sources: int, per_s: float, seconds: float) -> list[Arrival]:
-    """The calls of so many sources within so many seconds, in order. Each source is a Poisson process of its own, and
-    all together make `per_s` calls a second in the mean."""
+    """The calls of so many sources within so many seconds, in order. Each source is a Poisson process; together they
+    make `per_s` calls a second on average."""
     found = []
     for source in range(sources):
         draw = random.Random(f"{seed} {source}")

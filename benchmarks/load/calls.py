@@ -35,7 +35,7 @@ class Call:
 
     @property
     def is_refused(self) -> bool:
-        """For want of room, before anything of it was done."""
+        """Whether the call was refused for lack of room, before any work."""
         return self.code == grpc.StatusCode.RESOURCE_EXHAUSTED and self.accepted_s is None
 
     def wrong(self, expected: tuple[int, ...]) -> str:

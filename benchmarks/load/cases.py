@@ -17,7 +17,7 @@ class CalmRunFailed(RuntimeError):
 
 
 def cases(count: int = COUNT) -> list[GenerateRequest]:
-    """Half of them greedy, half drawn from a seed of their own; prompts and completions of several lengths."""
+    """Make requests of several lengths, half of them greedy, half drawn with a separate seed."""
     found = []
     for number, prompt in enumerate(prompts(count)):
         sampling = SamplingOptions(temperature=0.0 if number % 2 else 0.8, seed=number)
@@ -29,7 +29,7 @@ def cases(count: int = COUNT) -> list[GenerateRequest]:
 
 
 def asked(case: GenerateRequest, salt: str) -> GenerateRequest:
-    """The same request again. With a salt of its own it finds none of its prompt in the prefix cache, and has the same
+    """Repeat a request under a new salt: it finds nothing of its prompt in the prefix cache, and has the same
     tokens."""
     request = GenerateRequest()
     request.CopyFrom(case)

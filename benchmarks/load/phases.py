@@ -41,7 +41,7 @@ class Phase:
 
     @property
     def finished(self) -> list[Call]:
-        """Those that came to their end within the time that counts."""
+        """Calls that ended within the measured time."""
         begin, end = self.begun_s + self.warm_s, self.begun_s + self.seconds
         return [call for call in self.calls if call.is_finished and begin <= call.ended_s <= end]
 
@@ -56,13 +56,14 @@ class Phase:
 
     @property
     def mean_open(self) -> float:
-        """Calls that were open at a time, in the mean (those that were refused took none)."""
+        """Mean number of open calls, without refused ones."""
         return sum(call.ended_s - call.began_s for call in self.calls if not call.is_refused) / self.seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """stubs: each has a connection of its own. answers: the tokens of each case, from a calm run."""
+    """Clients of the service. stubs: one for each connection. answers: expected tokens of each case, from an unloaded
+    run."""
 
     stubs: Sequence[GenerationServiceStub]
     cases: Sequence[GenerateRequest]

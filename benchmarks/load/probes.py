@@ -1,6 +1,6 @@
 """What an operator asks of a service under load: health on its own port, figures, and aborts.
 
-The asking is a process of its own, so that what it measures is not how busy the client is: `python -m
+The prober is a separate process, so that it does not measure how busy the client is: `python -m
 benchmarks.load.probes ADDRESS HEALTH_PORT CONTROL_PORT`, until its input ends.
 """
 
@@ -33,7 +33,7 @@ ABORT: Final = "Abort on an open connection"
 
 @dataclass(slots=True)
 class Answers:
-    """times_s: what each answer took, by what was asked. wrong: sentences, of each that was not answered well."""
+    """Answers to probes. times_s: of each answer, by kind. wrong: a sentence for each wrong answer."""
 
     times_s: dict[str, list[float]] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)

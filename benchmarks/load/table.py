@@ -30,7 +30,7 @@ class Table:
         self.add(name, f"p50 {p50:.1f} ms, p99 {p99:.1f} ms, of {len(times_s)}", goal)
 
     def add_bound(self, name: str, found: str, goal: str, *, holds: bool) -> None:
-        """holds: whether the figure is as good as its goal."""
+        """Add a figure with its goal. holds: the figure reaches its goal."""
         self.add(name, found, goal + _verdict(holds))
 
     def text(self) -> str:
@@ -51,7 +51,7 @@ def machine() -> str:
 
 
 def load_average() -> str:
-    """Of the last minute, five and fifteen."""
+    """Format the load averages of the last 1, 5 and 15 minutes."""
     return "load average " + ", ".join(f"{load:.2f}" for load in os.getloadavg())
 
 

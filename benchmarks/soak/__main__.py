@@ -81,7 +81,7 @@ def _memory(table: Table, series: Series, seconds: float) -> None:
 
 
 def _counts(table: Table, soak: Soak) -> None:
-    """Of everything that had to happen, and of what else did. The engine and the service count for themselves."""
+    """Add the counts of required and other events. The engine's and the service's are their own figures."""
     stats, wanted = (
         soak.stats,
         [*WANTED, *RAW_WANTED, *MACHINE_WANTED, "front ends killed", "ordinary completions that ended well"],

@@ -188,7 +188,7 @@ WANTED: Final = (
 
 
 async def keep_doing(world: World, fault: Fault, every_s: float) -> None:
-    """Until the soak has ended, on a connection of its own."""
+    """Run until the soak has ended, on a separate connection."""
     channel, stub = world.connect()
     draws = world.draws(fault.__name__)
     while await world.pause(draws.expovariate(1 / every_s)):

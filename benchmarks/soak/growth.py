@@ -15,7 +15,7 @@ BLOCKS = 20
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """at_s: seconds since the beginning. resident_bytes: memory that the process holds."""
+    """A process's resources at one moment. at_s: seconds since the start. resident_bytes: its resident memory."""
 
     at_s: float
     resident_bytes: int

@@ -48,7 +48,7 @@ class ServiceLog:
         return self._path.open("wb", buffering=0)
 
     def leave(self) -> None:
-        """Nobody reads from here on, and whoever writes finds that out."""
+        """Stop reading; writers get an error."""
         self._is_left.clear()
         self._is_read.clear()
         self._is_left.wait()
@@ -92,8 +92,8 @@ def small_tmpdir(folder: Path) -> Iterator[Path | None]:
 
 @dataclass(slots=True)
 class Machine:
-    """leader: the service's first process. tmpdir: of the service; None: any, which is not filled. engine: the
-    engine's process, 0 before it is known."""
+    """The machine that faults are injected into. leader: the service's first process. tmpdir: of the service; None: it
+    is not filled. engine: the engine's process id; 0: not known yet."""
 
     world: World
     leader: int
@@ -152,7 +152,7 @@ class Machine:
                 stops_s[-1] = stop_s
 
     async def ask_for_a_structure(self, name: str) -> None:
-        """Counted by this name. It is answered, or refused for want of what it needs."""
+        """Make a call, counted by this name. It is answered, or refused because something that it needs is missing."""
         channel, stub = self.world.connect()
         request = completion(8)
         request.stopping.ignore_eos = False

@@ -1,6 +1,6 @@
 """What no library of gRPC does: connections that end in the middle, uploads without an end, streams that nobody reads.
 
-Each is done in a thread, on a connection of its own.
+Each runs in a thread with a separate connection.
 """
 
 from __future__ import annotations

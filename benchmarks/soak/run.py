@@ -33,8 +33,8 @@ EVERY_S = 1.0
 
 @dataclass(slots=True)
 class Soak:
-    """before, after: processes when nothing was open, by name. stats: the last figures. slowest_s: of the canary's
-    answers. processes: how many there were before, with those that Stats does not name."""
+    """A soak run and its results. before, after: processes without open calls, by name. stats: the last figures.
+    slowest_s: of the canary's answers. processes: their number before, including ones that Stats does not name."""
 
     world: World
     seconds: float

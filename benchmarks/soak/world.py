@@ -17,7 +17,7 @@ import grpc
 from benchmarks.load.calls import Call, reason_of
 from runahead.v1 import GenerateRequest, GenerationServiceStub, SamplingOptions, StoppingOptions
 
-# Each has limits of its own, so that the noise of one is not what another meets.
+# Each has separate limits, so that one caller's load does not affect another.
 CALLERS = {
     "canary": "generate",
     "steady": "generate",
@@ -37,10 +37,10 @@ HEARD_AGAIN_S = 1.0  # after the engine continues, a front end may not have its 
 
 @dataclass(slots=True)
 class World:
-    """tokens: of each caller. counts: of what has happened, by name. killed_s: when front ends were killed.
-    standstills_s: from when until when processes were stopped. engine_stops_s: stops of the engine alone, in which
-    front ends refuse calls. machine: whoever kills or stops processes has it.
-    slowest_s: of the calls that ended as they should.
+    """The state that a soak's tasks share. tokens: of each caller. counts: of events, by name. killed_s: when front
+    ends were killed. standstills_s: from when until when processes were stopped. engine_stops_s: stops of the engine
+    alone, in which front ends refuse calls. machine: held while processes are killed or stopped. slowest_s: of the
+    calls that ended as they should.
     """
 
     seed: int
@@ -56,7 +56,7 @@ class World:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     channels: list[grpc.aio.Channel] = field(default_factory=list)
     _names: Iterator[int] = field(default_factory=itertools.count)
-    _counting: threading.Lock = field(default_factory=threading.Lock)  # some faults have threads of their own
+    _counting: threading.Lock = field(default_factory=threading.Lock)  # some faults run in other threads
 
     @property
     def port(self) -> int:
@@ -67,7 +67,7 @@ class World:
         return "".join(f"{name} {rights} token {self.tokens[name]}\n" for name, rights in CALLERS.items())
 
     def connect(self) -> tuple[grpc.aio.Channel, GenerationServiceStub]:
-        """A channel with a connection of its own, which is closed in the end."""
+        """Make a channel with a separate connection, which is closed at the end."""
         channel = grpc.aio.insecure_channel(self.url, [("runahead.channel", len(self.channels)), *RECONNECT])
         self.channels.append(channel)
         return channel, GenerationServiceStub(channel)
@@ -79,7 +79,7 @@ class World:
         return f"soak-{next(self._names)}"
 
     def draws(self, name: str) -> random.Random:
-        """Of one fault, from the seed."""
+        """Return the random numbers of one fault, derived from the seed."""
         return random.Random(f"{self.seed} {name}")
 
     def happened(self, name: str, times: int = 1) -> None:

@@ -20,7 +20,7 @@ class Choice:
     correction: is added to the values by which experts are chosen, and to no share; None: nothing is. groups: experts
     lie in as many groups alike, by their numbers, and only those of the `chosen_groups` best groups are chosen from:
     a group counts by the sum of its two highest values, corrected, of equal ones the lower number. Where neither is
-    done, the highest softmax is that of the highest score, which is what is looked at.
+    done, the highest softmax belongs to the highest score, so scores are compared.
 
     A chosen expert's share is its value, divided by the sum of those of all that are chosen if `renormalised`, times
     `scale`. A score that is no number makes all shares of its token so.

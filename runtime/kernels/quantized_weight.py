@@ -197,7 +197,7 @@ def quantized_to_fp8(weight: torch.Tensor) -> QuantizedWeight:
     """FP8 with a bfloat16 scale for each row, its greatest number over 448, rounded up; 1 for a row of zeros, NaN for a
     row with one. weight: [out, in] of any dtype, which the result has for its own."""
     exact = weight.abs().amax(1).float() / torch.finfo(torch.float8_e4m3fn).max
-    exact = torch.where(exact == 0, 1.0, exact)  # NaN stays: the GPU's conversion has none of its own
+    exact = torch.where(exact == 0, 1.0, exact)  # NaN stays: the GPU's conversion makes none
     nearest = exact.bfloat16()
     scales = torch.where(nearest < exact, (nearest.view(torch.int16) + 1).view(torch.bfloat16), nearest)
     numbers = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)

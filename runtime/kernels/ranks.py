@@ -33,9 +33,9 @@ class Ranks(Protocol):
         where the sum is rounded once; contiguous, of the same shape on every rank. Raises RanksError."""
 
     def gather(self, part: torch.Tensor) -> torch.Tensor:
-        """part: float32 [n, width], the same shape on every rank. Returns the parts side by side in rank order on the
-        first rank, [n, ranks * width], and [n, 0] on the others. On a GPU they are good until the next call. Raises
-        RanksError."""
+        """Gather the ranks' parts on the first rank. part: float32 [n, width], the same shape on every rank. Returns
+        the parts side by side in rank order there, [n, ranks * width], and [n, 0] on the others. On a GPU they are good
+        until the next call. Raises RanksError."""
 
     def spread(self, words: Any) -> None:
         """Replace `words` by the first rank's. int32, contiguous, of the same shape on every rank; an array, or on a

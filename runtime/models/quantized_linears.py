@@ -121,8 +121,8 @@ def _keeps_blocks(stack: TensorStack) -> bool:
 
 
 def _held(parts: Sequence[QuantizedMatrix], columns: int, device: str) -> Held | None:
-    """None: the matrices are quantized in different ways, or so that the device's kernels can't have them, or their
-    columns are not in the order of their groups and these kernels can't have that."""
+    """Return how matrices that are stored quantized can be kept together. None: they are quantized in different ways,
+    or the device's kernels lack the format or the order of columns."""
     forms = [part.form for part in parts if part.form is not None]
     found = {(form.is_float, form.bits, min(form.block[1], columns)) for form in forms}
     if len(found) > 1 or not all(len(part.shape) == 2 for part in parts):

@@ -154,8 +154,8 @@ def described(config: ModelConfig, share: Share = WHOLE) -> ModelWeights:
 def described_stacks(
     config: ModelConfig, share: Share = WHOLE
 ) -> tuple[ModelWeights, list[TensorStack], set[TensorStack]]:
-    """As `described`; beside the model, the stacks of tensors that it is made of, and those of them that are matrices
-    which may stay quantized."""
+    """Return `described`, the stacks of tensors that the model is made of, and the stacks of matrices that may stay
+    quantized."""
     stacks: list[TensorStack] = []
     offered: set[TensorStack] = set()
 
@@ -242,8 +242,8 @@ def rows_of(stored: StoredTensor, rows: range) -> Iterator[tuple[slice, torch.Te
 
 
 def _of_text(stored: Mapping[str, StoredT], whole: Whole) -> Mapping[str, StoredT]:
-    """The tensors by the names that those of a text have by themselves, without those of other parts. Raises
-    CheckpointError where two would have the same."""
+    """Return the text model's tensors by their names in a text-only checkpoint, without other parts' tensors. Raises
+    CheckpointError if two have the same name."""
 
     def name_of(name: str) -> str:
         for prefix, alone in whole.prefixes:

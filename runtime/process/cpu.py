@@ -11,8 +11,8 @@ from typing import Final
 import structlog
 import torch
 
-from runahead.cuda_graphs.host_device import no_delay, seeded_delays
-from runahead.cuda_graphs.rings import RingMemory
+from runahead.cuda_graphs.host_device import HostDevice, no_delay, seeded_delays
+from runahead.cuda_graphs.rings import RingMemory, allocate_rings
 from runahead.runtime.checkpoint import Checkpoint
 from runahead.runtime.drafters.ngram import NgramDrafter
 from runahead.runtime.engine.poison import Poison
@@ -25,7 +25,7 @@ from runahead.runtime.models.drafters.head_files import HeadFiles
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import weight_bytes
 from runahead.runtime.process.cpu_ranks import start_ranks
-from runahead.runtime.process.drafting_files import drafting_files, kept_by_drafter, kept_with_drafter
+from runahead.runtime.process.drafting_files import drafting_files, is_drawn, kept_by_drafter, kept_with_drafter
 from runahead.runtime.process.grammar_masks import make_masks
 from runahead.runtime.process.parts import (
     MadeOnDevice,
@@ -81,20 +81,16 @@ def make_on_cpu(
     forced = forced_drafts(config, described) if masks else 0
     layout = ring_layout(config, described, context, forced)
     with contextlib.ExitStack() as undo:
-        ranks = start_ranks(config, checkpoint, described, context, layout, trial, snapshots)
+        ranks = start_ranks(config, checkpoint, described, context, layout, trial)
         undo.callback(ranks.close)
-        head, rings = None, ranks.rings(layout)
+        head, rings = None, ranks.rings(layout, allocate_rings)
         with room_for_weights(to_load + drafting):
             model = load_model(
                 checkpoint, _CPU, dtype, config.load_format, kernels, loading, context, described, ranks.exchange,
                 config.quantize, config.kv_dtype,
             )  # fmt: skip
             if files is not None:
-                # A head with its own folder is never random.
-                drawn = config.load_format == "dummy" and config.drafter != "eagle"
-                if isinstance(files, HeadFiles) and config.load_format != "dummy":
-                    files.check_copies(model)
-                head = files.load(model, kernels, context, drawn=drawn)
+                head = files.load(model, kernels, context, drawn=is_drawn(config, files, model))
 
         def program_with(blocks: int) -> HostProgram:
             return host_program(config, model, rings, context, blocks, snapshots, head, masks)
@@ -105,7 +101,9 @@ def make_on_cpu(
         of_head = None if head is None else DraftingBytes(head.weight_bytes, kept_by_drafter(config, dtype, files))
         taken = weight_bytes(model.weights) + (of_head.weights if of_head else 0)
         program, blocks = PoolFit(config, taken, kept, snapshots, program_with, check).built(blocks)
-        program, blocks = ranks.agreed(program, blocks, program_with)
+        ranks.loaded()
+        if (least := ranks.least(blocks, snapshots)) != blocks:
+            program, blocks = program_with(least), least
         if blocks < config.num_blocks:
             setting = f"{config.spelling('num_blocks')} {config.num_blocks}"
             raise ConfigError(f"{setting} is more than a rank has memory for: {blocks}")
@@ -113,7 +111,9 @@ def make_on_cpu(
         facts = memory_facts(config, model, kept, blocks, snapshots, of_head)
         log.info("memory", **facts, **_draft_memory(config, described, context, forced))
         poison = None if config.jitter_seed is None else Poison(program, rings)
-        device = ranks.device(program, rings, delays(config, 0), config.counters_from)
+        launched = config.counters_from
+        own = HostDevice(program, rings, delays(config, 0), launched=launched, marks=ranks.marks)
+        device = ranks.device(own, "", launched)
         undo.pop_all()
     made = MadeOnDevice(config, why_sizes, model, blocks, device, poison, masks, snapshots=snapshots)
     if head is None:

@@ -22,12 +22,11 @@ from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.division import part_of
-from runahead.runtime.models.drafters.head_files import HeadFiles
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import KeptBytes, weight_bytes
-from runahead.runtime.process.cuda_ranks import CudaRanks, start_ranks
+from runahead.runtime.process.cuda_ranks import captured, start_ranks
 from runahead.runtime.process.device_choice import check_gpu
-from runahead.runtime.process.drafting_files import drafting_files, kept_by_drafter, kept_with_drafter
+from runahead.runtime.process.drafting_files import drafting_files, is_drawn, kept_by_drafter, kept_with_drafter
 from runahead.runtime.process.grammar_masks import make_masks
 from runahead.runtime.process.parts import (
     MadeOnDevice,
@@ -54,6 +53,7 @@ from runahead.runtime.process.pool_fit import (
     room_for_weights,
 )
 from runahead.runtime.process.progress import Progress
+from runahead.runtime.process.rank_start import StartedRanks
 from runahead.runtime.process.sizes import Gpu, device_boundary_tokens
 from runahead.runtime.programs.cuda.draft_model import GpuDraftNetwork, load_drafter
 from runahead.runtime.programs.cuda.program import (
@@ -106,7 +106,7 @@ def _make(
     undo: ExitStack,
     gpus: Sequence[int],
 ) -> MadeOnDevice:
-    """undo: what ends the other ranks is put there."""
+    """Make the model and the device (`make_on_cuda`). undo: receives the callback that ends the other ranks."""
     device = torch.device("cuda", torch.cuda.current_device())
     name = torch.cuda.get_device_name(device)
     check_gpu(name, torch.cuda.get_device_capability(device), config)
@@ -138,10 +138,7 @@ def _make(
         )  # fmt: skip
         head = None
         if files is not None:
-            drawn = config.load_format == "dummy" and config.drafter != "eagle"
-            if isinstance(files, HeadFiles) and config.load_format != "dummy":
-                files.check_copies(model)
-            head = load_drafter(files, model, context, drawn=drawn)
+            head = load_drafter(files, model, context, drawn=is_drawn(config, files, model))
     log.info("tilings", **tilings_of(model, buckets_for(config.max_rows)))
     ranks.loaded()
     rings = ranks.rings(layout, lambda layout: _rings(config, layout))
@@ -150,10 +147,10 @@ def _make(
     of_masks, of_head = None if masks is None else masks.memory, kept_by_drafter(config, model.dtype, files)
     make = Maker(config, model, rings, context, snapshots, of_masks, ranks.stop, head, of_head, ranks.marks)
     own, blocks, snapshots = _fitted(make, kept, memory, capturing, ranks)
+    served = ranks.device(own, captured(own, ranks.exchange, config.launch_timeout_s), config.counters_from)
     made = MadeOnDevice(
-        config, why_sizes, model, blocks, ranks.device(own, config), None, masks, draft_rows=make.draft_rows,
-        snapshots=snapshots,
-    )  # fmt: skip
+        config, why_sizes, model, blocks, served, None, masks, draft_rows=make.draft_rows, snapshots=snapshots
+    )
     return made if head is None else replace(made, draft_step=head.step_share, draft_parameters=head.parameters)
 
 
@@ -291,9 +288,9 @@ class Maker:
 
 
 def _fitted(
-    make: Maker, kept: KeptBytes, memory: int, capturing: Progress, ranks: CudaRanks
+    make: Maker, kept: KeptBytes, memory: int, capturing: Progress, ranks: StartedRanks
 ) -> tuple[CudaDevice, int, int]:
-    """Return the device, its number of blocks (as configured, or as many as fit after a trial), and its number of
+    """Return the device, its number of blocks (as configured, or what fits after a trial), and its number of
     snapshots, bounded by `snapshots_in`.
 
     memory: of the GPU. Raises ConfigError if it does not suffice.

@@ -10,6 +10,7 @@ import torch
 
 from runahead.runtime.checkpoint import Checkpoint, open_checkpoint, open_head
 from runahead.runtime.models.config.model_config import ModelConfig
+from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.drafters.draft_model import DraftModelFiles, open_draft_model
 from runahead.runtime.models.drafters.eagle import open_eagle
 from runahead.runtime.models.drafters.head_files import HeadFiles
@@ -50,3 +51,14 @@ def kept_with_drafter(
 def kept_by_drafter(config: EngineConfig, dtype: torch.dtype, files: DraftingFiles | None) -> int:
     """Return a drafter's bytes in a KV block. files: None without a drafter with weights."""
     return 0 if files is None else files.block_bytes(config.block_size, dtype)
+
+
+def is_drawn(config: EngineConfig, files: DraftingFiles, target: Decoder) -> bool:
+    """Whether a drafter's weights are random. A head with its own folder is read even for a random model. Raises
+    CheckpointError for a head whose copy of the target's embedding differs.
+    """
+    if config.load_format != "dummy":
+        if isinstance(files, HeadFiles):
+            files.check_copies(target)
+        return False
+    return config.drafter != "eagle"

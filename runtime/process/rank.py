@@ -2,7 +2,7 @@
 
 The first line of standard input is JSON, `RankOrders`. It ends when standard input does, and by a signal when its
 parent does: rank 0 is the engine's process. Signals of a terminal are the supervisor's.
-Exit codes: 0 when it was told to stop, 1 if a launch failed, 2 if it could not start.
+Exit codes: 0 after an order to stop, 1 if a launch failed, 2 if it could not start.
 """
 
 from __future__ import annotations
@@ -15,72 +15,99 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 import torch
 
-from runahead.cuda_graphs.device import DeviceError
-from runahead.runtime.checkpoint import CheckpointError
+from runahead.cuda_graphs.device import Device, DeviceError
+from runahead.runtime.checkpoint import Checkpoint, CheckpointError, open_checkpoint
 from runahead.runtime.log_output import LogOutput, log_to_stderr
 from runahead.runtime.log_stream import end_log
+from runahead.runtime.models.config.model_config import ModelConfig
+from runahead.runtime.models.read_config import load_config
 from runahead.runtime.parent_death import signal_at_parents_death
-from runahead.runtime.process.cpu import delays, host_program
-from runahead.runtime.process.cpu_ranks import load_rank
-from runahead.runtime.process.pool_fit import is_out_of_memory
-from runahead.runtime.process.rank_messages import BlocksMade, BlocksOffered, CannotStart, RankLoaded, RankOrders
-from runahead.runtime.programs.cpu.program import HostProgram
+from runahead.runtime.process.cpu_follow import CpuRank
+from runahead.runtime.process.rank_messages import (
+    BlocksMade,
+    BlocksOffered,
+    CannotStart,
+    Captured,
+    Mailbox,
+    Mailboxes,
+    RankLoaded,
+    RankOrders,
+    digest,
+    what_differs,
+)
 from runahead.runtime.ranks.rank_loop import follow_launches
-from runahead.runtime.ranks.segment import map_memory
+from runahead.runtime.ranks.segment import Segment, map_memory
 from runahead.runtime.wire.engine_config import ConfigError
 
 EXIT_BROKEN: Final = 1
 EXIT_CANNOT_START: Final = 2
-_SMALLER: Final = (9, 10)  # the pool that a rank makes over the one that it has no memory for
 
 Say = Callable[[msgspec.Struct], None]
 Hear = Callable[[type[Any]], Any]
-
-
-Follow = Callable[[RankOrders, memoryview, Say, Hear, Callable[[], None]], None]
 Message = TypeVar("Message")
 
 
-def follow(orders: RankOrders, memory: memoryview, say: Say, hear: Hear, began: Callable[[], None]) -> None:
-    """Load the rank's part, agree with rank 0 on its pool, and follow launches until the segment says stop. began:
-    called before the first launch.
+class RankPart(Protocol):
+    """A rank's part of a model on its device."""
 
-    Raises ConfigError, CheckpointError, DeviceError.
+    def load(self, checkpoint: Checkpoint, described: ModelConfig) -> None:
+        """Load the part's weights. Raises CheckpointError."""
+
+    def begin(self) -> None:
+        """Run the launches that rank 0 runs before it offers blocks."""
+
+    def blocks(self, offered: BlocksOffered) -> int:
+        """KV blocks that there is memory for: those offered, or fewer."""
+
+    def device(self, agreed: BlocksOffered) -> tuple[Device, str]:
+        """The device that follows launches, and `Captured.digest`."""
+
+
+def follow(orders: RankOrders, memory: memoryview, say: Say, hear: Hear, began: Callable[[], None]) -> None:
+    """Load the rank's part, agree with rank 0 on its pool, and follow launches until the segment says stop. memory: the
+    segment's. began: called before the first launch.
+
+    Raises ConfigError, CheckpointError, DeviceError, PeerMemoryError.
     """
-    parts = load_rank(orders, memory, host_program)
-    say(RankLoaded(parts.differs))
-    program, made = _within_memory(parts.program_with, hear(BlocksOffered).blocks)
-    say(BlocksMade(made))
-    final = hear(BlocksOffered)
-    if final.blocks != made:
-        program = parts.program_with(final.blocks)
-    say(BlocksMade(final.blocks))
+    config, segment = orders.config, Segment(orders.layout, memory, orders.config.counters_from)
+    part = _part(orders, segment, memory, say, hear)
+    checkpoint = open_checkpoint(Path(config.model))
+    described = load_config(checkpoint)
+    found = digest(checkpoint, described, orders.layout, has_weights=config.load_format != "dummy")
+    part.load(checkpoint, described)
+    say(RankLoaded(what_differs(found, orders.digest)))
+    part.begin()
+    say(BlocksMade(part.blocks(hear(BlocksOffered))))
+    device, captured = part.device(hear(BlocksOffered))
+    say(Captured(captured))
     gc.collect()
     gc.freeze()  # what was made so far lives as long as the process
-    device = parts.device(orders, program, delays(orders.config, orders.rank))
     began()
     try:
-        follow_launches(device, parts.segment, orders.rank, orders.config.counters_from)
+        follow_launches(device, segment, orders.rank, config.counters_from)
     finally:
-        parts.segment.abort()  # what waits for other ranks stops
+        segment.abort()  # what waits for other ranks stops
         device.close()
 
 
-def _within_memory(program_with: Callable[[int], HostProgram], blocks: int) -> tuple[HostProgram, int]:
-    """A program with so many KV blocks, or with fewer where memory runs out."""
-    while True:
-        try:
-            return program_with(blocks), blocks
-        except Exception as error:
-            if not is_out_of_memory(error) or blocks < 2:
-                raise
-        given, part = _SMALLER
-        blocks = blocks * given // part
+def _part(orders: RankOrders, segment: Segment, memory: memoryview, say: Say, hear: Hear) -> RankPart:
+    """A part on the configured device. On GPUs, ranks open each other's mailboxes."""
+    if orders.config.device == "cpu":
+        return CpuRank(orders, segment)
+    from runahead.runtime.process.cuda_follow import CudaRank  # it loads Triton
+
+    def handles_of(own: str) -> tuple[str, ...]:
+        say(Mailbox(own))
+        heard: Mailboxes = hear(Mailboxes)
+        return heard.handles
+
+    return CudaRank(orders, segment, memory, handles_of)
 
 
 def main() -> int:
@@ -101,7 +128,7 @@ def main() -> int:
             raise ConfigError("rank 0 has ended before its ranks began")
         torch.set_num_threads(orders.threads)
         memory = map_memory(orders.descriptor, orders.layout)
-        _follower(orders)(orders, memory, _say, _hear, begin)
+        follow(orders, memory, _say, _hear, begin)
     except (ConfigError, CheckpointError, msgspec.MsgspecError, OSError, ValueError) as error:
         print(error, file=sys.stderr, flush=True)
         _say_why_not(error)
@@ -116,14 +143,6 @@ def main() -> int:
         _say_why_not(error)
         return EXIT_CANNOT_START
     return 0
-
-
-def _follower(orders: RankOrders) -> Follow:
-    if orders.config.device == "cpu":
-        return follow
-    from runahead.runtime.process.cuda_follow import follow as follow_on_gpu  # it loads Triton
-
-    return follow_on_gpu
 
 
 def _say(message: msgspec.Struct) -> None:

@@ -20,39 +20,40 @@ from runahead.runtime.wire.engine_config import EngineConfig
 
 
 class RankOrders(msgspec.Struct, frozen=True, kw_only=True):
-    """rank: whose orders they are. descriptor: of the segment's memory, in the rank's process. config: with every size
-    in it. context: tokens of a request, at most. products: how products are computed, by name. threads: of torch.
-    snapshots: of recurrent states. digest: as `digest` of rank 0. parent: the process of rank 0. forced: drafts of a
-    row with a grammar; None: no row has one. gpu: the number of the rank's GPU; without meaning on CPUs."""
+    """Orders of a rank: everything that rank 0 has found out. rank: its number. descriptor: of the segment's memory, in
+    the rank's process. digest: as `digest` of rank 0. parent: the process of rank 0. config: with every size in it.
+    context: tokens of a request, at most. threads: of torch. products: how products are computed on CPUs, by name.
+    gpus: of each rank, by number; empty on CPUs. forced: drafts of a row with a grammar, on GPUs; None: no row has
+    one."""
 
-    rank: int
-    descriptor: int
     layout: SegmentLayout
     config: EngineConfig
     context: int
-    products: str
-    threads: int
-    snapshots: int
-    digest: dict[str, str]
     parent: int
+    rank: int = 0
+    descriptor: int = -1
+    digest: dict[str, str] = {}
+    threads: int = 1
+    products: str = ""
+    gpus: tuple[int, ...] = ()
     forced: int | None = None
-    gpu: int = 0
 
 
 class Mailbox(msgspec.Struct, frozen=True):
-    """handle: by which other ranks' GPUs open what the rank's own GPU is written into, in hexadecimal digits."""
+    """A rank's mailbox in its GPU's memory. handle: opens it on other ranks' GPUs, in hexadecimal digits."""
 
     handle: str
 
 
 class Mailboxes(msgspec.Struct, frozen=True):
-    """handles: of all ranks, in rank order."""
+    """The mailboxes of all ranks. handles: in rank order."""
 
     handles: tuple[str, ...]
 
 
 class Captured(msgspec.Struct, frozen=True):
-    """The rank's graphs are there. digest: of their keys, and of the exchanges within all launches so far."""
+    """The rank's device is there. digest: of its graphs' keys, and of the exchanges within all launches so far; empty
+    on CPUs."""
 
     digest: str
 
@@ -70,16 +71,14 @@ class RankLoaded(msgspec.Struct, frozen=True):
 
 
 class BlocksOffered(msgspec.Struct, frozen=True):
-    """blocks: KV blocks that the rank is to make. final: it follows launches with them. snapshots: of recurrent states,
-    beside which a GPU has room for the blocks."""
+    """An offer of a number of KV blocks; the second one is final. snapshots: of recurrent states beside them."""
 
     blocks: int
-    final: bool = False
-    snapshots: int = 0
+    snapshots: int
 
 
 class BlocksMade(msgspec.Struct, frozen=True):
-    """blocks: that the rank has memory for: those offered, or fewer."""
+    """The answer to the first offer. blocks: that the rank has memory for, at most those offered."""
 
     blocks: int
 

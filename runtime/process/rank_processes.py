@@ -98,32 +98,25 @@ class RankProcesses:
                     "same libraries"
                 )
 
-    def offer(self, blocks: int) -> int:
-        """Let every rank make a pool of so many KV blocks, or of fewer. Returns the least that any has memory for,
-        which all of them have in the end. Raises ConfigError where one has ended."""
-        self.say(BlocksOffered(blocks))
-        least = self.least_offered(blocks)
-        self.say(BlocksOffered(least, final=True))
-        for _ in self._heard(BlocksMade):
-            pass
+    def offer(self, blocks: int, snapshots: int) -> int:
+        """Agree on a number of KV blocks, at most `blocks`, beside so many snapshots of states. Returns the least that
+        any rank has memory for, which the others make now. Raises ConfigError where one has ended."""
+        self._say(BlocksOffered(blocks, snapshots))
+        least = min(blocks, *(answer.blocks for _, answer in self._heard(BlocksMade)))
+        self._say(BlocksOffered(least, snapshots))
         return least
-
-    def least_offered(self, blocks: int) -> int:
-        """The least number of KV blocks that a rank has found room for, this one's `blocks` among them. Raises
-        ConfigError where one has ended."""
-        return min(blocks, *(answer.blocks for _, answer in self._heard(BlocksMade)))
 
     def mailboxes(self, own: str) -> tuple[str, ...]:
         """The handles of all ranks, which every rank then has. own: of rank 0. Raises ConfigError where one has
         ended."""
         found = dict(self._heard(Mailbox))
         handles = (own, *(found[each.rank].handle for each in self._processes))
-        self.say(Mailboxes(handles))
+        self._say(Mailboxes(handles))
         return handles
 
     def captured(self, digest: str) -> None:
-        """Wait until every rank has its graphs. digest: of rank 0. Raises ConfigError where one has ended, or has
-        captured other graphs."""
+        """Wait until every rank has its device. digest: `Captured.digest` of rank 0. Raises ConfigError where one has
+        ended, or has captured other graphs."""
         for rank, answer in self._heard(Captured):
             if answer.digest != digest:
                 raise ConfigError(
@@ -131,8 +124,7 @@ class RankProcesses:
                     "must run the same program with the same libraries"
                 )
 
-    def say(self, message: msgspec.Struct) -> None:
-        """To every rank. Raises ConfigError where one has ended."""
+    def _say(self, message: msgspec.Struct) -> None:
         for each in self._processes:
             each.say(message)
 
@@ -154,7 +146,7 @@ class RankProcesses:
     def lost(self) -> str:
         """See `Followers.lost`."""
         ended = [(each.rank, code) for each in self._processes if (code := each.process.poll()) is not None]
-        # Those that were told to stop end with 0.
+        # Ranks that were ordered to stop end with 0.
         for rank, code in sorted(ended, key=lambda one: one[1] == 0):
             return f"rank {rank} has ended ({described(code)})"
         return ""

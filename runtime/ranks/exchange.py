@@ -89,7 +89,7 @@ class HostRanks:
                 piece[:] = self._read(_SPREAD, slot, piece.size, every=False)[0][: piece.size]
 
     def _pieces(self, flat: NDArray[np.float32], width: int) -> Iterator[NDArray[np.float32]]:
-        """Of whole rows of so many numbers, each as long as a buffer takes."""
+        """Yield pieces of whole rows that fit a buffer. width: numbers of a row."""
         most = max(1, self._segment.layout.numbers // width) * width
         for begin in range(0, flat.size, most):
             yield flat[begin : begin + most]

@@ -94,7 +94,7 @@ class Mailbox:
 def make_counters(
     device: torch.device, abort: NDArray[np.int64], fault: NDArray[np.int64], waited: NDArray[np.int64]
 ) -> Counters:
-    """abort, fault, waited: words of the host that the device reaches; see `Counters`."""
+    """Make zeroed counters. abort, fault, waited: host words that the device can reach; see `Counters`."""
     return Counters(
         reduces=torch.zeros(CHANNELS, dtype=torch.int32, device=device),
         gathers=torch.zeros(CHANNELS, dtype=torch.int32, device=device),
@@ -118,7 +118,7 @@ class GpuRanks:
 
     @property
     def digest(self) -> str:
-        """Of all exchanges that were enqueued or captured so far, in order: the same on every rank."""
+        """The digest of all exchanges enqueued or captured so far, in order. It is the same on every rank."""
         return self._noted.hexdigest()
 
     def _note(self, call: str, size: int) -> None:

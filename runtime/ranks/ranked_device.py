@@ -74,7 +74,7 @@ class RankedDevice:
         fds = [*wake_fds, *self._followers.sentinels()]
         marks = self._views.words
         self._own.wait(sampled, ended, fds, timeout_s)
-        while marks[0, SAMPLED] > sampled or marks[0, ENDED] > ended:  # its own marks have come; do those of others?
+        while marks[0, SAMPLED] > sampled or marks[0, ENDED] > ended:  # its own marks have come; have the others'?
             least = self._least()
             left = deadline - time.monotonic()
             if min(int(marks[0, SAMPLED]), least + 1) > sampled or least > ended or left <= 0:

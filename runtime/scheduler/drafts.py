@@ -43,8 +43,8 @@ class DraftPolicy:
     def __init__(
         self, rows: Rows, ledger: Ledger[Deferred], most: int = 0, forced: int = 0, *, along_masks: bool = True
     ) -> None:
-        """most: drafts of any row. forced: drafts of a row with a grammar, if there are more of them than guesses.
-        along_masks: rows with a grammar may also have guesses."""
+        """Start without drafts. most: drafts of any row. forced: drafts of a row with a grammar, if there are more of
+        them than guesses. along_masks: rows with a grammar may also have guesses."""
         self.cells = 1 + most
         self._forced = forced  # in the launch that is planned now
         self.drafted, self.accepted = np.zeros((2, most), np.int64)

@@ -23,7 +23,7 @@ class TokenTimes:
 
     def advance(self, slots: NDArray[np.int32], now: float) -> float | NDArray[np.float64]:
         """Record a token of these rows, [n], at `now`. Returns the time since the previous token of each, [n], or one
-        number if the rows are those of the previous call."""
+        number if the rows are the previous call's."""
         group = slots.tobytes()
         if group == self._group:
             since, self._group_s = now - self._group_s, now

@@ -22,7 +22,7 @@ _IN_MS: Final = 100_000.0  # microseconds of a picture from which times are in m
 _HOST, _DEVICE, _IDLE, _INK = "#4c78a8", "#59a14f", "#e15759", "#222222"
 
 
-def picture(panels: Sequence[tuple[str, Timeline]], caption: str = "") -> str:
+def picture(panels: Sequence[tuple[str, Timeline]]) -> str:
     """Draw a panel for each timeline, by name, with the launches whose steps are closest to the median.
 
     A timeline has at least one launch.
@@ -32,14 +32,13 @@ def picture(panels: Sequence[tuple[str, Timeline]], caption: str = "") -> str:
     scale = (WIDTH - LEFT - 20) / span
     tops = [*accumulate((_PANEL + _LANE * len(launches[0].other_ranks) for _, _, launches in shown), initial=20)]
     end = tops[-1]
-    drawing = _Drawing(end - 20 + (90 if caption else 68))
+    drawing = _Drawing(end + 48)
     for top, (name, timeline, launches) in zip(tops, shown, strict=False):
         _draw_panel(drawing, name, timeline, launches[0].device[0], top, span, scale)
     for tick in range(0, int(span), _tick(span)):
         drawing.line(LEFT + tick * scale, end - 12, LEFT + tick * scale, end - 6)
         drawing.text(LEFT + tick * scale, end + 8, _time(tick, span), anchor="middle")
     _draw_legend(drawing, end + 34)
-    drawing.text(10, end + 58, caption)
     return str(drawing)
 
 

@@ -160,7 +160,7 @@ class FrontEndProcess:
         if self._process.returncode is None:
             self._process.kill()
         await self._process.wait()
-        with suppress(TimeoutError):  # a child of its own would keep the pipe open
+        with suppress(TimeoutError):  # a child process would keep the pipe open
             async with asyncio.timeout(_LAST_LINES_S):
                 await self._library_lines.wait_ended()
         assert self._process.stdin is not None

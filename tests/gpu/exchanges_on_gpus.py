@@ -89,7 +89,7 @@ def run(rank: int, descriptor: int, timed: bool) -> list[str]:
         print(own, flush=True)
         return tuple(sys.stdin.readline().split())
 
-    exchange = joined(rank, Segment(LAYOUT, memory), memory, handles_of).exchange
+    exchange = joined(rank, Segment(LAYOUT, memory), memory, handles_of)
     bad: list[str] = []
     for ways, shares in {"by every rank": _never, "by shares": _always}.items():
         push_exchange._shares = shares

@@ -106,7 +106,8 @@ class _Weight:
     taken: tuple[str, ...] = ()
 
     def scaled(self, name: str) -> QuantizedTensor:
-        """name: of the tensor of its numbers, [rows, columns], or a stack of such matrices."""
+        """Return a weight of FP8 or INT8 numbers with its scales. name: of the numbers' tensor, [rows, columns], or a
+        stack of such matrices."""
         scheme, weight = self.scheme, self.stored[name]
         self._take(name, ("F8_E4M3",) if scheme.is_float else ("I8",), weight.shape)
         if len(weight.shape) not in (2, 3):
@@ -128,7 +129,7 @@ class _Weight:
         return self._made(name, weight.shape, ByteCodes(weight), scales)
 
     def packed(self, name: str) -> QuantizedTensor:
-        """name: of the tensor of its words, int32."""
+        """Return a weight of packed INT4 or INT8 numbers with its scales. name: of the tensor of words, int32."""
         scheme, words = self.scheme, self.stored[name]
         if len(words.shape) != 2:
             raise CheckpointError(f"tensor {name} has shape {list(words.shape)}; it must have 2 sizes")
@@ -165,7 +166,8 @@ class _Weight:
         return self._made(self.module + _WEIGHT, (rows, columns), codes, scales)
 
     def _columns(self, most: int) -> int:
-        """Of a weight of compressed-tensors, whose rows end with a part of a word."""
+        """Return the columns of a weight of compressed-tensors, whose rows may end inside a word. most: columns that
+        fit the words."""
         name = f"{self.module}.weight_shape"
         if name not in self.stored:
             return most

@@ -29,7 +29,8 @@ _MODELOPT: Final = {"FP8": (WHOLE, WHOLE), "FP8_PER_CHANNEL_PER_TOKEN": (1, WHOL
 
 
 def read_quantization(raw: Mapping[str, Any]) -> Quantization | None:
-    """raw: what `config.json` holds. None: the checkpoint is not quantized.
+    """Read the quantization that `config.json` describes. raw: its content. Returns None if the checkpoint is not
+    quantized.
 
     Raises CheckpointError naming the method or the key that is not supported.
     """
@@ -44,7 +45,7 @@ def read_quantization(raw: Mapping[str, Any]) -> Quantization | None:
 
 
 def read_modelopt_file(raw: Mapping[str, Any]) -> Quantization:
-    """raw: what `hf_quant_config.json` holds. Raises CheckpointError."""
+    """Read the quantization of ModelOptimizer's `hf_quant_config.json`. raw: its content. Raises CheckpointError."""
     given = raw.get("quantization")
     if not isinstance(given, dict):
         raise CheckpointError(f"quantization in hf_quant_config.json is {given!r}; it must be an object")

@@ -69,7 +69,7 @@ class PackedCodes:
 
 
 def unpacked(words: NDArray[Any], bits: int) -> NDArray[np.uint8]:
-    """words: int32 [n, w]. Returns uint8 [n, w * 32 // bits]: from each word its numbers, the lowest bits first."""
+    """Unpack words into numbers, the lowest bits first. words: int32 [n, w]. Returns uint8 [n, w * 32 // bits]."""
     in_order = np.ascontiguousarray(words, "<i4").view(np.uint8)
     if bits == 8:
         return in_order
@@ -80,7 +80,7 @@ def unpacked(words: NDArray[Any], bits: int) -> NDArray[np.uint8]:
 
 
 def in_awq_order(numbers: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """numbers: [n, multiple of 8], as AWQ has them in its words. Returns them by column."""
+    """Reorder numbers from AWQ's order within a word to the order of columns. numbers: [n, multiple of 8]."""
     return numbers.reshape(len(numbers), -1, 8)[..., _AWQ].reshape(numbers.shape)
 
 
@@ -136,7 +136,7 @@ class Scales:
         return biased.astype(np.float32)
 
     def groups(self, columns: int) -> NDArray[np.integer[Any]]:
-        """Of each column of the weight its column of the grid. Raises CheckpointError for one beyond the grid."""
+        """Return each weight column's column in the grid of scales. Raises CheckpointError for one beyond the grid."""
         if self.group_of is None:
             return np.arange(columns) // self.block[1]
         found = mapped(self.group_of)

@@ -57,7 +57,7 @@ class Sampled:
     tokens: torch.Tensor  # int64 [n]
     finite: torch.Tensor  # bool [n] False: a raw or changed logit was a NaN or an infinity, and the token is 0
     logprob: torch.Tensor | None = None  # float32 [n] of the token
-    top_ids: torch.Tensor | None = None  # int32 [n, max_top] most likely first, as many as requested
+    top_ids: torch.Tensor | None = None  # int32 [n, max_top] the requested number, most likely first
     top_logprobs: torch.Tensor | None = None  # float32 [n, max_top]
     # bool [n] True: grammar and allowed tokens leave none, and the token is 0. None: no row has a grammar.
     nothing_left: torch.Tensor | None = None

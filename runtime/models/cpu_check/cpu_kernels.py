@@ -72,35 +72,24 @@ def products_of_a_rank(config: ModelConfig, ranks: int) -> tuple[tuple[int, int]
 def tried_kernels(
     config: ModelConfig, threads: int, more: Sequence[tuple[int, int]] = (), *, fixed: bool
 ) -> tuple[ReferenceKernels, KernelTrial]:
-    """Call `choose_kernels` with this many threads if they are fixed, else `choose_kernels_and_threads`."""
-    if not fixed:
-        return choose_kernels_and_threads(config, threads, more)
-    torch.set_num_threads(threads)
-    return choose_kernels(config, more=more)
-
-
-def choose_kernels_and_threads(
-    config: ModelConfig, most: int, more: Sequence[tuple[int, int]] = ()
-) -> tuple[ReferenceKernels, KernelTrial]:
-    """Choose kernels with `most` threads, then half as many, and so on: a library may split a sum among many threads by
-    the number of rows, which it can't on one thread.
+    """Choose kernels with this many threads, and unless they are fixed, with half as many, and so on: a library may
+    split a sum among many threads by the number of rows, which it can't on one thread.
 
     torch keeps the number of threads that holds; `KernelTrial.failed` includes the others.
 
-    Raises NoKernelsError with the last trial's message if even one thread does not hold.
+    Raises NoKernelsError with the last trial's message if no number of threads holds.
     """
     failed: dict[str, str] = {}
-    for threads in (most >> halved for halved in range(most.bit_length())):
+    while True:
         torch.set_num_threads(threads)
         try:
             kernels, trial = choose_kernels(config, more=more)
+            return kernels, replace(trial, failed=failed | trial.failed)
         except NoKernelsError as error:
-            if threads == 1:
+            if fixed or threads == 1:
                 raise
             failed[f"{threads} threads"] = str(error)
-            continue
-        return kernels, replace(trial, failed=failed | trial.failed)
-    raise ValueError(f"{most} threads compute nothing")
+        threads //= 2
 
 
 def choose_kernels(

@@ -120,7 +120,7 @@ def self_test(
     threads: Sequence[int] = (1, 2),
     longest: int = 48,
 ) -> SelfTestReport:
-    """Compare every token's logits in random schedules with those of its sequence alone, token by token, bit by bit.
+    """Compare every token's logits in random schedules with its sequence's logits alone, token by token, bit by bit.
 
     rows: numbers of concurrent sequences. threads: torch threads to try. longest: tokens of a sequence; one in eight is
     four times as long. A schedule draws for every forward the participants, their order and chunk lengths, and adds

@@ -7,6 +7,7 @@ blocks too, so entry t finds its own across chunk boundaries, cached prefixes an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -96,16 +97,52 @@ class DraftCache:
     hidden: NDArray[np.float32]
 
 
-class DraftHead:
+class HeadSizes:
+    """A head and its target on any device. lm_head: the head's matrix; None: the target's. derived: tensors made of
+    others."""
+
+    def __init__(
+        self, weights: HeadWeights, target: Decoder, lm_head: torch.Tensor | None, derived: Sequence[torch.Tensor]
+    ) -> None:
+        self.weights = weights
+        self._target = target
+        self._own_lm_head = lm_head
+        self._derived = derived
+
+    @property
+    def parameters(self) -> int:
+        """The head's trained parameters, without the target's."""
+        return self.weights.parameters
+
+    @property
+    def step_share(self) -> float:
+        """The weights that `step` reads, relative to a launch's of the target: its relative time if weights
+        dominate. An embedding's row is negligible, and of experts a token reads the chosen ones.
+        """
+        own, config = self.weights, self._target.config
+        of_lm_head = config.vocab_size * config.hidden_size
+        read = self._target.num_parameters - (0 if config.tie_word_embeddings else of_lm_head)
+        read -= idle_in(self._target.weights.layers)
+        step = own.parameters - (0 if own.embedding is None else own.embedding.numel())
+        step -= idle_in((Layer(own.mixer, own.feed_forward),))
+        if own.lm_head is None:
+            step += of_lm_head if self._own_lm_head is None else self._own_lm_head.numel()
+        return step / read
+
+    @property
+    def weight_bytes(self) -> int:
+        """The bytes of its tensors, including derived ones."""
+        return weight_bytes(self.weights) + sum(tensor.numel() * tensor.itemsize for tensor in self._derived)
+
+
+class DraftHead(HeadSizes):
     """A head and its target on the CPU: layers over the same rows and blocks as the target. Serves one thread.
 
     positions: length of the rotary table.
     """
 
     def __init__(self, weights: HeadWeights, target: Decoder, kernels: DraftKernelSet, positions: int) -> None:
-        self.weights = weights
         self._layer = Layer(weights.mixer, weights.feed_forward)
-        self._target = target
         self._kernels = kernels
         of_target = target.weights
         rope = rope_table(weights.rope, positions, target.device)
@@ -115,32 +152,15 @@ class DraftHead:
         self._filling, self._drafting = kernels.bind(ends), kernels.bind(ends)
         self._fuse_to_fill, self._keep = self._filling.fuse(weights.fuse), self._filling.keep(weights.mixer, 0)
         self._entries = HeadEntries.of(weights, ends.embedding, rope, kernels)
+        derived = [] if self._entries is None else [self._entries.product.weight]
         self._lm_head = weights.lm_head
         if weights.lm_head is None and weights.targets is not None:
             self._lm_head = kernels.pack_weight(unpacked(of_target.lm_head)[weights.targets].contiguous())
+            derived.append(self._lm_head)
+        super().__init__(weights, target, self._lm_head, derived)
         self._targets = None if weights.targets is None else weights.targets.numpy()
         self._fuse, self._mix = self._drafting.fuse(weights.fuse), self._drafting.attention(weights.mixer, 0)
         self._feed_forward = bound_feed_forward(self._drafting, weights.feed_forward)
-
-    @property
-    def parameters(self) -> int:
-        """The head's trained parameters, without the target's."""
-        return self.weights.parameters
-
-    @property
-    def step_share(self) -> float:
-        """The weights that `step` reads, relative to those of a target's launch: its relative time if weights
-        dominate.
-        """
-        return step_share(self.weights, self._target, self._lm_head)
-
-    @property
-    def weight_bytes(self) -> int:
-        """The bytes of its tensors, including derived ones."""
-        own = [] if self._entries is None else [self._entries.product.weight]
-        if self.weights.lm_head is None and self._lm_head is not None:
-            own.append(self._lm_head)
-        return weight_bytes(self.weights) + sum(tensor.numel() * tensor.itemsize for tensor in own)
 
     def make_cache(self, num_blocks: int, block_size: int) -> DraftCache:
         """Make a zeroed cache; block 0 is the null block."""
@@ -209,18 +229,3 @@ class DraftHead:
         logits = np.full((len(known), self._target.config.vocab_size), _NOT_DRAFTED, np.float32)
         logits[:, self._targets] = known.numpy()
         return torch.from_numpy(logits)
-
-
-def step_share(own: HeadWeights, target: Decoder, lm_head: torch.Tensor | None) -> float:
-    """Compute `DraftHead.step_share`. An embedding's row is negligible, and of experts a token reads the chosen ones.
-    lm_head: the head's; None: the target's.
-    """
-    config, layer = target.config, Layer(own.mixer, own.feed_forward)
-    of_lm_head = config.vocab_size * config.hidden_size
-    read = target.num_parameters - (0 if config.tie_word_embeddings else of_lm_head)
-    read -= idle_in(target.weights.layers)
-    step = own.parameters - (0 if own.embedding is None else own.embedding.numel())
-    step -= idle_in((layer,))
-    if own.lm_head is None:
-        step += of_lm_head if lm_head is None else lm_head.numel()
-    return step / read

@@ -1,8 +1,8 @@
 """A whole, smaller model with the same vocabulary that drafts for another.
 
 It runs like a draft head that reads no hidden state. Its keys and values are in the rows' blocks, as further layers
-beside the target's: F writes those of all its query tokens, and the next F overwrites those of guessed tokens. So
-finding the target's block finds the model's.
+beside the target's: F writes the entries of all its query tokens, and the next F overwrites the guessed tokens'
+entries. So finding the target's block finds the model's.
 """
 
 from __future__ import annotations

@@ -243,7 +243,7 @@ def _check_own(
 def _check_draft_vocabulary(
     called: str, in_draft: StoredTensor, vocab: int, known: int, targets: torch.Tensor | None
 ) -> None:
-    """Raise CheckpointError unless tensors t2d and d2t name the same tokens. targets: those of d2t; None: all."""
+    """Raise CheckpointError unless tensors t2d and d2t name the same tokens. targets: from d2t; None: all."""
     named = whole_tensor(in_draft)
     expected = torch.zeros(vocab, dtype=torch.bool)
     expected[torch.arange(known) if targets is None else targets] = True

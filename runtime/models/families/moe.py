@@ -30,7 +30,7 @@ from runahead.runtime.models.config.rope_values import rope
 from runahead.runtime.models.config.values import flag, number
 
 _MIXTRAL, _QWEN3 = "MixtralForCausalLM", "Qwen3MoeForCausalLM"
-# the name of Qwen3's authors, and that of transformers 5 and Mixtral
+# of Qwen3's authors; of transformers 5 and Mixtral
 _EXPERTS: Final = "num_experts", "num_local_experts"
 _DENSE: Final = "mlp_only_layers"
 _STEP: Final = "decoder_sparse_step"

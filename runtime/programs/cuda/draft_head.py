@@ -21,8 +21,8 @@ from runahead.runtime.kernels.triton.ops.norms import rms_norm
 from runahead.runtime.kernels.triton.ops.put_rows import put_columns
 from runahead.runtime.models.architecture import HeadWeights
 from runahead.runtime.models.decoder import Decoder, ReadHidden, bound_feed_forward
-from runahead.runtime.models.drafters.draft_head import step_share
-from runahead.runtime.models.memory import memory_of, weight_bytes
+from runahead.runtime.models.drafters.draft_head import HeadSizes
+from runahead.runtime.models.memory import memory_of
 from runahead.runtime.models.rope import rope_table
 
 
@@ -35,16 +35,14 @@ class GpuDraftCache:
     hidden: torch.Tensor
 
 
-class TritonHead:
+class TritonHead(HeadSizes):
     """A draft head and its target: `runahead.runtime.models.drafters.draft_head.DraftHead` with enqueued work.
 
     positions: length of the table of rotary angles.
     """
 
     def __init__(self, weights: HeadWeights, target: Decoder, positions: int) -> None:
-        self.weights = weights
         self._layer = Layer(weights.mixer, weights.feed_forward)
-        self._target = target
         self._kernels = kernels = TritonKernelSet()
         of_target, self._mixer = target.weights, weights.mixer
         assert not self._mixer.norms_span_heads and self._mixer.post_norm is None, "no head is built so"
@@ -60,24 +58,11 @@ class TritonHead:
         self._lm_head = of_target.lm_head if weights.lm_head is None else weights.lm_head
         # Only the target's full logits are bounded, not a head's matrix or a part of the vocabulary.
         self._cap = of_target.logit_cap if self._lm_head is of_target.lm_head and self._targets is None else 0.0
+        derived: tuple[torch.Tensor, ...] = ()
         if weights.lm_head is None and weights.targets is not None:
             self._lm_head = self._lm_head[weights.targets]
-
-    @property
-    def parameters(self) -> int:
-        """Trained numbers of the head alone."""
-        return self.weights.parameters
-
-    @property
-    def step_share(self) -> float:
-        """See `DraftHead.step_share`."""
-        return step_share(self.weights, self._target, self._lm_head)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of its tensors, including derived ones."""
-        copied = self.weights.lm_head is None and self.weights.targets is not None
-        return weight_bytes(self.weights) + (self._lm_head.nbytes if copied else 0)
+            derived = (self._lm_head,)
+        super().__init__(weights, target, self._lm_head, derived)
 
     def make_cache(self, num_blocks: int, block_size: int) -> GpuDraftCache:
         """Return a zeroed cache; block 0 is the null block."""

@@ -23,7 +23,7 @@ from runahead.runtime.kernels.reference.linear import (
 )
 from runahead.runtime.models.blocks.dense import DenseConfig
 from runahead.runtime.models.cpu_check import cpu_kernels
-from runahead.runtime.models.cpu_check.cpu_kernels import NoKernelsError, choose_kernels, choose_kernels_and_threads
+from runahead.runtime.models.cpu_check.cpu_kernels import NoKernelsError, choose_kernels, tried_kernels
 from runahead.runtime.models.cpu_check.self_test import SelfTestReport
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.read_config import load_config
@@ -113,7 +113,7 @@ def threads_as_before() -> Iterator[None]:
 @pytest.mark.usefixtures("threads_as_before")
 def test_where_many_threads_disturb_rows_fewer_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_kernels, "product_ways", lambda: (ThreadsTogether(),))
-    _, trial = choose_kernels_and_threads(CONFIG, 13)
+    _, trial = tried_kernels(CONFIG, 13, fixed=False)
     assert list(trial.failed) == ["13 threads", "6 threads"], "half as many each time"
     assert trial.threads == torch.get_num_threads() == 3
     assert all("how many rows there are" in sentence for sentence in trial.failed.values())
@@ -123,7 +123,7 @@ def test_where_many_threads_disturb_rows_fewer_are_taken(monkeypatch: pytest.Mon
 def test_where_not_even_one_thread_holds_the_start_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_kernels, "product_ways", lambda: (RowsTogether(),))
     with pytest.raises(NoKernelsError, match="RowsTogether: a row of a product depends on how many rows there are"):
-        choose_kernels_and_threads(CONFIG, 2)
+        tried_kernels(CONFIG, 2, fixed=False)
     assert torch.get_num_threads() == 1
 
 

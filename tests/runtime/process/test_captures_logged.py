@@ -20,8 +20,8 @@ from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.models.load import load_model
 from runahead.runtime.process import cuda
 from runahead.runtime.process.assemble import assemble
-from runahead.runtime.process.cuda_ranks import CudaRanks
 from runahead.runtime.process.device_choice import LEAST_CAPABILITY, check_gpu
+from runahead.runtime.process.rank_start import StartedRanks
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
 
 BUNDLED = Path(models.__path__[0]) / "bundled"
@@ -163,7 +163,7 @@ def test_gpus_stop_waiting_for_each_other_before_a_device_that_lacks_memory_is_f
         def close(self) -> None:
             done.extend([] if self._is_trial else ["close"])
 
-    class Ranks(CudaRanks):
+    class Ranks(StartedRanks):
         def stop(self) -> None:
             done.append("stop")
 

@@ -24,9 +24,9 @@ from runahead.runtime.kernels.ranks import ONE_RANK, Ranks
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.load import load_model as load_model_of
-from runahead.runtime.process import cpu, cpu_ranks, rank
+from runahead.runtime.process import cpu, cpu_follow, rank, rank_start
 from runahead.runtime.process.parts import Assembled, forced_drafts
-from runahead.runtime.process.rank_messages import BlocksMade, BlocksOffered, RankLoaded, RankOrders
+from runahead.runtime.process.rank_messages import BlocksMade, BlocksOffered, Captured, RankLoaded, RankOrders
 from runahead.runtime.programs.cpu.program import HostProgram
 from runahead.runtime.ranks.ranked_device import RankedDevice
 from runahead.runtime.ranks.segment import map_memory
@@ -67,16 +67,17 @@ class ThreadRanks:
             answer = said.get(timeout=60.0)
             assert isinstance(answer, RankLoaded) and not answer.differs, answer
 
-    def offer(self, blocks: int) -> int:
+    def offer(self, blocks: int, snapshots: int) -> int:
         for heard in self._hear:
-            heard.put(BlocksOffered(blocks))
+            heard.put(BlocksOffered(blocks, snapshots))
         answers = [said.get(timeout=60.0) for said in self._say]
         least = min(blocks, *(answer.blocks for answer in answers if isinstance(answer, BlocksMade)))
         for heard in self._hear:
-            heard.put(BlocksOffered(least, final=True))
-        for said in self._say:
-            said.get(timeout=60.0)
+            heard.put(BlocksOffered(least, snapshots))
         return least
+
+    def captured(self, digest: str) -> None:
+        assert [said.get(timeout=60.0) for said in self._say] == [Captured(digest)] * len(self._say)
 
     def sentinels(self) -> Sequence[int]:
         return (self._ended,)
@@ -195,11 +196,11 @@ def life(
             return programs[-1]
 
         patched.setattr(cpu, "host_program", host_program)
-        patched.setattr(rank, "host_program", host_program)
+        patched.setattr(cpu_follow, "host_program", host_program)
         if has_masks:
             patched.setattr(cpu, "make_masks", partial(_late_masks, depth))
         if threads:
-            patched.setattr(cpu_ranks, "RankProcesses", ThreadRanks)
+            patched.setattr(rank_start, "RankProcesses", ThreadRanks)
         if segments:
             load: Any = load_model_of
 

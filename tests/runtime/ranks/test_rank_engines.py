@@ -17,7 +17,7 @@ from transformers import LlamaConfig
 from runahead.cuda_graphs.device import DeviceError
 from runahead.runtime.kernels.forward_batch import KVCache
 from runahead.runtime.models.decoder import Decoder
-from runahead.runtime.process import cpu_ranks
+from runahead.runtime.process import rank_start
 from runahead.runtime.process.rank_processes import RankProcesses
 from runahead.runtime.ranks.ranked_device import RankedDevice
 from runahead.runtime.wire import messages as m
@@ -228,7 +228,7 @@ def test_a_rank_that_is_killed_between_s_and_apply_fails_the_engine_by_its_name(
     folder: Path, monkeypatch: pytest.MonkeyPatch, depth: int
 ) -> None:
     command = (sys.executable, "-m", dying_rank.__name__)
-    monkeypatch.setattr(cpu_ranks, "RankProcesses", partial(RankProcesses, command=command))
+    monkeypatch.setattr(rank_start, "RankProcesses", partial(RankProcesses, command=command))
     own = life(folder, depth, monkeypatch, ranks=2, num_blocks=120)
     own.ask(0, PROMPTS[0], TOKENS)
     with pytest.raises(DeviceError, match=r"rank 1 has ended \(signal SIGKILL\)"):

@@ -17,7 +17,7 @@ import pytest
 
 from runahead.cuda_graphs.rings import RingLayout
 from runahead.runtime.checkpoint import CheckpointError
-from runahead.runtime.process import cpu_ranks, rank_processes
+from runahead.runtime.process import rank_processes, rank_start
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.process.rank import EXIT_CANNOT_START
 from runahead.runtime.process.rank_messages import RankOrders, what_differs
@@ -30,21 +30,18 @@ from tests.runtime.ranks.rank_engines import SIZES
 HEARS = "import json, sys\norders = json.loads(sys.stdin.readline())\n"
 LOADED = HEARS + "print(json.dumps({'differs': ''}), flush=True)\n"
 OFFERS = LOADED + (
-    "for line in sys.stdin:\n"
-    "    blocks = json.loads(line)['blocks']\n"
-    "    print(json.dumps({'blocks': min(blocks, 100 * orders['rank'])}), flush=True)\n"
+    "blocks = json.loads(sys.stdin.readline())['blocks']\n"
+    "print(json.dumps({'blocks': min(blocks, 100 * orders['rank'])}), flush=True)\n"
+    "print(json.dumps({'digest': str(json.loads(sys.stdin.readline())['blocks'])}), flush=True)\n"
 )
 
 
 def started(script: str, ranks: int = 3) -> RankProcesses:
-    layout = SegmentLayout(ranks, RingLayout(4, 64, 64, 4, 4), 64)
+    layout, config = SegmentLayout(ranks, RingLayout(4, 64, 64, 4, 4), 64), EngineConfig(model="m")
     orders = [
-        RankOrders(
-            rank=rank, descriptor=0, layout=layout, config=EngineConfig(model="m"), context=64, products="none",
-            threads=1, snapshots=0, digest={}, parent=os.getpid(),
-        )
+        RankOrders(layout=layout, config=config, context=64, parent=os.getpid(), rank=rank, descriptor=0)
         for rank in range(1, ranks)
-    ]  # fmt: skip
+    ]
     return RankProcesses(orders, (sys.executable, "-c", script))
 
 
@@ -58,22 +55,24 @@ def starts(request: pytest.FixtureRequest) -> Callable[[str], RankProcesses]:
     return start
 
 
-def test_all_ranks_have_as_many_blocks_as_the_least_of_them(starts: Callable[[str], RankProcesses]) -> None:
+@pytest.mark.parametrize(("blocks", "least"), [(150, 100), (80, 80)])
+def test_all_ranks_have_as_many_blocks_as_the_least_of_them(
+    starts: Callable[[str], RankProcesses], blocks: int, least: int
+) -> None:
     ranks = starts(OFFERS)
     ranks.loaded()
-    assert ranks.offer(150) == 100
-    assert ranks.offer(80) == 80
-    assert ranks.lost() == ""
+    assert ranks.offer(blocks, snapshots=0) == least
+    ranks.captured(str(least))
 
 
 def test_every_rank_has_the_handles_of_all_mailboxes(starts: Callable[[str], RankProcesses]) -> None:
     ranks = starts(
         HEARS + "print(json.dumps({'handle': '0' + str(orders['rank'])}), flush=True)\n"
         "handles = json.loads(sys.stdin.readline())['handles']\n"
-        "print(json.dumps({'blocks': 100 * (handles == ['00', '01', '02'])}), flush=True)\n"
+        "print(json.dumps({'digest': ' '.join(handles)}), flush=True)\n"
     )
     assert ranks.mailboxes("00") == ("00", "01", "02")
-    assert ranks.least_offered(700) == 100
+    ranks.captured("00 01 02")
 
 
 def test_a_rank_that_has_captured_other_graphs_is_refused_by_a_sentence(
@@ -106,10 +105,8 @@ def test_the_reason_why_a_rank_can_t_start_reaches_rank_0(starts: Callable[[str]
 
 def test_a_rank_says_what_is_wrong_with_its_orders(request: pytest.FixtureRequest) -> None:
     layout = SegmentLayout(2, RingLayout(4, 64, 64, 4, 4), 64)
-    orders = RankOrders(
-        rank=1, descriptor=0, layout=layout, config=EngineConfig(model="m", run_ahead=99), context=64, products="none",
-        threads=1, snapshots=0, digest={}, parent=os.getpid(),
-    )  # fmt: skip
+    config = EngineConfig(model="m", run_ahead=99)
+    orders = RankOrders(layout=layout, config=config, context=64, parent=os.getpid(), rank=1, descriptor=0)
     ranks = RankProcesses([orders])
     request.addfinalizer(ranks.close)
     with pytest.raises(ConfigError, match=r"rank 1 could not start: .*run_ahead"):
@@ -134,10 +131,8 @@ def test_the_rank_that_failed_is_named_and_not_those_that_it_has_stopped(
 
 def test_a_rank_whose_parent_ended_before_it_began_ends(capfd: pytest.CaptureFixture[str]) -> None:
     layout = SegmentLayout(2, RingLayout(4, 64, 64, 4, 4), 64)
-    orders = RankOrders(
-        rank=1, descriptor=0, layout=layout, config=EngineConfig(model="m"), context=64, products="none", threads=1,
-        snapshots=0, digest={}, parent=os.getpid() + 1,
-    )  # fmt: skip
+    config = EngineConfig(model="m")
+    orders = RankOrders(layout=layout, config=config, context=64, parent=os.getpid() + 1, rank=1, descriptor=0)
     ended = subprocess.run(rank_processes.COMMAND, input=msgspec.json.encode(orders) + b"\n", check=False)
     assert ended.returncode == EXIT_CANNOT_START
     assert "rank 0 has ended before its ranks began" in capfd.readouterr().err
@@ -225,7 +220,7 @@ def test_a_start_that_fails_leaves_no_rank_behind(tmp_path: Path, monkeypatch: p
         weights.write_bytes(weights.read_bytes()[:-64])
         return ranks[0]
 
-    monkeypatch.setattr(cpu_ranks, "RankProcesses", start)
+    monkeypatch.setattr(rank_start, "RankProcesses", start)
     with pytest.raises(CheckpointError, match="is cut off"):
         assemble(EngineConfig(model=str(tmp_path), tensor_parallel=2, **SIZES), lambda done, total: None)
     assert [each.process.returncode for each in ranks[0]._processes] == [0]

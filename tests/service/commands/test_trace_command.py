@@ -183,7 +183,7 @@ def test_no_label_of_a_picture_lies_on_another() -> None:
         (name, timeline_of(as_response(type(TRACED)(tuple(launches), ()), shares_clock=False)))
         for name, launches in (("at once", at_once), ("short", short))
     ]
-    found = labels(picture(panels, "a caption"))
+    found = labels(picture(panels))
     assert [words for *_, words in found].count("123456") < 4, "some are left out"
     for place, (left, right, base, words) in enumerate(found):
         for other_left, other_right, other_base, others in found[place + 1 :]:
@@ -220,13 +220,12 @@ def test_times_of_six_digits_are_in_milliseconds() -> None:
 
 def test_two_timelines_are_drawn_to_one_scale() -> None:
     slow = Timeline(tuple(MADE_UP.launches), MADE_UP.waits, 0.0)
-    root = ET.fromstring(picture([("serial", slow), ("run_ahead=2", MADE_UP)], "a caption"))
+    root = ET.fromstring(picture([("serial", slow), ("run_ahead=2", MADE_UP)]))
     texts = [element.text or "" for element in root.iter(f"{SVG}text")]
     assert [text for text in texts if text.startswith(("serial:", "run_ahead=2:"))] == [
         "serial: a step takes 600 µs, the device is idle for 0 µs of it",
         "run_ahead=2: a step takes 600 µs, the device is idle for 0 µs of it",
     ]
-    assert "a caption" in texts
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,8 @@ class DecodeBuffers:
         )
 
     def windows(self, device: torch.device, by_token: bool = False) -> torch.Tensor:
-        """Of every kind of attention, int32 [W]; of lines, one more that sees nothing but the newest token."""
+        """Return the window of each kind of attention, int32 [W]. by_token: add a window of 1, which sees only the
+        newest token."""
         if by_token not in self._windows:
             numbers = [window for _, window in self.attentions] + [1] * by_token
             each = [torch.full((), window, dtype=torch.int32, device=device) for window in numbers]

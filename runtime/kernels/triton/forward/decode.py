@@ -53,8 +53,8 @@ class RowStream:
     The product that begins F's first layer is launched as usual: what follows may then read what apply has left before
     it waits. The others are launched programmatically where that works.
 
-    Whoever makes the residual also leaves it times the weight of the norm that follows. So it is made when that norm is
-    known: `_pending` is what the residual still lacks; None where it is made, for `_following`.
+    The kernel that makes the residual also stores it times the weight of the following norm. So it is made when that
+    norm is known: `_pending` is the part that the residual still lacks; None if it is made, for `_following`.
     """
 
     def __init__(self, batch: ForwardBatch, cache: KVCache, emb: EmbeddingAndHead, buffers: DecodeBuffers) -> None:
@@ -123,7 +123,7 @@ class RowStream:
     def _attend(
         self, qkv: torch.Tensor, attended: torch.Tensor, weights: Attention, place: int, kind: int, dependent: bool
     ) -> None:
-        """kind: the number of the window by which the work was cut."""
+        """Run decode attention of one layer into `attended`. kind: index of the window that the work was cut for."""
         shape, batch = weights.shape, self._batch
         decode_attention(
             qkv, attended, self._cache.keys[place], self._cache.values[place], batch.block_tables, batch.seq_lens,
@@ -241,7 +241,8 @@ class RowStream:
     def _normed_product(
         self, norm: Norm | None, linear: Linear, epilogue: int, activation: Activation = "silu"
     ) -> torch.Tensor:
-        """Of the residual's norm, or of the residual. activation: if GATED. [T, outputs]"""
+        """Multiply the normalized residual, or without a norm the residual, by a matrix. activation: with the epilogue
+        GATED. Returns [T, outputs]."""
         x, squares = self._read(norm)
         if self._is_separate(linear):
             return self._separate.values(x, linear, squares, epilogue, self._depends, activation)

@@ -23,12 +23,12 @@ States = tuple[torch.Tensor, ...]
 
 
 def states_in(cache: KVCache, place: int) -> States:
-    """Of the mixer whose states are number `place` of the cache's."""
+    """Return the states of the cache's mixer number `place`."""
     return *cache.states[place], cache.runs[place]
 
 
 def chunk_rows(batch: ForwardBatch, dtype: torch.dtype) -> ChunkRows:
-    """Of a batch for all of its layers. dtype: of the model."""
+    """Describe a batch's rows with several query tokens, once for all layers. dtype: of the model."""
     return ChunkRows(batch, length_of_sub_chunks(dtype))
 
 

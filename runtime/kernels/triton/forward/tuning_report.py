@@ -31,7 +31,7 @@ def tiling_counts(
     divided: bool = False,
 ) -> dict[str, object]:
     """Facts for the log. measured, default: products of decode launches, counted for each number of rows that has a
-    tiling of its own, which `measured_tilings.json` has or lacks. measured_on: the GPU of that table.
+    separate tiling, which `measured_tilings.json` has or lacks. measured_on: the GPU of that table.
 
     lm_head: [vocab, hidden]. buckets: numbers of rows that graphs are captured for. divided: the layers are a rank's.
     """
@@ -64,8 +64,8 @@ def tilings_asked_for(
 
 
 def products_in(layers: Sequence[Layer]) -> Iterator[LayerProduct]:
-    """Of all layers in turn, those of experts left out, which `moe/tuning.py` cuts, the shared one's among them: their
-    router's is here."""
+    """Yield the products of all layers in turn. Products of experts, the shared one included, are left out:
+    `moe/tuning.py` has their tilings. The router's is included."""
     for layer in layers:
         mixer, dense = layer.mixer, layer.feed_forward
         if isinstance(mixer, Attention):

@@ -56,7 +56,7 @@ def sums_of(x: torch.Tensor | Fp8Rows, linear: Linear, num_rows: int, depends: C
 
 
 def has_chains(linear: Linear) -> bool:
-    """Whether there is a kernel of its own for this product of many rows in segments: bfloat16, not quantized."""
+    """Whether a separate kernel computes this product of many rows in segments: bfloat16, not quantized."""
     weight = linear.weight
     return linear.quantized is None and weight.dtype == torch.bfloat16 and has_chains_of_many_rows(*sizes_of(weight))
 

@@ -84,7 +84,7 @@ class Candidate:
 @dataclass(slots=True)
 class Pinned:
     """A shape's product as the library knows it. choice: which of the candidates computes it. timed: that was chosen by
-    their times. exact: those that were found to have the bits of one float32 accumulator."""
+    their times. exact: algorithms found to have the bits of one float32 accumulator."""
 
     layouts: tuple[ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
     candidates: tuple[Candidate, ...]
@@ -101,7 +101,7 @@ class VendorLibrary:
     """cuBLASLt on the current GPU. One thread uses it at a time."""
 
     def __init__(self, path: str, *, split_k: bool = False) -> None:
-        """path: of the library. split_k: a product may be split along its depth, to see what that changes. Raises
+        """Load the library. path: of its file. split_k: allow products split along their depth, for comparison. Raises
         OSError and VendorError."""
         self._workspace = torch.empty(_SPLIT_BYTES if split_k else 0, dtype=torch.uint8, device="cuda")
         self._library = ctypes.CDLL(path)
@@ -237,7 +237,7 @@ class VendorLibrary:
         return [one for one in found[: count.value] if one.state == 0]
 
     def _layout(self, dtype: torch.dtype, rows: int, columns: int) -> ctypes.c_void_p:
-        """Of a matrix whose columns lie one behind the other."""
+        """Make the layout of a column-major matrix."""
         layout = ctypes.c_void_p()
         self._call(
             "cublasLtMatrixLayoutCreate", ctypes.byref(layout), _TYPES[dtype], ctypes.c_uint64(rows),
@@ -278,7 +278,7 @@ def vendor_library() -> VendorLibrary | None:
 
 
 def library_path() -> str | None:
-    """Of cuBLASLt, as torch has loaded it for the current GPU."""
+    """Return the path of the cuBLASLt that torch has loaded for the current GPU; None if it has loaded none."""
     torch.zeros((), device="cuda")  # makes the process's context, which torch warns of where it is missing
     torch.cuda.current_blas_handle()  # loads the library
     mapped = (line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines())

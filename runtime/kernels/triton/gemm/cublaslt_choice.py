@@ -32,7 +32,7 @@ Run = Callable[[int, torch.Tensor | Fp8Rows, Linear, torch.Tensor], None]  # giv
 def choose_kernel(
     run: Run, candidates: Sequence[int], linear: Linear, out: torch.Tensor, chain: Chain | None
 ) -> tuple[int, tuple[int, ...]]:
-    """The kernel that takes the least time, and those that have the bits of the chain.
+    """Return the fastest kernel and all kernels with the bits of the chain.
 
     The first candidate is chosen unless another is clearly faster; where there is a chain, only kernels with its bits
     are. out: as in the launch that warms up; it is overwritten. The candidates take turns and nothing waits between

@@ -82,9 +82,9 @@ def product_end(
     STRIDE: tl.constexpr, STEP: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PLACED: tl.constexpr,
     GELU: tl.constexpr, LONE: tl.constexpr,
 ):  # fmt: skip
-    """acc: [ROWS outputs, COLUMNS rows of the batch]; GATED: [2 * ROWS, COLUMNS], as `gated_row` has them. weights,
-    rows: what `end_weights` and `end_rows` give. The sums are rounded to the dtype of `out` first, as the vendor's
-    library leaves them."""
+    """Apply the epilogue to a tile of sums and store it. acc: [ROWS outputs, COLUMNS rows of the batch]; GATED: [2 *
+    ROWS, COLUMNS], as `gated_row` has them. weights, rows: what `end_weights` and `end_rows` give. The sums are rounded
+    to the dtype of `out` first, as the vendor's library leaves them."""
     acc = acc.to(out.dtype.element_ty).to(tl.float32)
     first, second, following = weights
     squares, old = rows

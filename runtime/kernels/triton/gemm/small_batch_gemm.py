@@ -2,10 +2,10 @@
 
 The weights are the matrix units' left side, 64 or more of their rows a program, and the rows of the batch their right
 side. The depth is cut into parts, each is summed by itself, and the parts are added up in order: by one program, or
-each part by a program of its own, of which the one that comes last adds them up.
+each part by a separate program; the program that ends last adds them up.
 
-A norm's scale is a number for each row, so it is applied to the sums: whoever made the residual has left it multiplied
-by the norm's weight, and the sums of its squares by tiles.
+A norm's scale is a number for each row, so it is applied to the sums: the kernel that made the residual has multiplied
+it by the norm's weight, and the sums of its squares by tiles.
 
 **The bits of a row** depend on the number of parts and on whether they are summed in chains, and on nothing else of a
 tiling. The matrix units add up a part's products in the order of the depth, whatever instruction it is and however many

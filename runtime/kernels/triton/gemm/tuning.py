@@ -1,8 +1,8 @@
 """How products and attention are cut into programs: products as measured on a GPU for shapes that were tried, else by a
 default.
 
-`measured_tilings.json` is the package's table. A shape that it lacks takes the default, and so does a GPU unless one of
-its kind is there (`Gpu.measured_as`). What `runahead tune` has found comes before both (`tuned_tilings`).
+`measured_tilings.json` is the package's table. A shape or a kind of GPU (`Gpu.measured_as`) that
+it lacks takes the default. Tilings that `runahead tune` has found come before both (`tuned_tilings`).
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _MANY_HEADS: Final = 4  # of a KV head
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """Of a product on the matrix units. rows: outputs of a program. block: of the depth, at a time. splits: parts of
-    the depth; a row's bits depend on it alone, and products of several parts have blocks of `chain_of`. stages:
-    blocks on their way at a time. held: blocks that it asks for before it waits. dependent: launched
+    """Tile sizes of a product on the matrix units. rows: outputs of a program. block: of the depth, at a time. splits:
+    parts of the depth; a row's bits depend on it alone, and products of several parts have blocks of `chain_of`.
+    stages: blocks on their way at a time. held: blocks that it asks for before it waits. dependent: launched
     programmatically. columns: rows of the batch that a program has, at most. spread: every part has a program of its
     own; else one program takes one after the other.
 
@@ -73,8 +73,9 @@ def rows_in_table(num_rows: int) -> int:
 
 
 def rows_tiling(outputs: int, depth: int, columns: int, epilogue: str, itemsize: int = 2) -> Tiling:
-    """outputs: rows of the weight matrix. columns: rows of the batch, as the table names them (`rows_in_table`).
-    epilogue: the name of what follows the product. itemsize: bytes of a weight; the table is for 2."""
+    """Return the tiling of a product of few rows: the measured one, or a default. outputs: rows of the weight matrix.
+    columns: rows of the batch, as the table names them (`rows_in_table`). epilogue: the name of what follows the
+    product. itemsize: bytes of a weight; the table is for 2."""
     found = measured_tiling(outputs, depth, columns, epilogue, itemsize)
     if found is not None:
         assert found["splits"] == segments(outputs, depth), "the table has other segments"
@@ -86,7 +87,8 @@ def rows_tiling(outputs: int, depth: int, columns: int, epilogue: str, itemsize:
 
 
 def default_tiling(outputs: int, depth: int, columns: int, halves: int, splits: int) -> Tiling:
-    """halves: 2 of a gate and what it is multiplied by. splits: segments of the depth."""
+    """Return the tiling of a product that was not measured. halves: 2 for a gate and its factor, else 1. splits:
+    segments of the depth."""
     if splits > 1 and columns <= LEAST_COLUMNS:
         return _direct(depth, halves, splits)
     few, most = columns <= _FEW_COLUMNS, min(columns, _MOST_COLUMNS)
@@ -120,7 +122,7 @@ def default_tiling(outputs: int, depth: int, columns: int, halves: int, splits: 
 
 
 def _by_multiply_adds(depth: int, columns: int, halves: int, splits: int) -> Tiling:
-    """Of float32, which has no matrix units: tiles that registers hold."""
+    """Return the tiling of a float32 product, which has no matrix units: its tiles fit registers."""
     block = chain_of(depth, splits) or _TILE // 2
     most = min(max(columns, LEAST_COLUMNS), _TILE // 2)
     return Tiling(_TILE // 2 // halves, block, splits, 1, warps=4, dependent=False, columns=most, spread=False)
@@ -195,10 +197,10 @@ def has_chains_of_many_rows(outputs: int, depth: int) -> bool:
 
 @cache
 def attention_plan(rows: int, head_dim: int, device: torch.device, group: int = 1, itemsize: int = 2) -> AttentionPlan:
-    """Of the decode rows of launches with so many rows, the same up to the next power of two: a launch that is no
-    bucket's runs by a plan that a bucket has. Tile, chunk, warps and group, on which a row's bits depend, are the same
-    for every number of rows. group: query heads of a KV head, the most of all layers. itemsize: bytes of a number of
-    keys and values. What is best was measured on an H200 in 16 bits, at contexts of about 640 tokens."""
+    """Return the plan of decode attention for this many rows, the same up to the next power of two, so that a launch
+    without a bucket has a bucket's plan. Tile, chunk, warps and group, on which a row's bits depend, are the same for
+    every number of rows. group: query heads of a KV head, the most of all layers. itemsize: bytes of a number of keys
+    and values. What is best was measured on an H200 in 16 bits, at contexts of about 640 tokens."""
     rows = triton.next_power_of_2(rows)
     if device.type != "cuda":
         return AttentionPlan(16, 2, _INTERPRETED_PROGRAMS, 1, stages=3, early=rows == 1, group=2, grouped=rows > 1)

@@ -1,6 +1,6 @@
 """Products of up to 16 rows with a matrix, on the matrix units, with each segment of the depth in one warp.
 
-With few rows the time is that of reading the weights. A program computes few outputs. Each of its warps takes one
+With few rows the product is bandwidth bound. A program computes few outputs. Each of its warps takes one
 segment of the depth for some of them, and the segments are added in shared memory, in ascending order.
 
 **Weights go from memory straight into the registers from which the matrix units read.** Of a tile of eight rows and 16

@@ -187,8 +187,9 @@ def push_best(
 def push_gather(
     part: torch.Tensor, indexes: torch.Tensor | None, rank: int, boxes: Mailboxes, counters: Counters
 ) -> None:
-    """part: float32 [rows, width], contiguous. indexes: int [n], of the rows; None: all. All ranks have as many. Then
-    `boxes.whole`, float32 [n, ranks * width], has them side by side on the first rank, until its next gather."""
+    """Push rows to the first rank. part: float32 [rows, width], contiguous. indexes: int [n], of the rows; None: all. n
+    is the same on all ranks. Then `boxes.whole`, float32 [n, ranks * width], has them side by side on the first rank,
+    until its next gather."""
     width = part.shape[1]
     rows = part.shape[0] if indexes is None else indexes.shape[0]
     _gather_kernel[(min(CHANNELS, rows * triton.cdiv(width, _BLOCK)),)](

@@ -117,9 +117,10 @@ class Mailboxes:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Of this rank, on its device. reduces, gathers, bests: int32 [CHANNELS]. spreads: int32 [1]. control: int64
-    [CONTROL_WORDS]. abort, fault: int64, mapped memory of the host: not 0 is to stop; the step at which this rank gave
-    up and the peer that it waited for. waited: int64 [1], the same kind of memory: ns of waits for peers so far."""
+    """Counters of this rank's exchanges, on its device. reduces, gathers, bests: int32 [CHANNELS]. spreads: int32 [1].
+    control: int64 [CONTROL_WORDS]. abort, fault: int64, mapped memory of the host: not 0 is to stop; the step at which
+    this rank gave up and the peer that it waited for. waited: int64 [1], the same kind of memory: ns of waits for peers
+    so far."""
 
     reduces: torch.Tensor
     gathers: torch.Tensor

@@ -59,7 +59,7 @@ def written_to(state_tile, key, value, b, dt, slope):
 
 @triton.jit
 def normed_and_gated(y, z, weight, eps, VALUE_DIM: tl.constexpr):
-    """Of one head of values."""
+    """Normalize one head's output and multiply it by SiLU(z)."""
     y = y * (tl.rsqrt(sum_of_squares(y) / VALUE_DIM + eps) * weight)
     return y * z * logistic(z)
 

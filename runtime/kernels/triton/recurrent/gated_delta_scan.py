@@ -6,7 +6,7 @@ With s the running sum of the logarithms of the decays, S the state before a sub
     u_i = beta_i * (v_i - exp(s_i) * S k_i - sum over j < i of exp(s_i - s_j) * (k_j k_i) * u_j)
     y_i = exp(s_i) * S q_i + sum over j <= i of exp(s_i - s_j) * (k_j q_i) * u_j
 
-The first are equations with a unit triangular matrix, whose inverse hangs on no state: one kernel finds it for all
+The first are equations with a unit triangular matrix, whose inverse depends on no state: one kernel finds it for all
 sub-chunks side by side. In the other a program has some numbers of one head of values of a row, goes through the row's
 sub-chunks and holds the state meanwhile.
 
@@ -60,8 +60,8 @@ def _divided_by_length(at, ok):
 
 @triton.jit
 def _inverse(lower, LENGTH: tl.constexpr, PRECISION: tl.constexpr):
-    """Of the unit matrix plus `lower`, which is strictly below the diagonal, [LENGTH, LENGTH]. The blocks of _SIDE on
-    the diagonal are inverted by forward substitution, all at once. What is below them then is a matrix whose fourth
+    """Invert the unit matrix plus `lower`, which is strictly below the diagonal, [LENGTH, LENGTH]. The blocks of _SIDE
+    on the diagonal are inverted by forward substitution, all at once. What is below them then is a matrix whose fourth
     power is nothing, so that two products more are the rest of the series."""
     tl.static_assert(LENGTH <= 4 * _SIDE)
     r = tl.arange(0, LENGTH)

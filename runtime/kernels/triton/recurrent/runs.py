@@ -65,7 +65,7 @@ def input_of(
 @triton.jit
 def window_of(conv_state, source, channel, ok, CHANNELS: tl.constexpr, WINDOW: tl.constexpr):
     """The window of a convolution before a run, of these channels: the last WINDOW - 1 inputs, oldest first; the inputs
-    that the row's slot will have; those that a snapshot will have. Three tuples of tensors as `channel`, which are
+    that the row's slot will have; the inputs that a snapshot will have. Three tuples of tensors as `channel`, which are
     equal here. ok: of channels that there are, and of a row that goes on."""
     seen = ()
     for tap in tl.static_range(WINDOW - 1):
@@ -137,8 +137,8 @@ def leave_window(
 def drafts_of(
     projected, line, column, count, ok, FIRST: tl.constexpr, WIDTH: tl.constexpr, MOST_PAD: tl.constexpr
 ):  # fmt: skip
-    """These columns of the drafts' inputs among the row's `count` query tokens, [MOST_PAD, columns]. MOST_PAD: as many
-    as a row may have or more, a power of two."""
+    """These columns of the drafts' inputs among the row's `count` query tokens, [MOST_PAD, columns]. MOST_PAD: the
+    most that a row may have, rounded up to a power of two."""
     j = tl.arange(0, MOST_PAD)[:, None]
     mine = (j < count - 1) & ok[None, :]
     return tl.load(projected + (line + 1 + j) * WIDTH + FIRST + column[None, :], mask=mine, other=0.0)

@@ -37,7 +37,7 @@ _GATED: Final = 2048  # numbers of a program that takes norms
 
 
 def length_of_sub_chunks(dtype: torch.dtype) -> int:
-    """dtype: of the model."""
+    """Return the tokens of a sub-chunk. dtype: of the model."""
     return _LENGTH_OF_FLOAT32 if dtype == torch.float32 else _LENGTH
 
 
@@ -48,7 +48,8 @@ def stages_of_scans() -> int:
 
 
 class ChunkRows:
-    """Of a batch, for all of its layers. A *long* row is live and has several query tokens. length: of sub-chunks."""
+    """A batch's rows and their sub-chunks, for all layers. A *long* row is live and has several query tokens. length:
+    tokens of a sub-chunk."""
 
     def __init__(self, batch: ForwardBatch, length: int) -> None:
         assert batch.state_slots is not None, "a model that keeps states is given a batch that names no state slots"
@@ -75,7 +76,7 @@ class ChunkRows:
 
     @cached_property
     def sub_chunks(self) -> SubChunks:
-        """Of all long rows."""
+        """Return the sub-chunks of all long rows."""
         batch, length = self.batch, self.length
         starts = batch.query_start_loc[:-1]
         counts = batch.query_start_loc.diff()
@@ -92,8 +93,8 @@ class ChunkRows:
 
 @dataclass(frozen=True, slots=True)
 class SubChunks:
-    """row, part: int32 [most], of each its row and which of the row's it is; -1: there is none. before: int32 [rows],
-    how many there are of the rows before."""
+    """The sub-chunks of a batch. row, part: int32 [most], each one's row and its index in the row; -1: none. before:
+    int32 [rows], the number of sub-chunks of earlier rows."""
 
     row: torch.Tensor
     part: torch.Tensor
@@ -110,7 +111,7 @@ def _convolve_kernel(
     num_tokens, FIRST: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, WINDOW: tl.constexpr,
     HAS_BIAS: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program for TOKENS tokens and BLOCK channels. The order of each sum is that of `recurrent/rows.py`."""
+    """One program for TOKENS tokens and BLOCK channels. Each sum has the order of `recurrent/rows.py`."""
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(row_of_token + token, mask=token < num_tokens, other=-1)

@@ -1,4 +1,4 @@
-"""The end of S: advances rows by their tokens, ends those that stop, and writes the result ring."""
+"""The end of S: advances rows by their tokens, ends rows that stop, and writes the result ring."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 # (a kernel's pointers have no Python type)

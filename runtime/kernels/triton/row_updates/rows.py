@@ -124,7 +124,7 @@ class DeviceRows:
     def advance(
         self, num_rows: int, tokens: torch.Tensor, finite: torch.Tensor, nothing_left: torch.Tensor | None = None
     ) -> None:
-        """Advance the sampled rows by their tokens [n], count them, end those that stop, and store the result cells.
+        """Advance the sampled rows by their tokens [n], count them, end rows that stop, and store the result cells.
         nothing_left: bool [n], after `judge`; None: this S reads no masks.
         """
         advance(

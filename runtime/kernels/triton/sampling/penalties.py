@@ -73,7 +73,7 @@ def begin_penalties(
         i = first + tl.arange(0, CLEAR_TILE)
         tl.store(times + i, tl.zeros([CLEAR_TILE], tl.int32), mask=i < VOCAB)
         tl.store(mask + i, tl.zeros([CLEAR_TILE], tl.int32), mask=i < MASK_WORDS)
-    tl.debug_barrier()  # other threads than those that cleared write the list
+    tl.debug_barrier()  # other threads write the list than cleared it
     for first in range(0, count, TILE):
         e = first + tl.arange(0, TILE)
         inside = e < count
