@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -17,12 +18,12 @@ import pytest
 
 from runahead.cuda_graphs.rings import RingLayout
 from runahead.runtime.checkpoint import CheckpointError
-from runahead.runtime.process import rank_processes, rank_start
+from runahead.runtime.process import rank, rank_processes, rank_start
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.process.rank import EXIT_CANNOT_START
-from runahead.runtime.process.rank_messages import RankOrders, what_differs
+from runahead.runtime.process.rank_messages import BlocksOffered, RankOrders, what_differs
 from runahead.runtime.process.rank_processes import RankProcesses
-from runahead.runtime.ranks.segment import SegmentLayout
+from runahead.runtime.ranks.segment import SegmentLayout, segment_bytes
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, check_config
 from tests.runtime.models.checkpoints import CASES, save
 from tests.runtime.ranks.rank_engines import SIZES
@@ -145,6 +146,49 @@ def test_a_rank_that_has_ended_is_named_and_its_pipe_says_so(starts: Callable[[s
     ranks._processes[1].process.wait(30.0)
     assert ranks.lost() == "rank 2 has ended (exit code 7)"
     assert len(ranks.sentinels()) == 2
+
+
+class NotedPart:
+    """A `RankPart` that makes nothing. done: what was asked of it, in order."""
+
+    def __init__(self, done: list[str]) -> None:
+        self._done = done
+
+    def load(self, checkpoint: object, described: object) -> None:
+        self._done.append("load")
+
+    def begin(self) -> None:
+        self._done.append("begin")
+
+    def blocks(self, offered: BlocksOffered) -> int:
+        self._done.append("blocks")
+        return offered.blocks
+
+    def device(self, agreed: BlocksOffered) -> tuple[SimpleNamespace, str]:
+        self._done.append("device")
+        return SimpleNamespace(close=lambda: self._done.append("close")), ""
+
+
+def test_a_rank_runs_what_rank_0_runs_before_it_hears_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On GPUs these launches exchange results: rank 0 would wait for them, and offer nothing before they have ended."""
+    done, layout = list[str](), SegmentLayout(2, RingLayout(4, 64, 64, 4, 4), 64)
+
+    def hear(kind: type[BlocksOffered]) -> BlocksOffered:
+        done.append("offer")
+        return kind(10, snapshots=0)
+
+    monkeypatch.setattr(rank, "_part", lambda *given: NotedPart(done))
+    monkeypatch.setattr(rank, "follow_launches", lambda *given: done.append("follow"))
+    for name in ("open_checkpoint", "load_config"):
+        monkeypatch.setattr(rank, name, lambda given: None)
+    monkeypatch.setattr(rank, "digest", lambda *given, has_weights: {})
+    orders = RankOrders(layout=layout, config=EngineConfig(model="m"), context=64, parent=os.getpid(), rank=1)
+    memory = memoryview(bytearray(segment_bytes(layout)))
+    rank.follow(orders, memory, lambda said: done.append(type(said).__name__), hear, lambda: done.append("began"))
+    assert done == [
+        "load", "RankLoaded", "begin", "offer", "blocks", "BlocksMade", "offer", "device", "Captured", "began",
+        "follow", "close",
+    ]  # fmt: skip
 
 
 def test_ranks_that_do_not_end_with_their_input_are_killed() -> None:
