@@ -1,5 +1,6 @@
 """What all tests share: thread limits, signals that end what they start, where kernels of Triton run, no time limit for
-an example of a property, the switches of the command line, the skip of GPU tests, and what these give back."""
+an example of a property, the switches of the command line, the skip of GPU tests, what these give back, and what the
+garbage collector passes over."""
 
 from __future__ import annotations
 
@@ -104,6 +105,13 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
         if torch.cuda.is_initialized():
             gc.collect()
             torch.cuda.empty_cache()
+
+
+def pytest_collection_finish() -> None:
+    """The garbage collector passes over modules and tests, which last as long as the process: they took 3 % of the time
+    of kernels in Triton's interpreter."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -141,13 +141,14 @@ class TensorReader:
         self.parameters += sum(stack.rows) * math.prod(stack.columns)
         if own is None:
             return stack, None
-        ascending = own.sort().values
+        ascending, order = own, None
+        if not bool((own.diff() > 0).all()):
+            ascending = own.sort().values
+            order = torch.searchsorted(ascending, own)
         ranges = _ranges(ascending)
         every = ranges == (range(sum(stack.rows)),)
-        order = torch.searchsorted(ascending, own)
-        in_order = bool((order.diff() == 1).all())
-        moved = None if in_order else _ranges(order)
-        return replace(stack, own=None if every else ranges, moved=moved), None if in_order else order
+        moved = None if order is None else _ranges(order)
+        return replace(stack, own=None if every else ranges, moved=moved), order
 
     def norm(self, name: str, width: int, eps: float) -> Norm:
         return Norm(self.tensor((f"{name}.weight",), (width,)), eps)

@@ -22,9 +22,9 @@ _STARTING = 2  # at once
 
 
 def depths_in(pool: str, *, large: bool) -> tuple[str, ...]:
-    """Depths of the services of a pool. The matrix of `test_parity.py` has every depth in every run, and so has `make
-    parity` (large) with drafters, experts and recurrent states. Else these have serial and the deepest chain, and in
-    the roomy pool the shallowest: most of the time of a cell is the start of its services."""
+    """Depths of the services of a pool. `make parity` (large) has every depth, and so have in every run the cells of
+    `test_parity.py` in a roomy pool. Else there are serial and the deepest chain, and in the roomy pool the shallowest:
+    most of the time of a cell is the start of its services."""
     if large:
         return DEPTHS
     return ("serial", "1", "4") if pool == "roomy" else ("serial", "4")

@@ -17,7 +17,9 @@ from tests.parity.services import BLOCK, DEPTHS
 
 pytestmark = pytest.mark.timeout(0)
 
-N: Final = 16
+N: Final = 16  # with --large
+FEW: Final = 8  # more than there are rows
+ROWS: Final = 6
 TIMEOUT_S: Final = 240
 PROMPT: Final = (
     "def parse(path):\n    '''Read lines of a file, and keep those that are not empty.'''\n    with open(path) as file:"
@@ -90,22 +92,24 @@ def served(*flags: str) -> Iterator[Served]:
         yield Served(url, stack)
 
 
-def alone(*flags: str) -> dict[str, list[tuple[object, ...]]]:
-    """By kind, what each completion must be: of requests one after the other, of a serial service without drafts."""
+def alone(count: int, *flags: str) -> dict[str, list[tuple[object, ...]]]:
+    """By kind, what each of so many completions must be: of requests one after the other, of a serial service without
+    drafts."""
     first = 2**64 - 7
     with served("--run-ahead", "serial", "--max-rows", "1", *flags) as service:
         return {
-            kind.__name__: [said(service.ask(kind, (first + index) % 2**64)) for index in range(N)] for kind in KINDS
+            kind.__name__: [said(service.ask(kind, (first + index) % 2**64)) for index in range(count)]
+            for kind in KINDS
         }
 
 
 @pytest.fixture(scope="module")
-def expected() -> Iterator[Callable[..., dict[str, list[tuple[object, ...]]]]]:
+def expected(large: bool) -> Iterator[Callable[..., dict[str, list[tuple[object, ...]]]]]:
     found: dict[tuple[str, ...], dict[str, list[tuple[object, ...]]]] = {}
 
     def of(*flags: str) -> dict[str, list[tuple[object, ...]]]:
         if flags not in found:
-            found[flags] = alone(*flags)
+            found[flags] = alone(N if large else FEW, *flags)
         return found[flags]
 
     yield of
@@ -130,17 +134,18 @@ def test_each_completion_is_that_of_a_request_alone(
     more: tuple[str, ...],
     depth: str,
     expected: Callable[..., dict[str, list[tuple[object, ...]]]],
+    large: bool,
 ) -> None:
-    right = expected(*model)
-    with served("--run-ahead", depth, "--max-rows", "6", "--jitter-seed", "5", *model, *more) as service:
+    right, count = expected(*model), N if large else FEW
+    with served("--run-ahead", depth, "--max-rows", str(ROWS), "--jitter-seed", "5", *model, *more) as service:
         before = service.computed()
         for kind in KINDS:
-            answer = service.ask(kind, 2**64 - 7, N)
+            answer = service.ask(kind, 2**64 - 7, count)
             assert [said(one) for one in (answer, *answer.more)] == right[kind.__name__], kind.__name__
             computed, before = service.computed() - before, service.computed()
-            assert computed <= answer.accepted.prompt_tokens + N * BLOCK
+            assert computed <= answer.accepted.prompt_tokens + count * BLOCK
             ends = [answer.finished, *(one.finished for one in answer.more)]
-            assert [end.index for end in ends] == list(range(N))
+            assert [end.index for end in ends] == list(range(count))
             usages = [end.usage for end in ends]
             assert {usage.prompt_tokens for usage in usages} == {answer.accepted.prompt_tokens}
             assert sum(usage.prompt_tokens - usage.cached_tokens for usage in usages) == computed

@@ -3,7 +3,6 @@ same tokens at every depth."""
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import cache
 
 import pytest
@@ -13,7 +12,9 @@ from tests.simulation.generate import make_script, mode_of
 from tests.simulation.script import DRAFTING, Mode
 from tests.simulation.witness import WANTED, Witness
 
-SEEDS = range(200)
+FEW, ALL = 60, 200  # of the seeds; `make sim` runs 500
+# In the last two a device fails, and a row leaves before it has reached its snapshot.
+SEEDS = (*range(FEW), 126, 173)
 
 
 @cache
@@ -29,12 +30,14 @@ def test_every_depth_keeps_every_invariant_and_answers_as_serial_does(seed: int)
 
 
 def test_every_kind_of_event_happened() -> None:
-    seen: Counter[str] = Counter()
-    for seed in SEEDS:
+    """Further seeds are run for an event that none of these has."""
+    missing = set(WANTED)
+    for seed in (*SEEDS, *range(FEW, ALL)):
         for witness in witnessed(seed):
-            seen += witness.counts
-    missing = sorted(what for what in WANTED if not seen[what])
-    assert not missing, "the simulation lost its point: this never happened"
+            missing -= {what for what, times in witness.counts.items() if times}
+        if not missing:
+            return
+    pytest.fail(f"the simulation lost its point: this never happened: {sorted(missing)}")
 
 
 @pytest.mark.parametrize("mode", Mode)
@@ -44,7 +47,7 @@ def test_each_model_has_its_share_of_the_seeds(mode: Mode) -> None:
 
 @pytest.mark.parametrize("mode", DRAFTING)
 def test_where_a_model_drafts_some_worlds_have_forms_and_some_do_not(mode: Mode) -> None:
-    worlds = [make_script(seed).world for seed in SEEDS if mode_of(seed) is mode]
+    worlds = [make_script(seed).world for seed in range(ALL) if mode_of(seed) is mode]
     of_forms = [world for world in worlds if world.draft_rows]
     assert len(worlds) // 3 <= len(of_forms) <= len(worlds) * 2 // 3
     assert any(world.draft_rows < world.max_rows for world in of_forms)
@@ -53,4 +56,4 @@ def test_where_a_model_drafts_some_worlds_have_forms_and_some_do_not(mode: Mode)
 
 @pytest.mark.parametrize("mode", [mode for mode in Mode if mode not in DRAFTING])
 def test_where_nobody_drafts_there_are_no_forms(mode: Mode) -> None:
-    assert not any(make_script(seed).world.draft_rows for seed in SEEDS if mode_of(seed) is mode)
+    assert not any(make_script(seed).world.draft_rows for seed in range(ALL) if mode_of(seed) is mode)

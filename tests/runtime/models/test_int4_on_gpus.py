@@ -28,6 +28,7 @@ FORMATS = (
     "int4-packed", "int4-packed-zeros", "int4-packed-ordered", "gptq-int4", "gptq-int4-ordered", "gptq-v2-int4",
     "awq-int4",
 )  # fmt: skip
+WIDE = ("int4-packed-zeros", "gptq-int4-ordered")  # in every run with wide groups too
 
 
 def loaded_as_on_a_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModelWeights:
@@ -45,8 +46,14 @@ def loaded_as_on_a_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModelWe
     return load_weights(checkpoint, config, torch.bfloat16, torch.device("cpu"), lambda weight: weight)
 
 
-@pytest.mark.parametrize("group", [32, 128])
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [
+        *((name, 32) for name in FORMATS),
+        *((name, 128) for name in WIDE),
+        *(pytest.param(name, 128, marks=pytest.mark.large) for name in FORMATS if name not in WIDE),
+    ],
+)
 def test_matrices_of_every_format_stay_int4_with_the_numbers_of_the_definition(
     name: str, group: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
