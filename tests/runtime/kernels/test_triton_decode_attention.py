@@ -16,10 +16,12 @@ from tests.runtime.kernels.triton_device import TOLERANCE, relative_error, trito
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import Attention, AttentionShape, Linear, Norm, RopeTable  # noqa: E402
+from runahead.runtime.kernels.triton.attention import decode  # noqa: E402
 from runahead.runtime.kernels.triton.attention.decode import decode_attention  # noqa: E402
 from runahead.runtime.kernels.triton.attention.schedule import MAX_PARTS, RECORD, AttentionPlan, begin_decode  # noqa: E402
 from runahead.runtime.kernels.triton.attention.split_kv import make_part_buffers  # noqa: E402
 from runahead.runtime.kernels.triton.gpu.pdl import dependent_launch_works  # noqa: E402
+from tests.runtime.kernels.predecessor import check  # noqa: E402
 from tests.runtime.kernels.test_triton_attention import bounded  # noqa: E402
 
 EPS = 1e-5
@@ -29,11 +31,11 @@ DTYPES = (torch.float32, torch.bfloat16)
 # The interpreter cuts bits off where a GPU rounds to bfloat16.
 ERROR = TOLERANCE if DEVICE.type == "cuda" else {**TOLERANCE, torch.bfloat16: 1.6e-2}
 SHAPES = [(4, 2, 16, 8), (6, 1, 24, 16), (4, 4, 64, 16), (8, 1, 96, 16)]  # heads, KV heads, head_dim, block size
-PLANS = [  # one part a row, as many as there are tiles, and what lies between; fewer programs than items, and more
-    AttentionPlan(tile=16, chunk=64, programs=3, warps=1, stages=3, early=False),
-    AttentionPlan(tile=16, chunk=1, programs=50, warps=1, stages=1, early=True),
-    AttentionPlan(tile=32, chunk=3, programs=60, warps=2, stages=3, early=True),
-    AttentionPlan(tile=16, chunk=3, programs=7, warps=1, stages=3, early=False, group=2, grouped=True),
+PLANS = [  # one item a row, as many as there are tiles, and between; fewer programs than items, and more
+    AttentionPlan(tile=16, group=64, programs=3, warps=1, stages=3, early=False),
+    AttentionPlan(tile=16, group=4, programs=150, warps=1, stages=1, early=True, room=500),
+    AttentionPlan(tile=32, group=3, programs=60, warps=2, stages=3, early=True),
+    AttentionPlan(tile=16, group=6, programs=7, warps=1, stages=3, early=False, room=25),
 ]
 LENGTHS = [1, 300, 0, 128, 33, 257, 16, 17]
 
@@ -172,17 +174,18 @@ def test_ragged_rows_and_the_newest_token_of_each(
     assert torch.equal(unwritten[0].nan_to_num(7.0), unwritten[1].nan_to_num(7.0)), "nothing else is written"
 
 
-@pytest.mark.parametrize("group", [1, 2, 3, 40])
+@pytest.mark.parametrize("group", [1, 3, 16, 40])
 @pytest.mark.parametrize("window", [0, 150])
-def test_a_row_has_the_same_bits_whether_an_item_is_a_part_or_a_group(window: int, group: int) -> None:
+def test_a_row_has_the_same_bits_however_many_parts_an_item_has(window: int, group: int) -> None:
     torch.manual_seed(3)
-    rows = make_rows([200, 77, 400, 0, 513, 49, 48, 97], SHAPES[0], DTYPES[0], window=window, normed=True)
-    in_parts = AttentionPlan(16, 3, programs=7, warps=1, stages=3, early=False, group=group)
-    together = attend(rows.only(list(range(8))), in_parts)
+    rows = make_rows([200, 77, 400, 0, 530, 49, 48, 97], SHAPES[0], DTYPES[0], window=window, normed=True)
+    in_groups = AttentionPlan(16, group, programs=7, warps=1, stages=3, early=False)
+    together = attend(rows.only(list(range(8))), in_groups)
     for plan in (
-        replace(in_parts, grouped=True, programs=5),
-        replace(in_parts, grouped=True, programs=50, stages=2),
-        replace(in_parts, early=True, programs=50, stages=2),
+        replace(in_groups, early=True, programs=50),
+        replace(in_groups, room=13, programs=5),
+        replace(in_groups, room=30, programs=50, early=True),
+        replace(in_groups, room=400, programs=50, stages=2),
     ):
         assert torch.equal(attend(rows.only(list(range(8))), plan), together)
 
@@ -212,8 +215,8 @@ def test_a_key_that_is_not_finite_reaches_the_result_of_its_row_alone(plan: Atte
 
 
 def test_a_row_is_cut_by_its_own_length_into_a_bounded_number_of_parts() -> None:
-    lengths = torch.tensor([0, 1, 16, 17, 16 * MAX_PARTS, 16 * MAX_PARTS + 1, 100_000], dtype=torch.int32)
-    plan = AttentionPlan(tile=16, chunk=1, programs=4, warps=1, stages=1, early=False)
+    lengths = torch.tensor([0, 1, 17, 18, 16 * MAX_PARTS + 1, 16 * MAX_PARTS + 2, 100_000], dtype=torch.int32)
+    plan = AttentionPlan(tile=16, group=2, programs=4, warps=1, stages=1, early=False, room=100)
     table = torch.randn(2, 16, device=DEVICE)
     work = begin_decode(
         torch.zeros(7, dtype=torch.int64, device=DEVICE), table, torch.empty(7, 16, device=DEVICE), lengths.to(DEVICE),
@@ -233,9 +236,62 @@ def test_a_row_is_cut_by_its_own_length_into_a_bounded_number_of_parts() -> None
     assert plan.parts(100_000) == MAX_PARTS and plan.parts(17) == 2
 
 
+@pytest.mark.parametrize(
+    ("room", "together"), [(24, 1), (23, 2), (13, 2), (12, 3), (10, 3), (9, 4), (8, 4), (7, 5), (6, 5), (5, 8), (3, 8)]
+)
+def test_an_item_has_the_fewest_parts_with_which_all_items_run_at_a_time(room: int, together: int) -> None:
+    lengths = torch.tensor([9 * 16, 0, 4 * 16 - 3, 10 * 16], dtype=torch.int32, device=DEVICE)
+    plan = AttentionPlan(tile=16, group=8, programs=4, warps=1, stages=1, early=False, room=room)
+    windows, nothing = torch.zeros(1, dtype=torch.int32), torch.zeros(0, dtype=torch.int64, device=DEVICE)
+    table = torch.zeros((1, 16), device=DEVICE)
+    work = begin_decode(nothing, table, table, lengths, windows.to(DEVICE), plan)
+    count, found, *_ = work.total[0].tolist()
+    assert found == together
+    parts = [9, 1, 4, 10]
+    assert count == sum(-(-some // together) for some in parts)
+    items = sorted(work.items[0, :count].tolist(), key=lambda item: (item[0], item[1]))
+    sums = parts if together < 8 else [-(-some // 8) for some in parts]
+    assert [item[4] for item in items] == [sums[item[0]] for item in items]
+    places = [sum(sums[:row]) + at for row in range(4) for at in range(0, sums[row], together if together < 8 else 1)]
+    assert [item[7] for item in items] == places
+    assert sum(sums) <= plan.sums(4, 10 * 16)
+
+
+def test_sums_have_room_for_each_smaller_launch() -> None:
+    plan = AttentionPlan(tile=64, group=16, programs=264, warps=4, stages=5, early=False, room=33)
+    for context in (64, 1024, 131_072):
+        found = [plan.sums(rows, context) for rows in (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024)]
+        assert found == sorted(found)
+    assert plan.sums(1, 131_072) == MAX_PARTS
+    assert plan.sums(32, 131_072) == plan.sums(64, 131_072) == 15 * 33
+    assert plan.sums(1024, 131_072) == 2 * 1024, "sums of groups alone"
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="only the interpreter shows what runs before a wait")
+def test_attention_without_an_item_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a mixed launch without decode rows. The end of a kernel implies the end of all before it."""
+    rows, plan = make_rows([40], SHAPES[0], torch.float32), PLANS[0]
+    starts, tokens = torch.tensor([0, 2], dtype=torch.int32), torch.zeros(2, dtype=torch.int64)
+    work = begin_decode(
+        tokens, torch.randn(2, 16), torch.empty(2, 16), rows.seq_lens, torch.zeros(1, dtype=torch.int32), plan,
+        query_start_loc=starts, chunk_lens=torch.zeros(1, dtype=torch.int32),
+    )  # fmt: skip
+    assert int(work.total[0, 0]) == 0
+    buffers = make_part_buffers(1, rows.weights.shape, plan, CONTEXT, DEVICE)
+    out = torch.full((2, rows.weights.shape.q_size), float("nan"))
+
+    def run() -> None:
+        decode_attention(
+            rows.qkv, out, rows.keys, rows.values, rows.tables, rows.seq_lens, work.items[0], work.total[0], rows.rope,
+            rows.weights, plan, buffers, dependent=False, query_start_loc=starts, ragged=True,
+        )  # fmt: skip
+
+    check(monkeypatch, decode, [rows.qkv], [out, rows.keys, rows.values], run, 1)
+
+
 def test_the_longest_items_come_first() -> None:
-    lengths = [48, 9 * 16, 32, 64, 0]
-    plan = AttentionPlan(tile=16, chunk=4, programs=4, warps=1, stages=1, early=False)
+    lengths = [49, 9 * 16 + 1, 33, 65, 0]
+    plan = AttentionPlan(tile=16, group=4, programs=4, warps=1, stages=1, early=False)
     work = begin_decode(
         torch.zeros(5, dtype=torch.int64, device=DEVICE), torch.randn(2, 16, device=DEVICE),
         torch.empty(5, 16, device=DEVICE), torch.tensor(lengths, dtype=torch.int32, device=DEVICE),
@@ -258,13 +314,12 @@ def test_launched_dependently_the_bits_are_the_same(plan: AttentionPlan) -> None
         assert torch.equal(attend(rows.only(everybody), plan, dependent=True), expected)
 
 
-@pytest.mark.parametrize("plan", [PLANS[0], PLANS[2], PLANS[3]])
+@pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("window", [0, 50])
 def test_rows_of_one_token_in_a_mixed_launch_get_what_a_decode_launch_gives_and_others_nothing(
     window: int, plan: AttentionPlan
 ) -> None:
     torch.manual_seed(4)
-    plan = replace(plan, early=False)
     lengths, counts = [200, 77, 0, 400, 33, 0], [1, 30, 1, 1, 2, 0]
     decodes = [row for row, count in enumerate(counts) if count == 1]
     rows = make_rows(lengths, SHAPES[0], DTYPES[1], window=window, normed=True)

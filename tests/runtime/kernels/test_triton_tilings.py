@@ -92,14 +92,14 @@ def test_parts_have_room_for_the_context_that_a_launch_may_have() -> None:
     plan = tuning.attention_plan(2, 16, DEVICE)
     short = buffers.parts(shape, batch, plan)
     long = buffers.parts(shape, replace(batch, max_seq_len=4000), plan)
-    assert long.partial.shape[0] == 2 * 2 * plan.parts(4000) > short.partial.shape[0]
+    assert long.partial.shape[0] == 2 * plan.sums(2, 4000) > short.partial.shape[0]
     assert buffers.parts(shape, batch, plan) is short
 
 
 def test_parts_of_smaller_launches_lie_where_those_of_the_largest_do() -> None:
     """So that what the largest take, which a start tries out, is what all take. Nobody's address changes afterwards."""
     buffers, shape = DecodeBuffers(), AttentionShape(4, 2, 16, 0.25)
-    asked = [(replace(batch_of([5] * rows, 1, DEVICE), max_seq_len=500), rows) for rows in (8, 5, 2)]
+    asked = [(replace(batch_of([5] * rows, 1, DEVICE), max_seq_len=200), rows) for rows in (8, 5, 2)]
     made = [buffers.parts(shape, batch, tuning.attention_plan(rows, 16, DEVICE)) for batch, rows in asked]
     for name in ("partial", "top", "total", "arrived"):
         tensors = [getattr(parts, name) for parts in made]

@@ -2,9 +2,8 @@
 the reduction of a row's parts.
 
 `attention/schedule.py` splits a row's KV tiles into items. A program processes items in order: tiles of one row, for
-one KV head and its query heads. A row with one item is written at once; otherwise each item writes a partial result,
-and the last program to arrive reduces them in order. An item may be a group of parts; its sum equals the one that the
-last program makes if each part is an item.
+one KV head and its query heads. A row with one item is written at once; otherwise each item leaves its parts, or a
+group's sum if it is a whole group, and the last program to arrive reduces them in order, with the same bits.
 
 Source: Flash-Decoding (Dao et al., 2023), with the online softmax of Milakov and Gimelshein (2018) over an item's
 tiles.
@@ -15,7 +14,7 @@ tiles.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 import triton
@@ -35,18 +34,23 @@ from runahead.runtime.kernels.triton.attention.query_tokens import (
     rotated_head,
 )
 from runahead.runtime.kernels.triton.attention.schedule import MAX_PARTS, RECORD, AttentionPlan
-from runahead.runtime.kernels.triton.attention.split_kv import PartBuffers, add_parts, parts_at_a_time, with_part
+from runahead.runtime.kernels.triton.attention.split_kv import (
+    PartBuffers,
+    add_parts,
+    leave_part,
+    no_part,
+    parts_at_a_time,
+    with_part,
+)
 from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
-from runahead.runtime.kernels.triton.gpu.unrolled import longer
 
 _MAX_PARTS, _RECORD = tl.constexpr(MAX_PARTS), tl.constexpr(RECORD)
-_LATE_STAGES: Final = 3  # of tiles that a plan would have had early
 
 
 @triton.jit
 def _item(item, items, all_items, num_rows, HEADS: tl.constexpr):
-    """Read an item of `attention/schedule.py`: its row, the row's length, its first token and end, the row's first
-    index, its number of items, a part's tiles and the item's index. Past the last item the range is empty and begins at
+    """Read an item of `attention/schedule.py`: its row, the row's length, its first token and end, the row's first sum,
+    their number, a part's tiles and the item's first sum. Past the last item the range is empty and begins at
     0: from an uninitialized value a tile's tokens could overflow int32 and seem to precede the end.
     """
     there = item < all_items
@@ -62,12 +66,12 @@ def _tile(
     first, end, old_len, kv_head, keys, values, table, BLOCK_SIZE: tl.constexpr, KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr, DIM_PAD: tl.constexpr, SINCE: tl.constexpr,
 ):  # fmt: skip
-    """Load a tile of keys and values from token `first` up to `end` without the row's query token, and the mask of
-    tokens that it sees. SINCE: the first visible position.
+    """Load a tile of keys and values from token `first` up to `end`, and the mask of tokens that the row's query token
+    sees. SINCE: the first visible position.
     """
     token = first + tl.arange(0, TILE)
     d = tl.arange(0, DIM_PAD)
-    seen = token < tl.minimum(end, old_len)
+    seen = token < end
     if WINDOW > 0:
         seen = seen & (token >= old_len + 1 - WINDOW)
     if SINCE > 0:
@@ -78,52 +82,38 @@ def _tile(
     return tl.load(keys + at, mask=ok, other=0.0), tl.load(values + at, mask=ok, other=0.0), seen
 
 
-@triton.jit
-def _first_tiles(
-    first, end, old_len, kv_head, keys, values, table, BLOCK_SIZE: tl.constexpr, KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr, DIM_PAD: tl.constexpr, SINCE: tl.constexpr,
-    COUNT: tl.constexpr,
-):  # fmt: skip
-    """Load the first COUNT tiles of an item, as `_tile` does: keys, values and masks, COUNT of each."""
-    of_keys, of_values, masks = (), (), ()
-    for i in tl.static_range(COUNT):
-        k, v, seen = _tile(
-            first + i * TILE, end, old_len, kv_head, keys, values, table, BLOCK_SIZE, KV_HEADS, HEAD_DIM, WINDOW, TILE,
-            DIM_PAD, SINCE,
-        )  # fmt: skip
-        of_keys, of_values, masks = longer(of_keys, k), longer(of_values, v), longer(masks, seen)
-    return of_keys, of_values, masks
-
-
 @triton.jit(do_not_specialize=["num_rows"])
 def _decode_kernel(
     qkv, keys, values, kv_scales, block_tables, query_start_loc, items, num_items, cos, sin, q_norm, k_norm, out,
     partial, partial_top, partial_total, arrived, scale, eps, table_stride, num_rows, num_positions, Q_HEADS:
     tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, TILE:
     tl.constexpr, LINES: tl.constexpr, PART_LINES: tl.constexpr, DIM_PAD: tl.constexpr, PARTS: tl.constexpr, STAGES:
-    tl.constexpr, EARLY: tl.constexpr, GROUP_PARTS: tl.constexpr, HAS_NORM: tl.constexpr, CAP: tl.constexpr, DEPENDENT:
-    tl.constexpr, SINCE: tl.constexpr, RAGGED: tl.constexpr,
+    tl.constexpr, EARLY: tl.constexpr, GROUP_PARTS: tl.constexpr, SPREAD: tl.constexpr, HAS_NORM: tl.constexpr, CAP:
+    tl.constexpr, DEPENDENT: tl.constexpr, SINCE: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
-    """Process items in order. EARLY: tiles of an item that are loaded early, before the wait for the first item, and
-    during the previous item's reduction. RAGGED: rows of the launch have other numbers of query tokens than one.
+    """Process items in order. EARLY: an item's first tile is loaded early, before the wait for the first item, and
+    during the previous item's reduction. SPREAD: an item may be some of a group's parts. RAGGED: rows of the launch
+    have other numbers of query tokens than one.
     """
     let_dependents_start(DEPENDENT)
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
     all_items = tl.load(num_items) * KV_HEADS
+    together = tl.load(num_items + 1)
     d = tl.arange(0, DIM_PAD)
     in_dim = d < HEAD_DIM
     # Items, block tables and older keys are constant during F.
     begin = tl.program_id(0)
-    row, seq_len, first_token, end, before, parts, tiles, place = _item(begin, items, all_items, num_rows, KV_HEADS)
-    if EARLY > 0:
-        key, value, seen = _first_tiles(
+    row, seq_len, first_token, end, before, sums, tiles, sum_index = _item(begin, items, all_items, num_rows, KV_HEADS)
+    if EARLY:
+        key, value, seen = _tile(
             first_token, end, seq_len - 1, begin % KV_HEADS, keys, values,
             block_tables + row.to(tl.int64) * table_stride, BLOCK_SIZE, KV_HEADS, HEAD_DIM, WINDOW, TILE, DIM_PAD,
-            SINCE, EARLY,
+            SINCE,
         )  # fmt: skip
     q_weight, q_of_partner = norm_of_head(q_norm, HEAD_DIM, DIM_PAD, HAS_NORM)
     k_weight, k_of_partner = norm_of_head(k_norm, HEAD_DIM, DIM_PAD, HAS_NORM)
-    if begin >= all_items:
+    # A program without an item ends and leaves its registers to the next kernel. One program waits in any case.
+    if (begin == 0) & (all_items == 0):
         wait_for_predecessors(DEPENDENT)
     step = tl.num_programs(0)
     for item in range(begin, all_items, step):
@@ -145,78 +135,77 @@ def _decode_kernel(
         # the wait, about 300 instructions before the first dependent load.
         wait_for_predecessors(DEPENDENT)
         # Issue all loads of an item before the first reduction, which synchronizes its warps.
-        ends_row = (end == seq_len) & (end > first_token)
+        begins_row = (sum_index == before) & (seq_len > 0)
         query, partner = head_and_partner(line + real_head[:, None] * HEAD_DIM, real[:, None], HEAD_DIM, DIM_PAD)
         new_key, new_partner, new_value, home = new_token_of(
-            qkv, table, position, token, kv_head, ends_row, Q_HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, DIM_PAD
+            qkv, table, position, token, kv_head, begins_row, Q_HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, DIM_PAD
         )
         query = rotated_head(query, partner, q_weight, q_of_partner, c, s, eps, HEAD_DIM, DIM_PAD, HAS_NORM)
         query = query.to(qkv.dtype.element_ty)
         lines = repeated_lines(query, LINES)
-        top = tl.full([LINES], float("-inf"), tl.float32)
-        total = tl.zeros([LINES], tl.float32)
-        acc = tl.zeros([LINES, DIM_PAD], tl.float32)
-        if ends_row:
-            # The row's last item handles its query token separately: merging it into a tile would put it among keys
+        top, total, acc = no_part(LINES, DIM_PAD)
+        if begins_row:
+            # The row's first item handles its query token separately: merging it into a tile would put it among keys
             # loaded directly from memory.
             turned = rotated_head(new_key, new_partner, k_weight, k_of_partner, c, s, eps, HEAD_DIM, DIM_PAD, HAS_NORM)
             top, total, acc = fold_new_token(
                 query, turned, new_value, home, keys, values, kv_scales, key_scale, value_scale, position, key_factor,
                 kv_head, acc, KV_HEADS, HEAD_DIM, BLOCK_SIZE, DIM_PAD, CAP,
             )  # fmt: skip
-        for i in tl.static_range(EARLY):
-            top, total, acc = fold(lines, key[i], value[i], seen[i][None, :], key_factor, top, total, acc, CAP)
-        # The newest part first, since it has the newest tokens; then the others in order.
-        last = end
-        if ends_row:
-            last = first_token + (end - first_token - 1) // (tiles * TILE) * (tiles * TILE)
-        sum_top = tl.full([LINES], float("-inf"), tl.float32)
-        sum_total = tl.zeros([LINES], tl.float32)
-        sum_acc = tl.zeros([LINES, DIM_PAD], tl.float32)
-        of_last = (tl.maximum(tl.minimum(end, old_len) - last, 0) + TILE - 1) // TILE
-        for i in tl.range(EARLY, of_last + (last - first_token) // TILE, 1, num_stages=STAGES):
-            further = i - of_last
-            first = tl.where(further < 0, last + i * TILE, first_token + further * TILE)
+        if EARLY:
+            top, total, acc = fold(lines, key, value, seen[None, :], key_factor, top, total, acc, CAP)
+        arrivals = sums
+        one_sum = True  # of an item that is a group or a row; otherwise it leaves each part for the row's last program
+        if SPREAD:
+            arrivals = tl.where(together < GROUP_PARTS, (sums + together - 1) // together, sums)
+            one_sum = (together == GROUP_PARTS) | (arrivals == 1)
+        sum_index = sum_index * KV_HEADS + kv_head
+        sum_top, sum_total, sum_acc = no_part(LINES, DIM_PAD)
+        for i in tl.range(EARLY, (end - first_token + TILE - 1) // TILE, 1, num_stages=STAGES):
             k, v, in_tile = _tile(
-                first, end, old_len, kv_head, keys, values, table, BLOCK_SIZE, KV_HEADS, HEAD_DIM, WINDOW, TILE,
-                DIM_PAD, SINCE,
+                first_token + i * TILE, end, old_len, kv_head, keys, values, table, BLOCK_SIZE, KV_HEADS, HEAD_DIM,
+                WINDOW, TILE, DIM_PAD, SINCE,
             )  # fmt: skip
-            if (further >= 0) & (further % tiles == 0):
-                sum_top, sum_total, sum_acc = with_part(sum_top, sum_total, sum_acc, top, total, acc)
-                top = tl.full([LINES], float("-inf"), tl.float32)
-                total = tl.zeros([LINES], tl.float32)
-                acc = tl.zeros([LINES, DIM_PAD], tl.float32)
+            if (i > 0) & (i % tiles == 0):
+                if one_sum:
+                    sum_top, sum_total, sum_acc = with_part(sum_top, sum_total, sum_acc, top, total, acc)
+                else:
+                    leave_part(
+                        partial, partial_top, partial_total, sum_index, top, total, acc, ok, HEAD_DIM, PART_LINES,
+                        DIM_PAD,
+                    )  # fmt: skip
+                    sum_index += KV_HEADS
+                top, total, acc = no_part(LINES, DIM_PAD)
             top, total, acc = fold(lines, k, v, in_tile[None, :], key_factor, top, total, acc, CAP)
         top, total, acc = with_part(sum_top, sum_total, sum_acc, top, total, acc)
 
-        out_ok = ok[:, None] & in_dim[None, :]
-        if parts == 1:
+        if arrivals == 1:
             # A NaN score must reach the row's logits, where S reports it; a masked row gets zeros.
             result = acc / tl.where(total == 0.0, 1.0, total)[:, None] * value_scale
             out_at = (token.to(tl.int64) * Q_HEADS + head)[:, None] * HEAD_DIM + d[None, :]
-            tl.store(out + out_at, result.to(out.dtype.element_ty), mask=out_ok)
+            tl.store(out + out_at, result.to(out.dtype.element_ty), mask=ok[:, None] & in_dim[None, :])
         else:
-            mine = (place * KV_HEADS + kv_head) * PART_LINES + tl.arange(0, LINES)
-            tl.store(partial + mine[:, None] * HEAD_DIM + d[None, :], acc, mask=out_ok)
-            tl.store(partial_top + mine, top, mask=ok)
-            tl.store(partial_total + mine, total, mask=ok)
+            leave_part(
+                partial, partial_top, partial_total, sum_index, top, total, acc, ok, HEAD_DIM, PART_LINES, DIM_PAD
+            )
             tl.debug_barrier()
-            if tl.atomic_add(arrived + row * KV_HEADS + kv_head, 1, sem="acq_rel") == parts - 1:
+            if tl.atomic_add(arrived + row * KV_HEADS + kv_head, 1, sem="acq_rel") == arrivals - 1:
                 tl.store(arrived + row * KV_HEADS + kv_head, 0)
                 add_parts(
-                    partial, partial_top, partial_total, out, value_scale, before, parts, token, kv_head, Q_HEADS,
-                    KV_HEADS, HEAD_DIM, PART_LINES, DIM_PAD, PARTS, GROUP_PARTS,
+                    partial, partial_top, partial_total, out, value_scale, before, sums,
+                    tl.where(one_sum, _MAX_PARTS, GROUP_PARTS), token, kv_head, Q_HEADS, KV_HEADS, HEAD_DIM, PART_LINES,
+                    DIM_PAD, PARTS,
                 )  # fmt: skip
         following = item + step
         if following < all_items:  # otherwise nothing orders the dependent kernels
-            row, seq_len, first_token, end, before, parts, tiles, place = _item(
+            row, seq_len, first_token, end, before, sums, tiles, sum_index = _item(
                 following, items, all_items, num_rows, KV_HEADS
             )
-            if EARLY > 0:
-                key, value, seen = _first_tiles(
+            if EARLY:
+                key, value, seen = _tile(
                     first_token, end, seq_len - 1, following % KV_HEADS, keys, values,
                     block_tables + row.to(tl.int64) * table_stride, BLOCK_SIZE, KV_HEADS, HEAD_DIM, WINDOW, TILE,
-                    DIM_PAD, SINCE, EARLY,
+                    DIM_PAD, SINCE,
                 )  # fmt: skip
 
 
@@ -287,10 +276,11 @@ def decode_attention(
         LINES=lines,
         PART_LINES=buffers.partial.shape[1],
         DIM_PAD=dim_pad,
-        PARTS=parts_at_a_time(buffers, dim_pad, plan.warps),
-        STAGES=plan.stages if early or not plan.early else _LATE_STAGES,
-        EARLY=plan.chunk if early else 0,
-        GROUP_PARTS=MAX_PARTS if plan.grouped else plan.group,
+        PARTS=parts_at_a_time(buffers, dim_pad, plan, rows),
+        STAGES=1 if early else plan.stages,
+        EARLY=int(early),
+        GROUP_PARTS=plan.group,
+        SPREAD=plan.spreads(rows),
         HAS_NORM=q_norm is not None,
         CAP=weights.score_cap * LOG2_E,
         DEPENDENT=dependent,

@@ -2,8 +2,8 @@
 
 Attention runs on a fixed number of programs. Their items are computed on the device from this launch's lengths, so a
 captured graph serves every context. A row's bits depend on its length alone: its parts are summed in groups, and the
-groups' sums in order. With few rows each part is an item, so that a lone row keeps the GPU busy; with many rows an item
-is a group, so that rows of different lengths balance the programs.
+groups' sums in order. An item has the fewest parts with which all items of the launch run at a time, at most a group:
+a lone row keeps the GPU busy, and many rows of different lengths balance the programs.
 
 In a mixed launch only rows with one query token are split; the others are prompt chunks for `chunk_attention`.
 """
@@ -23,7 +23,7 @@ import triton.language as tl
 from runahead.runtime.kernels.triton.ops.norms import exact_square
 from runahead.runtime.rounding import ceil_div
 
-MAX_PARTS: Final = 32  # most items of a row and a KV head
+MAX_PARTS: Final = 32  # of a row and a KV head
 _MAX_PARTS = tl.constexpr(MAX_PARTS)
 RECORD: Final = 8  # int32 words of an item, for 32-byte alignment
 _RECORD = tl.constexpr(RECORD)
@@ -35,27 +35,34 @@ _ROWS_OF_MIXED: Final = 512  # of a mixed launch: up to so many have one compile
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """A split of decode attention. tile: tokens of a KV tile. chunk: most tiles of a part, exceeded if a row would have
-    over MAX_PARTS parts. programs, warps: of the launch, and of one program. stages: tiles in flight. early: load a
-    part's tiles before its turn. group: parts whose sum is added to other groups'. grouped: an item is a group instead
-    of a part, with the same bits.
+    """A split of decode attention. tile: tokens of a KV tile. group: parts whose sum is added to other groups'; a part
+    is a tile, or more of them if a row would have over MAX_PARTS parts. programs, warps: of the launch, and of one
+    program. stages: tiles in flight. early: load an item's first tile before its turn. room: items of a KV head that
+    run at a time, the same for all launches of a model; an item has the fewest parts with which there are no more, or
+    is a group, with the same bits.
     """
 
     tile: int
-    chunk: int
+    group: int
     programs: int
     warps: int
     stages: int
     early: bool
-    group: int = 1
-    grouped: bool = False
+    room: int = 0
 
-    def __post_init__(self) -> None:
-        assert not (self.early and self.grouped), "an item's first tile is then not that of its first part"
+    def spreads(self, rows: int) -> bool:
+        """Return whether an item may be some of a group's parts in a launch of so many rows."""
+        return bool(triton.next_power_of_2(rows) <= self.room)
 
     def parts(self, context_length: int) -> int:
-        """Return the most items of a row and a KV head."""
-        return min(MAX_PARTS, ceil_div(context_length, self.tile * self.chunk))
+        """Return the most parts of a row and a KV head."""
+        return min(MAX_PARTS, ceil_div(context_length, self.tile))
+
+    def sums(self, rows: int, context_length: int) -> int:
+        """Return the most sums that the items of a launch of at most so many rows leave for one KV head: of groups, or
+        of parts where all items run at a time."""
+        parts = self.parts(context_length)
+        return max(rows * ceil_div(parts, self.group), min(rows * parts, (self.group - 1) * self.room))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +72,14 @@ class AttentionWork:
     """
 
     items: torch.Tensor  # int32 [W, R * MAX_PARTS, RECORD], see `_cut`; records past the total are undefined
-    total: torch.Tensor  # int32 [W, TOTAL] number of items, then padding
+    total: torch.Tensor  # int32 [W, TOTAL] number of items, parts of an item, then padding
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_rows"])
 def _begin_kernel(
     token_ids, table, gamma, residual, scaled, squares, seq_lens, query_start_loc, windows, items, total, chunk_lens,
     num_tokens, num_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
-    MINE: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr, RAGGED: tl.constexpr, SCALED: tl.constexpr,
+    MINE: tl.constexpr, GROUP: tl.constexpr, ROOM: tl.constexpr, RAGGED: tl.constexpr, SCALED: tl.constexpr,
     SCALE: tl.constexpr,
 ):  # fmt: skip
     """Programs 0 to num_tokens - 1 embed a token each; the next ones split attention, several for each window."""
@@ -82,7 +89,7 @@ def _begin_kernel(
     else:
         _cut(
             seq_lens, query_start_loc, windows, items, total, chunk_lens, num_rows, program - num_tokens, ROWS, MINE,
-            TILE, CHUNK, GROUP, RAGGED,
+            TILE, GROUP, ROOM, RAGGED,
         )  # fmt: skip
 
 
@@ -106,13 +113,9 @@ def _embed(
 
 
 @triton.jit
-def _items_of(
-    r, window, seq_lens, query_start_loc, num_rows, TILE: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr,
-    RAGGED: tl.constexpr,
-):  # fmt: skip
-    """Return rows' lengths, the tiles before the visible ones, a part's tiles, the number of items, the number of full
-    ones, and the last one's tiles if it is not full. GROUP: parts of an item. RAGGED: no items for rows with another
-    number of query tokens than one.
+def _parts_of(r, window, seq_lens, query_start_loc, num_rows, TILE: tl.constexpr, RAGGED: tl.constexpr):
+    """Return rows' lengths, the tiles before the visible ones, the visible tiles without the query token, a part's
+    tiles and the number of parts. RAGGED: no tiles and parts for rows with another number of query tokens than one.
     """
     length = tl.load(seq_lens + r, mask=r < num_rows, other=0)
     decodes = r < num_rows
@@ -121,22 +124,41 @@ def _items_of(
         queries = next_row - tl.load(query_start_loc + r, mask=r < num_rows, other=0)
         decodes = decodes & (queries == 1)
     hidden = tl.where(window > 0, tl.maximum(length - window, 0) // TILE, 0)
-    tiles = (length + TILE - 1) // TILE - hidden
-    each = tl.maximum((tiles + _MAX_PARTS - 1) // _MAX_PARTS, CHUNK)
-    of_item = each * GROUP
-    count = tl.maximum((tiles + of_item - 1) // of_item, 1)  # a masked row has one too, which writes zeros
-    full = tl.where(decodes, tiles // of_item, 0)
-    return length, hidden, each, tl.where(decodes, count, 0), full, tl.maximum(tiles - full * of_item, 0)
+    tiles = (tl.maximum(length - 1, 0) + TILE - 1) // TILE - hidden
+    each = tl.maximum((tiles + _MAX_PARTS - 1) // _MAX_PARTS, 1)
+    parts = tl.maximum((tiles + each - 1) // each, 1)  # a masked row has one too, which writes zeros
+    return length, hidden, tl.where(decodes, tiles, 0), each, tl.where(decodes, parts, 0)
+
+
+@triton.jit
+def _parts_of_an_item(parts, GROUP: tl.constexpr, ROOM: tl.constexpr):
+    """Return the fewest parts of an item with which a launch has at most ROOM items, or GROUP. parts: of each row."""
+    together = GROUP
+    if ROOM > 0:
+        n = tl.arange(0, _MAX_PARTS) + 1
+        items = tl.sum((parts[:, None] + n[None, :] - 1) // n[None, :], 0)
+        together = tl.min(tl.where((items <= ROOM) & (n < GROUP), n, GROUP), 0)
+    return together
+
+
+@triton.jit
+def _items_of(tiles, parts, of_item, together):
+    """Return the number of items, the number of full ones, and the last one's tiles if it is not full. of_item: tiles
+    of a full item. together: its parts.
+    """
+    full = tiles // of_item
+    return (parts + together - 1) // together, full, tiles - full * of_item
 
 
 @triton.jit
 def _cut(
     seq_lens, query_start_loc, windows, items, total, chunk_lens, num_rows, program, ROWS: tl.constexpr,
-    MINE: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr, RAGGED: tl.constexpr,
+    MINE: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, ROOM: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
-    """Write the items of MINE rows for one window: row, first token, end, the row's first index among all items, its
-    number of items, a part's tiles, the row's length, and the item's index. RAGGED: also write the lengths of rows
-    without items.
+    """Write the items of MINE rows for one window: row, first token, end without the query token, the index of the
+    row's first sum among all sums, their number, a part's tiles, the row's length, and the index of the item's first
+    sum. An item that is a whole group leaves one sum, another item one for each part. RAGGED: also write the lengths of
+    rows without items.
 
     The longest items come first, so that programs end at about the same time: full items by row, then
     the others by length.
@@ -145,37 +167,40 @@ def _cut(
     which = program // PROGRAMS
     window = tl.load(windows + which)
     r = tl.arange(0, ROWS)
-    _, _, _, counts, fulls, rests = _items_of(
-        r, window, seq_lens, query_start_loc, num_rows, TILE, CHUNK, GROUP, RAGGED
-    )
+    _, _, all_tiles, all_each, all_parts = _parts_of(r, window, seq_lens, query_start_loc, num_rows, TILE, RAGGED)
+    together = _parts_of_an_item(all_parts, GROUP, ROOM)
+    counts, fulls, rests = _items_of(all_tiles, all_parts, all_each * together, together)
     mine = program % PROGRAMS * MINE + tl.arange(0, MINE)
-    length, hidden, each, count, full, rest = _items_of(
-        mine, window, seq_lens, query_start_loc, num_rows, TILE, CHUNK, GROUP, RAGGED
-    )
+    length, hidden, tiles, each, parts = _parts_of(mine, window, seq_lens, query_start_loc, num_rows, TILE, RAGGED)
+    of_item = each * together
+    count, full, rest = _items_of(tiles, parts, of_item, together)
     if RAGGED:
         if which == 0:
             tl.store(chunk_lens + mine, tl.where(count > 0, 0, length), mask=mine < num_rows)
     earlier = r[None, :] < mine[:, None]
-    before = tl.sum(tl.where(earlier, counts[None, :], 0), 1)
+    in_parts = together < GROUP
+    before = tl.sum(tl.where(earlier, tl.where(in_parts, all_parts, counts)[None, :], 0), 1)
+    sums = tl.where(in_parts, parts, count)
     full_before = tl.sum(tl.where(earlier, fulls[None, :], 0), 1)
     longer_rest = (rests[None, :] > rest[:, None]) | ((rests[None, :] == rest[:, None]) & earlier)
     rests_before = tl.sum(tl.where(longer_rest, counts[None, :] - fulls[None, :], 0), 1)
     p = tl.arange(0, _MAX_PARTS)[None, :]
     ok = p < count[:, None]
-    first = (hidden[:, None] + p * each[:, None] * GROUP) * TILE
-    end = tl.minimum(first + each[:, None] * (GROUP * TILE), length[:, None])
+    first = (hidden[:, None] + p * of_item[:, None]) * TILE
+    end = tl.minimum(first + of_item[:, None] * TILE, tl.maximum(length - 1, 0)[:, None])
     place = tl.where(p < full[:, None], full_before[:, None] + p, (tl.sum(fulls, 0) + rests_before)[:, None])
     at = items + (which * num_rows * _MAX_PARTS + place) * _RECORD
     tl.store(at, mine[:, None] + p * 0, mask=ok)
     tl.store(at + 1, first, mask=ok)
-    tl.store(at + 2, tl.where(count[:, None] == 1, length[:, None], end), mask=ok)
+    tl.store(at + 2, end, mask=ok)
     tl.store(at + 3, before[:, None] + p * 0, mask=ok)
-    tl.store(at + 4, count[:, None] + p * 0, mask=ok)
+    tl.store(at + 4, sums[:, None] + p * 0, mask=ok)
     tl.store(at + 5, each[:, None] + p * 0, mask=ok)
     tl.store(at + 6, length[:, None] + p * 0, mask=ok)
-    tl.store(at + 7, before[:, None] + p, mask=ok)
+    tl.store(at + 7, before[:, None] + p * tl.where(in_parts, together, 1), mask=ok)
     if program % PROGRAMS == 0:
         tl.store(total + which * _TOTAL, tl.sum(counts, 0))
+        tl.store(total + which * _TOTAL + 1, together)
 
 
 def begin_decode(
@@ -230,8 +255,8 @@ def begin_decode(
         ROWS=all_rows,
         MINE=mine,
         TILE=plan.tile,
-        CHUNK=plan.chunk,
-        GROUP=plan.group if plan.grouped else 1,
+        GROUP=plan.group,
+        ROOM=plan.room if plan.spreads(rows) else 0,
         RAGGED=ragged,
         SCALED=gamma is not None,
         SCALE=scale,

@@ -14,10 +14,11 @@ import triton
 import triton.language as tl
 
 from runahead.runtime.kernels.layers import AttentionShape
-from runahead.runtime.kernels.triton.attention.schedule import AttentionPlan
+from runahead.runtime.kernels.triton.attention.schedule import MAX_PARTS, AttentionPlan
 from runahead.runtime.kernels.triton.gpu.unrolled import longer
+from runahead.runtime.rounding import ceil_div
 
-_PARTS: Final = 16  # most parts of a row that are added at a time
+_PARTS: Final = 16  # most sums of a row that are added at a time
 _PARTS_WORDS: Final = 96  # float32 numbers of theirs in a thread, unless one part has more
 
 
@@ -44,41 +45,51 @@ def _part_of(at, partial, partial_top, partial_total, ok, HEAD_DIM: tl.constexpr
 
 
 @triton.jit
-def add_parts(
-    partial, partial_top, partial_total, out, value_scale, begin_items, parts, token, kv_head, Q_HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PART_LINES: tl.constexpr, DIM_PAD: tl.constexpr, PARTS:
-    tl.constexpr, GROUP_PARTS: tl.constexpr,
+def no_part(LINES: tl.constexpr, DIM_PAD: tl.constexpr):
+    """Return an empty sum: maxima and totals, [lines], and sums, [lines, D]."""
+    top = tl.full([LINES], float("-inf"), tl.float32)
+    return top, tl.zeros([LINES], tl.float32), tl.zeros([LINES, DIM_PAD], tl.float32)
+
+
+@triton.jit
+def leave_part(
+    partial, partial_top, partial_total, at, top, total, acc, ok, HEAD_DIM: tl.constexpr, PART_LINES: tl.constexpr,
+    DIM_PAD: tl.constexpr,
 ):  # fmt: skip
-    """Weigh and add the parts of a row and a KV head one by one in groups of GROUP_PARTS, then the groups' sums; the
-    last group first, beginning with its last part.
+    """Store a part for `add_parts`. at: its index. ok: which of its lines exist, [lines]."""
+    d = tl.arange(0, DIM_PAD)
+    mine = at * PART_LINES + tl.arange(0, ok.shape[0])
+    tl.store(partial + mine[:, None] * HEAD_DIM + d[None, :], acc, mask=ok[:, None] & (d < HEAD_DIM)[None, :])
+    tl.store(partial_top + mine, top, mask=ok)
+    tl.store(partial_total + mine, total, mask=ok)
+
+
+@triton.jit
+def add_parts(
+    partial, partial_top, partial_total, out, value_scale, begin_sums, sums, group_sums, token, kv_head, Q_HEADS:
+    tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PART_LINES: tl.constexpr, DIM_PAD: tl.constexpr,
+    PARTS: tl.constexpr,
+):  # fmt: skip
+    """Weigh and add the sums of a row and a KV head one by one in groups of group_sums, then the groups' sums. PARTS of
+    them are requested together.
     """
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
     line = tl.arange(0, PART_LINES)
     d = tl.arange(0, DIM_PAD)
     head, line_ok = kv_head * GROUP + line, line < GROUP
-    top = tl.full([PART_LINES], float("-inf"), tl.float32)
-    total = tl.zeros([PART_LINES], tl.float32)
-    acc = tl.zeros([PART_LINES, DIM_PAD], tl.float32)
-    # The last group first, and in it the last part. Parts of a block are requested together.
-    BLOCK: tl.constexpr = min(PARTS, GROUP_PARTS)
-    last = (parts - 1) // GROUP_PARTS
-    for g in range(last + 1):
-        first = tl.where(g == 0, last, g - 1) * GROUP_PARTS
-        in_group = tl.minimum(parts - first, GROUP_PARTS)
-        group_top = tl.full([PART_LINES], float("-inf"), tl.float32)
-        group_total = tl.zeros([PART_LINES], tl.float32)
-        group_acc = tl.zeros([PART_LINES, DIM_PAD], tl.float32)
-        for begin in range(0, in_group, BLOCK):
+    top, total, acc = no_part(PART_LINES, DIM_PAD)
+    for first in range(0, sums, group_sums):
+        in_group = tl.minimum(sums - first, group_sums)
+        group_top, group_total, group_acc = no_part(PART_LINES, DIM_PAD)
+        for begin in range(0, in_group, PARTS):
             tops, totals, accs = (), (), ()
-            for i in tl.static_range(BLOCK):
-                p = begin + i
-                part = begin_items + first + tl.where(g > 0, p, tl.where(p == 0, in_group, p) - 1)
+            for i in tl.static_range(PARTS):
                 one_top, one_total, one = _part_of(
-                    (part * KV_HEADS + kv_head) * PART_LINES + line, partial, partial_top, partial_total,
-                    line_ok & (p < in_group), HEAD_DIM, DIM_PAD,
+                    ((begin_sums + first + begin + i) * KV_HEADS + kv_head) * PART_LINES + line, partial, partial_top,
+                    partial_total, line_ok & (begin + i < in_group), HEAD_DIM, DIM_PAD,
                 )  # fmt: skip
                 tops, totals, accs = longer(tops, one_top), longer(totals, one_total), longer(accs, one)
-            for i in tl.static_range(BLOCK):
+            for i in tl.static_range(PARTS):
                 group_top, group_total, group_acc = with_part(
                     group_top, group_total, group_acc, tops[i], totals[i], accs[i]
                 )
@@ -93,9 +104,9 @@ def add_parts(
 class PartBuffers:
     """Partial results of split rows. One attention at a time uses them."""
 
-    partial: torch.Tensor  # float32 [items, lines, head_dim]
-    top: torch.Tensor  # float32 [items, lines]
-    total: torch.Tensor  # float32 [items, lines]
+    partial: torch.Tensor  # float32 [sums, lines, head_dim]
+    top: torch.Tensor  # float32 [sums, lines]
+    total: torch.Tensor  # float32 [sums, lines]
     arrived: torch.Tensor  # int32 [rows * kv_heads], zero between attentions
 
 
@@ -108,7 +119,7 @@ def make_part_buffers(
     alive.
     """
     lines = triton.next_power_of_2(shape.heads // shape.kv_heads)
-    items = rows * plan.parts(context_length) * shape.kv_heads
+    sums = plan.sums(rows, context_length) * shape.kv_heads
     rooms = {} if rooms is None else rooms
 
     def room(name: str, dtype: torch.dtype, *sizes: int) -> torch.Tensor:
@@ -118,13 +129,14 @@ def make_part_buffers(
         return rooms[name][:count].view(sizes)
 
     return PartBuffers(
-        partial=room("partial", torch.float32, items, lines, shape.head_dim),
-        top=room("top", torch.float32, items, lines),
-        total=room("total", torch.float32, items, lines),
+        partial=room("partial", torch.float32, sums, lines, shape.head_dim),
+        top=room("top", torch.float32, sums, lines),
+        total=room("total", torch.float32, sums, lines),
         arrived=room("arrived", torch.int32, rows * shape.kv_heads),
     )
 
 
-def parts_at_a_time(buffers: PartBuffers, dim_pad: int, warps: int) -> int:
-    """Return how many parts a program of this many warps keeps in registers while adding. dim_pad: padded head size."""
-    return max(1, min(_PARTS, 32 * warps * _PARTS_WORDS // (buffers.partial.shape[1] * dim_pad)))
+def parts_at_a_time(buffers: PartBuffers, dim_pad: int, plan: AttentionPlan, rows: int) -> int:
+    """Return how many sums a program keeps in registers while adding. dim_pad: padded head size. rows: of a launch."""
+    most = min(_PARTS, plan.group) if plan.spreads(rows) else ceil_div(MAX_PARTS, plan.group)  # parts, or groups
+    return max(1, min(most, 32 * plan.warps * _PARTS_WORDS // (buffers.partial.shape[1] * dim_pad)))

@@ -45,13 +45,13 @@ class DecodeBuffers:
         return max((shape.head_dim for shape, _ in self.attentions), default=0)
 
     @property
-    def _widest_group(self) -> int:
-        return max((shape.heads // shape.kv_heads for shape, _ in self.attentions), default=1)
+    def _most_kv_heads(self) -> int:
+        return max((shape.kv_heads for shape, _ in self.attentions), default=1)
 
     def plan(self, batch: ForwardBatch, dtype: torch.dtype) -> AttentionPlan:
         """How attention of launches with so many rows is cut. dtype: of keys and values."""
         return attention_plan(
-            batch.num_rows, self.widest_head, batch.token_ids.device, self._widest_group, dtype.itemsize
+            batch.num_rows, self.widest_head, batch.token_ids.device, self._most_kv_heads, dtype.itemsize
         )
 
     def windows(self, device: torch.device, by_token: bool = False) -> torch.Tensor:

@@ -37,11 +37,9 @@ _MOST_SEGMENTS: Final = 8
 _WHOLE_SEGMENT: Final = 512  # of the depth, of which 16 rows of the weights fit into registers
 MOST_DIRECT: Final = 16  # rows of the batch that a product with direct weights takes
 _EXACT_TILE: Final = 64  # tokens of a tile of attention
-_EXACT_TILES: Final = 2  # of a part of attention
-_LARGEST_HEAD: Final = 128  # numbers of a head, of which a part's tiles fit into registers
-_EXACT_GROUP: Final = 8  # parts of a group of attention
-_FEW_ROWS: Final = 16  # with at most this many rows, each part is an item of attention
-_MANY_HEADS: Final = 4  # of a KV head
+_EXACT_GROUP: Final = 16  # parts of a group of attention
+_LARGEST_HEAD: Final = 128  # numbers of a head, of which a tile fits into registers
+_AT_A_TIME: Final = 2  # programs of attention whose registers a processor has
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,24 +194,25 @@ def has_chains_of_many_rows(outputs: int, depth: int) -> bool:
 
 
 @cache
-def attention_plan(rows: int, head_dim: int, device: torch.device, group: int = 1, itemsize: int = 2) -> AttentionPlan:
+def attention_plan(
+    rows: int, head_dim: int, device: torch.device, kv_heads: int = 1, itemsize: int = 2
+) -> AttentionPlan:
     """Return the plan of decode attention for this many rows, the same up to the next power of two, so that a launch
-    without a bucket has a bucket's plan. Tile, chunk, warps and group, on which a row's bits depend, are the same for
-    every number of rows. group: query heads of a KV head, the most of all layers. itemsize: bytes of a number of keys
-    and values. What is best was measured on an H200 in 16 bits, at contexts of about 640 tokens."""
+    without a bucket has a bucket's plan. Tile, warps and group, on which a row's bits depend, are the same for
+    every number of rows. kv_heads: the most of all layers. itemsize: bytes of a number of keys and values. What is best
+    was measured on an H200 in 16 bits."""
     rows = triton.next_power_of_2(rows)
     if device.type != "cuda":
-        return AttentionPlan(16, 2, _INTERPRETED_PROGRAMS, 1, stages=3, early=rows == 1, group=2, grouped=rows > 1)
+        room = _INTERPRETED_PROGRAMS // kv_heads
+        return AttentionPlan(16, 4, _INTERPRETED_PROGRAMS, 1, stages=3, early=rows == 1, room=room)
     processors = torch.cuda.get_device_properties(device).multi_processor_count
-    wide, few, many_heads = head_dim > 64, rows <= _FEW_ROWS, group >= _MANY_HEADS
-    # A program that holds a part leaves no registers to the next product. Where many heads share keys, that costs
-    # more than loading them early wins.
+    room = _AT_A_TIME * processors // kv_heads
     # Tiles of float32 are twice as large: one at a time fits into the memory of every GPU.
     halves = itemsize <= _MEASURED_ITEMSIZE
-    early = halves and head_dim <= _LARGEST_HEAD and ((few and not many_heads) or (rows == 1 and not wide))
-    stages = 1 if early or not halves else 2 if rows <= 2 or head_dim > _LARGEST_HEAD else 3 if few else 5
-    programs = (2 if early and rows == 1 else 3 if few else 4) * processors
-    return AttentionPlan(_EXACT_TILE, _EXACT_TILES, programs, 4, stages, early, group=_EXACT_GROUP, grouped=not few)
+    early = halves and head_dim <= _LARGEST_HEAD and rows <= 2
+    stages = 1 if not halves else 2 if head_dim > _LARGEST_HEAD else 5
+    programs = (_AT_A_TIME if rows <= room else 4) * processors
+    return AttentionPlan(_EXACT_TILE, _EXACT_GROUP, programs, 4, stages, early, room)
 
 
 def measured_entry(key: str) -> dict[str, Any] | None:

@@ -4,7 +4,7 @@ A participating kernel lets its successor start with its first instruction. Befo
 predecessors have ended and their writes are visible, it may load only weights, which no launch changes, and data that
 was ready before F's first product: lengths, first query tokens, block tables, attention's split, older keys and values,
 recurrent states. That product is launched normally, after apply and the beginning of F. Nothing is written before the
-wait, and every program executes it, so the end of a kernel implies the end of all before.
+wait, and one program at least executes it, so the end of a kernel implies the end of all before.
 
 Source: CUDA Programming Guide, "Programmatic Dependent Launch and Synchronization".
 """
