@@ -72,8 +72,8 @@ def step_bytes(
     config: ModelConfig, dtype: torch.dtype, quantize: str = "none", kv_dtype: torch.dtype | None = None
 ) -> StepBytes:
     """Count the bytes of a step of a model with weights and cache in `dtype`. quantize: the setting of that name, for
-    the products that have a name here: with fp8 they have a float32 scale for each output, with int4 a word for each
-    output and group. kv_dtype: of the cache, if it is another."""
+    the products that have a name here, and in fp8 for experts: with fp8 they have a float32 scale for each output, with
+    int4 a word for each output and group. kv_dtype: of the cache, if it is another."""
     model = described(config)
     untied = 0 if config.tie_word_embeddings else model.embedding.numel()  # of which a step reads a row for each token
     kept = memory_of(model.layers).bytes_kept(1, dtype if kv_dtype is None else kv_dtype)
@@ -84,15 +84,16 @@ def step_bytes(
             roles[role] += size
             saved += plain - size
     sparse = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, Experts)]
-    sizes = {layer.gate_up[0].weight.numel() + layer.down[0].weight.numel() for layer in sparse}
+    form = quantize if quantize == "fp8" else "none"
+    sizes = {sum(_bytes_of(linear, dtype, form) for linear in (layer.gate_up[0], layer.down[0])) for layer in sparse}
     assert len(sizes) <= 1, "experts of one size"
-    expert, count = sum(sizes), sum(layer.count for layer in sparse)
+    of_experts = sum(layer.count * (layer.gate_up[0].weight.numel() + layer.down[0].weight.numel()) for layer in sparse)
     return StepBytes(
-        weights=(model.parameters - untied - expert * count) * dtype.itemsize - saved,
+        weights=(model.parameters - untied - of_experts) * dtype.itemsize - saved,
         kv_token=kept.block,
         layers=len(model.layers),
         roles=roles,
-        expert=expert * dtype.itemsize,
+        expert=sum(sizes),
         expert_layers=len(sparse),
         state=kept.row,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Final
 
 import numpy as np
@@ -21,7 +22,7 @@ from benchmarks.gpu_table.found import DEPTHS, Found, measured_engine
 from benchmarks.gpu_table.kernel_times import LAUNCHES, on_the_gpu, traced
 from benchmarks.gpu_table.prompt_parts import first_token_part
 from benchmarks.gpu_table.rank_parts import rank_part
-from benchmarks.gpu_table.results import Cell, Result, Sampling
+from benchmarks.gpu_table.results import Cell, Result, Sampling, Table
 from benchmarks.gpu_table.settings import Settings
 from benchmarks.gpu_table.shapes import SHAPES, Shape
 from runahead.cuda_graphs.shape import Form
@@ -30,6 +31,8 @@ from runahead.runtime.wire.engine_config import DeviceName
 
 MOST_ROWS: Final = 64  # of the tables that leave out the largest batch
 _MODELS: Final = "decode steps of models with experts or recurrent states, beside the bytes that they need"
+Forms = Mapping[str, Settings]
+_PLAIN: Final[Forms] = {"": {}}
 _EVERYBODY: Final[tuple[Sampling, ...]] = ("greedy", "sampled")
 _ONE_AMONG: Final[tuple[Sampling, ...]] = ("one sampled", "one with log-probabilities")
 
@@ -132,17 +135,21 @@ def ragged(shortest: int, longest: int, rows: int) -> tuple[int, ...]:
     return tuple(np.random.default_rng(0).permutation(lengths).tolist())
 
 
-def _models(shapes: Sequence[Shape], run: Run) -> Found:
-    """Shapes with experts or recurrent states: bare graphs and the engine, greedy, beside the floor of what they read:
-    of experts those that were named, of a row's state there and back."""
+def _models(shapes: Sequence[Shape], run: Run, table: Table = "models", forms: Forms = _PLAIN) -> Found:
+    """Bare graphs and the engine, greedy, beside the floor of what they read: of experts those that were named, of a
+    row's state there and back. forms: settings by what they add to a shape's name, each for another engine."""
     found: list[Cell] = []
     failures: list[str] = []
     settings: Settings = {}
-    for shape in shapes:
+    for shape, (form, asked) in product(shapes, forms.items()):
         prompt, most = shape.workload.prompt, shape.batches[-1]
-        settings = run.settings(most, shape.workload.context)
+        settings = run.settings(most, shape.workload.context) | asked
         with measured_engine(shape, settings, shape.workload.chained, (prompt,) * most) as measured:
-            cells = Cells(run, "models", shape, _bytes_on(run.device, shape), measured)
+            kv_dtype = FP8_KV if "kv_dtype" in asked else None
+            quantize = str(asked.get("quantize", "none"))
+            bytes_ = step_bytes(shape.described(), _dtype_on(run.device, shape), quantize, kv_dtype)
+            named_shape = replace(shape, name=f"{shape.name} {form}".strip())
+            cells = Cells(run, table, named_shape, bytes_, measured)
             settings, nodes = measured.subject.settings, _nodes(measured.subject, shape.batches)
             for rows in shape.batches:
                 batch, count = Batch((prompt,) * rows), nodes[rows, form_of("greedy")]
@@ -171,37 +178,17 @@ def _kernels(shape: Shape, run: Run) -> Found:
     return Found(settings, breakdowns=[found for found, _ in traces if found], failures=measured.failures)
 
 
-def _quantised(forms: Mapping[str, Settings], shape: Shape, run: Run) -> Found:
-    """Bare graphs and the engine, greedy, with weights quantized at load, each form by another engine. forms: settings
-    by what they add to the shape's name."""
-    prompt, most = shape.workload.prompt, shape.batches[-1]
-    found: list[Cell] = []
-    failures: list[str] = []
-    settings: Settings = {}
-    for form, asked in forms.items():
-        settings = run.settings(most, shape.workload.context) | asked
-        with measured_engine(shape, settings, shape.workload.chained, (prompt,) * most) as measured:
-            kv_dtype = FP8_KV if "kv_dtype" in asked else None
-            quantize = str(asked.get("quantize", "none"))
-            bytes_ = step_bytes(shape.described(), _dtype_on(run.device, shape), quantize, kv_dtype)
-            named = replace(shape, name=f"{shape.name} {form}".strip())
-            cells = Cells(run, "step", named, bytes_, measured)
-            settings, nodes = measured.subject.settings, _nodes(measured.subject, shape.batches)
-            for rows in shape.batches:
-                batch, count = Batch((prompt,) * rows), nodes[rows, form_of("greedy")]
-                for way, measure in (("graph", bare_graphs), ("engine", through_the_engine)):
-                    cells.add(batch, partial(measure, batch=batch, repeats=run.repeats), way=way, nodes=count)
-        found += cells.found
-        failures += measured.failures
-    return Found(settings, found, failures=failures)
+def _quantised(forms: Forms, shape: Shape, run: Run) -> Found:
+    """With weights quantized at load."""
+    return _models((shape,), run, "step", forms)
 
 
 def _models_of(shape: Shape, run: Run) -> Found:
     return _models((shape,), run)
 
 
-_FP8: Final[Mapping[str, Settings]] = {"": {}, "fp8": {"quantize": "fp8"}}
-_INT4_AND_KV: Final[Mapping[str, Settings]] = {
+_FP8: Final[Forms] = {**_PLAIN, "fp8": {"quantize": "fp8"}}
+_INT4_AND_KV: Final[Forms] = {
     "int4": {"quantize": "int4"}, "fp8, fp8 kv": {"quantize": "fp8", "kv_dtype": "fp8"},
 }  # fmt: skip
 _KINDS: Final = (
@@ -215,7 +202,7 @@ _KINDS: Final = (
     ),
     ("kernels", "every kernel of a launch", _kernels, {"0.6B": 2, "8B": 3, "30B-A3B": 3, "7B-A1B": 4, "tiny": 1}),
     ("models", _MODELS, _models_of, {"30B-A3B": 2, "7B-A1B": 2}),
-    ("quantised", "decode steps in 16 bits and in FP8", partial(_quantised, _FP8), {"8B": 4, "tiny": 1}),
+    ("quantised", "decode steps in 16 bits and in FP8", partial(_quantised, _FP8), {"8B": 4, "30B-A3B": 4, "tiny": 1}),
     (
         "quantised-more",
         "decode steps in INT4, and in FP8 with FP8 keys and values",

@@ -14,7 +14,7 @@ from typing import Final, Literal, TypeAlias
 import torch
 
 from runahead.runtime.kernels.choice import Choice
-from runahead.runtime.kernels.quantized_weight import Fp8Weight, QuantizedWeight
+from runahead.runtime.kernels.quantized_weight import ExpertFp8, Fp8Weight, QuantizedWeight
 from runahead.runtime.kernels.ranks import ONE_RANK, Ranks
 
 Activation: TypeAlias = Literal["silu", "gelu_tanh"]
@@ -40,7 +40,7 @@ class Linear:
 
     weight: torch.Tensor  # [out, in], packed by the kernel set
     bias: torch.Tensor | None  # [out]
-    quantized: QuantizedWeight | Fp8Weight | None = None
+    quantized: QuantizedWeight | Fp8Weight | ExpertFp8 | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class QuantizedWeight:
     the numbers. group: columns that share a scale; the last group may have fewer. in_panels: of int4, numbers are
     [out / 8, in / 128, 8, 64] in memory, in the order of `panels`; scales are [groups, out, 2], each with the bits of
     -(128 + zero point) as bfloat16 behind it. order: int64 [in], which column of the matrix each column of numbers is;
-    None: they are in order.
+    None: they are in order. scale_rows: adjacent rows that have the same scales, of experts in FP8.
     """
 
     kind: Kind
@@ -46,6 +46,7 @@ class QuantizedWeight:
     dtype: torch.dtype
     in_panels: bool = False
     order: torch.Tensor | None = None
+    scale_rows: int = 1
 
     def packed(self) -> QuantizedWeight | Fp8Weight:
         """The matrix as the kernels of its device read it."""
@@ -72,6 +73,14 @@ class QuantizedWeight:
         blocks = torch.zeros((down, padded), dtype=torch.float32, device=device)
         blocks[:, :along] = first.t()
         return Fp8Weight(numbers, blocks, of_blocks, None, self.dtype)
+
+    def experts(self, count: int) -> tuple[ExpertFp8, ...]:
+        """FP8 matrices of experts, one after the other, as the kernels of a GPU read them, in one memory."""
+        assert self.kind == "fp8"
+        numbers = self.numbers.view(torch.float8_e4m3fn).view(count, -1, self.shape[1])
+        scales = self.scales[:, :: self.scale_rows].t().float().contiguous()
+        each = zip(numbers, scales.view(count, -1, scales.shape[1]), strict=True)
+        return tuple(ExpertFp8(*one, self.scale_rows, self.group, self.dtype) for one in each)
 
     def panels(self) -> QuantizedWeight:
         """INT4 as the kernels of a GPU read it."""
@@ -166,8 +175,35 @@ class Fp8Weight:
         return outputs, depth
 
 
-def form_of(weight: QuantizedWeight | Fp8Weight | None) -> tuple[object, ...]:
+@dataclass(frozen=True, slots=True)
+class ExpertFp8:
+    """A matrix [out, in] of an expert in FP8 as the kernels of a GPU read it, or several, [n, out, in], multiplied in
+    `dtype`.
+
+    numbers: e4m3 [..., out, in]. scales: float32 [..., out / scale_rows, in / group], the second rounded up: of
+    scale_rows rows and `group` columns.
+    """
+
+    numbers: torch.Tensor
+    scales: torch.Tensor
+    scale_rows: int
+    group: int
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.numbers.shape
+
+    def dequantized(self) -> torch.Tensor:
+        """Return one matrix, [out, in] of `dtype`, each number * scale in float32, rounded once."""
+        scales = self.scales.repeat_interleave(self.scale_rows, 0).repeat_interleave(self.group, 1)
+        return (self.numbers.float() * scales[:, : self.shape[1]]).to(self.dtype)
+
+
+def form_of(weight: QuantizedWeight | Fp8Weight | ExpertFp8 | None) -> tuple[object, ...]:
     """What kernels are compiled and chosen for, beside a matrix's shape."""
+    if isinstance(weight, ExpertFp8):
+        return "fp8", weight.scale_rows, weight.group
     if isinstance(weight, Fp8Weight):
         return "fp8", weight.channels is None
     return () if weight is None else (weight.kind, weight.group, weight.scales.dtype, weight.order is None)
@@ -241,8 +277,18 @@ def stays_quantized(
     in_columns = group >= depth or not group % FP8_COLUMNS
     if kind == "int4":
         return (in_columns or group in _PANEL_GROUPS) and scales in (torch.bfloat16, torch.float16)
-    able = not torch.cuda.is_available() or torch.cuda.get_device_capability(None) >= FP8_CAPABILITY
-    return kind == "fp8" and in_columns and able
+    return kind == "fp8" and in_columns and _knows_fp8()
+
+
+def experts_stay(depth: int, group: int, dtype: torch.dtype, device: str) -> bool:
+    """Whether kernels of the device take FP8 matrices of experts as they are. depth: columns, of which `group` have one
+    scale. dtype: that is served. device: the type of it."""
+    fits = depth % FP8_COLUMNS == 0 and (group >= depth or group % FP8_COLUMNS == 0)
+    return device != "cpu" and dtype == torch.bfloat16 and fits and _knows_fp8()
+
+
+def _knows_fp8() -> bool:
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability(None) >= FP8_CAPABILITY
 
 
 def quantized_bytes(

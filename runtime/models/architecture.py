@@ -30,7 +30,8 @@ KvScales = Callable[[str, int], torch.Tensor]
 class TensorStack:
     """Checkpoint tensors that are stacked by rows into one. rows: of each. dtype: of the stack; None: the model's. own:
     the rank's rows, ascending; None: all. inputs: the rank's columns; None: all. moved: rows of the
-    rank's part, in the order of the product; None: ascending.
+    rank's part, in the order of the product; None: ascending. experts: how many experts' matrices of one size they are;
+    0: they are one matrix or a vector.
     """
 
     names: tuple[str, ...]
@@ -40,6 +41,7 @@ class TensorStack:
     own: tuple[range, ...] | None = None
     inputs: range | None = None
     moved: tuple[range, ...] | None = None
+    experts: int = 0
 
     def shape(self, index: int) -> tuple[int, ...]:
         """Return the shape of one whole tensor."""
@@ -210,13 +212,18 @@ class TensorReader:
         own: torch.Tensor | None = None,
         inputs: range | None = None,
     ) -> tuple[Linear, ...]:
-        """Return equal products without biases, one for each entry of `names`. names, rows, own, inputs: of one
-        product, see `linear`; own: ascending. They share one tensor if packing leaves matrices in place.
+        """Return equal products of experts, without biases, one for each entry of `names`. names, rows, own, inputs: of
+        one product, see `linear`; own: ascending. They share one tensor if packing leaves matrices in place.
         """
         every = tuple(f"{name}.weight" for each in names for name in each)
         mine = None if own is None else (torch.arange(len(names))[:, None] * sum(rows) + own).flatten()
-        whole = self.tensor(every, rows * len(names), columns, own=mine, inputs=inputs)
-        return tuple(Linear(self.pack(weight), None) for weight in whole.chunk(len(names)))
+        whole = TensorStack(every, rows * len(names), (columns,), inputs=inputs, experts=len(names))
+        stack, order = self._stack(whole, mine)
+        assert order is None
+        if (read := self._quantized(stack)) is not None:
+            found = read.experts(len(names))
+            return tuple(Linear(torch.empty(one.shape, dtype=one.dtype, device="meta"), None, one) for one in found)
+        return tuple(Linear(self.pack(weight), None) for weight in self._fill(stack).chunk(len(names)))
 
 
 @dataclass(frozen=True, slots=True)

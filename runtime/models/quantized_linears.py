@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -18,6 +19,7 @@ from runahead.runtime.kernels.quantized_weight import (
     MADE_GROUP,
     Kind,
     QuantizedWeight,
+    experts_stay,
     packed_pairs,
     quantized_bytes,
     quantized_to_fp8,
@@ -34,20 +36,24 @@ _ROWS_AT_ONCE: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """How a matrix is held. group: columns that share a scale. device: the type of it. in_blocks: each 128 rows have
-    one scale, too. has_zero_points: some of the stored tensors have them. is_made: it is quantized while it is loaded.
-    is_ordered: columns are grouped in the order of activations, and stored in the order of their groups."""
+    """How a matrix is held. group: columns that share a scale. device: the type of it. scale_rows: rows of each stored
+    tensor with one scale, too. has_zero_points: some of the stored tensors have them. is_made: it is quantized while it
+    is loaded. is_ordered: columns are grouped in the order of activations, and stored in the order of their groups.
+    of_experts: it is a stack of experts' matrices."""
 
     kind: Kind
     group: int
     scales: torch.dtype
     device: str
-    in_blocks: bool = False
+    scale_rows: int = 1
     has_zero_points: bool = False
     is_made: bool = False
     is_ordered: bool = False
+    of_experts: bool = False
 
     def size_bytes(self, outputs: int, depth: int) -> int:
+        if self.of_experts:
+            return outputs * depth + self.scales.itemsize * outputs // self.scale_rows * ceil_div(depth, self.group)
         return quantized_bytes(
             self.kind,
             outputs,
@@ -77,19 +83,38 @@ def held_quantized(
     form: Held | None
     quantized = [part for part in parts if isinstance(part, QuantizedMatrix) and part.form is not None]
     if parts and len(quantized) == len(parts):
-        form = _held(quantized, columns, device)
+        form = _stored_form(quantized, columns, device)
     else:
         form = _made(quantize, columns, device) if all(part.dtype in FLOATS for part in parts) else None
     outputs, depth = stack.own_shape
     if form is None or form.kind not in kinds:
         return None
+    if stack.experts:
+        return _form_of_experts(form, stack, dtype)
     if not stays_quantized(form.kind, (outputs, depth), form.group, form.scales, dtype, device):
         return None
     is_whole = form.group >= columns
     if stack.inputs is not None and (form.is_ordered or not _has_groups(stack.inputs, form, is_whole)):
         return None
     needs_blocks = form.kind == "fp8" and device != "cpu" and not is_whole
-    return None if needs_blocks and not (form.in_blocks and _keeps_blocks(stack)) else form
+    in_blocks = form.scale_rows % FP8_COLUMNS == 0
+    return None if needs_blocks and not (in_blocks and _keeps_blocks(stack)) else form
+
+
+def _form_of_experts(form: Held, stack: TensorStack, dtype: torch.dtype) -> Held | None:
+    """Return how experts hold matrices of the form; None: in `dtype`. Parts of ranks have as many rows and columns with
+    one scale as divide the stored blocks and the part's beginning."""
+    if form.kind != "fp8":
+        return None
+    rows, first, group = form.scale_rows, 0, form.group
+    for _, piece in stack.pieces():
+        rows = math.gcd(rows, first, piece.start)
+        first += len(piece)
+    if stack.inputs is not None and group < stack.columns[0]:
+        group = math.gcd(group, stack.inputs.start)
+    if not experts_stay(stack.own_shape[1], group, dtype, form.device):
+        return None
+    return replace(form, group=group, scales=torch.float32, scale_rows=math.gcd(rows, first), of_experts=True)
 
 
 def _made(quantize: str, columns: int, device: str) -> Held | None:
@@ -120,7 +145,7 @@ def _keeps_blocks(stack: TensorStack) -> bool:
     return np.array_equal(blocks, blocks[np.arange(len(blocks)) // FP8_COLUMNS * FP8_COLUMNS])
 
 
-def _held(parts: Sequence[QuantizedMatrix], columns: int, device: str) -> Held | None:
+def _stored_form(parts: Sequence[QuantizedMatrix], columns: int, device: str) -> Held | None:
     """Return how matrices that are stored quantized can be kept together. None: they are quantized in different ways,
     or the device's kernels lack the format or the order of columns."""
     forms = [part.form for part in parts if part.form is not None]
@@ -136,8 +161,8 @@ def _held(parts: Sequence[QuantizedMatrix], columns: int, device: str) -> Held |
     dtypes = {_SCALE_DTYPES[form.scales] for form in forms}
     zeros = any(form.has_zero_points for form in forms)
     scales = dtypes.pop() if len(dtypes) == 1 else torch.float32
-    in_blocks = not any(form.block[0] % FP8_COLUMNS for form in forms)
-    return Held(_KINDS[is_float, bits], group, scales, device, in_blocks, zeros, is_ordered=is_ordered)
+    scale_rows = math.gcd(*(form.block[0] for form in forms))
+    return Held(_KINDS[is_float, bits], group, scales, device, scale_rows, zeros, is_ordered=is_ordered)
 
 
 def _is_in_order(part: QuantizedMatrix) -> bool:
@@ -159,9 +184,11 @@ def read_quantized(
     or not finite, and an FP8 number that is NaN."""
     outputs, columns = stack.own_shape
     numbers = torch.empty((outputs, columns // (2 if held.kind == "int4" else 1)), dtype=torch.uint8, device=device)
-    groups = slice(None)
+    groups: slice | NDArray[np.int64] = slice(None)
     if stack.inputs is not None and held.group < stack.columns[0]:
-        groups = slice(stack.inputs.start // held.group, ceil_div(stack.inputs.stop, held.group))
+        first_part = stored[stack.names[0]]
+        assert isinstance(first_part, QuantizedMatrix)
+        groups = first_part.groups()[stack.inputs.start : stack.inputs.stop : held.group].astype(np.int64)
     inputs: slice | NDArray[np.int64] = slice(None)
     if stack.inputs is not None:
         inputs = slice(stack.inputs.start, stack.inputs.stop)
@@ -194,6 +221,7 @@ def read_quantized(
         min(held.group, columns),
         dtype,
         order=order,
+        scale_rows=held.scale_rows,
     )
 
 

@@ -12,6 +12,8 @@ import torch
 
 from benchmarks.gpu_table.shapes import SHAPES
 from runahead.cuda_graphs.shape import Form
+from runahead.runtime.kernels.layers import Experts
+from runahead.runtime.kernels.quantized_weight import ExpertFp8
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from tests.gpu.gpu_chain import (
@@ -132,11 +134,28 @@ def test_a_decode_launch_with_experts_is_one_graph_and_waits_for_nobody(rows: in
     under_test.device.close()
 
 
-def test_a_row_of_a_real_shape_has_the_bits_that_it_has_alone() -> None:
+@pytest.mark.parametrize("quantize", ["none", "fp8"])
+def test_a_row_of_a_real_shape_has_the_bits_that_it_has_alone(quantize: str) -> None:
     from tests.runtime.kernels.test_triton_exact_rows import Watched, crowds, differing
 
     real = SHAPES["30B-A3B"]
     config = replace(real, keys={**real.keys, "num_hidden_layers": 2}).described()
     with torch.inference_mode():
-        watched = Watched(config, 613, 2048)
+        watched = Watched(config, 613, 2048, quantize=quantize)
+        experts = watched.model.weights.layers[-1].feed_forward
+        assert isinstance(experts, Experts) and isinstance(experts.down[0].quantized, ExpertFp8) == (quantize == "fp8")
         assert differing(watched, crowds((1, 2, 8, 64, 96), 2048, (2, 100, 256))) == []
+
+
+@pytest.mark.parametrize("form", [(0, 0), (128, 128), (768, 0)], ids=["channels", "blocks", "tensors"])
+def test_experts_in_fp8_give_a_row_the_bits_that_it_has_alone(form: tuple[int, int]) -> None:
+    from tests.runtime.kernels.fp8_experts import dequantized, fp8_experts
+    from tests.runtime.kernels.test_triton_fp8_experts import made
+
+    with torch.inference_mode():
+        weights = fp8_experts(2304, 768, form, torch.device("cuda"), count=16, chosen=4)
+        alone = made(weights, 1)
+        for among in (2, 17, 64, 65, 300, 700):
+            assert torch.equal(made(weights, 1, among), alone), among
+        found, expected = made(weights, 64).float(), made(dequantized(weights), 64).float()
+        assert (found - expected).norm() < 0.06 * expected.norm()

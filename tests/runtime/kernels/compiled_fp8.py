@@ -1,7 +1,8 @@
 """Compiles kernels of FP8 for GPUs that need not be there.
 
 `python -m tests.runtime.kernels.compiled_fp8` prints, for each compute capability and number of rows, the matrix
-units' instructions of a product, and for each capability the conversions of kernels that leave rows in FP8.
+units' instructions of a product, and for each capability the conversions of kernels that leave rows in FP8. Then for
+9.0 and each number of entries of an item the instructions of experts' products.
 """
 
 from __future__ import annotations
@@ -13,8 +14,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.triton.gemm import fp8_gemm, fp8_rows, separate_epilogue
 from runahead.runtime.kernels.triton.gemm.epilogue import GATED
+from runahead.runtime.kernels.triton.moe import grouped_gemm
+from runahead.runtime.kernels.triton.moe.topk import choice_parts
+from runahead.runtime.kernels.triton.moe.tuning import FIRST_GATED, ExpertProduct, expert_tiling
 
 CAPABILITIES = (89, 90)
 ROWS = (16, 64)  # of the batch
@@ -24,10 +29,21 @@ _POINTERS = {
     "squares_out": "*fp64", "eps": "fp32", "num_rows": "i32", "padded_rows": "i32",
     "sums": "*bf16", "residual": "*bf16", "squares": "*fp64", "before": "*fp64",
 }  # fmt: skip
+_OF_EXPERTS = {
+    "x": "*fp8e4nv", "x_scales": "*fp32", "weight": "*fp8e4nv", "weight_scales": "*fp32", "items": "*i32",
+    "entries": "*i32", "routing_weights": "*fp32", "scale": "*fp32", "shared": "*bf16", "shared_bias": "*bf16",
+    "shared_x": "*bf16", "shared_out": "*bf16", "padded_rows": "i32", "scores": "*fp32", "correction": "*fp32",
+    "live": "*i32", "num_tokens": "i32",
+}  # fmt: skip
 
 
 def compiled(kernel: Any, constants: dict[str, Any], capability: int, **pointers: str) -> str:
     """PTX."""
+    return str(forms_of(kernel, constants, capability, 4, **pointers)["ptx"])
+
+
+def forms_of(kernel: Any, constants: dict[str, Any], capability: int, warps: int, **pointers: str) -> Any:
+    """Return everything from Triton's own form to PTX, by name."""
     kinds = _POINTERS | pointers
     names = kernel.arg_names
     signature = {name: kinds.get(name, "constexpr") for name in names}
@@ -39,9 +55,25 @@ def compiled(kernel: Any, constants: dict[str, Any], capability: int, **pointers
     places = {(names.index(name),): value for name, value in constants.items()}
     made = triton.compile(
         ASTSource(kernel, signature, places, aligned), target=GPUTarget("cuda", capability, 32),
-        options={"num_warps": 4, "enable_fp_fusion": False},
+        options={"num_warps": warps, "enable_fp_fusion": False},
     )  # fmt: skip
-    return str(made.asm["ptx"])
+    return made.asm
+
+
+def experts(columns: int) -> str:
+    """Describe an expert's first product, with so many entries an item, as `expert_tiling` has it."""
+    product = ExpertProduct(FIRST_GATED, 8, 128, 768, 2048, 1)
+    tiling = expert_tiling(product, 2, columns)
+    parts = choice_parts(Choice(8, renormalised=True), 128, 0, tiling.warps) | {"CHOSEN": 8}
+    constants = parts | {
+        "OUTPUTS": 768, "DEPTH": 2048, "COLUMNS": columns, "ROWS": tiling.rows, "BLOCK": tiling.block,
+        "STAGES": tiling.stages, "EVEN": True, "SCALE_ROWS": 128, "SCALE_COLUMNS": 128, "WHICH": FIRST_GATED,
+        "SCALED": True, "SHARED": 0, "SHARED_BIAS": False, "LONE": False, "SQUARES": 0, "ALL_SQUARES": 1, "STRIDE": 0,
+        "DEPENDENT": True,
+    }  # fmt: skip
+    made = forms_of(grouped_gemm._expert_product_kernel, constants, 90, tiling.warps, **_OF_EXPERTS)
+    units = sorted(set(re.findall(r"(?:wgmma\.mma_async|mma\.sync)\S+", made["ptx"])))
+    return " ".join(("experts", str(columns), *units))
 
 
 def main() -> None:
@@ -68,6 +100,8 @@ def main() -> None:
             ptx = compiled(kernel, constants | {"DEPENDENT": dependent}, capability, x="*bf16")
             assert ("griddepcontrol.wait" in ptx) == dependent, name
             print(capability, name, *sorted(set(re.findall(r"cvt\S+e4m3x2\S+", ptx))))
+    for columns in (16, 128):
+        print(90, experts(columns))
 
 
 if __name__ == "__main__":

@@ -71,6 +71,7 @@ class Case:
         router = Linear(drawn(experts, hidden, seed=4).to(DEVICE, dtype), None)
         choice = Choice(chosen, renormalised=True) if isinstance(chosen, int) else chosen
         packed = PackedExperts.of(Experts(norm, router, gate_up, down, choice, shared, activation))
+        assert isinstance(packed.gate_up, torch.Tensor)
         assert packed.gate_up.data_ptr() == gate_up[0].weight.data_ptr(), "what lies packed was copied"
         live = torch.arange(tokens) % 4 != 2
         x = drawn(tokens, hidden, seed=3).to(DEVICE, dtype)

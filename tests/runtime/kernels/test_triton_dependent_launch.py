@@ -29,7 +29,7 @@ from runahead.runtime.kernels.triton.gemm import small_batch_gemm, warp_split_k 
 from runahead.runtime.kernels.triton.gemm.epilogue import ADD, GATED, STORE  # noqa: E402
 from runahead.runtime.kernels.triton.gemm.small_batch_gemm import Residual, SplitScratch  # noqa: E402
 from runahead.runtime.kernels.triton.gemm.tuning import Tiling  # noqa: E402
-from runahead.runtime.kernels.triton.moe import grouped_gemm, routing, tuning  # noqa: E402
+from runahead.runtime.kernels.triton.moe import grouped_gemm, routing, sums, tuning  # noqa: E402
 from runahead.runtime.kernels.triton.moe.lone_token import LoneToken  # noqa: E402
 from runahead.runtime.kernels.triton.ops import norms  # noqa: E402
 from runahead.runtime.kernels.triton.recurrent import (  # noqa: E402
@@ -135,9 +135,9 @@ def test_the_products_and_the_sum_of_experts(monkeypatch: pytest.MonkeyPatch) ->
     squares, gamma = torch.full((1, 8), NAN, dtype=torch.float64), torch.rand(OUTPUTS)
 
     def add() -> None:
-        grouped_gemm.expert_sums(results, live, 2, residual, added=True, gamma=gamma, scaled=scaled, squares=squares)
+        sums.expert_sums(results, live, 2, residual, added=True, gamma=gamma, scaled=scaled, squares=squares)
 
-    check(monkeypatch, grouped_gemm, [results, residual], [residual, scaled, squares], add, 3)
+    check(monkeypatch, sums, [results, residual], [residual, scaled, squares], add, 3)
 
 
 def random_shared_expert(width: int, depth: int) -> SharedExpert:

@@ -53,10 +53,11 @@ class Watched:
     """A row of a model with random weights, over a cache of random keys and values, in launches of all kinds."""
 
     def __init__(
-        self, config: ModelConfig, length: int, context: int, *, kv_dtype: str = "auto", dtype: torch.dtype = HALF
-    ) -> None:
+        self, config: ModelConfig, length: int, context: int, *, kv_dtype: str = "auto", dtype: torch.dtype = HALF,
+        quantize: str = "none",
+    ) -> None:  # fmt: skip
         kernels = TritonKernelSet()
-        weights = dummy_weights(config, dtype, DEVICE, kernels.pack_weight, kv_dtype=kv_dtype)
+        weights = dummy_weights(config, dtype, DEVICE, kernels.pack_weight, quantize=quantize, kv_dtype=kv_dtype)
         self.model = Decoder(config, weights, kernels, context)
         self.length, self.context = length, context
         own = ceil_div(length, BLOCK_SIZE)

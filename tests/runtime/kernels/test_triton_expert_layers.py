@@ -259,8 +259,8 @@ def test_a_lone_row_gets_its_sum(experts: int, chosen: int, hidden: int, width: 
 
 def test_a_masked_lone_row_reads_no_expert() -> None:
     case = Case.of(1, 5, 2, "random", HALF)
-    case.packed.gate_up.fill_(torch.nan)
-    case.packed.down.fill_(torch.nan)
+    for linear in (*case.packed.weights.gate_up, *case.packed.weights.down):
+        linear.weight.fill_(torch.nan)
     masked = replace(case, live=torch.zeros_like(case.live))
     assert torch.equal(masked.added_to_a_lone_row(), case.x.cpu())
 
@@ -271,8 +271,9 @@ def test_an_expert_that_nobody_has_named_is_not_read() -> None:
     named = {expert for row in case.scores[case.live > 0].topk(2).indices.tolist() for expert in row}
     others = [expert for expert in range(11) if expert not in named]
     assert others, "as if every expert had been named"
-    case.packed.gate_up[others] = torch.nan
-    case.packed.down[others] = torch.nan
+    for expert in others:
+        for linear in (case.packed.weights.gate_up[expert], case.packed.weights.down[expert]):
+            linear.weight.fill_(torch.nan)
     assert torch.equal(case.made(), sound)
 
 

@@ -21,4 +21,5 @@ def test_fp8_goes_to_the_matrix_units_as_it_is_and_values_past_its_range_become_
         "90 16 wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3",
         "90 64 wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3",
         *(f"90 {kernel} cvt.rn.satfinite.e4m3x2.f32" for kernel in ("rows", "finish", "add")),
+        *(f"90 experts {n} wgmma.mma_async.sync.aligned.m64n{n}k32.f32.e4m3.e4m3" for n in (16, 128)),
     ]

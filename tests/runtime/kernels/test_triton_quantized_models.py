@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any, Final
 
@@ -12,9 +13,12 @@ from tests.runtime.kernels.quantized_weights import quantized
 from tests.runtime.kernels.triton_device import triton_device
 
 DEVICE = triton_device()
-pytestmark = pytest.mark.usefixtures("fp8_matrix_units")
+pytestmark = [
+    pytest.mark.usefixtures("poisoned_memory", "fp8_matrix_units"),
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
+]
 
-from runahead.runtime.kernels.layers import Attention, Dense, Layer, Linear  # noqa: E402
+from runahead.runtime.kernels.layers import Attention, Dense, Experts, Layer, Linear  # noqa: E402
 from runahead.runtime.kernels.quantized_weight import QuantizedWeight  # noqa: E402
 from runahead.runtime.kernels.reference.forward import ReferenceKernels  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
@@ -24,6 +28,8 @@ from runahead.runtime.models.cpu_check.self_test import MASKED, Trial  # noqa: E
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
 from runahead.runtime.models.weights import dummy_weights  # noqa: E402
 from tests.gpu.gpu_chain import small_config  # noqa: E402
+from tests.runtime.kernels.fp8_experts import dequantized as in_16_bits  # noqa: E402
+from tests.runtime.kernels.fp8_experts import fp8_experts  # noqa: E402
 
 SIZES: Final[dict[str, Any]] = {
     "hidden_size": 128,
@@ -38,7 +44,7 @@ EXPERTS = small_config(
     architecture="Qwen3MoeForCausalLM",
     experts=4,
     chosen=2,
-    expert_size=64,
+    expert_size=128,
     renormalised=True,
     sparse=(True, True),
 )
@@ -60,7 +66,7 @@ def each_linear(weights: ModelWeights, change: Any) -> ModelWeights:
 
 
 def drawn(group: int, config: DenseConfig = CONFIG) -> ModelWeights:
-    """Random weights with FP8 matrices in every layer, experts aside, not yet as a GPU has them."""
+    """Random weights with FP8 matrices in every layer, but for experts not yet as a GPU has them."""
 
     def of_form(linear: Linear) -> Linear:
         outputs, depth = linear.weight.shape
@@ -68,7 +74,24 @@ def drawn(group: int, config: DenseConfig = CONFIG) -> ModelWeights:
         return Linear(torch.empty(weight.shape, dtype=weight.dtype, device="meta"), linear.bias, weight)
 
     plain = dummy_weights(config, torch.bfloat16, DEVICE, lambda weight: weight.contiguous())
-    return each_linear(plain, of_form)
+    return with_experts(each_linear(plain, of_form), in_fp8)
+
+
+def with_experts(weights: ModelWeights, change: Callable[[Experts], Experts]) -> ModelWeights:
+    """With other experts in layers that have any."""
+
+    def changed(layer: Layer) -> Layer:
+        kind = layer.feed_forward
+        return replace(layer, feed_forward=change(kind)) if isinstance(kind, Experts) else layer
+
+    return replace(weights, layers=tuple(map(changed, weights.layers)))
+
+
+def in_fp8(weights: Experts) -> Experts:
+    """The same norm and router with random experts, as a GPU has them."""
+    hidden, width = weights.down[0].weight.shape
+    drawn = fp8_experts(hidden, width, (128, 128), DEVICE, count=weights.count)
+    return replace(weights, gate_up=drawn.gate_up, down=drawn.down)
 
 
 def for_gpu(weights: ModelWeights) -> ModelWeights:
@@ -113,7 +136,7 @@ def test_logits_are_close_to_the_reference_with_the_dequantized_weights(group: i
         return Linear(linear.quantized.dequantized().cpu(), linear.bias)
 
     kernels = ReferenceKernels()
-    plain = each_linear(weights, dequantized)
+    plain = with_experts(each_linear(weights, dequantized), in_16_bits)
     plain = replace(plain, embedding=plain.embedding.cpu(), lm_head=kernels.pack_weight(plain.lm_head.cpu()))
     expected = logits_among(Decoder(config, _on_the_cpu(plain), kernels, 64), 2)
     assert (found - expected).norm() <= (0.05 if config is CONFIG else 0.1) * expected.norm()

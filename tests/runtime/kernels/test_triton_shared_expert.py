@@ -16,7 +16,7 @@ from runahead.runtime.kernels.choice import Choice  # noqa: E402
 from runahead.runtime.kernels.layers import ExpertActivation, Experts, Linear, SharedExpert  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
 from runahead.runtime.kernels.triton.forward.unfused_products import product_of_rows  # noqa: E402
-from runahead.runtime.kernels.triton.moe import grouped_gemm  # noqa: E402
+from runahead.runtime.kernels.triton.moe import grouped_gemm, sums  # noqa: E402
 from runahead.runtime.kernels.triton.moe.layer import PackedExperts, router_of, scored_by  # noqa: E402
 from runahead.runtime.kernels.triton.moe.routing import route  # noqa: E402
 from runahead.runtime.kernels.triton.moe.tuning import FIRST_GATED, LAST  # noqa: E402
@@ -127,7 +127,7 @@ def test_pieces_of_a_shared_expert_are_the_last_of_a_token_s_sum() -> None:
     of_chosen = torch.tensor([1.0, -1.0] * tokens, device=DEVICE)[:, None].repeat(1, hidden)
     of_shared = torch.full((tokens, 2, hidden), small, device=DEVICE)
     live, out = torch.ones(tokens, dtype=torch.int32, device=DEVICE), torch.empty((tokens, hidden), device=DEVICE)
-    grouped_gemm.expert_sums(of_chosen, live, 2, out, of_shared=of_shared, added=False)
+    sums.expert_sums(of_chosen, live, 2, out, of_shared=of_shared, added=False)
     assert out.eq(2 * small).all()
 
 
@@ -193,6 +193,6 @@ def test_each_kernel_waits_for_what_it_reads(monkeypatch: pytest.MonkeyPatch) ->
     residual = torch.randn(tokens, hidden)
 
     def add() -> None:
-        grouped_gemm.expert_sums(results, live, chosen, residual, of_shared=of_shared, added=True)
+        sums.expert_sums(results, live, chosen, residual, of_shared=of_shared, added=True)
 
-    check(monkeypatch, grouped_gemm, [results, of_shared, residual], [residual], add, tokens)
+    check(monkeypatch, sums, [results, of_shared, residual], [residual], add, tokens)

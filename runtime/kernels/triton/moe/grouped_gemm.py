@@ -1,4 +1,4 @@
-"""Products of tokens with the experts that they are sent to, and the sum of what a token gets.
+"""Products of tokens with the experts that they are sent to.
 
 An item is an expert and some of its tokens (`routing.py`), and a program is an item and a tile of outputs: a product
 with the expert's weights on the left of the matrix units, whose right side are the item's tokens, gathered. So each
@@ -7,6 +7,9 @@ that nobody has named is not read.
 
 The expert that every token gets is in the same kernels, in pieces as wide as the others: such a piece has items of all
 tokens, which nobody has to list, and results of its own.
+
+With weights in FP8 rows become FP8, and one float32 accumulator for each output adds the sums of 128 columns, in the
+order and with the roundings of `gemm/fp8_gemm.py`.
 
 The whole depth is summed by one program, in its order; `gemm/small_batch_gemm.py` says why a row's bits then hang on
 nothing else. A token's results are kept by its entries, in the order of the experts' numbers, and added up in that
@@ -19,6 +22,7 @@ order, so that neither the item nor the order in which programs end leaves a tra
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -27,7 +31,9 @@ import triton.language as tl
 
 from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.layers import Linear
+from runahead.runtime.kernels.quantized_weight import FP8_COLUMNS, ExpertFp8
 from runahead.runtime.kernels.triton.gemm.epilogue import gated_row
+from runahead.runtime.kernels.triton.gemm.fp8_rows import Fp8Rows, fp8_rows
 from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
 from runahead.runtime.kernels.triton.moe import routing
 from runahead.runtime.kernels.triton.moe.lone_token import LoneToken, lone_expert
@@ -43,12 +49,10 @@ from runahead.runtime.kernels.triton.moe.tuning import (
 )
 from runahead.runtime.kernels.triton.ops.activation import gated, squared_relu
 from runahead.runtime.kernels.triton.ops.gates import logistic
-from runahead.runtime.kernels.triton.ops.norms import exact_square
 from runahead.runtime.rounding import ceil_div
 
 _FIRST_GATED, _FIRST_SQUARED, _LAST = tl.constexpr(FIRST_GATED), tl.constexpr(FIRST_SQUARED), tl.constexpr(LAST)
 _NO_CHOICE: Final = Choice(1, renormalised=False)  # of a kernel that makes none
-_SUMMED: Final = 1024  # numbers of a token that a program adds up
 _ITEM = tl.constexpr(routing.ITEM)
 
 
@@ -68,11 +72,12 @@ class SharedProduct:
     scores: torch.Tensor | None = None
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens", "padded_rows"])
 def _expert_product_kernel(
-    x, weight, items, entries, routing_weights, scale, out, shared, shared_bias, shared_x, shared_out, scores,
-    correction, live, squares, eps, num_tokens, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, CHOSEN: tl.constexpr,
-    COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
+    x, x_scales, weight, weight_scales, items, entries, routing_weights, scale, out, shared, shared_bias, shared_x,
+    shared_out, scores, correction, live, squares, eps, num_tokens, padded_rows, OUTPUTS: tl.constexpr,
+    DEPTH: tl.constexpr, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    STAGES: tl.constexpr, EVEN: tl.constexpr, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr,
     WHICH: tl.constexpr, SCALED: tl.constexpr, SHARED: tl.constexpr, SHARED_BIAS: tl.constexpr, SCORES: tl.constexpr,
     LONE: tl.constexpr, SQUARES: tl.constexpr, ALL_SQUARES: tl.constexpr, STRIDE: tl.constexpr, COUNT: tl.constexpr,
     PADDED: tl.constexpr, RENORMALISED: tl.constexpr, LOGISTIC: tl.constexpr, CORRECTED: tl.constexpr,
@@ -80,10 +85,11 @@ def _expert_product_kernel(
     COPIES: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program for ROWS outputs of an item. EVEN: BLOCK divides DEPTH, and the shared expert has no last piece that
-    is less deep. SHARED: its width, 0 without one; its items come first. Its last product is multiplied by the logistic
-    function of the last of a token's SCORES scores; 0: by nothing. LONE: there is one token, whose experts each program
-    of the first product finds by itself; `items` are their numbers. SQUARES: tiles of the squares of its norm. From
-    COUNT on: of the choice."""
+    is less deep. SCALE_ROWS: both sides are in FP8, and so many rows of the weights have one scale, with SCALE_COLUMNS
+    columns, DEPTH or a multiple of BLOCK; 0: they are not. SHARED: its width, 0 without one; its items come first. Its
+    last product is multiplied by the logistic function of the last of a token's SCORES scores; 0: by nothing. LONE:
+    there is one token, whose experts each program of the first product finds by itself; `items` are their numbers.
+    SQUARES: tiles of the squares of its norm. From COUNT on: of the choice."""
     let_dependents_start(DEPENDENT)
     tile, nth = tl.program_id(0), tl.program_id(1)
     WIDTH: tl.constexpr = DEPTH if WHICH == _LAST else OUTPUTS
@@ -154,6 +160,11 @@ def _expert_product_kernel(
                 source = tl.where(is_shared, entry, source)
         w_at = matrix + row.to(tl.int64)[:, None] * stride + k[None, :]
         x_at = rows_of_x + source[None, :] * stride + k[:, None]
+        if SCALE_ROWS > 0:
+            ALONG: tl.constexpr = (DEPTH + SCALE_COLUMNS - 1) // SCALE_COLUMNS
+            scale_at = weight_scales + expert * (MATRIX // DEPTH // SCALE_ROWS * ALONG) + row // SCALE_ROWS * ALONG
+            weight_scale = tl.load(scale_at)
+            x_scale_at = x_scales + source
         acc = tl.zeros([TILE_ROWS, COLUMNS], tl.float32)
         for begin in tl.range(0, DEPTH, BLOCK, num_stages=STAGES):
             if EVEN:
@@ -163,7 +174,13 @@ def _expert_product_kernel(
                 there = begin + k < depth
                 w = tl.load(w_at + begin, mask=there[None, :], other=0.0)
                 v = tl.load(x_at + begin, mask=ok[None, :] & there[:, None], other=0.0)
-            acc = tl.dot(w, v, acc, input_precision="ieee")
+            if SCALE_ROWS > 0:
+                if SCALE_COLUMNS < DEPTH:
+                    weight_scale = tl.load(scale_at + begin // SCALE_COLUMNS)
+                x_scale = tl.load(x_scale_at + begin // BLOCK * padded_rows, mask=ok, other=0.0)
+                acc = tl.fma(tl.dot(w, v), weight_scale[:, None] * x_scale[None, :], acc)
+            else:
+                acc = tl.dot(w, v, acc, input_precision="ieee")
         output = tile * ROWS + tl.arange(0, ROWS)
         if SCALED and LONE:
             acc *= tl.rsqrt(tl.sum(of_tiles, 0).to(tl.float32) / DEPTH + eps)
@@ -201,42 +218,9 @@ def _expert_product_kernel(
         tl.store(at, acc.to(out.dtype.element_ty), mask=ok[None, :] & inside[:, None])
 
 
-@triton.jit
-def _sum_kernel(
-    results, of_shared, live, residual, gamma, scaled, squares, out, WIDTH: tl.constexpr, CHOSEN: tl.constexpr,
-    PIECES: tl.constexpr, BLOCK: tl.constexpr, ADDED: tl.constexpr, SCALED: tl.constexpr, STRIDE: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-):  # fmt: skip
-    """One program for BLOCK numbers of a token. PIECES: of the shared expert, which come last."""
-    let_dependents_start(DEPENDENT)
-    token, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    i = tile * BLOCK + tl.arange(0, BLOCK)
-    inside = i < WIDTH
-    following = 0.0
-    if SCALED:
-        following = tl.load(gamma + i, mask=inside, other=0.0).to(tl.float32)
-    wait_for_predecessors(DEPENDENT)
-    is_live = tl.load(live + token) > 0
-    total = tl.zeros([BLOCK], tl.float32)
-    for index in tl.static_range(CHOSEN):
-        total += tl.load(results + (token * CHOSEN + index) * WIDTH + i, mask=inside, other=0.0)
-    for piece in tl.static_range(PIECES):
-        total += tl.load(of_shared + (token * PIECES + piece) * WIDTH + i, mask=inside, other=0.0)
-    total = tl.where(is_live, total, 0.0)  # of a masked token anything lies there, and nobody waits to know
-    at = token * WIDTH + i
-    if ADDED:
-        total += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
-    rounded = total.to(out.dtype.element_ty)
-    tl.store(out + at, rounded, mask=inside)
-    if SCALED:
-        value = rounded.to(tl.float32)
-        tl.store(scaled + at, (value * following).to(scaled.dtype.element_ty), mask=inside)
-        tl.store(squares + tile * STRIDE + token, tl.sum(tl.where(inside, exact_square(rounded), 0.0), 0))
-
-
 def expert_product(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | ExpertFp8,
     routed: Routing,
     chosen: int,
     out: torch.Tensor,
@@ -254,25 +238,61 @@ def expert_product(
     which: FIRST_GATED: x is contiguous [T, in], weight [experts, 2 * outputs, in], and what is left is silu(gate) * up;
     FIRST_SQUARED: the same with weight [experts, outputs, in] and relu(product)^2; LAST: x is [T * chosen, in], weight
     [experts, outputs, in], and every entry is multiplied by its share. scaled: each token times its `routed.scale`
-    first. shared: is computed beside them. lone: the only token, of which `routed` is `unrouted`: the first product
-    chooses its experts and applies its norm's scale. tiling: None takes that of `expert_tiling`. dependent: launched
-    programmatically.
+    first. shared: is computed beside them, or before them where they are in FP8, which it is not. lone: the only token,
+    of which `routed` is `unrouted`: the first product chooses its experts and applies its norm's scale. tiling: None
+    takes that of `expert_tiling`. dependent: launched programmatically.
     """
-    experts, outputs, depth = weight.shape
+    launch = partial(_launch, routed, chosen, out, which, scaled=scaled, lone=lone, tiling=tiling, dependent=dependent)
+    if isinstance(weight, torch.Tensor):
+        launch(x, weight, shared, routed.items)
+        return
+    if shared is not None:
+        launch(x, shared.linear.weight, shared, routed.items[:0], shape=weight.shape)
+    launch(fp8_rows(x, len(x), dependent), weight, None, routed.items)
+
+
+def _launch(
+    routed: Routing,
+    chosen: int,
+    out: torch.Tensor,
+    which: int,
+    x: torch.Tensor | Fp8Rows,
+    weight: torch.Tensor | ExpertFp8,
+    shared: SharedProduct | None,
+    items: torch.Tensor,
+    *,
+    shape: torch.Size | None = None,
+    scaled: bool,
+    lone: LoneToken | None,
+    tiling: ExpertTiling | None,
+    dependent: bool,
+) -> None:
+    """The products of `items`, the first of `routed.items`, and of the shared expert; see `expert_product`. shape: of
+    the experts' weights; None: of `weight`."""
+    experts, outputs, depth = weight.shape if shape is None else shape
     tokens = routed.entries.shape[1]
     outputs //= 2 if which == FIRST_GATED else 1
+    values, x_scales = (x.numbers, x.scales) if isinstance(x, Fp8Rows) else (x, x)
+    part = SharedProduct(Linear(values, None), 0, values, out) if shared is None else shared  # anything, without one
+    matrices, scales, scale_rows, scale_columns = weight, x_scales, 0, 0
+    if isinstance(weight, ExpertFp8):
+        matrices, scales = weight.numbers, weight.scales
+        scale_rows, scale_columns = weight.scale_rows, min(weight.group, depth)
+    assert isinstance(matrices, torch.Tensor)
     if tiling is None:
-        product = ExpertProduct(which, chosen, experts, outputs, depth, weight.element_size())
+        product = ExpertProduct(which, chosen, experts, outputs, depth, matrices.element_size())
         tiling = expert_tiling(product, tokens, routed.block)
+    assert not scale_rows or tiling.block == FP8_COLUMNS
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
-    part = SharedProduct(Linear(weight, None), 0, x, out) if shared is None else shared  # anything, where there is none
     choice, scores = (_NO_CHOICE, part.scores) if lone is None or which == LAST else (lone.choice, lone.scores)
     parts = choice_parts(choice, experts, 0 if scores is None else scores.shape[1], tiling.warps) | {"CHOSEN": chosen}
     pieces = ceil_div(part.width, depth if which == LAST else outputs)
-    items = pieces * ceil_div(tokens, routed.block) + routed.items.shape[0]
-    _expert_product_kernel[(ceil_div(outputs, tiling.rows), items)](
-        x,
-        weight,
+    programs = ceil_div(outputs, tiling.rows), pieces * ceil_div(tokens, routed.block) + len(items)
+    _expert_product_kernel[programs](
+        values,
+        x_scales,
+        matrices,
+        scales,
         routed.items,
         routed.entries,
         routed.routing_weights,
@@ -288,12 +308,15 @@ def expert_product(
         routed.routing_weights if lone is None else lone.squares,
         0.0 if lone is None else lone.eps,
         tokens,
+        len(values),
         OUTPUTS=outputs,
         DEPTH=depth,
         COLUMNS=routed.block,
         ROWS=tiling.rows,
         BLOCK=tiling.block,
         STAGES=tiling.stages,
+        SCALE_ROWS=scale_rows,
+        SCALE_COLUMNS=scale_columns,
         EVEN=depth % tiling.block == 0 and (which != LAST or part.width % depth == 0),
         WHICH=which,
         SCALED=scaled,
@@ -309,52 +332,3 @@ def expert_product(
         **parts,
         **options,
     )
-
-
-def expert_sums(
-    results: torch.Tensor,
-    live: torch.Tensor,
-    chosen: int,
-    out: torch.Tensor,
-    *,
-    of_shared: torch.Tensor | None = None,
-    added: bool,
-    gamma: torch.Tensor | None = None,
-    scaled: torch.Tensor | None = None,
-    squares: torch.Tensor | None = None,
-    dependent: bool = False,
-) -> int:
-    """out (+)= the sum of a token's entries, in their order, in float32 and rounded once; a token that chooses nobody
-    gets zero.
-
-    results: float32 contiguous [T * chosen, hidden]. of_shared: of the expert that every token gets, which come behind
-    these, float32 contiguous [T, pieces, hidden]. live: int [T], more than 0 for tokens that choose. out: contiguous
-    [T, hidden]; added: it is added to. gamma, scaled, squares, all or none: `scaled`, [T, hidden], becomes `out` times
-    gamma, [hidden], and `squares`, float64 [tiles or more, T or more], the sums of its squares by tiles. Returns how
-    many tiles.
-    """
-    tokens, width = out.shape
-    block = min(triton.next_power_of_2(width), _SUMMED)
-    tiles = ceil_div(width, block)
-    options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
-    _sum_kernel[(tokens, tiles)](
-        results,
-        results if of_shared is None else of_shared,
-        live,
-        out,
-        results if gamma is None else gamma,
-        out if scaled is None else scaled,
-        out if squares is None else squares,
-        out,
-        WIDTH=width,
-        CHOSEN=chosen,
-        PIECES=0 if of_shared is None else of_shared.shape[1],
-        BLOCK=block,
-        ADDED=added,
-        SCALED=gamma is not None,
-        STRIDE=0 if squares is None else squares.shape[1],
-        DEPENDENT=dependent,
-        num_warps=4,
-        **options,
-    )
-    return tiles

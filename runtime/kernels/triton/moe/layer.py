@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from runahead.runtime.kernels.activations import has_gate
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import Experts, Linear, Norm, SharedExpert
-from runahead.runtime.kernels.triton.moe.grouped_gemm import SharedProduct, expert_product, expert_sums
+from runahead.runtime.kernels.quantized_weight import ExpertFp8
+from runahead.runtime.kernels.triton.moe.grouped_gemm import SharedProduct, expert_product
 from runahead.runtime.kernels.triton.moe.lone_token import LoneToken
 from runahead.runtime.kernels.triton.moe.routing import route
+from runahead.runtime.kernels.triton.moe.sums import expert_sums
 from runahead.runtime.kernels.triton.moe.tuning import FIRST_GATED, FIRST_SQUARED, LAST
 from runahead.runtime.rounding import ceil_div
 
@@ -37,8 +39,8 @@ class PackedExperts:
     product that makes a token's scores; behind those of experts is that of the shared one's share, if it has one."""
 
     weights: Experts
-    gate_up: torch.Tensor  # [experts, 2 * width, hidden], or [experts, width, hidden] without gates
-    down: torch.Tensor  # [experts, hidden, width]
+    gate_up: torch.Tensor | ExpertFp8  # [experts, 2 * width, hidden], or [experts, width, hidden] without gates
+    down: torch.Tensor | ExpertFp8  # [experts, hidden, width]
     router: Linear
 
     @staticmethod
@@ -142,7 +144,8 @@ class PackedExperts:
 
     def made(self, results: Results, live: torch.Tensor) -> torch.Tensor:
         """The sum of a token's `results` by itself, rounded to the model's dtype: [T, hidden]."""
-        out = self.down.new_empty((live.shape[0], self.down.shape[1]))
+        down = self.weights.down[0].weight
+        out = torch.empty((live.shape[0], len(down)), dtype=down.dtype, device=live.device)
         expert_sums(results.of_chosen, live, self.weights.chosen, out, of_shared=results.of_shared, added=False)
         return out
 
@@ -172,10 +175,19 @@ def scored_by(weights: Experts) -> int:
     return weights.router.weight.shape[0] + has_gate
 
 
-def _whole(linears: tuple[Linear, ...]) -> torch.Tensor:
+def _whole(linears: tuple[Linear, ...]) -> torch.Tensor | ExpertFp8:
     """[n, out, in], as `_joined` has them."""
     assert all(linear.bias is None for linear in linears)
-    return _joined([linear.weight for linear in linears]).view(len(linears), *linears[0].weight.shape)
+    quantized = [linear.quantized for linear in linears if isinstance(linear.quantized, ExpertFp8)]
+    if not quantized:
+        return _stacked([linear.weight for linear in linears])
+    numbers, scales = [one.numbers for one in quantized], [one.scales for one in quantized]
+    return replace(quantized[0], numbers=_stacked(numbers), scales=_stacked(scales))
+
+
+def _stacked(matrices: Sequence[torch.Tensor]) -> torch.Tensor:
+    """[n, out, in], as `_joined` has them."""
+    return _joined(matrices).view(len(matrices), *matrices[0].shape)
 
 
 def _joined(matrices: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -11,6 +11,7 @@ from typing import Final
 
 import triton
 
+from runahead.runtime.kernels.quantized_weight import FP8_COLUMNS
 from runahead.runtime.kernels.triton.gemm.tuning import measured_entry
 from runahead.runtime.kernels.triton.gpu.capability import LEAST_SHARED_MEMORY, current_gpu
 
@@ -57,12 +58,15 @@ class ExpertTiling:
 def expert_tiling(product: ExpertProduct, tokens: int, columns: int) -> ExpertTiling:
     """columns: entries of an item. What was not measured has as many bytes on their way as two programs of a
     multiprocessor have room for: within 4 % of the fastest of the shape that was measured
-    (docs/decisions/0036-experts.md)."""
+    (docs/decisions/0036-experts.md). In FP8 a block has the columns with one scale of a row, and stages are the fastest
+    of that shape."""
     found = measured_entry(product.key(max(tokens, 2))) if product.itemsize == _MEASURED_ITEMSIZE else None
     if found is not None:
         return ExpertTiling(**found)
     itemsize, few = product.itemsize, columns <= 16
     tile = 64 if few else 128
+    if itemsize == 1:
+        return ExpertTiling(64 // product.halves, FP8_COLUMNS, 8 if tokens == 1 else 4 if few else 3, 4)
     block = max((256 if few else 128) // itemsize, 16)
     while product.depth % block and block > 64 // itemsize:
         block //= 2
