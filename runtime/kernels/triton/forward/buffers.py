@@ -48,11 +48,16 @@ class DecodeBuffers:
     def _most_kv_heads(self) -> int:
         return max((shape.kv_heads for shape, _ in self.attentions), default=1)
 
+    @property
+    def _widest_group(self) -> int:
+        return max((shape.heads // shape.kv_heads for shape, _ in self.attentions), default=1)
+
     def plan(self, batch: ForwardBatch, dtype: torch.dtype) -> AttentionPlan:
         """How attention of launches with so many rows is cut. dtype: of keys and values."""
         return attention_plan(
-            batch.num_rows, self.widest_head, batch.token_ids.device, self._most_kv_heads, dtype.itemsize
-        )
+            batch.num_rows, self.widest_head, batch.token_ids.device, self._most_kv_heads, self._widest_group,
+            dtype.itemsize,
+        )  # fmt: skip
 
     def windows(self, device: torch.device, by_token: bool = False) -> torch.Tensor:
         """Return the window of each kind of attention, int32 [W]. by_token: add a window of 1, which sees only the
