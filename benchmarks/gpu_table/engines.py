@@ -257,9 +257,17 @@ def _made(
     if isinstance(device, RankedDevice):
         own = device._own
         assert isinstance(own, CudaDevice)
-        # Rank 0 alone leaves its graphs: the other ranks replay the same exchanges.
-        eagerly = mock.patch.object(own, "launch", own.launch_eagerly)(device.launch)
-        return made, lambda rows, form: None, eagerly
+
+        def as_captured(shape: LaunchShape) -> None:
+            """Other ranks replay this launch's graph, so rank 0 runs the captured shape, with the same exchanges."""
+            key = own.graph_buckets.launch_key(shape)
+            if key is None:
+                launch(shape)
+            else:
+                own.launch_eagerly(key.shape._replace(number=shape.number))
+
+        launch = own.launch
+        return made, lambda rows, form: None, mock.patch.object(own, "launch", as_captured)(device.launch)
     assert isinstance(device, CudaDevice)
     return made, lambda rows, form: device.graphs.nodes(device.launch_key(rows, form)), device.launch_eagerly
 

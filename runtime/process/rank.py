@@ -129,17 +129,16 @@ def main() -> int:
         torch.set_num_threads(orders.threads)
         memory = map_memory(orders.descriptor, orders.layout)
         follow(orders, memory, _say, _hear, begin)
-    except (ConfigError, CheckpointError, msgspec.MsgspecError, OSError, ValueError) as error:
-        print(error, file=sys.stderr, flush=True)
-        _say_why_not(error)
-        return EXIT_CANNOT_START
     except DeviceError:
         traceback.print_exc()
         return EXIT_BROKEN
-    except RuntimeError as error:  # of a GPU, or of what torch asks of it
-        traceback.print_exc()
+    except (ConfigError, CheckpointError, msgspec.MsgspecError, OSError, ValueError, RuntimeError) as error:
         if has_begun.is_set():
+            traceback.print_exc()
             return EXIT_BROKEN
+        if isinstance(error, RuntimeError):  # of a GPU, or of what torch asks of it
+            traceback.print_exc()
+        print(error, file=sys.stderr, flush=True)
         _say_why_not(error)
         return EXIT_CANNOT_START
     return 0

@@ -1,9 +1,9 @@
 """The memory that all ranks of a model map: the plans, words of each rank, and what they exchange within a launch.
 
 Rank 0 writes a plan into its ring slot and then stores the launch's number into LAUNCHED; nothing else starts a
-launch. Each word and each array by rank has one writer, that rank. LAUNCHED and ABORT are written by rank 0. A process
-with a GPU can register the same mapping with its driver (cudaHostRegister): its GPU then reads plans and writes marks
-here.
+launch. Each word and each array by rank has one writer, that rank. LAUNCHED is written by rank 0. Any rank may set
+ABORT to 1, and none resets it. A process with a GPU can register the same mapping with its driver (cudaHostRegister):
+its GPU then reads plans and writes marks here.
 
 The order of stores is relied upon: what a process stores before a word is seen before that word. x86-64 promises this.
 """

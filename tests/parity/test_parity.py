@@ -167,9 +167,8 @@ def test_every_depth_gives_the_answers_of_serial_to_random_workloads(tight: dict
         else:
             assert counts["overlapped launches"] > 0  # how many hangs on how fast this machine is
             assert counts["void rows"] > 0
-    assert "1" not in tight or wasted_more(happened["4"], happened["1"]), (
-        "as if a chain of 4 were no deeper than one of 1"
-    )
+    if "1" in tight:  # in `make parity`
+        assert wasted_more(happened["4"], happened["1"]), "as if a chain of 4 were no deeper than one of 1"
 
 
 def wasted_more(deeper: Counter[str], shallower: Counter[str]) -> bool:

@@ -45,7 +45,7 @@ INSTRUCTIONS: Final = ("griddepcontrol.wait", "wgmma", "tcgen05", "ldmatrix")
 _PARTS: Final = (
     "GELU", "GATED", "ALL", "SQUARES", "SCALED", "ADDED", "GATE_FIRST", "CHAINED", "EACH", "MASKED", "HOLDS", "EVERY",
     "SNAPSHOTS", "FORCES", "DRAFTS", "REPLAYS", "LOGISTIC", "CORRECTED", "GROUPS", "CAP", "FIRST",
-    "SHARED", "SHARED_BIAS", "LONE", "SPREAD", "RAGGED", "SUMMED", "MOST", "LISTS", "CONTEXT",
+    "SHARED", "SHARED_BIAS", "LONE", "SPREAD", "RAGGED", "SUMMED", "MOST", "LISTS", "CONTEXT", "EARLY",
 )  # fmt: skip
 # Small models with recurrent states. `make kernels` has real sizes among its shapes.
 _MAMBA2: Final = {

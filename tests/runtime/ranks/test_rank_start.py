@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -23,11 +24,13 @@ from runahead.runtime.process.assemble import assemble
 from runahead.runtime.process.rank import EXIT_CANNOT_START
 from runahead.runtime.process.rank_messages import BlocksOffered, RankOrders, what_differs
 from runahead.runtime.process.rank_processes import RankProcesses
-from runahead.runtime.ranks.segment import SegmentLayout, segment_bytes
+from runahead.runtime.process.rank_start import OtherRanks, StartedRanks
+from runahead.runtime.ranks.segment import Segment, SegmentLayout, make_memory, segment_bytes
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, check_config
 from tests.runtime.models.checkpoints import CASES, save
 from tests.runtime.ranks.rank_engines import SIZES
 
+LAYOUT = SegmentLayout(3, RingLayout(4, 64, 64, 4, 4), 64)
 HEARS = "import json, sys\norders = json.loads(sys.stdin.readline())\n"
 LOADED = HEARS + "print(json.dumps({'differs': ''}), flush=True)\n"
 OFFERS = LOADED + (
@@ -38,7 +41,7 @@ OFFERS = LOADED + (
 
 
 def started(script: str, ranks: int = 3) -> RankProcesses:
-    layout, config = SegmentLayout(ranks, RingLayout(4, 64, 64, 4, 4), 64), EngineConfig(model="m")
+    layout, config = msgspec.structs.replace(LAYOUT, ranks=ranks), EngineConfig(model="m")
     orders = [
         RankOrders(layout=layout, config=config, context=64, parent=os.getpid(), rank=rank, descriptor=0)
         for rank in range(1, ranks)
@@ -64,6 +67,22 @@ def test_all_ranks_have_as_many_blocks_as_the_least_of_them(
     ranks.loaded()
     assert ranks.offer(blocks, snapshots=0) == least
     ranks.captured(str(least))
+
+
+def test_a_start_no_longer_waits_for_a_rank_that_has_ended(starts: Callable[[str], RankProcesses]) -> None:
+    ranks = starts(HEARS + "sys.stdin.read()")
+    descriptor, memory = make_memory(LAYOUT)
+    segment = Segment(LAYOUT, memory)
+    segment.begin()
+    StartedRanks(others=OtherRanks(segment, memory, ranks))
+    time.sleep(0.5)
+    assert not segment.aborted, "all ranks run"
+    os.kill(ranks.pids[1], signal.SIGKILL)
+    deadline = time.monotonic() + 30.0
+    while not segment.aborted and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert segment.aborted
+    os.close(descriptor)
 
 
 def test_every_rank_has_the_handles_of_all_mailboxes(starts: Callable[[str], RankProcesses]) -> None:

@@ -196,12 +196,12 @@ def has_chains_of_many_rows(outputs: int, depth: int) -> bool:
 
 @cache
 def attention_plan(
-    rows: int, head_dim: int, device: torch.device, kv_heads: int = 1, group: int = 1, itemsize: int = 2
+    rows: int, head_dim: int, device: torch.device, kv_heads: int = 1, shared_by: int = 1, itemsize: int = 2
 ) -> AttentionPlan:
     """Return the plan of decode attention for this many rows, the same up to the next power of two, so that a launch
     without a bucket has a bucket's plan. Tile, warps and group, on which a row's bits depend, are the same for
-    every number of rows. kv_heads, group: KV heads, and query heads of one, the most of all layers. itemsize: bytes of
-    a number of keys and values. What is best was measured on an H200 in 16 bits."""
+    every number of rows. kv_heads, shared_by: KV heads, and query heads of each, the most of all layers. itemsize:
+    bytes of a number of keys and values. What is best was measured on an H200 in 16 bits."""
     rows = triton.next_power_of_2(rows)
     if device.type != "cuda":
         room = _INTERPRETED_PROGRAMS // kv_heads
@@ -212,7 +212,7 @@ def attention_plan(
     halves = itemsize <= _MEASURED_ITEMSIZE
     # A program that holds a tile leaves no registers to the next product. Where many heads share keys, that costs more
     # than loading it early wins.
-    few_heads = group < _MANY_HEADS or head_dim <= _LARGEST_HEAD // 2
+    few_heads = shared_by < _MANY_HEADS or head_dim <= _LARGEST_HEAD // 2
     early = halves and head_dim <= _LARGEST_HEAD and rows <= 2 and few_heads
     stages = 1 if not halves else 2 if rows <= 2 or head_dim > _LARGEST_HEAD else 5
     programs = (_AT_A_TIME if rows <= room else 4) * processors
