@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-import triton
-import triton.language as tl
 
 from tests.runtime.kernels.triton_device import TOLERANCE, dtypes, relative_error, triton_device
 
 DEVICE = triton_device()
+
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
 
 from runahead.runtime.kernels.layers import Norm  # noqa: E402
 from runahead.runtime.kernels.triton.attention.rope_and_cache import rotate_and_write  # noqa: E402
