@@ -12,9 +12,10 @@ from runahead.runtime.kernels.triton.ranks import push_exchange
 
 RANKS = 2
 CONSTANTS: dict[str, Any] = {
-    "WIDTH": 4096, "RANK": 1, "RANKS": RANKS, "BLOCK": 4096, "ADDS": True, "SHARES": False, "DEPENDENT": True,
+    "WIDTH": 1024, "PARTS": 4, "RANK": 1, "RANKS": RANKS, "BLOCK": 1024, "ADDS": True, "SHARES": False,
+    "DEPENDENT": True,
 }  # fmt: skip
-WORDS = {"squares": "*fp64", "peers": ("*i16",) * RANKS, "steps": "*i32", "n": "i32"} | dict.fromkeys(
+WORDS = {"squares": "*fp64", "peers": ("*i16",) * RANKS, "steps": "*i32", "n": "i32", "stride": "i32"} | dict.fromkeys(
     ("control", "abort", "fault"), "*i64"
 )
 
