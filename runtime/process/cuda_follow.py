@@ -47,7 +47,7 @@ class CudaRank:
     def begin(self) -> None:
         """See `RankPart.begin`: the largest launches, of which all ranks exchange results."""
         orders, config, context, model = self._orders, self._orders.config, self._orders.context, self._model
-        # Rank 0's grammars decide; this memory is read by nobody, and says how many drafts they may force.
+        # Only rank 0 reads masks. Here their memory only says how many drafts grammars may force.
         masks = None if orders.forced is None else MaskMemory(config.max_rows, model.config.vocab_size, orders.forced)
         kept, spare = bytes_kept(config, model.config, model.dtype), overhead(torch.cuda.mem_get_info()[1])
         snapshots = snapshots_in(config, kept, context, None if config.num_blocks else free_bytes() - spare)

@@ -72,8 +72,8 @@ class StartedRanks:
             self._others.processes.loaded()
 
     def least(self, blocks: int, snapshots: int) -> int:
-        """KV blocks that every rank has room for beside so many snapshots of states, which all of them make now.
-        blocks: as rank 0 has found. Raises ConfigError."""
+        """Return the number of KV blocks that every rank has room for, and let all ranks make them. blocks: for which
+        rank 0 has room. snapshots: of states, which need room too. Raises ConfigError."""
         return blocks if self._others is None else self._others.processes.offer(blocks, snapshots)
 
     def device(self, own: Device, digest: str, launched: int) -> Device:

@@ -8,6 +8,7 @@ import platform
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -69,19 +70,26 @@ def test_all_ranks_have_as_many_blocks_as_the_least_of_them(
     ranks.captured(str(least))
 
 
-def test_a_start_no_longer_waits_for_a_rank_that_has_ended(starts: Callable[[str], RankProcesses]) -> None:
+def test_a_start_no_longer_waits_for_a_rank_that_has_ended(
+    starts: Callable[[str], RankProcesses], monkeypatch: pytest.MonkeyPatch
+) -> None:
     ranks = starts(HEARS + "sys.stdin.read()")
+    lost, looked, stopped = ranks.lost, threading.Semaphore(0), threading.Event()
+
+    def look() -> str:
+        looked.release()
+        return lost()
+
+    monkeypatch.setattr(ranks, "lost", look)
     descriptor, memory = make_memory(LAYOUT)
     segment = Segment(LAYOUT, memory)
     segment.begin()
+    monkeypatch.setattr(segment, "abort", stopped.set)
     StartedRanks(others=OtherRanks(segment, memory, ranks))
-    time.sleep(0.5)
-    assert not segment.aborted, "all ranks run"
+    assert looked.acquire(timeout=30.0) and looked.acquire(timeout=30.0)
+    assert not stopped.is_set(), "all ranks run"
     os.kill(ranks.pids[1], signal.SIGKILL)
-    deadline = time.monotonic() + 30.0
-    while not segment.aborted and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert segment.aborted
+    assert stopped.wait(30.0)
     os.close(descriptor)
 
 

@@ -39,7 +39,7 @@ def _sum_kernel(
         total += tl.load(results + (token * CHOSEN + index) * WIDTH + i, mask=inside, other=0.0)
     for piece in tl.static_range(PIECES):
         total += tl.load(of_shared + (token * PIECES + piece) * WIDTH + i, mask=inside, other=0.0)
-    total = tl.where(is_live, total, 0.0)  # of a masked token anything lies there, and nobody waits to know
+    total = tl.where(is_live, total, 0.0)  # results of a masked token are not written
     at = token * WIDTH + i
     if ADDED:
         total += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
