@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import bisect
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,12 +18,13 @@ _WIDE_STEP: Final = 32
 _WIDEST_FROM: Final = 256
 _WIDEST_STEP: Final = 64
 MOST_MIXED_TOKENS: Final = 512  # query tokens of a mixed launch that is one graph
-_MIXED_TOKENS: Final = (32, *range(64, MOST_MIXED_TOKENS + 1, 64))
+_MIXED_STEP: Final = 32
+_MIXED_TOKENS: Final = range(_MIXED_STEP, MOST_MIXED_TOKENS + 1, _MIXED_STEP)
 _MIXED_ROWS: Final = (8, 64)
 _FORWARD_PROMPT_TOKENS: Final = 2048  # of a launch whose apply and F are a graph, beside all rows
-_FORWARD_TOKENS: Final = (576, *range(640, _FORWARD_PROMPT_TOKENS + 1024 + 1, 128))
+_FORWARD_STEP: Final = 64
+_FORWARD_TOKENS: Final = range(MOST_MIXED_TOKENS + _FORWARD_STEP, _FORWARD_PROMPT_TOKENS + 1024 + 1, _FORWARD_STEP)
 _FORWARD_ROWS: Final = (1, 64)  # a single chunk may have special kernels
-_PIECES_STEP: Final = 64  # between query tokens of launches in pieces, at most a tile of the vendor's products
 # Reasons why a launch is not one graph: S is one, and apply and F are another or run eagerly.
 MIXED: Final = "mixed"  # F has more query tokens of prompts than any graph of a whole launch
 CLOSING: Final = "closing"  # no row is left for F
@@ -81,7 +82,7 @@ def most_forward_tokens(max_rows: int) -> int:
     return _FORWARD_PROMPT_TOKENS + max(_WIDEST_FROM, max_rows)
 
 
-def _up_to(most: int, steps: list[int] | tuple[int, ...]) -> tuple[int, ...]:
+def _up_to(most: int, steps: Iterable[int]) -> tuple[int, ...]:
     return (*(step for step in steps if step < most), most)
 
 
@@ -120,12 +121,12 @@ class Buckets:
         separate graph; 0: none has. forward_tokens: most query tokens of a mixed launch whose apply and F are a graph.
         """
         rows, in_graphs = buckets_for(max_rows), _up_to(min(mixed_tokens, MOST_MIXED_TOKENS), _MIXED_TOKENS)
-        most = min(mixed_tokens, forward_tokens // _PIECES_STEP * _PIECES_STEP, _FORWARD_TOKENS[-1])
+        most = min(mixed_tokens, forward_tokens // _FORWARD_STEP * _FORWARD_STEP, _FORWARD_TOKENS[-1])
         return cls(
             rows,
             _up_to(max_rows, _MIXED_ROWS),
             in_graphs,
-            _up_to(mixed_tokens, (*in_graphs, *range(MOST_MIXED_TOKENS + _PIECES_STEP, mixed_tokens, _PIECES_STEP))),
+            _up_to(mixed_tokens, (*in_graphs, *range(MOST_MIXED_TOKENS + _FORWARD_STEP, mixed_tokens, _FORWARD_STEP))),
             _up_to(max_rows, _FORWARD_ROWS),
             _up_to(most, _FORWARD_TOKENS) if most > MOST_MIXED_TOKENS else (),
             tuple(draft_forms),
