@@ -76,7 +76,7 @@ def test_float32_has_one_tile_of_keys_at_a_time(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=100))
     for rows in (1, 8, 64):
         halves, wide = (tuning.attention_plan(rows, 128, torch.device("cuda"), 2, 2, size) for size in (2, 4))
-        assert (wide.stages, wide.early) == (1, False) != (halves.stages, halves.early)
+        assert (wide.stages, wide.early) == (1, False) and halves.stages > 1
         assert replace(wide, stages=halves.stages, early=halves.early, programs=halves.programs) == halves, "its bits"
     tuning.attention_plan.cache_clear()
 

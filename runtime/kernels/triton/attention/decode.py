@@ -82,6 +82,41 @@ def _tile(
     return tl.load(keys + at, mask=ok, other=0.0), tl.load(values + at, mask=ok, other=0.0), seen
 
 
+@triton.jit
+def _query_token(
+    qkv, keys, values, kv_scales, table, token, kv_head, position, begins_row, c, s, q_weight, q_of_partner, k_weight,
+    k_of_partner, eps, key_scale, value_scale, key_factor, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM:
+    tl.constexpr, BLOCK_SIZE: tl.constexpr, LINES: tl.constexpr, PART_LINES: tl.constexpr, DIM_PAD: tl.constexpr,
+    HAS_NORM: tl.constexpr, CAP: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Wait, then return the lines of an item's query token, [LINES, DIM_PAD], and a sum of tokens: of the query token
+    alone if the item begins the row, whose key and value are then written too, else empty.
+    """
+    # Waiting is part of an item, and later items skip it: before all items the compiler would move their common code
+    # behind the wait, about 300 instructions before the first dependent load.
+    wait_for_predecessors(DEPENDENT)
+    GROUP: tl.constexpr = Q_HEADS // KV_HEADS
+    lane = tl.arange(0, PART_LINES)
+    head = qkv + token.to(tl.int64) * (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM + (kv_head * GROUP + lane)[:, None] * HEAD_DIM
+    # Issue all loads of an item before the first reduction, which synchronizes its warps.
+    query, partner = head_and_partner(head, (lane < GROUP)[:, None], HEAD_DIM, DIM_PAD)
+    new_key, new_partner, new_value, home = new_token_of(
+        qkv, table, position, token, kv_head, begins_row, Q_HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, DIM_PAD
+    )
+    query = rotated_head(query, partner, q_weight, q_of_partner, c, s, eps, HEAD_DIM, DIM_PAD, HAS_NORM)
+    query = query.to(qkv.dtype.element_ty)
+    lines = repeated_lines(query, LINES)
+    top, total, acc = no_part(LINES, DIM_PAD)
+    if begins_row:
+        # Merging the query token into a tile would put it among keys loaded directly from memory.
+        turned = rotated_head(new_key, new_partner, k_weight, k_of_partner, c, s, eps, HEAD_DIM, DIM_PAD, HAS_NORM)
+        top, total, acc = fold_new_token(
+            query, turned, new_value, home, keys, values, kv_scales, key_scale, value_scale, position, key_factor,
+            kv_head, acc, KV_HEADS, HEAD_DIM, BLOCK_SIZE, DIM_PAD, CAP,
+        )  # fmt: skip
+    return lines, top, total, acc
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _decode_kernel(
     qkv, keys, values, kv_scales, block_tables, query_start_loc, items, num_items, cos, sin, q_norm, k_norm, out,
@@ -91,9 +126,9 @@ def _decode_kernel(
     tl.constexpr, EARLY: tl.constexpr, GROUP_PARTS: tl.constexpr, SPREAD: tl.constexpr, HAS_NORM: tl.constexpr, CAP:
     tl.constexpr, DEPENDENT: tl.constexpr, SINCE: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
-    """Process items in order. EARLY: an item's first tile is loaded early, before the wait for the first item, and
-    during the previous item's reduction. SPREAD: an item may be some of a group's parts. RAGGED: rows of the launch
-    have other numbers of query tokens than one.
+    """Process items in order. EARLY: an item's first tiles are requested before its query token, and so before the
+    wait: a loop requests tiles before its first iteration, which here reads the query token. SPREAD: an item may be
+    some of a group's parts. RAGGED: rows of the launch have other numbers of query tokens than one.
     """
     let_dependents_start(DEPENDENT)
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
@@ -104,12 +139,6 @@ def _decode_kernel(
     # Items, block tables and older keys are constant during F.
     begin = tl.program_id(0)
     row, seq_len, first_token, end, before, sums, tiles, sum_index = _item(begin, items, all_items, num_rows, KV_HEADS)
-    if EARLY:
-        key, value, seen = _tile(
-            first_token, end, seq_len - 1, begin % KV_HEADS, keys, values,
-            block_tables + row.to(tl.int64) * table_stride, BLOCK_SIZE, KV_HEADS, HEAD_DIM, WINDOW, TILE, DIM_PAD,
-            SINCE,
-        )  # fmt: skip
     q_weight, q_of_partner = norm_of_head(q_norm, HEAD_DIM, DIM_PAD, HAS_NORM)
     k_weight, k_of_partner = norm_of_head(k_norm, HEAD_DIM, DIM_PAD, HAS_NORM)
     # A program without an item ends and leaves its registers to the next kernel. One program waits in any case.
@@ -122,38 +151,22 @@ def _decode_kernel(
         if RAGGED:
             token = tl.load(query_start_loc + row)
         old_len = seq_len - 1
-        lane, real_lane = tl.arange(0, LINES), tl.arange(0, PART_LINES)
-        ok, real = lane < GROUP, real_lane < GROUP
-        head, real_head = kv_head * GROUP + lane, kv_head * GROUP + real_lane
+        lane = tl.arange(0, LINES)
+        ok, head = lane < GROUP, kv_head * GROUP + lane
         position = tl.minimum(tl.maximum(old_len, 0), num_positions - 1)
-        line = qkv + token.to(tl.int64) * (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM
         table = block_tables + row.to(tl.int64) * table_stride
         key_scale, value_scale = head_scales(kv_scales, kv_head, KV_HEADS)
         key_factor = scale * key_scale
         c, s = angle_of(cos, sin, position, HEAD_DIM, DIM_PAD)
-        # Inside the loop, where later items skip it: before the loop the compiler would move items' common code behind
-        # the wait, about 300 instructions before the first dependent load.
-        wait_for_predecessors(DEPENDENT)
-        # Issue all loads of an item before the first reduction, which synchronizes its warps.
         begins_row = (sum_index == before) & (seq_len > 0)
-        query, partner = head_and_partner(line + real_head[:, None] * HEAD_DIM, real[:, None], HEAD_DIM, DIM_PAD)
-        new_key, new_partner, new_value, home = new_token_of(
-            qkv, table, position, token, kv_head, begins_row, Q_HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, DIM_PAD
-        )
-        query = rotated_head(query, partner, q_weight, q_of_partner, c, s, eps, HEAD_DIM, DIM_PAD, HAS_NORM)
-        query = query.to(qkv.dtype.element_ty)
-        lines = repeated_lines(query, LINES)
+        lines = tl.zeros([LINES, DIM_PAD], qkv.dtype.element_ty)
         top, total, acc = no_part(LINES, DIM_PAD)
-        if begins_row:
-            # The row's first item handles its query token separately: merging it into a tile would put it among keys
-            # loaded directly from memory.
-            turned = rotated_head(new_key, new_partner, k_weight, k_of_partner, c, s, eps, HEAD_DIM, DIM_PAD, HAS_NORM)
-            top, total, acc = fold_new_token(
-                query, turned, new_value, home, keys, values, kv_scales, key_scale, value_scale, position, key_factor,
-                kv_head, acc, KV_HEADS, HEAD_DIM, BLOCK_SIZE, DIM_PAD, CAP,
+        if not EARLY:
+            lines, top, total, acc = _query_token(
+                qkv, keys, values, kv_scales, table, token, kv_head, position, begins_row, c, s, q_weight, q_of_partner,
+                k_weight, k_of_partner, eps, key_scale, value_scale, key_factor, Q_HEADS, KV_HEADS, HEAD_DIM,
+                BLOCK_SIZE, LINES, PART_LINES, DIM_PAD, HAS_NORM, CAP, DEPENDENT,
             )  # fmt: skip
-        if EARLY:
-            top, total, acc = fold(lines, key, value, seen[None, :], key_factor, top, total, acc, CAP)
         arrivals = sums
         one_sum = True  # of an item that is a group or a row; otherwise it leaves each part for the row's last program
         if SPREAD:
@@ -161,11 +174,18 @@ def _decode_kernel(
             one_sum = (together == GROUP_PARTS) | (arrivals == 1)
         sum_index = sum_index * KV_HEADS + kv_head
         sum_top, sum_total, sum_acc = no_part(LINES, DIM_PAD)
-        for i in tl.range(EARLY, (end - first_token + TILE - 1) // TILE, 1, num_stages=STAGES):
+        for i in tl.range(0, tl.maximum((end - first_token + TILE - 1) // TILE, EARLY), 1, num_stages=STAGES):
             k, v, in_tile = _tile(
                 first_token + i * TILE, end, old_len, kv_head, keys, values, table, BLOCK_SIZE, KV_HEADS, HEAD_DIM,
                 WINDOW, TILE, DIM_PAD, SINCE,
             )  # fmt: skip
+            if EARLY:
+                if i == 0:
+                    lines, top, total, acc = _query_token(
+                        qkv, keys, values, kv_scales, table, token, kv_head, position, begins_row, c, s, q_weight,
+                        q_of_partner, k_weight, k_of_partner, eps, key_scale, value_scale, key_factor, Q_HEADS,
+                        KV_HEADS, HEAD_DIM, BLOCK_SIZE, LINES, PART_LINES, DIM_PAD, HAS_NORM, CAP, DEPENDENT,
+                    )  # fmt: skip
             if (i > 0) & (i % tiles == 0):
                 if one_sum:
                     sum_top, sum_total, sum_acc = with_part(sum_top, sum_total, sum_acc, top, total, acc)
@@ -201,12 +221,6 @@ def _decode_kernel(
             row, seq_len, first_token, end, before, sums, tiles, sum_index = _item(
                 following, items, all_items, num_rows, KV_HEADS
             )
-            if EARLY:
-                key, value, seen = _tile(
-                    first_token, end, seq_len - 1, following % KV_HEADS, keys, values,
-                    block_tables + row.to(tl.int64) * table_stride, BLOCK_SIZE, KV_HEADS, HEAD_DIM, WINDOW, TILE,
-                    DIM_PAD, SINCE,
-                )  # fmt: skip
 
 
 def decode_attention(
@@ -241,8 +255,6 @@ def decode_attention(
     q_norm, k_norm = weights.q_norm, weights.k_norm
     dim_pad = max(triton.next_power_of_2(shape.head_dim), 16)
     lines = max(triton.next_power_of_2(shape.heads // shape.kv_heads), 16)
-    # Triton reorders the columns of FP8 tiles inside a loop but not before it, which would change the order of sums.
-    early = plan.early and weights.kv_scales is None
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
     _decode_kernel[(plan.programs,)](
         qkv,
@@ -277,8 +289,8 @@ def decode_attention(
         PART_LINES=buffers.partial.shape[1],
         DIM_PAD=dim_pad,
         PARTS=parts_at_a_time(buffers, dim_pad, plan, rows),
-        STAGES=1 if early else plan.stages,
-        EARLY=int(early),
+        STAGES=plan.stages,
+        EARLY=int(plan.early),
         GROUP_PARTS=plan.group,
         SPREAD=plan.spreads(rows),
         HAS_NORM=q_norm is not None,

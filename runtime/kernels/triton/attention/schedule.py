@@ -37,9 +37,9 @@ _ROWS_OF_MIXED: Final = 512  # of a mixed launch: up to so many have one compile
 class AttentionPlan:
     """A split of decode attention. tile: tokens of a KV tile. group: parts whose sum is added to other groups'; a part
     is a tile, or more of them if a row would have over MAX_PARTS parts. programs, warps: of the launch, and of one
-    program. stages: tiles in flight. early: load an item's first tile before its turn. room: items of a KV head that
-    run at a time, the same for all launches of a model; an item has the fewest parts with which there are no more, or
-    is a group, with the same bits.
+    program. stages: of its software pipeline. early: request an item's first tiles before its query token. room: items
+    of a KV head that run at a time, the same for all launches of a model; an item has the fewest parts with which there
+    are no more, or is a group, with the same bits.
     """
 
     tile: int

@@ -40,6 +40,7 @@ _EXACT_TILE: Final = 64  # tokens of a tile of attention
 _EXACT_GROUP: Final = 16  # parts of a group of attention
 _LARGEST_HEAD: Final = 128  # numbers of a head, of which a tile fits into registers
 _MANY_HEADS: Final = 4  # of a KV head
+_EARLY_ROWS, _LONE_ROWS = 8, 2  # up to which attention requests tiles before its query token
 _AT_A_TIME: Final = 2  # programs of attention whose registers a processor has
 
 
@@ -210,11 +211,10 @@ def attention_plan(
     room = _AT_A_TIME * processors // kv_heads
     # Tiles of float32 are twice as large: one at a time fits into the memory of every GPU.
     halves = itemsize <= _MEASURED_ITEMSIZE
-    # A program that holds a tile leaves no registers to the next product. Where many heads share keys, that costs more
-    # than loading it early wins.
-    few_heads = shared_by < _MANY_HEADS or head_dim <= _LARGEST_HEAD // 2
-    early = halves and head_dim <= _LARGEST_HEAD and rows <= 2 and few_heads
-    stages = 1 if not halves else 2 if rows <= 2 or head_dim > _LARGEST_HEAD else 5
+    # With more rows early tiles disturb the product before; where few query heads share a tile, with few rows too.
+    early_rows = _EARLY_ROWS if shared_by >= _MANY_HEADS else _LONE_ROWS
+    early = halves and head_dim <= _LARGEST_HEAD and rows <= early_rows
+    stages = 1 if not halves else 2 if head_dim > _LARGEST_HEAD else 3 if rows <= _LONE_ROWS else 5
     programs = (_AT_A_TIME if rows <= room else 4) * processors
     return AttentionPlan(_EXACT_TILE, _EXACT_GROUP, programs, 4, stages, early, room)
 
