@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 
 from runahead.runtime.row_record import ROW_RECORD, RowParameters
 from runahead.runtime.token_mask import mask_words
@@ -11,6 +12,20 @@ from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS
 
 if TYPE_CHECKING:  # NumPy's programs need only the names of the fields
     import torch
+
+
+class RowColumns(NamedTuple):
+    """The tensors of a `RowState`, as kernels take them."""
+
+    last_token: torch.Tensor
+    seq_len: torch.Tensor
+    alive: torch.Tensor  # int8
+    block_table: torch.Tensor
+    parameters: torch.Tensor
+    stop_ids: torch.Tensor
+    bias_ids: torch.Tensor
+    bias_values: torch.Tensor
+    allowed: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -37,13 +52,22 @@ class RowState(RowParameters["torch.Tensor"]):
         for name, column in ROW_RECORD.columns(self.parameters, types).items():
             object.__setattr__(self, name, column)
 
+    @cached_property
+    def columns(self) -> RowColumns:
+        """The tensors as kernels take them."""
+        import torch
+
+        return RowColumns(
+            self.last_token, self.seq_len, self.alive.view(torch.int8), self.block_table, self.parameters,
+            self.stop_ids, self.bias_ids, self.bias_values, self.allowed,
+        )  # fmt: skip
+
     @property
     def slots(self) -> int:
         return int(self.seq_len.shape[0])
 
 
-@dataclass(frozen=True, slots=True)
-class PenaltyState:
+class PenaltyState(NamedTuple):
     """Token counts of rows with penalties, by `penalty_slot`. The last slot is unused.
 
     S counts each token that it keeps; an admission clears the row's slot and writes the known counts.

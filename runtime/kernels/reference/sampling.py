@@ -19,9 +19,9 @@ Ties go to the lowest id everywhere. A row's result depends only on its logits a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -50,8 +50,7 @@ _NARROW: Final = 512  # a row with more tokens left draws noise for its whole vo
 _WIDE_BLOCKS: Final = 16384  # Philox blocks at a time: their words fit the cache
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(NamedTuple):
     """S's results for n rows. Log-probabilities are None in the form `plain`, and zero for rows that did not ask."""
 
     tokens: torch.Tensor  # int64 [n]
@@ -171,7 +170,7 @@ def _sample_rows(
         tokens[draws] = _draw(scores, drawn, state, where, position, form, few)
     result = Sampled(torch.from_numpy(tokens), torch.from_numpy(finite))
     if masks:
-        result = replace(result, nothing_left=torch.from_numpy(nothing_left))
+        result = result._replace(nothing_left=torch.from_numpy(nothing_left))
     return result if form is Form.PLAIN else _with_logprobs(result, raw, live, state, where, max_top)
 
 
@@ -329,8 +328,7 @@ def _with_logprobs(
     """Add the log-probabilities of the rows that asked for them."""
     asked = np.where(live, state.logprobs.numpy()[slots], np.int32(-1))
     found = log_probabilities(raw, sampled.tokens.numpy(), asked, max_top)
-    return replace(
-        sampled,
+    return sampled._replace(
         logprob=torch.from_numpy(found.chosen),
         top_ids=torch.from_numpy(found.top_ids),
         top_logprobs=torch.from_numpy(found.top),

@@ -8,6 +8,7 @@ units' instructions of a product, and for each capability the conversions of ker
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import triton
@@ -18,9 +19,11 @@ from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.triton.gemm import fp8_gemm, fp8_rows, separate_epilogue
 from runahead.runtime.kernels.triton.gemm.epilogue import GATED
 from runahead.runtime.kernels.triton.moe import grouped_gemm
-from runahead.runtime.kernels.triton.moe.topk import choice_parts
+from runahead.runtime.kernels.triton.moe.routing import Routing
+from runahead.runtime.kernels.triton.moe.topk import choice_sizes
 from runahead.runtime.kernels.triton.moe.tuning import FIRST_GATED, ExpertProduct, expert_tiling
 
+NONE = "constexpr"  # in the place of a tensor
 CAPABILITIES = (89, 90)
 ROWS = (16, 64)  # of the batch
 _POINTERS = {
@@ -29,11 +32,10 @@ _POINTERS = {
     "squares_out": "*fp64", "eps": "fp32", "num_rows": "i32", "padded_rows": "i32",
     "sums": "*bf16", "residual": "*bf16", "squares": "*fp64", "before": "*fp64",
 }  # fmt: skip
+_ROUTING: Any = Routing("*fp32", "*i32", "*i32", "*fp32", "i32")  # type: ignore[arg-type]
 _OF_EXPERTS = {
-    "x": "*fp8e4nv", "x_scales": "*fp32", "weight": "*fp8e4nv", "weight_scales": "*fp32", "items": "*i32",
-    "entries": "*i32", "routing_weights": "*fp32", "scale": "*fp32", "shared": "*bf16", "shared_bias": "*bf16",
-    "shared_x": "*bf16", "shared_out": "*bf16", "padded_rows": "i32", "scores": "*fp32", "correction": "*fp32",
-    "live": "*i32", "num_tokens": "i32",
+    "x": "*fp8e4nv", "x_scales": "*fp32", "weight": "*fp8e4nv", "weight_scales": "*fp32", "routed": _ROUTING,
+    "padded_rows": "i32", "num_tokens": "i32",
 }  # fmt: skip
 
 
@@ -42,17 +44,16 @@ def compiled(kernel: Any, constants: dict[str, Any], capability: int, **pointers
     return str(forms_of(kernel, constants, capability, 4, **pointers)["ptx"])
 
 
-def forms_of(kernel: Any, constants: dict[str, Any], capability: int, warps: int, **pointers: str) -> Any:
-    """Return everything from Triton's own form to PTX, by name."""
-    kinds = _POINTERS | pointers
+def forms_of(kernel: Any, constants: dict[str, Any], capability: int, warps: int, **pointers: Any) -> Any:
+    """Return everything from Triton's own form to PTX, by name. constants: None for arguments that are in neither.
+    pointers: a type for each argument, or a tuple of types; NONE: None is given."""
+    kinds: dict[str, Any] = _POINTERS | pointers
     names = kernel.arg_names
-    signature = {name: kinds.get(name, "constexpr") for name in names}
-    aligned = {
-        (names.index(name),): [["tt.divisibility", 16]]
-        for name, kind in kinds.items()
-        if kind[0] == "*" and name in names
-    }
-    places = {(names.index(name),): value for name, value in constants.items()}
+    signature = {name: kinds.get(name, NONE) for name in names}
+    types = dict(_types(signature.values()))
+    aligned = {place: [["tt.divisibility", 16]] for place, kind in types.items() if kind[0] == "*"}
+    places = {place: None for place, kind in types.items() if kind == NONE}
+    places |= {(names.index(name),): value for name, value in constants.items()}
     made = triton.compile(
         ASTSource(kernel, signature, places, aligned), target=GPUTarget("cuda", capability, 32),
         options={"num_warps": warps, "enable_fp_fusion": False},
@@ -60,16 +61,22 @@ def forms_of(kernel: Any, constants: dict[str, Any], capability: int, warps: int
     return made.asm
 
 
+def _types(kinds: Iterable[Any], outer: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], str]]:
+    """The place and the type of every argument, those in tuples one by one."""
+    for number, kind in enumerate(kinds):
+        place = (*outer, number)
+        yield from _types(kind, place) if isinstance(kind, tuple) else ((place, kind),)
+
+
 def experts(columns: int) -> str:
     """Describe an expert's first product, with so many entries an item, as `expert_tiling` has it."""
     product = ExpertProduct(FIRST_GATED, 8, 128, 768, 2048, 1)
     tiling = expert_tiling(product, 2, columns)
-    parts = choice_parts(Choice(8, renormalised=True), 128, 0, tiling.warps) | {"CHOSEN": 8}
-    constants = parts | {
+    constants = {
+        "CHOICE": choice_sizes(Choice(8, renormalised=True), 128, 0, tiling.warps),
         "OUTPUTS": 768, "DEPTH": 2048, "COLUMNS": columns, "ROWS": tiling.rows, "BLOCK": tiling.block,
         "STAGES": tiling.stages, "EVEN": True, "SCALE_ROWS": 128, "SCALE_COLUMNS": 128, "WHICH": FIRST_GATED,
-        "SCALED": True, "SHARED": 0, "SHARED_BIAS": False, "LONE": False, "SQUARES": 0, "ALL_SQUARES": 1, "STRIDE": 0,
-        "DEPENDENT": True,
+        "SCALED": True, "SHARED": 0, "SQUARES": 0, "ALL_SQUARES": 1, "STRIDE": 0, "DEPENDENT": True,
     }  # fmt: skip
     made = forms_of(grouped_gemm._expert_product_kernel, constants, 90, tiling.warps, **_OF_EXPERTS)
     units = sorted(set(re.findall(r"(?:wgmma\.mma_async|mma\.sync)\S+", made["ptx"])))

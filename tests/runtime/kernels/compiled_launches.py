@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any, Final, Literal
@@ -166,14 +166,13 @@ def _pretend(orders: Orders, found: dict[str, Compiled]) -> None:
     run, seen = JITFunction.run, set[tuple[Any, ...]]()
 
     def compile_alone(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        kind = (self.fn.__name__, *(_parts_of(options) if orders.forms == "parts" else ()))
+        kind = (self.fn.__name__, *(_parts_of(arguments, options) if orders.forms == "parts" else ()))
         if orders.forms != "all" and kind in seen:
             return
         seen.add(kind)
-        if orders.fp8_kv and not any(getattr(one, "dtype", None) == FP8_KV for one in arguments):
+        if orders.fp8_kv and not any(getattr(one, "dtype", None) == FP8_KV for one in _flat(arguments)):
             return
-        passed = [Address(one) if isinstance(one, torch.Tensor) else one for one in arguments]
-        kernel = run(self, *passed, grid=grid, warmup=True, **options)
+        kernel = run(self, *_without_tensors(arguments), grid=grid, warmup=True, **options)
         has = tuple(one for one in INSTRUCTIONS if one in kernel.asm["ptx"])
         unordered = read_elsewhere(kernel.asm["ttgir"])
         barriers = kernel.asm["ptx"].count("bar.sync")
@@ -183,9 +182,30 @@ def _pretend(orders: Orders, found: dict[str, Compiled]) -> None:
     JITFunction.run = compile_alone
 
 
-def _parts_of(options: Mapping[str, Any]) -> tuple[Any, ...]:
-    """By which the forms of a kernel differ that are compiled each."""
+def _flat(arguments: tuple[Any, ...]) -> Iterator[Any]:
+    for one in arguments:
+        yield from _flat(one) if isinstance(one, tuple) else (one,)
+
+
+def _without_tensors(arguments: tuple[Any, ...]) -> list[Any]:
+    """The same arguments, tuples among them, with addresses for tensors."""
+
+    def passed(one: Any) -> Any:
+        if isinstance(one, tuple):
+            inner = _without_tensors(one)
+            return type(one)(*inner) if hasattr(one, "_fields") else tuple(inner)
+        return Address(one) if isinstance(one, torch.Tensor) else one
+
+    return [passed(one) for one in arguments]
+
+
+def _parts_of(arguments: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[Any, ...]:
+    """By which the forms of a kernel differ that are compiled each: the arguments that it lacks, and its options."""
+    for one in options.values():
+        if hasattr(one, "_asdict"):
+            options = {**options, **one._asdict()}
     return (
+        *(one is None for one in _flat(arguments)),
         None if "SEGMENTS" in options else options.get("EPILOGUE"),
         options.get("Q_HEADS", 1) > 0,
         options.get("VERIFIES", False),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -60,7 +59,7 @@ class DeviceTwin:
             keeps_states=keeps_states,
             snapshot_tokens=host.snapshot_tokens,
         )
-        self.device.row_states = replace(self.device.row_states, replays=replays)
+        self.device.row_states = self.device.row_states._replace(replays=replays)
         self._keeps_states = keeps_states
         self.seen = Counter[str]()  # of places of states
         self.device.reset(launched)

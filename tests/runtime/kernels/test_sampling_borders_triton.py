@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
-from typing import Final, TypeVar
+from dataclasses import replace
+from typing import Final
 
 import numpy as np
 import pytest
@@ -12,14 +12,13 @@ import torch
 from numpy.typing import NDArray
 
 from tests.runtime.kernels.sampling_oracle import RowSpec, penalties_of, state_of
-from tests.runtime.kernels.triton_device import triton_device
+from tests.runtime.kernels.triton_device import on, triton_device
 
 DEVICE = triton_device()
 
 from runahead.cuda_graphs.shape import Form  # noqa: E402
 from runahead.runtime.kernels.reference.sampling import sample_rows  # noqa: E402
 from runahead.runtime.kernels.reference.sampling_filters import kept_tokens  # noqa: E402
-from runahead.runtime.kernels.row_state import PenaltyState, RowState  # noqa: E402
 from runahead.runtime.kernels.triton.sampling.parameters import TILE  # noqa: E402
 from runahead.runtime.kernels.triton.sampling.sampler import make_sampler_buffers, sample_rows_cuda  # noqa: E402
 from runahead.runtime.kernels.triton.sampling.threshold_bracket import LADDER  # noqa: E402
@@ -27,15 +26,10 @@ from runahead.runtime.kernels.triton.sampling.threshold_bracket import LADDER  #
 # The interpreter's own way with a loop whose length is read on the device.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
 
-State = TypeVar("State", RowState, PenaltyState)
 F32 = NDArray[np.float32]
 NEARLY_1: Final = float(np.nextafter(np.float32(1), np.float32(0)))
 BLOCK: Final = 4096  # tokens of a list that the search looks at in one step
 MANY: Final = 2 * BLOCK + 811  # a vocabulary whose longest list takes three steps, and which fills several tiles
-
-
-def on_device(state: State) -> State:
-    return type(state)(**{field.name: getattr(state, field.name).to(DEVICE) for field in fields(state)})
 
 
 def scores_of(logits: torch.Tensor, temperature: float) -> F32:
@@ -56,7 +50,7 @@ def lengths_of_lists(logits: torch.Tensor, specs: list[RowSpec]) -> list[int]:
     buffers.list_lengths.fill_(-1)
     buffers.threshold_sums.fill_(1 << 60)  # nothing may be read that was not written
     found = sample_rows_cuda(
-        logits.to(DEVICE), on_device(state), on_device(penalties), slots.to(DEVICE), Form.FULL, buffers
+        logits.to(DEVICE), on(DEVICE, state), on(DEVICE, penalties), slots.to(DEVICE), Form.FULL, buffers
     )
     ids = np.arange(vocab_size)
     for row, spec in enumerate(specs):
@@ -208,7 +202,7 @@ def test_rows_beside_each_other_take_their_own_borders() -> None:
     buffers = make_sampler_buffers(32, vocab_size, 2, DEVICE)
     buffers.kinds.fill_(-1)  # of rows that the launch does not have
     found = sample_rows_cuda(
-        logits.to(DEVICE), on_device(state), on_device(penalties), slots.to(DEVICE), Form.FULL, buffers
+        logits.to(DEVICE), on(DEVICE, state), on(DEVICE, penalties), slots.to(DEVICE), Form.FULL, buffers
     )
     assert found.tokens.tolist() == expected.tokens.tolist()
     assert found.logprob is not None

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.runtime.kernels.sampling_oracle import RowSpec, penalties_of, state_of
-from tests.runtime.kernels.triton_device import triton_device
+from tests.runtime.kernels.triton_device import on, triton_device
 
 DEVICE = triton_device()
 
@@ -29,7 +29,7 @@ from runahead.runtime.kernels.triton.sampling.scores import (  # noqa: E402
     mass_of_limbs,
     scores_of,
 )
-from tests.runtime.kernels.test_sampling_borders_triton import lengths_of_lists, logits_of, on_device  # noqa: E402
+from tests.runtime.kernels.test_sampling_borders_triton import lengths_of_lists, logits_of  # noqa: E402
 from tests.runtime.kernels.test_sampling_triton import agrees, random_logits  # noqa: E402
 
 # The interpreter's own way with a loop whose length is read on the device.
@@ -75,7 +75,7 @@ def test_a_race_that_nobody_has_won_in_time_is_run_again() -> None:
     expected = sample_rows(logits, state, penalties, slots, Form.FULL, 1)
     buffers = make_sampler_buffers(len(specs), vocab_size, 1, DEVICE)
     found = sample_rows_cuda(
-        logits.to(DEVICE), on_device(state), on_device(penalties), slots.to(DEVICE), Form.FULL, buffers
+        logits.to(DEVICE), on(DEVICE, state), on(DEVICE, penalties), slots.to(DEVICE), Form.FULL, buffers
     )
     assert (buffers.best_score[:, 0] == float("-inf")).tolist() == [True] * 3 + [False] * 3
     assert max(expected.tokens.tolist()) < 8

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-from typing import TypeVar
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from tests.runtime.kernels.sampling_oracle import RowSpec, penalties_of, random_spec, state_of
-from tests.runtime.kernels.triton_device import synchronising_calls_raise, triton_device
+from tests.runtime.kernels.triton_device import on, synchronising_calls_raise, triton_device
 
 DEVICE = triton_device()
 
@@ -20,7 +19,6 @@ import triton.language as tl  # noqa: E402
 from runahead.cuda_graphs.shape import Form  # noqa: E402
 from runahead.runtime.kernels.reference import philox  # noqa: E402
 from runahead.runtime.kernels.reference.sampling import Sampled, sample_rows  # noqa: E402
-from runahead.runtime.kernels.row_state import PenaltyState, RowState  # noqa: E402
 from runahead.runtime.kernels.triton.sampling.philox import block_words, exp32, gumbel, log32  # noqa: E402
 from runahead.runtime.kernels.triton.sampling.sampler import make_sampler_buffers, sample_rows_cuda  # noqa: E402
 
@@ -28,7 +26,6 @@ from runahead.runtime.kernels.triton.sampling.sampler import make_sampler_buffer
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
 
 MAX_TOP = 20
-State = TypeVar("State", RowState, PenaltyState)
 
 
 @triton.jit
@@ -48,10 +45,6 @@ def _math_kernel(x, exponential, logarithm, BLOCK: tl.constexpr):  # type: ignor
     tl.store(logarithm + i, log32(value))
 
 
-def on_device(state: State) -> State:
-    return type(state)(**{field.name: getattr(state, field.name).to(DEVICE) for field in fields(state)})
-
-
 def random_logits(rows: int, vocab_size: int, seed: int, scale: float = 3.0) -> torch.Tensor:
     return torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * scale
 
@@ -68,7 +61,9 @@ def agrees(logits: torch.Tensor, specs: list[RowSpec], form: Form = Form.FULL) -
     penalties = penalties_of(specs, logits.shape[1])
     expected = sample_rows(logits, state, penalties, slots, form, MAX_TOP)
     buffers = make_sampler_buffers(len(specs), logits.shape[1], MAX_TOP, DEVICE)
-    found = sample_rows_cuda(logits.to(DEVICE), on_device(state), on_device(penalties), slots.to(DEVICE), form, buffers)
+    found = sample_rows_cuda(
+        logits.to(DEVICE), on(DEVICE, state), on(DEVICE, penalties), slots.to(DEVICE), form, buffers
+    )
     assert found.tokens.tolist() == expected.tokens.tolist()
     assert found.finite.tolist() == expected.finite.tolist()
     if form is Form.PLAIN:
@@ -190,7 +185,7 @@ def test_logits_may_be_kept_by_row_slot() -> None:
     buffers = make_sampler_buffers(8, 300, 4, DEVICE)
     slots = slots.to(DEVICE)
     found = sample_rows_cuda(
-        by_slot.to(DEVICE), on_device(state), on_device(penalties), slots, Form.FULL, buffers, logit_rows=slots
+        by_slot.to(DEVICE), on(DEVICE, state), on(DEVICE, penalties), slots, Form.FULL, buffers, logit_rows=slots
     )
     assert found.tokens.tolist() == expected.tokens.tolist()
     assert found.top_ids is not None
@@ -203,7 +198,7 @@ def test_a_row_gets_the_same_bits_alone_and_at_every_place_among_others() -> Non
     count, vocab_size = 12, 2100
     specs = mixed_specs(count, vocab_size, seed=7)
     logits = random_logits(count, vocab_size, seed=7).to(DEVICE)
-    state, penalties = on_device(state_of(specs, vocab_size)), on_device(penalties_of(specs, vocab_size))
+    state, penalties = on(DEVICE, state_of(specs, vocab_size)), on(DEVICE, penalties_of(specs, vocab_size))
     buffers = make_sampler_buffers(count, vocab_size, MAX_TOP, DEVICE)
     for name in ("scores", "guesses", "best_score", "partial_max", "edited_max"):
         getattr(buffers, name).fill_(float("nan"))  # nothing may be read that was not written
@@ -236,7 +231,7 @@ def test_the_sampler_can_be_captured_and_replays_with_new_logits_and_state(form:
     count, vocab_size = 16, 4096
     specs = mixed_specs(count, vocab_size, seed=10)
     cpu_state, cpu_penalties = state_of(specs, vocab_size), penalties_of(specs, vocab_size)
-    state, penalties = on_device(cpu_state), on_device(cpu_penalties)
+    state, penalties = on(DEVICE, cpu_state), on(DEVICE, cpu_penalties)
     slots = torch.arange(count, device=DEVICE)
     logits = random_logits(count, vocab_size, seed=10).to(DEVICE)
     buffers = make_sampler_buffers(count, vocab_size, MAX_TOP, DEVICE)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import TypeVar
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -12,13 +9,12 @@ from hypothesis import strategies as st
 
 from tests.runtime.kernels.extreme_rows import VOCAB, beyond_what_is_valid, logits, specs, split
 from tests.runtime.kernels.sampling_oracle import RowSpec, penalties_of, state_of
-from tests.runtime.kernels.triton_device import triton_device
+from tests.runtime.kernels.triton_device import on, triton_device
 
 DEVICE = triton_device()
 
 from runahead.cuda_graphs.shape import Form  # noqa: E402
 from runahead.runtime.kernels.reference.sampling import Sampled, sample_rows  # noqa: E402
-from runahead.runtime.kernels.row_state import PenaltyState, RowState  # noqa: E402
 from runahead.runtime.kernels.triton.sampling.sampler import make_sampler_buffers, sample_rows_cuda  # noqa: E402
 
 # The interpreter's own way with a loop whose length is read on the device.
@@ -28,11 +24,6 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 MAX_TOP = 4
-State = TypeVar("State", RowState, PenaltyState)
-
-
-def on_device(state: State) -> State:
-    return type(state)(**{field.name: getattr(state, field.name).to(DEVICE) for field in fields(state)})
 
 
 def agrees(raw: torch.Tensor, rows: list[RowSpec], form: Form = Form.FULL) -> Sampled:
@@ -42,7 +33,7 @@ def agrees(raw: torch.Tensor, rows: list[RowSpec], form: Form = Form.FULL) -> Sa
     buffers = make_sampler_buffers(len(rows), VOCAB, MAX_TOP, DEVICE)
     buffers.scores.fill_(float("nan"))
     buffers.edited_max.fill_(float("nan"))
-    found = sample_rows_cuda(raw.to(DEVICE), on_device(state), on_device(penalties), slots.to(DEVICE), form, buffers)
+    found = sample_rows_cuda(raw.to(DEVICE), on(DEVICE, state), on(DEVICE, penalties), slots.to(DEVICE), form, buffers)
     assert found.finite.tolist() == expected.finite.tolist()
     assert found.tokens.tolist() == expected.tokens.tolist()
     if form is Form.FULL:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.runtime.kernels.triton_device import triton_device
+from tests.runtime.kernels.triton_device import on, triton_device
 
 DEVICE = triton_device()
 
@@ -29,7 +29,7 @@ from runahead.runtime.token_mask import token_mask  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
 from tests.runtime.kernels.masked_engine import masked_config  # noqa: E402
 from tests.runtime.kernels.sampling_oracle import RowSpec, penalties_of, state_of  # noqa: E402
-from tests.runtime.kernels.test_sampling_triton import MAX_TOP, mixed_specs, on_device, random_logits  # noqa: E402
+from tests.runtime.kernels.test_sampling_triton import MAX_TOP, mixed_specs, random_logits  # noqa: E402
 from tests.runtime.masks.one_row import read_mask, write_mask  # noqa: E402
 
 # The interpreter's own way with a loop whose length is read on the device.
@@ -49,7 +49,7 @@ def with_grammars(specs: list[RowSpec], vocab_size: int) -> RowState:
 
 def judged(state: RowState, memory: MaskMemory) -> tuple[MaskState, RowState, torch.Tensor]:
     """By the kernel; the state on the device; the slots, in another order than theirs."""
-    there = on_device(state)
+    there = on(DEVICE, state)
     slots = torch.tensor([*range(ROWS)][::-1] + [ROWS] * 8, dtype=torch.int32)
     masks = make_mask_state(memory, DEVICE)
     masks.held.fill_(9)
@@ -106,7 +106,7 @@ def test_a_row_is_held_where_the_reference_finds_no_mask(vocab_size: int) -> Non
 def sampled_under(masks: MaskState, state: RowState, slots: torch.Tensor, penalties: Any, logits: torch.Tensor) -> Any:
     buffers = make_sampler_buffers(ROWS, logits.shape[1], MAX_TOP, DEVICE)
     return sample_rows_cuda(
-        logits.to(DEVICE), state, on_device(penalties), slots, Form.FULL, buffers, slots, masks=masks
+        logits.to(DEVICE), state, on(DEVICE, penalties), slots, Form.FULL, buffers, slots, masks=masks
     )
 
 

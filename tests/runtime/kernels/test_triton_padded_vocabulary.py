@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.runtime.kernels.sampling_oracle import penalties_of, random_spec, state_of
-from tests.runtime.kernels.triton_device import triton_device
+from tests.runtime.kernels.triton_device import on, triton_device
 
 DEVICE = triton_device()
 
@@ -25,7 +25,6 @@ from runahead.runtime.programs.cpu.program import HostProgram  # noqa: E402
 from runahead.runtime.programs.cuda.program import TritonProgram  # noqa: E402
 from runahead.runtime.wire.parameters import SamplingParams  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
-from tests.runtime.kernels.test_sampling_triton import on_device  # noqa: E402
 from tests.runtime.launches import Launches, Outcome, over_program  # noqa: E402
 
 # The interpreter's own way with a loop whose length is read on the device.
@@ -52,7 +51,7 @@ def test_rows_of_every_kind_get_the_tokens_of_rows_without_padding(vocab: int, b
     buffers = make_sampler_buffers(ROWS, vocab, TOP, DEVICE, bound)
     on_gpu = logits.to(DEVICE)
     for _ in range(2):  # a row that is held is sampled again from the same logits
-        found = sample_rows_cuda(on_gpu, on_device(state), on_device(penalties), slots.to(DEVICE), form, buffers)
+        found = sample_rows_cuda(on_gpu, on(DEVICE, state), on(DEVICE, penalties), slots.to(DEVICE), form, buffers)
         assert found.tokens.tolist() == expected.tokens.tolist()
         assert found.finite.tolist() == expected.finite.tolist()
         if form is Form.FULL:

@@ -229,7 +229,7 @@ def compare_logprobs(host: HostRows, rings: dict[str, NDArray[np.generic]], ring
 def device_rings(device: DeviceRows) -> dict[str, NDArray[np.generic]]:
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()
-    return {field.name: getattr(device._results, field.name).numpy() for field in dataclasses.fields(device._results)}
+    return {name: tensor.numpy() for name, tensor in device._results._asdict().items()}
 
 
 def test_every_way_in_which_a_run_ends_was_seen() -> None:

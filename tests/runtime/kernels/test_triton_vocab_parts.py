@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.runtime.kernels.sampling_oracle import RowSpec, penalties_of, state_of
-from tests.runtime.kernels.triton_device import triton_device
+from tests.runtime.kernels.triton_device import on, triton_device
 
 DEVICE = triton_device()
 
@@ -19,7 +19,7 @@ from runahead.runtime.kernels.triton.sampling.sampler import (  # noqa: E402
     sample_rows_cuda,
 )
 from tests.runtime.kernels.divided_programs import GpuSegment  # noqa: E402
-from tests.runtime.kernels.test_sampling_triton import on_device, random_logits  # noqa: E402
+from tests.runtime.kernels.test_sampling_triton import random_logits  # noqa: E402
 from tests.runtime.ranks.segments import Turns  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
@@ -31,7 +31,7 @@ def together(logits: torch.Tensor, specs: list[RowSpec], ranks: int, sampled_voc
     """Tokens and finite flags: found with the whole logits, then by each rank, in rank order."""
     rows, vocab = logits.shape
     width, slots = vocab // ranks, torch.arange(rows).to(DEVICE)
-    state, penalties = on_device(state_of(specs, vocab)), on_device(penalties_of(specs, vocab))
+    state, penalties = on(DEVICE, state_of(specs, vocab)), on(DEVICE, penalties_of(specs, vocab))
     turns = Turns(ranks)
 
     def of(own: torch.Tensor, exchange: GpuSegment | None) -> Tokens:

@@ -6,11 +6,16 @@ import contextlib
 import os
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import fields
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 import torch
+
+from runahead.runtime.kernels.row_state import PenaltyState, RowState
+
+State = TypeVar("State", RowState, PenaltyState)
 
 
 def triton_device() -> torch.device:
@@ -110,6 +115,12 @@ def _convert_fp8() -> None:
     convert.knows_nan = True  # type: ignore[attr-defined]
     convert.__wrapped__ = getattr(original, "__wrapped__", original)  # type: ignore[attr-defined]
     interpreter._convert_float = convert
+
+
+def on(device: torch.device, state: State) -> State:
+    """The same row state, or counts, on this device."""
+    names = state._fields if isinstance(state, PenaltyState) else [field.name for field in fields(state)]
+    return type(state)(**{name: getattr(state, name).to(device) for name in names})
 
 
 def dtypes(device: torch.device) -> tuple[torch.dtype, ...]:

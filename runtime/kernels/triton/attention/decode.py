@@ -14,7 +14,7 @@ tiles.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -61,41 +61,62 @@ def _item(item, items, all_items, num_rows, HEADS: tl.constexpr):
     return row, tl.load(at + 6), first, end, tl.load(at + 3), tl.load(at + 4), tl.load(at + 5), tl.load(at + 7)
 
 
+class _Shape(NamedTuple):
+    """Constants of a layer's attention, of `Attention` and the cache. CAP: in units of the base-2 scores."""
+
+    Q_HEADS: int
+    KV_HEADS: int
+    HEAD_DIM: int
+    BLOCK_SIZE: int
+    WINDOW: int
+    SINCE: int  # the first visible position
+    CAP: float
+
+
 @triton.jit
 def _tile(
-    first, end, old_len, kv_head, keys, values, table, BLOCK_SIZE: tl.constexpr, KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr, DIM_PAD: tl.constexpr, SINCE: tl.constexpr,
-):  # fmt: skip
+    first, end, old_len, kv_head, keys, values, table, SHAPE: tl.constexpr, TILE: tl.constexpr, DIM_PAD: tl.constexpr
+):
     """Load a tile of keys and values from token `first` up to `end`, and the mask of tokens that the row's query token
-    sees. SINCE: the first visible position.
+    sees.
     """
     token = first + tl.arange(0, TILE)
     d = tl.arange(0, DIM_PAD)
     seen = token < end
-    if WINDOW > 0:
-        seen = seen & (token >= old_len + 1 - WINDOW)
-    if SINCE > 0:
-        seen = seen & (token >= SINCE)
-    block = tl.load(table + token // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
-    at = ((block * BLOCK_SIZE + token % BLOCK_SIZE) * KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
-    ok = seen[:, None] & (d < HEAD_DIM)[None, :]
+    if SHAPE.WINDOW > 0:
+        seen = seen & (token >= old_len + 1 - SHAPE.WINDOW)
+    if SHAPE.SINCE > 0:
+        seen = seen & (token >= SHAPE.SINCE)
+    block = tl.load(table + token // SHAPE.BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
+    at = ((block * SHAPE.BLOCK_SIZE + token % SHAPE.BLOCK_SIZE) * SHAPE.KV_HEADS + kv_head)[
+        :, None
+    ] * SHAPE.HEAD_DIM + d[None, :]
+    ok = seen[:, None] & (d < SHAPE.HEAD_DIM)[None, :]
     return tl.load(keys + at, mask=ok, other=0.0), tl.load(values + at, mask=ok, other=0.0), seen
 
 
 @triton.jit
 def _query_token(
-    qkv, keys, values, kv_scales, table, token, kv_head, position, begins_row, c, s, q_weight, q_of_partner, k_weight,
-    k_of_partner, eps, key_scale, value_scale, key_factor, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM:
-    tl.constexpr, BLOCK_SIZE: tl.constexpr, LINES: tl.constexpr, PART_LINES: tl.constexpr, DIM_PAD: tl.constexpr,
-    HAS_NORM: tl.constexpr, CAP: tl.constexpr, DEPENDENT: tl.constexpr,
+    qkv, keys, values, kv_scales, table, token, kv_head, position, begins_row, angle, norms, key_scale, value_scale,
+    key_factor, SHAPE: tl.constexpr, LINES: tl.constexpr, PART_LINES: tl.constexpr, DIM_PAD: tl.constexpr, DEPENDENT:
+    tl.constexpr,
 ):  # fmt: skip
     """Wait, then return the lines of an item's query token, [LINES, DIM_PAD], and a sum of tokens: of the query token
-    alone if the item begins the row, whose key and value are then written too, else empty.
+    alone if the item begins the row, whose key and value are then written too, else empty. norms: of queries and keys,
+    and eps.
     """
     # Waiting is part of an item, and later items skip it: before all items the compiler would move their common code
     # behind the wait, about 300 instructions before the first dependent load.
     wait_for_predecessors(DEPENDENT)
+    Q_HEADS: tl.constexpr = SHAPE.Q_HEADS
+    KV_HEADS: tl.constexpr = SHAPE.KV_HEADS
+    HEAD_DIM: tl.constexpr = SHAPE.HEAD_DIM
+    BLOCK_SIZE: tl.constexpr = SHAPE.BLOCK_SIZE
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
+    q_norm, k_norm, eps = norms
+    q_weight, q_of_partner = q_norm
+    k_weight, k_of_partner = k_norm
+    c, s = angle
     lane = tl.arange(0, PART_LINES)
     head = qkv + token.to(tl.int64) * (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM + (kv_head * GROUP + lane)[:, None] * HEAD_DIM
     # Issue all loads of an item before the first reduction, which synchronizes its warps.
@@ -103,34 +124,36 @@ def _query_token(
     new_key, new_partner, new_value, home = new_token_of(
         qkv, table, position, token, kv_head, begins_row, Q_HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, DIM_PAD
     )
-    query = rotated_head(query, partner, q_weight, q_of_partner, c, s, eps, HEAD_DIM, DIM_PAD, HAS_NORM)
+    query = rotated_head(query, partner, q_weight, q_of_partner, c, s, eps, HEAD_DIM, DIM_PAD)
     query = query.to(qkv.dtype.element_ty)
     lines = repeated_lines(query, LINES)
     top, total, acc = no_part(LINES, DIM_PAD)
     if begins_row:
         # Merging the query token into a tile would put it among keys loaded directly from memory.
-        turned = rotated_head(new_key, new_partner, k_weight, k_of_partner, c, s, eps, HEAD_DIM, DIM_PAD, HAS_NORM)
+        turned = rotated_head(new_key, new_partner, k_weight, k_of_partner, c, s, eps, HEAD_DIM, DIM_PAD)
         top, total, acc = fold_new_token(
             query, turned, new_value, home, keys, values, kv_scales, key_scale, value_scale, position, key_factor,
-            kv_head, acc, KV_HEADS, HEAD_DIM, BLOCK_SIZE, DIM_PAD, CAP,
+            kv_head, acc, KV_HEADS, HEAD_DIM, BLOCK_SIZE, DIM_PAD, SHAPE.CAP,
         )  # fmt: skip
     return lines, top, total, acc
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _decode_kernel(
-    qkv, keys, values, kv_scales, block_tables, query_start_loc, items, num_items, cos, sin, q_norm, k_norm, out,
-    partial, partial_top, partial_total, arrived, scale, eps, table_stride, num_rows, num_positions, Q_HEADS:
-    tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, TILE:
-    tl.constexpr, LINES: tl.constexpr, PART_LINES: tl.constexpr, DIM_PAD: tl.constexpr, PARTS: tl.constexpr, STAGES:
-    tl.constexpr, EARLY: tl.constexpr, GROUP_PARTS: tl.constexpr, SPREAD: tl.constexpr, HAS_NORM: tl.constexpr, CAP:
-    tl.constexpr, DEPENDENT: tl.constexpr, SINCE: tl.constexpr, RAGGED: tl.constexpr,
+    qkv, keys, values, kv_scales, block_tables, query_start_loc, items, num_items, rope, norms, out, parts, scale,
+    table_stride, num_rows, num_positions, SHAPE: tl.constexpr, TILE: tl.constexpr, LINES: tl.constexpr,
+    PART_LINES: tl.constexpr, DIM_PAD: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+    GROUP_PARTS: tl.constexpr, SPREAD: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Process items in order. EARLY: an item's first tiles are requested before its query token, and so before the
     wait: a loop requests tiles before its first iteration, which here reads the query token. SPREAD: an item may be
-    some of a group's parts. RAGGED: rows of the launch have other numbers of query tokens than one.
+    some of a group's parts. query_start_loc: where rows of the launch have other numbers of query tokens than one.
+    norms: weights of queries and keys, and eps.
     """
     let_dependents_start(DEPENDENT)
+    Q_HEADS: tl.constexpr = SHAPE.Q_HEADS
+    KV_HEADS: tl.constexpr = SHAPE.KV_HEADS
+    HEAD_DIM: tl.constexpr = SHAPE.HEAD_DIM
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
     all_items = tl.load(num_items) * KV_HEADS
     together = tl.load(num_items + 1)
@@ -139,8 +162,8 @@ def _decode_kernel(
     # Items, block tables and older keys are constant during F.
     begin = tl.program_id(0)
     row, seq_len, first_token, end, before, sums, tiles, sum_index = _item(begin, items, all_items, num_rows, KV_HEADS)
-    q_weight, q_of_partner = norm_of_head(q_norm, HEAD_DIM, DIM_PAD, HAS_NORM)
-    k_weight, k_of_partner = norm_of_head(k_norm, HEAD_DIM, DIM_PAD, HAS_NORM)
+    q_norm, k_norm, eps = norms
+    head_norms = norm_of_head(q_norm, HEAD_DIM, DIM_PAD), norm_of_head(k_norm, HEAD_DIM, DIM_PAD), eps
     # A program without an item ends and leaves its registers to the next kernel. One program waits in any case.
     if (begin == 0) & (all_items == 0):
         wait_for_predecessors(DEPENDENT)
@@ -148,7 +171,7 @@ def _decode_kernel(
     for item in range(begin, all_items, step):
         kv_head = item % KV_HEADS
         token = row
-        if RAGGED:
+        if query_start_loc is not None:
             token = tl.load(query_start_loc + row)
         old_len = seq_len - 1
         lane = tl.arange(0, LINES)
@@ -157,15 +180,14 @@ def _decode_kernel(
         table = block_tables + row.to(tl.int64) * table_stride
         key_scale, value_scale = head_scales(kv_scales, kv_head, KV_HEADS)
         key_factor = scale * key_scale
-        c, s = angle_of(cos, sin, position, HEAD_DIM, DIM_PAD)
+        angle = angle_of(rope, position, HEAD_DIM, DIM_PAD)
         begins_row = (sum_index == before) & (seq_len > 0)
         lines = tl.zeros([LINES, DIM_PAD], qkv.dtype.element_ty)
         top, total, acc = no_part(LINES, DIM_PAD)
         if not EARLY:
             lines, top, total, acc = _query_token(
-                qkv, keys, values, kv_scales, table, token, kv_head, position, begins_row, c, s, q_weight, q_of_partner,
-                k_weight, k_of_partner, eps, key_scale, value_scale, key_factor, Q_HEADS, KV_HEADS, HEAD_DIM,
-                BLOCK_SIZE, LINES, PART_LINES, DIM_PAD, HAS_NORM, CAP, DEPENDENT,
+                qkv, keys, values, kv_scales, table, token, kv_head, position, begins_row, angle, head_norms, key_scale,
+                value_scale, key_factor, SHAPE, LINES, PART_LINES, DIM_PAD, DEPENDENT,
             )  # fmt: skip
         arrivals = sums
         one_sum = True  # of an item that is a group or a row; otherwise it leaves each part for the row's last program
@@ -176,27 +198,22 @@ def _decode_kernel(
         sum_top, sum_total, sum_acc = no_part(LINES, DIM_PAD)
         for i in tl.range(0, tl.maximum((end - first_token + TILE - 1) // TILE, EARLY), 1, num_stages=STAGES):
             k, v, in_tile = _tile(
-                first_token + i * TILE, end, old_len, kv_head, keys, values, table, BLOCK_SIZE, KV_HEADS, HEAD_DIM,
-                WINDOW, TILE, DIM_PAD, SINCE,
-            )  # fmt: skip
+                first_token + i * TILE, end, old_len, kv_head, keys, values, table, SHAPE, TILE, DIM_PAD
+            )
             if EARLY:
                 if i == 0:
                     lines, top, total, acc = _query_token(
-                        qkv, keys, values, kv_scales, table, token, kv_head, position, begins_row, c, s, q_weight,
-                        q_of_partner, k_weight, k_of_partner, eps, key_scale, value_scale, key_factor, Q_HEADS,
-                        KV_HEADS, HEAD_DIM, BLOCK_SIZE, LINES, PART_LINES, DIM_PAD, HAS_NORM, CAP, DEPENDENT,
+                        qkv, keys, values, kv_scales, table, token, kv_head, position, begins_row, angle, head_norms,
+                        key_scale, value_scale, key_factor, SHAPE, LINES, PART_LINES, DIM_PAD, DEPENDENT,
                     )  # fmt: skip
             if (i > 0) & (i % tiles == 0):
                 if one_sum:
                     sum_top, sum_total, sum_acc = with_part(sum_top, sum_total, sum_acc, top, total, acc)
                 else:
-                    leave_part(
-                        partial, partial_top, partial_total, sum_index, top, total, acc, ok, HEAD_DIM, PART_LINES,
-                        DIM_PAD,
-                    )  # fmt: skip
+                    leave_part(parts, sum_index, top, total, acc, ok, HEAD_DIM, PART_LINES, DIM_PAD)
                     sum_index += KV_HEADS
                 top, total, acc = no_part(LINES, DIM_PAD)
-            top, total, acc = fold(lines, k, v, in_tile[None, :], key_factor, top, total, acc, CAP)
+            top, total, acc = fold(lines, k, v, in_tile[None, :], key_factor, top, total, acc, SHAPE.CAP)
         top, total, acc = with_part(sum_top, sum_total, sum_acc, top, total, acc)
 
         if arrivals == 1:
@@ -205,16 +222,13 @@ def _decode_kernel(
             out_at = (token.to(tl.int64) * Q_HEADS + head)[:, None] * HEAD_DIM + d[None, :]
             tl.store(out + out_at, result.to(out.dtype.element_ty), mask=ok[:, None] & in_dim[None, :])
         else:
-            leave_part(
-                partial, partial_top, partial_total, sum_index, top, total, acc, ok, HEAD_DIM, PART_LINES, DIM_PAD
-            )
+            leave_part(parts, sum_index, top, total, acc, ok, HEAD_DIM, PART_LINES, DIM_PAD)
             tl.debug_barrier()
-            if tl.atomic_add(arrived + row * KV_HEADS + kv_head, 1, sem="acq_rel") == arrivals - 1:
-                tl.store(arrived + row * KV_HEADS + kv_head, 0)
+            if tl.atomic_add(parts.arrived + row * KV_HEADS + kv_head, 1, sem="acq_rel") == arrivals - 1:
+                tl.store(parts.arrived + row * KV_HEADS + kv_head, 0)
                 add_parts(
-                    partial, partial_top, partial_total, out, value_scale, before, sums,
-                    tl.where(one_sum, _MAX_PARTS, GROUP_PARTS), token, kv_head, Q_HEADS, KV_HEADS, HEAD_DIM, PART_LINES,
-                    DIM_PAD, PARTS,
+                    parts, out, value_scale, before, sums, tl.where(one_sum, _MAX_PARTS, GROUP_PARTS), token, kv_head,
+                    Q_HEADS, KV_HEADS, HEAD_DIM, PART_LINES, DIM_PAD, PARTS,
                 )  # fmt: skip
         following = item + step
         if following < all_items:  # otherwise nothing orders the dependent kernels
@@ -262,28 +276,21 @@ def decode_attention(
         values,
         weights.kv_scales,
         block_tables,
-        seq_lens if query_start_loc is None else query_start_loc,
+        query_start_loc if ragged else None,
         items,
         num_items,
-        rope.cos,
-        rope.sin,
-        qkv if q_norm is None else q_norm.weight,
-        qkv if k_norm is None else k_norm.weight,
+        (rope.cos, rope.sin),
+        (None, None, None) if q_norm is None or k_norm is None else (q_norm.weight, k_norm.weight, q_norm.eps),
         out,
-        buffers.partial,
-        buffers.top,
-        buffers.total,
-        buffers.arrived,
+        buffers,
         shape.scale * LOG2_E,
-        0.0 if q_norm is None else q_norm.eps,
         block_tables.stride(0),
         rows,
         rope.cos.shape[0],
-        Q_HEADS=shape.heads,
-        KV_HEADS=shape.kv_heads,
-        HEAD_DIM=shape.head_dim,
-        BLOCK_SIZE=block_size,
-        WINDOW=weights.window,
+        SHAPE=_Shape(
+            shape.heads, shape.kv_heads, shape.head_dim, block_size, weights.window, weights.first,
+            weights.score_cap * LOG2_E,
+        ),
         TILE=plan.tile,
         LINES=lines,
         PART_LINES=buffers.partial.shape[1],
@@ -293,12 +300,8 @@ def decode_attention(
         EARLY=int(plan.early),
         GROUP_PARTS=plan.group,
         SPREAD=plan.spreads(rows),
-        HAS_NORM=q_norm is not None,
-        CAP=weights.score_cap * LOG2_E,
         DEPENDENT=dependent,
-        SINCE=weights.first,
-        RAGGED=ragged,
         num_warps=plan.warps,
         enable_fp_fusion=False,
         **options,
-    )
+    )  # fmt: skip

@@ -24,11 +24,11 @@ def partner_of(d, HEAD_DIM: tl.constexpr):
 
 
 @triton.jit
-def norm_of_head(norm, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr, HAS_NORM: tl.constexpr):
+def norm_of_head(norm, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr):
     """Load a head norm's weights and each entry's partner's: float32 [DIM_PAD] each, if there is a norm."""
     weight = 0.0
     of_partner = 0.0
-    if HAS_NORM:
+    if norm is not None:
         d = tl.arange(0, DIM_PAD)
         weight = tl.load(norm + d, mask=d < HEAD_DIM, other=0.0).to(tl.float32)
         of_partner = tl.load(norm + partner_of(d, HEAD_DIM), mask=d < HEAD_DIM, other=0.0).to(tl.float32)
@@ -36,11 +36,12 @@ def norm_of_head(norm, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr, HAS_NORM: 
 
 
 @triton.jit
-def angle_of(cos, sin, position, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr):
+def angle_of(rope, position, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr):
     """Load the rotation's cosine and sine of a head's entries at a position: float32 [1, DIM_PAD]."""
     HALF: tl.constexpr = HEAD_DIM // 2
     d = tl.arange(0, DIM_PAD)
     angle = tl.where(d < HALF, d, d - HALF)[None, :] + position * HALF
+    cos, sin = rope
     c = tl.load(cos + angle, mask=(d < HEAD_DIM)[None, :], other=0.0)
     return c, tl.load(sin + angle, mask=(d < HEAD_DIM)[None, :], other=0.0)
 
@@ -56,12 +57,12 @@ def head_and_partner(at, ok, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr):
 
 @triton.jit
 def rotated_head(
-    x, y, weight, of_partner, c, s, eps, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr, HAS_NORM: tl.constexpr
-):
+    x, y, weight, of_partner, c, s, eps, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr
+):  # fmt: skip
     """Normalize heads and partners, if the model does so, and rotate them: float32 [n, DIM_PAD]."""
     x = x.to(tl.float32)
     y = y.to(tl.float32)
-    if HAS_NORM:
+    if eps is not None:
         scale = tl.rsqrt(tl.sum(x * x, 1) / HEAD_DIM + eps)[:, None]
         x = x * scale * weight[None, :]
         y = y * scale * of_partner[None, :]

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 import triton
@@ -33,15 +32,15 @@ def with_part(top, total, acc, part_top, part_total, part_acc):
 
 
 @triton.jit
-def _part_of(at, partial, partial_top, partial_total, ok, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr):
+def _part_of(at, parts, ok, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr):
     """Load a part: its maxima and totals, [lines], and sums, [lines, D]. at: of its lines. ok: which of them exist; the
     others are empty."""
     d = tl.arange(0, DIM_PAD)
     inside = ok[:, None] & (d < HEAD_DIM)[None, :]
-    top = tl.load(partial_top + at, mask=ok, other=float("-inf"), cache_modifier=".cg")
-    total = tl.load(partial_total + at, mask=ok, other=0.0, cache_modifier=".cg")
+    top = tl.load(parts.top + at, mask=ok, other=float("-inf"), cache_modifier=".cg")
+    total = tl.load(parts.total + at, mask=ok, other=0.0, cache_modifier=".cg")
     where = at[:, None] * HEAD_DIM + d[None, :]
-    return top, total, tl.load(partial + where, mask=inside, other=0.0, cache_modifier=".cg")
+    return top, total, tl.load(parts.partial + where, mask=inside, other=0.0, cache_modifier=".cg")
 
 
 @triton.jit
@@ -52,22 +51,19 @@ def no_part(LINES: tl.constexpr, DIM_PAD: tl.constexpr):
 
 
 @triton.jit
-def leave_part(
-    partial, partial_top, partial_total, at, top, total, acc, ok, HEAD_DIM: tl.constexpr, PART_LINES: tl.constexpr,
-    DIM_PAD: tl.constexpr,
-):  # fmt: skip
+def leave_part(parts, at, top, total, acc, ok, HEAD_DIM: tl.constexpr, PART_LINES: tl.constexpr, DIM_PAD: tl.constexpr):
     """Store a part for `add_parts`. at: its index. ok: which of its lines exist, [lines]."""
     d = tl.arange(0, DIM_PAD)
     mine = at * PART_LINES + tl.arange(0, ok.shape[0])
-    tl.store(partial + mine[:, None] * HEAD_DIM + d[None, :], acc, mask=ok[:, None] & (d < HEAD_DIM)[None, :])
-    tl.store(partial_top + mine, top, mask=ok)
-    tl.store(partial_total + mine, total, mask=ok)
+    tl.store(parts.partial + mine[:, None] * HEAD_DIM + d[None, :], acc, mask=ok[:, None] & (d < HEAD_DIM)[None, :])
+    tl.store(parts.top + mine, top, mask=ok)
+    tl.store(parts.total + mine, total, mask=ok)
 
 
 @triton.jit
 def add_parts(
-    partial, partial_top, partial_total, out, value_scale, begin_sums, sums, group_sums, token, kv_head, Q_HEADS:
-    tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PART_LINES: tl.constexpr, DIM_PAD: tl.constexpr,
+    parts, out, value_scale, begin_sums, sums, group_sums, token, kv_head, Q_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PART_LINES: tl.constexpr, DIM_PAD: tl.constexpr,
     PARTS: tl.constexpr,
 ):  # fmt: skip
     """Weigh and add the sums of a row and a KV head one by one in groups of group_sums, then the groups' sums. PARTS of
@@ -85,8 +81,8 @@ def add_parts(
             tops, totals, accs = (), (), ()
             for i in tl.static_range(PARTS):
                 one_top, one_total, one = _part_of(
-                    ((begin_sums + first + begin + i) * KV_HEADS + kv_head) * PART_LINES + line, partial, partial_top,
-                    partial_total, line_ok & (begin + i < in_group), HEAD_DIM, DIM_PAD,
+                    ((begin_sums + first + begin + i) * KV_HEADS + kv_head) * PART_LINES + line, parts,
+                    line_ok & (begin + i < in_group), HEAD_DIM, DIM_PAD,
                 )  # fmt: skip
                 tops, totals, accs = longer(tops, one_top), longer(totals, one_total), longer(accs, one)
             for i in tl.static_range(PARTS):
@@ -100,8 +96,7 @@ def add_parts(
     tl.store(out + out_at, result.to(out.dtype.element_ty), mask=line_ok[:, None] & (d < HEAD_DIM)[None, :])
 
 
-@dataclass(frozen=True, slots=True)
-class PartBuffers:
+class PartBuffers(NamedTuple):
     """Partial results of split rows. One attention at a time uses them."""
 
     partial: torch.Tensor  # float32 [sums, lines, head_dim]

@@ -10,7 +10,7 @@ launch is read from the batch, so that programs need not synchronize.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 import triton
@@ -27,10 +27,21 @@ _IN_BATCH, _IN_PLACES = tl.constexpr(_OF_BATCH), tl.constexpr(_OF_PLACES)
 _NOWHERE = tl.constexpr(NOWHERE)
 
 
+class _Batch(NamedTuple):
+    """The tensors of a `ForwardBatch` that the kernel reads, under their names there."""
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    block_tables: torch.Tensor
+
+
 @triton.jit
 def _before_in_batch(
-    token, hidden, kept, positions, slot_mapping, query_start_loc, seq_lens, block_tables, table_stride, num_rows,
-    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, BY_TOKEN: tl.constexpr,
+    token, hidden, kept, batch, table_stride, num_rows, HIDDEN: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
     """Return the previous hidden state of a query token of F, and store the token's own in its block. ROWS: rows to
     search for the token's; 1: each row has one query token. BY_TOKEN: block tables are by query token instead of row.
@@ -38,23 +49,23 @@ def _before_in_batch(
     i = tl.arange(0, BLOCK)
     inside = i < HIDDEN
     own = tl.load(hidden + token * HIDDEN + i, mask=inside, other=0.0)
-    tl.store(kept + tl.load(slot_mapping + token) * HIDDEN + i, own, mask=inside)
+    tl.store(kept + tl.load(batch.slot_mapping + token) * HIDDEN + i, own, mask=inside)
     row = token.to(tl.int32)
     if ROWS > 1:
         r = tl.arange(0, ROWS)
-        ends = tl.load(query_start_loc + 1 + r, mask=r < num_rows, other=0x7FFFFFFF)
+        ends = tl.load(batch.query_start_loc + 1 + r, mask=r < num_rows, other=0x7FFFFFFF)
         row = tl.sum((ends <= token).to(tl.int32), 0)
     there = row < num_rows
     row = tl.minimum(row, num_rows - 1)
-    position = tl.load(positions + token)
-    there = there & (position > 0) & (tl.load(seq_lens + row) > 0)
-    beside = there & (tl.load(query_start_loc + row) < token)
+    position = tl.load(batch.positions + token)
+    there = there & (position > 0) & (tl.load(batch.seq_lens + row) > 0)
+    beside = there & (tl.load(batch.query_start_loc + row) < token)
     elsewhere = there & (beside == 0)
     last = tl.maximum(position - 1, 0)
     table = row.to(tl.int64)
     if BY_TOKEN:
         table = token
-    block = tl.load(block_tables + table * table_stride + last // BLOCK_SIZE, mask=elsewhere, other=0)
+    block = tl.load(batch.block_tables + table * table_stride + last // BLOCK_SIZE, mask=elsewhere, other=0)
     index = block.to(tl.int64) * BLOCK_SIZE + last % BLOCK_SIZE
     in_batch = tl.load(hidden + (token - 1) * HIDDEN + i, mask=inside & beside, other=0.0)
     in_block = tl.load(kept + index * HIDDEN + i, mask=inside & elsewhere, other=0.0)
@@ -62,7 +73,8 @@ def _before_in_batch(
 
 
 @triton.jit
-def _normed(x, weight, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def _normed(x, norm, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    weight, eps = norm
     i = tl.arange(0, BLOCK)
     x = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, 0) / SIZE + eps)
@@ -71,32 +83,29 @@ def _normed(x, weight, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_rows", "table_stride"])
 def _join_kernel(
-    hidden, kept, indexes, table, token_ids, positions, slot_mapping, query_start_loc, seq_lens, block_tables,
-    token_norm, hidden_norm, joined, residual, token_eps, hidden_eps, table_stride, num_rows, WIDTH: tl.constexpr,
-    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, BY_TOKEN: tl.constexpr,
-    BEFORE: tl.constexpr, HIDDEN_FIRST: tl.constexpr, TOKEN_NORM: tl.constexpr, HIDDEN_NORM: tl.constexpr,
-    LEAVES: tl.constexpr, LEAVES_NORMED: tl.constexpr,
+    hidden, kept, indexes, table, batch, token_norm, hidden_norm, joined, residual, table_stride, num_rows,
+    WIDTH: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr,
+    BY_TOKEN: tl.constexpr, BEFORE: tl.constexpr, HIDDEN_FIRST: tl.constexpr, LEAVES_NORMED: tl.constexpr,
 ):  # fmt: skip
-    """Join one token's inputs. LEAVES: write the hidden state, or with LEAVES_NORMED its norm, to the residual."""
+    """Join one token's inputs. residual: gets the hidden state, or with LEAVES_NORMED its norm."""
     token = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     inside = i < HIDDEN
     if BEFORE == _IN_BATCH:
         state = _before_in_batch(
-            token, hidden, kept, positions, slot_mapping, query_start_loc, seq_lens, block_tables, table_stride,
-            num_rows, HIDDEN, BLOCK, BLOCK_SIZE, ROWS, BY_TOKEN,
-        )  # fmt: skip
+            token, hidden, kept, batch, table_stride, num_rows, HIDDEN, BLOCK, BLOCK_SIZE, ROWS, BY_TOKEN
+        )
     elif BEFORE == _IN_PLACES:
         index = tl.load(indexes + token)
         state = tl.load(kept + index * HIDDEN + i, mask=inside & (index != _NOWHERE), other=0.0)
     else:
         state = tl.load(hidden + token * HIDDEN + i, mask=inside, other=0.0)
-    embedded = tl.load(table + tl.load(token_ids + token) * WIDTH + i, mask=i < WIDTH, other=0.0)
+    embedded = tl.load(table + tl.load(batch.token_ids + token) * WIDTH + i, mask=i < WIDTH, other=0.0)
     joins = state
-    if HIDDEN_NORM:
-        joins = _normed(state, hidden_norm, hidden_eps, HIDDEN, BLOCK)
-    if TOKEN_NORM:
-        embedded = _normed(embedded, token_norm, token_eps, WIDTH, BLOCK)
+    if hidden_norm is not None:
+        joins = _normed(state, hidden_norm, HIDDEN, BLOCK)
+    if token_norm is not None:
+        embedded = _normed(embedded, token_norm, WIDTH, BLOCK)
     line = joined + token * (WIDTH + HIDDEN)
     if HIDDEN_FIRST:
         tl.store(line + i, joins.to(joined.dtype.element_ty), mask=inside)
@@ -104,7 +113,7 @@ def _join_kernel(
     else:
         tl.store(line + i, embedded.to(joined.dtype.element_ty), mask=i < WIDTH)
         tl.store(line + WIDTH + i, joins.to(joined.dtype.element_ty), mask=inside)
-    if LEAVES:
+    if residual is not None:
         left = state
         if LEAVES_NORMED:
             left = joins
@@ -150,24 +159,19 @@ class Joining:
         tokens = batch.num_tokens
         block = triton.next_power_of_2(max(width, depth))
         joined = self.table.new_empty((tokens, width + depth))
-        leaves = residual is not None and fuse.product is None
         _join_kernel[(tokens,)](
             hidden,
             self.kept,
             batch.positions if indexes is None else indexes,
             self.table,
-            batch.token_ids,
-            batch.positions,
-            batch.slot_mapping,
-            batch.query_start_loc,
-            batch.seq_lens,
-            batch.block_tables,
-            _weight(fuse.token_norm, self.table),
-            _weight(fuse.hidden_norm, self.table),
+            _Batch(
+                batch.token_ids, batch.positions, batch.slot_mapping, batch.query_start_loc, batch.seq_lens,
+                batch.block_tables,
+            ),
+            _weight_and_eps(fuse.token_norm),
+            _weight_and_eps(fuse.hidden_norm),
             joined,
-            joined if residual is None else residual,
-            0.0 if fuse.token_norm is None else fuse.token_norm.eps,
-            0.0 if fuse.hidden_norm is None else fuse.hidden_norm.eps,
+            residual if fuse.product is None else None,
             batch.block_tables.stride(0),
             batch.num_rows,
             WIDTH=width,
@@ -178,14 +182,11 @@ class Joining:
             BY_TOKEN=by_token,
             BEFORE=before,
             HIDDEN_FIRST=fuse.hidden_first,
-            TOKEN_NORM=fuse.token_norm is not None,
-            HIDDEN_NORM=fuse.hidden_norm is not None,
-            LEAVES=leaves,
-            LEAVES_NORMED=leaves and fuse.normed_residual,
+            LEAVES_NORMED=fuse.normed_residual,
             num_warps=min(max(block // 512, 1), 8),
-        )
+        )  # fmt: skip
         return joined
 
 
-def _weight(norm: Norm | None, otherwise: torch.Tensor) -> torch.Tensor:
-    return otherwise if norm is None else norm.weight
+def _weight_and_eps(norm: Norm | None) -> tuple[torch.Tensor, float] | None:
+    return None if norm is None else (norm.weight, norm.eps)

@@ -9,8 +9,7 @@ on the device, so K steps are K times the same kernels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import NamedTuple
 
 import torch
 import triton
@@ -23,15 +22,14 @@ from runahead.runtime.kernels.triton.drafting.head_inputs import NOWHERE
 from runahead.runtime.kernels.triton.row_state.drafts import DraftState
 from runahead.runtime.kernels.triton.row_state.record import int_of, long_of, offset_of
 
-_TABLE_TILE: Final = 256
+_TABLE_TILE = tl.constexpr(256)
 _MAX_POSITION = offset_of("max_position")
 _MASK_EPOCH = offset_of("mask_epoch")
 _NO_DRAFT = tl.constexpr(NO_DRAFT)
 _NOWHERE = tl.constexpr(NOWHERE)
 
 
-@dataclass(frozen=True, slots=True)
-class HeadRows:
+class HeadRows(NamedTuple):
     """A step's inputs at fixed addresses, for S row slots and up to R rows."""
 
     token_ids: torch.Tensor  # int64 [R]
@@ -61,13 +59,7 @@ class HeadRows:
 
     @property
     def bytes(self) -> int:
-        return sum(
-            tensor.nbytes
-            for tensor in (
-                self.token_ids, self.positions, self.slot_mapping, self.seq_lens, self.starts, self.block_tables,
-                self.before, self.next_position, self.active,
-            )
-        )  # fmt: skip
+        return sum(tensor.nbytes for tensor in self)
 
 
 def make_head_rows(slots: int, rows: int, max_blocks: int, device: torch.device) -> HeadRows:
@@ -91,53 +83,51 @@ def make_head_rows(slots: int, rows: int, max_blocks: int, device: torch.device)
 
 @triton.jit(do_not_specialize=["ahead", "count"])
 def _step_kernel(
-    row_slots, alive, seq_len, last_token, block_table, parameters, chosen, held, guesses, proposed, drafted,
-    token_ids, positions, slot_mapping, seq_lens, block_tables, before, next_position, active, ahead, count,
-    VOCAB: tl.constexpr, BLOCK_SIZE: tl.constexpr, MAX_BLOCKS: tl.constexpr, TABLE: tl.constexpr, MOST: tl.constexpr,
-    MOST_PAD: tl.constexpr, FIRST: tl.constexpr, HOLDS: tl.constexpr, KEPT: tl.constexpr, TABLE_TILE: tl.constexpr,
+    row_slots, state, chosen, held, drafts, out, ahead, count, VOCAB: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    MAX_BLOCKS: tl.constexpr, TABLE: tl.constexpr, MOST: tl.constexpr, MOST_PAD: tl.constexpr, KEPT: tl.constexpr,
 ):  # fmt: skip
-    """Prepare one row. FIRST: nothing was chosen yet. HOLDS: rows may be held and have grammar-forced drafts: such
-    rows, and rows in slots from KEPT on, get no guesses.
+    """Prepare one row. chosen: None where nothing was chosen yet. held: rows may be held and have grammar-forced
+    drafts: such rows, and rows in slots from KEPT on, get no guesses.
     """
     row = tl.program_id(0)
     slot = tl.load(row_slots + row).to(tl.int64)
-    length = tl.where(tl.load(alive + slot) != 0, tl.load(seq_len + slot), 0)
+    length = tl.where(tl.load(state.alive + slot) != 0, tl.load(state.seq_len + slot), 0)
     # A token at the row's last position ends it, and no block is allocated for a later one.
-    room = tl.minimum(int_of(parameters, slot, _MAX_POSITION) - length, count)
+    room = tl.minimum(int_of(state.parameters, slot, _MAX_POSITION) - length, count)
     # Masks along drafts need the mask worker to know the drafts, which it can't for a head's.
-    has_grammar = long_of(parameters, slot, _MASK_EPOCH) != 0
+    has_grammar = long_of(state.parameters, slot, _MASK_EPOCH) != 0
     writes = length >= 0
-    if HOLDS:
+    if held is not None:
         is_held = tl.load(held + slot) != 0
-        room = tl.where(is_held | (slot >= KEPT), 0, tl.minimum(room, tl.load(guesses)))
+        room = tl.where(is_held | (slot >= KEPT), 0, tl.minimum(room, tl.load(drafts.guesses)))
         writes = (has_grammar == 0) & (is_held == 0)
     room = tl.where((length > 0) & (has_grammar == 0), tl.maximum(room, 0), 0)
-    if FIRST:
-        token = tl.load(last_token + slot)
+    if chosen is None:
+        token = tl.load(state.last_token + slot)
         n = tl.arange(0, MOST_PAD)
-        tl.store(proposed + slot * MOST + n, tl.full([MOST_PAD], _NO_DRAFT, tl.int32), mask=(n < MOST) & writes)
-        tl.store(drafted + slot, room, mask=writes)
+        tl.store(drafts.proposed + slot * MOST + n, tl.full([MOST_PAD], _NO_DRAFT, tl.int32), mask=(n < MOST) & writes)
+        tl.store(drafts.drafted + slot, room, mask=writes)
         last = tl.maximum(length - 2, 0)
-        block = tl.load(block_table + slot * TABLE + last // BLOCK_SIZE, mask=(room > 0) & (length > 1), other=0)
+        block = tl.load(state.block_table + slot * TABLE + last // BLOCK_SIZE, mask=(room > 0) & (length > 1), other=0)
         index = block.to(tl.int64) * BLOCK_SIZE + last % BLOCK_SIZE
-        tl.store(before + row, tl.where((room > 0) & (length > 1), index, _NOWHERE))
-        for first in range(0, tl.where(room > 0, (length + room - 2) // BLOCK_SIZE + 1, 0), TABLE_TILE):
-            j = first + tl.arange(0, TABLE_TILE)
-            blocks = tl.load(block_table + slot * TABLE + j, mask=j < MAX_BLOCKS, other=0)
-            tl.store(block_tables + row.to(tl.int64) * MAX_BLOCKS + j, blocks, mask=j < MAX_BLOCKS)
+        tl.store(out.before + row, tl.where((room > 0) & (length > 1), index, _NOWHERE))
+        for first in range(0, tl.where(room > 0, (length + room - 2) // BLOCK_SIZE + 1, 0), _TABLE_TILE):
+            j = first + tl.arange(0, _TABLE_TILE)
+            blocks = tl.load(state.block_table + slot * TABLE + j, mask=j < MAX_BLOCKS, other=0)
+            tl.store(out.block_tables + row.to(tl.int64) * MAX_BLOCKS + j, blocks, mask=j < MAX_BLOCKS)
     else:
         token = tl.load(chosen + row).to(tl.int32)
-        tl.store(proposed + slot * MOST + ahead - 1, token, mask=ahead <= room)
+        tl.store(drafts.proposed + slot * MOST + ahead - 1, token, mask=ahead <= room)
     going = ahead < room
     position = tl.maximum(length - 1 + ahead, 0)
-    block = tl.load(block_table + slot * TABLE + position // BLOCK_SIZE, mask=going, other=0)
-    tl.store(token_ids + row, tl.minimum(tl.maximum(token, 0), VOCAB - 1).to(tl.int64))
-    tl.store(positions + row, tl.where(going, position, 0).to(tl.int64))
+    block = tl.load(state.block_table + slot * TABLE + position // BLOCK_SIZE, mask=going, other=0)
+    tl.store(out.token_ids + row, tl.minimum(tl.maximum(token, 0), VOCAB - 1).to(tl.int64))
+    tl.store(out.positions + row, tl.where(going, position, 0).to(tl.int64))
     mapping = block.to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE
-    tl.store(slot_mapping + row, tl.where(going, mapping, 0))
-    tl.store(seq_lens + row, tl.where(going, position + 1, 0))
-    tl.store(next_position + slot, length + ahead)
-    tl.store(active + slot, going.to(tl.int8))
+    tl.store(out.slot_mapping + row, tl.where(going, mapping, 0))
+    tl.store(out.seq_lens + row, tl.where(going, position + 1, 0))
+    tl.store(out.next_position + slot, length + ahead)
+    tl.store(out.active + slot, going.to(tl.int8))
 
 
 def begin_step(
@@ -165,24 +155,11 @@ def begin_step(
     assert (held is not None) == drafts.holds
     _step_kernel[(num_rows,)](
         row_slots,
-        state.alive.view(torch.int8),
-        state.seq_len,
-        state.last_token,
-        state.block_table,
-        state.parameters,
-        out.token_ids if chosen is None else chosen,
-        drafts.drafted if held is None else held,
-        drafts.guesses if drafts.holds else drafts.drafted,
-        drafts.proposed,
-        drafts.drafted,
-        out.token_ids,
-        out.positions,
-        out.slot_mapping,
-        out.seq_lens,
-        out.block_tables,
-        out.before,
-        out.next_position,
-        out.active.view(torch.int8),
+        state.columns,
+        chosen,
+        held,
+        drafts,
+        out,
         ahead,
         count,
         VOCAB=vocab_size,
@@ -191,9 +168,6 @@ def begin_step(
         TABLE=state.block_table.shape[1],
         MOST=drafts.most,
         MOST_PAD=triton.next_power_of_2(drafts.most),
-        FIRST=chosen is None,
-        HOLDS=held is not None,
         KEPT=drafts.kept_slots,
-        TABLE_TILE=_TABLE_TILE,
         num_warps=1,
     )

@@ -55,65 +55,44 @@ def _prompt_lookup(own, length, room, n, CONTEXT: tl.constexpr, TILE: tl.constex
 
 @triton.jit(do_not_specialize=["count"])
 def _propose_kernel(
-    row_slots,
-    alive,
-    seq_len,
-    parameters,
-    history,
-    proposed,
-    drafted,
-    last_token,
-    held,
-    lines,
-    weights,
-    forced,
-    guesses,
-    count,
-    CONTEXT: tl.constexpr,
-    MOST: tl.constexpr,
-    MOST_PAD: tl.constexpr,
-    FORCES: tl.constexpr,
-    KEPT: tl.constexpr,
-    WORDS: tl.constexpr,
-    WORDS_PAD: tl.constexpr,
-    ACQUIRE: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """Propose one row's drafts. CONTEXT: 0: no prompt lookup. FORCES: rows may be held and have grammars, whose
+    row_slots, state, drafts, masks, count, CONTEXT: tl.constexpr, MOST: tl.constexpr, MOST_PAD: tl.constexpr,
+    KEPT: tl.constexpr, WORDS: tl.constexpr, WORDS_PAD: tl.constexpr, ACQUIRE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Propose one row's drafts. CONTEXT: 0: no prompt lookup. masks: rows may be held and have grammars, whose
     forced tokens take precedence; slots from KEPT on get none.
     """
     slot = tl.load(row_slots + tl.program_id(0)).to(tl.int64)
-    length = tl.where(tl.load(alive + slot) != 0, tl.load(seq_len + slot), 0)
+    length = tl.where(tl.load(state.alive + slot) != 0, tl.load(state.seq_len + slot), 0)
     # A token at the row's last position ends it, and no block is allocated for a later one.
-    room = tl.minimum(int_of(parameters, slot, _MAX_POSITION) - length, count)
-    if FORCES:
+    room = tl.minimum(int_of(state.parameters, slot, _MAX_POSITION) - length, count)
+    if masks is not None:
         room = tl.where(slot < KEPT, room, 0)
         most = room  # of forced tokens
-        is_held = tl.load(held + slot) != 0  # it keeps the drafts of an earlier F
-        epoch = long_of(parameters, slot, _MASK_EPOCH)
+        is_held = tl.load(masks.held + slot) != 0  # it keeps the drafts of an earlier F
+        epoch = long_of(state.parameters, slot, _MASK_EPOCH)
         left = tl.full([], 0, tl.int32)
         said = tl.zeros([MOST_PAD], tl.int32)
         if (length > 0) & (epoch != 0) & (is_held == 0):
             left, said = forced_tokens(
-                lines + slot * WORDS, weights, epoch, length, tl.load(last_token + slot), WORDS, WORDS_PAD, MOST_PAD,
-                ACQUIRE,
+                masks.forced + slot * WORDS, masks.weights, epoch, length, tl.load(state.last_token + slot), WORDS,
+                WORDS_PAD, MOST_PAD, ACQUIRE,
             )  # fmt: skip
-        room = tl.where((left > 0) | is_held, 0, tl.minimum(room, tl.load(guesses)))
+        room = tl.where((left > 0) | is_held, 0, tl.minimum(room, tl.load(drafts.guesses)))
     n = tl.arange(0, MOST_PAD)
     there = n < 0
     token = tl.full([MOST_PAD], _NO_DRAFT, tl.int32)
     if CONTEXT > 0:
-        there, token = _prompt_lookup(history + slot * CONTEXT, length, room, n, CONTEXT, TILE)
-    if FORCES:
+        there, token = _prompt_lookup(drafts.history + slot * CONTEXT, length, room, n, CONTEXT, TILE)
+    if masks is not None:
         is_forced = (left > 0) & (n < tl.minimum(left, most))
         there = there | is_forced
         token = tl.where(is_forced, said, token)
-        tl.store(proposed + slot * MOST + n, token, mask=(n < MOST) & (is_held == 0))
-        tl.store(drafted + slot, tl.sum(there.to(tl.int32), 0), mask=is_held == 0)
-        tl.store(forced + slot, (left > 0).to(tl.int8), mask=is_held == 0)
+        tl.store(drafts.proposed + slot * MOST + n, token, mask=(n < MOST) & (is_held == 0))
+        tl.store(drafts.drafted + slot, tl.sum(there.to(tl.int32), 0), mask=is_held == 0)
+        tl.store(drafts.forced + slot, (left > 0).to(tl.int8), mask=is_held == 0)
     else:
-        tl.store(proposed + slot * MOST + n, token, mask=n < MOST)
-        tl.store(drafted + slot, tl.sum(there.to(tl.int32), 0))
+        tl.store(drafts.proposed + slot * MOST + n, token, mask=n < MOST)
+        tl.store(drafts.drafted + slot, tl.sum(there.to(tl.int32), 0))
 
 
 def propose_drafts(
@@ -130,26 +109,15 @@ def propose_drafts(
     context, most = drafts.history.shape[1], drafts.most
     assert 0 < count <= most
     words = 1 if masks is None else masks.forced.shape[1]
-    unused = drafts.drafted  # stands for unread arguments
     _propose_kernel[(num_rows,)](
         row_slots,
-        state.alive.view(torch.int8),
-        state.seq_len,
-        state.parameters,
-        drafts.history,
-        drafts.proposed,
-        drafts.drafted,
-        state.last_token,
-        unused if masks is None else masks.held,
-        unused if masks is None else masks.forced,
-        unused if masks is None else masks.weights,
-        drafts.forced if drafts.holds else unused,
-        drafts.guesses if drafts.holds else unused,
+        state.columns,
+        drafts,
+        masks,
         count,
         CONTEXT=context,
         MOST=most,
         MOST_PAD=triton.next_power_of_2(most),
-        FORCES=masks is not None,
         KEPT=drafts.kept_slots,
         WORDS=words,
         WORDS_PAD=triton.next_power_of_2(words),

@@ -7,8 +7,9 @@ done with the sums. Its input is a tile of sums, outputs by rows of the batch.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 
@@ -21,6 +22,18 @@ GATED: Final = 2  # out = activation(gate) * up, of the product's two halves
 SQUARED: Final = 3  # out = relu(product)^2
 EPILOGUES: Final = ("store", "add", "gated", "squared")  # their names
 _ADD, _GATED, _SQUARED = tl.constexpr(ADD), tl.constexpr(GATED), tl.constexpr(SQUARED)
+
+
+class End(NamedTuple):
+    """The tensors of a product's end. None: there is no such thing."""
+
+    bias: torch.Tensor | None  # [outputs], twice as many if GATED
+    places: torch.Tensor | None  # int32 [rows] the row of the output to which each row goes
+    squares_in: torch.Tensor | None  # float64 [tiles, rows] sums of squares for the norm before
+    eps: float  # of that norm
+    gamma: torch.Tensor | None  # [outputs] the weight of the norm that follows
+    scaled: torch.Tensor | None  # [rows, outputs] what that norm's reader gets
+    squares_out: torch.Tensor | None  # float64 [tiles, rows]
 
 
 @triton.jit
@@ -37,9 +50,7 @@ def _squares_from(
 
 
 @triton.jit
-def end_weights(
-    tile, bias, gamma, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr
-):
+def end_weights(tile, end, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, EPILOGUE: tl.constexpr):
     """What the end of a tile needs of the model's weights, and a program asks for before it waits: the bias of its
     outputs, of their second half where there are two, and the weight of the norm that follows, [ROWS] each."""
     output = tile * ROWS + tl.arange(0, ROWS)
@@ -47,18 +58,18 @@ def end_weights(
     first = 0.0
     second = 0.0
     following = 0.0
-    if HAS_BIAS:
-        first = tl.load(bias + output, mask=ok, other=0.0)
+    if end.bias is not None:
+        first = tl.load(end.bias + output, mask=ok, other=0.0)
         if EPILOGUE == _GATED:
-            second = tl.load(bias + OUTPUTS + output, mask=ok, other=0.0)
+            second = tl.load(end.bias + OUTPUTS + output, mask=ok, other=0.0)
     if EPILOGUE == _ADD:
-        following = tl.load(gamma + output, mask=ok, other=0.0)
+        following = tl.load(end.gamma + output, mask=ok, other=0.0)
     return first, second, following
 
 
 @triton.jit
 def end_rows(
-    tile, column, squares_in, out, num_rows, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, SQUARES: tl.constexpr,
+    tile, column, out, end, num_rows, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, SQUARES: tl.constexpr,
     STRIDE: tl.constexpr, STEP: tl.constexpr, EPILOGUE: tl.constexpr, LONE: tl.constexpr,
 ):  # fmt: skip
     """What the end of a tile needs of the rows of the batch, and a program asks for as soon as they are there, so that
@@ -67,7 +78,7 @@ def end_rows(
     squares = 0.0
     old = 0.0
     if SQUARES > 0:
-        squares = _squares_from(squares_in, 0, column, num_rows, SQUARES, STRIDE, STEP, LONE)
+        squares = _squares_from(end.squares_in, 0, column, num_rows, SQUARES, STRIDE, STEP, LONE)
     if EPILOGUE == _ADD:
         output = tile * ROWS + tl.arange(0, ROWS)
         ok = (output < OUTPUTS)[:, None] & (column < num_rows)[None, :]
@@ -77,10 +88,9 @@ def end_rows(
 
 @triton.jit
 def product_end(
-    acc, tile, column, weights, rows, squares_in, out, places, scaled, squares_out, eps, num_rows,
-    OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, SQUARES: tl.constexpr,
-    STRIDE: tl.constexpr, STEP: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PLACED: tl.constexpr,
-    GELU: tl.constexpr, LONE: tl.constexpr,
+    acc, tile, column, weights, rows, out, end, num_rows, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
+    COLUMNS: tl.constexpr, ROWS: tl.constexpr, SQUARES: tl.constexpr, STRIDE: tl.constexpr, STEP: tl.constexpr,
+    EPILOGUE: tl.constexpr, GELU: tl.constexpr, LONE: tl.constexpr,
 ):  # fmt: skip
     """Apply the epilogue to a tile of sums and store it. acc: [ROWS outputs, COLUMNS rows of the batch]; GATED: [2 *
     ROWS, COLUMNS], as `gated_row` has them. weights, rows: what `end_weights` and `end_rows` give. The sums are rounded
@@ -91,24 +101,24 @@ def product_end(
     output = tile * ROWS + tl.arange(0, ROWS)
     ok = (output < OUTPUTS)[:, None] & (column < num_rows)[None, :]
     place = column
-    if PLACED:
-        place = tl.load(places + column, mask=column < num_rows, other=0)
+    if end.places is not None:
+        place = tl.load(end.places + column, mask=column < num_rows, other=0)
     at = place.to(tl.int64)[None, :] * OUTPUTS + output[:, None]
     if SQUARES > 0:
         found = tl.sum(squares, 0)
         for later in tl.static_range(STEP, SQUARES, STEP):
-            found += tl.sum(_squares_from(squares_in, later, column, num_rows, SQUARES, STRIDE, STEP, LONE), 0)
-        acc *= tl.rsqrt(found.to(tl.float32) / DEPTH + eps)[None, :]
+            found += tl.sum(_squares_from(end.squares_in, later, column, num_rows, SQUARES, STRIDE, STEP, LONE), 0)
+        acc *= tl.rsqrt(found.to(tl.float32) / DEPTH + end.eps)[None, :]
     if EPILOGUE == _GATED:
         pairs = tl.permute(tl.reshape(acc, [ROWS // 8, 2, 8, COLUMNS]), (0, 2, 3, 1))
         gate, up = tl.split(pairs)
         gate = tl.reshape(gate, [ROWS, COLUMNS])
         up = tl.reshape(up, [ROWS, COLUMNS])
-        if HAS_BIAS:
+        if end.bias is not None:
             gate += first.to(tl.float32)[:, None]
             up += second.to(tl.float32)[:, None]
         acc = gated(gate, up, GELU)
-    elif HAS_BIAS:
+    elif end.bias is not None:
         acc += first.to(tl.float32)[:, None]
     if EPILOGUE == _SQUARED:
         acc = squared_relu(acc)
@@ -120,9 +130,10 @@ def product_end(
     tl.store(out + at, rounded, mask=ok)
     if EPILOGUE == _ADD:
         value = rounded.to(tl.float32)
-        tl.store(scaled + at, (value * following.to(tl.float32)[:, None]).to(scaled.dtype.element_ty), mask=ok)
+        following = value * following.to(tl.float32)[:, None]
+        tl.store(end.scaled + at, following.to(end.scaled.dtype.element_ty), mask=ok)
         left = tl.sum(tl.where(ok, exact_square(rounded), 0.0), 0)
-        tl.store(squares_out + tile * STRIDE + column, left, mask=column < num_rows)
+        tl.store(end.squares_out + tile * STRIDE + column, left, mask=column < num_rows)
 
 
 @triton.jit

@@ -28,9 +28,14 @@ import triton.language as tl
 from runahead.runtime.kernels.activations import is_gelu
 from runahead.runtime.kernels.layers import Activation, Linear, Norm
 from runahead.runtime.kernels.quantized_weight import PANEL_COLUMNS, PANEL_ROWS, QuantizedWeight
-from runahead.runtime.kernels.triton.gemm.epilogue import ADD, GATED, end_rows, end_weights, product_end
+from runahead.runtime.kernels.triton.gemm.epilogue import GATED, end_rows, end_weights, product_end
 from runahead.runtime.kernels.triton.gemm.int4_numbers import WORDS, decoded, joined, scales_of
-from runahead.runtime.kernels.triton.gemm.small_batch_gemm import Residual, SplitScratch, small_batch_product
+from runahead.runtime.kernels.triton.gemm.small_batch_gemm import (
+    Residual,
+    SplitScratch,
+    end_of,
+    small_batch_product,
+)
 from runahead.runtime.kernels.triton.gemm.tuning import Tiling
 from runahead.runtime.kernels.triton.gpu.capability import LEAST_SHARED_MEMORY, current_gpu
 from runahead.runtime.rounding import ceil_div
@@ -100,10 +105,9 @@ def _part(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _int4_product_kernel(
-    x, words, scales, bias, squares_in, out, gamma, scaled, squares_out, eps, num_rows,
-    OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr,
-    GROUP: tl.constexpr, STAGES: tl.constexpr, UNROLL: tl.constexpr, SQUARES: tl.constexpr, STRIDE: tl.constexpr,
-    STEP: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, GELU: tl.constexpr,
+    x, words, scales, out, end, num_rows, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr, SPLITS: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr, UNROLL: tl.constexpr,
+    SQUARES: tl.constexpr, STRIDE: tl.constexpr, STEP: tl.constexpr, EPILOGUE: tl.constexpr, GELU: tl.constexpr,
     HALF: tl.constexpr, ON_GPU: tl.constexpr,
 ):  # fmt: skip
     """One program for ROWS outputs, and of GATED as many of the second half, and COLUMNS rows of the batch."""
@@ -120,8 +124,8 @@ def _int4_product_kernel(
     high_scale = scales + (high_panel * _PANEL + q % 8)[:, None]
     x_at = x + column.to(tl.int64)[None, :] * DEPTH + tl.arange(0, _BLOCK)[:, None]
     ok = (column < num_rows)[None, :]
-    weights = end_weights(tile, bias, gamma, OUTPUTS, ROWS, EPILOGUE, HAS_BIAS)
-    rows = end_rows(tile, column, squares_in, out, num_rows, OUTPUTS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, False)
+    weights = end_weights(tile, end, OUTPUTS, ROWS, EPILOGUE)
+    rows = end_rows(tile, column, out, end, num_rows, OUTPUTS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, False)
     acc = tl.zeros([HALVES * ROWS, COLUMNS], tl.float32)
     acc = _part(
         low_at, high_at, low_scale, high_scale, x_at, ok, acc, 0, BLOCKS, HALVES * OUTPUTS, GROUP, STAGES, UNROLL, HALF,
@@ -133,8 +137,8 @@ def _int4_product_kernel(
             s * BLOCKS, (s + 1) * BLOCKS, HALVES * OUTPUTS, GROUP, STAGES, UNROLL, HALF, ON_GPU,
         )  # fmt: skip
     product_end(
-        acc, tile, column, weights, rows, squares_in, out, out, scaled, squares_out, eps, num_rows,
-        OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, False, GELU, False,
+        acc, tile, column, weights, rows, out, end, num_rows, OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP,
+        EPILOGUE, GELU, False,
     )  # fmt: skip
 
 
@@ -237,24 +241,13 @@ def int4_product(
     outputs //= halves
     rows = tiling.rows // halves
     columns = min(tiling.columns, max(triton.next_power_of_2(num_rows), _LEAST_COLUMNS))
-    found, tiles, eps = squares if squares is not None else (x, 0, 0.0)
-    stride = found.shape[1] if squares is not None else 0
-    gamma, scaled, left = x, x, x
-    if epilogue == ADD:
-        assert norm is not None and residual is not None
-        gamma, scaled, left = norm.weight, residual.scaled, residual.squares
-        stride = left.shape[1]
+    end, tiles, stride = end_of(linear, epilogue, squares, norm, residual)
     tiles_out = ceil_div(outputs, rows)
     _int4_product_kernel[(ceil_div(num_rows, columns), tiles_out)](
         x,
         *_tensors(weight),
-        x if linear.bias is None else linear.bias,
-        found,
         out,
-        gamma,
-        scaled,
-        left,
-        eps,
+        end,
         num_rows,
         OUTPUTS=outputs,
         DEPTH=depth,
@@ -268,7 +261,6 @@ def int4_product(
         STRIDE=stride,
         STEP=max(1, min(triton.next_power_of_2(max(tiles, 1)), 1024 // columns)),
         EPILOGUE=epilogue,
-        HAS_BIAS=linear.bias is not None,
         GELU=is_gelu(activation),
         HALF=weight.scales.dtype == torch.float16,
         ON_GPU=current_gpu() is not None,

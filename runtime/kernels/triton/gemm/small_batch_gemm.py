@@ -19,7 +19,7 @@ rows there are (seen on an H200 for mma.sync and wgmma of every width), and sums
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import triton
@@ -31,6 +31,7 @@ from runahead.runtime.kernels.triton.gemm.epilogue import (
     ADD,
     GATED,
     STORE,
+    End,
     end_rows,
     end_weights,
     gated_row,
@@ -88,10 +89,9 @@ def _part(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _rows_product_kernel(
-    x, weight, bias, squares_in, out, places, gamma, scaled, squares_out, partial, arrived, eps, num_rows,
-    OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr, SPREAD: tl.constexpr, STAGES: tl.constexpr, SQUARES: tl.constexpr, STRIDE: tl.constexpr,
-    STEP: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PLACED: tl.constexpr, PREFETCHED: tl.constexpr,
+    x, weight, out, end, scratch, num_rows, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, SPREAD: tl.constexpr, STAGES: tl.constexpr,
+    SQUARES: tl.constexpr, STRIDE: tl.constexpr, STEP: tl.constexpr, EPILOGUE: tl.constexpr, PREFETCHED: tl.constexpr,
     DEPENDENT: tl.constexpr, GELU: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """One program for ROWS outputs and COLUMNS rows of the batch; SPREAD: and a part of the depth."""
@@ -115,26 +115,26 @@ def _rows_product_kernel(
     held = ()
     for i in tl.static_range(PREFETCHED):  # the program's first weights are on their way before it waits
         held = longer(held, tl.load(w_at + i * BLOCK))
-    weights = end_weights(tile, bias, gamma, OUTPUTS, ROWS, EPILOGUE, HAS_BIAS)
+    weights = end_weights(tile, end, OUTPUTS, ROWS, EPILOGUE)
     wait_for_predecessors(DEPENDENT)
-    rows = end_rows(tile, column, squares_in, out, num_rows, OUTPUTS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, False)
+    rows = end_rows(tile, column, out, end, num_rows, OUTPUTS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, False)
     for i in tl.static_range(PREFETCHED):
         acc = _with_block(acc, held[i], tl.load(x_at + i * BLOCK, mask=ok, other=0.0), zero, CHAINED)
     acc = _part(w_at, x_at, ok, acc, zero, PREFETCHED * BLOCK, PART, BLOCK, STAGES, CHAINED)
     if SPREAD:
         SIZE: tl.constexpr = TILE_ROWS * COLUMNS
         meeting = group * tl.num_programs(1) + tile
-        mine = partial + meeting * SPLITS * SIZE + r[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+        mine = scratch.partial + meeting * SPLITS * SIZE + r[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
         tl.store(mine + split * SIZE, acc)
         tl.debug_barrier()
-        if tl.atomic_add(arrived + meeting, 1, sem="acq_rel") == SPLITS - 1:
-            tl.store(arrived + meeting, 0)
+        if tl.atomic_add(scratch.arrived + meeting, 1, sem="acq_rel") == SPLITS - 1:
+            tl.store(scratch.arrived + meeting, 0)
             acc = tl.load(mine, cache_modifier=".cg")
             for s in tl.static_range(1, SPLITS):
                 acc += tl.load(mine + s * SIZE, cache_modifier=".cg")
             product_end(
-                acc, tile, column, weights, rows, squares_in, out, places, scaled, squares_out, eps, num_rows,
-                OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED, GELU, False,
+                acc, tile, column, weights, rows, out, end, num_rows, OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE,
+                STEP, EPILOGUE, GELU, False,
             )  # fmt: skip
     else:
         for s in range(1, SPLITS):
@@ -144,8 +144,8 @@ def _rows_product_kernel(
                 STAGES, CHAINED,
             )  # fmt: skip
         product_end(
-            acc, tile, column, weights, rows, squares_in, out, places, scaled, squares_out, eps, num_rows,
-            OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED, GELU, False,
+            acc, tile, column, weights, rows, out, end, num_rows, OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP,
+            EPILOGUE, GELU, False,
         )  # fmt: skip
 
 
@@ -158,12 +158,26 @@ class Residual:
     squares: torch.Tensor  # float64 [tiles, R or more] sums of squares, as many tiles as the last writer had
 
 
-@dataclass(frozen=True, slots=True)
-class SplitScratch:
+class SplitScratch(NamedTuple):
     """Where the programs of a split product meet. One product at a time uses it."""
 
     partial: torch.Tensor  # float32 [n]
     arrived: torch.Tensor  # int32 [tiles], zero between products
+
+
+def end_of(
+    linear: Linear, epilogue: int, squares: tuple[torch.Tensor, int, float] | None, norm: Norm | None,
+    residual: Residual | None, places: torch.Tensor | None = None,
+) -> tuple[End, int, int]:  # fmt: skip
+    """Return the tensors of a product's end, the number of tiles of the squares before it, and the stride of squares.
+    Arguments: as `small_batch_product` has them."""
+    found, tiles, eps = squares if squares is not None else (None, 0, 0.0)
+    stride = 0 if found is None else found.shape[1]
+    if epilogue != ADD:
+        return End(linear.bias, places, found, eps, None, None, None), tiles, stride
+    assert norm is not None and residual is not None
+    end = End(linear.bias, places, found, eps, norm.weight, residual.scaled, residual.squares)
+    return end, tiles, residual.squares.shape[1]
 
 
 def columns_of(num_rows: int) -> int:
@@ -199,41 +213,20 @@ def small_batch_product(
     outputs, depth = linear.weight.shape
     halves = 2 if epilogue == GATED else 1
     outputs //= halves
-    found, tiles_in, eps = squares if squares is not None else (x, 0, 0.0)
-    stride = found.shape[1] if squares is not None else 0
-    if epilogue == ADD:
-        assert norm is not None and residual is not None
-        gamma, scaled, left = norm.weight, residual.scaled, residual.squares
-        stride = left.shape[1]
-    else:
-        gamma, scaled, left = x, x, x
+    end, tiles_in, stride = end_of(linear, epilogue, squares, norm, residual, places)
     tiles_out, columns = ceil_div(outputs, tiling.rows), min(columns_of(num_rows), tiling.columns)
     groups = ceil_div(num_rows, columns)
-    assert epilogue != ADD or tiles_out <= left.shape[0]
+    assert end.squares_out is None or tiles_out <= end.squares_out.shape[0]
     assert epilogue == STORE or places is None
     spread = tiling.spread and tiling.splits > 1 and not tiling.direct
-    if scratch is None:
-        assert not spread
-        scratch = SplitScratch(x, x)
     chain = chain_of(depth, tiling.splits) if chained else 0
     assert not chain or (tiling.block % chain == 0 if tiling.direct else tiling.block == chain)
     # A part of one block would not be summed by itself: the compiler makes one instruction of a dot and a sum after it.
     assert spread or tiling.direct or tiling.splits == 1 or chain or depth // tiling.splits >= 2 * tiling.block
     assert depth % (tiling.splits * tiling.block) == 0 or (tiling.splits == 1 and not tiling.direct)
     if spread:
-        assert groups * tiles_out <= scratch.arrived.shape[0]
+        assert scratch is not None and groups * tiles_out <= scratch.arrived.shape[0]
         assert groups * columns * tiles_out * tiling.rows * halves * tiling.splits <= SPLIT_WORDS
-    tensors = (
-        x,
-        linear.weight,
-        linear.weight if linear.bias is None else linear.bias,
-        found,
-        out,
-        x if places is None else places,
-        gamma,
-        scaled,
-        left,
-    )
     options: dict[str, Any] = {
         "OUTPUTS": outputs,
         "DEPTH": depth,
@@ -244,8 +237,6 @@ def small_batch_product(
         "STRIDE": stride,
         "STEP": max(1, min(triton.next_power_of_2(max(tiles_in, 1)), _SQUARES_WORDS // columns)),
         "EPILOGUE": epilogue,
-        "HAS_BIAS": linear.bias is not None,
-        "PLACED": places is not None,
         "DEPENDENT": tiling.dependent,
         "GELU": is_gelu(activation),
         "num_warps": tiling.warps,
@@ -261,8 +252,10 @@ def small_batch_product(
         lone = num_rows == 1
         options["STEP"] = max(1, triton.next_power_of_2(tiles_in)) if lone else options["STEP"]
         warp_split_k_kernel[(tiles_out,)](
-            *tensors,
-            eps,
+            x,
+            linear.weight,
+            out,
+            end,
             num_rows,
             SEGMENTS=tiling.splits,
             TILES=tiles,
@@ -273,10 +266,11 @@ def small_batch_product(
         )
         return
     _rows_product_kernel[(groups, tiles_out, tiling.splits if spread else 1)](
-        *tensors,
-        scratch.partial,
-        scratch.arrived,
-        eps,
+        x,
+        linear.weight,
+        out,
+        end,
+        scratch if spread else None,
         num_rows,
         SPLITS=tiling.splits,
         SPREAD=spread,

@@ -169,11 +169,10 @@ def _halved(parts, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SEGMENTS: tl.const
 
 @triton.jit(do_not_specialize=["num_rows"])
 def warp_split_k_kernel(
-    x, weight, bias, squares_in, out, places, gamma, scaled, squares_out, eps, num_rows, OUTPUTS: tl.constexpr,
-    DEPTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SEGMENTS: tl.constexpr,
-    TILES: tl.constexpr, PREFETCHED: tl.constexpr, SQUARES: tl.constexpr, STRIDE: tl.constexpr, STEP: tl.constexpr,
-    EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PLACED: tl.constexpr, DEPENDENT: tl.constexpr, GELU: tl.constexpr,
-    LONE: tl.constexpr, CHAIN: tl.constexpr,
+    x, weight, out, end, num_rows, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, SEGMENTS: tl.constexpr, TILES: tl.constexpr, PREFETCHED: tl.constexpr,
+    SQUARES: tl.constexpr, STRIDE: tl.constexpr, STEP: tl.constexpr, EPILOGUE: tl.constexpr, DEPENDENT: tl.constexpr,
+    GELU: tl.constexpr, LONE: tl.constexpr, CHAIN: tl.constexpr,
 ):  # fmt: skip
     """Compute ROWS outputs of all rows, in TILES equal parts, each by as many warps as there are segments. PREFETCHED:
     blocks that each warp loads at a time, the first ones before the dependency wait. LONE: there is one row."""
@@ -212,11 +211,11 @@ def warp_split_k_kernel(
         w2 = _tiles(w_at, 2 * BLOCK, GRAINS)
     if PREFETCHED > 3:
         w3 = _tiles(w_at, 3 * BLOCK, GRAINS)
-    weights = end_weights(tile, bias, gamma, OUTPUTS, ROWS, EPILOGUE, HAS_BIAS)
+    weights = end_weights(tile, end, OUTPUTS, ROWS, EPILOGUE)
     END_COLUMNS: tl.constexpr = 1 if LONE else COLUMNS
     column = tl.arange(0, END_COLUMNS)
     wait_for_predecessors(DEPENDENT)
-    rows = end_rows(tile, column, squares_in, out, num_rows, OUTPUTS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, LONE)
+    rows = end_rows(tile, column, out, end, num_rows, OUTPUTS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, LONE)
     acc = tl.zeros([WARPS, 16, 8] if TURNED else [WARPS, WARP_ROWS, COLUMNS], tl.float32)
     zero = acc
     for first in tl.range(0, PART - PREFETCHED * BLOCK, PREFETCHED * BLOCK, num_stages=1):
@@ -255,6 +254,6 @@ def warp_split_k_kernel(
         acc = tl.sum(acc, 2, keep_dims=True)  # the other columns are zeros
     acc = _in_order(acc, TILES, SEGMENTS, WARP_ROWS, END_COLUMNS)
     product_end(
-        acc, tile, column, weights, rows, squares_in, out, places, scaled, squares_out, eps, num_rows, OUTPUTS,
-        DEPTH, END_COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED, GELU, LONE,
+        acc, tile, column, weights, rows, out, end, num_rows, OUTPUTS, DEPTH, END_COLUMNS, ROWS, SQUARES, STRIDE, STEP,
+        EPILOGUE, GELU, LONE,
     )  # fmt: skip

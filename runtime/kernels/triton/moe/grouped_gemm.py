@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import triton
@@ -38,7 +38,7 @@ from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_f
 from runahead.runtime.kernels.triton.moe import routing
 from runahead.runtime.kernels.triton.moe.lone_token import LoneToken, lone_expert
 from runahead.runtime.kernels.triton.moe.routing import Routing
-from runahead.runtime.kernels.triton.moe.topk import choice_parts
+from runahead.runtime.kernels.triton.moe.topk import choice_sizes
 from runahead.runtime.kernels.triton.moe.tuning import (
     FIRST_GATED,
     FIRST_SQUARED,
@@ -72,45 +72,48 @@ class SharedProduct:
     scores: torch.Tensor | None = None
 
 
+class SharedTensors(NamedTuple):
+    """The tensors of a `SharedProduct`."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    x: torch.Tensor
+    out: torch.Tensor
+
+
 @triton.jit(do_not_specialize=["num_tokens", "padded_rows"])
 def _expert_product_kernel(
-    x, x_scales, weight, weight_scales, items, entries, routing_weights, scale, out, shared, shared_bias, shared_x,
-    shared_out, scores, correction, live, squares, eps, num_tokens, padded_rows, OUTPUTS: tl.constexpr,
-    DEPTH: tl.constexpr, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    STAGES: tl.constexpr, EVEN: tl.constexpr, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr,
-    WHICH: tl.constexpr, SCALED: tl.constexpr, SHARED: tl.constexpr, SHARED_BIAS: tl.constexpr, SCORES: tl.constexpr,
-    LONE: tl.constexpr, SQUARES: tl.constexpr, ALL_SQUARES: tl.constexpr, STRIDE: tl.constexpr, COUNT: tl.constexpr,
-    PADDED: tl.constexpr, RENORMALISED: tl.constexpr, LOGISTIC: tl.constexpr, CORRECTED: tl.constexpr,
-    GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr, FACTOR: tl.constexpr,
-    COPIES: tl.constexpr, DEPENDENT: tl.constexpr,
+    x, x_scales, weight, weight_scales, routed, out, shared, scores, correction, lone, num_tokens, padded_rows,
+    CHOICE: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, SCALE_ROWS: tl.constexpr,
+    SCALE_COLUMNS: tl.constexpr, WHICH: tl.constexpr, SCALED: tl.constexpr, SHARED: tl.constexpr,
+    SQUARES: tl.constexpr, ALL_SQUARES: tl.constexpr, STRIDE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program for ROWS outputs of an item. EVEN: BLOCK divides DEPTH, and the shared expert has no last piece that
     is less deep. SCALE_ROWS: both sides are in FP8, and so many rows of the weights have one scale, with SCALE_COLUMNS
-    columns, DEPTH or a multiple of BLOCK; 0: they are not. SHARED: its width, 0 without one; its items come first. Its
-    last product is multiplied by the logistic function of the last of a token's SCORES scores; 0: by nothing. LONE:
-    there is one token, whose experts each program of the first product finds by itself; `items` are their numbers.
-    SQUARES: tiles of the squares of its norm. From COUNT on: of the choice."""
+    columns, DEPTH or a multiple of BLOCK; 0: they are not. shared: the expert that every token gets, of width SHARED;
+    its items come first. Its last product is multiplied by the logistic function of the last of a token's SCORES
+    scores; 0: by nothing. lone: there is one token, whose experts each program of the first product finds by itself;
+    `routed.items` are their numbers. SQUARES: tiles of the squares of its norm."""
     let_dependents_start(DEPENDENT)
     tile, nth = tl.program_id(0), tl.program_id(1)
     WIDTH: tl.constexpr = DEPTH if WHICH == _LAST else OUTPUTS
     PIECES: tl.constexpr = (SHARED + WIDTH - 1) // WIDTH
     listed = nth - (num_tokens + COLUMNS - 1) // COLUMNS * PIECES  # of the items that are, which; below 0: the shared
     wait_for_predecessors(DEPENDENT)
-    if LONE:
+    if lone is not None:
+        live, squares, eps = lone
         count, first = (tl.load(live) > 0).to(tl.int32), 0
         if WHICH == _LAST:
-            number = tl.load(items + tl.maximum(listed, 0))
+            number = tl.load(routed.items + tl.maximum(listed, 0))
         else:
             s = tl.arange(0, ALL_SQUARES)
             of_tiles = tl.load(squares + s * STRIDE, mask=s < SQUARES, other=0.0)
             number, is_first = 0 * nth, (tile == 0) & (nth == 0)
             if (listed >= 0) | is_first:
-                number = lone_expert(
-                    listed, is_first, scores, correction, items, routing_weights, COUNT, SCORES, CHOSEN, PADDED,
-                    RENORMALISED, LOGISTIC, CORRECTED, GROUPS, PADDED_GROUPS, CHOSEN_GROUPS, FACTOR, COPIES,
-                )  # fmt: skip
+                number = lone_expert(listed, is_first, scores, correction, routed.items, routed.routing_weights, CHOICE)
     else:
-        item = items + tl.maximum(listed, 0) * _ITEM
+        item = routed.items + tl.maximum(listed, 0) * _ITEM
         count, number, first = tl.load(item + 2), tl.load(item), tl.load(item + 1)  # others are nothing where it is 0
     if SHARED > 0:
         is_shared, piece = listed < 0, nth % PIECES
@@ -131,31 +134,32 @@ def _expert_product_kernel(
         depth = DEPTH
         stride = DEPTH
         if SHARED > 0:
-            if LONE:
+            if lone is not None:
                 listed_entry = listed + 0 * c
             else:
-                listed_entry = tl.load(entries + expert * num_tokens + first + c, mask=ok & (listed >= 0), other=0)
+                at = routed.entries + expert * num_tokens + first + c
+                listed_entry = tl.load(at, mask=ok & (listed >= 0), other=0)
             entry = tl.where(is_shared, first + c, listed_entry).to(tl.int64)
-            matrix = tl.where(is_shared, shared, weight + expert * MATRIX)
+            matrix = tl.where(is_shared, shared.weight, weight + expert * MATRIX)
             rows_of_x = x
             if WHICH == _LAST:
                 matrix += tl.where(is_shared, piece * DEPTH, 0)
-                rows_of_x = tl.where(is_shared, shared_x + piece * DEPTH, x)
+                rows_of_x = tl.where(is_shared, shared.x + piece * DEPTH, x)
                 stride = tl.where(is_shared, SHARED, DEPTH)
                 depth = tl.where(is_shared, tl.minimum(SHARED - piece * DEPTH, DEPTH), DEPTH)
             else:
                 mine = tl.minimum(piece * OUTPUTS + row % OUTPUTS, SHARED - 1) + row // OUTPUTS * SHARED
                 row = tl.where(is_shared, mine, row)
         else:
-            if LONE:
+            if lone is not None:
                 entry = (listed + 0 * c).to(tl.int64)
             else:
-                entry = tl.load(entries + expert * num_tokens + first + c, mask=ok, other=0).to(tl.int64)
+                entry = tl.load(routed.entries + expert * num_tokens + first + c, mask=ok, other=0).to(tl.int64)
             matrix = weight + expert * MATRIX
             rows_of_x = x
         source = entry
         if WHICH != _LAST:
-            source = entry // CHOSEN
+            source = entry // CHOICE.CHOSEN
             if SHARED > 0:
                 source = tl.where(is_shared, entry, source)
         w_at = matrix + row.to(tl.int64)[:, None] * stride + k[None, :]
@@ -182,16 +186,17 @@ def _expert_product_kernel(
             else:
                 acc = tl.dot(w, v, acc, input_precision="ieee")
         output = tile * ROWS + tl.arange(0, ROWS)
-        if SCALED and LONE:
+        if SCALED and lone is not None:
             acc *= tl.rsqrt(tl.sum(of_tiles, 0).to(tl.float32) / DEPTH + eps)
-        if SCALED and not LONE:
-            acc *= tl.load(scale + source, mask=ok, other=0.0)[None, :]
-        if SHARED_BIAS:
-            # In the order of the tile's rows, those of gates among others; of the last product with one piece alone.
-            has_bias = is_shared
-            if WHICH == _LAST:
-                has_bias = is_shared & (piece == 0)
-            acc += tl.load(shared_bias + row, mask=(r >= 0) & has_bias, other=0.0).to(tl.float32)[:, None]
+        if SCALED and lone is None:
+            acc *= tl.load(routed.scale + source, mask=ok, other=0.0)[None, :]
+        if SHARED > 0:
+            if shared.bias is not None:
+                # In the order of the tile's rows, gates among others; of the last product with one piece alone.
+                has_bias = is_shared
+                if WHICH == _LAST:
+                    has_bias = is_shared & (piece == 0)
+                acc += tl.load(shared.bias + row, mask=(r >= 0) & has_bias, other=0.0).to(tl.float32)[:, None]
         if WHICH == _FIRST_GATED:
             pairs = tl.permute(tl.reshape(acc, [ROWS // 8, 2, 8, COLUMNS]), (0, 2, 3, 1))
             gate, up = tl.split(pairs)
@@ -199,21 +204,21 @@ def _expert_product_kernel(
         elif WHICH == _FIRST_SQUARED:
             acc = squared_relu(acc)
         elif SHARED > 0:
-            routing_weight = tl.load(routing_weights + entry, mask=ok & (listed >= 0), other=1.0)
-            if SCORES > 0:
-                score = tl.load(scores + entry * SCORES + SCORES - 1, mask=ok & is_shared, other=0.0)
+            routing_weight = tl.load(routed.routing_weights + entry, mask=ok & (listed >= 0), other=1.0)
+            if CHOICE.SCORES > 0:
+                score = tl.load(scores + entry * CHOICE.SCORES + CHOICE.SCORES - 1, mask=ok & is_shared, other=0.0)
                 routing_weight = tl.where(is_shared, logistic(score), routing_weight)
             acc *= routing_weight[None, :]
         else:
-            acc *= tl.load(routing_weights + entry, mask=ok, other=0.0)[None, :]
+            acc *= tl.load(routed.routing_weights + entry, mask=ok, other=0.0)[None, :]
         inside = output < OUTPUTS
         index = out + entry * OUTPUTS
         if SHARED > 0:
             if WHICH == _LAST:
-                index = tl.where(is_shared, shared_out + (entry * PIECES + piece) * OUTPUTS, index)
+                index = tl.where(is_shared, shared.out + (entry * PIECES + piece) * OUTPUTS, index)
             else:
                 inside = inside & ((listed >= 0) | (piece * OUTPUTS + output < SHARED))
-                index = tl.where(is_shared, shared_out + entry * SHARED + piece * OUTPUTS, index)
+                index = tl.where(is_shared, shared.out + entry * SHARED + piece * OUTPUTS, index)
         at = index[None, :] + output[:, None]
         tl.store(at, acc.to(out.dtype.element_ty), mask=ok[None, :] & inside[:, None])
 
@@ -273,7 +278,9 @@ def _launch(
     tokens = routed.entries.shape[1]
     outputs //= 2 if which == FIRST_GATED else 1
     values, x_scales = (x.numbers, x.scales) if isinstance(x, Fp8Rows) else (x, x)
-    part = SharedProduct(Linear(values, None), 0, values, out) if shared is None else shared  # anything, without one
+    width, tensors = 0, None
+    if shared is not None:
+        width, tensors = shared.width, SharedTensors(shared.linear.weight, shared.linear.bias, shared.x, shared.out)
     matrices, scales, scale_rows, scale_columns = weight, x_scales, 0, 0
     if isinstance(weight, ExpertFp8):
         matrices, scales = weight.numbers, weight.scales
@@ -284,31 +291,26 @@ def _launch(
         tiling = expert_tiling(product, tokens, routed.block)
     assert not scale_rows or tiling.block == FP8_COLUMNS
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
-    choice, scores = (_NO_CHOICE, part.scores) if lone is None or which == LAST else (lone.choice, lone.scores)
-    parts = choice_parts(choice, experts, 0 if scores is None else scores.shape[1], tiling.warps) | {"CHOSEN": chosen}
-    pieces = ceil_div(part.width, depth if which == LAST else outputs)
+    choice, scores = _NO_CHOICE, None if shared is None else shared.scores
+    if lone is not None and which != LAST:
+        choice, scores = lone.choice, lone.scores
+    sizes = choice_sizes(choice, experts, 0 if scores is None else scores.shape[1], tiling.warps)
+    pieces = ceil_div(width, depth if which == LAST else outputs)
     programs = ceil_div(outputs, tiling.rows), pieces * ceil_div(tokens, routed.block) + len(items)
     _expert_product_kernel[programs](
         values,
         x_scales,
         matrices,
         scales,
-        routed.items,
-        routed.entries,
-        routed.routing_weights,
-        routed.scale,
+        routed,
         out,
-        part.linear.weight,
-        part.linear.weight if part.linear.bias is None else part.linear.bias,
-        part.x,
-        part.out,
-        out if scores is None else scores,
-        out if choice.correction is None else choice.correction,
-        routed.routing_weights if lone is None else lone.live,
-        routed.routing_weights if lone is None else lone.squares,
-        0.0 if lone is None else lone.eps,
+        tensors,
+        scores,
+        choice.correction,
+        None if lone is None else (lone.live, lone.squares, lone.eps),
         tokens,
         len(values),
+        CHOICE=sizes._replace(CHOSEN=chosen),
         OUTPUTS=outputs,
         DEPTH=depth,
         COLUMNS=routed.block,
@@ -317,18 +319,15 @@ def _launch(
         STAGES=tiling.stages,
         SCALE_ROWS=scale_rows,
         SCALE_COLUMNS=scale_columns,
-        EVEN=depth % tiling.block == 0 and (which != LAST or part.width % depth == 0),
+        EVEN=depth % tiling.block == 0 and (which != LAST or width % depth == 0),
         WHICH=which,
         SCALED=scaled,
-        SHARED=part.width,
-        SHARED_BIAS=part.linear.bias is not None,
-        LONE=lone is not None,
+        SHARED=width,
         SQUARES=0 if lone is None else lone.tiles,
         ALL_SQUARES=1 if lone is None else triton.next_power_of_2(lone.tiles),
         STRIDE=0 if lone is None else lone.squares.shape[1],
         DEPENDENT=dependent,
         num_warps=tiling.warps,
         enable_fp_fusion=False,
-        **parts,
         **options,
     )

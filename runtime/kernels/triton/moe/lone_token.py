@@ -43,20 +43,14 @@ class LoneToken:
 
 @triton.jit
 def lone_expert(
-    index, is_first, scores, correction, named, routing_weights, COUNT: tl.constexpr, SCORES: tl.constexpr,
-    CHOSEN: tl.constexpr, PADDED: tl.constexpr, RENORMALISED: tl.constexpr, LOGISTIC: tl.constexpr,
-    CORRECTED: tl.constexpr, GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr,
-    FACTOR: tl.constexpr, COPIES: tl.constexpr,
+    index, is_first, scores, correction, named, routing_weights, CHOICE: tl.constexpr
 ):  # fmt: skip
     """The expert that is number `index` of a lone token's own. is_first: the program stores all of them and their
     routing weights for the last product."""
-    chosen, indexes, score = chosen_experts(
-        scores, correction, 0 * index, COUNT, SCORES, CHOSEN, PADDED, LOGISTIC, CORRECTED, GROUPS, PADDED_GROUPS,
-        CHOSEN_GROUPS, COPIES,
-    )  # fmt: skip
-    e = numbers_of_experts(PADDED, COPIES)
+    chosen, indexes, score = chosen_experts(scores, correction, 0 * index, CHOICE)
+    e = numbers_of_experts(CHOICE.PADDED, CHOICE.COPIES)
     if is_first:
-        weight = routing_weights_of(score, chosen, COUNT, PADDED, RENORMALISED, LOGISTIC, FACTOR, COPIES)
+        weight = routing_weights_of(score, chosen, CHOICE)
         tl.store(named + indexes, e, mask=chosen)
         tl.store(routing_weights + indexes, weight, mask=chosen)
     return sum_of_a_copy(tl.where(chosen & (indexes == index), e, 0))

@@ -13,8 +13,7 @@ do it, first in MegaBlocks (Gale and others, 2022, arXiv:2211.15841).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import triton
@@ -24,7 +23,7 @@ from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
 from runahead.runtime.kernels.triton.moe.topk import (
     IN_COPIES,
-    choice_parts,
+    choice_sizes,
     chosen_experts,
     numbers_of_experts,
     padded,
@@ -43,8 +42,7 @@ _WARPS_TOGETHER: Final = 8
 _ITEM, _AT_ONCE = tl.constexpr(ITEM), tl.constexpr(_ITEMS_AT_ONCE)
 
 
-@dataclass(frozen=True, slots=True)
-class Routing:
+class Routing(NamedTuple):
     """Of T tokens, each with `chosen` entries: entry token * chosen + place, places by ascending expert.
 
     block: entries of an item, at most.
@@ -76,42 +74,37 @@ def _write_items(counts, items, num_items, PADDED: tl.constexpr, BLOCK: tl.const
 
 @triton.jit(do_not_specialize=["num_tokens", "num_items"])
 def _route_kernel(
-    scores, correction, live, squares, routing_weights, indexes, entries, items, scale, eps, num_tokens, num_items,
-    COUNT: tl.constexpr, SCORES: tl.constexpr, CHOSEN: tl.constexpr, PADDED: tl.constexpr, RENORMALISED: tl.constexpr,
-    LOGISTIC: tl.constexpr, CORRECTED: tl.constexpr, GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr,
-    CHOSEN_GROUPS: tl.constexpr, FACTOR: tl.constexpr, COPIES: tl.constexpr, BLOCK: tl.constexpr,
-    DEPTH: tl.constexpr, SQUARES: tl.constexpr, ALL_SQUARES: tl.constexpr, STRIDE: tl.constexpr,
+    scores, correction, live, squares, routed, indexes, eps, num_tokens, num_items, CHOICE: tl.constexpr,
+    BLOCK: tl.constexpr, DEPTH: tl.constexpr, SQUARES: tl.constexpr, ALL_SQUARES: tl.constexpr, STRIDE: tl.constexpr,
     LISTS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program for a token. LISTS: one for all of up to COPIES tokens, and for the lists of all experts."""
     let_dependents_start(DEPENDENT)
-    t = tl.program_id(0) + tl.arange(0, COPIES)
+    t = tl.program_id(0) + tl.arange(0, CHOICE.COPIES)
     there = t < num_tokens
     token = tl.minimum(t, num_tokens - 1)[:, None]
-    e = numbers_of_experts(PADDED, COPIES)
+    e = numbers_of_experts(CHOICE.PADDED, CHOICE.COPIES)
     wait_for_predecessors(DEPENDENT)
     # All that comes from memory is asked for before anything waits for it.
     is_live = tl.load(live + t, mask=there, other=0) > 0
     if SQUARES > 0:
         s = tl.arange(0, ALL_SQUARES)[:, None]
         of_tiles = tl.load(squares + s * STRIDE + t[None, :], mask=(s < SQUARES) & there[None, :], other=0.0)
-    chosen, index, score = chosen_experts(
-        scores, correction, token, COUNT, SCORES, CHOSEN, PADDED, LOGISTIC, CORRECTED, GROUPS, PADDED_GROUPS,
-        CHOSEN_GROUPS, COPIES,
-    )  # fmt: skip
-    share = routing_weights_of(score, chosen, COUNT, PADDED, RENORMALISED, LOGISTIC, FACTOR, COPIES)
+    chosen, index, score = chosen_experts(scores, correction, token, CHOICE)
+    share = routing_weights_of(score, chosen, CHOICE)
     chosen = chosen & is_live[:, None]
-    entry = token * CHOSEN + index
-    tl.store(routing_weights + entry, share, mask=chosen)
+    entry = token * CHOICE.CHOSEN + index
+    tl.store(routed.routing_weights + entry, share, mask=chosen)
     if LISTS:
         taken = chosen.to(tl.int32)
         nth = tl.cumsum(taken, 0) - 1
-        tl.store(entries + e * num_tokens + nth, entry, mask=taken > 0)
-        _write_items(tl.sum(taken, 0), items, num_items, PADDED, BLOCK)
+        tl.store(routed.entries + e * num_tokens + nth, entry, mask=taken > 0)
+        _write_items(tl.sum(taken, 0), routed.items, num_items, CHOICE.PADDED, BLOCK)
     else:
-        tl.store(indexes + token.to(tl.int64) * COUNT + e, tl.where(chosen, index, -1).to(tl.int8), mask=e < COUNT)
+        at = indexes + token.to(tl.int64) * CHOICE.COUNT + e
+        tl.store(at, tl.where(chosen, index, -1).to(tl.int8), mask=e < CHOICE.COUNT)
     if SQUARES > 0:
-        tl.store(scale + t, tl.rsqrt(tl.sum(of_tiles, 0).to(tl.float32) / DEPTH + eps), mask=there)
+        tl.store(routed.scale + t, tl.rsqrt(tl.sum(of_tiles, 0).to(tl.float32) / DEPTH + eps), mask=there)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_items"])
@@ -194,14 +187,11 @@ def route(
     indexes = found.entries if few else torch.empty((tokens, count), dtype=torch.int8, device=device)
     _route_kernel[(1 if few else tokens,)](
         scores,
-        scores if choice.correction is None else choice.correction,
+        choice.correction,
         live,
         made,
-        found.routing_weights,
+        found,
         indexes,
-        found.entries,
-        found.items,
-        found.scale,
         eps,
         tokens,
         items,
@@ -214,7 +204,7 @@ def route(
         DEPENDENT=dependent,
         num_warps=_WARPS_TOGETHER if few else warps_for(count) if warps is None else warps,
         enable_fp_fusion=False,  # as where a lone token's norm is scaled: a fused multiply-add has other bits
-        **choice_parts(choice, count, scored, copies),
+        CHOICE=choice_sizes(choice, count, scored, copies),
         **options,
     )
     if few:

@@ -14,7 +14,7 @@ threads, by way of shared memory and with barriers.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 import triton
 import triton.language as tl
@@ -28,6 +28,23 @@ _ABOVE_ALL = tl.constexpr((1 << 31) - 1)
 _EXPONENT = tl.constexpr(0x7F800000)  # bits of a float32
 _ROUNDER = tl.constexpr(1.5 * 2.0**12)
 IN_COPIES: Final = 128  # experts of which each warp has a copy, at most: four of a lane
+
+
+class ChoiceSizes(NamedTuple):
+    """Constants of kernels that choose experts. PADDED, PADDED_GROUPS: rounded up to powers of two."""
+
+    COUNT: int  # experts
+    SCORES: int  # numbers of a token, of which the experts' scores come first
+    CHOSEN: int  # experts of a token
+    PADDED: int
+    RENORMALISED: bool
+    LOGISTIC: bool
+    GROUPS: int  # 0: any expert may be chosen
+    PADDED_GROUPS: int
+    CHOSEN_GROUPS: int
+    FACTOR: float  # of all routing weights
+    # With as many as the program has warps, or more, each warp has whole copies, and none waits for another in a round.
+    COPIES: int
 
 
 @triton.jit
@@ -98,24 +115,21 @@ def _highest(order, e, CHOSEN: tl.constexpr):
 
 
 @triton.jit
-def _of_best_groups(
-    value, COUNT: tl.constexpr, PADDED: tl.constexpr, GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr,
-    CHOSEN_GROUPS: tl.constexpr,
-):  # fmt: skip
+def _of_best_groups(value, CHOICE: tl.constexpr):
     """Whether an expert's group is among the best, [PADDED]. A group counts by the sum of its two highest values."""
-    SIZE: tl.constexpr = COUNT // GROUPS
-    e, g = tl.arange(0, PADDED)[None, :], tl.arange(0, PADDED_GROUPS)
-    inside = e < COUNT
+    SIZE: tl.constexpr = CHOICE.COUNT // CHOICE.GROUPS
+    e, g = tl.arange(0, CHOICE.PADDED)[None, :], tl.arange(0, CHOICE.PADDED_GROUPS)
+    inside = e < CHOICE.COUNT
     mine = (e // SIZE == g[:, None]) & inside
     values = tl.where(mine, value[None, :], _NEVER)
     total = tl.max(values, 1)
     if SIZE > 1:
-        first = tl.min(tl.where(mine & (values == total[:, None]), e, PADDED), 1)
+        first = tl.min(tl.where(mine & (values == total[:, None]), e, CHOICE.PADDED), 1)
         total += tl.max(tl.where(e == first[:, None], _NEVER, values), 1)
-    total = tl.where((g < GROUPS) & (total == total), total, _NEVER)
+    total = tl.where((g < CHOICE.GROUPS) & (total == total), total, _NEVER)
     before = (total[None, :] == total[:, None]) & (g[None, :] < g[:, None])
     ahead = tl.sum(((total[None, :] > total[:, None]) | before).to(tl.int32), 1)
-    return tl.sum((mine & (ahead < CHOSEN_GROUPS)[:, None]).to(tl.int32), 0) > 0
+    return tl.sum((mine & (ahead < CHOICE.CHOSEN_GROUPS)[:, None]).to(tl.int32), 0) > 0
 
 
 @triton.jit
@@ -131,54 +145,46 @@ def _scores_to_weights(score, inside, LOGISTIC: tl.constexpr):
 
 
 @triton.jit
-def chosen_experts(
-    scores, correction, token, COUNT: tl.constexpr, SCORES: tl.constexpr, CHOSEN: tl.constexpr, PADDED: tl.constexpr,
-    LOGISTIC: tl.constexpr, CORRECTED: tl.constexpr, GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr,
-    CHOSEN_GROUPS: tl.constexpr, COPIES: tl.constexpr,
-):  # fmt: skip
-    """Which of COUNT experts a token is sent to, the place of each among its own, and the scores: of each expert, as
+def chosen_experts(scores, correction, token, CHOICE: tl.constexpr):
+    """Which experts a token is sent to, the place of each among its own, and the scores: of each expert, as
     `numbers_of_experts` has them.
 
     An expert is chosen if fewer than CHOSEN are ahead of it: those of higher scores, or values, and of equal ones those
-    of lower numbers. A score that is no number is behind all others. SCORES: numbers of a token, of which the experts'
-    scores come first. GROUPS: 0: any expert may be chosen. COPIES: with as many as the program has warps, or more,
-    each warp has whole copies, and none waits for another in a round; 1 where there are groups. token: of all copies,
-    or of each, int32 [COPIES, 1].
+    of lower numbers. A score that is no number is behind all others. correction: of the values, or None. token: of all
+    copies, or of each, int32 [COPIES, 1].
     """
-    e = numbers_of_experts(PADDED, COPIES)
-    inside = e < COUNT
-    score = tl.load(scores + token.to(tl.int64) * SCORES + e, mask=inside, other=_NEVER)
+    e = numbers_of_experts(CHOICE.PADDED, CHOICE.COPIES)
+    inside = e < CHOICE.COUNT
+    score = tl.load(scores + token.to(tl.int64) * CHOICE.SCORES + e, mask=inside, other=_NEVER)
     value = score
-    if (LOGISTIC or CORRECTED) or GROUPS > 0:
-        value = _scores_to_weights(score, inside, LOGISTIC)
-        if CORRECTED:
+    if (CHOICE.LOGISTIC or correction is not None) or CHOICE.GROUPS > 0:
+        value = _scores_to_weights(score, inside, CHOICE.LOGISTIC)
+        if correction is not None:
             value += tl.load(correction + e, mask=inside, other=0.0).to(tl.float32)
     value = tl.where(value == value, value, _NEVER)
-    if GROUPS > 0:
-        tl.static_assert(COPIES == 1)
-        kept = _of_best_groups(tl.reshape(value, [PADDED]), COUNT, PADDED, GROUPS, PADDED_GROUPS, CHOSEN_GROUPS)
+    if CHOICE.GROUPS > 0:
+        tl.static_assert(CHOICE.COPIES == 1)
+        kept = _of_best_groups(tl.reshape(value, [CHOICE.PADDED]), CHOICE)
         value = tl.where(tl.reshape(kept, e.shape), value, _NEVER)
-    chosen = _highest(tl.where(inside, _in_order(value), _BELOW_ALL), e, CHOSEN)
+    chosen = _highest(tl.where(inside, _in_order(value), _BELOW_ALL), e, CHOICE.CHOSEN)
     return chosen, tl.cumsum(chosen.to(tl.int32), 1) - 1, score
 
 
 @triton.jit
-def routing_weights_of(
-    score, chosen, COUNT: tl.constexpr, PADDED: tl.constexpr, RENORMALISED: tl.constexpr, LOGISTIC: tl.constexpr,
-    FACTOR: tl.constexpr, COPIES: tl.constexpr,
-):  # fmt: skip
+def routing_weights_of(score, chosen, CHOICE: tl.constexpr):
     """The share of each expert of those that `chosen_experts` has chosen. A score that is no number makes every share
     of its token one."""
-    weight = _scores_to_weights(score, numbers_of_experts(PADDED, COPIES) < COUNT, LOGISTIC)
-    if RENORMALISED:
+    inside = numbers_of_experts(CHOICE.PADDED, CHOICE.COPIES) < CHOICE.COUNT
+    weight = _scores_to_weights(score, inside, CHOICE.LOGISTIC)
+    if CHOICE.RENORMALISED:
         total = _exact_sum(tl.where(chosen, weight, 0.0))
-        if LOGISTIC:
+        if CHOICE.LOGISTIC:
             total += _LEAST_SUM
         weight = weight / total
-    if LOGISTIC:
+    if CHOICE.LOGISTIC:
         weight = tl.where(_sum((score != score).to(tl.int32)) > 0, float("nan"), weight)
-    if FACTOR != 1.0:
-        weight = weight * FACTOR
+    if CHOICE.FACTOR != 1.0:
+        weight = weight * CHOICE.FACTOR
     return weight
 
 
@@ -187,22 +193,21 @@ def padded(count: int) -> int:
     return max(1 << (count - 1).bit_length(), 16)
 
 
-def choice_parts(choice: Choice, count: int, scores: int, copies: int = 1) -> dict[str, Any]:
-    """What kernels are made for that choose and share, by name. count: experts. scores: numbers of a token. copies:
-    as many as there are warps, or tokens, where experts are few enough and the choice has no groups; or else one."""
+def choice_sizes(choice: Choice, count: int, scores: int, copies: int = 1) -> ChoiceSizes:
+    """What kernels are made for that choose and share. count: experts. scores: numbers of a token. copies: as many as
+    there are warps, or tokens, where experts are few enough and the choice has no groups; or else one."""
     copies = copies if padded(count) <= IN_COPIES and not choice.limits_groups else 1
     groups = choice.groups if choice.limits_groups else 0
-    return {
-        "COUNT": count,
-        "SCORES": scores,
-        "CHOSEN": choice.chosen,
-        "PADDED": padded(count),
-        "RENORMALISED": choice.renormalised,
-        "LOGISTIC": choice.scoring == "logistic",
-        "CORRECTED": choice.correction is not None,
-        "GROUPS": groups,
-        "PADDED_GROUPS": triton.next_power_of_2(max(groups, 1)),
-        "CHOSEN_GROUPS": choice.chosen_groups if groups else 0,
-        "FACTOR": choice.scale,
-        "COPIES": copies,
-    }
+    return ChoiceSizes(
+        COUNT=count,
+        SCORES=scores,
+        CHOSEN=choice.chosen,
+        PADDED=padded(count),
+        RENORMALISED=choice.renormalised,
+        LOGISTIC=choice.scoring == "logistic",
+        GROUPS=groups,
+        PADDED_GROUPS=triton.next_power_of_2(max(groups, 1)),
+        CHOSEN_GROUPS=choice.chosen_groups if groups else 0,
+        FACTOR=choice.scale,
+        COPIES=copies,
+    )

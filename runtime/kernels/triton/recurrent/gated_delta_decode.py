@@ -31,7 +31,7 @@ from runahead.runtime.kernels.triton.recurrent.runs import (
     keep_drafts,
     leave_window,
     moved_window,
-    places_of,
+    rows_of_runs,
     run_of,
     taps_of,
     window_of,
@@ -97,14 +97,14 @@ def _made_of(
 
 @triton.jit(do_not_specialize=["queries"])
 def _delta_decode_kernel(
-    projected, conv_weight, a, dt_bias, gamma, conv_state, state, kept, state_slots, read_from, copied_to, copied_after,
-    replayed, seq_lens, positions, query_start_loc, made, out, arrived, eps, queries, KEY_HEADS: tl.constexpr,
-    KEY_DIM: tl.constexpr, VALUE_HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, WINDOW: tl.constexpr,
-    MOST: tl.constexpr, TILE: tl.constexpr, KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, EACH_PAD: tl.constexpr,
-    MOST_PAD: tl.constexpr, DEPENDENT: tl.constexpr, SNAPSHOTS: tl.constexpr,
+    projected, conv_weight, a, dt_bias, gamma, states, rows, made, out, arrived, eps, queries, KEY_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr, VALUE_HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, WINDOW: tl.constexpr, MOST: tl.constexpr,
+    TILE: tl.constexpr, KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, EACH_PAD: tl.constexpr, MOST_PAD: tl.constexpr,
+    DEPENDENT: tl.constexpr, SNAPSHOTS: tl.constexpr,
 ):  # fmt: skip
     """One program for TILE numbers of a head of values of a row with up to `queries` query tokens."""
     let_dependents_start(DEPENDENT)
+    conv_state, state, kept = states
     KEYS: tl.constexpr = KEY_HEADS * KEY_DIM
     INNER: tl.constexpr = VALUE_HEADS * VALUE_DIM
     CHANNELS: tl.constexpr = 2 * KEYS + INNER
@@ -124,19 +124,16 @@ def _delta_decode_kernel(
     index = head * VALUE_DIM + dim  # among all values
     v_channel = 2 * KEYS + index
     # Lengths, slots and what earlier launches have left are constant until this kernel writes it.
-    start, count, slot, source, copy, live, goes_on, again, after, tokens = run_of(
-        row, queries, state_slots, read_from, copied_to, copied_after, replayed, seq_lens, positions, query_start_loc,
-        MOST, SNAPSHOTS,
-    )  # fmt: skip
+    start, count, slot, source, copy, live, goes_on, again, after, tokens = run_of(row, queries, rows, MOST, SNAPSHOTS)
     of_head = state + (head * VALUE_DIM + dim[:, None]) * KEY_DIM + i[None, :]
     in_tile = in_head[:, None] & in_key[None, :]
     state_tile = tl.load(of_head + source * SIZE, mask=in_tile & goes_on, other=0.0)
     q_window = window_of(conv_state, source, q_channel, in_key & goes_on, CHANNELS, WINDOW)
     k_window = window_of(conv_state, source, k_channel, in_key & goes_on, CHANNELS, WINDOW)
     v_window = window_of(conv_state, source, v_channel, in_head & goes_on, CHANNELS, WINDOW)
-    q_taps = taps_of(conv_weight, conv_weight, q_channel, in_key, WINDOW, False)
-    k_taps = taps_of(conv_weight, conv_weight, k_channel, in_key, WINDOW, False)
-    v_taps = taps_of(conv_weight, conv_weight, v_channel, in_head, WINDOW, False)
+    q_taps = taps_of(conv_weight, None, q_channel, in_key, WINDOW)
+    k_taps = taps_of(conv_weight, None, k_channel, in_key, WINDOW)
+    v_taps = taps_of(conv_weight, None, v_channel, in_head, WINDOW)
     slope = tl.load(a + head)
     bias = tl.load(dt_bias + head).to(tl.float32)
     wait_for_predecessors(DEPENDENT)
@@ -241,8 +238,7 @@ def delta_of_decode_rows(
     which it is again afterwards. dependent: launched programmatically. tiling: how states are cut.
     """
     shape, rows, queries = weights.shape, batch.num_rows, batch.decode_queries
-    conv_state, state, kept = states
-    most = kept.shape[1]
+    most = states[2].shape[1]
     tile = tiling.tile(shape.value_dim, shape.key_dim)
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
     _delta_decode_kernel[(rows, shape.value_heads * triton.cdiv(shape.value_dim, tile))](
@@ -251,13 +247,8 @@ def delta_of_decode_rows(
         weights.a,
         weights.dt_bias,
         weights.gated_norm.weight,
-        conv_state,
-        state,
-        kept if most else state,
-        *places_of(batch, most),
-        batch.seq_lens,
-        batch.positions,
-        batch.query_start_loc,
+        states,
+        rows_of_runs(batch, most),
         torch.empty((rows * queries, shape.inner), dtype=torch.float32, device=projected.device),
         out,
         arrived,

@@ -117,9 +117,9 @@ def _delta_solve_kernel(
 
 @triton.jit
 def _delta_scan_kernel(
-    projected, convolved, inverses, before, a, dt_bias, state, state_slots, read_from, copied_to, seq_lens, positions,
-    query_start_loc, y, KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_HEADS: tl.constexpr,
-    VALUE_DIM: tl.constexpr, LENGTH: tl.constexpr, TILE: tl.constexpr, KEY_PAD: tl.constexpr, SNAPSHOTS: tl.constexpr,
+    projected, convolved, inverses, before, a, dt_bias, state, rows, y, KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
+    VALUE_HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, LENGTH: tl.constexpr, TILE: tl.constexpr, KEY_PAD: tl.constexpr,
+    SNAPSHOTS: tl.constexpr,
 ):  # fmt: skip
     """One program for TILE numbers of a head of values of a row."""
     KEYS: tl.constexpr = KEY_HEADS * KEY_DIM
@@ -133,11 +133,9 @@ def _delta_scan_kernel(
     k = tl.arange(0, KEY_PAD)
     r = tl.arange(0, LENGTH)
     in_head, in_key = dim < VALUE_DIM, k < KEY_DIM
-    start, count, slot, source, copy, live, goes_on = row_of(
-        row, state_slots, read_from, copied_to, seq_lens, positions, query_start_loc, SNAPSHOTS
-    )
+    start, count, slot, source, copy, live, goes_on = row_of(row, rows, SNAPSHOTS)
     if live & (count > 1):
-        offset = (tl.load(positions + start) % LENGTH).to(tl.int32)  # tokens of the first sub-chunk that are not ours
+        offset = (tl.load(rows.positions + start) % LENGTH).to(tl.int32)  # tokens of other chunks
         of_head = state + (head * VALUE_DIM + dim[:, None]) * KEY_DIM + k[None, :]
         in_tile = in_head[:, None] & in_key[None, :]
         state_tile = tl.load(of_head + source * SIZE, mask=in_tile & goes_on, other=0.0)
@@ -221,12 +219,7 @@ def delta_of_chunks(
         weights.a,
         weights.dt_bias,
         state,
-        rows.state_slots,
-        rows.read_from,
-        rows.copied_to,
-        batch.seq_lens,
-        batch.positions,
-        batch.query_start_loc,
+        rows.states,
         y,
         **sizes,
         TILE=tile,

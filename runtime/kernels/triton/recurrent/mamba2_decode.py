@@ -13,7 +13,7 @@ on how states are cut: sums of squares have no order (`squares_of`), and a sum o
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import triton
@@ -32,7 +32,7 @@ from runahead.runtime.kernels.triton.recurrent.runs import (
     keep_drafts,
     leave_window,
     moved_window,
-    places_of,
+    rows_of_runs,
     run_of,
     taps_of,
     window_of,
@@ -78,14 +78,24 @@ def _inputs_at(
     return x, b, c, raw, tl.load(gate, mask=in_head & more & (index >= again), other=0.0).to(tl.float32)
 
 
+class _Weights(NamedTuple):
+    """The tensors of a `Mamba2`."""
+
+    conv_weight: torch.Tensor
+    conv_bias: torch.Tensor | None
+    a: torch.Tensor
+    d: torch.Tensor
+    dt_bias: torch.Tensor
+    gamma: torch.Tensor  # of the gated norm
+
+
 @triton.jit(do_not_specialize=["queries"])
 def _mamba2_decode_kernel(
-    projected, conv_weight, conv_bias, a, d, dt_bias, gamma, conv_state, state, kept, state_slots, read_from, copied_to,
-    copied_after, replayed, seq_lens, positions, query_start_loc, made, out, squares, arrived, low, high, eps, queries,
-    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, GROUPS: tl.constexpr, STATE: tl.constexpr, WINDOW: tl.constexpr,
-    MOST: tl.constexpr, TILE: tl.constexpr, STATE_PAD: tl.constexpr, GROUP_PAD: tl.constexpr, EACH_PAD: tl.constexpr,
-    MOST_PAD: tl.constexpr, HAS_BIAS: tl.constexpr, SCALED: tl.constexpr, SUMMED: tl.constexpr,
-    STRIDE: tl.constexpr, HOLDS_TWO: tl.constexpr, DEPENDENT: tl.constexpr, SNAPSHOTS: tl.constexpr,
+    projected, weights, states, rows, made, out, squares, arrived, low, high, eps, queries, HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, GROUPS: tl.constexpr, STATE: tl.constexpr, WINDOW: tl.constexpr, MOST: tl.constexpr,
+    TILE: tl.constexpr, STATE_PAD: tl.constexpr, GROUP_PAD: tl.constexpr, EACH_PAD: tl.constexpr,
+    MOST_PAD: tl.constexpr, SCALED: tl.constexpr, SUMMED: tl.constexpr, STRIDE: tl.constexpr, HOLDS_TWO: tl.constexpr,
+    DEPENDENT: tl.constexpr, SNAPSHOTS: tl.constexpr,
 ):  # fmt: skip
     """One program for TILE numbers of a head of a row with up to `queries` query tokens.
 
@@ -95,6 +105,7 @@ def _mamba2_decode_kernel(
     is written over was read before the wait.
     """
     let_dependents_start(DEPENDENT)
+    conv_state, state, kept = states
     INNER: tl.constexpr = HEADS * HEAD_DIM
     SHARE: tl.constexpr = INNER // GROUPS
     EACH: tl.constexpr = HEADS // GROUPS
@@ -115,23 +126,20 @@ def _mamba2_decode_kernel(
     b_channel = INNER + group * STATE + n
     c_channel = b_channel + GROUPS * STATE
     # Lengths, slots and what earlier launches have left are constant until this kernel writes it.
-    start, count, slot, source, copy, live, goes_on, again, after, tokens = run_of(
-        row, queries, state_slots, read_from, copied_to, copied_after, replayed, seq_lens, positions, query_start_loc,
-        MOST, SNAPSHOTS,
-    )  # fmt: skip
+    start, count, slot, source, copy, live, goes_on, again, after, tokens = run_of(row, queries, rows, MOST, SNAPSHOTS)
     of_head = state + (head * HEAD_DIM + dim[:, None]) * STATE + n[None, :]
     in_tile = in_head[:, None] & in_state[None, :]
     state_tile = tl.load(of_head + source * SIZE, mask=in_tile & goes_on, other=0.0)
     x_window = window_of(conv_state, source, x_channel, in_head & goes_on, CHANNELS, WINDOW)
     b_window = window_of(conv_state, source, b_channel, in_state & goes_on, CHANNELS, WINDOW)
     c_window = window_of(conv_state, source, c_channel, in_state & goes_on, CHANNELS, WINDOW)
-    x_taps = taps_of(conv_weight, conv_bias, x_channel, in_head, WINDOW, HAS_BIAS)
-    b_taps = taps_of(conv_weight, conv_bias, b_channel, in_state, WINDOW, HAS_BIAS)
-    c_taps = taps_of(conv_weight, conv_bias, c_channel, in_state, WINDOW, HAS_BIAS)
-    slope, straight = tl.load(a + head), tl.load(d + head).to(tl.float32)
-    bias = tl.load(dt_bias + head).to(tl.float32)
+    x_taps = taps_of(weights.conv_weight, weights.conv_bias, x_channel, in_head, WINDOW)
+    b_taps = taps_of(weights.conv_weight, weights.conv_bias, b_channel, in_state, WINDOW)
+    c_taps = taps_of(weights.conv_weight, weights.conv_bias, c_channel, in_state, WINDOW)
+    slope, straight = tl.load(weights.a + head), tl.load(weights.d + head).to(tl.float32)
+    bias = tl.load(weights.dt_bias + head).to(tl.float32)
     if SCALED:
-        weight = tl.load(gamma + x_channel, mask=in_head, other=0.0).to(tl.float32)
+        weight = tl.load(weights.gamma + x_channel, mask=in_head, other=0.0).to(tl.float32)
     wait_for_predecessors(DEPENDENT)
     line = start.to(tl.int64)
     if live:
@@ -205,7 +213,7 @@ def _mamba2_decode_kernel(
                 at = group * SHARE + i
                 own = made + first * INNER + at
                 made_next = tl.load(own, mask=ok, other=0.0, cache_modifier=".cg")
-                weight = tl.load(gamma + at, mask=ok, other=0.0).to(tl.float32)
+                weight = tl.load(weights.gamma + at, mask=ok, other=0.0).to(tl.float32)
             leave_window(conv_state, slot, copy, b_channel, b_window, in_state, CHANNELS, WINDOW, SNAPSHOTS)
             leave_window(conv_state, slot, copy, c_channel, c_window, in_state, CHANNELS, WINDOW, SNAPSHOTS)
             if MOST > 0:
@@ -263,8 +271,7 @@ def mamba2_of_decode_rows(
     number of tiles.
     """
     shape, rows, queries = weights.shape, batch.num_rows, batch.decode_queries
-    conv_state, state, kept = states
-    most = kept.shape[1]
+    most = states[2].shape[1]
     tile = tiling.tile(shape.head_dim, shape.state)
     low, high = weights.dt_limits
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
@@ -279,19 +286,11 @@ def mamba2_of_decode_rows(
     assert squares is None or squares.shape[0] >= (1 if summed else programs)
     _mamba2_decode_kernel[(rows, programs)](
         projected,
-        weights.conv_weight,
-        weights.conv_weight if weights.conv_bias is None else weights.conv_bias,
-        weights.a,
-        weights.d,
-        weights.dt_bias,
-        weights.gated_norm.weight,
-        conv_state,
-        state,
-        kept if most else state,
-        *places_of(batch, most),
-        batch.seq_lens,
-        batch.positions,
-        batch.query_start_loc,
+        _Weights(
+            weights.conv_weight, weights.conv_bias, weights.a, weights.d, weights.dt_bias, weights.gated_norm.weight
+        ),
+        states,
+        rows_of_runs(batch, most),
         made,
         out,
         out if squares is None else squares,
@@ -311,7 +310,6 @@ def mamba2_of_decode_rows(
         GROUP_PAD=group_pad,
         EACH_PAD=triton.next_power_of_2(shape.heads // shape.groups),
         MOST_PAD=triton.next_power_of_2(max(most, 1)),
-        HAS_BIAS=weights.conv_bias is not None,
         SCALED=scaled,
         SUMMED=summed,
         STRIDE=0 if squares is None else squares.shape[1],

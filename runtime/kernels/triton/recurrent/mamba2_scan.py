@@ -35,9 +35,9 @@ _LEAST_SIDE: Final = 16  # of a matrix that the matrix units take
 
 @triton.jit
 def _mamba2_scan_kernel(
-    projected, convolved, a, d, dt_bias, state, state_slots, read_from, copied_to, seq_lens, positions, query_start_loc,
-    y, low, high, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, GROUPS: tl.constexpr, STATE: tl.constexpr,
-    LENGTH: tl.constexpr, TILE: tl.constexpr, STATE_PAD: tl.constexpr, SNAPSHOTS: tl.constexpr,
+    projected, convolved, a, d, dt_bias, state, rows, y, low, high, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    GROUPS: tl.constexpr, STATE: tl.constexpr, LENGTH: tl.constexpr, TILE: tl.constexpr, STATE_PAD: tl.constexpr,
+    SNAPSHOTS: tl.constexpr,
 ):  # fmt: skip
     """One program for TILE numbers of a head of a row."""
     INNER: tl.constexpr = HEADS * HEAD_DIM
@@ -50,11 +50,9 @@ def _mamba2_scan_kernel(
     n = tl.arange(0, STATE_PAD)
     r = tl.arange(0, LENGTH)
     in_head, in_state = dim < HEAD_DIM, n < STATE
-    start, count, slot, source, copy, live, goes_on = row_of(
-        tl.program_id(0), state_slots, read_from, copied_to, seq_lens, positions, query_start_loc, SNAPSHOTS
-    )
+    start, count, slot, source, copy, live, goes_on = row_of(tl.program_id(0), rows, SNAPSHOTS)
     if live & (count > 1):
-        before = (tl.load(positions + start) % LENGTH).to(tl.int32)  # tokens of the first sub-chunk that are not ours
+        before = (tl.load(rows.positions + start) % LENGTH).to(tl.int32)  # tokens of other chunks
         of_head = state + (head * HEAD_DIM + dim[:, None]) * STATE + n[None, :]
         in_tile = in_head[:, None] & in_state[None, :]
         state_tile = tl.load(of_head + source * SIZE, mask=in_tile & goes_on, other=0.0)
@@ -120,12 +118,7 @@ def mamba2_of_chunks(
         weights.d,
         weights.dt_bias,
         state,
-        rows.state_slots,
-        rows.read_from,
-        rows.copied_to,
-        batch.seq_lens,
-        batch.positions,
-        batch.query_start_loc,
+        rows.states,
         y,
         low,
         high,

@@ -12,27 +12,42 @@ state in a snapshot too.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import torch
 import triton
 import triton.language as tl
 
 
+class StateRows(NamedTuple):
+    """A batch's rows and their state slots, as `ForwardBatch` has them. Without snapshots `read_from`, `copied_to` and
+    `copied_after` are not read, and without room for drafts the last two are not."""
+
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    read_from: torch.Tensor | None
+    copied_to: torch.Tensor | None
+    copied_after: torch.Tensor | None = None
+    replayed: torch.Tensor | None = None
+
+
 @triton.jit
-def row_of(
-    row, state_slots, read_from, copied_to, seq_lens, positions, query_start_loc, SNAPSHOTS: tl.constexpr
-):  # fmt: skip
+def row_of(row, rows, SNAPSHOTS: tl.constexpr):
     """A row's first query token, how many it has, its state slot, the slot that it goes on from, the one in which its
     state is left too, below 0 if there is none, whether the row is live, and whether it goes on at all or begins with
     zeros. Of a row that is not live the slots are 0, 0 and -1, and it does not go on."""
-    start = tl.load(query_start_loc + row)
-    count = tl.load(query_start_loc + row + 1) - start
-    live = (tl.load(seq_lens + row) > 0) & (count > 0)
-    slot = tl.load(state_slots + row, mask=live, other=0).to(tl.int64)
+    start = tl.load(rows.query_start_loc + row)
+    count = tl.load(rows.query_start_loc + row + 1) - start
+    live = (tl.load(rows.seq_lens + row) > 0) & (count > 0)
+    slot = tl.load(rows.slots + row, mask=live, other=0).to(tl.int64)
     source = slot
     copy = -1 + 0 * slot
     if SNAPSHOTS:
-        source = tl.load(read_from + row, mask=live, other=0).to(tl.int64)
-        copy = tl.load(copied_to + row, mask=live, other=-1).to(tl.int64)
-    goes_on = tl.load(positions + start, mask=live, other=0) > 0
+        source = tl.load(rows.read_from + row, mask=live, other=0).to(tl.int64)
+        copy = tl.load(rows.copied_to + row, mask=live, other=-1).to(tl.int64)
+    goes_on = tl.load(rows.positions + start, mask=live, other=0) > 0
     return start, count, slot, source, copy, live, goes_on
 
 

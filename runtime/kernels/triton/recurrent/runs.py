@@ -13,33 +13,27 @@ drafts that a slot has room for. With 0, a run is one token: the compiler remove
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.triton.gpu.unrolled import longer
 from runahead.runtime.kernels.triton.ops.gates import logistic
-from runahead.runtime.kernels.triton.recurrent.rows import row_of
+from runahead.runtime.kernels.triton.recurrent.rows import StateRows, row_of
 
 
 @triton.jit
-def run_of(
-    row, queries, state_slots, read_from, copied_to, copied_after, replayed, seq_lens, positions, query_start_loc,
-    MOST: tl.constexpr, SNAPSHOTS: tl.constexpr,
-):  # fmt: skip
+def run_of(row, queries, rows, MOST: tl.constexpr, SNAPSHOTS: tl.constexpr):
     """`row_of` a row that decodes, which is live with up to `queries` query tokens. Behind it: the tokens that are
     replayed, the tokens behind which its state is copied, and the tokens of the run."""
-    start, count, slot, source, copy, live, goes_on = row_of(
-        row, state_slots, read_from, copied_to, seq_lens, positions, query_start_loc, SNAPSHOTS
-    )
+    start, count, slot, source, copy, live, goes_on = row_of(row, rows, SNAPSHOTS)
     live = live & (count <= queries)
     again, after, tokens = 0, 1, 1
     if MOST > 0:
-        again = tl.load(replayed + row, mask=live, other=0)
+        again = tl.load(rows.replayed + row, mask=live, other=0)
         after, tokens = again, again + count
         if SNAPSHOTS:
-            after = tl.load(copied_after + row, mask=live, other=0)
+            after = tl.load(rows.copied_after + row, mask=live, other=0)
     return start, count, slot, source, copy, live, goes_on & live, again, after, tokens
 
 
@@ -75,7 +69,7 @@ def window_of(conv_state, source, channel, ok, CHANNELS: tl.constexpr, WINDOW: t
 
 
 @triton.jit
-def taps_of(conv_weight, conv_bias, channel, ok, WINDOW: tl.constexpr, HAS_BIAS: tl.constexpr):
+def taps_of(conv_weight, conv_bias, channel, ok, WINDOW: tl.constexpr):
     """By what a convolution multiplies what it sees, the oldest first, and behind that its bias: a tuple, float32, as
     `channel`."""
     taps = ()
@@ -83,7 +77,7 @@ def taps_of(conv_weight, conv_bias, channel, ok, WINDOW: tl.constexpr, HAS_BIAS:
         weight = tl.load(conv_weight + channel * WINDOW + tap, mask=ok, other=0.0)
         taps = longer(taps, weight.to(tl.float32))
     bias = tl.zeros(channel.shape, tl.float32)
-    if HAS_BIAS:
+    if conv_bias is not None:
         bias = tl.load(conv_bias + channel, mask=ok, other=0.0).to(tl.float32)
     return longer(taps, bias)
 
@@ -154,13 +148,14 @@ def keep_drafts(
     tl.store(kept + (slot * MOST + j) * INPUTS + column[None, :], drafts.to(tl.float32), mask=mine)
 
 
-def places_of(batch: ForwardBatch, most: int) -> tuple[torch.Tensor, ...]:
-    """What `run_of` is given of a batch's states, int32 [B] each: slots, read_from, copied_to, copied_after, replayed.
-    Without snapshots the second to the fourth are not read; without room for drafts (most) the last two are not."""
+def rows_of_runs(batch: ForwardBatch, most: int) -> StateRows:
+    """Return the rows that `run_of` reads. most: drafts that a slot has room for."""
     own, snapshots = batch.state_slots, batch.states_read_from is not None
     assert own is not None, "a model that keeps states is given a batch that names no state slots"
     assert batch.decode_queries <= 1 + most, "more drafts than a slot has room for"
     assert not most or batch.replayed is not None, "slots that hold inputs of drafts are given no replays"
     assert not most or not snapshots or batch.copied_after is not None, "a boundary may be inside a run"
-    others = (batch.states_read_from, batch.states_copied_to, batch.copied_after, batch.replayed)
-    return (own, *(own if one is None else one for one in others))
+    return StateRows(
+        batch.query_start_loc, batch.seq_lens, batch.positions, own, batch.states_read_from, batch.states_copied_to,
+        batch.copied_after, batch.replayed,
+    )  # fmt: skip

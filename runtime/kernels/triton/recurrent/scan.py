@@ -24,7 +24,7 @@ from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.triton.gpu.capability import current_gpu
 from runahead.runtime.kernels.triton.ops.gates import logistic
 from runahead.runtime.kernels.triton.ops.norms import squares_of
-from runahead.runtime.kernels.triton.recurrent.rows import row_of
+from runahead.runtime.kernels.triton.recurrent.rows import StateRows, row_of
 from runahead.runtime.rounding import ceil_div
 
 _LENGTH: Final = 64  # of a sub-chunk
@@ -54,11 +54,13 @@ class ChunkRows:
     def __init__(self, batch: ForwardBatch, length: int) -> None:
         assert batch.state_slots is not None, "a model that keeps states is given a batch that names no state slots"
         self.batch = batch
-        self.state_slots = batch.state_slots
         # Both or neither: without snapshots a row goes on from its own slot, and leaves its state nowhere else.
         self.snapshots = batch.states_read_from is not None
         self.read_from = batch.state_slots if batch.states_read_from is None else batch.states_read_from
-        self.copied_to = batch.state_slots if batch.states_copied_to is None else batch.states_copied_to
+        self.states = StateRows(
+            batch.query_start_loc, batch.seq_lens, batch.positions, batch.state_slots, batch.states_read_from,
+            batch.states_copied_to,
+        )  # fmt: skip
         self.length = length
 
     @cached_property
@@ -141,14 +143,11 @@ def _convolve_kernel(
 
 @triton.jit
 def _keep_channels_kernel(
-    projected, conv_state, state_slots, read_from, copied_to, seq_lens, positions, query_start_loc, FIRST: tl.constexpr,
-    WIDTH: tl.constexpr, CHANNELS: tl.constexpr, WINDOW: tl.constexpr, KEPT: tl.constexpr, BLOCK: tl.constexpr,
-    SNAPSHOTS: tl.constexpr,
+    projected, conv_state, rows, FIRST: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr,
+    WINDOW: tl.constexpr, KEPT: tl.constexpr, BLOCK: tl.constexpr, SNAPSHOTS: tl.constexpr,
 ):  # fmt: skip
     """One program for BLOCK channels of a row."""
-    start, count, slot, source, copy, live, goes_on = row_of(
-        tl.program_id(0), state_slots, read_from, copied_to, seq_lens, positions, query_start_loc, SNAPSHOTS
-    )
+    start, count, slot, source, copy, live, goes_on = row_of(tl.program_id(0), rows, SNAPSHOTS)
     if live & (count > 1):
         channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
         tap = tl.arange(0, KEPT)[:, None]
@@ -241,12 +240,7 @@ def keep_channels(projected: torch.Tensor, conv_state: torch.Tensor, rows: Chunk
     _keep_channels_kernel[(batch.num_rows, triton.cdiv(channels, _CHANNELS))](
         projected,
         conv_state,
-        rows.state_slots,
-        rows.read_from,
-        rows.copied_to,
-        batch.seq_lens,
-        batch.positions,
-        batch.query_start_loc,
+        rows.states,
         FIRST=first,
         WIDTH=projected.shape[1],
         CHANNELS=channels,

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import torch
 
 from runahead.runtime.drafters.ngram import NO_DRAFT
 
 
-@dataclass(frozen=True, slots=True)
-class DraftState:
+class DraftState(NamedTuple):
     """Drafts of S = max_rows + 1 row slots, for launches of up to R rows that verify K drafts each; L = R * (1 + K).
 
     A row's query tokens of F are its newest token and its drafts. They lie row by row, without gaps; unused ones come
@@ -68,7 +67,7 @@ class DraftState:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        return [getattr(self, field.name) for field in fields(self) if field.name != "kept_slots"]
+        return [one for one in self if isinstance(one, torch.Tensor)]
 
 
 def make_draft_state(

@@ -12,8 +12,7 @@ launch.
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 import triton
@@ -35,8 +34,7 @@ _TAG_WORDS = tl.constexpr(mask_memory.TAG_WORDS)
 _BASIS = tl.constexpr(mask_memory.BASIS)
 
 
-@dataclass(frozen=True, slots=True)
-class MaskState:
+class MaskState(NamedTuple):
     """Masks of S row slots, the last one unused. A line has W words of 64 bits (`MaskMemory`), a line of forced tokens
     V.
     """
@@ -110,48 +108,28 @@ def acquired(pointer):
 
 @triton.jit(do_not_specialize=["width"])
 def _judge_kernel(
-    sample_slots,
-    alive,
-    seq_len,
-    parameters,
-    lines,
-    weights,
-    copies,
-    samples,
-    held,
-    proposed,
-    drafted,
-    verify_slots,
-    width,
-    LINES: tl.constexpr,
-    WORDS: tl.constexpr,
-    MOST: tl.constexpr,
-    MOST_PAD: tl.constexpr,
-    NULL_SLOT: tl.constexpr,
-    ACQUIRE: tl.constexpr,
-    DRAFTS: tl.constexpr,
-    VERIFIES: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """Validate the masks of one row. ACQUIRE: False in Triton's interpreter, which has no such instruction. DRAFTS:
-    rows may have drafts. VERIFIES: this S verifies them.
+    sample_slots, state, masks, drafts, width, LINES: tl.constexpr, WORDS: tl.constexpr, MOST: tl.constexpr,
+    MOST_PAD: tl.constexpr, NULL_SLOT: tl.constexpr, ACQUIRE: tl.constexpr, VERIFIES: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Validate the masks of one row. ACQUIRE: False in Triton's interpreter, which has no such instruction. drafts:
+    rows may have any. VERIFIES: this S verifies them.
     """
     row = tl.program_id(0)
     slot = tl.load(sample_slots + row).to(tl.int64)
     if slot != NULL_SLOT:
-        is_alive = tl.load(alive + slot) != 0
-        epoch = long_of(parameters, slot, _MASK_EPOCH)
+        is_alive = tl.load(state.alive + slot) != 0
+        epoch = long_of(state.parameters, slot, _MASK_EPOCH)
         is_held = tl.full([], 0, tl.int32)
         if is_alive & (epoch != 0):
-            position = tl.load(seq_len + slot).to(tl.int64)
+            position = tl.load(state.seq_len + slot).to(tl.int64)
             looked_at = tl.full([], 0, tl.int32)
-            if DRAFTS:
-                looked_at = tl.minimum(tl.load(drafted + slot), width - 1)
+            if drafts is not None:
+                looked_at = tl.minimum(tl.load(drafts.drafted + slot), width - 1)
             found = tl.full([], 0, tl.int32)  # consecutive masks found
             for count in range(0, looked_at + 1):
                 if found == count:
-                    line = lines + (slot * LINES + count) * WORDS
-                    copy = copies + (slot * LINES + count) * WORDS
+                    line = masks.lines + (slot * LINES + count) * WORDS
+                    copy = masks.copies + (slot * LINES + count) * WORDS
                     if ACQUIRE:  # by each thread: its later loads are as new as the newest tag
                         acquired(line + _POSITION)
                     summed = tl.zeros([TILE], tl.int64)
@@ -161,25 +139,25 @@ def _judge_kernel(
                         i = first + tl.arange(0, TILE)
                         word = tl.load(line + i, mask=i < WORDS, other=0, volatile=True)
                         tl.store(copy + i, word, mask=i < WORDS)
-                        summed += word * tl.load(weights + i, mask=i < WORDS, other=0)
+                        summed += word * tl.load(masks.weights + i, mask=i < WORDS, other=0)
                         checksum += tl.where(i == _CHECKSUM, word, 0)
                         differing |= ((i == _EPOCH) & (word != epoch)).to(tl.int32)
                         differing |= ((i == _POSITION) & (word != position)).to(tl.int32)
                         differing |= ((i == _RUN) & (word != count)).to(tl.int32)
-                        if DRAFTS:
-                            differing |= _is_of_others(word, i, count, proposed + slot * MOST)
+                        if drafts is not None:
+                            differing |= _is_of_others(word, i, count, drafts.proposed + slot * MOST)
                     is_whole = (tl.sum(summed, 0) ^ _BASIS) == tl.sum(checksum, 0)
                     found = tl.where(is_whole & (tl.max(differing, 0) == 0), found + 1, found)
             is_held = tl.where(found == 0, 1, 0)
-            if DRAFTS:
+            if drafts is not None:
                 if found > 0:  # a draft without a following mask is dropped
-                    tl.store(drafted + slot, found - 1)
+                    tl.store(drafts.drafted + slot, found - 1)
                     if VERIFIES:
                         n = tl.arange(0, MOST_PAD)
                         nobody = tl.full([MOST_PAD], NULL_SLOT, tl.int32)
-                        tl.store(verify_slots + row * width + n, nobody, mask=(n >= found) & (n < width))
-        tl.store(held + slot, is_held.to(tl.int8))
-        tl.store(samples + slot, (is_alive & (is_held == 0)).to(tl.int8))
+                        tl.store(drafts.verify_slots + row * width + n, nobody, mask=(n >= found) & (n < width))
+        tl.store(masks.held + slot, is_held.to(tl.int8))
+        tl.store(masks.samples + slot, (is_alive & (is_held == 0)).to(tl.int8))
 
 
 @triton.jit
@@ -206,21 +184,12 @@ def judge(
     drafts: of rows that may have any. A held row keeps its drafts; another keeps those with masks behind them, at most
     width - 1. The rest of its entries in `verify_slots` become unused.
     """
-    unused = masks.held  # stands for unread arguments
     most = 1 if drafts is None else drafts.most
     _judge_kernel[(num_rows,)](
         sample_slots,
-        state.alive.view(torch.int8),
-        state.seq_len,
-        state.parameters,
-        masks.lines,
-        masks.weights,
-        masks.copies,
-        masks.samples,
-        masks.held,
-        unused if drafts is None else drafts.proposed,
-        unused if drafts is None else drafts.drafted,
-        unused if drafts is None else drafts.verify_slots,
+        state.columns,
+        masks,
+        drafts,
         width,
         LINES=masks.lines.shape[1],
         WORDS=masks.lines.shape[2],
@@ -228,7 +197,6 @@ def judge(
         MOST_PAD=triton.next_power_of_2(1 + most),
         NULL_SLOT=state.slots - 1,
         ACQUIRE=masks.held.device.type != "cpu",
-        DRAFTS=drafts is not None,
         VERIFIES=drafts is not None and width > 1,
         TILE=min(_TILE, triton.next_power_of_2(masks.lines.shape[2])),
         num_warps=4,

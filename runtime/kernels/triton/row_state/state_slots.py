@@ -9,8 +9,7 @@ the block table has its snapshots after its blocks, one entry for each boundary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -22,8 +21,7 @@ _STATE_SLOT, _BEGINS_AS = offset_of("state_slot"), offset_of("begins_as")
 _BLOCK_COUNT = offset_of("block_count")
 
 
-@dataclass(frozen=True, slots=True)
-class StateSlots:
+class StateSlots(NamedTuple):
     """The state indexes that apply writes, at fixed addresses, for the R rows of an F: int32 each. A slot is an index
     into the states' memory. S row slots.
 
@@ -73,34 +71,33 @@ def make_state_slots(
 
 @triton.jit
 def snapshot_slots(
-    row, slot, start, length, parameters, block_table, lengths, slots, read_from, copied_to, replayed, copied_after,
-    TABLE: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_SIZE: tl.constexpr, NULL_SLOT: tl.constexpr, EVERY: tl.constexpr,
-    REPLAYS: tl.constexpr,
+    row, slot, start, length, state, states, TABLE: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    NULL_SLOT: tl.constexpr, EVERY: tl.constexpr, REPLAYS: tl.constexpr,
 ):  # fmt: skip
-    """Write the state indexes of one row of F. start: position of its first query token. length: tokens that its state
-    covers after this F; 0: masked, so its state stays. TABLE: words of a line of the block table, the first BLOCKS of
-    them blocks.
+    """Write the indexes of one row of F to `states`. start: position of its first query token. length: tokens that its
+    state covers after this F; 0: masked, so its state stays. TABLE: words of a line of the block table, the first
+    BLOCKS of them blocks.
 
     The row continues from its state with the accepted tokens of its previous run: those between the state's length and
     its first query token. Boundaries without a snapshot are skipped.
     """
-    own = int_of(parameters, slot, _STATE_SLOT)
-    tl.store(slots + row, own)
-    begins = start == int_of(parameters, slot, _BLOCK_COUNT) * BLOCK_SIZE
+    own = int_of(state.parameters, slot, _STATE_SLOT)
+    tl.store(states.slots + row, own)
+    begins = start == int_of(state.parameters, slot, _BLOCK_COUNT) * BLOCK_SIZE
     had = start
     if REPLAYS:
-        had = tl.where(begins, start, tl.load(lengths + slot))
+        had = tl.where(begins, start, tl.load(states.lengths + slot))
         tl.debug_barrier()  # other threads read what is written here
-        tl.store(lengths + slot, length, mask=length > 0)
-        tl.store(replayed + row, tl.where(length > 0, start - had, 0))
+        tl.store(states.lengths + slot, length, mask=length > 0)
+        tl.store(states.replayed + row, tl.where(length > 0, start - had, 0))
     if EVERY > 0:
         # Snapshots follow the state slots, one for each row, and are numbered from 1.
-        begun_as = int_of(parameters, slot, _BEGINS_AS)
-        tl.store(read_from + row, tl.where(begins & (begun_as > 0), NULL_SLOT - 1 + begun_as, own))
+        begun_as = int_of(state.parameters, slot, _BEGINS_AS)
+        tl.store(states.read_from + row, tl.where(begins & (begun_as > 0), NULL_SLOT - 1 + begun_as, own))
         at_boundary = (length > 0) & (length % EVERY == 0)
         if REPLAYS:
             at_boundary = (length > 0) & (length // EVERY * EVERY > had)
-            tl.store(copied_after + row, tl.where(at_boundary, length // EVERY * EVERY - had, 0))
-        boundary = block_table + slot * TABLE + BLOCKS - 1 + length // EVERY
+            tl.store(states.copied_after + row, tl.where(at_boundary, length // EVERY * EVERY - had, 0))
+        boundary = state.block_table + slot * TABLE + BLOCKS - 1 + length // EVERY
         taken = tl.load(boundary, mask=at_boundary, other=0)
-        tl.store(copied_to + row, tl.where(taken > 0, NULL_SLOT - 1 + taken, -1))
+        tl.store(states.copied_to + row, tl.where(taken > 0, NULL_SLOT - 1 + taken, -1))

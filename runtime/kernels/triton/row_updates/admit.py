@@ -21,73 +21,55 @@ _PENALTY_SLOT = offset_of("penalty_slot")
 _PENALTY_ENTRIES = offset_of("penalty_entries")
 _HISTORY_COUNT = offset_of("history_count")
 _COUNT_WORDS = tl.constexpr(COUNT_WORDS)
+_TILE = tl.constexpr(256)
 
 
 @triton.jit
-def _copy(source, target, count, fill, width, TILE: tl.constexpr):
+def _copy(source, target, count, fill, width):
     """Copy target[:count] = source[:count] and fill target[count:width]. 32-bit words."""
-    for first in range(0, width, TILE):
-        i = first + tl.arange(0, TILE)
+    for first in range(0, width, _TILE):
+        i = first + tl.arange(0, _TILE)
         value = tl.load(source + i, mask=i < count, other=fill, volatile=True)
         tl.store(target + i, value, mask=i < width)
 
 
 @triton.jit
 def admit(
-    record,
-    alive,
-    seq_len,
-    block_table,
-    parameters,
-    stop_ids,
-    bias_ids,
-    bias_values,
-    allowed,
-    counts,
-    in_prompt,
-    history,
-    held,
-    VOCAB: tl.constexpr,
-    CONTEXT: tl.constexpr,
-    MAX_BLOCKS: tl.constexpr,
-    MAX_STOP_IDS: tl.constexpr,
-    MAX_BIAS: tl.constexpr,
-    ALLOWED_WORDS: tl.constexpr,
-    HOLDS: tl.constexpr,
-    TILE: tl.constexpr,
-    CLEAR_TILE: tl.constexpr,
-):
-    """Apply one record in one program: parameters, lists, blocks and penalty counts; the row becomes alive. CONTEXT:
-    above 0 if a drafter reads the row's first tokens. HOLDS: rows may be held; this one is not.
+    record, state, penalties, history, held, VOCAB: tl.constexpr, CONTEXT: tl.constexpr, MAX_BLOCKS: tl.constexpr,
+    MAX_STOP_IDS: tl.constexpr, MAX_BIAS: tl.constexpr, ALLOWED_WORDS: tl.constexpr,
+):  # fmt: skip
+    """Apply one record in one program: parameters, lists, blocks and penalty counts; the row becomes alive and is not
+    held. history: if a drafter reads the row's first tokens, CONTEXT of a row.
     """
     w = tl.arange(0, ROW_WORDS)
     head = tl.load(record + w, volatile=True)
     slot = word(head, _ROW_SLOT).to(tl.int64)
-    tl.store(parameters + slot * ROW_WORDS + w, head)
+    tl.store(state.parameters + slot * ROW_WORDS + w, head)
     stops = word(head, _STOP_COUNT)
     biases = word(head, _BIAS_COUNT)
     mask_words = word(head, _ALLOWED_WORDS)
     blocks = word(head, _BLOCK_COUNT)
     lists = record + ROW_WORDS
-    _copy(lists, stop_ids + slot * MAX_STOP_IDS, stops, -1, MAX_STOP_IDS, TILE)
+    _copy(lists, state.stop_ids + slot * MAX_STOP_IDS, stops, -1, MAX_STOP_IDS)
     lists += stops
-    _copy(lists, bias_ids + slot * MAX_BIAS, biases, 0, biases, TILE)
+    _copy(lists, state.bias_ids + slot * MAX_BIAS, biases, 0, biases)
     lists += biases
-    _copy(lists, bias_values + slot * MAX_BIAS, biases, 0, biases, TILE)
+    bias_words = state.bias_values.to(tl.pointer_type(tl.int32), bitcast=True)
+    _copy(lists, bias_words + slot * MAX_BIAS, biases, 0, biases)
     lists += biases
-    _copy(lists, allowed + slot * ALLOWED_WORDS, mask_words, 0, mask_words, TILE)
+    _copy(lists, state.allowed + slot * ALLOWED_WORDS, mask_words, 0, mask_words)
     lists += mask_words
-    _copy(lists, block_table + slot * MAX_BLOCKS, blocks, 0, MAX_BLOCKS, TILE)
+    _copy(lists, state.block_table + slot * MAX_BLOCKS, blocks, 0, MAX_BLOCKS)
     lists += blocks
     own = word(head, _PENALTY_SLOT)
     entries = word(head, _PENALTY_ENTRIES)
     if own >= 0:
-        begin_penalties(lists, entries, own.to(tl.int64), counts, in_prompt, VOCAB, ALLOWED_WORDS, CLEAR_TILE, TILE)
-    if CONTEXT > 0:
+        begin_penalties(lists, entries, own.to(tl.int64), penalties, VOCAB, ALLOWED_WORDS)
+    if history is not None:
         first_tokens = word(head, _HISTORY_COUNT)
         lists += entries * _COUNT_WORDS
-        _copy(lists, history + slot * CONTEXT, first_tokens, 0, first_tokens, TILE)
-    tl.store(seq_len + slot, 0)
-    if HOLDS:
+        _copy(lists, history + slot * CONTEXT, first_tokens, 0, first_tokens)
+    tl.store(state.seq_len + slot, 0)
+    if held is not None:
         tl.store(held + slot, tl.full((), 0, tl.int8))
-    tl.store(alive + slot, tl.full((), 1, tl.int8))
+    tl.store(state.alive + slot, tl.full((), 1, tl.int8))

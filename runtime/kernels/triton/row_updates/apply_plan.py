@@ -8,8 +8,7 @@ One program of one warp: in steady decode it reads only the 64 bytes of the head
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 import triton
@@ -21,9 +20,7 @@ from runahead.runtime.kernels.row_state import PenaltyState, RowState
 from runahead.runtime.kernels.triton.row_state.record import word
 from runahead.runtime.kernels.triton.row_updates.admit import admit
 
-_APPEND_TILE: Final = 32
-_RECORD_TILE: Final = 256
-_CLEAR_TILE: Final = 2048
+_APPEND_TILE = tl.constexpr(32)
 
 _NUMBER = tl.constexpr(layout.HEADER.offset("number"))  # its low half; the high one follows
 _ROWS = tl.constexpr(layout.HEADER.offset("rows"))
@@ -49,8 +46,7 @@ NO_CHUNK: Final = -1
 _NO_CHUNK = tl.constexpr(NO_CHUNK)
 
 
-@dataclass(frozen=True, slots=True)
-class RowList:
+class RowList(NamedTuple):
     """The newest plan's rows on the device, [R] with R a power of two. Entries past its rows name the null slot."""
 
     slots: torch.Tensor  # int32 [R] row slots of F
@@ -71,45 +67,11 @@ def make_row_list(max_rows: int, device: torch.device) -> RowList:
 
 @triton.jit
 def _apply_plan_kernel(
-    counter,
-    plan,
-    bulk,
-    status,
-    row_slots,
-    sample_slots,
-    query_start_loc,
-    chunk_offset,
-    alive,
-    seq_len,
-    block_table,
-    parameters,
-    stop_ids,
-    bias_ids,
-    bias_values,
-    allowed,
-    said,
-    in_prompt,
-    history,
-    held_slots,
-    guesses,
-    SLOTS: tl.constexpr,
-    PLAN_WORDS: tl.constexpr,
-    BULK_WORDS: tl.constexpr,
-    STATUS_WORDS: tl.constexpr,
-    VOCAB: tl.constexpr,
-    CONTEXT: tl.constexpr,
-    MAX_BLOCKS: tl.constexpr,
-    MAX_STOP_IDS: tl.constexpr,
-    MAX_BIAS: tl.constexpr,
-    ALLOWED_WORDS: tl.constexpr,
-    HOLDS: tl.constexpr,
-    FORCES: tl.constexpr,
-    NULL_SLOT: tl.constexpr,
-    ROWS: tl.constexpr,
-    APPEND_TILE: tl.constexpr,
-    RECORD_TILE: tl.constexpr,
-    CLEAR_TILE: tl.constexpr,
-):
+    counter, plan, bulk, status, row_list, state, penalties, history, held, guesses, SLOTS: tl.constexpr,
+    PLAN_WORDS: tl.constexpr, BULK_WORDS: tl.constexpr, STATUS_WORDS: tl.constexpr, VOCAB: tl.constexpr,
+    CONTEXT: tl.constexpr, MAX_BLOCKS: tl.constexpr, MAX_STOP_IDS: tl.constexpr, MAX_BIAS: tl.constexpr,
+    ALLOWED_WORDS: tl.constexpr, NULL_SLOT: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     number = tl.load(counter) + 1
     tl.store(counter, number)
     ring = number % SLOTS
@@ -124,7 +86,7 @@ def _apply_plan_kernel(
     admissions = tl.where(valid, word(header, _ADMISSIONS), 0)
     bulk_words = tl.where(valid, word(header, _BULK_WORDS), 0)
     tl.store(status + ring * STATUS_WORDS + _STATUS_FAULT, tl.where(valid, _FAULT_NONE, _FAULT_PLAN_NUMBER))
-    if FORCES:  # of a row's drafts, those not forced by a grammar
+    if guesses is not None:  # of a row's drafts, those not forced by a grammar
         tl.store(guesses, tl.where(valid, word(header, _GUESSES), 0))
     append_list = body + _HEADER_WORDS + rows * listed
     chunk_list = append_list + appends * _APPEND_WORDS
@@ -132,44 +94,24 @@ def _apply_plan_kernel(
 
     for i in range(admissions):
         admit(
-            bulk + ring * BULK_WORDS + tl.load(admission_list + i, volatile=True),
-            alive,
-            seq_len,
-            block_table,
-            parameters,
-            stop_ids,
-            bias_ids,
-            bias_values,
-            allowed,
-            said,
-            in_prompt,
-            history,
-            held_slots,
-            VOCAB,
-            CONTEXT,
-            MAX_BLOCKS,
-            MAX_STOP_IDS,
-            MAX_BIAS,
-            ALLOWED_WORDS,
-            HOLDS,
-            RECORD_TILE,
-            CLEAR_TILE,
-        )
+            bulk + ring * BULK_WORDS + tl.load(admission_list + i, volatile=True), state, penalties, history, held,
+            VOCAB, CONTEXT, MAX_BLOCKS, MAX_STOP_IDS, MAX_BIAS, ALLOWED_WORDS,
+        )  # fmt: skip
     # The next part overwrites what other threads of the warp wrote for an admission.
     tl.debug_barrier()
 
-    for first in range(0, appends, APPEND_TILE):
-        j = first + tl.arange(0, APPEND_TILE)
+    for first in range(0, appends, _APPEND_TILE):
+        j = first + tl.arange(0, _APPEND_TILE)
         entry = append_list + j * _APPEND_WORDS
         slot = tl.load(entry, mask=j < appends, other=0, volatile=True).to(tl.int64)
         index = tl.load(entry + 1, mask=j < appends, other=0, volatile=True)
         block = tl.load(entry + 2, mask=j < appends, other=0, volatile=True)
-        tl.store(block_table + slot * MAX_BLOCKS + index, block, mask=j < appends)
+        tl.store(state.block_table + slot * MAX_BLOCKS + index, block, mask=j < appends)
 
     r = tl.arange(0, ROWS)
-    held = tl.load(row_slots + r)
+    kept = tl.load(row_list.slots + r)
     sent = tl.load(body + _HEADER_WORDS + r, mask=(r < rows) & (listed == 1), other=NULL_SLOT, volatile=True)
-    slots = tl.where(listed == 1, sent, held)
+    slots = tl.where(listed == 1, sent, kept)
     samples = slots
     counts = tl.where(r < rows, 1, 0)
     offsets = tl.full([ROWS], _NO_CHUNK, tl.int32)
@@ -182,11 +124,11 @@ def _apply_plan_kernel(
         skipped = here & (tl.load(chunk + _CHUNK_SAMPLES, volatile=True) == 0)
         samples = tl.where(skipped, NULL_SLOT, samples)
         slot = tl.sum(tl.where(here, slots, 0), 0)
-        tl.store(seq_len + slot, tl.load(chunk + _CHUNK_START, volatile=True) + tokens)
-    tl.store(row_slots + r, slots)
-    tl.store(sample_slots + r, samples)
-    tl.store(query_start_loc + 1 + r, tl.cumsum(counts, 0))
-    tl.store(chunk_offset + r, offsets)
+        tl.store(state.seq_len + slot, tl.load(chunk + _CHUNK_START, volatile=True) + tokens)
+    tl.store(row_list.slots + r, slots)
+    tl.store(row_list.sample_slots + r, samples)
+    tl.store(row_list.query_start_loc + 1 + r, tl.cumsum(counts, 0))
+    tl.store(row_list.chunk_offset + r, offsets)
 
     words = _HEADER_WORDS + rows * listed + appends * _APPEND_WORDS + chunks * _CHUNK_WORDS + admissions + bulk_words
     tl.store(status + ring * STATUS_WORDS + _STATUS_BYTES, words * 4)
@@ -218,23 +160,12 @@ def apply_plan(
         plan,
         bulk,
         status,
-        rows.slots,
-        rows.sample_slots,
-        rows.query_start_loc,
-        rows.chunk_offset,
-        state.alive.view(torch.int8),
-        state.seq_len,
-        state.block_table,
-        state.parameters,
-        state.stop_ids,
-        state.bias_ids,
-        state.bias_values.view(torch.int32),
-        state.allowed,
-        penalties.counts,
-        penalties.in_prompt,
-        penalties.counts if history is None else history,
-        penalties.counts if held is None else held,
-        counter if guesses is None else guesses,
+        rows,
+        state.columns,
+        penalties,
+        history,
+        held,
+        guesses,
         SLOTS=plan.shape[0],
         PLAN_WORDS=plan.shape[1],
         BULK_WORDS=bulk.shape[1],
@@ -245,12 +176,7 @@ def apply_plan(
         MAX_STOP_IDS=state.stop_ids.shape[1],
         MAX_BIAS=state.bias_ids.shape[1],
         ALLOWED_WORDS=state.allowed.shape[1],
-        HOLDS=held is not None,
-        FORCES=guesses is not None,
         NULL_SLOT=state.slots - 1,
         ROWS=rows.slots.shape[0],
-        APPEND_TILE=_APPEND_TILE,
-        RECORD_TILE=_RECORD_TILE,
-        CLEAR_TILE=_CLEAR_TILE,
         num_warps=1,
     )

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -31,8 +31,7 @@ _NOTHING_LEFT = tl.constexpr(rings.NOTHING_LEFT)
 _HELD = tl.constexpr(rings.HELD)
 
 
-@dataclass(frozen=True, slots=True)
-class ResultRing:
+class ResultRing(NamedTuple):
     """The device's view of the mapped result ring."""
 
     cells: torch.Tensor  # int64 [slots, rows, 1 + drafts]
@@ -49,53 +48,32 @@ class ResultRing:
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _advance_kernel(
-    counter,
-    sample_slots,
-    tokens,
-    finite,
-    last_token,
-    seq_len,
-    alive,
-    parameters,
-    stop_ids,
-    counts,
-    history,
-    held,
-    nothing_left,
-    cells,
-    num_rows,
-    SLOTS: tl.constexpr,
-    RING_ROWS: tl.constexpr,
-    CELLS: tl.constexpr,
-    VOCAB: tl.constexpr,
-    CONTEXT: tl.constexpr,
-    NULL_SLOT: tl.constexpr,
-    ROWS: tl.constexpr,
-    MAX_STOP_IDS: tl.constexpr,
-    MASKED: tl.constexpr,
-):
+    counter, sample_slots, tokens, finite, state, penalties, history, masks, nothing_left, cells, num_rows,
+    SLOTS: tl.constexpr, RING_ROWS: tl.constexpr, CELLS: tl.constexpr, VOCAB: tl.constexpr, CONTEXT: tl.constexpr,
+    NULL_SLOT: tl.constexpr, ROWS: tl.constexpr, MAX_STOP_IDS: tl.constexpr,
+):  # fmt: skip
     number = tl.load(counter) + 1
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     slot = tl.load(sample_slots + row, mask=row < num_rows, other=NULL_SLOT).to(tl.int64)
     ok = slot != NULL_SLOT
     token = tl.load(tokens + row, mask=ok, other=0).to(tl.int32)
     is_finite = tl.load(finite + row, mask=ok, other=1) != 0
-    is_alive = tl.load(alive + slot, mask=ok, other=0) != 0
-    position = tl.load(seq_len + slot, mask=ok, other=0)
-    stop_count = int_of(parameters, slot, _STOP_COUNT)
-    ends = position >= int_of(parameters, slot, _MIN_POSITION)
-    is_full = position >= int_of(parameters, slot, _MAX_POSITION)
-    if MASKED:
-        ends = ends | has_grammar(slot, parameters)
+    is_alive = tl.load(state.alive + slot, mask=ok, other=0) != 0
+    position = tl.load(state.seq_len + slot, mask=ok, other=0)
+    stop_count = int_of(state.parameters, slot, _STOP_COUNT)
+    ends = position >= int_of(state.parameters, slot, _MIN_POSITION)
+    is_full = position >= int_of(state.parameters, slot, _MAX_POSITION)
+    if masks is not None:
+        ends = ends | has_grammar(slot, state.parameters)
     s = tl.arange(0, MAX_STOP_IDS)[None, :]
     there = s < stop_count[:, None]  # a row without stop ids loads none
-    ids = tl.load(stop_ids + slot[:, None] * MAX_STOP_IDS + s, mask=there, other=-1)
+    ids = tl.load(state.stop_ids + slot[:, None] * MAX_STOP_IDS + s, mask=there, other=-1)
     is_stop = tl.sum((ids == token[:, None]).to(tl.int32), 1) > 0
     stopped = (is_stop & ends) | is_full | (is_finite == 0)
     flags = tl.where(is_finite, 0, _NON_FINITE)
     is_held = is_alive & (row < 0)
-    if MASKED:
-        is_held = is_alive & (tl.load(held + slot, mask=ok, other=0) != 0)
+    if masks is not None:
+        is_held = is_alive & (tl.load(masks.held + slot, mask=ok, other=0) != 0)
         is_alive = is_alive & (is_held == 0)
         is_empty = tl.load(nothing_left + row, mask=ok, other=0) != 0
         stopped = stopped | is_empty
@@ -103,14 +81,14 @@ def _advance_kernel(
         is_finite = is_finite & (is_empty == 0)  # reported; the following counts kept tokens only
     # Later stores overwrite what other warps have read: stop ids are compared and cells made by four rows a warp.
     tl.debug_barrier()
-    tl.store(last_token + slot, token, mask=ok & is_alive)
-    tl.store(seq_len + slot, position + 1, mask=ok & is_alive & is_finite)
-    tl.store(alive + slot, tl.zeros([ROWS], tl.int8), mask=ok & is_alive & stopped)
-    own = int_of(parameters, slot, _PENALTY_SLOT).to(tl.int64)
+    tl.store(state.last_token + slot, token, mask=ok & is_alive)
+    tl.store(state.seq_len + slot, position + 1, mask=ok & is_alive & is_finite)
+    tl.store(state.alive + slot, tl.zeros([ROWS], tl.int8), mask=ok & is_alive & stopped)
+    own = int_of(state.parameters, slot, _PENALTY_SLOT).to(tl.int64)
     counted = ok & is_alive & is_finite & (own >= 0)
-    said = counts + own * VOCAB + token
+    said = penalties.counts + own * VOCAB + token
     tl.store(said, tl.load(said, mask=counted, other=0) + 1, mask=counted)  # a penalty slot belongs to one row
-    if CONTEXT > 0:
+    if history is not None:
         tl.store(history + slot * CONTEXT + position, token, mask=ok & is_alive & is_finite)
     low = token | tl.where(stopped, _STOPPED, 0) | flags
     low = tl.where(is_alive, low, _VOID)
@@ -148,15 +126,11 @@ def advance(
         rows.sample_slots,
         tokens,
         finite.view(torch.int8),
-        state.last_token,
-        state.seq_len,
-        state.alive.view(torch.int8),
-        state.parameters,
-        state.stop_ids,
-        penalties.counts,
-        penalties.counts if history is None else history,
-        tokens if masks is None else masks.held,
-        tokens if nothing_left is None else nothing_left.view(torch.int8),
+        state.columns,
+        penalties,
+        history,
+        masks,
+        None if nothing_left is None else nothing_left.view(torch.int8),
         results.cells,
         num_rows,
         SLOTS=results.cells.shape[0],
@@ -167,27 +141,17 @@ def advance(
         NULL_SLOT=state.slots - 1,
         ROWS=_ADVANCE_ROWS,
         MAX_STOP_IDS=state.stop_ids.shape[1],
-        MASKED=masks is not None,
         num_warps=4,
     )
 
 
 @triton.jit
-def store_logprobs(
-    row,
-    at,
-    wanted,
-    logprob,
-    top_ids,
-    top_logprobs,
-    top_stride,
-    ring_logprob,
-    ring_top_ids,
-    ring_top_logprobs,
-    MAX_TOP: tl.constexpr,
-    TOP_PAD: tl.constexpr,
-):
-    """Store a row's log-probability and its top `wanted` entries to entry `at` of the ring."""
+def store_logprobs(row, at, wanted, found, top_stride, ring, MAX_TOP: tl.constexpr, TOP_PAD: tl.constexpr):
+    """Store a row's log-probability and its top `wanted` entries to entry `at` of the ring. found, ring: pointers to
+    the log-probability, the top ids and the top log-probabilities.
+    """
+    logprob, top_ids, top_logprobs = found
+    ring_logprob, ring_top_ids, ring_top_logprobs = ring
     i = tl.arange(0, TOP_PAD)
     listed = i < tl.minimum(wanted, MAX_TOP)
     tl.store(ring_logprob + at, tl.load(logprob + row))
@@ -199,40 +163,14 @@ def store_logprobs(
 
 @triton.jit
 def _logprobs_kernel(
-    counter,
-    sample_slots,
-    parameters,
-    logprob,
-    top_ids,
-    top_logprobs,
-    top_stride,
-    ring_logprob,
-    ring_top_ids,
-    ring_top_logprobs,
-    SLOTS: tl.constexpr,
-    RING_ROWS: tl.constexpr,
-    CELLS: tl.constexpr,
-    MAX_TOP: tl.constexpr,
-    TOP_PAD: tl.constexpr,
-):
+    counter, sample_slots, parameters, found, top_stride, ring, SLOTS: tl.constexpr, RING_ROWS: tl.constexpr,
+    CELLS: tl.constexpr, MAX_TOP: tl.constexpr, TOP_PAD: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0)
     wanted = int_of(parameters, tl.load(sample_slots + row), _LOGPROBS)
     if wanted >= 0:
         at = (((tl.load(counter) + 1) % SLOTS) * RING_ROWS + row) * CELLS
-        store_logprobs(
-            row,
-            at,
-            wanted,
-            logprob,
-            top_ids,
-            top_logprobs,
-            top_stride,
-            ring_logprob,
-            ring_top_ids,
-            ring_top_logprobs,
-            MAX_TOP,
-            TOP_PAD,
-        )
+        store_logprobs(row, at, wanted, found, top_stride, ring, MAX_TOP, TOP_PAD)
 
 
 def write_logprobs(
@@ -254,13 +192,9 @@ def write_logprobs(
         counter,
         rows.sample_slots,
         state.parameters,
-        logprob,
-        top_ids,
-        top_logprobs,
+        (logprob, top_ids, top_logprobs),
         top_ids.stride(0),
-        results.logprob,
-        results.top_ids,
-        results.top_logprobs,
+        (results.logprob, results.top_ids, results.top_logprobs),
         SLOTS=results.cells.shape[0],
         RING_ROWS=results.cells.shape[1],
         CELLS=results.cells.shape[2],
@@ -272,40 +206,15 @@ def write_logprobs(
 
 @triton.jit
 def _prompt_logprobs_kernel(
-    counter,
-    indexes,
-    asked,
-    logprob,
-    top_ids,
-    top_logprobs,
-    top_stride,
-    ring_logprob,
-    ring_top_ids,
-    ring_top_logprobs,
-    SLOTS: tl.constexpr,
-    RING_TOKENS: tl.constexpr,
-    MAX_TOP: tl.constexpr,
-    TOP_PAD: tl.constexpr,
-):
+    counter, indexes, asked, found, top_stride, ring, SLOTS: tl.constexpr, RING_TOKENS: tl.constexpr,
+    MAX_TOP: tl.constexpr, TOP_PAD: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0)
     index = tl.load(indexes + row)
     wanted = tl.load(asked + index)
     if (wanted >= 0) & (index < RING_TOKENS):
         at = (tl.load(counter) % SLOTS) * RING_TOKENS + index
-        store_logprobs(
-            row,
-            at,
-            wanted,
-            logprob,
-            top_ids,
-            top_logprobs,
-            top_stride,
-            ring_logprob,
-            ring_top_ids,
-            ring_top_logprobs,
-            MAX_TOP,
-            TOP_PAD,
-        )
+        store_logprobs(row, at, wanted, found, top_stride, ring, MAX_TOP, TOP_PAD)
 
 
 def write_prompt_logprobs(
@@ -319,13 +228,9 @@ def write_prompt_logprobs(
         counter,
         indexes,
         asked,
-        found.logprob,
-        found.top_ids,
-        found.top_logprobs,
+        (found.logprob, found.top_ids, found.top_logprobs),
         found.top_ids.stride(0),
-        results.prompt_logprob,
-        results.prompt_top_ids,
-        results.prompt_top_logprobs,
+        (results.prompt_logprob, results.prompt_top_ids, results.prompt_top_logprobs),
         SLOTS=results.prompt_logprob.shape[0],
         RING_TOKENS=results.prompt_logprob.shape[1],
         MAX_TOP=max_top,

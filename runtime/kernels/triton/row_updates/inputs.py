@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 import triton
@@ -17,12 +16,11 @@ from runahead.runtime.kernels.triton.row_state.state_slots import StateSlots, sn
 from runahead.runtime.kernels.triton.row_updates.apply_plan import NO_CHUNK, RowList
 
 _TOKEN_TILE: Final = 128
-_TABLE_TILE: Final = 256
+_TABLE_TILE = tl.constexpr(256)
 _NO_CHUNK = tl.constexpr(NO_CHUNK)
 
 
-@dataclass(frozen=True, slots=True)
-class QueryBuffers:
+class QueryBuffers(NamedTuple):
     """F's inputs at fixed addresses, as captured graphs need. R rows, T tokens."""
 
     token_ids: torch.Tensor  # int64 [T]
@@ -56,106 +54,65 @@ def make_query_buffers(max_rows: int, max_tokens: int, max_blocks: int, device: 
 
 @triton.jit(do_not_specialize=["num_rows", "num_tokens"])
 def _queries_kernel(
-    counter,
-    bulk,
-    row_slots,
-    query_start_loc,
-    chunk_offset,
-    alive,
-    seq_len,
-    last_token,
-    block_table,
-    parameters,
-    token_ids,
-    positions,
-    slot_mapping,
-    seq_lens,
-    block_tables,
-    last_query,
-    lengths,
-    state_slots,
-    states_read_from,
-    states_copied_to,
-    replayed,
-    copied_after,
-    history,
-    held,
-    drafted,
-    sample_slots,
-    logit_slots,
-    num_rows,
-    num_tokens,
-    VOCAB: tl.constexpr,
-    CONTEXT: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    MAX_BLOCKS: tl.constexpr,
-    SLOTS: tl.constexpr,
-    BULK_WORDS: tl.constexpr,
-    RAGGED: tl.constexpr,
-    HOLDS: tl.constexpr,
-    DRAFTS: tl.constexpr,
-    NULL_SLOT: tl.constexpr,
-    EVERY: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    REPLAYS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    TABLE_TILE: tl.constexpr,
-):
+    counter, bulk, rows, state, out, states, history, held, drafted, num_rows, num_tokens, VOCAB: tl.constexpr,
+    CONTEXT: tl.constexpr, BLOCK_SIZE: tl.constexpr, MAX_BLOCKS: tl.constexpr, SLOTS: tl.constexpr,
+    BULK_WORDS: tl.constexpr, RAGGED: tl.constexpr, NULL_SLOT: tl.constexpr, EVERY: tl.constexpr, BLOCKS: tl.constexpr,
+    REPLAYS: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
     """Prepare one row's tile of query tokens. RAGGED: rows have different numbers of them, and one more program resets
     tokens of no row (padding, or all if the plan was refused), so that they keep nothing of an earlier launch.
     """
     row = tl.program_id(0)
     if RAGGED:
         if row == num_rows:
-            unowned = tl.load(query_start_loc + num_rows) + tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
+            unowned = tl.load(rows.query_start_loc + num_rows) + tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
             nothing = tl.zeros([TOKENS], tl.int64)
-            tl.store(token_ids + unowned, nothing, mask=unowned < num_tokens)
-            tl.store(positions + unowned, nothing, mask=unowned < num_tokens)
-            tl.store(slot_mapping + unowned, nothing, mask=unowned < num_tokens)
+            tl.store(out.token_ids + unowned, nothing, mask=unowned < num_tokens)
+            tl.store(out.positions + unowned, nothing, mask=unowned < num_tokens)
+            tl.store(out.slot_mapping + unowned, nothing, mask=unowned < num_tokens)
             return
-    slot = tl.load(row_slots + row).to(tl.int64)
-    is_alive = tl.load(alive + slot) != 0
-    if HOLDS:  # a held row has been through this F before: its logits and KV stay
+    slot = tl.load(rows.slots + row).to(tl.int64)
+    is_alive = tl.load(state.alive + slot) != 0
+    if held is not None:  # a held row has been through this F before: its logits and KV stay
         is_held = tl.load(held + slot) != 0
         if tl.program_id(1) == 0:
-            sampled = tl.load(sample_slots + row)
-            tl.store(logit_slots + row, tl.where(is_alive & is_held, NULL_SLOT, sampled))
-            if DRAFTS:  # if the row is held after this F, it has no drafts of an earlier one
+            sampled = tl.load(rows.sample_slots + row)
+            tl.store(out.logit_slots + row, tl.where(is_alive & is_held, NULL_SLOT, sampled))
+            if drafted is not None:  # if the row is held after this F, it has no drafts of an earlier one
                 tl.store(drafted + slot, 0, mask=is_held == 0)
         is_alive = is_alive & (is_held == 0)
-    length = tl.where(is_alive, tl.load(seq_len + slot), 0)
+    length = tl.where(is_alive, tl.load(state.seq_len + slot), 0)
     count = 1
     start = row
     if RAGGED:
-        start = tl.load(query_start_loc + row)
-        count = tl.load(query_start_loc + row + 1) - start
+        start = tl.load(rows.query_start_loc + row)
+        count = tl.load(rows.query_start_loc + row + 1) - start
     i = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     inside = i < count
     position = tl.maximum(length - count + i, 0)
-    token = tl.load(last_token + slot + tl.zeros([TOKENS], tl.int32), mask=inside, other=0)
-    offset = tl.load(chunk_offset + row)
+    token = tl.load(state.last_token + slot + tl.zeros([TOKENS], tl.int32), mask=inside, other=0)
+    offset = tl.load(rows.chunk_offset + row)
     is_chunk = offset != _NO_CHUNK
     prompt = bulk + (tl.load(counter) % SLOTS) * BULK_WORDS + offset
     token = tl.where(is_chunk, tl.load(prompt + i, mask=inside & is_chunk, other=0, volatile=True), token)
-    if CONTEXT > 0:
+    if history is not None:
         tl.store(history + slot * CONTEXT + position, token, mask=inside & is_chunk & is_alive)
     token = tl.minimum(tl.maximum(token, 0), VOCAB - 1)
-    block = tl.load(block_table + slot * MAX_BLOCKS + position // BLOCK_SIZE, mask=inside & is_alive, other=0)
-    tl.store(token_ids + start + i, token.to(tl.int64), mask=inside)
-    tl.store(positions + start + i, position.to(tl.int64), mask=inside)
+    block = tl.load(state.block_table + slot * MAX_BLOCKS + position // BLOCK_SIZE, mask=inside & is_alive, other=0)
+    tl.store(out.token_ids + start + i, token.to(tl.int64), mask=inside)
+    tl.store(out.positions + start + i, position.to(tl.int64), mask=inside)
     mapping = block.to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE
-    tl.store(slot_mapping + start + i, mapping, mask=inside)
+    tl.store(out.slot_mapping + start + i, mapping, mask=inside)
     if tl.program_id(1) == 0:
-        tl.store(seq_lens + row, length)
+        tl.store(out.seq_lens + row, length)
         snapshot_slots(
-            row, slot, length - count, length, parameters, block_table, lengths, state_slots, states_read_from,
-            states_copied_to, replayed, copied_after, MAX_BLOCKS, BLOCKS, BLOCK_SIZE, NULL_SLOT, EVERY, REPLAYS,
-        )  # fmt: skip
-        tl.store(last_query + row, tl.maximum(start + count - 1, 0).to(tl.int64))
-        for first in range(0, (length + BLOCK_SIZE - 1) // BLOCK_SIZE, TABLE_TILE):
-            j = first + tl.arange(0, TABLE_TILE)
-            blocks = tl.load(block_table + slot * MAX_BLOCKS + j, mask=j < MAX_BLOCKS, other=0)
-            tl.store(block_tables + row.to(tl.int64) * MAX_BLOCKS + j, blocks, mask=j < MAX_BLOCKS)
+            row, slot, length - count, length, state, states, MAX_BLOCKS, BLOCKS, BLOCK_SIZE, NULL_SLOT, EVERY, REPLAYS
+        )
+        tl.store(out.last_query + row, tl.maximum(start + count - 1, 0).to(tl.int64))
+        for first in range(0, (length + BLOCK_SIZE - 1) // BLOCK_SIZE, _TABLE_TILE):
+            j = first + tl.arange(0, _TABLE_TILE)
+            blocks = tl.load(state.block_table + slot * MAX_BLOCKS + j, mask=j < MAX_BLOCKS, other=0)
+            tl.store(out.block_tables + row.to(tl.int64) * MAX_BLOCKS + j, blocks, mask=j < MAX_BLOCKS)
 
 
 def prepare_queries(
@@ -188,31 +145,13 @@ def prepare_queries(
     _queries_kernel[grid](
         counter,
         bulk,
-        rows.slots,
-        rows.query_start_loc,
-        rows.chunk_offset,
-        state.alive.view(torch.int8),
-        state.seq_len,
-        state.last_token,
-        state.block_table,
-        state.parameters,
-        out.token_ids,
-        out.positions,
-        out.slot_mapping,
-        out.seq_lens,
-        out.block_tables,
-        out.last_query,
-        indexes.lengths,
-        indexes.slots,
-        indexes.read_from,
-        indexes.copied_to,
-        indexes.replayed,
-        indexes.copied_after,
-        state.last_token if history is None else history,
-        state.last_token if held is None else held,
-        state.last_token if drafted is None else drafted,
-        rows.sample_slots,
-        out.logit_slots,
+        rows,
+        state.columns,
+        out,
+        indexes,
+        history,
+        held,
+        drafted,
         num_rows,
         num_tokens,
         VOCAB=vocab_size,
@@ -222,13 +161,10 @@ def prepare_queries(
         SLOTS=bulk.shape[0],
         BULK_WORDS=bulk.shape[1],
         RAGGED=not is_decode,
-        HOLDS=held is not None,
-        DRAFTS=drafted is not None,
         NULL_SLOT=state.slots - 1,
         EVERY=indexes.snapshot_tokens,
         BLOCKS=indexes.max_blocks,
         REPLAYS=indexes.replays,
         TOKENS=1 if is_decode else _TOKEN_TILE,
-        TABLE_TILE=_TABLE_TILE,
         num_warps=1,
     )

@@ -36,79 +36,43 @@ _FORCED = tl.constexpr(rings.FORCED)
 
 @triton.jit(do_not_specialize=["width"])
 def _verify_commit_kernel(
-    counter,
-    sample_slots,
-    tokens,
-    finite,
-    last_token,
-    seq_len,
-    alive,
-    parameters,
-    stop_ids,
-    counts,
-    proposed,
-    drafted,
-    history,
-    forced,
-    held,
-    nothing_left,
-    logprob,
-    top_ids,
-    top_logprobs,
-    top_stride,
-    cells,
-    ring_drafted,
-    ring_logprob,
-    ring_top_ids,
-    ring_top_logprobs,
-    width,
-    SLOTS: tl.constexpr,
-    RING_ROWS: tl.constexpr,
-    CELLS: tl.constexpr,
-    VOCAB: tl.constexpr,
-    CONTEXT: tl.constexpr,
-    NULL_SLOT: tl.constexpr,
-    MOST: tl.constexpr,
-    WIDTH_PAD: tl.constexpr,
-    MAX_STOP_IDS: tl.constexpr,
-    MAX_TOP: tl.constexpr,
-    TOP_PAD: tl.constexpr,
-    FULL: tl.constexpr,
-    FORCES: tl.constexpr,
-    MASKED: tl.constexpr,
-):
-    """Commit one row. FORCES: drafts may be grammar-forced. MASKED: this launch judged rows with a grammar."""
+    counter, sample_slots, sampled, state, penalties, drafts, masks, results, top_stride, width, SLOTS: tl.constexpr,
+    RING_ROWS: tl.constexpr, CELLS: tl.constexpr, VOCAB: tl.constexpr, CONTEXT: tl.constexpr, NULL_SLOT: tl.constexpr,
+    MOST: tl.constexpr, WIDTH_PAD: tl.constexpr, MAX_STOP_IDS: tl.constexpr, MAX_TOP: tl.constexpr,
+    TOP_PAD: tl.constexpr, FORCES: tl.constexpr,
+):  # fmt: skip
+    """Commit one row. FORCES: drafts may be grammar-forced. masks: this launch judged rows with a grammar."""
     row = tl.program_id(0)
     slot = tl.load(sample_slots + row).to(tl.int64)
     if slot != NULL_SLOT:
         number = tl.load(counter) + 1
         n = tl.arange(0, WIDTH_PAD)
         inside = n < width
-        token = tl.load(tokens + row * width + n, mask=inside, other=0).to(tl.int32)
-        is_finite = tl.load(finite + row * width + n, mask=inside, other=1) != 0
-        is_alive = tl.load(alive + slot) != 0
-        length = tl.load(seq_len + slot)
+        token = tl.load(sampled.tokens + row * width + n, mask=inside, other=0).to(tl.int32)
+        is_finite = tl.load(sampled.finite + row * width + n, mask=inside, other=1) != 0
+        is_alive = tl.load(state.alive + slot) != 0
+        length = tl.load(state.seq_len + slot)
         position = length + n
-        looked_at = tl.load(drafted + slot)
-        if MASKED:
-            is_held = is_alive & (tl.load(held + slot) != 0)
+        looked_at = tl.load(drafts.drafted + slot)
+        if masks is not None:
+            is_held = is_alive & (tl.load(masks.held + slot) != 0)
             is_alive = is_alive & (is_held == 0)
             looked_at = tl.where(is_held, 0, looked_at)
-        draft = tl.load(proposed + slot * MOST + n, mask=n < looked_at, other=0)
+        draft = tl.load(drafts.proposed + slot * MOST + n, mask=n < looked_at, other=0)
         is_stop = n < 0
-        stop_count = int_of(parameters, slot, _STOP_COUNT)
+        stop_count = int_of(state.parameters, slot, _STOP_COUNT)
         if stop_count > 0:  # a row without stop ids loads none
             s = tl.arange(0, MAX_STOP_IDS)
-            ids = tl.load(stop_ids + slot * MAX_STOP_IDS + s, mask=s < stop_count, other=-1)
+            ids = tl.load(state.stop_ids + slot * MAX_STOP_IDS + s, mask=s < stop_count, other=-1)
             is_stop = tl.sum((ids[None, :] == token[:, None]).to(tl.int32), 1) > 0
-        ends = position >= int_of(parameters, slot, _MIN_POSITION)
-        if MASKED:
-            ends = ends | has_grammar(slot, parameters)
+        ends = position >= int_of(state.parameters, slot, _MIN_POSITION)
+        if masks is not None:
+            ends = ends | has_grammar(slot, state.parameters)
         stops = is_stop & ends
-        stopped = stops | (position >= int_of(parameters, slot, _MAX_POSITION)) | (is_finite == 0)
+        stopped = stops | (position >= int_of(state.parameters, slot, _MAX_POSITION)) | (is_finite == 0)
         flags = tl.where(is_finite, 0, _NON_FINITE)
-        if MASKED:
-            is_empty = tl.load(nothing_left + row * width + n, mask=inside, other=0) != 0
+        if masks is not None:
+            is_empty = tl.load(sampled.nothing_left + row * width + n, mask=inside, other=0) != 0
             stopped = stopped | is_empty
             flags = flags | tl.where(is_empty, _NOTHING_LEFT, 0)
             is_finite = is_finite & (is_empty == 0)  # reported; the following counts kept tokens only
@@ -121,32 +85,33 @@ def _verify_commit_kernel(
         end = tl.sum(tl.where(is_last & stopped, 1, 0), 0) > 0
         newest = tl.sum(tl.where(is_last, token, 0), 0)
         brought = tl.sum(kept.to(tl.int32), 0)
-        if FULL:
-            wanted = int_of(parameters, slot, _LOGPROBS)
+        if sampled.logprob is not None:
+            wanted = int_of(state.parameters, slot, _LOGPROBS)
             for one in range(0, tl.where(wanted >= 0, count, 0)):
                 store_logprobs(
-                    row * width + one, ((number % SLOTS) * RING_ROWS + row) * CELLS + one, wanted, logprob, top_ids,
-                    top_logprobs, top_stride, ring_logprob, ring_top_ids, ring_top_logprobs, MAX_TOP, TOP_PAD,
+                    row * width + one, ((number % SLOTS) * RING_ROWS + row) * CELLS + one, wanted,
+                    (sampled.logprob, sampled.top_ids, sampled.top_logprobs), top_stride,
+                    (results.logprob, results.top_ids, results.top_logprobs), MAX_TOP, TOP_PAD,
                 )  # fmt: skip
-        own = int_of(parameters, slot, _PENALTY_SLOT).to(tl.int64)
+        own = int_of(state.parameters, slot, _PENALTY_SLOT).to(tl.int64)
         # A run may repeat a token.
-        tl.atomic_add(counts + own * VOCAB + token, n * 0 + 1, mask=kept & (own >= 0), sem="relaxed")
+        tl.atomic_add(penalties.counts + own * VOCAB + token, n * 0 + 1, mask=kept & (own >= 0), sem="relaxed")
         if CONTEXT > 0:
-            tl.store(history + slot * CONTEXT + position, token, mask=kept)
+            tl.store(drafts.history + slot * CONTEXT + position, token, mask=kept)
         tl.debug_barrier()  # later stores overwrite what other threads have read
-        tl.store(last_token + slot, newest, mask=is_alive)
-        tl.store(seq_len + slot, length + brought, mask=is_alive)
-        tl.store(alive + slot, tl.where(end, 0, 1).to(tl.int8), mask=is_alive)
+        tl.store(state.last_token + slot, newest, mask=is_alive)
+        tl.store(state.seq_len + slot, length + brought, mask=is_alive)
+        tl.store(state.alive + slot, tl.where(end, 0, 1).to(tl.int8), mask=is_alive)
         at = (number % SLOTS) * RING_ROWS + row
         if FORCES:
-            looked_at += tl.where((looked_at > 0) & (tl.load(forced + slot) != 0), _FORCED, 0)
-        tl.store(ring_drafted + at, looked_at.to(tl.int8))
+            looked_at += tl.where((looked_at > 0) & (tl.load(drafts.forced + slot) != 0), _FORCED, 0)
+        tl.store(results.drafted + at, looked_at.to(tl.int8))
         low = token | tl.where(stopped, _STOPPED, 0) | flags
         low = tl.where(in_run, low, _VOID)
-        if MASKED:
+        if masks is not None:
             low = tl.where(is_held & (n == 0), _HELD, low)
         cell = (number << 32) | low.to(tl.int64)  # the shift drops the number's high half
-        tl.store(cells + at * CELLS + n, cell, mask=inside)
+        tl.store(results.cells + at * CELLS + n, cell, mask=inside)
 
 
 def advance_verified(
@@ -170,36 +135,18 @@ def advance_verified(
     that asked. Values behind a row's last draft are undefined. masks: set if this launch judged rows with a grammar: a
     held row stays unchanged, its first cell is HELD and the others VOID.
     """
-    full = sampled.logprob is not None and sampled.top_ids is not None and sampled.top_logprobs is not None
-    unused = counter  # stands for unread arguments
-    nothing_left = None if masks is None else sampled.nothing_left
+    nothing_left = None if sampled.nothing_left is None else sampled.nothing_left.view(torch.int8)
     max_top = results.top_ids.shape[3]
     _verify_commit_kernel[(num_rows,)](
         counter,
         rows.sample_slots,
-        sampled.tokens,
-        sampled.finite.view(torch.int8),
-        state.last_token,
-        state.seq_len,
-        state.alive.view(torch.int8),
-        state.parameters,
-        state.stop_ids,
-        penalties.counts,
-        drafts.proposed,
-        drafts.drafted,
-        drafts.history if drafts.has_drafter else unused,
-        drafts.forced if drafts.holds else unused,
-        unused if masks is None else masks.held,
-        unused if nothing_left is None else nothing_left.view(torch.int8),
-        sampled.logprob if full else unused,
-        sampled.top_ids if full else unused,
-        sampled.top_logprobs if full else unused,
-        sampled.top_ids.stride(0) if full else 0,  # type: ignore[union-attr]
-        results.cells,
-        results.drafted,
-        results.logprob,
-        results.top_ids,
-        results.top_logprobs,
+        sampled._replace(finite=sampled.finite.view(torch.int8), nothing_left=nothing_left),
+        state.columns,
+        penalties,
+        drafts,
+        masks,
+        results,
+        0 if sampled.top_ids is None else sampled.top_ids.stride(0),
         width,
         SLOTS=results.cells.shape[0],
         RING_ROWS=results.cells.shape[1],
@@ -212,8 +159,6 @@ def advance_verified(
         MAX_STOP_IDS=state.stop_ids.shape[1],
         MAX_TOP=max_top,
         TOP_PAD=triton.next_power_of_2(max_top),
-        FULL=full,
         FORCES=drafts.holds,
-        MASKED=masks is not None,
         num_warps=1,
     )

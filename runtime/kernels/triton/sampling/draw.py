@@ -23,7 +23,9 @@ from runahead.runtime.kernels.triton.sampling.parameters import (
     HAS_THRESHOLD,
     NO_TOKEN,
     TILE,
+    LogitRows,
     kind_of_row,
+    logits_of_row,
     min_p_of,
     position_of,
     seed_of,
@@ -38,38 +40,21 @@ from runahead.runtime.kernels.triton.sampling.threshold_bracket import bracket_o
 
 @triton.jit
 def _scan_kernel(
-    logits,
-    logits_stride,
-    logit_rows,
-    slots,
-    alive,
-    seq_len,
-    parameters,
-    partial_max,
-    partial_arg,
-    kinds,
-    width,
-    SAMPLES: tl.constexpr,
-    VERIFIES: tl.constexpr,
-    MASKED: tl.constexpr,
-    FIRST: tl.constexpr,
-    VOCAB: tl.constexpr,
-    SAMPLED_VOCAB: tl.constexpr,
-    TILES: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """Find a tile's highest raw logit and its id; +inf if one is not finite. For the sampler, also find the row's
+    rows, alive, partial_max, partial_arg, sampled, width, VERIFIES: tl.constexpr, MASKED: tl.constexpr,
+    FIRST: tl.constexpr, VOCAB: tl.constexpr, SAMPLED_VOCAB: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Find a tile's highest raw logit and its id; +inf if one is not finite. sampled: also find the row's
     `kinds`.
 
     Sets logits of ids from SAMPLED_VOCAB on to -inf, so that later kernels need not check. FIRST: the first logit's id.
     """
     tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    slot = tl.load(slots + row).to(tl.int64)
+    slot = tl.load(rows.slots + row).to(tl.int64)
     is_alive = tl.load(alive + slot) != 0
     if is_alive:
         i = tile * TILE + tl.arange(0, TILE)
         inside = i < VOCAB
-        base = logits + tl.load(logit_rows + row).to(tl.int64) * logits_stride
+        base = logits_of_row(rows, row)
         x = tl.load(base + i, mask=inside, other=float("-inf"))
         if SAMPLED_VOCAB < VOCAB:
             tl.store(base + i, float("-inf"), mask=inside & (i >= SAMPLED_VOCAB))
@@ -81,7 +66,8 @@ def _scan_kernel(
         peak = tl.max(x, 0)
         tl.store(partial_max + row * TILES + tile, tl.where(bad != 0, float("inf"), peak))
         tl.store(partial_arg + row * TILES + tile, tl.min(tl.where(x == peak, FIRST + i, NO_TOKEN), 0))
-    if SAMPLES:
+    if sampled is not None:
+        seq_len, parameters, kinds = sampled
         if tile == 0:
             position = position_of(seq_len, slot, row, width, VERIFIES)
             kind = tl.where(is_alive, kind_of_row(slot, position, parameters, VOCAB, MASKED), 0)
@@ -109,20 +95,13 @@ def scan(
         have a grammar. sampled_vocab: logits from this index on become -inf; None: there are none. first: the id of
         the first logit.
     """
-    seq_len, parameters, kinds = (slots, slots, alive) if sampled is None else sampled  # placeholders, not read
     _scan_kernel[(partial_max.shape[1], slots.shape[0])](
-        logits,
-        logits.stride(0),
-        logit_rows,
-        slots,
+        LogitRows(logits, logits.stride(0), logit_rows, slots),
         alive,
-        seq_len,
-        parameters,
         partial_max,
         partial_arg,
-        kinds,
+        sampled,
         width,
-        SAMPLES=sampled is not None,
         VERIFIES=width > 1,
         MASKED=masked,
         FIRST=first,
@@ -151,67 +130,43 @@ def _list(listed, i, between, TILE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["count"])
 def draw_kernel(
-    logits,
-    logits_stride,
-    logit_rows,
-    slots,
-    kinds,
-    count,
-    seq_len,
-    parameters,
-    partial_max,
-    edited_max,
-    scores,
-    sums,
-    keys,
-    listed,
-    lengths,
-    best_score,
-    best_id,
-    width,
-    FULL: tl.constexpr,
-    VERIFIES: tl.constexpr,
-    FIRST: tl.constexpr,
-    VOCAB: tl.constexpr,
-    TILES: tl.constexpr,
-    TILES_PAD: tl.constexpr,
-    TILE: tl.constexpr,
-    ROWS_PAD: tl.constexpr,
-):
+    rows, count, state, buffers, width, FULL: tl.constexpr, VERIFIES: tl.constexpr, FIRST: tl.constexpr,
+    VOCAB: tl.constexpr, TILES: tl.constexpr, TILES_PAD: tl.constexpr, TILE: tl.constexpr, ROWS_PAD: tl.constexpr,
+):  # fmt: skip
     """Find a tile's highest score plus noise and its id, for rows with a temperature. FIRST: id of the first logit, a
     multiple of 4; 0 if FULL.
 
     With a threshold, tokens that are certainly kept are drawn here; uncertain ones are listed by ascending id, a tile's
-    from its first index. listed: int32 [rows, vocab]. lengths: int32 [rows, tiles].
+    from its first index.
     """
-    row, first, end = tiles_of_program(kinds, DRAWS, count, TILES, ROWS_PAD)
+    row, first, end = tiles_of_program(buffers.kinds, DRAWS, count, TILES, ROWS_PAD)
     if first < end:
-        slot = tl.load(slots + row).to(tl.int64)
-        kind = tl.load(kinds + row).to(tl.int32)
+        slot = tl.load(rows.slots + row).to(tl.int64)
+        kind = tl.load(buffers.kinds + row).to(tl.int32)
         edited = FULL & ((kind & EDITED) != 0)
-        source, peak, usable = source_of_row(
-            logits, logits_stride, logit_rows, row, edited, partial_max, edited_max, scores, VOCAB, TILES, TILES_PAD
-        )
+        source, peak, usable = source_of_row(rows, row, edited, buffers, VOCAB, TILES, TILES_PAD)
         source -= FIRST
         if usable:
-            temperature = temperature_of(slot, parameters)
+            temperature = temperature_of(slot, state.parameters)
             inverse = inverse_of(temperature, peak)
-            seed, position = seed_of(slot, parameters), position_of(seq_len, slot, row, width, VERIFIES)
+            seed, position = seed_of(slot, state.parameters), position_of(state.seq_len, slot, row, width, VERIFIES)
             min_p = 0.0
             if FULL:
-                min_p = min_p_of(slot, parameters)
+                min_p = min_p_of(slot, state.parameters)
             has_threshold = FULL & ((kind & HAS_THRESHOLD) != 0)
             low = tl.full([], WORST_KEY, tl.int32)
             high = tl.full([], WORST_KEY, tl.int32)
             soonest = tl.full([], NEVER, tl.float32)
             if has_threshold:
-                low, high, amount_low, _, _ = bracket_of_row(sums, keys, row, slot, parameters, VOCAB, TILES, TILES_PAD)
-                soonest = soonest_of_row(amount_low, slot, parameters, VOCAB)
+                low, high, amount_low, _, _ = bracket_of_row(
+                    buffers.threshold_sums, buffers.threshold_keys, row, slot, state.parameters, VOCAB, TILES, TILES_PAD
+                )
+                soonest = soonest_of_row(amount_low, slot, state.parameters, VOCAB)
             log2_scale = log2_scale_of(temperature)
             worst = -tl.log(soonest)  # later arrivals do not count
-            peaks = partial_max + row * TILES
+            peaks = buffers.partial_max + row * TILES
             if edited:
-                peaks = edited_max + row * TILES
+                peaks = buffers.edited_max + row * TILES
             for tile in range(first, end):
                 highest = tl.full([], float("-inf"), tl.float32)
                 chosen = tl.full([], NO_TOKEN, tl.int32)
@@ -228,7 +183,7 @@ def draw_kernel(
                     if has_threshold:
                         key = key_of(score)
                         between = drawn & (key > low) & (key <= high)
-                        four = _list(listed + row * VOCAB + tile * TILE, i, between.to(tl.int32), TILE)
+                        four = _list(buffers.listed + row * VOCAB + tile * TILE, i, between.to(tl.int32), TILE)
                         drawn = drawn & (key <= low)
                     if min_p > 0.0:
                         drawn = drawn & (exp32(score) >= min_p)
@@ -242,7 +197,7 @@ def draw_kernel(
                             source, i, x, may, words, peak, temperature, log2_scale, seed, position, soonest, TILE
                         )
                 if has_threshold:
-                    tl.store(lengths + row * TILES + tile, listed_here)
+                    tl.store(buffers.list_lengths + row * TILES + tile, listed_here)
                 in_time = highest >= worst
-                tl.store(best_score + row * TILES + tile, tl.where(in_time, highest, float("-inf")))
-                tl.store(best_id + row * TILES + tile, tl.where(in_time, chosen, NO_TOKEN))
+                tl.store(buffers.best_score + row * TILES + tile, tl.where(in_time, highest, float("-inf")))
+                tl.store(buffers.best_id + row * TILES + tile, tl.where(in_time, chosen, NO_TOKEN))

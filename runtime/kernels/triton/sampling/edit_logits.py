@@ -17,6 +17,7 @@ from runahead.runtime.kernels.triton.sampling.parameters import (
     NO_TOKEN,
     ahead_of,
     has_grammar,
+    logits_of_row,
     tiles_of_program,
 )
 from runahead.runtime.kernels.triton.sampling.penalties import penalize
@@ -29,78 +30,46 @@ _ALLOWED_WORDS = offset_of("allowed_words")
 
 @triton.jit(do_not_specialize=["count"])
 def edit_kernel(
-    logits,
-    logits_stride,
-    logit_rows,
-    slots,
-    kinds,
-    count,
-    seq_len,
-    parameters,
-    counts,
-    in_prompt,
-    allowed,
-    mask_words,
-    masks,
-    stop_ids,
-    bias_ids,
-    bias_values,
-    scores,
-    lowest_allowed,
-    edited_max,
-    edited_arg,
-    drafts,
-    width,
-    VERIFIES: tl.constexpr,
-    MOST_DRAFTS: tl.constexpr,
-    MASKED: tl.constexpr,
-    MASK_AT: tl.constexpr,
-    MASK_LINE: tl.constexpr,
-    MASK_LINES: tl.constexpr,
-    VOCAB: tl.constexpr,
-    TILES: tl.constexpr,
-    TILE: tl.constexpr,
-    ROWS_PAD: tl.constexpr,
-    MAX_STOP_IDS: tl.constexpr,
-    MAX_BIAS: tl.constexpr,
-    BIAS_BLOCK: tl.constexpr,
-    SAMPLED_VOCAB: tl.constexpr,
-):
+    rows, count, state, penalties, mask_words, masks, buffers, runs, VERIFIES: tl.constexpr, MOST_DRAFTS: tl.constexpr,
+    MASK_AT: tl.constexpr, MASK_LINE: tl.constexpr, MASK_LINES: tl.constexpr, VOCAB: tl.constexpr, TILES: tl.constexpr,
+    TILE: tl.constexpr, ROWS_PAD: tl.constexpr, MAX_STOP_IDS: tl.constexpr, MAX_BIAS: tl.constexpr,
+    BIAS_BLOCK: tl.constexpr, SAMPLED_VOCAB: tl.constexpr,
+):  # fmt: skip
     """Copy an edited row's logits to `scores` with penalties, masks (-inf) and bias, and find each tile's highest and
     its id.
 
     +inf if a penalty overflows any logit, or a bias an unmasked one: the row has failed.
-    masks: the launch's copies of the rows' masks, MASK_LINES of each row. MASKED: some rows have a grammar.
-    SAMPLED_VOCAB: logits of ids from here on are -inf and stay so.
+    masks: some rows have a grammar; the launch's copies have MASK_LINES lines of each row. mask_words: of a row's
+    allowed tokens. SAMPLED_VOCAB: logits of ids from here on are -inf and stay so.
     """
-    row, first, end = tiles_of_program(kinds, EDITED, count, TILES, ROWS_PAD)
+    row, first, end = tiles_of_program(buffers.kinds, EDITED, count, TILES, ROWS_PAD)
     if first < end:
-        slot = tl.load(slots + row).to(tl.int64)
-        base = logits + tl.load(logit_rows + row).to(tl.int64) * logits_stride
-        limited = int_of(parameters, slot, _ALLOWED_WORDS) > 0
+        slot = tl.load(rows.slots + row).to(tl.int64)
+        base = logits_of_row(rows, row)
+        limited = int_of(state.parameters, slot, _ALLOWED_WORDS) > 0
         ruled = False
-        if MASKED:
-            ruled = has_grammar(slot, parameters)
-        ahead = ahead_of(row, width, VERIFIES)
-        below = tl.load(seq_len + slot) + ahead < int_of(parameters, slot, _MIN_POSITION)
-        masked_stops = tl.where(below, int_of(parameters, slot, _STOP_COUNT), 0)
-        biased = int_of(parameters, slot, _BIAS_COUNT)
-        out = scores + row * VOCAB
+        if masks is not None:
+            ruled = has_grammar(slot, state.parameters)
+        ahead = ahead_of(row, runs.width, VERIFIES)
+        below = tl.load(state.seq_len + slot) + ahead < int_of(state.parameters, slot, _MIN_POSITION)
+        masked_stops = tl.where(below, int_of(state.parameters, slot, _STOP_COUNT), 0)
+        biased = int_of(state.parameters, slot, _BIAS_COUNT)
+        out = buffers.scores + row * VOCAB
         for tile in range(first, end):
             i = tile * TILE + tl.arange(0, TILE)
             inside = i < VOCAB
             x = tl.load(base + i, mask=inside, other=float("-inf"))
             x = penalize(
-                x, i, inside, slot, parameters, counts, in_prompt, mask_words, drafts + slot * MOST_DRAFTS, ahead,
+                x, i, inside, slot, state.parameters, penalties, mask_words, runs.drafts + slot * MOST_DRAFTS, ahead,
                 VOCAB, VERIFIES,
             )  # fmt: skip
             lost = (tl.abs(x) < float("inf")) == 0
             if SAMPLED_VOCAB < VOCAB:
                 lost = lost & (i < SAMPLED_VOCAB)
-            word = tl.load(allowed + slot * mask_words + i // 32, mask=inside & limited, other=0)
+            word = tl.load(state.allowed + slot * mask_words + i // 32, mask=inside & limited, other=0)
             permitted = ((word >> (i % 32)) & 1) != 0
-            if MASKED:
-                mask = masks + (slot * MASK_LINES + ahead) * MASK_LINE + MASK_AT
+            if masks is not None:
+                mask = masks.words + (slot * MASK_LINES + ahead) * MASK_LINE + MASK_AT
                 word = tl.load(mask + i // 32, mask=inside & ruled, other=0)
                 may_come = ((word >> (i % 32)) & 1) != 0
                 permitted = tl.where(ruled, may_come & (permitted | (limited == 0)), permitted)
@@ -108,20 +77,20 @@ def edit_kernel(
             x = tl.where(permitted | (limited == 0), x, float("-inf"))
             if SAMPLED_VOCAB < VOCAB:
                 permitted = permitted & (i < SAMPLED_VOCAB)
-            tl.store(lowest_allowed + row * TILES + tile, tl.min(tl.where(permitted, i, NO_TOKEN), 0))
+            tl.store(buffers.lowest_allowed + row * TILES + tile, tl.min(tl.where(permitted, i, NO_TOKEN), 0))
             for index in range(0, masked_stops):
-                x = tl.where(i == tl.load(stop_ids + slot * MAX_STOP_IDS + index), float("-inf"), x)
+                x = tl.where(i == tl.load(state.stop_ids + slot * MAX_STOP_IDS + index), float("-inf"), x)
             tl.store(out + i, tl.where(lost, float("inf"), x), mask=inside)
             tl.debug_barrier()  # other threads of this program access the stored values here
             _add_bias(
-                out, tile * TILE, tl.minimum(tile * TILE + TILE, VOCAB), bias_ids + slot * MAX_BIAS,
-                bias_values + slot * MAX_BIAS, biased, BIAS_BLOCK,
+                out, tile * TILE, tl.minimum(tile * TILE + TILE, VOCAB), state.bias_ids + slot * MAX_BIAS,
+                state.bias_values + slot * MAX_BIAS, biased, BIAS_BLOCK,
             )  # fmt: skip
             tl.debug_barrier()
             x = tl.load(out + i, mask=inside, other=float("-inf"), volatile=True)
             peak = tl.max(x, 0)
-            tl.store(edited_max + row * TILES + tile, peak)
-            tl.store(edited_arg + row * TILES + tile, tl.min(tl.where(x == peak, i, NO_TOKEN), 0))
+            tl.store(buffers.edited_max + row * TILES + tile, peak)
+            tl.store(buffers.edited_arg + row * TILES + tile, tl.min(tl.where(x == peak, i, NO_TOKEN), 0))
 
 
 @triton.jit

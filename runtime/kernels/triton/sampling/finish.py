@@ -15,6 +15,7 @@ from runahead.runtime.kernels.triton.sampling.parameters import (
     HAS_THRESHOLD,
     NO_TOKEN,
     has_grammar,
+    logits_of_row,
     min_p_of,
     position_of,
     seed_of,
@@ -41,56 +42,24 @@ def _first_of_highest(value, token):
 
 @triton.jit
 def finish_kernel(
-    logits,
-    logits_stride,
-    logit_rows,
-    slots,
-    alive,
-    kinds,
-    seq_len,
-    parameters,
-    partial_max,
-    partial_arg,
-    edited_max,
-    edited_arg,
-    lowest_allowed,
-    scores,
-    sums,
-    keys,
-    listed,
-    lengths,
-    best_score,
-    best_id,
-    threshold_key,
-    threshold_id,
-    tokens,
-    finite,
-    nothing_left,
-    width,
-    FULL: tl.constexpr,
-    VERIFIES: tl.constexpr,
-    MASKED: tl.constexpr,
-    VOCAB: tl.constexpr,
-    TILES: tl.constexpr,
-    TILES_PAD: tl.constexpr,
-    TILE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    rows, alive, state, buffers, width, FULL: tl.constexpr, VERIFIES: tl.constexpr, MASKED: tl.constexpr,
+    VOCAB: tl.constexpr, TILES: tl.constexpr, TILES_PAD: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Choose each row's token from its tiles, and from its list if it has a threshold. A row fails if a raw or changed
     logit is not finite. MASKED: also find whether a row with a grammar has any allowed token.
     """
     row = tl.program_id(0).to(tl.int64)
     # Issue all loads at once, though a row needs only some.
-    slot = tl.load(slots + row).to(tl.int64)
-    kind = tl.load(kinds + row).to(tl.int32)
-    raw_peaks = _of_tiles(partial_max, row, float("-inf"), TILES, TILES_PAD)
-    raw_tokens = _of_tiles(partial_arg, row, NO_TOKEN, TILES, TILES_PAD)
-    scores_drawn = _of_tiles(best_score, row, float("-inf"), TILES, TILES_PAD)
-    tokens_drawn = _of_tiles(best_id, row, NO_TOKEN, TILES, TILES_PAD)
+    slot = tl.load(rows.slots + row).to(tl.int64)
+    kind = tl.load(buffers.kinds + row).to(tl.int32)
+    raw_peaks = _of_tiles(buffers.partial_max, row, float("-inf"), TILES, TILES_PAD)
+    raw_tokens = _of_tiles(buffers.partial_arg, row, NO_TOKEN, TILES, TILES_PAD)
+    scores_drawn = _of_tiles(buffers.best_score, row, float("-inf"), TILES, TILES_PAD)
+    tokens_drawn = _of_tiles(buffers.best_id, row, NO_TOKEN, TILES, TILES_PAD)
     edited_peaks, edited_tokens = raw_peaks, raw_tokens
     if FULL:
-        edited_peaks = _of_tiles(edited_max, row, float("-inf"), TILES, TILES_PAD)
-        edited_tokens = _of_tiles(edited_arg, row, NO_TOKEN, TILES, TILES_PAD)
+        edited_peaks = _of_tiles(buffers.edited_max, row, float("-inf"), TILES, TILES_PAD)
+        edited_tokens = _of_tiles(buffers.edited_arg, row, NO_TOKEN, TILES, TILES_PAD)
     token = tl.full([], 0, tl.int32)
     is_finite = tl.full([], 1, tl.int32)
     is_nothing_left = tl.full([], 0, tl.int32)
@@ -98,55 +67,52 @@ def finish_kernel(
         peak = tl.max(raw_peaks, 0)
         edited = FULL & ((kind & EDITED) != 0)
         if MASKED:
-            lowest = tl.min(_of_tiles(lowest_allowed, row, NO_TOKEN, TILES, TILES_PAD), 0)
-            empty = edited & (peak < float("inf")) & has_grammar(slot, parameters) & (lowest == NO_TOKEN)
+            lowest = tl.min(_of_tiles(buffers.lowest_allowed, row, NO_TOKEN, TILES, TILES_PAD), 0)
+            empty = edited & (peak < float("inf")) & has_grammar(slot, state.parameters) & (lowest == NO_TOKEN)
             is_nothing_left = empty.to(tl.int32)
         if edited & (peak < float("inf")):
             peak = tl.max(edited_peaks, 0)
         if is_nothing_left != 0:
-            tl.store(partial_max + row * TILES, float("inf"))  # as below
+            tl.store(buffers.partial_max + row * TILES, float("inf"))  # as below
         elif peak == float("inf"):
             is_finite = tl.full([], 0, tl.int32)
-            tl.store(partial_max + row * TILES, peak)  # it has no log-probabilities either
+            tl.store(buffers.partial_max + row * TILES, peak)  # it has no log-probabilities either
         elif peak == float("-inf"):
-            lowest = tl.min(_of_tiles(lowest_allowed, row, NO_TOKEN, TILES, TILES_PAD), 0)
+            lowest = tl.min(_of_tiles(buffers.lowest_allowed, row, NO_TOKEN, TILES, TILES_PAD), 0)
             token = tl.where(lowest == NO_TOKEN, 0, lowest)
         elif (kind & DRAWS) != 0:
             highest, token = _first_of_highest(scores_drawn, tokens_drawn)
             if FULL & ((kind & HAS_THRESHOLD) != 0):
-                source = logits + tl.load(logit_rows + row).to(tl.int64) * logits_stride
+                source = logits_of_row(rows, row)
                 if edited:
-                    source = scores + row * VOCAB
-                temperature, seed = temperature_of(slot, parameters), seed_of(slot, parameters)
-                position = position_of(seq_len, slot, row, width, VERIFIES)
+                    source = buffers.scores + row * VOCAB
+                temperature, seed = temperature_of(slot, state.parameters), seed_of(slot, state.parameters)
+                position = position_of(state.seq_len, slot, row, width, VERIFIES)
                 inverse = inverse_of(temperature, peak)
-                low, high, amount_low, amount_high, target = bracket_of_row(
-                    sums, keys, row, slot, parameters, VOCAB, TILES, TILES_PAD
+                bracket = bracket_of_row(
+                    buffers.threshold_sums, buffers.threshold_keys, row, slot, state.parameters, VOCAB, TILES, TILES_PAD
                 )
-                watched = soonest_of_row(amount_low, slot, parameters, VOCAB) < NEVER
+                low, amount_low = bracket[0], bracket[2]
+                watched = soonest_of_row(amount_low, slot, state.parameters, VOCAB) < NEVER
                 if watched & (highest == float("-inf")):
                     highest, token = first_of_row(
                         source, peak, temperature, inverse, low, seed, position, VOCAB, TILES, TILE
                     )  # fmt: skip
-                of_tiles = _of_tiles(lengths, row, 0, TILES, TILES_PAD)
-                own, begins, length = listed + row * VOCAB, tl.cumsum(of_tiles, 0) - of_tiles, tl.sum(of_tiles, 0)
-                i, score, key = listed_tokens(
-                    own, begins, 0, length, source, peak, temperature, inverse, BLOCK, TILE, TILES_PAD
-                )  # fmt: skip
+                of_tiles = _of_tiles(buffers.list_lengths, row, 0, TILES, TILES_PAD)
+                begins, length = tl.cumsum(of_tiles, 0) - of_tiles, tl.sum(of_tiles, 0)
+                listed, scoring = (buffers.listed + row * VOCAB, begins, length), (source, peak, temperature, inverse)
+                i, score, key = listed_tokens(listed, 0, scoring, BLOCK, TILE, TILES_PAD)
                 threshold, last = threshold_of_row(
-                    i, score, key, low, high, amount_low, amount_high, target, own, begins, length, slot, parameters,
-                    source, peak, temperature, inverse, VOCAB, BLOCK, TILE, TILES_PAD,
-                )  # fmt: skip
-                tl.store(threshold_key + row, threshold)
-                tl.store(threshold_id + row, last)
-                min_p = min_p_of(slot, parameters)
+                    i, score, key, bracket, listed, slot, state.parameters, scoring, VOCAB, BLOCK, TILE, TILES_PAD
+                )
+                tl.store(buffers.threshold_key + row, threshold)
+                tl.store(buffers.threshold_id + row, last)
+                min_p = min_p_of(slot, state.parameters)
                 highest, token = first_of_block(
                     i, score, key, threshold, last, min_p, seed, position, highest, token
                 )  # fmt: skip
                 for start in range(BLOCK, length, BLOCK):
-                    i, score, key = listed_tokens(
-                        own, begins, start, length, source, peak, temperature, inverse, BLOCK, TILE, TILES_PAD
-                    )  # fmt: skip
+                    i, score, key = listed_tokens(listed, start, scoring, BLOCK, TILE, TILES_PAD)
                     highest, token = first_of_block(
                         i, score, key, threshold, last, min_p, seed, position, highest, token
                     )  # fmt: skip
@@ -154,7 +120,7 @@ def finish_kernel(
             _, token = _first_of_highest(edited_peaks, edited_tokens)
         else:
             _, token = _first_of_highest(raw_peaks, raw_tokens)
-    tl.store(tokens + row, token.to(tl.int64))
-    tl.store(finite + row, is_finite.to(tl.int8))
+    tl.store(buffers.tokens + row, token.to(tl.int64))
+    tl.store(buffers.finite + row, is_finite.to(tl.int8))
     if MASKED:
-        tl.store(nothing_left + row, is_nothing_left.to(tl.int8))
+        tl.store(buffers.nothing_left + row, is_nothing_left.to(tl.int8))

@@ -8,18 +8,25 @@ The counterpart of `reference.logprobs`, for sampled tokens and for prompts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from runahead.runtime.kernels.triton.sampling.parameters import ASKS, TILE, programs_for, row_peak, tiles_of_program
+from runahead.runtime.kernels.triton.sampling.parameters import (
+    ASKS,
+    TILE,
+    LogitRows,
+    logits_of_row,
+    programs_for,
+    row_peak,
+    tiles_of_program,
+)
 from runahead.runtime.kernels.triton.sampling.scores import mass_of, mass_one
 
 
-@dataclass(frozen=True, slots=True)
-class LogprobBuffers:
+class LogprobBuffers(NamedTuple):
     """Results and scratch for up to `rows` rows at a time, made once."""
 
     logprob: torch.Tensor  # float32 [rows]
@@ -62,74 +69,41 @@ def _unpack(packed):
     return x, (0xFFFFFFFF - (packed & 0xFFFFFFFF)).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["num_rows"])
 def _top_tile_kernel(
-    logits,
-    logits_stride,
-    logit_rows,
-    slots,
-    kinds,
-    asked,
-    asked_stride,
-    partial_max,
-    tile_mass,
-    tile_top,
-    rows,
-    MAX_TOP: tl.constexpr,
-    TOP_PAD: tl.constexpr,
-    VOCAB: tl.constexpr,
-    TILES: tl.constexpr,
-    TILES_PAD: tl.constexpr,
-    TILE: tl.constexpr,
-    ROWS_PAD: tl.constexpr,
-):
+    rows, kinds, asked, asked_stride, partial_max, out, num_rows, MAX_TOP: tl.constexpr, TOP_PAD: tl.constexpr,
+    VOCAB: tl.constexpr, TILES: tl.constexpr, TILES_PAD: tl.constexpr, TILE: tl.constexpr, ROWS_PAD: tl.constexpr,
+):  # fmt: skip
     """Compute a tile's mass and its top tokens in order."""
-    row, first, end = tiles_of_program(kinds, ASKS, rows, TILES, ROWS_PAD)
+    row, first, end = tiles_of_program(kinds, ASKS, num_rows, TILES, ROWS_PAD)
     if first < end:
         peak = row_peak(partial_max, row, TILES, TILES_PAD)
         if peak < float("inf"):
-            slot = tl.load(slots + row).to(tl.int64)
+            slot = tl.load(rows.slots + row).to(tl.int64)
             count = tl.minimum(tl.load(asked + slot * asked_stride), MAX_TOP)
-            base = logits + tl.load(logit_rows + row).to(tl.int64) * logits_stride
+            base = logits_of_row(rows, row)
             for tile in range(first, end):
                 i = tile * TILE + tl.arange(0, TILE)
                 inside = i < VOCAB
                 x = tl.load(base + i, mask=inside, other=float("-inf"))
-                tl.store(tile_mass + row * TILES + tile, tl.sum(mass_of(x - peak), 0))
+                tl.store(out.tile_mass + row * TILES + tile, tl.sum(mass_of(x - peak), 0))
                 packed = tl.where(inside, _pack(x, i), _NOTHING)
                 for index in range(0, count):
                     best = tl.max(packed, 0)
-                    tl.store(tile_top + (row * TILES + tile) * TOP_PAD + index, best)
+                    tl.store(out.tile_top + (row * TILES + tile) * TOP_PAD + index, best)
                     packed = tl.where(packed == best, _NOTHING, packed)
 
 
 @triton.jit
 def _top_finish_kernel(
-    logits,
-    logits_stride,
-    logit_rows,
-    slots,
-    kinds,
-    asked,
-    asked_stride,
-    partial_max,
-    tile_mass,
-    tile_top,
-    tokens,
-    logprob,
-    top_ids,
-    top_logprobs,
-    MAX_TOP: tl.constexpr,
-    TOP_PAD: tl.constexpr,
-    VOCAB: tl.constexpr,
-    TILES: tl.constexpr,
-    TILES_PAD: tl.constexpr,
-):
+    rows, kinds, asked, asked_stride, partial_max, out, tokens, MAX_TOP: tl.constexpr, TOP_PAD: tl.constexpr,
+    VOCAB: tl.constexpr, TILES: tl.constexpr, TILES_PAD: tl.constexpr,
+):  # fmt: skip
     """Compute a row's log-probabilities from its tiles; zeros for a row that did not ask and beyond the requested
     number.
     """
     row = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots + row).to(tl.int64)
+    slot = tl.load(rows.slots + row).to(tl.int64)
     p = tl.arange(0, TOP_PAD)
     values = tl.zeros([TOP_PAD], tl.float32)
     ids = tl.zeros([TOP_PAD], tl.int32)
@@ -139,23 +113,23 @@ def _top_finish_kernel(
         peak = row_peak(partial_max, row, TILES, TILES_PAD)
         if peak < float("inf"):
             t = tl.arange(0, TILES_PAD)
-            total = tl.sum(tl.load(tile_mass + row * TILES + t, mask=t < TILES, other=0), 0)
+            total = tl.sum(tl.load(out.tile_mass + row * TILES + t, mask=t < TILES, other=0), 0)
             normalizer = tl.log(total.to(tl.float64) / mass_one)
-            base = logits + tl.load(logit_rows + row).to(tl.int64) * logits_stride
+            base = logits_of_row(rows, row)
             x = tl.load(base + tl.load(tokens + row))
             of_token = ((x - peak).to(tl.float64) - normalizer).to(tl.float32)
             e = tl.arange(0, TILES_PAD * TOP_PAD)
             listed = (e // TOP_PAD < TILES) & (e % TOP_PAD < count)
-            packed = tl.load(tile_top + row * TILES * TOP_PAD + e, mask=listed, other=_NOTHING)
+            packed = tl.load(out.tile_top + row * TILES * TOP_PAD + e, mask=listed, other=_NOTHING)
             for index in range(0, count):
                 best = tl.max(packed, 0)
                 packed = tl.where(packed == best, _NOTHING, packed)
                 value, token = _unpack(best)
                 values = tl.where(p == index, ((value - peak).to(tl.float64) - normalizer).to(tl.float32), values)
                 ids = tl.where(p == index, token, ids)
-    tl.store(top_ids + row * TOP_PAD + p, ids)
-    tl.store(top_logprobs + row * TOP_PAD + p, values)
-    tl.store(logprob + row, of_token)
+    tl.store(out.top_ids + row * TOP_PAD + p, ids)
+    tl.store(out.top_logprobs + row * TOP_PAD + p, values)
+    tl.store(out.logprob + row, of_token)
 
 
 def enqueue_logprobs(
@@ -182,17 +156,8 @@ def enqueue_logprobs(
         "TILES_PAD": triton.next_power_of_2(tiles),
     }
     source = (
-        logits,
-        logits.stride(0),
-        logit_rows,
-        slots,
-        kinds,
-        asked,
-        asked.stride(0),
-        partial_max,
-        out.tile_mass,
-        out.tile_top,
-    )
+        LogitRows(logits, logits.stride(0), logit_rows, slots), kinds, asked, asked.stride(0), partial_max, out,
+    )  # fmt: skip
     _top_tile_kernel[(programs_for(count, tiles),)](
         *source,
         count,
@@ -202,6 +167,4 @@ def enqueue_logprobs(
         num_warps=4,
         enable_fp_fusion=False,
     )
-    _top_finish_kernel[(count,)](
-        *source, tokens, out.logprob, out.top_ids, out.top_logprobs, **sizes, num_warps=4, enable_fp_fusion=False
-    )
+    _top_finish_kernel[(count,)](*source, tokens, **sizes, num_warps=4, enable_fp_fusion=False)

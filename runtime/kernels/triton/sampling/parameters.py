@@ -10,8 +10,9 @@ number of a row's tiles in a program changes no bit: it computes tile by tile.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 
@@ -37,6 +38,15 @@ ASKS = tl.constexpr(1)  # for log-probabilities
 EDITED = tl.constexpr(2)  # penalties, bias or a mask change its logits, in `scores`
 DRAWS = tl.constexpr(4)  # it has a temperature
 HAS_THRESHOLD = tl.constexpr(8)  # it draws above a threshold, by top-k or top-p
+
+
+class LogitRows(NamedTuple):
+    """Rows of logits, and the rows of the row state to which they belong."""
+
+    logits: torch.Tensor  # float32 [rows, vocab]
+    stride: int  # from a row of them to the next
+    indexes: torch.Tensor  # int32 or int64 [n] each row's index in `logits`
+    slots: torch.Tensor  # int32 or int64 [n] each row's slot
 
 
 def programs_for(rows: int, tiles: int) -> int:
@@ -135,6 +145,12 @@ def tiles_of_program(kinds, KIND: tl.constexpr, count, TILES: tl.constexpr, ROWS
 
 
 @triton.jit
+def logits_of_row(rows, row):
+    """Return the pointer to a row's raw logits."""
+    return rows.logits + tl.load(rows.indexes + row).to(tl.int64) * rows.stride
+
+
+@triton.jit
 def row_peak(partial_max, row, TILES: tl.constexpr, TILES_PAD: tl.constexpr):
     """Return the highest of a row's tiles; +inf if `scan` found a NaN or an infinity."""
     t = tl.arange(0, TILES_PAD)
@@ -142,24 +158,12 @@ def row_peak(partial_max, row, TILES: tl.constexpr, TILES_PAD: tl.constexpr):
 
 
 @triton.jit
-def source_of_row(
-    logits,
-    logits_stride,
-    logit_rows,
-    row,
-    edited,
-    partial_max,
-    edited_max,
-    scores,
-    VOCAB: tl.constexpr,
-    TILES: tl.constexpr,
-    TILES_PAD: tl.constexpr,
-):
+def source_of_row(rows, row, edited, buffers, VOCAB: tl.constexpr, TILES: tl.constexpr, TILES_PAD: tl.constexpr):
     """Return the pointer to a row's logits, edited or raw, their maximum, and whether a token can be drawn."""
-    raw_peak = row_peak(partial_max, row, TILES, TILES_PAD)
-    source = logits + tl.load(logit_rows + row).to(tl.int64) * logits_stride
+    raw_peak = row_peak(buffers.partial_max, row, TILES, TILES_PAD)
+    source = logits_of_row(rows, row)
     peak = raw_peak
     if edited:
-        source = scores + row * VOCAB
-        peak = row_peak(edited_max, row, TILES, TILES_PAD)
+        source = buffers.scores + row * VOCAB
+        peak = row_peak(buffers.edited_max, row, TILES, TILES_PAD)
     return source, peak, (raw_peak < float("inf")) & (tl.abs(peak) < float("inf"))

@@ -8,8 +8,8 @@ log-probabilities within rounding.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Final, cast
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, cast
 
 import torch
 import triton
@@ -27,7 +27,7 @@ from runahead.runtime.kernels.triton.sampling.logprobs import (
     enqueue_logprobs,
     make_logprob_buffers,
 )
-from runahead.runtime.kernels.triton.sampling.parameters import TILE, programs_for
+from runahead.runtime.kernels.triton.sampling.parameters import TILE, LogitRows, programs_for
 from runahead.runtime.kernels.triton.sampling.threshold_bracket import (
     LADDER,
     OFFSETS,
@@ -44,8 +44,7 @@ _WARPS: Final = 4
 _OPTIONS: Final = {"num_warps": _WARPS, "maxnreg": 128}
 
 
-@dataclass(frozen=True, slots=True)
-class SamplerBuffers:
+class SamplerBuffers(NamedTuple):
     """Results and scratch for up to `rows` rows at a time, made once and overwritten by every call."""
 
     tokens: torch.Tensor  # int64 [rows]
@@ -140,11 +139,10 @@ def make_vocab_part(ranks: Ranks, width: int, whole: SamplerBuffers) -> VocabPar
     ints = ("partial_arg", "edited_arg", "best_id", "lowest_allowed", "list_lengths")
     by_tile |= {name: whole.identity.new_zeros((rows, tiles)) for name in ints}
     sampled = min(max(whole.sampled_vocab - first, 0), width)
-    return VocabPart(cast(DeviceRanks, ranks), first, replace(whole, **by_tile, sampled_vocab=sampled))
+    return VocabPart(cast(DeviceRanks, ranks), first, whole._replace(**by_tile, sampled_vocab=sampled))
 
 
-@dataclass(frozen=True, slots=True)
-class VerifiedTokens:
+class VerifiedTokens(NamedTuple):
     """Rows that verify drafts. Each row of the row state has `width` consecutive rows to sample: its next token, and
     the one after each of its first width - 1 drafts, as if these were right.
     """
@@ -218,16 +216,12 @@ class _Sampling:
     part: VocabPart | None
 
     @property
-    def _source(self) -> tuple[torch.Tensor, int, torch.Tensor, torch.Tensor]:
-        return self.logits, self.logits.stride(0), self.logit_rows, self.slots
+    def _rows(self) -> LogitRows:
+        return LogitRows(self.logits, self.logits.stride(0), self.logit_rows, self.slots)
 
     @property
     def _alive(self) -> torch.Tensor:
         return self.state.alive.view(torch.int8) if self.masks is None else self.masks.samples
-
-    @property
-    def _changed(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return self.buffers.partial_max, self.buffers.edited_max, self.buffers.scores
 
     @property
     def _sizes(self) -> dict[str, int]:
@@ -275,28 +269,16 @@ class _Sampling:
         del constants["TILES_PAD"]
         masks = self.masks
         edit_kernel[self._programs](
-            *self._source,
-            buffers.kinds,
+            self._rows,
             self.slots.shape[0],
-            state.seq_len,
-            state.parameters,
-            self.penalties.counts,
-            self.penalties.in_prompt,
-            state.allowed,
+            state.columns,
+            self.penalties,
             state.allowed.shape[1],
-            state.allowed if masks is None else masks.words,
-            state.stop_ids,
-            state.bias_ids,
-            state.bias_values,
-            buffers.scores,
-            buffers.lowest_allowed,
-            buffers.edited_max,
-            buffers.edited_arg,
-            self.runs.drafts,
-            self.runs.width,
+            masks,
+            buffers,
+            self.runs,
             VERIFIES=self.runs.width > 1,
             MOST_DRAFTS=self.runs.drafts.shape[1],
-            MASKED=masks is not None,
             MASK_AT=0 if masks is None else masks.mask_at,
             MASK_LINE=0 if masks is None else masks.words.shape[2],
             MASK_LINES=0 if masks is None else masks.words.shape[1],
@@ -311,17 +293,12 @@ class _Sampling:
         """Bracket the thresholds of top-k and top-p for `draw`."""
         buffers = self.buffers
         samples = buffers.guesses.shape[1]
-        asked = (*self._source, buffers.kinds, self.slots.shape[0], self.state.parameters, *self._changed)
+        asked = (self._rows, self.slots.shape[0], self.state.parameters, buffers)
         programs = programs_for(self.slots.shape[0], samples)
-        guess_kernel[(programs,)](*asked, buffers.ladder, buffers.guesses, SAMPLES=samples, **self._shared)
+        guess_kernel[(programs,)](*asked, SAMPLES=samples, **self._shared)
         for again in range(ROUNDS):
             bracket_kernel[self._programs](
                 *asked,
-                buffers.ladder,
-                buffers.offsets,
-                buffers.guesses,
-                buffers.threshold_keys,
-                buffers.threshold_sums,
                 AGAIN=again,
                 SAMPLES=samples,
                 SAMPLES_PAD=triton.next_power_of_2(samples),
@@ -332,18 +309,10 @@ class _Sampling:
     def draw(self, full: bool) -> None:
         buffers, state = self.buffers, self.state
         draw_kernel[self._programs](
-            *self._source,
-            buffers.kinds,
+            self._rows,
             self.slots.shape[0],
-            state.seq_len,
-            state.parameters,
-            *self._changed,
-            buffers.threshold_sums,
-            buffers.threshold_keys,
-            buffers.listed,
-            buffers.list_lengths,
-            buffers.best_score,
-            buffers.best_id,
+            state.columns,
+            buffers,
             self.runs.width,
             FULL=full,
             VERIFIES=self.runs.width > 1,
@@ -353,28 +322,10 @@ class _Sampling:
         if self.part is not None:
             self.part.ranks.best(buffers.best_score, buffers.best_id, self.slots.shape[0])
         finish_kernel[(self.slots.shape[0],)](
-            *self._source,
+            self._rows,
             self._alive,
-            buffers.kinds,
-            state.seq_len,
-            state.parameters,
-            buffers.partial_max,
-            buffers.partial_arg,
-            buffers.edited_max,
-            buffers.edited_arg,
-            buffers.lowest_allowed,
-            buffers.scores,
-            buffers.threshold_sums,
-            buffers.threshold_keys,
-            buffers.listed,
-            buffers.list_lengths,
-            buffers.best_score,
-            buffers.best_id,
-            buffers.threshold_key,
-            buffers.threshold_id,
-            buffers.tokens,
-            buffers.finite.view(torch.int8),
-            buffers.nothing_left.view(torch.int8),
+            state.columns,
+            buffers,
             self.runs.width,
             FULL=full,
             VERIFIES=self.runs.width > 1,

@@ -28,23 +28,14 @@ from runahead.runtime.kernels.triton.sampling.threshold_bracket import top_p_tar
 
 
 @triton.jit
-def listed_tokens(
-    listed,
-    begins,
-    start,
-    length,
-    source,
-    peak,
-    temperature,
-    inverse,
-    BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
-    TILES_PAD: tl.constexpr,
-):
+def listed_tokens(tokens, start, scoring, BLOCK: tl.constexpr, TILE: tl.constexpr, TILES_PAD: tl.constexpr):
     """Load a block of a row's list: ids, scores and keys; invalid entries get a key above all others.
 
-    begins: int32 [TILES_PAD] the number of listed tokens before each tile; after the last tile, all.
+    tokens: the pointer to the list; int32 [TILES_PAD] the number of listed tokens before each tile, all after the last
+    one; the list's length. scoring: the pointer to the row's logits, their peak, the temperature, its inverse.
     """
+    listed, begins, length = tokens
+    source, peak, temperature, inverse = scoring
     e = start + tl.arange(0, BLOCK)
     tile = tl.zeros([BLOCK], tl.int32)  # the last tile that begins at or before this entry
     for halvings in tl.static_range(1, 20):
@@ -83,29 +74,9 @@ def _up_to_two(key, each, low, first, second):
 
 @triton.jit
 def _search(
-    i,
-    score,
-    key,
-    listed,
-    begins,
-    length,
-    source,
-    peak,
-    temperature,
-    inverse,
-    by_count,
-    target,
-    low,
-    high,
-    amount_low,
-    amount_high,
-    between,
-    threshold,
-    last,
-    BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
-    TILES_PAD: tl.constexpr,
-):
+    i, score, key, tokens, scoring, by_count, target, low, high, amount_low, amount_high, between, threshold, last,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, TILES_PAD: tl.constexpr,
+):  # fmt: skip
     """Find the threshold among a list's tokens that (threshold, last) keeps: where their amount reaches the target. i,
     score, key: the list's first block, which is usually the whole list.
 
@@ -113,6 +84,7 @@ def _search(
     tokens. Every second step trisects the bracket; the others interpolate and compute the amounts just before and after
     the guess. Ends when one token or one key is left.
     """
+    length = tokens[2]
     first_key = keys_left(i, key, threshold, last)
     each = _amount(score, first_key, by_count)
     guess = tl.full([], 1, tl.int32)
@@ -125,9 +97,7 @@ def _search(
         second = low + tl.minimum(tl.maximum(center + aside, 1), span - 1)
         tokens_first, tokens_second, amount_first, amount_second = _up_to_two(first_key, each, low, first, second)
         for start in range(BLOCK, length, BLOCK):
-            far, far_score, far_key = listed_tokens(
-                listed, begins, start, length, source, peak, temperature, inverse, BLOCK, TILE, TILES_PAD
-            )
+            far, far_score, far_key = listed_tokens(tokens, start, scoring, BLOCK, TILE, TILES_PAD)
             far_key = keys_left(far, far_key, threshold, last)
             more_first, more_second, further_first, further_second = _up_to_two(
                 far_key, _amount(far_score, far_key, by_count), low, first, second
@@ -153,9 +123,7 @@ def _search(
         number = ((target - amount_low + tied - 1) // tied).to(tl.int32)
         seen = tl.full([], 0, tl.int32)
         for start in range(0, length, BLOCK):
-            i, _, key = listed_tokens(
-                listed, begins, start, length, source, peak, temperature, inverse, BLOCK, TILE, TILES_PAD
-            )
+            i, _, key = listed_tokens(tokens, start, scoring, BLOCK, TILE, TILES_PAD)
             equal = (keys_left(i, key, threshold, last) == high).to(tl.int32)
             index = tl.cumsum(equal, 0) + seen
             found = tl.minimum(found, tl.min(tl.where((equal != 0) & (index == number), i, NO_TOKEN), 0))
@@ -164,73 +132,39 @@ def _search(
 
 
 @triton.jit
-def _mass_of_list(
-    listed,
-    begins,
-    length,
-    source,
-    peak,
-    temperature,
-    inverse,
-    threshold,
-    last,
-    BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
-    TILES_PAD: tl.constexpr,
-):
+def _mass_of_list(tokens, scoring, threshold, last, BLOCK: tl.constexpr, TILE: tl.constexpr, TILES_PAD: tl.constexpr):
     """Return the mass of a list's tokens that (threshold, last) keeps."""
+    length = tokens[2]
     mass = tl.full([], 0, tl.int64)
     for start in range(0, length, BLOCK):
-        i, score, key = listed_tokens(
-            listed, begins, start, length, source, peak, temperature, inverse, BLOCK, TILE, TILES_PAD
-        )
+        i, score, key = listed_tokens(tokens, start, scoring, BLOCK, TILE, TILES_PAD)
         mass += tl.sum(_amount(score, keys_left(i, key, threshold, last), False), 0)
     return mass
 
 
 @triton.jit
 def threshold_of_row(
-    i,
-    score,
-    key,
-    low,
-    high,
-    amount_low,
-    amount_high,
-    target,
-    listed,
-    begins,
-    length,
-    slot,
-    parameters,
-    source,
-    peak,
-    temperature,
-    inverse,
-    VOCAB: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
-    TILES_PAD: tl.constexpr,
-):
-    """Find a row's threshold, a key and an id. The first three arguments are the list's first block, the next five
-    `bracket_of_row`'s results.
+    i, score, key, bracket, tokens, slot, parameters, scoring, VOCAB: tl.constexpr, BLOCK: tl.constexpr,
+    TILE: tl.constexpr, TILES_PAD: tl.constexpr,
+):  # fmt: skip
+    """Find a row's threshold, a key and an id. The first three arguments are the list's first block. bracket:
+    `bracket_of_row`'s results. tokens, scoring: as `listed_tokens` has them.
     """
+    low, high, amount_low, amount_high, target = bracket
+    length = tokens[2]
     limited = has_top_k(slot, parameters, VOCAB)
     threshold, last = _search(
-        i, score, key, listed, begins, length, source, peak, temperature, inverse, limited, target, low, high,
-        amount_low, amount_high, length, WORST_KEY, NO_TOKEN, BLOCK, TILE, TILES_PAD,
+        i, score, key, tokens, scoring, limited, target, low, high, amount_low, amount_high, length, WORST_KEY,
+        NO_TOKEN, BLOCK, TILE, TILES_PAD,
     )  # fmt: skip
     top_p = top_p_of(slot, parameters)
     if limited & (top_p < 1.0):
-        total = _mass_of_list(
-            listed, begins, length, source, peak, temperature, inverse, threshold, last, BLOCK, TILE, TILES_PAD
-        )  # fmt: skip
+        total = _mass_of_list(tokens, scoring, threshold, last, BLOCK, TILE, TILES_PAD)
         first = tl.full([], -1, tl.int32)
         nothing = tl.full([], 0, tl.int64)
         new_threshold, token = _search(
-            i, score, key, listed, begins, length, source, peak, temperature, inverse, False, top_p_target(top_p,
-            total), first, threshold, nothing, total, top_k_of(slot, parameters), threshold, last, BLOCK, TILE,
-            TILES_PAD,
+            i, score, key, tokens, scoring, False, top_p_target(top_p, total), first, threshold, nothing, total,
+            top_k_of(slot, parameters), threshold, last, BLOCK, TILE, TILES_PAD,
         )  # fmt: skip
         last = tl.where(new_threshold == threshold, tl.minimum(token, last), token)
         threshold = new_threshold

@@ -67,40 +67,22 @@ def _rough_distance(x, peak, temperature):
 
 @triton.jit(do_not_specialize=["count"])
 def guess_kernel(
-    logits,
-    logits_stride,
-    logit_rows,
-    slots,
-    kinds,
-    count,
-    parameters,
-    partial_max,
-    edited_max,
-    scores,
-    ladder,
-    guesses,
-    VOCAB: tl.constexpr,
-    TILES: tl.constexpr,
-    TILES_PAD: tl.constexpr,
-    TILE: tl.constexpr,
-    ROWS_PAD: tl.constexpr,
-    SAMPLES: tl.constexpr,
-):
+    rows, count, parameters, buffers, VOCAB: tl.constexpr, TILES: tl.constexpr, TILES_PAD: tl.constexpr,
+    TILE: tl.constexpr, ROWS_PAD: tl.constexpr, SAMPLES: tl.constexpr,
+):  # fmt: skip
     """Estimate the amount of a sample's tokens up to each rung of the ladder: float32 [rows, samples, rungs].
 
     A sample is the first eighth of eight tiles without each tile's highest token: those are few and weigh most, so the
     guess counts all of them exactly.
     """
-    row, first, end = tiles_of_program(kinds, HAS_THRESHOLD, count, SAMPLES, ROWS_PAD)
+    row, first, end = tiles_of_program(buffers.kinds, HAS_THRESHOLD, count, SAMPLES, ROWS_PAD)
     if first < end:
-        slot = tl.load(slots + row).to(tl.int64)
-        edited = (tl.load(kinds + row).to(tl.int32) & EDITED) != 0
-        source, peak, usable = source_of_row(
-            logits, logits_stride, logit_rows, row, edited, partial_max, edited_max, scores, VOCAB, TILES, TILES_PAD
-        )
-        peaks = partial_max + row * TILES
+        slot = tl.load(rows.slots + row).to(tl.int64)
+        edited = (tl.load(buffers.kinds + row).to(tl.int32) & EDITED) != 0
+        source, peak, usable = source_of_row(rows, row, edited, buffers, VOCAB, TILES, TILES_PAD)
+        peaks = buffers.partial_max + row * TILES
         if edited:
-            peaks = edited_max + row * TILES
+            peaks = buffers.edited_max + row * TILES
         if usable:
             counts = has_top_k(slot, parameters, VOCAB)
             temperature = temperature_of(slot, parameters)
@@ -112,10 +94,11 @@ def guess_kernel(
                 sampled = x < tl.load(peaks + tile, mask=i < VOCAB, other=float("-inf"))
                 distance = _rough_distance(x, peak, temperature)
                 weight = tl.where(sampled, _rough_weight(distance, counts), 0.0)
+                ladder = buffers.ladder
                 even = tl.join(_every_fourth(weight, distance, ladder, 0), _every_fourth(weight, distance, ladder, 2))
                 odd = tl.join(_every_fourth(weight, distance, ladder, 1), _every_fourth(weight, distance, ladder, 3))
                 within = tl.sum(tl.join(even, odd), 0).reshape([_RUNGS])  # one pass between threads for all sums
-                tl.store(guesses + (row * SAMPLES + sample) * _RUNGS + tl.arange(0, _RUNGS), within)
+                tl.store(buffers.guesses + (row * SAMPLES + sample) * _RUNGS + tl.arange(0, _RUNGS), within)
 
 
 @triton.jit
@@ -205,31 +188,10 @@ def _guess(
 
 @triton.jit(do_not_specialize=["count"])
 def bracket_kernel(
-    logits,
-    logits_stride,
-    logit_rows,
-    slots,
-    kinds,
-    count,
-    parameters,
-    partial_max,
-    edited_max,
-    scores,
-    ladder,
-    offsets,
-    guesses,
-    keys,
-    sums,
-    AGAIN: tl.constexpr,
-    VOCAB: tl.constexpr,
-    TILES: tl.constexpr,
-    TILES_PAD: tl.constexpr,
-    TILE: tl.constexpr,
-    ROWS_PAD: tl.constexpr,
-    SAMPLES: tl.constexpr,
-    SAMPLES_PAD: tl.constexpr,
-    THREADS: tl.constexpr,
-):
+    rows, count, parameters, buffers, AGAIN: tl.constexpr, VOCAB: tl.constexpr, TILES: tl.constexpr,
+    TILES_PAD: tl.constexpr, TILE: tl.constexpr, ROWS_PAD: tl.constexpr, SAMPLES: tl.constexpr,
+    SAMPLES_PAD: tl.constexpr, THREADS: tl.constexpr,
+):  # fmt: skip
     """Compute the amount of a row's tokens up to each of a few keys: int64 [rows, rounds, tiles, spots], summed over a
     program's tiles at its first tile, and zeros at the others.
 
@@ -237,40 +199,40 @@ def bracket_kernel(
     tokens there. keys: int32 [rows, rounds, spots], ascending. A thread of THREADS processes four tokens at a time,
     whose limbs float32 adds exactly.
     """
-    row, first, end = tiles_of_program(kinds, HAS_THRESHOLD, count, TILES, ROWS_PAD)
+    row, first, end = tiles_of_program(buffers.kinds, HAS_THRESHOLD, count, TILES, ROWS_PAD)
     if first < end:
-        slot = tl.load(slots + row).to(tl.int64)
-        edited = (tl.load(kinds + row).to(tl.int32) & EDITED) != 0
-        source, peak, usable = source_of_row(
-            logits, logits_stride, logit_rows, row, edited, partial_max, edited_max, scores, VOCAB, TILES, TILES_PAD
-        )
+        slot = tl.load(rows.slots + row).to(tl.int64)
+        edited = (tl.load(buffers.kinds + row).to(tl.int32) & EDITED) != 0
+        source, peak, usable = source_of_row(rows, row, edited, buffers, VOCAB, TILES, TILES_PAD)
         line = row * _ROUNDS + AGAIN
         s = tl.arange(0, _SPOTS)
         limited = has_top_k(slot, parameters, VOCAB)
         if usable:
             if AGAIN:
                 low_key, high_key, amount_low, amount_high, _ = _round_of_row(
-                    sums, keys, row * _ROUNDS, slot, parameters, VOCAB, TILES, TILES_PAD
-                )
+                    buffers.threshold_sums, buffers.threshold_keys, row * _ROUNDS, slot, parameters, VOCAB, TILES,
+                    TILES_PAD,
+                )  # fmt: skip
                 end = tl.where(_is_long(high_key, amount_high - amount_low, limited), end, first)
                 low = tl.maximum(low_key, 0).to(tl.float32, bitcast=True)
                 high = high_key.to(tl.float32, bitcast=True)
                 high = tl.where(high > _MASSLESS, tl.minimum(high, 2.0 * low + 1.0), high)
                 center = low
             else:
-                peaks = partial_max
+                peaks = buffers.partial_max
                 if edited:
-                    peaks = edited_max
+                    peaks = buffers.edited_max
                 center, low, high = _guess(
-                    guesses, ladder, peaks, row, slot, peak, parameters, VOCAB, TILES, TILES_PAD, SAMPLES, SAMPLES_PAD
-                )
+                    buffers.guesses, buffers.ladder, peaks, row, slot, peak, parameters, VOCAB, TILES, TILES_PAD,
+                    SAMPLES, SAMPLES_PAD,
+                )  # fmt: skip
             if first < end:
                 last_key = tl.where(limited, WORST_KEY, _MASSLESS_KEY)
-                at = center + (high - low) * tl.load(offsets + AGAIN * _SPOTS + s)
+                at = center + (high - low) * tl.load(buffers.offsets + AGAIN * _SPOTS + s)
                 up_to = key_of(tl.minimum(tl.maximum(at, low), high))
                 up_to = tl.where(s == _SPOTS - 1, last_key, up_to)
                 if first == 0:
-                    tl.store(keys + line * _SPOTS + s, up_to)
+                    tl.store(buffers.threshold_keys + line * _SPOTS + s, up_to)
                 thresholds = -up_to.to(tl.float32, bitcast=True)
                 b0, b1, b2, b3 = (
                     _threshold_at(thresholds, 0),
@@ -307,7 +269,7 @@ def bracket_kernel(
                         lowers = tl.fma(counts, _eightfold(lower), lowers)
                     within += mass_of_limbs(_of_threads(uppers, THREADS), _of_threads(lowers, THREADS))
                 t = tl.arange(0, TILES_PAD)[:, None]
-                at = sums + (line * TILES + t) * _SPOTS + s[None, :]
+                at = buffers.threshold_sums + (line * TILES + t) * _SPOTS + s[None, :]
                 amounts = tl.where(t == first, tl.sum(within, 0).reshape([_SPOTS])[None, :], 0)
                 tl.store(at, amounts, mask=(t >= first) & (t < end))
 
