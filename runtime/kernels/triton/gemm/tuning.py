@@ -41,6 +41,7 @@ _EXACT_GROUP: Final = 16  # parts of a group of attention
 _LARGEST_HEAD: Final = 128  # numbers of a head, of which a tile fits into registers
 _MANY_HEADS: Final = 4  # of a KV head
 _AT_A_TIME: Final = 2  # programs of attention whose registers a processor has
+_FIVE_STAGES: Final = 74 << 10  # bytes of shared memory of such a program
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +215,8 @@ def attention_plan(
     # than loading it early wins.
     few_heads = shared_by < _MANY_HEADS or head_dim <= _LARGEST_HEAD // 2
     early = halves and head_dim <= _LARGEST_HEAD and rows <= 2 and few_heads
-    stages = 1 if not halves else 2 if rows <= 2 or head_dim > _LARGEST_HEAD else 5
+    most_stages = 5 if _shared_memory() >= _AT_A_TIME * _FIVE_STAGES else 3
+    stages = 1 if not halves else 2 if rows <= 2 or head_dim > _LARGEST_HEAD else most_stages
     programs = (_AT_A_TIME if rows <= room else 4) * processors
     return AttentionPlan(_EXACT_TILE, _EXACT_GROUP, programs, 4, stages, early, room)
 
