@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from runahead.runtime.kernels.ranks import START_LIMIT_S
 from runahead.runtime.process.rank_messages import (
     BlocksMade,
     BlocksOffered,
@@ -65,13 +66,17 @@ class _Process:
 
 class RankProcesses:
     """`Followers` that are processes, one for each of `orders`. Each inherits the segment's descriptor, and ends when
-    its standard input does. The log of all goes to this process's standard error.
+    its standard input does. The log of all goes to this process's standard error. limit_s: how long a start waits for
+    any of them to say something.
 
     Raises OSError where a process can't be made.
     """
 
-    def __init__(self, orders: Sequence[RankOrders], command: Sequence[str] = COMMAND) -> None:
+    def __init__(
+        self, orders: Sequence[RankOrders], command: Sequence[str] = COMMAND, limit_s: float = START_LIMIT_S
+    ) -> None:
         self._processes: list[_Process] = []
+        self._limit_s = limit_s
         try:
             for each in orders:
                 process = subprocess.Popen(
@@ -129,13 +134,21 @@ class RankProcesses:
             each.say(message)
 
     def _heard(self, kind: type[Message]) -> Iterator[tuple[int, Message]]:
-        """What each rank says next, as they come: one that has ended is noticed while others still work."""
+        """What each rank says next, as they come: one that has ended is noticed while others still work. Raises
+        ConfigError where one has ended, or says nothing."""
         with selectors.DefaultSelector() as selector:
             for each in self._processes:
                 assert each.process.stdout is not None
                 selector.register(each.process.stdout, selectors.EVENT_READ, each)
             for _ in self._processes:
-                key, _ = selector.select()[0]
+                ready = selector.select(self._limit_s)
+                if not ready:
+                    late = min(key.data.rank for key in selector.get_map().values())
+                    raise ConfigError(
+                        f"rank {late} could not start within {self._limit_s:g} s: it is stopped, or its files or its "
+                        "GPU do not answer"
+                    )
+                key, _ = ready[0]
                 selector.unregister(key.fileobj)
                 yield key.data.rank, key.data.hear(kind)
 
