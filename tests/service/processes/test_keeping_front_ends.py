@@ -281,10 +281,12 @@ def test_a_signal_while_everything_serves_ends_it_in_order(number: signal.Signal
 
 def test_hang_ups_of_a_terminal_leave_open_streams_their_grace() -> None:
     async def body(world: World, code: asyncio.Task[int]) -> None:
-        world.has_open_streams = True
-        for _ in range(3):  # the system sends one, and a shell another
-            signal.raise_signal(signal.SIGHUP)
-            await world.draining.wait()
+        world.has_open_streams, heard = True, asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, heard.set)
+        for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGUSR1):  # the system sends one, and a shell another
+            signal.raise_signal(number)
+        await heard.wait()
+        await world.draining.wait()
         assert not world.supervisor._signals.hurry.is_set()
         signal.raise_signal(signal.SIGTERM)
         assert await code == EXIT_OK
