@@ -45,19 +45,29 @@ class _Process:
             self.process.stdin.write(msgspec.json.encode(message) + b"\n")
             self.process.stdin.flush()
         except OSError:
-            with contextlib.suppress(msgspec.ValidationError):
-                self.hear(CannotStart)  # its reason, if it has said one
+            self._raise_reason(self._line())
             raise self._ended() from None
 
     def hear(self, kind: type[Message]) -> Message:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
+        if not (line := self._line()):
             raise self._ended()
-        with contextlib.suppress(msgspec.ValidationError):  # no other message has a reason
+        self._raise_reason(line)
+        try:
+            return msgspec.json.decode(line, type=kind)
+        except msgspec.DecodeError as error:
+            raise ConfigError(
+                f"rank {self.rank} wrote {line[:80]!r} to its standard output and not {kind.__name__}: no library may "
+                "print there"
+            ) from error
+
+    def _line(self) -> bytes:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def _raise_reason(self, line: bytes) -> None:
+        with contextlib.suppress(msgspec.DecodeError):  # no other message has a reason
             reason = msgspec.json.decode(line, type=CannotStart).reason
             raise ConfigError(f"rank {self.rank} could not start: {reason}")
-        return msgspec.json.decode(line, type=kind)
 
     def _ended(self) -> ConfigError:
         code = self.process.wait()

@@ -131,6 +131,12 @@ def test_the_reason_why_a_rank_can_t_start_reaches_rank_0(starts: Callable[[str]
         ranks.loaded()
 
 
+def test_a_library_that_prints_in_a_rank_is_named_by_what_it_prints(starts: Callable[[str], RankProcesses]) -> None:
+    ranks = starts(HEARS + "orders['rank'] == 2 and print('two plugins', flush=True)\nsys.stdin.read()")
+    with pytest.raises(ConfigError, match=r"rank 2 wrote b'two plugins\\n' to its standard output and not RankLoaded"):
+        ranks.loaded()
+
+
 def test_a_rank_says_what_is_wrong_with_its_orders(request: pytest.FixtureRequest) -> None:
     layout = SegmentLayout(2, RingLayout(4, 64, 64, 4, 4), 64)
     config = EngineConfig(model="m", run_ahead=99)
