@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from runahead.runtime.kernels.ranks import START_LIMIT_S
 from runahead.runtime.process.rank_messages import (
     BlocksMade,
     BlocksOffered,
@@ -44,19 +45,29 @@ class _Process:
             self.process.stdin.write(msgspec.json.encode(message) + b"\n")
             self.process.stdin.flush()
         except OSError:
-            with contextlib.suppress(msgspec.ValidationError):
-                self.hear(CannotStart)  # its reason, if it has said one
+            self._raise_reason(self._line())
             raise self._ended() from None
 
     def hear(self, kind: type[Message]) -> Message:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
+        if not (line := self._line()):
             raise self._ended()
-        with contextlib.suppress(msgspec.ValidationError):  # no other message has a reason
+        self._raise_reason(line)
+        try:
+            return msgspec.json.decode(line, type=kind)
+        except msgspec.DecodeError as error:
+            raise ConfigError(
+                f"rank {self.rank} wrote {line[:80]!r} to its standard output and not {kind.__name__}: no library may "
+                "print there"
+            ) from error
+
+    def _line(self) -> bytes:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def _raise_reason(self, line: bytes) -> None:
+        with contextlib.suppress(msgspec.DecodeError):  # no other message has a reason
             reason = msgspec.json.decode(line, type=CannotStart).reason
             raise ConfigError(f"rank {self.rank} could not start: {reason}")
-        return msgspec.json.decode(line, type=kind)
 
     def _ended(self) -> ConfigError:
         code = self.process.wait()
@@ -65,13 +76,17 @@ class _Process:
 
 class RankProcesses:
     """`Followers` that are processes, one for each of `orders`. Each inherits the segment's descriptor, and ends when
-    its standard input does. The log of all goes to this process's standard error.
+    its standard input does. The log of all goes to this process's standard error. limit_s: how long a start waits for
+    any of them to say something.
 
     Raises OSError where a process can't be made.
     """
 
-    def __init__(self, orders: Sequence[RankOrders], command: Sequence[str] = COMMAND) -> None:
+    def __init__(
+        self, orders: Sequence[RankOrders], command: Sequence[str] = COMMAND, limit_s: float = START_LIMIT_S
+    ) -> None:
         self._processes: list[_Process] = []
+        self._limit_s = limit_s
         try:
             for each in orders:
                 process = subprocess.Popen(
@@ -129,13 +144,21 @@ class RankProcesses:
             each.say(message)
 
     def _heard(self, kind: type[Message]) -> Iterator[tuple[int, Message]]:
-        """What each rank says next, as they come: one that has ended is noticed while others still work."""
+        """What each rank says next, as they come: one that has ended is noticed while others still work. Raises
+        ConfigError where one has ended, or says nothing."""
         with selectors.DefaultSelector() as selector:
             for each in self._processes:
                 assert each.process.stdout is not None
                 selector.register(each.process.stdout, selectors.EVENT_READ, each)
             for _ in self._processes:
-                key, _ = selector.select()[0]
+                ready = selector.select(self._limit_s)
+                if not ready:
+                    late = min(key.data.rank for key in selector.get_map().values())
+                    raise ConfigError(
+                        f"rank {late} could not start within {self._limit_s:g} s: it is stopped, or its files or its "
+                        "GPU do not answer"
+                    )
+                key, _ = ready[0]
                 selector.unregister(key.fileobj)
                 yield key.data.rank, key.data.hear(kind)
 

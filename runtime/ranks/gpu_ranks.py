@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from runahead.runtime.kernels.ranks import START_LIMIT_S
 from runahead.runtime.kernels.share import Share
 from runahead.runtime.kernels.triton.ranks.push_exchange import CAPACITY, push_reduce, push_reduce_add
 from runahead.runtime.kernels.triton.ranks.push_rows import ROW_WORDS, WORDS, push_best, push_gather, push_spread
@@ -30,7 +31,6 @@ from runahead.runtime.rounding import ceil_div
 
 MOST_WIDTH: Final = CAPACITY  # of a hidden state
 GATHER_BYTES: Final = 64 << 20  # of logits that the first rank takes in one step, at most
-START_LIMIT_S: Final = 1800.0  # of one wait while kernels are compiled
 _EMPTY: Final = -32768  # the bits of -0.0 in bfloat16
 _LINE: Final = 256  # bytes to which each part of a mailbox is aligned
 

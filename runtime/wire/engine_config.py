@@ -218,6 +218,11 @@ def check_config(config: EngineSettings, spelling: Spelling = str) -> None:
     def given(name: str) -> str:
         return f"{spelling(name)} ({getattr(config, name)})"
 
+    if not config.served_name.isprintable():
+        raise ConfigError(
+            f"the model's name {config.served_name!r} has characters that can't be shown: set "
+            f"{spelling('served_name')} to one without"
+        )
     _check_lengths(config, spelling, given)
     _check_pairs(config, spelling, given)
     if config.num_blocks:

@@ -44,6 +44,7 @@ T = TypeVar("T")
 
 _STOCK_S: Final = 1.0  # between measurements of processes' resources
 _ENDING: Final = (signal.SIGTERM, signal.SIGINT)
+_DRAINING: Final = signal.SIGHUP
 _LAST_WORDS_S: Final = 5.0  # for a process to end, beyond its grace
 
 log = structlog.get_logger(__name__)
@@ -51,7 +52,7 @@ log = structlog.get_logger(__name__)
 
 async def supervise(config: ServerConfig, ports: Ports) -> int:
     """Serve until a signal, the engine's end, no front end is left, or a failure. Returns the exit code, which no
-    further signal changes: SIGTERM and SIGINT are blocked then. Leaves no process behind.
+    further signal changes: they are blocked then. Leaves no process behind.
 
     Raises CheckpointError, ConfigError, EngineLostError, EngineStartError or FrontEndStartError if it can't start.
     """
@@ -61,8 +62,8 @@ async def supervise(config: ServerConfig, ports: Ports) -> int:
             return await supervisor.run()
         finally:
             await supervisor.close()
-            # The event loop restores both signals' defaults as it closes; a signal would then kill the process.
-            signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+            # The event loop restores the signals' defaults as it closes; a signal would then kill the process.
+            signal.pthread_sigmask(signal.SIG_BLOCK, (*_ENDING, _DRAINING))
 
 
 def _shared_memory(size: int) -> IO[bytes]:
@@ -85,12 +86,16 @@ def _shared_memory(size: int) -> IO[bytes]:
 
 
 class _Signals:
-    """Signals: the first drains, the second ends streams at once, the third kills."""
+    """Signals: the first drains, the second ends streams at once, the third kills. SIGHUP only drains, since a terminal
+    that closes sends several, and does nothing if ignored at the start, as under nohup.
+    """
 
     def __init__(self) -> None:
         self.stop, self.hurry, self.kill = asyncio.Event(), asyncio.Event(), asyncio.Event()
         for number in _ENDING:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+        if signal.getsignal(_DRAINING) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(_DRAINING, self.stop.set)
 
     def _on_signal(self) -> None:
         for event in (self.stop, self.hurry, self.kill):

@@ -81,6 +81,20 @@ def test_float32_has_one_tile_of_keys_at_a_time(monkeypatch: pytest.MonkeyPatch)
     tuning.attention_plan.cache_clear()
 
 
+def test_as_many_programs_of_attention_run_at_a_time_where_shared_memory_is_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=100))
+    plans = []
+    for shared in (99 << 10, 163 << 10, 227 << 10):
+        monkeypatch.setattr(tuning, "_shared_memory", lambda shared=shared: shared)
+        tuning.attention_plan.cache_clear()
+        plans.append(tuning.attention_plan(8, 128, torch.device("cuda")))
+    assert [plan.stages for plan in plans] == [3, 5, 5]
+    assert plans[0] == replace(plans[1], stages=3), "its bits, and its items"
+    tuning.attention_plan.cache_clear()
+
+
 def test_launches_that_are_no_bucket_s_run_by_the_plan_of_one() -> None:
     for rows, bucket in ((3, 4), (5, 8), (7, 8), (9, 16), (15, 16), (33, 64)):
         assert tuning.attention_plan(rows, 128, DEVICE) == tuning.attention_plan(bucket, 128, DEVICE)

@@ -41,13 +41,13 @@ OFFERS = LOADED + (
 )
 
 
-def started(script: str, ranks: int = 3) -> RankProcesses:
+def started(script: str, ranks: int = 3, limit_s: float = 60.0) -> RankProcesses:
     layout, config = msgspec.structs.replace(LAYOUT, ranks=ranks), EngineConfig(model="m")
     orders = [
         RankOrders(layout=layout, config=config, context=64, parent=os.getpid(), rank=rank, descriptor=0)
         for rank in range(1, ranks)
     ]
-    return RankProcesses(orders, (sys.executable, "-c", script))
+    return RankProcesses(orders, (sys.executable, "-c", script), limit_s)
 
 
 @pytest.fixture
@@ -131,6 +131,12 @@ def test_the_reason_why_a_rank_can_t_start_reaches_rank_0(starts: Callable[[str]
         ranks.loaded()
 
 
+def test_a_library_that_prints_in_a_rank_is_named_by_what_it_prints(starts: Callable[[str], RankProcesses]) -> None:
+    ranks = starts(HEARS + "orders['rank'] == 2 and print('two plugins', flush=True)\nsys.stdin.read()")
+    with pytest.raises(ConfigError, match=r"rank 2 wrote b'two plugins\\n' to its standard output and not RankLoaded"):
+        ranks.loaded()
+
+
 def test_a_rank_says_what_is_wrong_with_its_orders(request: pytest.FixtureRequest) -> None:
     layout = SegmentLayout(2, RingLayout(4, 64, 64, 4, 4), 64)
     config = EngineConfig(model="m", run_ahead=99)
@@ -144,6 +150,14 @@ def test_a_rank_says_what_is_wrong_with_its_orders(request: pytest.FixtureReques
 def test_a_rank_that_has_ended_is_noticed_while_another_one_loads(starts: Callable[[str], RankProcesses]) -> None:
     ranks = starts(HEARS + "sys.exit(9) if orders['rank'] == 2 else sys.stdin.read()")
     with pytest.raises(ConfigError, match=r"rank 2 could not start \(exit code 9\)"):
+        ranks.loaded()
+
+
+def test_a_start_waits_for_a_rank_that_is_stopped_up_to_a_limit(request: pytest.FixtureRequest) -> None:
+    stops = "import os, signal\norders['rank'] == 1 and os.kill(os.getpid(), signal.SIGSTOP)\nsys.stdin.read()"
+    ranks = started(HEARS + stops, limit_s=0.1)
+    request.addfinalizer(ranks.close)
+    with pytest.raises(ConfigError, match=r"rank 1 could not start within 0\.1 s: it is stopped, or"):
         ranks.loaded()
 
 

@@ -35,6 +35,8 @@ def test_the_defaults_can_be() -> None:
         ({"jitter_seed": 1, "device": "cuda"}, ("jitter_seed", "cuda")),
         ({"counters_from": -1}, ("counters_from", "0", "-1")),
         ({"counters_from": 1 << 63}, ("counters_from",)),
+        ({"served_name": "a\nb"}, (r"'a\nb'", "served_name")),
+        ({"served_name": "a\x1b[2J"}, (r"'a\x1b[2J'", "served_name")),
     ],
 )
 def test_a_setting_that_cannot_be_is_named(changes: dict[str, object], named: tuple[str, ...]) -> None:

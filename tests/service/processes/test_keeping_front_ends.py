@@ -268,14 +268,45 @@ def test_an_engine_that_is_stuck_is_killed_and_the_service_ends() -> None:
     run(body)
 
 
-def test_a_signal_while_everything_serves_ends_it_in_order() -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_while_everything_serves_ends_it_in_order(number: signal.Signals) -> None:
     async def body(world: World, code: asyncio.Task[int]) -> None:
-        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(number)
         assert await code == EXIT_OK
         assert await world.serving[0].wait() == 0
         assert world.sides[0].was_told == ["drain", "end"]
 
     run(body)
+
+
+def test_hang_ups_of_a_terminal_leave_open_streams_their_grace() -> None:
+    async def body(world: World, code: asyncio.Task[int]) -> None:
+        world.has_open_streams, heard = True, asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, heard.set)
+        for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGUSR1):  # the system sends one, and a shell another
+            signal.raise_signal(number)
+        await heard.wait()
+        await world.draining.wait()
+        assert not world.supervisor._signals.hurry.is_set()
+        signal.raise_signal(signal.SIGTERM)
+        assert await code == EXIT_OK
+
+    run(body)
+
+
+def test_a_hang_up_is_ignored_where_it_was_at_the_start() -> None:
+    async def body(world: World, code: asyncio.Task[int]) -> None:
+        signal.raise_signal(signal.SIGHUP)
+        world.serving[0].has(1)
+        await world.until_served(2)  # a drain would not start another one
+        assert not world.supervisor._signals.stop.is_set()
+        code.cancel()
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        run(body)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_the_engine_ends_while_the_side_server_does_and_not_after_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -337,13 +337,14 @@ def test_sigterm_drains_every_front_end_and_a_second_one_ends_the_grace(places: 
         assert service.process.wait(END_S) == 0
 
 
-def test_a_signal_to_every_process_is_a_drain_too(service: LocalService) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_every_process_is_a_drain_too(service: LocalService, number: signal.Signals) -> None:
     with stubs(service) as by_number:
         call = by_number[1].Generate(
             GenerateRequest(text="def f():\n", stopping=StoppingOptions(max_tokens=200, ignore_eos=True)), timeout=60
         )
         assert next(call).HasField("accepted")
-        os.killpg(service.process.pid, signal.SIGTERM)
+        os.killpg(service.process.pid, number)
         assert last_event(call) == "finished"
         assert service.process.wait(END_S) == 0
 

@@ -42,6 +42,7 @@ _LARGEST_HEAD: Final = 128  # numbers of a head, of which a tile fits into regis
 _MANY_HEADS: Final = 4  # of a KV head
 _EARLY_ROWS, _LONE_ROWS = 8, 2  # up to which attention requests tiles before its query token
 _AT_A_TIME: Final = 2  # programs of attention whose registers a processor has
+_FIVE_STAGES: Final = 74 << 10  # bytes of shared memory of such a program
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +215,8 @@ def attention_plan(
     # With more rows early tiles disturb the product before; where few query heads share a tile, with few rows too.
     early_rows = _EARLY_ROWS if shared_by >= _MANY_HEADS else _LONE_ROWS
     early = halves and head_dim <= _LARGEST_HEAD and rows <= early_rows
-    stages = 1 if not halves else 2 if head_dim > _LARGEST_HEAD else 3 if rows <= _LONE_ROWS else 5
+    few_stages = rows <= _LONE_ROWS or _shared_memory() < _AT_A_TIME * _FIVE_STAGES
+    stages = 1 if not halves else 2 if head_dim > _LARGEST_HEAD else 3 if few_stages else 5
     programs = (_AT_A_TIME if rows <= room else 4) * processors
     return AttentionPlan(_EXACT_TILE, _EXACT_GROUP, programs, 4, stages, early, room)
 
