@@ -109,7 +109,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     dependent: bool
     used_as: str = "auto"
     rows: tuple[int, ...]
-    forms: Literal["all", "parts", "one"] = "all"
+    forms: Literal["all", "parts", "each", "one"] = "all"
     further: tuple[dict[str, Any], ...] = ()
     fp8_kv: bool = False
 
@@ -166,10 +166,10 @@ def _pretend(orders: Orders, found: dict[str, Compiled]) -> None:
     run, seen = JITFunction.run, set[tuple[Any, ...]]()
 
     def compile_alone(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        kind = (self.fn.__name__, *(_parts_of(options) if orders.forms == "parts" else ()))
-        if orders.forms != "all" and kind in seen:
+        kinds = _kinds_of(self.fn.__name__, options, orders.forms)
+        if orders.forms != "all" and kinds <= seen:
             return
-        seen.add(kind)
+        seen.update(kinds)
         if orders.fp8_kv and not any(getattr(one, "dtype", None) == FP8_KV for one in arguments):
             return
         passed = [Address(one) if isinstance(one, torch.Tensor) else one for one in arguments]
@@ -181,6 +181,13 @@ def _pretend(orders: Orders, found: dict[str, Compiled]) -> None:
         found[kernel.hash] = Compiled(self.fn.__name__, kernel.metadata.shared, has, unordered, barriers, widths)
 
     JITFunction.run = compile_alone
+
+
+def _kinds_of(kernel: str, options: Mapping[str, Any], forms: str) -> set[tuple[Any, ...]]:
+    """What there is to compile of a form of this kernel: the whole form, or each of its parts."""
+    if forms == "each":
+        return {(kernel, index, part) for index, part in enumerate(_parts_of(options))}
+    return {(kernel, *(_parts_of(options) if forms == "parts" else ()))}
 
 
 def _parts_of(options: Mapping[str, Any]) -> tuple[Any, ...]:
