@@ -1,4 +1,5 @@
-"""Every module of ours is loaded under one name, and nothing of somebody else's is taken for one of ours."""
+"""Every module of ours is loaded under one name, and nothing of somebody else's is taken for one of ours. All tests are
+collected once, which also shows that mutants name tests."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -21,6 +23,7 @@ from runahead.runtime.log_output import LogOutput
 from runahead.service.processes import engine_process
 from runahead.service.processes.engine_process import COMMAND, ENGINE_MODULE, EngineProcess
 from runahead.service.settings.settings import Settings, engine_config
+from tests.mutants.tables import read_mutants
 
 ROOT = Path(__file__).resolve().parents[1]
 AT_THE_ROOT = ("cuda_graphs", "protos", "runtime", "service")  # folders that are not imported as what they are called
@@ -78,8 +81,14 @@ def entry_points() -> set[str]:
     return set(re.findall(r"\$\(BIN\)/(?:python -m )?(\w[\w.-]*)", makefile)) - {"python"}
 
 
-def loaded_by(command: Sequence[str], folder: Path) -> list[dict[str, Path]]:
-    """Modules by name, with their files, of a command's Python processes. The command must succeed."""
+class Ran(NamedTuple):
+    """A command that succeeded. processes: of each of Python's, modules by name, with their files."""
+
+    processes: list[dict[str, Path]]
+    output: str
+
+
+def ran(command: Sequence[str], folder: Path) -> Ran:
     (folder / "witness").mkdir()
     (folder / "sitecustomize.py").write_text(WITNESS)
     path = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -87,7 +96,14 @@ def loaded_by(command: Sequence[str], folder: Path) -> list[dict[str, Path]]:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     told = [json.loads(file.read_text()) for file in (folder / "witness").glob("*.json")]
-    return [{name: Path(file).resolve() for name, file in process["modules"].items()} for process in told]
+    processes = [{name: Path(file).resolve() for name, file in process["modules"].items()} for process in told]
+    return Ran(processes, done.stdout)
+
+
+@pytest.fixture(scope="module")
+def collected(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """All tests, collected and not run."""
+    return ran([sys.executable, "-m", "pytest", *ARGUMENTS["pytest"]], tmp_path_factory.mktemp("collected"))
 
 
 def is_ours(file: Path) -> bool:
@@ -109,9 +125,15 @@ def test_every_entry_point_of_the_makefile_is_run_here_or_is_a_tool() -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("entry", sorted(ARGUMENTS))
-def test_an_entry_point_loads_each_file_once_and_under_one_name(entry: str, tmp_path: Path) -> None:
-    start = [str(Path(sys.executable).parent / "runahead")] if entry == "runahead" else [sys.executable, "-m", entry]
-    processes = loaded_by([*start, *(argument.format(tmp_path) for argument in ARGUMENTS[entry])], tmp_path)
+def test_an_entry_point_loads_each_file_once_and_under_one_name(
+    entry: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if entry == "pytest":
+        processes = request.getfixturevalue("collected").processes
+    else:
+        runahead = str(Path(sys.executable).parent / "runahead")
+        start = [runahead] if entry == "runahead" else [sys.executable, "-m", entry]
+        processes = ran([*start, *(argument.format(tmp_path) for argument in ARGUMENTS[entry])], tmp_path).processes
     files: set[str] = set()
     for modules in processes:
         names = names_of_files(modules)
@@ -124,10 +146,15 @@ def test_an_entry_point_loads_each_file_once_and_under_one_name(entry: str, tmp_
         assert {"service/processes/server.py", engine} <= files, "the service and its engine are among the processes"
 
 
+def test_every_parameter_that_a_mutant_names_is_there(collected: Ran) -> None:
+    named = {test for mutant in read_mutants() for test in mutant.tests if test.endswith("]")}
+    assert named and sorted(named - set(collected.output.splitlines())) == []
+
+
 def test_a_file_that_is_loaded_twice_is_seen(tmp_path: Path) -> None:
     """What the test above looks for, on a process that does it."""
     program = "import sys; sys.path.insert(0, '.'); import service.contract.limits, runahead.service.contract.limits"
-    (modules,) = loaded_by([sys.executable, "-c", program], tmp_path)
+    (modules,) = ran([sys.executable, "-c", program], tmp_path).processes
     assert sorted(names_of_files(modules)["service/contract/limits.py"]) == [
         "runahead.service.contract.limits",
         "service.contract.limits",
@@ -139,7 +166,7 @@ def test_a_process_that_is_killed_while_it_tells_is_left_out(tmp_path: Path) -> 
     tells_half = "(file.write('{'), file.flush(), os.kill(os.getpid(), signal.SIGKILL))"
     killed = f"import json, os, signal; json.dump = lambda what, file: {tells_half}"
     program = f"import subprocess, sys; assert subprocess.run([sys.executable, '-c', {killed!r}]).returncode == -9"
-    assert len(loaded_by([sys.executable, "-c", program], tmp_path)) == 1
+    assert len(ran([sys.executable, "-c", program], tmp_path).processes) == 1
 
 
 def test_the_engines_process_is_named_once_and_the_name_resolves() -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
-import subprocess
 import symtable
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -60,19 +58,6 @@ def test_every_test_that_a_mutant_names_is_there() -> None:
             if not (ROOT / path).is_file() or name.partition("[")[0] not in functions_of(ROOT / path):
                 missing.append(f"{mutant.name}: {test}")
     assert missing == []
-
-
-def test_every_parameter_that_a_mutant_names_is_there() -> None:
-    named = {test for mutant in read_mutants() for test in mutant.tests if test.endswith("]")}
-    files = sorted({test.partition("::")[0] for test in named})
-    collected = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *files],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert sorted(named - set(collected.stdout.splitlines())) == []
 
 
 def test_no_mutant_leaves_code_that_can_not_run() -> None:

@@ -109,7 +109,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     dependent: bool
     used_as: str = "auto"
     rows: tuple[int, ...]
-    forms: Literal["all", "parts", "one"] = "all"
+    forms: Literal["all", "parts", "each", "one"] = "all"
     further: tuple[dict[str, Any], ...] = ()
     fp8_kv: bool = False
 
@@ -166,10 +166,10 @@ def _pretend(orders: Orders, found: dict[str, Compiled]) -> None:
     run, seen = JITFunction.run, set[tuple[Any, ...]]()
 
     def compile_alone(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        kind = (self.fn.__name__, *(_parts_of(arguments, options) if orders.forms == "parts" else ()))
-        if orders.forms != "all" and kind in seen:
+        kinds = _kinds_of(self.fn.__name__, arguments, options, orders.forms)
+        if orders.forms != "all" and kinds <= seen:
             return
-        seen.add(kind)
+        seen.update(kinds)
         if orders.fp8_kv and not any(getattr(one, "dtype", None) == FP8_KV for one in _flat(arguments)):
             return
         kernel = run(self, *_without_tensors(arguments), grid=grid, warmup=True, **options)
@@ -197,6 +197,13 @@ def _without_tensors(arguments: tuple[Any, ...]) -> list[Any]:
         return Address(one) if isinstance(one, torch.Tensor) else one
 
     return [passed(one) for one in arguments]
+
+
+def _kinds_of(kernel: str, arguments: tuple[Any, ...], options: Mapping[str, Any], forms: str) -> set[tuple[Any, ...]]:
+    """What there is to compile of a form of this kernel: the whole form, or each of its parts."""
+    if forms == "each":
+        return {(kernel, index, part) for index, part in enumerate(_parts_of(arguments, options))}
+    return {(kernel, *(_parts_of(arguments, options) if forms == "parts" else ()))}
 
 
 def _parts_of(arguments: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[Any, ...]:

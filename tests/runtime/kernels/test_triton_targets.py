@@ -149,11 +149,10 @@ def test_every_kernel_compiles_and_fits(
     capability: tuple[int, int], dependent: bool, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """For 9.0, where it is launched programmatically, with each of its parts; for 8.9 in one form, the largest that a
-    launch asks for. `make kernels` has all parts for all of them, and all forms."""
-    parts = dependent or request.config.getoption("--large")
+    launch asks for. `make kernels` has every set of parts for all of them, and all forms."""
+    forms: Any = "parts" if request.config.getoption("--large") else "each" if dependent else "one"
     orders = Orders(
-        shape=SHAPE, capability=capability, dependent=dependent, rows=ROWS, forms="parts" if parts else "one",
-        further=FURTHER,
+        shape=SHAPE, capability=capability, dependent=dependent, rows=ROWS, forms=forms, further=FURTHER
     )  # fmt: skip
     found = compiled(orders, tmp_path)
     assert {kernel.kernel for kernel in found} == launched_kernels(capability)

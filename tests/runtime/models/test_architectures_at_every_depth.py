@@ -1,5 +1,5 @@
-"""Every architecture through the whole chain, serial and at the deepest, in `make kernels` at every depth: 64 greedy
-tokens of each neighbour are the oracle's. With random weights each takes no more than a `config.json`."""
+"""Every architecture through the whole chain, serial and at the deepest, in `make kernels` at every depth and longer:
+greedy tokens of each neighbour are the oracle's. With random weights each takes no more than a `config.json`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,17 @@ from tests.runtime.models.test_model_config import RAW
 
 DEPTHS = (0, 1, 2, 4)
 LENGTHS = (1, 7, 40, 65, 16)  # of the prompts: shorter than a chunk, several chunks, ending with one and just after
-TOKENS = 64
+TOKENS = 24  # the longest prompt gets into its twelfth block of 8
+MANY = 64  # in `make kernels`
 NEAR_TIE = 2e-4  # two logits closer than the two sides agree to
-WITHOUT_DEFAULT = {"NemotronHForCausalLM": {"hybrid_override_pattern": "M*-"}}  # keys that a `config.json` must have
+# Keys that a `config.json` must have, and of experts fewer than the default, which is up to 512.
+KEYS: dict[str, dict[str, Any]] = {
+    "NemotronHForCausalLM": {"hybrid_override_pattern": "M*-"},
+    "Qwen3MoeForCausalLM": {"num_experts": 16},
+    "Qwen3NextForCausalLM": {"num_experts": 16},
+    "Qwen3_5MoeForCausalLM": {"num_experts": 16},
+    "Glm4MoeForCausalLM": {"n_routed_experts": 16},
+}
 
 
 def prompts(vocab: int) -> list[list[int]]:
@@ -67,27 +75,27 @@ def completions(
 @torch.inference_mode()
 def assert_greedy(oracle: PreTrainedModel, prompt: list[int], completion: list[int]) -> None:
     """Each token is the oracle's choice after the tokens before it."""
-    assert len(completion) == TOKENS
     logits = oracle(torch.tensor([prompt + completion[:-1]])).logits[0, len(prompt) - 1 :]
     chosen = logits.gather(1, torch.tensor(completion)[:, None])[:, 0]
     assert torch.all(chosen >= logits.max(dim=1).values - NEAR_TIE)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_64_greedy_tokens_with_neighbours(case: Case, large: bool, tmp_path: Path) -> None:
+def test_greedy_tokens_with_neighbours(case: Case, large: bool, tmp_path: Path) -> None:
     oracle = save(case, tmp_path)
-    vocab = oracle.config.vocab_size
-    serial = completions(tmp_path, DEPTHS[0], vocab)
+    vocab, count = oracle.config.vocab_size, MANY if large else TOKENS
+    serial = completions(tmp_path, DEPTHS[0], vocab, count=count)
     for handle, prompt in enumerate(prompts(vocab)):
+        assert len(serial[handle]) == count
         assert_greedy(oracle, prompt, serial[handle])
     for depth in DEPTHS[1:] if large else DEPTHS[-1:]:
-        assert completions(tmp_path, depth, vocab) == serial, f"depth {depth}"
+        assert completions(tmp_path, depth, vocab, count=count) == serial, f"depth {depth}"
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_random_weights_need_no_more_than_a_config(tmp_path: Path, architecture: str) -> None:
     raw = {**RAW, "architectures": [architecture], "model_type": ARCHITECTURES[architecture].model_type}
-    raw.update(WITHOUT_DEFAULT.get(architecture, {}))
+    raw.update(KEYS.get(architecture, {}))
     (tmp_path / "config.json").write_text(json.dumps(raw), encoding="utf-8")
     vocab = int(raw["vocab_size"])
     found = completions(tmp_path, DEPTHS[-1], vocab, drawn=True, count=8)

@@ -303,9 +303,9 @@ def test_quantize_serves_the_same_tokens_at_every_depth_and_says_what_it_holds(
     case = next(one for one in CASES if one.name == "llama")
     save(case, tmp_path)
     vocab = load_config(open_checkpoint(tmp_path)).vocab_size
-    serial = completions(tmp_path, 0, vocab, quantize=quantize)
+    serial = completions(tmp_path, 0, vocab, count=12, quantize=quantize)
     for depth in (1, 2, 4):
-        assert completions(tmp_path, depth, vocab, quantize=quantize) == serial
+        assert completions(tmp_path, depth, vocab, count=12, quantize=quantize) == serial
     config = EngineConfig(model=str(BUNDLED_FOLDER), quantize=quantize, max_rows=2, num_blocks=20, threads=1)
     with structlog.testing.capture_logs() as lines:
         parts = assembled(config)

@@ -62,6 +62,13 @@ def service(places: Path) -> Iterator[LocalService]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def lasting(places: Path) -> Iterator[LocalService]:
+    """The service of tests that leave it as it is."""
+    with two_front_ends("--max-streams", "3") as running:
+        yield running
+
+
 @contextlib.contextmanager
 def stubs(service: LocalService) -> Iterator[dict[int, GenerationServiceStub]]:
     """A connection to each of two front ends, by their numbers. Which one it reaches is the kernel's choice."""
@@ -129,8 +136,8 @@ def check_processes(service: LocalService, stub: GenerationServiceStub) -> None:
         assert service.process.poll() is None
 
 
-def test_ids_aborts_figures_and_limits_hold_over_all_front_ends(places: Path) -> None:
-    with two_front_ends("--max-streams", "3") as service, stubs(service) as by_number:
+def test_ids_aborts_figures_and_limits_hold_over_all_front_ends(lasting: LocalService) -> None:
+    with stubs(lasting) as by_number:
         one, two = by_number[1], by_number[2]
         calls = {"a": opened(one, "a"), "b": opened(two, "b"), "c": opened(two, "c")}
         for stub in (one, two):
@@ -140,7 +147,7 @@ def test_ids_aborts_figures_and_limits_hold_over_all_front_ends(places: Path) ->
             assert (figures.version, figures.server_id) == (full_version(), stats_of(two).server_id)
             error = failure(lambda stub=stub: list(stub.Generate(endless("d"), timeout=END_S)))  # type: ignore[misc]
             assert detail(error, error_details_pb2.ErrorInfo).reason == "STREAMS_LIMIT"
-        check_processes(service, one)
+        check_processes(lasting, one)
         (aborted,) = two.Abort(AbortRequest(request_ids=["a"]), timeout=END_S).results
         assert aborted.outcome == AbortOutcome.ABORT_OUTCOME_ABORTED
         assert last_event(calls["a"]) == "finished", "an abort reaches it through another front end"
@@ -191,12 +198,14 @@ def test_a_killed_supervisor_leaves_no_process_and_no_folder(service: LocalServi
         assert not [path.name for path in places.iterdir() if path.name.startswith("runahead-engine-")]
 
 
-@pytest.mark.parametrize("module", [ENGINE_MODULE, FRONT_END_MODULE, SIDE_MODULE], ids=["engine", "front end", "side"])
-def test_a_stopped_process_does_not_outlive_a_killed_supervisor(service: LocalService, module: str) -> None:
-    with watched(running(service, module)[0]) as end:
-        os.kill(running(service, module)[0], signal.SIGSTOP)
+def test_a_stopped_process_does_not_outlive_a_killed_supervisor(service: LocalService) -> None:
+    stopped = [running(service, module)[0] for module in (ENGINE_MODULE, FRONT_END_MODULE, SIDE_MODULE)]
+    with contextlib.ExitStack() as stack:
+        ends = [stack.enter_context(watched(process)) for process in stopped]
+        for process in stopped:
+            os.kill(process, signal.SIGSTOP)
         service.process.kill()
-        assert has_ended(end, END_S)
+        assert all(has_ended(end, END_S) for end in ends)
 
 
 STARTING = """
@@ -305,8 +314,8 @@ def test_the_supervisor_loads_neither_grpc_nor_torch() -> None:
     assert done.stdout == "2 []\n"
 
 
-def test_a_second_service_on_the_port_is_refused_though_the_port_is_shared(service: LocalService) -> None:
-    port = service.url.split(":")[1]
+def test_a_second_service_on_the_port_is_refused_though_the_port_is_shared(lasting: LocalService) -> None:
+    port = lasting.url.split(":")[1]
     for flags in (["--frontends", "2"], []):
         command = [sys.executable, "-m", "runahead", "serve", "--port", port, *BESIDE, *flags]
         done = subprocess.run(command, capture_output=True, text=True, timeout=END_S, check=False)
