@@ -92,8 +92,8 @@ def main() -> None:
         dependent = capability >= 90
         quantize = {"DEPTH": 512, "BLOCKS": 4}
         finish = {
-            "WIDTH": 1024, "DEPTH": 512, "BLOCK": 512, "SQUARES": 1, "STRIDE": 16, "STEP": 1, "EPILOGUE": GATED,
-            "HAS_CHANNELS": True, "HAS_BIAS": False, "GELU": False, "FP8": True,
+            "WIDTH": 1024, "DEPTH": 512, "ROWS": 4, "BLOCK": 1024, "SQUARES": 1, "STRIDE": 16, "STEP": 1,
+            "EPILOGUE": GATED, "HAS_CHANNELS": True, "HAS_BIAS": False, "GELU": False, "FP8": True,
         }  # fmt: skip
         add = {
             "WIDTH": 1152, "DEPTH": 512, "BLOCK": 2048, "SQUARES": 1, "STRIDE": 16, "STEP": 1, "HAS_CHANNELS": True,

@@ -26,3 +26,14 @@ def quantized(group: int, outputs: int, depth: int, device: torch.device) -> Qua
     if groups > 1:
         scales[groups // 2 :] = scales[: groups // 2].flip(0)
     return QuantizedWeight("fp8", numbers, scales.bfloat16(), None, group, torch.bfloat16)
+
+
+def rows_through_fp8(x: torch.Tensor) -> torch.Tensor:
+    """Rows of values, float32 [R, in], rounded to bfloat16 and to FP8 as products with FP8 matrices read them: 128
+    columns share the least power of two that keeps them within 448."""
+    made = []
+    for block in x.bfloat16().float().split(128, 1):
+        least = block.abs().amax(1, keepdim=True) / 448.0
+        scale = torch.exp2(torch.log2(least.clamp(min=2.0**-60)).ceil())
+        made.append((block / scale).to(torch.float8_e4m3fn).float() * scale)
+    return torch.cat(made, 1)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.runtime.kernels.quantized_weights import GROUPS, quantized
+from tests.runtime.kernels.quantized_weights import GROUPS, quantized, rows_through_fp8
 from tests.runtime.kernels.triton_device import triton_device
 
 DEVICE = triton_device()
@@ -16,6 +16,7 @@ from runahead.runtime.kernels.layers import Linear, Norm  # noqa: E402
 from runahead.runtime.kernels.quantized_weight import Fp8Weight, QuantizedWeight  # noqa: E402
 from runahead.runtime.kernels.triton.forward.separate_products import SeparateProducts  # noqa: E402
 from runahead.runtime.kernels.triton.forward.unfused_products import sums_of  # noqa: E402
+from runahead.runtime.kernels.triton.gemm import separate_epilogue  # noqa: E402
 from runahead.runtime.kernels.triton.gemm.cublaslt import choosing_products, vendor_library  # noqa: E402
 from runahead.runtime.kernels.triton.gemm.epilogue import GATED, STORE  # noqa: E402
 from runahead.runtime.kernels.triton.gemm.fp8_gemm import fp8_product  # noqa: E402
@@ -64,6 +65,7 @@ def test_128_values_of_a_row_share_a_scale_and_no_other_row_changes_them() -> No
     assert torch.equal(found.scales.t()[:5], scales), "powers of two"
     made = found.numbers[:5].float().view(5, -1, 128) * found.scales.t()[:5, :, None]
     assert ((made - blocks).abs() <= blocks.abs() * 2**-4 + scales[:, :, None] * 2**-9).all()
+    assert torch.equal(made.view(5, DEPTH).cpu(), rows_through_fp8(x.cpu()))
     greatest = found.numbers[:5].float().abs().view(5, -1, 128).amax(2)
     assert ((greatest >= 224.0) & (greatest <= 448.0)).sum() == 19 and not greatest[2, 1]
     alone = fp8_rows(x[3:4].contiguous(), 1)
@@ -157,6 +159,26 @@ def test_rows_that_what_follows_a_product_leaves_in_fp8_have_the_bits_of_those_m
     left = add_scaled(sums[:, hidden:].contiguous(), into, residual, norm, scaled, squares[0], in_fp8=True)
     assert left is not None
     assert_same(left, scaled)
+
+
+def test_a_program_of_several_rows_leaves_their_bits_and_nothing_past_the_last_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows, hidden = 5, 1152
+    draw = torch.Generator().manual_seed(6)
+    linear = linear_of(quantized(0, 2 * hidden, DEPTH, DEVICE), torch.randn(2 * hidden).to(DEVICE, torch.bfloat16))
+    given = torch.randn((rows + 1, 2 * hidden), generator=draw).to(DEVICE, torch.bfloat16)
+    squares = torch.rand((3, 8), generator=draw, dtype=torch.float64).to(DEVICE) * DEPTH, 3, 1e-5
+    stored, gated = (finish_product(given.clone()[:rows], linear, squares, end) for end in (STORE, GATED))
+    in_fp8 = finish_in_fp8(given[:rows], linear, squares, GATED)
+    monkeypatch.setattr(separate_epilogue, "_MANY_ROWS", 1)
+    found = given.clone()
+    finish_product(found[:rows], linear, squares, STORE)
+    assert torch.equal(found[:rows], stored) and torch.equal(found[rows], given[rows])
+    assert torch.equal(finish_product(given[:rows], linear, squares, GATED), gated)
+    found_in_fp8 = finish_in_fp8(given[:rows], linear, squares, GATED)
+    assert torch.equal(found_in_fp8.numbers[:rows].view(torch.uint8), in_fp8.numbers[:rows].view(torch.uint8))
+    assert torch.equal(found_in_fp8.scales[:, :rows], in_fp8.scales[:, :rows])
 
 
 def test_a_product_reads_the_residual_in_fp8_until_something_else_changes_it() -> None:

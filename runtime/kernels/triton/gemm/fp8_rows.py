@@ -25,7 +25,7 @@ from runahead.runtime.kernels.triton.gpu.pdl import (
 )
 from runahead.runtime.rounding import ceil_div
 
-_BLOCKS_AT_ONCE: Final = 8
+_BLOCKS_AT_ONCE: Final = 16
 ROWS_MULTIPLE: Final = 16  # of rows, which the vendor's library takes
 _COLUMNS = tl.constexpr(FP8_COLUMNS)
 _LEAST_SCALE = tl.constexpr(2.0**-60)  # also of zeros

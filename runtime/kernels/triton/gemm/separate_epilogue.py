@@ -24,70 +24,105 @@ from runahead.runtime.kernels.triton.gpu.pdl import (
     let_dependents_start,
     wait_for_predecessors,
 )
+from runahead.runtime.kernels.triton.gpu.unrolled import longer
 from runahead.runtime.kernels.triton.ops.activation import gated, squared_relu
 from runahead.runtime.kernels.triton.ops.norms import exact_square, launch_shape
 
-_BLOCK: Final = 512
+_BLOCK: Final = 1024
+_ROWS, _MANY_ROWS = 4, 256  # rows of a program, in a launch of so many or more
 _COLUMNS = tl.constexpr(FP8_COLUMNS)
 _GATED, _SQUARED = tl.constexpr(GATED), tl.constexpr(SQUARED)
 
 
 @triton.jit
 def _finish_kernel(
-    sums, channels, bias, squares, out, numbers, scales, padded_rows, eps, WIDTH: tl.constexpr, DEPTH: tl.constexpr,
-    BLOCK: tl.constexpr, SQUARES: tl.constexpr, STRIDE: tl.constexpr, STEP: tl.constexpr, EPILOGUE: tl.constexpr,
-    HAS_CHANNELS: tl.constexpr, HAS_BIAS: tl.constexpr, GELU: tl.constexpr, FP8: tl.constexpr, DEPENDENT: tl.constexpr,
+    sums, channels, bias, squares, out, numbers, scales, num_rows, padded_rows, eps, WIDTH: tl.constexpr,
+    DEPTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SQUARES: tl.constexpr, STRIDE: tl.constexpr,
+    STEP: tl.constexpr, EPILOGUE: tl.constexpr, HAS_CHANNELS: tl.constexpr, HAS_BIAS: tl.constexpr,
+    GELU: tl.constexpr, FP8: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One program for a row and BLOCK of its outputs."""
+    """One program for ROWS rows and BLOCK of their outputs."""
     let_dependents_start(DEPENDENT)
-    row = tl.program_id(0).to(tl.int64)
+    start = tl.program_id(0).to(tl.int64) * ROWS
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < WIDTH
+    first = _of_outputs(channels, bias, i, inside, HAS_CHANNELS, HAS_BIAS)
+    second = first
+    if EPILOGUE == _GATED:
+        second = _of_outputs(channels, bias, WIDTH + i, inside, HAS_CHANNELS, HAS_BIAS)
     HALVES: tl.constexpr = 2 if EPILOGUE == _GATED else 1
-    at = sums + row * HALVES * WIDTH + i
     wait_for_predecessors(DEPENDENT)
-    value = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    if EPILOGUE == _GATED:
-        up = tl.load(at + WIDTH, mask=inside, other=0.0).to(tl.float32)
-    if HAS_CHANNELS:
-        value *= tl.load(channels + i, mask=inside, other=0.0)
+    values = ()
+    ups = ()
+    norms = ()
+    for r in tl.static_range(ROWS):
+        at = sums + (start + r) * (HALVES * WIDTH) + i
+        ok = inside & (start + r < num_rows)
+        values = longer(values, tl.load(at, mask=ok, other=0.0))
         if EPILOGUE == _GATED:
-            up *= tl.load(channels + WIDTH + i, mask=inside, other=0.0)
-    if SQUARES > 0:
-        scale = _scale_of(squares, row, eps, DEPTH, SQUARES, STRIDE, STEP)
-        value *= scale
+            ups = longer(ups, tl.load(at + WIDTH, mask=ok, other=0.0))
+        if SQUARES > 0:
+            norm = _scale_of(squares, start + r, start + r < num_rows, eps, DEPTH, SQUARES, STRIDE, STEP)
+            norms = longer(norms, norm)
+    for r in tl.static_range(ROWS):
+        scale = 1.0
+        if SQUARES > 0:
+            scale = norms[r]
+        value = _scaled(values[r], first, scale, HAS_CHANNELS, SQUARES, HAS_BIAS)
         if EPILOGUE == _GATED:
-            up *= scale
-    if HAS_BIAS:
-        value += tl.load(bias + i, mask=inside, other=0.0).to(tl.float32)
-        if EPILOGUE == _GATED:
-            up += tl.load(bias + WIDTH + i, mask=inside, other=0.0).to(tl.float32)
-    if EPILOGUE == _GATED:
-        value = gated(value, up, GELU)
-    if EPILOGUE == _SQUARED:
-        value = squared_relu(value)
-    rounded = value.to(sums.dtype.element_ty)
-    if FP8:
-        _store_fp8(rounded, tl.program_id(1) * BLOCK, numbers, scales, row, padded_rows, WIDTH, BLOCK)
-    else:
-        tl.store(out + row * WIDTH + i, rounded, mask=inside)
+            value = gated(value, _scaled(ups[r], second, scale, HAS_CHANNELS, SQUARES, HAS_BIAS), GELU)
+        if EPILOGUE == _SQUARED:
+            value = squared_relu(value)
+        rounded = value.to(sums.dtype.element_ty)
+        if FP8:
+            first_column = tl.program_id(1) * BLOCK
+            _store_fp8(rounded, first_column, numbers, scales, start + r, num_rows, padded_rows, WIDTH, BLOCK)
+        else:
+            tl.store(out + (start + r) * WIDTH + i, rounded, mask=inside & (start + r < num_rows))
 
 
 @triton.jit
-def _scale_of(squares, row, eps, DEPTH: tl.constexpr, TILES: tl.constexpr, STRIDE: tl.constexpr, STEP: tl.constexpr):
-    """The scale of a row's norm over DEPTH numbers, from its sums of squares in TILES tiles."""
+def _of_outputs(channels, bias, output, inside, HAS_CHANNELS: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """The scales and biases of outputs, which a program loads before it waits."""
+    scale = 1.0
+    added = 0.0
+    if HAS_CHANNELS:
+        scale = tl.load(channels + output, mask=inside, other=0.0)
+    if HAS_BIAS:
+        added = tl.load(bias + output, mask=inside, other=0.0)
+    return scale, added
+
+
+@triton.jit
+def _scaled(value, of_outputs, scale, HAS_CHANNELS: tl.constexpr, SQUARES: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """Sums times the scales of outputs and rows, plus the bias: float32."""
+    value = value.to(tl.float32)
+    if HAS_CHANNELS:
+        value *= of_outputs[0]
+    if SQUARES > 0:
+        value *= scale
+    if HAS_BIAS:
+        value += of_outputs[1].to(tl.float32)
+    return value
+
+
+@triton.jit
+def _scale_of(
+    squares, row, live, eps, DEPTH: tl.constexpr, TILES: tl.constexpr, STRIDE: tl.constexpr, STEP: tl.constexpr
+):
+    """The scale of a row's norm over DEPTH numbers, from its sums of squares in TILES tiles. live: there is the row."""
     s = tl.arange(0, STEP)
-    found = tl.sum(tl.load(squares + s * STRIDE + row, mask=s < TILES, other=0.0), 0)
+    found = tl.sum(tl.load(squares + s * STRIDE + row, mask=(s < TILES) & live, other=0.0), 0)
     return tl.rsqrt(found.to(tl.float32) / DEPTH + eps)
 
 
 @triton.jit
-def _store_fp8(values, first, numbers, scales, row, padded_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Store BLOCK values of a row, from column `first` on, in FP8."""
+def _store_fp8(values, first, numbers, scales, row, num_rows, padded_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Store BLOCK values of a row, from column `first` on, in FP8, if there is the row."""
     quantized, scale = to_fp8(tl.reshape(values.to(tl.float32), [BLOCK // _COLUMNS, _COLUMNS]))
     block = first // _COLUMNS + tl.arange(0, BLOCK // _COLUMNS)
     at = block[:, None] * _COLUMNS + tl.arange(0, _COLUMNS)[None, :]
-    inside = block < WIDTH // _COLUMNS
+    inside = (block < WIDTH // _COLUMNS) & (row < num_rows)
     tl.store(numbers + row * WIDTH + at, quantized, mask=inside[:, None])
     tl.store(scales + block * padded_rows + row, scale, mask=inside)
 
@@ -104,15 +139,14 @@ def _add_kernel(
     i = tl.arange(0, BLOCK)
     inside = i < WIDTH
     following = tl.load(gamma + i, mask=inside, other=0.0)
+    of_outputs = _of_outputs(channels, bias, i, inside, HAS_CHANNELS, HAS_BIAS)
     wait_for_predecessors(DEPENDENT)
-    value = tl.load(sums + row * WIDTH + i, mask=inside, other=0.0).to(tl.float32)
+    value = tl.load(sums + row * WIDTH + i, mask=inside, other=0.0)
     old = tl.load(residual + row * WIDTH + i, mask=inside, other=0.0)
-    if HAS_CHANNELS:
-        value *= tl.load(channels + i, mask=inside, other=0.0)
+    scale = 1.0
     if SQUARES > 0:
-        value *= _scale_of(before, row, eps, DEPTH, SQUARES, STRIDE, STEP)
-    if HAS_BIAS:
-        value += tl.load(bias + i, mask=inside, other=0.0).to(tl.float32)
+        scale = _scale_of(before, row, True, eps, DEPTH, SQUARES, STRIDE, STEP)
+    value = _scaled(value, of_outputs, scale, HAS_CHANNELS, SQUARES, HAS_BIAS)
     value += old.to(tl.float32)
     rounded = value.to(residual.dtype.element_ty)
     tl.store(residual + row * WIDTH + i, rounded, mask=inside)
@@ -120,7 +154,7 @@ def _add_kernel(
     left = (value * following.to(tl.float32)).to(scaled.dtype.element_ty)
     tl.store(scaled + row * WIDTH + i, left, mask=inside)
     if FP8:
-        _store_fp8(left, 0, numbers, scales, row, padded_rows, WIDTH, BLOCK)
+        _store_fp8(left, 0, numbers, scales, row, row + 1, padded_rows, WIDTH, BLOCK)
     tl.store(squares + row, tl.sum(exact_square(rounded), 0))
 
 
@@ -175,16 +209,20 @@ def _finish(
     tokens, width = sums.shape[0], sums.shape[1] // (2 if epilogue == GATED else 1)
     found, tiles, eps = squares if squares is not None else (sums, 0, 0.0)
     options: dict[str, Any] = {"launch_pdl": True} if dependent and dependent_launch_works() else {}
-    _finish_kernel[(tokens, triton.cdiv(width, _BLOCK))](
+    at_once = _ROWS if tokens >= _MANY_ROWS else 1
+    _finish_kernel[(triton.cdiv(tokens, at_once), triton.cdiv(width, _BLOCK))](
         sums,
         sums if channels is None else channels,
         sums if bias is None else bias,
         found,
         out,
-        *((out, out, 0) if rows is None else (rows.numbers, rows.scales, len(rows))),
+        *((out, out) if rows is None else (rows.numbers, rows.scales)),
+        tokens,
+        0 if rows is None else len(rows),
         eps,
         WIDTH=width,
         DEPTH=linear.weight.shape[1],
+        ROWS=at_once,
         BLOCK=_BLOCK,
         SQUARES=tiles,
         STRIDE=found.shape[1],
