@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from runahead.runtime.kernels.share import WHOLE, Share
 
-START_LIMIT_S: Final = 1800.0  # of one wait for a rank while ranks load weights and compile kernels
-
 
 class RanksError(RuntimeError):
     """An exchange failed: a peer is gone or late, or makes another call. The sentence names the rank and the call."""

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runahead.runtime.kernels.ranks import START_LIMIT_S
 from runahead.runtime.kernels.share import Share
 from runahead.runtime.kernels.triton.ranks.push_exchange import CAPACITY, push_reduce, push_reduce_add
 from runahead.runtime.kernels.triton.ranks.push_rows import ROW_WORDS, WORDS, push_best, push_gather, push_spread
@@ -27,6 +26,7 @@ from runahead.runtime.kernels.triton.ranks.waits import (
     Mailboxes,
 )
 from runahead.runtime.ranks.peer_memory import CudaRuntime, PeerPointer, tensor_at
+from runahead.runtime.ranks.segment import START_LIMIT_S
 from runahead.runtime.rounding import ceil_div
 
 MOST_WIDTH: Final = CAPACITY  # of a hidden state

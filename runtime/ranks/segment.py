@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from runahead.cuda_graphs.rings import STATUS_WORDS, Allocate, RingLayout, RingMemory, allocate_rings, zeros
 from runahead.runtime.rounding import ceil_div
 
+START_LIMIT_S: Final = 1800.0  # of one wait for a rank while ranks load weights and compile kernels
 EXCHANGE_SLOTS: Final = 3  # buffers of an exchange, in turn: a rank is at most two steps ahead of any other
 _LINE: Final = 64  # bytes of a cache line: no two ranks write to the same one
 
