@@ -13,7 +13,6 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from runahead.runtime.kernels.ranks import START_LIMIT_S
 from runahead.runtime.process.rank_messages import (
     BlocksMade,
     BlocksOffered,
@@ -25,6 +24,7 @@ from runahead.runtime.process.rank_messages import (
     RankOrders,
 )
 from runahead.runtime.process_end import described
+from runahead.runtime.ranks.exchange import START_LIMIT_S
 from runahead.runtime.wire.engine_config import ConfigError
 
 # -P: nothing in the current directory can stand in for a module.

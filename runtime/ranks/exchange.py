@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runahead.runtime.kernels.ranks import ONE_RANK, Ranks, RanksError, fold
+from runahead.runtime.kernels.ranks import ONE_RANK, START_LIMIT_S, Ranks, RanksError, fold
 from runahead.runtime.kernels.share import Share
 from runahead.runtime.ranks.segment import EXCHANGE_SLOTS, FAULT, FAULT_PEER, STEP, WAITED, Segment
 
-__all__ = ["ONE_RANK", "HostRanks", "Ranks", "RanksError"]
+__all__ = ["ONE_RANK", "START_LIMIT_S", "HostRanks", "Ranks", "RanksError"]
 
 _REDUCE, _GATHER, _SPREAD, _COLLECT = 1, 2, 3, 4
 _CALLS: Final = {_REDUCE: "reduce", _GATHER: "gather", _SPREAD: "spread", _COLLECT: "collect"}
