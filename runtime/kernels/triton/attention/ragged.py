@@ -36,28 +36,11 @@ KEY_TILE: Final = 64
 
 @triton.jit(do_not_specialize=["num_rows", "table_stride"])
 def _chunk_kernel(
-    q,
-    keys,
-    values,
-    kv_scales,
-    block_tables,
-    seq_lens,
-    query_start_loc,
-    out,
-    scale,
-    table_stride,
-    num_rows,
-    Q_HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    QUERIES: tl.constexpr,
-    TILE_TOKENS: tl.constexpr,
-    DIM_PAD: tl.constexpr,
-    ROWS: tl.constexpr,
+    q, keys, values, kv_scales, block_tables, seq_lens, query_start_loc, out, scale, table_stride, num_rows,
+    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr, QUERIES: tl.constexpr, TILE_TOKENS: tl.constexpr, DIM_PAD: tl.constexpr, ROWS: tl.constexpr,
     CAP: tl.constexpr,
-):
+):  # fmt: skip
     """Compute one tile of a row's queries for one query head. All rows' tiles are consecutive programs, so the grid
     does not depend on how tokens are distributed among rows.
     """

@@ -25,27 +25,14 @@ def _normed(low, high, norm, i, inside, eps, HEAD_DIM: tl.constexpr):
 
 @triton.jit
 def _rotate_and_write_kernel(
-    qkv,
-    q_norm,
-    k_norm,
-    cos,
-    sin,
-    positions,
-    slot_mapping,
-    q_out,
-    keys,
-    values,
-    kv_scales,
-    eps,
-    num_positions,
-    Q_HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    GROUP_PAD: tl.constexpr,
-    HALF_PAD: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-):
-    """Process one token and KV head: its key and value, and its query heads, if there are any."""
+    qkv, norms, rope, positions, slot_mapping, q_out, keys, values, kv_scales, num_positions, Q_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, GROUP_PAD: tl.constexpr, HALF_PAD: tl.constexpr,
+):  # fmt: skip
+    """Process one token and KV head: its key and value, and its query heads, if there are any. norms: weights of
+    queries and keys, and eps. rope: cosines and sines.
+    """
+    q_norm, k_norm, eps = norms
+    cos, sin = rope
     token = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
@@ -66,7 +53,7 @@ def _rotate_and_write_kernel(
         at = head[:, None] * HEAD_DIM + i[None, :]
         low = tl.load(row + at, mask=ok, other=0.0).to(tl.float32)
         high = tl.load(row + at + HALF, mask=ok, other=0.0).to(tl.float32)
-        if HAS_NORM:
+        if q_norm is not None:
             low, high = _normed(low, high, q_norm, i, inside, eps, HEAD_DIM)
         q_row = q_out + token * Q_HEADS * HEAD_DIM
         tl.store(q_row + at, (low * c - high * s).to(q_out.dtype.element_ty), mask=ok)
@@ -77,7 +64,7 @@ def _rotate_and_write_kernel(
     k_ok = (one == 0) & inside[None, :]
     low = tl.load(row + k_at, mask=k_ok, other=0.0).to(tl.float32)
     high = tl.load(row + k_at + HALF, mask=k_ok, other=0.0).to(tl.float32)
-    if HAS_NORM:
+    if k_norm is not None:
         low, high = _normed(low, high, k_norm, i, inside, eps, HEAD_DIM)
     v_low = tl.load(row + k_at + KV_HEADS * HEAD_DIM, mask=k_ok, other=0.0)
     v_high = tl.load(row + k_at + KV_HEADS * HEAD_DIM + HALF, mask=k_ok, other=0.0)
@@ -115,24 +102,20 @@ def rotate_and_write(
     q = torch.empty((tokens, q_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     _rotate_and_write_kernel[(tokens, kv_heads)](
         qkv,
-        qkv if q_norm is None else q_norm.weight,
-        qkv if k_norm is None else k_norm.weight,
-        cos,
-        sin,
+        (None, None, None) if q_norm is None or k_norm is None else (q_norm.weight, k_norm.weight, q_norm.eps),
+        (cos, sin),
         positions,
         slot_mapping,
         q if q_heads else qkv,
         keys,
         values,
         kv_scales,
-        0.0 if q_norm is None else q_norm.eps,
         cos.shape[0],
         Q_HEADS=q_heads,
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
         GROUP_PAD=triton.next_power_of_2(max(q_heads // kv_heads, 1)),
         HALF_PAD=triton.next_power_of_2(head_dim // 2),
-        HAS_NORM=q_norm is not None,
         num_warps=1,
     )
     return q

@@ -79,24 +79,23 @@ class AttentionWork:
 def _begin_kernel(
     token_ids, table, gamma, residual, scaled, squares, seq_lens, query_start_loc, windows, items, total, chunk_lens,
     num_tokens, num_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
-    MINE: tl.constexpr, GROUP: tl.constexpr, ROOM: tl.constexpr, RAGGED: tl.constexpr, SCALED: tl.constexpr,
-    SCALE: tl.constexpr,
+    MINE: tl.constexpr, GROUP: tl.constexpr, ROOM: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
     """Programs 0 to num_tokens - 1 embed a token each; the next ones split attention, several for each window."""
     program = tl.program_id(0)
     if program < num_tokens:
-        _embed(token_ids, table, gamma, residual, scaled, squares, program, WIDTH, BLOCK, SCALED, SCALE)
+        _embed(token_ids, table, gamma, residual, scaled, squares, program, WIDTH, BLOCK, SCALE)
     else:
         _cut(
             seq_lens, query_start_loc, windows, items, total, chunk_lens, num_rows, program - num_tokens, ROWS, MINE,
-            TILE, GROUP, ROOM, RAGGED,
+            TILE, GROUP, ROOM,
         )  # fmt: skip
 
 
 @triton.jit
 def _embed(
     token_ids, table, gamma, residual, scaled, squares, row, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-    SCALED: tl.constexpr, SCALE: tl.constexpr,
+    SCALE: tl.constexpr,
 ):  # fmt: skip
     i = tl.arange(0, BLOCK)
     inside = i < WIDTH
@@ -105,7 +104,7 @@ def _embed(
     if SCALE != 1.0:
         found = (found.to(tl.float32) * SCALE).to(table.dtype.element_ty)
     tl.store(residual + at, found, mask=inside)
-    if SCALED:
+    if gamma is not None:
         value = found.to(tl.float32)
         weight = tl.load(gamma + i, mask=inside, other=0.0).to(tl.float32)
         tl.store(scaled + at, (value * weight).to(scaled.dtype.element_ty), mask=inside)
@@ -113,13 +112,14 @@ def _embed(
 
 
 @triton.jit
-def _parts_of(r, window, seq_lens, query_start_loc, num_rows, TILE: tl.constexpr, RAGGED: tl.constexpr):
+def _parts_of(r, window, seq_lens, query_start_loc, num_rows, TILE: tl.constexpr):
     """Return rows' lengths, the tiles before the visible ones, the visible tiles without the query token, a part's
-    tiles and the number of parts. RAGGED: no tiles and parts for rows with another number of query tokens than one.
+    tiles and the number of parts. query_start_loc: no tiles and parts for rows with another number of query tokens than
+    one.
     """
     length = tl.load(seq_lens + r, mask=r < num_rows, other=0)
     decodes = r < num_rows
-    if RAGGED:
+    if query_start_loc is not None:
         next_row = tl.load(query_start_loc + 1 + r, mask=r < num_rows, other=0)
         queries = next_row - tl.load(query_start_loc + r, mask=r < num_rows, other=0)
         decodes = decodes & (queries == 1)
@@ -153,11 +153,11 @@ def _items_of(tiles, parts, of_item, together):
 @triton.jit
 def _cut(
     seq_lens, query_start_loc, windows, items, total, chunk_lens, num_rows, program, ROWS: tl.constexpr,
-    MINE: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, ROOM: tl.constexpr, RAGGED: tl.constexpr,
+    MINE: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
     """Write the items of MINE rows for one window: row, first token, end without the query token, the index of the
     row's first sum among all sums, their number, a part's tiles, the row's length, and the index of the item's first
-    sum. An item that is a whole group leaves one sum, another item one for each part. RAGGED: also write the lengths of
+    sum. An item that is a whole group leaves one sum, another item one for each part. chunk_lens: gets the lengths of
     rows without items.
 
     The longest items come first, so that programs end at about the same time: full items by row, then
@@ -167,14 +167,14 @@ def _cut(
     which = program // PROGRAMS
     window = tl.load(windows + which)
     r = tl.arange(0, ROWS)
-    _, _, all_tiles, all_each, all_parts = _parts_of(r, window, seq_lens, query_start_loc, num_rows, TILE, RAGGED)
+    _, _, all_tiles, all_each, all_parts = _parts_of(r, window, seq_lens, query_start_loc, num_rows, TILE)
     together = _parts_of_an_item(all_parts, GROUP, ROOM)
     counts, fulls, rests = _items_of(all_tiles, all_parts, all_each * together, together)
     mine = program % PROGRAMS * MINE + tl.arange(0, MINE)
-    length, hidden, tiles, each, parts = _parts_of(mine, window, seq_lens, query_start_loc, num_rows, TILE, RAGGED)
+    length, hidden, tiles, each, parts = _parts_of(mine, window, seq_lens, query_start_loc, num_rows, TILE)
     of_item = each * together
     count, full, rest = _items_of(tiles, parts, of_item, together)
-    if RAGGED:
+    if chunk_lens is not None:
         if which == 0:
             tl.store(chunk_lens + mine, tl.where(count > 0, 0, length), mask=mine < num_rows)
     earlier = r[None, :] < mine[:, None]
@@ -238,16 +238,16 @@ def begin_decode(
     _begin_kernel[(tokens + kinds * (all_rows // mine),)](
         token_ids,
         table,
-        table if gamma is None else gamma,
+        gamma,
         residual,
-        residual if scaled is None else scaled,
-        residual if squares is None else squares,
+        scaled,
+        squares,
         seq_lens,
-        seq_lens if query_start_loc is None else query_start_loc,
+        query_start_loc if ragged else None,
         windows,
         items,
         total,
-        seq_lens if chunk_lens is None else chunk_lens,
+        chunk_lens,
         tokens,
         rows,
         WIDTH=width,
@@ -257,8 +257,6 @@ def begin_decode(
         TILE=plan.tile,
         GROUP=plan.group,
         ROOM=plan.room if plan.spreads(rows) else 0,
-        RAGGED=ragged,
-        SCALED=gamma is not None,
         SCALE=scale,
         num_warps=4,
     )

@@ -65,8 +65,8 @@ def _rms_norm_kernel(x, x_stride, weight, out, eps, WIDTH: tl.constexpr, BLOCK: 
 
 @triton.jit
 def _add_normed_kernel(
-    x, residual, weight, gamma, scaled, squares, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, SCALED: tl.constexpr
-):
+    x, residual, weight, gamma, scaled, squares, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     inside = i < WIDTH
@@ -76,7 +76,7 @@ def _add_normed_kernel(
     old = tl.load(residual + row * WIDTH + i, mask=inside, other=0.0).to(tl.float32)
     rounded = (old + v * scale * w).to(residual.dtype.element_ty)
     tl.store(residual + row * WIDTH + i, rounded, mask=inside)
-    if SCALED:
+    if gamma is not None:
         value = rounded.to(tl.float32)
         following = tl.load(gamma + i, mask=inside, other=0.0).to(tl.float32)
         tl.store(scaled + row * WIDTH + i, (value * following).to(scaled.dtype.element_ty), mask=inside)
@@ -140,13 +140,12 @@ def add_normed(
         x,
         residual,
         norm.weight,
-        norm.weight if following is None else following.weight,
-        residual if scaled is None else scaled,
-        residual if squares is None else squares,
+        None if following is None else following.weight,
+        scaled,
+        squares,
         norm.eps,
         WIDTH=width,
         BLOCK=block,
-        SCALED=following is not None,
         num_warps=warps,
     )
 

@@ -26,12 +26,10 @@ def bounded(score, CAP: tl.constexpr):
 
 
 @triton.jit
-def _bound_kernel(
-    logits, places, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CAP: tl.constexpr, PLACED: tl.constexpr
-):  # fmt: skip
+def _bound_kernel(logits, places, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CAP: tl.constexpr):
     """Bound BLOCK logits of a row."""
     row = tl.program_id(0).to(tl.int64)
-    if PLACED:
+    if places is not None:
         row = tl.load(places + row).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     found = tl.load(logits + row * WIDTH + i, mask=i < WIDTH, other=0.0)
@@ -44,7 +42,4 @@ def bound_logits(logits: torch.Tensor, cap: float, places: torch.Tensor | None =
     """
     rows, width = logits.shape
     rows = rows if places is None else places.shape[0]
-    _bound_kernel[(rows, triton.cdiv(width, _BLOCK))](
-        logits, logits if places is None else places, WIDTH=width, BLOCK=_BLOCK, CAP=cap, PLACED=places is not None,
-        num_warps=4,
-    )  # fmt: skip
+    _bound_kernel[(rows, triton.cdiv(width, _BLOCK))](logits, places, WIDTH=width, BLOCK=_BLOCK, CAP=cap, num_warps=4)

@@ -111,7 +111,7 @@ class SubChunks:
 def _convolve_kernel(
     projected, conv_weight, conv_bias, conv_state, row_of_token, read_from, positions, query_start_loc, out,
     num_tokens, FIRST: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, WINDOW: tl.constexpr,
-    HAS_BIAS: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,
+    TOKENS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program for TOKENS tokens and BLOCK channels. Each sum has the order of `recurrent/rows.py`."""
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
@@ -134,7 +134,7 @@ def _convolve_kernel(
             seen += tl.load(conv_state + kept, mask=before, other=0.0)
         weight = tl.load(conv_weight + channel * WINDOW + tap, mask=in_channels, other=0.0).to(tl.float32)
         total += seen * weight[None, :]
-    if HAS_BIAS:
+    if conv_bias is not None:
         total += tl.load(conv_bias + channel, mask=in_channels, other=0.0).to(tl.float32)[None, :]
     at = token.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
     total = (total * logistic(total)).to(out.dtype.element_ty)
@@ -168,10 +168,9 @@ def _keep_channels_kernel(
 def _gated_norm_kernel(
     projected, y, gamma, row_of_token, out, squares, eps, GROUPS: tl.constexpr, SHARE: tl.constexpr,
     WIDTH: tl.constexpr, GATE_FIRST: tl.constexpr, PROGRAM_GROUPS: tl.constexpr, BLOCK: tl.constexpr,
-    SCALED: tl.constexpr,
 ):  # fmt: skip
     """One program for some groups of a token. GATE_FIRST: the norm is of what the gate has left, by a weight for every
-    number; else the gate is of the norm, whose weight is every group's. SCALED: the one group's sum of squares is left,
+    number; else the gate is of the norm, whose weight is every group's. squares: gets the one group's sum of squares,
     and what the gate has left is multiplied by the weight alone."""
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1) * PROGRAM_GROUPS + tl.arange(0, PROGRAM_GROUPS)[:, None]
@@ -184,7 +183,7 @@ def _gated_norm_kernel(
     weight = tl.load(gamma + (index if GATE_FIRST else i), mask=inside, other=0.0).to(tl.float32)
     if GATE_FIRST:
         value *= z * logistic(z)
-    if SCALED:
+    if squares is not None:
         tl.store(squares + token, tl.sum(tl.reshape(squares_of(value), [PROGRAM_GROUPS * BLOCK]), 0))
         value *= weight
     else:
@@ -212,7 +211,7 @@ def convolve(
     _convolve_kernel[(triton.cdiv(tokens, _TOKENS), triton.cdiv(channels, _CHANNELS))](
         projected,
         conv_weight,
-        conv_weight if conv_bias is None else conv_bias,
+        conv_bias,
         conv_state,
         rows.of_tokens,
         rows.read_from,
@@ -224,7 +223,6 @@ def convolve(
         WIDTH=width,
         CHANNELS=channels,
         WINDOW=window,
-        HAS_BIAS=conv_bias is not None,
         TOKENS=_TOKENS,
         BLOCK=_CHANNELS,
         num_warps=4,
@@ -282,7 +280,7 @@ def gated_norm(
         gamma,
         rows.of_tokens,
         out,
-        out if squares is None else squares,
+        squares,
         eps,
         GROUPS=groups,
         SHARE=inner // groups,
@@ -290,7 +288,6 @@ def gated_norm(
         GATE_FIRST=gate_first,
         PROGRAM_GROUPS=some,
         BLOCK=block,
-        SCALED=squares is not None,
         num_warps=4 if block * some >= 1024 else 1,
     )
     return out

@@ -19,20 +19,10 @@ _TILE: Final = 4096
 
 @triton.jit
 def _finite_kernel(
-    counter,
-    hidden,
-    query_start_loc,
-    seq_lens,
-    wanted,
-    peaks,
-    flags,
-    HIDDEN: tl.constexpr,
-    PEAKS: tl.constexpr,
-    SLOTS: tl.constexpr,
-    RING_ROWS: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """Check one row over all its query tokens. PEAKS: of a query token; 0 without prompt logits."""
+    counter, hidden, query_start_loc, seq_lens, prompt, flags, HIDDEN: tl.constexpr, PEAKS: tl.constexpr,
+    SLOTS: tl.constexpr, RING_ROWS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Check one row over all its query tokens. prompt: its `wanted`, and PEAKS peaks of each query token."""
     row = tl.program_id(0)
     bad = tl.zeros([TILE], tl.int32)
     if tl.load(seq_lens + row) > 0:
@@ -41,7 +31,8 @@ def _finite_kernel(
             i = first + tl.arange(0, TILE)
             x = tl.load(hidden + i, mask=i < end, other=0.0).to(tl.float32)
             bad |= ((tl.abs(x) < float("inf")) == 0).to(tl.int32)  # also true for NaN
-        if PEAKS:
+        if prompt is not None:
+            wanted, peaks = prompt
             end = tl.load(query_start_loc + row + 1).to(tl.int64) * PEAKS
             for first in range(tl.load(query_start_loc + row).to(tl.int64) * PEAKS, end, TILE):
                 i = first + tl.arange(0, TILE)
@@ -65,17 +56,15 @@ def write_finite(
     this launch, whose peaks `prompt` has. None: no prompt logits. counter: int64 [1], the running launch, whose plan
     was applied. flags: int8 [slots, rows], mapped.
     """
-    peaks = hidden if prompt is None else prompt.partial_max
     _finite_kernel[(batch.num_rows,)](
         counter,
         hidden,
         batch.query_start_loc,
         batch.seq_lens,
-        batch.seq_lens if prompt is None else prompt.wanted,
-        peaks,
+        None if prompt is None else (prompt.wanted, prompt.partial_max),
         flags,
         HIDDEN=hidden.shape[1],
-        PEAKS=0 if prompt is None else peaks.shape[1],
+        PEAKS=0 if prompt is None else prompt.partial_max.shape[1],
         SLOTS=flags.shape[0],
         RING_ROWS=flags.shape[1],
         TILE=_TILE,

@@ -73,32 +73,18 @@ def make_prompt_buffers(
 
 @triton.jit
 def _targets_kernel(
-    counter,
-    bulk,
-    row_slots,
-    sample_slots,
-    query_start_loc,
-    chunk_offset,
-    alive,
-    parameters,
-    asked,
-    wanted,
-    target,
-    VOCAB: tl.constexpr,
-    SLOTS: tl.constexpr,
-    BULK_WORDS: tl.constexpr,
-    NULL_SLOT: tl.constexpr,
-    TILE: tl.constexpr,
-):
+    counter, bulk, rows, state, asked, wanted, target, VOCAB: tl.constexpr, SLOTS: tl.constexpr,
+    BULK_WORDS: tl.constexpr, NULL_SLOT: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     """Process a row's tile of query tokens."""
     row = tl.program_id(0)
-    slot = tl.load(row_slots + row).to(tl.int64)
-    top = int_of(parameters, slot, _PROMPT_LOGPROBS)
-    offset = tl.load(chunk_offset + row)
-    if (tl.load(alive + slot) != 0) & (top >= 0) & (offset != _NO_CHUNK):
-        start = tl.load(query_start_loc + row)
-        samples = tl.load(sample_slots + row) != NULL_SLOT
-        entries = tl.load(query_start_loc + row + 1) - start - samples.to(tl.int32)
+    slot = tl.load(rows.slots + row).to(tl.int64)
+    top = int_of(state.parameters, slot, _PROMPT_LOGPROBS)
+    offset = tl.load(rows.chunk_offset + row)
+    if (tl.load(state.alive + slot) != 0) & (top >= 0) & (offset != _NO_CHUNK):
+        start = tl.load(rows.query_start_loc + row)
+        samples = tl.load(rows.sample_slots + row) != NULL_SLOT
+        entries = tl.load(rows.query_start_loc + row + 1) - start - samples.to(tl.int32)
         i = tl.program_id(1) * TILE + tl.arange(0, TILE)
         inside = i < entries
         following = bulk + (tl.load(counter) % SLOTS) * BULK_WORDS + offset + 1 + i
@@ -124,12 +110,8 @@ def find_targets(
     _targets_kernel[(num_rows, triton.cdiv(num_tokens, _TARGET_TILE))](
         counter,
         bulk,
-        rows.slots,
-        rows.sample_slots,
-        rows.query_start_loc,
-        rows.chunk_offset,
-        state.alive.view(torch.int8),
-        state.parameters,
+        rows,
+        state.columns,
         out.asked,
         out.wanted,
         out.target,
