@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ CHUNK = 64
 ONE_LEFT = (1, CHUNK + 1, 2 * CHUNK + 1)  # prompts whose last chunk has one token
 VOCAB = 4096
 COMMON: Final = (8, 9, 12, 14, 59, 199, 258, 259, 266, 269, 272, 283, 290, 300, 307)  # brackets, ends of lines, spaces
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+Quantize = Literal["none", "fp8", "int4"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +79,14 @@ class Answer:
 
 
 def served(
-    device: DeviceName, run_ahead: int, order: Sequence[int], each: int, kv_dtype: KvDtype = "auto"
+    device: DeviceName, run_ahead: int, order: Sequence[int], each: int, kv_dtype: KvDtype, quantize: Quantize
 ) -> tuple[list[Answer], EngineStats]:
     """As `answered`, of the bundled model."""
     config = EngineConfig(
         model=str(BUNDLED), device=device, dtype="bfloat16" if device == "cuda" else "float32",
         run_ahead=run_ahead, max_rows=ROWS, context_length=512, prefill_chunk=CHUNK,
         max_prefill_tokens=2 * CHUNK,
-        threads=1 if device == "cpu" else 0, kv_dtype=kv_dtype,
+        threads=1 if device == "cpu" else 0, kv_dtype=kv_dtype, quantize=quantize,
     )  # fmt: skip
     return answered(config, requests(), order, each)
 
@@ -135,12 +135,23 @@ def take(message: m.ToFrontEnd, answers: list[Answer]) -> None:
         answers[end.handle - 1].reason = end.reason
 
 
-@pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("device", "kv_dtype", "quantize"),
+    [
+        ("cpu", "auto", "none"),
+        ("cpu", "fp8", "none"),
+        pytest.param("cpu", "auto", "fp8", marks=pytest.mark.large),
+        pytest.param("cpu", "auto", "int4", marks=pytest.mark.large),
+        pytest.param("cuda", "auto", "none", marks=pytest.mark.gpu),
+        pytest.param("cuda", "fp8", "none", marks=pytest.mark.gpu),
+        pytest.param("cuda", "auto", "fp8", marks=pytest.mark.gpu),
+        pytest.param("cuda", "auto", "int4", marks=pytest.mark.gpu),
+    ],
+)
 def test_a_request_has_the_tokens_and_log_probabilities_that_it_has_alone(
-    device: DeviceName, kv_dtype: KvDtype
+    device: DeviceName, kv_dtype: KvDtype, quantize: Quantize
 ) -> None:
-    alone, quiet = served(device, 2, range(REQUESTS), 1 << 30, kv_dtype)
+    alone, quiet = served(device, 2, range(REQUESTS), 1 << 30, kv_dtype, quantize)
     assert quiet.launches_by_kind["mixed"] >= REQUESTS
     assert min(len(answer.tokens) for answer in alone) > 0
     assert {FinishReason.STOP, FinishReason.LENGTH} <= {FinishReason(answer.reason) for answer in alone}
@@ -153,7 +164,7 @@ def test_a_request_has_the_tokens_and_log_probabilities_that_it_has_alone(
         (2, range(REQUESTS), 0),
         (4, backwards, 3),
     ):
-        crowded, stats = served(device, run_ahead, order, each, kv_dtype)
+        crowded, stats = served(device, run_ahead, order, each, kv_dtype, quantize)
         assert stats.launches < quiet.launches / 3, "they did not run together"
         assert stats.events["admitted"].idle < REQUESTS / 2, "no prompt was computed beside rows that decode"
         assert stats.ledger_depth_max == max(1, run_ahead)
