@@ -28,10 +28,9 @@ class Life:
 
     def __init__(self, folder: Path, depth: int, **sizes: int) -> None:
         settings = {"max_rows": 5, "block_size": 8, "prefill_chunk": 16, "max_prefill_tokens": 32, "num_blocks": 26}
-        settings |= {"context_length": 128}
         parts = assembled(
             EngineConfig(
-                model=str(folder), run_ahead=depth, device="cpu", threads=1, jitter_seed=depth,
+                model=str(folder), run_ahead=depth, context_length=128, device="cpu", threads=1, jitter_seed=depth,
                 **{**settings, **sizes},  # type: ignore[arg-type]
             )
         )  # fmt: skip

@@ -13,22 +13,20 @@ from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from tests.runtime.engine.test_recurrent_rows import Life
 
-N, BLOCK, TOKENS = 5, 8, 18
+N, BLOCK, TOKENS = 5, 8, 30
 # Of one block and less, up to a border with a snapshot, behind it, and within a chunk.
 PROMPTS = [[(31 * i + 7 * j + i * j) % 150 for j in range(length)] for i, length in enumerate((7, 17, 33, 43, 51))]
 
 
-def ask(
-    life: Life, handle: int, prompt: list[int], seed: int, n: int = 1, prompt_logprobs: int = -1, tokens: int = TOKENS
-) -> None:
+def ask(life: Life, handle: int, prompt: list[int], seed: int, n: int = 1, prompt_logprobs: int = -1) -> None:
     sampling = SamplingParams(seed=seed, prompt_logprobs=prompt_logprobs)
-    stopping = StoppingParams(tokens, ignore_eos=True)
+    stopping = StoppingParams(TOKENS, ignore_eos=True)
     ids = np.asarray(prompt, np.int32).tobytes()
     life.links.tell(1, m.Submit(handle, f"r{handle}", ids, sampling, stopping, n=n))
 
 
 def life_of(folder: Path, depth: int, **sizes: Any) -> Life:
-    return Life(folder, depth, **{"max_rows": N, "num_blocks": 120, "context_length": 80, **sizes})
+    return Life(folder, depth, **{"max_rows": N, "num_blocks": 120, **sizes})
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +67,7 @@ def test_each_completion_is_that_of_a_request_alone_and_the_prompt_is_computed_o
 
 
 def test_all_at_once_in_few_rows_and_blocks(folder: Path, alone: dict[int, list[int]]) -> None:
-    life = life_of(folder, 3, max_rows=3, num_blocks=13, prefix_cache=False)
+    life = life_of(folder, 3, max_rows=3, num_blocks=17, prefix_cache=False)
     for i, prompt in enumerate(PROMPTS):
         ask(life, 10 * i + 1, prompt, 5, n=N)
     found = life.run()
@@ -84,7 +82,7 @@ def test_all_at_once_in_few_rows_and_blocks(folder: Path, alone: dict[int, list[
 def test_whoever_is_cancelled_leaves_the_others_the_state(
     folder: Path, alone: dict[int, list[int]], phase: str
 ) -> None:
-    life = life_of(folder, 3, max_rows=3, num_blocks=13, prefix_cache=False, prefill_chunk=8, max_prefill_tokens=8)
+    life = life_of(folder, 3, max_rows=3, num_blocks=17, prefix_cache=False, prefill_chunk=8, max_prefill_tokens=8)
     for i, prompt in enumerate(PROMPTS):
         ask(life, 10 * i + 1, prompt, 5, n=N)
     found = life.run(phase)
@@ -115,7 +113,7 @@ def test_a_barrier_finds_the_snapshots_of_a_row_whose_record_was_sent_again(fold
         folder, 2, max_rows=3, num_blocks=60, prefill_chunk=8, max_prefill_tokens=8, state_snapshot_blocks=2,
         state_snapshots=16,
     )  # fmt: skip
-    ask(life, 1, PROMPTS[3], 5, n=2, tokens=30)
+    ask(life, 1, PROMPTS[3], 5, n=2)
     for _ in range(14):
         life.engine.turn()
         life.engine.drain("logging")
