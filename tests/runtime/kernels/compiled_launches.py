@@ -45,7 +45,7 @@ INSTRUCTIONS: Final = ("griddepcontrol.wait", "wgmma", "tcgen05", "ldmatrix")
 _PARTS: Final = (
     "GELU", "GATED", "ALL", "SQUARES", "SCALED", "ADDED", "GATE_FIRST", "CHAINED", "EACH", "MASKED", "HOLDS", "EVERY",
     "SNAPSHOTS", "FORCES", "DRAFTS", "REPLAYS", "LOGISTIC", "CORRECTED", "GROUPS", "CAP", "FIRST",
-    "SHARED", "SHARED_BIAS", "LONE", "SPREAD", "RAGGED", "SUMMED", "MOST", "LISTS", "CONTEXT", "EARLY",
+    "SHARED", "SHARED_BIAS", "LONE", "SPLIT", "SPREAD", "RAGGED", "SUMMED", "MOST", "LISTS", "CONTEXT", "EARLY",
 )  # fmt: skip
 # Small models with recurrent states. `make kernels` has real sizes among its shapes.
 _MAMBA2: Final = {
@@ -186,7 +186,8 @@ def _pretend(orders: Orders, found: dict[str, Compiled]) -> None:
 def _parts_of(options: Mapping[str, Any]) -> tuple[Any, ...]:
     """By which the forms of a kernel differ that are compiled each."""
     return (
-        None if "SEGMENTS" in options else options.get("EPILOGUE"),
+        None if "LONE" in options else options.get("EPILOGUE"),
+        options.get("SEGMENTS") == 1,
         options.get("Q_HEADS", 1) > 0,
         options.get("VERIFIES", False),
         options.get("WHICH"),
