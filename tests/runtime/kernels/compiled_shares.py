@@ -11,8 +11,9 @@ import torch
 from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.layers import Experts, Linear, Norm, SharedExpert
 from runahead.runtime.kernels.share import Share
-from runahead.runtime.kernels.triton.gemm.epilogue import GATED, SQUARED, STORE
+from runahead.runtime.kernels.triton.gemm.epilogue import ADD, GATED, SQUARED, STORE
 from runahead.runtime.kernels.triton.gemm.separate_epilogue import add_scaled, finish_product
+from runahead.runtime.kernels.triton.gemm.small_batch_gemm import Residual
 from runahead.runtime.kernels.triton.moe.layer import PackedExperts
 from runahead.runtime.kernels.triton.ops.embedding import embed
 
@@ -66,14 +67,25 @@ def launch_lone_rows(weights: Experts) -> None:
 
 
 def launch_chains() -> None:
-    """On tensors without memory: exact products of many rows in tiles of each kind, the largest first."""
+    """On tensors without memory: products of many rows with each epilogue, in segments in tiles of each kind, the
+    largest first, and of one sum."""
     # Gluon is for compute capability 9.0 alone.
-    from runahead.runtime.kernels.triton.gemm.chains_hopper import chains_product
+    from runahead.runtime.kernels.triton.gemm.chains_hopper import many_rows_product
 
     empty = partial(torch.empty, dtype=torch.bfloat16, device="meta")
-    for rows, outputs, depth, splits, chain in (
-        (2048, 6144, 1024, 2, 128),
-        (256, 4096, 1152, 2, 64),
-        (256, 1024, 2048, 4, 128),
+    for rows, outputs, depth, epilogue in (
+        (2048, 6144, 1024, GATED),
+        (2048, 6144, 1024, ADD),
+        (256, 4096, 1152, STORE),
+        (256, 1024, 2048, SQUARED),
+        (224, 28672, 4096, GATED),
+        (1393, 4096, 4096, ADD),
+        (1393, 6144, 4096, STORE),
     ):
-        chains_product(empty(rows, depth), empty(outputs, depth), empty(rows, outputs), splits, chain)
+        linear, width = Linear(empty(outputs, depth), empty(outputs)), outputs // (2 if epilogue == GATED else 1)
+        squares, out = empty(width // 8, 4096, dtype=torch.float64), empty(rows, width)
+        norm, residual = Norm(empty(width), 1e-6), Residual(out, empty(rows, width), squares)
+        many_rows_product(
+            empty(rows, depth), linear, out, epilogue, squares=(squares, 4, 1e-6), dependent=True,
+            norm=norm, residual=residual,
+        )  # fmt: skip

@@ -175,7 +175,7 @@ def _waited(outstanding: int, deps: Sequence[Any]) -> Any:
 class _Words:
     """What the kernel calls `gl`, in a program of a grid."""
 
-    int32, int64, float32 = torch.int32, torch.int64, torch.float32
+    int32, int64, float32, float64 = torch.int32, torch.int64, torch.float32, torch.float64
     bfloat16, float8e4nv = torch.bfloat16, torch.float8_e4m3fn
     constexpr = staticmethod(lambda value: value)
     static_range = range
@@ -183,7 +183,9 @@ class _Words:
     convert_layout = staticmethod(lambda value, layout: value)
     expand_dims = torch.unsqueeze
     fma = staticmethod(lambda a, b, c: (a.double() * b.double() + c.double()).float())
-    exp2, zeros_like = torch.exp2, torch.zeros_like
+    exp2, exp, rsqrt, zeros_like = torch.exp2, torch.exp, torch.rsqrt, torch.zeros_like
+    permute, reshape = torch.permute, torch.reshape
+    split = staticmethod(lambda value: value.unbind(-1))
     where = staticmethod(
         lambda condition, one, other: torch.where(
             torch.as_tensor(condition), torch.as_tensor(one), torch.as_tensor(other)
@@ -317,6 +319,7 @@ def _emulated(modules: Sequence[ModuleType], gl: _Words, engine: Engine) -> dict
             words[name] = one.value
     words |= {
         "gl": gl,
+        "tl": gl,
         "warpgroup_mma": _multiply,
         "warpgroup_mma_wait": _waited,
         "fence_async_shared": lambda: None,
@@ -327,7 +330,7 @@ def _emulated(modules: Sequence[ModuleType], gl: _Words, engine: Engine) -> dict
             MBarrierLayout=lambda: None,
             init=lambda barrier, count: barrier.begin(count),
             wait=lambda barrier, phase: barrier.wait(int(phase)),
-            arrive=lambda barrier, count: barrier.add(count, 0),
+            arrive=lambda barrier, count, pred=True: barrier.add(count, 0) if pred else None,
             expect=lambda barrier, announced: barrier.add(1, announced),
         ),
     }

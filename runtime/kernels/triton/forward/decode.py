@@ -1,8 +1,8 @@
 """A launch's rows on their way through the layers, by kernels that do several of a layer's steps at once.
 
 Five kernels a layer: norm and QKV product; attention with all that belongs to it; output product and residual; norm,
-gate/up product and activation; down product and residual. With more than MAX_ROWS rows the product and what
-follows it are two kernels; the product is the vendor's where it is one sum with the same bits, and else ours.
+gate/up product and activation; down product and residual. With more than MAX_ROWS rows a product of one sum is
+the vendor's where that has the same bits and is as fast, and what follows it a separate kernel.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from runahead.runtime.kernels.triton.forward.recurrent import (
     states_in,
 )
 from runahead.runtime.kernels.triton.forward.separate_products import SeparateProducts, Squares
-from runahead.runtime.kernels.triton.forward.unfused_products import has_chains, sizes_of
+from runahead.runtime.kernels.triton.forward.unfused_products import has_end_inside, sizes_of
 from runahead.runtime.kernels.triton.gemm.epilogue import ADD, EPILOGUES, GATED, SQUARED, STORE
 from runahead.runtime.kernels.triton.gemm.fp8_rows import Fp8Rows
 from runahead.runtime.kernels.triton.gemm.int4_gemm import INT4_ROWS, int4_batch_product
@@ -220,13 +220,13 @@ class RowStream:
         return out
 
     def _is_separate(self, linear: Linear) -> bool:
-        """Whether what follows the product is a kernel by itself: the matrix is in FP8; or with so many rows another
-        kernel is faster than one that does both: the vendor's of one sum, ours of several segments."""
+        """Whether what follows the product is a separate kernel: the matrix is in FP8, or the vendor's library computes
+        so many rows."""
         if isinstance(linear.quantized, Fp8Weight):
             return True
         if self._rows <= (MAX_ROWS if linear.quantized is None else INT4_ROWS):
             return False
-        return is_one_sum(*sizes_of(linear.weight)) or has_chains(linear)
+        return is_one_sum(*sizes_of(linear.weight)) and not has_end_inside(linear, self._rows)
 
     def _read(self, norm: Norm | None) -> tuple[torch.Tensor, Squares]:
         """What a product reads of the residual, and the squares by which its sums are scaled."""
@@ -296,6 +296,11 @@ class RowStream:
     def _product(self, x: torch.Tensor | Fp8Rows, linear: Linear, out: torch.Tensor, epilogue: int, **more: Any) -> int:
         """Compute a product and its epilogue. more: as `small_batch_product` has it. Returns the number of tiles."""
         assert isinstance(x, torch.Tensor)
+        if self._rows > MAX_ROWS and out.dtype == x.dtype and has_end_inside(linear, self._rows):
+            # Gluon is experimental and may change: import it only where it is needed.
+            from runahead.runtime.kernels.triton.gemm.chains_hopper import many_rows_product
+
+            return many_rows_product(x.contiguous(), linear, out, epilogue, dependent=self._depends(True), **more)
         tiling = rows_tiling(*sizes_of(linear.weight), rows_in_table(self._rows), EPILOGUES[epilogue], x.element_size())
         tiling = replace(tiling, dependent=self._depends(tiling.dependent))
         if linear.quantized is not None:

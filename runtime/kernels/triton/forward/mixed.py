@@ -40,7 +40,8 @@ class MixedRows(RowStream):
         out = self._results[size]
         self._attention.attended(qkv, weights, place, out)
         if self._chunk_lens is not None:
-            self._attend(qkv, out, weights, place, self._buffers.kind(weights.shape, weights.window), False)
+            kind = self._buffers.kind(weights.shape, weights.window)
+            self._attend(qkv, out, weights, place, kind, self._depends(True))
         return out
 
     def _mixed(
@@ -51,6 +52,3 @@ class MixedRows(RowStream):
     @cached_property
     def _chunk_rows(self) -> ChunkRows:
         return chunk_rows(self._batch, self._emb.embedding.dtype)
-
-    def _depends(self, wanted: bool) -> bool:
-        return False

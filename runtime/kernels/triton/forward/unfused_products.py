@@ -15,13 +15,7 @@ from runahead.runtime.kernels.triton.gemm.fp8_gemm import fp8_sums
 from runahead.runtime.kernels.triton.gemm.fp8_rows import Fp8Rows
 from runahead.runtime.kernels.triton.gemm.int4_gemm import in_16_bits, in_order
 from runahead.runtime.kernels.triton.gemm.small_batch_gemm import small_batch_product
-from runahead.runtime.kernels.triton.gemm.tuning import (
-    chain_of,
-    has_chains_of_many_rows,
-    rows_in_table,
-    rows_tiling,
-    segments,
-)
+from runahead.runtime.kernels.triton.gemm.tuning import has_many_rows_kernel, rows_in_table, rows_tiling
 from runahead.runtime.kernels.triton.gpu.pdl import dependent_launch_works
 
 
@@ -39,35 +33,23 @@ def one_sum(x: torch.Tensor | Fp8Rows, linear: Linear, out: torch.Tensor) -> Non
 
 def sums_of(x: torch.Tensor | Fp8Rows, linear: Linear, num_rows: int, depends: Callable[[bool], bool]) -> torch.Tensor:
     """x @ weight.T without the bias. One sum: by the vendor's library, where it was found to give that, or else by a
-    kernel of ours. Several segments: where `has_chains`. An FP8 matrix: as `fp8_sums` has it. INT4 is dequantized. x:
+    kernel of ours. An FP8 matrix: as `fp8_sums` has it. INT4 is dequantized. x:
     [num_rows, in], or in FP8. depends: see `RowStream`. Returns [num_rows, outputs]."""
     if isinstance(linear.quantized, Fp8Weight):
         return fp8_sums(x, linear, num_rows, depends)
     assert isinstance(x, torch.Tensor)
-    in_chains = has_chains(linear)
     if linear.quantized is not None:
         x, linear = in_order(x, linear), in_16_bits(linear)
     out = x.new_empty((x.shape[0], linear.weight.shape[0]))
-    if in_chains:
-        _in_chains(x, linear.weight, out)
-    else:
-        exact_product(x, linear.weight, out, one_sum)
+    exact_product(x, linear.weight, out, one_sum)
     return out
 
 
-def has_chains(linear: Linear) -> bool:
-    """Whether a separate kernel computes this product of many rows in segments: bfloat16, not quantized."""
+def has_end_inside(linear: Linear, rows: int) -> bool:
+    """Whether one kernel computes this product of many rows with what follows it: bfloat16, not quantized."""
     weight = linear.weight
-    return linear.quantized is None and weight.dtype == torch.bfloat16 and has_chains_of_many_rows(*sizes_of(weight))
-
-
-def _in_chains(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-    """out = x @ weight.T in its segments."""
-    # Gluon is experimental and may change: import it only where it is needed.
-    from runahead.runtime.kernels.triton.gemm.chains_hopper import chains_product
-
-    splits = segments(*sizes_of(weight))
-    chains_product(x.contiguous(), weight, out, splits, chain_of(weight.shape[1], splits))
+    is_possible = linear.quantized is None and weight.dtype == torch.bfloat16
+    return is_possible and has_many_rows_kernel(rows, *sizes_of(weight))
 
 
 def product_of_rows(

@@ -1,6 +1,7 @@
-"""Products of more than 64 rows in segments and chains (`segments`, `chain_of`) for compute capability 9.0, with warp
-specialization: one producer warp issues TMA copies of the rows and the weights, and two consumer groups compute. While
-a group adds a chain to its sums, the matrix units compute the other group's chain.
+"""Products of more than 64 rows with what follows them, for compute capability 9.0, with warp specialization: one
+producer warp issues TMA copies of the rows and the weights, and two consumer groups compute. In a product of segments
+these have chains (`segments`, `chain_of`): while a group adds a chain to its sums, the matrix units compute the other
+group's chain.
 
 The groups divide a tile's rows or, where all tiles run at a time, its segments. The bits are those of
 `small_batch_gemm.py`. Written in Gluon, Triton's language for explicit warps and layouts.
@@ -8,10 +9,12 @@ The groups divide a tile's rows or, where all tiles run at a time, its segments.
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 # (a kernel's pointers have no Python type)
+# mypy: disable-error-code="assignment, misc"
+# (nor has a tuple that grows)
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 from triton.experimental import gluon
@@ -19,93 +22,79 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from runahead.runtime.kernels.activations import is_gelu
+from runahead.runtime.kernels.layers import Activation, Linear, Norm
+from runahead.runtime.kernels.triton.gemm.copies_hopper import STEP, copying_warp, tile_at
+from runahead.runtime.kernels.triton.gemm.end_hopper import ROWS, end_tile
+from runahead.runtime.kernels.triton.gemm.epilogue import ADD, GATED
+from runahead.runtime.kernels.triton.gemm.fp8_hopper import let_dependents_start, wait_for_predecessors
+from runahead.runtime.kernels.triton.gemm.small_batch_gemm import Residual
+from runahead.runtime.kernels.triton.gemm.tuning import chain_of, one_sum_tile, segments
 from runahead.runtime.rounding import ceil_div
 
-ROWS: Final = 64  # of a consumer group's part of a tile
-STEP: Final = 64  # of the depth: one 128-byte line of swizzled shared memory
 REGISTERS: Final = 240  # of a consumer thread; the rest is for the producer
-PRODUCER_REGISTERS: Final = 24
+PRODUCER_REGISTERS: Final = 32
 
 _RING_BYTES: Final = 192 << 10
-_ACROSS: Final = 8  # strips of rows of tiles that run at a time
+_MOST_STAGES: Final = 8
 
 _ROWS, _STEP = gl.constexpr(ROWS), gl.constexpr(STEP)
 _REGISTERS, _PRODUCER_REGISTERS = gl.constexpr(REGISTERS), gl.constexpr(PRODUCER_REGISTERS)
 
 
 @gluon.jit
-def _tile_of(tile, row_tiles, TILES: gl.constexpr, ACROSS: gl.constexpr):
-    """Return the tile's row and column of tiles. Programs that run at a time have tiles of ACROSS strips of rows, so
-    that they reuse data of the L2 cache.
-    """
-    first = tile // (ACROSS * TILES) * ACROSS
-    across = gl.minimum(row_tiles - first, ACROSS)
-    within = tile % (ACROSS * TILES)
-    return first + within % across, within // across
+def _no_sums(ring):
+    PIECE: gl.constexpr = ring.shape[1]
+    return gl.zeros([_ROWS, PIECE], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PIECE, 16]))
 
 
 @gluon.jit
-def _copying_warp(
-    x, weight, row_ring, weight_ring, ready, free, row_tiles, TILES: gl.constexpr, ACROSS: gl.constexpr,
-    DEPTH: gl.constexpr, SEGMENTS: gl.constexpr, OUTPUTS: gl.constexpr, SPLIT: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """Copy the tiles' rows and weights, STEP of the depth at a time, as ring stages become free. SPLIT: the two groups
-    have the same rows and outputs, and every second segment each.
-    """
-    SEGMENT: gl.constexpr = DEPTH // SEGMENTS
-    EACH: gl.constexpr = SEGMENTS // 2 if SPLIT else SEGMENTS
-    WEIGHTS: gl.constexpr = 2 if SPLIT else 1
-    brought = 0
-    for tile in range(gl.program_id(0), row_tiles * TILES, gl.num_programs(0)):
-        rows, outputs = _tile_of(tile, row_tiles, TILES, ACROSS)
-        for segment in range(EACH):
-            for k in range(0, SEGMENT, _STEP):
-                stage, phase = brought % STAGES, brought // STAGES & 1
-                mbarrier.wait(free.index(stage), phase ^ 1)
-                coming = ready.index(stage)
-                mbarrier.expect(coming, (2 * _ROWS + WEIGHTS * OUTPUTS) * _STEP * 2)
-                for half in gl.static_range(2):
-                    to = row_ring.index(stage * 2 + half)
-                    if SPLIT:
-                        at = (segment * 2 + half) * SEGMENT + k
-                        tma.async_copy_global_to_shared(x, [rows * _ROWS, at], coming, to)
-                        to = weight_ring.index(stage * 2 + half)
-                        tma.async_copy_global_to_shared(weight, [outputs * OUTPUTS, at], coming, to)
-                    else:
-                        at = segment * SEGMENT + k
-                        tma.async_copy_global_to_shared(x, [(rows * 2 + half) * _ROWS, at], coming, to)
-                if not SPLIT:
-                    to = weight_ring.index(stage)
-                    tma.async_copy_global_to_shared(weight, [outputs * OUTPUTS, segment * SEGMENT + k], coming, to)
-                brought += 1
+def _one_sum(ring, done, GROUP_OF: gl.constexpr, STEPS: gl.constexpr, STAGES: gl.constexpr):
+    """Return a group's sums of a tile, a tensor for each piece. done: steps before, which give a ring's stage and
+    phase."""
+    row_ring, rings, ready, free = ring
+    accs = ()
+    for piece in gl.static_range(len(rings)):
+        accs = accs + (_no_sums(rings[piece]),)  # noqa: RUF005
+    for step in range(STEPS):
+        stage = (done + step) % STAGES
+        mbarrier.wait(ready.index(stage), (done + step) // STAGES & 1)
+        made = ()
+        for piece in gl.static_range(len(rings)):
+            weights = rings[piece].index(stage).permute((1, 0))
+            one = warpgroup_mma(row_ring.index(stage * 2 + GROUP_OF), weights, accs[piece], is_async=True)
+            made = made + (one,)  # noqa: RUF005
+        waited = warpgroup_mma_wait(len(rings), deps=made)
+        accs = (waited,) if len(rings) == 1 else waited
+        mbarrier.arrive(free.index((done + step + STAGES - 1) % STAGES), count=1, pred=step > 0)
+    waited = warpgroup_mma_wait(0, deps=accs)
+    mbarrier.arrive(free.index((done + STEPS - 1) % STAGES), count=1)
+    return (waited,) if len(rings) == 1 else waited
 
 
 @gluon.jit
 def _segment(
-    row_ring, weight_ring, ready, free, order, done, GROUP_OF: gl.constexpr, CHAINS: gl.constexpr, CHAIN: gl.constexpr,
-    OUTPUTS: gl.constexpr, SPLIT: gl.constexpr, PACED: gl.constexpr, STAGES: gl.constexpr, SUMS: gl.constexpr,
+    ring, order, done, GROUP_OF: gl.constexpr, CHAINS: gl.constexpr, CHAIN: gl.constexpr, SPLIT: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Return the sums of the group's next segment. done: steps so far, which give a ring's stage and phase. PACED: the
-    groups issue their chains alternately.
-    """
-    sums = gl.zeros([_ROWS, OUTPUTS], gl.float32, SUMS)
+    """Return the sums of the group's next segment. PACED: the groups issue their chains alternately."""
+    row_ring, rings, ready, free = ring
+    PACED: gl.constexpr = rings[0].shape[1] > 64 and not SPLIT  # measured
+    sums = _no_sums(rings[0])
     for _ in range(CHAINS):
         if PACED:  # the first group does not wait for its first chain
             mbarrier.wait(order.index(GROUP_OF), done // CHAIN & 1 ^ (1 - GROUP_OF))
-        chain = gl.zeros([_ROWS, OUTPUTS], gl.float32, SUMS)
+        chain = _no_sums(rings[0])
         for step in gl.static_range(CHAIN):
             stage, phase = (done + step) % STAGES, (done + step) // STAGES & 1
             mbarrier.wait(ready.index(stage), phase)
-            weights = weight_ring.index(stage * 2 + GROUP_OF if SPLIT else stage)
-            chain = warpgroup_mma(
-                row_ring.index(stage * 2 + GROUP_OF), weights.permute((1, 0)), chain, use_acc=step > 0, is_async=True
-            )
+            weights = rings[0].index(stage * 2 + GROUP_OF if SPLIT else stage).permute((1, 0))
+            chain = warpgroup_mma(row_ring.index(stage * 2 + GROUP_OF), weights, chain, use_acc=step > 0, is_async=True)
         if PACED:
             mbarrier.arrive(order.index(1 - GROUP_OF), count=1)
         for step in gl.static_range(CHAIN):
@@ -117,104 +106,89 @@ def _segment(
 
 
 @gluon.jit
-def _store_tile(out, left, total, row, output):
-    """Store a group's part of a tile behind the one before."""
-    tma.store_wait(0)
-    left.store(total.to(left.dtype))
-    fence_async_shared()
-    tma.async_copy_shared_to_global(out, [row, output], left)
-
-
-@gluon.jit
-def _group_of_rows(
-    out, row_ring, weight_ring, ready, free, order, left, row_tiles, GROUP_OF: gl.constexpr, TILES: gl.constexpr,
-    ACROSS: gl.constexpr, SEGMENTS: gl.constexpr, CHAINS: gl.constexpr, CHAIN: gl.constexpr,
-    OUTPUTS: gl.constexpr, STAGES: gl.constexpr,
+def _sums_of_tile(
+    ring, order, done, GROUP_OF: gl.constexpr, STEPS: gl.constexpr, SEGMENTS: gl.constexpr, CHAINS: gl.constexpr,
+    CHAIN: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Compute half of the rows of the tiles in order. GROUP_OF: 0 or 1, the group's index. CHAINS: of a segment. CHAIN:
-    steps of a chain.
-    """
-    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OUTPUTS, 16])
-    PACED: gl.constexpr = OUTPUTS > 64  # measured
-    done = 0
-    for tile in range(gl.program_id(0), row_tiles * TILES, gl.num_programs(0)):
-        rows, outputs = _tile_of(tile, row_tiles, TILES, ACROSS)
-        total = gl.zeros([_ROWS, OUTPUTS], gl.float32, SUMS)
+    """Return a group's sums of a tile, a tensor for each piece, whatever their order."""
+    if SEGMENTS == 1:
+        sums = _one_sum(ring, done, GROUP_OF, STEPS, STAGES)
+    else:
+        total = _no_sums(ring[1][0])
         for _ in range(SEGMENTS):
-            sums, done = _segment(
-                row_ring, weight_ring, ready, free, order, done, GROUP_OF, CHAINS, CHAIN, OUTPUTS, False, PACED, STAGES,
-                SUMS,
-            )  # fmt: skip
-            total += sums
-        _store_tile(out, left.index(GROUP_OF), total, (rows * 2 + GROUP_OF) * _ROWS, outputs * OUTPUTS)
-    tma.store_wait(0)
+            one, done = _segment(ring, order, done, GROUP_OF, CHAINS, CHAIN, False, STAGES)
+            total += one
+        sums = (total,)
+    return sums
 
 
 @gluon.jit
-def _group_of_segments(
-    out, row_ring, weight_ring, ready, free, order, totals, left, row_tiles, GROUP_OF: gl.constexpr,
-    TILES: gl.constexpr, ACROSS: gl.constexpr, SEGMENTS: gl.constexpr, CHAINS: gl.constexpr, CHAIN: gl.constexpr,
-    OUTPUTS: gl.constexpr, STAGES: gl.constexpr,
+def _sums_of_both(
+    ring, order, totals, done, earlier, GROUP_OF: gl.constexpr, SEGMENTS: gl.constexpr, CHAINS: gl.constexpr,
+    CHAIN: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Compute every second segment of the tiles in order, and add it to the segments before, which the other group has
-    left in `totals`. Arguments: see `_group_of_rows`.
-    """
-    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OUTPUTS, 16])
-    done = 0
-    added = 0
-    for tile in range(gl.program_id(0), row_tiles * TILES, gl.num_programs(0)):
-        rows, outputs = _tile_of(tile, row_tiles, TILES, ACROSS)
-        for segment in range(SEGMENTS // 2):
-            sums, done = _segment(
-                row_ring, weight_ring, ready, free, order, done, GROUP_OF, CHAINS, CHAIN, OUTPUTS, True, False, STAGES,
-                SUMS,
-            )  # fmt: skip
-            mbarrier.wait(order.index(GROUP_OF), added & 1 ^ (1 - GROUP_OF))
-            added += 1
-            total = totals.load(SUMS) + sums
-            is_last = GROUP_OF == 1 and segment == SEGMENTS // 2 - 1
-            totals.store(gl.where(is_last, 0.0, total))
-            mbarrier.arrive(order.index(1 - GROUP_OF), count=1)
-            if is_last:
-                _store_tile(out, left.index(0), total, rows * _ROWS, outputs * OUTPUTS)
-    tma.store_wait(0)
+    """Compute every second segment of a tile, and add it to the segments before, which the other group has left in
+    `totals`. earlier: segments before the tile. Returns the tile's sums, which the second group has last."""
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, totals.shape[1], 16])
+    total = _no_sums(totals)
+    for segment in range(SEGMENTS // 2):
+        sums, done = _segment(ring, order, done, GROUP_OF, CHAINS, CHAIN, True, STAGES)
+        mbarrier.wait(order.index(GROUP_OF), (earlier + segment) & 1 ^ (1 - GROUP_OF))
+        total = totals.load(SUMS) + sums
+        is_last = GROUP_OF == 1 and segment == SEGMENTS // 2 - 1
+        totals.store(gl.where(is_last, 0.0, total))
+        mbarrier.arrive(order.index(1 - GROUP_OF), count=1)
+    return total
 
 
 @gluon.jit
 def _computing_group(
-    out, row_ring, weight_ring, ready, free, order, totals, left, row_tiles, GROUP_OF: gl.constexpr,
-    TILES: gl.constexpr, ACROSS: gl.constexpr, SEGMENTS: gl.constexpr, CHAINS: gl.constexpr, CHAIN: gl.constexpr,
-    OUTPUTS: gl.constexpr, SPLIT: gl.constexpr, STAGES: gl.constexpr,
+    ring, order, totals, end, row_tiles, GROUP_OF: gl.constexpr, TILES: gl.constexpr, DEPTH: gl.constexpr,
+    SEGMENTS: gl.constexpr, CHAIN: gl.constexpr, OUTPUTS: gl.constexpr, WIDTH: gl.constexpr, SPLIT: gl.constexpr,
+    STAGES: gl.constexpr, SCALED: gl.constexpr, EPILOGUE: gl.constexpr, HAS_BIAS: gl.constexpr, GELU: gl.constexpr,
+    DEPENDENT: gl.constexpr,
 ):  # fmt: skip
-    """Compute a group's part of the tiles."""
-    if SPLIT:
-        _group_of_segments(
-            out, row_ring, weight_ring, ready, free, order, totals, left, row_tiles, GROUP_OF, TILES, ACROSS, SEGMENTS,
-            CHAINS, CHAIN, OUTPUTS, STAGES,
-        )  # fmt: skip
-    else:
-        _group_of_rows(
-            out, row_ring, weight_ring, ready, free, order, left, row_tiles, GROUP_OF, TILES, ACROSS, SEGMENTS, CHAINS,
-            CHAIN, OUTPUTS, STAGES,
-        )  # fmt: skip
-
-
-@gluon.jit(do_not_specialize=["num_rows"])
-def chains_kernel(
-    x, weight, out, num_rows, TILES: gl.constexpr, ACROSS: gl.constexpr, DEPTH: gl.constexpr, SEGMENTS: gl.constexpr,
-    CHAIN: gl.constexpr, OUTPUTS: gl.constexpr, SPLIT: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """Compute tiles of 128 rows, 64 if SPLIT, and OUTPUTS outputs. SPLIT: the groups divide the segments. A ring
-    stage is ready when its bytes have arrived, and free when both consumer groups have released it.
-    """
+    """Compute half of the rows of the tiles in order or, if SPLIT, half of their segments. GROUP_OF: 0 or 1, the
+    group's index. CHAIN: steps of a chain."""
     CHAINS: gl.constexpr = DEPTH // (SEGMENTS * CHAIN * _STEP)
-    PARTS: gl.constexpr = 2 if SPLIT else 1
-    HEIGHT: gl.constexpr = 2 * _ROWS // PARTS
-    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OUTPUTS, 16])
+    STEPS: gl.constexpr = DEPTH // _STEP // (2 if SPLIT else 1)
+    wait_for_predecessors(DEPENDENT)
+    done = 0
+    for tile in range(gl.program_id(0), row_tiles * TILES, gl.num_programs(0)):
+        rows, outputs = tile_at(tile, row_tiles, TILES)
+        if SPLIT:
+            earlier = done // STEPS * (SEGMENTS // 2)
+            total = _sums_of_both(ring, order, totals, done, earlier, GROUP_OF, SEGMENTS, CHAINS, CHAIN, STAGES)
+            if GROUP_OF == 1:
+                end_tile((total,), outputs, rows * _ROWS, end, DEPTH, OUTPUTS, WIDTH, SCALED, EPILOGUE, HAS_BIAS, GELU)
+        else:
+            accs = _sums_of_tile(ring, order, done, GROUP_OF, STEPS, SEGMENTS, CHAINS, CHAIN, STAGES)
+            row = (rows * 2 + GROUP_OF) * _ROWS
+            end_tile(accs, outputs, row, end, DEPTH, OUTPUTS, WIDTH, SCALED, EPILOGUE, HAS_BIAS, GELU)
+        done += STEPS
+
+
+@gluon.jit(do_not_specialize=["squares_tiles", "stride", "num_rows"])
+def chains_kernel(
+    x, weight, bias, squares_in, out, gamma, scaled, squares_out, eps, squares_tiles, stride, num_rows,
+    TILES: gl.constexpr, DEPTH: gl.constexpr, SEGMENTS: gl.constexpr, CHAIN: gl.constexpr, OUTPUTS: gl.constexpr,
+    PIECES: gl.constexpr, WIDTH: gl.constexpr, HALVES: gl.constexpr, BOX: gl.constexpr, SPLIT: gl.constexpr,
+    STAGES: gl.constexpr, SCALED: gl.constexpr, EPILOGUE: gl.constexpr, HAS_BIAS: gl.constexpr, GELU: gl.constexpr,
+    DEPENDENT: gl.constexpr,
+):  # fmt: skip
+    """Compute tiles of 128 rows, 64 if SPLIT, and WIDTH outputs. PIECES: weights that a matrix instruction takes, of
+    which a tile of one sum may need several; if GATED, gates and then as many factors. SPLIT: the groups divide the
+    segments. A ring stage is ready when its bytes have arrived, and free when both consumer groups have released it.
+    """
+    let_dependents_start(DEPENDENT)
+    COPIES: gl.constexpr = 2 if SPLIT else 1
+    HEIGHT: gl.constexpr = 2 * _ROWS // COPIES
     MARK: gl.constexpr = mbarrier.MBarrierLayout()
     row_ring = gl.allocate_shared_memory(x.dtype, [STAGES * 2, _ROWS, _STEP], x.layout)
-    weight_ring = gl.allocate_shared_memory(x.dtype, [STAGES * PARTS, OUTPUTS, _STEP], weight.layout)
-    left = gl.allocate_shared_memory(out.dtype, [2 // PARTS, _ROWS, OUTPUTS], out.layout)
+    rings = ()
+    for piece in gl.static_range(len(PIECES)):
+        made = gl.allocate_shared_memory(x.dtype, [STAGES * COPIES, PIECES[piece], _STEP], weight.layout)
+        rings = rings + (made,)  # noqa: RUF005
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], MARK)
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], MARK)
     order = gl.allocate_shared_memory(gl.int64, [2, 1], MARK)
@@ -223,33 +197,35 @@ def chains_kernel(
     for stage in gl.static_range(STAGES):
         mbarrier.init(ready.index(stage), count=1)
         mbarrier.init(free.index(stage), count=2)
-    totals = left
+    totals = order
     if SPLIT:
-        totals = gl.allocate_shared_memory(gl.float32, [_ROWS, OUTPUTS], gl.NVMMASharedLayout(128, 32, 2))
-        totals.store(gl.zeros([_ROWS, OUTPUTS], gl.float32, SUMS))
+        totals = gl.allocate_shared_memory(gl.float32, [_ROWS, PIECES[0]], gl.NVMMASharedLayout(128, 32, 2))
+        totals.store(_no_sums(rings[0]))
     fence_async_shared()
     row_tiles = (num_rows + HEIGHT - 1) // HEIGHT
+    end = (bias, squares_in, out, gamma, scaled, squares_out, eps, squares_tiles, stride, num_rows)
+    ring = (row_ring, rings, ready, free)
     gl.warp_specialize(
         [
             (
                 _computing_group,
                 (
-                    out, row_ring, weight_ring, ready, free, order, totals, left, row_tiles, 0, TILES, ACROSS, SEGMENTS,
-                    CHAINS, CHAIN, OUTPUTS, SPLIT, STAGES,
+                    ring, order, totals, end, row_tiles, 0, TILES, DEPTH, SEGMENTS, CHAIN, OUTPUTS, WIDTH, SPLIT,
+                    STAGES, SCALED, EPILOGUE, HAS_BIAS, GELU, DEPENDENT,
                 ),
             ),
             (
                 _computing_group,
                 (
-                    out, row_ring, weight_ring, ready, free, order, totals, left, row_tiles, 1, TILES, ACROSS, SEGMENTS,
-                    CHAINS, CHAIN, OUTPUTS, SPLIT, STAGES,
+                    ring, order, totals, end, row_tiles, 1, TILES, DEPTH, SEGMENTS, CHAIN, OUTPUTS, WIDTH, SPLIT,
+                    STAGES, SCALED, EPILOGUE, HAS_BIAS, GELU, DEPENDENT,
                 ),
             ),
             (
-                _copying_warp,
+                copying_warp,
                 (
-                    x, weight, row_ring, weight_ring, ready, free, row_tiles, TILES, ACROSS, DEPTH, SEGMENTS, OUTPUTS,
-                    SPLIT, STAGES,
+                    x, weight, ring, row_tiles, TILES, DEPTH, SEGMENTS, OUTPUTS, WIDTH, HALVES, BOX, SPLIT, STAGES,
+                    DEPENDENT,
                 ),
             ),
         ],
@@ -258,42 +234,87 @@ def chains_kernel(
     )  # fmt: skip
 
 
-def chains_product(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, splits: int, chain: int) -> None:
-    """out = x @ weight.T in `splits` segments, of which each is summed in chains of `chain`.
+def many_rows_product(
+    x: torch.Tensor,
+    linear: Linear,
+    out: torch.Tensor,
+    epilogue: int,
+    *,
+    squares: tuple[torch.Tensor, int, float] | None = None,
+    norm: Norm | None = None,
+    residual: Residual | None = None,
+    activation: Activation = "silu",
+    dependent: bool = False,
+) -> int:
+    """`small_batch_product` of any number of rows, in bfloat16. Returns the number of tiles of squares.
 
-    x: bfloat16 [T, in], `in` a multiple of splits * chain. weight: bfloat16 [outputs, in], outputs a multiple of 8.
-    out: bfloat16 [T, outputs]. All are contiguous. splits: a power of two above 1. chain: 64 or 128.
+    x: contiguous [T or more, in], `in` a multiple of 64. linear: outputs a multiple of 16. out: contiguous [T,
+    outputs]. dependent: launched programmatically.
     """
-    rows, depth = x.shape
-    width = weight.shape[0]
-    assert out.shape == (rows, width) and x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
-    assert splits % 2 == 0 and chain in (STEP, 2 * STEP) and depth % (splits * chain) == 0
+    rows, weight, halves = out.shape[0], linear.weight, 2 if epilogue == GATED else 1
+    depth = weight.shape[1]
+    assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
+    splits = segments(*weight.shape)
+    chain = chain_of(depth, splits)
     programs = torch.cuda.get_device_properties(x.device).multi_processor_count
-    outputs, split = tile_of(rows, width, programs)
-    tiles = ceil_div(width, outputs)
-    layout, result = (gl.NVMMASharedLayout(min(128, 2 * entries), 16, 2) for entries in (STEP, outputs))
+    weights, split = tile_of(rows, weight.shape[0], splits, programs)
+    pieces, width, outputs = _pieces_of(weights), weights // halves, weight.shape[0] // halves
+    tiles, box = ceil_div(outputs, width), min(pieces) // halves
+    layout = gl.NVMMASharedLayout(128, 16, 2)
+    found, count, eps = squares if squares is not None else (x, 0, 0.0)
+    gamma, scaled, left = x, x, found
+    if epilogue == ADD:
+        assert norm is not None and residual is not None and tiles <= residual.squares.shape[0]
+        gamma, scaled, left = norm.weight, residual.scaled, residual.squares
+    options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
+    stage_bytes = 2 * STEP * (2 * ROWS + weights * (2 if split else 1))
     chains_kernel[(min(programs, ceil_div(rows, ROWS if split else 2 * ROWS) * tiles),)](
         TensorDescriptor(x, [rows, depth], [depth, 1], [ROWS, STEP], layout),
-        TensorDescriptor(weight, [width, depth], [depth, 1], [outputs, STEP], layout),
-        TensorDescriptor(out, [rows, width], [width, 1], [ROWS, outputs], result),
+        TensorDescriptor(weight, [outputs * halves, depth], [depth, 1], [box, STEP], layout),
+        x if linear.bias is None else linear.bias,
+        found,
+        out,
+        gamma,
+        scaled,
+        left,
+        eps,
+        count,
+        left.shape[1],
         rows,
         TILES=tiles,
-        ACROSS=_ACROSS,
         DEPTH=depth,
         SEGMENTS=splits,
-        CHAIN=chain // STEP,
+        CHAIN=max(chain // STEP, 1),
         OUTPUTS=outputs,
+        PIECES=pieces,
+        WIDTH=width,
+        HALVES=halves,
+        BOX=box,
         SPLIT=split,
-        STAGES=_RING_BYTES // (2 * STEP * (2 * ROWS + outputs * (2 if split else 1))),
+        STAGES=min(_MOST_STAGES, _RING_BYTES // stage_bytes),
+        SCALED=squares is not None,
+        EPILOGUE=epilogue,
+        HAS_BIAS=linear.bias is not None,
+        GELU=is_gelu(activation),
+        DEPENDENT=dependent,
         num_warps=4,
+        enable_fp_fusion=False,
+        **options,
     )
+    return tiles
 
 
-def tile_of(rows: int, width: int, programs: int) -> tuple[int, bool]:
-    """Return a tile's outputs, and whether its groups divide the segments: the smallest tiles that all run at a time,
-    else the largest. No bit depends on it.
-    """
-    strips, halves = ceil_div(width, 64), ceil_div(rows, ROWS)
+def tile_of(rows: int, outputs: int, splits: int, programs: int) -> tuple[int, bool]:
+    """Return a tile's weights, and whether its groups divide the segments: the smallest tiles that all run at a time,
+    else the largest. No bit depends on it. outputs: rows of the weights."""
+    if splits == 1:
+        return one_sum_tile(rows, outputs, programs)[0], False
+    strips, halves = ceil_div(outputs, 64), ceil_div(rows, ROWS)
     if halves * strips <= programs:
         return 64, True
     return (64, False) if ceil_div(halves, 2) * strips <= programs else (128, False)
+
+
+def _pieces_of(weights: int) -> tuple[int, ...]:
+    """Cut a tile's weights, a multiple of 32, for matrix instructions that take a power of two each."""
+    return (*[128] * (weights // 128), *(size for size in (64, 32) if weights % 128 & size))

@@ -32,6 +32,8 @@ _MANY_OUTPUTS: Final = 1 << 16  # of a vocabulary, say
 _FEW_COLUMNS: Final = 64  # up to so many rows of the batch, a product waits for the weights
 _MOST_COLUMNS: Final = 128  # rows of the batch that a program has by default, at most
 _ONE_SUM: Final = 1 << 23  # numbers of the weights
+_FULL: Final = 0.93  # of the programs' time, with which one sum of many rows is faster than by the vendor's library
+_WIDE: Final = 1.05  # how much faster wide tiles are
 _LEAST_SEGMENT: Final = 512  # of the depth
 _MOST_SEGMENTS: Final = 8
 _WHOLE_SEGMENT: Final = 512  # of the depth, of which 16 rows of the weights fit into registers
@@ -190,10 +192,25 @@ def is_one_sum(outputs: int, depth: int) -> bool:
     return outputs * depth >= _ONE_SUM
 
 
-def has_chains_of_many_rows(outputs: int, depth: int) -> bool:
-    """Whether `chains_hopper.py` computes a product of many rows: of several segments, on compute capability 9.0."""
+def has_many_rows_kernel(rows: int, outputs: int, depth: int) -> bool:
+    """Whether `chains_hopper.py` computes a product of many rows: on compute capability 9.0, in segments or, where
+    tiles fill the GPU, as one sum; elsewhere the vendor's library is as fast. No bit depends on it."""
     gpu = current_gpu()
-    return gpu is not None and gpu.capability == (9, 0) and segments(outputs, depth) > 1 and outputs % 8 == 0
+    if gpu is None or gpu.capability != (9, 0) or outputs % 16 or depth % _DEPTH_MULTIPLE:
+        return False
+    return segments(outputs, depth) > 1 or one_sum_tile(rows, outputs, max(gpu.multiprocessors, 1))[1] >= _FULL
+
+
+def one_sum_tile(rows: int, outputs: int, programs: int) -> tuple[int, float]:
+    """Return a tile's weights for a product of one sum in tiles of 128 rows, and what fraction of the programs' time
+    goes to rows and outputs that exist. outputs: rows of the weights."""
+
+    def busy(weights: int) -> float:
+        waves = ceil_div(ceil_div(rows, 128) * ceil_div(outputs, weights), programs)
+        return rows * outputs / (waves * programs * 128 * weights)
+
+    wide, narrow = busy(256), busy(192)
+    return (256, wide) if _WIDE * wide >= narrow else (192, narrow)
 
 
 @cache

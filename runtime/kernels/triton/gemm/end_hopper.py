@@ -1,0 +1,139 @@
+"""What follows a product of many rows in the same kernel, as `epilogue.py` has it, in Gluon: for a group of warps that
+holds the sums of 64 rows.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from typing import Final
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from runahead.runtime.kernels.triton.gemm.epilogue import ADD, GATED, SQUARED
+from runahead.runtime.kernels.triton.ops.activation import gated, squared_relu
+from runahead.runtime.kernels.triton.ops.norms import exact_square
+
+ROWS: Final = 64  # of a group of warps
+_SQUARES: Final = 16  # tiles of squares that a thread loads at a time
+
+_ROWS, _SQUARES_STEP = gl.constexpr(ROWS), gl.constexpr(_SQUARES)
+_ADD, _GATED, _SQUARED = gl.constexpr(ADD), gl.constexpr(GATED), gl.constexpr(SQUARED)
+_TILED = gl.constexpr(gl.BlockedLayout([_SQUARES, 1], [1, 32], [1, 4], [1, 0]))  # of squares: tiles by rows
+_OF_ROWS = gl.constexpr(gl.SliceLayout(0, gl.BlockedLayout([_SQUARES, 1], [1, 32], [1, 4], [1, 0])))
+
+
+@gluon.jit
+def _norm_scale(squares, row, num_rows, eps, tiles, stride, DEPTH: gl.constexpr):
+    """The scale of the norm before the product, [ROWS], from its squares in `tiles` tiles."""
+    found = gl.zeros([_ROWS], gl.float64, _OF_ROWS)
+    column = row + gl.arange(0, _ROWS, _OF_ROWS)
+    for first in range(0, tiles, _SQUARES_STEP):
+        tile = first + gl.arange(0, _SQUARES_STEP, gl.SliceLayout(1, _TILED))
+        made = (tile < tiles)[:, None] & (column < num_rows)[None, :]
+        found += gl.sum(gl.load(squares + tile[:, None] * stride + column[None, :], mask=made, other=0.0), 0)
+    return gl.rsqrt(found.to(gl.float32) / DEPTH + eps)
+
+
+@gluon.jit
+def _halves(value):
+    """Split [ROWS, n] into its left and its right half, which every thread has in its own registers."""
+    HALF: gl.constexpr = value.shape[1] // 2
+    return gl.split(gl.permute(gl.reshape(value, [_ROWS, 2, HALF]), (0, 2, 1)))
+
+
+@gluon.jit
+def _end_part(
+    value, up, output, row, scale, bias, out, gamma, scaled, num_rows, OUTPUTS: gl.constexpr, EPILOGUE: gl.constexpr,
+    SCALED: gl.constexpr, HAS_BIAS: gl.constexpr, GELU: gl.constexpr, COLUMNS: gl.constexpr,
+):  # fmt: skip
+    """Apply the epilogue to rounded sums, [ROWS, COLUMNS]; up: their factors, if GATED. Returns the sums of squares,
+    [ROWS]."""
+    FLAT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // COLUMNS, COLUMNS // 8], [4, 1], [1, 0])
+    value = gl.convert_layout(value, FLAT).to(gl.float32)
+    if EPILOGUE == _GATED:
+        up = gl.convert_layout(up, FLAT).to(gl.float32)
+    output = output + gl.arange(0, COLUMNS, gl.SliceLayout(0, FLAT))
+    row = row + gl.arange(0, _ROWS, gl.SliceLayout(1, FLAT))
+    inside = output < OUTPUTS
+    ok = (row < num_rows)[:, None] & inside[None, :]
+    at = row.to(gl.int64)[:, None] * OUTPUTS + output[None, :]
+    if EPILOGUE == _ADD:
+        old = gl.load(out + at, mask=ok, other=0.0)
+    if SCALED:
+        by = gl.convert_layout(scale, gl.SliceLayout(1, FLAT))[:, None]
+        value *= by
+        if EPILOGUE == _GATED:
+            up *= by
+    if HAS_BIAS:
+        value += gl.load(bias + output, mask=inside, other=0.0).to(gl.float32)[None, :]
+        if EPILOGUE == _GATED:
+            up += gl.load(bias + OUTPUTS + output, mask=inside, other=0.0).to(gl.float32)[None, :]
+    if EPILOGUE == _GATED:
+        value = gated(value, up, GELU)
+    if EPILOGUE == _SQUARED:
+        value = squared_relu(value)
+    if EPILOGUE == _ADD:
+        value += old.to(gl.float32)
+    rounded = value.to(out.dtype.element_ty)
+    gl.store(out + at, rounded, mask=ok)
+    squares = gl.zeros([_ROWS], gl.float64, _OF_ROWS)
+    if EPILOGUE == _ADD:
+        following = gl.load(gamma + output, mask=inside, other=0.0).to(gl.float32)
+        left = (rounded.to(gl.float32) * following[None, :]).to(scaled.dtype.element_ty)
+        gl.store(scaled + at, left, mask=ok)
+        squares = gl.convert_layout(gl.sum(gl.where(ok, exact_square(rounded), 0.0), 1), _OF_ROWS)
+    return squares
+
+
+@gluon.jit
+def _end_piece(
+    sums, output, row, scale, bias, out, gamma, scaled, num_rows, OUTPUTS: gl.constexpr, EPILOGUE: gl.constexpr,
+    SCALED: gl.constexpr, HAS_BIAS: gl.constexpr, GELU: gl.constexpr,
+):  # fmt: skip
+    """Apply the epilogue to the sums of one matrix instruction. Returns the next output, and the sums of squares."""
+    HALVED: gl.constexpr = sums.shape[1] > 64 or EPILOGUE == _GATED
+    COLUMNS: gl.constexpr = sums.shape[1] // 2 if HALVED else sums.shape[1]
+    value = sums.to(out.dtype.element_ty)
+    other = value
+    if HALVED:
+        value, other = _halves(value)
+    squares = _end_part(
+        value, other, output, row, scale, bias, out, gamma, scaled, num_rows, OUTPUTS, EPILOGUE, SCALED, HAS_BIAS,
+        GELU, COLUMNS,
+    )  # fmt: skip
+    output += COLUMNS
+    if HALVED and EPILOGUE != _GATED:
+        squares += _end_part(
+            other, other, output, row, scale, bias, out, gamma, scaled, num_rows, OUTPUTS, EPILOGUE, SCALED, HAS_BIAS,
+            GELU, COLUMNS,
+        )  # fmt: skip
+        output += COLUMNS
+    return output, squares
+
+
+@gluon.jit
+def end_tile(
+    accs, tile, row, end, DEPTH: gl.constexpr, OUTPUTS: gl.constexpr, WIDTH: gl.constexpr, SCALED: gl.constexpr,
+    EPILOGUE: gl.constexpr, HAS_BIAS: gl.constexpr, GELU: gl.constexpr,
+):  # fmt: skip
+    """Apply the epilogue to a group's sums of a tile and store it. accs: a tensor for each matrix instruction, [ROWS,
+    n], of which each has gates and then as many factors if GATED. tile: of WIDTH outputs. row: the group's first one.
+    The sums are rounded first, as the vendor's library leaves them."""
+    bias, squares_in, out, gamma, scaled, squares_out, eps, squares_tiles, stride, num_rows = end
+    output = tile * WIDTH
+    scale = gl.zeros([_ROWS], gl.float32, _OF_ROWS)
+    if SCALED:
+        scale = _norm_scale(squares_in, row, num_rows, eps, squares_tiles, stride, DEPTH)
+    total = gl.zeros([_ROWS], gl.float64, _OF_ROWS)
+    for piece in gl.static_range(len(accs)):
+        output, squares = _end_piece(
+            accs[piece], output, row, scale, bias, out, gamma, scaled, num_rows, OUTPUTS, EPILOGUE, SCALED, HAS_BIAS,
+            GELU,
+        )  # fmt: skip
+        total += squares
+    if EPILOGUE == _ADD:
+        column = row + gl.arange(0, _ROWS, _OF_ROWS)
+        gl.store(squares_out + tile * stride + column, total, mask=column < num_rows)
