@@ -190,7 +190,8 @@ def test_one_sum_is_left_to_the_library_where_tiles_do_not_fill_the_gpu(monkeypa
     monkeypatch.setattr(tuning, "current_gpu", lambda: Gpu("a GPU", (9, 0), 1 << 17, 132))
     rows = (128, 224, 512, 700, 1024, 2048)
     assert [has_end_inside(a_linear(6144, 4096), n) for n in rows] == [False, False, True, False, True, True]
-    assert [has_end_inside(a_linear(4096, 14336), n) for n in rows] == [False, False, False, False, True, True]
+    assert [has_end_inside(a_linear(4096, 4096), n) for n in rows] == [False, False, False, False, True, True]
+    assert not any(has_end_inside(a_linear(4096, 14336), n) for n in rows)
     assert [tuning.one_sum_tile(n, 6144, 132)[0] for n in (512, 1024, 2048, 8192)] == [192, 192, 256, 256]
 
 

@@ -194,11 +194,14 @@ def is_one_sum(outputs: int, depth: int) -> bool:
 
 def has_many_rows_kernel(rows: int, outputs: int, depth: int) -> bool:
     """Whether `chains_hopper.py` computes a product of many rows: on compute capability 9.0, in segments or, where
-    tiles fill the GPU, as one sum; elsewhere the vendor's library is as fast. No bit depends on it."""
+    tiles fill the GPU, as one sum of at most as many inputs as outputs; elsewhere the vendor's library is as fast. No
+    bit depends on it."""
     gpu = current_gpu()
     if gpu is None or gpu.capability != (9, 0) or outputs % 16 or depth % _DEPTH_MULTIPLE:
         return False
-    return segments(outputs, depth) > 1 or one_sum_tile(rows, outputs, max(gpu.multiprocessors, 1))[1] >= _FULL
+    if segments(outputs, depth) > 1:
+        return True
+    return depth <= outputs and one_sum_tile(rows, outputs, max(gpu.multiprocessors, 1))[1] >= _FULL
 
 
 def one_sum_tile(rows: int, outputs: int, programs: int) -> tuple[int, float]:
