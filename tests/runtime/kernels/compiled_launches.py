@@ -207,12 +207,12 @@ def _kinds_of(kernel: str, arguments: tuple[Any, ...], options: Mapping[str, Any
 
 
 def _parts_of(arguments: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[Any, ...]:
-    """By which the forms of a kernel differ that are compiled each: the arguments that it lacks, and its options."""
+    """By which the forms of a kernel differ that are compiled each: arguments and biases that it lacks, and options."""
     for one in options.values():
         if hasattr(one, "_asdict"):
             options = {**options, **one._asdict()}
     return (
-        *(one is None for one in _flat(arguments)),
+        *((one is None, getattr(one, "bias", one) is None) for one in arguments),
         None if "LONE" in options else options.get("EPILOGUE"),
         options.get("SEGMENTS") == 1,
         options.get("Q_HEADS", 1) > 0,
