@@ -200,12 +200,12 @@ def _without_tensors(arguments: tuple[Any, ...]) -> list[Any]:
 
 
 def _parts_of(arguments: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[Any, ...]:
-    """By which the forms of a kernel differ that are compiled each: the arguments that it lacks, and its options."""
+    """By which the forms of a kernel differ that are compiled each: arguments and biases that it lacks, and options."""
     for one in options.values():
         if hasattr(one, "_asdict"):
             options = {**options, **one._asdict()}
     return (
-        *(one is None for one in _flat(arguments)),
+        *((one is None, getattr(one, "bias", one) is None) for one in arguments),
         None if "SEGMENTS" in options else options.get("EPILOGUE"),
         options.get("Q_HEADS", 1) > 0,
         options.get("VERIFIES", False),

@@ -125,7 +125,7 @@ def product_end(
     if EPILOGUE == _ADD:
         acc += old.to(tl.float32)
     rounded = acc.to(out.dtype.element_ty)
-    if LONE and EPILOGUE == _ADD:
+    if (LONE or end.bias is not None) and EPILOGUE == _ADD:
         tl.debug_barrier()  # a small tile is loaded in two layouts: every warp has read what is written over
     tl.store(out + at, rounded, mask=ok)
     if EPILOGUE == _ADD:
