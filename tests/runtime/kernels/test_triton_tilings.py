@@ -95,6 +95,17 @@ def test_as_many_programs_of_attention_run_at_a_time_where_shared_memory_is_shor
     tuning.attention_plan.cache_clear()
 
 
+def test_attention_of_few_rows_requests_tiles_early_where_many_heads_share_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
+    of = {(rows, heads): tuning.attention_plan(rows, 128, torch.device("cuda"), 8, heads).early
+          for rows in (1, 2, 8, 16) for heads in (2, 4)}  # fmt: skip
+    tuning.attention_plan.cache_clear()
+    assert of == {(1, 2): True, (2, 2): True, (8, 2): False, (16, 2): False, (1, 4): True, (2, 4): True,
+                  (8, 4): True, (16, 4): False}  # fmt: skip
+
+
 def test_launches_that_are_no_bucket_s_run_by_the_plan_of_one() -> None:
     for rows, bucket in ((3, 4), (5, 8), (7, 8), (9, 16), (15, 16), (33, 64)):
         assert tuning.attention_plan(rows, 128, DEVICE) == tuning.attention_plan(bucket, 128, DEVICE)
