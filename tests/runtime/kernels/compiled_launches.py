@@ -214,7 +214,7 @@ def _parts_of(arguments: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[A
     return (
         *((one is None, getattr(one, "bias", one) is None) for one in arguments),
         None if "LONE" in options else options.get("EPILOGUE"),
-        options.get("SEGMENTS") == 1,
+        (options.get("SEGMENTS") == 1, options.get("PIECES"), options.get("HAS_BIAS")),
         options.get("Q_HEADS", 1) > 0,
         options.get("VERIFIES", False),
         options.get("WHICH"),

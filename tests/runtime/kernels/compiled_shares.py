@@ -68,24 +68,25 @@ def launch_lone_rows(weights: Experts) -> None:
 
 def launch_chains() -> None:
     """On tensors without memory: products of many rows with each epilogue, in segments in tiles of each kind, the
-    largest first, and of one sum."""
+    largest first, and of one sum, also as a layer's O is: without a bias and without a norm before."""
     # Gluon is for compute capability 9.0 alone.
     from runahead.runtime.kernels.triton.gemm.chains_hopper import many_rows_product
 
     empty = partial(torch.empty, dtype=torch.bfloat16, device="meta")
-    for rows, outputs, depth, epilogue in (
-        (2048, 6144, 1024, GATED),
-        (2048, 6144, 1024, ADD),
-        (256, 4096, 1152, STORE),
-        (256, 1024, 2048, SQUARED),
-        (224, 28672, 4096, GATED),
-        (1393, 4096, 4096, ADD),
-        (1393, 6144, 4096, STORE),
+    for rows, outputs, depth, epilogue, is_o in (
+        (2048, 6144, 1024, GATED, False),
+        (2048, 6144, 1024, ADD, False),
+        (256, 4096, 1152, STORE, False),
+        (256, 1024, 2048, SQUARED, False),
+        (224, 28672, 4096, GATED, False),
+        (1393, 4096, 4096, ADD, True),
+        (1393, 6144, 4096, STORE, False),
     ):
-        linear, width = Linear(empty(outputs, depth), empty(outputs)), outputs // (2 if epilogue == GATED else 1)
+        width = outputs // (2 if epilogue == GATED else 1)
+        linear = Linear(empty(outputs, depth), None if is_o else empty(outputs))
         squares, out = empty(width // 8, 4096, dtype=torch.float64), empty(rows, width)
         norm, residual = Norm(empty(width), 1e-6), Residual(out, empty(rows, width), squares)
         many_rows_product(
-            empty(rows, depth), linear, out, epilogue, squares=(squares, 4, 1e-6), dependent=True,
+            empty(rows, depth), linear, out, epilogue, squares=None if is_o else (squares, 4, 1e-6), dependent=True,
             norm=norm, residual=residual,
         )  # fmt: skip

@@ -258,10 +258,11 @@ def test_a_recurrent_mixer_may_ask_for_its_states_where_rows_have_drafts(
     check(monkeypatch, module, [projected], [out, *states], run, 3 * heads)
 
 
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(("rows", "chunk"), [(1, 0), (3, 0), (3, 4)])
 def test_the_first_product_of_f_is_launched_as_usual_and_the_others_dependently(
-    monkeypatch: pytest.MonkeyPatch, rows: int
+    monkeypatch: pytest.MonkeyPatch, rows: int, chunk: int
 ) -> None:
+    """chunk: query tokens of the last row, of a prompt; 0: all rows decode."""
     launched: list[bool] = []
 
     def note(name: str, dependent_of: Callable[..., bool], module: Any = decode_streams) -> None:
@@ -288,8 +289,11 @@ def test_the_first_product_of_f_is_launched_as_usual_and_the_others_dependently(
     config = gpu_chain.small_config(intermediate_size=128)
     model = streams.decoder(config, TritonKernelSet(), streams.HALF)
     batch = streams.batch_of([5] * rows, 1, DEVICE)
+    if chunk:
+        decodes = [True] * (rows - 1) + [False]
+        batch = streams.ragged_batch([5] * rows, [1] * (rows - 1) + [chunk], decodes, DEVICE)
     hidden = model.forward(batch, model.make_cache(rows * streams.BLOCKS_A_ROW + 1, streams.BLOCK_SIZE))
     logits, places = torch.empty(rows, config.vocab_size), torch.arange(rows, dtype=torch.int32)
-    model.kernels.logits_into(hidden, model.weights.lm_head, logits, places)
+    model.kernels.logits_into(hidden[:rows], model.weights.lm_head, logits, places)
     norm_and_head = 2
     assert launched == [False] + [True] * (5 * config.num_layers - 1 + norm_and_head)
