@@ -262,7 +262,7 @@ def test_a_recurrent_mixer_may_ask_for_its_states_where_rows_have_drafts(
 def test_the_first_product_of_f_is_launched_as_usual_and_the_others_dependently(
     monkeypatch: pytest.MonkeyPatch, rows: int, chunk: int
 ) -> None:
-    """chunk: query tokens of the last row, of a prompt; 0: all rows decode."""
+    """With a chunk of a prompt as the last row too. chunk: its query tokens; 0: all rows decode."""
     launched: list[bool] = []
 
     def note(name: str, dependent_of: Callable[..., bool], module: Any = decode_streams) -> None:

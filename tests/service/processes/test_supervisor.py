@@ -199,7 +199,7 @@ def test_a_killed_supervisor_leaves_no_process_and_no_folder(service: LocalServi
         service.process.kill()
         assert all(has_ended(end, END_S) for end in ends)
         assert code(failure(lambda: list(call))) == grpc.StatusCode.UNAVAILABLE
-        assert len(before - engine_folders(places)) == 1, "those of a service that lasts stay"
+        assert len(before - engine_folders(places)) == 1, "a service that lasts keeps its folder"
 
 
 def test_a_stopped_process_does_not_outlive_a_killed_supervisor(service: LocalService) -> None:
