@@ -29,7 +29,7 @@ from runahead.runtime.kernels.triton.ops.activation import gated, squared_relu
 from runahead.runtime.kernels.triton.ops.norms import exact_square, launch_shape
 
 _BLOCK: Final = 1024
-_ROWS, _MANY_ROWS = 4, 256  # rows of a program, in a launch of so many or more
+_ROWS, _MANY_ROWS = 4, 256  # a program has _ROWS rows in launches of at least _MANY_ROWS
 _COLUMNS = tl.constexpr(FP8_COLUMNS)
 _GATED, _SQUARED = tl.constexpr(GATED), tl.constexpr(SQUARED)
 
