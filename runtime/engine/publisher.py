@@ -159,4 +159,6 @@ class Publisher:
             drafted=tuple(request.drafted[:positions].tolist()),
             accepted=tuple(request.accepted[:positions].tolist()),
             tokens_per_launch=tokens_per_launch(request.generated, int(request.accepted.sum())),
+            evictions=request.evictions,
+            pauses=request.pauses,
         )

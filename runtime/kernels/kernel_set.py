@@ -91,8 +91,8 @@ class KernelSet(Protocol):
         """Return the dtype of the KV cache for a model of this dtype."""
 
     def pack_weight(self, weight: torch.Tensor) -> torch.Tensor:
-        """Return a matrix [out, in] in the memory format for `linear`: the same shape and values, any strides. Called
-        at load.
+        """Return a matrix [out, in] in the memory format for `linear`, which alone may read it: any strides, or opaque.
+        Called at load.
         """
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

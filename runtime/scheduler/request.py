@@ -47,15 +47,15 @@ class Request:
     found once the launches that wrote them have retired. snapshots: int32, its state at each boundary that ends a
     block; NO_SNAPSHOT: none. The prefix cache owns those behind registered blocks. begins_as: the snapshot that its
     state begins as. caller: who makes the request; empty without callers. outranks: its priority counts against other
-    callers' requests, too. evictions: how often it gave up its row for
-    lack of blocks. gives_way: its row leaves for a caller that has none. begun_at: number of its tokens that its row
-    found in the prefix cache or that an earlier row computed. computed: number of its tokens that an evicted row had
-    computed. next_prompt_logprob: position of the next prompt token whose log-probability is to be sent. last_token_s:
-    when its last token before its last eviction was sent, on the engine's clock; NaN: none. may_hold: it has a grammar,
-    so S holds its row while its mask is late. drafted, accepted: verified and accepted drafts of its ended rows by
-    draft position, int64 [MOST_DRAFTS]. generated: tokens of its completion in ended rows. shared_prompt: the prompt
-    that it shares with other completions; None: none. prompt_state: the snapshot that has its state while it computes a
-    shared prompt.
+    callers' requests, too. evictions, pauses: how often it gave up its row, or waited in it, for lack of blocks.
+    gives_way: its row leaves for a caller that has none. begun_at: number of its tokens that its row found in the
+    prefix cache or that an earlier row computed. computed: number of its tokens that an evicted row had computed.
+    next_prompt_logprob: position of the next prompt token whose log-probability is to be sent. last_token_s: when its
+    last token before its last eviction was sent, on the engine's clock; NaN: none. may_hold: it has a grammar, so S
+    holds its row while its mask is late. drafted, accepted: verified and accepted drafts of its ended rows by draft
+    position, int64 [MOST_DRAFTS]. generated: tokens of its completion in ended rows. shared_prompt: the prompt that it
+    shares with other completions; None: none. prompt_state: the snapshot that has its state while it computes a shared
+    prompt.
     """
 
     owner: int
@@ -84,6 +84,7 @@ class Request:
     shared: int = 0
     registered: int = 0
     evictions: int = 0
+    pauses: int = 0
     gives_way: bool = False
     begun_at: int = 0
     computed: int = 0

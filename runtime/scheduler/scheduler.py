@@ -268,7 +268,10 @@ class Scheduler:
         if sum(blocks) > pool.available:
             needs = [Need(holdings.request(slot), n) for slot, n in zip(slots, blocks, strict=True)]
             shortage = ration(needs, pool.available, order_of_service(holdings.callers.running()))
-        paused = frozenset(request.row_slot for request in shortage.waiting) if shortage else frozenset[int]()
+        waiting = shortage.waiting if shortage else ()
+        for request in waiting:
+            request.pauses += request.row_slot not in holdings.paused
+        paused = frozenset(request.row_slot for request in waiting)
         self.tally.event("paused", len(paused - holdings.paused))
         self.tally.event("resumed", len(holdings.paused - paused))
         holdings.paused = paused

@@ -27,7 +27,7 @@ from runahead.runtime.wire.parameters import (
 from runahead.runtime.wire.prompt_launches import PromptLaunches
 from runahead.runtime.wire.trace import MAX_TRACED, Trace
 
-PROTOCOL_VERSION: Final = 14
+PROTOCOL_VERSION: Final = 15
 MAX_HANDLE: Final = (1 << 63) - 1
 MAX_ANNOUNCED: Final = 100_000  # requests that a front end may have announced at once
 HEARTBEAT_S: Final = 0.5  # between heartbeats of the engine, about
@@ -249,7 +249,8 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
         for a part that was not reached: in the queue, from admission to the first token, from submission to the first
         token, and from the first token to the last. drafted, accepted: verified and accepted drafts by position, up to
         the last position with any.
-    tokens_per_launch: average over launches that brought it any; 0 without a token.
+    tokens_per_launch: average over launches that brought it any; 0 without a token. evictions, pauses: how often it
+        lost its row, and waited in it, for lack of KV blocks.
     """
 
     handle: int
@@ -263,6 +264,8 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
     drafted: tuple[int, ...] = ()
     accepted: tuple[int, ...] = ()
     tokens_per_launch: float = 0.0
+    evictions: int = 0
+    pauses: int = 0
 
 
 class Logprobs(msgspec.Struct, frozen=True, array_like=True):

@@ -27,8 +27,8 @@ class Call:
         formed. prompt_tokens, submitted (monotonic): set when the engine has the request. so_far, has_finished: set
         when the request is released, finished or not.
     queued: monotonic, when the request was sent to the engine. waited_for, waited_s: the longest wait before the first
-        launch, in seconds; empty without one. ended: monotonic. code, reason: how the call ended. tell: called at its
-        end.
+        launch, in seconds; empty without one. evictions, pauses: of its completions, for lack of KV blocks. ended:
+        monotonic. code, reason: how the call ended. tell: called at its end.
     """
 
     method: str = ""
@@ -49,6 +49,8 @@ class Call:
     ended: float | None = None
     waited_for: str = ""
     waited_s: float = 0.0
+    evictions: int = 0
+    pauses: int = 0
     tell: Callable[[Call], None] = lambda call: None
 
     def submit(self, prompt_tokens: int, submitted_at: float) -> None:

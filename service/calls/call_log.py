@@ -83,6 +83,8 @@ def _fields(call: Call) -> dict[str, Any]:
         "trace_id": call.trace.trace_id,
         "waited_for": call.waited_for,
         "waited_s": round(call.waited_s, _DIGITS) if call.waited_for else None,
+        "evictions": call.evictions or None,
+        "pauses": call.pauses or None,
         "total_s": round((call.ended or call.began) - call.began, _DIGITS),
     }
     if call.so_far is not None:

@@ -71,7 +71,8 @@ class Limits:
     stats_watchers: int = 32
     kv_subscribers: int = 16
     unknown_bytes: int = 4096  # of unknown fields, up to which each is named
-    # Field violations in one error, and of one list: the error must fit the 8 KiB of metadata that clients accept.
+    # Field violations in one error, at least one for each field of a request, and of one list: the error must fit the 8
+    # KiB of metadata that clients accept.
     violations: int = 40
     list_violations: int = 3
     retry_s: float = 1.0  # RetryInfo's delay while the pace is unknown

@@ -137,6 +137,11 @@ class RequestStream:
         return self._admitted
 
     @property
+    def finished(self) -> Finished | None:
+        """The engine's end of the completion, None before it."""
+        return self._finished
+
+    @property
     def ended(self) -> bool:
         """Whether nothing more will arrive."""
         return self._finished is not None or self._failure is not None

@@ -53,6 +53,8 @@ def test_all_rows_pause_and_go_on_where_they_were(depth: int) -> None:
     assert {kind: stats.events[kind].count for kind in ("paused", "resumed")} == {"paused": 2, "resumed": 2}
     assert [chain.tokens()[handle] for handle in (1, 2)] == [whole([handle + 2] * 13, 20) for handle in (1, 2)]
     assert chain.finished()[3][0].reason == FinishReason.STOP
+    told = {handle: (end.pauses, end.evictions) for handle, (end,) in chain.finished().items()}
+    assert told == {1: (1, 0), 2: (1, 0), 3: (0, 0)}
     chain.check_nothing_is_left()
 
 

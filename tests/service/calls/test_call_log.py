@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest
 from grpc_health.v1.health_pb2_grpc import HealthStub
@@ -87,6 +88,18 @@ def test_a_completion_that_finished_has_one_line_with_everything(service: Servic
     assert line["peer"].startswith("ipv4:127.0.0.1:")
     assert line["total_s"] > 0
     assert lines.rest() == []
+
+
+def test_a_completion_that_lacked_blocks_says_how_often(service: Service, lines: LogLines) -> None:
+    call = generate(service)
+    handle = service.engine.next_submit().handle
+    end = m.Finished(handle, int(FinishReason.LENGTH), evictions=2, pauses=7)
+    tokens = np.array(ids("hello"), np.int32)
+    handles = np.full(tokens.size, handle, np.int64)
+    service.engine.send(m.Output(1, handles.tobytes(), tokens.tobytes(), (), (end,)))
+    list(call)
+    line = lines.call("Generate")
+    assert (line["evictions"], line["pauses"]) == (2, 7)
 
 
 def test_a_unary_completion_has_the_same_line(service: Service, lines: LogLines) -> None:
