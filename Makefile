@@ -137,7 +137,7 @@ eval: $(STAMPS)/test ## what the bundled model can do, on its held-out files
 	@$(BIN)/python -m benchmarks.bundled_model.evaluate $(ARGS)
 
 parity: $(STAMPS)/test ## the same tokens at every depth: the matrix, and SEEDS random workloads (200)
-	@$(BIN)/python -m pytest tests/parity -q -s --seeds $(SEEDS) --large --timeout 0 $(ARGS)
+	@$(BIN)/python -m pytest tests/parity tests/runtime/ranks/test_rank_engines.py -q -s --seeds $(SEEDS) --large --timeout 0 $(ARGS)
 
 structures: $(STAMPS)/test ## completions of SCHEMAS JSON Schemas (200) at every depth: all that end by themselves fit
 	@$(BIN)/python -m pytest tests/structures -q -s --schemas $(SCHEMAS) --timeout 0 $(ARGS)

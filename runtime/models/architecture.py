@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any, Final, Generic, TypeVar
@@ -24,6 +24,7 @@ ConfigT = TypeVar("ConfigT", bound=ModelConfig)  # an architecture's
 # Older checkpoints store buffers that a decoder computes.
 _ROTARY_CACHE: Final = re.compile(r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)")
 KvScales = Callable[[str, int], torch.Tensor]
+EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +87,8 @@ class TensorReader:
     fill: makes the rank's part of a stack: read, random, or without memory in a description. pack: see
     `KernelSet.pack_weight`. share: the rank's part of the model. quantized: makes the rank's part of a stack that stays
     quantized, None for others. kv_scales: reads the scales of FP8 keys and values, float32 [2, kv_heads], by the prefix
-    of an attention's tensors and its KV heads; None: without FP8. parameters: numbers in the tensors given so far, each
-    counted whole.
+    of an attention's tensors and its KV heads; None: without FP8. shared: EMBEDDING and LM_HEAD, where a draft head
+    reads them. parameters: numbers in the tensors given so far, each counted whole.
     """
 
     def __init__(
@@ -97,12 +98,14 @@ class TensorReader:
         share: Share = WHOLE,
         quantized: Callable[[TensorStack], QuantizedWeight | None] = lambda stack: None,
         kv_scales: KvScales | None = None,
+        shared: Collection[str] = (),
     ):
         self._fill = fill
         self.pack = pack
         self.share = share
         self._quantized = quantized
         self._kv_scales = kv_scales
+        self._shared = shared
         self.parameters = 0
 
     def renamed(self, rename: Callable[[str], str]) -> TensorReader:
@@ -120,6 +123,7 @@ class TensorReader:
             self.share,
             lambda stack: self._quantized(theirs(stack)),
             None if scales is None else lambda prefix, kv_heads: scales(rename(prefix), kv_heads),
+            self._shared,
         )
 
     def tensor(
@@ -137,6 +141,17 @@ class TensorReader:
         stack, order = self._stack(TensorStack(names, rows, columns, dtype, None, inputs), own)
         part = self._fill(stack)
         return part if order is None else part[order.to(part.device)]
+
+    def of_tokens(self, name: str, vocab: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the rank's rows of a matrix with one for each token, and what a draft head reads: the whole matrix, of
+        which the rows are a part, if it is shared, else the rows. Raises ShareError.
+        """
+        own = self.share.part_of(vocab, "tokens of the vocabulary")
+        if name in self._shared:
+            whole = self.tensor((name,), (vocab,), columns)
+            return whole[own.start : own.stop], whole
+        rows = self.tensor((name,), (vocab,), columns, own=torch.arange(own.start, own.stop))
+        return rows, rows
 
     def _stack(self, stack: TensorStack, own: torch.Tensor | None) -> tuple[TensorStack, torch.Tensor | None]:
         """Return the stack with these rows, ascending, and the order to return them in, None if that is the same."""
@@ -229,8 +244,8 @@ class TensorReader:
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
     """All weights of a decoder. ropes: referenced by the attentions' numbers. parameters: as in the checkpoint, a tied
-    matrix once. embedding_scale: multiplies embeddings. logit_cap: logits become logit_cap * tanh(logit / logit_cap);
-    0: off.
+    matrix once. whole_embedding, whole_lm_head: for a draft head; a rank's part if none reads them. embedding_scale:
+    multiplies embeddings. logit_cap: logits become logit_cap * tanh(logit / logit_cap); 0: off.
     """
 
     embedding: torch.Tensor  # [vocab, hidden]
@@ -239,6 +254,8 @@ class ModelWeights:
     lm_head: torch.Tensor  # [vocab, hidden], packed
     ropes: tuple[Rope, ...]
     parameters: int
+    whole_embedding: torch.Tensor  # [vocab, hidden]
+    whole_lm_head: torch.Tensor  # [vocab, hidden], packed
     embedding_scale: float = 1.0
     logit_cap: float = 0.0
 
@@ -347,5 +364,5 @@ class Architecture(Generic[ConfigT]):
         """Whether an unrequested tensor may be ignored: it is a draft head's or otherwise beside the model, a copy of a
         tied matrix, or a buffer that a decoder computes."""
         beside = self.beside(config) if self.heads is None else (self.heads.begins, *self.beside(config))
-        is_copy = config.tie_word_embeddings and name == "lm_head.weight"
+        is_copy = config.tie_word_embeddings and name == LM_HEAD
         return is_copy or bool(_ROTARY_CACHE.fullmatch(name)) or name.startswith(beside)

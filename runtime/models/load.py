@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 
 from runahead.runtime.checkpoint import Checkpoint
@@ -25,21 +27,23 @@ def load_model(
     ranks: Ranks = ONE_RANK,
     quantize: str = "none",
     kv_dtype: str = "auto",
+    shared: Collection[str] = (),
 ) -> Decoder:
     """Load the checkpoint's decoder, with its configuration at `Decoder.config`.
 
     dtype: None: the checkpoint's. load_format: auto reads the weights, dummy draws random ones and needs only the
     configuration. progress: called with bytes done and in all. positions: the longest context; 0: the model's. config:
-    the checkpoint's, if already read. quantize, kv_dtype: see `load_weights`. Raises CheckpointError.
+    the checkpoint's, if already read. quantize, kv_dtype, shared: see `load_weights`. Raises CheckpointError.
     """
     config = load_config(checkpoint) if config is None else config
     dtype = config.dtype if dtype is None else dtype
     if load_format == "dummy":
         weights = dummy_weights(
-            config, dtype, device, kernels.pack_weight, share=ranks.share, quantize=quantize, kv_dtype=kv_dtype
-        )
+            config, dtype, device, kernels.pack_weight, share=ranks.share, quantize=quantize, kv_dtype=kv_dtype,
+            shared=shared,
+        )  # fmt: skip
     else:
         weights = load_weights(
-            checkpoint, config, dtype, device, kernels.pack_weight, progress, ranks.share, quantize, kv_dtype
+            checkpoint, config, dtype, device, kernels.pack_weight, progress, ranks.share, quantize, kv_dtype, shared
         )
     return Decoder(config, weights, kernels, positions, ranks)

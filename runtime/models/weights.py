@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Final, TypeVar
 
@@ -18,7 +18,7 @@ from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
 from runahead.runtime.kernels.layer_products import kinds_that_stay
 from runahead.runtime.kernels.quantized_weight import QuantizedWeight
 from runahead.runtime.kernels.share import WHOLE, Share
-from runahead.runtime.models.architecture import ModelWeights, TensorReader, TensorStack, Whole
+from runahead.runtime.models.architecture import EMBEDDING, LM_HEAD, ModelWeights, TensorReader, TensorStack, Whole
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.kv_scales import StoredKvScales
 from runahead.runtime.models.quantized_linears import held_quantized, made_quantized, read_quantized
@@ -28,7 +28,6 @@ Pack = Callable[[torch.Tensor], torch.Tensor]  # KernelSet.pack_weight
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 StoredT = TypeVar("StoredT", bound=StoredTensor)
 
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _ROWS_AT_ONCE: Final = 4096
 _OF_QUANTIZED: Final = (".qweight", ".qzeros", ".g_idx", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".SCB")
 _NORMS: Final = re.compile(r".*norm(_f)?\.weight")
@@ -47,11 +46,12 @@ def load_weights(
     share: Share = WHOLE,
     quantize: str = "none",
     kv_dtype: str = "auto",
+    shared: Collection[str] = (),
 ) -> ModelWeights:
     """Read every tensor that `config` asks for, converted to `dtype` on `device`, one after the other; matrices that
     are quantized stay so where the device's kernels take them. share: of the model, the rank's part; only the rows and
     columns of this part are read from safetensors files. quantize: fp8 or int4 makes this of matrices of 16 bits or
-    more. kv_dtype: fp8 reads the scales of keys and values too.
+    more. kv_dtype: fp8 reads the scales of keys and values too. shared: see `TensorReader`.
 
     Raises ShareError where ranks can't have equal parts, CheckpointError as `check_weights`, for a tensor that can't be
     read after all, and for a tied head that is stored and differs from the embedding.
@@ -87,15 +87,15 @@ def load_weights(
                 progress(done, total)
 
     scales = _kv_scales(checkpoint, config, device) if kv_dtype == "fp8" else None
-    tensors = TensorReader(fill, pack, share, quantized, None if scales is None else scales.of)
+    tensors = TensorReader(fill, pack, share, quantized, None if scales is None else scales.of, shared)
     weights = ARCHITECTURES[config.architecture].weights(config, tensors)
     if scales is not None:
         _check_all_read(config, scales)
     first = share.rank * len(weights.embedding)
-    if _has_tied_copy(config, stored) and not is_copy(stored[_HEAD], weights.embedding, first=first):
+    if _has_tied_copy(config, stored) and not is_copy(stored[LM_HEAD], weights.embedding, first=first):
         raise CheckpointError(
-            f"{checkpoint.path} has a tensor {checkpoint.tensor_in_file(_HEAD)} that differs from "
-            f"{checkpoint.tensor_in_file(_EMBEDDING)}, and by config.json (tie_word_embeddings) the two are one: set "
+            f"{checkpoint.path} has a tensor {checkpoint.tensor_in_file(LM_HEAD)} that differs from "
+            f"{checkpoint.tensor_in_file(EMBEDDING)}, and by config.json (tie_word_embeddings) the two are one: set "
             "tie_word_embeddings to false to serve the model with this head, or remove the tensor"
         )
     if progress is not None and done != total:  # what was skipped: a tied head, rotary caches, other ranks' parts
@@ -112,9 +112,10 @@ def dummy_weights(
     share: Share = WHOLE,
     quantize: str = "none",
     kv_dtype: str = "auto",
+    shared: Collection[str] = (),
 ) -> ModelWeights:
     """Random weights of the configured shape, the same for the same seed: norms near 1, products that keep scale.
-    share: the rank's part of them, which are the same numbers for any number of ranks. quantize, kv_dtype:
+    share: the rank's part of them, which are the same numbers for any number of ranks. quantize, kv_dtype, shared:
     as `load_weights`; scales of keys and values are 1."""
     fill = drawing(dtype, device, seed)
     kinds = kinds_that_stay(described(config, share).layers, device.type)
@@ -124,7 +125,9 @@ def dummy_weights(
         return None if form is None else made_quantized(form.kind, stack, fill(replace(stack, inputs=None)))
 
     scales = StoredKvScales({}, device).of if kv_dtype == "fp8" else None
-    return ARCHITECTURES[config.architecture].weights(config, TensorReader(fill, pack, share, quantized, scales))
+    return ARCHITECTURES[config.architecture].weights(
+        config, TensorReader(fill, pack, share, quantized, scales, shared)
+    )
 
 
 def drawing(dtype: torch.dtype, device: torch.device, seed: int = 0) -> Callable[[TensorStack], torch.Tensor]:
@@ -186,7 +189,7 @@ def check_weights(checkpoint: Checkpoint, config: ModelConfig) -> Mapping[str, S
             raise CheckpointError(f"{checkpoint.path} has no tensor {name}; {AGAIN}")
         stored[name].check(shape)
     if _has_tied_copy(config, stored):
-        stored[_HEAD].check(expected[_EMBEDDING])
+        stored[LM_HEAD].check(expected[EMBEDDING])
     passed_over = ARCHITECTURES[config.architecture].passed_over
     for name in stored:
         if name not in expected and not passed_over(config, name):
@@ -215,7 +218,7 @@ def _check_all_read(config: ModelConfig, scales: StoredKvScales) -> None:
 
 def _has_tied_copy(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> bool:
     """Does the checkpoint store the head of a tied model, which is read from the embedding?"""
-    return config.tie_word_embeddings and _HEAD in stored
+    return config.tie_word_embeddings and LM_HEAD in stored
 
 
 def is_copy(stored: StoredTensor, of: torch.Tensor, rtol: float = 0.0, atol: float = 0.0, first: int = 0) -> bool:

@@ -25,7 +25,13 @@ from runahead.runtime.models.drafters.head_files import HeadFiles
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import weight_bytes
 from runahead.runtime.process.cpu_ranks import start_ranks
-from runahead.runtime.process.drafting_files import drafting_files, is_drawn, kept_by_drafter, kept_with_drafter
+from runahead.runtime.process.drafting_files import (
+    drafting_bytes,
+    drafting_files,
+    is_drawn,
+    kept_by_drafter,
+    kept_with_drafter,
+)
 from runahead.runtime.process.grammar_masks import make_masks
 from runahead.runtime.process.parts import (
     MadeOnDevice,
@@ -63,7 +69,7 @@ def make_on_cpu(
     dtype = dtype_of(config, described)
     files = drafting_files(config, checkpoint, described, context)
     kept = kept_with_drafter(config, described, dtype, files)
-    cache, drafting = _CACHE_BYTES // config.tensor_parallel, files.weight_bytes if files else 0
+    cache, drafting = _CACHE_BYTES // config.tensor_parallel, drafting_bytes(config, described, dtype, files)
     to_load = bytes_to_load(config, checkpoint, described, "cpu")
     config, why_sizes = sized(config, to_load, context, Cpu(cache), kept, drafting)
     snapshots = snapshots_in(config, kept, context, None if config.num_blocks else cache)
@@ -87,7 +93,7 @@ def make_on_cpu(
         with room_for_weights(to_load + drafting):
             model = load_model(
                 checkpoint, _CPU, dtype, config.load_format, kernels, loading, context, described, ranks.exchange,
-                config.quantize, config.kv_dtype,
+                config.quantize, config.kv_dtype, frozenset() if files is None else files.shared(described),
             )  # fmt: skip
             if files is not None:
                 head = files.load(model, kernels, context, drawn=is_drawn(config, files, model))

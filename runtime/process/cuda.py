@@ -26,7 +26,14 @@ from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import KeptBytes, weight_bytes
 from runahead.runtime.process.cuda_ranks import captured, start_ranks
 from runahead.runtime.process.device_choice import check_gpu
-from runahead.runtime.process.drafting_files import drafting_files, is_drawn, kept_by_drafter, kept_with_drafter
+from runahead.runtime.process.drafting_files import (
+    drafting_bytes,
+    drafting_files,
+    drafts_with_weights,
+    is_drawn,
+    kept_by_drafter,
+    kept_with_drafter,
+)
 from runahead.runtime.process.grammar_masks import make_masks
 from runahead.runtime.process.parts import (
     MadeOnDevice,
@@ -114,7 +121,7 @@ def _make(
     dtype = dtype_of(config, described)
     files = drafting_files(config, checkpoint, described, context)
     kept = kept_with_drafter(config, described, dtype, files)
-    drafting = files.parameters * dtype.itemsize if files is not None else 0
+    drafting = drafting_bytes(config, described, dtype, files)
     to_load = bytes_to_load(config, checkpoint, described, "cuda")
     part = part_of(described, config.tensor_parallel)
     plain = part.parameters * dtype.itemsize // config.tensor_parallel
@@ -134,7 +141,7 @@ def _make(
     with room_for_weights(to_load):
         model = load_model(
             checkpoint, device, dtype, config.load_format, gpu_kernels(), loading, context, described, ranks.exchange,
-            config.quantize, config.kv_dtype,
+            config.quantize, config.kv_dtype, frozenset() if files is None else files.shared(described),
         )  # fmt: skip
         head = None
         if files is not None:
@@ -237,7 +244,7 @@ class Maker:
             draft_rows=self.draft_rows,
             is_trial=is_trial,
             masked=self.masks is not None,
-            forced_rows=FORCED_ROWS if self.head is not None and self.forced else 0,
+            forced_rows=FORCED_ROWS if drafts_with_weights(config) and self.forced else 0,
             forward_tokens=most_forward_tokens(config.max_rows),
             marks_in=self.marks,
         )

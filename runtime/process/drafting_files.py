@@ -22,6 +22,11 @@ from runahead.runtime.wire.engine_config import EngineConfig
 DraftingFiles: TypeAlias = HeadFiles | DraftModelFiles
 
 
+def drafts_with_weights(config: EngineConfig) -> bool:
+    """Whether the drafter is a head or a model: on the first rank, which drafts for all."""
+    return config.drafter not in ("none", "ngram")
+
+
 def drafting_files(
     config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig, context: int
 ) -> DraftingFiles | None:
@@ -36,6 +41,15 @@ def drafting_files(
         own = open_checkpoint(folder)
         return open_draft_model(own, model, checkpoint, context, *settings, has_weights=has_weights)
     return None
+
+
+def drafting_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, files: DraftingFiles | None) -> int:
+    """Return the bytes of a drafter's weights on the first rank, which drafts for all, and of other ranks' rows of the
+    model's matrices that it reads. files: None without a drafter with weights."""
+    if files is None:
+        return 0
+    matrix, ranks = model.vocab_size * model.hidden_size, config.tensor_parallel
+    return dtype.itemsize * (files.parameters + len(files.shared(model)) * (matrix - matrix // ranks))
 
 
 def kept_with_drafter(

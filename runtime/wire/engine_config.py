@@ -289,8 +289,6 @@ def _check_pairs(config: EngineSettings, spelling: Spelling, given: Spelling) ->
         )
     if config.threads and config.device == "cuda":
         raise ConfigError(f"{given('threads')} are the CPU device's and have no effect with {cuda}")
-    if config.tensor_parallel > 1:
-        _check_ranks(config, spelling, given)
     if config.run_ahead != SERIAL and 0 < config.run_ahead_tokens < config.prefill_chunk:
         asked = config.max_prefill_tokens
         though = f", though launches may carry {asked} prompt tokens ({spelling('max_prefill_tokens')})"
@@ -328,15 +326,6 @@ def _check_pairs(config: EngineSettings, spelling: Spelling, given: Spelling) ->
     if config.log_mode == "barrier" and not config.log_interval:
         raise ConfigError(
             f"{spelling('log_mode')} barrier has no effect with {spelling('log_interval')} 0: no launch is ever logged"
-        )
-
-
-def _check_ranks(config: EngineSettings, spelling: Spelling, given: Spelling) -> None:
-    """Refuse settings that are not supported with several ranks."""
-    if config.drafter not in ("none", "ngram"):
-        raise ConfigError(
-            f"{given('tensor_parallel')} can't be combined with {spelling('drafter')} {config.drafter} yet: a drafter "
-            f"with weights is not divided among ranks; set {spelling('drafter')} none or ngram"
         )
 
 

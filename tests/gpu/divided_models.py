@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+from runahead.runtime.checkpoint import BUNDLED_HEAD
 from tests.gpu.exchanges_on_gpus import RANKS
 from tests.gpu.small_checkpoints import with_tokenizer
 from tests.parity.upcycled import BUNDLED, upcycled
@@ -39,11 +40,17 @@ _QWEN3_NEXT: Final[dict[str, Any]] = {
 _HYBRIDS: Final = {"mamba-2": _NEMOTRON_H, "gated-delta-net": _QWEN3_NEXT}
 # The bundled model, and the same with experts, can be divided by 2 alone.
 DRAWN: Final = _HYBRIDS if RANKS == 2 else {"dense": _LLAMA, "experts": _MIXTRAL, **_HYBRIDS}
-NAMES: Final = ("dense", "experts", *_HYBRIDS)
+DRAFTED: Final = "dense with a drafter"
+NAMES: Final = ("dense", DRAFTED, "experts", *_HYBRIDS)
 
 
 def saved(name: str, folder: Path) -> dict[str, Any]:
     """Settings that serve the model, whose files are in the folder, which is empty, or are bundled."""
+    if name == DRAFTED:
+        served = saved("dense", folder)
+        itself = {"drafter": "model", "draft_model": served["model"]}
+        bundled = {"drafter": "eagle", "draft_model": str(BUNDLED_HEAD)}
+        return {**served, **(itself if "dense" in DRAWN else bundled), "draft_tokens": 3, "draft_forced": True}
     if name in DRAWN:
         (folder / "config.json").write_text(json.dumps(DRAWN[name]), encoding="utf-8")
         states = {"prefix_cache": True, "state_snapshot_blocks": 16} if name in _HYBRIDS else {"prefix_cache": False}

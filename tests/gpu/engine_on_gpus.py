@@ -45,10 +45,12 @@ DEADLINE_S: Final = 60.0
 
 class Outcome(msgspec.Struct):
     """alone: tokens of each request by itself. together: of all of them at once, by depth, in their order and in the
-    reverse one. failed: what the engine says when rank 1 is killed under load, after so many seconds."""
+    reverse one. accepted: drafts. failed: what the engine says when rank 1 is killed under load, after so many
+    seconds."""
 
     alone: list[list[int]]
     together: dict[int, tuple[list[list[int]], list[list[int]]]]
+    accepted: int = 0
     failed: str = ""
     failed_s: float = 0.0
 
@@ -146,6 +148,7 @@ def outcome(device: str, name: str) -> Outcome:
         served.engine.ledger.run_ahead = depth
         found.together[depth] = served.run(places), served.run(places[::-1])[::-1]
         _tell(f"all have been together, {depth} launches ahead")
+    found.accepted = sum(served.engine.stats().accepted.values())
     handles = [served.ask(place, ENDLESS) for place in (0, 2, 5)]
     served.turn_until(lambda: all(len(served.heard.get(handle, ())) > TOKENS // 2 for handle in handles))
     os.kill(made.device._followers.pids[0], signal.SIGKILL)  # type: ignore[attr-defined]

@@ -30,7 +30,7 @@ from runahead.v1 import (
     TokenIds,
     TraceRequest,
 )
-from tests.gpu.divided_models import NAMES, saved
+from tests.gpu.divided_models import DRAFTED, NAMES, saved
 from tests.gpu.engine_on_gpus import DEPTHS, LENGTHS, TOKENS, Outcome, prompt, sampling
 from tests.gpu.exchanges_on_gpus import RANKS, gpus
 from tests.service.service_processes import check_failed_once, engine_of, has_ended, open_streams, running, watched
@@ -98,6 +98,7 @@ def test_tokens_are_the_same_at_every_depth_alone_and_among_others_until_a_rank_
     found = msgspec.json.decode(last_line("tests.gpu.engine_on_gpus", model), type=Outcome)
     assert [len(tokens) for tokens in found.alone] == [TOKENS] * len(LENGTHS)
     assert {place: found.alone[place] for place in defined} == defined
+    assert (found.accepted > 0) == (model == DRAFTED)
     assert sorted(found.together) == sorted(DEPTHS)
     for depth, (forth, back) in found.together.items():
         assert forth == found.alone, depth

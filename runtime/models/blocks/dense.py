@@ -11,8 +11,8 @@ from typing import Any, Final, TypeVar
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Activation, Attention, AttentionShape, Dense, Layer, Norm
 from runahead.runtime.kernels.share import ShareError
-from runahead.runtime.models.architecture import ModelWeights, TensorReader
-from runahead.runtime.models.blocks.mixer_shares import part_of_heads, part_of_width, places_of
+from runahead.runtime.models.architecture import EMBEDDING, LM_HEAD, ModelWeights, TensorReader
+from runahead.runtime.models.blocks.mixer_shares import part_of_heads, part_of_width
 from runahead.runtime.models.blocks.partial_rope import norm_in_order, order_of_qkv, rotated_of
 from runahead.runtime.models.config.keys import READ_BY_ALL
 from runahead.runtime.models.config.model_config import ModelConfig
@@ -209,15 +209,18 @@ def dense_weights(
     """Build the embedding, the layers and the head, or the rank's part of them. ropes: empty: the configuration's.
     Raises ShareError.
     """
-    vocab, hidden, own = config.vocab_size, config.hidden_size, None
-    if not tensors.share.is_whole:
-        own = places_of(tensors.share.part_of(vocab, "tokens of the vocabulary"))
-    embedding = tensors.tensor(("model.embed_tokens.weight",), (vocab,), hidden, own=own)
+    vocab, hidden = config.vocab_size, config.hidden_size
+    embedding, whole_embedding = tensors.of_tokens(EMBEDDING, vocab, hidden)
     layers = tuple(layer(config, i, tensors) for i in range(config.num_layers))
     last = tensors.norm(final_norm, hidden, config.rms_norm_eps)
-    tied = config.tie_word_embeddings
-    head = tensors.pack(embedding if tied else tensors.tensor(("lm_head.weight",), (vocab,), hidden, own=own))
-    return ModelWeights(embedding, layers, last, head, ropes or (rope_of(config),), tensors.parameters, embedding_scale)
+    rows, whole = embedding, whole_embedding
+    if not config.tie_word_embeddings:
+        rows, whole = tensors.of_tokens(LM_HEAD, vocab, hidden)
+    lm_head = tensors.pack(rows)
+    return ModelWeights(
+        embedding, layers, last, lm_head, ropes or (rope_of(config),), tensors.parameters, whole_embedding,
+        lm_head if whole is rows else tensors.pack(whole), embedding_scale,
+    )  # fmt: skip
 
 
 def rope_of(config: DenseConfig) -> Rope:

@@ -98,16 +98,17 @@ class DraftCache:
 
 
 class HeadSizes:
-    """A head and its target on any device. lm_head: the head's matrix; None: the target's. derived: tensors made of
-    others."""
+    """A head and its target on any device. lm_head: gives the logits. derived: tensors made of others."""
 
     def __init__(
-        self, weights: HeadWeights, target: Decoder, lm_head: torch.Tensor | None, derived: Sequence[torch.Tensor]
+        self, weights: HeadWeights, target: Decoder, lm_head: torch.Tensor, derived: Sequence[torch.Tensor]
     ) -> None:
         self.weights = weights
         self._target = target
-        self._own_lm_head = lm_head
+        self._lm_head = lm_head
         self._derived = derived
+        # Only the target's full logits are bounded, not a head's matrix or a part of the vocabulary.
+        self._cap = target.weights.logit_cap if lm_head is target.weights.whole_lm_head else 0.0
 
     @property
     def parameters(self) -> int:
@@ -119,15 +120,12 @@ class HeadSizes:
         """The weights that `step` reads, relative to a launch's of the target: its relative time if weights
         dominate. An embedding's row is negligible, and of experts a token reads the chosen ones.
         """
-        own, config = self.weights, self._target.config
-        of_lm_head = config.vocab_size * config.hidden_size
-        read = self._target.num_parameters - (0 if config.tie_word_embeddings else of_lm_head)
-        read -= idle_in(self._target.weights.layers)
+        own = self.weights
         step = own.parameters - (0 if own.embedding is None else own.embedding.numel())
         step -= idle_in((Layer(own.mixer, own.feed_forward),))
         if own.lm_head is None:
-            step += of_lm_head if self._own_lm_head is None else self._own_lm_head.numel()
-        return step / read
+            step += self._lm_head.numel()
+        return step / read_by_a_step(self._target)
 
     @property
     def weight_bytes(self) -> int:
@@ -146,18 +144,18 @@ class DraftHead(HeadSizes):
         self._kernels = kernels
         of_target = target.weights
         rope = rope_table(weights.rope, positions, target.device)
-        embedding = of_target.embedding if weights.embedding is None else weights.embedding
+        embedding = of_target.whole_embedding if weights.embedding is None else weights.embedding
         # float32 once for both uses
         ends = EmbeddingAndHead(embedding.float(), weights.norm or of_target.final_norm, (rope,))
         self._filling, self._drafting = kernels.bind(ends), kernels.bind(ends)
         self._fuse_to_fill, self._keep = self._filling.fuse(weights.fuse), self._filling.keep(weights.mixer, 0)
         self._entries = HeadEntries.of(weights, ends.embedding, rope, kernels)
         derived = [] if self._entries is None else [self._entries.product.weight]
-        self._lm_head = weights.lm_head
+        lm_head = of_target.whole_lm_head if weights.lm_head is None else weights.lm_head
         if weights.lm_head is None and weights.targets is not None:
-            self._lm_head = kernels.pack_weight(unpacked(of_target.lm_head)[weights.targets].contiguous())
-            derived.append(self._lm_head)
-        super().__init__(weights, target, self._lm_head, derived)
+            lm_head = kernels.pack_weight(unpacked(lm_head)[weights.targets].contiguous())
+            derived.append(lm_head)
+        super().__init__(weights, target, lm_head, derived)
         self._targets = None if weights.targets is None else weights.targets.numpy()
         self._fuse, self._mix = self._drafting.fuse(weights.fuse), self._drafting.attention(weights.mixer, 0)
         self._feed_forward = bound_feed_forward(self._drafting, weights.feed_forward)
@@ -221,11 +219,20 @@ class DraftHead(HeadSizes):
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits, float32 [n, vocab], of the layer's output, [n, width]."""
-        if self._lm_head is None:
-            return self._target.logits(hidden)
         known = self._kernels.linear(hidden, self._lm_head)
+        if self._cap:
+            self._kernels.bound(known, self._cap)
         if self._targets is None:
             return known
         logits = np.full((len(known), self._target.config.vocab_size), _NOT_DRAFTED, np.float32)
         logits[:, self._targets] = known.numpy()
         return torch.from_numpy(logits)
+
+
+def read_by_a_step(model: Decoder) -> int:
+    """Return how many of its weights a step reads on each rank. An embedding's row is negligible, and of experts a
+    token reads the chosen ones.
+    """
+    config = model.config
+    embedding = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
+    return (model.num_parameters - embedding) // model.ranks.share.of - idle_in(model.weights.layers)

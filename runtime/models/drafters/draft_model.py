@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from runahead.runtime.checkpoint import Checkpoint, CheckpointError
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.kernel_set import DraftKernelSet
-from runahead.runtime.kernels.layer_products import idle_in
 from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.cpu_check.cpu_kernels import choose_kernels
 from runahead.runtime.models.decoder import Decoder, ReadHidden
-from runahead.runtime.models.drafters.draft_head import DraftCache, DraftHead
+from runahead.runtime.models.drafters.draft_head import DraftCache, DraftHead, read_by_a_step
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import memory_of, weight_bytes
 from runahead.runtime.models.read_config import load_config
@@ -87,14 +86,13 @@ class DraftModelFiles:
     config: ModelConfig
 
     @property
-    def weight_bytes(self) -> int:
-        """The bytes of its tensors in float32, as on the CPU."""
-        return self.parameters * torch.float32.itemsize
-
-    @property
     def parameters(self) -> int:
         """The number of trained parameters."""
         return described(self.config).parameters
+
+    def shared(self, target: ModelConfig) -> frozenset[str]:
+        """Return which of the target's matrices it reads: see `HeadFiles.shared`."""
+        return frozenset()
 
     def block_bytes(self, block_size: int, dtype: torch.dtype = torch.float32) -> int:
         """Return its bytes in a KV block: keys and values of its layers."""
@@ -167,12 +165,3 @@ def _check_tokens(called: str, checkpoint: Checkpoint, of_target: Checkpoint) ->
             f"{called} has a vocabulary of its own: {len(differing)} of its tokens are not those of the model, the "
             f"first of them token {first}, which is {own.get(first)!r} there and {others.get(first)!r} in the model"
         )
-
-
-def read_by_a_step(model: Decoder) -> int:
-    """Return how many of its weights a step reads. An embedding's row is negligible, and of experts a token reads the
-    chosen ones.
-    """
-    config = model.config
-    embedding = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
-    return model.num_parameters - embedding - idle_in(model.weights.layers)

@@ -17,7 +17,7 @@ from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
 from runahead.runtime.kernels.kernel_set import DraftKernelSet
 from runahead.runtime.kernels.layer_products import products_of
 from runahead.runtime.kernels.layers import Layer
-from runahead.runtime.models.architecture import HeadWeights, TensorReader, TensorStack
+from runahead.runtime.models.architecture import EMBEDDING, LM_HEAD, HeadWeights, TensorReader, TensorStack
 from runahead.runtime.models.blocks.dense import DenseConfig
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
@@ -118,14 +118,16 @@ class HeadFiles:
     in_file: Callable[[str], str] = str
 
     @property
-    def weight_bytes(self) -> int:
-        """The bytes of its tensors in float32, as on the CPU."""
-        return self.parameters * torch.float32.itemsize
-
-    @property
     def parameters(self) -> int:
         """The head's trained parameters."""
         return _described(self.build)[0].parameters
+
+    def shared(self, target: ModelConfig) -> frozenset[str]:
+        """Return which of the target's EMBEDDING and LM_HEAD it reads."""
+        head, _ = _described(self.build)
+        found = {EMBEDDING: head.embedding, LM_HEAD: head.lm_head}
+        names = frozenset(name for name, own in found.items() if own is None)
+        return frozenset({EMBEDDING}) if target.tie_word_embeddings and names else names
 
     def shapes(self) -> list[tuple[int, int]]:
         """Return (in, out) of every product with its matrices, derived ones, or rows of the target's."""
@@ -187,7 +189,9 @@ class HeadFiles:
         rounded to different dtypes.
         """
         for name in self.copies:
-            if name in self.stored and not is_copy(self.stored[name], target.weights.embedding, _ROUNDED, _FLUSHED):
+            if name in self.stored and not is_copy(
+                self.stored[name], target.weights.whole_embedding, _ROUNDED, _FLUSHED
+            ):
                 raise CheckpointError(
                     f"{self.called} has a tensor {self.in_file(name)} that differs from the model's embedding; heads "
                     "that share the model's embedding are served"

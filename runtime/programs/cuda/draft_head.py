@@ -46,7 +46,7 @@ class TritonHead(HeadSizes):
         self._kernels = kernels = TritonKernelSet()
         of_target, self._mixer = target.weights, weights.mixer
         assert not self._mixer.norms_span_heads and self._mixer.post_norm is None, "no head is built so"
-        self._embedding = of_target.embedding if weights.embedding is None else weights.embedding
+        self._embedding = of_target.whole_embedding if weights.embedding is None else weights.embedding
         self._rope = rope_table(weights.rope, positions, target.device)
         self._bound = kernels.bind(
             EmbeddingAndHead(self._embedding, weights.norm or of_target.final_norm, (self._rope,))
@@ -55,14 +55,12 @@ class TritonHead(HeadSizes):
         self._feed_forward = bound_feed_forward(self._bound, weights.feed_forward)
         self._entry = _of_keys(self._mixer.qkv, self._mixer.shape)
         self._targets = None if weights.targets is None else weights.targets.to(torch.int32)
-        self._lm_head = of_target.lm_head if weights.lm_head is None else weights.lm_head
-        # Only the target's full logits are bounded, not a head's matrix or a part of the vocabulary.
-        self._cap = of_target.logit_cap if self._lm_head is of_target.lm_head and self._targets is None else 0.0
+        lm_head = of_target.whole_lm_head if weights.lm_head is None else weights.lm_head
         derived: tuple[torch.Tensor, ...] = ()
         if weights.lm_head is None and weights.targets is not None:
-            self._lm_head = self._lm_head[weights.targets]
-            derived = (self._lm_head,)
-        super().__init__(weights, target, self._lm_head, derived)
+            lm_head = lm_head[weights.targets]
+            derived = (lm_head,)
+        super().__init__(weights, target, lm_head, derived)
 
     def make_cache(self, num_blocks: int, block_size: int) -> GpuDraftCache:
         """Return a zeroed cache; block 0 is the null block."""

@@ -125,11 +125,12 @@ class TritonProgram:
             )
         most = max(drafts, 0 if masks is None else masks.drafts) if draft_rows else 0
         vocab, slots, verified = model.config.vocab_size, max_rows + 1, draft_rows * (1 + most)
-        of_drafts = None
+        self._model, self._ranks, of_drafts = model, model.ranks, None
         if most:
             max_blocks, looked_up = ceil_div(context_length, block_size), context_length
+            has_history = drafts and head is None and self._is_first  # which drafts for all
             of_drafts = make_draft_state(
-                slots, looked_up if drafts and head is None else 0, max_blocks, draft_rows, most, model.device,
+                slots, looked_up if has_history else 0, max_blocks, draft_rows, most, model.device,
                 kept_slots=slots_with_drafts(max_rows, draft_rows) if masks is not None else 0,
             )  # fmt: skip
         self.rows = DeviceRows(
@@ -146,8 +147,7 @@ class TritonProgram:
             keeps_states=any(kept.state for kept in memory_of(model.weights.layers).kept),
             snapshot_tokens=snapshot_tokens if snapshots else 0,
         )
-        self._model = model
-        self._ranks = self.rows.ranks = model.ranks
+        self.rows.ranks = model.ranks
         self._cache = model.make_cache(num_blocks, block_size, max_rows, snapshots, most)
         self._in_order = torch.arange(max(max_rows, verified), dtype=torch.int32, device=model.device)
         by_slot = slots + (0 if of_drafts is None else most * of_drafts.kept_slots)

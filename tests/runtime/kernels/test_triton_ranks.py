@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import Glm4MoeConfig, NemotronHConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig
 
-from tests.runtime.kernels.triton_device import triton_device
+from tests.runtime.kernels.triton_device import relative_error, triton_device
 
 DEVICE = triton_device()
 pytestmark = [
@@ -26,13 +26,17 @@ from runahead.runtime.checkpoint import open_checkpoint  # noqa: E402
 from runahead.runtime.kernels.ranks import ONE_RANK, Ranks  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
 from runahead.runtime.models.load import load_model  # noqa: E402
+from runahead.runtime.models.read_config import load_config  # noqa: E402
 from runahead.runtime.plan import PLAN_WORDS  # noqa: E402
+from runahead.runtime.programs.cuda.draft_model import load_drafter  # noqa: E402
 from runahead.runtime.programs.cuda.program import TritonProgram  # noqa: E402
 from runahead.runtime.wire.parameters import SamplingParams  # noqa: E402
 from tests.runtime.kernels.device_twin import mapped_rings  # noqa: E402
 from tests.runtime.kernels.divided_programs import Divided  # noqa: E402
+from tests.runtime.kernels.head_on_triton import files_of  # noqa: E402
 from tests.runtime.launches import Launches, over_program  # noqa: E402
-from tests.runtime.models.checkpoints import IDS, Case, save  # noqa: E402
+from tests.runtime.models import eagle3_heads, eagle_heads  # noqa: E402
+from tests.runtime.models.checkpoints import CASES, IDS, Case, save  # noqa: E402
 
 RANKS, ROWS, BLOCK_SIZE, EACH, MAX_TOKENS, DRAFTS = 2, 3, 16, 3, 64, 2
 VOCAB = 160
@@ -79,12 +83,18 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def program_of(folder: Path, ranks: Ranks, rings: Any) -> TritonProgram:
-    checkpoint = open_checkpoint(folder)
-    kernels = TritonKernelSet()
-    model = load_model(checkpoint, DEVICE, torch.bfloat16, "auto", kernels, None, EACH * BLOCK_SIZE, None, ranks)
+    """With a head on the first rank, if the folder has one."""
+    has_head, context = (folder / "head").exists() and ranks.share.is_first, EACH * BLOCK_SIZE
+    checkpoint = open_checkpoint(folder / "target" if (folder / "target").exists() else folder)
+    files = files_of(folder, checkpoint, load_config(checkpoint), context) if has_head else None
+    model = load_model(
+        checkpoint, DEVICE, torch.bfloat16, "auto", TritonKernelSet(), None, context, None, ranks,
+        shared=() if files is None else files.shared(load_config(checkpoint)),
+    )  # fmt: skip
+    head = None if files is None else load_drafter(files, model, context, drawn=False)
     return TritonProgram(
         model, rings, max_rows=ROWS, max_tokens=MAX_TOKENS, num_blocks=ROWS * EACH + 1, block_size=BLOCK_SIZE,
-        context_length=EACH * BLOCK_SIZE, drafts=DRAFTS, draft_rows=ROWS,
+        context_length=context, drafts=DRAFTS, draft_rows=ROWS, head=head,
     )  # fmt: skip
 
 
@@ -145,3 +155,35 @@ def test_drafts_of_the_first_rank_are_those_of_all(folder: Path) -> None:
         assert torch.equal(first.drafts.proposed[slots], second.drafts.proposed[slots])
         assert torch.equal(first.state.seq_len, second.state.seq_len)
         assert torch.equal(first.drafts.token_ids, second.drafts.token_ids)
+
+
+def test_a_head_of_the_first_rank_drafts_tokens_of_every_rank(tmp_path: Path) -> None:
+    """One that is always right, with the embedding and the head of the whole model: every rank verifies its drafts."""
+    eagle_heads.save_foreseen(tmp_path / "target", tmp_path / "head")
+    divided = divided_on(tmp_path)
+    launches = begun(divided.run, divided.rings, divided.programs[0])
+    for work in WORK[:3]:
+        launches.launch(work)
+    launches.launch({0: 1, 1: 1}, drafts=DRAFTS)
+    runs = [launches.launch({0: 1, 1: 1}, drafts=DRAFTS).runs for _ in range(2)]
+    said = [cell.token for run in runs for cells in run.values() for cell in cells]
+    assert len(said) == len(runs) * 2 * (1 + DRAFTS), "a draft was not accepted"
+    assert {token * RANKS // VOCAB for token in said} == set(range(RANKS))
+    assert [program.rows.drafts.has_drafter for program in divided.programs if program.rows.drafts] == [False] * RANKS
+
+
+def test_a_head_of_the_first_rank_reads_what_layers_of_all_ranks_leave(tmp_path: Path) -> None:
+    save(CASES[0], tmp_path / "target")
+    eagle3_heads.write_head3(tmp_path / "head", eagle3_heads.random_head(), draft_vocab_size=eagle3_heads.KNOWN)
+    whole_rings, divided = make_rings(), divided_on(tmp_path)
+    whole = program_of(tmp_path, ONE_RANK, whole_rings)
+    for launches in (begun(over_program(whole), whole_rings, whole), begun(divided.run, divided.rings, whole)):
+        for work in WORK:
+            launches.launch(work)
+    expected, found = (program._head._cache for program in (whole, divided.programs[0]) if program._head is not None)
+    assert float(expected.hidden.norm()) > 0
+    assert relative_error(found.hidden, expected.hidden.float()) < TOLERANCE
+    pairs = zip(
+        (*found.entries.keys, *found.entries.values), (*expected.entries.keys, *expected.entries.values), strict=True
+    )
+    assert all(relative_error(own, theirs.float()) < TOLERANCE for own, theirs in pairs)

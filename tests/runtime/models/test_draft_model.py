@@ -11,11 +11,13 @@ import torch
 from transformers import BambaConfig, Qwen3Config
 
 from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
+from runahead.runtime.kernels.ranks import ONE_RANK
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.models.drafters.draft_model import DraftModelFiles, open_draft_model
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.read_config import load_config
 from tests.runtime.models.checkpoints import BAMBA, CASES, IDS, Case, save
+from tests.runtime.ranks.segments import Segment, Turns
 
 WORDS = {"a": 0, "b": 1, "ab": 2}
 SMALLER = Case("smaller", Qwen3Config, {**IDS, "hidden_size": 48, "head_dim": 8, "num_hidden_layers": 2})
@@ -55,6 +57,16 @@ def test_it_is_loaded_with_layers_and_shapes_of_its_own(folder: Path) -> None:
     kept = sum(tensor.nbytes for tensor in (*cache.entries.keys, *cache.entries.values))
     assert kept == 3 * opened(folder).block_bytes(16)
     assert cache.hidden.shape == (48, 0)
+
+
+def test_a_step_is_a_larger_part_of_a_launch_of_a_target_that_ranks_divide(folder: Path) -> None:
+    files, kernels, shares = opened(folder), ReferenceKernels(), []
+    for ranks in (ONE_RANK, Segment(Turns(2), 0)):
+        target = load_model(
+            open_checkpoint(folder / "target"), torch.device("cpu"), torch.float32, "auto", kernels, ranks=ranks
+        )
+        shares.append(files.load(target, kernels, 128, drawn=False).step_share)
+    assert shares[1] == 2 * shares[0]
 
 
 def test_its_numbers_are_drawn_where_the_targets_are(folder: Path) -> None:

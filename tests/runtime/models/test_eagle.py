@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,19 @@ def test_a_head_without_its_embedding_has_its_own_numbers_alone(tmp_path: Path) 
     assert head.weights(as_it_is).parameters == sum(tensor.numel() for tensor in tensors.values())
     assert torch.equal(fused(head).weight, tensors["fc.weight"])
     assert fused(head).bias is None
+
+
+def test_logits_of_the_targets_matrix_are_bounded_as_the_targets(tmp_path: Path) -> None:
+    save(CASES[0], tmp_path / "model")
+    kernels, found = ReferenceKernels(), []
+    files = opened(write_head(tmp_path / "head", random_head()))
+    target = load_model(open_checkpoint(tmp_path / "model"), torch.device("cpu"), torch.float32, "auto", kernels)
+    hidden = torch.randn((3, HIDDEN), generator=torch.Generator().manual_seed(0))
+    for cap in (0.0, 0.5):
+        target.weights = replace(target.weights, logit_cap=cap)
+        found.append(files.load(target, kernels, 128, drawn=False)._logits(hidden))
+    assert torch.allclose(found[1], 0.5 * torch.tanh(found[0] / 0.5), atol=1e-6)
+    assert found[0].abs().max() > 0.5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -97,7 +97,7 @@ def test_it_says_what_its_weights_take_and_which_products_it_has(tmp_path: Path)
     head = opened(write_head3(tmp_path, TENSORS))
     weights = head.weights(as_it_is)
     assert weights.targets is not None
-    assert head.weight_bytes + weights.targets.nbytes == weight_bytes(weights)
+    assert 4 * head.parameters + weights.targets.nbytes == weight_bytes(weights)
     assert head.shapes() == [
         (3 * HIDDEN, HIDDEN), (2 * HIDDEN, 2 * HIDDEN), (HIDDEN, HIDDEN), (HIDDEN, 192), (96, HIDDEN), (HIDDEN, KNOWN)
     ]  # fmt: skip

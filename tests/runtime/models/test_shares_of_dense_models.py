@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from gguf import GGMLQuantizationType
 
-from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
+from runahead.runtime.checkpoint import CheckpointError, open_checkpoint, open_head
 from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
 from runahead.runtime.kernels.layers import Attention, Dense, Layer
 from runahead.runtime.kernels.share import WHOLE, Share
 from runahead.runtime.models import weights as weights_module
-from runahead.runtime.models.architecture import ModelWeights
+from runahead.runtime.models.architecture import EMBEDDING, LM_HEAD, ModelWeights
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.division import why_not_divided
-from runahead.runtime.models.memory import memory_of
+from runahead.runtime.models.drafters.eagle import open_eagle
+from runahead.runtime.models.memory import memory_of, weight_bytes
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.models.weights import described, dummy_weights, load_weights
+from runahead.runtime.process.drafting_files import drafting_bytes
+from runahead.runtime.wire.engine_config import EngineConfig
 from tests.gpu.gpu_chain import small_config
 from tests.runtime.checkpoint.gguf_files import llama, write
 from tests.runtime.kernels.test_expert_shares import ranks
+from tests.runtime.models import eagle3_heads, eagle_heads
 from tests.runtime.models.checkpoints import CASES, Case, save
 
 CPU = torch.device("cpu")
@@ -33,11 +39,10 @@ def case_of(name: str) -> Case:
     return next(case for case in CASES if case.name == name)
 
 
-def load(folder: Path, share: Share, config: ModelConfig | None = None) -> ModelWeights:
+def load(folder: Path, share: Share, config: ModelConfig | None = None, shared: Collection[str] = ()) -> ModelWeights:
     checkpoint = open_checkpoint(folder)
-    return load_weights(
-        checkpoint, config or load_config(checkpoint), torch.float32, CPU, lambda weight: weight, share=share
-    )
+    config = config or load_config(checkpoint)
+    return load_weights(checkpoint, config, torch.float32, CPU, lambda weight: weight, share=share, shared=shared)
 
 
 def parts_of(layer: Layer) -> tuple[Attention, Dense]:
@@ -59,6 +64,35 @@ def test_ranks_have_the_whole_model_s_numbers_between_them(name: str, of: int, t
     """Heads of queries, widths and tokens side by side are the whole's; a rank has the KV head that its heads read."""
     save(case_of(name), tmp_path)
     check_parts(load(tmp_path, WHOLE), [load(tmp_path, share) for share in ranks(of)])
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "expected"),
+    [
+        ("llama", eagle_heads, {EMBEDDING, LM_HEAD}),
+        ("llama", eagle3_heads, {EMBEDDING}),
+        ("llama_tied_biased", eagle_heads, {EMBEDDING}),
+    ],
+)
+def test_the_first_rank_has_all_that_a_draft_head_reads_of_the_model_once(
+    name: str, head: ModuleType, expected: set[str], tmp_path: Path
+) -> None:
+    save(case_of(name), tmp_path)
+    write = getattr(head, "write_head3", eagle_heads.write_head)
+    write(tmp_path / "head", head.random_head())
+    config = load_config(open_checkpoint(tmp_path))
+    files = open_eagle(open_head(tmp_path / "head"), config, 64, "draft_model", "context_length")
+    assert files.shared(config) == expected
+    whole, plain = load(tmp_path, WHOLE), load(tmp_path, Share(0, 2))
+    part = load(tmp_path, Share(0, 2), shared=files.shared(config))
+    assert torch.equal(part.whole_embedding, whole.embedding)
+    assert torch.equal(part.embedding, plain.embedding) and torch.equal(part.lm_head, plain.lm_head)
+    assert torch.equal(part.whole_lm_head, plain.lm_head if head is eagle3_heads else whole.lm_head)
+    two, one = (
+        drafting_bytes(EngineConfig(model="m", tensor_parallel=of), config, torch.float32, files) for of in (2, 1)
+    )
+    assert weight_bytes(part) - weight_bytes(plain) == two - one > 0, "the rows are a part of what is whole"
+    assert one == 4 * files.parameters
 
 
 @pytest.mark.parametrize("kind", [GGMLQuantizationType.F16, GGMLQuantizationType.Q4_0])

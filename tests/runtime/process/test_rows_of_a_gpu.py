@@ -201,6 +201,23 @@ def test_a_head_is_counted_with_the_pool_and_handed_to_every_program(monkeypatch
     made.masks.stop()
 
 
+@pytest.mark.usefixtures("a_gpu_on_the_cpu")
+def test_a_rank_without_the_head_makes_the_graphs_of_the_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = SimpleNamespace(weight_bytes=1, step_share=0.25, parameters=9)
+    monkeypatch.setattr(cuda, "load_drafter", lambda *given, drawn: head)
+    found, bundled = Made(monkeypatch), str(BUNDLED / "draft_head")
+    made, _ = started(monkeypatch, with_grammars=True, drafter="eagle", draft_model=bundled, load_format="dummy")
+    own = cuda.Maker(
+        made.config, made.model, found.rings[0], CONTEXT, 0, MaskMemory(ROWS, VOCAB, 7), stop_ranks=lambda: None
+    )
+    own.device(2, lambda *_: None, is_trial=True)
+    first, *_, other = ({**device, "progress": None} for device in found.devices)
+    assert other == first and first["forced_rows"] == 8
+    assert [program["head"] for program in found.programs] == [head, head, None]
+    assert made.masks is not None
+    made.masks.stop()
+
+
 def head_of_bundled() -> HeadFiles:
     config = load_config(open_checkpoint(BUNDLED))
     return open_eagle(open_head(BUNDLED / "draft_head"), config, CONTEXT, "draft_model", "context_length")

@@ -206,7 +206,7 @@ def life(
 
             def load_model(*given: Any) -> Decoder:
                 def segment(ranks: Ranks) -> Decoder:
-                    *before, own, quantize, kv_dtype = given
+                    *before, own, quantize, kv_dtype, _ = given
                     assert own is ONE_RANK, "ranks are in another place"
                     return load(*before, ranks, quantize, kv_dtype)
 

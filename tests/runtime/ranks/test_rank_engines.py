@@ -15,6 +15,7 @@ import pytest
 from transformers import LlamaConfig
 
 from runahead.cuda_graphs.device import DeviceError
+from runahead.runtime.checkpoint import BUNDLED_FOLDER, BUNDLED_HEAD
 from runahead.runtime.kernels.forward_batch import KVCache
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.process import rank_start
@@ -23,6 +24,7 @@ from runahead.runtime.ranks.ranked_device import RankedDevice
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import ConfigError
 from runahead.runtime.wire.parameters import SamplingParams
+from tests.parity.drafters import OVER_STATES, flags_of
 from tests.runtime.models.checkpoints import CASES, Case, save
 from tests.runtime.ranks import dying_rank
 from tests.runtime.ranks.rank_engines import Life, Said, life
@@ -40,12 +42,15 @@ ASKED: dict[int, SamplingParams] = {
 }
 
 
+DEPTHS = (0, 1, 2, 4)
 # Models, numbers of ranks and depths.
 CELLS = (
-    *(("llama", of, depth) for of in (2, 4) for depth in (0, 1, 2, 4)),
+    *(("llama", of, depth) for of in (2, 4) for depth in DEPTHS),
     ("mixtral_window", 2, 0), ("mixtral_window", 4, 2), ("glm4_moe_bfloat16_two_shared", 2, 2),
     ("granite_hybrid", 2, 2), ("qwen3_next", 2, 0), ("qwen3_next", 2, 4), ("nemotron_h", 2, 1),
 )  # fmt: skip
+# Drafters with weights (`tests.parity.drafters`), and depths without --large.
+DRAFTERS = {"eagle-1": DEPTHS, "wrapped": (4,), "mtp": (1,), "model": (2,), OVER_STATES: (0,)}
 RECURRENT = {"granite_hybrid", "qwen3_next", "nemotron_h"}
 SNAPSHOTS: Mapping[str, Any] = {"state_snapshot_blocks": 1, "state_snapshots": 40}
 FolderOf = Callable[[str], Path]
@@ -62,6 +67,21 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> FolderOf:
         return folder
 
     return made
+
+
+@pytest.fixture(scope="module")
+def drafters(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
+    """Settings with a drafter and its model, whose files are made once."""
+    folder = tmp_path_factory.mktemp("drafters")
+
+    def settings(kind: str) -> dict[str, Any]:
+        flags = iter(flags_of(kind, folder))
+        given = {flag.removeprefix("--").replace("-", "_"): next(flags) for flag in flags}
+        values = {name: int(value) if value.isdigit() else value for name, value in given.items()}
+        head = {"draft_model": str(BUNDLED_HEAD)} if kind == "eagle-1" else {}
+        return {"model": str(BUNDLED_FOLDER), "draft_tokens": 3, **head, **values}
+
+    return settings
 
 
 @pytest.fixture
@@ -119,6 +139,30 @@ def test_ranks_say_what_segments_of_one_process_say(
     for kept in ("seq_len", "last_token", "alive", "held", "block_table", "parameters"):
         columns = [getattr(program.rows, kept)[:-1] for program in own.programs]
         assert all(np.array_equal(column, columns[0]) for column in columns), f"ranks differ in {kept}"
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_ranks_with_a_drafter_that_has_weights_say_what_segments_of_one_process_say(
+    kind: str,
+    depth: int,
+    drafters: Callable[[str], dict[str, Any]],
+    large: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first rank drafts for all, and changes no token."""
+    if depth not in DRAFTERS[kind] and not large:
+        pytest.skip("many engines: make parity runs them")
+    settings = drafters(kind)
+    folder = Path(settings.pop("model"))
+    own = life(folder, depth, monkeypatch, ranks=2, threads=True, num_blocks=20, **settings)
+    assert lived(own) == oracle(folder, 2, keeps_states=kind == OVER_STATES)
+    figures = own.engine.stats()
+    assert figures.events["evicted"].count > 0, "nobody was evicted: the pool is too large"
+    assert sum(figures.accepted.values()) > 0
+    follower = own.programs[1]
+    assert follower.rows.drafter is None
+    assert not follower.rows.rings.cells.any(), "a rank other than the first has written tokens"
 
 
 def test_six_ranks_of_which_two_have_each_kv_head_say_what_segments_say(

@@ -248,7 +248,6 @@ def test_what_differs_is_named() -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"drafter": "mtp"}, r"tensor_parallel \(2\) can't be combined with drafter mtp yet"),
         ({"tensor_parallel": 9}, r"tensor_parallel .*8"),
         ({"tensor_parallel": 0}, r"tensor_parallel .*1"),
     ],
