@@ -85,8 +85,8 @@ models: $(STAMPS)/test ## the tests of models and checkpoints
 interpreted: $(STAMPS)/test ## the tests of kernels, without their large forms
 	@$(BIN)/python -m pytest $(KERNEL_TESTS) $(JUNIT) $(ARGS)
 
-kernels: $(STAMPS)/test ## kernels and models, the large forms too; without a GPU in Triton's interpreter (minutes)
-	@$(BIN)/python -m pytest $(KERNEL_TESTS) $(MODEL_TESTS) --large --timeout 900 $(ARGS)
+kernels: $(STAMPS)/test ## the tests of the runtime, the large forms too; kernels without a GPU in Triton's interpreter (minutes)
+	@$(BIN)/python -m pytest tests/runtime --large --timeout 900 $(ARGS)
 
 coverage: $(STAMPS)/test ## branches of the scheduler, the ledger and the pools that their tests take: all of them
 	@mkdir -p .pytest_cache

@@ -13,8 +13,8 @@ from runahead.runtime.checkpoint import BUNDLED_HEAD
 from tests.parity.fitted_head3 import write_fitted_head3
 from tests.parity.fitted_mimo import write_fitted_mimo
 from tests.parity.recurrent_checkpoints import BUNDLED_HYBRID, HEADED, checkpoint_of
-from tests.parity.shortened_model import write_shortened_model
 from tests.runtime.models.mimo_heads import BEGIN
+from tests.runtime.models.shortened_model import write_shortened_model
 
 _WRITTEN: dict[str, Callable[[Path], Path]] = {
     "eagle-3": write_fitted_head3,

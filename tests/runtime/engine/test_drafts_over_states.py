@@ -47,7 +47,7 @@ def alone(folder: Path) -> dict[int, list[int]]:
     return lived(folder, 0, max_rows=1, num_blocks=40, prefix_cache=False).said()
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2, 4])
+@pytest.mark.parametrize("depth", [0, *(pytest.param(depth, marks=pytest.mark.large) for depth in (1, 2)), 4])
 def test_rows_have_the_tokens_that_they_get_alone_and_without_drafts(
     folder: Path, alone: dict[int, list[int]], depth: int
 ) -> None:

@@ -31,6 +31,8 @@ def _everything(x, halves, numbers, out, out_halves, out_numbers, ROWS: tl.const
     pointer, scalar = x + COLUMNS, tl.load(numbers + 3)
     last = tl.load(pointer + 2 + (place - 5), mask=(place >= 5) & (place <= 9) | (place > 90) & (place < 99), other=0.0)
     total += (2.5 - last) * 0.5 + 3 * last + (1 + tl.where((last != 0.5) | (scalar <= number), last, 7 - last))
+    total += tl.where(last > 0.5, last, 0.25) - tl.where(scalar > 0, 1.5, last) + tl.where(last < 0, 2, total)[:, :]
+    total += tl.where(tl.arange(0, ROWS) < 3, tl.arange(0, ROWS), -5)[:, None].to(tl.float32)
     tl.store(out_halves + place, (total * 3).to(tl.bfloat16))
     wide = (number.to(tl.int64) << 33) ^ wrapped.to(tl.uint32).to(tl.int64)
     tl.store(out_numbers + place, wide // 7 - (wide % 7) + (wrapped >> 3))

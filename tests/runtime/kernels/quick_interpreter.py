@@ -206,7 +206,7 @@ def _look_types_up() -> None:
 
 def _call_with_less_ado() -> None:
     """Functions of the language are called through two others, which look for an argument that is put there."""
-    semantic, load = interpreter.interpreter_semantic, tl.load.__wrapped__
+    semantic, load, arange = interpreter.interpreter_semantic, tl.load.__wrapped__, tl.arange.__wrapped__
 
     def put(place: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
         function = getattr(member, "__wrapped__", member)
@@ -218,8 +218,12 @@ def _call_with_less_ado() -> None:
         operation = OPERATORS.get(name) if place is tl.tensor else None
         if operation is not None:
             called = _computed_at_once(operation, called)
+        elif place is tl.tensor and name == "__getitem__":
+            called = _indexed_at_once(called)
         elif function is load:
             called = _zeros_made_once(called)
+        elif function is arange:
+            called = functools.cache(called)  # by its ends; nothing changes a tensor
         scope.set_attr(place, name, called)
 
     interpreter._patch_attr = put
@@ -229,10 +233,10 @@ def _computed_at_once(operation: Operation, otherwise: Callable[..., Any]) -> Ca
     """An operator of tensors whose operands are of one type already, or a tensor and a number that this type has:
     NumPy gives both one shape, by Triton's rules. otherwise: the operator, for all other operands."""
     tensor, handle_of, pointers = tl.tensor, interpreter.TensorHandle, operation.compute is np.add
-    compute, of_bits = operation.compute, operation.of_bits
+    compute, of_bits, constexpr = operation.compute, operation.of_bits, tl.constexpr
 
     def called(left: Any, right: Any) -> Any:
-        if type(right) is tl.constexpr:
+        if type(right) is constexpr:
             right = right.value
         dtype, number = left.dtype, None
         if type(right) is not tensor:
@@ -257,6 +261,19 @@ def _computed_at_once(operation: Operation, otherwise: Callable[..., Any]) -> Ca
         if operation.compares:
             of = of.with_element_ty(tl.int1) if of.is_block() else tl.int1
         return tensor(handle_of(data, one.dtype.scalar), of)
+
+    return called
+
+
+def _indexed_at_once(otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    """`tensor[:, None]` and the like, by NumPy's own rule, which is the same. otherwise: all other operands."""
+    tensor, handle_of, whole = tl.tensor, interpreter.TensorHandle, slice(None)
+
+    def called(one: Any, places: Any) -> Any:
+        if type(places) is not tuple or not one.type.is_block() or any(at is not None and at != whole for at in places):
+            return otherwise(one, places)
+        data = one.handle.data[places]
+        return tensor(handle_of(data, one.handle.dtype.scalar), tl.block_type(one.dtype, data.shape))
 
     return called
 

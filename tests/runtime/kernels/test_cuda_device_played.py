@@ -195,7 +195,8 @@ def test_a_head_beside_grammars_finds_every_launch_among_the_graphs_that_were_ca
     monkeypatch.setattr(CudaDevice, "_warm_up", lambda device, keys, sizes: None)  # it takes its time here
     monkeypatch.setattr(gpu_chain, "moved", lambda weights, device: weights)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    asked = masked_engine.long_requests()
+    short = StoppingParams(max_tokens=9)
+    asked = [(prompt, drawn, short, grammar) for prompt, drawn, _, grammar in masked_engine.long_requests()]
     with torch.inference_mode():
         expected = masked_engine.served(test_masks_on_cuda.engine(0, 0), asked)
         under_test = test_masks_on_cuda.engine(2, 2, guesses=True, forced=FORMS[0], has_head=True)

@@ -174,20 +174,21 @@ def test_ragged_rows_and_the_newest_token_of_each(
     assert torch.equal(unwritten[0].nan_to_num(7.0), unwritten[1].nan_to_num(7.0)), "nothing else is written"
 
 
-@pytest.mark.parametrize("group", [1, 3, 16, 40])
-@pytest.mark.parametrize("window", [0, 150])
+@pytest.mark.parametrize("group", [1, 3, 8, 40])
+@pytest.mark.parametrize("window", [0, 75])
 def test_a_row_has_the_same_bits_however_many_parts_an_item_has(window: int, group: int) -> None:
     torch.manual_seed(3)
-    rows = make_rows([200, 77, 400, 0, 530, 49, 48, 97], SHAPES[0], DTYPES[0], window=window, normed=True)
+    lengths = [100, 40, 200, 0, 265, 49, 48, 97] if group > 1 else [77, 0, 530, 49, 48]  # more parts than there may be
+    rows = make_rows(lengths, SHAPES[0], DTYPES[0], window=window, normed=True)
     in_groups = AttentionPlan(16, group, programs=7, warps=1, stages=3, early=False)
-    together = attend(rows.only(list(range(8))), in_groups)
+    together = attend(rows.only(list(range(len(lengths)))), in_groups)
     for plan in (
         replace(in_groups, early=True, programs=50),
-        replace(in_groups, room=13, programs=5),
-        replace(in_groups, room=30, programs=50, early=True),
+        replace(in_groups, room=8, programs=5),
+        replace(in_groups, room=18, programs=50, early=True),
         replace(in_groups, room=400, programs=50, stages=2),
     ):
-        assert torch.equal(attend(rows.only(list(range(8))), plan), together)
+        assert torch.equal(attend(rows.only(list(range(len(lengths)))), plan), together)
 
 
 @pytest.mark.parametrize("plan", PLANS)

@@ -108,9 +108,9 @@ def logits_among(model: Decoder, others: int, prompt: int = 0) -> torch.Tensor:
     tokens = [[3 + 7 * row % 150 + place for place in range(LENGTH + 1)] for row in range(others + 1)]
     trial = Trial(model, [*tokens, list(range(20, 20 + max(prompt, 1)))], 32, 16, seed=others)
     trial.advance([(0, LENGTH)])
-    for row in range(1, others + 1):
-        trial.advance([(row, LENGTH)])
-    work = [(MASKED if row % 2 else row, 1) for row in range(1, others + 1)]
+    if decoding := range(2, others + 1, 2):
+        trial.advance([(row, LENGTH) for row in decoding])
+    work = [(row if row in decoding else MASKED, 1) for row in range(1, others + 1)]
     work.insert(others // 2, (0, 1))
     if prompt:
         work.append((others + 1, prompt))

@@ -141,6 +141,12 @@ def test_two_ranks_have_the_logits_of_the_whole_model_and_the_same_rows(folder: 
     assert compared >= len(WORK)
 
 
+# What a rank drafts, and what it gives the others, is the same whatever the layers are, but for states.
+@pytest.mark.parametrize(
+    "folder",
+    [pytest.param(name, marks=() if name in ("dense", list(MODELS)[-1]) else pytest.mark.large) for name in MODELS],
+    indirect=True,
+)
 def test_drafts_of_the_first_rank_are_those_of_all(folder: Path) -> None:
     divided = divided_on(folder)
     launches = begun(divided.run, divided.rings, divided.programs[0])

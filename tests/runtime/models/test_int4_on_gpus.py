@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.gpu_table.shapes import SHAPES
-from runahead.runtime.checkpoint import BUNDLED_FOLDER, StoredTensor, open_checkpoint
+from runahead.runtime.checkpoint import StoredTensor, open_checkpoint
 from runahead.runtime.kernels.layer_products import kinds_that_stay
 from runahead.runtime.kernels.layers import Attention, Dense
 from runahead.runtime.kernels.quantized_weight import Fp8Weight, Kind, QuantizedWeight, stays_quantized
@@ -23,12 +23,19 @@ from runahead.runtime.models.weight_formats import held_bytes, some_stay_quantiz
 from runahead.runtime.models.weights import described, load_weights
 from tests.runtime.checkpoint.quantize import quantize
 from tests.runtime.checkpoint.quantized_reader import dequantize_folder
+from tests.runtime.models.shortened_model import write_shortened_model
 
 FORMATS = (
     "int4-packed", "int4-packed-zeros", "int4-packed-ordered", "gptq-int4", "gptq-int4-ordered", "gptq-v2-int4",
     "awq-int4",
 )  # fmt: skip
 WIDE = ("int4-packed-zeros", "gptq-int4-ordered")  # in every run with wide groups too
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers of the bundled model."""
+    return write_shortened_model(tmp_path_factory.mktemp("models") / "plain", layers=2)
 
 
 def loaded_as_on_a_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModelWeights:
@@ -55,10 +62,10 @@ def loaded_as_on_a_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModelWe
     ],
 )
 def test_matrices_of_every_format_stay_int4_with_the_numbers_of_the_definition(
-    name: str, group: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, group: int, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But for projections of one matrix whose columns have different orders of activations."""
-    quantize(BUNDLED_FOLDER, tmp_path, name, group)
+    quantize(plain, tmp_path, name, group)
     weights, expected = loaded_as_on_a_gpu(tmp_path, monkeypatch), dequantize_folder(tmp_path)
     for number, layer in enumerate(weights.layers):
         assert isinstance(layer.mixer, Attention) and isinstance(layer.feed_forward, Dense)
@@ -78,15 +85,15 @@ def test_matrices_of_every_format_stay_int4_with_the_numbers_of_the_definition(
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_bytes_computed_before_the_weights_are_read_are_the_bytes_that_a_gpu_takes(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quantize(BUNDLED_FOLDER, tmp_path, name, 64)
+    quantize(plain, tmp_path, name, 64)
     checkpoint = open_checkpoint(tmp_path)
     config = load_config(checkpoint)
     computed = held_bytes(checkpoint, config, torch.bfloat16, "cuda")
     monkeypatch.setattr(QuantizedWeight, "packed", QuantizedWeight.panels)
     assert computed == weight_bytes(loaded_as_on_a_gpu(tmp_path, monkeypatch))
-    assert computed < held_bytes(open_checkpoint(BUNDLED_FOLDER), config, torch.bfloat16, "cuda")
+    assert computed < held_bytes(open_checkpoint(plain), config, torch.bfloat16, "cuda")
     assert some_stay_quantized(checkpoint, config, torch.bfloat16, "cuda", "none")
     assert "int4" in {one.held_as for one in weight_formats(checkpoint, config, torch.bfloat16, "cuda")}
 

@@ -134,7 +134,7 @@ def test_entries_do_not_hang_on_what_was_drafted(world: World, completion: list[
         assert np.array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("right", [0, 3, 7])
+@pytest.mark.parametrize("right", [*(pytest.param(right, marks=pytest.mark.large) for right in (0, 3)), 7])
 def test_a_prefix_that_ends_inside_a_run_is_found_as_if_it_were_read(
     world: World, completion: list[int], right: int
 ) -> None:

@@ -45,7 +45,12 @@ ASKED: dict[int, SamplingParams] = {
 DEPTHS = (0, 1, 2, 4)
 # Models, numbers of ranks and depths.
 CELLS = (
-    *(("llama", of, depth) for of in (2, 4) for depth in DEPTHS),
+    ("llama", 2, 0), ("llama", 2, 2), ("llama", 4, 1), ("llama", 4, 4),
+    *(
+        pytest.param("llama", of, depth, marks=pytest.mark.large)
+        for of, depths in ((2, (1, 4)), (4, (0, 2)))
+        for depth in depths
+    ),
     ("mixtral_window", 2, 0), ("mixtral_window", 4, 2), ("glm4_moe_bfloat16_two_shared", 2, 2),
     ("granite_hybrid", 2, 2), ("qwen3_next", 2, 0), ("qwen3_next", 2, 4), ("nemotron_h", 2, 1),
 )  # fmt: skip
