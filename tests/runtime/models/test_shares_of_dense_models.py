@@ -16,10 +16,9 @@ from runahead.runtime.kernels.share import WHOLE, Share
 from runahead.runtime.models import weights as weights_module
 from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.config.model_config import ModelConfig
-from runahead.runtime.models.division import why_not_divided
 from runahead.runtime.models.memory import memory_of
 from runahead.runtime.models.read_config import load_config
-from runahead.runtime.models.weights import described, dummy_weights, load_weights
+from runahead.runtime.models.weights import described, dummy_weights, load_weights, why_not_divided
 from tests.gpu.gpu_chain import small_config
 from tests.runtime.checkpoint.gguf_files import llama, write
 from tests.runtime.kernels.test_expert_shares import ranks
