@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     interruptible()
     if parsed.command == "models":
         return models_command.run(parsed)
-    from runahead.service.commands.client_failure import run_client  # loads gRPC
+    from runahead.service.commands.client import run_client  # loads gRPC
 
     return run_client(parsed.command, import_module(_CLIENTS[parsed.command].module).run, parsed)
 

@@ -26,8 +26,7 @@ from benchmarks.fleet.traffic import NO_TENANT, Request, Traffic
 from benchmarks.local_service import local_service
 from runahead.service.commands.bench import calls
 from runahead.service.commands.bench import figures as of_run
-from runahead.service.commands.bench.calls import Outcome
-from runahead.service.commands.bench.workload import Planned
+from runahead.service.commands.bench.calls import Outcome, Planned
 from runahead.v1 import GenerationServiceStub, GetModelInfoRequest, StatsRequest
 
 BOUND: Final = 0.15

@@ -30,9 +30,9 @@ _PACKAGE: Final = re.compile(r"^(from |import )runahead\.v1\b|(')runahead\.v1(?=
 
 # Of `runahead bench`: they import one another, the stubs, gRPC and the standard library.
 BENCH: Final = (
-    *(f"service/commands/bench/{name}.py" for name in ("__init__", "calls", "command", "figures", "workload")),
+    *(f"service/commands/bench/{name}.py" for name in ("__init__", "calls", "command", "figures")),
     "service/commands/client_channel.py",
-    "service/commands/usage_error.py",
+    "service/commands/ends.py",
     "service/settings/bounded_files.py",
     "service/settings/loopback.py",
 )

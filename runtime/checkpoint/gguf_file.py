@@ -17,11 +17,14 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, ReaderField, d
 from numpy.typing import NDArray
 
 from runahead.runtime.checkpoint.errors import CheckpointError
-from runahead.runtime.checkpoint.gguf_blocks import FORMS, parts_of
 from runahead.runtime.checkpoint.gguf_config import ROPE_FACTORS, Metadata, config_of, name_of, permuted_heads
 from runahead.runtime.checkpoint.gguf_tokenizer import template_tokens_of, tokenizer_of
-from runahead.runtime.checkpoint.quantized.form import NumberForm
+from runahead.runtime.checkpoint.quantized.scheme import NumberForm
 from runahead.runtime.checkpoint.refusals import AGAIN, UNQUANTIZED
+
+_BLOCK: Final = 32
+# A CPU dequantizes them while they are loaded.
+FORMS: Final = {"Q4_0": NumberForm(False, 4, (1, _BLOCK), "F16", stays_on_cpu=False)}
 
 # Supported storage types. The package reads others, which are unverified or not used in checkpoints.
 SUPPORTED: Final = tuple("F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS".split())
@@ -40,6 +43,15 @@ _NUMBERS: Final = {
         "FLOAT32": "<f4", "UINT64": "<u8", "INT64": "<i8", "FLOAT64": "<f8", "BOOL": "?",
     }.items()
 }  # fmt: skip
+
+
+def parts_of(stored: NDArray[Any]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Return Q4_0 numbers without signs, [rows, columns], and scales, [rows, columns / 32]. stored: [rows, bytes]."""
+    rows = len(stored)
+    blocks = np.ascontiguousarray(stored).view(np.uint8).reshape(rows, -1, 2 + _BLOCK // 2)
+    scales = np.ascontiguousarray(blocks[:, :, :2]).view("<f2")[:, :, 0].astype(np.float32)
+    numbers = blocks[:, :, 2:]  # byte j has number j in its low bits and number 16 + j in its high bits
+    return np.concatenate((numbers & 15, numbers >> 4), 2).reshape(rows, -1), scales
 
 
 @dataclass(frozen=True, slots=True)

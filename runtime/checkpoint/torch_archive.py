@@ -2,7 +2,7 @@
 
 The file is a zip archive: a pickle program that builds the objects, and the bytes of each tensor. The program is
 inspected and never run: functions that it would call appear by name. Only the parts of a dictionary of ordinary tensors
-are accepted. The reader (`runahead.runtime.models.drafters.torch_file`) is torch's restricted one, which knows few
+are accepted. The reader (`runahead.runtime.models.drafters.head_files`) is torch's restricted one, which knows few
 further functions.
 
 Source of the layout: torch/serialization.py and torch/_weights_only_unpickler.py of PyTorch.

@@ -16,8 +16,7 @@ from runahead.runtime.engine.watchdog import Watchdog
 from runahead.runtime.masks.masks import Masks
 from runahead.runtime.scheduler.drafts import DraftPolicy, tokens_per_launch
 from runahead.runtime.scheduler.scheduler import Scheduler
-from runahead.runtime.wire.figures import EngineStats, EventStats, HistogramStats
-from runahead.runtime.wire.histogram import Histogram
+from runahead.runtime.wire.figures import EngineStats, EventStats, Histogram, HistogramStats
 from runahead.runtime.wire.messages import EngineInfo
 
 # Figures with the same names in `EngineStats`: the scheduler's counters, `Figures`, `DeviceCounters`, pools.

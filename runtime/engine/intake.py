@@ -12,11 +12,9 @@ from typing import Final
 
 import numpy as np
 
-from runahead.runtime.engine.kv_followers import KvFollowers
 from runahead.runtime.engine.links import Links
-from runahead.runtime.engine.live_requests import Announced, Registry, Tracked
-from runahead.runtime.engine.publisher import Publisher
-from runahead.runtime.engine.structured import Structured
+from runahead.runtime.engine.live_requests import Announced, Registry, Structured, Tracked
+from runahead.runtime.engine.publisher import KvFollowers, Publisher
 from runahead.runtime.scheduler.request import NeverFits, Request, sampling_of
 from runahead.runtime.scheduler.scheduler import Scheduler
 from runahead.runtime.wire import messages as m

@@ -17,17 +17,15 @@ import numpy as np
 from runahead.cuda_graphs.device import NEVER, Device, DeviceError
 from runahead.cuda_graphs.rings import FAULT_NONE, STATUS_FAULT
 from runahead.runtime.engine.engine_stats import chain_facts, engine_stats
-from runahead.runtime.engine.figures import Figures, LoopTimes
+from runahead.runtime.engine.figures import Figures, LoopTimes, Recorder
 from runahead.runtime.engine.intake import TURN_WORK, Intake
 from runahead.runtime.engine.interval_log import IntervalLog, LogMode, Snapshot, Totals, totals
 from runahead.runtime.engine.links import Links
-from runahead.runtime.engine.live_requests import Registry
+from runahead.runtime.engine.live_requests import Registry, Structured
 from runahead.runtime.engine.poison import Poison
 from runahead.runtime.engine.prompt_calls import prompt_calls
 from runahead.runtime.engine.publisher import Publisher
-from runahead.runtime.engine.recorder import Recorder
 from runahead.runtime.engine.row_check import check_rows
-from runahead.runtime.engine.structured import Structured
 from runahead.runtime.engine.watchdog import Watchdog
 from runahead.runtime.launch_shape import shape_of
 from runahead.runtime.masks.masks import Masks

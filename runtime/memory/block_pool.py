@@ -16,10 +16,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from runahead.runtime.memory.block_changes import BlockChanges
-from runahead.runtime.memory.block_column import BlockColumn, in_bulk, int32_array, raise_for
+from runahead.runtime.memory.block_column import BlockColumn, CachedBlocks, Watched, in_bulk, int32_array, raise_for
 from runahead.runtime.memory.block_column import BlockPoolError as BlockPoolError
-from runahead.runtime.memory.cached_blocks import CachedBlocks
-from runahead.runtime.memory.watched_blocks import Watched
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.wire.block_keys import Content
 

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from runahead.runtime.checkpoint import StoredTensor
-from runahead.runtime.checkpoint.quantized.form import QuantizedMatrix
 from runahead.runtime.checkpoint.quantized.numbers import FLOATS
+from runahead.runtime.checkpoint.quantized.scheme import QuantizedMatrix
 from runahead.runtime.kernels.quantized_weight import (
     FP8_COLUMNS,
     MADE_GROUP,

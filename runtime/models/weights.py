@@ -17,7 +17,7 @@ from runahead.runtime.checkpoint.refusals import AGAIN
 from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
 from runahead.runtime.kernels.layer_products import kinds_that_stay
 from runahead.runtime.kernels.quantized_weight import QuantizedWeight
-from runahead.runtime.kernels.share import WHOLE, Share
+from runahead.runtime.kernels.share import WHOLE, Share, ShareError
 from runahead.runtime.models.architecture import EMBEDDING, LM_HEAD, ModelWeights, TensorReader, TensorStack, Whole
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.kv_scales import StoredKvScales
@@ -307,3 +307,19 @@ def read_safetensors(stored: SafetensorsTensor, rows: range | None = None, input
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"tensor {stored.name} can't be read from {stored.path}: {error}") from error
     return tensor
+
+
+def why_not_divided(config: ModelConfig, ranks: int) -> str:
+    """Say why this number of ranks can't share the model, empty if they can. All ranks' parts have the same shapes, so
+    the first one is representative.
+    """
+    try:
+        part_of(config, ranks)
+    except ShareError as error:
+        return str(error)
+    return ""
+
+
+def part_of(config: ModelConfig, ranks: int) -> ModelWeights:
+    """Describe the first rank's part of the model (`described`)."""
+    return described(config, Share(0, ranks))

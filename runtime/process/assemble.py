@@ -36,8 +36,7 @@ from runahead.runtime.process.parts import (
 from runahead.runtime.process.progress import Progress, shown_captures
 from runahead.runtime.process.sizes import boundary_tokens
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, check_config
-from runahead.runtime.wire.messages import EngineInfo, Exactness
-from runahead.runtime.wire.prompt_launches import PromptLaunches
+from runahead.runtime.wire.messages import EngineInfo, Exactness, PromptLaunches
 
 EXACT: Final = Exactness(True, "no order of sums depends on the rows beside a completion")
 

@@ -21,9 +21,9 @@ from runahead.runtime.checkpoint import Checkpoint
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
-from runahead.runtime.models.division import part_of
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import KeptBytes, weight_bytes
+from runahead.runtime.models.weights import part_of
 from runahead.runtime.process.cuda_ranks import captured, start_ranks
 from runahead.runtime.process.device_choice import check_gpu
 from runahead.runtime.process.drafting_files import (

@@ -21,11 +21,10 @@ from runahead.runtime.masks.masks import Masks
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
-from runahead.runtime.models.division import part_of, why_not_divided
 from runahead.runtime.models.drafters.mtp import names_head
 from runahead.runtime.models.memory import FP8_KV, KeptBytes, memory_of
 from runahead.runtime.models.weight_formats import held_bytes, some_stay_quantized
-from runahead.runtime.models.weights import check_weights, described
+from runahead.runtime.models.weights import check_weights, described, part_of, why_not_divided
 from runahead.runtime.plan import PLAN_WORDS
 from runahead.runtime.process.progress import Progress
 from runahead.runtime.process.sizes import NAMES, Cpu, Gpu, ModelSize, boundary_tokens, has_boundaries, with_sizes

@@ -17,8 +17,7 @@ from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.process.device_choice import check_gpu
 from runahead.runtime.process.parts import check_model, dtype_of, holds_quantized
-from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
-from runahead.runtime.wire.tune_order import TuneOrder
+from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, TuneOrder
 
 
 def main() -> int:

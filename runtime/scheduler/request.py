@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from runahead.runtime.memory.prefix_cache import NO_SNAPSHOT
 from runahead.runtime.memory.slot_pool import NO_SLOT
-from runahead.runtime.memory.snapshot_pool import NO_SNAPSHOT
 from runahead.runtime.wire.block_keys import PrefixKeys
 from runahead.runtime.wire.engine_config import MOST_DRAFTS
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams

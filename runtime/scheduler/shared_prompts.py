@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from math import lcm
 
 from runahead.runtime.memory.block_pool import BlockPool
+from runahead.runtime.memory.prefix_cache import NO_SNAPSHOT, SnapshotPool
 from runahead.runtime.memory.slot_pool import SlotPool
-from runahead.runtime.memory.snapshot_pool import NO_SNAPSHOT, SnapshotPool
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.scheduler.request import Request, SharedPrompt, share
 

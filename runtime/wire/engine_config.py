@@ -346,3 +346,11 @@ def _check_pool(config: EngineSettings, blocks: int, spelling: Spelling, given: 
             f"{given('context_length')} takes {needed} KV blocks of {config.block_size} ({spelling('block_size')}), "
             f"and {given('num_blocks')} leaves {blocks} beside the null block: no request could fill it"
         )
+
+
+class TuneOrder(msgspec.Struct, frozen=True):
+    """What to tune. rows: of decode launches, each 1 to 64. seconds: no further tiling is tried after this time."""
+
+    config: EngineConfig
+    rows: tuple[int, ...]
+    seconds: float

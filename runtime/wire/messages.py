@@ -24,7 +24,6 @@ from runahead.runtime.wire.parameters import (
     StoppingParams,
     WaitReason,
 )
-from runahead.runtime.wire.prompt_launches import PromptLaunches
 from runahead.runtime.wire.trace import MAX_TRACED, Trace
 
 PROTOCOL_VERSION: Final = 15
@@ -33,6 +32,19 @@ MAX_ANNOUNCED: Final = 100_000  # requests that a front end may have announced a
 HEARTBEAT_S: Final = 0.5  # between heartbeats of the engine, about
 _Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 _Completions = Annotated[int, msgspec.Meta(ge=1, le=MAX_COMPLETIONS)]
+
+
+class PromptLaunches(msgspec.Struct, frozen=True):
+    """Bounds of prompt tokens. chunk: multiples at which prompts are cut. launch: of a launch. queued: of a launch and
+    the uncommitted ones before it. why: the reason for these and for the number of rows. mixed: of a launch with
+    decoding rows, unless they are one chunk.
+    """
+
+    chunk: int
+    launch: int
+    queued: int
+    why: str
+    mixed: int = 0
 
 
 # ---------------------------------------------------------------- front end to engine

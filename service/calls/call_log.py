@@ -14,7 +14,7 @@ import structlog
 
 from runahead.service.calls.access import COMPLETIONS
 from runahead.service.calls.call import Call
-from runahead.service.log.line_budget import LineBudget
+from runahead.service.log.library_lines import LineBudget
 from runahead.v1 import FinishReason, Timing
 
 _MOST_METHOD: Final = 100  # characters; the name of an unknown method is the client's choice

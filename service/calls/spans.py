@@ -22,9 +22,8 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from runahead.service.calls.access import COMPLETIONS
-from runahead.service.calls.call import Call
+from runahead.service.calls.call import SAMPLED, Call
 from runahead.service.calls.call_log import finish_of
-from runahead.service.calls.trace_context import SAMPLED
 
 _OPERATION: Final = "text_completion"
 _QUEUE: Final = 4096  # waiting spans

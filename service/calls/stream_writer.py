@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
+from runahead.service.engine.pulse import CHECKS
 from runahead.service.engine.request_stream import StalledReaderError
-from runahead.service.engine.running_time import CHECKS
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
+from importlib import metadata
 from typing import Final
 
 import structlog
 
 from runahead.runtime.wire.messages import EngineInfo
-from runahead.service.chat.jinja2_package import why_no_jinja2
 from runahead.service.chat.template_messages import RENDER_S, TEMPLATE_MODULE, Asked, Rendered, Templates
-from runahead.service.contract.chat import CheckedChat
 from runahead.service.contract.errors import ServiceError, Violation, invalid_argument, no_chat_template, no_tokenizer
+from runahead.service.contract.inputs import CheckedChat
 from runahead.service.contract.limits import LIMITS
 from runahead.service.text.tokenizer import TextTokenizer
 from runahead.service.workers.caller_turns import Turns
 from runahead.service.workers.worker_process import UnusableError, WorkerLostError, WorkerProcess
+
+_LEAST: Final = (3, 1, 6)  # earlier versions have known ways out of the sandbox
+_INSTALL: Final = "pip install 'runahead-server[chat]'"
 
 log = structlog.get_logger(__name__)
 
@@ -160,3 +164,15 @@ def _why_none(templates: Mapping[str, str]) -> str:
 
 def _lost(sentence: str) -> ServiceError:
     return ServiceError("CHAT_LOST", f"{sentence}; the request may be sent again")
+
+
+def why_no_jinja2() -> str:
+    """Say why templates can't be rendered and how to fix it, as a sentence without a period. Empty if they can."""
+    least = ".".join(map(str, _LEAST))
+    try:
+        found = metadata.version("jinja2")
+    except metadata.PackageNotFoundError:
+        return f"the package jinja2, which renders chat templates, is not installed: {_INSTALL}"
+    if tuple(int(number) for number in re.findall(r"\d+", found)[:3]) < _LEAST:
+        return f"chat templates need jinja2 {least} or newer, and {found} is installed: {_INSTALL}"
+    return ""

@@ -16,11 +16,9 @@ import msgspec
 from jinja2 import TemplateError, TemplateSyntaxError
 
 from runahead.service.chat.chat_values import ChatFault
-from runahead.service.chat.rendering import Rendering, load_modules
+from runahead.service.chat.rendering import RefusedByTemplate, Rendering, TooLong, load_modules
 from runahead.service.chat.template_messages import MEMORY_BYTES, RENDER_S, Asked, Fault, Rendered, Templates
-from runahead.service.chat.template_sandbox import RefusedByTemplate, TooLong
-from runahead.service.workers.confinement import confine
-from runahead.service.workers.worker_side import Ready, read_orders, say
+from runahead.service.workers.worker_side import Ready, confine, read_orders, say
 
 _RENDERINGS: Final = 256  # of one process
 _WORDS: Final = 512  # characters of a template's error message that are passed on

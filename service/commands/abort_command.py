@@ -6,8 +6,8 @@ import argparse
 import sys
 from typing import Final
 
+from runahead.service.commands.client import add_timeout_flag, one_call
 from runahead.service.commands.ends import EXIT_FAILED
-from runahead.service.commands.one_call import add_timeout_flag, one_call
 from runahead.service.commands.request_flags import UsageError
 from runahead.v1 import control_pb2
 

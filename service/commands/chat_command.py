@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Generator, Iterable
+from types import FrameType
 from typing import Final
 
 import grpc
 
 from runahead.runtime.log_output import printable
 from runahead.service.commands.chat_conversation import Conversation, why_no_chat
-from runahead.service.commands.chat_lines import piped_lines, typed_lines
-from runahead.service.commands.client_calls import Cancelled, ClientCalls
+from runahead.service.commands.client import EXIT_USAGE, Cancelled, ClientCalls, describe_failure, refused_fields
 from runahead.service.commands.client_channel import endpoint
-from runahead.service.commands.client_failure import (
-    EXIT_USAGE,
-    describe_failure,
-    refused_fields,
-)
 from runahead.service.commands.ends import EXIT_FAILED, EXIT_INTERRUPTED
 from runahead.service.commands.generate_command import tokens_per_second
 from runahead.service.commands.request_flags import (
+    MOST_CHARACTERS,
+    UsageError,
     add_field_flags,
     add_system_flag,
     build_options,
@@ -31,6 +29,9 @@ from runahead.service.commands.request_flags import (
 )
 from runahead.service.commands.terminal_text import Screen, harmless
 from runahead.v1 import generate_pb2, model_pb2
+
+PROMPT: Final = "> "
+NOT_UTF8: Final = "a message is not UTF-8"
 
 # A chat sends several requests, its template writes the special tokens, and only text is shown.
 _NOT_FOR_A_CHAT: Final = ("request_id", "n", "add_special_tokens", "output")
@@ -43,6 +44,70 @@ A message that begins with / is written with two: //"""
 _LENGTH = generate_pb2.FINISH_REASON_LENGTH
 _CONTEXT = generate_pb2.FINISH_REASON_CONTEXT_LENGTH
 _ABORTED = generate_pb2.FINISH_REASON_ABORTED
+
+
+def piped_lines() -> Generator[str]:
+    """Yield messages from standard input, one a line. An interrupt ends the program.
+
+    Raises UsageError for a line that is not UTF-8 or too long.
+    """
+    try:
+        for line in iter(lambda: sys.stdin.readline(MOST_CHARACTERS + 1), ""):
+            if len(line) > MOST_CHARACTERS:
+                raise UsageError(f"a line on standard input has more than {MOST_CHARACTERS} characters")
+            yield _checked(line.rstrip("\r\n"))
+    except UnicodeDecodeError as error:
+        raise UsageError(NOT_UTF8) from error
+
+
+def typed_lines(interrupt: Callable[[], None], say: Callable[[str], None]) -> Generator[str]:
+    """Yield messages from the terminal's line editor until Ctrl-D. History stays in memory.
+
+    Ctrl-C drops the line being typed, and otherwise calls `interrupt` from the signal's handler. say: prints for the
+    user.
+    """
+    with contextlib.suppress(ImportError):  # `input` uses it for editing if available
+        import readline  # noqa: F401
+    is_typing = False
+
+    def on_interrupt(_: int, __: FrameType | None) -> None:
+        nonlocal is_typing
+        if is_typing:
+            is_typing = False  # one interrupt for a line: nothing would catch a second
+            raise KeyboardInterrupt
+        interrupt()
+
+    def typed() -> str:
+        nonlocal is_typing
+        try:
+            is_typing = True
+            return input(PROMPT)
+        finally:
+            is_typing = False
+
+    before = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        while True:
+            try:
+                yield _checked(typed())
+            except EOFError:
+                say("")  # so that the shell's prompt begins a new line
+                return
+            except KeyboardInterrupt:
+                say("\n(Ctrl-D or /exit ends the chat)")
+            except (UnicodeDecodeError, UsageError):
+                say(f"({NOT_UTF8}, and is not sent)")
+    finally:
+        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
+
+
+def _checked(line: str) -> str:
+    """Check a line. Raises UsageError for invalid bytes."""
+    try:
+        line.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UsageError(NOT_UTF8) from error
+    return line
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

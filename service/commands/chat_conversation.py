@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable
 
 from runahead.runtime.log_output import printable
-from runahead.service.commands.client_calls import Cancelled, ClientCalls
+from runahead.service.commands.client import Cancelled, ClientCalls
 from runahead.service.commands.request_flags import with_chat_defaults
 from runahead.v1 import generate_pb2, model_pb2
 

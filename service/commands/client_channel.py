@@ -9,7 +9,7 @@ from typing import Final
 
 import grpc
 
-from runahead.service.commands.usage_error import UsageError
+from runahead.service.commands.ends import UsageError
 from runahead.service.settings.bounded_files import FileError, read_file
 from runahead.service.settings.loopback import is_loopback
 

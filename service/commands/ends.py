@@ -7,8 +7,20 @@ import signal
 import sys
 from typing import Final
 
+_SHOWN: Final = 80  # characters of a value
+
 EXIT_FAILED: Final = 1
 EXIT_INTERRUPTED: Final = 130
+
+
+class UsageError(ValueError):
+    """An invalid flag. One sentence with the flag, what it accepts and its value."""
+
+    @classmethod
+    def of(cls, flag: str, accepts: str, given: object) -> UsageError:
+        text = repr(given)
+        shown = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+        return cls(f"--{flag.replace('_', '-')} must be {accepts}, and is {shown}")
 
 
 def end_at_interrupts() -> None:

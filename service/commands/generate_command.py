@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from runahead.service.commands.chat_conversation import chat_request, system_messages
-from runahead.service.commands.client_calls import ClientCalls
+from runahead.service.commands.client import ClientCalls
 from runahead.service.commands.client_channel import endpoint
 from runahead.service.commands.ends import EXIT_INTERRUPTED
 from runahead.service.commands.request_flags import add_flags as add_flags

@@ -9,8 +9,7 @@ from typing import Final
 
 import msgspec
 
-from runahead.runtime.wire.engine_config import ConfigError, check_config
-from runahead.runtime.wire.tune_order import TuneOrder
+from runahead.runtime.wire.engine_config import ConfigError, TuneOrder, check_config
 from runahead.service.commands.ends import EXIT_INTERRUPTED
 from runahead.service.settings.server_config import EXIT_CANNOT_START, EXIT_OK, ServerConfig
 

@@ -8,14 +8,12 @@ from typing import Final
 import msgspec
 
 from runahead.runtime.wire import messages
-from runahead.service.completion.completion_end import CompletionClock, reason_of, usage
-from runahead.service.completion.token_messages import scored_token
+from runahead.service.completion.events import CompletionClock, reason_of, scored_token, usage
 from runahead.service.contract.errors import ServiceError, given_up
 from runahead.service.contract.limits import LIMITS
 from runahead.service.contract.validation import CheckedRequest
 from runahead.service.engine.request_stream import TokenBatch
-from runahead.service.text.text import CompletionText, TextPiece
-from runahead.service.text.token_bytes import TokenBytes
+from runahead.service.text.text import CompletionText, TextPiece, TokenBytes
 from runahead.v1 import Delta, Finished, FinishReason, MatchedStop, Token
 
 _TOKEN_BYTES: Final = 16  # bytes of a Token in a message without its `bytes` and log-probabilities

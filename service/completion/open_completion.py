@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from runahead.runtime.wire.parameters import FinishReason as EngineReason
 from runahead.service.completion.completion import Completion
-from runahead.service.completion.prompt_events import PromptEvents
+from runahead.service.completion.events import PromptEvents
 from runahead.service.contract.errors import ServiceError
 from runahead.service.engine.engine_client import SocketEngineClient
 from runahead.service.engine.request_stream import RequestStream

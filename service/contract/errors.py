@@ -1,23 +1,29 @@
 """Errors as a client sees them: a status code, a sentence and `google.rpc` details.
 
-Each error has a reason in `ErrorInfo` under the domain `runahead`; `STATUS_OF` maps reasons to statuses.
+Each error has a reason in `ErrorInfo` under the domain `runahead`; `STATUS_OF` maps reasons to statuses. The violations
+of a request, unknown fields among them, are collected into one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import grpc
-from google.protobuf.any_pb2 import Any
+import numpy as np
+from google.protobuf import any_pb2
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from google.protobuf.unknown_fields import UnknownFieldSet
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
+from numpy.typing import NDArray
 
 from runahead.runtime.wire.parameters import FinishReason
+from runahead.service.contract.limits import LIMITS
 
 ERROR_DOMAIN: Final = "runahead"
 INTERNAL_SENTENCE: Final = "the server failed to serve this request; its log has the reason under the request's id"
@@ -74,6 +80,13 @@ _GIVEN_UP: Final[Mapping[int, tuple[str, str]]] = MappingProxyType(
         ),
     }
 )
+
+T = TypeVar("T")
+
+NO_TOKENIZER: Final = "is not supported by this server, which was started without a tokenizer: it takes token ids only"
+
+_UNKNOWN: Final = "is the number of a field that this server does not know"
+_LENGTH: Final = 2  # wire type of length-delimited values: texts, bytes, messages, packed lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +200,7 @@ def to_status(error: ServiceError, request_id: str = "", headers: Sequence[tuple
         details.append(error_details_pb2.RequestInfo(request_id=request_id, serving_data=serving_data))
     packed = []
     for detail in details:
-        any_detail = Any()
+        any_detail = any_pb2.Any()
         any_detail.Pack(detail)
         packed.append(any_detail)
     code = code_pb2.Code.Value(error.code.name)
@@ -195,3 +208,110 @@ def to_status(error: ServiceError, request_id: str = "", headers: Sequence[tuple
     metadata = (*status.trailing_metadata, *pushback, *headers)
     complete: grpc.Status = status._replace(trailing_metadata=metadata)
     return complete
+
+
+class Violations:
+    """Collects violations."""
+
+    def __init__(self) -> None:
+        self._found: list[Violation] = []
+
+    def require(self, good: bool, field: str, sentence: str) -> bool:
+        """Record `field sentence` unless `good`. Returns `good`."""
+        if not good and len(self._found) < LIMITS.violations:
+            self._found.append(Violation(field, f"{field} {sentence}"))
+        return good
+
+    def require_at_most(self, limit: int, count: int, field: str) -> bool:
+        """Record a list of more than `limit` entries. Returns whether the list is short enough."""
+        return self.require(count <= limit, field, f"must have at most {limit} entries, and has {count}")
+
+    def require_ids(self, ids: Sequence[int], limit: int, vocab_size: int, field: str) -> Sequence[int]:
+        """Record too many ids, or ids not below `vocab_size` by index. Returns the ids if valid."""
+        if not ids or not self.require_at_most(limit, len(ids), field):
+            return ()
+        # Ids are uint32 on the wire; int64 holds them all.
+        return ids if self.require_range(np.fromiter(ids, np.int64, len(ids)), vocab_size, field) else ()
+
+    def require_range(self, ids: NDArray[np.int32] | NDArray[np.int64], vocab_size: int, field: str) -> bool:
+        """Record ids not below `vocab_size` by index. Returns whether there are none."""
+        wrong: list[int] = np.flatnonzero(ids >= vocab_size).tolist()
+        self.require_none(field, wrong, lambda at: (f"{field}[{at}]", id_sentence(int(ids[at]), vocab_size)))
+        return not wrong
+
+    def require_between(self, low: float, value: float, high: float, field: str) -> bool:
+        """Record a value outside its bounds. Returns whether it is inside."""
+        sentence = f"must be {_shown(low)} to {_shown(high)}, and is {_shown(value)}"
+        return self.require(low <= value <= high, field, sentence)
+
+    def require_none(self, field: str, wrong: Sequence[T], described: Callable[[T], tuple[str, str]]) -> None:
+        """Record the first wrong entries of a list and the number of the others. described: an entry's path and
+        sentence.
+        """
+        for entry in wrong[: LIMITS.list_violations]:
+            self.require(False, *described(entry))
+        more = len(wrong) - LIMITS.list_violations
+        self.require(more <= 0, field, f"has {more} more such entries")
+
+    def require_sizes(self, sizes: Sequence[int], most: int, field: str) -> None:
+        """Record texts that are empty or larger than `most`. sizes: bytes in UTF-8."""
+        wrong = [index for index, size in enumerate(sizes) if not 0 < size <= most]
+        sentence = f"must be 1 to {most} bytes of UTF-8, and has"
+        self.require_none(field, wrong, lambda at: (f"{field}[{at}]", f"{sentence} {sizes[at]}"))
+
+    def require_known(self, request: Message) -> None:
+        """Record unknown fields: a newer client's field is refused, never ignored."""
+        self.require_none("request", list(unknown_fields(request, LIMITS.unknown_bytes).items()), lambda item: item)
+
+    def raise_if_any(self) -> None:
+        """Raise ServiceError (INVALID_ARGUMENT) with the recorded violations, if any."""
+        if self._found:
+            raise invalid_argument(self._found)
+
+
+def id_sentence(token_id: int, vocab_size: int) -> str:
+    """Say why an id is invalid."""
+    return f"is token id {token_id}, and the vocabulary has {vocab_size}"
+
+
+def _shown(number: float) -> str:
+    return f"{number:g}" if isinstance(number, float) else str(number)
+
+
+def unknown_fields(request: Message, most_bytes: int) -> dict[str, str]:
+    """Return a sentence for each unknown field by its path: `sampling.99` for an unknown number, the field's name for a
+    wrong wire type.
+
+    most_bytes: of unknown fields; above this they are not listed one by one, because naming a million takes a second.
+    """
+    known = type(request)()
+    known.CopyFrom(request)
+    known.DiscardUnknownFields()
+    size = request.ByteSize() - known.ByteSize()
+    if size > most_bytes:
+        return {"request": f"has {size} bytes of fields that are not supported by this server"}
+    found: dict[str, str] = {}
+    if size:
+        _walk(request, "", found)
+    return found
+
+
+def _walk(message: Message, path: str, found: dict[str, str]) -> None:
+    fields: Any = message.DESCRIPTOR.fields_by_number
+    unknown_set = UnknownFieldSet(message)
+    for unknown in (unknown_set[index] for index in range(len(unknown_set))):
+        field = fields.get(unknown.field_number)
+        if field is None:
+            found[f"{path}{unknown.field_number}"] = _UNKNOWN
+        elif field.message_type is not None and unknown.wire_type == _LENGTH:
+            # The library takes a map entry with one unknown field for an unknown field.
+            entry: Any = GetMessageClass(field.message_type).FromString(unknown.data)
+            _walk(entry, f"{path}{field.name}[{entry.key}].", found)
+        else:
+            found[f"{path}{field.name}"] = "is encoded as another type than the contract's"
+    for field, value in message.ListFields():
+        if isinstance(value, Message):
+            _walk(value, f"{path}{field.name}.", found)
+        elif field.message_type is not None and not field.message_type.GetOptions().map_entry:
+            for index, entry in enumerate(value):
+                _walk(entry, f"{path}{field.name}[{index}].", found)

@@ -20,12 +20,9 @@ from numpy.typing import NDArray
 from runahead.runtime.wire.messages import EngineInfo
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from runahead.runtime.wire.preparation import allowed_mask
-from runahead.service.contract.chat import CheckedChat, check_chat
-from runahead.service.contract.errors import Violation, invalid_argument
+from runahead.service.contract.errors import NO_TOKENIZER, Violation, Violations, id_sentence, invalid_argument
+from runahead.service.contract.inputs import CheckedChat, StructureSource, check_chat, check_structure, check_text_bytes
 from runahead.service.contract.limits import LIMITS
-from runahead.service.contract.structure import StructureSource, check_structure
-from runahead.service.contract.text_checks import check_text_bytes
-from runahead.service.contract.violations import NO_TOKENIZER, Violations, id_sentence
 from runahead.v1 import (
     AbortRequest,
     GenerateOnceRequest,
@@ -67,7 +64,7 @@ class TextParams:
 class CheckedRequest:
     """A valid request. Only the length of a text or chat prompt is unchecked until it is tokenized.
 
-    engine_id: the engine's id if it differs (`runahead.service.calls.ownership`).
+    engine_id: the engine's id if it differs (`runahead.service.calls.access`).
     caller: empty without authentication. outranks: its priority counts against other callers.
     prompt: text, a chat, or int32 [n] token ids. echo: send the prompt's tokens back.
     structure: the constraint; grammar: its compiled form (`Submit`), empty before. n: the number of completions;

@@ -47,8 +47,7 @@ from runahead.runtime.wire.trace import Trace
 from runahead.service.contract.limits import LIMITS
 from runahead.service.contract.validation import CheckedRequest
 from runahead.service.engine.pulse import SILENT_S, Pulse
-from runahead.service.engine.request_stream import EngineLostError, RequestRefusedError, RequestStream
-from runahead.service.engine.waking import Waking
+from runahead.service.engine.request_stream import EngineLostError, RequestRefusedError, RequestStream, Waking
 
 log = structlog.get_logger(__name__)
 

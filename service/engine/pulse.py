@@ -1,12 +1,14 @@
-"""Detects a stopped or stuck engine by its silence. The engine sends a message in every loop turn that is long
-enough.
+"""Detects a stopped or stuck engine by its silence, and time-outs that count only while the process runs.
+
+The engine sends a message in every loop turn that is long enough.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
@@ -14,13 +16,37 @@ import structlog
 
 from runahead.runtime.wire.messages import PROTOCOL_VERSION, Hello, encode_frame
 from runahead.service.engine.request_stream import EngineLostError
-from runahead.service.engine.running_time import CHECKS
+
+CHECKS: Final = 8  # checks within a limit: a time-out is at most one check late
 
 # Heartbeats come every 0.5 s, or up to 0.25 s later while the loop waits. After two missing ones the service stops
 # being ready, within 2 s.
 SILENT_S: Final = 1.5
 
 log = structlog.get_logger(__name__)
+
+
+@asynccontextmanager
+async def running_timeout(limit_s: float) -> AsyncIterator[None]:
+    """Like `asyncio.timeout`, but time in which this process or the machine was stopped counts for at most an eighth of
+    the limit. Raises TimeoutError.
+    """
+    loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle
+
+    def check(count: int) -> None:
+        nonlocal timer
+        if count < CHECKS:
+            timer = loop.call_later(limit_s / CHECKS, check, count + 1)
+        else:
+            timeout.reschedule(loop.time())
+
+    async with asyncio.timeout(None) as timeout:
+        check(0)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
 
 def stuck_after_s(launch_timeout_s: float) -> float:

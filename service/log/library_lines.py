@@ -1,4 +1,4 @@
-"""Turns lines that libraries write to standard error into log events.
+"""Turns lines that libraries write to standard error into log events, and limits lines that outsiders can cause.
 
 gRPC's core writes such lines from many threads, and clients can cause some and choose words in them, such as the text
 in a connection's last frame. So the process gets a pipe as standard error, which the supervisor reads: each line
@@ -14,13 +14,18 @@ import logging
 import os
 import re
 import select
+import time
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
 from runahead.runtime import log_output
-from runahead.service.log.line_budget import LineBudget
+
+_MOST_KINDS: Final = 256
+_OTHERS: Final = "others"
 
 _LINES: Final = 20  # of one source location, within the time below
 _WINDOW_S: Final = 60.0
@@ -117,3 +122,47 @@ def _pipe_of_writes() -> tuple[int, int]:
 def printable(text: str) -> str:
     """Shorten a text and replace unprintable characters."""
     return log_output.printable(text[:_MOST_CHARACTERS])
+
+
+@dataclass(slots=True)
+class _Window:
+    began: float
+    lines: int = 0
+    left_out: int = 0
+
+
+class LineBudget:
+    """Limits lines of each kind in a time window; the next line of a kind reports the suppressed number.
+
+    lines: of a kind in `window_s` seconds. At most 256 kinds in that time; later ones share one.
+    clock: seconds.
+    """
+
+    def __init__(self, lines: int, window_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lines = lines
+        self._window_s = window_s
+        self._clock = clock
+        self._windows: dict[str, _Window] = {}
+
+    def take(self, kind: str) -> int | None:
+        """Return None for a suppressed line, otherwise the number suppressed since the last one."""
+        now = self._clock()
+        if kind not in self._windows and len(self._windows) >= _MOST_KINDS:
+            self._forget_old(now)
+            kind = kind if len(self._windows) < _MOST_KINDS else _OTHERS
+        window = self._windows.setdefault(kind, _Window(now))
+        if now - window.began >= self._window_s:
+            window.began, window.lines = now, 0
+        if window.lines >= self._lines:
+            window.left_out += 1
+            return None
+        window.lines += 1
+        left_out, window.left_out = window.left_out, 0
+        return left_out
+
+    def _forget_old(self, now: float) -> None:
+        """Forget old kinds. Their suppressed lines are added to the shared kind's."""
+        old = [kind for kind, window in self._windows.items() if now - window.began >= self._window_s]
+        left_out = sum(self._windows.pop(kind).left_out for kind in old)
+        if left_out:
+            self._windows.setdefault(_OTHERS, _Window(now)).left_out += left_out

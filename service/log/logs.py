@@ -17,8 +17,7 @@ import structlog
 
 from runahead.runtime.log_output import LEVELS, LogOutput, log_to_stderr
 from runahead.runtime.log_stream import LogStream
-from runahead.service.log.library_lines import printable
-from runahead.service.log.line_budget import LineBudget
+from runahead.service.log.library_lines import LineBudget, printable
 
 _LINES: Final = 20  # of one kind, within the time below
 _WINDOW_S: Final = 60.0

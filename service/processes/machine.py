@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from runahead.service.shared_memory.process_table import ProcessFigures
+from runahead.service.shared_memory.board import ProcessFigures
 
 _PROC: Final = Path("/proc")
 _ZOMBIE: Final = "Z"

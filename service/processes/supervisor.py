@@ -26,8 +26,13 @@ from runahead.service.engine.pulse import EngineWatch, stuck_after_s
 from runahead.service.processes import machine, start_lines
 from runahead.service.processes.checkpoint_check import check_checkpoint
 from runahead.service.processes.engine_process import EngineProcess
-from runahead.service.processes.front_end_process import SIDE_COMMAND, FrontEndOrders, FrontEndProcess, SideOrders
-from runahead.service.processes.keeper import Keeper
+from runahead.service.processes.front_end_process import (
+    SIDE_COMMAND,
+    FrontEndOrders,
+    FrontEndProcess,
+    Keeper,
+    SideOrders,
+)
 from runahead.service.processes.ports import Ports
 from runahead.service.settings.server_config import (
     EXIT_ENGINE_LOST,

@@ -15,9 +15,7 @@ from runahead.service.calls.call_interceptor import CallInterceptor, OpenCalls
 from runahead.service.calls.call_log import CallLog, Traces
 from runahead.service.contract.errors import SHUTDOWN_SENTENCE
 from runahead.service.engine.engine_client import SocketEngineClient
-from runahead.service.servers.listening import listen
-from runahead.service.servers.security import Security
-from runahead.service.servers.server_options import server_options
+from runahead.service.servers.server_options import Security, listen, server_options
 from runahead.service.servicers.health import HealthServicer
 from runahead.service.servicers.reflection import add_reflection
 from runahead.service.servicers.servicer import GenerationServicer

@@ -33,7 +33,7 @@ from runahead.service.kv_events.events import (
     runs,
     sliding_window,
 )
-from runahead.service.kv_events.mirror import KvMirror
+from runahead.service.kv_events.feed import KvMirror
 from runahead.service.settings.settings import NO_PORT
 
 _MOST_BATCHES: Final = 10_000  # before numbers restart

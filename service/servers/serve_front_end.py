@@ -19,7 +19,7 @@ from runahead.runtime.wire.engine_config import ConfigError
 from runahead.service.engine.engine_client import SocketEngineClient
 from runahead.service.processes.front_end_process import DRAIN, LOADED, FrontEndOrders
 from runahead.service.servers.front_end import FrontEnd
-from runahead.service.servers.security import Security
+from runahead.service.servers.server_options import Security
 from runahead.service.servers.supervised import connected_engine, keep_for_good, say, say_that_it_lives, serve_process
 from runahead.service.settings.bounded_files import FileError, read_text
 from runahead.service.settings.server_config import EXIT_ENGINE_LOST, EXIT_OK, EXIT_SERVER_ENDED

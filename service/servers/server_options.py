@@ -1,7 +1,19 @@
-"""Options of the gRPC server: limits below messages, at the level of HTTP/2 frames."""
+"""Options, credentials and addresses of the service's gRPC servers.
+
+`runahead.service.settings.server_config` checks that open access is intended.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from runahead.runtime.wire.engine_config import ConfigError, Spelling
+from runahead.service.calls.access import Access
+from runahead.service.credentials.callers import CallersFile
+from runahead.service.credentials.tls import TlsFiles, server_credentials
 from runahead.service.settings.settings import FrontEndSettings
 
 Options = tuple[tuple[str, int], ...]
@@ -43,3 +55,44 @@ def server_options(settings: FrontEndSettings) -> Options:
 
 def _milliseconds(seconds: float) -> int:
     return round(seconds * 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """A front end's security. access: authentication. credentials: of the port; None for plain text."""
+
+    access: Access
+    credentials: grpc.ServerCredentials | None
+
+
+def load_security(settings: FrontEndSettings, spelling: Spelling) -> Security:
+    """Read the files of checked settings. Raises ConfigError."""
+    callers = CallersFile(Path(settings.callers)) if settings.callers else None
+    if callers is not None and callers.has_certificates and not settings.tls_client_ca:
+        raise ConfigError(
+            f"{spelling('callers')} names callers by their certificates, which clients are only asked for with "
+            f"{spelling('tls_client_ca')}"
+        )
+    credentials = None
+    if settings.tls_cert:
+        client_ca = Path(settings.tls_client_ca) if settings.tls_client_ca else None
+        credentials = server_credentials(TlsFiles(Path(settings.tls_cert), Path(settings.tls_key), client_ca))
+    return Security(Access(callers, certificates=bool(settings.tls_client_ca)), credentials)
+
+
+def listen(server: grpc.aio.Server, host: str, number: int, credentials: grpc.ServerCredentials | None = None) -> int:
+    """Listen and return the port. host: an IPv6 address with or without brackets. number: 0 for any. credentials: None
+    for plain text. Raises ConfigError.
+    """
+    host = host.strip("[]")
+    address = f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
+    try:
+        if credentials is None:
+            port = int(server.add_insecure_port(address))
+        else:
+            port = int(server.add_secure_port(address, credentials))
+    except RuntimeError:
+        port = 0
+    if port == 0:
+        raise ConfigError(f"{address} can't be listened on: it is in use, or no address of this machine")
+    return port

@@ -1,11 +1,16 @@
-"""The side server: health, metrics and operators' calls on separate ports.
+"""The side server, `python -m runahead.service.servers.side_server`: health, metrics and operators' calls on separate
+ports.
 
-It answers however busy the service port is: it runs in a separate process, outside the service port's limits.
+It answers however busy the service port is: it runs in a separate process, outside the service port's limits. The
+supervisor starts it, and it takes orders like a front end (`runahead.service.processes.front_end_process`). It serves
+health and metrics at once, and operators' calls when the engine runs. Exit codes: 0 after a shutdown, 2 if it could not
+start.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from concurrent.futures import CancelledError
 from socket import gethostname
 from typing import Final
@@ -25,18 +30,19 @@ from runahead.service.contract.errors import SHUTDOWN_SENTENCE
 from runahead.service.engine.engine_client import SocketEngineClient
 from runahead.service.engine.request_stream import EngineLostError
 from runahead.service.kv_events.feed import KvFeed
+from runahead.service.processes.front_end_process import DRAIN, LOADED, SideOrders
 from runahead.service.servers.front_end import GENERATION, HEALTH
-from runahead.service.servers.listening import listen
-from runahead.service.servers.security import Security
-from runahead.service.servers.server_options import server_options
+from runahead.service.servers.server_options import Security, listen, server_options
+from runahead.service.servers.supervised import connected_engine, keep_for_good, say, say_that_it_lives, serve_process
 from runahead.service.servicers.control_servicer import NOT_SERVED, ControlServicer
 from runahead.service.servicers.health import HealthServicer
 from runahead.service.servicers.reflection import add_reflection
 from runahead.service.settings.loopback import LOOPBACK
+from runahead.service.settings.server_config import EXIT_OK
 from runahead.service.settings.settings import NO_PORT, FrontEndSettings
 from runahead.service.shared_memory.board import Board
 from runahead.service.stats.metrics_server import MetricsServer, ServiceCollector
-from runahead.service.stats.stats_feed import StatsFeed
+from runahead.service.stats.stats import StatsFeed
 from runahead.v1 import add_GenerationServiceServicer_to_server, generation_service_pb2
 
 _CONNECTIONS: Final = 1024  # to each port
@@ -215,3 +221,46 @@ class SideServer:
             if self._heard.get(line, (None,))[0] != word:
                 self._heard[line] = word, self._checks
         return any((self._checks - self._heard[line][1]) * _CHECK_S < _SILENT_S for line in words)
+
+
+def main() -> int:
+    """Serve until told to end. Returns the exit code."""
+    return serve_process(SideOrders, _serve)
+
+
+async def _serve(orders: SideOrders, security: Security, board: Board, lines: asyncio.StreamReader) -> int:
+    """Serve. Raises ConfigError or EngineLostError if it can't."""
+    side = SideServer(orders.settings, security, board, orders.index, orders.version)
+    keep_for_good()
+    say(LOADED + b" %d %d" % await side.listen(orders.health_port, orders.metrics_port))
+    try:
+        return await _serve_engine(orders, side, lines)
+    finally:
+        await side.stop()
+
+
+async def _serve_engine(orders: SideOrders, side: SideServer, lines: asyncio.StreamReader) -> int:
+    """Serve the control port once the engine runs."""
+    found = await connected_engine(orders, lines)
+    if found is None:
+        return EXIT_OK
+    client, port = found
+    say(b"ready %d" % await side.serve(client, port))
+    alive = asyncio.create_task(say_that_it_lives(lambda: None))
+    lost = asyncio.create_task(_tell_of_loss(client, side))
+    try:
+        while await lines.readline() == DRAIN:
+            side.drain()
+    finally:
+        alive.cancel()
+        lost.cancel()
+    return EXIT_OK
+
+
+async def _tell_of_loss(client: SocketEngineClient, side: SideServer) -> None:
+    await client.wait_lost()
+    side.engine_lost()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -23,7 +23,7 @@ from runahead.service.engine.engine_client import SocketEngineClient
 from runahead.service.engine.request_stream import EngineLostError
 from runahead.service.log.logs import configure_serving_logs
 from runahead.service.processes.front_end_process import ALIVE, ALIVE_S, DRAIN, END, FrontEndOrders, ServeOrder
-from runahead.service.servers.security import Security, load_security
+from runahead.service.servers.server_options import Security, load_security
 from runahead.service.settings.server_config import EXIT_CANNOT_START
 from runahead.service.shared_memory.board import Board
 

@@ -6,12 +6,11 @@ from typing import Any, Final, NoReturn
 
 import grpc
 
-from runahead.service.calls.access import current_caller
-from runahead.service.calls.ownership import Ownership
+from runahead.service.calls.access import Ownership, current_caller
 from runahead.service.contract.errors import ServiceError
 from runahead.service.contract.validation import check_abort, check_known
 from runahead.service.engine.engine_client import SocketEngineClient
-from runahead.service.stats.stats_feed import StatsFeed
+from runahead.service.stats.stats import StatsFeed
 from runahead.service.stats.trace import trace
 from runahead.v1 import (
     AbortRequest,

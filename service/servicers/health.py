@@ -1,21 +1,57 @@
-"""`grpc.health.v1`: serving only while the engine lives."""
+"""`grpc.health.v1`: serving only while the engine lives.
+
+gRPC's health stubs before 1.85 lack the messages of `List`; they are made here as in gRPC's health.proto.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 import grpc
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from runahead.service.calls.stream_writer import StreamWriter
 from runahead.service.contract.errors import exhausted
 from runahead.service.contract.limits import LIMITS
-from runahead.service.servicers import health_list
-from runahead.service.servicers.health_list import HealthListRequest, HealthListResponse
+
+METHOD: Final = "List"
+_Field = descriptor_pb2.FieldDescriptorProto
 
 _Status = health_pb2.HealthCheckResponse
+
+
+def _described() -> descriptor_pb2.FileDescriptorProto:
+    package, of_stubs = health_pb2.DESCRIPTOR.package, health_pb2.DESCRIPTOR.name
+    file = descriptor_pb2.FileDescriptorProto(
+        name="runahead/health_list.proto", package=package, syntax="proto3", dependency=[of_stubs]
+    )
+    file.message_type.add(name="HealthListRequest")
+    response = file.message_type.add(name="HealthListResponse")
+    entry = response.nested_type.add(name="StatusesEntry")
+    entry.options.map_entry = True
+    entry.field.add(name="key", number=1, type=_Field.TYPE_STRING, label=_Field.LABEL_OPTIONAL)
+    status = f".{package}.HealthCheckResponse"
+    entry.field.add(name="value", number=2, type=_Field.TYPE_MESSAGE, label=_Field.LABEL_OPTIONAL, type_name=status)
+    response.field.add(
+        name="statuses",
+        number=1,
+        type=_Field.TYPE_MESSAGE,
+        label=_Field.LABEL_REPEATED,
+        type_name=f".{package}.HealthListResponse.StatusesEntry",
+    )
+    return file
+
+
+def _message(name: str) -> Any:
+    return message_factory.GetMessageClass(descriptor_pool.Default().FindMessageTypeByName(name))
+
+
+descriptor_pool.Default().Add(_described())
+HealthListRequest: Final = _message("grpc.health.v1.HealthListRequest")
+HealthListResponse: Final = _message("grpc.health.v1.HealthListResponse")
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it has no type information
@@ -65,7 +101,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # i
             self.List, HealthListRequest.FromString, HealthListResponse.SerializeToString
         )
         service = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
-        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, {health_list.METHOD: found})])
+        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, {METHOD: found})])
 
     async def Check(
         self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -74,7 +110,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # i
             await context.abort(grpc.StatusCode.NOT_FOUND, "this server has no such service")
         return _Status(status=self._status(request.service))
 
-    async def List(self, request: HealthListRequest, context: grpc.aio.ServicerContext[Any, Any]) -> HealthListResponse:
+    async def List(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         return HealthListResponse(
             statuses={service: _Status(status=self._status(service)) for service in self._services}
         )

@@ -12,17 +12,15 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.service.calls.access import current_caller
+from runahead.service.calls.access import Ownership, current_caller
 from runahead.service.calls.admission import Account, Admission
 from runahead.service.calls.call import Call, current_call
-from runahead.service.calls.ownership import Ownership
 from runahead.service.calls.stream_writer import StreamWriter
 from runahead.service.chat.chats import Chats
 from runahead.service.completion.completion import Completion
+from runahead.service.completion.events import PromptEvents
 from runahead.service.completion.open_completion import OpenCompletion, so_far
-from runahead.service.completion.preparing import Preparing
-from runahead.service.completion.prompt_events import PromptEvents
-from runahead.service.completion.texts import Texts, text_bytes
+from runahead.service.completion.preparing import Preparing, Texts, text_bytes
 from runahead.service.contract.errors import ServiceError
 from runahead.service.contract.limits import LIMITS
 from runahead.service.contract.validation import (
@@ -45,9 +43,9 @@ from runahead.service.servicers.model_info import model_info
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.service.shared_memory.board import Board
 from runahead.service.shared_memory.held import Holding, Resource
-from runahead.service.stats.stats_feed import StatsFeed
+from runahead.service.stats.stats import StatsFeed
 from runahead.service.structures.structures import Structures
-from runahead.service.text.token_bytes import NO_TOKENS
+from runahead.service.text.text import NO_TOKENS
 from runahead.service.text.tokenizer import TextTokenizer
 from runahead.v1 import (
     Accepted,

@@ -15,8 +15,7 @@ from typing import Any, Final
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2
 
-from runahead.service.contract.errors import ServiceError, Violation, invalid_argument
-from runahead.service.contract.violations import Violations
+from runahead.service.contract.errors import ServiceError, Violation, Violations, invalid_argument
 from runahead.service.engine.request_stream import RequestRefusedError
 from runahead.v1 import GenerateRequest
 

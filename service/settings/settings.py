@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,11 +21,10 @@ import msgspec
 from runahead.runtime.checkpoint import BUNDLED, BUNDLED_FOLDER, BUNDLED_HEAD, model_name
 from runahead.runtime.log_output import Format, Level, LogOutput
 from runahead.runtime.wire.engine_config import EngineConfig, EngineSettings, check_config
-from runahead.runtime.wire.setting import Setting, setting, settings_of
+from runahead.runtime.wire.setting import Setting, setting, settings_of, shown
 from runahead.service.settings.bounded_files import FileError, read_text
 from runahead.service.settings.cli_parser import did_you_mean, why_gone
 from runahead.service.settings.loopback import LOOPBACK
-from runahead.service.settings.model_paths import head_path, model_path
 from runahead.service.settings.variables import CONFIG_VARIABLE, ENV_PREFIX, own_variables, variable_of
 from runahead.service.settings.variables import SettingsError as SettingsError
 
@@ -34,6 +34,8 @@ _OFF: Final = {"off": NO_PORT}
 _PORT_WORDS: Final = {"auto": AUTO_PORT, "off": NO_PORT}
 _MOST_BYTES: Final = 1 << 20  # of a settings file
 _LOG: Final = LogOutput()  # supplies the defaults of the log settings
+
+_HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def _port_setting(description: str, words: Mapping[str, int]) -> msgspec.Meta:
@@ -45,7 +47,7 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings that the engine does not get. A field is a setting: see
     `runahead.runtime.wire.engine_config.EngineSettings`.
 
-    `runahead.service.settings.exposure.check_security` checks whether the host may be listened on.
+    `runahead.service.settings.server_config.check_security` checks whether the host may be listened on.
     """
 
     # The engine gets the model's path.
@@ -335,3 +337,34 @@ def _require_known(name: str, what: str, known: Iterable[str]) -> None:
     if name in known:
         return
     raise SettingsError(f"{what} is not a setting" + (why_gone(name) or did_you_mean(name, known)))
+
+
+def head_path(folder: str) -> str:
+    """Return the path of a draft head or model, empty without one."""
+    with contextlib.suppress(RuntimeError):  # an unknown user's home
+        return str(Path(folder).expanduser().absolute()) if folder else ""
+    return folder
+
+
+def model_path(model: str) -> Path:
+    """Return the path of a model's folder or file."""
+    if model == BUNDLED:
+        return BUNDLED_FOLDER
+    if not model:  # an empty path would mean the current folder
+        raise SettingsError("model is empty: give 'bundled', a folder with config.json, or a GGUF file")
+    with contextlib.suppress(OSError, RuntimeError):  # too long a path, or an unknown user's home
+        path = Path(model).expanduser()
+        if path.is_dir():
+            return path.resolve()
+        if path.exists():
+            return path.absolute()  # keeps a link's name: a download cache names link targets by hash
+    if not model.endswith(".gguf") and _HUB_ID.fullmatch(model):
+        name = model.split("/")[1]
+        raise SettingsError(
+            f"model {model!r} is not a folder here and looks like a hub id; the service downloads nothing, so fetch "
+            f"it first with `hf download {model} --local-dir {name}` and then give `--model {name}`"
+        )
+    raise SettingsError(
+        f"model {shown(model)} is neither a folder nor a file; give a folder with config.json, safetensors and "
+        "tokenizer.json, or a GGUF file"
+    )

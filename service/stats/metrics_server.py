@@ -20,9 +20,7 @@ from runahead.runtime.wire.engine_config import ConfigError
 from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.messages import EngineInfo
 from runahead.service.shared_memory.board import Board
-from runahead.service.stats.engine_metrics import engine_metrics
-from runahead.service.stats.metrics_families import gauge
-from runahead.service.stats.service_metrics import service_metrics
+from runahead.service.stats.metrics import engine_metrics, gauge, service_metrics
 
 PATH: Final = "/metrics"
 _CONNECTIONS: Final = 16  # at once, a thread each; Prometheus needs one

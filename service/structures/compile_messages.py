@@ -1,8 +1,23 @@
-"""Messages between a front end and its compile process: JSON lines, one for each of these classes."""
+"""Messages between a front end and its compile process, JSON lines, one for each of these classes; and a structure's
+fault.
+"""
 
 from __future__ import annotations
 
 import msgspec
+
+
+class StructureFault(Exception):
+    """An invalid structure.
+
+    location: a JSON pointer in a schema (`#/properties/a`), `line 3` of a grammar, or empty for all of it.
+    sentence: the fault, appended to the location.
+    """
+
+    def __init__(self, location: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.location = location
+        self.sentence = sentence
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
@@ -19,7 +34,7 @@ class Vocabulary(msgspec.Struct, frozen=True):
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """A structure to compile (`runahead.service.contract.structure.StructureSource`). depth: nesting bound of lists,
+    """A structure to compile (`runahead.service.contract.inputs.StructureSource`). depth: nesting bound of lists,
     objects and brackets.
     """
 

@@ -22,8 +22,7 @@ from llguidance import LLTokenizer
 
 from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
 from runahead.runtime.grammar.matcher import GrammarError, VocabularyError, load_vocabulary, new_matcher
-from runahead.service.structures.compile_messages import Answer, Ask, Vocabulary
-from runahead.service.structures.fault import StructureFault
+from runahead.service.structures.compile_messages import Answer, Ask, StructureFault, Vocabulary
 from runahead.service.structures.grammar_text import grammar_text, of_schema
 from runahead.service.structures.schema_check import Schema, parts
 from runahead.service.workers.worker_side import Ready, data_bytes, read_orders, say

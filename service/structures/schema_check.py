@@ -1,7 +1,9 @@
 """Reads a JSON Schema, checks that every keyword is enforced, and cleans it.
 
 llguidance ignores unknown keywords. Here each keyword is enforced, is an annotation without effect, or is refused with
-its location.
+its location. Formats that llguidance enforces too loosely become exact or stricter regular expressions. Patterns of
+property names are expanded: `^(a|b)$` becomes properties `a` and `b`, because llguidance excludes names in `properties`
+from a pattern and does not notice if none is left: it then allows a comma that no name can follow.
 """
 
 from __future__ import annotations
@@ -10,13 +12,45 @@ import json
 import math
 import re
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any, Final
 
-from runahead.service.structures.fault import StructureFault
-from runahead.service.structures.schema_formats import replace_format
-from runahead.service.structures.schema_names import spell_out_names
+import numpy as np
+from llguidance import LLTokenizer
+
+from runahead.runtime.grammar.matcher import GrammarError, new_matcher
+from runahead.service.structures.compile_messages import StructureFault
 from runahead.service.structures.schema_numbers import INTEGER_FORMATS, draw_in, exact_value, integers_of
 from runahead.service.structures.schema_unions import add_null, check_discriminator, check_multiples, check_one_of
+
+_MOST_NAMES: Final = 32  # names of a pattern that are expanded
+_LONGEST: Final = 64  # bytes of a quoted name
+
+# RFC 3339, years 0001 to 9999. A leap second is 23:59:60 UTC, in a date-time only at the end of June or December.
+_YEAR: Final = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
+_LEAP_YEAR: Final = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_DATE: Final = (
+    f"(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    f"|02-(?:0[1-9]|1[0-9]|2[0-8]))|{_LEAP_YEAR}-02-29)"
+)
+_HOURS: Final = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME: Final = rf"{_HOURS}:[0-5][0-9](?:\.[0-9]+)?(?:[zZ]|[+-]{_HOURS})"
+_LEAP_SECOND: Final = r"23:59:60(?:\.[0-9]+)?(?:[zZ]|[+-]00:00)"
+# RFC 1123 and RFC 5890: hyphens in positions 3 and 4 are reserved; `xn--` labels are not decoded.
+_LABEL: Final = (
+    "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,2}[a-zA-Z0-9]"
+    "|[a-zA-Z0-9-](?:[a-zA-Z0-9][a-zA-Z0-9-]|-[a-zA-Z0-9])[a-zA-Z0-9-]{0,58}[a-zA-Z0-9])?"
+)
+_HOST: Final = rf"{_LABEL}(?:\.{_LABEL})*"
+
+# A regular expression and the maximum length in characters. Email addresses stay with the library: RFC 5321's lengths
+# are minimums for software.
+_EXACT: Final[dict[str, tuple[str, int | None]]] = {
+    "date": (f"^{_DATE}$", None),
+    "time": (f"^(?:{_TIME}|{_LEAP_SECOND})$", None),
+    "date-time": (f"^(?:{_DATE}[tT]{_TIME}|{_YEAR}-(?:06-30|12-31)[tT]{_LEAP_SECOND})$", None),
+    "hostname": (f"^{_HOST}$", 253),
+}
 
 Schema = dict[str, Any] | bool
 
@@ -37,6 +71,73 @@ _SAID: Final = frozenset(
 _FORMATS: Final = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 _STRINGS: Final = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _SHOWN: Final = 60  # characters of a name in a sentence
+
+
+def spell_out_names(schema: dict[str, Any]) -> None:
+    """Move patterns of few names to `properties`."""
+    patterns = schema["patternProperties"]
+    properties = dict(schema.get("properties", {}))
+    declared = set(properties)
+    if isinstance(schema.get("required"), list):
+        declared.update(name for name in schema["required"] if isinstance(name, str))
+    is_counted = "minProperties" in schema or "maxProperties" in schema
+    for pattern, part in list(patterns.items()):
+        names = _names_of(pattern)
+        if names is None or (is_counted and not names <= declared):
+            continue
+        del patterns[pattern]
+        for name in sorted(names):
+            properties[name] = {"allOf": [properties[name], part]} if name in properties else part
+    if properties:
+        schema["properties"] = properties
+    if not patterns:
+        del schema["patternProperties"]
+
+
+@cache
+def _bytes() -> LLTokenizer:
+    """Make a vocabulary in which each byte is a token."""
+    return LLTokenizer("byte")
+
+
+def _names_of(pattern: str) -> set[str] | None:
+    """Return the names that a pattern matches, None if they are too many or the library can't parse it."""
+    if "^" not in pattern or "$" not in pattern:
+        return None
+    grammar = {
+        "json_schema": {"type": "string", "pattern": pattern, "x-guidance": {"json_allowed_escapes": 'nrbtf\\"'}}
+    }
+    try:
+        waiting = [(b"", new_matcher(_bytes(), json.dumps({"grammars": [grammar]})))]
+    except GrammarError:
+        return None
+    names: set[str] = set()
+    while waiting:
+        text, matcher = waiting.pop()
+        mask = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")[:256]
+        if matcher.is_error() or len(text) > _LONGEST:
+            return None
+        if matcher.is_accepting():
+            names.add(json.loads(text))
+            if len(names) > _MOST_NAMES:
+                return None
+            continue
+        for byte in np.flatnonzero(mask).tolist():
+            after = matcher.deep_copy()
+            after.consume_token(byte)
+            waiting.append((text + bytes([byte]), after))
+    return names
+
+
+def replace_format(schema: dict[str, Any]) -> None:
+    """Replace a format by its regular expression, besides the schema's other keywords."""
+    if schema["format"] not in _EXACT:
+        return
+    expression, longest = _EXACT[schema.pop("format")]
+    condition: dict[str, Any] = {"type": "string", "pattern": expression}
+    if longest is not None:
+        condition["maxLength"] = longest
+    schema["allOf"] = [*schema.get("allOf", []), condition]
 
 
 def read_schema(text: str, most_depth: int) -> Schema:

@@ -12,7 +12,7 @@ import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Any, Final
 
-from runahead.service.structures.fault import StructureFault
+from runahead.service.structures.compile_messages import StructureFault
 
 INTEGER_FORMATS: Final = {"int32": 32, "int64": 64}  # bits
 

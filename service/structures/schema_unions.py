@@ -10,7 +10,7 @@ from math import prod
 from typing import Any, Final
 from urllib.parse import unquote
 
-from runahead.service.structures.fault import StructureFault
+from runahead.service.structures.compile_messages import StructureFault
 
 _KINDS: Final = {"number": ("integer", "fraction")}  # an integer is also a number
 _UNIONS: Final = ("anyOf", "oneOf")

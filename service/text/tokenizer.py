@@ -1,26 +1,37 @@
-"""Converts text to token ids and ids to bytes with a checkpoint's tokenizer."""
+"""Tokenizes and detokenizes, off the event loop, and refuses too long a text before it is tokenized."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from runahead.runtime.checkpoint import Checkpoint, CheckpointError
-from runahead.runtime.grammar.spelling import is_byte_level
+from runahead.runtime.grammar.spelling import CHARACTERS_OF_BYTES, is_byte_level
+from runahead.runtime.rounding import ceil_div
 from runahead.runtime.wire.engine_config import ConfigError
-from runahead.service.text.archive import archive_of
+from runahead.runtime.wire.messages import EngineInfo
+from runahead.service.contract.errors import Violation, invalid_argument
 from runahead.service.text.bounded_tokenizer import BoundedTokenizer
-from runahead.service.text.text_bounds import longest_token_bytes
+from runahead.service.text.text import TokenBytes, token_bytes
 from runahead.service.text.text_cuts import LONG, can_be_cut, cut_behind, is_quick
-from runahead.service.text.token_bytes import TokenBytes, token_bytes
-from runahead.service.text.turn_pool import TurnPool
+from runahead.service.workers.caller_turns import TurnPool
+
+_COMPOSED: Final = 3  # bytes that canonical composition may reduce to one: a Hangul syllable, 9 to 3
+_BYTE_NAMES: Final = tuple(f"<0x{byte:02X}>" for byte in range(256))
+_KEEPING: Final = frozenset(
+    {"ByteLevel", "Metaspace", "Digits", "Split"}
+)  # kinds that only split, if they remove nothing
+
+_LEVEL: Final = 1  # of compression
 
 _THREADS: Final = 2
 # Shorter texts are tokenized on the event loop in half a millisecond, as long as a handover takes. A tokenizer with an
@@ -32,6 +43,83 @@ _QUOTED: Final = 1000  # characters of the library's reasons that are passed on
 _NO_IDS: Final = np.zeros(0, np.int32)
 
 T = TypeVar("T")
+
+
+def longest_token_bytes(description: Mapping[str, Any], table: TokenBytes) -> int | None:
+    """Return the most UTF-8 bytes of text that one token stands for, None if unknown: for tokenizers that drop
+    characters or merge any number of them.
+
+    description: the text of `tokenizer.json`.
+    """
+    model, added = description["model"], description["added_tokens"]
+    factor = _shrinks_by(description["normalizer"])
+    if model["type"] != "BPE" or not factor or not _keeps_all(description["pre_tokenizer"]):
+        return None
+    # Without these some characters have no token.
+    alphabet = _BYTE_NAMES if model.get("byte_fallback") else CHARACTERS_OF_BYTES
+    if not model["vocab"].keys() >= set(alphabet) or any(token["lstrip"] or token["rstrip"] for token in added):
+        return None
+    longest = max((len(token["content"].encode()) for token in added), default=1)
+    return factor * max(longest, table.longest[0])
+
+
+def check_can_fit(text: str, longest_token: int | None, info: EngineInfo, field: str = "text") -> None:
+    """Check that a text may fit the context. Raises ServiceError (INVALID_ARGUMENT).
+
+    longest_token: see `longest_token_bytes`. field: the text's path.
+    """
+    if longest_token is None:
+        return
+    size, longest_prompt = len(text.encode()), info.context_length - 1
+    least = ceil_div(size, longest_token)
+    if least > longest_prompt:
+        sentence = (
+            f"{field} has {size} bytes, which are at least {least} tokens, and the context of {info.context_length} "
+            f"leaves room for a prompt of {longest_prompt}"
+        )
+        raise invalid_argument([Violation(field, sentence)])
+
+
+def _shrinks_by(normalizer: Mapping[str, Any] | None) -> int:
+    """Return the most bytes that the normalizer reduces to one, 0 if unknown."""
+    match normalizer:
+        case None | {"type": "Prepend"} | {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}:
+            return 1  # it replaces a space by more bytes, which the token table maps back to a space
+        case {"type": "NFC"}:
+            return _COMPOSED
+        case {"type": "Sequence", "normalizers": list(parts)}:
+            factor = 1
+            for part in parts:
+                factor *= _shrinks_by(part)
+            return factor
+    return 0
+
+
+def _keeps_all(pre_tokenizer: Mapping[str, Any] | None) -> bool:
+    if pre_tokenizer is None:
+        return True
+    if pre_tokenizer["type"] == "Sequence":
+        return all(map(_keeps_all, pre_tokenizer["pretokenizers"]))
+    return pre_tokenizer["type"] in _KEEPING and pre_tokenizer.get("behavior") != "Removed"
+
+
+def archive_of(description: str, chat_template: str | None, template_tokens: Mapping[str, str]) -> bytes:
+    """Make the archive's bytes, a function of the arguments only.
+
+    description: the text of `tokenizer.json`. chat_template, template_tokens: of `TextTokenizer`, for
+    `tokenizer_config.json`.
+    """
+    config = {**template_tokens} | ({} if chat_template is None else {"chat_template": chat_template})
+    files = {
+        "tokenizer.json": description,
+        "tokenizer_config.json": json.dumps(config, ensure_ascii=False, sort_keys=True),
+    }
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        for name, text in files.items():
+            entry = zipfile.ZipInfo(name)  # with a fixed date
+            archive.writestr(entry, text, zipfile.ZIP_DEFLATED, _LEVEL)
+    return made.getvalue()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import structlog
 
 from runahead.runtime.process_end import end_fields
 from runahead.service.contract.errors import SHUTDOWN_SENTENCE
-from runahead.service.engine.running_time import running_timeout
+from runahead.service.engine.pulse import running_timeout
 from runahead.service.workers.worker_side import Ready
 
 log = structlog.get_logger(__name__)

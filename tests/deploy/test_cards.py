@@ -11,9 +11,9 @@ import pytest
 from benchmarks.gpu_table.shapes import SHAPES
 from runahead.runtime.checkpoint import open_checkpoint
 from runahead.runtime.models.config.model_config import ModelConfig
-from runahead.runtime.models.division import why_not_divided
 from runahead.runtime.models.memory import KeptBytes
 from runahead.runtime.models.read_config import load_config
+from runahead.runtime.models.weights import why_not_divided
 from runahead.runtime.process.parts import blocks_in, bytes_kept, bytes_to_load, check_blocks
 from runahead.runtime.process.pool_fit import overhead
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig

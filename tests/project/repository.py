@@ -27,7 +27,7 @@ ENTRY_POINTS: Final = (
     "runtime/process/main.py",  # the supervisor starts it by its name
     "runtime/process/rank.py",  # an engine starts it by its name
     "service/servers/serve_front_end.py",  # and this one
-    "service/servers/serve_side.py",  # and this one
+    "service/servers/side_server.py",  # and this one
     "runtime/process/tune.py",  # runahead tune starts it by its name
     "benchmarks/bench.py",  # make bench, which measures the host on a device of its own
 )

@@ -19,7 +19,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 from runahead.runtime.wire.parameters import FinishReason
 from runahead.service.calls.access import Access
 from runahead.service.credentials.callers import CallersFile
-from runahead.service.servers.security import Security, load_security
+from runahead.service.servers.server_options import Security, load_security
 from runahead.service.settings.settings import FrontEndSettings, flag_of
 from tests.router.hop import CONFIGURATION, Hop, hop
 from tests.service.certificates import Authority

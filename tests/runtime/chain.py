@@ -12,7 +12,7 @@ import numpy as np
 
 from runahead.cuda_graphs.device import Device
 from runahead.cuda_graphs.rings import RingLayout, RingMemory, allocate_rings
-from runahead.runtime.engine.connection import RoundRobin
+from runahead.runtime.engine.links import RoundRobin
 from runahead.runtime.engine.loop import Engine
 from runahead.runtime.engine.poison import Poison
 from runahead.runtime.memory.block_pool import BlockPool

@@ -13,12 +13,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from runahead.runtime.wire import messages as m
-from runahead.runtime.wire.figures import EngineStats, EventStats, HistogramStats
+from runahead.runtime.wire.figures import BOUNDS_S, EngineStats, EventStats, HistogramStats
 from runahead.runtime.wire.frames import FrameReader
-from runahead.runtime.wire.histogram import BOUNDS_S
 from runahead.runtime.wire.kv_events import KvChange, KvQuery, kv_reply
+from runahead.runtime.wire.messages import PromptLaunches
 from runahead.runtime.wire.parameters import FinishReason
-from runahead.runtime.wire.prompt_launches import PromptLaunches
 from runahead.runtime.wire.trace import Trace
 
 TIMEOUT_S = 10.0

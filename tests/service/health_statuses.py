@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import grpc
 
-from runahead.service.servicers.health_list import HealthListRequest, HealthListResponse
+from runahead.service.servicers.health import HealthListRequest, HealthListResponse
 from tests.service.fake_engine import TIMEOUT_S
 
 

@@ -16,7 +16,7 @@ from runahead.service.calls.access import Access
 from runahead.service.calls.call_log import Traces
 from runahead.service.engine.engine_client import SocketEngineClient
 from runahead.service.servers.front_end import FrontEnd
-from runahead.service.servers.security import Security
+from runahead.service.servers.server_options import Security
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.service.text.tokenizer import TextTokenizer
 from runahead.v1 import GenerationServiceStub

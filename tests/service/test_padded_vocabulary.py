@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.local_service import local_service
 from runahead.runtime.checkpoint import BUNDLED_FOLDER, open_checkpoint
-from runahead.runtime.checkpoint.tokenizer_size import size_of_tokenizer
+from runahead.runtime.checkpoint.check_process import size_of_tokenizer
 from runahead.v1 import (
     GenerateOnceRequest,
     GenerationServiceStub,

@@ -21,7 +21,7 @@ from benchmarks.local_service import LocalService, local_service
 from runahead.runtime.masks.mask_worker import WORKER_MODULE
 from runahead.service import cli
 from runahead.service.settings.settings import FrontEndSettings
-from runahead.service.structures.compiler import COMPILE_MODULE
+from runahead.service.structures.structures import COMPILE_MODULE
 from runahead.v1 import (
     Choice,
     FinishReason,

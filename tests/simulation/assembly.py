@@ -12,8 +12,8 @@ from runahead.cuda_graphs.rings import RingLayout, RingMemory
 from runahead.runtime.engine.interval_log import Snapshot
 from runahead.runtime.engine.loop import Engine
 from runahead.runtime.memory.block_pool import BlockPool
+from runahead.runtime.memory.prefix_cache import NO_SNAPSHOT
 from runahead.runtime.memory.slot_pool import NO_SLOT
-from runahead.runtime.memory.snapshot_pool import NO_SNAPSHOT
 from runahead.runtime.plan import CHUNK_ROW, read_plan
 from runahead.runtime.scheduler.ledger import Launch
 from runahead.runtime.scheduler.outcomes import Release

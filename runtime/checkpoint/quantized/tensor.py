@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runahead.runtime.checkpoint.errors import CheckpointError
-from runahead.runtime.checkpoint.quantized.form import NumberForm
 from runahead.runtime.checkpoint.quantized.numbers import E4M3, as_float32, mapped
+from runahead.runtime.checkpoint.quantized.scheme import NumberForm
 from runahead.runtime.checkpoint.refusals import AGAIN
 from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
 from runahead.runtime.rounding import ceil_div

@@ -5,11 +5,11 @@ names.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, TypeVar
 
 from runahead.runtime.checkpoint import CheckpointError
-from runahead.runtime.kernels.layers import Activation, Attention, AttentionShape, Dense, Layer, Norm
+from runahead.runtime.kernels.layers import Activation, Attention, AttentionShape, Dense, Experts, Layer, Norm
 from runahead.runtime.kernels.share import ShareError
 from runahead.runtime.models.architecture import EMBEDDING, LM_HEAD, ModelWeights, TensorReader
 from runahead.runtime.models.blocks.mixer_shares import part_of_heads, part_of_width
@@ -29,6 +29,8 @@ READ_BY_DENSE: Final = READ_BY_ALL.union(
 
 _KV_HEADS: Final = "num_key_value_heads"
 _WINDOW: Final = "sliding_window"
+
+_Part = TypeVar("_Part", Attention, Dense, Experts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,3 +314,16 @@ def feed_forward(
         None if post_norm is None else tensors.norm(own + post_norm, hidden, eps),
         activation,
     )
+
+
+def with_one_added(part: _Part) -> _Part:
+    """Return the block with 1 added to its norms' weights, in float32: a sum near one would lose digits of weights near
+    zero.
+    """
+    parts = {one.name: getattr(part, one.name) for one in fields(part)}
+    norms: dict[str, Any] = {name: one_added(norm) for name, norm in parts.items() if isinstance(norm, Norm)}
+    return replace(part, **norms)
+
+
+def one_added(norm: Norm) -> Norm:
+    return Norm(norm.weight.float() + 1.0, norm.eps)

@@ -23,12 +23,13 @@ from runahead.runtime.models.blocks.dense import (
     attention,
     dense_weights,
     feed_forward,
+    one_added,
     read_dense,
     rope_of,
     window_size,
     windows_by_type,
+    with_one_added,
 )
-from runahead.runtime.models.blocks.norms import one_added, with_one_added
 from runahead.runtime.models.config.keys import Unread, unread
 from runahead.runtime.models.config.rope_values import refuse_partial, rope_scaling
 from runahead.runtime.models.config.values import number

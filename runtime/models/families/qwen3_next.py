@@ -38,9 +38,11 @@ from runahead.runtime.models.blocks.dense import (
     LayerOf,
     dense_weights,
     feed_forward,
+    one_added,
     read_dense,
     rope_of,
     window_switch,
+    with_one_added,
 )
 from runahead.runtime.models.blocks.experts import (
     READ_BY_EXPERTS,
@@ -53,7 +55,6 @@ from runahead.runtime.models.blocks.experts import (
     shared_expert,
 )
 from runahead.runtime.models.blocks.mixer_shares import part_of_delta, part_of_heads, places_of
-from runahead.runtime.models.blocks.norms import one_added, with_one_added
 from runahead.runtime.models.blocks.partial_rope import head_order, norm_in_order, share_of
 from runahead.runtime.models.config.keys import BIASES_AS_THEY_ARE, unread
 from runahead.runtime.models.config.rope_values import rope_of_a_part

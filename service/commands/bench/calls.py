@@ -1,8 +1,10 @@
-"""An open-loop client: sends each request when it is due, independent of earlier ones."""
+"""An open-loop client: makes requests from a seed, and sends each when it is due, independent of earlier ones."""
 
 from __future__ import annotations
 
 import asyncio
+import math
+import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,11 +12,57 @@ from typing import Final
 
 import grpc
 
-from runahead.service.commands.bench.workload import Planned
 from runahead.service.commands.client_channel import Metadata
 from runahead.v1 import generate_pb2, generation_service_pb2_grpc
 
+_LEAST_SHARE: Final = 1 / 12  # shortest prompt or answer, relative to the median
+_MOST_SHARE: Final = 5.0  # longest one
+
 _OVER_S: Final = 0.2  # between a run's start and its first request, for connections
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Lognormal token counts. spread: sigma of the logarithm; 0: always the median."""
+
+    median: int
+    spread: float
+
+    def draw(self, source: random.Random, most: int) -> int:
+        """Draw 1 to `most` tokens."""
+        drawn = source.lognormvariate(math.log(self.median), self.spread)
+        bounded = min(max(drawn, self.median * _LEAST_SHARE), self.median * _MOST_SHARE)
+        return min(max(1, round(bounded)), most)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A request. due_s: after the run's start. prompt: token ids. max_tokens: the answer's length, since ends are
+    ignored.
+    """
+
+    due_s: float
+    prompt: tuple[int, ...]
+    max_tokens: int
+
+
+def planned(
+    rate: float, count: int, prompts: Lengths, answers: Lengths, *, vocab: int, context: int, seed: int
+) -> list[Planned]:
+    """Plan Poisson arrivals. A seed gives the same requests at any rate; the rate only stretches their times.
+
+    rate: requests a second; 0: all are due at once. vocab: bound of prompt ids. context: bound of a prompt and its
+    answer together.
+    """
+    source = random.Random(seed)
+    due, found = 0.0, list[Planned]()
+    for _ in range(count):
+        apart = source.expovariate(1.0)
+        due += apart / rate if rate else 0.0
+        answer = answers.draw(source, max(1, context // 2))
+        length = prompts.draw(source, context - answer)
+        found.append(Planned(due, tuple(source.randrange(vocab) for _ in range(length)), answer))
+    return found
 
 
 @dataclass(slots=True)

@@ -13,10 +13,10 @@ from typing import Final
 import grpc
 
 from runahead.service.commands.bench import figures as of_run
+from runahead.service.commands.bench.calls import Lengths, planned
 from runahead.service.commands.bench.calls import run as run_calls
-from runahead.service.commands.bench.workload import Lengths, planned
 from runahead.service.commands.client_channel import Endpoint, add_connection_flags, endpoint
-from runahead.service.commands.usage_error import UsageError
+from runahead.service.commands.ends import UsageError
 from runahead.v1 import generation_service_pb2_grpc, model_pb2
 
 EXIT_FAILED: Final = 1

@@ -10,8 +10,7 @@ import pytest
 
 from benchmarks.fleet.costs import Costs
 from benchmarks.fleet.validate import Replica, gap_that_ends, measured_costs, simulated_beside_rows
-from runahead.service.commands.bench.calls import Outcome
-from runahead.service.commands.bench.workload import Planned
+from runahead.service.commands.bench.calls import Outcome, Planned
 
 DECODE_S = {1: 0.003, 4: 0.004, 16: 0.008}
 LEAST_S, TOKEN_S, OVERHEAD_S, PREFIX = 0.005, 0.000125, 0.004, 128

@@ -132,7 +132,7 @@ def test_an_index_that_is_no_map_of_names_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("program", [b"](" * 300_000, b"]" * 300_000 + b"a" * 299_999, b"(" * 600_000])
 def test_a_program_of_nested_lists_is_refused_with_a_sentence(tmp_path: Path, program: bytes) -> None:
-    from runahead.runtime.models.drafters.torch_file import read_torch_file
+    from runahead.runtime.models.drafters.head_files import read_torch_file
 
     (tmp_path / "config.json").write_text("{}")
     path = tmp_path / "pytorch_model.bin"

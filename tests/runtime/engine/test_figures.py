@@ -7,8 +7,7 @@ import pytest
 
 from runahead.cuda_graphs.rings import RingLayout, allocate_rings
 from runahead.cuda_graphs.shape import Form, LaunchShape
-from runahead.runtime.engine.figures import Figures, kind_of
-from runahead.runtime.engine.recorder import Recorder
+from runahead.runtime.engine.figures import Figures, Recorder, kind_of
 from runahead.runtime.scheduler.ledger import Launch
 from tests.runtime.chain import make_chain, no_step
 from tests.runtime.programs.hash_model import EOS, completion

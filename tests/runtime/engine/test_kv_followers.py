@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from runahead.runtime.engine.kv_followers import KvFollowers
+from runahead.runtime.engine.publisher import KvFollowers
 from runahead.runtime.memory.block_pool import BlockPool
-from runahead.runtime.memory.snapshot_pool import SnapshotPool
+from runahead.runtime.memory.prefix_cache import SnapshotPool
 from runahead.runtime.wire.block_keys import PrefixKeys
 from runahead.runtime.wire.kv_events import KvQuery, KvReply, kv_changes
 from tests.runtime.chain import Chain, MemoryLinks, make_chain

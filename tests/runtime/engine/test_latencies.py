@@ -15,7 +15,7 @@ from runahead.runtime.scheduler.outcomes import Commit
 from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.scheduler.token_times import TokenTimes
 from runahead.runtime.wire import messages as m
-from runahead.runtime.wire.histogram import BOUNDS_S, Histogram
+from runahead.runtime.wire.figures import BOUNDS_S, Histogram
 from tests.cuda_graphs.simulated_device import seeded_schedule
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.pressure import HIGH_PROMPT, LOW_PROMPT, one_above_another, phase_of, turn_until_event

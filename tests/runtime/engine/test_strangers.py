@@ -12,8 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from runahead.runtime.engine.connection import HELLO_BYTES
-from runahead.runtime.engine.links import HELLO_S, READS, SocketLinks
+from runahead.runtime.engine.links import HELLO_BYTES, HELLO_S, READS, SocketLinks
 from runahead.runtime.engine.submit_check import check_message, frame_bound
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.frames import MAX_FRAME_BYTES, ProtocolError

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from runahead.runtime.engine.wait_times import WaitTimes
+from runahead.runtime.engine.live_requests import WaitTimes
 from runahead.runtime.scheduler.waiting import _SEARCHED_BLOCKS
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import SamplingParams, WaitReason

@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
 
 from runahead.runtime.grammar.matcher import load_vocabulary, new_matcher
-from runahead.service.text.token_bytes import token_bytes
+from runahead.service.text.text import token_bytes
 from tests.service.small_tokenizers import END_ID, byte_level_tokenizer, sentencepiece_tokenizer
 
 ADDED = ("<think>", "</think>", "<tool_call>", "naïve")

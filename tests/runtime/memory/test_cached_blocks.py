@@ -8,8 +8,7 @@ from random import Random
 
 import pytest
 
-from runahead.runtime.memory.block_column import in_bulk
-from runahead.runtime.memory.cached_blocks import CachedBlocks
+from runahead.runtime.memory.block_column import CachedBlocks, in_bulk
 
 BLOCKS = 200
 

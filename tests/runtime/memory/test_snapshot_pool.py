@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from runahead.runtime.memory.block_pool import BlockPool, BlockPoolError
-from runahead.runtime.memory.prefix_cache import PrefixWalk
-from runahead.runtime.memory.snapshot_pool import NO_SNAPSHOT, SnapshotPool
+from runahead.runtime.memory.prefix_cache import NO_SNAPSHOT, PrefixWalk, SnapshotPool
 from runahead.runtime.wire.block_keys import Content, PrefixKeys
 
 SIZE, EVERY = 4, 2

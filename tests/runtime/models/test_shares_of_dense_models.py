@@ -18,11 +18,10 @@ from runahead.runtime.kernels.share import WHOLE, Share
 from runahead.runtime.models import weights as weights_module
 from runahead.runtime.models.architecture import EMBEDDING, LM_HEAD, ModelWeights
 from runahead.runtime.models.config.model_config import ModelConfig
-from runahead.runtime.models.division import why_not_divided
 from runahead.runtime.models.drafters.eagle import open_eagle
 from runahead.runtime.models.memory import memory_of, weight_bytes
 from runahead.runtime.models.read_config import load_config
-from runahead.runtime.models.weights import described, dummy_weights, load_weights
+from runahead.runtime.models.weights import described, dummy_weights, load_weights, why_not_divided
 from runahead.runtime.process.drafting_files import drafting_bytes
 from runahead.runtime.wire.engine_config import EngineConfig
 from tests.gpu.gpu_chain import small_config

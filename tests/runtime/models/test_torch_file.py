@@ -20,9 +20,9 @@ import torch
 
 from runahead.runtime.checkpoint import CheckpointError, open_head, torch_archive
 from runahead.runtime.checkpoint.torch_archive import MOST_AROUND, MOST_BYTES, check_archive
-from runahead.runtime.models.drafters import torch_file
+from runahead.runtime.models.drafters import head_files
 from runahead.runtime.models.drafters.eagle import open_eagle
-from runahead.runtime.models.drafters.torch_file import read_torch_file
+from runahead.runtime.models.drafters.head_files import read_torch_file
 from tests.runtime.models import eagle3_heads, eagle_heads
 from tests.runtime.models.eagle3_heads import OWN, write_head3
 from tests.runtime.models.eagle_heads import CONFIG, HIDDEN, VOCAB, write_head
@@ -95,7 +95,7 @@ def test_safetensors_beside_it_are_read_in_its_place(tmp_path: Path) -> None:
 
 
 def test_a_large_tensor_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_file, "_NUMBERS_AT_ONCE", 300)
+    monkeypatch.setattr(head_files, "_NUMBERS_AT_ONCE", 300)
     expected = torch.randn(1000, 7)
     stored = read_torch_file(written(tmp_path, {"one": expected}) / "pytorch_model.bin", MOST)["one"]
     pieces = list(stored.pieces())
@@ -134,7 +134,7 @@ def test_a_program_that_runs_a_command_is_refused_and_nothing_runs(tmp_path: Pat
 def test_who_reads_it_would_run_nothing_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody had looked at the program before."""
     folder, left = harmful(tmp_path / "head")
-    monkeypatch.setattr(torch_file, "check_archive", lambda path: None)
+    monkeypatch.setattr(head_files, "check_archive", lambda path: None)
     with pytest.raises(CheckpointError, match=r"can't be read as tensors \(UnpicklingError\); fetch the file again"):
         read_torch_file(folder / "pytorch_model.bin", MOST)
     assert not left.exists()
@@ -248,7 +248,7 @@ def test_a_file_larger_than_its_head_is_not_opened(tmp_path: Path, monkeypatch: 
         opened(written(tmp_path, {**TENSORS, "more": torch.zeros(room // 8)}))
     folder = written(tmp_path, {**TENSORS, "more": torch.zeros(room // 4 + VOCAB * HIDDEN + 9 * (VOCAB + 512))})
     checkpoint = open_head(folder)
-    monkeypatch.setattr(torch_file, "check_archive", not_opened)
+    monkeypatch.setattr(head_files, "check_archive", not_opened)
     monkeypatch.setattr(torch, "load", not_opened)
     with pytest.raises(CheckpointError, match=r"has \d+ bytes, and the tensors of a head as its .* was not opened"):
         open_eagle(checkpoint, TARGET, 256, "--draft-model", "--context-length")

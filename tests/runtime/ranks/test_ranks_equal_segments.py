@@ -13,9 +13,9 @@ from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.kernels.reference.linear import OneDnnProducts
 from runahead.runtime.models.cpu_check.self_test import Trial
 from runahead.runtime.models.decoder import Decoder
-from runahead.runtime.models.division import why_not_divided
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.read_config import load_config
+from runahead.runtime.models.weights import why_not_divided
 from tests.runtime.models.checkpoints import CASES, save
 from tests.runtime.ranks.host_ranks import on_each, ranks_of
 from tests.runtime.ranks.segments import segmented

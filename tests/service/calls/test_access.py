@@ -19,7 +19,7 @@ from runahead.runtime.wire.engine_config import ConfigError
 from runahead.runtime.wire.parameters import FinishReason
 from runahead.service.calls.access import FACADE, RIGHTS_FOR, Access
 from runahead.service.credentials.callers import CallersFile
-from runahead.service.servers.security import Security
+from runahead.service.servers.server_options import Security
 from runahead.service.servicers.reflection import REFLECTION_SERVICES
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.v1 import (

@@ -12,8 +12,7 @@ from google.rpc import error_details_pb2
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
 from runahead.service.calls.admission import Admission, _address
 from runahead.service.contract.errors import ServiceError
-from runahead.service.settings.admission_limits import limits_of
-from runahead.service.settings.server_config import ServerConfig, check_server_config
+from runahead.service.settings.server_config import ServerConfig, check_server_config, limits_of
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.service.shared_memory.board import Board
 from runahead.service.shared_memory.held import Resource

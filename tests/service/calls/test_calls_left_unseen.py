@@ -14,8 +14,7 @@ from runahead.service.calls.admission import Admission
 from runahead.service.calls.call_interceptor import CallInterceptor, OpenCalls
 from runahead.service.calls.call_log import CallLog
 from runahead.service.settings.settings import FrontEndSettings
-from runahead.service.shared_memory.board import Board
-from runahead.service.shared_memory.call_table import CODES, MethodFigures
+from runahead.service.shared_memory.board import CODES, Board, MethodFigures
 from tests.service.log_lines import log_lines
 
 METHOD = "/runahead.v1.GenerationService/Generate"

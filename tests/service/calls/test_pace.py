@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runahead.service.calls.pace import Pace
+from runahead.service.calls.admission import Pace
 from runahead.service.contract.limits import LIMITS
 
 

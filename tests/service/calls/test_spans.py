@@ -11,10 +11,9 @@ from opentelemetry.semconv._incubating.attributes import gen_ai_attributes, rpc_
 
 from runahead.runtime.wire.engine_config import ConfigError
 from runahead.runtime.wire.parameters import FinishReason
-from runahead.service.calls.call import Call
+from runahead.service.calls.call import SAMPLED, Call, trace_context
 from runahead.service.calls.spans import Spans
-from runahead.service.calls.trace_context import SAMPLED, trace_context
-from runahead.service.settings.extras import check_extras
+from runahead.service.settings.server_config import check_extras
 from runahead.service.settings.settings import FrontEndSettings, flag_of
 from runahead.v1 import GenerateRequest, GetModelInfoRequest
 from tests.service.collector import Collector, attributes
@@ -163,7 +162,7 @@ def test_spans_that_no_collector_takes_are_counted_as_dropped() -> None:
 def test_the_setting_without_the_extra_is_refused_by_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = FrontEndSettings(otlp_endpoint="http://127.0.0.1:4317")
     check_extras(settings, flag_of)
-    monkeypatch.setattr("runahead.service.settings.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("runahead.service.settings.server_config.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"--otlp-endpoint needs the extra otel, .* 'runahead-server\[otel\]'"):
         check_extras(settings, flag_of)
     check_extras(FrontEndSettings(), flag_of)

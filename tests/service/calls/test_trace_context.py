@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runahead.runtime.wire.parameters import FinishReason
-from runahead.service.calls.trace_context import SAMPLED, TraceContext, trace_context
+from runahead.service.calls.call import SAMPLED, TraceContext, trace_context
 from runahead.v1 import AbortRequest, GenerateRequest, GetModelInfoRequest, WatchStatsRequest
 from tests.service.fake_engine import TIMEOUT_S
 from tests.service.log_lines import LogLines, log_lines

@@ -11,8 +11,8 @@ from google.rpc import error_details_pb2
 from tokenizers import AddedToken
 
 from runahead.service.chat.chats import Chats
-from runahead.service.contract.chat import CheckedChat
 from runahead.service.contract.errors import ServiceError
+from runahead.service.contract.inputs import CheckedChat
 from runahead.service.text.tokenizer import TextTokenizer
 from tests.service.chat.templates import TOKENS, USER
 from tests.service.fake_engine import INFO

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from runahead.service.chat import chats as module
 from runahead.service.chat.chats import Chats
-from runahead.service.contract.chat import CheckedChat
+from runahead.service.contract.inputs import CheckedChat
 from tests.service.chat.rendered_chats import chat, pids, refusal, with_chats, with_specials
 from tests.service.chat.templates import AGAIN, ANSWER, CHATML, CONVERSATIONS, MISTRAL, TEMPLATES, TOKENS, USER
 from tests.service.fake_engine import INFO

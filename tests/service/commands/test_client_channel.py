@@ -14,7 +14,7 @@ from runahead.runtime.wire.parameters import FinishReason
 from runahead.service import cli
 from runahead.service.calls.access import Access
 from runahead.service.credentials.callers import CallersFile
-from runahead.service.servers.security import Security
+from runahead.service.servers.server_options import Security
 from tests.service.fake_engine import TIMEOUT_S, FakeEngine
 from tests.service.running_service import Service
 

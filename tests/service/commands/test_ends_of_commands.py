@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from runahead.service import cli
-from runahead.service.commands import chat_lines, request_flags, trace_command
+from runahead.service.commands import chat_command, request_flags, trace_command
 from runahead.service.commands.request_flags import UsageError
 from runahead.service.settings.settings import FrontEndSettings
 from tests.service.commands.test_trace_command import MADE_UP
@@ -112,8 +112,8 @@ def test_a_prompt_without_an_end_is_refused(
 
 
 def test_a_line_of_a_chat_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_lines, "MOST_CHARACTERS", 1 << 20)
-    with Path("/dev/zero").open() as endless, contextlib.closing(chat_lines.piped_lines()) as lines:
+    monkeypatch.setattr(chat_command, "MOST_CHARACTERS", 1 << 20)
+    with Path("/dev/zero").open() as endless, contextlib.closing(chat_command.piped_lines()) as lines:
         monkeypatch.setattr(sys, "stdin", endless)
         with pytest.raises(UsageError, match="a line on standard input has more than 1048576 characters"):
             next(iter(lines))

@@ -16,9 +16,8 @@ import pytest
 from benchmarks.local_service import LocalService, local_service
 from runahead.service import cli
 from runahead.service.commands.chain_picture import SHOWN, picture
-from runahead.service.commands.chrome_trace import chrome_trace
 from runahead.service.commands.timeline import STAGES, Timeline, timeline_of
-from runahead.service.commands.trace_command import each_launch, figures
+from runahead.service.commands.trace_command import chrome_trace, each_launch, figures
 from runahead.service.stats.trace import as_response
 from runahead.v1 import GenerateRequest, GenerationServiceStub, StoppingOptions
 from tests.service.stats.test_trace import TRACED, launch

@@ -13,8 +13,7 @@ import torch
 
 from runahead.runtime.checkpoint import BUNDLED_FOLDER
 from runahead.runtime.process import tune
-from runahead.runtime.wire.engine_config import EngineConfig
-from runahead.runtime.wire.tune_order import TuneOrder
+from runahead.runtime.wire.engine_config import EngineConfig, TuneOrder
 from runahead.service import cli
 from runahead.service.commands import tune_command
 

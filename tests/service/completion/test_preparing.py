@@ -17,7 +17,7 @@ from runahead.runtime.wire.messages import MAX_ANNOUNCED
 from runahead.runtime.wire.parameters import FinishReason
 from runahead.service.calls.call import Call
 from runahead.service.calls.call_log import CallLog
-from runahead.service.completion import completion_end
+from runahead.service.completion import events
 from runahead.service.settings.settings import SETTINGS
 from runahead.service.shared_memory.held import Resource
 from runahead.v1 import (
@@ -161,7 +161,7 @@ def test_all_times_of_a_completion_begin_when_it_is_announced(
         call = service.stub.Generate(request, timeout=TIMEOUT_S, metadata=bearer(ALICE))
         announced_at = service.engine.announced.get(timeout=TIMEOUT_S).submitted_at
         assert announced_at is not None
-        monkeypatch.setattr(completion_end, "time", SimpleNamespace(monotonic=lambda: announced_at + 100.0))
+        monkeypatch.setattr(events, "time", SimpleNamespace(monotonic=lambda: announced_at + 100.0))
         gate.open()
         submit = service.engine.next_submit()
         service.engine.send(m.Admitted(submit.handle, 0, 5.0))

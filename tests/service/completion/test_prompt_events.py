@@ -13,11 +13,11 @@ from google.rpc import error_details_pb2
 
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason as EngineReason
-from runahead.service.completion.prompt_events import PromptEvents, check_once_prompt
+from runahead.service.completion.events import PromptEvents, check_once_prompt
 from runahead.service.contract.errors import ServiceError
 from runahead.service.contract.limits import LIMITS
 from runahead.service.contract.validation import check_request
-from runahead.service.text.token_bytes import TokenBytes, token_bytes
+from runahead.service.text.text import TokenBytes, token_bytes
 from runahead.v1 import (
     AbortRequest,
     FinishReason,

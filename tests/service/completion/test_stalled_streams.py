@@ -19,15 +19,8 @@ from runahead.service.contract.limits import LIMITS
 from runahead.service.contract.validation import check_request
 from runahead.service.engine.request_stream import RequestStream
 from runahead.service.settings.settings import FrontEndSettings
-from runahead.service.text.token_bytes import token_bytes
-from runahead.v1 import (
-    Delta,
-    GenerateRequest,
-    GenerateResponse,
-    OutputOptions,
-    StatsRequest,
-    StoppingOptions,
-)
+from runahead.service.text.text import token_bytes
+from runahead.v1 import Delta, GenerateRequest, GenerateResponse, OutputOptions, StatsRequest, StoppingOptions
 from tests.service.fake_engine import INFO, TIMEOUT_S, FakeEngine
 from tests.service.raw_http2 import ACK, MAX_WINDOW, SETTINGS, RawClient
 from tests.service.running_service import Service

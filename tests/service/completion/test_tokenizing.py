@@ -16,7 +16,7 @@ import pytest
 from runahead.service.calls.access import Access
 from runahead.service.calls.admission import Admission
 from runahead.service.chat.chats import Chats
-from runahead.service.completion.texts import Texts
+from runahead.service.completion.preparing import Texts
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.service.shared_memory.board import Board
 from runahead.service.shared_memory.held import Resource

@@ -16,7 +16,7 @@ from google.rpc import error_details_pb2
 
 from runahead.runtime.token_mask import token_mask
 from runahead.runtime.wire.parameters import FinishReason
-from runahead.service.contract import unknown_fields
+from runahead.service.contract import errors
 from runahead.service.contract.errors import ServiceError
 from runahead.service.contract.limits import LIMITS
 from runahead.service.contract.validation import check_request
@@ -269,7 +269,7 @@ def test_a_prompt_that_is_too_long_by_its_count_is_not_read(monkeypatch: pytest.
 
 
 def test_a_request_full_of_unknown_fields_is_refused_without_a_look_at_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unknown_fields, "UnknownFieldSet", None)
+    monkeypatch.setattr(errors, "UnknownFieldSet", None)
     request = GenerateRequest.FromString(with_().SerializeToString() + b"\x98\x06\x01" * 2000)
     with pytest.raises(ServiceError, match="request has 6000 bytes of fields that are not supported"):
         check_request(request, INFO)

@@ -28,9 +28,9 @@ from runahead.service.contract.errors import (
     given_up,
     to_status,
     unavailable,
+    unknown_fields,
 )
 from runahead.service.contract.limits import LIMITS
-from runahead.service.contract.unknown_fields import unknown_fields
 from runahead.service.contract.wire_faults import wire_faults
 from runahead.v1 import (
     AbortRequest,
@@ -232,7 +232,7 @@ def test_what_trying_again_does_not_help_says_nothing_of_when(shared: Service, m
 def test_a_call_without_a_request_id_that_fails_unexpectedly_is_given_one_for_the_log(
     service: Service, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runahead.service.stats.stats_feed.server_stats", None)
+    monkeypatch.setattr("runahead.service.stats.stats.server_stats", None)
     error = failure(lambda: service.stub.Stats(StatsRequest(), timeout=TIMEOUT_S))
     assert (code(error), error.details(), reason(error)) == (grpc.StatusCode.INTERNAL, INTERNAL_SENTENCE, "UNEXPECTED")
     request_id = detail(error, error_details_pb2.RequestInfo).request_id

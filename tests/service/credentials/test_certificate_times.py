@@ -7,7 +7,7 @@ import ssl
 import pytest
 from cryptography import x509
 
-from runahead.service.credentials.certificate_times import valid_until
+from runahead.service.credentials.tls import valid_until
 from tests.service.certificates import Authority
 
 

@@ -11,8 +11,8 @@ import pytest
 from google.protobuf.message import Message
 
 from runahead.service.calls.stream_writer import StreamWriter
+from runahead.service.engine.pulse import running_timeout
 from runahead.service.engine.request_stream import StalledReaderError
-from runahead.service.engine.running_time import running_timeout
 from runahead.v1 import GenerateResponse
 
 LIMIT_S = 0.4

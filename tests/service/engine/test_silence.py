@@ -26,9 +26,8 @@ from runahead.service.contract.limits import LIMITS
 from runahead.service.contract.validation import check_request
 from runahead.service.engine import engine_client, pulse
 from runahead.service.engine.engine_client import SocketEngineClient
-from runahead.service.engine.pulse import SILENT_S, EngineWatch, stuck_after_s
+from runahead.service.engine.pulse import CHECKS, SILENT_S, EngineWatch, stuck_after_s
 from runahead.service.engine.request_stream import EngineLostError
-from runahead.service.engine.running_time import CHECKS
 from runahead.v1 import GenerateRequest, StatsRequest
 from tests.service.engine.virtual_time import IMPATIENT_S, Stoppable, VirtualEvent, VirtualTime, run
 from tests.service.fake_engine import INFO, TIMEOUT_S, FakeEngine

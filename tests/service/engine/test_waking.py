@@ -12,8 +12,7 @@ from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason
 from runahead.service.contract.limits import LIMITS
 from runahead.service.engine.engine_client import SocketEngineClient
-from runahead.service.engine.request_stream import EngineLostError, RequestStream, TokenBatch
-from runahead.service.engine.waking import READERS_A_TURN, Waking
+from runahead.service.engine.request_stream import READERS_A_TURN, EngineLostError, RequestStream, TokenBatch, Waking
 
 STREAMS = 10 * READERS_A_TURN
 MOST_A_TURN = 2 * READERS_A_TURN  # of those that are woken in one turn, and run in the next

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from runahead.runtime.engine.kv_followers import KvFollowers
+from runahead.runtime.engine.publisher import KvFollowers
 from runahead.runtime.memory.block_pool import BlockPool
-from runahead.runtime.memory.snapshot_pool import SnapshotPool
+from runahead.runtime.memory.prefix_cache import SnapshotPool
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.block_keys import Content, PrefixKeys
 from runahead.runtime.wire.frames import FrameReader

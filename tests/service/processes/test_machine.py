@@ -12,8 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from runahead.service.processes import machine
-from runahead.service.shared_memory.board import Board
-from runahead.service.shared_memory.process_table import ProcessFigures
+from runahead.service.shared_memory.board import Board, ProcessFigures
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 LINE = "{sl:4d}: {local}:{port:04X} {remote}:{other:04X} {state} 00000000:00000000 00:00000000 00000000  1000 0 1\n"

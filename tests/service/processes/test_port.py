@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from runahead.runtime.wire.engine_config import ConfigError
-from runahead.service.processes.port import Port
+from runahead.service.processes.ports import Port
 
 
 def reserve(number: int, shared: bool) -> Port:

@@ -17,7 +17,7 @@ from runahead.service.engine.engine_client import SocketEngineClient
 from runahead.service.processes.front_end_process import FrontEndOrders, FrontEndProcess, SideOrders
 from runahead.service.servers import serve_front_end
 from runahead.service.servers.front_end import FrontEnd
-from runahead.service.servers.listening import listen
+from runahead.service.servers.server_options import listen
 from runahead.service.settings.server_config import EXIT_SERVER_ENDED
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.service.shared_memory.board import Board
@@ -98,7 +98,7 @@ def test_a_host_is_listened_on_with_and_without_brackets(host: str, address: str
 
 
 @pytest.mark.parametrize(
-    ("module", "server", "listen"), [("serve_front_end", "FrontEnd", "start"), ("serve_side", "SideServer", "listen")]
+    ("module", "server", "listen"), [("serve_front_end", "FrontEnd", "start"), ("side_server", "SideServer", "listen")]
 )
 def test_no_collection_looks_again_at_what_was_loaded_before_the_first_call(
     tmp_path: Path, module: str, server: str, listen: str

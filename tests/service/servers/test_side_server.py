@@ -20,19 +20,13 @@ from runahead.service.credentials.callers import CallersFile
 from runahead.service.credentials.tls import TlsFiles, server_credentials
 from runahead.service.engine.engine_client import SocketEngineClient
 from runahead.service.servers.front_end import GENERATION
-from runahead.service.servers.security import Security
+from runahead.service.servers.server_options import Security
 from runahead.service.servers.side_server import SideServer
-from runahead.service.servicers.health_list import HealthListRequest, HealthListResponse
+from runahead.service.servicers.health import HealthListRequest, HealthListResponse
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.service.shared_memory.board import Board
 from runahead.service.shared_memory.held import Resource
-from runahead.v1 import (
-    AbortOutcome,
-    AbortRequest,
-    GenerationServiceStub,
-    StatsRequest,
-    WatchStatsRequest,
-)
+from runahead.v1 import AbortOutcome, AbortRequest, GenerationServiceStub, StatsRequest, WatchStatsRequest
 from tests.service.certificates import Authority
 from tests.service.fake_engine import TIMEOUT_S, FakeEngine
 from tests.service.raw_http2 import ACK, GOAWAY, SETTINGS, RawClient

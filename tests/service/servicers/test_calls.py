@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from runahead.runtime.wire.histogram import BOUNDS_S
+from runahead.runtime.wire.figures import BOUNDS_S
 from runahead.service.contract.limits import LIMITS
 from runahead.service.structures.structures import Structures
 from runahead.service.text.tokenizer import TextTokenizer
-from runahead.v1 import (
-    DetokenizeRequest,
-    GenerateRequest,
-    GetModelInfoRequest,
-    StatsRequest,
-    TokenizeRequest,
-)
+from runahead.v1 import DetokenizeRequest, GenerateRequest, GetModelInfoRequest, StatsRequest, TokenizeRequest
 from tests.service.fake_engine import INFO, STATS, TIMEOUT_S
 from tests.service.running_service import Service
 from tests.service.small_tokenizers import END_ID, byte_level_tokenizer

@@ -24,7 +24,7 @@ from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import ConfigError
 from runahead.runtime.wire.parameters import FinishReason
 from runahead.service.calls.access import RIGHTS_FOR
-from runahead.service.settings.extras import check_extras
+from runahead.service.settings.server_config import check_extras
 from runahead.service.settings.settings import FrontEndSettings, flag_of
 from runahead.v1 import StatsRequest
 from tests.service.fake_engine import INFO, STATS, TIMEOUT_S, FakeEngine
@@ -311,7 +311,7 @@ def test_reflection_describes_it_with_the_methods_that_it_has(service: Service) 
 def test_the_setting_without_the_extra_is_refused_by_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = FrontEndSettings(vllm_facade=True)
     check_extras(settings, flag_of)
-    monkeypatch.setattr("runahead.service.settings.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("runahead.service.settings.server_config.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"--vllm-facade needs the extra vllm-facade"):
         check_extras(settings, flag_of)
     check_extras(msgspec.structs.replace(settings, vllm_facade=False), flag_of)

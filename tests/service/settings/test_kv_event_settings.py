@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
-from runahead.service.settings.kv_event_settings import check_kv_events
+from runahead.service.settings.server_config import check_kv_events
 from runahead.service.settings.settings import FrontEndSettings
 
 

@@ -17,13 +17,11 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from prometheus_client.parser import text_string_to_metric_families
 
-from runahead.runtime.wire.histogram import BOUNDS_S
+from runahead.runtime.wire.figures import BOUNDS_S
 from runahead.service.calls.access import HEALTH, RIGHTS_FOR
 from runahead.service.servers.front_end import GENERATION
-from runahead.service.shared_memory.board import Board
-from runahead.service.shared_memory.call_table import CODES, METHODS, CallTable
+from runahead.service.shared_memory.board import CODES, METHODS, Board, CallTable, ProcessFigures
 from runahead.service.shared_memory.held import Resource
-from runahead.service.shared_memory.process_table import ProcessFigures
 from runahead.service.stats.metrics_server import MetricsServer, ServiceCollector
 from runahead.v1 import GenerateRequest, StatsRequest, TokenizeRequest, WatchStatsRequest
 from tests.service.fake_engine import INFO, STATS, TIMEOUT_S

@@ -10,8 +10,7 @@ from runahead.cuda_graphs import buckets
 from runahead.runtime.wire.figures import BARRIERS, FALLBACKS
 from runahead.service.contract.errors import STATUS_OF
 from runahead.service.shared_memory.board import REFUSALS, Board
-from runahead.service.stats.engine_metrics import engine_metrics
-from runahead.service.stats.service_metrics import service_metrics
+from runahead.service.stats.metrics import engine_metrics, service_metrics
 from tests.project.repository import calls, sources
 from tests.service.fake_engine import INFO, STATS
 

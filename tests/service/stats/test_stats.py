@@ -12,8 +12,7 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
 from runahead.runtime.wire.figures import EngineStats, EventStats, HistogramStats
-from runahead.service.shared_memory.board import FrontEndCounters
-from runahead.service.shared_memory.process_table import ProcessFigures
+from runahead.service.shared_memory.board import FrontEndCounters, ProcessFigures
 from runahead.service.stats.stats import server_stats
 from runahead.v1 import FrontEndStats, HeldStats, ProcessStats, ServerStats
 from tests.service.fake_engine import STATS

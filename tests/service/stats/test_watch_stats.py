@@ -20,7 +20,7 @@ from runahead.service.contract.limits import LIMITS
 from runahead.service.engine.engine_client import SocketEngineClient
 from runahead.service.engine.request_stream import StalledReaderError
 from runahead.service.shared_memory.board import Board
-from runahead.service.stats.stats_feed import StatsFeed
+from runahead.service.stats.stats import StatsFeed
 from runahead.v1 import GenerateRequest, ServerStats, StatsRequest, WatchStatsRequest
 from tests.service.fake_engine import STATS, TIMEOUT_S
 from tests.service.rpc_errors import code, detail, failure, fields

@@ -14,10 +14,10 @@ from grpc import StatusCode
 
 from runahead.runtime.checkpoint import BUNDLED_FOLDER
 from runahead.service.contract.errors import ServiceError
-from runahead.service.contract.structure import Kind, StructureSource
-from runahead.service.structures import compiler
+from runahead.service.contract.inputs import Kind, StructureSource
+from runahead.service.structures import structures
 from runahead.service.structures.compile_messages import Answer, Vocabulary
-from runahead.service.structures.compiler import Compiler
+from runahead.service.structures.structures import Compiler
 
 TIMEOUT_S = 60.0
 # Of which the library makes so much that it takes seconds, and far more than 64 MiB.
@@ -158,7 +158,7 @@ def test_a_process_that_ended_while_it_was_asked_for_nothing_is_missed_by_no_str
 
 
 def test_a_process_that_is_stopped_is_ended_in_time_and_another_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "_WALL", 0.01)
+    monkeypatch.setattr(structures, "_WALL", 0.01)
 
     async def body(made: Compiler) -> None:
         await made.worker.started()
@@ -168,7 +168,7 @@ def test_a_process_that_is_stopped_is_ended_in_time_and_another_is_started(monke
             await made.compile(source({}))
         with pytest.raises(ProcessLookupError):
             os.kill(before, 0)
-        monkeypatch.setattr(compiler, "_WALL", 20)
+        monkeypatch.setattr(structures, "_WALL", 20)
         assert (await made.compile(source({}))).grammar
 
     with_compiler(body)

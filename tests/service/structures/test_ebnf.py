@@ -7,9 +7,8 @@ from llguidance import LLTokenizer
 
 from runahead.runtime.checkpoint import BUNDLED_FOLDER, open_checkpoint
 from runahead.runtime.grammar.matcher import load_vocabulary, new_matcher
-from runahead.service.structures.ebnf import lark_of
-from runahead.service.structures.fault import StructureFault
-from runahead.service.structures.grammar_text import grammar_text
+from runahead.service.structures.compile_messages import StructureFault
+from runahead.service.structures.grammar_text import grammar_text, lark_of
 
 
 @pytest.fixture(scope="module")

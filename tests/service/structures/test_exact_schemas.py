@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from runahead.runtime.checkpoint import BUNDLED_FOLDER, open_checkpoint
 from runahead.runtime.grammar.matcher import GrammarError, load_vocabulary, new_matcher
-from runahead.service.structures.fault import StructureFault
+from runahead.service.structures.compile_messages import StructureFault
 from runahead.service.structures.grammar_text import grammar_text
 
 BORDERS = [base + more for base in (2**53, 2**62, 10**18, 2**63, 2**64, 10**30) for more in (-1, 0, 1)]

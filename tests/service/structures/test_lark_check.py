@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from runahead.service.structures.fault import StructureFault
-from runahead.service.structures.lark_check import check_lark
+from runahead.service.structures.compile_messages import StructureFault
+from runahead.service.structures.grammar_text import check_lark
 
 
 @pytest.mark.parametrize(

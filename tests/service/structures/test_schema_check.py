@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runahead.service.structures.fault import StructureFault
+from runahead.service.structures.compile_messages import StructureFault
 from runahead.service.structures.schema_check import enforced, parts, pointer, read_schema
 
 REFUSED: dict[str, tuple[Any, str, str]] = {

@@ -17,8 +17,8 @@ from google.rpc import error_details_pb2
 
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason
+from runahead.service.contract.inputs import StructureSource
 from runahead.service.contract.limits import LIMITS
-from runahead.service.contract.structure import StructureSource
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.service.shared_memory.board import FrontEndCounters
 from runahead.service.structures import structures as module

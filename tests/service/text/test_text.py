@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from runahead.runtime.wire.engine_config import ConfigError
-from runahead.service.text.text import CompletionText
-from runahead.service.text.token_bytes import TokenBytes, token_bytes
+from runahead.service.text.text import CompletionText, TokenBytes, token_bytes
 from tests.service.small_tokenizers import END_ID, byte_level_tokenizer, sentencepiece_tokenizer
 
 BYTE_LEVEL = byte_level_tokenizer()

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
 from runahead.service.contract.errors import ServiceError
-from runahead.service.text.text_bounds import check_can_fit, longest_token_bytes
-from runahead.service.text.token_bytes import token_bytes
+from runahead.service.text.text import token_bytes
+from runahead.service.text.tokenizer import check_can_fit, longest_token_bytes
 from tests.service.cut_tokenizers import BITS, NAMES, cut_tokenizer
 from tests.service.fake_engine import INFO
 from tests.service.small_tokenizers import byte_level_tokenizer, sentencepiece_tokenizer

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from runahead.service.text.turn_pool import TurnPool
+from runahead.service.workers.caller_turns import TurnPool
 
 TIMEOUT_S = 10.0
 

@@ -11,7 +11,7 @@ import pytest
 
 PROBE: Final = """
 import ctypes, json, os, platform, socket, sys
-from runahead.service.workers.confinement import confine
+from runahead.service.workers.worker_side import confine
 
 library = ctypes.CDLL(None, use_errno=True)
 tgkill = {"x86_64": 234, "aarch64": 131}[platform.machine()]

@@ -12,9 +12,8 @@ import pytest
 
 from runahead.service import cli
 from runahead.service.commands.bench import calls
-from runahead.service.commands.bench.calls import Outcome
+from runahead.service.commands.bench.calls import Lengths, Outcome, Planned, planned
 from runahead.service.commands.bench.figures import Figures, Goal, figures, head, row
-from runahead.service.commands.bench.workload import Lengths, Planned, planned
 from runahead.v1 import generate_pb2, generation_service_pb2_grpc, model_pb2
 
 GOAL = Goal(first_token_ms=200, token_ms=25)

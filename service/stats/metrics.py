@@ -1,20 +1,25 @@
-"""The engine's Prometheus metrics: vLLM's names where they exist, else this project's.
+"""The metrics of the engine and of the service, for Prometheus.
 
-Dashboards, autoscalers and the Gateway API inference extension read vLLM's names; their meaning is in
-https://docs.vllm.ai/en/latest/usage/metrics/ and https://docs.vllm.ai/en/latest/design/metrics/.
+The engine's have vLLM's names where they exist, which dashboards, autoscalers and the Gateway API inference extension
+read; their meaning is in https://docs.vllm.ai/en/latest/usage/metrics/ and
+https://docs.vllm.ai/en/latest/design/metrics/. Calls have the names of gRPC servers.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from runahead.runtime.wire.figures import BARRIERS, FALLBACKS, EngineStats
+from runahead.runtime.wire.figures import BARRIERS, BOUNDS_S, FALLBACKS, EngineStats, HistogramStats
 from runahead.runtime.wire.messages import EngineInfo
-from runahead.service.stats.metrics_families import counter, counters, engine_histogram, from_zero, gauge, gauges
+from runahead.service.shared_memory.board import BOUNDS_S as CALL_BOUNDS_S
+from runahead.service.shared_memory.board import CODES, REFUSALS, Board
+from runahead.service.shared_memory.held import Resource
+
+_STEP = 2  # every second bound of the engine's: 58 % apart, half the size of a scrape
 
 # vLLM's finish reasons, by the engine's.
 _FINISHED: Final = {
@@ -25,6 +30,73 @@ _FINISHED: Final = {
     "ABORTED": "abort",
     "CANCELLED": "abort",
 }
+
+_METHOD = ("grpc_type", "grpc_service", "grpc_method")
+
+
+def gauge(name: str, what: str, value: float, labels: Mapping[str, str] | None = None) -> Metric:
+    """Make a gauge."""
+    labels = labels or {}
+    family = GaugeMetricFamily(name, what, labels=list(labels))
+    family.add_metric(list(labels.values()), value)
+    return family
+
+
+def gauges(name: str, what: str, label: str, values: Mapping[str, float]) -> Metric:
+    """Make a gauge for each value of a label."""
+    family = GaugeMetricFamily(name, what, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family
+
+
+def counter(name: str, what: str, value: float, labels: Mapping[str, str] | None = None) -> Metric:
+    """Make a counter. name: without the suffix `_total`."""
+    labels = labels or {}
+    family = CounterMetricFamily(name, what, labels=list(labels))
+    family.add_metric(list(labels.values()), value)
+    return family
+
+
+def counters(
+    name: str, what: str, label: str, values: Mapping[str, float], labels: Mapping[str, str] | None = None
+) -> Metric:
+    """Make a counter for each value of a label. labels: common ones."""
+    labels = labels or {}
+    family = CounterMetricFamily(name, what, labels=[*labels, label])
+    for key, value in values.items():
+        family.add_metric([*labels.values(), key], value)
+    return family
+
+
+def from_zero(known: Sequence[str], values: Mapping[str, float]) -> Mapping[str, float]:
+    """Add 0 for each known label value without a count: PromQL's `rate` ignores a series' first sample."""
+    return {**dict.fromkeys(known, 0), **values}
+
+
+def engine_histogram(name: str, what: str, times: HistogramStats, labels: Mapping[str, str]) -> Metric:
+    """Make a histogram of the engine's times."""
+    family = HistogramMetricFamily(name, what, labels=list(labels))
+    family.add_metric(list(labels.values()), _cumulative(BOUNDS_S, times.counts, _STEP), times.sum_s)
+    return family
+
+
+def add_histogram(
+    family: HistogramMetricFamily, labels: Sequence[str], bounds: Sequence[float], counts: Sequence[int], sum_s: float
+) -> None:
+    """Add a series. counts: by bucket, the last above every bound."""
+    family.add_metric(labels, _cumulative(bounds, counts, 1), sum_s)
+
+
+def _cumulative(bounds: Sequence[float], counts: Sequence[int], step: int) -> list[tuple[str, float]]:
+    """Make Prometheus's cumulative buckets."""
+    buckets: list[tuple[str, float]] = []
+    below = 0
+    for index, (bound, count) in enumerate(zip(bounds, counts, strict=False)):
+        below += count
+        if index % step == 0:
+            buckets.append((str(bound), below))
+    return [*buckets, ("+Inf", sum(counts))]
 
 
 def engine_metrics(info: EngineInfo, stats: EngineStats) -> Iterator[Metric]:
@@ -151,3 +223,54 @@ def _chain(stats: EngineStats) -> Iterator[Metric]:
     barriers, seconds = from_zero(BARRIERS, stats.barriers), from_zero(BARRIERS, stats.barrier_s)
     yield counters("runahead_barriers", "Drains of the chain, by reason.", "reason", barriers)
     yield counters("runahead_barrier_seconds", "What drains of the chain cost, by reason.", "reason", seconds)
+
+
+def service_metrics(board: Board) -> Iterator[Metric]:
+    """Yield all families except the engine's."""
+    yield from _calls(board)
+    total, held, processes = board.total(), board.held.in_all().tolist(), board.processes.read()
+    yield gauge("runahead_front_ends", "Front ends that serve.", total.front_ends)
+    yield gauge("runahead_open_streams", "Completions that are open.", total.open_streams)
+    yield gauge("runahead_queued_tokens", "Tokens of prompts that wait for a row.", held[Resource.QUEUED_TOKENS])
+    waiting = held[Resource.TOKENIZING_BYTES]
+    yield gauge("runahead_tokenizing_bytes", "Bytes of text that wait for the tokenizer, or are with it.", waiting)
+    yield gauge(
+        "runahead_tokenizer_queue", "Texts that wait for the tokenizer, and chats to be rendered.", total.waiting_texts
+    )
+    yield counter("runahead_structures_compiled", "Structures that were compiled.", total.structures_compiled)
+    yield counter("runahead_structure_hits", "Structures that were known already.", total.structure_hits)
+    seconds = total.structure_compile_us / 1e6
+    yield counter("runahead_structure_compile_seconds", "Time that compiling structures has taken.", seconds)
+    yield gauge("runahead_structure_queue", "Structures that wait to be compiled.", total.waiting_structures)
+    yield gauge("runahead_uploads", "Calls whose request is not there whole.", held[Resource.UPLOADS])
+    yield gauge("runahead_unread_bytes", "Of tokens that no stream has taken yet, as estimated.", total.unread_bytes)
+    yield gauge("runahead_stats_watchers", "Calls of WatchStats that are open.", total.stats_watchers)
+    yield gauge("runahead_connections", "Connections open on the service's port.", board.processes.connections)
+    yield counter("runahead_stop_strings", "Completions that a stop string ended.", total.stop_strings)
+    yield counter("runahead_cancelled", "Completions whose client went away or was too late.", total.cancelled)
+    yield counter("runahead_slow_readers", "Completions that ended since too much was unread.", total.slow_readers)
+    refusals = from_zero(REFUSALS, board.refusals())
+    yield counters("runahead_refusals", "Calls that were refused, by reason.", "reason", refusals)
+    memory = {process.name: process.resident_bytes for process in processes}
+    yield gauges("runahead_process_resident_memory_bytes", "Memory that a process holds.", "process", memory)
+    descriptors = {process.name: process.descriptors for process in processes}
+    yield gauges("runahead_process_open_fds", "File descriptors that a process holds.", "process", descriptors)
+    dropped = {process.name: process.log_lines_dropped for process in processes}
+    yield counters("runahead_log_lines_dropped", "Lines of its log that were not written.", "process", dropped)
+
+
+def _calls(board: Board) -> Iterator[Metric]:
+    """Yield metrics of methods that were called."""
+    started = CounterMetricFamily("grpc_server_started", "Calls that have come to the server.", labels=_METHOD)
+    handled = CounterMetricFamily(
+        "grpc_server_handled", "Calls that have ended on the server, however they did.", labels=(*_METHOD, "grpc_code")
+    )
+    times = HistogramMetricFamily("grpc_server_handling_seconds", "From a call's headers to its end.", labels=_METHOD)
+    for method, figures in board.calls.total():
+        if figures.started:
+            started.add_metric(method, figures.started)
+            for code, count in zip(CODES, figures.ended, strict=True):
+                if count:
+                    handled.add_metric((*method, code), count)
+            add_histogram(times, method, CALL_BOUNDS_S, figures.times, figures.sum_s)
+    yield from (started, handled, times)
