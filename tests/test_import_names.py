@@ -20,8 +20,8 @@ from typing import NamedTuple
 import pytest
 
 from runahead.runtime.log_output import LogOutput
-from runahead.service.processes import engine_process
-from runahead.service.processes.engine_process import COMMAND, ENGINE_MODULE, EngineProcess
+from runahead.service.processes import children
+from runahead.service.processes.children import ENGINE_COMMAND, ENGINE_MODULE, EngineProcess
 from runahead.service.settings.settings import Settings, engine_config
 from tests.mutants.tables import read_mutants
 
@@ -172,7 +172,7 @@ def test_a_process_that_is_killed_while_it_tells_is_left_out(tmp_path: Path) -> 
 def test_the_engines_process_is_named_once_and_the_name_resolves() -> None:
     spec = importlib.util.find_spec(ENGINE_MODULE)
     assert spec is not None and spec.origin is not None
-    assert list(COMMAND) == [sys.executable, "-P", "-m", ENGINE_MODULE]
+    assert list(ENGINE_COMMAND) == [sys.executable, "-P", "-m", ENGINE_MODULE]
     tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
     assert any(isinstance(node, ast.If) and "__main__" in ast.unparse(node.test) for node in tree.body), "it can be run"
     naming = [
@@ -182,7 +182,7 @@ def test_the_engines_process_is_named_once_and_the_name_resolves() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant) and node.value == ENGINE_MODULE
     ]
-    assert naming == [str(Path(engine_process.__file__).relative_to(ROOT))]
+    assert naming == [str(Path(children.__file__).relative_to(ROOT))]
 
 
 @pytest.fixture
@@ -199,7 +199,7 @@ def test_nothing_in_the_current_folder_stands_in_for_a_module_of_the_engine(
     folder_with_stand_ins: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder_with_stand_ins)
-    unsafe = [argument for argument in COMMAND if argument != "-P"]
+    unsafe = [argument for argument in ENGINE_COMMAND if argument != "-P"]
     done = subprocess.run(unsafe, input="", capture_output=True, text=True, timeout=60)
     assert "was taken from the current folder" in done.stderr, "without -P something does"
 

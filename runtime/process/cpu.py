@@ -1,4 +1,4 @@
-"""The CPU part of an engine: row-invariant kernels, the model, and the device with its rings."""
+"""A model on CPUs: its row-invariant kernels, the device with its rings, and the ranks, a process each."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ import structlog
 import torch
 
 from runahead.cuda_graphs.host_device import HostDevice, no_delay, seeded_delays
-from runahead.cuda_graphs.rings import RingMemory, allocate_rings
+from runahead.cuda_graphs.rings import RingLayout, RingMemory, allocate_rings
 from runahead.runtime.checkpoint import Checkpoint
 from runahead.runtime.drafters.ngram import NgramDrafter
 from runahead.runtime.engine.poison import Poison
 from runahead.runtime.masks.mask_worker import MaskWorker
 from runahead.runtime.models.config.model_config import ModelConfig
-from runahead.runtime.models.cpu_check.cpu_kernels import products_of_a_rank, tried_kernels
+from runahead.runtime.models.cpu_check.cpu_kernels import KernelTrial, kernels_of, products_of_a_rank, tried_kernels
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.drafters.draft_model import DraftNetwork
 from runahead.runtime.models.drafters.head_files import HeadFiles
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import weight_bytes
-from runahead.runtime.process.cpu_ranks import start_ranks
 from runahead.runtime.process.drafting_files import (
     drafting_bytes,
     drafting_files,
@@ -47,14 +46,22 @@ from runahead.runtime.process.parts import (
     sized,
     snapshots_in,
 )
-from runahead.runtime.process.pool_fit import DraftingBytes, PoolFit, memory_facts, room_for_weights
+from runahead.runtime.process.pool_fit import DraftingBytes, PoolFit, is_out_of_memory, memory_facts, room_for_weights
 from runahead.runtime.process.progress import Progress
+from runahead.runtime.process.rank_messages import BlocksOffered, RankOrders
+from runahead.runtime.process.rank_start import StartedRanks, start_processes
 from runahead.runtime.process.sizes import Cpu, device_boundary_tokens
 from runahead.runtime.programs.cpu.program import HostProgram
+from runahead.runtime.ranks.exchange import HostRanks
+from runahead.runtime.ranks.segment import Segment, SegmentLayout
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
 
 _CPU: Final = torch.device("cpu")
 _CACHE_BYTES: Final = 1 << 30  # for the KV caches of all ranks if `num_blocks` is 0
+
+_LEAST_NUMBERS: Final = 1 << 18  # of a step of an exchange: 1 MiB a rank
+
+_SMALLER: Final = (9, 10)  # the pool that a rank makes over the one that it has no memory for
 
 
 def make_on_cpu(
@@ -171,3 +178,68 @@ def _draft_memory(config: EngineConfig, model: ModelConfig, context: int, forced
         return {}
     history = 4 * slots * context if config.drafter == "ngram" else 0
     return {"run_logits_bytes": 4 * slots * drafts * model.vocab_size, "history_bytes": history}
+
+
+def start_ranks(
+    config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig, context: int, rings: RingLayout,
+    trial: KernelTrial,
+) -> StartedRanks:  # fmt: skip
+    """Start the other ranks, which load their parts meanwhile. config: with every size in it. trial: of rank 0's
+    kernels. Raises ConfigError where ranks can't run on this machine."""
+    ranks = config.tensor_parallel
+    if ranks == 1:
+        return StartedRanks()
+    layout = SegmentLayout(ranks, rings, max(_LEAST_NUMBERS, model.vocab_size // ranks))
+    orders = RankOrders(
+        layout=layout, config=config, context=context, parent=os.getpid(), threads=trial.threads,
+        products=trial.products,
+    )  # fmt: skip
+    others = start_processes(orders, checkpoint, model)
+    return StartedRanks(HostRanks(others.segment, 0, config.launch_timeout_s), others)
+
+
+class CpuRank:
+    """A `RankPart` on a CPU. Its program is made to find out how many KV blocks there is memory for."""
+
+    def __init__(self, orders: RankOrders, segment: Segment) -> None:
+        self._exchange = HostRanks(segment, orders.rank, orders.config.launch_timeout_s)
+        self._orders = orders
+        self._rings, self._marks = segment.rings(orders.rank), segment.marks(orders.rank)
+
+    def load(self, checkpoint: Checkpoint, described: ModelConfig) -> None:
+        """See `RankPart.load`."""
+        config, context = self._orders.config, self._orders.context
+        kernels, dtype = kernels_of(self._orders.products), dtype_of(config, described)
+        self._model = load_model(
+            checkpoint, torch.device("cpu"), dtype, config.load_format, kernels, None, context, described,
+            self._exchange, config.quantize, config.kv_dtype,
+        )  # fmt: skip
+
+    def begin(self) -> None:
+        """See `RankPart.begin`."""
+
+    def blocks(self, offered: BlocksOffered) -> int:
+        """See `RankPart.blocks`."""
+        self._blocks = offered.blocks
+        while True:
+            try:
+                self._program = self._program_with(offered)
+                return self._blocks
+            except Exception as error:
+                if not is_out_of_memory(error) or self._blocks < 2:
+                    raise
+            given, part = _SMALLER
+            self._blocks = self._blocks * given // part
+
+    def device(self, agreed: BlocksOffered) -> tuple[HostDevice, str]:
+        """See `RankPart.device`."""
+        if self._blocks != agreed.blocks:
+            self._blocks = agreed.blocks
+            self._program = self._program_with(agreed)
+        config = self._orders.config
+        delay = delays(config, self._orders.rank)
+        return HostDevice(self._program, self._rings, delay, launched=config.counters_from, marks=self._marks), ""
+
+    def _program_with(self, offered: BlocksOffered) -> HostProgram:
+        config, context = self._orders.config, self._orders.context
+        return host_program(config, self._model, self._rings, context, self._blocks, offered.snapshots, None, None)

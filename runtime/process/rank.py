@@ -28,7 +28,7 @@ from runahead.runtime.log_stream import end_log
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.parent_death import signal_at_parents_death
-from runahead.runtime.process.cpu_follow import CpuRank
+from runahead.runtime.process.cpu import CpuRank
 from runahead.runtime.process.rank_messages import (
     BlocksMade,
     BlocksOffered,

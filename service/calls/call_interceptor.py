@@ -15,10 +15,18 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
-from runahead.service.calls.access import COMPLETIONS, Access
-from runahead.service.calls.admission import Admission
-from runahead.service.calls.call import SAMPLED, Call, begin_answer, current_call, serving, trace_context
-from runahead.service.calls.call_log import CallLog, Traces
+from runahead.service.calls.admission import Access, Admission
+from runahead.service.calls.call import (
+    COMPLETIONS,
+    SAMPLED,
+    Call,
+    CallLog,
+    Traces,
+    begin_answer,
+    current_call,
+    serving,
+    trace_context,
+)
 from runahead.service.contract.errors import (
     INTERNAL_SENTENCE,
     ServiceError,

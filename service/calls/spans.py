@@ -21,9 +21,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from runahead.service.calls.access import COMPLETIONS
-from runahead.service.calls.call import SAMPLED, Call
-from runahead.service.calls.call_log import finish_of
+from runahead.service.calls.call import COMPLETIONS, SAMPLED, Call, finish_of
 
 _OPERATION: Final = "text_completion"
 _QUEUE: Final = 4096  # waiting spans

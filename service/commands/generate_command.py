@@ -11,12 +11,11 @@ from typing import Any
 
 import grpc
 
-from runahead.service.commands.chat_conversation import chat_request, system_messages
 from runahead.service.commands.client import ClientCalls
 from runahead.service.commands.client_channel import endpoint
 from runahead.service.commands.ends import EXIT_INTERRUPTED
 from runahead.service.commands.request_flags import add_flags as add_flags
-from runahead.service.commands.request_flags import build_request, is_greedy, seconds_of
+from runahead.service.commands.request_flags import build_request, chat_request, is_greedy, seconds_of, system_messages
 from runahead.service.commands.terminal_text import Screen
 from runahead.v1 import generate_pb2
 

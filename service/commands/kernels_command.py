@@ -12,7 +12,7 @@ from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, check_config
 from runahead.service.commands.ends import EXIT_INTERRUPTED
 from runahead.service.processes.checkpoint_check import check_checkpoint
-from runahead.service.processes.engine_process import EngineProcess, EngineStartError
+from runahead.service.processes.children import EngineProcess, EngineStartError
 from runahead.service.settings.server_config import EXIT_CANNOT_START, EXIT_OK, ServerConfig
 
 _STOP_S: Final = 30.0

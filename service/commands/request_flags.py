@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Final
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -188,8 +188,10 @@ def build_options(arguments: argparse.Namespace) -> generate_pb2.GenerateRequest
     return request
 
 
-def with_chat_defaults(options: generate_pb2.GenerateRequest) -> generate_pb2.GenerateRequest:
-    """Fill in a chat's defaults, which the help texts name.
+def chat_request(
+    options: generate_pb2.GenerateRequest, messages: Iterable[generate_pb2.ChatMessage]
+) -> generate_pb2.GenerateRequest:
+    """Return the options with these messages as prompt and a chat's defaults, which the help texts name.
 
     A small model drifts at temperature 1, and may repeat itself endlessly with greedy sampling.
     """
@@ -197,7 +199,13 @@ def with_chat_defaults(options: generate_pb2.GenerateRequest) -> generate_pb2.Ge
         sampling=generate_pb2.SamplingOptions(temperature=0.0), stopping=generate_pb2.StoppingOptions(max_tokens=1024)
     )
     request.MergeFrom(options)
+    request.chat.messages.extend(messages)
     return request
+
+
+def system_messages(system: str | None) -> list[generate_pb2.ChatMessage]:
+    """Return the system prompt as a chat's first message, if any."""
+    return [] if system is None else [generate_pb2.ChatMessage(role="system", content=system)]
 
 
 def is_greedy(request: generate_pb2.GenerateRequest) -> bool:

@@ -14,11 +14,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from runahead.service.commands.chain_picture import picture
+from runahead.service.commands.chain_picture import STAGES, Span, TimedLaunch, Timeline, picture, timeline_of
 from runahead.service.commands.client import add_timeout_flag, one_call
 from runahead.service.commands.ends import EXIT_FAILED
 from runahead.service.commands.request_flags import UsageError
-from runahead.service.commands.timeline import STAGES, Span, TimedLaunch, Timeline, timeline_of
 from runahead.v1 import trace_pb2
 
 _PROCESS: Final = 1

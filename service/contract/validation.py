@@ -64,7 +64,7 @@ class TextParams:
 class CheckedRequest:
     """A valid request. Only the length of a text or chat prompt is unchecked until it is tokenized.
 
-    engine_id: the engine's id if it differs (`runahead.service.calls.access`).
+    engine_id: the engine's id if it differs (`runahead.service.calls.admission`).
     caller: empty without authentication. outranks: its priority counts against other callers.
     prompt: text, a chat, or int32 [n] token ids. echo: send the prompt's tokens back.
     structure: the constraint; grammar: its compiled form (`Submit`), empty before. n: the number of completions;

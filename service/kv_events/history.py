@@ -14,8 +14,7 @@ import structlog
 from runahead.service.contract.errors import SHUTDOWN_SENTENCE
 from runahead.service.engine.engine_client import SocketEngineClient
 from runahead.service.engine.request_stream import EngineLostError
-from runahead.service.kv_events.events import Cleared, Event, batches
-from runahead.service.kv_events.feed import KvFeed, KvMirror
+from runahead.service.kv_events.feed import Cleared, Event, KvFeed, KvMirror, batches
 
 _KEPT: Final = 1 << 16  # events
 log = structlog.get_logger(__name__)

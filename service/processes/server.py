@@ -11,8 +11,7 @@ from runahead.runtime.wire.engine_config import ConfigError
 from runahead.service.engine.request_stream import EngineLostError
 from runahead.service.log.logs import configure_logs
 from runahead.service.processes import start_lines
-from runahead.service.processes.engine_process import EngineStartError
-from runahead.service.processes.front_end_process import FrontEndStartError
+from runahead.service.processes.children import EngineStartError, FrontEndStartError
 from runahead.service.processes.ports import Ports
 from runahead.service.processes.supervisor import supervise
 from runahead.service.settings.server_config import EXIT_CANNOT_START, ServerConfig, check_server_config

@@ -23,14 +23,15 @@ from runahead.runtime.log_stream import count_dropped_lines_in
 from runahead.runtime.process_end import end_fields
 from runahead.runtime.wire.engine_config import ConfigError
 from runahead.service.engine.pulse import EngineWatch, stuck_after_s
-from runahead.service.processes import machine, start_lines
+from runahead.service.processes import start_lines
 from runahead.service.processes.checkpoint_check import check_checkpoint
-from runahead.service.processes.engine_process import EngineProcess
-from runahead.service.processes.front_end_process import (
+from runahead.service.processes.children import (
     SIDE_COMMAND,
+    EngineProcess,
     FrontEndOrders,
     FrontEndProcess,
     Keeper,
+    Orphans,
     SideOrders,
 )
 from runahead.service.processes.ports import Ports
@@ -42,7 +43,7 @@ from runahead.service.settings.server_config import (
     EXIT_SUPERVISOR_FAILED,
     ServerConfig,
 )
-from runahead.service.shared_memory.board import Board
+from runahead.service.shared_memory.board import Board, open_connections, process_figures
 from runahead.service.version import full_version
 
 T = TypeVar("T")
@@ -269,12 +270,11 @@ class Supervisor:
 
     async def _take_stock(self) -> None:
         """Write each process's resources on the board and reap orphans, periodically."""
-        orphans = machine.Orphans()
+        orphans = Orphans()
         while True:
             orphans.reap(pid for _, pid in self._pids())
-            self._board.processes.write(
-                machine.processes(self._pids()), machine.connections(self._ports.service.number)
-            )
+            connections = open_connections(self._ports.service.number)
+            self._board.processes.write(process_figures(self._pids()), connections)
             await asyncio.sleep(_STOCK_S)
 
     def _pids(self) -> Iterator[tuple[str, int]]:

@@ -22,18 +22,18 @@ import zmq.asyncio
 
 from runahead.runtime.wire.engine_config import ConfigError
 from runahead.runtime.wire.messages import EngineInfo
-from runahead.service.kv_events.events import (
+from runahead.service.kv_events.feed import (
     KIND,
     MEDIUM,
     Cleared,
     Event,
+    KvMirror,
     Removed,
     Stored,
     batches,
     runs,
     sliding_window,
 )
-from runahead.service.kv_events.feed import KvMirror
 from runahead.service.settings.settings import NO_PORT
 
 _MOST_BATCHES: Final = 10_000  # before numbers restart

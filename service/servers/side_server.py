@@ -2,7 +2,7 @@
 ports.
 
 It answers however busy the service port is: it runs in a separate process, outside the service port's limits. The
-supervisor starts it, and it takes orders like a front end (`runahead.service.processes.front_end_process`). It serves
+supervisor starts it, and it takes orders like a front end (`runahead.service.processes.children`). It serves
 health and metrics at once, and operators' calls when the engine runs. Exit codes: 0 after a shutdown, 2 if it could not
 start.
 """
@@ -22,18 +22,26 @@ from grpc_health.v1 import health_pb2
 
 from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.messages import EngineInfo
-from runahead.service.calls.access import Access
-from runahead.service.calls.admission import Admission
+from runahead.service.calls.admission import Access, Admission
+from runahead.service.calls.call import CallLog
 from runahead.service.calls.call_interceptor import CallInterceptor, OpenCalls
-from runahead.service.calls.call_log import CallLog
 from runahead.service.contract.errors import SHUTDOWN_SENTENCE
 from runahead.service.engine.engine_client import SocketEngineClient
 from runahead.service.engine.request_stream import EngineLostError
 from runahead.service.kv_events.feed import KvFeed
-from runahead.service.processes.front_end_process import DRAIN, LOADED, SideOrders
-from runahead.service.servers.front_end import GENERATION, HEALTH
-from runahead.service.servers.server_options import Security, listen, server_options
-from runahead.service.servers.supervised import connected_engine, keep_for_good, say, say_that_it_lives, serve_process
+from runahead.service.processes.children import DRAIN, LOADED, SideOrders
+from runahead.service.servers.supervised import (
+    GENERATION,
+    HEALTH,
+    Security,
+    connected_engine,
+    keep_for_good,
+    listen,
+    say,
+    say_that_it_lives,
+    serve_process,
+    server_options,
+)
 from runahead.service.servicers.control_servicer import NOT_SERVED, ControlServicer
 from runahead.service.servicers.health import HealthServicer
 from runahead.service.servicers.reflection import add_reflection

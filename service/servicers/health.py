@@ -13,7 +13,7 @@ import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from runahead.service.calls.stream_writer import StreamWriter
+from runahead.service.calls.call import StreamWriter
 from runahead.service.contract.errors import exhausted
 from runahead.service.contract.limits import LIMITS
 

@@ -11,7 +11,8 @@ from google.protobuf.descriptor import FileDescriptor
 from google.rpc import error_details_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from runahead.service.calls.access import HEALTH, RIGHTS_FOR
+from runahead.service.calls.admission import RIGHTS_FOR
+from runahead.service.calls.call import HEALTH
 
 _V1ALPHA: Final = "grpc.reflection.v1alpha"
 _V1: Final = "grpc.reflection.v1"

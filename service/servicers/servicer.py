@@ -12,15 +12,12 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.service.calls.access import Ownership, current_caller
-from runahead.service.calls.admission import Account, Admission
-from runahead.service.calls.call import Call, current_call
-from runahead.service.calls.stream_writer import StreamWriter
+from runahead.service.calls.admission import Account, Admission, current_caller
+from runahead.service.calls.call import Call, StreamWriter, current_call
 from runahead.service.chat.chats import Chats
 from runahead.service.completion.completion import Completion
 from runahead.service.completion.events import PromptEvents
-from runahead.service.completion.open_completion import OpenCompletion, so_far
-from runahead.service.completion.preparing import Preparing, Texts, text_bytes
+from runahead.service.completion.preparing import OpenCompletion, Preparing, Texts, so_far, text_bytes
 from runahead.service.contract.errors import ServiceError
 from runahead.service.contract.limits import LIMITS
 from runahead.service.contract.validation import (
@@ -38,11 +35,11 @@ from runahead.service.engine.request_stream import (
     SlowReaderError,
     StalledReaderError,
 )
-from runahead.service.servicers.control_servicer import OperatorServicer
+from runahead.service.servicers.control_servicer import OperatorServicer, Ownership
 from runahead.service.servicers.model_info import model_info
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.service.shared_memory.board import Board
-from runahead.service.shared_memory.held import Holding, Resource
+from runahead.service.shared_memory.call_tables import Holding, Resource
 from runahead.service.stats.stats import StatsFeed
 from runahead.service.structures.structures import Structures
 from runahead.service.text.text import NO_TOKENS

@@ -19,13 +19,12 @@ from smg_grpc_proto.generated import common_pb2
 
 from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.messages import EngineInfo
-from runahead.service.calls.call import current_call
-from runahead.service.calls.stream_writer import StreamWriter
+from runahead.service.calls.call import StreamWriter, current_call
 from runahead.service.contract.errors import exhausted
 from runahead.service.contract.limits import LIMITS
 from runahead.service.contract.validation import check_known
 from runahead.service.engine.engine_client import SocketEngineClient
-from runahead.service.kv_events.events import KIND, MEDIUM, Event, Removed, Stored, runs, sliding_window
+from runahead.service.kv_events.feed import KIND, MEDIUM, Event, Removed, Stored, runs, sliding_window
 from runahead.service.kv_events.history import Batch, KvReaders
 from runahead.service.servicers.servicer import GenerationServicer
 from runahead.service.servicers.vllm_answers import loads

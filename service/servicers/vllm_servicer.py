@@ -13,10 +13,8 @@ import grpc
 from google.protobuf import message_factory
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
-from runahead.service.calls.access import FACADE
-from runahead.service.calls.call import current_call
-from runahead.service.calls.stream_writer import StreamWriter
-from runahead.service.completion.open_completion import OpenCompletion
+from runahead.service.calls.call import FACADE, StreamWriter, current_call
+from runahead.service.completion.preparing import OpenCompletion
 from runahead.service.contract.errors import Violation, invalid_argument, no_tokenizer
 from runahead.service.contract.validation import check_known
 from runahead.service.engine.engine_client import SocketEngineClient

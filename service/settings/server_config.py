@@ -11,7 +11,7 @@ from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, Spell
 from runahead.runtime.wire.setting import settings_of
 from runahead.service.settings.loopback import is_loopback
 from runahead.service.settings.settings import NO_PORT, FrontEndSettings
-from runahead.service.shared_memory.held import Resource
+from runahead.service.shared_memory.call_tables import Resource
 
 # By setting: the extra and its packages.
 _NEEDED: Final = {

@@ -15,9 +15,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from runahead.runtime.wire.figures import BARRIERS, BOUNDS_S, FALLBACKS, EngineStats, HistogramStats
 from runahead.runtime.wire.messages import EngineInfo
-from runahead.service.shared_memory.board import BOUNDS_S as CALL_BOUNDS_S
-from runahead.service.shared_memory.board import CODES, REFUSALS, Board
-from runahead.service.shared_memory.held import Resource
+from runahead.service.shared_memory.board import REFUSALS, Board
+from runahead.service.shared_memory.call_tables import BOUNDS_S as CALL_BOUNDS_S
+from runahead.service.shared_memory.call_tables import CODES, Resource
 
 _STEP = 2  # every second bound of the engine's: 58 % apart, half the size of a scrape
 

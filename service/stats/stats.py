@@ -17,14 +17,13 @@ import grpc
 import msgspec
 
 from runahead.runtime.wire.figures import BOUNDS_S, EngineStats, HistogramStats, quantile
-from runahead.service.calls.call import current_call
-from runahead.service.calls.stream_writer import StreamWriter
+from runahead.service.calls.call import StreamWriter, current_call
 from runahead.service.contract.errors import Violation, exhausted, invalid_argument, shutting_down
 from runahead.service.contract.limits import LIMITS
 from runahead.service.contract.validation import check_known
 from runahead.service.engine.engine_client import SocketEngineClient
 from runahead.service.shared_memory.board import Board, FrontEndCounters, Line
-from runahead.service.shared_memory.held import Resource
+from runahead.service.shared_memory.call_tables import Resource
 from runahead.v1 import (
     BarrierStats,
     FrontEndStats,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-from runahead.service.servers.front_end import GENERATION
+from runahead.service.servers.supervised import GENERATION
 from runahead.service.settings.loopback import is_loopback
 from runahead.service.settings.settings import NO_PORT
 from tests.deploy.rendering import NAME, Manifests, Object

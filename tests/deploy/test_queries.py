@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.local_service import local_service
-from runahead.service.shared_memory.board import CODES
+from runahead.service.shared_memory.call_tables import CODES
 from runahead.v1 import GenerateRequest, GenerationServiceStub, StoppingOptions
 from tests.deploy.queries import (
     JOB,

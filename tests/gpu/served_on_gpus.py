@@ -7,7 +7,7 @@ from __future__ import annotations
 import runpy
 import sys
 
-from runahead.service.processes.engine_process import ENGINE_MODULE, EngineProcess
+from runahead.service.processes.children import ENGINE_MODULE, EngineProcess
 
 
 def engine() -> None:

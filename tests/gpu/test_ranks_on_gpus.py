@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from benchmarks.local_service import LocalService, started_service
-from runahead.runtime.process.rank_processes import COMMAND
+from runahead.runtime.process.rank_start import COMMAND
 from runahead.service.settings.server_config import EXIT_ENGINE_LOST
 from runahead.v1 import (
     GenerateOnceRequest,

@@ -17,9 +17,9 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
 from runahead.runtime.wire.parameters import FinishReason
-from runahead.service.calls.access import Access
+from runahead.service.calls.admission import Access
 from runahead.service.credentials.callers import CallersFile
-from runahead.service.servers.server_options import Security, load_security
+from runahead.service.servers.supervised import Security, load_security
 from runahead.service.settings.settings import FrontEndSettings, flag_of
 from tests.router.hop import CONFIGURATION, Hop, hop
 from tests.service.certificates import Authority

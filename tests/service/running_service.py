@@ -12,11 +12,11 @@ import grpc
 import msgspec
 from tokenizers import Tokenizer
 
-from runahead.service.calls.access import Access
-from runahead.service.calls.call_log import Traces
+from runahead.service.calls.admission import Access
+from runahead.service.calls.call import Traces
 from runahead.service.engine.engine_client import SocketEngineClient
-from runahead.service.servers.front_end import FrontEnd
-from runahead.service.servers.server_options import Security
+from runahead.service.servers.serve_front_end import FrontEnd
+from runahead.service.servers.supervised import Security
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.service.text.tokenizer import TextTokenizer
 from runahead.v1 import GenerationServiceStub

@@ -13,7 +13,7 @@ import grpc
 from google.rpc import error_details_pb2
 
 from benchmarks.local_service import LocalService
-from runahead.service.processes.engine_process import ENGINE_MODULE
+from runahead.service.processes.children import ENGINE_MODULE
 from runahead.v1 import GenerateRequest, GenerationServiceStub, StoppingOptions
 from tests.service.rpc_errors import code, detail, failure
 

@@ -10,9 +10,9 @@ from typing import Any
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
-from runahead.service.calls.access import Access
+from runahead.service.calls.admission import Access
 from runahead.service.credentials.callers import CallersFile
-from runahead.service.servers.server_options import Security
+from runahead.service.servers.supervised import Security
 from runahead.service.settings.settings import FrontEndSettings
 from tests.service.fake_engine import TIMEOUT_S, FakeEngine
 from tests.service.running_service import Service

@@ -18,7 +18,7 @@ from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.runtime.wire.frames import FrameReader
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
-from runahead.service.processes.engine_process import COMMAND
+from runahead.service.processes.children import ENGINE_COMMAND
 
 BUNDLED = Path(models.__path__[0]) / "bundled"
 TOKENS, INTERVAL = 12, 4
@@ -44,7 +44,7 @@ ASKED: dict[str, Any] = {  # none of them the default
 def engine(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     config = {"model": str(BUNDLED), "device": "cpu", **ASKED}
     with subprocess.Popen(
-        COMMAND,
+        ENGINE_COMMAND,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 from runahead.runtime import models
 from runahead.runtime.log_output import LogOutput
 from runahead.runtime.process.progress import Bar, shown_captures, shown_loading
-from runahead.service.processes.engine_process import COMMAND
+from runahead.service.processes.children import ENGINE_COMMAND
 
 BUNDLED = Path(models.__path__[0]) / "bundled"
 ERASE = "\x1b[2K"
@@ -107,7 +107,7 @@ def started(config: dict[str, Any], log: dict[str, str], folder: Path) -> str:
         "config": {"model": str(BUNDLED), "device": "cpu", **config},
         "log": log,
     }
-    with subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=theirs) as process:
+    with subprocess.Popen(ENGINE_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=theirs) as process:
         os.close(theirs)
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(json.dumps(orders).encode() + b"\n")

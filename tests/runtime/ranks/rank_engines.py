@@ -24,7 +24,7 @@ from runahead.runtime.kernels.ranks import ONE_RANK, Ranks
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.load import load_model as load_model_of
-from runahead.runtime.process import cpu, cpu_follow, rank, rank_start
+from runahead.runtime.process import cpu, rank, rank_start
 from runahead.runtime.process.parts import Assembled, forced_drafts
 from runahead.runtime.process.rank_messages import BlocksMade, BlocksOffered, Captured, RankLoaded, RankOrders
 from runahead.runtime.programs.cpu.program import HostProgram
@@ -196,7 +196,6 @@ def life(
             return programs[-1]
 
         patched.setattr(cpu, "host_program", host_program)
-        patched.setattr(cpu_follow, "host_program", host_program)
         if has_masks:
             patched.setattr(cpu, "make_masks", partial(_late_masks, depth))
         if threads:

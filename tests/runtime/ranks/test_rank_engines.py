@@ -19,7 +19,7 @@ from runahead.runtime.checkpoint import BUNDLED_FOLDER, BUNDLED_HEAD
 from runahead.runtime.kernels.forward_batch import KVCache
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.process import rank_start
-from runahead.runtime.process.rank_processes import RankProcesses
+from runahead.runtime.process.rank_start import RankProcesses
 from runahead.runtime.ranks.ranked_device import RankedDevice
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import ConfigError

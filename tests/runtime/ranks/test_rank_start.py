@@ -20,12 +20,11 @@ import pytest
 
 from runahead.cuda_graphs.rings import RingLayout
 from runahead.runtime.checkpoint import CheckpointError
-from runahead.runtime.process import rank, rank_processes, rank_start
+from runahead.runtime.process import rank, rank_start
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.process.rank import EXIT_CANNOT_START
 from runahead.runtime.process.rank_messages import BlocksOffered, RankOrders, what_differs
-from runahead.runtime.process.rank_processes import RankProcesses
-from runahead.runtime.process.rank_start import OtherRanks, StartedRanks
+from runahead.runtime.process.rank_start import OtherRanks, RankProcesses, StartedRanks
 from runahead.runtime.ranks.segment import Segment, SegmentLayout, make_memory, segment_bytes
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, check_config
 from tests.runtime.models.checkpoints import CASES, save
@@ -175,7 +174,7 @@ def test_a_rank_whose_parent_ended_before_it_began_ends(capfd: pytest.CaptureFix
     layout = SegmentLayout(2, RingLayout(4, 64, 64, 4, 4), 64)
     config = EngineConfig(model="m")
     orders = RankOrders(layout=layout, config=config, context=64, parent=os.getpid() + 1, rank=1, descriptor=0)
-    ended = subprocess.run(rank_processes.COMMAND, input=msgspec.json.encode(orders) + b"\n", check=False)
+    ended = subprocess.run(rank_start.COMMAND, input=msgspec.json.encode(orders) + b"\n", check=False)
     assert ended.returncode == EXIT_CANNOT_START
     assert "rank 0 has ended before its ranks began" in capfd.readouterr().err
 

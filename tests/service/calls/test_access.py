@@ -17,9 +17,10 @@ from benchmarks.local_service import local_service
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import ConfigError
 from runahead.runtime.wire.parameters import FinishReason
-from runahead.service.calls.access import FACADE, RIGHTS_FOR, Access
+from runahead.service.calls.admission import RIGHTS_FOR, Access
+from runahead.service.calls.call import FACADE
 from runahead.service.credentials.callers import CallersFile
-from runahead.service.servers.server_options import Security
+from runahead.service.servers.supervised import Security
 from runahead.service.servicers.reflection import REFLECTION_SERVICES
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.v1 import (
@@ -122,7 +123,7 @@ def test_every_method_has_its_rights_and_one_without_is_nobodys(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert {method for method in RIGHTS_FOR if not method.startswith(FACADE)} == {*OURS, *REFLECTION}
-    monkeypatch.setattr("runahead.service.calls.access.RIGHTS_FOR", {})
+    monkeypatch.setattr("runahead.service.calls.admission.RIGHTS_FOR", {})
     for method in (*OURS, *REFLECTION):
         assert reason(call(service, method, bearer(OPS))) == "NO_RIGHT"
 

@@ -15,7 +15,7 @@ from runahead.service.contract.errors import ServiceError
 from runahead.service.settings.server_config import ServerConfig, check_server_config, limits_of
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.service.shared_memory.board import Board
-from runahead.service.shared_memory.held import Resource
+from runahead.service.shared_memory.call_tables import Resource
 
 LIMITED = FrontEndSettings(
     max_streams=10,

@@ -14,10 +14,10 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason
-from runahead.service.calls.access import Access
+from runahead.service.calls.admission import Access
 from runahead.service.credentials.callers import CallersFile
 from runahead.service.log.library_lines import LineBudget
-from runahead.service.servers.server_options import Security
+from runahead.service.servers.supervised import Security
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.v1 import (
     AbortRequest,

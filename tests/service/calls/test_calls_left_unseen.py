@@ -9,12 +9,12 @@ from typing import Any
 import grpc
 import pytest
 
-from runahead.service.calls.access import Access
-from runahead.service.calls.admission import Admission
+from runahead.service.calls.admission import Access, Admission
+from runahead.service.calls.call import CallLog
 from runahead.service.calls.call_interceptor import CallInterceptor, OpenCalls
-from runahead.service.calls.call_log import CallLog
 from runahead.service.settings.settings import FrontEndSettings
-from runahead.service.shared_memory.board import CODES, Board, MethodFigures
+from runahead.service.shared_memory.board import Board
+from runahead.service.shared_memory.call_tables import CODES, MethodFigures
 from tests.service.log_lines import log_lines
 
 METHOD = "/runahead.v1.GenerationService/Generate"

@@ -18,7 +18,7 @@ from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason
 from runahead.service.contract.errors import PUSHBACK_HEADER
 from runahead.service.settings.settings import FrontEndSettings
-from runahead.service.shared_memory.held import Resource
+from runahead.service.shared_memory.call_tables import Resource
 from runahead.v1 import (
     DetokenizeRequest,
     GenerateOnceRequest,

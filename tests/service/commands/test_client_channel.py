@@ -12,9 +12,9 @@ import pytest
 
 from runahead.runtime.wire.parameters import FinishReason
 from runahead.service import cli
-from runahead.service.calls.access import Access
+from runahead.service.calls.admission import Access
 from runahead.service.credentials.callers import CallersFile
-from runahead.service.servers.server_options import Security
+from runahead.service.servers.supervised import Security
 from tests.service.fake_engine import TIMEOUT_S, FakeEngine
 from tests.service.running_service import Service
 

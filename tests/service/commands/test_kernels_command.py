@@ -9,7 +9,7 @@ import pytest
 from runahead.runtime.log_output import LogOutput
 from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.service import cli
-from runahead.service.processes.engine_process import EngineProcess, EngineStartError
+from runahead.service.processes.children import EngineProcess, EngineStartError
 
 
 class Engines:

@@ -23,11 +23,11 @@ import msgspec
 import pytest
 
 from runahead.service import cli
-from runahead.service.calls.access import Access
+from runahead.service.calls.admission import Access
 from runahead.service.commands import stats_command
 from runahead.service.commands.stats_text import stats_lines
 from runahead.service.credentials.callers import CallersFile
-from runahead.service.servers.server_options import Security
+from runahead.service.servers.supervised import Security
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.v1 import GenerateRequest, StatsRequest, stats_pb2
 from tests.service.fake_engine import STATS, TIMEOUT_S, FakeEngine

@@ -15,8 +15,7 @@ import pytest
 
 from benchmarks.local_service import LocalService, local_service
 from runahead.service import cli
-from runahead.service.commands.chain_picture import SHOWN, picture
-from runahead.service.commands.timeline import STAGES, Timeline, timeline_of
+from runahead.service.commands.chain_picture import SHOWN, STAGES, Timeline, picture, timeline_of
 from runahead.service.commands.trace_command import chrome_trace, each_launch, figures
 from runahead.service.stats.trace import as_response
 from runahead.v1 import GenerateRequest, GenerationServiceStub, StoppingOptions

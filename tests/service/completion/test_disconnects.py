@@ -14,12 +14,11 @@ import grpc
 import pytest
 
 from runahead.runtime.wire.parameters import FinishReason
-from runahead.service.calls.access import Access
-from runahead.service.calls.call import Call
+from runahead.service.calls.admission import Access
+from runahead.service.calls.call import Call, CallLog
 from runahead.service.calls.call_interceptor import CallInterceptor, OpenCalls
-from runahead.service.calls.call_log import CallLog
 from runahead.service.settings.settings import FrontEndSettings
-from runahead.service.shared_memory.held import Resource
+from runahead.service.shared_memory.call_tables import Resource
 from runahead.v1 import GenerateRequest
 from tests.service.completion.test_stalled_streams import begin, sync, wait_for
 from tests.service.fake_engine import TIMEOUT_S, FakeEngine

@@ -14,7 +14,7 @@ from google.rpc import error_details_pb2
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason as EngineReason
 from runahead.service.engine.request_stream import RequestStream, SlowReaderError
-from runahead.service.shared_memory.held import Resource
+from runahead.service.shared_memory.call_tables import Resource
 from runahead.v1 import (
     FinishReason,
     GenerateOnceRequest,

@@ -15,11 +15,10 @@ import pytest
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.messages import MAX_ANNOUNCED
 from runahead.runtime.wire.parameters import FinishReason
-from runahead.service.calls.call import Call
-from runahead.service.calls.call_log import CallLog
+from runahead.service.calls.call import Call, CallLog
 from runahead.service.completion import events
 from runahead.service.settings.settings import SETTINGS
-from runahead.service.shared_memory.held import Resource
+from runahead.service.shared_memory.call_tables import Resource
 from runahead.v1 import (
     AbortOutcome,
     AbortRequest,

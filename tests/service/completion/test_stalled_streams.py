@@ -14,7 +14,7 @@ import pytest
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason
 from runahead.service.completion.completion import Completion
-from runahead.service.completion.open_completion import OpenCompletion
+from runahead.service.completion.preparing import OpenCompletion
 from runahead.service.contract.limits import LIMITS
 from runahead.service.contract.validation import check_request
 from runahead.service.engine.request_stream import RequestStream

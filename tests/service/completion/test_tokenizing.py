@@ -13,13 +13,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from runahead.service.calls.access import Access
-from runahead.service.calls.admission import Admission
+from runahead.service.calls.admission import Access, Admission
 from runahead.service.chat.chats import Chats
 from runahead.service.completion.preparing import Texts
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.service.shared_memory.board import Board
-from runahead.service.shared_memory.held import Resource
+from runahead.service.shared_memory.call_tables import Resource
 from runahead.service.text import text_cuts
 from runahead.service.text.tokenizer import TextTokenizer
 from runahead.v1 import DetokenizeRequest, GenerateOnceRequest, GenerateRequest, TokenizeRequest

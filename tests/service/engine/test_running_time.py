@@ -10,7 +10,7 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
-from runahead.service.calls.stream_writer import StreamWriter
+from runahead.service.calls.call import StreamWriter
 from runahead.service.engine.pulse import running_timeout
 from runahead.service.engine.request_stream import StalledReaderError
 from runahead.v1 import GenerateResponse

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.local_service import local_service
-from runahead.service.processes.front_end_process import FRONT_END_MODULE
+from runahead.service.processes.children import FRONT_END_MODULE
 from tests.service.hostile.attacked import FLAGS, Attacked
 from tests.service.hostile.bystander import Bystander
 from tests.service.service_processes import running

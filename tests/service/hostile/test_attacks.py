@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from runahead.service.processes.front_end_process import FRONT_END_MODULE
+from runahead.service.processes.children import FRONT_END_MODULE
 from tests.service.hostile.attacked import PATIENCE_S, Attacked
 from tests.service.hostile.attacks import ATTACKS
 from tests.service.service_processes import running

@@ -15,7 +15,7 @@ from typing import Final
 import grpc
 import pytest
 
-from runahead.service.processes.front_end_process import FRONT_END_MODULE
+from runahead.service.processes.children import FRONT_END_MODULE
 from runahead.v1 import (
     AbortRequest,
     Chat,

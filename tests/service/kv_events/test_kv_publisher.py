@@ -15,8 +15,7 @@ import zmq.asyncio as zmq_asyncio
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.block_keys import PrefixKeys
 from runahead.runtime.wire.engine_config import ConfigError
-from runahead.service.kv_events.events import Cleared, Event, Removed, Stored
-from runahead.service.kv_events.feed import KvFeed, KvMirror
+from runahead.service.kv_events.feed import Cleared, Event, KvFeed, KvMirror, Removed, Stored
 from runahead.service.servers.kv_publisher import KvPublisher, block_hash, payload, topic
 from runahead.service.settings.settings import NO_PORT
 from tests.service.kv_events.cache import KV_INFO, SIZE, CacheClient, RandomCache, told_all

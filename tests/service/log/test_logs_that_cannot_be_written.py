@@ -18,7 +18,7 @@ import grpc
 import pytest
 
 from benchmarks.local_service import BESIDE, LOGS, LocalService
-from runahead.service.processes.front_end_process import FRONT_END_MODULE
+from runahead.service.processes.children import FRONT_END_MODULE
 from runahead.v1 import GenerateRequest, GenerationServiceStub, ServerStats, StatsRequest, StoppingOptions
 from tests.service.service_processes import has_ended, running, watched
 

@@ -15,8 +15,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from benchmarks.local_service import LocalService, started_service
-from runahead.service.processes.engine_process import ENGINE_MODULE
-from runahead.service.processes.front_end_process import FRONT_END_MODULE, SIDE_MODULE
+from runahead.service.processes.children import ENGINE_MODULE, FRONT_END_MODULE, SIDE_MODULE
 from runahead.service.settings.server_config import EXIT_ENGINE_LOST
 from runahead.v1 import GenerateOnceRequest, GenerationServiceStub, SamplingOptions, StatsRequest
 from tests.service.rpc_errors import code, detail, failure

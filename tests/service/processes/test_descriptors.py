@@ -14,7 +14,7 @@ import pytest
 from google.rpc import error_details_pb2
 
 from benchmarks.local_service import BESIDE, started_service
-from runahead.service.processes.front_end_process import FRONT_END_MODULE
+from runahead.service.processes.children import FRONT_END_MODULE
 from runahead.v1 import GenerateRequest, GenerationServiceStub, StoppingOptions, Structure
 from tests.service.rpc_errors import code, detail, failure
 from tests.service.service_processes import running

@@ -20,8 +20,8 @@ import pytest
 from benchmarks.local_service import BESIDE
 from runahead.runtime.log_output import LogOutput
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
-from runahead.service.processes import engine_process, server
-from runahead.service.processes.engine_process import EngineProcess, EngineStartError
+from runahead.service.processes import server, socket_folder
+from runahead.service.processes.children import EngineProcess, EngineStartError
 from runahead.service.processes.server import run
 from runahead.service.settings.server_config import EXIT_CANNOT_START, ServerConfig, check_server_config
 from runahead.service.settings.settings import FrontEndSettings
@@ -94,7 +94,7 @@ def test_where_no_socket_fits_a_sentence_says_what_to_set(tmp_path: Path, monkey
     long = tmp_path / ("x" * 120)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    monkeypatch.setattr(engine_process, "_SHORT_FOLDERS", (str(tmp_path / "absent"),))
+    monkeypatch.setattr(socket_folder, "_SHORT_FOLDERS", (str(tmp_path / "absent"),))
     with pytest.raises(ConfigError, match=r"xxx.*longer than 103 bytes.*absent can't be written to; set TMPDIR"):
         asyncio.run(EngineProcess.start(CONFIG, LOG, ["false"]))
     assert not list(long.iterdir())

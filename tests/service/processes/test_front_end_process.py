@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from runahead.runtime.wire.engine_config import EngineConfig
-from runahead.service.processes import front_end_process
-from runahead.service.processes.front_end_process import FrontEndOrders, FrontEndProcess, FrontEndStartError
+from runahead.service.processes import children
+from runahead.service.processes.children import FrontEndOrders, FrontEndProcess, FrontEndStartError
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.service.shared_memory.board import Board
 
@@ -124,7 +124,7 @@ def test_one_that_hangs_while_it_starts_is_ended_and_has_not_started(
 ) -> None:
     """In either step of a start. It is stopped by a signal, so that nothing but a kill ends it."""
     served: list[FrontEndProcess] = []
-    monkeypatch.setattr(front_end_process, "START_S", 2.0)
+    monkeypatch.setattr(children, "START_S", 2.0)
 
     async def body(front_end: FrontEndProcess) -> None:
         served.append(front_end)

@@ -14,14 +14,19 @@ import pytest
 
 from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.service.engine.pulse import EngineWatch
-from runahead.service.processes import front_end_process, supervisor
-from runahead.service.processes.engine_process import EngineProcess
-from runahead.service.processes.front_end_process import FrontEndOrders, FrontEndProcess, FrontEndStartError, SideOrders
+from runahead.service.processes import children, supervisor
+from runahead.service.processes.children import (
+    EngineProcess,
+    FrontEndOrders,
+    FrontEndProcess,
+    FrontEndStartError,
+    SideOrders,
+)
 from runahead.service.processes.ports import Port, Ports
 from runahead.service.settings.server_config import EXIT_ENGINE_LOST, EXIT_NO_FRONT_END, EXIT_OK, ServerConfig
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.service.shared_memory.board import Board
-from runahead.service.shared_memory.held import Resource
+from runahead.service.shared_memory.call_tables import Resource
 
 TIMEOUT_S = 30.0
 GRACE_S = 12.0
@@ -159,7 +164,7 @@ class World:
 @pytest.fixture(autouse=True)
 def nothing_real(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """And no time between two starts."""
-    monkeypatch.setattr(front_end_process, "BACK_OFF_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(children, "BACK_OFF_S", (0.0, 0.0, 0.0))
     monkeypatch.setattr(supervisor, "check_checkpoint", checked)
     yield
 
@@ -205,7 +210,7 @@ def test_a_front_end_that_can_t_be_started_again_is_given_up_and_a_service_witho
         world.refuses = True
         world.serving[0].has(-9)
         assert await code == EXIT_NO_FRONT_END
-        assert world.refused == len(front_end_process.BACK_OFF_S)
+        assert world.refused == len(children.BACK_OFF_S)
 
     run(body)
 
@@ -214,7 +219,7 @@ def test_one_that_dies_again_and_again_is_given_up_and_the_others_go_on() -> Non
     async def body(world: World, code: asyncio.Task[int]) -> None:
         first, second = sorted(world.serving, key=lambda front_end: front_end.index)
         first.has(1)
-        for count in range(3, 3 + len(front_end_process.BACK_OFF_S)):
+        for count in range(3, 3 + len(children.BACK_OFF_S)):
             await world.until_served(count)
             world.serving[-1].has(1)
         line = world.board.line(1).held
@@ -339,10 +344,10 @@ def test_a_side_server_that_dies_is_started_again_on_the_same_ports_and_harms_no
 
 def test_a_service_goes_on_without_a_side_server_that_can_t_be_kept() -> None:
     async def body(world: World, code: asyncio.Task[int]) -> None:
-        for _ in range(len(front_end_process.BACK_OFF_S) + 1):
+        for _ in range(len(children.BACK_OFF_S) + 1):
             world.side_served.clear()
             world.sides[-1].has(1)
-            if len(world.sides) <= len(front_end_process.BACK_OFF_S):
+            if len(world.sides) <= len(children.BACK_OFF_S):
                 await world.side_served.wait()
         assert world.supervisor._side_keeper is not None
         await world.supervisor._side_keeper

@@ -11,8 +11,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from runahead.service.processes import machine
-from runahead.service.shared_memory.board import Board, ProcessFigures
+from runahead.service.shared_memory.board import Board, ProcessFigures, open_connections, process_figures
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 LINE = "{sl:4d}: {local}:{port:04X} {remote}:{other:04X} {state} 00000000:00000000 00:00000000 00000000  1000 0 1\n"
@@ -39,23 +38,23 @@ def test_connections_are_those_to_the_port_that_are_open_by_either_protocol(tmp_
         address="0100007F",
     )
     (tmp_path / "tcp").write_text(four)
-    assert machine.connections(PORT, tmp_path) == 2
+    assert open_connections(PORT, tmp_path) == 2
     (tmp_path / "tcp6").write_text(table((PORT, 40000, ESTABLISHED), address="0" * 24 + "01000000"))
-    assert machine.connections(PORT, tmp_path) == 3
-    assert machine.connections(PORT, tmp_path / "nowhere") == 0
+    assert open_connections(PORT, tmp_path) == 3
+    assert open_connections(PORT, tmp_path / "nowhere") == 0
 
 
 def test_a_connection_of_this_machine_is_counted() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        assert machine.connections(port) == 0
+        assert open_connections(port) == 0
         with socket.create_connection(("127.0.0.1", port)):
-            assert machine.connections(port) == 1
+            assert open_connections(port) == 1
 
 
 ADOPTED = """
 import ctypes, os, subprocess
-from runahead.service.processes.machine import Orphans, _ended_children
+from runahead.service.processes.children import Orphans, _ended_children
 assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER: orphans become this process's, as PID 1's
 orphans = Orphans()
 orphans.reap([])
@@ -79,16 +78,16 @@ def test_orphans_are_reaped_and_no_child_that_somebody_waits_for() -> None:
 
 def test_of_processes_those_are_found_that_live(tmp_path: Path) -> None:
     with tempfile.TemporaryFile():
-        (found,) = machine.processes([("supervisor", os.getpid()), ("engine", 1 << 30)])
+        (found,) = process_figures([("supervisor", os.getpid()), ("engine", 1 << 30)])
     assert (found.name, found.pid) == ("supervisor", os.getpid())
     assert found.resident_bytes > 1 << 20, "a Python has some megabytes"
     before = found.descriptors
     with tempfile.TemporaryFile():
-        (found,) = machine.processes([("supervisor", os.getpid())])
+        (found,) = process_figures([("supervisor", os.getpid())])
     assert found.descriptors == before, "it was open then, too"
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "statm").write_text("")
-    assert list(machine.processes([("engine", 7)], tmp_path)) == [], "it is ending: its memory is gone"
+    assert list(process_figures([("engine", 7)], tmp_path)) == [], "it is ending: its memory is gone"
 
 
 def test_every_process_reads_what_one_has_written() -> None:

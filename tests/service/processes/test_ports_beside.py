@@ -19,8 +19,8 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from benchmarks.local_service import BESIDE, LocalService, logged, started_service
-from runahead.service.processes.front_end_process import FRONT_END_MODULE, SIDE_MODULE
-from runahead.service.servers.front_end import GENERATION
+from runahead.service.processes.children import FRONT_END_MODULE, SIDE_MODULE
+from runahead.service.servers.supervised import GENERATION
 from runahead.v1 import (
     AbortOutcome,
     AbortRequest,

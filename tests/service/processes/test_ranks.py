@@ -15,7 +15,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from benchmarks.local_service import LocalService, started_service
-from runahead.runtime.process.rank_processes import COMMAND
+from runahead.runtime.process.rank_start import COMMAND
 from runahead.runtime.wire.parameters import SamplingParams
 from runahead.service.settings.server_config import EXIT_ENGINE_LOST
 from runahead.v1 import (

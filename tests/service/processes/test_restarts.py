@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runahead.service.processes.front_end_process import BACK_OFF_S, SERVED_S, Restarts
+from runahead.service.processes.children import BACK_OFF_S, SERVED_S, Restarts
 
 
 def test_a_front_end_that_dies_again_and_again_is_started_later_and_later_and_then_not_any_more() -> None:

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from runahead.service.processes import engine_process
-from runahead.service.processes.engine_process import SocketFolder
+from runahead.service.processes import socket_folder
+from runahead.service.processes.socket_folder import SocketFolder
 
 OWNER = """
 import asyncio, sys
 from runahead.runtime.log_output import LogOutput
 from runahead.runtime.wire.engine_config import EngineConfig
-from runahead.service.processes.engine_process import EngineProcess
+from runahead.service.processes.socket_folder import EngineProcess
 
 async def main():
     engine = await EngineProcess.start(EngineConfig(model="/nowhere"), LogOutput(), [sys.executable, sys.argv[1]])
@@ -43,7 +43,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     temporary = tmp_path / "t"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    monkeypatch.setattr(engine_process, "_SHORT_FOLDERS", ())
+    monkeypatch.setattr(socket_folder, "_SHORT_FOLDERS", ())
     return temporary
 
 
@@ -104,7 +104,7 @@ def test_a_folder_that_another_start_takes_away_before_it_is_locked_is_made_agai
     def mkdtemp(prefix: str, dir: str) -> str:
         made.append(real(prefix=prefix, dir=dir))
         if len(made) == 1:
-            engine_process._remove_what_was_left(places)
+            socket_folder._remove_what_was_left(places)
         return made[-1]
 
     real = tempfile.mkdtemp

@@ -20,8 +20,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from benchmarks.local_service import BESIDE, LocalService, started_service
-from runahead.service.processes.engine_process import ENGINE_MODULE
-from runahead.service.processes.front_end_process import FRONT_END_MODULE, SIDE_MODULE
+from runahead.service.processes.children import ENGINE_MODULE, FRONT_END_MODULE, SIDE_MODULE
 from runahead.service.settings.server_config import EXIT_CANNOT_START
 from runahead.service.version import full_version
 from runahead.v1 import (
@@ -280,7 +279,7 @@ sys.exit(main(["serve", "--port", "0", *sys.argv[1:]]))
 
 @pytest.mark.parametrize(
     ("module", "target"),
-    [("machine", "machine.processes"), ("front_end_process", "front_end_process.Keeper._end_of")],
+    [("supervisor", "supervisor.process_figures"), ("children", "children.Keeper._end_of")],
     ids=["what takes stock", "what keeps a front end"],
 )
 def test_a_task_of_the_supervisor_that_fails_is_told_of_and_ends_the_service(module: str, target: str) -> None:

@@ -15,9 +15,9 @@ import pytest
 from google.rpc import error_details_pb2
 
 from runahead.runtime.wire.parameters import FinishReason
-from runahead.service.calls.access import Access
+from runahead.service.calls.admission import Access
 from runahead.service.credentials.tls import TlsFiles, server_credentials
-from runahead.service.servers.server_options import Security
+from runahead.service.servers.supervised import Security
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.v1 import (
     DetokenizeRequest,

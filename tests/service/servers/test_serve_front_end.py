@@ -14,10 +14,10 @@ import pytest
 from runahead.runtime.checkpoint import BUNDLED_FOLDER
 from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.service.engine.engine_client import SocketEngineClient
-from runahead.service.processes.front_end_process import FrontEndOrders, FrontEndProcess, SideOrders
+from runahead.service.processes.children import FrontEndOrders, FrontEndProcess, SideOrders
 from runahead.service.servers import serve_front_end
-from runahead.service.servers.front_end import FrontEnd
-from runahead.service.servers.server_options import listen
+from runahead.service.servers.serve_front_end import FrontEnd
+from runahead.service.servers.supervised import listen
 from runahead.service.settings.server_config import EXIT_SERVER_ENDED
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.service.shared_memory.board import Board

@@ -15,17 +15,16 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
 
-from runahead.service.calls.access import Access
+from runahead.service.calls.admission import Access
 from runahead.service.credentials.callers import CallersFile
 from runahead.service.credentials.tls import TlsFiles, server_credentials
 from runahead.service.engine.engine_client import SocketEngineClient
-from runahead.service.servers.front_end import GENERATION
-from runahead.service.servers.server_options import Security
 from runahead.service.servers.side_server import SideServer
+from runahead.service.servers.supervised import GENERATION, Security
 from runahead.service.servicers.health import HealthListRequest, HealthListResponse
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.service.shared_memory.board import Board
-from runahead.service.shared_memory.held import Resource
+from runahead.service.shared_memory.call_tables import Resource
 from runahead.v1 import AbortOutcome, AbortRequest, GenerationServiceStub, StatsRequest, WatchStatsRequest
 from tests.service.certificates import Authority
 from tests.service.fake_engine import TIMEOUT_S, FakeEngine

@@ -24,7 +24,7 @@ from benchmarks.local_service import BESIDE
 from runahead.runtime.wire.engine_config import ConfigError
 from runahead.runtime.wire.parameters import FinishReason
 from runahead.service import cli
-from runahead.service.servers.server_options import load_security
+from runahead.service.servers.supervised import load_security
 from runahead.service.settings.server_config import check_security
 from runahead.service.settings.settings import FrontEndSettings, flag_of
 from runahead.v1 import (

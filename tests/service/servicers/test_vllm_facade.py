@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import ConfigError
 from runahead.runtime.wire.parameters import FinishReason
-from runahead.service.calls.access import RIGHTS_FOR
+from runahead.service.calls.admission import RIGHTS_FOR
 from runahead.service.settings.server_config import check_extras
 from runahead.service.settings.settings import FrontEndSettings, flag_of
 from runahead.v1 import StatsRequest

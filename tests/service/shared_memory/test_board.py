@@ -11,12 +11,12 @@ import pytest
 
 from runahead.service.contract.errors import STATUS_OF
 from runahead.service.shared_memory.board import REFUSALS, Board, FrontEndCounters
-from runahead.service.shared_memory.held import ROWS, Resource
+from runahead.service.shared_memory.call_tables import ROWS, Resource
 
 OTHER = """
 import sys
 from runahead.service.shared_memory.board import Board
-from runahead.service.shared_memory.held import Resource
+from runahead.service.shared_memory.call_tables import Resource
 line = Board(2, int(sys.argv[1])).line(1)
 for _ in range(5):
     line.refuse("QUEUE_FULL")

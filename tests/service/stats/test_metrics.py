@@ -18,10 +18,11 @@ from google.protobuf.duration_pb2 import Duration
 from prometheus_client.parser import text_string_to_metric_families
 
 from runahead.runtime.wire.figures import BOUNDS_S
-from runahead.service.calls.access import HEALTH, RIGHTS_FOR
-from runahead.service.servers.front_end import GENERATION
-from runahead.service.shared_memory.board import CODES, METHODS, Board, CallTable, ProcessFigures
-from runahead.service.shared_memory.held import Resource
+from runahead.service.calls.admission import RIGHTS_FOR
+from runahead.service.calls.call import HEALTH
+from runahead.service.servers.supervised import GENERATION
+from runahead.service.shared_memory.board import Board, ProcessFigures
+from runahead.service.shared_memory.call_tables import CODES, METHODS, CallTable, Resource
 from runahead.service.stats.metrics_server import MetricsServer, ServiceCollector
 from runahead.v1 import GenerateRequest, StatsRequest, TokenizeRequest, WatchStatsRequest
 from tests.service.fake_engine import INFO, STATS, TIMEOUT_S

@@ -11,9 +11,9 @@ from google.protobuf.duration_pb2 import Duration
 
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.trace import MAX_TRACED, LaunchTimes, Trace
-from runahead.service.calls.access import Access
+from runahead.service.calls.admission import Access
 from runahead.service.credentials.callers import CallersFile
-from runahead.service.servers.server_options import Security
+from runahead.service.servers.supervised import Security
 from runahead.service.stats.trace import as_response, device_clock
 from runahead.v1 import TraceRequest, TraceResponse
 from tests.service.fake_engine import TIMEOUT_S, FakeEngine

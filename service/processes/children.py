@@ -1,5 +1,5 @@
-"""The supervisor's side of a front end or side server process: it restarts a process that died and ends one that
-hangs.
+"""The supervisor's side of its processes: the engine, front ends and the side server. A front end or side server that
+died is started again, and one that hangs is ended.
 """
 
 from __future__ import annotations
@@ -7,7 +7,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from asyncio.subprocess import Process
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -15,16 +16,22 @@ from typing import Final
 import msgspec
 import structlog
 
+from runahead.runtime.log_output import LogOutput
 from runahead.runtime.process_end import described, end_fields
 from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.service.engine.pulse import running_timeout
 from runahead.service.log.library_lines import LibraryLines
 from runahead.service.processes.interrupts import started
+from runahead.service.processes.socket_folder import SocketFolder
 from runahead.service.settings.settings import FrontEndSettings
+
+_CHILDREN: Final = Path("/proc/thread-self/children")
+ENGINE_MODULE: Final = "runahead.runtime.process.main"
+# -P: no file in the current directory can replace a module.
+ENGINE_COMMAND: Final = (sys.executable, "-P", "-m", ENGINE_MODULE)
 
 FRONT_END_MODULE: Final = "runahead.service.servers.serve_front_end"
 SIDE_MODULE: Final = "runahead.service.servers.side_server"
-# -P: no file in the current directory can replace a module.
 COMMAND: Final = (sys.executable, "-P", "-m", FRONT_END_MODULE)
 SIDE_COMMAND: Final = (sys.executable, "-P", "-m", SIDE_MODULE)
 
@@ -96,20 +103,33 @@ class FrontEndStartError(RuntimeError):
         self.exit_code = exit_code
 
 
-class FrontEndProcess:
-    """A running front end or side server and its standard input, whose end makes it end.
+class _Child:
+    """A running process and its standard input, whose end makes it end."""
 
-    loaded: what it said when it had loaded; the side server's ports.
-    """
-
-    def __init__(self, process: asyncio.subprocess.Process, library_lines: LibraryLines) -> None:
+    def __init__(self, process: Process) -> None:
         self._process = process
-        self._library_lines = library_lines
-        self.loaded = b""
 
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended."""
+        return self._process.returncode is not None
+
+    async def wait(self) -> int:
+        """Wait for its end and return its exit code."""
+        return await self._process.wait()
+
+
+class FrontEndProcess(_Child):
+    """A front end or side server. loaded: what it said when it had loaded; the side server's ports."""
+
+    def __init__(self, process: Process, library_lines: LibraryLines) -> None:
+        super().__init__(process)
+        self._library_lines = library_lines
+        self.loaded = b""
 
     @classmethod
     async def start(cls, orders: FrontEndOrders, command: Sequence[str] = COMMAND) -> FrontEndProcess:
@@ -146,10 +166,6 @@ class FrontEndProcess:
         """Let it end now, and open calls with a status."""
         self._say(END)
 
-    async def wait(self) -> int:
-        """Wait for its end and return its exit code."""
-        return await self._process.wait()
-
     async def wait_stuck(self, silent_s: float) -> None:
         """Return when its event loop has sent no sign of life for this long while this process ran. Never returns if it
         has ended.
@@ -166,9 +182,9 @@ class FrontEndProcess:
 
     async def kill(self) -> None:
         """Kill it. Idempotent."""
-        if self._process.returncode is None:
+        if not self.has_ended:
             self._process.kill()
-        await self._process.wait()
+        await self.wait()
         with suppress(TimeoutError):  # a child process would keep the pipe open
             async with asyncio.timeout(_LAST_LINES_S):
                 await self._library_lines.wait_ended()
@@ -268,3 +284,117 @@ class Keeper:
         finally:
             ended.cancel()
             stuck.cancel()
+
+
+class EngineStartError(RuntimeError):
+    """The engine's process ended before it was ready; its reason is on standard error."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(f"the engine could not start ({described(exit_code)}); the reason is in its log above")
+        self.exit_code = exit_code
+
+
+class EngineProcess(_Child):
+    """An engine and its socket's folder. It logs to this process's standard error. device: the detected or configured
+    one, known when it is ready.
+    """
+
+    def __init__(self, process: Process, folder: SocketFolder) -> None:
+        super().__init__(process)
+        self._folder = folder
+        self.device = ""
+
+    @property
+    def socket(self) -> Path:
+        """The engine's socket, in a folder that only this user can enter."""
+        return self._folder.socket
+
+    @classmethod
+    async def start(
+        cls,
+        config: EngineConfig,
+        log: LogOutput,
+        command: Sequence[str] = ENGINE_COMMAND,
+        dropped_lines: tuple[int, int] | None = None,
+    ) -> EngineProcess:
+        """Start the engine; returns when it listens. A cancelled start leaves nothing behind.
+
+        dropped_lines: where it counts dropped log lines, as a file descriptor and the index of a 64-bit word.
+
+        Raises ConfigError without a folder for its socket, and EngineStartError.
+        """
+        folder = SocketFolder.make()
+        try:
+            process = await started(command, () if dropped_lines is None else dropped_lines[:1])
+        except BaseException:
+            folder.remove()
+            raise
+        engine = cls(process, folder)
+        try:
+            await engine._greet({"config": config, "log": log, "dropped_lines": dropped_lines})
+        except BaseException:
+            await engine.stop(grace_s=0.0)
+            raise
+        return engine
+
+    def kill(self) -> None:
+        """Kill an engine that does not react. `wait` returns when it has ended."""
+        if not self.has_ended:
+            self._process.kill()
+
+    def ask_to_stop(self) -> None:
+        """Ask the engine to drain and end. Idempotent."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+    async def stop(self, grace_s: float) -> int:
+        """Ask the engine to stop, and kill it after `grace_s` seconds. Returns its exit code. Idempotent."""
+        self.ask_to_stop()
+        try:
+            async with asyncio.timeout(grace_s):
+                await self.wait()
+        except TimeoutError:
+            self.kill()
+        finally:
+            self._folder.remove()
+        return await self.wait()
+
+    async def _greet(self, orders: dict[str, object]) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(
+            msgspec.json.encode({"socket": str(self.socket), "parent": os.getpid(), **orders}) + b"\n"
+        )
+        try:
+            await self._process.stdin.drain()
+        except ConnectionError:
+            raise EngineStartError(await self._process.wait()) from None
+        ready, _, device = (await self._process.stdout.readline()).strip().partition(b" ")
+        if ready != b"ready":
+            raise EngineStartError(await self._process.wait())
+        self.device = device.decode("ascii", "replace")
+
+
+class Orphans:
+    """Children that this process did not start: as PID 1 of a container it inherits orphans."""
+
+    def __init__(self) -> None:
+        self._ended: set[int] = set()
+
+    def reap(self, own: Iterable[int]) -> None:
+        """Reap orphans; call it regularly. own: processes that are waited for. A child that ends while it starts is not
+        among them yet, so only those are reaped that had ended at the previous call too.
+        """
+        ended = _ended_children().difference(own)
+        for pid in ended & self._ended:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        self._ended = ended
+
+
+def _ended_children() -> set[int]:
+    """Return the ended children of this thread's process without reaping them."""
+    try:
+        children = map(int, _CHILDREN.read_text().split())
+        return {pid for pid in children if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)}
+    except OSError:  # a system without such a list, or a child that was reaped meanwhile
+        return set()
