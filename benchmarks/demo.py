@@ -16,7 +16,7 @@ from typing import Any, Final
 import grpc
 
 from benchmarks.local_service import ServiceFailed, local_service
-from runahead.service.commands.stats_text import stats_lines
+from runahead.service.commands.stats_command import stats_lines
 from runahead.v1 import control_pb2, generate_pb2, generation_service_pb2_grpc, model_pb2, stats_pb2
 
 TIMEOUT_S: Final = 120.0

@@ -7,16 +7,17 @@ import io
 import select
 import shutil
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Any, Final
 
 import grpc
 from google.protobuf.json_format import MessageToJson
+from google.protobuf.message import Message
 
 from runahead.service.commands.client_channel import Metadata, endpoint
 from runahead.service.commands.request_flags import seconds_of
-from runahead.service.commands.stats_text import rate_line, stats_lines
 from runahead.v1 import generation_service_pb2_grpc, stats_pb2
 
 # VT100 sequences, and xterm's alternate screen.
@@ -27,6 +28,49 @@ _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 _Stub = generation_service_pb2_grpc.GenerationServiceStub
 
 ONCE_S: Final = 10.0  # default time-out of a single answer
+_NAME: Final = 15  # columns of a group's name
+_FOR_MACHINES: Final = "_histogram"  # groups with this end are not printed
+
+
+def stats_lines(stats: stats_pb2.ServerStats) -> list[str]:
+    """Return one line for each group of figures, its name first, in the contract's words and order."""
+    fields: Any = stats.DESCRIPTOR.fields  # its class depends on protobuf's implementation
+    groups = {field.name: _value(stats, field) for field in fields if not field.name.endswith(_FOR_MACHINES)}
+    return [f"{name:<{_NAME}}{text}" for name, text in groups.items()]
+
+
+def _value(message: Any, field: Any) -> str:
+    """Format a field: `5`, a message's figures, a map's entries or a list."""
+    value = getattr(message, field.name)
+    if not field.is_repeated:
+        return _one(value)
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        return "; ".join(f"{key}: {_one(value[key])}" for key in sorted(value)) or "none"
+    return "; ".join(map(_one, value)) or "none"
+
+
+def _one(value: Any) -> str:
+    if not isinstance(value, Message):
+        return f"{value:.3f}" if isinstance(value, float) else str(value)
+    fields: Any = value.DESCRIPTOR.fields
+    figures = (
+        f"{field.name} ({_value(value, field)})" if field.is_repeated else f"{field.name} {_value(value, field)}"
+        for field in fields
+        if not field.has_presence or value.HasField(field.name)
+    )
+    return ", ".join(figures) or "unknown"
+
+
+def rate_line(before: stats_pb2.ServerStats, now: stats_pb2.ServerStats) -> str:
+    """Return rates a second between two moments."""
+    seconds = max(now.uptime_s - before.uptime_s, 1e-3)
+    generated = (now.tokens.generated - before.tokens.generated) / seconds
+    prompts = (now.tokens.prompt - before.tokens.prompt) / seconds
+    ended = (sum(now.requests.finished.values()) - sum(before.requests.finished.values())) / seconds
+    return (
+        f"{'pace':<{_NAME}}over {seconds:.1f} s: {generated:.0f} tokens/s generated, {prompts:.0f} of prompts, "
+        f"{ended:.1f} requests/s ended"
+    )
 
 
 class View:
@@ -79,7 +123,8 @@ class Screen(View):
 
     def _write(self, lines: list[str]) -> None:
         columns, rows = shutil.get_terminal_size()
-        shown = "".join(f"{line[:columns]}{_CLEAR_LINE}\n" for line in [self._title, "", *lines][: rows - 1])
+        wrapped = [part for line in lines for part in textwrap.wrap(line, columns, subsequent_indent=" " * _NAME)]
+        shown = "".join(f"{line}{_CLEAR_LINE}\n" for line in [self._title[:columns], "", *wrapped][: rows - 1])
         begin = "" if self._is_open else _OTHER_SCREEN
         self._is_open = True
         print(begin + _HOME + shown + _CLEAR_BELOW, end="", flush=True)

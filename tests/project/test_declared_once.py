@@ -132,7 +132,7 @@ def test_the_front_end_hands_a_setting_of_the_engine_on_without_its_name(name: s
 def test_a_counter_stands_where_the_document_says_and_not_in_the_front_end(name: str) -> None:
     files = {name_of(path) for path in sources(*PACKAGES) if name in names_in(path)}
     assert {"runtime/wire/figures.py", "runtime/engine/engine_stats.py"} <= files
-    files -= {"service/stats/metrics.py", "service/commands/stats_text.py"}  # which say it to others once more
+    files -= {"service/stats/metrics.py"}  # which says it to others once more
     assert files <= files_to_add("a counter") | {"runtime/engine/loop.py"}, "which counts what waits, and logs totals"
     assert not [file for file in files if file.startswith("service/")]
 
