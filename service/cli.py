@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Final, NamedTuple
 
 from runahead.runtime.wire.engine_config import ConfigError
-from runahead.service.commands import models_command, tune_command
+from runahead.service.commands import engine_commands
 from runahead.service.commands.ends import interruptible
 from runahead.service.commands.shell_completion import SHELLS, completion_script
 from runahead.service.settings import setting_flags, settings
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     interruptible()
     if parsed.command == "models":
-        return models_command.run(parsed)
+        return engine_commands.list_models()
     from runahead.service.commands.client import run_client  # loads gRPC
 
     return run_client(parsed.command, import_module(_CLIENTS[parsed.command].module).run, parsed)
@@ -160,12 +160,11 @@ def _add_servers(commands: argparse._SubParsersAction[Parser]) -> None:
         "example:\n"
         "  runahead tune --model ~/models/qwen3-0.6b --kernel-cache /var/cache/kernels",
     )
-    tune_command.add_flags(tune)
+    engine_commands.add_tune_flags(tune)
     setting_flags.add_flags(tune, setting_flags.changes_kernels)
 
 
 def _with_settings(parsed: argparse.Namespace) -> int:
-    from runahead.service.commands import kernels_command  # clients don't need these modules
     from runahead.service.processes import server  # clients don't need these modules
     from runahead.service.settings import server_config  # clients don't need these modules
 
@@ -178,4 +177,6 @@ def _with_settings(parsed: argparse.Namespace) -> int:
     if parsed.command == "serve":
         return server.run(config)
     interruptible()
-    return kernels_command.run(config) if parsed.command == "kernels" else tune_command.run(config, parsed)
+    if parsed.command == "kernels":
+        return engine_commands.compile_kernels(config)
+    return engine_commands.tune(config, parsed)

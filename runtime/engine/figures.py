@@ -19,8 +19,7 @@ from runahead.cuda_graphs.shape import LaunchShape
 from runahead.runtime.scheduler.ledger import Launch
 from runahead.runtime.scheduler.outcomes import Commit
 from runahead.runtime.scheduler.rows import Rows
-from runahead.runtime.wire.figures import Histogram
-from runahead.runtime.wire.trace import MAX_TRACED, LaunchTimes, Trace
+from runahead.runtime.wire.figures import MAX_TRACED, Histogram, LaunchTimes, Trace
 
 _WAITS: Final = 4 * MAX_TRACED
 

@@ -18,10 +18,9 @@ from runahead.runtime.engine.publisher import KvFollowers, Publisher
 from runahead.runtime.scheduler.request import NeverFits, Request, sampling_of
 from runahead.runtime.scheduler.scheduler import Scheduler
 from runahead.runtime.wire import messages as m
-from runahead.runtime.wire.figures import EngineStats
+from runahead.runtime.wire.figures import EngineStats, Trace
 from runahead.runtime.wire.kv_events import KvQuery
 from runahead.runtime.wire.parameters import FinishReason
-from runahead.runtime.wire.trace import Trace
 
 TURN_WORK: Final = 4  # pieces of work in a turn, about 10 µs each: a request queued, one ended
 _LONG_BYTES: Final = 1 << 16  # bytes of a message for one more piece of work

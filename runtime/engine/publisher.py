@@ -25,7 +25,7 @@ from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.block_keys import Content
-from runahead.runtime.wire.kv_events import KvChange, kv_reply
+from runahead.runtime.wire.kv_events import KvChange, KvReply
 
 NOT_SEEN_S: Final = -1.0  # the time of a stage that a request did not reach
 _NO_HANDLES: Final = np.zeros(0, np.int64)
@@ -241,7 +241,7 @@ class KvFollowers:
         if found or cleared or is_scanning:
             follower.call = None
             is_whole = follower.position == self._changes.end and not self._left(follower)
-            self._links.send(owner, kv_reply(call, cleared, is_whole, found))
+            self._links.send(owner, KvReply(call, cleared, is_whole, tuple(found)))
 
     def _left(self, follower: _Follower) -> int:
         """Return how many blocks and snapshots are still to be scanned."""

@@ -10,7 +10,6 @@ import structlog
 import torch
 
 from runahead.runtime.checkpoint import Checkpoint, model_name, open_checkpoint
-from runahead.runtime.log_output import LogOutput
 from runahead.runtime.masks.masks import Masks
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.drafters.head_files import may_have_head
@@ -18,21 +17,10 @@ from runahead.runtime.models.drafters.mtp import comes_with_head
 from runahead.runtime.models.layer_kinds import layer_kinds
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.models.weight_formats import weight_formats
+from runahead.runtime.process import parts
 from runahead.runtime.process.cpu import make_on_cpu
 from runahead.runtime.process.device_choice import why_no_gpu, with_device
-from runahead.runtime.process.parts import (
-    Assembled,
-    MadeOnDevice,
-    MakeOnDevice,
-    bytes_kept,
-    check_model,
-    finds_prefixes,
-    forced_drafts,
-    make_scheduler,
-    sampled_vocab,
-    state_bytes,
-    why_no_prefixes,
-)
+from runahead.runtime.process.parts import Assembled, MadeOnDevice, MakeOnDevice
 from runahead.runtime.process.progress import Progress, shown_captures
 from runahead.runtime.process.sizes import boundary_tokens
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, check_config
@@ -62,8 +50,8 @@ def engine_info(made: MadeOnDevice, context: int, checkpoint: Checkpoint) -> Eng
         parameters=model.num_parameters,
         tensor_parallel=config.tensor_parallel,
         penalty_slots=config.penalty_slots,
-        prefix_cache=finds_prefixes(config, model.config, made.snapshots, context),
-        state_bytes=bytes_kept(config, model.config, model.dtype).row,
+        prefix_cache=parts.finds_prefixes(config, model.config, made.snapshots, context),
+        state_bytes=parts.bytes_kept(config, model.config, model.dtype).row,
         snapshots=made.snapshots,
         snapshot_blocks=boundary_tokens(config, context) // config.block_size if made.snapshots else 0,
         exactness=EXACT,
@@ -84,7 +72,7 @@ def engine_info(made: MadeOnDevice, context: int, checkpoint: Checkpoint) -> Eng
             made.why_sizes,
             config.mixed_prefill_tokens,
         ),
-        sampled_vocab=sampled_vocab(config, model.config),
+        sampled_vocab=parts.sampled_vocab(config, model.config),
     )
 
 
@@ -92,12 +80,9 @@ def drafters_of(config: EngineConfig, model: ModelConfig, checkpoint: Checkpoint
     """Return the drafters that a start could use with this model, including those that need a head's files."""
     comes = comes_with_head(checkpoint, model, has_weights=config.load_format != "dummy")
     mtp = ("mtp",) if comes else ()
-    if state_bytes(model):
+    if parts.state_bytes(model):
         return ("ngram", *mtp)
     return ("ngram", *(("eagle",) if may_have_head(model) else ()), *mtp, "model")
-
-
-_LINES: Final = LogOutput(format="json")  # captures are logged as lines, also on a terminal
 
 
 def assemble(config: EngineConfig, loading: Progress, capturing: Progress | None = None) -> Assembled:
@@ -113,22 +98,22 @@ def assemble(config: EngineConfig, loading: Progress, capturing: Progress | None
     make = _maker(config)
     checkpoint = open_checkpoint(Path(config.model))
     described = load_config(checkpoint)
-    context = check_model(config, described)
-    made = make(config, checkpoint, described, context, loading, capturing or shown_captures(_LINES))
-    if config.prefix_cache and not finds_prefixes(config, described, made.snapshots, context):
-        structlog.get_logger("engine").info("prefix_cache_off", why=why_no_prefixes(config, described, context))
+    context = parts.check_model(config, described)
+    made = make(config, checkpoint, described, context, loading, capturing or shown_captures())
+    if config.prefix_cache and not parts.finds_prefixes(config, described, made.snapshots, context):
+        structlog.get_logger("engine").info("prefix_cache_off", why=parts.why_no_prefixes(config, described, context))
     info = engine_info(made, context, checkpoint)
     for weights in info.weights:
         structlog.get_logger("engine").info("weights", **msgspec.structs.asdict(weights))
     return Assembled(
         made.device,
-        make_scheduler(
+        parts.make_scheduler(
             made.config,
             described,
             made.blocks,
             context,
             made.draft_rows,
-            forced_drafts(config, described) if made.masks else 0,
+            parts.forced_drafts(config, described) if made.masks else 0,
             made.draft_step,
             made.snapshots,
         ),

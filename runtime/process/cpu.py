@@ -24,6 +24,7 @@ from runahead.runtime.models.drafters.draft_model import DraftNetwork
 from runahead.runtime.models.drafters.head_files import HeadFiles
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import weight_bytes
+from runahead.runtime.process import parts
 from runahead.runtime.process.drafting_files import (
     drafting_bytes,
     drafting_files,
@@ -32,24 +33,10 @@ from runahead.runtime.process.drafting_files import (
     kept_with_drafter,
 )
 from runahead.runtime.process.grammar_masks import make_masks
-from runahead.runtime.process.parts import (
-    MadeOnDevice,
-    blocks_in,
-    bytes_to_load,
-    check_blocks,
-    check_tensors,
-    dtype_of,
-    forced_drafts,
-    most_drafts,
-    ring_layout,
-    sampled_vocab,
-    sized,
-    snapshots_in,
-)
+from runahead.runtime.process.parts import MadeOnDevice
 from runahead.runtime.process.pool_fit import DraftingBytes, PoolFit, is_out_of_memory, memory_facts, room_for_weights
 from runahead.runtime.process.progress import Progress
-from runahead.runtime.process.rank_messages import BlocksOffered, RankOrders
-from runahead.runtime.process.rank_start import StartedRanks, start_processes
+from runahead.runtime.process.rank_start import BlocksOffered, RankOrders, StartedRanks, start_processes
 from runahead.runtime.process.sizes import Cpu, device_boundary_tokens
 from runahead.runtime.programs.cpu.program import HostProgram
 from runahead.runtime.ranks.exchange import HostRanks
@@ -73,16 +60,16 @@ def make_on_cpu(
     capturing: Progress,
 ) -> MadeOnDevice:
     """Make the model and device (`MakeOnDevice`). Raises NoKernelsError without row-invariant kernels."""
-    dtype = dtype_of(config, described)
+    dtype = parts.dtype_of(config, described)
     files = drafting_files(config, checkpoint, described, context)
     kept = kept_with_drafter(config, described, dtype, files)
     cache, drafting = _CACHE_BYTES // config.tensor_parallel, drafting_bytes(config, described, dtype, files)
-    to_load = bytes_to_load(config, checkpoint, described, "cpu")
-    config, why_sizes = sized(config, to_load, context, Cpu(cache), kept, drafting)
-    snapshots = snapshots_in(config, kept, context, None if config.num_blocks else cache)
-    blocks = config.num_blocks or blocks_in(cache, config, kept, context, snapshots)
-    check_blocks(blocks, config, context, kept, snapshots)
-    check_tensors(config, checkpoint, described)
+    to_load = parts.bytes_to_load(config, checkpoint, described, "cpu")
+    config, why_sizes = parts.sized(config, to_load, context, Cpu(cache), kept, drafting)
+    snapshots = parts.snapshots_in(config, kept, context, None if config.num_blocks else cache)
+    blocks = config.num_blocks or parts.blocks_in(cache, config, kept, context, snapshots)
+    parts.check_blocks(blocks, config, context, kept, snapshots)
+    parts.check_tensors(config, checkpoint, described)
     log = structlog.get_logger("engine")
     threads = config.threads or max(1, ((os.cpu_count() or 2) - 1) // config.tensor_parallel)
     log.info("trying_kernels", threads=threads)  # seconds, for a model of a billion parameters
@@ -91,8 +78,8 @@ def make_on_cpu(
     kernels, trial = tried_kernels(described, threads, more, fixed=config.threads > 0)
     log.info("kernels_tried", **asdict(trial))
     masks = make_masks(config, checkpoint, described, context)
-    forced = forced_drafts(config, described) if masks else 0
-    layout = ring_layout(config, described, context, forced)
+    forced = parts.forced_drafts(config, described) if masks else 0
+    layout = parts.ring_layout(config, described, context, forced)
     with contextlib.ExitStack() as undo:
         ranks = start_ranks(config, checkpoint, described, context, layout, trial)
         undo.callback(ranks.close)
@@ -109,7 +96,7 @@ def make_on_cpu(
             return host_program(config, model, rings, context, blocks, snapshots, head, masks)
 
         def check(blocks: int) -> None:
-            check_blocks(blocks, config, context, kept, snapshots)
+            parts.check_blocks(blocks, config, context, kept, snapshots)
 
         of_head = None if head is None else DraftingBytes(head.weight_bytes, kept_by_drafter(config, dtype, files))
         taken = weight_bytes(model.weights) + (of_head.weights if of_head else 0)
@@ -165,7 +152,7 @@ def host_program(
         drafter=NgramDrafter(config.max_rows, context) if config.drafter == "ngram" and is_first else None,
         head=head,
         masks=None if masks is None else masks.memory,
-        sampled_vocab=sampled_vocab(config, model.config),
+        sampled_vocab=parts.sampled_vocab(config, model.config),
     )
 
 
@@ -173,7 +160,7 @@ def _draft_memory(config: EngineConfig, model: ModelConfig, context: int, forced
     """Return the bytes of drafts by name: logits of a row's whole run, and a drafter's data of rows. forced: drafts of
     a row with a grammar.
     """
-    drafts, slots = max(most_drafts(config), forced), config.max_rows + 1
+    drafts, slots = max(parts.most_drafts(config), forced), config.max_rows + 1
     if not drafts:
         return {}
     history = 4 * slots * context if config.drafter == "ngram" else 0
@@ -194,7 +181,7 @@ def start_ranks(
         layout=layout, config=config, context=context, parent=os.getpid(), threads=trial.threads,
         products=trial.products,
     )  # fmt: skip
-    others = start_processes(orders, checkpoint, model)
+    others = start_processes(orders)
     return StartedRanks(HostRanks(others.segment, 0, config.launch_timeout_s), others)
 
 
@@ -209,7 +196,7 @@ class CpuRank:
     def load(self, checkpoint: Checkpoint, described: ModelConfig) -> None:
         """See `RankPart.load`."""
         config, context = self._orders.config, self._orders.context
-        kernels, dtype = kernels_of(self._orders.products), dtype_of(config, described)
+        kernels, dtype = kernels_of(self._orders.products), parts.dtype_of(config, described)
         self._model = load_model(
             checkpoint, torch.device("cpu"), dtype, config.load_format, kernels, None, context, described,
             self._exchange, config.quantize, config.kv_dtype,

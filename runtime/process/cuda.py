@@ -24,6 +24,7 @@ from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import KeptBytes, weight_bytes
 from runahead.runtime.models.weights import part_of
+from runahead.runtime.process import parts
 from runahead.runtime.process.cuda_ranks import captured, start_ranks
 from runahead.runtime.process.device_choice import check_gpu
 from runahead.runtime.process.drafting_files import (
@@ -35,21 +36,7 @@ from runahead.runtime.process.drafting_files import (
     kept_with_drafter,
 )
 from runahead.runtime.process.grammar_masks import make_masks
-from runahead.runtime.process.parts import (
-    MadeOnDevice,
-    blocks_in,
-    bytes_to_load,
-    check_blocks,
-    check_tensors,
-    dtype_of,
-    forced_drafts,
-    most_drafts,
-    ring_layout,
-    sampled_vocab,
-    sized,
-    snapshots_in,
-    state_bytes_held,
-)
+from runahead.runtime.process.parts import MadeOnDevice
 from runahead.runtime.process.pool_fit import (
     TRIAL_BLOCKS,
     DraftingBytes,
@@ -118,24 +105,24 @@ def _make(
     name = torch.cuda.get_device_name(device)
     check_gpu(name, torch.cuda.get_device_capability(device), config)
     free, memory = torch.cuda.mem_get_info(device)
-    dtype = dtype_of(config, described)
+    dtype = parts.dtype_of(config, described)
     files = drafting_files(config, checkpoint, described, context)
     kept = kept_with_drafter(config, described, dtype, files)
     drafting = drafting_bytes(config, described, dtype, files)
-    to_load = bytes_to_load(config, checkpoint, described, "cuda")
+    to_load = parts.bytes_to_load(config, checkpoint, described, "cuda")
     part = part_of(described, config.tensor_parallel)
     plain = part.parameters * dtype.itemsize // config.tensor_parallel
-    config, why_sizes = sized(config, to_load, context, Gpu(name, memory), kept, drafting, plain)
+    config, why_sizes = parts.sized(config, to_load, context, Gpu(name, memory), kept, drafting, plain)
     keep_kernels(config.kernel_cache, config.spelling("kernel_cache"))
     use_tuned()
     _check_dtype(config, dtype)
-    check_tensors(config, checkpoint, described)
+    parts.check_tensors(config, checkpoint, described)
     to_load += drafting
     _check_memory(config, to_load, dtype, context, free, memory, kept)
     log = structlog.get_logger("engine")
     masks = make_masks(config, checkpoint, described, context)
-    forced = forced_drafts(config, described) if masks is not None else 0
-    layout = ring_layout(config, described, context, forced)
+    forced = parts.forced_drafts(config, described) if masks is not None else 0
+    layout = parts.ring_layout(config, described, context, forced)
     ranks = start_ranks(config, checkpoint, described, context, layout, None if masks is None else forced, gpus)
     undo.callback(ranks.close)
     with room_for_weights(to_load):
@@ -150,7 +137,9 @@ def _make(
     ranks.loaded()
     rings = ranks.rings(layout, lambda layout: _rings(config, layout))
     kept = kept_with_drafter(config, described, model.dtype, files)
-    snapshots = snapshots_in(config, kept, context, None if config.num_blocks else free_bytes() - overhead(memory))
+    snapshots = parts.snapshots_in(
+        config, kept, context, None if config.num_blocks else free_bytes() - overhead(memory)
+    )
     of_masks, of_head = None if masks is None else masks.memory, kept_by_drafter(config, model.dtype, files)
     make = Maker(config, model, rings, context, snapshots, of_masks, ranks.stop, head, of_head, ranks.marks)
     own, blocks, snapshots = _fitted(make, kept, memory, capturing, ranks)
@@ -225,13 +214,13 @@ class Maker:
             block_size=config.block_size,
             context_length=self.context,
             penalty_slots=config.penalty_slots,
-            drafts=most_drafts(config),
+            drafts=parts.most_drafts(config),
             draft_rows=self.draft_rows,
             masks=self.masks,
             snapshots=self.snapshots,
             snapshot_tokens=device_boundary_tokens(config, self.context),
             head=self.head,
-            sampled_vocab=sampled_vocab(config, self.model.config),
+            sampled_vocab=parts.sampled_vocab(config, self.model.config),
         )
         device = CudaDevice(
             program,
@@ -264,12 +253,12 @@ class Maker:
 
     def states(self, kept: KeptBytes) -> int:
         """Return the bytes of the states of rows and snapshots, which every device has."""
-        return state_bytes_held(self.config, kept, self.snapshots)
+        return parts.state_bytes_held(self.config, kept, self.snapshots)
 
     def within(self, memory: int, kept: KeptBytes) -> Maker:
         """Return the maker with the snapshots that fit into a part of `memory` bytes, unless their number is set."""
         most = None if self.config.num_blocks else memory
-        return replace(self, snapshots=min(self.snapshots, snapshots_in(self.config, kept, self.context, most)))
+        return replace(self, snapshots=min(self.snapshots, parts.snapshots_in(self.config, kept, self.context, most)))
 
     def fit(self, kept: KeptBytes, capturing: Progress) -> PoolFit[CudaDevice]:
         return PoolFit(
@@ -278,7 +267,7 @@ class Maker:
             kept,
             self.snapshots,
             lambda blocks: self.device(blocks, capturing, is_trial=False),
-            lambda blocks: check_blocks(blocks, self.config, self.context, kept, self.snapshots),
+            lambda blocks: parts.check_blocks(blocks, self.config, self.context, kept, self.snapshots),
             lambda: torch.cuda.empty_cache(),
         )
 
@@ -307,11 +296,11 @@ def _fitted(
     free, spare = free_bytes(), overhead(memory)
     left = free - needs.total - spare
     make = make.within(left, kept)
-    blocks = config.num_blocks or blocks_in(left, config, kept, make.context, make.snapshots)
+    blocks = config.num_blocks or parts.blocks_in(left, config, kept, make.context, make.snapshots)
     blocks = ranks.least(blocks, make.snapshots)
     if config.tensor_parallel > 1:  # a second attempt would need another agreement of the ranks
         make = replace(make, config=msgspec.structs.replace(config, num_blocks=blocks))
-    check_blocks(blocks, config, make.context, kept, make.snapshots)
+    parts.check_blocks(blocks, config, make.context, kept, make.snapshots)
     log.info(
         "memory",
         **make.facts(kept, blocks),
@@ -357,7 +346,7 @@ def draft_memory(
     memory. All but the last are among the buffers that the trial measures. masks: None: no row has a grammar.
     """
     forced = 0 if masks is None else masks.drafts
-    rows, slots, most = rows_with_drafts(config, forced), config.max_rows + 1, max(most_drafts(config), forced)
+    rows, slots, most = rows_with_drafts(config, forced), config.max_rows + 1, max(parts.most_drafts(config), forced)
     found: dict[str, int] = {}
     if rows:
         lines = rows * (1 + most)
@@ -387,7 +376,9 @@ def _check_memory(
             f"the weights take {weight_bytes >> 20} MiB in {str(dtype).removeprefix('torch.')}, and the GPU has "
             f"{free >> 20} MiB free: serve a smaller model, or end other processes on the GPU"
         )
-    check_blocks(blocks_in(free - weight_bytes - overhead(memory), config, kept, context), config, context, kept)
+    parts.check_blocks(
+        parts.blocks_in(free - weight_bytes - overhead(memory), config, kept, context), config, context, kept
+    )
 
 
 def _check_dtype(config: EngineConfig, dtype: torch.dtype) -> None:

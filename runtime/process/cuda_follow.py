@@ -16,7 +16,7 @@ from runahead.runtime.process.cuda import Maker
 from runahead.runtime.process.cuda_ranks import captured, joined
 from runahead.runtime.process.parts import blocks_in, bytes_kept, dtype_of, snapshots_in
 from runahead.runtime.process.pool_fit import overhead
-from runahead.runtime.process.rank_messages import BlocksOffered, RankOrders
+from runahead.runtime.process.rank_start import BlocksOffered, RankOrders
 from runahead.runtime.programs.cuda.program import gpu_kernels, keep_kernels, use_tuned
 from runahead.runtime.ranks.segment import Segment
 

@@ -15,8 +15,7 @@ from runahead.cuda_graphs.cuda_device import CudaDevice, pinned
 from runahead.cuda_graphs.rings import RingLayout
 from runahead.runtime.checkpoint import Checkpoint
 from runahead.runtime.models.config.model_config import ModelConfig
-from runahead.runtime.process.rank_messages import RankOrders
-from runahead.runtime.process.rank_start import StartedRanks, start_processes
+from runahead.runtime.process.rank_start import RankOrders, StartedRanks, start_processes
 from runahead.runtime.ranks.exchange import Ranks
 from runahead.runtime.ranks.gpu_ranks import MOST_WIDTH, GpuRanks, Mailbox, make_counters
 from runahead.runtime.ranks.peer_memory import CudaRuntime, PeerMemoryError, why_not_together
@@ -73,7 +72,7 @@ def start_ranks(
         layout=SegmentLayout(ranks, rings, 1), config=config, context=context, parent=os.getpid(), gpus=gpus,
         forced=forced,
     )  # fmt: skip
-    others = start_processes(orders, checkpoint, model)
+    others = start_processes(orders)
     try:
         own = joined(0, others.segment, others.memory, others.processes.mailboxes)
     except BaseException as error:

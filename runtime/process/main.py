@@ -40,7 +40,7 @@ from runahead.runtime.models.cpu_check.cpu_kernels import NoKernelsError
 from runahead.runtime.parent_death import signal_at_parents_death
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.process.parts import Assembled
-from runahead.runtime.process.progress import shown_captures, shown_loading
+from runahead.runtime.process.progress import shown_loading
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
 
@@ -80,7 +80,7 @@ def main() -> int:
         if orders.dropped_lines is not None:
             count_dropped_lines_in(_word(*orders.dropped_lines))
         _check_nvtx(orders.config)
-        parts = assemble(orders.config, shown_loading(orders.log), shown_captures(orders.log))
+        parts = assemble(orders.config, shown_loading())
         links = SocketLinks(
             Path(orders.socket),
             _welcome(parts),
@@ -143,24 +143,16 @@ def _run(engine: Engine, links: SocketLinks, log: structlog.stdlib.BoundLogger, 
         engine.run(lambda: links.parent_gone)
         links.broadcast(m.Failed("SHUTDOWN", _SHUTDOWN_SENTENCE))
         log.info("engine_stopped", launches=engine.ledger.launched)
-    except LaunchHungError as error:
-        log.error("launch_hung", what=str(error), launches=engine.ledger.launched)
-        _print_stacks()
-        links.broadcast(m.Failed("DEVICE", _DEVICE_SENTENCE))
-        code = EXIT_BROKEN
-    except NoProgressError as error:
-        log.error("no_progress", what=str(error), launches=engine.ledger.launched)
-        _print_stacks()
-        links.broadcast(m.Failed("INTERNAL", _INTERNAL_SENTENCE))
-        code = EXIT_BROKEN
-    except DeviceError:
-        log.exception("device_failed", launches=engine.ledger.launched)
-        links.broadcast(m.Failed("DEVICE", _DEVICE_SENTENCE))
-        code = EXIT_BROKEN
-    except Exception:
-        log.exception("engine_failed", launches=engine.ledger.launched)
-        links.broadcast(m.Failed("INTERNAL", _INTERNAL_SENTENCE))
-        code = EXIT_BROKEN
+    except Exception as error:
+        code, is_device = EXIT_BROKEN, isinstance(error, DeviceError)
+        if isinstance(error, LaunchHungError | NoProgressError):
+            event = "launch_hung" if is_device else "no_progress"
+            log.error(event, what=str(error), launches=engine.ledger.launched)
+            _print_stacks()
+        else:
+            log.exception("device_failed" if is_device else "engine_failed", launches=engine.ledger.launched)
+        failed = m.Failed("DEVICE", _DEVICE_SENTENCE) if is_device else m.Failed("INTERNAL", _INTERNAL_SENTENCE)
+        links.broadcast(failed)
     guard.end()
     links.close()
     if links.parent_gone:  # nothing else can remove the folder that the parent made for the socket

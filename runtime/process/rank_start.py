@@ -20,24 +20,11 @@ from numpy.typing import NDArray
 
 from runahead.cuda_graphs.device import Device
 from runahead.cuda_graphs.rings import Allocate, RingLayout, RingMemory, zeros
-from runahead.runtime.checkpoint import Checkpoint
-from runahead.runtime.models.config.model_config import ModelConfig
-from runahead.runtime.process.rank_messages import (
-    BlocksMade,
-    BlocksOffered,
-    CannotStart,
-    Captured,
-    Mailbox,
-    Mailboxes,
-    RankLoaded,
-    RankOrders,
-    digest,
-)
 from runahead.runtime.process_end import described
 from runahead.runtime.ranks.exchange import ONE_RANK, Ranks
 from runahead.runtime.ranks.ranked_device import RankedDevice
-from runahead.runtime.ranks.segment import START_LIMIT_S, Segment, make_memory
-from runahead.runtime.wire.engine_config import ConfigError
+from runahead.runtime.ranks.segment import START_LIMIT_S, Segment, SegmentLayout, make_memory
+from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
 
 # -P: nothing in the current directory can stand in for a module.
 COMMAND: Final = (sys.executable, "-P", "-m", "runahead.runtime.process.rank")
@@ -47,6 +34,67 @@ Message = TypeVar("Message")
 
 _ORDERED: Final = ("x86_64", "AMD64")  # processors on which stores are seen in their order
 _LOOK_S: Final = 0.2  # between two looks whether a rank still runs, during the start
+
+
+class RankOrders(msgspec.Struct, frozen=True, kw_only=True):
+    """Orders of a rank: everything that rank 0 has found out. rank: its number. descriptor: of the segment's memory, in
+    the rank's process. parent: the process of rank 0. config: with every size in it. context: tokens of a request, at
+    most. threads: of torch. products: how products are computed on CPUs, by name.
+    gpus: of each rank, by number; empty on CPUs. forced: drafts of a row with a grammar, on GPUs; None: no row has
+    one."""
+
+    layout: SegmentLayout
+    config: EngineConfig
+    context: int
+    parent: int
+    rank: int = 0
+    descriptor: int = -1
+    threads: int = 1
+    products: str = ""
+    gpus: tuple[int, ...] = ()
+    forced: int | None = None
+
+
+class Mailbox(msgspec.Struct, frozen=True):
+    """A rank's mailbox in its GPU's memory. handle: opens it on other ranks' GPUs, in hexadecimal digits."""
+
+    handle: str
+
+
+class Mailboxes(msgspec.Struct, frozen=True):
+    """The mailboxes of all ranks. handles: in rank order."""
+
+    handles: tuple[str, ...]
+
+
+class Captured(msgspec.Struct, frozen=True):
+    """The rank's device is there. digest: of its graphs' keys, and of the exchanges within all launches so far; empty
+    on CPUs."""
+
+    digest: str
+
+
+class CannotStart(msgspec.Struct, frozen=True):
+    """The rank ends. reason: a sentence. It replaces any other message of a start."""
+
+    reason: str
+
+
+class RankLoaded(msgspec.Struct, frozen=True):
+    """The rank has its weights."""
+
+
+class BlocksOffered(msgspec.Struct, frozen=True):
+    """An offer of a number of KV blocks; the second one is final. snapshots: of recurrent states beside them."""
+
+    blocks: int
+    snapshots: int
+
+
+class BlocksMade(msgspec.Struct, frozen=True):
+    """The answer to the first offer. blocks: that the rank has memory for, at most those offered."""
+
+    blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +168,9 @@ class RankProcesses:
         return tuple(each.process.pid for each in self._processes)
 
     def loaded(self) -> None:
-        """Wait until every rank has its weights. Raises ConfigError where one has ended, or differs from rank 0."""
-        for rank, answer in self._heard(RankLoaded):
-            if answer.differs:
-                raise ConfigError(
-                    f"rank {rank} differs from rank 0 in {answer.differs}: all ranks must read the same files with the "
-                    "same libraries"
-                )
+        """Wait until every rank has its weights. Raises ConfigError where one has ended."""
+        for _ in self._heard(RankLoaded):
+            pass
 
     def offer(self, blocks: int, snapshots: int) -> int:
         """Agree on a number of KV blocks, at most `blocks`, beside so many snapshots of states. Returns the least that
@@ -282,7 +326,7 @@ class StartedRanks:
                 return
 
 
-def start_processes(orders: RankOrders, checkpoint: Checkpoint, model: ModelConfig) -> OtherRanks:
+def start_processes(orders: RankOrders) -> OtherRanks:
     """Make the segment and start the processes of the other ranks. orders: of all ranks, without what differs. Raises
     ConfigError where ranks can't run on this machine."""
     config, layout = orders.config, orders.layout
@@ -296,8 +340,7 @@ def start_processes(orders: RankOrders, checkpoint: Checkpoint, model: ModelConf
     try:
         segment = Segment(layout, memory, config.counters_from)
         segment.begin()
-        found = digest(checkpoint, model, layout, has_weights=config.load_format != "dummy")
-        orders = msgspec.structs.replace(orders, descriptor=descriptor, digest=found)
+        orders = msgspec.structs.replace(orders, descriptor=descriptor)
         processes = RankProcesses([msgspec.structs.replace(orders, rank=rank) for rank in range(1, layout.ranks)])
     finally:
         os.close(descriptor)

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from runahead.runtime.wire.figures import EngineStats
+from runahead.runtime.wire.figures import MAX_TRACED, EngineStats, Trace
 from runahead.runtime.wire.frames import ProtocolError, framed
 from runahead.runtime.wire.kv_events import KvQuery, KvReply
 from runahead.runtime.wire.parameters import (
@@ -24,9 +24,8 @@ from runahead.runtime.wire.parameters import (
     StoppingParams,
     WaitReason,
 )
-from runahead.runtime.wire.trace import MAX_TRACED, Trace
 
-PROTOCOL_VERSION: Final = 15
+PROTOCOL_VERSION: Final = 16
 MAX_HANDLE: Final = (1 << 63) - 1
 MAX_ANNOUNCED: Final = 100_000  # requests that a front end may have announced at once
 HEARTBEAT_S: Final = 0.5  # between heartbeats of the engine, about

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,38 +21,24 @@ def prepared_submit(
     stopping: StoppingParams,
     *,
     block_size: int,
-    priority: int = 0,
     cache_salt: str = "",
-    submitted_at: float | None = None,
-    announced: bool = False,
-    structure: str = "",
-    caller: str = "",
-    outranks: bool = True,
-    n: int = 1,
+    **others: Any,
 ) -> m.Submit:
     """Make the message for a completion of `prompt`, int32 [n].
 
-    block_size: of the engine's KV blocks if it has a prefix cache, else 0. submitted_at, announced, structure, caller,
-    outranks, n: see `Submit`.
+    block_size: of the engine's KV blocks if it has a prefix cache, else 0. others: further fields of `Submit`.
     """
     tokens = np.ascontiguousarray(prompt, np.dtype("<i4"))
-    repeats = sampling.repetition_penalty != 1
     return m.Submit(
-        handle=handle,
-        request_id=request_id,
-        prompt=tokens.tobytes(),
-        sampling=sampling,
-        stopping=stopping,
-        priority=priority,
+        handle,
+        request_id,
+        tokens.tobytes(),
+        sampling,
+        stopping,
         cache_salt=cache_salt,
-        prompt_ids=_distinct(tokens).tobytes() if repeats else b"",
+        prompt_ids=_distinct(tokens).tobytes() if sampling.repetition_penalty != 1 else b"",
         block_keys=prompt_keys(cache_salt, tokens, block_size) if block_size else b"",
-        submitted_at=submitted_at,
-        announced=announced,
-        structure=structure,
-        caller=caller,
-        outranks=outranks,
-        n=n,
+        **others,
     )
 
 

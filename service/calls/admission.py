@@ -153,6 +153,27 @@ def _as_name(name: str) -> str:
     return quoted if len(quoted) <= _MOST_NAME else "sha256-" + sha256(name.encode()).hexdigest()
 
 
+class Watchers:
+    """The open calls of a method that stays open, at most `most` of this process. method: its name."""
+
+    def __init__(self, most: int, method: str) -> None:
+        self._most = most
+        self._method = method
+        self._open = 0
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Count a call. Raises ServiceError (RESOURCE_EXHAUSTED) for too many."""
+        if self._open >= self._most:
+            sentence = f"{self._most} calls of {self._method} are open, which is this process's limit"
+            raise exhausted("WATCHERS_LIMIT", sentence, LIMITS.retry_s)
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
+
+
 class Pace:
     """The pace at which held amounts are given back. now: monotonic, seconds.
 

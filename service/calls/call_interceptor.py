@@ -34,7 +34,6 @@ from runahead.service.contract.errors import (
     invalid_argument,
     shutting_down,
     to_status,
-    unavailable,
 )
 from runahead.service.contract.limits import LIMITS
 from runahead.service.contract.wire_faults import wire_faults
@@ -123,7 +122,7 @@ def _as_service_error(error: BaseException, call: Call) -> ServiceError:
         case RequestRefusedError():
             return _refusal(error, call)
         case EngineLostError():
-            return unavailable(error.reason, error.message)
+            return ServiceError(error.reason, error.message)
         case SlowReaderError():
             return ServiceError("SLOW_READER", "the stream's reader is too slow: too much is unread")
         case StalledReaderError(after_s=after_s):

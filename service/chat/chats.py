@@ -45,8 +45,8 @@ class Chats:
         self._tokenizer = tokenizer
         self._eos_token_ids = info.eos_token_ids
         self._refusal = _why_none(templates) if tokenizer is not None else ""
-        special = () if tokenizer is None else tokenizer.special_tokens
-        self._ids = {token.content: token.token_id for token in special}
+        special = {} if tokenizer is None else tokenizer.special_tokens
+        self._ids = {content: token_id for token_id, content in special.items()}
         self._tokens = {} if tokenizer is None else tokenizer.template_tokens
         self._orders = Templates(templates, self._tokens, list(self._ids), LIMITS.prompt_text_bytes)
         self._turns = Turns(_WORKERS)

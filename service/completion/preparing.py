@@ -129,7 +129,7 @@ class Texts:
         if not chat.refuse_special_tokens:
             return
         tokenizer = self._there()
-        contents = {token.token_id: token.content for token in tokenizer.special_tokens}
+        contents = tokenizer.special_tokens
         spelled = "".join(contents.values()).lower()
         letter = next(letter for letter in _LETTERS if letter not in spelled)
         try:

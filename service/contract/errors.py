@@ -6,7 +6,8 @@ of a request, unknown fields among them, are collected into one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
@@ -166,14 +167,9 @@ def no_chat_template(why: str) -> ServiceError:
     return ServiceError("NO_CHAT_TEMPLATE", f"this server takes no chat: {why}")
 
 
-def unavailable(reason: str, sentence: str) -> ServiceError:
-    """Make UNAVAILABLE for a reason such as SHUTDOWN or an engine's."""
-    return ServiceError(reason, sentence)
-
-
 def shutting_down() -> ServiceError:
     """Make UNAVAILABLE for calls during a shutdown."""
-    return unavailable("SHUTDOWN", SHUTDOWN_SENTENCE)
+    return ServiceError("SHUTDOWN", SHUTDOWN_SENTENCE)
 
 
 def given_up(reason: int) -> ServiceError | None:
@@ -259,6 +255,11 @@ class Violations:
         sentence = f"must be 1 to {most} bytes of UTF-8, and has"
         self.require_none(field, wrong, lambda at: (f"{field}[{at}]", f"{sentence} {sizes[at]}"))
 
+    def require_text_bytes(self, text: str) -> None:
+        """Record a prompt's text that is too long."""
+        limit = LIMITS.prompt_text_bytes
+        self.require(len(text.encode()) <= limit, "text", f"must be at most {limit} bytes of UTF-8")
+
     def require_known(self, request: Message) -> None:
         """Record unknown fields: a newer client's field is refused, never ignored."""
         self.require_none("request", list(unknown_fields(request, LIMITS.unknown_bytes).items()), lambda item: item)
@@ -267,6 +268,17 @@ class Violations:
         """Raise ServiceError (INVALID_ARGUMENT) with the recorded violations, if any."""
         if self._found:
             raise invalid_argument(self._found)
+
+
+@contextmanager
+def checking(request: Message) -> Iterator[Violations]:
+    """Collect a request's violations in the body, unknown fields first. Raises ServiceError (INVALID_ARGUMENT) with all
+    of them at the body's end.
+    """
+    found = Violations()
+    found.require_known(request)
+    yield found
+    found.raise_if_any()
 
 
 def id_sentence(token_id: int, vocab_size: int) -> str:

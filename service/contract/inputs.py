@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from runahead.service.contract.errors import Violations
+from runahead.service.contract.errors import Violations, checking
 from runahead.service.contract.limits import LIMITS
 from runahead.v1 import (
     Chat,
@@ -87,9 +87,7 @@ class StructureSource:
 
 
 def check_structure(request: GenerateRequest | GenerateOnceRequest, found: Violations) -> StructureSource | None:
-    """Validate a structure and record its violations. Returns None without a valid one."""
-    if not request.HasField("structure"):
-        return None
+    """Validate a request's structure and record its violations. Returns None without a valid one."""
     found.require(not request.stopping.ignore_eos, "stopping.ignore_eos", _BESIDE)
     structure = request.structure
     kind = structure.WhichOneof("kind")
@@ -128,29 +126,17 @@ def _check_bytes(size: int, field: str, found: Violations) -> None:
 
 def check_render_chat(request: RenderChatRequest) -> CheckedChat:
     """Validate RenderChat. Raises ServiceError (INVALID_ARGUMENT)."""
-    found = Violations()
-    found.require_known(request)
-    chat = check_chat(request.chat, found)
-    found.raise_if_any()
-    return chat
+    with checking(request) as found:
+        return check_chat(request.chat, found)
 
 
 def check_tokenize(request: TokenizeRequest) -> None:
     """Validate Tokenize. Raises ServiceError (INVALID_ARGUMENT), also for a text over `Limits.prompt_text_bytes`."""
-    found = Violations()
-    found.require_known(request)
-    check_text_bytes(request.text, found)
-    found.raise_if_any()
+    with checking(request) as found:
+        found.require_text_bytes(request.text)
 
 
 def check_detokenize(request: DetokenizeRequest, vocab_size: int) -> None:
     """Validate Detokenize. Raises ServiceError (INVALID_ARGUMENT), also for too many ids or an id out of range."""
-    found = Violations()
-    found.require_known(request)
-    found.require_ids(request.token_ids, LIMITS.detokenize_ids, vocab_size, "token_ids")
-    found.raise_if_any()
-
-
-def check_text_bytes(text: str, found: Violations) -> None:
-    limit = LIMITS.prompt_text_bytes
-    found.require(len(text.encode()) <= limit, "text", f"must be at most {limit} bytes of UTF-8")
+    with checking(request) as found:
+        found.require_ids(request.token_ids, LIMITS.detokenize_ids, vocab_size, "token_ids")

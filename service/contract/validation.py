@@ -20,8 +20,15 @@ from numpy.typing import NDArray
 from runahead.runtime.wire.messages import EngineInfo
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from runahead.runtime.wire.preparation import allowed_mask
-from runahead.service.contract.errors import NO_TOKENIZER, Violation, Violations, id_sentence, invalid_argument
-from runahead.service.contract.inputs import CheckedChat, StructureSource, check_chat, check_structure, check_text_bytes
+from runahead.service.contract.errors import (
+    NO_TOKENIZER,
+    Violation,
+    Violations,
+    checking,
+    id_sentence,
+    invalid_argument,
+)
+from runahead.service.contract.inputs import CheckedChat, StructureSource, check_chat, check_structure
 from runahead.service.contract.limits import LIMITS
 from runahead.v1 import (
     AbortRequest,
@@ -111,7 +118,7 @@ def check_request(request: AnyGenerateRequest, info: EngineInfo, has_tokenizer: 
     found.require(
         abs(request.priority) <= LIMITS.priority, "priority", f"must be within -{LIMITS.priority} and {LIMITS.priority}"
     )
-    structure = check_structure(request, found)
+    structure = check_structure(request, found) if request.HasField("structure") else None
     n = _check_n(request, info, found)
     found.raise_if_any()
     return CheckedRequest(
@@ -146,9 +153,8 @@ def check_prompt_tokens(ids: NDArray[np.int32], field: str, info: EngineInfo) ->
 
 def check_known(request: Message) -> None:
     """Refuse unknown fields. Raises ServiceError (INVALID_ARGUMENT)."""
-    found = Violations()
-    found.require_known(request)
-    found.raise_if_any()
+    with checking(request):
+        pass
 
 
 def check_once(request: GenerateOnceRequest) -> None:
@@ -163,16 +169,14 @@ def check_abort(request: AbortRequest, *, may_name_callers: bool = False) -> Non
 
     may_name_callers: an id may begin with a caller's name and a slash.
     """
-    found = Violations()
-    found.require_known(request)
     count = len(request.request_ids)
-    found.require(count > 0 or request.all, "request_ids", "must name at least one request, unless all is set")
-    found.require(count == 0 or not request.all, "all", "must not be set together with request_ids")
-    if found.require_at_most(LIMITS.abort_ids, count, "request_ids"):
-        ids = [_CALLER.sub("", text) if may_name_callers else text for text in request.request_ids]
-        wrong = [index for index, request_id in enumerate(ids) if not _is_request_id(request_id)]
-        found.require_none("request_ids", wrong, lambda index: (f"request_ids[{index}]", _REQUEST_ID_SENTENCE))
-    found.raise_if_any()
+    with checking(request) as found:
+        found.require(count > 0 or request.all, "request_ids", "must name at least one request, unless all is set")
+        found.require(count == 0 or not request.all, "all", "must not be set together with request_ids")
+        if found.require_at_most(LIMITS.abort_ids, count, "request_ids"):
+            ids = [_CALLER.sub("", text) if may_name_callers else text for text in request.request_ids]
+            wrong = [index for index, request_id in enumerate(ids) if not _is_request_id(request_id)]
+            found.require_none("request_ids", wrong, lambda index: (f"request_ids[{index}]", _REQUEST_ID_SENTENCE))
 
 
 def _check_no_text(request: AnyGenerateRequest, found: Violations) -> None:
@@ -197,7 +201,7 @@ def _check_prompt_field(
         return check_chat(request.chat, found)
     if which == "text":
         if found.require(bool(request.text), "text", "must not be empty"):
-            check_text_bytes(request.text, found)
+            found.require_text_bytes(request.text)
         return request.text
     found.require(which is not None, "prompt", "is missing: set text, chat or token_ids")
     found.require(not request.add_special_tokens or which is None, "add_special_tokens", "is about text, not token_ids")

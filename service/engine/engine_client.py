@@ -13,37 +13,12 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from runahead.runtime.wire.figures import EngineStats
+from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.figures import EngineStats, Trace
 from runahead.runtime.wire.frames import FrameReader, ProtocolError
 from runahead.runtime.wire.kv_events import KvQuery, KvReply
-from runahead.runtime.wire.messages import (
-    PROTOCOL_VERSION,
-    Abort,
-    AbortResult,
-    Accepted,
-    Admitted,
-    Announce,
-    Cancel,
-    EngineInfo,
-    Failed,
-    Heartbeat,
-    Hello,
-    Output,
-    PromptLogprobs,
-    Refused,
-    StatsQuery,
-    StatsReply,
-    ToEngine,
-    ToFrontEnd,
-    TraceQuery,
-    TraceReply,
-    Welcome,
-    decode_to_front_end,
-    encode_frame,
-)
 from runahead.runtime.wire.parameters import FinishReason
 from runahead.runtime.wire.preparation import prepared_submit
-from runahead.runtime.wire.trace import Trace
 from runahead.service.contract.limits import LIMITS
 from runahead.service.contract.validation import CheckedRequest
 from runahead.service.engine.pulse import SILENT_S, Pulse
@@ -66,7 +41,7 @@ class SocketEngineClient(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self._frames = FrameReader()
         self._transport: asyncio.Transport | None = None
-        self._welcome: asyncio.Future[Welcome] = loop.create_future()
+        self._welcome: asyncio.Future[m.Welcome] = loop.create_future()
         self._lost: asyncio.Future[EngineLostError] = loop.create_future()
         self._streams: dict[int, RequestStream] = {}
         self._announced = set[int]()  # announced, neither submitted nor released
@@ -76,7 +51,7 @@ class SocketEngineClient(asyncio.Protocol):
         self._pulse = Pulse(silent_s, self._on_silence)
         self._waking = Waking()
         self._tell_of_silence: Callable[[bool], None] = lambda is_silent: None
-        self.info: EngineInfo
+        self.info: m.EngineInfo
         self.server_id = ""
 
     @classmethod
@@ -88,14 +63,14 @@ class SocketEngineClient(asyncio.Protocol):
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.get_running_loop().create_unix_connection(lambda: client, os.fspath(path))
-                client._send(Hello(PROTOCOL_VERSION))
+                client._send(m.Hello(m.PROTOCOL_VERSION))
                 welcome = await client._welcome
         except (OSError, TimeoutError) as error:
             message = f"the engine could not be reached: {str(error) or 'it did not answer'}"
             client.close("CONNECT", message)
             raise EngineLostError("CONNECT", message) from error
-        if welcome.protocol != PROTOCOL_VERSION:
-            message = f"the engine speaks protocol {welcome.protocol}, and this front end {PROTOCOL_VERSION}"
+        if welcome.protocol != m.PROTOCOL_VERSION:
+            message = f"the engine speaks protocol {welcome.protocol}, and this front end {m.PROTOCOL_VERSION}"
             client.close("PROTOCOL", message)
             raise EngineLostError("PROTOCOL", message)
         client.info, client.server_id = welcome.info, welcome.server_id
@@ -109,7 +84,7 @@ class SocketEngineClient(asyncio.Protocol):
         """
         stream = self._new_stream(request.n)
         self._announced.add(stream.handle)
-        self._send(Announce(stream.handle, request.engine_id or request.request_id, stream.submitted_at, request.n))
+        self._send(m.Announce(stream.handle, request.engine_id or request.request_id, stream.submitted_at, request.n))
         return stream
 
     def submit(
@@ -155,7 +130,7 @@ class SocketEngineClient(asyncio.Protocol):
             self._announced.discard(handle)
             for one in stream.completions:
                 self._streams.pop(one.handle, None)
-            self._send(Cancel(handle, FinishReason.CANCELLED))
+            self._send(m.Cancel(handle, FinishReason.CANCELLED))
             return
         for one in stream.completions:
             self.release_one(one, FinishReason.CANCELLED)
@@ -163,23 +138,25 @@ class SocketEngineClient(asyncio.Protocol):
     def release_one(self, stream: RequestStream, reason: FinishReason) -> None:
         """Release one completion's stream of a submitted request. reason: counted by the engine."""
         if self._streams.pop(stream.handle, None) is not None:
-            self._send(Cancel(stream.handle, reason))
+            self._send(m.Cancel(stream.handle, reason))
 
-    async def abort(self, request_ids: tuple[str, ...], all_requests: bool, reach: str = "") -> AbortResult:
+    async def abort(self, request_ids: tuple[str, ...], all_requests: bool, reach: str = "") -> m.AbortResult:
         """Abort requests. reach: id prefix for `all_requests`. Raises EngineLostError, also at once if the engine is
         silent.
         """
-        result: AbortResult = await self._ask(self._calls, lambda call: Abort(call, request_ids, all_requests, reach))
+        result: m.AbortResult = await self._ask(
+            self._calls, lambda call: m.Abort(call, request_ids, all_requests, reach)
+        )
         return result
 
     async def stats(self) -> EngineStats:
         """Ask for the engine's figures. Raises EngineLostError, also at once if the engine is or falls silent."""
-        stats: EngineStats = await self._ask(self._brief_calls, StatsQuery)
+        stats: EngineStats = await self._ask(self._brief_calls, m.StatsQuery)
         return stats
 
     async def trace(self, launches: int) -> Trace:
         """Ask for the trace of the newest `launches` launches. Raises EngineLostError like `stats`."""
-        trace: Trace = await self._ask(self._brief_calls, lambda call: TraceQuery(call, launches))
+        trace: Trace = await self._ask(self._brief_calls, lambda call: m.TraceQuery(call, launches))
         return trace
 
     async def kv_events(self) -> KvReply:
@@ -220,7 +197,7 @@ class SocketEngineClient(asyncio.Protocol):
         self._pulse.heard()
         try:
             for body in self._frames.feed(data):
-                self._dispatch(decode_to_front_end(body))
+                self._dispatch(m.decode_to_front_end(body))
         except ProtocolError as error:
             log.error("engine_protocol_error", error=str(error))
             self._lose(EngineLostError("PROTOCOL", _LOST_SENTENCE))
@@ -230,38 +207,38 @@ class SocketEngineClient(asyncio.Protocol):
 
     # ------------------------------------------------------------ messages of the engine
 
-    def _dispatch(self, message: ToFrontEnd) -> None:
+    def _dispatch(self, message: m.ToFrontEnd) -> None:
         match message:
-            case Output():
+            case m.Output():
                 self._dispatch_output(message)
-            case Accepted(handle=handle):
+            case m.Accepted(handle=handle):
                 if stream := self._streams.get(handle):
                     stream.accept()
-            case Admitted(handle=handle):
+            case m.Admitted(handle=handle):
                 if stream := self._streams.get(handle):
                     stream.admit(message)
-            case PromptLogprobs(handle=handle):
+            case m.PromptLogprobs(handle=handle):
                 stream = self._streams.get(handle)
                 if stream is not None and not stream.push_prompt(message):
                     self.release(stream)
-            case Refused(handle=handle):
+            case m.Refused(handle=handle):
                 if stream := self._streams.get(handle):
                     for one in stream.completions:
                         self._streams.pop(one.handle, None)
                     stream.fail(RequestRefusedError(message.code, message.message, message.field))
-            case AbortResult(call=call) | KvReply(call=call):
+            case m.AbortResult(call=call) | KvReply(call=call):
                 _answer(self._calls, call, message)
-            case StatsReply(call=call, stats=answer) | TraceReply(call=call, trace=answer):
+            case m.StatsReply(call=call, stats=answer) | m.TraceReply(call=call, trace=answer):
                 _answer(self._brief_calls, call, answer)
-            case Failed(reason=reason, message=sentence):
+            case m.Failed(reason=reason, message=sentence):
                 self._lose(EngineLostError(reason, sentence))
-            case Welcome():
+            case m.Welcome():
                 if not self._welcome.done():
                     self._welcome.set_result(message)
-            case Heartbeat():
+            case m.Heartbeat():
                 pass  # it counts as a sign of life only
 
-    def _dispatch_output(self, output: Output) -> None:
+    def _dispatch_output(self, output: m.Output) -> None:
         """Distribute columns to streams. Released handles are skipped."""
         logprobs = {entry.index: entry for entry in output.logprobs}
         if len(output.tokens) % 4 or len(output.handles) != 2 * len(output.tokens):
@@ -307,7 +284,7 @@ class SocketEngineClient(asyncio.Protocol):
             log.info("engine_heard_again")
         self._tell_of_silence(is_silent)
 
-    async def _ask(self, calls: dict[int, asyncio.Future[Any]], question: Callable[[int], ToEngine]) -> Any:
+    async def _ask(self, calls: dict[int, asyncio.Future[Any]], question: Callable[[int], m.ToEngine]) -> Any:
         """Ask a question and wait for its answer. question: made with the call's number. Raises EngineLostError."""
         self._raise_if_lost_or_silent()
         self._last_call += 1
@@ -321,9 +298,9 @@ class SocketEngineClient(asyncio.Protocol):
                 call.set_exception(error.again())
         calls.clear()
 
-    def _send(self, message: ToEngine) -> None:
+    def _send(self, message: m.ToEngine) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(encode_frame(message))
+            self._transport.write(m.encode_frame(message))
 
     def _raise_if_lost_or_silent(self) -> None:
         """Refuse new messages to a silent engine: what it does not read stays in this process."""

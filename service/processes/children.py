@@ -22,7 +22,7 @@ from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.service.engine.pulse import running_timeout
 from runahead.service.log.library_lines import LibraryLines
 from runahead.service.processes.interrupts import started
-from runahead.service.processes.socket_folder import SocketFolder
+from runahead.service.processes.socket_folder import make_socket_folder, remove_socket_folder
 from runahead.service.settings.settings import FrontEndSettings
 
 _CHILDREN: Final = Path("/proc/thread-self/children")
@@ -295,19 +295,14 @@ class EngineStartError(RuntimeError):
 
 
 class EngineProcess(_Child):
-    """An engine and its socket's folder. It logs to this process's standard error. device: the detected or configured
-    one, known when it is ready.
+    """An engine. It logs to this process's standard error. socket: in a folder that only this user can enter. device:
+    the detected or configured one, known when it is ready.
     """
 
-    def __init__(self, process: Process, folder: SocketFolder) -> None:
+    def __init__(self, process: Process, socket: Path) -> None:
         super().__init__(process)
-        self._folder = folder
+        self.socket = socket
         self.device = ""
-
-    @property
-    def socket(self) -> Path:
-        """The engine's socket, in a folder that only this user can enter."""
-        return self._folder.socket
 
     @classmethod
     async def start(
@@ -323,13 +318,13 @@ class EngineProcess(_Child):
 
         Raises ConfigError without a folder for its socket, and EngineStartError.
         """
-        folder = SocketFolder.make()
+        socket = make_socket_folder()
         try:
             process = await started(command, () if dropped_lines is None else dropped_lines[:1])
         except BaseException:
-            folder.remove()
+            remove_socket_folder(socket)
             raise
-        engine = cls(process, folder)
+        engine = cls(process, socket)
         try:
             await engine._greet({"config": config, "log": log, "dropped_lines": dropped_lines})
         except BaseException:
@@ -356,7 +351,7 @@ class EngineProcess(_Child):
         except TimeoutError:
             self.kill()
         finally:
-            self._folder.remove()
+            remove_socket_folder(self.socket)
         return await self.wait()
 
     async def _greet(self, orders: dict[str, object]) -> None:

@@ -35,14 +35,7 @@ from runahead.service.processes.children import (
     SideOrders,
 )
 from runahead.service.processes.ports import Ports
-from runahead.service.settings.server_config import (
-    EXIT_ENGINE_LOST,
-    EXIT_FORCED,
-    EXIT_NO_FRONT_END,
-    EXIT_OK,
-    EXIT_SUPERVISOR_FAILED,
-    ServerConfig,
-)
+from runahead.service.settings.server_config import EXIT_BROKEN, EXIT_OK, ServerConfig
 from runahead.service.shared_memory.board import Board, open_connections, process_figures
 from runahead.service.version import full_version
 
@@ -161,13 +154,13 @@ class Supervisor:
         if failed.done():
             log.error("supervisor_failed", exc_info=failed.result())
             await self._drain()
-            return EXIT_SUPERVISOR_FAILED
+            return EXIT_BROKEN
         if self._engine.has_ended:
             log.error("engine_lost", **end_fields(await ended))
             return await self._after_the_engine()
         log.error("no_front_end_left")
         await self._end_side()
-        return EXIT_NO_FRONT_END
+        return EXIT_BROKEN
 
     async def close(self) -> None:
         """End everything that still runs."""
@@ -349,7 +342,7 @@ class Supervisor:
             kill = asyncio.create_task(self._signals.kill.wait())
             await asyncio.wait({kill, all_ended}, timeout=_LAST_WORDS_S, return_when=asyncio.FIRST_COMPLETED)
             kill.cancel()
-        exit_code = EXIT_OK if all_ended.done() else EXIT_FORCED
+        exit_code = EXIT_OK if all_ended.done() else EXIT_BROKEN
         hurry.cancel()
         all_ended.cancel()
         await self._end_side()
@@ -362,7 +355,7 @@ class Supervisor:
             async with asyncio.timeout(self._config.linger_s + _LAST_WORDS_S):
                 await self._front_ends_end()
         await self._end_side()
-        return EXIT_OK if self._signals.stop.is_set() else EXIT_ENGINE_LOST
+        return EXIT_OK if self._signals.stop.is_set() else EXIT_BROKEN
 
     async def _end_side(self) -> None:
         """End the side server, which has answered probes until the last stream's end. The engine ends meanwhile and is

@@ -42,7 +42,7 @@ from runahead.service.servicers.health import HealthServicer
 from runahead.service.servicers.reflection import add_reflection
 from runahead.service.servicers.servicer import GenerationServicer
 from runahead.service.settings.bounded_files import FileError, read_text
-from runahead.service.settings.server_config import EXIT_ENGINE_LOST, EXIT_OK, EXIT_SERVER_ENDED
+from runahead.service.settings.server_config import EXIT_BROKEN, EXIT_OK
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.service.shared_memory.board import Board
 from runahead.service.text.tokenizer import TextTokenizer, load_tokenizer
@@ -79,7 +79,6 @@ class FrontEnd:
         traces: Traces | None = None,
     ) -> None:
         self._engine = engine
-        self._tokenizer = tokenizer
         self._hurried = asyncio.Event()
         self._credentials = security.credentials
         self._calls = OpenCalls()
@@ -132,14 +131,6 @@ class FrontEnd:
             return type(error).__name__
         return "it has stopped"
 
-    def take_stock(self) -> None:
-        """Publish sampled figures on the board."""
-        self.servicer.counters.beat()
-        self.servicer.counters.unread_bytes = self._engine.unread_bytes
-        self.servicer.counters.waiting_structures = self.servicer.waiting_structures
-        texts = 0 if self._tokenizer is None else self._tokenizer.waiting
-        self.servicer.counters.waiting_texts = texts + self.servicer.waiting_chats
-
     def engine_lost(self) -> None:
         """Become unhealthy. New calls end with UNAVAILABLE like the open ones."""
         self._health.set_serving(False)
@@ -184,7 +175,7 @@ async def _serve(orders: FrontEndOrders, security: Security, board: Board, lines
         keep_for_good()
         port = await front_end.start(orders.settings.host, number)
         say(b"ready %d" % port)
-        alive = asyncio.create_task(say_that_it_lives(front_end.take_stock))
+        alive = asyncio.create_task(say_that_it_lives(front_end.servicer.take_stock))
         try:
             return await _until_the_end(orders, client, front_end, lines)
         finally:
@@ -216,7 +207,7 @@ async def _until_the_end(
         lost.cancel()
         told.cancel()
         await front_end.stop(0.0)
-        return EXIT_SERVER_ENDED
+        return EXIT_BROKEN
     ended.cancel()
     if lost.done():
         log.error("engine_lost", reason=lost.result().reason)
@@ -224,7 +215,7 @@ async def _until_the_end(
         await asyncio.wait({told}, timeout=orders.linger_s)
         told.cancel()
         await front_end.stop(0.0)
-        return EXIT_ENGINE_LOST
+        return EXIT_BROKEN
     lost.cancel()
     if told.result() != DRAIN:
         await front_end.stop(0.0)

@@ -13,9 +13,8 @@ import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from runahead.service.calls.admission import Watchers
 from runahead.service.calls.call import StreamWriter
-from runahead.service.contract.errors import exhausted
-from runahead.service.contract.limits import LIMITS
 
 METHOD: Final = "List"
 _Field = descriptor_pb2.FieldDescriptorProto
@@ -67,9 +66,8 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # i
         self._is_ready = True
         self._closed = False
         self._changed = asyncio.Event()  # replaced at every change
-        self._most_watchers = most_watchers
+        self._watchers = Watchers(most_watchers, "Watch")
         self._stalled_s = stalled_s
-        self._watchers = 0
 
     def set_serving(self, serving: bool) -> None:
         """Set liveness and notify every watcher. No effect once closed."""
@@ -116,15 +114,9 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # i
         )
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        if self._watchers >= self._most_watchers:
-            sentence = f"{self._most_watchers} calls of Watch are open, which is this process's limit"
-            raise exhausted("WATCHERS_LIMIT", sentence, LIMITS.retry_s)
         async with StreamWriter(context, self._stalled_s) as writer:
-            self._watchers += 1
-            try:
+            with self._watchers.watching():
                 await self._watch(request.service, writer)
-            finally:
-                self._watchers -= 1
 
     async def _watch(self, service: str, writer: StreamWriter) -> None:
         """Write statuses to a watcher. Raises StalledReaderError."""

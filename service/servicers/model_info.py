@@ -38,14 +38,14 @@ def model_info(
     """Describe the model, its tokenizer's special tokens and template, and the limits; text limits are 0 without a
     tokenizer. chat_ends: tokens that end a chat's answer; None without chats.
     """
-    specials = () if tokenizer is None else tokenizer.special_tokens
+    specials = {} if tokenizer is None else tokenizer.special_tokens
     structures = tokenizer is not None and not why_none(info)
     launches = info.prompt_launches
     return _same_fields(
         GetModelInfoResponse,
         info,
         bos_token_id=info.bos_token_id if info.bos_token_id >= 0 else None,
-        special_tokens=[SpecialToken(id=special.token_id, content=special.content) for special in specials],
+        special_tokens=[SpecialToken(id=at, content=content) for at, content in specials.items()],
         chat_template=None if tokenizer is None else tokenizer.chat_templates.get("default"),
         has_tokenizer=tokenizer is not None,
         template_tokens=None if tokenizer is None else tokenizer.template_tokens,

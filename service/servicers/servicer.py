@@ -110,20 +110,18 @@ class GenerationServicer(OperatorServicer):
         """Wait until the servicer is closed and no completion is open."""
         await self._drained.wait()
 
-    @property
-    def waiting_structures(self) -> int:
-        """Structures that wait to be compiled."""
-        return self._structures.waiting
+    def take_stock(self) -> None:
+        """Publish sampled figures on the board."""
+        self.counters.beat()
+        self.counters.unread_bytes = self._engine.unread_bytes
+        self.counters.waiting_structures = self._structures.waiting
+        texts = 0 if self._tokenizer is None else self._tokenizer.waiting
+        self.counters.waiting_texts = texts + self._chats.waiting
 
     @property
     def queued_tokens(self) -> int:
         """Prompt tokens that wait for a row, of all front ends."""
         return int(self._board.held.in_all()[Resource.QUEUED_TOKENS])
-
-    @property
-    def waiting_chats(self) -> int:
-        """Chats that wait to be rendered."""
-        return self._chats.waiting
 
     async def end(self) -> None:
         """End the worker processes."""

@@ -11,7 +11,6 @@ import asyncio
 import itertools
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, Final
 
 import grpc
@@ -19,15 +18,14 @@ from smg_grpc_proto.generated import common_pb2
 
 from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.messages import EngineInfo
+from runahead.service.calls.admission import Watchers
 from runahead.service.calls.call import StreamWriter, current_call
-from runahead.service.contract.errors import exhausted
 from runahead.service.contract.limits import LIMITS
 from runahead.service.contract.validation import check_known
 from runahead.service.engine.engine_client import SocketEngineClient
-from runahead.service.kv_events.feed import KIND, MEDIUM, Event, Removed, Stored, runs, sliding_window
-from runahead.service.kv_events.history import Batch, KvReaders
+from runahead.service.kv_events.feed import KIND, MEDIUM, Batch, Event, KvReaders, Removed, Stored, runs, sliding_window
 from runahead.service.servicers.servicer import GenerationServicer
-from runahead.service.servicers.vllm_answers import loads
+from runahead.service.servicers.vllm_messages import loads
 
 _LOAD_S: Final = 1.0  # between reports of the load
 _RANK: Final = 0
@@ -49,7 +47,7 @@ class KvEventsServicer:
         self._engine = engine
         self._stalled_s = stalled_s
         self._readers = KvReaders(engine)
-        self._subscribers = 0
+        self._subscribers = Watchers(LIMITS.kv_subscribers, "SubscribeKvEvents")
         self._load: tuple[float, EngineStats] | None = None  # and its time, monotonic
         self._samples = itertools.count(1)
 
@@ -59,21 +57,9 @@ class KvEventsServicer:
         """
         check_known(request)
         async with StreamWriter(context, self._stalled_s) as writer:
-            with self._subscribing():
+            with self._subscribers.watching():
                 await writer.begin(current_call().trace.headers)
                 await self._write(request.start_sequence_number, writer)
-
-    @contextmanager
-    def _subscribing(self) -> Iterator[None]:
-        """Count a subscriber. Raises ServiceError (RESOURCE_EXHAUSTED) for too many."""
-        if self._subscribers >= LIMITS.kv_subscribers:
-            sentence = f"{LIMITS.kv_subscribers} calls of SubscribeKvEvents are open, which is this process's limit"
-            raise exhausted("WATCHERS_LIMIT", sentence, LIMITS.retry_s)
-        self._subscribers += 1
-        try:
-            yield
-        finally:
-            self._subscribers -= 1
 
     async def _write(self, read: int, writer: StreamWriter) -> None:
         """Write batches. read: the client's last batch number; 0 for none."""

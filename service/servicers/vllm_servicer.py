@@ -22,19 +22,20 @@ from runahead.service.engine.request_stream import StalledReaderError
 from runahead.service.servicers.control_servicer import abort
 from runahead.service.servicers.health import HealthServicer
 from runahead.service.servicers.servicer import GenerationServicer
-from runahead.service.servicers.vllm_answers import (
+from runahead.service.servicers.vllm_kv_events import KvEventsServicer
+from runahead.service.servicers.vllm_messages import (
     check_input_logprobs,
     chunk,
     complete,
+    generate_request,
     input_logprobs,
     loads,
     model_info,
+    named_as_there,
     output_logprobs,
     server_info,
     tokenizer_chunks,
 )
-from runahead.service.servicers.vllm_kv_events import KvEventsServicer
-from runahead.service.servicers.vllm_requests import generate_request, named_as_there
 from runahead.service.text.tokenizer import TextTokenizer
 from runahead.v1 import AbortRequest, GenerateRequest, Token
 

@@ -8,10 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Any, Final, NoReturn
 
-from runahead.service.settings.variables import ENV_PREFIX
-
 EXIT_USAGE: Final = 2
-GONE: Final = {"exact": "all kernels are exact"}  # former settings
 
 
 class _Paragraphs(argparse.HelpFormatter):
@@ -44,17 +41,11 @@ class Parser(argparse.ArgumentParser):
         if not argument.startswith("-"):
             self.error(f"unexpected argument {argument!r}")
         flag = argument.partition("=")[0]
-        self.error(f"{flag} is not a flag" + (why_gone(flag) or did_you_mean(flag, self.flags())))
+        self.error(f"{flag} is not a flag" + did_you_mean(flag, self.flags()))
 
     def flags(self) -> list[str]:
         """Return the flags that help shows."""
         return [flag for action in self.actions if action.help != argparse.SUPPRESS for flag in action.option_strings]
-
-
-def why_gone(given: str) -> str:
-    """Return the end of a sentence about a former setting, given as a flag, a variable or a name; else empty."""
-    name = given.lstrip("-").lower().removeprefix(ENV_PREFIX.lower())
-    return f"; it is gone: {GONE[name]}" if name in GONE else ""
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:

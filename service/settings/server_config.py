@@ -33,11 +33,7 @@ _KINDS: Final = {
 _MOST_POD: Final = 255  # bytes, like a host name
 
 EXIT_OK: Final = 0
-EXIT_ENGINE_LOST: Final = 1
-EXIT_SERVER_ENDED: Final = 1
-EXIT_NO_FRONT_END: Final = 1
-EXIT_FORCED: Final = 1
-EXIT_SUPERVISOR_FAILED: Final = 1
+EXIT_BROKEN: Final = 1  # the engine or its front ends are lost, or a shutdown was forced
 EXIT_CANNOT_START: Final = 2
 
 

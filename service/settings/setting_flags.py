@@ -8,8 +8,7 @@ from typing import Final
 
 from runahead.runtime.wire.engine_config import EngineSettings
 from runahead.runtime.wire.setting import Setting, settings_of
-from runahead.service.settings.settings import SETTINGS, flag_of
-from runahead.service.settings.variables import CONFIG_VARIABLE, variable_of
+from runahead.service.settings.settings import CONFIG_VARIABLE, SETTINGS, flag_of, variable_of
 
 MAIN_GROUP: Final = "Main settings"
 _NOT_OF_KERNELS: Final = ("Model", "Processes", "Logs")  # groups of the engine's settings

@@ -23,10 +23,12 @@ from runahead.runtime.log_output import Format, Level, LogOutput
 from runahead.runtime.wire.engine_config import EngineConfig, EngineSettings, check_config
 from runahead.runtime.wire.setting import Setting, setting, settings_of, shown
 from runahead.service.settings.bounded_files import FileError, read_text
-from runahead.service.settings.cli_parser import did_you_mean, why_gone
+from runahead.service.settings.cli_parser import did_you_mean
 from runahead.service.settings.loopback import LOOPBACK
-from runahead.service.settings.variables import CONFIG_VARIABLE, ENV_PREFIX, own_variables, variable_of
-from runahead.service.settings.variables import SettingsError as SettingsError
+
+# Kubernetes gives pods variables such as `RUNAHEAD_PORT` for a Service `runahead`.
+ENV_PREFIX: Final = "RUNAHEAD__"
+CONFIG_VARIABLE: Final = f"{ENV_PREFIX}CONFIG"
 
 AUTO_PORT: Final = -2
 NO_PORT: Final = -1
@@ -36,6 +38,24 @@ _MOST_BYTES: Final = 1 << 20  # of a settings file
 _LOG: Final = LogOutput()  # supplies the defaults of the log settings
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+class SettingsError(ValueError):
+    """An unknown or invalid setting. One sentence that names it."""
+
+
+def variable_of(name: str) -> str:
+    """Return a setting's variable."""
+    return ENV_PREFIX + name.upper()
+
+
+def own_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables with the settings' prefix."""
+    return {
+        variable: text
+        for variable, text in environment.items()
+        if variable.startswith(ENV_PREFIX) and variable != CONFIG_VARIABLE
+    }
 
 
 def _port_setting(description: str, words: Mapping[str, int]) -> msgspec.Meta:
@@ -336,7 +356,7 @@ def _read_file(path: str) -> dict[str, Any]:
 def _require_known(name: str, what: str, known: Iterable[str]) -> None:
     if name in known:
         return
-    raise SettingsError(f"{what} is not a setting" + (why_gone(name) or did_you_mean(name, known)))
+    raise SettingsError(f"{what} is not a setting" + did_you_mean(name, known))
 
 
 def head_path(folder: str) -> str:

@@ -33,39 +33,30 @@ _FINISHED: Final = {
 
 _METHOD = ("grpc_type", "grpc_service", "grpc_method")
 
-
-def gauge(name: str, what: str, value: float, labels: Mapping[str, str] | None = None) -> Metric:
-    """Make a gauge."""
-    labels = labels or {}
-    family = GaugeMetricFamily(name, what, labels=list(labels))
-    family.add_metric(list(labels.values()), value)
-    return family
+Values = float | Mapping[str, float]
 
 
-def gauges(name: str, what: str, label: str, values: Mapping[str, float]) -> Metric:
-    """Make a gauge for each value of a label."""
-    family = GaugeMetricFamily(name, what, labels=[label])
-    for key, value in values.items():
-        family.add_metric([key], value)
-    return family
+def gauge(name: str, what: str, value: Values, labels: Mapping[str, str] | None = None, by: str = "") -> Metric:
+    """Make a gauge. labels: of all values. by: the label whose values are the keys of `value`."""
+    return _filled(GaugeMetricFamily, name, what, value, labels or {}, by)
 
 
-def counter(name: str, what: str, value: float, labels: Mapping[str, str] | None = None) -> Metric:
-    """Make a counter. name: without the suffix `_total`."""
-    labels = labels or {}
-    family = CounterMetricFamily(name, what, labels=list(labels))
-    family.add_metric(list(labels.values()), value)
-    return family
+def counter(name: str, what: str, value: Values, labels: Mapping[str, str] | None = None, by: str = "") -> Metric:
+    """Make a counter like a gauge. name: without the suffix `_total`."""
+    return _filled(CounterMetricFamily, name, what, value, labels or {}, by)
 
 
-def counters(
-    name: str, what: str, label: str, values: Mapping[str, float], labels: Mapping[str, str] | None = None
+def _filled(
+    kind: type[GaugeMetricFamily | CounterMetricFamily],
+    name: str,
+    what: str,
+    value: Values,
+    labels: Mapping[str, str],
+    by: str,
 ) -> Metric:
-    """Make a counter for each value of a label. labels: common ones."""
-    labels = labels or {}
-    family = CounterMetricFamily(name, what, labels=[*labels, label])
-    for key, value in values.items():
-        family.add_metric([*labels.values(), key], value)
+    family = kind(name, what, labels=[*labels, by] if by else [*labels])
+    for key, number in value.items() if isinstance(value, Mapping) else [("", value)]:
+        family.add_metric([*labels.values(), key] if by else [*labels.values()], number)
     return family
 
 
@@ -104,13 +95,13 @@ def engine_metrics(info: EngineInfo, stats: EngineStats) -> Iterator[Metric]:
     yield from _usual(info, stats)
     yield from _chain(stats)
     blocks = {name: getattr(stats, f"blocks_{name}") for name in ("free", "owned", "fenced", "cached")}
-    yield gauges("runahead_kv_blocks", "KV blocks by state.", "state", blocks)
+    yield gauge("runahead_kv_blocks", "KV blocks by state.", blocks, by="state")
     for name, total, free, fenced in (
         ("row", stats.rows_total, stats.rows_free, stats.rows_fenced),
         ("penalty", stats.penalty_slots_total, stats.penalty_slots_free, stats.penalty_slots_fenced),
     ):
         slots = {"free": free, "owned": total - free - fenced, "fenced": fenced}
-        yield gauges(f"runahead_{name}_slots", f"{name.capitalize()} slots by state.", "state", slots)
+        yield gauge(f"runahead_{name}_slots", f"{name.capitalize()} slots by state.", slots, by="state")
     yield from _snapshots(stats)
     yield gauge("runahead_paused_requests", "Running requests that wait for KV blocks.", stats.paused)
     yield gauge(
@@ -125,7 +116,7 @@ def engine_metrics(info: EngineInfo, stats: EngineStats) -> Iterator[Metric]:
         ("drafted_tokens", "Drafts that launches looked at, by their place in a run.", stats.drafted),
         ("accepted_drafts", "Of these, those that were right.", stats.accepted),
     ):
-        yield counters(f"runahead_{name}", what, "place", {str(position): count for position, count in found.items()})
+        yield counter(f"runahead_{name}", what, {str(position): count for position, count in found.items()}, by="place")
     yield gauge(
         "runahead_tokens_per_launch", "Tokens that a launch has brought of a row, on average.", stats.tokens_per_launch
     )
@@ -136,7 +127,7 @@ def engine_metrics(info: EngineInfo, stats: EngineStats) -> Iterator[Metric]:
 def _snapshots(stats: EngineStats) -> Iterator[Metric]:
     """Yield metrics of recurrent state snapshots."""
     states = {name: getattr(stats, f"snapshots_{name}") for name in ("free", "owned", "fenced", "cached")}
-    yield gauges("runahead_state_snapshots", "Snapshots of recurrent states by state.", "state", states)
+    yield gauge("runahead_state_snapshots", "Snapshots of recurrent states by state.", states, by="state")
     yield counter("runahead_state_snapshots_kept", "Snapshots that could be found from then on.", stats.snapshots_kept)
     yield counter("runahead_state_snapshots_found", "Times that a row began with one.", stats.snapshots_found)
     yield counter(
@@ -182,7 +173,9 @@ def _usual(info: EngineInfo, stats: EngineStats) -> Iterator[Metric]:
     finished: Counter[str] = Counter(dict.fromkeys(_FINISHED.values(), 0))
     for reason, count in stats.finished.items():
         finished[_FINISHED.get(reason, reason.lower())] += count
-    yield counters("vllm:request_success", "Requests that have ended, by reason.", "finished_reason", finished, labels)
+    yield counter(
+        "vllm:request_success", "Requests that have ended, by reason.", finished, labels, by="finished_reason"
+    )
     for name, what, times in (
         ("time_to_first_token", "From submission to the first token.", stats.first_token),
         ("inter_token_latency", "From one token of a request to its next.", stats.inter_token),
@@ -199,7 +192,7 @@ def _chain(stats: EngineStats) -> Iterator[Metric]:
     yield gauge("runahead_ledger_depth", "Launches queued and uncommitted.", stats.ledger_depth)
     yield gauge("runahead_ledger_depth_max", "The most that there were.", stats.ledger_depth_max)
     yield gauge("runahead_run_ahead", "The depth that was asked for; 0 is serial.", stats.run_ahead)
-    yield counters("runahead_launches", "Launches enqueued, by kind.", "kind", stats.launches_by_kind)
+    yield counter("runahead_launches", "Launches enqueued, by kind.", stats.launches_by_kind, by="kind")
     yield counter("runahead_device_busy_seconds", "From the start of a launch to its end.", stats.device_busy_s)
     yield counter(
         "runahead_device_idle_seconds", "Between launches, those after an idle chain left out.", stats.device_idle_s
@@ -210,19 +203,19 @@ def _chain(stats: EngineStats) -> Iterator[Metric]:
         stats.device_idle_inside_s,
     )
     waits = {str(rank): seconds for rank, seconds in stats.rank_wait_s.items()}
-    yield counters("runahead_rank_wait_seconds", "Waiting for other ranks within launches, by rank.", "rank", waits)
+    yield counter("runahead_rank_wait_seconds", "Waiting for other ranks within launches, by rank.", waits, by="rank")
     yield counter("runahead_host_seconds", "Of the engine's loop itself, without waits.", stats.host_s)
     yield counter("runahead_graph_captures", "Graphs captured.", stats.graph_captures)
     yield counter("runahead_graph_replays", "Graphs replayed.", stats.graph_replays)
-    yield counters(
+    yield counter(
         "runahead_fallbacks",
         "Launches that were not one graph, by reason.",
-        "reason",
         from_zero(FALLBACKS, stats.fallbacks),
+        by="reason",
     )
     barriers, seconds = from_zero(BARRIERS, stats.barriers), from_zero(BARRIERS, stats.barrier_s)
-    yield counters("runahead_barriers", "Drains of the chain, by reason.", "reason", barriers)
-    yield counters("runahead_barrier_seconds", "What drains of the chain cost, by reason.", "reason", seconds)
+    yield counter("runahead_barriers", "Drains of the chain, by reason.", barriers, by="reason")
+    yield counter("runahead_barrier_seconds", "What drains of the chain cost, by reason.", seconds, by="reason")
 
 
 def service_metrics(board: Board) -> Iterator[Metric]:
@@ -250,13 +243,13 @@ def service_metrics(board: Board) -> Iterator[Metric]:
     yield counter("runahead_cancelled", "Completions whose client went away or was too late.", total.cancelled)
     yield counter("runahead_slow_readers", "Completions that ended since too much was unread.", total.slow_readers)
     refusals = from_zero(REFUSALS, board.refusals())
-    yield counters("runahead_refusals", "Calls that were refused, by reason.", "reason", refusals)
+    yield counter("runahead_refusals", "Calls that were refused, by reason.", refusals, by="reason")
     memory = {process.name: process.resident_bytes for process in processes}
-    yield gauges("runahead_process_resident_memory_bytes", "Memory that a process holds.", "process", memory)
+    yield gauge("runahead_process_resident_memory_bytes", "Memory that a process holds.", memory, by="process")
     descriptors = {process.name: process.descriptors for process in processes}
-    yield gauges("runahead_process_open_fds", "File descriptors that a process holds.", "process", descriptors)
+    yield gauge("runahead_process_open_fds", "File descriptors that a process holds.", descriptors, by="process")
     dropped = {process.name: process.log_lines_dropped for process in processes}
-    yield counters("runahead_log_lines_dropped", "Lines of its log that were not written.", "process", dropped)
+    yield counter("runahead_log_lines_dropped", "Lines of its log that were not written.", dropped, by="process")
 
 
 def _calls(board: Board) -> Iterator[Metric]:

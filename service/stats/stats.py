@@ -252,7 +252,7 @@ def _interval_s(request: WatchStatsRequest) -> float:
 
 
 def _what_changes(stats: ServerStats) -> bytes:
-    """Serialize the figures without those that change while nothing happens."""
+    """Serialize the figures that change only when something happens."""
     rest = ServerStats()
     rest.CopyFrom(stats)
     rest.ClearField("uptime_s")

@@ -7,8 +7,8 @@ from typing import Final
 
 from google.protobuf.duration_pb2 import Duration
 
-from runahead.runtime.wire.trace import MAX_TRACED, LaunchTimes
-from runahead.runtime.wire.trace import Trace as EngineTrace
+from runahead.runtime.wire.figures import MAX_TRACED, LaunchTimes
+from runahead.runtime.wire.figures import Trace as EngineTrace
 from runahead.service.contract.errors import Violation, invalid_argument
 from runahead.service.contract.validation import check_known
 from runahead.service.engine.engine_client import SocketEngineClient

@@ -10,7 +10,7 @@ import signal
 from typing import Final
 
 from runahead.runtime.process_end import described
-from runahead.service.contract.errors import SHUTDOWN_SENTENCE, ServiceError, Violation, exhausted, invalid_argument
+from runahead.service.contract.errors import Violation, exhausted, invalid_argument, shutting_down
 from runahead.service.text.tokenizer_process import MEMORY_BYTES, PROCESSOR_S, Answer, Ask, Description
 from runahead.service.workers.worker_process import WorkerLostError, WorkerProcess
 
@@ -46,7 +46,7 @@ class BoundedTokenizer:
 
     async def _answer(self, ask: Ask, field: str) -> Answer:
         if self._closed:
-            raise ServiceError("SHUTDOWN", SHUTDOWN_SENTENCE)
+            raise shutting_down()
         worker = self._idle.pop() if self._idle else self._new_worker()
         try:
             answer = await worker.ask(ask, Answer, _WALL_S)

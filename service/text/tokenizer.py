@@ -7,7 +7,6 @@ import io
 import json
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
@@ -122,19 +121,11 @@ def archive_of(description: str, chat_template: str | None, template_tokens: Map
     return made.getvalue()
 
 
-@dataclass(frozen=True, slots=True)
-class SpecialTokenText:
-    """A special token's id and text."""
-
-    token_id: int
-    content: str
-
-
 class TextTokenizer:
     """A checkpoint's tokenizer, for use on one event loop.
 
-    chat_templates: by name. template_tokens: special tokens' texts by the names in chat templates.
-    longest_token_bytes: most text bytes of one token, None if unknown.
+    special_tokens: texts by id. chat_templates: by name. template_tokens: special tokens' texts by the names in chat
+    templates. longest_token_bytes: most text bytes of one token, None if unknown.
     """
 
     def __init__(
@@ -149,12 +140,9 @@ class TextTokenizer:
         self.chat_templates = dict(chat_templates or {})
         self.template_tokens = dict(template_tokens or {})
         added = tokenizer.get_added_tokens_decoder()
-        self.special_tokens = tuple(
-            SpecialTokenText(token_id, token.content) for token_id, token in sorted(added.items()) if token.special
-        )
+        self.special_tokens = {at: token.content for at, token in sorted(added.items()) if token.special}
         description = json.loads(tokenizer.to_str())
-        special = {token.token_id for token in self.special_tokens}
-        self.token_bytes: TokenBytes = token_bytes(tokenizer, special, description)
+        self.token_bytes: TokenBytes = token_bytes(tokenizer, self.special_tokens.keys(), description)
         self.longest_token_bytes = longest_token_bytes(description, self.token_bytes)
         # A byte-level decoder would take an added token's accented letter for a byte. The table does not.
         has_accents = any(not token.content.isascii() for token in added.values())

@@ -22,7 +22,7 @@ from benchmarks.soak.machine_faults import FROZEN_S, Machine, ServiceLog
 from benchmarks.soak.raw_faults import keep_doing_raw
 from benchmarks.soak.run import FRONT_ENDS, SPARE, Soak, leaked_descriptors, still_held
 from benchmarks.soak.world import World
-from runahead.service.contract.errors import ServiceError, exhausted, to_status, unavailable
+from runahead.service.contract.errors import ServiceError, exhausted, to_status
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.v1 import (
     AbortResponse,
@@ -214,7 +214,7 @@ def test_a_call_that_is_lost_is_wrong_unless_a_front_end_was_killed_about_then()
 
 def test_a_call_that_finds_the_engine_silent_is_wrong_unless_the_engine_was_stopped_meanwhile() -> None:
     world = World(seed=1, killed_s=[100.0], standstills_s=[(100.0, 120.0)])
-    refused = error(to_status(unavailable("ENGINE_SILENT", "silent")))
+    refused = error(to_status(ServiceError("ENGINE_SILENT", "silent")))
     silent = ended(UNAVAILABLE, reason="ENGINE_SILENT")
     assert not world.judge("somebody", silent, TOKENS)
     world.expect("deadline", 100.0, refused, [grpc.StatusCode.DEADLINE_EXCEEDED])

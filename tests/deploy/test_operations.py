@@ -77,8 +77,7 @@ def test_folders_that_are_named_are_all_that_there_are() -> None:
 
 
 def test_settings_that_are_named_are_settings() -> None:
-    from runahead.service.settings.settings import SETTINGS
-    from runahead.service.settings.variables import variable_of
+    from runahead.service.settings.settings import SETTINGS, variable_of
 
     named = {found for span in SPANS for found in re.findall(r"RUNAHEAD__\w+", span)}
     assert len(named) > 10

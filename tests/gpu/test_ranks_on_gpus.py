@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.local_service import LocalService, started_service
 from runahead.runtime.process.rank_start import COMMAND
-from runahead.service.settings.server_config import EXIT_ENGINE_LOST
+from runahead.service.settings.server_config import EXIT_BROKEN
 from runahead.v1 import (
     GenerateOnceRequest,
     GenerationServiceStub,
@@ -175,7 +175,7 @@ def test_a_service_gives_these_tokens_until_a_rank_dies_or_hangs_which_ends_ever
         ends = [stack.enter_context(watched(process)) for process in (engine_of(service), *ranks_of(service))]
         os.kill(ranks_of(service)[0], number)
         check_failed_once(streams)
-        assert service.process.wait(END_S) == EXIT_ENGINE_LOST
+        assert service.process.wait(END_S) == EXIT_BROKEN
         assert all(has_ended(end, END_S) for end in ends)
         log = service.log.read_text()
     assert ("rank 1 has ended (signal SIGKILL)" in log) == (number == signal.SIGKILL)

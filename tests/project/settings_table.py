@@ -6,8 +6,7 @@ from typing import Final
 
 from runahead.runtime.wire.setting import Setting
 from runahead.service.settings.setting_flags import default_text, groups_of
-from runahead.service.settings.settings import SETTINGS, flag_of
-from runahead.service.settings.variables import variable_of
+from runahead.service.settings.settings import SETTINGS, flag_of, variable_of
 from tests.project.repository import ROOT
 
 PAGE: Final = ROOT / "docs/settings.md"

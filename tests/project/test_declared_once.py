@@ -107,7 +107,7 @@ def test_every_setting_has_a_description_and_every_number_has_bounds() -> None:
 def test_a_setting_stands_where_it_is_declared_and_where_the_document_says_that_it_takes_effect(name: str) -> None:
     files = {name_of(path) for path in sources(*PACKAGES) if name in names_in(path)}
     # Of `load_format`: who loads, and who needs no weights whatever it says. A library calls something `log_level` too.
-    others = {"runtime/models/load.py", "service/commands/kernels_command.py", "runtime/grammar/matcher.py"}
+    others = {"runtime/models/load.py", "service/commands/engine_commands.py", "runtime/grammar/matcher.py"}
     assert files <= files_to_add("a setting") | others
 
 

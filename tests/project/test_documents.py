@@ -17,14 +17,14 @@ from runahead.service.commands import (
     abort_command,
     chat_command,
     client_channel,
+    engine_commands,
     request_flags,
     stats_command,
     trace_command,
-    tune_command,
 )
 from runahead.service.commands.bench import command as bench_command
 from runahead.service.settings import setting_flags, settings
-from runahead.service.settings.cli_parser import GONE, Parser
+from runahead.service.settings.cli_parser import Parser
 from runahead.v1 import generate_pb2
 from tests.project.repository import ROOT, TESTS, TOOLS, calls, documents, name_of, sources
 from tests.project.settings_table import COMMAND, PAGE, tables, tables_of
@@ -115,7 +115,7 @@ def flags_of(*commands: str) -> set[str]:
         if command in ("serve", "tune"):
             setting_flags.add_flags(parser)
             if command == "tune":
-                tune_command.add_flags(parser)
+                engine_commands.add_tune_flags(parser)
         else:
             clients[command].add_flags(parser)
             client_channel.add_connection_flags(parser)
@@ -148,7 +148,7 @@ def test_every_flag_that_a_document_names_exists(path: Path) -> None:
     commands = ("serve", "tune", "generate", "chat", "stats", "trace", "abort", "bench")
     everywhere = flags_of(*commands) | flags_of_tools() | {"--version", *OTHERS}
     if path.name == "CHANGELOG.md":
-        everywhere |= {f"--{name}" for name in GONE}
+        everywhere |= {"--exact"}  # a former one
     for line in code(path):
         command = re.match(r"runahead (serve|tune|generate|chat|stats|trace|abort|bench)\b", line)
         known = flags_of(command[1]) if command else everywhere

@@ -13,12 +13,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from runahead.runtime.wire import messages as m
-from runahead.runtime.wire.figures import BOUNDS_S, EngineStats, EventStats, HistogramStats
+from runahead.runtime.wire.figures import BOUNDS_S, EngineStats, EventStats, HistogramStats, Trace
 from runahead.runtime.wire.frames import FrameReader
-from runahead.runtime.wire.kv_events import KvChange, KvQuery, kv_reply
+from runahead.runtime.wire.kv_events import KvChange, KvQuery, KvReply
 from runahead.runtime.wire.messages import PromptLaunches
 from runahead.runtime.wire.parameters import FinishReason
-from runahead.runtime.wire.trace import Trace
 
 TIMEOUT_S = 10.0
 
@@ -178,7 +177,7 @@ class FakeEngine:
 
     def kv_changes(self, *changes: KvChange, cleared: bool = False, is_whole: bool = True) -> None:
         """Answers the next question about the prefix cache, once it is asked."""
-        self.send(kv_reply(self.kv_queries.get(timeout=TIMEOUT_S), cleared, is_whole, changes))
+        self.send(KvReply(self.kv_queries.get(timeout=TIMEOUT_S), cleared, is_whole, changes))
 
     def next_cancel(self) -> int:
         return self.cancelled.get(timeout=TIMEOUT_S)

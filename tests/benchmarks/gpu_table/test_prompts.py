@@ -28,7 +28,7 @@ from benchmarks.gpu_table.results import PromptTime
 from benchmarks.gpu_table.settings import engine_settings
 from benchmarks.gpu_table.shapes import SHAPES, SMALL
 from benchmarks.gpu_table.tables import _prompt_table
-from runahead.runtime.wire.trace import LaunchTimes
+from runahead.runtime.wire.figures import LaunchTimes
 
 TINY, ROWS, CONTEXT = SHAPES["tiny"], 3, 512
 

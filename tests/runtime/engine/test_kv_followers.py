@@ -6,7 +6,7 @@ from runahead.runtime.engine.publisher import KvFollowers
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.memory.prefix_cache import SnapshotPool
 from runahead.runtime.wire.block_keys import PrefixKeys
-from runahead.runtime.wire.kv_events import KvQuery, KvReply, kv_changes
+from runahead.runtime.wire.kv_events import KvQuery, KvReply
 from tests.runtime.chain import Chain, MemoryLinks, make_chain
 
 SIZE = 8
@@ -23,7 +23,7 @@ def test_what_is_there_is_told_first_and_then_what_changes_to_each_in_its_own_ti
     chain.tell(KvQuery(5), owner=2)
     chain.turn_until(lambda: replies(chain, 2))
     (first,) = replies(chain, 2)
-    told = list(kv_changes(first, SIZE))
+    told = first.changes
     assert (first.call, first.cleared, first.is_whole) == (5, True, True)
     assert [change.tokens for change in told] and len(told) == chain.engine.scheduler.pool.findable
     chain.tell(KvQuery(6), owner=2)
@@ -33,8 +33,8 @@ def test_what_is_there_is_told_first_and_then_what_changes_to_each_in_its_own_ti
     chain.run()
     chain.turn()
     (_, last) = replies(chain, 2)
-    assert last.call == 6 and not last.cleared and last.kinds
-    assert all(change.is_stored for change in kv_changes(last, SIZE))
+    assert last.call == 6 and not last.cleared and last.changes
+    assert all(change.is_stored for change in last.changes)
 
 
 def test_nothing_is_recorded_while_nobody_follows() -> None:
@@ -74,4 +74,4 @@ def test_a_follower_that_does_not_ask_keeps_nobody_waiting() -> None:
     followers.ask(2, 2)
     followers.answer()
     (_, late) = [reply for owner, reply in links.sent if owner == 2 and isinstance(reply, KvReply)]
-    assert late.cleared and len(list(kv_changes(late, SIZE))) == 20 and late.is_whole
+    assert late.cleared and len(late.changes) == 20 and late.is_whole

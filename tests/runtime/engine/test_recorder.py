@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from runahead.runtime.wire import messages as m
-from runahead.runtime.wire.trace import MAX_TRACED, LaunchTimes, Trace
+from runahead.runtime.wire.figures import MAX_TRACED, LaunchTimes, Trace
 from tests.runtime.chain import Chain, make_chain, no_step
 
 DEPTHS = (0, 1, 2, 4)

@@ -15,7 +15,7 @@ from runahead.runtime.checkpoint import BUNDLED_FOLDER
 from runahead.runtime.process import tune
 from runahead.runtime.wire.engine_config import EngineConfig, TuneOrder
 from runahead.service import cli
-from runahead.service.commands import tune_command
+from runahead.service.commands import engine_commands
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_without_a_gpu_the_process_says_so(
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=SimpleNamespace(read=lambda: order)))
     assert tune.main() == 2
     assert "runahead tune: it needs a CUDA GPU, and torch finds none" in capfd.readouterr().err
-    assert tune.__name__ == tune_command.TUNE_MODULE
+    assert tune.__name__ == engine_commands.TUNE_MODULE
 
 
 def test_a_model_whose_matrices_stay_in_fp8_is_refused(

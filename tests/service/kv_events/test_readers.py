@@ -10,8 +10,8 @@ from structlog.testing import capture_logs
 
 from runahead.service.engine.engine_client import SocketEngineClient
 from runahead.service.engine.request_stream import EngineLostError
-from runahead.service.kv_events import history
-from runahead.service.kv_events.history import KvReaders
+from runahead.service.kv_events import feed
+from runahead.service.kv_events.feed import KvReaders
 
 
 class BrokenFeed:
@@ -23,7 +23,7 @@ class BrokenFeed:
 
 
 def test_an_error_of_the_feed_is_logged_and_is_no_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "KvFeed", BrokenFeed)
+    monkeypatch.setattr(feed, "KvFeed", BrokenFeed)
 
     async def read() -> None:
         await KvReaders(cast(SocketEngineClient, None)).behind(0, None)

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 from smg_grpc_proto.generated import common_pb2
 
-from runahead.service.kv_events.feed import Cleared, Event, KvFeed, KvMirror
-from runahead.service.kv_events.history import Batch, KvHistory
+from runahead.service.kv_events.feed import Batch, Cleared, Event, KvFeed, KvHistory, KvMirror
 from runahead.service.servicers.vllm_kv_events import batch_message, block_hash
 from tests.service.kv_events.cache import CacheClient, RandomCache, told_all
 

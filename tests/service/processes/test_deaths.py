@@ -16,7 +16,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from benchmarks.local_service import LocalService, started_service
 from runahead.service.processes.children import ENGINE_MODULE, FRONT_END_MODULE, SIDE_MODULE
-from runahead.service.settings.server_config import EXIT_ENGINE_LOST
+from runahead.service.settings.server_config import EXIT_BROKEN
 from runahead.v1 import GenerateOnceRequest, GenerationServiceStub, SamplingOptions, StatsRequest
 from tests.service.rpc_errors import code, detail, failure
 from tests.service.service_processes import engine_of, has_ended, open_streams, running, watched
@@ -49,19 +49,19 @@ def test_a_killed_engine_ends_every_stream_once_and_then_the_server(service: Loc
         os.kill(engine_of(service), signal.SIGKILL)
         check_ended_once(calls)
         assert next(watch).status == HealthCheckResponse.NOT_SERVING
-        assert service.process.wait(END_S) == EXIT_ENGINE_LOST
+        assert service.process.wait(END_S) == EXIT_BROKEN
 
 
 def test_a_service_that_is_killed_again_and_again_serves_at_each_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the same port, with what the killed ones have left of sockets' folders gone."""
+    """On the same port. Of two processes that are killed at once, the folder of their socket stays."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     port, tokens = 0, list[list[int]]()
     for number in range(3):
         with started_service(FLAGS, port=port) as service, contextlib.ExitStack() as stack:
             port = service.ports["service"]
-            assert len(list(tmp_path.glob("runahead-engine-*"))) == 1, "its own"
+            assert len(list(tmp_path.glob("runahead-socket-*"))) == number + 1, "its own too"
             channel = stack.enter_context(grpc.insecure_channel(service.url))
             request = GenerateOnceRequest(text="def f(", sampling=SamplingOptions(temperature=0.0))
             whole = GenerationServiceStub(channel).GenerateOnce(request, timeout=60)
@@ -79,7 +79,7 @@ def test_a_service_that_is_killed_again_and_again_serves_at_each_next_start(
             check_ended_once(calls)
             assert all(has_ended(end, END_S) for end in ends)
             service.process.wait(END_S)
-            assert len(list(tmp_path.glob("runahead-engine-*"))) == (number < 2)
+            assert len(list(tmp_path.glob("runahead-socket-*"))) == min(number + 1, 2)
     assert tokens == [tokens[0]] * 3 and tokens[0]
 
 
@@ -111,6 +111,6 @@ def test_a_stopped_engine_that_does_not_come_back_ends_every_stream_once_and_the
         calls = open_streams(channel)
         os.kill(engine_of(service), signal.SIGSTOP)
         check_ended_once(calls)
-        assert service.process.wait(END_S) == EXIT_ENGINE_LOST
+        assert service.process.wait(END_S) == EXIT_BROKEN
         assert has_ended(engine, END_S)
     assert b"engine_stuck" in service.log.read_bytes()

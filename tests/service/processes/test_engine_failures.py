@@ -14,7 +14,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from benchmarks.local_service import LocalService, started_service
 from runahead.service.processes.children import ENGINE_MODULE
-from runahead.service.settings.server_config import EXIT_ENGINE_LOST
+from runahead.service.settings.server_config import EXIT_BROKEN
 from tests.service.rpc_errors import code, detail, failure
 from tests.service.service_processes import has_ended, open_streams, running, watched
 
@@ -103,7 +103,7 @@ def test_every_stream_ends_once_and_the_service_after_them(
                 assert set(events) <= {"delta"}
                 assert "secret" not in str(error.details()), "a caller sees nothing of the engine's inside"
             assert next(watch).status == HealthCheckResponse.NOT_SERVING
-            assert service.process.wait(END_S) == EXIT_ENGINE_LOST
+            assert service.process.wait(END_S) == EXIT_BROKEN
             assert has_ended(end, END_S)
     log = service.log.read_text(encoding="utf-8")
     for words in logged:

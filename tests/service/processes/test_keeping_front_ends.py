@@ -23,7 +23,7 @@ from runahead.service.processes.children import (
     SideOrders,
 )
 from runahead.service.processes.ports import Port, Ports
-from runahead.service.settings.server_config import EXIT_ENGINE_LOST, EXIT_NO_FRONT_END, EXIT_OK, ServerConfig
+from runahead.service.settings.server_config import EXIT_BROKEN, EXIT_OK, ServerConfig
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.service.shared_memory.board import Board
 from runahead.service.shared_memory.call_tables import Resource
@@ -209,7 +209,7 @@ def test_a_front_end_that_can_t_be_started_again_is_given_up_and_a_service_witho
     async def body(world: World, code: asyncio.Task[int]) -> None:
         world.refuses = True
         world.serving[0].has(-9)
-        assert await code == EXIT_NO_FRONT_END
+        assert await code == EXIT_BROKEN
         assert world.refused == len(children.BACK_OFF_S)
 
     run(body)
@@ -230,7 +230,7 @@ def test_one_that_dies_again_and_again_is_given_up_and_the_others_go_on() -> Non
         assert world.board.total().open_streams == 5
         world.engine.has(1)
         second.has(1)
-        assert await code == EXIT_ENGINE_LOST
+        assert await code == EXIT_BROKEN
 
     run(body, frontends=2)
 
@@ -266,7 +266,7 @@ def test_an_engine_that_is_stuck_is_killed_and_the_service_ends() -> None:
         world.watch.stuck.set()
         assert await world.engine.wait() == -9
         world.serving[0].has(1)
-        assert await code == EXIT_ENGINE_LOST
+        assert await code == EXIT_BROKEN
         assert len(world.serving) == 1, "a front end that ends with the engine is not started again"
 
     run(body)
@@ -380,7 +380,7 @@ def test_an_engine_of_a_service_that_nobody_told_to_end_has_the_whole_grace() ->
     async def body(world: World, code: asyncio.Task[int]) -> None:
         world.refuses = True
         world.serving[0].has(-9)
-        assert await code == EXIT_NO_FRONT_END
+        assert await code == EXIT_BROKEN
         await world.supervisor.close()
         assert world.engine.graces_s[0] == GRACE_S
 

@@ -17,7 +17,7 @@ from google.protobuf.duration_pb2 import Duration
 from benchmarks.local_service import LocalService, started_service
 from runahead.runtime.process.rank_start import COMMAND
 from runahead.runtime.wire.parameters import SamplingParams
-from runahead.service.settings.server_config import EXIT_ENGINE_LOST
+from runahead.service.settings.server_config import EXIT_BROKEN
 from runahead.v1 import (
     GenerateOnceRequest,
     GenerateOnceResponse,
@@ -166,7 +166,7 @@ def test_a_rank_that_dies_or_hangs_ends_every_stream_once_and_then_the_server(
         ends = [stack.enter_context(watched(process)) for process in (engine_of(service), rank_of(service))]
         os.kill(rank_of(service), number)
         check_failed_once(calls)
-        assert service.process.wait(END_S) == EXIT_ENGINE_LOST
+        assert service.process.wait(END_S) == EXIT_BROKEN
         assert all(has_ended(end, END_S) for end in ends)
     log = service.log.read_text()
     assert ("rank 1 has ended (signal SIGKILL)" in log) == (number == signal.SIGKILL)
@@ -180,4 +180,4 @@ def test_ranks_end_with_an_engine_that_is_killed(service: LocalService) -> None:
         os.kill(rank_of(service), signal.SIGSTOP)  # so that it does not see the end of its input
         os.kill(engine_of(service), signal.SIGKILL)
         assert has_ended(end, END_S)
-    assert service.process.wait(END_S) == EXIT_ENGINE_LOST
+    assert service.process.wait(END_S) == EXIT_BROKEN

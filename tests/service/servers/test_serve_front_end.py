@@ -18,7 +18,7 @@ from runahead.service.processes.children import FrontEndOrders, FrontEndProcess,
 from runahead.service.servers import serve_front_end
 from runahead.service.servers.serve_front_end import FrontEnd
 from runahead.service.servers.supervised import listen
-from runahead.service.settings.server_config import EXIT_SERVER_ENDED
+from runahead.service.settings.server_config import EXIT_BROKEN
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.service.shared_memory.board import Board
 from tests.service.fake_engine import TIMEOUT_S, FakeEngine
@@ -70,7 +70,7 @@ def test_a_server_that_ends_by_itself_ends_its_streams_and_its_process() -> None
             asyncio.StreamReader(),  # nobody tells it anything
         )
 
-    assert asyncio.run(asyncio.wait_for(until_the_end(), TIMEOUT_S)) == EXIT_SERVER_ENDED
+    assert asyncio.run(asyncio.wait_for(until_the_end(), TIMEOUT_S)) == EXIT_BROKEN
     assert server.graces_s == [0.0]
 
 

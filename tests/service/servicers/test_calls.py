@@ -52,7 +52,7 @@ def test_what_is_looked_at_now_and_then_is_served_as_of_the_last_look(
     monkeypatch.setattr(TextTokenizer, "waiting", 7)
     monkeypatch.setattr(Structures, "waiting", 5)
     while not (stats := service.stub.Stats(StatsRequest(), timeout=TIMEOUT_S).stats.front_end).unread_bytes:
-        service.call(service.front_end.take_stock)
+        service.call(service.front_end.servicer.take_stock)
     assert (stats.unread_bytes, stats.waiting_texts, stats.waiting_structures) == (3 * 48, 7, 5)
     call.cancel()
 

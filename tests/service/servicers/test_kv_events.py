@@ -238,9 +238,3 @@ def test_subscribers_end_with_the_service(service: Service) -> None:
     service.stop(0.0)
     error = stream.end()
     assert code(error) == grpc.StatusCode.UNAVAILABLE and "shutting down" in words(error)
-
-
-def test_a_reply_that_does_not_fit_ends_subscribers(service: Service) -> None:
-    stream = Stream(service)
-    service.engine.kv_changes(KvChange(True, False, b"short", b"", b""), cleared=True)
-    assert code(stream.end()) == grpc.StatusCode.UNAVAILABLE

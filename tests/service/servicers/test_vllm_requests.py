@@ -14,7 +14,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason
-from runahead.service.servicers.vllm_requests import generate_request
+from runahead.service.servicers.vllm_messages import generate_request
 from runahead.v1 import Choice, Structure
 from tests.service.fake_engine import INFO
 from tests.service.rpc_errors import code, failure, fields, words

@@ -21,8 +21,8 @@ from runahead.service.settings.settings import (
     engine_config,
     flag_of,
     load_settings,
+    variable_of,
 )
-from runahead.service.settings.variables import variable_of
 
 FLAGS = {name: flag_of(name) for name in SETTINGS}
 
@@ -134,9 +134,9 @@ def test_a_switch_can_be_turned_off_again_by_a_flag() -> None:
             {"RUNAHEAD__EXACT": "on"},
             "",
             {},
-            "variable RUNAHEAD__EXACT is not a setting; it is gone: all",
+            "variable RUNAHEAD__EXACT is not a setting",
         ),
-        ({}, "exact = 'off'", {}, "^key 'exact' in .* is not a setting; it is gone: all kernels are exact$"),
+        ({}, "exact = 'off'", {}, "^key 'exact' in .* is not a setting"),
         ({}, "", {"tokenizer": "mine"}, "--tokenizer must be auto or none, and is 'mine'"),
         ({"RUNAHEAD__INSECURE": "perhaps"}, "", {}, "RUNAHEAD__INSECURE must be true or false"),
         ({}, "", {"max_streams": "0"}, "--max-streams must be between 1 and 100000, and is 0"),

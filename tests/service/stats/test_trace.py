@@ -10,7 +10,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from runahead.runtime.wire import messages as m
-from runahead.runtime.wire.trace import MAX_TRACED, LaunchTimes, Trace
+from runahead.runtime.wire.figures import MAX_TRACED, LaunchTimes, Trace
 from runahead.service.calls.admission import Access
 from runahead.service.credentials.callers import CallersFile
 from runahead.service.servers.supervised import Security

@@ -98,7 +98,7 @@ def test_the_tokens_of_the_chat_template_are_texts_by_name(tmp_path: Path) -> No
 
 def test_special_tokens_are_listed_and_recognised_in_text() -> None:
     tokenizer = TextTokenizer(byte_level_tokenizer())
-    assert [(special.token_id, special.content) for special in tokenizer.special_tokens] == [(END_ID, "<|end|>")]
+    assert tokenizer.special_tokens == {END_ID: "<|end|>"}
     assert asyncio.run(tokenizer.encode("<|end|>")).tolist() == [END_ID]
     assert asyncio.run(tokenizer.decode([END_ID])) == ""
     assert asyncio.run(tokenizer.decode([END_ID], include_special_tokens=True)) == "<|end|>"
