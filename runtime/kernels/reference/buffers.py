@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import AttentionShape
+from runahead.runtime.kernels.ranks import Share
 from runahead.runtime.kernels.reference.linear import Products
-from runahead.runtime.kernels.reference.norm import RmsNorm
-from runahead.runtime.kernels.reference.rope import Rotation
-from runahead.runtime.kernels.share import Share
+from runahead.runtime.kernels.reference.ops import RmsNorm, Rotation
 
 # Floats are float32. A tensor and an array of one name share memory; `..._parts` are split for a product.
 

@@ -33,29 +33,31 @@ from runahead.runtime.kernels.layers import (
     Norm,
     Ungated,
 )
-from runahead.runtime.kernels.reference.attention import AttentionPlan, KeptPlans, attend, silence_sparse_warning
-from runahead.runtime.kernels.reference.buffers import (
-    AttentionBuffers,
-    Buffers,
-    DenseBuffers,
-    UngatedBuffers,
+from runahead.runtime.kernels.reference.attention import (
+    AttentionPlan,
+    KeptPlans,
+    LayerCache,
+    attend,
+    blocks_read,
+    layer_caches,
+    silence_sparse_warning,
 )
+from runahead.runtime.kernels.reference.buffers import AttentionBuffers, Buffers, DenseBuffers, UngatedBuffers
 from runahead.runtime.kernels.reference.experts import BoundExperts, ExpertBuffers, live_tokens
 from runahead.runtime.kernels.reference.gated_delta import BoundDelta, DeltaBuffers
-from runahead.runtime.kernels.reference.kv_cache import LayerCache, blocks_read, layer_caches
 from runahead.runtime.kernels.reference.linear import Product, Products, bound_product, choose_products, linear
 from runahead.runtime.kernels.reference.mamba2 import BoundMamba2, Mamba2Buffers
-from runahead.runtime.kernels.reference.norm import (
+from runahead.runtime.kernels.reference.ops import (
     NormWeight,
     RmsNorm,
     bound,
     gelu_mul,
     logistic_mul,
+    rope_factors,
     silu_mul,
     squared_relu,
 )
 from runahead.runtime.kernels.reference.recurrence import RowTokens, row_tokens_of
-from runahead.runtime.kernels.reference.rope import rope_factors
 
 # buffers of forwards up to this length are kept, one set for each length: those of decode steps
 _KEPT_TOKENS: Final = 64

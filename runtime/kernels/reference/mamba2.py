@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from runahead.runtime.kernels.layers import Mamba2, Mamba2Shape
 from runahead.runtime.kernels.reference.linear import Product, Products, bound_product
-from runahead.runtime.kernels.reference.norm import NormWeight, RmsNorm, silu_mul
+from runahead.runtime.kernels.reference.ops import NormWeight, RmsNorm, silu_mul
 from runahead.runtime.kernels.reference.recurrence import Convolution, RowTokens, softplus
 
 # Floats are float32. A tensor and an array of one name share memory. n tokens of m live rows.

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Activation, Attention, AttentionShape, Dense, Experts, Layer, Norm
-from runahead.runtime.kernels.share import ShareError
+from runahead.runtime.kernels.ranks import ShareError
 from runahead.runtime.models.architecture import EMBEDDING, LM_HEAD, ModelWeights, TensorReader
 from runahead.runtime.models.blocks.mixer_shares import part_of_heads, part_of_width
 from runahead.runtime.models.blocks.partial_rope import norm_in_order, order_of_qkv, rotated_of

@@ -15,7 +15,7 @@ from runahead.runtime.kernels.reference.buffers import Buffers
 from runahead.runtime.kernels.reference.gated_delta import BoundDelta, DeltaBuffers
 from runahead.runtime.kernels.reference.linear import Products, choose_products
 from runahead.runtime.kernels.reference.mamba2 import BoundMamba2, Mamba2Buffers
-from runahead.runtime.kernels.reference.norm import NormWeight
+from runahead.runtime.kernels.reference.ops import NormWeight
 from runahead.runtime.kernels.reference.recurrence import row_tokens_of
 from tests.runtime.kernels.recurrent_batches import Row, batch_of
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from runahead.cuda_graphs.device import Form, LaunchShape
 from runahead.cuda_graphs.rings import FORCED
-from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime.plan import Chunk, LaunchPlan
 from runahead.runtime.scheduler.draft_choice import FixedChoice
 from runahead.runtime.scheduler.drafts import draft_policy
