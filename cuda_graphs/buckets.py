@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from runahead.cuda_graphs.shape import Form, LaunchShape
+from runahead.cuda_graphs.device import Form, LaunchShape
 
 _SMALL_BUCKETS: Final = (1, 2, 4, 8)
 _BUCKET_STEP: Final = 8  # between small buckets and _WIDE_FROM rows

@@ -24,11 +24,10 @@ from numpy.typing import NDArray
 
 from runahead.cuda_graphs import marks
 from runahead.cuda_graphs.buckets import Buckets, GraphKey, Piece
-from runahead.cuda_graphs.device import DeviceCounters, DeviceError, Program
+from runahead.cuda_graphs.device import DeviceCounters, DeviceError, Form, LaunchShape, Program
 from runahead.cuda_graphs.enqueue_watch import EnqueueWatch, unwatched
 from runahead.cuda_graphs.graph_pool import GraphPool
 from runahead.cuda_graphs.rings import STATUS_BYTES, RingLayout, RingMemory, allocate_rings
-from runahead.cuda_graphs.shape import Form, LaunchShape
 
 # Calls that the driver takes without waiting. A stream is documented to take 1,024; the rest is for a decode launch or
 # a closing one behind them.

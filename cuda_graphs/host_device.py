@@ -18,9 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.cuda_graphs.device import NEVER, DeviceCounters, DeviceError, Program
+from runahead.cuda_graphs.device import NEVER, DeviceCounters, DeviceError, LaunchShape, Program
 from runahead.cuda_graphs.rings import RingMemory
-from runahead.cuda_graphs.shape import LaunchShape
 
 # Jitter of the test mode: how long the worker sleeps before S, before apply and before F.
 _MAX_DELAY_S = 0.002

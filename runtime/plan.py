@@ -16,7 +16,8 @@ from typing import Annotated, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.runtime.words import INT32, INT64, WordLayout
+from runahead.cuda_graphs.device import Form, LaunchShape
+from runahead.runtime.row_record import INT32, INT64, WordLayout
 
 HEADER_WORDS: Final = 16
 
@@ -24,7 +25,7 @@ HEADER_WORDS: Final = 16
 class PlanHeader(NamedTuple):
     """The header of a plan slot."""
 
-    # The launch's shape, which `runahead.runtime.launch_shape.shape_of` reads.
+    # The launch's shape, which `shape_of` reads.
     number: Annotated[int, INT64]  # the launch that the plan is for
     sample_rows: Annotated[int, INT32]  # rows that S reads
     needs_full: Annotated[int, INT32]  # S's form: 0, plain; 1, full; 2, full with masks
@@ -45,6 +46,8 @@ class PlanHeader(NamedTuple):
 
 HEADER: Final = WordLayout(PlanHeader, HEADER_WORDS)
 _pack_header: Final = HEADER.struct.pack_into
+_unpack_header: Final = HEADER.struct.unpack_from
+_PLAIN, _FULL = Form.PLAIN, Form.FULL  # members of an enum are looked up slowly
 
 # Words of an append: block_table[slot, index] = block.
 APPEND_WORDS: Final = 3
@@ -222,3 +225,16 @@ def read_plan(body: NDArray[np.int32]) -> PlanView:
         admissions=body[chunk_end:end],
         words=end,
     )
+
+
+def shape_of(body: NDArray[np.int32]) -> LaunchShape:
+    """Return the shape of the launch whose plan is in this staging slot, int32 [plan_words]. The engine calls this too,
+    so that a process with only the plan's bytes enqueues the same launch."""
+    number, sample_rows, needs_full, rows, tokens, is_decode, prompt_logprobs, drafts, sample_drafts, *_, guesses = (
+        _unpack_header(body.data)
+    )
+    form = _FULL if needs_full else _PLAIN
+    return LaunchShape(
+        number, sample_rows, form, rows, tokens, is_decode == 1, prompt_logprobs == 1, drafts, sample_drafts,
+        needs_full == 2, drafts > guesses == 0,
+    )  # fmt: skip

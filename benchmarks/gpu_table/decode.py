@@ -18,7 +18,7 @@ from benchmarks.gpu_table.errors import BenchmarkError
 from benchmarks.gpu_table.results import Sampling
 from benchmarks.gpu_table.settings import RUN_AHEAD
 from benchmarks.gpu_table.shapes import Workload
-from runahead.cuda_graphs.shape import Form
+from runahead.cuda_graphs.device import Form
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.scheduler.rows import RowPhase
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams

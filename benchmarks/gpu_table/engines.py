@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 from benchmarks.gpu_table.errors import BenchmarkError
 from benchmarks.gpu_table.settings import RUN_AHEAD, Settings
 from benchmarks.gpu_table.shapes import Shape
-from runahead.cuda_graphs.device import Device
-from runahead.cuda_graphs.shape import Form, LaunchShape
+from runahead.cuda_graphs.device import Device, Form, LaunchShape
 from runahead.runtime.checkpoint import Checkpoint, open_checkpoint
 from runahead.runtime.engine.loop import Engine
 from runahead.runtime.models.config.model_config import ModelConfig

@@ -25,7 +25,7 @@ from benchmarks.gpu_table.rank_parts import rank_part
 from benchmarks.gpu_table.results import Cell, Result, Sampling, Table
 from benchmarks.gpu_table.settings import Settings
 from benchmarks.gpu_table.shapes import SHAPES, Shape
-from runahead.cuda_graphs.shape import Form
+from runahead.cuda_graphs.device import Form
 from runahead.runtime.models.memory import FP8_KV
 from runahead.runtime.wire.engine_config import DeviceName
 

@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runahead.cuda_graphs.device import Device
-from runahead.runtime.engine.figures import Figures, Latencies, LoopTimes
-from runahead.runtime.engine.interval_log import IntervalLog
-from runahead.runtime.engine.watchdog import Watchdog
+from runahead.runtime.engine.figures import Figures, IntervalLog, Latencies, LoopTimes
 from runahead.runtime.masks.masks import Masks
 from runahead.runtime.scheduler.drafts import DraftPolicy, tokens_per_launch
 from runahead.runtime.scheduler.scheduler import Scheduler
+from runahead.runtime.watchdog import Watchdog
 from runahead.runtime.wire.figures import EngineStats, EventStats, Histogram, HistogramStats
 from runahead.runtime.wire.messages import EngineInfo
 

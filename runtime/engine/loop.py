@@ -17,23 +17,21 @@ import numpy as np
 from runahead.cuda_graphs.device import NEVER, Device, DeviceError
 from runahead.cuda_graphs.rings import FAULT_NONE, STATUS_FAULT
 from runahead.runtime.engine.engine_stats import chain_facts, engine_stats
-from runahead.runtime.engine.figures import Figures, LoopTimes, Recorder
+from runahead.runtime.engine.figures import Figures, IntervalLog, LogMode, LoopTimes, Recorder, Snapshot, Totals, totals
 from runahead.runtime.engine.intake import TURN_WORK, Intake
-from runahead.runtime.engine.interval_log import IntervalLog, LogMode, Snapshot, Totals, totals
 from runahead.runtime.engine.links import Links
 from runahead.runtime.engine.live_requests import Registry, Structured
 from runahead.runtime.engine.poison import Poison
 from runahead.runtime.engine.prompt_calls import prompt_calls
 from runahead.runtime.engine.publisher import Publisher
 from runahead.runtime.engine.row_check import check_rows
-from runahead.runtime.engine.watchdog import Watchdog
-from runahead.runtime.launch_shape import shape_of
 from runahead.runtime.masks.masks import Masks
-from runahead.runtime.plan import stage
+from runahead.runtime.plan import shape_of, stage
 from runahead.runtime.scheduler.ledger import Launch, Ledger, LedgerError
 from runahead.runtime.scheduler.outcomes import Deferred, PromptLogprobRange
 from runahead.runtime.scheduler.plan_builder import launch_of
 from runahead.runtime.scheduler.scheduler import Scheduler
+from runahead.runtime.watchdog import Watchdog
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import LAUNCH_TIMEOUT_S
 from runahead.runtime.wire.figures import EngineStats
@@ -42,15 +40,11 @@ from runahead.runtime.wire.parameters import FinishReason
 _WAIT_S: Final = 0.25  # most seconds of one wait
 
 
-def _no_snapshot(snapshot: Snapshot) -> None:
-    pass
-
-
 class Engine:
     """Runs the chain: admits requests, enqueues launches, publishes tokens.
 
     max_queue: requests that may wait for a row. launch_timeout_s: how long launches may be in flight without any mark,
-    and requests be served without progress. log_interval, log_mode: see `runahead.runtime.engine.interval_log`;
+    and requests be served without progress. log_interval, log_mode: see `runahead.runtime.engine.figures`;
     snapshots go to `write_snapshot`. run_ahead_asked: the configured depth, which `Stats` shows beside the depth
     reached; None: the ledger's. masks: makes the masks of rows with a grammar; None: none has one. clock: seconds,
     monotonic. turn_work: see `Intake`.
@@ -67,7 +61,7 @@ class Engine:
         launch_timeout_s: float = LAUNCH_TIMEOUT_S,
         log_interval: int = 0,
         log_mode: LogMode = LogMode.EVENTS,
-        write_snapshot: Callable[[Snapshot], None] = _no_snapshot,
+        write_snapshot: Callable[[Snapshot], None] = lambda snapshot: None,
         run_ahead_asked: int | None = None,
         masks: Masks | None = None,
         clock: Callable[[], float] = time.monotonic,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from runahead.cuda_graphs.device import Device
-from runahead.cuda_graphs.shape import Form, LaunchShape
+from runahead.cuda_graphs.device import Device, Form, LaunchShape
 from runahead.runtime.scheduler.scheduler import Scheduler
 
 

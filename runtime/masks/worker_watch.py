@@ -7,7 +7,7 @@ import re
 import time
 from typing import Final
 
-from runahead.runtime.stall import Stall
+from runahead.runtime.watchdog import Stall
 
 _HARMLESS: Final = re.compile(
     r"the mask worker has met a [A-Za-z_]{1,60} and ends"

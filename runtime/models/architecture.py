@@ -15,7 +15,7 @@ import torch
 from runahead.runtime.checkpoint import StoredTensor
 from runahead.runtime.kernels.layers import Attention, FeedForward, Fuse, Layer, Linear, Norm
 from runahead.runtime.kernels.quantized_weight import QuantizedWeight
-from runahead.runtime.kernels.share import WHOLE, Share
+from runahead.runtime.kernels.ranks import WHOLE, Share
 from runahead.runtime.models.config.keys import Unread
 from runahead.runtime.models.config.model_config import BY_LAYER, ModelConfig, with_layers
 from runahead.runtime.models.rope import Rope

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from runahead.cuda_graphs.enqueue_watch import unwatched
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.kernel_set import BoundKernels, KernelSet
 from runahead.runtime.kernels.layer_products import layers_to_meet
@@ -77,7 +76,7 @@ class Decoder:
         self,
         batch: ForwardBatch,
         cache: KVCache,
-        between: Callable[[], None] = unwatched,
+        between: Callable[[], None] | None = None,
         read_hidden: ReadHidden | None = None,
         *,
         briefly: bool = False,
@@ -95,7 +94,8 @@ class Decoder:
                     read_hidden(number, stream)
                 for work in layer:
                     work(stream)
-                between()
+                if between is not None:
+                    between()
             if read_hidden is not None:
                 read_hidden(len(layers), stream)
             return self._kernels.end(stream)

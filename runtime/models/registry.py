@@ -6,17 +6,14 @@ from typing import Any, Final
 
 from runahead.runtime.models.architecture import Architecture
 from runahead.runtime.models.families.bamba import BAMBA
-from runahead.runtime.models.families.dense import LLAMA, MINISTRAL, MISTRAL, OLMO2, QWEN2, QWEN3
+from runahead.runtime.models.families.dense import LLAMA, MINISTRAL, MISTRAL, OLMO2, PHI3, QWEN2, QWEN3, SMOLLM3
 from runahead.runtime.models.families.gemma import GEMMA2, GEMMA3
-from runahead.runtime.models.families.glm4_moe import GLM4_MOE
 from runahead.runtime.models.families.granite import GRANITE, GRANITE_HYBRID
 from runahead.runtime.models.families.mimo import MIMO
-from runahead.runtime.models.families.moe import MIXTRAL, QWEN3_MOE
+from runahead.runtime.models.families.moe import GLM4_MOE, MIXTRAL, QWEN3_MOE
 from runahead.runtime.models.families.nemotron_h import NEMOTRON_H
-from runahead.runtime.models.families.phi3 import PHI3
 from runahead.runtime.models.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from runahead.runtime.models.families.qwen3_next import QWEN3_NEXT
-from runahead.runtime.models.families.smollm3 import SMOLLM3
 
 _SERVED: Final[tuple[Architecture[Any], ...]] = (
     LLAMA,

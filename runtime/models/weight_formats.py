@@ -10,7 +10,7 @@ import torch
 
 from runahead.runtime.checkpoint import Checkpoint, StoredTensor
 from runahead.runtime.kernels.layer_products import kinds_that_stay
-from runahead.runtime.kernels.share import Share
+from runahead.runtime.kernels.ranks import Share
 from runahead.runtime.models.architecture import TensorStack
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.quantized_linears import Held, held_quantized

@@ -17,7 +17,7 @@ from runahead.runtime.checkpoint.refusals import AGAIN
 from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
 from runahead.runtime.kernels.layer_products import kinds_that_stay
 from runahead.runtime.kernels.quantized_weight import QuantizedWeight
-from runahead.runtime.kernels.share import WHOLE, Share, ShareError
+from runahead.runtime.kernels.ranks import WHOLE, Share, ShareError
 from runahead.runtime.models.architecture import EMBEDDING, LM_HEAD, ModelWeights, TensorReader, TensorStack, Whole
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.kv_scales import StoredKvScales

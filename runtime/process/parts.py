@@ -30,13 +30,8 @@ from runahead.runtime.process.progress import Progress
 from runahead.runtime.process.sizes import NAMES, Cpu, Gpu, ModelSize, boundary_tokens, has_boundaries, with_sizes
 from runahead.runtime.process.sizes import snapshot_tokens as snapshot_tokens
 from runahead.runtime.rounding import ceil_div
-from runahead.runtime.scheduler.draft_choice import (
-    ChoiceByAcceptance,
-    ChoiceByForms,
-    ChoiceOfAHead,
-    DraftChoice,
-    DraftCosts,
-)
+from runahead.runtime.scheduler.draft_choice import ChoiceByAcceptance, ChoiceByForms, ChoiceOfAHead, DraftCosts
+from runahead.runtime.scheduler.drafts import DraftChoice
 from runahead.runtime.scheduler.ledger import Ledger
 from runahead.runtime.scheduler.new_row import largest_record_words
 from runahead.runtime.scheduler.outcomes import Deferred

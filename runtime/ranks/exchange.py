@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runahead.runtime.kernels.ranks import ONE_RANK, Ranks, RanksError, fold
-from runahead.runtime.kernels.share import Share
+from runahead.runtime.kernels.ranks import ONE_RANK, Ranks, RanksError, Share, fold
 from runahead.runtime.ranks.segment import EXCHANGE_SLOTS, FAULT, FAULT_PEER, STEP, WAITED, Segment
 
 __all__ = ["ONE_RANK", "HostRanks", "Ranks", "RanksError"]

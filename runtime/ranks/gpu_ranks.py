@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runahead.runtime.kernels.share import Share
+from runahead.runtime.kernels.ranks import Share
 from runahead.runtime.kernels.triton.ranks.push_exchange import CAPACITY, push_reduce, push_reduce_add
 from runahead.runtime.kernels.triton.ranks.push_rows import ROW_WORDS, WORDS, push_best, push_gather, push_spread
 from runahead.runtime.kernels.triton.ranks.waits import (

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from runahead.cuda_graphs.device import Device, DeviceError
-from runahead.runtime.launch_shape import shape_of
+from runahead.runtime.plan import shape_of
 from runahead.runtime.ranks.segment import LAUNCHED, Segment
 
 _SPINS: Final = 50  # looks before the first pause

@@ -10,9 +10,8 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.cuda_graphs.device import Device, DeviceError
+from runahead.cuda_graphs.device import Device, DeviceError, LaunchShape
 from runahead.cuda_graphs.rings import FAULT_NONE, STATUS_FAULT
-from runahead.cuda_graphs.shape import LaunchShape
 from runahead.runtime.ranks.segment import ENDED, FAULT, FAULT_PEER, LAUNCHED, SAMPLED, Segment
 
 _PAUSE_S: Final = 200e-6  # between two looks at marks of other ranks, when rank 0's own have come

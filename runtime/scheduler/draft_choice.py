@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,41 +41,6 @@ PROBE_EVERY: Final = 48  # stretches
 KNOWN_AFTER: Final = 5  # launches: after so many a launch is committed at every depth
 FADING: Final = 0.97  # decay of the counts with each launch
 _TRIED: Final = 32  # most query tokens of a probe of `ChoiceByForms`
-
-
-class DraftChoice(Protocol):
-    """Chooses K for each launch that is planned anew, and learns from committed launches."""
-
-    @property
-    def most(self) -> int:
-        """The greatest K of any launch."""
-
-    def drafts(self, number: int, rows: int) -> int:
-        """Return K of launch `number`. rows: how many rows may decode in it."""
-
-    def stays_until(self, number: int) -> int:
-        """Return the last launch that keeps the K of launch `number`, which was just planned, if its rows stay the
-        same."""
-
-    def learn(self, number: int, drafted: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
-        """Record launch `number`, the next committed launch with drafts. drafted, accepted: how many drafts of each row
-        it verified, and how many were right. [n], [n]"""
-
-
-class FixedChoice:
-    """The same K for every launch."""
-
-    def __init__(self, count: int) -> None:
-        self.most: Final = count
-
-    def drafts(self, number: int, rows: int) -> int:
-        return self.most
-
-    def stays_until(self, number: int) -> int:
-        return sys.maxsize
-
-    def learn(self, number: int, drafted: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
-        pass
 
 
 class ChoiceByAcceptance:

@@ -19,12 +19,14 @@ again.
 
 from __future__ import annotations
 
+import sys
+from typing import Final, Protocol
+
 import numpy as np
 from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import FORCED
 from runahead.runtime.plan import LaunchPlan
-from runahead.runtime.scheduler.draft_choice import DraftChoice
 from runahead.runtime.scheduler.ledger import Launch, Ledger
 from runahead.runtime.scheduler.outcomes import Commit, Deferred
 from runahead.runtime.scheduler.plan_builder import PlanBuilder
@@ -265,3 +267,38 @@ def draft_policy(
     if most_rows:
         return DraftForms(choice, rows, ledger, most_rows, forced, forced_rows, along_masks=along_masks)
     return Drafts(choice, rows, ledger, forced, forced_rows, along_masks=along_masks)
+
+
+class DraftChoice(Protocol):
+    """Chooses K for each launch that is planned anew, and learns from committed launches."""
+
+    @property
+    def most(self) -> int:
+        """The greatest K of any launch."""
+
+    def drafts(self, number: int, rows: int) -> int:
+        """Return K of launch `number`. rows: how many rows may decode in it."""
+
+    def stays_until(self, number: int) -> int:
+        """Return the last launch that keeps the K of launch `number`, which was just planned, if its rows stay the
+        same."""
+
+    def learn(self, number: int, drafted: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
+        """Record launch `number`, the next committed launch with drafts. drafted, accepted: how many drafts of each row
+        it verified, and how many were right. [n], [n]"""
+
+
+class FixedChoice:
+    """The same K for every launch."""
+
+    def __init__(self, count: int) -> None:
+        self.most: Final = count
+
+    def drafts(self, number: int, rows: int) -> int:
+        return self.most
+
+    def stays_until(self, number: int) -> int:
+        return sys.maxsize
+
+    def learn(self, number: int, drafted: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
+        pass

@@ -19,9 +19,8 @@ from runahead.runtime.scheduler.callers import Callers
 from runahead.runtime.scheduler.ledger import Ledger
 from runahead.runtime.scheduler.outcomes import Deferred, Eviction, Filled, Release
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
-from runahead.runtime.scheduler.request import Request
+from runahead.runtime.scheduler.request import Request, SharedPrompts
 from runahead.runtime.scheduler.rows import RowPhase, Rows
-from runahead.runtime.scheduler.shared_prompts import SharedPrompts
 from runahead.runtime.wire.block_keys import PrefixKeys
 
 _A_FEW: Final = 48  # blocks that join the prefix cache in a turn, at least

@@ -27,7 +27,7 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.cuda_graphs.shape import LaunchShape
+from runahead.cuda_graphs.device import LaunchShape
 from runahead.runtime.scheduler.outcomes import PromptLogprobRange
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.cuda_graphs.shape import LaunchShape
+from runahead.cuda_graphs.device import LaunchShape
 from runahead.runtime.plan import APPEND_WORDS, CHUNK_WORDS, HEADER_WORDS, Admission, Chunk, LaunchPlan
 from runahead.runtime.scheduler.ledger import NO_EPOCHS, NO_SLOTS, Launch
 from runahead.runtime.scheduler.outcomes import PromptLogprobRange

@@ -12,7 +12,7 @@ import heapq
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.runtime.scheduler.token_times import TokenTimes
+from runahead.runtime.scheduler.tally import TokenTimes
 from runahead.runtime.wire.engine_config import MOST_DRAFTS
 
 

@@ -22,8 +22,7 @@ from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.plan import Chunk, LaunchPlan
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.scheduler.commits import Commits
-from runahead.runtime.scheduler.draft_choice import DraftChoice, FixedChoice
-from runahead.runtime.scheduler.drafts import draft_policy
+from runahead.runtime.scheduler.drafts import DraftChoice, FixedChoice, draft_policy
 from runahead.runtime.scheduler.holdings import Holdings
 from runahead.runtime.scheduler.ledger import NO_EPOCHS, NO_SLOTS, Ledger, LedgerError
 from runahead.runtime.scheduler.new_row import begin_again, begin_row, words_of

@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.cuda_graphs.device import NEVER, DeviceCounters, DeviceError, Program
+from runahead.cuda_graphs.device import NEVER, DeviceCounters, DeviceError, LaunchShape, Program
 from runahead.cuda_graphs.rings import RingMemory
-from runahead.cuda_graphs.shape import LaunchShape
 
 # How many more steps the device takes whenever the host looks. A launch has two: S with its publication, then apply
 # and F.

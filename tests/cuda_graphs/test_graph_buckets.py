@@ -14,7 +14,7 @@ from runahead.cuda_graphs.buckets import (
     buckets_for,
     most_forward_tokens,
 )
-from runahead.cuda_graphs.shape import Form, LaunchShape
+from runahead.cuda_graphs.device import Form, LaunchShape
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 3, 8, 9, 48, 64, 65, 100, 256, 257, 512, 1024])

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from runahead.cuda_graphs.buckets import GraphKey, Piece
+from runahead.cuda_graphs.device import Form
 from runahead.cuda_graphs.graph_pool import GraphPool
-from runahead.cuda_graphs.shape import Form
 
 KEY = GraphKey(Piece.SAMPLE, 1, Form.PLAIN)
 

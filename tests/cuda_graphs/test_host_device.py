@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pytest
 
-from runahead.cuda_graphs.device import DeviceError
+from runahead.cuda_graphs.device import DeviceError, Form, LaunchShape
 from runahead.cuda_graphs.host_device import HostDevice, seeded_delays
 from runahead.cuda_graphs.rings import RingLayout, allocate_rings
-from runahead.cuda_graphs.shape import Form, LaunchShape
 
 FAR = 1 << 62
 PARTS = ("S", "apply", "F")

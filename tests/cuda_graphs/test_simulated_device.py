@@ -7,9 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from runahead.cuda_graphs.device import DeviceError
+from runahead.cuda_graphs.device import DeviceError, Form, LaunchShape
 from runahead.cuda_graphs.rings import RingLayout, allocate_rings
-from runahead.cuda_graphs.shape import Form, LaunchShape
 from tests.cuda_graphs.simulated_device import Schedule, SimulatedDevice, at_once, seeded_schedule
 
 FAR = 1 << 62

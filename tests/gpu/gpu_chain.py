@@ -27,7 +27,7 @@ from runahead.runtime.models.weights import dummy_weights
 from runahead.runtime.plan import PLAN_WORDS
 from runahead.runtime.process.parts import state_bytes
 from runahead.runtime.programs.cpu.program import HostProgram
-from runahead.runtime.scheduler.draft_choice import DraftChoice
+from runahead.runtime.scheduler.drafts import DraftChoice
 from runahead.runtime.scheduler.ledger import Ledger
 from runahead.runtime.scheduler.outcomes import Deferred
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from runahead.cuda_graphs.device import Form
 from runahead.cuda_graphs.rings import RingLayout, RingMemory, allocate_rings
-from runahead.cuda_graphs.shape import Form
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.decoder import Decoder

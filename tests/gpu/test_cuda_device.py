@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from runahead.cuda_graphs.cuda_device import CudaDevice
-from runahead.cuda_graphs.device import DeviceError
+from runahead.cuda_graphs.device import DeviceError, Form, LaunchShape
 from runahead.cuda_graphs.rings import FAULT_PLAN_NUMBER, STATUS_FAULT
-from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason, SamplingParams, StoppingParams
 from tests.gpu import gpu_chain

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from runahead.cuda_graphs.device import Device
-from runahead.cuda_graphs.shape import Form
+from runahead.cuda_graphs.device import Device, Form
 from runahead.runtime.wire.parameters import SamplingParams
 from tests.gpu import gpu_chain, launch_scenarios
 from tests.gpu.launch_scenarios import CONFIG, LAYOUT, MAX_TOKENS, ROWS, Stage

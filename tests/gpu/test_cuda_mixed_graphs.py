@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from runahead.cuda_graphs.buckets import Piece
+from runahead.cuda_graphs.device import Form, LaunchShape
 from runahead.cuda_graphs.rings import RingLayout
-from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime.plan import PLAN_WORDS
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from tests.gpu import gpu_chain

@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from runahead.cuda_graphs.shape import Form
+from runahead.cuda_graphs.device import Form
 from runahead.runtime.engine.loop import Engine
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.wire import messages as m

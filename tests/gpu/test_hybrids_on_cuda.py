@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks.gpu_table.shapes import SHAPES
-from runahead.cuda_graphs.shape import Form
+from runahead.cuda_graphs.device import Form
 from runahead.runtime.models.blocks.dense import DenseConfig
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from runahead.cuda_graphs import marks
+from runahead.cuda_graphs.device import Form, LaunchShape
 from runahead.cuda_graphs.rings import FAULT_NONE, FAULT_PLAN_NUMBER, STATUS_FAULT
-from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime.plan import LaunchPlan, stage
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from runahead.cuda_graphs.shape import Form
+from runahead.cuda_graphs.device import Form
 from tests.gpu import gpu_chain
 from tests.gpu.test_drafts_on_cuda import FORMS, Sometimes
 from tests.runtime.kernels.masked_engine import (

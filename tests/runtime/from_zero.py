@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from runahead.runtime.engine.interval_log import Snapshot
+from runahead.runtime.engine.figures import Snapshot
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.kv_events import KvQuery, KvReply

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runahead.cuda_graphs.shape import Form, LaunchShape
-from runahead.runtime.launch_shape import shape_of
-from runahead.runtime.plan import PLAN_WORDS, Chunk, LaunchPlan, stage
+from runahead.cuda_graphs.device import Form, LaunchShape
+from runahead.runtime.plan import PLAN_WORDS, Chunk, LaunchPlan, shape_of, stage
 from runahead.runtime.scheduler.plan_builder import PlanBuilder
 
 NO_APPENDS = np.zeros((0, 3), np.int32)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from runahead.runtime.plan import HEADER, HEADER_WORDS, Admission, Chunk, LaunchPlan, PlanHeader, read_plan, stage
-from runahead.runtime.row_record import ADMIT_WORDS, PROMPT_BIT, ROW_RECORD, read_admission
+from runahead.runtime.row_record import ADMIT_WORDS, NUMPY_TYPES, PROMPT_BIT, ROW_RECORD, read_admission
 from runahead.runtime.scheduler.new_row import (
     admission_record,
     largest_record_words,
@@ -16,7 +16,6 @@ from runahead.runtime.scheduler.new_row import (
 from runahead.runtime.scheduler.plan_builder import PlanBuilder
 from runahead.runtime.token_mask import token_mask
 from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS, SamplingParams, StoppingParams
-from runahead.runtime.words import NUMPY_TYPES
 
 SAMPLING = SamplingParams(
     temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, seed=(1 << 64) - 3, bias_ids=(4, 9), bias_values=(1.5, -2.0),

@@ -11,10 +11,9 @@ from typing import Annotated, Final, get_type_hints
 import pytest
 from google.protobuf.descriptor import Descriptor
 
-from runahead.runtime.row_record import ADMIT_WORDS, RowParameters
+from runahead.runtime.row_record import ADMIT_WORDS, FLOAT32, INT32, RowParameters, Word, WordLayout
 from runahead.runtime.scheduler.new_row import SAMPLING_NUMBERS
 from runahead.runtime.wire.parameters import SamplingParams
-from runahead.runtime.words import FLOAT32, INT32, Word, WordLayout
 from runahead.v1 import generate_pb2
 from tests.project.repository import parsed, sources
 

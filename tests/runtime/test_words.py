@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from runahead.runtime.row_record import signed_64
-from runahead.runtime.words import FLOAT32, INT32, INT64, WordLayout
+from runahead.runtime.row_record import FLOAT32, INT32, INT64, WordLayout, signed_64
 
 
 class Record:

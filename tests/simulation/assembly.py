@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from runahead.cuda_graphs.rings import RingLayout, RingMemory
-from runahead.runtime.engine.interval_log import Snapshot
+from runahead.runtime.engine.figures import Snapshot
 from runahead.runtime.engine.loop import Engine
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.memory.prefix_cache import NO_SNAPSHOT

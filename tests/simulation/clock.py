@@ -6,10 +6,9 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from runahead.cuda_graphs.device import Program
+from runahead.cuda_graphs.device import LaunchShape, Program
 from runahead.cuda_graphs.rings import RingMemory
-from runahead.cuda_graphs.shape import LaunchShape
-from runahead.runtime.launch_shape import shape_of
+from runahead.runtime.plan import shape_of
 from tests.cuda_graphs.simulated_device import Schedule, SimulatedDevice
 
 _BETWEEN_PAUSES: Final = 40  # waits at least

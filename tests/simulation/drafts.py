@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from runahead.cuda_graphs.device import Form, LaunchShape
 from runahead.cuda_graphs.rings import NON_FINITE, STOPPED, TOKEN_MASK, VOID, RingMemory, cell_tag
-from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime import plan as layout
 from runahead.runtime.drafters.ngram import NO_DRAFT, Drafter
 from runahead.runtime.programs.cpu.inputs import Queries, clamped

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 from typing import Any, Final
 
-from runahead.runtime.engine.interval_log import LogMode
+from runahead.runtime.engine.figures import LogMode
 from runahead.runtime.plan import PLAN_WORDS
 from tests.runtime.chain import tightest_plan
 from tests.runtime.programs.hash_model import VOCAB

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from runahead.cuda_graphs.device import DeviceError
-from runahead.runtime.engine.watchdog import LaunchHungError, NoProgressError
+from runahead.runtime.watchdog import LaunchHungError, NoProgressError
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason
 from runahead.runtime.wire.preparation import prepared_submit

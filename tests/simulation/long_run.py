@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from runahead.runtime.engine.interval_log import Snapshot
+from runahead.runtime.engine.figures import Snapshot
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.parameters import FinishReason

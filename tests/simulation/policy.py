@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.memory.prefix_cache import Hit
 from runahead.runtime.plan import LaunchPlan
-from runahead.runtime.scheduler.draft_choice import DraftChoice, FixedChoice
+from runahead.runtime.scheduler.drafts import DraftChoice, FixedChoice
 from runahead.runtime.scheduler.ledger import Ledger
 from runahead.runtime.scheduler.outcomes import Deferred, Ending
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits

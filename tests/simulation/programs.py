@@ -14,15 +14,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from runahead.cuda_graphs.device import Form, LaunchShape
 from runahead.cuda_graphs.rings import RingMemory
-from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime import plan as layout
 from runahead.runtime.drafters.ngram import Drafter
 from runahead.runtime.kernels.ranks import ONE_RANK, Ranks
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.programs.cpu.inputs import NOWHERE, Queries, StateSlots, slot_of_snapshot, state_slots_of
-from runahead.runtime.programs.cpu.rank_rows import draft, take_over_sampled
 from runahead.runtime.programs.cpu.rows import HostRows
+from runahead.runtime.programs.cpu.sampler import draft, take_over_sampled
 from runahead.runtime.row_record import read_admission
 from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS
 from tests.runtime.programs.hash_program import HashProgram

@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.cuda_graphs.device import NEVER, Device
+from runahead.cuda_graphs.device import NEVER, Device, LaunchShape
 from runahead.cuda_graphs.rings import RingLayout, RingMemory, cell_tag
-from runahead.cuda_graphs.shape import LaunchShape
-from runahead.runtime.kernels.ranks import OneRank
-from runahead.runtime.kernels.share import Share
-from runahead.runtime.launch_shape import shape_of
+from runahead.runtime.kernels.ranks import OneRank, Share
+from runahead.runtime.plan import shape_of
 from runahead.runtime.ranks.ranked_device import RankedDevice
 from runahead.runtime.ranks.segment import ENDED, SAMPLED, Segment, SegmentLayout, segment_bytes
 from tests.simulation.clock import TimedDevice

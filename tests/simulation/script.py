@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from runahead.runtime.engine.interval_log import LogMode
+from runahead.runtime.engine.figures import LogMode
 from runahead.runtime.plan import PLAN_WORDS
 from runahead.runtime.scheduler.request import Request
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams

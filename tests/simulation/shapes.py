@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from runahead.cuda_graphs.device import Form, LaunchShape
 from runahead.cuda_graphs.rings import RingMemory
-from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime.plan import CHUNK_ROW, CHUNK_TOKENS, read_plan
 from runahead.runtime.scheduler.ledger import Launch
 from tests.simulation.policy import HeldToItsWord

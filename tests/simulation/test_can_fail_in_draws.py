@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 import runahead.runtime.scheduler.new_row
 import tests.runtime.programs.hash_draw
 import tests.runtime.programs.hash_program
-from runahead.cuda_graphs.shape import Form
+from runahead.cuda_graphs.device import Form
 from runahead.runtime.engine.publisher import Publisher
 from runahead.runtime.programs.cpu.rows import HostRows
 from runahead.runtime.row_record import read_admission

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from runahead.runtime.engine.watchdog import LaunchHungError, Watchdog
+from runahead.runtime.watchdog import LaunchHungError, Watchdog
 from tests.simulation.life import Broken
 from tests.simulation.script import DEPTHS, Event, Kind
 from tests.simulation.small import ask, counts_of

@@ -17,9 +17,8 @@ from runahead.runtime.kernels.activations import has_gate
 from runahead.runtime.kernels.choice import LEAST_SUM, Choice
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import ExpertActivation, Experts, Linear, SharedExpert
-from runahead.runtime.kernels.reference.buffers import Buffers
 from runahead.runtime.kernels.reference.linear import Product, Products
-from runahead.runtime.kernels.reference.norm import silu_mul, squared_relu
+from runahead.runtime.kernels.reference.ops import Buffers, silu_mul, squared_relu
 
 # Floats are float32. A tensor and an array of one name share memory.
 

@@ -1,15 +1,15 @@
 """The CPU's reference kernel set, also the oracle of all others.
 
-Products and attention are torch's, the operations between them NumPy's (`norm` says why). Arithmetic is float32 for
+Products and attention are torch's, the operations between them NumPy's (`ops` says why). Arithmetic is float32 for
 every dtype of weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
@@ -20,42 +20,44 @@ from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.layers import (
     Attention,
     AttentionShape,
-    DeltaShape,
     Dense,
     EmbeddingAndHead,
-    ExpertActivation,
     Experts,
     Fuse,
     GatedDelta,
     Linear,
     Mamba2,
-    Mamba2Shape,
     Norm,
     Ungated,
 )
-from runahead.runtime.kernels.reference.attention import AttentionPlan, KeptPlans, attend, silence_sparse_warning
-from runahead.runtime.kernels.reference.buffers import (
+from runahead.runtime.kernels.reference.attention import (
+    AttentionPlan,
+    KeptPlans,
+    LayerCache,
+    attend,
+    blocks_read,
+    layer_caches,
+    silence_sparse_warning,
+)
+from runahead.runtime.kernels.reference.experts import BoundExperts, ExpertBuffers, live_tokens
+from runahead.runtime.kernels.reference.gated_delta import BoundDelta
+from runahead.runtime.kernels.reference.linear import Product, Products, bound_product, choose_products, linear
+from runahead.runtime.kernels.reference.mamba2 import BoundMamba2
+from runahead.runtime.kernels.reference.ops import (
     AttentionBuffers,
     Buffers,
     DenseBuffers,
-    UngatedBuffers,
-)
-from runahead.runtime.kernels.reference.experts import BoundExperts, ExpertBuffers, live_tokens
-from runahead.runtime.kernels.reference.gated_delta import BoundDelta, DeltaBuffers
-from runahead.runtime.kernels.reference.kv_cache import LayerCache, blocks_read, layer_caches
-from runahead.runtime.kernels.reference.linear import Product, Products, bound_product, choose_products, linear
-from runahead.runtime.kernels.reference.mamba2 import BoundMamba2, Mamba2Buffers
-from runahead.runtime.kernels.reference.norm import (
     NormWeight,
     RmsNorm,
+    UngatedBuffers,
     bound,
     gelu_mul,
     logistic_mul,
+    rope_factors,
     silu_mul,
     squared_relu,
 )
-from runahead.runtime.kernels.reference.recurrence import RowTokens, row_tokens_of
-from runahead.runtime.kernels.reference.rope import rope_factors
+from runahead.runtime.kernels.reference.recurrence import RecurrentBuffers, RowTokens, row_tokens_of
 
 # buffers of forwards up to this length are kept, one set for each length: those of decode steps
 _KEPT_TOKENS: Final = 64
@@ -69,12 +71,7 @@ class _Workspace:
 
     buffers: Buffers
     attention: tuple[AttentionBuffers, ...]
-    dense: tuple[DenseBuffers, ...]
-    ungated: tuple[UngatedBuffers, ...]
-    experts: tuple[ExpertBuffers, ...]
-    mamba2: tuple[Mamba2Buffers, ...]
-    gated_delta: tuple[DeltaBuffers, ...]
-    gates: tuple[torch.Tensor, ...]  # [T, heads * head_dim] of attention layers that have one
+    of_kinds: tuple[Any, ...]  # of other layers than attention, and [T, heads * head_dim] of gates
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +104,8 @@ class ReferenceBoundKernels:
         self._ropes = tuple(map(rope_factors, emb.ropes))
         self._shapes: list[tuple[AttentionShape, int]] = []  # a shape and the index of its rope
         self._windows: list[tuple[int, int, int]] = []  # the number of these, a window, and `Attention.first`
-        self._widths: list[int] = []
-        self._ungated: list[int] = []
-        # The number of experts, their width, the shared one's width, and the activation.
-        self._experts: list[tuple[int, int, int, ExpertActivation]] = []
-        self._mamba2: list[Mamba2Shape] = []
-        self._gated_delta: list[DeltaShape] = []
-        self._gates: list[int] = []  # heads * head_dim
+        self._kinds: dict[Hashable, tuple[int, Callable[[int], Any]]] = {}  # numbers, and what makes buffers for T
+        self._has_experts = self._has_states = False
         self._work: dict[int, _Workspace] = {}  # by T
         self._cache: tuple[KVCache, tuple[LayerCache, ...]] | None = None
         self._plans = KeptPlans()
@@ -125,17 +117,17 @@ class ReferenceBoundKernels:
         keep, o, post_norm = self.keep(weights, place), self._bound(weights.o), _weight_of(weights.post_norm)
         cut, cap, scales = self._products.cut, weights.score_cap, weights.kv_scales
         gate = None if weights.gate is None else self._bound(weights.gate)
-        gates = _number(self._gates, weights.shape.q_size) if gate is not None else 0
+        width = weights.shape.q_size
+        gates = 0 if gate is None else self._kind((Attention, width), lambda tokens: torch.zeros((tokens, width)))
 
         def mix(stream: ReferenceStream) -> None:
             keep(stream)
             buffers, own, cache = stream.work.buffers, stream.work.attention[shape], stream.caches[place]
             attended = attend(stream.plans[plan], own.heads, *cache.read(stream.blocks, scales), cap)
             if gate is not None:
-                gate.write(
-                    buffers.residual_parts if weights.norm is None else buffers.normed_parts, stream.work.gates[gates]
-                )
-                logistic_mul(stream.work.gates[gates].numpy(), attended.numpy())
+                gated: torch.Tensor = stream.work.of_kinds[gates]
+                gate.write(buffers.residual_parts if weights.norm is None else buffers.normed_parts, gated)
+                logistic_mul(gated.numpy(), attended.numpy())
             self._add(o, cut(attended), buffers, post_norm)
 
         return mix
@@ -159,41 +151,37 @@ class ReferenceBoundKernels:
 
     def mamba2(self, weights: Mamba2, place: int) -> Callable[[ReferenceStream], None]:
         """See `BoundKernels.mamba2`."""
-        kind = _number(self._mamba2, weights.shape)
-        norm, bound = NormWeight.of(weights.norm), BoundMamba2.of(weights, self._products)
-
-        def mix(stream: ReferenceStream) -> None:
-            buffers, runs = stream.work.buffers, stream.runs
-            assert runs is not None
-            buffers.norm.apply(norm)
-            y = bound.mix(buffers.normed_parts, stream.work.mamba2[kind], runs, stream.states[place])
-            self._add(bound.out, y, buffers)
-
-        return mix
+        return self._recurrent(weights, BoundMamba2.of(weights, self._products), place)
 
     def gated_delta(self, weights: GatedDelta, place: int) -> Callable[[ReferenceStream], None]:
         """See `BoundKernels.gated_delta`."""
-        kind = _number(self._gated_delta, weights.shape)
-        norm, bound = NormWeight.of(weights.norm), BoundDelta.of(weights, self._products)
+        return self._recurrent(weights, BoundDelta.of(weights, self._products), place)
+
+    def _recurrent(
+        self, weights: Mamba2 | GatedDelta, bound: BoundMamba2 | BoundDelta, index: int
+    ) -> Callable[[ReferenceStream], None]:
+        self._has_states, norm, products = True, NormWeight.of(weights.norm), self._products
+        kind = self._kind(weights.shape, lambda tokens: RecurrentBuffers.make(tokens, weights, products))
 
         def mix(stream: ReferenceStream) -> None:
             buffers, runs = stream.work.buffers, stream.runs
             assert runs is not None
             buffers.norm.apply(norm)
-            y = bound.mix(buffers.normed_parts, stream.work.gated_delta[kind], runs, stream.states[place])
+            y = bound.mix(buffers.normed_parts, stream.work.of_kinds[kind], runs, stream.states[index])
             self._add(bound.out, y, buffers)
 
         return mix
 
     def dense(self, weights: Dense) -> Callable[[ReferenceStream], None]:
         """See `BoundKernels.dense`."""
-        width = _number(self._widths, weights.gate_up.weight.shape[0] // 2)
+        width, products = weights.gate_up.weight.shape[0] // 2, self._products
+        kind = self._kind((Dense, width), lambda tokens: DenseBuffers.make(tokens, width, products))
         gate_up, down = self._bound(weights.gate_up), self._bound(weights.down)
         norm, post_norm = _weight_of(weights.norm), _weight_of(weights.post_norm)
         gated_mul = gelu_mul if is_gelu(weights.activation) else silu_mul
 
         def feed_forward(stream: ReferenceStream) -> None:
-            buffers, own = stream.work.buffers, stream.work.dense[width]
+            buffers, own = stream.work.buffers, stream.work.of_kinds[kind]
             gate_up.write(_normed(buffers, norm), own.gate_up)
             gated_mul(own.gate, own.up, own.gated)
             self._add(down, own.gated_parts, buffers, post_norm)
@@ -202,11 +190,12 @@ class ReferenceBoundKernels:
 
     def ungated(self, weights: Ungated) -> Callable[[ReferenceStream], None]:
         """See `BoundKernels.ungated`."""
-        width = _number(self._ungated, weights.up.weight.shape[0])
+        width, products = weights.up.weight.shape[0], self._products
+        kind = self._kind((Ungated, width), lambda tokens: UngatedBuffers.make(tokens, width, products))
         norm, up, down = NormWeight.of(weights.norm), self._bound(weights.up), self._bound(weights.down)
 
         def feed_forward(stream: ReferenceStream) -> None:
-            buffers, own = stream.work.buffers, stream.work.ungated[width]
+            buffers, own = stream.work.buffers, stream.work.of_kinds[kind]
             buffers.norm.apply(norm)
             up.write(buffers.normed_parts, own.up)
             squared_relu(own.up_array)
@@ -216,14 +205,15 @@ class ReferenceBoundKernels:
 
     def experts(self, weights: Experts) -> Callable[[ReferenceStream], None]:
         """See `BoundKernels.experts`."""
-        shared = 0 if weights.shared is None else weights.shared.width
-        kind = _number(self._experts, (weights.count, weights.width, shared, weights.activation))
+        self._has_experts, hidden = True, self._embedding.shape[1]
+        sizes = weights.count, weights.width, 0 if weights.shared is None else weights.shared.width, weights.activation
+        kind = self._kind((Experts, *sizes), lambda tokens: ExpertBuffers.make(tokens, hidden, *sizes))
         norm, bound = NormWeight.of(weights.norm), BoundExperts.of(weights, self._products)
 
         def feed_forward(stream: ReferenceStream) -> None:
             buffers = stream.work.buffers
             buffers.norm.apply(norm)
-            bound.write(buffers, stream.work.experts[kind], stream.live)
+            bound.write(buffers, stream.work.of_kinds[kind], stream.live)
             self._add_branch(buffers)
 
         return feed_forward
@@ -270,8 +260,8 @@ class ReferenceBoundKernels:
             for own, (_, rope) in zip(work.attention, self._shapes, strict=True):
                 own.rotation.turn_to(self._ropes[rope], buffers.positions)
             plans = self._plan(batch, buffers.tokens, cache)
-            live = live_tokens(batch) if self._experts else _NOBODY
-            runs = row_tokens_of(batch) if self._mamba2 or self._gated_delta else None
+            live = live_tokens(batch) if self._has_experts else _NOBODY
+            runs = row_tokens_of(batch) if self._has_states else None
             kept = zip(cache.states, cache.runs, strict=True)
             states = tuple([tensor.numpy() for tensor in (*each, run)] for each, run in kept)
             blocks = blocks_read(batch, cache)
@@ -282,6 +272,10 @@ class ReferenceBoundKernels:
         norm = stream.work.buffers.norm
         norm.apply(self._final_norm)
         return torch.from_numpy(norm.out[: stream.num_tokens].copy())
+
+    def _kind(self, key: Hashable, make: Callable[[int], Any]) -> int:
+        """Return the number of a kind of layers, which share buffers. make: makes its buffers for T tokens."""
+        return self._kinds.setdefault(key, (len(self._kinds), make))[0]
 
     def _bound(self, linear: Linear) -> Product:
         return bound_product(self._products, linear)
@@ -322,12 +316,7 @@ class ReferenceBoundKernels:
             work = _Workspace(
                 Buffers.make(tokens, self._embedding.shape[1], self._products),
                 tuple(AttentionBuffers.make(tokens, shape) for shape, _ in self._shapes),
-                tuple(DenseBuffers.make(tokens, width, self._products) for width in self._widths),
-                tuple(UngatedBuffers.make(tokens, width, self._products) for width in self._ungated),
-                tuple(ExpertBuffers.make(tokens, self._embedding.shape[1], *kind) for kind in self._experts),
-                tuple(Mamba2Buffers.make(tokens, shape, self._products) for shape in self._mamba2),
-                tuple(DeltaBuffers.make(tokens, shape, self._products) for shape in self._gated_delta),
-                tuple(torch.zeros((tokens, width)) for width in self._gates),
+                tuple(make(tokens) for _, make in self._kinds.values()),
             )
             if tokens <= _KEPT_TOKENS:
                 self._work[tokens] = work

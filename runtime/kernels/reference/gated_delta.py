@@ -10,36 +10,12 @@ from numpy.typing import NDArray
 
 from runahead.runtime.kernels.layers import DeltaShape, GatedDelta
 from runahead.runtime.kernels.reference.linear import Product, Products, bound_product
-from runahead.runtime.kernels.reference.norm import NormWeight, RmsNorm, silu_mul
-from runahead.runtime.kernels.reference.recurrence import Convolution, RowTokens, softplus
+from runahead.runtime.kernels.reference.ops import NormWeight, silu_mul
+from runahead.runtime.kernels.reference.recurrence import Convolution, RecurrentBuffers, RowTokens, softplus
 
 # Floats are float32. A tensor and an array of one name share memory. n tokens of m live rows.
 
 _EPS = np.float32(1e-6)  # added to a key's squared length
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaBuffers:
-    """Buffers of gated delta nets of one shape."""
-
-    projected: torch.Tensor  # [T, inner + channels + 2 * value_heads]
-    y: NDArray[np.float32]  # [T, inner]
-    norm: RmsNorm  # over each head of `y`, in place
-    gated: NDArray[np.float32]  # [T, inner]
-    gated_parts: tuple[torch.Tensor, ...]
-
-    @staticmethod
-    def make(tokens: int, shape: DeltaShape, products: Products) -> DeltaBuffers:
-        gated = torch.zeros((tokens, shape.inner))
-        y = np.zeros((tokens, shape.inner), np.float32)
-        by_head = y.reshape(tokens, shape.value_heads, shape.value_dim)
-        return DeltaBuffers(
-            projected=torch.zeros((tokens, shape.inner + shape.channels + 2 * shape.value_heads)),
-            y=y,
-            norm=RmsNorm.of(by_head, by_head),
-            gated=gated.numpy(),
-            gated_parts=products.cut(gated),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +43,11 @@ class BoundDelta:
         )
 
     def mix(
-        self, normed: tuple[torch.Tensor, ...], own: DeltaBuffers, runs: RowTokens, states: list[NDArray[np.float32]]
+        self,
+        normed: tuple[torch.Tensor, ...],
+        own: RecurrentBuffers,
+        runs: RowTokens,
+        states: list[NDArray[np.float32]],
     ) -> tuple[torch.Tensor, ...]:
         """Compute the mixer up to the input of `out`. normed: the residual's norm. states: the mixer's `Kept.state` by
         state slot, followed by the runs' saved inputs.

@@ -10,33 +10,10 @@ from numpy.typing import NDArray
 
 from runahead.runtime.kernels.layers import Mamba2, Mamba2Shape
 from runahead.runtime.kernels.reference.linear import Product, Products, bound_product
-from runahead.runtime.kernels.reference.norm import NormWeight, RmsNorm, silu_mul
-from runahead.runtime.kernels.reference.recurrence import Convolution, RowTokens, softplus
+from runahead.runtime.kernels.reference.ops import NormWeight, silu_mul
+from runahead.runtime.kernels.reference.recurrence import Convolution, RecurrentBuffers, RowTokens, softplus
 
 # Floats are float32. A tensor and an array of one name share memory. n tokens of m live rows.
-
-
-@dataclass(frozen=True, slots=True)
-class Mamba2Buffers:
-    """Buffers of Mamba-2 layers of one shape."""
-
-    projected: torch.Tensor  # [T, inner + channels + heads]
-    y: NDArray[np.float32]  # [T, inner]
-    gated: NDArray[np.float32]  # [T, inner]
-    norm: RmsNorm  # over each group's part of `gated`, in place
-    gated_parts: tuple[torch.Tensor, ...]
-
-    @staticmethod
-    def make(tokens: int, shape: Mamba2Shape, products: Products) -> Mamba2Buffers:
-        gated = torch.zeros((tokens, shape.inner))
-        by_group = gated.numpy().reshape(tokens, shape.groups, -1)
-        return Mamba2Buffers(
-            projected=torch.zeros((tokens, shape.inner + shape.channels + shape.heads)),
-            y=np.zeros((tokens, shape.inner), np.float32),
-            gated=gated.numpy(),
-            norm=RmsNorm.of(by_group, by_group),
-            gated_parts=products.cut(gated),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +50,11 @@ class BoundMamba2:
         )
 
     def mix(
-        self, normed: tuple[torch.Tensor, ...], own: Mamba2Buffers, runs: RowTokens, states: list[NDArray[np.float32]]
+        self,
+        normed: tuple[torch.Tensor, ...],
+        own: RecurrentBuffers,
+        runs: RowTokens,
+        states: list[NDArray[np.float32]],
     ) -> tuple[torch.Tensor, ...]:
         """Compute the mixer up to the input of `out`. normed: the residual's norm. states: the mixer's `Kept.state` by
         state slot, followed by the runs' saved inputs.

@@ -16,8 +16,39 @@ import torch
 from numpy.typing import NDArray
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch
+from runahead.runtime.kernels.layers import GatedDelta, Mamba2
+from runahead.runtime.kernels.reference.linear import Products
+from runahead.runtime.kernels.reference.ops import RmsNorm
 
-# Floats are float32. n tokens of m live rows, replayed tokens of earlier runs included.
+# Floats are float32. n tokens of m live rows, replayed tokens of earlier runs included. A tensor and an array of one
+# name share memory.
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentBuffers:
+    """Buffers of recurrent mixers of one shape."""
+
+    projected: torch.Tensor  # [T, inner + inputs of the recurrence]
+    y: NDArray[np.float32]  # [T, inner]
+    gated: NDArray[np.float32]  # [T, inner]
+    norm: RmsNorm  # in place, over each group's part of `gated` (Mamba-2) or each head of `y` (gated delta net)
+    gated_parts: tuple[torch.Tensor, ...]
+
+    @staticmethod
+    def make(tokens: int, mixer: Mamba2 | GatedDelta, products: Products) -> RecurrentBuffers:
+        inner = mixer.shape.inner
+        y, gated = np.zeros((tokens, inner), np.float32), torch.zeros((tokens, inner))
+        if isinstance(mixer, Mamba2):
+            normed = gated.numpy().reshape(tokens, mixer.shape.groups, -1)
+        else:
+            normed = y.reshape(tokens, mixer.shape.value_heads, -1)
+        return RecurrentBuffers(
+            projected=torch.zeros((tokens, inner + mixer.keeps.inputs)),
+            y=y,
+            gated=gated.numpy(),
+            norm=RmsNorm.of(normed, normed),
+            gated_parts=products.cut(gated),
+        )
 
 
 @dataclass(frozen=True, slots=True)

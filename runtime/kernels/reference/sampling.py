@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runahead.cuda_graphs.shape import Form
+from runahead.cuda_graphs.device import Form
 from runahead.runtime.kernels.reference import philox
 from runahead.runtime.kernels.reference.logprobs import log_probabilities
 from runahead.runtime.kernels.reference.masked_rows import Left, left_by_masks
@@ -199,7 +199,7 @@ def _needs_edit(state: RowState, slots: I64, position: I64) -> NDArray[np.bool_]
 
 
 def _allowed(state: RowState, slot: int, mask: NDArray[np.int32] | None) -> NDArray[np.int32] | None:
-    """Return the tokens that a row may have now. mask: those that its grammar allows. [ceil(vocab / 32)] None: all."""
+    """Return the tokens that a row may have now. mask: its grammar's, [ceil(vocab / 32)]; None: all."""
     if not int(state.allowed_words[slot]):
         return mask
     allowed: NDArray[np.int32] = state.allowed[slot].numpy()

@@ -10,14 +10,14 @@ from typing import Any, Final, TypeVar
 
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Activation, Attention, AttentionShape, Dense, Experts, Layer, Norm
-from runahead.runtime.kernels.share import ShareError
+from runahead.runtime.kernels.ranks import ShareError
 from runahead.runtime.models.architecture import EMBEDDING, LM_HEAD, ModelWeights, TensorReader
 from runahead.runtime.models.blocks.mixer_shares import part_of_heads, part_of_width
 from runahead.runtime.models.blocks.partial_rope import norm_in_order, order_of_qkv, rotated_of
 from runahead.runtime.models.config.keys import READ_BY_ALL
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.config.rope_values import check_factors, rope
-from runahead.runtime.models.config.values import common, flag, number
+from runahead.runtime.models.config.values import by_layer, common, flag, number
 from runahead.runtime.models.rope import Rope, RopeScaling
 
 # Keys of dense decoders beside those of every architecture.
@@ -133,20 +133,13 @@ def window_size(given: Any) -> int:
 
 def windows_by_type(raw: Mapping[str, Any], architecture: str, layers: int, window: int) -> tuple[int, ...] | None:
     """Return windows by layer from `layer_types`; None if the file lacks it."""
-    kinds = raw.get("layer_types")
-    if kinds is None:
-        return None
-    known = {"full_attention": 0, "sliding_attention": window}
-    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in tuple(known) for kind in kinds):
-        raise CheckpointError(
-            f"layer_types is {kinds!r}; it must name {' or '.join(known)} for each of {layers} layers"
-        )
-    if not window and "sliding_attention" in kinds:
+    found = by_layer(raw, layers, {"full_attention": 0, "sliding_attention": window})
+    if not window and found is not None and "sliding_attention" in raw["layer_types"]:
         raise CheckpointError(
             f"layer_types has sliding_attention, and {architecture} has no sliding window here: sliding_window is "
             f"{raw.get(_WINDOW)!r}, use_sliding_window {raw.get('use_sliding_window')!r}"
         )
-    return tuple(known[kind] for kind in kinds)
+    return found
 
 
 def all_tokens(raw: Mapping[str, Any], architecture: str, layers: int) -> tuple[int, ...]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -13,14 +13,14 @@ from runahead.runtime.checkpoint import CheckpointError, StoredTensor
 from runahead.runtime.checkpoint.quantized.tensor import QuantizedTensor
 from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
 from runahead.runtime.kernels.choice import Choice
-from runahead.runtime.kernels.layers import ExpertActivation, Experts, Linear, SharedExpert
+from runahead.runtime.kernels.layers import ExpertActivation, Experts, Linear, Norm, SharedExpert
 from runahead.runtime.models.architecture import TensorReader
 from runahead.runtime.models.blocks.dense import READ_BY_DENSE, DenseConfig
 from runahead.runtime.models.blocks.mixer_shares import part_of_width
 from runahead.runtime.models.config.keys import unread
-from runahead.runtime.models.config.values import flag, number
+from runahead.runtime.models.config.values import flag, listed_layers, number
 
-OF_AN_EXPERT: Final = "intermediate numbers of an expert"
+_OF_AN_EXPERT: Final = "intermediate numbers of an expert"
 _CHOSEN: Final = "num_experts_per_tok"
 _STACKED: Final = re.compile(r"(?P<of>model\.layers\.\d+\.mlp\.experts)\.(?:(?P<first>gate_up_proj)|down_proj)")
 # No class of `transformers` reads `layer_types` for them.
@@ -64,11 +64,8 @@ def read_sparse(raw: Mapping[str, Any], dense_key: str, step_key: str) -> tuple[
     """Return by layer whether it has experts: every `step_key`-th, except those in `dense_key`. Raises
     CheckpointError.
     """
-    layers, step, dense = number(raw, "num_hidden_layers", int), number(raw, step_key, int, 1), raw.get(dense_key)
-    dense = [] if dense is None else dense
-    fits = isinstance(dense, list) and all(isinstance(one, int) and not isinstance(one, bool) for one in dense)
-    if not fits or any(not 0 <= one < layers for one in dense):
-        raise CheckpointError(f"{dense_key} is {dense!r}; it must be a list of layers, from 0 to {layers - 1}")
+    layers, step = number(raw, "num_hidden_layers", int), number(raw, step_key, int, 1)
+    dense = listed_layers(raw, dense_key, layers)
     return tuple((layer + 1) % step == 0 and layer not in dense for layer in range(layers))
 
 
@@ -84,18 +81,33 @@ def experts(
     """Build a layer's experts, or the rank's part of their widths. block: tensor prefix of experts and router.
     projections: names of gate, up and down. router: None: read it here. Raises ShareError.
     """
-    own, hidden, width = f"model.layers.{layer}.", config.hidden_size, config.expert_size
-    gate, up, down = projections
+    own, hidden = f"model.layers.{layer}.", config.hidden_size
     each = [f"{own}{block}.experts.{number}." for number in range(config.experts)]
-    outputs, inputs = part_of_width(width, tensors.share, what=OF_AN_EXPERT)
     if router is None:
         router = tensors.linear((f"{own}{block}.gate",), (config.experts,), hidden, bias=False, dequantized=True)
+    norm = tensors.norm(f"{own}post_attention_layernorm", hidden, config.rms_norm_eps)
+    choice = Choice(config.chosen, config.renormalised)
+    return experts_of(norm, router, choice, each, projections, config.expert_size, hidden, tensors)
+
+
+def experts_of(
+    norm: Norm, router: Linear, choice: Choice, each: Sequence[str], projections: tuple[str, ...], size: int,
+    hidden: int, tensors: TensorReader, activation: ExpertActivation = "silu",
+) -> Experts:  # fmt: skip
+    """Build experts without a shared one, or the rank's part of their widths. each: tensor prefix of each expert.
+    projections: names of gate and up, or of the projection instead, and of down. size: intermediate size. Raises
+    ShareError.
+    """
+    *first, last = projections
+    outputs, inputs = part_of_width(size, tensors.share, pieces=len(first), what=_OF_AN_EXPERT)
+    names = [tuple(prefix + name for name in first) for prefix in each]
     return Experts(
-        norm=tensors.norm(f"{own}post_attention_layernorm", hidden, config.rms_norm_eps),
+        norm=norm,
         router=router,
-        gate_up=tensors.linears([(prefix + gate, prefix + up) for prefix in each], (width, width), hidden, own=outputs),
-        down=tensors.linears([(prefix + down,) for prefix in each], (hidden,), width, inputs=inputs),
-        choice=Choice(config.chosen, config.renormalised),
+        gate_up=tensors.linears(names, (size,) * len(first), hidden, own=outputs),
+        down=tensors.linears([(prefix + last,) for prefix in each], (hidden,), size, inputs=inputs),
+        choice=choice,
+        activation=activation,
     )
 
 
@@ -198,32 +210,20 @@ def corrected_experts(
     """Build a layer's experts and shared expert, or the rank's part of their widths. first: names of gate and up, or of
     the projection instead. shared_bias: of the shared expert. Raises ShareError.
     """
-    own = f"model.layers.{layer}."
-    block, count, width = f"{own}mlp.", config.experts, config.size
-    each = [f"{block}experts.{number}." for number in range(count)]
-    rows = (width,) * len(first)
-    outputs, inputs = part_of_width(width, tensors.share, pieces=len(first), what=OF_AN_EXPERT)
+    own, count, projections = f"model.layers.{layer}.", config.experts, (*first, "down_proj")
+    block = f"{own}mlp."
     correction = tensors.tensor((f"{block}gate.e_score_correction_bias",), (count,), dtype=torch.float32)
-    return Experts(
-        norm=tensors.norm(f"{own}post_attention_layernorm", hidden, eps),
-        router=tensors.linear((f"{block}gate",), (count,), hidden, bias=False, dequantized=True),
-        gate_up=tensors.linears([tuple(prefix + name for name in first) for prefix in each], rows, hidden, own=outputs),
-        down=tensors.linears([(f"{prefix}down_proj",) for prefix in each], (hidden,), width, inputs=inputs),
-        choice=Choice(
-            config.chosen,
-            config.renormalised,
-            "logistic",
-            correction,
-            config.groups,
-            config.chosen_groups,
-            config.scale,
-        ),
-        shared=shared_expert(
-            config.shared_size, hidden, f"{block}shared_experts.", tensors, (*first, "down_proj"), bias=shared_bias
-        )
-        if config.shared_size
-        else None,
-        activation=activation,
+    norm = tensors.norm(f"{own}post_attention_layernorm", hidden, eps)
+    router = tensors.linear((f"{block}gate",), (count,), hidden, bias=False, dequantized=True)
+    groups = config.groups, config.chosen_groups
+    choice = Choice(config.chosen, config.renormalised, "logistic", correction, *groups, config.scale)
+    each = [f"{block}experts.{number}." for number in range(count)]
+    found = experts_of(norm, router, choice, each, projections, config.size, hidden, tensors, activation)
+    if not config.shared_size:
+        return found
+    prefix = f"{block}shared_experts."
+    return replace(
+        found, shared=shared_expert(config.shared_size, hidden, prefix, tensors, projections, bias=shared_bias)
     )
 
 

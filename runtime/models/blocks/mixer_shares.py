@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 import torch
 
 from runahead.runtime.kernels.layers import AttentionShape, DeltaShape, Mamba2Shape
-from runahead.runtime.kernels.share import Share, ShareError
+from runahead.runtime.kernels.ranks import Share, ShareError
 
 ShapeT = TypeVar("ShapeT", Mamba2Shape, DeltaShape)
 

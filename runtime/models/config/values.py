@@ -15,6 +15,7 @@ _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16
 _MOST: Final = (1 << 31) - 1  # of integers: sizes and ids have 32 bits
 _MOST_LAYERS: Final = 10_000  # each is described before a file is read
 _T = TypeVar("_T", int, float, bool)
+_Kind = TypeVar("_Kind")
 
 
 def common(
@@ -81,6 +82,37 @@ def flag(raw: Mapping[str, Any], key: str, default: bool = False) -> bool:
     if value is not None and not isinstance(value, bool):
         raise CheckpointError(f"{key} is {value!r}; it must be true or false")
     return bool(value)
+
+
+def refuse_other_code(raw: Mapping[str, Any], known: Mapping[str, str]) -> None:
+    """Raise CheckpointError if `auto_map` names other code than `known`, by key. None is ever run: an architecture's
+    file computes what the known code does."""
+    named = raw.get("auto_map") or {}
+    for key, code in named.items() if isinstance(named, dict) else [("", named)]:
+        if not isinstance(code, str) or code.split("--")[-1] != known.get(key):
+            raise CheckpointError(f"auto_map names {code!r}, code of the checkpoint's own, which is never run")
+
+
+def by_layer(raw: Mapping[str, Any], layers: int, known: Mapping[str, _Kind]) -> tuple[_Kind, ...] | None:
+    """Return `known` of each layer's kind in `layer_types`; None if the file lacks it. Raises CheckpointError."""
+    kinds = raw.get("layer_types")
+    if kinds is None:
+        return None
+    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in tuple(known) for kind in kinds):
+        raise CheckpointError(
+            f"layer_types is {kinds!r}; it must name {' or '.join(known)} for each of {layers} layers"
+        )
+    return tuple(known[kind] for kind in kinds)
+
+
+def listed_layers(raw: Mapping[str, Any], key: str, layers: int) -> list[int]:
+    """Return the layers that a key lists, none if the file lacks it. Raises CheckpointError."""
+    found = raw.get(key)
+    found = [] if found is None else found
+    fits = isinstance(found, list) and all(isinstance(one, int) and not isinstance(one, bool) for one in found)
+    if not fits or any(not 0 <= one < layers for one in found):
+        raise CheckpointError(f"{key} is {found!r}; it must be a list of layers, from 0 to {layers - 1}")
+    return list(found)
 
 
 def token_ids(raw: Mapping[str, Any], key: str) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from typing import Final
 import torch
 
 from runahead.runtime.kernels.layer_products import products_of
+from runahead.runtime.kernels.ranks import WHOLE, Share
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.kernels.reference.linear import (
     Products,
@@ -23,7 +24,6 @@ from runahead.runtime.kernels.reference.linear import (
     product_ways,
     rows_keep_their_bits,
 )
-from runahead.runtime.kernels.share import WHOLE, Share
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.cpu_check.self_test import SelfTestReport, self_test
 from runahead.runtime.models.decoder import Decoder

@@ -19,7 +19,7 @@ from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.kernel_set import DraftKernelSet, KernelSet
 from runahead.runtime.kernels.layer_products import idle_in
 from runahead.runtime.kernels.layers import AttentionShape, EmbeddingAndHead, Layer, Linear, RopeTable
-from runahead.runtime.kernels.reference.rope import Rotation, rope_factors
+from runahead.runtime.kernels.reference.ops import Rotation, rope_factors
 from runahead.runtime.models.architecture import HeadWeights
 from runahead.runtime.models.decoder import Decoder, ReadHidden, bound_feed_forward
 from runahead.runtime.models.memory import memory_of, weight_bytes

@@ -26,7 +26,7 @@ from runahead.runtime.models.blocks.mamba2 import (
 from runahead.runtime.models.blocks.partial_rope import share_of
 from runahead.runtime.models.config.keys import unread
 from runahead.runtime.models.config.rope_values import rope_of_a_part
-from runahead.runtime.models.config.values import number
+from runahead.runtime.models.config.values import listed_layers, number
 
 _NAME: Final = "BambaForCausalLM"
 _ATTENTION: Final = "attn_layer_indices"
@@ -34,11 +34,8 @@ _SHARE: Final = 0.5  # rotated part of a head, whatever the file says
 
 
 def _recurrent(raw: Mapping[str, Any]) -> list[bool]:
-    layers, named = number(raw, "num_hidden_layers", int), raw.get(_ATTENTION)
-    named = [] if named is None else named
-    fits = isinstance(named, list) and all(isinstance(one, int) and not isinstance(one, bool) for one in named)
-    if not fits or any(not 0 <= one < layers for one in named):
-        raise CheckpointError(f"{_ATTENTION} is {named!r}; it must be a list of layers, from 0 to {layers - 1}")
+    layers = number(raw, "num_hidden_layers", int)
+    named = listed_layers(raw, _ATTENTION, layers)
     return [layer not in named for layer in range(layers)]
 
 

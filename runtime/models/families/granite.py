@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 from runahead.runtime.checkpoint import CheckpointError, StoredTensor
 from runahead.runtime.kernels.choice import Choice
-from runahead.runtime.kernels.layers import Dense, Experts, FeedForward, Layer, Norm
+from runahead.runtime.kernels.layers import Dense, FeedForward, Layer, Norm
 from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
 from runahead.runtime.models.blocks.dense import (
     READ_BY_DENSE,
@@ -31,7 +31,7 @@ from runahead.runtime.models.blocks.dense import (
     read_dense,
     rope_of,
 )
-from runahead.runtime.models.blocks.experts import OF_AN_EXPERT, ROUTERS_IN_TRAINING, shared_expert, unstacked
+from runahead.runtime.models.blocks.experts import ROUTERS_IN_TRAINING, experts_of, shared_expert, unstacked
 from runahead.runtime.models.blocks.mamba2 import (
     READ_BY_MAMBA2,
     SCANS_IN_CHUNKS,
@@ -39,9 +39,8 @@ from runahead.runtime.models.blocks.mamba2 import (
     mamba2,
     read_mamba2,
 )
-from runahead.runtime.models.blocks.mixer_shares import part_of_width
 from runahead.runtime.models.config.keys import BIASES_AS_THEY_ARE, unread
-from runahead.runtime.models.config.values import number
+from runahead.runtime.models.config.values import by_layer, number
 from runahead.runtime.models.rope import Rope
 
 _NAME: Final = "GraniteForCausalLM"
@@ -140,11 +139,8 @@ GRANITE: Final = Architecture(
 
 
 def _recurrent(raw: Mapping[str, Any]) -> list[bool]:
-    layers, kinds = number(raw, "num_hidden_layers", int), raw.get(_KINDS)
-    kinds = ["mamba"] * layers if kinds is None else kinds
-    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in tuple(_RECURRENT) for kind in kinds):
-        raise CheckpointError(f"{_KINDS} is {kinds!r}; it must name mamba or attention for each of {layers} layers")
-    return [_RECURRENT[kind] for kind in kinds]
+    layers = number(raw, "num_hidden_layers", int)
+    return list(by_layer(raw, layers, _RECURRENT) or (True,) * layers)
 
 
 def _rotates_any(raw: Mapping[str, Any]) -> bool:
@@ -176,18 +172,11 @@ def _feed_forward(config: GraniteHybridConfig, layer: int, tensors: TensorReader
     shared = shared_expert(width, hidden, f"{own}shared_mlp.", tensors, names, pieces=2, dequantized=beside)
     if not config.experts:
         return Dense(norm, shared.gate_up, shared.down)
-    count, block, size = config.experts, f"{own}block_sparse_moe.", config.intermediate_size
-    outputs, inputs = part_of_width(size, tensors.share, what=OF_AN_EXPERT)
-    each = [f"{block}{number}." for number in range(count)]
-    both = [(f"{prefix}gate_proj", f"{prefix}up_proj") for prefix in each]
-    return Experts(
-        norm=norm,
-        router=tensors.linear((f"{block}router.layer",), (count,), hidden, bias=False, dequantized=True),
-        gate_up=tensors.linears(both, (size, size), hidden, own=outputs),
-        down=tensors.linears([(f"{prefix}down_proj",) for prefix in each], (hidden,), size, inputs=inputs),
-        choice=Choice(config.chosen, renormalised=True),
-        shared=shared,
-    )
+    count, block, choice = config.experts, f"{own}block_sparse_moe.", Choice(config.chosen, renormalised=True)
+    each, projections = [f"{block}{number}." for number in range(count)], ("gate_proj", "up_proj", "down_proj")
+    router = tensors.linear((f"{block}router.layer",), (count,), hidden, bias=False, dequantized=True)
+    found = experts_of(norm, router, choice, each, projections, config.intermediate_size, hidden, tensors)
+    return replace(found, shared=shared)
 
 
 def _unstacked(config: GraniteHybridConfig, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Fuse, Layer
 from runahead.runtime.models.architecture import Architecture, HeadWeights, OwnHeads, TensorReader
 from runahead.runtime.models.blocks.dense import (
@@ -29,7 +28,7 @@ from runahead.runtime.models.blocks.dense import (
     switched_windows,
 )
 from runahead.runtime.models.config.keys import BIASES_AS_THEY_ARE, unread
-from runahead.runtime.models.config.values import number
+from runahead.runtime.models.config.values import number, refuse_other_code
 
 _NAME: Final = "MiMoForCausalLM"
 _CODE: Final = {
@@ -48,21 +47,12 @@ class MiMoConfig(DenseConfig):
 
 
 def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> MiMoConfig:
-    _refuse_other_code(raw.get("auto_map"))
+    refuse_other_code(raw, _CODE)
     heads = number(raw, "num_nextn_predict_layers", int, 0, low=0)
     return read_dense(
         MiMoConfig, raw, eos_token_ids, architecture=_NAME, kv_heads=32, positions=32768, windows=switched_windows,
         heads=heads,
     )  # fmt: skip
-
-
-def _refuse_other_code(given: Any) -> None:
-    """Refuse auto_map with unknown code, which is never run. The published code computes what this file does."""
-    if given and (not isinstance(given, dict) or any(given[key] != _CODE.get(key) for key in given)):
-        raise CheckpointError(
-            f"auto_map is {given!r}, which names code of the checkpoint's own: none is ever run, and only that of "
-            f"the published MiMo is known, {', '.join(_CODE.values())}"
-        )
 
 
 def _layer(config: MiMoConfig, layer: int, tensors: TensorReader) -> Layer:

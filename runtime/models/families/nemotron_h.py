@@ -31,7 +31,7 @@ from runahead.runtime.models.blocks.experts import (
 from runahead.runtime.models.blocks.mamba2 import SCANS_IN_CHUNKS, Mamba2Config, mamba2, read_limits
 from runahead.runtime.models.blocks.mixer_shares import part_of_width
 from runahead.runtime.models.config.keys import BIASES_AS_THEY_ARE, READ_BY_ALL, unread
-from runahead.runtime.models.config.values import flag, number
+from runahead.runtime.models.config.values import flag, number, refuse_other_code
 from runahead.runtime.models.rope import RopeScaling
 
 _NAME: Final = "NemotronHForCausalLM"
@@ -117,10 +117,7 @@ def _refuse_others(raw: Mapping[str, Any]) -> None:
             f"time_step_limit is {raw['time_step_limit']!r}; only [0, Infinity] is supported for {_NAME}, whose steps "
             "are at least time_step_min"
         )
-    named = raw.get("auto_map") or {}
-    for key, code in named.items() if isinstance(named, dict) else [("", named)]:
-        if not isinstance(code, str) or code.split("--")[-1] != _CODE.get(key):
-            raise CheckpointError(f"auto_map names {code!r}, code of the checkpoint's own, which is never run")
+    refuse_other_code(raw, _CODE)
 
 
 def _plain(raw: Mapping[str, Any], positions: int) -> tuple[float, RopeScaling]:

@@ -18,7 +18,7 @@ from runahead.runtime.models.blocks.dense import READ_BY_DENSE, all_tokens, read
 from runahead.runtime.models.blocks.experts import ROUTERS_IN_TRAINING, one_by_one, read_choice
 from runahead.runtime.models.blocks.partial_rope import share_of
 from runahead.runtime.models.config.keys import BIASES_AS_THEY_ARE, Unread, unread
-from runahead.runtime.models.config.rope_values import rope_object, rope_scaling
+from runahead.runtime.models.config.rope_values import rope_object, rope_of_a_part
 from runahead.runtime.models.config.values import flag, number
 from runahead.runtime.models.families.qwen3_next import (
     OWN_HEADS,
@@ -34,7 +34,6 @@ from runahead.runtime.models.families.qwen3_next import (
 from runahead.runtime.models.rope import RopeScaling
 
 _DENSE, _SPARSE = "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"
-_ORIGINAL: Final = "original_max_position_embeddings"
 _SHARED_POSITIONS: Final = frozenset({"mrope_section", "mrope_interleaved"})
 _EXPERTS: Final = "num_experts", "num_local_experts"
 _HEADS: Final = "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"
@@ -47,9 +46,7 @@ _SIZES: Final = (READ_BY_DENSE | {"attention_bias"}) - {"sliding_window", "use_s
 def _rope(raw: Mapping[str, Any], positions: int) -> tuple[float, RopeScaling]:
     key, found = rope_object(raw)
     found = {name: value for name, value in found.items() if name not in _SHARED_POSITIONS}
-    theta = number(found if found.get("rope_theta") is not None else raw, "rope_theta", float, 10000.0)
-    original = raw if raw.get(_ORIGINAL) is not None else found
-    return theta, rope_scaling(key, {**found, _ORIGINAL: original.get(_ORIGINAL)}, positions)
+    return rope_of_a_part({**raw, key: found}, positions)
 
 
 def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...], *, name: str, experts: bool) -> Qwen3NextConfig:

@@ -58,7 +58,7 @@ from runahead.runtime.models.blocks.mixer_shares import part_of_delta, part_of_h
 from runahead.runtime.models.blocks.partial_rope import head_order, norm_in_order, share_of
 from runahead.runtime.models.config.keys import BIASES_AS_THEY_ARE, unread
 from runahead.runtime.models.config.rope_values import rope_of_a_part
-from runahead.runtime.models.config.values import flag, number
+from runahead.runtime.models.config.values import by_layer, flag, number
 
 _NAME: Final = "Qwen3NextForCausalLM"
 _HEADS, _HEADS_LAYER, _LAYER = "mtp.", "mtp.layers.0.", "model.layers.0."
@@ -92,13 +92,9 @@ def read_recurrent(raw: Mapping[str, Any]) -> tuple[bool, ...]:
     """Return by layer whether it is recurrent, from `layer_types`; without it, every layer but each
     `full_attention_interval`-th.
     """
-    layers, every, kinds = number(raw, "num_hidden_layers", int), number(raw, _EVERY, int, 4), raw.get(_KINDS)
-    if kinds is None:
-        return tuple((layer + 1) % every != 0 for layer in range(layers))
-    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in tuple(_RECURRENT) for kind in kinds):
-        names = " or ".join(_RECURRENT)
-        raise CheckpointError(f"{_KINDS} is {kinds!r}; it must name {names} for each of {layers} layers")
-    return tuple(_RECURRENT[kind] for kind in kinds)
+    layers, every = number(raw, "num_hidden_layers", int), number(raw, _EVERY, int, 4)
+    found = by_layer(raw, layers, _RECURRENT)
+    return tuple((layer + 1) % every != 0 for layer in range(layers)) if found is None else found
 
 
 def _windows(raw: Mapping[str, Any], architecture: str, layers: int) -> tuple[int, ...]:

@@ -1,4 +1,5 @@
-"""F's inputs from the row state that apply has left: query tokens, and the states that rows continue from.
+"""F's inputs from the row state that apply has left: query tokens, the states that rows continue from, and both as
+kernels take them.
 
 States of rows and snapshots share one memory: state slots first, one for each row, then the snapshots from 1 on. A row
 of the block table has its snapshots behind its blocks: one entry for each boundary.
@@ -6,13 +7,15 @@ of the block table has its snapshots behind its blocks: one entry for each bound
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from runahead.runtime import plan as layout
+from runahead.runtime.kernels.forward_batch import ForwardBatch
 
 if TYPE_CHECKING:
     from runahead.runtime.programs.cpu.rows import HostRows
@@ -210,3 +213,32 @@ def _snapshot_boundaries(
     columns = np.where(reached, rows.max_blocks - 1 + boundary // every, 0)
     taken = np.where(reached, rows.block_table[slots, columns], 0)
     return np.where(taken > 0, slot_of_snapshot(rows, 0) + taken, NOWHERE), boundary
+
+
+def batch_of(rows: HostRows, queries: Queries, states: StateSlots | None) -> ForwardBatch:
+    """Return the batch of this launch's query tokens. states: the rows' states, if the model has any. The tensors share
+    memory with all three arguments."""
+    count, tokens = queries.slots.size, queries.token_ids.size
+    batch = ForwardBatch(
+        token_ids=torch.from_numpy(queries.token_ids),
+        positions=torch.from_numpy(queries.positions),
+        slot_mapping=torch.from_numpy(queries.slot_mapping),
+        query_start_loc=torch.from_numpy(queries.query_start_loc),
+        seq_lens=torch.from_numpy(queries.seq_lens),
+        block_tables=torch.from_numpy(rows.block_table[queries.slots, : rows.max_blocks]),
+        num_tokens=tokens,
+        num_rows=count,
+        max_seq_len=int(queries.seq_lens.max()),
+        is_decode=tokens == count and not rows.chunks.size,
+    )
+    if states is None:
+        return batch
+    return replace(
+        batch,
+        state_slots=torch.from_numpy(states.slots),
+        states_read_from=torch.from_numpy(states.read_from),
+        replayed=torch.from_numpy(states.replayed),
+        certain=torch.from_numpy(states.certain),
+        states_copied_to=torch.from_numpy(states.copied_to),
+        copied_after=torch.from_numpy(states.copied_after),
+    )

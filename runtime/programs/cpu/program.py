@@ -8,19 +8,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from runahead.cuda_graphs.device import LaunchShape
 from runahead.cuda_graphs.rings import RingMemory
-from runahead.cuda_graphs.shape import LaunchShape
 from runahead.runtime.drafters.ngram import Drafter
 from runahead.runtime.kernels.row_state import PenaltyState, RowState
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.drafters.draft_model import DraftNetwork
-from runahead.runtime.programs.cpu.batch import batch_of
 from runahead.runtime.programs.cpu.drafter import HeadDrafter
-from runahead.runtime.programs.cpu.inputs import slot_of_snapshot, state_slots_of
-from runahead.runtime.programs.cpu.rank_rows import part_of
+from runahead.runtime.programs.cpu.inputs import batch_of, slot_of_snapshot, state_slots_of
 from runahead.runtime.programs.cpu.rows import HostRows
-from runahead.runtime.programs.cpu.sampler import HostSampler, leave_prompt_logprobs
+from runahead.runtime.programs.cpu.sampler import HostSampler, leave_prompt_logprobs, part_of
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.row_record import ROW_TENSORS
 from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS

@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from runahead.cuda_graphs.shape import Form
+from runahead.cuda_graphs.device import Form
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.triton.drafting.head_steps import begin_step, make_head_rows
 from runahead.runtime.kernels.triton.row_updates.rows import DeviceRows

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from runahead.cuda_graphs.device import Form, LaunchShape
 from runahead.cuda_graphs.enqueue_watch import unwatched
 from runahead.cuda_graphs.rings import RingMemory
-from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime.kernels.kernel_set import KernelSet
 from runahead.runtime.kernels.ranks import DeviceRanks
 from runahead.runtime.kernels.reference.sampling import Sampled

@@ -20,7 +20,7 @@ import triton
 from runahead.runtime.kernels.activations import has_gate
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import Experts, Norm
-from runahead.runtime.kernels.share import Share
+from runahead.runtime.kernels.ranks import Share
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
 from runahead.runtime.kernels.triton.forward.tuned_tilings import AnyTiling, neighbors, save_tuned_tilings
 from runahead.runtime.kernels.triton.forward.tuning_report import tilings_asked_for

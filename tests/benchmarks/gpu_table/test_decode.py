@@ -27,7 +27,7 @@ from benchmarks.gpu_table.kernel_times import Ran, traced
 from benchmarks.gpu_table.parts import ragged
 from benchmarks.gpu_table.settings import RUN_AHEAD, engine_settings
 from benchmarks.gpu_table.shapes import FULL, SHAPES, SMALL, Workload
-from runahead.cuda_graphs.shape import Form, LaunchShape
+from runahead.cuda_graphs.device import Form, LaunchShape
 from runahead.runtime.wire import messages as m
 
 TINY = SHAPES["tiny"]

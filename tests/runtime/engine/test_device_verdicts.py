@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runahead.cuda_graphs.device import DeviceError
+from runahead.cuda_graphs.device import DeviceError, LaunchShape
 from runahead.cuda_graphs.rings import RingMemory
-from runahead.cuda_graphs.shape import LaunchShape
 from runahead.runtime.programs.cpu.rows import HostRows
 from runahead.runtime.scheduler.ledger import LedgerError
 from runahead.runtime.wire.parameters import FinishReason

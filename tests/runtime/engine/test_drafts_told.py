@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from runahead.runtime.engine.interval_log import LogMode, Snapshot
+from runahead.runtime.engine.figures import LogMode, Snapshot
 from runahead.runtime.wire import messages as m
 from tests.cuda_graphs.simulated_device import seeded_schedule
 from tests.runtime.chain import Chain

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from runahead.cuda_graphs.device import Form, LaunchShape
 from runahead.cuda_graphs.rings import RingLayout, allocate_rings
-from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime.engine.figures import Figures, Recorder, kind_of
 from runahead.runtime.scheduler.ledger import Launch
 from tests.runtime.chain import make_chain, no_step

@@ -12,8 +12,7 @@ import msgspec
 import pytest
 
 from runahead.cuda_graphs.device import DeviceCounters
-from runahead.runtime.engine.figures import Figures
-from runahead.runtime.engine.interval_log import LogMode
+from runahead.runtime.engine.figures import Figures, LogMode
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.parameters import SamplingParams

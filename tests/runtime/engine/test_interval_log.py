@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from runahead.cuda_graphs.shape import Form, LaunchShape
-from runahead.runtime.engine.interval_log import IntervalLog, LogMode, Snapshot, Totals
+from runahead.cuda_graphs.device import Form, LaunchShape
+from runahead.runtime.engine.figures import IntervalLog, LogMode, Snapshot, Totals
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.scheduler.ledger import Launch
 from runahead.runtime.wire.block_keys import Content

@@ -13,7 +13,7 @@ import pytest
 from runahead.runtime.engine.figures import Latencies
 from runahead.runtime.scheduler.outcomes import Commit
 from runahead.runtime.scheduler.rows import Rows
-from runahead.runtime.scheduler.token_times import TokenTimes
+from runahead.runtime.scheduler.tally import TokenTimes
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.figures import BOUNDS_S, Histogram
 from tests.cuda_graphs.simulated_device import seeded_schedule

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 import pytest
 
-from runahead.runtime.engine.interval_log import LogMode, Snapshot
+from runahead.runtime.engine.figures import LogMode, Snapshot
 from runahead.runtime.wire.figures import EngineStats
 from tests.cuda_graphs.simulated_device import Schedule, seeded_schedule
 from tests.runtime.chain import Chain, make_chain, no_step

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from runahead.cuda_graphs.device import Form, LaunchShape
 from runahead.cuda_graphs.rings import FAULT_NONE, FAULT_PLAN_NUMBER, STATUS_FAULT, RingLayout, allocate_rings, cell_tag
-from runahead.cuda_graphs.shape import Form, LaunchShape
-from runahead.runtime.engine.interval_log import LogMode, Snapshot
+from runahead.runtime.engine.figures import LogMode, Snapshot
 from runahead.runtime.engine.loop import Engine
 from runahead.runtime.kernels.reference.philox import row_words, token_words
 from runahead.runtime.plan import LaunchPlan, read_plan, stage

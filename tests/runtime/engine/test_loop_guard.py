@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 
 from runahead.runtime import models
-from runahead.runtime.engine.watchdog import LoopGuard
+from runahead.runtime.watchdog import LoopGuard
 
 BUNDLED = Path(models.__path__[0]) / "bundled"
 STANDING = """

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from runahead.cuda_graphs.buckets import Buckets
-from runahead.cuda_graphs.shape import LaunchShape
+from runahead.cuda_graphs.device import LaunchShape
 from runahead.runtime.engine.prompt_calls import prompt_calls
 
 IN_PIECES = 270

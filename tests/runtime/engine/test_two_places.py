@@ -13,9 +13,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from runahead.cuda_graphs.device import LaunchShape
 from runahead.cuda_graphs.rings import STATUS_FAULT
-from runahead.cuda_graphs.shape import LaunchShape
-from runahead.runtime.launch_shape import shape_of
+from runahead.runtime.plan import shape_of
 from runahead.runtime.wire.parameters import SamplingParams
 from tests.cuda_graphs.simulated_device import SimulatedDevice, seeded_schedule
 from tests.runtime.chain import Chain, make_chain

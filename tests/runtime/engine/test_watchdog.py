@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runahead.runtime.engine.watchdog import LaunchHungError, NoProgressError, Watchdog
+from runahead.runtime.watchdog import LaunchHungError, NoProgressError, Watchdog
 from tests.runtime.chain import make_chain
 
 

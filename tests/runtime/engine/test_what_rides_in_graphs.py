@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runahead.cuda_graphs.buckets import Buckets
-from runahead.cuda_graphs.shape import Form, LaunchShape
+from runahead.cuda_graphs.device import Form, LaunchShape
 from runahead.runtime import models
 from runahead.runtime.engine.loop import Engine
 from runahead.runtime.process.assemble import assemble

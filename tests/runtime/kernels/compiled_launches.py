@@ -20,8 +20,8 @@ import msgspec
 import torch
 
 from benchmarks.gpu_table.shapes import SHAPES
+from runahead.cuda_graphs.device import Form, LaunchShape
 from runahead.cuda_graphs.rings import allocate_rings
-from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime.kernels.reference.sampling import Sampled
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.models.config.model_config import ModelConfig

@@ -10,7 +10,7 @@ import torch
 
 from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.layers import Experts, Linear, Norm, SharedExpert
-from runahead.runtime.kernels.share import Share
+from runahead.runtime.kernels.ranks import Share
 from runahead.runtime.kernels.triton.gemm.epilogue import ADD, GATED, SQUARED, STORE
 from runahead.runtime.kernels.triton.gemm.separate_epilogue import add_scaled, finish_product
 from runahead.runtime.kernels.triton.gemm.small_batch_gemm import Residual

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from runahead.cuda_graphs.device import LaunchShape
 from runahead.cuda_graphs.rings import RingMemory
-from runahead.cuda_graphs.shape import LaunchShape
 from runahead.runtime.kernels.layers import Norm
 from runahead.runtime.kernels.triton.gemm.separate_epilogue import add_scaled
 from runahead.runtime.programs.cuda.program import TritonProgram

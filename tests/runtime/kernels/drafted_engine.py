@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from runahead.cuda_graphs.device import LaunchShape
 from runahead.cuda_graphs.enqueue_watch import unwatched
 from runahead.cuda_graphs.host_device import HostDevice
 from runahead.cuda_graphs.rings import allocate_rings
-from runahead.cuda_graphs.shape import LaunchShape
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.decoder import Decoder

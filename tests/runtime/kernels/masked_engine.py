@@ -21,7 +21,7 @@ from runahead.runtime.models.blocks.dense import DenseConfig
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.programs.cpu.program import HostProgram
 from runahead.runtime.programs.cuda.draft_head import TritonHead
-from runahead.runtime.scheduler.draft_choice import DraftChoice
+from runahead.runtime.scheduler.drafts import DraftChoice
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from tests.gpu import gpu_chain

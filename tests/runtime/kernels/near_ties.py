@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from runahead.runtime.checkpoint import open_checkpoint
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import Experts
+from runahead.runtime.kernels.reference.experts import ExpertBuffers
 from runahead.runtime.kernels.reference.forward import ReferenceKernels, ReferenceStream
 from runahead.runtime.kernels.reference.philox import gumbel, row_words
 from runahead.runtime.models.decoder import Decoder
@@ -138,7 +139,8 @@ class Reference:
         def read_hidden(number: int, stream: ReferenceStream) -> None:
             nonlocal closest
             if number and self._chosen[number - 1]:
-                scores = stream.work.experts[0].scores.numpy()[:count]  # what this layer's router has left
+                own = next(each for each in stream.work.of_kinds if isinstance(each, ExpertBuffers))
+                scores = own.scores.numpy()[:count]  # what this layer's router has left
                 closest = min(closest, router_gap(scores, self._chosen[number - 1]))
 
         hidden = self.model.forward(batch, self.model.make_cache(blocks + 1, _BLOCK, 1), read_hidden=read_hidden)

@@ -11,12 +11,11 @@ import torch
 from numpy.typing import NDArray
 
 from runahead.runtime.kernels.layers import DeltaShape, GatedDelta, Linear, Mamba2, Mamba2Shape, Norm
-from runahead.runtime.kernels.reference.buffers import Buffers
-from runahead.runtime.kernels.reference.gated_delta import BoundDelta, DeltaBuffers
+from runahead.runtime.kernels.reference.gated_delta import BoundDelta
 from runahead.runtime.kernels.reference.linear import Products, choose_products
-from runahead.runtime.kernels.reference.mamba2 import BoundMamba2, Mamba2Buffers
-from runahead.runtime.kernels.reference.norm import NormWeight
-from runahead.runtime.kernels.reference.recurrence import row_tokens_of
+from runahead.runtime.kernels.reference.mamba2 import BoundMamba2
+from runahead.runtime.kernels.reference.ops import Buffers, NormWeight
+from runahead.runtime.kernels.reference.recurrence import RecurrentBuffers, row_tokens_of
 from tests.runtime.kernels.recurrent_batches import Row, batch_of
 
 HIDDEN, SLOTS, DRAFTS = 24, 5, 3
@@ -91,8 +90,8 @@ class DeltaLayer(RecurrentLayer):
         )
         self.bound = BoundDelta.of(self.weights, self.products)
 
-    def buffers(self, tokens: int) -> DeltaBuffers:
-        return DeltaBuffers.make(tokens, self.shape, self.products)
+    def buffers(self, tokens: int) -> RecurrentBuffers:
+        return RecurrentBuffers.make(tokens, self.weights, self.products)
 
 
 class Mamba2Layer(RecurrentLayer):
@@ -124,8 +123,8 @@ class Mamba2Layer(RecurrentLayer):
         )
         self.bound = BoundMamba2.of(self.weights, self.products)
 
-    def buffers(self, tokens: int) -> Mamba2Buffers:
-        return Mamba2Buffers.make(tokens, self.shape, self.products)
+    def buffers(self, tokens: int) -> RecurrentBuffers:
+        return RecurrentBuffers.make(tokens, self.weights, self.products)
 
 
 def residual_of(count: int, seed: int = 0) -> NDArray[np.float32]:

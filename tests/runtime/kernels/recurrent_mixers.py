@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from runahead.runtime.kernels.layers import DeltaShape, GatedDelta, Linear, Mamba2, Mamba2Shape, Norm
-from runahead.runtime.kernels.reference.gated_delta import BoundDelta, DeltaBuffers
+from runahead.runtime.kernels.reference.gated_delta import BoundDelta
 from runahead.runtime.kernels.reference.linear import choose_products
-from runahead.runtime.kernels.reference.mamba2 import BoundMamba2, Mamba2Buffers
-from runahead.runtime.kernels.reference.recurrence import row_tokens_of
+from runahead.runtime.kernels.reference.mamba2 import BoundMamba2
+from runahead.runtime.kernels.reference.recurrence import RecurrentBuffers, row_tokens_of
 from tests.runtime.kernels.recurrent_batches import Row, batch_of
 
 HIDDEN, SLOTS = 8, 6
@@ -123,12 +123,8 @@ def by_the_reference(
     if len(held) == len(mixer.keeps.state):
         held.append(np.zeros((len(held[0]), 0, 0), np.float32))
     given: Any = _Given(projected)
-    bound: Any
-    own: Any
-    if isinstance(mixer, Mamba2):
-        bound, own = BoundMamba2.of(mixer, products), Mamba2Buffers.make(len(projected), mixer.shape, products)
-    else:
-        bound, own = BoundDelta.of(mixer, products), DeltaBuffers.make(len(projected), mixer.shape, products)
+    bound: Any = BoundMamba2.of(mixer, products) if isinstance(mixer, Mamba2) else BoundDelta.of(mixer, products)
+    own = RecurrentBuffers.make(len(projected), mixer, products)
     with np.errstate(all="ignore"):  # as a forward computes
         replace(bound, proj=given).mix((), own, row_tokens_of(batch_of(rows)), held)
     return torch.from_numpy(own.gated.copy())

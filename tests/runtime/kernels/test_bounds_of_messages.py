@@ -8,7 +8,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from runahead.cuda_graphs.shape import Form
+from runahead.cuda_graphs.device import Form
 from runahead.runtime.engine.submit_check import check_message
 from runahead.runtime.kernels.reference.sampling import sample_rows
 from runahead.runtime.wire import messages as m

@@ -27,7 +27,7 @@ pytestmark = [
 from runahead.cuda_graphs import cuda_device, marks  # noqa: E402
 from runahead.cuda_graphs.buckets import GraphKey  # noqa: E402
 from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings  # noqa: E402
-from runahead.cuda_graphs.shape import LaunchShape  # noqa: E402
+from runahead.cuda_graphs.device import LaunchShape  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
 from runahead.runtime.programs.cuda.program import TritonProgram  # noqa: E402

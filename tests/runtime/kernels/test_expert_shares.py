@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from runahead.runtime.kernels.share import WHOLE, Share, ShareError
+from runahead.runtime.kernels.ranks import WHOLE, Share, ShareError
 from tests.runtime.kernels.test_experts import Layer, rows_of
 
 COUNT = 8

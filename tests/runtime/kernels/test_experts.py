@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import ExpertActivation, Experts, Linear, Norm, SharedExpert
-from runahead.runtime.kernels.reference.buffers import Buffers
+from runahead.runtime.kernels.ranks import Share
 from runahead.runtime.kernels.reference.experts import BoundExperts, ExpertBuffers, live_tokens, route
 from runahead.runtime.kernels.reference.linear import Products, choose_products
-from runahead.runtime.kernels.reference.norm import NormWeight
-from runahead.runtime.kernels.share import Share
+from runahead.runtime.kernels.reference.ops import Buffers, NormWeight
 from runahead.runtime.models.blocks.mixer_shares import part_of_width
 
 HIDDEN, WIDTH, COUNT, SHARED = 24, 16, 7, 12

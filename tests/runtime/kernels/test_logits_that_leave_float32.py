@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 
-from runahead.cuda_graphs.shape import Form
+from runahead.cuda_graphs.device import Form
 from runahead.runtime.kernels.reference.sampling import Sampled, sample_rows
 from tests.runtime.kernels.extreme_rows import HIGHEST, VOCAB, batches, beyond_what_is_valid, split
 from tests.runtime.kernels.sampling_oracle import RowSpec, expect, penalties_of, state_of

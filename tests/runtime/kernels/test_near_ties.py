@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
-from runahead.cuda_graphs.shape import Form
+from runahead.cuda_graphs.device import Form
 from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.reference import experts
 from runahead.runtime.kernels.reference.sampling import sample_rows

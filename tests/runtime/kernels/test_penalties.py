@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from runahead.cuda_graphs.shape import Form
+from runahead.cuda_graphs.device import Form
 from runahead.runtime.kernels.reference.penalties import penalize
 from runahead.runtime.kernels.reference.sampling import Sampled, sample_rows
 from runahead.runtime.row_record import COUNT_SEEN, COUNT_TOKEN, PROMPT_BIT

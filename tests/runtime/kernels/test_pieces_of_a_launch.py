@@ -14,10 +14,9 @@ DEVICE = triton_device()
 from runahead.cuda_graphs import cuda_device, marks  # noqa: E402
 from runahead.cuda_graphs.buckets import Buckets, GraphKey  # noqa: E402
 from runahead.cuda_graphs.cuda_device import CudaDevice  # noqa: E402
-from runahead.cuda_graphs.device import DeviceCounters  # noqa: E402
+from runahead.cuda_graphs.device import DeviceCounters, Form, LaunchShape  # noqa: E402
 from runahead.cuda_graphs.enqueue_watch import unwatched  # noqa: E402
 from runahead.cuda_graphs.rings import RingLayout, allocate_rings  # noqa: E402
-from runahead.cuda_graphs.shape import Form, LaunchShape  # noqa: E402
 from runahead.runtime.kernels.forward_batch import ForwardBatch  # noqa: E402
 from runahead.runtime.kernels.kernel_set import KernelSet  # noqa: E402
 from runahead.runtime.kernels.reference.forward import ReferenceKernels  # noqa: E402

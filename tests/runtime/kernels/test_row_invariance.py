@@ -21,8 +21,7 @@ from runahead.runtime.kernels.reference.linear import (
     linear,
     rows_keep_their_bits,
 )
-from runahead.runtime.kernels.reference.norm import NormWeight, RmsNorm, gelu_mul, silu_mul
-from runahead.runtime.kernels.reference.rope import Rotation, rope_factors
+from runahead.runtime.kernels.reference.ops import NormWeight, RmsNorm, Rotation, gelu_mul, rope_factors, silu_mul
 from runahead.runtime.models.cpu_check.self_test import self_test
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.rope import RopeScaling

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from runahead.cuda_graphs.shape import Form
+from runahead.cuda_graphs.device import Form
 from runahead.runtime.kernels.reference import philox, sampling
 from runahead.runtime.kernels.reference.sampling import Sampled, sample_rows
 from runahead.runtime.kernels.reference.sampling_filters import highest, kept_tokens

@@ -16,7 +16,7 @@ from tests.runtime.kernels.triton_device import on, triton_device
 
 DEVICE = triton_device()
 
-from runahead.cuda_graphs.shape import Form  # noqa: E402
+from runahead.cuda_graphs.device import Form  # noqa: E402
 from runahead.runtime.kernels.reference.sampling import sample_rows  # noqa: E402
 from runahead.runtime.kernels.reference.sampling_filters import kept_tokens  # noqa: E402
 from runahead.runtime.kernels.triton.sampling.parameters import TILE  # noqa: E402

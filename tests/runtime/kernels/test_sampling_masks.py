@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from runahead.cuda_graphs.shape import Form
+from runahead.cuda_graphs.device import Form
 from runahead.runtime.kernels.reference.sampling import sample_rows
 from runahead.runtime.token_mask import token_mask
 from tests.runtime.kernels.sampling_oracle import RowSpec, penalties_of, state_of

@@ -16,19 +16,14 @@ DEVICE = triton_device()
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
-from runahead.cuda_graphs.shape import Form  # noqa: E402
+from runahead.cuda_graphs.device import Form  # noqa: E402
 from runahead.runtime.kernels.reference.philox import exp32  # noqa: E402
 from runahead.runtime.kernels.reference.sampling import sample_rows  # noqa: E402
 from runahead.runtime.kernels.reference.sampling_filters import masses  # noqa: E402
 from runahead.runtime.kernels.triton.sampling import parameters  # noqa: E402
 from runahead.runtime.kernels.triton.sampling.parameters import TILE  # noqa: E402
 from runahead.runtime.kernels.triton.sampling.sampler import make_sampler_buffers, sample_rows_cuda  # noqa: E402
-from runahead.runtime.kernels.triton.sampling.scores import (  # noqa: E402
-    inverse_of,
-    limbs_of,
-    mass_of_limbs,
-    scores_of,
-)
+from runahead.runtime.kernels.triton.sampling.scores import inverse_of, limbs_of, mass_of_limbs, scores_of  # noqa: E402
 from tests.runtime.kernels.test_sampling_borders_triton import lengths_of_lists, logits_of  # noqa: E402
 from tests.runtime.kernels.test_sampling_triton import agrees, random_logits  # noqa: E402
 

@@ -16,7 +16,7 @@ DEVICE = triton_device()
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
-from runahead.cuda_graphs.shape import Form  # noqa: E402
+from runahead.cuda_graphs.device import Form  # noqa: E402
 from runahead.runtime.kernels.reference import philox  # noqa: E402
 from runahead.runtime.kernels.reference.sampling import Sampled, sample_rows  # noqa: E402
 from runahead.runtime.kernels.triton.sampling.philox import block_words, exp32, gumbel, log32  # noqa: E402

@@ -17,8 +17,8 @@ from tests.runtime.kernels.triton_device import triton_device
 
 DEVICE = triton_device()
 
+from runahead.cuda_graphs.device import LaunchShape  # noqa: E402
 from runahead.cuda_graphs.rings import STATUS_BYTES  # noqa: E402
-from runahead.cuda_graphs.shape import LaunchShape  # noqa: E402
 from runahead.runtime.kernels.triton.row_state.drafts import DraftState, make_draft_state  # noqa: E402
 from runahead.runtime.kernels.triton.row_updates.verify_inputs import prepare_verified  # noqa: E402
 from runahead.runtime.plan import read_plan  # noqa: E402

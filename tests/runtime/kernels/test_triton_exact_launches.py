@@ -15,8 +15,8 @@ DEVICE = triton_device()
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("matrix_units")]
 
 from runahead.cuda_graphs.buckets import Buckets, GraphKey, Piece  # noqa: E402
+from runahead.cuda_graphs.device import LaunchShape  # noqa: E402
 from runahead.cuda_graphs.rings import RingLayout, RingMemory  # noqa: E402
-from runahead.cuda_graphs.shape import LaunchShape  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
 from runahead.runtime.plan import PLAN_WORDS  # noqa: E402

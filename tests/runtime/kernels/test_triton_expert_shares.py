@@ -15,7 +15,7 @@ DEVICE = triton_device()
 
 from runahead.runtime.kernels.choice import Choice  # noqa: E402
 from runahead.runtime.kernels.layers import Linear, SharedExpert  # noqa: E402
-from runahead.runtime.kernels.share import Share  # noqa: E402
+from runahead.runtime.kernels.ranks import Share  # noqa: E402
 from runahead.runtime.kernels.triton.moe.layer import PackedExperts  # noqa: E402
 from runahead.runtime.models.blocks.mixer_shares import part_of_width  # noqa: E402
 from tests.runtime.kernels.expert_cases import Case, drawn  # noqa: E402

@@ -13,7 +13,7 @@ from tests.runtime.kernels.triton_device import on, triton_device
 
 DEVICE = triton_device()
 
-from runahead.cuda_graphs.shape import Form  # noqa: E402
+from runahead.cuda_graphs.device import Form  # noqa: E402
 from runahead.runtime.kernels.reference.sampling import Sampled, sample_rows  # noqa: E402
 from runahead.runtime.kernels.triton.sampling.sampler import make_sampler_buffers, sample_rows_cuda  # noqa: E402
 

@@ -12,7 +12,7 @@ from tests.runtime.kernels.triton_device import triton_device
 
 DEVICE = triton_device()
 
-from runahead.cuda_graphs.shape import Form  # noqa: E402
+from runahead.cuda_graphs.device import Form  # noqa: E402
 from runahead.runtime.drafters.ngram import NO_DRAFT  # noqa: E402
 from runahead.runtime.kernels.triton.row_updates.inputs import prepare_queries  # noqa: E402
 from runahead.runtime.programs.cpu.rows import HostRows  # noqa: E402

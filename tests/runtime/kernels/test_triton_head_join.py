@@ -11,7 +11,7 @@ from tests.runtime.kernels.triton_device import triton_device
 
 DEVICE = triton_device()
 
-from runahead.cuda_graphs.shape import Form  # noqa: E402
+from runahead.cuda_graphs.device import Form  # noqa: E402
 from runahead.runtime.kernels.layers import Fuse  # noqa: E402
 from runahead.runtime.kernels.triton.drafting.head_inputs import Joining  # noqa: E402
 from runahead.runtime.kernels.triton.row_updates.verify_inputs import prepare_verified  # noqa: E402

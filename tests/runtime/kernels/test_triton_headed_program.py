@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning"),
 ]
 
-from runahead.cuda_graphs.shape import Form, LaunchShape  # noqa: E402
+from runahead.cuda_graphs.device import Form, LaunchShape  # noqa: E402
 from tests.runtime.kernels.headed_engine import (  # noqa: E402
     KINDS,
     OVER_STATES,

@@ -14,8 +14,8 @@ from tests.runtime.kernels.triton_device import triton_device
 DEVICE = triton_device()
 
 from runahead.cuda_graphs.buckets import Buckets, GraphKey, Piece  # noqa: E402
+from runahead.cuda_graphs.device import Form, LaunchShape  # noqa: E402
 from runahead.cuda_graphs.rings import RingMemory, allocate_rings  # noqa: E402
-from runahead.cuda_graphs.shape import Form, LaunchShape  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
 from runahead.runtime.wire.parameters import SamplingParams  # noqa: E402

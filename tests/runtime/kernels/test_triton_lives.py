@@ -16,8 +16,8 @@ from tests.runtime.kernels.triton_device import triton_device
 
 DEVICE = triton_device()
 
+from runahead.cuda_graphs.device import LaunchShape  # noqa: E402
 from runahead.cuda_graphs.rings import HELD, NON_FINITE, NOTHING_LEFT, STOPPED, VOID  # noqa: E402
-from runahead.cuda_graphs.shape import LaunchShape  # noqa: E402
 from runahead.runtime.plan import HEADER_WORDS, read_plan  # noqa: E402
 from runahead.runtime.row_record import read_admission  # noqa: E402
 from tests.runtime.kernels.device_twin import DeviceTwin  # noqa: E402

@@ -15,8 +15,8 @@ from tests.runtime.kernels.triton_device import triton_device
 
 DEVICE = triton_device()
 
+from runahead.cuda_graphs.device import Form  # noqa: E402
 from runahead.cuda_graphs.rings import HELD, NON_FINITE, NOTHING_LEFT, STOPPED, VOID  # noqa: E402
-from runahead.cuda_graphs.shape import Form  # noqa: E402
 from runahead.runtime.drafters.ngram import NO_DRAFT  # noqa: E402
 from runahead.runtime.kernels.row_state import PenaltyState, RowState  # noqa: E402
 from runahead.runtime.kernels.triton.row_updates.rows import DeviceRows  # noqa: E402

@@ -14,8 +14,8 @@ from tests.runtime.kernels.triton_device import on, triton_device
 
 DEVICE = triton_device()
 
+from runahead.cuda_graphs.device import Form, LaunchShape  # noqa: E402
 from runahead.cuda_graphs.rings import allocate_rings  # noqa: E402
-from runahead.cuda_graphs.shape import Form, LaunchShape  # noqa: E402
 from runahead.runtime.kernels.reference.sampling import Sampled, sample_rows  # noqa: E402
 from runahead.runtime.kernels.row_state import RowState  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402

@@ -13,8 +13,8 @@ from tests.runtime.kernels.triton_device import on, triton_device
 
 DEVICE = triton_device()
 
+from runahead.cuda_graphs.device import Form  # noqa: E402
 from runahead.cuda_graphs.rings import RingLayout, allocate_rings  # noqa: E402
-from runahead.cuda_graphs.shape import Form  # noqa: E402
 from runahead.runtime.kernels.reference.forward import ReferenceKernels  # noqa: E402
 from runahead.runtime.kernels.reference.sampling import sample_rows  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402

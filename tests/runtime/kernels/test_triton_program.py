@@ -9,8 +9,8 @@ import msgspec
 import pytest
 import torch
 
+from runahead.cuda_graphs.device import LaunchShape
 from runahead.cuda_graphs.enqueue_watch import unwatched
-from runahead.cuda_graphs.shape import LaunchShape
 from tests.runtime.kernels.triton_device import triton_device
 
 DEVICE = triton_device()

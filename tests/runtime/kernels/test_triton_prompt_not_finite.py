@@ -12,8 +12,8 @@ from tests.runtime.kernels.triton_device import triton_device
 
 DEVICE = triton_device()
 
+from runahead.cuda_graphs.device import LaunchShape  # noqa: E402
 from runahead.cuda_graphs.rings import RingLayout, RingMemory, allocate_rings  # noqa: E402
-from runahead.cuda_graphs.shape import LaunchShape  # noqa: E402
 from runahead.runtime.kernels.reference.forward import ReferenceKernels  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
 from runahead.runtime.models.architecture import ModelWeights  # noqa: E402

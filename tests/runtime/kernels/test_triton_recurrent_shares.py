@@ -12,20 +12,14 @@ from tests.runtime.kernels.triton_device import relative_error, triton_device
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import GatedDelta, Mamba2  # noqa: E402
-from runahead.runtime.kernels.share import WHOLE  # noqa: E402
+from runahead.runtime.kernels.ranks import WHOLE  # noqa: E402
 from tests.gpu.gpu_chain import moved  # noqa: E402
 from tests.runtime.kernels.recurrent_batches import Row  # noqa: E402
 from tests.runtime.kernels.recurrent_mixers import Mixer, held_states  # noqa: E402
 from tests.runtime.kernels.test_expert_shares import ranks  # noqa: E402
 from tests.runtime.kernels.test_triton_recurrent_chunks import chunks  # noqa: E402
 from tests.runtime.kernels.test_triton_recurrent_rows import one_token  # noqa: E402
-from tests.runtime.models.shared_models import (  # noqa: E402
-    config_of,
-    layers_of,
-    normed,
-    parts_of_states,
-    projected,
-)
+from tests.runtime.models.shared_models import config_of, layers_of, normed, parts_of_states, projected  # noqa: E402
 
 # The interpreter's own way with a loop whose length is read on the device.
 pytestmark = [

@@ -13,8 +13,8 @@ from tests.runtime.kernels.triton_device import triton_device
 
 DEVICE = triton_device()
 
+from runahead.cuda_graphs.device import Form  # noqa: E402
 from runahead.cuda_graphs.rings import NON_FINITE, STOPPED, VOID, RingLayout, allocate_rings  # noqa: E402
-from runahead.cuda_graphs.shape import Form  # noqa: E402
 from runahead.runtime.drafters.ngram import NO_DRAFT, NgramDrafter  # noqa: E402
 from runahead.runtime.kernels.row_state import PenaltyState, RowState  # noqa: E402
 from runahead.runtime.kernels.triton.drafting.ngram import propose_drafts  # noqa: E402
@@ -22,12 +22,7 @@ from runahead.runtime.kernels.triton.row_state.drafts import make_draft_state  #
 from runahead.runtime.kernels.triton.row_updates.rows import DeviceRows  # noqa: E402
 from runahead.runtime.kernels.triton.row_updates.verify_inputs import prepare_verified  # noqa: E402
 from runahead.runtime.kernels.triton.sampling.sampler import VerifiedTokens, make_sampler_buffers, sample_rows_cuda  # noqa: E402
-from runahead.runtime.programs.cpu.inputs import (  # noqa: E402
-    NOWHERE,
-    Queries,
-    StateSlots,
-    state_slots_of,
-)
+from runahead.runtime.programs.cpu.inputs import NOWHERE, Queries, StateSlots, state_slots_of  # noqa: E402
 from runahead.runtime.programs.cpu.rows import HostRows  # noqa: E402
 from runahead.runtime.programs.cpu.sampler import HostSampler  # noqa: E402
 from runahead.runtime.row_record import PENALTY_TENSORS, ROW_TENSORS  # noqa: E402

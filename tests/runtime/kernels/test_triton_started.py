@@ -23,9 +23,9 @@ pytestmark = [
 ]
 
 from runahead.cuda_graphs.cuda_device import Taken  # noqa: E402
+from runahead.cuda_graphs.device import LaunchShape  # noqa: E402
 from runahead.cuda_graphs.host_device import HostDevice  # noqa: E402
 from runahead.cuda_graphs.rings import RingMemory, allocate_rings  # noqa: E402
-from runahead.cuda_graphs.shape import LaunchShape  # noqa: E402
 from runahead.runtime import models  # noqa: E402
 from runahead.runtime.engine.loop import Engine  # noqa: E402
 from runahead.runtime.models.load import load_model  # noqa: E402

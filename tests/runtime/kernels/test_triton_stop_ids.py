@@ -11,8 +11,8 @@ from tests.runtime.kernels.triton_device import triton_device
 
 DEVICE = triton_device()
 
+from runahead.cuda_graphs.device import Form  # noqa: E402
 from runahead.cuda_graphs.rings import STOPPED, VOID  # noqa: E402
-from runahead.cuda_graphs.shape import Form  # noqa: E402
 from runahead.runtime.kernels.reference.sampling import Sampled  # noqa: E402
 from runahead.runtime.kernels.triton.row_updates.rows import DeviceRows  # noqa: E402
 from runahead.runtime.kernels.triton.sampling.sampler import make_sampler_buffers, sample_rows_cuda  # noqa: E402

@@ -12,7 +12,7 @@ from tests.runtime.kernels.triton_device import on, triton_device
 
 DEVICE = triton_device()
 
-from runahead.cuda_graphs.shape import Form  # noqa: E402
+from runahead.cuda_graphs.device import Form  # noqa: E402
 from runahead.runtime.kernels.triton.sampling.sampler import (  # noqa: E402
     make_sampler_buffers,
     make_vocab_part,

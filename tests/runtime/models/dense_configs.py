@@ -8,12 +8,12 @@ from typing import Any, Final
 from runahead.runtime.models.blocks.dense import DenseConfig
 from runahead.runtime.models.blocks.experts import ExpertsConfig
 from runahead.runtime.models.blocks.mamba2 import Mamba2Config
+from runahead.runtime.models.families.dense import SmolLM3Config
 from runahead.runtime.models.families.gemma import Gemma2Config, Gemma3Config
-from runahead.runtime.models.families.glm4_moe import Glm4MoeConfig
 from runahead.runtime.models.families.granite import GraniteConfig, GraniteHybridConfig
+from runahead.runtime.models.families.moe import Glm4MoeConfig
 from runahead.runtime.models.families.nemotron_h import NemotronHConfig
 from runahead.runtime.models.families.qwen3_next import Qwen3NextConfig
-from runahead.runtime.models.families.smollm3 import SmolLM3Config
 from runahead.runtime.models.read_config import parse_config
 
 _KINDS: Final[Mapping[str, type[DenseConfig]]] = {

@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 
 from runahead.runtime.kernels.layers import DeltaShape, GatedDelta, Layer, Mamba2, Mamba2Shape
-from runahead.runtime.kernels.share import Share
+from runahead.runtime.kernels.ranks import Share
 from runahead.runtime.models.architecture import ModelWeights, TensorReader, TensorStack
 from runahead.runtime.models.blocks.experts import CorrectedExperts
 from runahead.runtime.models.config.model_config import ModelConfig

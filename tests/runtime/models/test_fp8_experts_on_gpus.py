@@ -15,7 +15,7 @@ from benchmarks.gpu_table.shapes import SHAPES
 from runahead.runtime.checkpoint import StoredTensor, open_checkpoint
 from runahead.runtime.kernels.layers import Experts, Linear
 from runahead.runtime.kernels.quantized_weight import ExpertFp8, Kind
-from runahead.runtime.kernels.share import WHOLE, Share
+from runahead.runtime.kernels.ranks import WHOLE, Share
 from runahead.runtime.models import weights as module
 from runahead.runtime.models.architecture import TensorStack
 from runahead.runtime.models.quantized_linears import Held, held_quantized

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from runahead.runtime.checkpoint import BUNDLED_FOLDER, CheckpointError, open_checkpoint
 from runahead.runtime.kernels.layers import Attention, Dense
+from runahead.runtime.kernels.ranks import WHOLE, Share
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
-from runahead.runtime.kernels.share import WHOLE, Share
 from runahead.runtime.models.cpu_check.self_test import Trial, self_test
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.load import load_model

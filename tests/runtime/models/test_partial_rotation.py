@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runahead.runtime.checkpoint import CheckpointError
-from runahead.runtime.kernels.share import WHOLE
+from runahead.runtime.kernels.ranks import WHOLE
 from runahead.runtime.models.blocks.partial_rope import head_order
 from runahead.runtime.models.read_config import parse_config
 from runahead.runtime.models.registry import ARCHITECTURES

@@ -25,7 +25,7 @@ from runahead.runtime.kernels.quantized_weight import (
     quantized_to_fp8,
     quantized_to_int4,
 )
-from runahead.runtime.kernels.share import WHOLE, Share
+from runahead.runtime.kernels.ranks import WHOLE, Share
 from runahead.runtime.models.architecture import ModelWeights, TensorReader, TensorStack
 from runahead.runtime.models.memory import weight_bytes
 from runahead.runtime.models.quantized_linears import held_quantized, read_quantized

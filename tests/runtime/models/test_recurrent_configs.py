@@ -114,7 +114,7 @@ def test_what_is_left_out_counts_as_transformers_counts_it(architecture: str) ->
         (
             GRANITE_HYBRID,
             {"layer_types": ["mamba"]},
-            r"layer_types is \['mamba'\]; it must name mamba or attention for",
+            r"layer_types is \['mamba'\]; it must name mamba or linear_attention or attention or full_attention for",
         ),
         (GRANITE_HYBRID, {"num_experts_per_tok": 9}, "num_experts_per_tok is 9, and there are 8 experts"),
         (

@@ -11,7 +11,7 @@ import torch
 from runahead.runtime.checkpoint import open_checkpoint
 from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
 from runahead.runtime.kernels.layers import DeltaShape, Experts, GatedDelta, Linear, Mamba2, Mamba2Shape, Ungated
-from runahead.runtime.kernels.share import WHOLE, Share, ShareError
+from runahead.runtime.kernels.ranks import WHOLE, Share, ShareError
 from runahead.runtime.models import weights as weights_module
 from runahead.runtime.models.memory import memory_of
 from runahead.runtime.models.read_config import load_config

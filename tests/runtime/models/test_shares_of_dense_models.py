@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType
 from runahead.runtime.checkpoint import CheckpointError, open_checkpoint, open_head
 from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
 from runahead.runtime.kernels.layers import Attention, Dense, Layer
-from runahead.runtime.kernels.share import WHOLE, Share
+from runahead.runtime.kernels.ranks import WHOLE, Share
 from runahead.runtime.models import weights as weights_module
 from runahead.runtime.models.architecture import EMBEDDING, LM_HEAD, ModelWeights
 from runahead.runtime.models.config.model_config import ModelConfig

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from runahead.cuda_graphs.device import Program
+from runahead.cuda_graphs.device import LaunchShape, Program
 from runahead.cuda_graphs.host_device import HostDevice
-from runahead.cuda_graphs.shape import LaunchShape
 from runahead.runtime import models
 from runahead.runtime.engine.loop import Engine
 from runahead.runtime.wire import messages as m

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from runahead.cuda_graphs.device import Form, LaunchShape
 from runahead.cuda_graphs.rings import RingMemory, cell_tag
-from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime.drafters.ngram import Drafter
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.programs.cpu.inputs import Queries

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from runahead.cuda_graphs.device import Form
 from runahead.cuda_graphs.rings import RingLayout, allocate_rings
-from runahead.cuda_graphs.shape import Form
 from runahead.runtime.plan import PLAN_WORDS
 from runahead.runtime.token_mask import token_mask
 from runahead.runtime.wire.parameters import SamplingParams

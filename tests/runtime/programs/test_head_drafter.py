@@ -12,7 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from runahead.cuda_graphs.shape import Form
+from runahead.cuda_graphs.device import Form
 from runahead.runtime.programs.cpu.drafter import HeadDrafter
 from runahead.runtime.wire.parameters import SamplingParams
 from tests.runtime.models.eagle3_heads import NARROW, save_foreseen3

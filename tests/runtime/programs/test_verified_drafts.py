@@ -11,8 +11,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from runahead.cuda_graphs.device import Form
 from runahead.cuda_graphs.rings import NON_FINITE, STOPPED, VOID, RingLayout, allocate_rings
-from runahead.cuda_graphs.shape import Form
 from runahead.runtime.checkpoint import open_checkpoint
 from runahead.runtime.drafters.ngram import NO_DRAFT, Drafter
 from runahead.runtime.kernels.reference.forward import ReferenceKernels

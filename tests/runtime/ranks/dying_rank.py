@@ -7,7 +7,7 @@ import signal
 import sys
 from typing import Final
 
-from runahead.cuda_graphs.shape import LaunchShape
+from runahead.cuda_graphs.device import LaunchShape
 from runahead.runtime.process.rank import main
 from runahead.runtime.programs.cpu.program import HostProgram
 

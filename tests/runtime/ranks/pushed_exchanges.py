@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import torch
 
-from runahead.runtime.kernels.share import Share
+from runahead.runtime.kernels.ranks import Share
 from tests.runtime.kernels.triton_device import triton_device
 
 triton_device()

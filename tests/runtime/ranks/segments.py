@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.kernels.ranks import ONE_RANK
-from runahead.runtime.kernels.share import Share
+from runahead.runtime.kernels.ranks import ONE_RANK, Share
 from runahead.runtime.models.decoder import Decoder
 
 

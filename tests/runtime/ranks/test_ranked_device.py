@@ -10,12 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runahead.cuda_graphs.device import DeviceError
+from runahead.cuda_graphs.device import DeviceError, LaunchShape
 from runahead.cuda_graphs.host_device import HostDevice
 from runahead.cuda_graphs.rings import FAULT_PLAN_NUMBER, STATUS_FAULT, RingLayout, RingMemory
-from runahead.cuda_graphs.shape import LaunchShape
-from runahead.runtime.launch_shape import shape_of
-from runahead.runtime.plan import LaunchPlan, stage
+from runahead.runtime.plan import LaunchPlan, shape_of, stage
 from runahead.runtime.ranks.rank_loop import follow_launches
 from runahead.runtime.ranks.ranked_device import RankedDevice
 from runahead.runtime.ranks.segment import (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from runahead.cuda_graphs.shape import Form
+from runahead.cuda_graphs.device import Form
 from runahead.runtime.kernels.ranks import Ranks
 from runahead.runtime.kernels.reference.sampling import sample_rows
 from runahead.runtime.kernels.reference.vocab_parts import sample_part

@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import HELD, STOPPED, VOID, cell_tag
-from runahead.runtime.launch_shape import shape_of
 from runahead.runtime.memory.block_pool import BlockPool
-from runahead.runtime.plan import PLAN_WORDS, LaunchPlan, stage
-from runahead.runtime.scheduler.draft_choice import DraftChoice
+from runahead.runtime.plan import PLAN_WORDS, LaunchPlan, shape_of, stage
+from runahead.runtime.scheduler.drafts import DraftChoice
 from runahead.runtime.scheduler.ledger import Launch, Ledger
 from runahead.runtime.scheduler.outcomes import Deferred
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runahead.runtime.engine.interval_log import LogMode
+from runahead.runtime.engine.figures import LogMode
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from tests.runtime.chain import Chain, make_chain, no_step

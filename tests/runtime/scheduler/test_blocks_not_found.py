@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from runahead.cuda_graphs.device import LaunchShape
 from runahead.cuda_graphs.rings import NON_FINITE, STOPPED
-from runahead.cuda_graphs.shape import LaunchShape
 from runahead.runtime.programs.cpu.inputs import Queries
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason, SamplingParams

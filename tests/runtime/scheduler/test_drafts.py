@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from runahead.cuda_graphs.device import Form, LaunchShape
 from runahead.cuda_graphs.rings import FORCED
-from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime.plan import Chunk, LaunchPlan
-from runahead.runtime.scheduler.draft_choice import FixedChoice
-from runahead.runtime.scheduler.drafts import draft_policy
+from runahead.runtime.scheduler.drafts import FixedChoice, draft_policy
 from runahead.runtime.scheduler.ledger import Launch, Ledger
 from runahead.runtime.scheduler.outcomes import Commit, Deferred
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits

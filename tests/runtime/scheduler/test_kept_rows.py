@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from runahead.cuda_graphs.device import LaunchShape
 from runahead.cuda_graphs.rings import NON_FINITE, STOPPED, VOID
-from runahead.cuda_graphs.shape import LaunchShape
 from runahead.runtime.scheduler.ledger import Launch, LedgerError
 from runahead.runtime.scheduler.outcomes import Commit
 from runahead.runtime.scheduler.steady_decode import KeptRows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from runahead.cuda_graphs.shape import Form, LaunchShape
+from runahead.cuda_graphs.device import Form, LaunchShape
 from runahead.runtime.scheduler.ledger import Launch, Ledger, LedgerError
 
 

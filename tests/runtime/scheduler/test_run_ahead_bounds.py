@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runahead.cuda_graphs.shape import LaunchShape
+from runahead.cuda_graphs.device import LaunchShape
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import SamplingParams
 from tests.cuda_graphs.simulated_device import SimulatedDevice

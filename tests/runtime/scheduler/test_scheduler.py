@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from runahead.cuda_graphs.device import Form, LaunchShape
 from runahead.cuda_graphs.rings import NON_FINITE, STOPPED, cell_tag
-from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.plan import CHUNK_ROW, CHUNK_START, CHUNK_TOKENS, PLAN_WORDS
 from runahead.runtime.scheduler.ledger import Launch, Ledger, LedgerError

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runahead.cuda_graphs.shape import LaunchShape
+from runahead.cuda_graphs.device import LaunchShape
 from runahead.runtime.plan import HEADER, HEADER_WORDS, LaunchPlan, read_plan
 from runahead.runtime.scheduler.ledger import Launch
 from runahead.runtime.scheduler.plan_builder import NO_APPENDS

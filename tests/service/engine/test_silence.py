@@ -17,8 +17,8 @@ from google.rpc import error_details_pb2
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
+from runahead.runtime import watchdog
 from runahead.runtime.engine import loop as engine_loop
-from runahead.runtime.engine import watchdog
 from runahead.runtime.process import main
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason

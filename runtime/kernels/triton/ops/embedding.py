@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from runahead.runtime.kernels.share import WHOLE, Share
+from runahead.runtime.kernels.ranks import WHOLE, Share
 
 _BLOCK: Final = 1024
 

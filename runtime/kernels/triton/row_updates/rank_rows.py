@@ -1,5 +1,5 @@
 """Row state that the first rank decides and every rank copies: S's results and drafts.
-`runahead.runtime.programs.cpu.rank_rows` does the same on the CPU.
+`runahead.runtime.programs.cpu.sampler` does the same on the CPU.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, cast
 import torch
 import triton
 
-from runahead.cuda_graphs.shape import Form
+from runahead.cuda_graphs.device import Form
 from runahead.runtime.kernels.ranks import DeviceRanks, Ranks
 from runahead.runtime.kernels.reference.sampling import Sampled
 from runahead.runtime.kernels.row_state import PenaltyState, RowState
