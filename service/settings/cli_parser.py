@@ -9,6 +9,7 @@ from itertools import takewhile
 from typing import Any, Final, NoReturn
 
 EXIT_USAGE: Final = 2
+_GONE: Final = {"exact": "all kernels are exact"}  # former settings
 
 
 class _Paragraphs(argparse.HelpFormatter):
@@ -49,7 +50,11 @@ class Parser(argparse.ArgumentParser):
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """Return `; did you mean X?` as the end of a sentence, or empty without a similar name."""
+    """Return `; did you mean X?` as the end of a sentence, why a former setting is gone, or empty without a similar
+    name. given: a flag, a variable or a name."""
+    name = given.lstrip("-").lower().rpartition("__")[2]
+    if name in _GONE:
+        return f"; it is gone: {_GONE[name]}"
     close = difflib.get_close_matches(given, list(known), n=1)
     return f"; did you mean {close[0]}?" if close else ""
 

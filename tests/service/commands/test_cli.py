@@ -303,7 +303,7 @@ def test_every_field_of_the_request_has_a_flag_with_a_help_text() -> None:
         (["serve", "--prot", "1"], "runahead serve: --prot is not a flag; did you mean --port?"),
         (["serve", "--port=1", "--max-row=2"], "--max-row is not a flag; did you mean --max-rows?"),
         (["serve", "--zzz"], "runahead serve: --zzz is not a flag (see runahead serve --help)"),
-        (["serve", "--exact", "on"], "runahead serve: --exact is not a flag (see"),
+        (["serve", "--exact", "on"], "runahead serve: --exact is not a flag; it is gone: all kernels are exact (see"),
         (["serve", "now"], "runahead serve: unexpected argument 'now'"),
         (["generate", "x", "--temprature", "1"], "runahead generate: --temprature is not a flag; did you mean --temp"),
         (["--versoin"], "runahead: --versoin is not a flag; did you mean --version?"),
