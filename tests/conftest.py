@@ -55,7 +55,7 @@ else:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--seeds", type=int, default=16, metavar="N", help="random workloads that each parity test runs (16)"
+        "--seeds", type=int, default=8, metavar="N", help="random workloads that each parity test runs (8)"
     )
     parser.addoption(
         "--schemas",
