@@ -37,6 +37,8 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONUNBUFFERED := 1
+# Empty is unset: some machines set it, and then each process of a service compiles our modules again, 0.4 s in an engine.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 ifeq ($(filter bundled smollm2,$(MODEL)),)
@@ -199,11 +201,12 @@ $(STAMPS)/venv:
 	@mkdir -p $(STAMPS)
 	@touch $@
 
-# checkov wants other releases than ours: no constraints, since its own file pins all that there is.
+# checkov wants other releases than ours: no constraints, since its own file pins all that there is. Most of its modules
+# are never imported: they are compiled when they are.
 $(STAMPS)/validators: tests/deploy/validators.txt tests/deploy/promtool.sh | $(STAMPS)/venv
 	@echo "installing validators of manifests into $(VENV)/validators (a minute the first time)"
 	@$(PYTHON) -m venv $(VENV)/validators
-	@PIP_CONSTRAINT= PIP_BUILD_CONSTRAINT= $(VENV)/validators/bin/python -m pip install --quiet --requirement $<
+	@PIP_CONSTRAINT= PIP_BUILD_CONSTRAINT= $(VENV)/validators/bin/python -m pip install --quiet --no-compile --requirement $<
 	@tests/deploy/promtool.sh $(VENV)/validators
 	@touch $@
 

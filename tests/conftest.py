@@ -15,7 +15,7 @@ import pytest
 # Before torch is imported anywhere, and inherited by every process a test starts: many small products on two cores are
 # slower with more threads, and tests of the service run an engine beside the test's own process.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Where a test asks for more of them than a busy machine has cores, those that wait for the others sleep.
+# Where a test asks for more of them than a busy machine has cores, waiting threads sleep.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # A shell ignores SIGINT for what it starts in the background, and nohup SIGHUP. Whatever a test starts would inherit
@@ -55,7 +55,7 @@ else:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--seeds", type=int, default=16, metavar="N", help="random workloads that each parity test runs (16)"
+        "--seeds", type=int, default=8, metavar="N", help="random workloads that each parity test runs (8)"
     )
     parser.addoption(
         "--schemas",

@@ -27,6 +27,28 @@ KvScales = Callable[[str, int], torch.Tensor]
 EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
+def computed(tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Compute float32 numbers from a tensor, element by element. change: takes and returns float32. A description
+    (device `meta`) only changes its dtype: for arithmetic there, torch loads its compiler, 2 s of CPU time.
+    """
+    wide = tensor.float()
+    return wide if wide.is_meta else change(wide)
+
+
+def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Join tensors of one dtype by rows, [n, ...]; descriptions as `computed` says."""
+    if parts[0].is_meta:
+        return parts[0].new_empty((sum(map(len, parts)), *parts[0].shape[1:]))
+    return torch.cat([*parts])
+
+
+def in_order(tensor: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """Return rows of a tensor, [n, ...]. order: int64 [n]. Descriptions as `computed` says."""
+    if tensor.is_meta:
+        return tensor.new_empty((len(order), *tensor.shape[1:]))
+    return tensor[order.to(tensor.device)]
+
+
 @dataclass(frozen=True, slots=True)
 class TensorStack:
     """Checkpoint tensors that are stacked by rows into one. rows: of each. dtype: of the stack; None: the model's. own:
@@ -140,7 +162,7 @@ class TensorReader:
         """
         stack, order = self._stack(TensorStack(names, rows, columns, dtype, None, inputs), own)
         part = self._fill(stack)
-        return part if order is None else part[order.to(part.device)]
+        return part if order is None else in_order(part, order)
 
     def of_tokens(self, name: str, vocab: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the rank's rows of a matrix with one for each token, and what a draft head reads: the whole matrix, of
@@ -203,7 +225,7 @@ class TensorReader:
             weight = torch.empty(found.shape, dtype=found.dtype, device="meta")
         else:
             weight = self._fill(stack)
-            weight = self.pack(weight if order is None else weight[order.to(weight.device)])
+            weight = self.pack(weight if order is None else in_order(weight, order))
         # Every rank requests it, so that random weights are equal on all of them.
         added = self.tensor(tuple(f"{name}.bias" for name in names), rows, own=own) if bias else None
         return Linear(weight, added if inputs is None or self.share.is_first else None, found)

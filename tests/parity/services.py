@@ -21,13 +21,10 @@ WORKLOAD_S = 240.0  # six services may run it side by side, beside other tests
 _STARTING = 2  # at once
 
 
-def depths_in(pool: str, *, large: bool) -> tuple[str, ...]:
-    """Depths of the services of a pool. `make parity` (large) has every depth, and so have in every run the cells of
-    `test_parity.py` in a roomy pool. Else there are serial and the deepest chain, and in the roomy pool the shallowest:
-    most of the time of a cell is the start of its services."""
-    if large:
-        return DEPTHS
-    return ("serial", "1", "4") if pool == "roomy" else ("serial", "4")
+def depths_of(*, large: bool) -> tuple[str, ...]:
+    """Depths of services: `make parity` (large) has every depth, every run serial and the deepest chain, and beside
+    them the default depth in the roomy pool of `test_parity.py`. A third of a cell's time is its services' start."""
+    return DEPTHS if large else ("serial", "4")
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import pytest
 from tests.parity.drafted_cells import Cell, Services, check_cell
 from tests.parity.drafters import OF_POOLS, UNDRAFTED, WITH_WEIGHTS, flags_of
 from tests.parity.matrix import EVENTS
-from tests.parity.services import depths_in, services_at_every_depth
+from tests.parity.services import depths_of, services_at_every_depth
 from tests.parity.test_parity import POOLS
 
 pytestmark = pytest.mark.timeout(0)  # each workload has its own
@@ -100,7 +100,7 @@ def started(without: str, large: bool, tmp_path_factory: pytest.TempPathFactory)
                 stack.close()
                 running.clear()
                 flags = ["--threads", "1", *POOLS[pool], *flags_of(drafter, folder), "--draft-tokens", drafts]
-                depths = depths_in(pool, large=large)
+                depths = depths_of(large=large)
                 urls = services_at_every_depth(lambda i: [*flags, "--jitter-seed", str(27 + i)], depths)
                 running[pool, drafter, drafts] = Services(pool, drafter, drafts, stack.enter_context(urls), without)
             return running[pool, drafter, drafts]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.parity.matrix import EVENTS, saw_depth, saw_kind
-from tests.parity.services import depths_in, services_at_every_depth
+from tests.parity.services import depths_of, services_at_every_depth
 from tests.parity.test_parity import ATTEMPTS, POOLS, compare_runs, run_cell, table
 from tests.parity.upcycled import upcycled
 
@@ -56,7 +56,7 @@ def started(model: tuple[str, ...], large: bool) -> Iterator[Started]:
                 stack.close()
                 running.clear()
                 flags = ["--threads", "1", *model, *POOLS[pool]]
-                depths = depths_in(pool, large=large)
+                depths = depths_of(large=large)
                 services = services_at_every_depth(lambda i: [*flags, "--jitter-seed", str(47 + i)], depths)
                 running[pool] = stack.enter_context(services)
             return running[pool]

@@ -13,7 +13,7 @@ from tests.parity.comparing import compare
 from tests.parity.services import BLOCK, CHUNK, ROWS, run_everywhere
 from tests.parity.workload import CONTEXT, workload
 
-BEFORE = 10  # launches, handles and calls before a border
+BEFORE = 6  # launches, handles and calls before a border
 STARTS = (0, (1 << 31) - BEFORE, (1 << 32) - BEFORE)
 FLAGS = [
     "--context-length", str(CONTEXT), "--block-size", str(BLOCK), "--prefill-chunk", str(CHUNK),
@@ -31,14 +31,13 @@ def test_a_service_across_a_border_of_its_counters_answers_as_one_that_began_at_
             str(start): stack.enter_context(local_service([*FLAGS, "--counters-from", str(start)])).url
             for start in starts
         }
-        for seed in range(2):
-            asked = workload(seed)
-            answers = asyncio.run(run_everywhere(services, asked))
-            for start in starts[1:]:
-                for i, (item, ours, theirs) in enumerate(
-                    zip(asked, answers["0"], answers[str(start)], strict=True), start=1
-                ):
-                    compare(item, ours, theirs, f"seed {seed}, request {i}, counters from {start}")
+        asked = workload(0)
+        answers = asyncio.run(run_everywhere(services, asked))
+        for start in starts[1:]:
+            for i, (item, ours, theirs) in enumerate(
+                zip(asked, answers["0"], answers[str(start)], strict=True), start=1
+            ):
+                compare(item, ours, theirs, f"request {i}, counters from {start}")
         for start in starts:
             stats = asyncio.run(stats_at_rest(services[str(start)]))
             assert stats.requests.submitted > 2 * BEFORE, "the handles went across the border"

@@ -18,8 +18,8 @@ from tests.parity.services import BLOCK, DEPTHS
 pytestmark = pytest.mark.timeout(0)
 
 N: Final = 16  # with --large
-FEW: Final = 8  # more than there are rows
-ROWS: Final = 6
+FEW: Final = 4  # more than there are rows
+ROWS: Final = 3
 TIMEOUT_S: Final = 240
 PROMPT: Final = (
     "def parse(path):\n    '''Read lines of a file, and keep those that are not empty.'''\n    with open(path) as file:"

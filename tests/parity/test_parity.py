@@ -19,7 +19,7 @@ from tests.parity.request_kinds import KINDS
 from tests.parity.services import (
     BLOCK,
     DEPTHS,
-    depths_in,
+    depths_of,
     figures_everywhere,
     run_everywhere,
     services_at_every_depth,
@@ -38,7 +38,7 @@ POOLS = {
 BARRIER_INTERVAL = {"roomy": 0, "tight": 0, "barrier": LOG_INTERVAL}
 
 
-def _services(pool: str, depths: Sequence[str] = DEPTHS) -> Iterator[dict[str, str]]:
+def _services(pool: str, depths: Sequence[str]) -> Iterator[dict[str, str]]:
     """URLs by depth."""
     flags = ["--threads", "1", *POOLS[pool]]
     with services_at_every_depth(lambda i: [*flags, "--jitter-seed", str(7 + i)], depths) as urls:
@@ -46,18 +46,18 @@ def _services(pool: str, depths: Sequence[str] = DEPTHS) -> Iterator[dict[str, s
 
 
 @pytest.fixture(scope="module")
-def roomy() -> Iterator[dict[str, str]]:
-    yield from _services("roomy")
+def roomy(large: bool) -> Iterator[dict[str, str]]:
+    yield from _services("roomy", DEPTHS if large else ("serial", "2", "4"))
 
 
 @pytest.fixture(scope="module")
 def tight(large: bool) -> Iterator[dict[str, str]]:
-    yield from _services("tight", depths_in("tight", large=large))
+    yield from _services("tight", depths_of(large=large))
 
 
 @pytest.fixture(scope="module")
 def barrier(large: bool) -> Iterator[dict[str, str]]:
-    yield from _services("barrier", depths_in("barrier", large=large))
+    yield from _services("barrier", depths_of(large=large))
 
 
 # ---------------------------------------------------------------- the matrix
@@ -159,8 +159,9 @@ def test_every_depth_gives_the_answers_of_serial_to_random_workloads(tight: dict
     print("\nasked for: " + ", ".join(f"{name} {count}" for name, count in asked_for.items()))
     print("happened, at depths " + ", ".join(tight) + ": " + table(list(happened.values())))
     assert all(asked_for.values()), asked_for
+    # When a row asks for a block of the small pool depends on timing; the cells force each event at each depth.
+    assert all(any(counts[name] for counts in happened.values()) for name in happened["serial"]), happened
     for depth, counts in happened.items():
-        assert all(counts[name] for name in counts if name not in CHAINED), counts
         assert counts["generated tokens"] >= 3 * counts["launches"], "fewer than 3 rows were live on average"
         if depth == "serial":
             assert counted(after[depth])["overlapped launches"] == 0

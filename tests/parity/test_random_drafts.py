@@ -18,7 +18,7 @@ from tests.parity.client import Answer
 from tests.parity.comparing import compare
 from tests.parity.drafters import OF_HYBRID, OF_RANDOM_WORKLOADS, WITH_WEIGHTS, flags_of, flags_without
 from tests.parity.figures import check_at_rest, grown
-from tests.parity.services import depths_in, figures_everywhere, run_everywhere, services_at_every_depth
+from tests.parity.services import depths_of, figures_everywhere, run_everywhere, services_at_every_depth
 from tests.parity.structures import fits, is_structured, mixed_workload, nothing_was_left
 from tests.parity.test_parity import POOLS, table
 from tests.parity.workload import Asked
@@ -26,7 +26,7 @@ from tests.parity.workload import Asked
 pytestmark = pytest.mark.timeout(0)  # each workload has its own
 
 EVERY = 5  # of the seeds: other tests live through the others
-EVERY_OF_HYBRID = 3 * EVERY  # two workloads in every run
+EVERY_OF_HYBRID = 7  # two workloads in every run
 
 
 def events(asked: list[Asked], answers: list[Answer]) -> Counter[str]:
@@ -88,9 +88,7 @@ def test_random_workloads_have_the_answers_of_serial_without_drafts(
     flags = ["--threads", "1", *POOLS["tight"]]
     drafting = [*flags, *flags_of(drafter, tmp_path), "--draft-tokens", drafts]
     without = [*flags, *flags_without(drafter, tmp_path)]
-    with services_at_every_depth(
-        lambda i: [*drafting, "--jitter-seed", str(61 + i)], depths_in("tight", large=large)
-    ) as urls:
+    with services_at_every_depth(lambda i: [*drafting, "--jitter-seed", str(61 + i)], depths_of(large=large)) as urls:
         before = asyncio.run(figures_everywhere(urls))
         happened: dict[str, Counter[str]] = {depth: Counter() for depth in urls}
         for seed in seeds[:: EVERY_OF_HYBRID if drafter == OF_HYBRID else EVERY]:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.parity.matrix import EVENTS, Run, saw_depth
 from tests.parity.recurrent_checkpoints import HEADED, TRAINED, checkpoint_of
-from tests.parity.services import depths_in, services_at_every_depth
+from tests.parity.services import depths_of, services_at_every_depth
 from tests.parity.test_parity import ATTEMPTS, POOLS, compare_runs, run_cell, table
 
 pytestmark = pytest.mark.timeout(0)  # each workload has its own
@@ -53,7 +53,7 @@ def started(large: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
             if (family, pool, drafts) not in running:
                 of_a_pool.close()
                 running.clear()
-                depths = [depth for depth in depths_in(pool, large=large) if (pool, depth) != ("roomy", "serial")]
+                depths = [depth for depth in depths_of(large=large) if (pool, depth) != ("roomy", "serial")]
                 urls = start(of_a_pool, family, pool, drafts, *depths)
                 running[family, pool, drafts] = {(pool, depth): url for depth, url in urls.items()}
             return {**running[family, pool, drafts], ("roomy", "serial"): expected[family]}

@@ -100,6 +100,7 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+@cache
 def flags_of(*commands: str) -> set[str]:
     """Flags of commands of `runahead`."""
     clients = {

@@ -57,6 +57,23 @@ def test_a_chat_loads_nothing_of_a_server_and_its_template_s_process_neither() -
     assert not template & {"grpc", "runahead.v1"}
 
 
+def test_what_describes_a_model_loads_no_compiler() -> None:
+    """Of each public checkpoint: arithmetic on the device `meta` would, and every start describes its model."""
+    loaded = modules_after(
+        "import json, pathlib, tempfile\n"
+        "from runahead.runtime.checkpoint import open_checkpoint\n"
+        "from runahead.runtime.models.read_config import load_config\n"
+        "from runahead.runtime.models.weights import described\n"
+        "from tests.runtime.models.public_configs import PUBLIC\n"
+        "with tempfile.TemporaryDirectory() as folder:\n"
+        "    for keys in PUBLIC.values():\n"
+        "        pathlib.Path(folder, 'config.json').write_text(json.dumps(keys))\n"
+        "        described(load_config(open_checkpoint(pathlib.Path(folder))))\n"
+    )
+    assert "runahead.runtime.models.weights" in loaded
+    assert not loaded & {"torch._dynamo", "sympy"}
+
+
 def test_a_client_that_installs_the_package_imports_the_contract() -> None:
     loaded = modules_after("import os; os.chdir('/')\nimport runahead.v1.generation_service_pb2_grpc")
     assert {"runahead.v1", "runahead.v1.generate_pb2", "runahead.v1.generation_service_pb2_grpc"} <= loaded

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -39,6 +40,7 @@ FUNCTIONS_THAT_WRITE: Final = frozenset(
 )  # to their first argument
 
 
+@cache
 def columns() -> frozenset[str]:
     return frozenset(name for name in vars(Rows(1, 1, 1)) if not name.startswith("_")) - {"max_rows", "token_times"}
 

@@ -69,6 +69,19 @@ def of_another_token(publisher: Publisher, commit: Commit, mine: NDArray[np.intp
     return _logprobs(publisher, commit, mine)[:1]
 
 
+# Seeds that break after few launches.
+SOON: dict[Callable[..., Any], int] = {
+    full_without_filters: 53,
+    full_without_masks: 42,
+    full_without_log_probabilities: 13,
+    masks_stay: 20,
+    half_a_seed: 2,
+    the_token_before: 13,
+    of_another_row: 7,
+    of_another_token: 1,
+}
+
+
 @pytest.mark.parametrize(
     ("place", "name", "mistake"),
     [
@@ -90,4 +103,4 @@ def test_whatever_is_drawn_or_described_wrongly_is_seen(
     monkeypatch: pytest.MonkeyPatch, place: object, name: str, mistake: Callable[..., Any]
 ) -> None:
     monkeypatch.setattr(place, name, mistake)
-    assert is_seen(next(broken_seeds(), None))
+    assert is_seen(next(broken_seeds(first=SOON.get(mistake, 0)), None))

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Activation, Attention, AttentionShape, Dense, Experts, Layer, Norm
 from runahead.runtime.kernels.ranks import ShareError
-from runahead.runtime.models.architecture import EMBEDDING, LM_HEAD, ModelWeights, TensorReader
+from runahead.runtime.models.architecture import EMBEDDING, LM_HEAD, ModelWeights, TensorReader, computed
 from runahead.runtime.models.blocks.mixer_shares import part_of_heads, part_of_width
 from runahead.runtime.models.blocks.partial_rope import norm_in_order, order_of_qkv, rotated_of
 from runahead.runtime.models.config.keys import READ_BY_ALL
@@ -319,4 +319,4 @@ def with_one_added(part: _Part) -> _Part:
 
 
 def one_added(norm: Norm) -> Norm:
-    return Norm(norm.weight.float() + 1.0, norm.eps)
+    return Norm(computed(norm.weight, lambda weight: weight + 1.0), norm.eps)

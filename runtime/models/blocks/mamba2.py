@@ -11,7 +11,7 @@ import torch
 
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Mamba2, Mamba2Shape, Norm
-from runahead.runtime.models.architecture import TensorReader
+from runahead.runtime.models.architecture import TensorReader, computed
 from runahead.runtime.models.blocks.dense import READ_BY_DENSE, DenseConfig
 from runahead.runtime.models.blocks.mixer_shares import part_of_mamba2
 from runahead.runtime.models.config.keys import unread
@@ -104,7 +104,7 @@ def mamba2(config: Mamba2Config, layer: int, tensors: TensorReader, *, eps: floa
         proj=tensors.linear((f"{prefix}in_proj",), (outputs,), hidden, bias=bias, own=part.outputs),
         conv_weight=by_channel("conv1d.weight", 1, shape.window),
         conv_bias=by_channel("conv1d.bias") if config.conv_bias else None,
-        a=-torch.exp(by_head("A_log").float()),
+        a=computed(by_head("A_log"), lambda log: -torch.exp(log)),
         d=by_head("D"),
         dt_bias=by_head("dt_bias"),
         dt_limits=config.dt_limits,

@@ -14,6 +14,7 @@ import torch
 
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import AttentionShape, Norm
+from runahead.runtime.models.architecture import in_order
 from runahead.runtime.models.config.rope_values import rope_object
 from runahead.runtime.models.config.values import number
 
@@ -61,5 +62,4 @@ def norm_in_order(norm: Norm, rotated: int | None) -> Norm:
     """Return a norm of heads in the order of `order_of_qkv`."""
     if rotated is None:
         return norm
-    order = head_order(norm.weight.numel(), rotated)
-    return Norm(norm.weight[order.to(norm.weight.device)], norm.eps)
+    return Norm(in_order(norm.weight, head_order(norm.weight.numel(), rotated)), norm.eps)

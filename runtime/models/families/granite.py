@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from runahead.runtime.checkpoint import CheckpointError, StoredTensor
 from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.layers import Dense, FeedForward, Layer, Norm
-from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
+from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader, computed
 from runahead.runtime.models.blocks.dense import (
     READ_BY_DENSE,
     DenseConfig,
@@ -101,8 +101,8 @@ def _divided_weights(config: _Config, tensors: TensorReader, layer: LayerOf[_Con
     multiplier = config.residual_multiplier
     divided = replace(config, rms_norm_eps=config.rms_norm_eps / multiplier**2)
     weights = dense_weights(divided, tensors, layer, *ropes, embedding_scale=config.embedding_multiplier / multiplier)
-    last = weights.final_norm
-    return replace(weights, final_norm=Norm(last.weight.float() / config.logits_scaling, last.eps))
+    last, scaling = weights.final_norm, config.logits_scaling
+    return replace(weights, final_norm=Norm(computed(last.weight, lambda weight: weight / scaling), last.eps))
 
 
 # ------------------------------------------------------------ Granite 3

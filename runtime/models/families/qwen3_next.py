@@ -33,7 +33,15 @@ from runahead.runtime.kernels.layers import (
     Linear,
     Norm,
 )
-from runahead.runtime.models.architecture import Architecture, HeadWeights, ModelWeights, OwnHeads, TensorReader
+from runahead.runtime.models.architecture import (
+    Architecture,
+    HeadWeights,
+    ModelWeights,
+    OwnHeads,
+    TensorReader,
+    computed,
+    joined,
+)
 from runahead.runtime.models.blocks.dense import (
     LayerOf,
     dense_weights,
@@ -155,7 +163,7 @@ def gated_attention(config: Qwen3NextConfig, layer: int, tensors: TensorReader) 
         q = tensors.tensor((f"{prefix}q_proj.{kind}",), (2 * shape.q_size,), *columns, own=both)
         k = tensors.tensor((f"{prefix}k_proj.{kind}",), (shape.kv_size,), *columns, own=keys)
         v = tensors.tensor((f"{prefix}v_proj.{kind}",), (shape.kv_size,), *columns, own=values)
-        return torch.cat([q[: queries.numel()], k, v]), q[queries.numel() :].clone()
+        return joined([q[: queries.numel()], k, v]), q[queries.numel() :].clone()
 
     def head_norm(name: str) -> Norm:
         return norm_in_order(one_added(tensors.norm(f"{prefix}{name}", size, eps)), config.rotated)
@@ -214,7 +222,7 @@ def gated_delta(
         norm=one_added(tensors.norm(f"{own}input_layernorm", hidden, eps)),
         proj=tensors.linear(names, rows, hidden, bias=False, own=order),
         conv_weight=tensors.tensor((f"{prefix}conv1d.weight",), (shape.channels,), 1, shape.window, own=part.channels),
-        a=-torch.exp(by_head("A_log").float()),
+        a=computed(by_head("A_log"), lambda log: -torch.exp(log)),
         dt_bias=by_head("dt_bias"),
         gated_norm=tensors.norm(f"{prefix}norm", shape.value_dim, eps),
         out=tensors.linear((f"{prefix}out_proj",), (hidden,), shape.inner, bias=False, inputs=part.inner),

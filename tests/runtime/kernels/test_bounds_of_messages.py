@@ -57,7 +57,7 @@ def accepted(sampling: SamplingParams) -> SamplingParams | None:
     return arrived.sampling
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=150)
 @given(asked=_sampling, seed=st.integers(0, 1 << 30))
 def test_every_message_that_is_taken_has_a_token_of_its_own_and_so_has_its_neighbour(
     asked: dict[str, float], seed: int
