@@ -58,7 +58,7 @@ def test_a_chat_loads_nothing_of_a_server_and_its_template_s_process_neither() -
 
 
 def test_what_describes_a_model_loads_no_compiler() -> None:
-    """Of each public checkpoint: arithmetic on the device `meta` would, and every start describes its model."""
+    """Arithmetic on the device `meta` would. Each public checkpoint is described, as at every start."""
     loaded = modules_after(
         "import json, pathlib, tempfile\n"
         "from runahead.runtime.checkpoint import open_checkpoint\n"
