@@ -6,15 +6,19 @@ import asyncio
 import contextlib
 import sys
 
+import structlog
+
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.wire.engine_config import ConfigError
 from runahead.service.engine.request_stream import EngineLostError
 from runahead.service.log.logs import configure_logs
-from runahead.service.processes import start_lines
 from runahead.service.processes.children import EngineStartError, FrontEndStartError
 from runahead.service.processes.ports import Ports
 from runahead.service.processes.supervisor import supervise
 from runahead.service.settings.server_config import EXIT_CANNOT_START, ServerConfig, check_server_config
+from runahead.service.version import full_version
+
+log = structlog.get_logger(__name__)
 
 
 def run(config: ServerConfig) -> int:
@@ -25,7 +29,8 @@ def run(config: ServerConfig) -> int:
     try:
         check_server_config(config)
         configure_logs(config.front_end.log)
-        start_lines.say_loading(config)
+        engine = config.engine
+        log.info("starting", model=engine.served_name, device=engine.device, version=full_version())
         with contextlib.closing(Ports.reserve(config.front_end, config.engine.spelling)) as ports:
             return asyncio.run(supervise(config, ports))
     except FrontEndStartError as error:

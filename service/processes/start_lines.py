@@ -1,4 +1,4 @@
-"""What `runahead serve` prints at a terminal beside its log: loading and serving."""
+"""What `runahead serve` prints at a terminal beside its log: what it serves, and how to call it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,14 @@ from runahead.service.settings.settings import FrontEndSettings
 _EVERY: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # wildcard addresses and the loopback address to call
 
 
-def say_loading(config: ServerConfig) -> None:
-    """Print what is loaded, before anything slow."""
-    _say(config, f"loading {config.engine.served_name}")
-
-
 def say_serving(config: ServerConfig, port: int, device: str) -> None:
     """Print the address, the model, the device and a command that calls this service."""
     settings, host = config.front_end, config.front_end.host.strip("[]")
     prompt = "--token-ids 1,2,3" if settings.tokenizer == "none" else "'def fibonacci(n):'"
     call = f"runahead generate {prompt} {_flags(settings, _address(_EVERY.get(host, host), port))}"
-    _say(config, f"{_address(host, port)} serves {config.engine.served_name} on {device}; call it: {call}")
+    if draws_on_a_terminal(settings.log):
+        line = f"{_address(host, port)} serves {config.engine.served_name} on {device}; call it: {call}"
+        print(printable(line), file=sys.stderr, flush=True)
 
 
 def _address(host: str, port: int) -> str:
@@ -39,8 +36,3 @@ def _flags(settings: FrontEndSettings, url: str) -> str:
     if settings.callers:
         flags.append("--token-file FILE")
     return " ".join(flags)
-
-
-def _say(config: ServerConfig, line: str) -> None:
-    if draws_on_a_terminal(config.front_end.log):
-        print(printable(line), file=sys.stderr, flush=True)
