@@ -146,6 +146,7 @@ sim: SEEDS = 500
 sim: FIRST ?= 0
 sim: $(STAMPS)/test ## SEEDS random scripts (500) from FIRST (0) on the simulated device, at every depth; counts events
 	@$(BIN)/python -m tests.simulation --seeds $(SEEDS) --first $(FIRST) $(ARGS)
+	@$(BIN)/python -m pytest tests/simulation/test_courses.py -q --large
 
 long-run: BITS ?= 31
 long-run: MINUTES ?= 20

@@ -45,7 +45,8 @@ def drafting_files(
 
 def drafting_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, files: DraftingFiles | None) -> int:
     """Return the bytes of a drafter's weights on the first rank, which drafts for all, and of other ranks' rows of the
-    model's matrices that it reads. files: None without a drafter with weights."""
+    model's matrices that it reads, without copies that a CPU's kernels make. files: None without a drafter with
+    weights."""
     if files is None:
         return 0
     matrix, ranks = model.vocab_size * model.hidden_size, config.tensor_parallel

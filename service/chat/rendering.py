@@ -142,7 +142,7 @@ class Rendering:
         self._codes: dict[str, CodeType] = {}
 
     def text(self, asked: Asked) -> str:
-        """Render the prompt. Raises ChatFault, TemplateSyntaxError and the errors of `template_sandbox.rendered`."""
+        """Render the prompt. Raises ChatFault, TemplateSyntaxError and the errors of `rendered`."""
         values = chat_values(asked, self._orders.tokens, self._orders.special)
         if asked.continue_last:
             last = values["messages"][-1]

@@ -120,7 +120,7 @@ def _counts(counts: Mapping[str, int] | Mapping[int, int]) -> str:
 
 def _event(kind: str, event: stats_pb2.EventStats) -> str:
     """Format an event: how often it happened, and how often the chain stayed overlapped."""
-    return f"{kind} {event.count} (chain held {event.held} of {event.count - event.idle})"
+    return f"{kind} {event.count} ({event.held} of {event.count - event.idle} without a drained chain)"
 
 
 def _each(total: float, number: int) -> str:

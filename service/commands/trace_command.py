@@ -144,8 +144,8 @@ def _of_kind(kind: str, launches: Sequence[TimedLaunch]) -> str:
     pairs = [(one, other) for one, other in pairwise(launches) if other.kind == kind and not other.first_after_idle]
     between = sum(_idle(one, other) for one, other in pairs)
     share = 100 * (between + inside) / max(busy + between, 1e-9)
-    of = f"of {busy + between:.0f}: {share:.1f} %"
-    return f"  {kind:<8}{between:.0f} µs before them and at most {inside:.0f} inside, {of}"
+    of = f"of {busy + between:.0f} µs: {share:.1f} %"
+    return f"  {kind:<8}{between:.0f} µs before and at most {inside:.0f} µs inside, {of}"
 
 
 def _idle(before: TimedLaunch, after: TimedLaunch) -> float:

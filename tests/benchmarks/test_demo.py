@@ -140,5 +140,5 @@ def test_lifecycle_figures_say_how_often_the_chain_held() -> None:
     assert "48 from the prefix cache, 32 recomputed" in lines
     assert "at boundaries 15 reserved, 12 adopted, 3 returned" in lines
     assert "13 of 16 penalty slots free, 1 fenced" in lines
-    assert "events    admitted 5 (chain held 3 of 4), paused 2 (chain held 2 of 2)" in lines
+    assert "events    admitted 5 (3 of 4 without a drained chain), paused 2 (2 of 2 without a drained chain)" in lines
     assert "aborted   DECODE: 4" in lines

@@ -15,7 +15,7 @@ from tests.simulation.witness import WANTED, Witness
 FEW, ALL = 30, 200  # of the seeds; `make sim` runs 500
 # Of the others 43, 48, 57 and 58 find mistakes that those before do not; in 35 an abort comes long before its request,
 # and in the last two a device fails, and a row leaves before it has reached its snapshot.
-SEEDS = (*range(FEW), 35, 43, 44, 48, 57, 58, 126, 173)
+SEEDS = (*range(FEW), 35, 43, 48, 57, 58, 126, 173)
 
 
 @cache

@@ -86,7 +86,7 @@ def read_dense(
 
     query_heads, kv_heads, positions, head_dim, vocab, eps, tied: defaults of missing keys. None: as many KV heads as
     query heads, and hidden_size divided by these; the number of query heads and positions are then required. rope:
-    reads theta and its scaling. share: rotated part of a head; None: all. activation: its key and the only supported
+    reads theta and its scaling. share: rotated fraction of a head; None: all. activation: key and the only supported
     value. flags: keys of biases, false if missing. own: fields of `kind` beside those of `DenseConfig`. Raises
     CheckpointError.
     """

@@ -62,13 +62,13 @@ def test_figures_are_right() -> None:
     assert lines[0] == "launches  1 to 5: 5 decode"
     assert lines[2] == "step      600.0 µs in the median, 600.0 at most"
     assert lines[3] == "idle      0.0 µs in the median, 0.0 at most between two launches"
-    assert lines[4] == "  decode  0 µs before them and at most 8 inside, of 3000: 0.2 %"
+    assert lines[4] == "  decode  0 µs before and at most 8 µs inside, of 3000 µs: 0.2 %"
     assert lines[5] == "plan      50.0 µs in the median, 50.0 at most"
     one = timeline_of(as_response(type(TRACED)(TRACED.launches[:1], ()), shares_clock=False))
     assert figures(one)[2:5] == [
         "step      none",
         "idle      none between two launches",
-        "  decode  0 µs before them and at most 2 inside, of 600: 0.2 %",
+        "  decode  0 µs before and at most 2 µs inside, of 600 µs: 0.2 %",
     ]
 
 
@@ -83,8 +83,8 @@ def test_idle_time_counts_for_the_kind_of_launch_that_was_waited_for() -> None:
     lines = figures(timeline)
     assert lines[3] == "idle      75.0 µs in the median, 100.0 at most between two launches"
     assert lines[4:6] == [
-        "  decode  50 µs before them and at most 0 inside, of 1850: 2.7 %",
-        "  mixed   100 µs before them and at most 80 inside, of 1000: 18.0 %",
+        "  decode  50 µs before and at most 0 µs inside, of 1850 µs: 2.7 %",
+        "  mixed   100 µs before and at most 80 µs inside, of 1000 µs: 18.0 %",
     ]
     assert [line.split() for line in each_launch(timeline)] == [
         ["launch", "kind", "rows", "prompt", "device", "µs", "idle", "before", "inside"],

@@ -1,4 +1,4 @@
-"""What follows a product of the vendor's library: the scale of the norm before, the bias and the activation, or the sum
+"""Rows in FP8 before a product of the vendor's library, and what follows one: the scale of the norm before, the bias and the activation, or the sum
 with the residual. Each value has the bits that `epilogue.py` makes of the same sums. Rows that a product with an FP8
 matrix reads are left in FP8 too, with the bits of `fp8_rows`.
 """
@@ -85,7 +85,7 @@ def _finish_kernel(
             value = squared_relu(value)
         if EPILOGUE == _ADD:
             value += others[r].to(tl.float32)
-        rounded = value.to(sums.dtype.element_ty)
+        rounded = value.to(out.dtype.element_ty if EPILOGUE == _ADD else sums.dtype.element_ty)
         read = rounded
         if EPILOGUE == _ADD or in_fp8 is None:
             tl.store(out + row * WIDTH + i, rounded, mask=inside & there)

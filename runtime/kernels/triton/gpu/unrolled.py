@@ -17,6 +17,6 @@ def longer(held, one):
 
 @triton.jit
 def joined(parts):
-    """Join eight tensors, [..., 2, 2, 2]: the last dimension is the number's highest bit."""
+    """Join eight tensors, [..., 2, 2, 2]: the last dimension is the number's lowest bit."""
     a, b, c, d, e, f, g, h = parts
     return tl.join(tl.join(tl.join(a, e), tl.join(c, g)), tl.join(tl.join(b, f), tl.join(d, h)))

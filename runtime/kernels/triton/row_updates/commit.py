@@ -140,7 +140,7 @@ def advance_kernel(
         tl.atomic_add(penalties.counts + own * VOCAB + token, n * 0 + 1, mask=kept & (own >= 0), sem="relaxed")
         if history is not None:
             tl.store(history + slot * CONTEXT + position, token, mask=kept)
-        tl.debug_barrier()  # later stores overwrite what other threads have read
+        tl.debug_barrier()  # later stores overwrite what other threads of the program, one warp, have read
         tl.store(state.last_token + slot, newest, mask=is_alive)
         tl.store(state.seq_len + slot, length + brought, mask=is_alive)
         tl.store(state.alive + slot, tl.where(end, 0, 1).to(tl.int8), mask=is_alive)
