@@ -1,6 +1,6 @@
-"""Rows in FP8 before a product of the vendor's library, and what follows one: the scale of the norm before, the bias and the activation, or the sum
-with the residual. Each value has the bits that `epilogue.py` makes of the same sums. Rows that a product with an FP8
-matrix reads are left in FP8 too, with the bits of `fp8_rows`.
+"""Rows in FP8 before a product of the vendor's library, and what follows one: the scale of the norm before, the bias
+and the activation, or the sum with the residual. Each value has the bits that `epilogue.py` makes of the same sums.
+Rows that a product with an FP8 matrix reads are left in FP8 too, with the bits of `fp8_rows`.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
