@@ -1,6 +1,6 @@
 """What all tests share: thread limits, signals that end what they start, where kernels of Triton run, no time limit for
-an example of a property, the switches of the command line, tests without tracing, the skip of GPU tests, what these
-give back, and what the garbage collector passes over."""
+an example of a property, the switches of the command line, the skip of GPU tests, what these give back, and what the
+garbage collector passes over."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import ctypes
 import gc
 import os
 import signal
-import sys
 from collections.abc import Generator
-from typing import Any
 
 import pytest
 
@@ -94,19 +92,6 @@ def without_gradients() -> Generator[None]:
 
     with torch.inference_mode():
         yield
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    """`make coverage` does not trace tests that are marked so."""
-    coverage = sys.modules.get("coverage")
-    tracing = coverage.Coverage.current() if coverage and item.get_closest_marker("untraced") else None
-    if tracing is None:
-        return (yield)
-    tracing.stop()
-    result = yield
-    tracing.start()
-    return result
 
 
 @pytest.hookimpl(wrapper=True)

@@ -90,7 +90,9 @@ def test_a_completion_that_a_router_asks_for_is_answered(channel: grpc.Channel, 
 
 def test_what_a_router_asks_of_a_text_holds(channel: grpc.Channel) -> None:
     assert text_of(completed(channel, "regex")) == "aaab"
-    assert re.fullmatch("(no)*yes", text_of(completed(channel, "ebnf")))
+    answers = completed(channel, "ebnf")  # of a random seed
+    is_cut = answers[-1].complete.finish_reason == "length"
+    assert re.fullmatch("(no)*(n|y|ye)?" if is_cut else "(no)*yes", text_of(answers))
     for what, expected in {"json_schema": OBJECT, "a named tool": OBJECT}.items():
         answers = completed(channel, what)
         assert answers[-1].complete.finish_reason == "length" or expected.fullmatch(text_of(answers))

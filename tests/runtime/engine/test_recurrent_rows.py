@@ -83,7 +83,6 @@ def alone(folder: Path) -> dict[int, list[int]]:
     return found
 
 
-@pytest.mark.untraced
 @pytest.mark.parametrize("phase", ["", "WAITING", "PREFILL", "DECODE", "PAUSED", "LEAVING"])
 def test_whoever_is_cancelled_in_whatever_phase_leaves_the_others_their_states(
     folder: Path, alone: dict[int, list[int]], phase: str
@@ -103,7 +102,6 @@ def test_whoever_is_cancelled_in_whatever_phase_leaves_the_others_their_states(
             assert found[handle] == expected, f"request {handle}"
 
 
-@pytest.mark.untraced
 @pytest.mark.parametrize("depth", [0, 4])
 def test_prompts_that_come_again_begin_with_a_snapshot_and_say_the_same(
     folder: Path, alone: dict[int, list[int]], depth: int

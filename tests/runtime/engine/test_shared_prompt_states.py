@@ -66,7 +66,6 @@ def test_each_completion_is_that_of_a_request_alone_and_the_prompt_is_computed_o
         assert (snapshots.free, life.engine.scheduler.pool.cached) == (snapshots.total, 0), "something is still found"
 
 
-@pytest.mark.untraced
 def test_all_at_once_in_few_rows_and_blocks(folder: Path, alone: dict[int, list[int]]) -> None:
     life = life_of(folder, 3, max_rows=3, num_blocks=17, prefix_cache=False)
     for i, prompt in enumerate(PROMPTS):

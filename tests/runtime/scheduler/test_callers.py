@@ -104,7 +104,6 @@ def test_a_caller_that_lacks_a_penalty_slot_gets_one_whatever_else_another_has_w
     chain.turn_until(lambda: 9 in chain.finished(), limit=16)
 
 
-@pytest.mark.untraced
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_rows_that_hold_all_blocks_leave_one_after_the_other_until_there_is_room(depth: int) -> None:
     """What a row gives back is not given to the rows beside it that wait for blocks, again and again."""

@@ -18,13 +18,6 @@ from tests.runtime.scheduler.taken_over import TakenOver, nothing_is_taken_over
 
 DEPTHS = [0, 1, 2, 4]
 STRETCH = 5  # launches with the same number of drafts
-# Depths, how often rows are held, and numbers of drafts. In every run each two of them meet.
-CASES = [
-    pytest.param(depth, holds, counts, marks=[pytest.mark.large] if (i + j + k) % 3 else [])
-    for i, depth in enumerate(DEPTHS)
-    for j, holds in enumerate((0.0, 0.3, 0.9))
-    for k, counts in enumerate(((0,), (3,), (0, 3, 1)))
-]
 
 
 class InTurn:
@@ -65,8 +58,9 @@ def played(depth: int, counts: Sequence[int], seed: int, holds: float, *, some_m
     return game
 
 
-@pytest.mark.untraced
-@pytest.mark.parametrize(("depth", "holds", "counts"), CASES)
+@pytest.mark.parametrize("counts", [(0,), (3,), (0, 3, 1)], ids=str)
+@pytest.mark.parametrize("holds", [0.0, 0.3, 0.9])
+@pytest.mark.parametrize("depth", DEPTHS)
 def test_rows_that_are_held_go_on_where_they_were(depth: int, holds: float, counts: Sequence[int]) -> None:
     for seed in range(2):
         game = played(depth, counts, seed, holds, some_may_hold=True)
@@ -118,7 +112,6 @@ class Anew(Written):
         nothing_is_taken_over(self.scheduler)
 
 
-@pytest.mark.untraced
 @pytest.mark.parametrize("holds", [0.0, 0.05, 0.5])
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_launches_of_rows_that_may_be_held_take_over_what_they_can_and_nothing_else(depth: int, holds: float) -> None:

@@ -62,7 +62,6 @@ def some(mix: str, dice: random.Random, requests: int) -> dict[int, tuple[int, i
     return asked
 
 
-@pytest.mark.untraced
 @pytest.mark.parametrize("priorities", [(0,), (0, 0, 1, 2)], ids=["equal", "by priority"])
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("depth", DEPTHS)

@@ -101,7 +101,6 @@ def name(rows: tuple[Row, Row]) -> str:
     return " + ".join(f"{'crosses' if row.crosses else 'stays'} and {row.fate}" for row in rows)
 
 
-@pytest.mark.untraced
 @pytest.mark.parametrize("rows", pairs(FATES), ids=name)
 @pytest.mark.parametrize("depth", [2, 4])
 def test_a_block_reserved_for_a_launch_in_flight(depth: int, rows: tuple[Row, Row]) -> None:

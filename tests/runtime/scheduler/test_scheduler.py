@@ -44,7 +44,6 @@ def cut_alone(prompt_len: int) -> list[tuple[int, int]]:
     return [(start, min(CHUNK, prompt_len - start)) for start in range(0, prompt_len, CHUNK)]
 
 
-@pytest.mark.untraced
 @pytest.mark.parametrize("budget", [CHUNK, CHUNK + 3, 2 * CHUNK, 2 * CHUNK + 7, 5 * CHUNK - 1])
 @pytest.mark.parametrize("tight", [False, True], ids=["wide plan", "tight plan"])
 @pytest.mark.parametrize("seed", range(4))

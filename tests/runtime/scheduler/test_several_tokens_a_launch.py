@@ -54,7 +54,6 @@ def test_every_token_is_kept_once_however_many_a_launch_brings(depth: int, draft
     check_all(played, asked)
 
 
-@pytest.mark.untraced
 @pytest.mark.parametrize("has_state", [False, True], ids=["attention", "recurrent state"])
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("depth", DEPTHS)

@@ -40,7 +40,6 @@ def computed(chain: Chain) -> int:
     return stats.prompt_tokens - stats.cached_tokens
 
 
-@pytest.mark.untraced
 @pytest.mark.parametrize("prefix_cache", [True, False])
 @pytest.mark.parametrize("depth", range(5))
 def test_each_completion_is_that_of_a_request_alone_and_the_prompt_is_computed_once(
@@ -182,7 +181,6 @@ def test_completions_are_counted_in_the_queue_and_refused_together() -> None:
     assert chain.engine.stats().submitted == 6
 
 
-@pytest.mark.untraced
 @pytest.mark.parametrize("prefix_cache", [True, False])
 @pytest.mark.parametrize("depth", [0, 2, 4])
 def test_rows_that_are_evicted_say_what_they_say_alone(depth: int, prefix_cache: bool) -> None:
@@ -268,7 +266,6 @@ def test_the_first_completion_has_its_state_in_a_snapshot_where_one_is_left_and_
     assert holdings.shared.allocate_state(second, 0) < 4, "the others have a slot"
 
 
-@pytest.mark.untraced
 @pytest.mark.parametrize("length", [9, 20, 40, 100])
 @pytest.mark.parametrize("seed", range(8))
 def test_a_caller_whose_first_completion_has_ended_gets_a_row_for_the_others(seed: int, length: int) -> None:

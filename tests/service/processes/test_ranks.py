@@ -31,7 +31,7 @@ from runahead.v1 import (
     TokenIds,
     TraceRequest,
 )
-from tests.gpu.divided_models import DRAWN, NAMES, saved
+from tests.gpu.divided_models import DRAFTED, DRAWN, NAMES, saved
 from tests.runtime.ranks.rank_engines import life
 from tests.service.service_processes import check_failed_once, engine_of, has_ended, open_streams, running, watched
 
@@ -101,7 +101,7 @@ def expected_of(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) 
     return [said[place].tokens for place in range(len(PROMPTS))]
 
 
-@pytest.mark.parametrize("name", NAMES[1:])
+@pytest.mark.parametrize("name", [name for name in NAMES[1:] if name != DRAFTED])
 def test_two_processes_serve_models_with_experts_and_recurrent_states(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +109,14 @@ def test_two_processes_serve_models_with_experts_and_recurrent_states(
     load_format = "dummy" if name in DRAWN else "auto"
     with started_service([*FLAGS, "--model", str(tmp_path), "--load-format", load_format]) as service:
         assert tokens_of(answers(service)) == expected_of(tmp_path, monkeypatch, load_format=load_format)
+
+
+def test_two_processes_serve_with_a_draft_head_what_they_serve_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    with started_service([*FLAGS, "--drafter", "eagle", "--draft-tokens", "3"]) as service:
+        assert tokens_of(answers(service)) == expected_of(BUNDLED, monkeypatch)
+        with grpc.insecure_channel(service.url) as channel:
+            stats = GenerationServiceStub(channel).Stats(StatsRequest(), timeout=60).stats
+        assert sum(stats.tokens.drafted.values()) > sum(stats.tokens.accepted.values()) > 0
 
 
 def test_two_processes_serve_the_tokens_of_segments_in_one_process(

@@ -280,7 +280,7 @@ sys.exit(main(["serve", "--port", "0", *sys.argv[1:]]))
 
 @pytest.mark.parametrize(
     ("module", "target"),
-    [("machine", "machine.processes"), ("keeper", "keeper.Keeper._end_of")],
+    [("machine", "machine.processes"), ("front_end_process", "front_end_process.Keeper._end_of")],
     ids=["what takes stock", "what keeps a front end"],
 )
 def test_a_task_of_the_supervisor_that_fails_is_told_of_and_ends_the_service(module: str, target: str) -> None:
