@@ -1,4 +1,4 @@
-"""Seconds by file of tests, the slowest first, from a folder of JUnit's XML: `python .ci/seconds.py .ci/reports`."""
+"""Seconds of the slowest files of tests, from a folder of JUnit's XML: `python .ci/seconds.py .ci/reports`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
+
+SHOWN = 30  # files
 
 
 def main(folder: Path) -> None:
@@ -15,7 +17,7 @@ def main(folder: Path) -> None:
             file = f"{report.stem}: {case.get('classname', '').replace('.', '/')}"
             seconds[file] += float(case.get("time", 0))
             cases[file] += 1
-    for file, total in seconds.most_common():
+    for file, total in seconds.most_common(SHOWN):
         print(f"{total:7.1f} s  {cases[file]:5} tests  {file}")
 
 

@@ -43,7 +43,8 @@ def test_every_kind_of_event_happened() -> None:
 
 @pytest.mark.parametrize("mode", Mode)
 def test_each_model_has_its_share_of_the_seeds(mode: Mode) -> None:
-    assert sum(mode_of(seed) is mode for seed in SEEDS) >= len(SEEDS) // 5
+    """An equal share of the first seeds; those that were added for what they find may be of any model."""
+    assert sum(mode_of(seed) is mode for seed in range(FEW)) == FEW // len(Mode)
 
 
 @pytest.mark.parametrize("mode", DRAFTING)

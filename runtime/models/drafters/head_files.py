@@ -1,4 +1,9 @@
-"""The files of a draft head, checked against its target model."""
+"""The files of a draft head, checked against its target model.
+
+`pytorch_model.bin` is read for a head alone, since EAGLE-1 heads are published only so. The archive is checked first
+(`runahead.runtime.checkpoint.torch_archive`); torch's restricted reader then makes only tensors and containers, and the
+tensors stay in the file until each was found to fit.
+"""
 
 from __future__ import annotations
 
@@ -292,7 +297,7 @@ def targets_of(called: str, stored: StoredTensor, known: int, target: ModelConfi
 
 @dataclass(frozen=True, slots=True)
 class TorchTensor:
-    """A `StoredTensor` of such a file. tensor: on the CPU, in the file's memory map."""
+    """A `StoredTensor` of `pytorch_model.bin`. tensor: on the CPU, in the file's memory map."""
 
     name: str
     path: Path
@@ -331,7 +336,7 @@ class TorchTensor:
 
 
 def read_torch_file(path: Path, most: int) -> dict[str, TorchTensor]:
-    """Return the file's tensors by name. most: bound of the head's tensors in bytes, from its configuration.
+    """Return the tensors of `pytorch_model.bin` by name. most: bound of their bytes, from the head's configuration.
 
     Raises CheckpointError for a file larger than that plus `MOST_AROUND`, which is not opened; for what `check_archive`
     refuses; and for an unreadable file or other objects.

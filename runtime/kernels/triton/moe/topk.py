@@ -168,8 +168,8 @@ def padded(count: int) -> int:
 
 
 def choice_sizes(choice: Choice, count: int, scores: int, copies: int = 1) -> ChoiceSizes:
-    """Constants of the kernels that choose and share. count: experts. scores: numbers of a token. copies: as many as
-    there are warps, or tokens, where experts are few enough and the choice has no groups; or else one."""
+    """Constants of the kernels that choose and share. count: experts. scores: numbers of a token. copies: the
+    number of warps, or of tokens, where experts are few enough and the choice has no groups; else one."""
     copies = copies if padded(count) <= IN_COPIES and not choice.limits_groups else 1
     groups = choice.groups if choice.limits_groups else 0
     return ChoiceSizes(
