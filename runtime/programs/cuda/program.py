@@ -189,11 +189,8 @@ class TritonProgram:
         if masks is not None and self._is_first:
             self.rows.judge(count)
         sampled = self._sampled(self._logits, slots, slots, shape.form, None, masks)
-        if sampled is None:
-            return
-        if sampled.logprob is not None and sampled.top_ids is not None and sampled.top_logprobs is not None:
-            self.rows.write_logprobs(count, sampled.logprob, sampled.top_ids, sampled.top_logprobs)
-        self.rows.advance(count, sampled.tokens, sampled.finite, sampled.nothing_left)
+        if sampled is not None:
+            self.rows.advance(count, sampled)
 
     def _verify(self, shape: LaunchShape) -> None:
         """Sample all verified tokens as if every earlier draft were right, then cut each row off at its first miss."""
@@ -207,7 +204,7 @@ class TritonProgram:
             self.rows.judge(shape.sample_rows, shape.sample_drafts)
         sampled = self._sampled(self._verify_logits, slots, indexes, shape.form, verified, masks)
         if sampled is not None:
-            self.rows.advance_verified(shape.sample_rows, shape.sample_drafts, sampled)
+            self.rows.advance(shape.sample_rows, sampled, shape.sample_drafts)
 
     def _sampled(
         self, logits: torch.Tensor, slots: torch.Tensor, indexes: torch.Tensor, form: Form,

@@ -16,8 +16,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from runahead.runtime.kernels.choice import Choice
-from runahead.runtime.kernels.triton.gemm import fp8_gemm, fp8_rows, separate_epilogue
-from runahead.runtime.kernels.triton.gemm.epilogue import GATED
+from runahead.runtime.kernels.triton.gemm import fp8_gemm, separate_epilogue
+from runahead.runtime.kernels.triton.gemm.epilogue import ADD, GATED, STORE
 from runahead.runtime.kernels.triton.moe import grouped_gemm
 from runahead.runtime.kernels.triton.moe.routing import Routing
 from runahead.runtime.kernels.triton.moe.topk import choice_sizes
@@ -30,7 +30,7 @@ _POINTERS = {
     "x": "*fp8e4nv", "x_scales": "*fp32", "numbers": "*fp8e4nv", "blocks": "*fp32", "channels": "*fp32",
     "scales": "*fp32", "bias": "*bf16", "squares_in": "*fp64", "out": "*bf16", "gamma": "*bf16", "scaled": "*bf16",
     "squares_out": "*fp64", "eps": "fp32", "num_rows": "i32", "padded_rows": "i32",
-    "sums": "*bf16", "residual": "*bf16", "squares": "*fp64", "before": "*fp64",
+    "sums": "*bf16", "squares": "*fp64",
 }  # fmt: skip
 _ROUTING: Any = Routing("*fp32", "*i32", "*i32", "*fp32", "i32")  # type: ignore[arg-type]
 _OF_EXPERTS = {
@@ -39,7 +39,7 @@ _OF_EXPERTS = {
 }  # fmt: skip
 
 
-def compiled(kernel: Any, constants: dict[str, Any], capability: int, **pointers: str) -> str:
+def compiled(kernel: Any, constants: dict[str, Any], capability: int, **pointers: Any) -> str:
     """PTX."""
     return str(forms_of(kernel, constants, capability, 4, **pointers)["ptx"])
 
@@ -90,21 +90,19 @@ def main() -> None:
             product = compiled(fp8_gemm._fp8_product_kernel, constants, capability)
             print(capability, rows, *sorted(set(re.findall(r"(?:wgmma\.mma_async|mma\.sync)\S+", product))))
         dependent = capability >= 90
-        quantize = {"DEPTH": 512, "BLOCKS": 4}
         finish = {
             "WIDTH": 1024, "DEPTH": 512, "ROWS": 4, "BLOCK": 1024, "SQUARES": 1, "STRIDE": 16, "STEP": 1,
-            "EPILOGUE": GATED, "HAS_CHANNELS": True, "HAS_BIAS": False, "GELU": False, "FP8": True,
+            "EPILOGUE": GATED, "GELU": False,
         }  # fmt: skip
-        add = {
-            "WIDTH": 1152, "DEPTH": 512, "BLOCK": 2048, "SQUARES": 1, "STRIDE": 16, "STEP": 1, "HAS_CHANNELS": True,
-            "HAS_BIAS": False, "FP8": True,
-        }  # fmt: skip
-        for name, kernel, constants in (
-            ("rows", fp8_rows._quantize_kernel, quantize),
-            ("finish", separate_epilogue._finish_kernel, finish),
-            ("add", separate_epilogue._add_kernel, add),
+        add = finish | {"WIDTH": 1152, "ROWS": 1, "BLOCK": 2048, "EPILOGUE": ADD}
+        quantize = finish | {"WIDTH": 512, "ROWS": 1, "BLOCK": 512, "SQUARES": 0, "EPILOGUE": STORE}
+        left: Any = {"bias": NONE, "in_fp8": ("*fp8e4nv", "*fp32", "i32"), "following": NONE}
+        for name, kernel, constants, pointers in (
+            ("rows", separate_epilogue._finish_kernel, quantize, left | {"channels": NONE, "squares": NONE}),
+            ("finish", separate_epilogue._finish_kernel, finish, left),
+            ("add", separate_epilogue._finish_kernel, add, left | {"following": ("*bf16", "*bf16", "*fp64")}),
         ):
-            ptx = compiled(kernel, constants | {"DEPENDENT": dependent}, capability, x="*bf16")
+            ptx = compiled(kernel, constants | {"DEPENDENT": dependent}, capability, **pointers)
             assert ("griddepcontrol.wait" in ptx) == dependent, name
             print(capability, name, *sorted(set(re.findall(r"cvt\S+e4m3x2\S+", ptx))))
     for columns in (16, 128):

@@ -325,7 +325,7 @@ def _launch_masks_along_drafts(
             along.apply(launch)
         if orders.forms != "all":  # the sampler's kernels were compiled for runs, and for masks
             along.rows.judge(few, MOST)
-            along.rows.advance_verified(few, MOST, _nothing_sampled(few * (1 + MOST)))
+            along.rows.advance(few, _nothing_sampled(few * (1 + MOST)), MOST)
         else:
             along.sample(drafted._replace(masked=True))
 

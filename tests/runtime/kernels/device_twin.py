@@ -104,9 +104,8 @@ class DeviceTwin:
             return torch.from_numpy(np.concatenate([found, more]).reshape(-1)).to(self.device.counter.device)
 
         empty = None if nothing_left is None else padded(nothing_left)
-        self.device.advance_verified(
-            count, width - 1, Sampled(padded(tokens.astype(np.int64)), padded(finite), nothing_left=empty)
-        )
+        sampled = Sampled(padded(tokens.astype(np.int64)), padded(finite), nothing_left=empty)
+        self.device.advance(count, sampled, width - 1)
         self._synchronize()
         ring = self.host.rings.slot(self.host.number)
         expected: NDArray[np.int64] = self.host.rings.cells[ring, places, :width]
@@ -132,7 +131,8 @@ class DeviceTwin:
             empty = torch.zeros(count, dtype=torch.bool)
             empty[places] = torch.from_numpy(nothing_left)
             empty = empty.to(where)
-        self.device.advance(count, torch.from_numpy(padded).to(where), torch.from_numpy(all_finite).to(where), empty)
+        found = Sampled(torch.from_numpy(padded).to(where), torch.from_numpy(all_finite).to(where), nothing_left=empty)
+        self.device.advance(count, found)
         self._synchronize()
         ring = self.host.rings.slot(self.host.number)
         places = np.flatnonzero(self.host.samples)  # those that are held, too

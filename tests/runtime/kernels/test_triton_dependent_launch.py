@@ -30,7 +30,7 @@ from runahead.runtime.kernels.triton.gemm.epilogue import ADD, GATED, STORE  # n
 from runahead.runtime.kernels.triton.gemm.small_batch_gemm import Residual, SplitScratch  # noqa: E402
 from runahead.runtime.kernels.triton.gemm.tuning import Tiling  # noqa: E402
 from runahead.runtime.kernels.triton.moe import grouped_gemm, routing, sums, tuning  # noqa: E402
-from runahead.runtime.kernels.triton.moe.lone_token import LoneToken  # noqa: E402
+from runahead.runtime.kernels.triton.moe.grouped_gemm import LoneToken  # noqa: E402
 from runahead.runtime.kernels.triton.ops import norms  # noqa: E402
 from runahead.runtime.kernels.triton.recurrent import (  # noqa: E402
     gated_delta_decode,

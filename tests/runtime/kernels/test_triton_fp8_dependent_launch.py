@@ -46,13 +46,13 @@ def test_rows_made_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
     x, rows = drawn(ROWS, DEPTH), fp8_rows.empty_rows(ROWS, DEPTH, DEVICE)
     rows.scales.zero_()
     bytes_of(rows.numbers).zero_()
-    monkeypatch.setattr(fp8_rows, "empty_rows", lambda *sizes: rows)
+    monkeypatch.setattr(separate_epilogue, "empty_rows", lambda *sizes: rows)
     written = [bytes_of(rows.numbers), rows.scales]
 
     def run() -> None:
-        fp8_rows.fp8_rows(x, ROWS)
+        separate_epilogue.fp8_rows(x, ROWS)
 
-    check(monkeypatch, fp8_rows, [x], written, run, ROWS)
+    check(monkeypatch, separate_epilogue, [x], written, run, ROWS)
 
 
 def test_what_follows_the_vendors_products(monkeypatch: pytest.MonkeyPatch) -> None:

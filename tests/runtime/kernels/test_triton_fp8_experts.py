@@ -14,7 +14,7 @@ DEVICE = triton_device()
 from runahead.runtime.kernels.layers import Experts, Linear, SharedExpert  # noqa: E402
 from runahead.runtime.kernels.quantized_weight import ExpertFp8, QuantizedWeight  # noqa: E402
 from runahead.runtime.kernels.triton.gemm.fp8_gemm import fp8_product  # noqa: E402
-from runahead.runtime.kernels.triton.gemm.fp8_rows import fp8_rows  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.separate_epilogue import fp8_rows  # noqa: E402
 from runahead.runtime.kernels.triton.moe import grouped_gemm  # noqa: E402
 from runahead.runtime.kernels.triton.moe.layer import PackedExperts  # noqa: E402
 from runahead.runtime.kernels.triton.moe.routing import Routing, route  # noqa: E402

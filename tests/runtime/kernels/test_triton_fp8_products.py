@@ -20,11 +20,12 @@ from runahead.runtime.kernels.triton.gemm import separate_epilogue  # noqa: E402
 from runahead.runtime.kernels.triton.gemm.cublaslt import choosing_products, vendor_library  # noqa: E402
 from runahead.runtime.kernels.triton.gemm.epilogue import GATED, STORE  # noqa: E402
 from runahead.runtime.kernels.triton.gemm.fp8_gemm import fp8_product  # noqa: E402
-from runahead.runtime.kernels.triton.gemm.fp8_rows import Fp8Rows, fp8_rows  # noqa: E402
+from runahead.runtime.kernels.triton.gemm.fp8_rows import Fp8Rows  # noqa: E402
 from runahead.runtime.kernels.triton.gemm.separate_epilogue import (  # noqa: E402
     add_scaled,
     finish_in_fp8,
     finish_product,
+    fp8_rows,
 )
 from runahead.runtime.kernels.triton.gemm.small_batch_gemm import Residual  # noqa: E402
 

@@ -147,7 +147,7 @@ def verified(device: DeviceRows, rows: int, count: int, logits: torch.Tensor) ->
         logits, device.state, device.penalties, drafts.verify_slots[: rows * width], Form.FULL, buffers,
         drafts.verify_logits[: rows * width], VerifiedTokens(width, drafts.proposed), masks,
     )  # fmt: skip
-    device.advance_verified(rows, count, found)
+    device.advance(rows, found, count)
     masks.lines.copy_(kept)
 
 

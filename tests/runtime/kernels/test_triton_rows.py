@@ -24,6 +24,7 @@ from runahead.cuda_graphs.rings import (  # noqa: E402
     allocate_rings,
 )
 from runahead.runtime.drafters.ngram import NgramDrafter  # noqa: E402
+from runahead.runtime.kernels.reference.sampling import Sampled  # noqa: E402
 from runahead.runtime.plan import HEADER_WORDS, PLAN_WORDS, Admission, Chunk, LaunchPlan, stage  # noqa: E402
 from runahead.runtime.programs.cpu.rows import HostRows  # noqa: E402
 from runahead.runtime.scheduler.new_row import NO_COUNTS, NO_HISTORY, admission_record, penalty_list  # noqa: E402
@@ -264,7 +265,9 @@ def test_log_probabilities_go_to_the_cell_of_each_rows_first_token() -> None:
     pair.rings.logprob[:] = pair.rings.top_logprobs[:] = STALE
     logprob = torch.arange(rows, dtype=torch.float32, device=DEVICE)
     top_ids = torch.arange(rows * top, dtype=torch.int32, device=DEVICE).reshape(rows, top)
-    pair.device.write_logprobs(rows, logprob, top_ids, top_ids / 8)
+    tokens = torch.zeros(rows, dtype=torch.int64, device=DEVICE)
+    pair.device.state.alive[:MAX_ROWS] = True
+    pair.device.advance(rows, Sampled(tokens, tokens == 0, logprob, top_ids, top_ids / 8))
     synchronize()
     asked = np.flatnonzero(pair.last[1])
     assert asked.size >= 2, "it takes two rows to see how far apart they are"

@@ -185,7 +185,7 @@ def test_a_run_is_verified_as_on_the_cpu(form: Form, seed: int, count: int) -> N
         torch.from_numpy(verify_logits.reshape(-1)).to(DEVICE),
         VerifiedTokens(width, drafts.proposed),
     )
-    device.advance_verified(rows, count, found)
+    device.advance(rows, found, count)
 
     rings, ring = device_rings(device), host.rings.slot(number)
     cells = host.rings.cells[ring, : host.rows.size, :width]

@@ -58,7 +58,8 @@ def advance(host: GuessingRows, device: DeviceRows) -> None:
     tokens = np.full(ROWS, TOKEN, np.int32)
     host.begin()
     host.advance(np.arange(ROWS), host.rows, tokens, np.ones(ROWS, np.bool_))
-    device.advance(ROWS, torch.from_numpy(tokens).to(DEVICE), torch.ones(ROWS, dtype=torch.bool, device=DEVICE))
+    found = torch.from_numpy(tokens).to(DEVICE)
+    device.advance(ROWS, Sampled(found, torch.ones(ROWS, dtype=torch.bool, device=DEVICE)))
 
 
 def advance_verified(host: GuessingRows, device: DeviceRows) -> None:
@@ -72,7 +73,7 @@ def advance_verified(host: GuessingRows, device: DeviceRows) -> None:
     host.begin_verified(np.arange(ROWS), host.rows, 3)
     host.advance_verified(np.arange(ROWS), host.rows, tokens, np.ones(tokens.shape, np.bool_))
     found = torch.from_numpy(tokens.reshape(-1)).to(DEVICE)
-    device.advance_verified(ROWS, 3, Sampled(found, torch.ones(ROWS * 4, dtype=torch.bool, device=DEVICE)))
+    device.advance(ROWS, Sampled(found, torch.ones(ROWS * 4, dtype=torch.bool, device=DEVICE)), 3)
 
 
 WAYS = pytest.mark.parametrize("way", [advance, advance_verified], ids=["tokens", "runs"])

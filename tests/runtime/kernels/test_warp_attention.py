@@ -16,7 +16,7 @@ from tests.runtime.kernels.triton_device import TOLERANCE, relative_error, trito
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import AttentionShape  # noqa: E402
-from runahead.runtime.kernels.triton.attention import hopper_copies, prefill_hopper  # noqa: E402
+from runahead.runtime.kernels.triton.attention import hopper_copies, prefill_hopper, prefill_schedule  # noqa: E402
 from runahead.runtime.kernels.triton.attention.prefill import prefill_attention  # noqa: E402
 from runahead.runtime.kernels.triton.attention.prefill_schedule import cut_chunks  # noqa: E402
 from runahead.runtime.kernels.triton.attention.prefill_tuning import ChunkPlan  # noqa: E402
@@ -35,7 +35,7 @@ class Emulated:
     def __getitem__(self, grid: tuple[int]) -> Any:
         def launch(*arguments: Any, num_warps: int, **options: Any) -> None:
             assert num_warps == 4
-            emulated_gluon.run((hopper_copies, prefill_hopper), KERNEL, grid[0], arguments, options)
+            emulated_gluon.run((prefill_schedule, hopper_copies, prefill_hopper), KERNEL, grid[0], arguments, options)
 
         return launch
 

@@ -21,14 +21,11 @@ import triton
 import triton.language as tl
 
 from runahead.runtime.kernels.layers import Attention, RopeTable
-from runahead.runtime.kernels.triton.attention.kv_dtype import head_scales
+from runahead.runtime.kernels.triton.attention.kv_dtype import as_kept, head_scales
 from runahead.runtime.kernels.triton.attention.query_tokens import (
     LOG2_E,
-    angle_of,
     fold,
-    fold_new_token,
     head_and_partner,
-    new_token_of,
     norm_of_head,
     repeated_lines,
     rotated_head,
@@ -43,6 +40,7 @@ from runahead.runtime.kernels.triton.attention.split_kv import (
     with_part,
 )
 from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
+from runahead.runtime.kernels.triton.ops.softcap import bounded
 
 _MAX_PARTS, _RECORD = tl.constexpr(MAX_PARTS), tl.constexpr(RECORD)
 
@@ -121,20 +119,30 @@ def _query_token(
     head = qkv + token.to(tl.int64) * (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM + (kv_head * GROUP + lane)[:, None] * HEAD_DIM
     # Issue all loads of an item before the first reduction, which synchronizes its warps.
     query, partner = head_and_partner(head, (lane < GROUP)[:, None], HEAD_DIM, DIM_PAD)
-    new_key, new_partner, new_value, home = new_token_of(
-        qkv, table, position, token, kv_head, begins_row, Q_HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, DIM_PAD
-    )
+    one = tl.arange(0, 1)[:, None]
+    d = tl.arange(0, DIM_PAD)
+    in_dim = d < HEAD_DIM
+    line = qkv + token.to(tl.int64) * (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM
+    key_at = line + (Q_HEADS + kv_head + one) * HEAD_DIM
+    key, key_partner = head_and_partner(key_at, (one == 0) & begins_row, HEAD_DIM, DIM_PAD)
+    value = tl.load(line + (Q_HEADS + KV_HEADS + kv_head) * HEAD_DIM + d, mask=in_dim & begins_row, other=0.0)
+    home = tl.load(table + position // BLOCK_SIZE, mask=begins_row, other=0).to(tl.int64)
     query = rotated_head(query, partner, q_weight, q_of_partner, c, s, eps, HEAD_DIM, DIM_PAD)
     query = query.to(qkv.dtype.element_ty)
     lines = repeated_lines(query, LINES)
     top, total, acc = no_part(LINES, DIM_PAD)
     if begins_row:
         # Merging the query token into a tile would put it among keys loaded directly from memory.
-        turned = rotated_head(new_key, new_partner, k_weight, k_of_partner, c, s, eps, HEAD_DIM, DIM_PAD)
-        top, total, acc = fold_new_token(
-            query, turned, new_value, home, keys, values, kv_scales, key_scale, value_scale, position, key_factor,
-            kv_head, acc, KV_HEADS, HEAD_DIM, BLOCK_SIZE, DIM_PAD, SHAPE.CAP,
-        )  # fmt: skip
+        turned = rotated_head(key, key_partner, k_weight, k_of_partner, c, s, eps, HEAD_DIM, DIM_PAD)
+        new_key = as_kept(turned, key_scale, kv_scales, keys.dtype.element_ty)
+        new_value = as_kept(value, value_scale, kv_scales, values.dtype.element_ty)
+        cell = ((home * BLOCK_SIZE + position % BLOCK_SIZE) * KV_HEADS + kv_head) * HEAD_DIM
+        tl.store(keys + cell + d[None, :] + one, new_key, mask=in_dim[None, :])
+        tl.store(values + cell + d, new_value, mask=in_dim)
+        score = bounded(tl.sum(query.to(tl.float32) * new_key.to(tl.float32), 1) * key_factor, SHAPE.CAP)
+        top = repeated_lines(score, LINES)
+        total = tl.exp2(top - top)  # 1, or NaN for a non-finite score
+        acc += new_value.to(tl.float32)[None, :]
     return lines, top, total, acc
 
 
@@ -180,7 +188,9 @@ def _decode_kernel(
         table = block_tables + row.to(tl.int64) * table_stride
         key_scale, value_scale = head_scales(kv_scales, kv_head, KV_HEADS)
         key_factor = scale * key_scale
-        angle = angle_of(rope, position, HEAD_DIM, DIM_PAD)
+        at = tl.where(d < HEAD_DIM // 2, d, d - HEAD_DIM // 2)[None, :] + position * (HEAD_DIM // 2)
+        cos = tl.load(rope[0] + at, mask=in_dim[None, :], other=0.0)
+        angle = cos, tl.load(rope[1] + at, mask=in_dim[None, :], other=0.0)
         begins_row = (sum_index == before) & (seq_len > 0)
         lines = tl.zeros([LINES, DIM_PAD], qkv.dtype.element_ty)
         top, total, acc = no_part(LINES, DIM_PAD)

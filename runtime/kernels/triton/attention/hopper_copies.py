@@ -1,6 +1,4 @@
-"""The producer warps of `attention/prefill_hopper.py`, which issue TMA copies of keys and values block by block, and
-the KV ranges that producers and consumers iterate over.
-"""
+"""The producer warps of `attention/prefill_hopper.py`, which issue TMA copies of keys and values block by block."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 # (a kernel's pointers have no Python type)
@@ -15,47 +13,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from runahead.runtime.kernels.triton.attention.prefill_schedule import RECORD
+from runahead.runtime.kernels.triton.attention.prefill_schedule import item_of, seen_of
 
 HALF: Final = 64  # elements in one 128-byte line of swizzled shared memory
 
-_RECORD, _HALF = gl.constexpr(RECORD), gl.constexpr(HALF)
-
-
-@gluon.jit
-def item_of(turn, items, all_items, KV_HEADS: gl.constexpr):
-    """Read the item of this turn like `prefill_attention`: whether there is one, its row, tile, and KV head."""
-    program, programs = gl.program_id(0), gl.num_programs(0)
-    index = turn * programs + gl.where(turn % 2 == 1, programs - 1 - program, program)
-    there = index < all_items
-    at = items + gl.where(there, index // KV_HEADS, 0) * _RECORD
-    return there, gl.load(at), gl.load(at + 1), index % KV_HEADS
-
-
-@gluon.jit
-def seen_of(
-    there, row, tile, seq_lens, query_start_loc, TOKENS: gl.constexpr, KEYS: gl.constexpr, WINDOW: gl.constexpr
-):
-    """Return the row's first query token, their number and the preceding tokens; then as positions the end of the
-    tile's last KV tile, the item's begin and end, and begin and end of the unmasked range. Begins are multiples of
-    KEYS; empty ranges have equal ends.
-    """
-    first_query = gl.load(query_start_loc + row)
-    count = gl.load(query_start_loc + row + 1) - first_query
-    seq_len = gl.load(seq_lens + row)
-    before = seq_len - count
-    first = before + tile * TOKENS
-    last = gl.minimum(first + TOKENS, seq_len)
-    begin = first * 0
-    if WINDOW > 0:
-        begin = gl.maximum(first + 1 - WINDOW, 0) // KEYS * KEYS
-    end = gl.where(there, gl.maximum(last, begin), begin)
-    whole_begin = begin
-    if WINDOW > 0:
-        hidden = gl.maximum(first + TOKENS - WINDOW, 0)
-        whole_begin = gl.minimum(gl.maximum((hidden + KEYS - 1) // KEYS * KEYS, begin), end)
-    whole_end = gl.maximum(gl.minimum(gl.maximum(first + 1, 0) // KEYS * KEYS, end), whole_begin)
-    return first_query, count, before, last, begin, end, whole_begin, whole_end
+_HALF = gl.constexpr(HALF)
 
 
 @gluon.jit

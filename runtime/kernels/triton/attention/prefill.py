@@ -16,39 +16,10 @@ import triton.language as tl
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.triton.attention.kv_dtype import head_scales
-from runahead.runtime.kernels.triton.attention.prefill_schedule import RECORD, ChunkWork
+from runahead.runtime.kernels.triton.attention.prefill_schedule import ChunkWork, item_of, seen_of
 from runahead.runtime.kernels.triton.attention.prefill_tuning import ChunkPlan
 from runahead.runtime.kernels.triton.attention.query_tokens import LOG2_E
 from runahead.runtime.kernels.triton.ops.softcap import bounded
-
-_RECORD = tl.constexpr(RECORD)
-
-
-@triton.jit
-def _item(turn, items, all_items, HEADS: tl.constexpr):
-    """Read a program's item of this `turn`: whether there is one, its row, its tile, and its KV head. Every other turn
-    assigns items in reverse, since the longest come first.
-    """
-    program, programs = tl.program_id(0), tl.num_programs(0)
-    index = turn * programs + tl.where(turn % 2 == 1, programs - 1 - program, program)
-    there = index < all_items
-    at = items + tl.where(there, index // HEADS, 0) * _RECORD
-    return there, tl.load(at), tl.load(at + 1), index % HEADS
-
-
-@triton.jit
-def _lines(
-    row, tile, kv_head, there, query_start_loc, GROUP: tl.constexpr, LINES: tl.constexpr, TOKENS: tl.constexpr
-):  # fmt: skip
-    """Return a tile's lines: query token in the row, query head and validity, [LINES] each; then the row's first query
-    token and their number.
-    """
-    line = tl.arange(0, LINES)
-    first_query = tl.load(query_start_loc + row)
-    count = tl.load(query_start_loc + row + 1) - first_query
-    i = tile * TOKENS + line // GROUP
-    ok = (line < TOKENS * GROUP) & (i < count) & there
-    return i, kv_head * GROUP + line % GROUP, ok, first_query, count
 
 
 @triton.jit
@@ -120,51 +91,32 @@ def _lines_kernel(
     all_items = tl.load(total) * KV_HEADS
     programs = tl.num_programs(0)
     for turn in range(0, (all_items + programs - 1) // programs):
-        there, row, tile, kv_head = _item(turn, items, all_items, KV_HEADS)
-        i, head, ok, first_query, count = _lines(row, tile, kv_head, there, query_start_loc, GROUP, LINES, TOKENS)
-        seq_len = tl.load(seq_lens + row)
-        old_len = seq_len - count
+        there, row, tile, kv_head = item_of(turn, items, all_items, KV_HEADS)
+        first_query, count, old_len, last, begin, end, whole_begin, whole_end = seen_of(
+            there, row, tile, seq_lens, query_start_loc, TOKENS, KEYS, WINDOW
+        )
+        # A tile's lines: query token in the row, query head and validity.
+        line = tl.arange(0, LINES)
+        i, head = tile * TOKENS + line // GROUP, kv_head * GROUP + line % GROUP
+        ok = (line < TOKENS * GROUP) & (i < count) & there
         position = old_len + i
         token_ok = ok[:, None] & (d < HEAD_DIM)[None, :]
         q_at = ((first_query + i).to(tl.int64) * Q_HEADS + head)[:, None] * HEAD_DIM + d[None, :]
         query = tl.load(q + q_at, mask=token_ok, other=0.0)
         key_scale, value_scale = head_scales(kv_scales, kv_head, KV_HEADS)
         key_factor = scale * key_scale
-
-        # The tile's visible range.
-        first_position = old_len + tile * TOKENS
-        last = tl.minimum(first_position + TOKENS, seq_len)
-        begin = 0
-        if WINDOW > 0:
-            begin = tl.maximum(first_position + 1 - WINDOW, 0) // KEYS * KEYS
-        end = tl.where(there, last, begin)
-        # Of this range, the KV tiles that every line sees completely.
-        whole_end = tl.maximum(first_position + 1, 0) // KEYS * KEYS
-        whole_begin = begin
-        if WINDOW > 0:
-            hidden = tl.maximum(first_position + TOKENS - WINDOW, 0)
-            whole_begin = tl.minimum(tl.maximum((hidden + KEYS - 1) // KEYS * KEYS, begin), tl.maximum(end, begin))
-        whole_end = tl.maximum(tl.minimum(whole_end, end), whole_begin)
-
         top = tl.full([LINES], float("-inf"), tl.float32)
         mass = tl.zeros([LINES], tl.float32)
         acc = tl.zeros([LINES, DIM_PAD], tl.float32)
         table = block_tables + row.to(tl.int64) * table_stride
         of_keys, of_values = keys + kv_head * HEAD_DIM, values + kv_head * HEAD_DIM
-        if WINDOW > 0:
-            top, mass, acc = _fold_tiles(
-                query, of_keys, of_values, table, begin, whole_begin, last, position, key_factor, top, mass, acc,
-                ROW_STRIDE, HEAD_DIM, BLOCK_SIZE, WINDOW, KEYS, DIM_PAD, STAGES, True, CAP,
-            )  # fmt: skip
-        top, mass, acc = _fold_tiles(
-            query, of_keys, of_values, table, whole_begin, whole_end, last, position, key_factor, top, mass, acc,
-            ROW_STRIDE, HEAD_DIM, BLOCK_SIZE, WINDOW, KEYS, DIM_PAD, STAGES, False, CAP,
-        )  # fmt: skip
-        top, mass, acc = _fold_tiles(
-            query, of_keys, of_values, table, whole_end, end, last, position, key_factor, top, mass, acc,
-            ROW_STRIDE, HEAD_DIM, BLOCK_SIZE, WINDOW, KEYS, DIM_PAD, STAGES, True, CAP,
-        )  # fmt: skip
-
+        edges = (begin, whole_begin, whole_end, end)
+        for part in tl.static_range(3):
+            if WINDOW > 0 or part > 0:
+                top, mass, acc = _fold_tiles(
+                    query, of_keys, of_values, table, edges[part], edges[part + 1], last, position, key_factor, top,
+                    mass, acc, ROW_STRIDE, HEAD_DIM, BLOCK_SIZE, WINDOW, KEYS, DIM_PAD, STAGES, part != 1, CAP,
+                )  # fmt: skip
         result = acc / tl.where(mass == 0.0, 1.0, mass)[:, None] * value_scale
         tl.store(out + q_at, result.to(out.dtype.element_ty), mask=token_ok)
 

@@ -28,12 +28,10 @@ from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.triton.attention.hopper_copies import (
     HALF,
     copying_group,
-    item_of,
     lines_of,
     piece_of,
-    seen_of,
 )
-from runahead.runtime.kernels.triton.attention.prefill_schedule import ChunkWork
+from runahead.runtime.kernels.triton.attention.prefill_schedule import ChunkWork, item_of, seen_of
 from runahead.runtime.kernels.triton.attention.prefill_tuning import ChunkPlan
 
 HEAD_DIMS: Final = (64, 128)
@@ -186,22 +184,14 @@ def _computing_group(
         top = gl.full([_LINES], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
         mass = gl.zeros([_LINES], gl.float32, gl.SliceLayout(1, SCORES))
         acc = gl.zeros([_LINES, DIM], gl.float32, SUMS)
-        if WINDOW > 0:
-            done, top, mass, acc = _fold_tiles(
-                query, key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, turns, done, begin,
-                whole_begin, last, position, scale, top, mass, acc, GROUP_OF, TURNS, DIM, WINDOW, KEYS, PIECE, STAGES,
-                True, SCORES, SUMS,
-            )  # fmt: skip
-        done, top, mass, acc = _fold_tiles(
-            query, key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, turns, done, whole_begin,
-            whole_end, last, position, scale, top, mass, acc, GROUP_OF, TURNS, DIM, WINDOW, KEYS, PIECE, STAGES, False,
-            SCORES, SUMS,
-        )  # fmt: skip
-        done, top, mass, acc = _fold_tiles(
-            query, key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, turns, done, whole_end,
-            end, last, position, scale, top, mass, acc, GROUP_OF, TURNS, DIM, WINDOW, KEYS, PIECE, STAGES, True,
-            SCORES, SUMS,
-        )  # fmt: skip
+        edges = (begin, whole_begin, whole_end, end)
+        for part in gl.static_range(3):
+            if WINDOW > 0 or part > 0:
+                done, top, mass, acc = _fold_tiles(
+                    query, key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, turns, done,
+                    edges[part], edges[part + 1], last, position, scale, top, mass, acc, GROUP_OF, TURNS, DIM, WINDOW,
+                    KEYS, PIECE, STAGES, part != 1, SCORES, SUMS,
+                )  # fmt: skip
         divisor = gl.convert_layout(gl.where(mass == 0.0, 1.0, mass), gl.SliceLayout(1, SUMS))
         query.store((acc / divisor[:, None]).to(out.dtype.element_ty))
         gl.store(out + at, query.load(FLAT), mask=ok[:, None])

@@ -56,6 +56,44 @@ def _cut_kernel(
         tl.store(at + 1, tiles - 1 - i, mask=i < tiles)
 
 
+@triton.jit
+def item_of(turn, items, all_items, HEADS: tl.constexpr):
+    """Read a program's item of this `turn`: whether there is one, its row, its tile, and its KV head. Every other turn
+    assigns items in reverse, since the longest come first.
+    """
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    index = turn * programs + tl.where(turn % 2 == 1, programs - 1 - program, program)
+    there = index < all_items
+    at = items + tl.where(there, index // HEADS, 0) * _RECORD
+    return there, tl.load(at), tl.load(at + 1), index % HEADS
+
+
+@triton.jit
+def seen_of(
+    there, row, tile, seq_lens, query_start_loc, TOKENS: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr
+):
+    """Return the row's first query token, their number and the preceding tokens; then as positions the end of the
+    tile's last KV tile, the item's begin and end, and begin and end of the unmasked range. Begins are multiples of
+    KEYS; empty ranges have equal ends.
+    """
+    first_query = tl.load(query_start_loc + row)
+    count = tl.load(query_start_loc + row + 1) - first_query
+    seq_len = tl.load(seq_lens + row)
+    before = seq_len - count
+    first = before + tile * TOKENS
+    last = tl.minimum(first + TOKENS, seq_len)
+    begin = first * 0
+    if WINDOW > 0:
+        begin = tl.maximum(first + 1 - WINDOW, 0) // KEYS * KEYS
+    end = tl.where(there, tl.maximum(last, begin), begin)
+    whole_begin = begin
+    if WINDOW > 0:
+        hidden = tl.maximum(first + TOKENS - WINDOW, 0)
+        whole_begin = tl.minimum(tl.maximum((hidden + KEYS - 1) // KEYS * KEYS, begin), end)
+    whole_end = tl.maximum(tl.minimum(tl.maximum(first + 1, 0) // KEYS * KEYS, end), whole_begin)
+    return first_query, count, before, last, begin, end, whole_begin, whole_end
+
+
 def rows_looked_at(rows: int) -> int:
     """Return how many rows a program scans to find its own: a power of two, the same for any launch of up to 512
     rows; warm-up compiles that form, and the one of more rows.

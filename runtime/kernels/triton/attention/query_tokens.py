@@ -10,7 +10,6 @@ from typing import Final
 import triton
 import triton.language as tl
 
-from runahead.runtime.kernels.triton.attention.kv_dtype import as_kept
 from runahead.runtime.kernels.triton.ops.softcap import bounded
 
 LOG2_E: Final = 1.4426950408889634
@@ -33,17 +32,6 @@ def norm_of_head(norm, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr):
         weight = tl.load(norm + d, mask=d < HEAD_DIM, other=0.0).to(tl.float32)
         of_partner = tl.load(norm + partner_of(d, HEAD_DIM), mask=d < HEAD_DIM, other=0.0).to(tl.float32)
     return weight, of_partner
-
-
-@triton.jit
-def angle_of(rope, position, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr):
-    """Load the rotation's cosine and sine of a head's entries at a position: float32 [1, DIM_PAD]."""
-    HALF: tl.constexpr = HEAD_DIM // 2
-    d = tl.arange(0, DIM_PAD)
-    angle = tl.where(d < HALF, d, d - HALF)[None, :] + position * HALF
-    cos, sin = rope
-    c = tl.load(cos + angle, mask=(d < HEAD_DIM)[None, :], other=0.0)
-    return c, tl.load(sin + angle, mask=(d < HEAD_DIM)[None, :], other=0.0)
 
 
 @triton.jit
@@ -86,7 +74,7 @@ def repeated_lines(x, LINES: tl.constexpr):
 
 @triton.jit
 def fold(query, key, value, seen, scale, top, total, acc, CAP: tl.constexpr):
-    """Fold one tile of tokens into the online softmax. seen: [1, tokens]. key, value: in the cache's
+    """Fold one tile of tokens into the online softmax. seen: [1 or lines, tokens]. key, value: in the cache's
     dtype. CAP: the scores' bound times LOG2_E; 0: none.
     """
     key = key.to(query.dtype)
@@ -101,42 +89,3 @@ def fold(query, key, value, seen, scale, top, total, acc, CAP: tl.constexpr):
     total = total * kept + tl.sum(weight, 1)
     acc = tl.dot(weight.to(value.dtype), value, acc * kept[:, None], input_precision="ieee")
     return new_top, total, acc
-
-
-@triton.jit
-def new_token_of(
-    qkv, table, position, token, kv_head, here, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, DIM_PAD: tl.constexpr,
-):  # fmt: skip
-    """Load a row's only query token from the QKV projection: key, the key's partners, value; and its block. Loads
-    nothing unless `here`.
-    """
-    one = tl.arange(0, 1)[:, None]
-    d = tl.arange(0, DIM_PAD)
-    line = qkv + token.to(tl.int64) * (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM
-    key, partner = head_and_partner(line + (Q_HEADS + kv_head + one) * HEAD_DIM, (one == 0) & here, HEAD_DIM, DIM_PAD)
-    value = tl.load(line + (Q_HEADS + KV_HEADS + kv_head) * HEAD_DIM + d, mask=(d < HEAD_DIM) & here, other=0.0)
-    return key, partner, value, tl.load(table + position // BLOCK_SIZE, mask=here, other=0).to(tl.int64)
-
-
-@triton.jit
-def fold_new_token(
-    query, new_key, new_value, home, keys, values, kv_scales, key_scale, value_scale, position, scale, kv_head, acc,
-    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, DIM_PAD: tl.constexpr, CAP: tl.constexpr,
-):  # fmt: skip
-    """Write a row's only query token into the cache, and begin the softmax with it. query: [lines, DIM_PAD]. acc:
-    [lines, DIM_PAD].
-    """
-    one = tl.arange(0, 1)[:, None]
-    d = tl.arange(0, DIM_PAD)
-    in_dim = d < HEAD_DIM
-    new_key = as_kept(new_key, key_scale, kv_scales, keys.dtype.element_ty)
-    new_value = as_kept(new_value, value_scale, kv_scales, values.dtype.element_ty)
-    cell = ((home * BLOCK_SIZE + position % BLOCK_SIZE) * KV_HEADS + kv_head) * HEAD_DIM
-    tl.store(keys + cell + d[None, :] + one, new_key, mask=in_dim[None, :])
-    tl.store(values + cell + d, new_value, mask=in_dim)
-    score = bounded(tl.sum(query.to(tl.float32) * new_key.to(tl.float32), 1) * scale, CAP)
-    top = repeated_lines(score, acc.shape[0])
-    total = tl.exp2(top - top)  # 1, or NaN for a non-finite score
-    acc += new_value.to(tl.float32)[None, :]
-    return top, total, acc

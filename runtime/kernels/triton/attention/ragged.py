@@ -26,9 +26,8 @@ from runahead.runtime.kernels.triton.attention.prefill_schedule import (
     rows_looked_at,
 )
 from runahead.runtime.kernels.triton.attention.prefill_tuning import ChunkPlan, chunk_plan
-from runahead.runtime.kernels.triton.attention.query_tokens import LOG2_E
+from runahead.runtime.kernels.triton.attention.query_tokens import LOG2_E, fold
 from runahead.runtime.kernels.triton.attention.rope_and_cache import rotate_and_write
-from runahead.runtime.kernels.triton.ops.softcap import bounded
 
 QUERY_TILE: Final = 32
 KEY_TILE: Final = 64
@@ -83,20 +82,12 @@ def _chunk_kernel(
             (block.to(tl.int64) * BLOCK_SIZE + token % BLOCK_SIZE) * KV_HEADS + head // (Q_HEADS // KV_HEADS)
         ) * HEAD_DIM
         kv_ok = ok[:, None] & in_dim[None, :]
-        key = tl.load(keys + at[:, None] + d[None, :], mask=kv_ok, other=0.0).to(query.dtype)
-        value = tl.load(values + at[:, None] + d[None, :], mask=kv_ok, other=0.0).to(query.dtype)
-        score = bounded(tl.dot(query, tl.trans(key), input_precision="ieee") * scale, CAP)
+        key = tl.load(keys + at[:, None] + d[None, :], mask=kv_ok, other=0.0)
+        value = tl.load(values + at[:, None] + d[None, :], mask=kv_ok, other=0.0)
         seen = token[None, :] <= position[:, None]
         if WINDOW > 0:
             seen = seen & (token[None, :] > position[:, None] - WINDOW)
-        score = tl.where(seen, score, float("-inf"))
-        new_top = tl.maximum(top, tl.max(score, 1))
-        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weight = tl.exp2(score - shift[:, None])
-        old = tl.exp2(top - shift)
-        total = total * old + tl.sum(weight, 1)
-        acc = tl.dot(weight.to(value.dtype), value, acc * old[:, None], input_precision="ieee")
-        top = new_top
+        top, total, acc = fold(query, key, value, seen, scale, top, total, acc, CAP)
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None] * value_scale
     tl.store(out + q_at, result.to(out.dtype.element_ty), mask=q_ok)
 

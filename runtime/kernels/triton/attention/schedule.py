@@ -84,31 +84,23 @@ def _begin_kernel(
     """Programs 0 to num_tokens - 1 embed a token each; the next ones split attention, several for each window."""
     program = tl.program_id(0)
     if program < num_tokens:
-        _embed(token_ids, table, gamma, residual, scaled, squares, program, WIDTH, BLOCK, SCALE)
+        i = tl.arange(0, BLOCK)
+        inside = i < WIDTH
+        at = program.to(tl.int64) * WIDTH + i
+        found = tl.load(table + tl.load(token_ids + program) * WIDTH + i, mask=inside, other=0.0)
+        if SCALE != 1.0:
+            found = (found.to(tl.float32) * SCALE).to(table.dtype.element_ty)
+        tl.store(residual + at, found, mask=inside)
+        if gamma is not None:
+            value = found.to(tl.float32)
+            weight = tl.load(gamma + i, mask=inside, other=0.0).to(tl.float32)
+            tl.store(scaled + at, (value * weight).to(scaled.dtype.element_ty), mask=inside)
+            tl.store(squares + program, tl.sum(exact_square(found), 0))
     else:
         _cut(
             seq_lens, query_start_loc, windows, items, total, chunk_lens, num_rows, program - num_tokens, ROWS, MINE,
             TILE, GROUP, ROOM,
         )  # fmt: skip
-
-
-@triton.jit
-def _embed(
-    token_ids, table, gamma, residual, scaled, squares, row, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-    SCALE: tl.constexpr,
-):  # fmt: skip
-    i = tl.arange(0, BLOCK)
-    inside = i < WIDTH
-    at = row.to(tl.int64) * WIDTH + i
-    found = tl.load(table + tl.load(token_ids + row) * WIDTH + i, mask=inside, other=0.0)
-    if SCALE != 1.0:
-        found = (found.to(tl.float32) * SCALE).to(table.dtype.element_ty)
-    tl.store(residual + at, found, mask=inside)
-    if gamma is not None:
-        value = found.to(tl.float32)
-        weight = tl.load(gamma + i, mask=inside, other=0.0).to(tl.float32)
-        tl.store(scaled + at, (value * weight).to(scaled.dtype.element_ty), mask=inside)
-        tl.store(squares + row, tl.sum(exact_square(found), 0))
 
 
 @triton.jit
@@ -131,26 +123,6 @@ def _parts_of(r, window, seq_lens, query_start_loc, num_rows, TILE: tl.constexpr
 
 
 @triton.jit
-def _parts_of_an_item(parts, GROUP: tl.constexpr, ROOM: tl.constexpr):
-    """Return the fewest parts of an item with which a launch has at most ROOM items, or GROUP. parts: of each row."""
-    together = GROUP
-    if ROOM > 0:
-        n = tl.arange(0, _MAX_PARTS) + 1
-        items = tl.sum((parts[:, None] + n[None, :] - 1) // n[None, :], 0)
-        together = tl.min(tl.where((items <= ROOM) & (n < GROUP), n, GROUP), 0)
-    return together
-
-
-@triton.jit
-def _items_of(tiles, parts, of_item, together):
-    """Return the number of items, the number of full ones, and the last one's tiles if it is not full. of_item: tiles
-    of a full item. together: its parts.
-    """
-    full = tiles // of_item
-    return (parts + together - 1) // together, full, tiles - full * of_item
-
-
-@triton.jit
 def _cut(
     seq_lens, query_start_loc, windows, items, total, chunk_lens, num_rows, program, ROWS: tl.constexpr,
     MINE: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, ROOM: tl.constexpr,
@@ -168,12 +140,18 @@ def _cut(
     window = tl.load(windows + which)
     r = tl.arange(0, ROWS)
     _, _, all_tiles, all_each, all_parts = _parts_of(r, window, seq_lens, query_start_loc, num_rows, TILE)
-    together = _parts_of_an_item(all_parts, GROUP, ROOM)
-    counts, fulls, rests = _items_of(all_tiles, all_parts, all_each * together, together)
+    together = GROUP
+    if ROOM > 0:  # the fewest parts of an item with which the launch has at most ROOM items
+        n = tl.arange(0, _MAX_PARTS) + 1
+        item_counts = tl.sum((all_parts[:, None] + n[None, :] - 1) // n[None, :], 0)
+        together = tl.min(tl.where((item_counts <= ROOM) & (n < GROUP), n, GROUP), 0)
+    counts, fulls = (all_parts + together - 1) // together, all_tiles // (all_each * together)
+    rests = all_tiles - fulls * (all_each * together)  # tiles of the last item if it is not full
     mine = program % PROGRAMS * MINE + tl.arange(0, MINE)
     length, hidden, tiles, each, parts = _parts_of(mine, window, seq_lens, query_start_loc, num_rows, TILE)
     of_item = each * together
-    count, full, rest = _items_of(tiles, parts, of_item, together)
+    count, full = (parts + together - 1) // together, tiles // of_item
+    rest = tiles - full * of_item
     if chunk_lens is not None:
         if which == 0:
             tl.store(chunk_lens + mine, tl.where(count > 0, 0, length), mask=mine < num_rows)

@@ -32,18 +32,6 @@ def with_part(top, total, acc, part_top, part_total, part_acc):
 
 
 @triton.jit
-def _part_of(at, parts, ok, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr):
-    """Load a part: its maxima and totals, [lines], and sums, [lines, D]. at: of its lines. ok: which of them exist; the
-    others are empty."""
-    d = tl.arange(0, DIM_PAD)
-    inside = ok[:, None] & (d < HEAD_DIM)[None, :]
-    top = tl.load(parts.top + at, mask=ok, other=float("-inf"), cache_modifier=".cg")
-    total = tl.load(parts.total + at, mask=ok, other=0.0, cache_modifier=".cg")
-    where = at[:, None] * HEAD_DIM + d[None, :]
-    return top, total, tl.load(parts.partial + where, mask=inside, other=0.0, cache_modifier=".cg")
-
-
-@triton.jit
 def no_part(LINES: tl.constexpr, DIM_PAD: tl.constexpr):
     """Return an empty sum: maxima and totals, [lines], and sums, [lines, D]."""
     top = tl.full([LINES], float("-inf"), tl.float32)
@@ -80,11 +68,13 @@ def add_parts(
         for begin in range(0, in_group, PARTS):
             tops, totals, accs = (), (), ()
             for i in tl.static_range(PARTS):
-                one_top, one_total, one = _part_of(
-                    ((begin_sums + first + begin + i) * KV_HEADS + kv_head) * PART_LINES + line, parts,
-                    line_ok & (begin + i < in_group), HEAD_DIM, DIM_PAD,
-                )  # fmt: skip
-                tops, totals, accs = longer(tops, one_top), longer(totals, one_total), longer(accs, one)
+                at = ((begin_sums + first + begin + i) * KV_HEADS + kv_head) * PART_LINES + line
+                ok = line_ok & (begin + i < in_group)  # parts that do not exist are empty
+                there = ok[:, None] & (d < HEAD_DIM)[None, :]
+                where = at[:, None] * HEAD_DIM + d[None, :]
+                tops = longer(tops, tl.load(parts.top + at, mask=ok, other=float("-inf"), cache_modifier=".cg"))
+                totals = longer(totals, tl.load(parts.total + at, mask=ok, other=0.0, cache_modifier=".cg"))
+                accs = longer(accs, tl.load(parts.partial + where, mask=there, other=0.0, cache_modifier=".cg"))
             for i in tl.static_range(PARTS):
                 group_top, group_total, group_acc = with_part(
                     group_top, group_total, group_acc, tops[i], totals[i], accs[i]

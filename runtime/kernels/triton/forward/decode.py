@@ -25,7 +25,6 @@ from runahead.runtime.kernels.triton.forward.recurrent import (
     States,
     of_decode_rows,
     squares_of_norm,
-    states_in,
 )
 from runahead.runtime.kernels.triton.forward.separate_products import SeparateProducts, Squares
 from runahead.runtime.kernels.triton.forward.unfused_products import has_end_inside, sizes_of
@@ -90,9 +89,8 @@ class RowStream:
         self._add(attended, weights.o, weights.post_norm)
 
     def recurrent(self, weights: Recurrent, place: int) -> None:
-        self._mix(self._normed_product(weights.norm, weights.proj, STORE), weights, states_in(self._cache, place))
-
-    def _mix(self, projected: torch.Tensor, weights: Recurrent, states: States) -> None:
+        projected = self._normed_product(weights.norm, weights.proj, STORE)
+        states = *self._cache.states[place], self._cache.runs[place]
         left = squares_of_norm(weights, self._batch, self._sums.squares, self._emb.ranks)
         mixed, squares = self._mixed(projected, weights, states, left)
         self._pending = partial(self._add_product, mixed, weights.out, None, squares)

@@ -12,9 +12,9 @@ from runahead.runtime.kernels.layers import Attention, EmbeddingAndHead
 from runahead.runtime.kernels.triton.attention.ragged import ChunkAttention
 from runahead.runtime.kernels.triton.forward.buffers import DecodeBuffers
 from runahead.runtime.kernels.triton.forward.decode import RowStream
-from runahead.runtime.kernels.triton.forward.recurrent import Recurrent, States, chunk_rows, of_any_tokens
+from runahead.runtime.kernels.triton.forward.recurrent import Recurrent, States, of_any_tokens
 from runahead.runtime.kernels.triton.forward.separate_products import Squares
-from runahead.runtime.kernels.triton.recurrent.scan import ChunkRows
+from runahead.runtime.kernels.triton.recurrent.scan import ChunkRows, length_of_sub_chunks
 
 
 class MixedRows(RowStream):
@@ -51,4 +51,5 @@ class MixedRows(RowStream):
 
     @cached_property
     def _chunk_rows(self) -> ChunkRows:
-        return chunk_rows(self._batch, self._emb.embedding.dtype)
+        """The rows with several query tokens, once for all layers."""
+        return ChunkRows(self._batch, length_of_sub_chunks(self._emb.embedding.dtype))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
+from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import GatedDelta, Mamba2, Norm
 from runahead.runtime.kernels.ranks import Ranks
 from runahead.runtime.kernels.triton.forward.buffers import DecodeBuffers
@@ -14,22 +14,12 @@ from runahead.runtime.kernels.triton.recurrent.gated_delta_decode import delta_o
 from runahead.runtime.kernels.triton.recurrent.gated_delta_scan import delta_of_chunks
 from runahead.runtime.kernels.triton.recurrent.mamba2_decode import mamba2_of_decode_rows
 from runahead.runtime.kernels.triton.recurrent.mamba2_scan import mamba2_of_chunks
-from runahead.runtime.kernels.triton.recurrent.scan import ChunkRows, length_of_sub_chunks
+from runahead.runtime.kernels.triton.recurrent.scan import ChunkRows
 from runahead.runtime.kernels.triton.recurrent.tiling import LONE_ROW, LONE_RUN, STATES
 
 Recurrent = Mamba2 | GatedDelta
 # Of one mixer, float32: each [state slots, *shape], and behind them the inputs of drafts, [slots of rows, K, inputs].
 States = tuple[torch.Tensor, ...]
-
-
-def states_in(cache: KVCache, place: int) -> States:
-    """Return the states of the cache's mixer number `place`."""
-    return *cache.states[place], cache.runs[place]
-
-
-def chunk_rows(batch: ForwardBatch, dtype: torch.dtype) -> ChunkRows:
-    """Describe a batch's rows with several query tokens, once for all layers. dtype: of the model."""
-    return ChunkRows(batch, length_of_sub_chunks(dtype))
 
 
 def of_decode_rows(
@@ -84,21 +74,6 @@ def squares_of_norm(weights: Recurrent, batch: ForwardBatch, like: torch.Tensor,
     return like.new_empty((weights.shape.inner if lone else 1, like.shape[1]))
 
 
-def of_several_tokens(
-    projected: torch.Tensor,
-    weights: Recurrent,
-    states: States,
-    rows: ChunkRows,
-    squares: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """The same of rows with a chunk of several query tokens, [T, inner]; zeros of all other tokens and padding. All of
-    a chunk is certain, and nothing is replayed before it."""
-    *of_rows, _ = states
-    if isinstance(weights, Mamba2):
-        return mamba2_of_chunks(projected, weights, (*of_rows,), rows, squares)
-    return delta_of_chunks(projected, weights, (*of_rows,), rows)
-
-
 def of_any_tokens(
     projected: torch.Tensor,
     weights: Recurrent,
@@ -107,6 +82,11 @@ def of_any_tokens(
     buffers: DecodeBuffers,
     squares: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Squares]:
-    """The same of all rows, as `of_decode_rows` returns it."""
-    out = of_several_tokens(projected, weights, states, rows, squares)
+    """The same of all rows, as `of_decode_rows` returns it. All of a chunk of several query tokens is certain, and
+    nothing is replayed before it; padding gets zeros."""
+    of_rows = states[:-1]
+    if isinstance(weights, Mamba2):
+        out = mamba2_of_chunks(projected, weights, of_rows, rows, squares)
+    else:
+        out = delta_of_chunks(projected, weights, of_rows, rows)
     return of_decode_rows(projected, weights, states, rows.batch, buffers, out=out, squares=squares)

@@ -32,9 +32,9 @@ from runahead.runtime.kernels.layers import Activation, Linear, Norm
 from runahead.runtime.kernels.triton.gemm.copies_hopper import STEP, copying_warp, tile_at
 from runahead.runtime.kernels.triton.gemm.end_hopper import ROWS, end_tile
 from runahead.runtime.kernels.triton.gemm.epilogue import ADD, GATED
-from runahead.runtime.kernels.triton.gemm.fp8_hopper import let_dependents_start, wait_for_predecessors
 from runahead.runtime.kernels.triton.gemm.small_batch_gemm import Residual
 from runahead.runtime.kernels.triton.gemm.tuning import chain_of, one_sum_tile, segments
+from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
 from runahead.runtime.rounding import ceil_div
 
 REGISTERS: Final = 240  # of a consumer thread; the rest is for the producer
@@ -106,42 +106,6 @@ def _segment(
 
 
 @gluon.jit
-def _sums_of_tile(
-    ring, order, done, GROUP_OF: gl.constexpr, STEPS: gl.constexpr, SEGMENTS: gl.constexpr, CHAINS: gl.constexpr,
-    CHAIN: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """Return a group's sums of a tile, a tensor for each piece, whatever their order."""
-    if SEGMENTS == 1:
-        sums = _one_sum(ring, done, GROUP_OF, STEPS, STAGES)
-    else:
-        total = _no_sums(ring[1][0])
-        for _ in range(SEGMENTS):
-            one, done = _segment(ring, order, done, GROUP_OF, CHAINS, CHAIN, False, STAGES)
-            total += one
-        sums = (total,)
-    return sums
-
-
-@gluon.jit
-def _sums_of_both(
-    ring, order, totals, done, earlier, GROUP_OF: gl.constexpr, SEGMENTS: gl.constexpr, CHAINS: gl.constexpr,
-    CHAIN: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """Compute every second segment of a tile, and add it to the segments before, which the other group has left in
-    `totals`. earlier: segments before the tile. Returns the tile's sums, which the second group has last."""
-    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, totals.shape[1], 16])
-    total = _no_sums(totals)
-    for segment in range(SEGMENTS // 2):
-        sums, done = _segment(ring, order, done, GROUP_OF, CHAINS, CHAIN, True, STAGES)
-        mbarrier.wait(order.index(GROUP_OF), (earlier + segment) & 1 ^ (1 - GROUP_OF))
-        total = totals.load(SUMS) + sums
-        is_last = GROUP_OF == 1 and segment == SEGMENTS // 2 - 1
-        totals.store(gl.where(is_last, 0.0, total))
-        mbarrier.arrive(order.index(1 - GROUP_OF), count=1)
-    return total
-
-
-@gluon.jit
 def _computing_group(
     ring, order, totals, end, row_tiles, GROUP_OF: gl.constexpr, TILES: gl.constexpr, DEPTH: gl.constexpr,
     SEGMENTS: gl.constexpr, CHAIN: gl.constexpr, OUTPUTS: gl.constexpr, WIDTH: gl.constexpr, SPLIT: gl.constexpr,
@@ -150,6 +114,7 @@ def _computing_group(
 ):  # fmt: skip
     """Compute half of the rows of the tiles in order or, if SPLIT, half of their segments. GROUP_OF: 0 or 1, the
     group's index. CHAIN: steps of a chain."""
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ring[1][0].shape[1], 16])
     CHAINS: gl.constexpr = DEPTH // (SEGMENTS * CHAIN * _STEP)
     STEPS: gl.constexpr = DEPTH // _STEP // (2 if SPLIT else 1)
     wait_for_predecessors(DEPENDENT)
@@ -157,12 +122,30 @@ def _computing_group(
     for tile in range(gl.program_id(0), row_tiles * TILES, gl.num_programs(0)):
         rows, outputs = tile_at(tile, row_tiles, TILES)
         if SPLIT:
+            # Every second segment is added to those before, which the other group has left in `totals`; the second
+            # group has the tile's sums.
             earlier = done // STEPS * (SEGMENTS // 2)
-            total = _sums_of_both(ring, order, totals, done, earlier, GROUP_OF, SEGMENTS, CHAINS, CHAIN, STAGES)
+            total = _no_sums(totals)
+            steps = done
+            for segment in range(SEGMENTS // 2):
+                one, steps = _segment(ring, order, steps, GROUP_OF, CHAINS, CHAIN, True, STAGES)
+                mbarrier.wait(order.index(GROUP_OF), (earlier + segment) & 1 ^ (1 - GROUP_OF))
+                total = totals.load(SUMS) + one
+                is_last = GROUP_OF == 1 and segment == SEGMENTS // 2 - 1
+                totals.store(gl.where(is_last, 0.0, total))
+                mbarrier.arrive(order.index(1 - GROUP_OF), count=1)
             if GROUP_OF == 1:
                 end_tile((total,), outputs, rows * _ROWS, end, DEPTH, OUTPUTS, WIDTH, SCALED, EPILOGUE, HAS_BIAS, GELU)
         else:
-            accs = _sums_of_tile(ring, order, done, GROUP_OF, STEPS, SEGMENTS, CHAINS, CHAIN, STAGES)
+            if SEGMENTS == 1:
+                accs = _one_sum(ring, done, GROUP_OF, STEPS, STAGES)
+            else:
+                total = _no_sums(ring[1][0])
+                steps = done
+                for _ in range(SEGMENTS):
+                    one, steps = _segment(ring, order, steps, GROUP_OF, CHAINS, CHAIN, False, STAGES)
+                    total += one
+                accs = (total,)
             row = (rows * 2 + GROUP_OF) * _ROWS
             end_tile(accs, outputs, row, end, DEPTH, OUTPUTS, WIDTH, SCALED, EPILOGUE, HAS_BIAS, GELU)
         done += STEPS

@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from runahead.runtime.kernels.triton.gemm.end_hopper import ROWS
-from runahead.runtime.kernels.triton.gemm.fp8_hopper import wait_for_predecessors
+from runahead.runtime.kernels.triton.gpu.pdl import wait_for_predecessors
 
 STEP: Final = 64  # of the depth: one 128-byte line of swizzled shared memory
 _ACROSS: Final = 8  # strips of rows of tiles that run at a time

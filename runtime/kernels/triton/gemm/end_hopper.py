@@ -26,25 +26,6 @@ _OF_ROWS = gl.constexpr(gl.SliceLayout(0, gl.BlockedLayout([_SQUARES, 1], [1, 32
 
 
 @gluon.jit
-def _norm_scale(squares, row, num_rows, eps, tiles, stride, DEPTH: gl.constexpr):
-    """The scale of the norm before the product, [ROWS], from its squares in `tiles` tiles."""
-    found = gl.zeros([_ROWS], gl.float64, _OF_ROWS)
-    column = row + gl.arange(0, _ROWS, _OF_ROWS)
-    for first in range(0, tiles, _SQUARES_STEP):
-        tile = first + gl.arange(0, _SQUARES_STEP, gl.SliceLayout(1, _TILED))
-        made = (tile < tiles)[:, None] & (column < num_rows)[None, :]
-        found += gl.sum(gl.load(squares + tile[:, None] * stride + column[None, :], mask=made, other=0.0), 0)
-    return gl.rsqrt(found.to(gl.float32) / DEPTH + eps)
-
-
-@gluon.jit
-def _halves(value):
-    """Split [ROWS, n] into its left and its right half, which every thread has in its own registers."""
-    HALF: gl.constexpr = value.shape[1] // 2
-    return gl.split(gl.permute(gl.reshape(value, [_ROWS, 2, HALF]), (0, 2, 1)))
-
-
-@gluon.jit
 def _end_part(
     value, up, output, row, scale, bias, out, gamma, scaled, num_rows, OUTPUTS: gl.constexpr, EPILOGUE: gl.constexpr,
     SCALED: gl.constexpr, HAS_BIAS: gl.constexpr, GELU: gl.constexpr, COLUMNS: gl.constexpr,
@@ -98,8 +79,8 @@ def _end_piece(
     COLUMNS: gl.constexpr = sums.shape[1] // 2 if HALVED else sums.shape[1]
     value = sums.to(out.dtype.element_ty)
     other = value
-    if HALVED:
-        value, other = _halves(value)
+    if HALVED:  # every thread has both in its own registers
+        value, other = gl.split(gl.permute(gl.reshape(value, [_ROWS, 2, COLUMNS]), (0, 2, 1)))
     squares = _end_part(
         value, other, output, row, scale, bias, out, gamma, scaled, num_rows, OUTPUTS, EPILOGUE, SCALED, HAS_BIAS,
         GELU, COLUMNS,
@@ -126,7 +107,14 @@ def end_tile(
     output = tile * WIDTH
     scale = gl.zeros([_ROWS], gl.float32, _OF_ROWS)
     if SCALED:
-        scale = _norm_scale(squares_in, row, num_rows, eps, squares_tiles, stride, DEPTH)
+        found = gl.zeros([_ROWS], gl.float64, _OF_ROWS)
+        column = row + gl.arange(0, _ROWS, _OF_ROWS)
+        for first in range(0, squares_tiles, _SQUARES_STEP):
+            some = first + gl.arange(0, _SQUARES_STEP, gl.SliceLayout(1, _TILED))
+            made = (some < squares_tiles)[:, None] & (column < num_rows)[None, :]
+            at = squares_in + some[:, None] * stride + column[None, :]
+            found += gl.sum(gl.load(at, mask=made, other=0.0), 0)
+        scale = gl.rsqrt(found.to(gl.float32) / DEPTH + eps)
     total = gl.zeros([_ROWS], gl.float64, _OF_ROWS)
     for piece in gl.static_range(len(accs)):
         output, squares = _end_piece(

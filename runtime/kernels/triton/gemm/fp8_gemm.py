@@ -26,7 +26,8 @@ import triton.language as tl
 from runahead.runtime.kernels.layers import Linear
 from runahead.runtime.kernels.quantized_weight import FP8_COLUMNS, Fp8Weight
 from runahead.runtime.kernels.triton.gemm.cublaslt import vendor_library
-from runahead.runtime.kernels.triton.gemm.fp8_rows import Fp8Rows, fp8_rows
+from runahead.runtime.kernels.triton.gemm.fp8_rows import Fp8Rows
+from runahead.runtime.kernels.triton.gemm.separate_epilogue import fp8_rows
 from runahead.runtime.kernels.triton.gpu.capability import current_gpu
 from runahead.runtime.rounding import ceil_div
 

@@ -32,6 +32,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from runahead.runtime.kernels.quantized_weight import FP8_COLUMNS, Fp8Weight
 from runahead.runtime.kernels.triton.gemm.fp8_rows import Fp8Rows
+from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
 from runahead.runtime.rounding import ceil_div
 
 LINES: Final = 64  # outputs of a program's tile, as the matrix units take them
@@ -41,22 +42,6 @@ _LEAST_ROWS: Final = 8  # of the batch, as the matrix units take them
 _RING: Final = 200 << 10  # bytes of shared memory for stages
 _COLUMNS, _LINES = gl.constexpr(FP8_COLUMNS), gl.constexpr(LINES)
 _COPIER_REGISTERS = gl.constexpr(COPIER_REGISTERS)
-
-
-@gluon.jit
-def wait_for_predecessors(DEPENDENT: gl.constexpr):
-    """See `gpu/pdl.py`."""
-    if DEPENDENT:
-        gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def let_dependents_start(DEPENDENT: gl.constexpr):
-    """See `gpu/pdl.py`."""
-    if DEPENDENT:
-        gl.inline_asm_elementwise(
-            "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-        )
 
 
 @gluon.jit
@@ -94,22 +79,6 @@ def _copying_group(
 
 
 @gluon.jit
-def _scale_of(
-    scales, block_scales, block, LAYOUT: gl.constexpr, ROWS: gl.constexpr, ROW_SCALES: gl.constexpr,
-    HAS_BLOCKS: gl.constexpr,
-):  # fmt: skip
-    """By which the products of a block are multiplied, [LINES, ROWS]."""
-    row = gl.arange(0, ROWS, gl.SliceLayout(0, LAYOUT))
-    if ROWS > ROW_SCALES:
-        found = gl.load(scales + block * ROW_SCALES + row, mask=row < ROW_SCALES, other=0.0)
-    else:
-        found = gl.load(scales + block * ROW_SCALES + row)
-    if HAS_BLOCKS:
-        found = found * gl.load(block_scales + block)
-    return gl.expand_dims(found, 0).broadcast_to([_LINES, ROWS])
-
-
-@gluon.jit
 def _begun(
     weight_ring, row_ring, ready, done, scales, of_blocks, block, nothing, LAYOUT: gl.constexpr,
     ROW_SCALES: gl.constexpr, ROWS: gl.constexpr, STAGES: gl.constexpr, PIECES: gl.constexpr, HAS_BLOCKS: gl.constexpr,
@@ -119,7 +88,15 @@ def _begun(
     stage = done % STAGES
     by = ()
     for piece in gl.static_range(PIECES):
-        by = by + (_scale_of(scales, of_blocks, block + piece, LAYOUT, ROWS, ROW_SCALES, HAS_BLOCKS),)  # noqa: RUF005
+        row = gl.arange(0, ROWS, gl.SliceLayout(0, LAYOUT))
+        at = scales + (block + piece) * ROW_SCALES + row
+        if ROWS > ROW_SCALES:
+            found = gl.load(at, mask=row < ROW_SCALES, other=0.0)
+        else:
+            found = gl.load(at)
+        if HAS_BLOCKS:
+            found = found * gl.load(of_blocks + block + piece)
+        by = by + (gl.expand_dims(found, 0).broadcast_to([_LINES, ROWS]),)  # noqa: RUF005
     mbarrier.wait(ready.index(stage), done // STAGES & 1)
     products = ()
     for piece in gl.static_range(PIECES):
@@ -140,17 +117,6 @@ def _added(acc, products, by, free, done, STAGES: gl.constexpr, PIECES: gl.const
 
 
 @gluon.jit
-def _store_sums(acc, out, line, num_rows, OUTPUTS: gl.constexpr, ROWS: gl.constexpr):
-    """Store a tile's rounded sums, [LINES, ROWS]. line: its first output."""
-    FLAT: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
-    output = line + gl.arange(0, _LINES, gl.SliceLayout(1, FLAT))
-    row = gl.arange(0, ROWS, gl.SliceLayout(0, FLAT))
-    sums = gl.convert_layout(acc.to(out.dtype.element_ty), FLAT)
-    ok = (output < OUTPUTS)[:, None] & (row < num_rows)[None, :]
-    gl.store(out + row[None, :] * OUTPUTS + output[:, None], sums, mask=ok)
-
-
-@gluon.jit
 def _computing_group(
     weight_ring, row_ring, ready, free, scales, block_scales, out, num_rows, ROW_SCALES: gl.constexpr,
     OUTPUTS: gl.constexpr, TILES: gl.constexpr, BLOCKS: gl.constexpr, ALONG: gl.constexpr, ROWS: gl.constexpr,
@@ -159,6 +125,7 @@ def _computing_group(
 ):  # fmt: skip
     """Compute the tiles. AT_ONCE: stages whose products are in flight together, 1 or 2."""
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 32])
+    FLAT: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
     nothing = gl.zeros([_LINES, ROWS], gl.float32, SUMS)
     program, programs = gl.program_id(0), gl.num_programs(0)
     wait_for_predecessors(DEPENDENT)
@@ -181,7 +148,11 @@ def _computing_group(
             if AT_ONCE > 1:
                 acc = _added(acc, second, by_second, free, done + 1, STAGES, PIECES, 0)
             done += AT_ONCE
-        _store_sums(acc, out, line, num_rows, OUTPUTS, ROWS)
+        output = line + gl.arange(0, _LINES, gl.SliceLayout(1, FLAT))
+        row = gl.arange(0, ROWS, gl.SliceLayout(0, FLAT))
+        sums = gl.convert_layout(acc.to(out.dtype.element_ty), FLAT)
+        ok = (output < OUTPUTS)[:, None] & (row < num_rows)[None, :]
+        gl.store(out + row[None, :] * OUTPUTS + output[:, None], sums, mask=ok)
 
 
 @gluon.jit(do_not_specialize=["num_rows"])

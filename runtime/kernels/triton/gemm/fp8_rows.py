@@ -11,21 +11,15 @@ alone. A value that is not finite makes the row's products not finite.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import torch
 import triton
 import triton.language as tl
 
 from runahead.runtime.kernels.quantized_weight import FP8_COLUMNS
-from runahead.runtime.kernels.triton.gpu.pdl import (
-    dependent_launch_works,
-    let_dependents_start,
-    wait_for_predecessors,
-)
 from runahead.runtime.rounding import ceil_div
 
-_BLOCKS_AT_ONCE: Final = 16
 ROWS_MULTIPLE: Final = 16  # of rows, which the vendor's library takes
 _COLUMNS = tl.constexpr(FP8_COLUMNS)
 _LEAST_SCALE = tl.constexpr(2.0**-60)  # also of zeros
@@ -54,39 +48,8 @@ def to_fp8(values):
     return (values * inverse[:, None]).to(tl.float8e4nv), exponent.to(tl.float32, bitcast=True)
 
 
-@triton.jit
-def _quantize_kernel(
-    x, numbers, scales, padded_rows, DEPTH: tl.constexpr, BLOCKS: tl.constexpr, DEPENDENT: tl.constexpr
-):
-    """One program for BLOCKS times 128 values of a row."""
-    let_dependents_start(DEPENDENT)
-    row = tl.program_id(0).to(tl.int64)
-    block = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
-    at = row * DEPTH + block[:, None] * _COLUMNS + tl.arange(0, _COLUMNS)[None, :]
-    inside = block < DEPTH // _COLUMNS
-    wait_for_predecessors(DEPENDENT)
-    values = tl.load(x + at, mask=inside[:, None], other=0.0).to(tl.float32)
-    quantized, scale = to_fp8(values)
-    tl.store(numbers + at, quantized, mask=inside[:, None])
-    tl.store(scales + block * padded_rows + row, scale, mask=inside)
-
-
 def empty_rows(num_rows: int, depth: int, device: torch.device) -> Fp8Rows:
     """For `num_rows` rows of `depth` values, a multiple of 128."""
     padded = ceil_div(num_rows, ROWS_MULTIPLE) * ROWS_MULTIPLE
     numbers = torch.empty((padded, depth), dtype=torch.float8_e4m3fn, device=device)
     return Fp8Rows(numbers, torch.empty((depth // FP8_COLUMNS, padded), dtype=torch.float32, device=device))
-
-
-def fp8_rows(x: torch.Tensor, num_rows: int, dependent: bool = False) -> Fp8Rows:
-    """The first rows of x in FP8. x: bfloat16 [num_rows or more, in], contiguous, `in` a multiple of 128."""
-    depth = x.shape[1]
-    blocks = depth // FP8_COLUMNS
-    rows = empty_rows(num_rows, depth, x.device)
-    options: dict[str, Any] = {"launch_pdl": True} if dependent and dependent_launch_works() else {}
-    at_once = min(triton.next_power_of_2(blocks), _BLOCKS_AT_ONCE)
-    _quantize_kernel[(num_rows, ceil_div(blocks, at_once))](
-        x, rows.numbers, rows.scales, len(rows), DEPTH=depth, BLOCKS=at_once, DEPENDENT=bool(options), num_warps=4,
-        **options,
-    )  # fmt: skip
-    return rows

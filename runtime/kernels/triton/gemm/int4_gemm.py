@@ -29,7 +29,7 @@ from runahead.runtime.kernels.activations import is_gelu
 from runahead.runtime.kernels.layers import Activation, Linear, Norm
 from runahead.runtime.kernels.quantized_weight import PANEL_COLUMNS, PANEL_ROWS, QuantizedWeight
 from runahead.runtime.kernels.triton.gemm.epilogue import GATED, end_rows, end_weights, product_end
-from runahead.runtime.kernels.triton.gemm.int4_numbers import WORDS, decoded, joined, scales_of
+from runahead.runtime.kernels.triton.gemm.int4_numbers import WORDS, decoded, scales_of
 from runahead.runtime.kernels.triton.gemm.small_batch_gemm import (
     Residual,
     SplitScratch,
@@ -38,6 +38,7 @@ from runahead.runtime.kernels.triton.gemm.small_batch_gemm import (
 )
 from runahead.runtime.kernels.triton.gemm.tuning import Tiling
 from runahead.runtime.kernels.triton.gpu.capability import LEAST_SHARED_MEMORY, current_gpu
+from runahead.runtime.kernels.triton.gpu.unrolled import joined
 from runahead.runtime.rounding import ceil_div
 
 _BLOCK = tl.constexpr(PANEL_COLUMNS)
@@ -58,19 +59,6 @@ class Int4Tiling:
     columns: int
     stages: int
     unroll: int = 1
-
-
-@triton.jit
-def _panels(tile, i, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, EPILOGUE: tl.constexpr):
-    """The two panels of which the i-th 16 outputs of a tile are made; of GATED as `gated_row` has them."""
-    PANELS: tl.constexpr = OUTPUTS // _PANEL
-    if EPILOGUE == _GATED:
-        low = tl.minimum(tile * (ROWS // _PANEL) + i, PANELS - 1)
-        high = low + PANELS
-    else:
-        low = tl.minimum(tile * (ROWS // _PANEL) + 2 * i, PANELS - 1)
-        high = tl.minimum(low + 1, PANELS - 1)
-    return low, high
 
 
 @triton.jit
@@ -116,7 +104,14 @@ def _int4_product_kernel(
     HALVES: tl.constexpr = 2 if EPILOGUE == _GATED else 1
     BLOCKS: tl.constexpr = DEPTH // _BLOCK // SPLITS
     q = tl.arange(0, HALVES * ROWS // 2)
-    low_panel, high_panel = _panels(tile, q // 8, OUTPUTS, ROWS, EPILOGUE)
+    # The two panels of which each 16 outputs of a tile are made; of GATED as `gated_row` has them.
+    PANELS: tl.constexpr = OUTPUTS // _PANEL
+    if EPILOGUE == _GATED:
+        low_panel = tl.minimum(tile * (ROWS // _PANEL) + q // 8, PANELS - 1)
+        high_panel = low_panel + PANELS
+    else:
+        low_panel = tl.minimum(tile * (ROWS // _PANEL) + q // 8 * 2, PANELS - 1)
+        high_panel = tl.minimum(low_panel + 1, PANELS - 1)
     inside = (q % 8 * WORDS)[:, None] + tl.arange(0, WORDS)[None, :]
     low_at = words + (low_panel.to(tl.int64) * DEPTH)[:, None] + inside
     high_at = words + (high_panel.to(tl.int64) * DEPTH)[:, None] + inside

@@ -102,14 +102,6 @@ def _pair(words, scale, shift: tl.constexpr, HALF: tl.constexpr):
 
 
 @triton.jit
-def joined(parts):
-    """Join the eight tensors of `decoded` as [R, 16, 2, 2, 2]: the last dimensions are a word of two, a step of 16,
-    and a half of it."""
-    a, b, c, d, e, f, g, h = parts
-    return tl.join(tl.join(tl.join(a, e), tl.join(c, g)), tl.join(tl.join(b, f), tl.join(d, h)))
-
-
-@triton.jit
 def scales_of(at, GROUPS: tl.constexpr, STRIDE: tl.constexpr):
     """Load the scale of each word of 128 columns, [R, 16]. at: the first group's scales, [R, 1]. GROUPS: of 128
     columns. STRIDE: scales of a group."""

@@ -1,6 +1,6 @@
-"""What follows a product of the vendor's library: the scale of the norm before, the bias and the activation, or the sum
-with the residual. Each value has the bits that `epilogue.py` makes of the same sums. Rows that a product with an FP8
-matrix reads are left in FP8 too, with the bits of `fp8_rows`.
+"""Rows in FP8 before a product of the vendor's library, and what follows one: the scale of the norm before, the bias
+and the activation, or the sum with the residual. Each value has the bits that `epilogue.py` makes of the same sums.
+Rows that a product with an FP8 matrix reads are left in FP8 too, with the bits of `fp8_rows`.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -17,7 +17,7 @@ import triton.language as tl
 from runahead.runtime.kernels.activations import is_gelu
 from runahead.runtime.kernels.layers import Activation, Linear, Norm
 from runahead.runtime.kernels.quantized_weight import FP8_COLUMNS, Fp8Weight
-from runahead.runtime.kernels.triton.gemm.epilogue import GATED, SQUARED, STORE
+from runahead.runtime.kernels.triton.gemm.epilogue import ADD, GATED, SQUARED, STORE
 from runahead.runtime.kernels.triton.gemm.fp8_rows import Fp8Rows, empty_rows, to_fp8
 from runahead.runtime.kernels.triton.gpu.pdl import (
     dependent_launch_works,
@@ -29,133 +29,104 @@ from runahead.runtime.kernels.triton.ops.activation import gated, squared_relu
 from runahead.runtime.kernels.triton.ops.norms import exact_square, launch_shape
 
 _BLOCK: Final = 1024
+_VALUES_BLOCK: Final = 2048  # where sums are the values
 _ROWS, _MANY_ROWS = 4, 256  # a program has _ROWS rows in launches of at least _MANY_ROWS
 _COLUMNS = tl.constexpr(FP8_COLUMNS)
-_GATED, _SQUARED = tl.constexpr(GATED), tl.constexpr(SQUARED)
+_ADD, _GATED, _SQUARED = tl.constexpr(ADD), tl.constexpr(GATED), tl.constexpr(SQUARED)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _finish_kernel(
-    sums, channels, bias, squares, out, numbers, scales, num_rows, padded_rows, eps, WIDTH: tl.constexpr,
-    DEPTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SQUARES: tl.constexpr, STRIDE: tl.constexpr,
-    STEP: tl.constexpr, EPILOGUE: tl.constexpr, HAS_CHANNELS: tl.constexpr, HAS_BIAS: tl.constexpr,
-    GELU: tl.constexpr, FP8: tl.constexpr, DEPENDENT: tl.constexpr,
+    sums, channels, bias, squares, out, in_fp8, following, num_rows, eps, WIDTH: tl.constexpr, DEPTH: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, SQUARES: tl.constexpr, STRIDE: tl.constexpr, STEP: tl.constexpr,
+    EPILOGUE: tl.constexpr, GELU: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One program for ROWS rows and BLOCK of their outputs."""
+    """One program for ROWS rows and BLOCK of their outputs, with ADD for whole rows, which are added to `out`. squares:
+    of the norm before the product, in SQUARES tiles. in_fp8: gets the values in FP8, with ADD what the next norm's
+    reader gets: numbers, scales, and how many scales a block has. following: with ADD, the weight of the norm that
+    follows, and where the residual times it and the residual's sums of squares go.
+    """
     let_dependents_start(DEPENDENT)
     start = tl.program_id(0).to(tl.int64) * ROWS
-    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    first = 0 if EPILOGUE == _ADD else tl.program_id(1) * BLOCK
+    i = first + tl.arange(0, BLOCK)
     inside = i < WIDTH
-    first = _of_outputs(channels, bias, i, inside, HAS_CHANNELS, HAS_BIAS)
-    second = first
+    if EPILOGUE == _ADD:
+        gamma, scaled, squares_out = following
+        weight = tl.load(gamma + i, mask=inside, other=0.0)
+    of_first = _of_outputs(channels, bias, i, inside)
+    of_second = of_first
     if EPILOGUE == _GATED:
-        second = _of_outputs(channels, bias, WIDTH + i, inside, HAS_CHANNELS, HAS_BIAS)
+        of_second = _of_outputs(channels, bias, WIDTH + i, inside)
     HALVES: tl.constexpr = 2 if EPILOGUE == _GATED else 1
     wait_for_predecessors(DEPENDENT)
-    values = ()
-    ups = ()
-    norms = ()
+    values, others, norms = (), (), ()
     for r in tl.static_range(ROWS):
-        at = sums + (start + r) * (HALVES * WIDTH) + i
-        ok = inside & (start + r < num_rows)
-        values = longer(values, tl.load(at, mask=ok, other=0.0))
+        row = start + r
+        there = True if ROWS == 1 else row < num_rows
+        at = sums + row * (HALVES * WIDTH) + i
+        values = longer(values, tl.load(at, mask=inside & there, other=0.0))
         if EPILOGUE == _GATED:
-            ups = longer(ups, tl.load(at + WIDTH, mask=ok, other=0.0))
+            others = longer(others, tl.load(at + WIDTH, mask=inside & there, other=0.0))
+        if EPILOGUE == _ADD:
+            others = longer(others, tl.load(out + row * WIDTH + i, mask=inside & there, other=0.0))
         if SQUARES > 0:
-            norm = _scale_of(squares, start + r, start + r < num_rows, eps, DEPTH, SQUARES, STRIDE, STEP)
-            norms = longer(norms, norm)
+            s = tl.arange(0, STEP)
+            found = tl.load(squares + s * STRIDE + row, mask=(s < SQUARES) & there, other=0.0)
+            norms = longer(norms, tl.rsqrt(tl.sum(found, 0).to(tl.float32) / DEPTH + eps))
     for r in tl.static_range(ROWS):
-        scale = 1.0
-        if SQUARES > 0:
-            scale = norms[r]
-        value = _scaled(values[r], first, scale, HAS_CHANNELS, SQUARES, HAS_BIAS)
+        row = start + r
+        there = True if ROWS == 1 else row < num_rows
+        scale = norms[r] if SQUARES > 0 else None
+        value = _scaled(values[r], channels, bias, of_first, scale)
         if EPILOGUE == _GATED:
-            value = gated(value, _scaled(ups[r], second, scale, HAS_CHANNELS, SQUARES, HAS_BIAS), GELU)
+            value = gated(value, _scaled(others[r], channels, bias, of_second, scale), GELU)
         if EPILOGUE == _SQUARED:
             value = squared_relu(value)
-        rounded = value.to(sums.dtype.element_ty)
-        if FP8:
-            first_column = tl.program_id(1) * BLOCK
-            _store_fp8(rounded, first_column, numbers, scales, start + r, num_rows, padded_rows, WIDTH, BLOCK)
-        else:
-            tl.store(out + (start + r) * WIDTH + i, rounded, mask=inside & (start + r < num_rows))
+        if EPILOGUE == _ADD:
+            value += others[r].to(tl.float32)
+        rounded = value.to(out.dtype.element_ty if EPILOGUE == _ADD else sums.dtype.element_ty)
+        read = rounded
+        if EPILOGUE == _ADD or in_fp8 is None:
+            tl.store(out + row * WIDTH + i, rounded, mask=inside & there)
+        if EPILOGUE == _ADD:
+            read = (rounded.to(tl.float32) * weight.to(tl.float32)).to(scaled.dtype.element_ty)
+            tl.store(scaled + row * WIDTH + i, read, mask=inside)
+        if in_fp8 is not None:
+            numbers, scales, scales_stride = in_fp8
+            quantized, scale_of_block = to_fp8(tl.reshape(read.to(tl.float32), [BLOCK // _COLUMNS, _COLUMNS]))
+            block = first // _COLUMNS + tl.arange(0, BLOCK // _COLUMNS)
+            column = block[:, None] * _COLUMNS + tl.arange(0, _COLUMNS)[None, :]
+            ok = (block < WIDTH // _COLUMNS) & there
+            tl.store(numbers + row * WIDTH + column, quantized, mask=ok[:, None])
+            tl.store(scales + block * scales_stride + row, scale_of_block, mask=ok)
+        if EPILOGUE == _ADD:
+            tl.store(squares_out + row, tl.sum(exact_square(rounded), 0))
 
 
 @triton.jit
-def _of_outputs(channels, bias, output, inside, HAS_CHANNELS: tl.constexpr, HAS_BIAS: tl.constexpr):
+def _of_outputs(channels, bias, output, inside):
     """The scales and biases of outputs, which a program loads before it waits."""
     scale = 1.0
     added = 0.0
-    if HAS_CHANNELS:
+    if channels is not None:
         scale = tl.load(channels + output, mask=inside, other=0.0)
-    if HAS_BIAS:
+    if bias is not None:
         added = tl.load(bias + output, mask=inside, other=0.0)
     return scale, added
 
 
 @triton.jit
-def _scaled(value, of_outputs, scale, HAS_CHANNELS: tl.constexpr, SQUARES: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """Sums times the scales of outputs and rows, plus the bias: float32."""
+def _scaled(value, channels, bias, of_outputs, scale):
+    """Sums times the scales of outputs and rows, plus the bias: float32. None: there is no such thing."""
     value = value.to(tl.float32)
-    if HAS_CHANNELS:
+    if channels is not None:
         value *= of_outputs[0]
-    if SQUARES > 0:
+    if scale is not None:
         value *= scale
-    if HAS_BIAS:
+    if bias is not None:
         value += of_outputs[1].to(tl.float32)
     return value
-
-
-@triton.jit
-def _scale_of(
-    squares, row, live, eps, DEPTH: tl.constexpr, TILES: tl.constexpr, STRIDE: tl.constexpr, STEP: tl.constexpr
-):
-    """The scale of a row's norm over DEPTH numbers, from its sums of squares in TILES tiles. live: there is the row."""
-    s = tl.arange(0, STEP)
-    found = tl.sum(tl.load(squares + s * STRIDE + row, mask=(s < TILES) & live, other=0.0), 0)
-    return tl.rsqrt(found.to(tl.float32) / DEPTH + eps)
-
-
-@triton.jit
-def _store_fp8(values, first, numbers, scales, row, num_rows, padded_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Store BLOCK values of a row, from column `first` on, in FP8, if there is the row."""
-    quantized, scale = to_fp8(tl.reshape(values.to(tl.float32), [BLOCK // _COLUMNS, _COLUMNS]))
-    block = first // _COLUMNS + tl.arange(0, BLOCK // _COLUMNS)
-    at = block[:, None] * _COLUMNS + tl.arange(0, _COLUMNS)[None, :]
-    inside = (block < WIDTH // _COLUMNS) & (row < num_rows)
-    tl.store(numbers + row * WIDTH + at, quantized, mask=inside[:, None])
-    tl.store(scales + block * padded_rows + row, scale, mask=inside)
-
-
-@triton.jit
-def _add_kernel(
-    sums, channels, bias, residual, gamma, scaled, squares, numbers, scales, padded_rows, before, eps,
-    WIDTH: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr, SQUARES: tl.constexpr, STRIDE: tl.constexpr,
-    STEP: tl.constexpr, HAS_CHANNELS: tl.constexpr, HAS_BIAS: tl.constexpr, FP8: tl.constexpr, DEPENDENT: tl.constexpr,
-):  # fmt: skip
-    """One program for a row. SQUARES: tiles of `before`, of the norm before the product; 0: there is none."""
-    let_dependents_start(DEPENDENT)
-    row = tl.program_id(0).to(tl.int64)
-    i = tl.arange(0, BLOCK)
-    inside = i < WIDTH
-    following = tl.load(gamma + i, mask=inside, other=0.0)
-    of_outputs = _of_outputs(channels, bias, i, inside, HAS_CHANNELS, HAS_BIAS)
-    wait_for_predecessors(DEPENDENT)
-    value = tl.load(sums + row * WIDTH + i, mask=inside, other=0.0)
-    old = tl.load(residual + row * WIDTH + i, mask=inside, other=0.0)
-    scale = 1.0
-    if SQUARES > 0:
-        scale = _scale_of(before, row, True, eps, DEPTH, SQUARES, STRIDE, STEP)
-    value = _scaled(value, of_outputs, scale, HAS_CHANNELS, SQUARES, HAS_BIAS)
-    value += old.to(tl.float32)
-    rounded = value.to(residual.dtype.element_ty)
-    tl.store(residual + row * WIDTH + i, rounded, mask=inside)
-    value = rounded.to(tl.float32)
-    left = (value * following.to(tl.float32)).to(scaled.dtype.element_ty)
-    tl.store(scaled + row * WIDTH + i, left, mask=inside)
-    if FP8:
-        _store_fp8(left, 0, numbers, scales, row, row + 1, padded_rows, WIDTH, BLOCK)
-    tl.store(squares + row, tl.sum(exact_square(rounded), 0))
 
 
 def finish_product(
@@ -195,45 +166,52 @@ def finish_in_fp8(
     return rows
 
 
+def fp8_rows(x: torch.Tensor, num_rows: int, dependent: bool = False) -> Fp8Rows:
+    """The first rows of x in FP8. x: bfloat16 [num_rows or more, in], contiguous, `in` a multiple of 128."""
+    rows = empty_rows(num_rows, x.shape[1], x.device)
+    _finish(x[:num_rows], None, None, STORE, "silu", x, rows, dependent)
+    return rows
+
+
 def _finish(
     sums: torch.Tensor,
-    linear: Linear,
+    linear: Linear | None,
     squares: tuple[torch.Tensor, int, float] | None,
     epilogue: int,
     activation: Activation,
     out: torch.Tensor,
     rows: Fp8Rows | None,
     dependent: bool,
+    following: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
-    bias, channels = linear.bias, _channels(linear)
     tokens, width = sums.shape[0], sums.shape[1] // (2 if epilogue == GATED else 1)
-    found, tiles, eps = squares if squares is not None else (sums, 0, 0.0)
+    found, tiles, eps = (None, 0, 0.0) if squares is None else squares
     options: dict[str, Any] = {"launch_pdl": True} if dependent and dependent_launch_works() else {}
-    at_once = _ROWS if tokens >= _MANY_ROWS else 1
-    _finish_kernel[(triton.cdiv(tokens, at_once), triton.cdiv(width, _BLOCK))](
+    at_once = _ROWS if tokens >= _MANY_ROWS and epilogue != ADD else 1
+    block, warps = launch_shape(width) if epilogue == ADD else (_BLOCK, 4)
+    if linear is None and epilogue != ADD:
+        at_once, block = 1, min(triton.next_power_of_2(width), _VALUES_BLOCK)
+    _finish_kernel[(triton.cdiv(tokens, at_once), triton.cdiv(width, block))](
         sums,
-        sums if channels is None else channels,
-        sums if bias is None else bias,
+        None if linear is None else _channels(linear),
+        None if linear is None else linear.bias,
         found,
         out,
-        *((out, out) if rows is None else (rows.numbers, rows.scales)),
+        None if rows is None else (rows.numbers, rows.scales, len(rows)),
+        following,
         tokens,
-        0 if rows is None else len(rows),
         eps,
         WIDTH=width,
-        DEPTH=linear.weight.shape[1],
+        DEPTH=width if linear is None else linear.weight.shape[1],
         ROWS=at_once,
-        BLOCK=_BLOCK,
+        BLOCK=block,
         SQUARES=tiles,
-        STRIDE=found.shape[1],
+        STRIDE=0 if found is None else found.shape[1],
         STEP=triton.next_power_of_2(max(tiles, 1)),
         EPILOGUE=epilogue,
-        HAS_CHANNELS=channels is not None,
-        HAS_BIAS=bias is not None,
         GELU=is_gelu(activation),
-        FP8=rows is not None,
         DEPENDENT=bool(options),
-        num_warps=4,
+        num_warps=warps,
         enable_fp_fusion=False,
         **options,
     )
@@ -263,35 +241,6 @@ def add_scaled(
     linear: the product; None: `sums` are its values. before: squares of the norm before it, as `small_batch_product`
     has them; None: there is none. in_fp8: returns `scaled` in FP8 too. dependent: launched programmatically.
     """
-    tokens, width = sums.shape
-    found, tiles, eps = before if before is not None else (squares, 0, 0.0)
-    block, warps = launch_shape(width)
-    bias, channels = (None, None) if linear is None else (linear.bias, _channels(linear))
-    rows = empty_rows(tokens, width, sums.device) if in_fp8 else None
-    options: dict[str, Any] = {"launch_pdl": True} if dependent and dependent_launch_works() else {}
-    _add_kernel[(tokens,)](
-        sums,
-        sums if channels is None else channels,
-        sums if bias is None else bias,
-        residual,
-        following.weight,
-        scaled,
-        squares,
-        *((sums, sums, 0) if rows is None else (rows.numbers, rows.scales, len(rows))),
-        found,
-        eps,
-        WIDTH=width,
-        DEPTH=width if linear is None else linear.weight.shape[1],
-        BLOCK=block,
-        SQUARES=tiles,
-        STRIDE=found.shape[1],
-        STEP=triton.next_power_of_2(max(tiles, 1)),
-        HAS_CHANNELS=channels is not None,
-        HAS_BIAS=bias is not None,
-        FP8=rows is not None,
-        DEPENDENT=bool(options),
-        num_warps=warps,
-        enable_fp_fusion=False,
-        **options,
-    )
+    rows = empty_rows(sums.shape[0], sums.shape[1], sums.device) if in_fp8 else None
+    _finish(sums, linear, before, ADD, "silu", residual, rows, dependent, (following.weight, scaled, squares))
     return rows

@@ -126,25 +126,18 @@ def _added(
 
 
 @triton.jit
-def _outputs_first(acc, WARPS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The sums of eight outputs a warp, [WARPS, 8, COLUMNS], from [WARPS, 16, 8]."""
-    acc = tl.permute(acc, (0, 2, 1))
-    if COLUMNS == 8:
-        acc, _ = tl.split(tl.permute(tl.reshape(acc, [WARPS, 8, 2, 8]), (0, 1, 3, 2)))
-    return acc
-
-
-@triton.jit
 def _in_order(acc, TILES: tl.constexpr, SEGMENTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """The segments added in ascending order, [TILES * ROWS, COLUMNS], from [TILES * SEGMENTS, ROWS, COLUMNS]."""
     sums = tl.permute(tl.reshape(acc, [TILES, SEGMENTS, ROWS, COLUMNS]), (0, 2, 3, 1))
     parts = (tl.reshape(sums, [TILES * ROWS, COLUMNS, SEGMENTS]),)
-    if SEGMENTS > 8:
-        parts = _halved(parts, TILES * ROWS, COLUMNS, 16)
-    if SEGMENTS > 4:
-        parts = _halved(parts, TILES * ROWS, COLUMNS, 8)
-    if SEGMENTS > 2:
-        parts = _halved(parts, TILES * ROWS, COLUMNS, 4)
+    for halving in tl.static_range(3):  # into twice as many tensors of half as many segments each
+        if SEGMENTS >> halving > 2:
+            found = ()
+            for p in tl.static_range(len(parts)):
+                halves = tl.reshape(parts[p], [TILES * ROWS, COLUMNS, 2, SEGMENTS >> (halving + 1)])
+                low, high = tl.split(tl.permute(halves, (0, 1, 3, 2)))
+                found = found + (low, high)
+            parts = found
     if SEGMENTS > 1:
         total, second = tl.split(parts[0])
         total += second
@@ -154,17 +147,6 @@ def _in_order(acc, TILES: tl.constexpr, SEGMENTS: tl.constexpr, ROWS: tl.constex
     else:
         total = tl.reshape(parts[0], [TILES * ROWS, COLUMNS])
     return total
-
-
-@triton.jit
-def _halved(parts, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SEGMENTS: tl.constexpr):
-    """Twice as many tensors of half as many segments each, in ascending order."""
-    found = ()
-    for p in tl.static_range(len(parts)):
-        halves = tl.permute(tl.reshape(parts[p], [ROWS, COLUMNS, 2, SEGMENTS // 2]), (0, 1, 3, 2))
-        low, high = tl.split(halves)
-        found = found + (low, high)
-    return found
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -249,7 +231,9 @@ def warp_split_k_kernel(
                 acc = _added(acc, zero, last[p], rest[p], WARPS, EIGHTS, LINE_EIGHTS, GRAINS, TURNED, CHAIN)
             zero = acc
     if TURNED:
-        acc = _outputs_first(acc, WARPS, COLUMNS)
+        acc = tl.permute(acc, (0, 2, 1))
+        if COLUMNS == 8:
+            acc, _ = tl.split(tl.permute(tl.reshape(acc, [WARPS, 8, 2, 8]), (0, 1, 3, 2)))
     if LONE:
         acc = tl.sum(acc, 2, keep_dims=True)  # the other columns are zeros
     acc = _in_order(acc, TILES, SEGMENTS, WARP_ROWS, END_COLUMNS)

@@ -1,4 +1,4 @@
-"""Unrolled loops: all iterations may issue loads before any result is used."""
+"""Tuples of tensors: unrolled loops, of which all iterations may issue loads before any result is used."""
 
 # mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False
 # (a kernel's tensors have no Python type)
@@ -6,10 +6,17 @@
 from __future__ import annotations
 
 import triton
-import triton.language as tl  # noqa: F401 (the interpreter looks for it beside every kernel)
+import triton.language as tl
 
 
 @triton.jit
 def longer(held, one):
     """Append `one` to the tuple `held`."""
     return held + (one,)  # noqa: RUF005 (of which a kernel knows nothing)
+
+
+@triton.jit
+def joined(parts):
+    """Join eight tensors, [..., 2, 2, 2]: the last dimension is the number's lowest bit."""
+    a, b, c, d, e, f, g, h = parts
+    return tl.join(tl.join(tl.join(a, e), tl.join(c, g)), tl.join(tl.join(b, f), tl.join(d, h)))

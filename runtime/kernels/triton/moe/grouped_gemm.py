@@ -33,12 +33,17 @@ from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.layers import Linear
 from runahead.runtime.kernels.quantized_weight import FP8_COLUMNS, ExpertFp8
 from runahead.runtime.kernels.triton.gemm.epilogue import gated_row
-from runahead.runtime.kernels.triton.gemm.fp8_rows import Fp8Rows, fp8_rows
+from runahead.runtime.kernels.triton.gemm.fp8_rows import Fp8Rows
+from runahead.runtime.kernels.triton.gemm.separate_epilogue import fp8_rows
 from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
 from runahead.runtime.kernels.triton.moe import routing
-from runahead.runtime.kernels.triton.moe.lone_token import LoneToken, lone_expert
-from runahead.runtime.kernels.triton.moe.routing import Routing
-from runahead.runtime.kernels.triton.moe.topk import choice_sizes
+from runahead.runtime.kernels.triton.moe.routing import LEAST_BLOCK, Routing
+from runahead.runtime.kernels.triton.moe.topk import (
+    choice_sizes,
+    chosen_experts,
+    numbers_of_experts,
+    routing_weights_of,
+)
 from runahead.runtime.kernels.triton.moe.tuning import (
     FIRST_GATED,
     FIRST_SQUARED,
@@ -70,6 +75,26 @@ class SharedProduct:
     x: torch.Tensor
     out: torch.Tensor
     scores: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoneToken:
+    """The only token of a launch, whose experts its first product chooses. scores: float32 [1, experts or more], of
+    experts first. live: int32 [1], more than 0 for a token that is not masked. squares: float64 [tiles or more, n], the
+    first column sums of squares of its norm."""
+
+    scores: torch.Tensor
+    live: torch.Tensor
+    choice: Choice
+    squares: torch.Tensor
+    tiles: int
+    eps: float
+
+    def unrouted(self) -> Routing:
+        """What its first product fills: `items` are the experts' numbers, int32 [chosen]."""
+        chosen, scores = self.choice.chosen, self.scores
+        numbers = torch.empty(chosen, dtype=torch.int32, device=scores.device)
+        return Routing(scores.new_empty(chosen), numbers.view(1, -1)[:, :1], numbers, scores, LEAST_BLOCK)
 
 
 class SharedTensors(NamedTuple):
@@ -111,7 +136,13 @@ def _expert_product_kernel(
             of_tiles = tl.load(squares + s * STRIDE, mask=s < SQUARES, other=0.0)
             number, is_first = 0 * nth, (tile == 0) & (nth == 0)
             if (listed >= 0) | is_first:
-                number = lone_expert(listed, is_first, scores, correction, routed.items, routed.routing_weights, CHOICE)
+                chosen, index, score = chosen_experts(scores, correction, 0 * nth, CHOICE)
+                e = numbers_of_experts(CHOICE.PADDED, CHOICE.COPIES)
+                if is_first:  # it stores all of them and their routing weights for the last product
+                    weights = routing_weights_of(score, chosen, CHOICE)
+                    tl.store(routed.items + index, e, mask=chosen)
+                    tl.store(routed.routing_weights + index, weights, mask=chosen)
+                number = tl.max(tl.sum(tl.where(chosen & (index == listed), e, 0), 1), 0)  # each copy has the same
     else:
         item = routed.items + tl.maximum(listed, 0) * _ITEM
         count, number, first = tl.load(item + 2), tl.load(item), tl.load(item + 1)  # others are nothing where it is 0

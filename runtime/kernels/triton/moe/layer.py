@@ -11,8 +11,7 @@ from runahead.runtime.kernels.activations import has_gate
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import Experts, Linear, Norm, SharedExpert
 from runahead.runtime.kernels.quantized_weight import ExpertFp8
-from runahead.runtime.kernels.triton.moe.grouped_gemm import SharedProduct, expert_product
-from runahead.runtime.kernels.triton.moe.lone_token import LoneToken
+from runahead.runtime.kernels.triton.moe.grouped_gemm import LoneToken, SharedProduct, expert_product
 from runahead.runtime.kernels.triton.moe.routing import route
 from runahead.runtime.kernels.triton.moe.sums import expert_sums
 from runahead.runtime.kernels.triton.moe.tuning import FIRST_GATED, FIRST_SQUARED, LAST

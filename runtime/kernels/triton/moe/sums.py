@@ -20,17 +20,15 @@ _SUMMED: Final = 1024  # numbers of a token that a program adds up
 
 @triton.jit
 def _sum_kernel(
-    results, of_shared, live, residual, gamma, scaled, squares, out, WIDTH: tl.constexpr, CHOSEN: tl.constexpr,
-    PIECES: tl.constexpr, BLOCK: tl.constexpr, ADDED: tl.constexpr, SCALED: tl.constexpr, STRIDE: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    results, of_shared, live, gamma, scaled, squares, out, WIDTH: tl.constexpr, CHOSEN: tl.constexpr,
+    PIECES: tl.constexpr, BLOCK: tl.constexpr, ADDED: tl.constexpr, STRIDE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program for BLOCK numbers of a token. PIECES: of the shared expert, which come last."""
     let_dependents_start(DEPENDENT)
     token, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     i = tile * BLOCK + tl.arange(0, BLOCK)
     inside = i < WIDTH
-    following = 0.0
-    if SCALED:
+    if gamma is not None:
         following = tl.load(gamma + i, mask=inside, other=0.0).to(tl.float32)
     wait_for_predecessors(DEPENDENT)
     is_live = tl.load(live + token) > 0
@@ -42,10 +40,10 @@ def _sum_kernel(
     total = tl.where(is_live, total, 0.0)  # results of a masked token are not written
     at = token * WIDTH + i
     if ADDED:
-        total += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+        total += tl.load(out + at, mask=inside, other=0.0).to(tl.float32)
     rounded = total.to(out.dtype.element_ty)
     tl.store(out + at, rounded, mask=inside)
-    if SCALED:
+    if gamma is not None:
         value = rounded.to(tl.float32)
         tl.store(scaled + at, (value * following).to(scaled.dtype.element_ty), mask=inside)
         tl.store(squares + tile * STRIDE + token, tl.sum(tl.where(inside, exact_square(rounded), 0.0), 0))
@@ -79,19 +77,17 @@ def expert_sums(
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
     _sum_kernel[(tokens, tiles)](
         results,
-        results if of_shared is None else of_shared,
+        of_shared,
         live,
-        out,
-        results if gamma is None else gamma,
-        out if scaled is None else scaled,
-        out if squares is None else squares,
+        gamma,
+        scaled,
+        squares,
         out,
         WIDTH=width,
         CHOSEN=chosen,
         PIECES=0 if of_shared is None else of_shared.shape[1],
         BLOCK=block,
         ADDED=added,
-        SCALED=gamma is not None,
         STRIDE=0 if squares is None else squares.shape[1],
         DEPENDENT=dependent,
         num_warps=4,

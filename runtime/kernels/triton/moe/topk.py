@@ -48,13 +48,6 @@ class ChoiceSizes(NamedTuple):
 
 
 @triton.jit
-def _in_order(value):
-    """Numbers that stand in the order of the values, int32, like `value`. No value may be NaN."""
-    bits = tl.where(value == 0.0, 0.0, value).to(tl.int32, bitcast=True)  # there are two zeros
-    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # of negative ones the higher bits are further from zero
-
-
-@triton.jit
 def numbers_of_experts(PADDED: tl.constexpr, COPIES: tl.constexpr):
     """[COPIES, PADDED], 0 to PADDED - 1 in each copy. As a compiler shares such a tensor out, each warp has one of
     several copies, and all warps together a single one."""
@@ -62,54 +55,31 @@ def numbers_of_experts(PADDED: tl.constexpr, COPIES: tl.constexpr):
 
 
 @triton.jit
-def _most(x):
-    """Of each copy, [COPIES, 1]."""
-    return tl.max(x, 1, keep_dims=True)
-
-
-@triton.jit
-def _lowest(x):
-    """Of each copy, [COPIES, 1]."""
-    return tl.min(x, 1, keep_dims=True)
-
-
-@triton.jit
-def _sum(x):
-    """Of each copy, [COPIES, 1]."""
-    return tl.sum(x, 1, keep_dims=True)
-
-
-@triton.jit
 def _exact_sum(x):
     """The sum of each copy, float32 [COPIES, 1], of numbers that are not negative. They are added in float64 as
     multiples of 2**-40 times the power of two of the greatest, so that the sum has no rounding and no order."""
-    power = (_most(x).to(tl.int32, bitcast=True) & _EXPONENT).to(tl.float32, bitcast=True)
+    power = (tl.max(x, 1, keep_dims=True).to(tl.int32, bitcast=True) & _EXPONENT).to(tl.float32, bitcast=True)
     rounder = power.to(tl.float64) * _ROUNDER  # added and taken away again, it leaves such multiples
     return tl.sum((x.to(tl.float64) + rounder) - rounder, 1, keep_dims=True).to(tl.float32)
 
 
 @triton.jit
-def sum_of_a_copy(x):
-    """One number. x: [COPIES, m], with the same numbers in each copy."""
-    return tl.max(tl.sum(x, 1), 0)
-
-
-@triton.jit
 def _highest(order, e, CHOSEN: tl.constexpr):
-    """Which CHOSEN experts of each copy have the highest numbers, and of equal ones the lowest `e`. order: as
-    `_in_order` has it, of what is no expert _BELOW_ALL."""
-    least = _most(order)
+    """Which CHOSEN experts of each copy have the highest numbers, and of equal ones the lowest `e`. order: int32,
+    of what is no expert _BELOW_ALL."""
+    least = tl.max(order, 1, keep_dims=True)
     for _ in tl.static_range(CHOSEN - 1):
-        least = _most(tl.where(order < least, order, _BELOW_ALL))
-    ahead = _sum((order > least).to(tl.int32))
-    last = _lowest(tl.where(order == least, e, _ABOVE_ALL))
+        least = tl.max(tl.where(order < least, order, _BELOW_ALL), 1, keep_dims=True)
+    ahead = tl.sum((order > least).to(tl.int32), 1, keep_dims=True)
+    last = tl.min(tl.where(order == least, e, _ABOVE_ALL), 1, keep_dims=True)
     if tl.max(tl.abs(ahead - (CHOSEN - 1))) > 0:  # of some copy numbers are equal: that was too low
         while tl.max(ahead) >= CHOSEN:
-            least = tl.where(ahead >= CHOSEN, _lowest(tl.where(order > least, order, _ABOVE_ALL)), least)
-            ahead = _sum((order > least).to(tl.int32))
-        last = _lowest(tl.where(order == least, e, _ABOVE_ALL))
+            higher = tl.min(tl.where(order > least, order, _ABOVE_ALL), 1, keep_dims=True)
+            least = tl.where(ahead >= CHOSEN, higher, least)
+            ahead = tl.sum((order > least).to(tl.int32), 1, keep_dims=True)
+        last = tl.min(tl.where(order == least, e, _ABOVE_ALL), 1, keep_dims=True)
         for known in range(tl.min(ahead) + 1, CHOSEN):
-            further = _lowest(tl.where((order == least) & (e > last), e, _ABOVE_ALL))
+            further = tl.min(tl.where((order == least) & (e > last), e, _ABOVE_ALL), 1, keep_dims=True)
             last = tl.where(known > ahead, further, last)
     return (order > least) | ((order == least) & (e <= last))
 
@@ -138,7 +108,7 @@ def _scores_to_weights(score, inside, LOGISTIC: tl.constexpr):
     if LOGISTIC:
         weight = tl.where(inside, 1.0 / (1.0 + tl.exp(-score)), 0.0)
     else:
-        highest = _most(tl.where(score == score, score, _NEVER))
+        highest = tl.max(tl.where(score == score, score, _NEVER), 1, keep_dims=True)
         weight = tl.where(inside, tl.exp(score - highest), 0.0)
         weight = weight / _exact_sum(weight)
     return weight
@@ -166,7 +136,11 @@ def chosen_experts(scores, correction, token, CHOICE: tl.constexpr):
         tl.static_assert(CHOICE.COPIES == 1)
         kept = _of_best_groups(tl.reshape(value, [CHOICE.PADDED]), CHOICE)
         value = tl.where(tl.reshape(kept, e.shape), value, _NEVER)
-    chosen = _highest(tl.where(inside, _in_order(value), _BELOW_ALL), e, CHOICE.CHOSEN)
+    # Numbers that stand in the order of the values: there are two zeros, and negative ones have the higher bits the
+    # further they are from zero.
+    bits = tl.where(value == 0.0, 0.0, value).to(tl.int32, bitcast=True)
+    order = tl.where(inside, tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits), _BELOW_ALL)
+    chosen = _highest(order, e, CHOICE.CHOSEN)
     return chosen, tl.cumsum(chosen.to(tl.int32), 1) - 1, score
 
 
@@ -182,7 +156,7 @@ def routing_weights_of(score, chosen, CHOICE: tl.constexpr):
             total += _LEAST_SUM
         weight = weight / total
     if CHOICE.LOGISTIC:
-        weight = tl.where(_sum((score != score).to(tl.int32)) > 0, float("nan"), weight)
+        weight = tl.where(tl.sum((score != score).to(tl.int32), 1, keep_dims=True) > 0, float("nan"), weight)
     if CHOICE.FACTOR != 1.0:
         weight = weight * CHOICE.FACTOR
     return weight

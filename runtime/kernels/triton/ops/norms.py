@@ -51,36 +51,33 @@ def sum_of_squares(value):
 
 
 @triton.jit
-def _rms_norm_kernel(x, x_stride, weight, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+def _rms_norm_kernel(
+    x, x_stride, weight, residual, out, gamma, squares, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Normalize a token into `out` or, if there is a residual, add it there; then `out`, if there is gamma, the weight
+    of the norm that follows, is the residual times gamma, and `squares` gets the sum of the residual's squares.
+    """
     let_dependents_start(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     inside = i < WIDTH
     w = tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
+    stride = x_stride if residual is None else WIDTH
     wait_for_predecessors(DEPENDENT)
-    v = tl.load(x + row * x_stride + i, mask=inside, other=0.0).to(tl.float32)
+    v = tl.load(x + row * stride + i, mask=inside, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(v * v, 0) / WIDTH + eps)
-    tl.store(out + row * WIDTH + i, (v * scale * w).to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _add_normed_kernel(
-    x, residual, weight, gamma, scaled, squares, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    i = tl.arange(0, BLOCK)
-    inside = i < WIDTH
-    v = tl.load(x + row * WIDTH + i, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(v * v, 0) / WIDTH + eps)
-    w = tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
-    old = tl.load(residual + row * WIDTH + i, mask=inside, other=0.0).to(tl.float32)
-    rounded = (old + v * scale * w).to(residual.dtype.element_ty)
-    tl.store(residual + row * WIDTH + i, rounded, mask=inside)
-    if gamma is not None:
-        value = rounded.to(tl.float32)
-        following = tl.load(gamma + i, mask=inside, other=0.0).to(tl.float32)
-        tl.store(scaled + row * WIDTH + i, (value * following).to(scaled.dtype.element_ty), mask=inside)
-        tl.store(squares + row, tl.sum(exact_square(rounded), 0))
+    if residual is None:
+        tl.store(out + row * WIDTH + i, (v * scale * w).to(out.dtype.element_ty), mask=inside)
+    else:
+        old = tl.load(residual + row * WIDTH + i, mask=inside, other=0.0).to(tl.float32)
+        rounded = (old + v * scale * w).to(residual.dtype.element_ty)
+        tl.store(residual + row * WIDTH + i, rounded, mask=inside)
+        if gamma is not None:
+            value = rounded.to(tl.float32)
+            following = tl.load(gamma + i, mask=inside, other=0.0).to(tl.float32)
+            tl.store(out + row * WIDTH + i, (value * following).to(out.dtype.element_ty), mask=inside)
+            tl.store(squares + row, tl.sum(exact_square(rounded), 0))
 
 
 @triton.jit
@@ -116,8 +113,9 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, dependent: bo
     block, warps = launch_shape(width)
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
     _rms_norm_kernel[(tokens,)](
-        x, x.stride(0), weight, out, eps, WIDTH=width, BLOCK=block, DEPENDENT=dependent, num_warps=warps, **options
-    )
+        x, x.stride(0), weight, None, out, None, None, eps, WIDTH=width, BLOCK=block, DEPENDENT=dependent,
+        num_warps=warps, **options,
+    )  # fmt: skip
     return out
 
 
@@ -136,18 +134,10 @@ def add_normed(
     """
     tokens, width = x.shape
     block, warps = launch_shape(width)
-    _add_normed_kernel[(tokens,)](
-        x,
-        residual,
-        norm.weight,
-        None if following is None else following.weight,
-        scaled,
-        squares,
-        norm.eps,
-        WIDTH=width,
-        BLOCK=block,
-        num_warps=warps,
-    )
+    _rms_norm_kernel[(tokens,)](
+        x, width, norm.weight, residual, scaled, None if following is None else following.weight, squares, norm.eps,
+        WIDTH=width, BLOCK=block, DEPENDENT=False, num_warps=warps,
+    )  # fmt: skip
 
 
 def norm_across_heads(qkv: torch.Tensor, weights: Attention) -> Attention:

@@ -42,29 +42,6 @@ _LENGTH_EPS = tl.constexpr(1e-6)  # of a query's and a key's length
 
 
 @triton.jit
-def query_of(query, KEY_DIM: tl.constexpr):
-    """A query divided by its length, and scaled."""
-    return query * (tl.rsqrt(sum_of_squares(query) + _LENGTH_EPS) * (KEY_DIM**-0.5))
-
-
-@triton.jit
-def written_to(state_tile, key, value, b, dt, slope):
-    """A state [numbers of a head of values, numbers of a key] one token further. key: as it was convolved. dt: with its
-    bias."""
-    key = key * tl.rsqrt(sum_of_squares(key) + _LENGTH_EPS)
-    state_tile = state_tile * tl.exp(softplus(dt) * slope)
-    known = tl.sum(state_tile * key[None, :], 1)
-    return state_tile + (logistic(b) * (value - known))[:, None] * key[None, :]
-
-
-@triton.jit
-def normed_and_gated(y, z, weight, eps, VALUE_DIM: tl.constexpr):
-    """Normalize one head's output and multiply it by SiLU(z)."""
-    y = y * (tl.rsqrt(sum_of_squares(y) / VALUE_DIM + eps) * weight)
-    return y * z * logistic(z)
-
-
-@triton.jit
 def _inputs_at(
     index, projected, kept, line, slot, q_channel, k_channel, v_channel, head, again, tokens, in_head, in_key,
     INNER: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr, CHANNELS: tl.constexpr, VALUE_HEADS: tl.constexpr,
@@ -157,7 +134,10 @@ def _delta_decode_kernel(
             q_window = moved_window(q_window, q_new, step == again, step + 1 == after, WINDOW, SNAPSHOTS)
             k_window = moved_window(k_window, k_new, step == again, step + 1 == after, WINDOW, SNAPSHOTS)
             v_window = moved_window(v_window, v_new, step == again, step + 1 == after, WINDOW, SNAPSHOTS)
-            state_tile = written_to(state_tile, key, value, b, dt + bias, slope)
+            key = key * tl.rsqrt(sum_of_squares(key) + _LENGTH_EPS)
+            state_tile = state_tile * tl.exp(softplus(dt + bias) * slope)
+            known = tl.sum(state_tile * key[None, :], 1)
+            state_tile = state_tile + (logistic(b) * (value - known))[:, None] * key[None, :]
             if MOST > 0:
                 if step == again:  # the newest token: what follows is not certain
                     tl.store(of_head + slot * SIZE, state_tile, mask=in_tile)
@@ -165,7 +145,8 @@ def _delta_decode_kernel(
                     if (copy >= 0) & (step + 1 == after):
                         tl.store(of_head + copy * SIZE, state_tile, mask=in_tile)
             if step >= again:
-                y = tl.sum(state_tile * query_of(query, KEY_DIM)[None, :], 1)
+                scaled = query * (tl.rsqrt(sum_of_squares(query) + _LENGTH_EPS) * (KEY_DIM**-0.5))
+                y = tl.sum(state_tile * scaled[None, :], 1)
                 tl.store(own + (step - again) * INNER + index, y, mask=in_head)
         tl.debug_barrier()
         meeting = arrived + row * KEY_HEADS + of_keys
@@ -206,8 +187,8 @@ def _delta_decode_kernel(
                     own, projected, line, of_keys * EACH, number + 1, j, outputs, EACH, VALUE_DIM, INNER, WIDTH
                 )
                 token, at = number // EACH, (of_keys * EACH + number % EACH) * VALUE_DIM + j
-                y = normed_and_gated(y, z, weight, eps, VALUE_DIM).to(out.dtype.element_ty)
-                tl.store(out + (line + token) * INNER + at, y, mask=ok)
+                y = y * (tl.rsqrt(sum_of_squares(y) / VALUE_DIM + eps) * weight)
+                tl.store(out + (line + token) * INNER + at, (y * z * logistic(z)).to(out.dtype.element_ty), mask=ok)
         if MOST > 0:
             keep_drafts(kept, slot, v_channel, v_drafts, count, in_head, INPUTS, MOST, MOST_PAD)
     elif count <= queries:

@@ -24,7 +24,7 @@ from runahead.runtime.kernels.layers import Mamba2
 from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
 from runahead.runtime.kernels.triton.ops.gates import logistic
 from runahead.runtime.kernels.triton.ops.norms import squares_of, sum_of_squares
-from runahead.runtime.kernels.triton.recurrent.rows import softplus
+from runahead.runtime.kernels.triton.recurrent.rows import step_of
 from runahead.runtime.kernels.triton.recurrent.runs import (
     convolved_of,
     drafts_of,
@@ -40,26 +40,6 @@ from runahead.runtime.kernels.triton.recurrent.runs import (
 from runahead.runtime.kernels.triton.recurrent.tiling import STATES, StateTiling
 
 _MOST_OF_A_THREAD: Final = 64  # outputs of one token in a thread that holds two tokens' outputs
-
-
-@triton.jit
-def step_of(raw, bias, low, high):
-    """How long a head's step is, as the first product and the bias say it."""
-    dt = softplus(raw + bias)
-    return tl.minimum(tl.maximum(dt, low, tl.PropagateNan.ALL), high, tl.PropagateNan.ALL)
-
-
-@triton.jit
-def moved_on(state_tile, x, b, dt, slope):
-    """A state [numbers of a head, numbers kept of each] one token further."""
-    return state_tile * tl.exp(dt * slope) + (x * dt)[:, None] * b[None, :]
-
-
-@triton.jit
-def gated_output(state_tile, c, x, straight, z):
-    """What a token reads of a state, before the norm."""
-    y = tl.sum(state_tile * c[None, :], 1) + straight * x
-    return y * z * logistic(z)
 
 
 @triton.jit
@@ -165,7 +145,8 @@ def _mamba2_decode_kernel(
             x_window = moved_window(x_window, x_new, step == again, step + 1 == after, WINDOW, SNAPSHOTS)
             b_window = moved_window(b_window, b_new, step == again, step + 1 == after, WINDOW, SNAPSHOTS)
             c_window = moved_window(c_window, c_new, step == again, step + 1 == after, WINDOW, SNAPSHOTS)
-            state_tile = moved_on(state_tile, x, b, step_of(raw, bias, low, high), slope)
+            dt = step_of(raw, bias, low, high)
+            state_tile = state_tile * tl.exp(dt * slope) + (x * dt)[:, None] * b[None, :]
             if MOST > 0:
                 if step == again:  # the newest token: what follows is not certain
                     tl.store(of_head + slot * SIZE, state_tile, mask=in_tile)
@@ -173,7 +154,8 @@ def _mamba2_decode_kernel(
                     if (copy >= 0) & (step + 1 == after):
                         tl.store(of_head + copy * SIZE, state_tile, mask=in_tile)
             if step >= again:
-                y = gated_output(state_tile, c, x, straight, z)
+                y = tl.sum(state_tile * c[None, :], 1) + straight * x
+                y = y * z * logistic(z)
                 token = step - again
                 if not SCALED:
                     tl.store(made + (first + token) * INNER + x_channel, y, mask=in_head)

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from runahead.runtime.kernels.layers import Mamba2
-from runahead.runtime.kernels.triton.recurrent.rows import row_of, softplus
+from runahead.runtime.kernels.triton.recurrent.rows import row_of, step_of
 from runahead.runtime.kernels.triton.recurrent.scan import (
     ChunkRows,
     convolve,
@@ -64,9 +64,7 @@ def _mamba2_scan_kernel(
             ours = (i >= 0) & (i < count)
             token = (start + i).to(tl.int64)
             dt = tl.load(projected + token * WIDTH + INNER + CHANNELS + head, mask=ours, other=0.0).to(tl.float32)
-            dt = softplus(dt + bias)
-            dt = tl.minimum(tl.maximum(dt, low, tl.PropagateNan.ALL), high, tl.PropagateNan.ALL)
-            dt = tl.where(ours, dt, 0.0)
+            dt = tl.where(ours, step_of(dt, bias, low, high), 0.0)
             total = tl.cumsum(dt * slope, 0)
             line = convolved + token[:, None] * CHANNELS
             x_at = line + head * HEAD_DIM + dim[None, :]

@@ -52,6 +52,13 @@ def row_of(row, rows, SNAPSHOTS: tl.constexpr):
 
 
 @triton.jit
+def step_of(raw, bias, low, high):
+    """How long a head's step of Mamba-2 is, as the first product and the bias say it."""
+    dt = softplus(raw + bias)
+    return tl.minimum(tl.maximum(dt, low, tl.PropagateNan.ALL), high, tl.PropagateNan.ALL)
+
+
+@triton.jit
 def softplus(x):
     """log(1 + exp(x)), which no x overflows. Where exp(x) is small, 1 + exp(x) has lost its last bits: what it was
     rounded by is put right by the quotient.

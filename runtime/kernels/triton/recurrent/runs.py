@@ -97,21 +97,13 @@ def convolved_of(window, newest, taps, WINDOW: tl.constexpr):
 def moved_window(window, newest, is_certain, is_boundary, WINDOW: tl.constexpr, SNAPSHOTS: tl.constexpr):
     """The window one token further. is_certain: the row's slot will have it. is_boundary: a snapshot will."""
     before, left, there = window
-    seen = ()
-    for tap in tl.static_range(WINDOW - 2):
-        seen = longer(seen, before[tap + 1])
-    seen = longer(seen, newest)
-    if SNAPSHOTS:
-        there = _chosen_of(is_boundary, seen, there, WINDOW)
-    return seen, _chosen_of(is_certain, seen, left, WINDOW), there
-
-
-@triton.jit
-def _chosen_of(take, seen, otherwise, WINDOW: tl.constexpr):
-    found = ()
+    seen, certain, at_boundary = (), (), ()
     for tap in tl.static_range(WINDOW - 1):
-        found = longer(found, tl.where(take, seen[tap], otherwise[tap]))
-    return found
+        seen = longer(seen, before[tap + 1] if tap < WINDOW - 2 else newest)
+        certain = longer(certain, tl.where(is_certain, seen[tap], left[tap]))
+        if SNAPSHOTS:
+            at_boundary = longer(at_boundary, tl.where(is_boundary, seen[tap], there[tap]))
+    return seen, certain, at_boundary if SNAPSHOTS else there
 
 
 @triton.jit

@@ -145,7 +145,13 @@ def _judge_kernel(
                         differing |= ((i == _POSITION) & (word != position)).to(tl.int32)
                         differing |= ((i == _RUN) & (word != count)).to(tl.int32)
                         if drafts is not None:
-                            differing |= _is_of_others(word, i, count, drafts.proposed + slot * MOST)
+                            at = 2 * (i - _TAG_WORDS)  # of the first of two drafts in a word
+                            proposed = drafts.proposed + slot * MOST + at
+                            has_first, has_second = (at >= 0) & (at < count), (at >= 0) & (at + 1 < count)
+                            differs = has_first & (word.to(tl.int32) != tl.load(proposed, mask=has_first, other=0))
+                            second = tl.load(proposed + 1, mask=has_second, other=0)
+                            differs = differs | (has_second & ((word >> 32).to(tl.int32) != second))
+                            differing |= differs.to(tl.int32)
                     is_whole = (tl.sum(summed, 0) ^ _BASIS) == tl.sum(checksum, 0)
                     found = tl.where(is_whole & (tl.max(differing, 0) == 0), found + 1, found)
             is_held = tl.where(found == 0, 1, 0)
@@ -158,16 +164,6 @@ def _judge_kernel(
                         tl.store(drafts.verify_slots + row * width + n, nobody, mask=(n >= found) & (n < width))
         tl.store(masks.held + slot, is_held.to(tl.int8))
         tl.store(masks.samples + slot, (is_alive & (is_held == 0)).to(tl.int8))
-
-
-@triton.jit
-def _is_of_others(word, i, count, proposed):
-    """Return 1 for each word of a line, by index, whose drafts differ from the first `count` of the row."""
-    first = 2 * (i - _TAG_WORDS)  # of the two in a word
-    has_first, has_second = (first >= 0) & (first < count), (first >= 0) & (first + 1 < count)
-    differs = has_first & (word.to(tl.int32) != tl.load(proposed + first, mask=has_first, other=0))
-    second = tl.load(proposed + first + 1, mask=has_second, other=0)
-    return (differs | (has_second & ((word >> 32).to(tl.int32) != second))).to(tl.int32)
 
 
 def judge(

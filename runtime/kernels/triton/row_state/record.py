@@ -16,8 +16,8 @@ ROW_WORDS = tl.constexpr(ADMIT_WORDS)
 
 
 @triton.jit
-def word(words, index: tl.constexpr):
-    """Extract one word of a header in registers."""
+def word(words, index):
+    """Extract one number of a vector in registers, such as a header; 0 outside."""
     return tl.sum(tl.where(tl.arange(0, words.shape[0]) == index, words, 0), 0)
 
 

@@ -16,7 +16,6 @@ import triton.language as tl
 
 from runahead.cuda_graphs import rings
 from runahead.runtime import plan as layout
-from runahead.runtime.kernels.row_state import PenaltyState, RowState
 from runahead.runtime.kernels.triton.row_state.record import word
 from runahead.runtime.kernels.triton.row_updates.admit import admit
 
@@ -66,12 +65,20 @@ def make_row_list(max_rows: int, device: torch.device) -> RowList:
 
 
 @triton.jit
-def _apply_plan_kernel(
+def apply_plan_kernel(
     counter, plan, bulk, status, row_list, state, penalties, history, held, guesses, SLOTS: tl.constexpr,
     PLAN_WORDS: tl.constexpr, BULK_WORDS: tl.constexpr, STATUS_WORDS: tl.constexpr, VOCAB: tl.constexpr,
     CONTEXT: tl.constexpr, MAX_BLOCKS: tl.constexpr, MAX_STOP_IDS: tl.constexpr, MAX_BIAS: tl.constexpr,
     ALLOWED_WORDS: tl.constexpr, NULL_SLOT: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
+    """Apply the running launch's plan to the row list, the row state and the penalties, and write the number of ring
+    bytes read to its result slot. A plan with another number masks every row and reports FAULT_PLAN_NUMBER.
+
+    counter: int64 [1], plans applied so far; incremented to this launch's number. plan: int32 [SLOTS, PLAN_WORDS],
+    bulk: int32 [SLOTS, BULK_WORDS], status: int32 [SLOTS, STATUS_WORDS], all mapped. history: int32 [row slots,
+    CONTEXT], if a drafter reads cached prefixes. held: int8 [row slots], if rows may be held. guesses: int32 [1], if
+    grammars force drafts: most guesses of a row in this plan.
+    """
     number = tl.load(counter) + 1
     tl.store(counter, number)
     ring = number % SLOTS
@@ -132,51 +139,3 @@ def _apply_plan_kernel(
 
     words = _HEADER_WORDS + rows * listed + appends * _APPEND_WORDS + chunks * _CHUNK_WORDS + admissions + bulk_words
     tl.store(status + ring * STATUS_WORDS + _STATUS_BYTES, words * 4)
-
-
-def apply_plan(
-    counter: torch.Tensor,
-    plan: torch.Tensor,
-    bulk: torch.Tensor,
-    status: torch.Tensor,
-    rows: RowList,
-    state: RowState,
-    penalties: PenaltyState,
-    history: torch.Tensor | None = None,
-    held: torch.Tensor | None = None,
-    guesses: torch.Tensor | None = None,
-) -> None:
-    """Apply the running launch's plan to `rows`, `state` and `penalties`, and write the number of ring bytes read to
-    its result slot.
-
-    A plan with another number masks every row and reports FAULT_PLAN_NUMBER. counter: int64 [1], plans applied so far;
-    incremented to this launch's number. plan: int32 [slots, plan_words], bulk: int32 [slots, bulk_words], status: int32
-    [slots, STATUS_WORDS], all mapped. history: int32 [row slots, context], if a drafter reads cached prefixes. held:
-    int8 [row slots], if rows may be held. guesses: int32 [1], if grammars force drafts: most guesses of a row in this
-    plan.
-    """
-    _apply_plan_kernel[(1,)](
-        counter,
-        plan,
-        bulk,
-        status,
-        rows,
-        state.columns,
-        penalties,
-        history,
-        held,
-        guesses,
-        SLOTS=plan.shape[0],
-        PLAN_WORDS=plan.shape[1],
-        BULK_WORDS=bulk.shape[1],
-        STATUS_WORDS=status.shape[1],
-        VOCAB=penalties.counts.shape[1],
-        CONTEXT=0 if history is None else history.shape[1],
-        MAX_BLOCKS=state.block_table.shape[1],
-        MAX_STOP_IDS=state.stop_ids.shape[1],
-        MAX_BIAS=state.bias_ids.shape[1],
-        ALLOWED_WORDS=state.allowed.shape[1],
-        NULL_SLOT=state.slots - 1,
-        ROWS=rows.slots.shape[0],
-        num_warps=1,
-    )

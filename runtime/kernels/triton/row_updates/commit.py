@@ -1,4 +1,6 @@
-"""The end of S: advances rows by their tokens, ends rows that stop, and writes the result ring."""
+"""The end of S: keeps a row's sampled tokens up to the first that differs from its draft, advances the row by them,
+ends rows that stop, and writes the result ring.
+"""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 # (a kernel's pointers have no Python type)
@@ -12,10 +14,7 @@ import triton
 import triton.language as tl
 
 from runahead.cuda_graphs import rings
-from runahead.runtime.kernels.row_state import PenaltyState, RowState
-from runahead.runtime.kernels.triton.row_state.grammar_masks import MaskState
 from runahead.runtime.kernels.triton.row_state.record import int_of, offset_of
-from runahead.runtime.kernels.triton.row_updates.apply_plan import RowList
 from runahead.runtime.kernels.triton.sampling.logprobs import LogprobBuffers
 from runahead.runtime.kernels.triton.sampling.parameters import has_grammar
 
@@ -29,6 +28,7 @@ _VOID = tl.constexpr(rings.VOID)
 _NON_FINITE = tl.constexpr(rings.NON_FINITE)
 _NOTHING_LEFT = tl.constexpr(rings.NOTHING_LEFT)
 _HELD = tl.constexpr(rings.HELD)
+_FORCED = tl.constexpr(rings.FORCED)
 
 
 class ResultRing(NamedTuple):
@@ -44,105 +44,6 @@ class ResultRing(NamedTuple):
     prompt_top_logprobs: torch.Tensor  # float32 [slots, prompt_tokens, max_top]
     drafted: torch.Tensor  # int8 [slots, rows]
     status: torch.Tensor  # int32 [slots, STATUS_WORDS]
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def _advance_kernel(
-    counter, sample_slots, tokens, finite, state, penalties, history, masks, nothing_left, cells, num_rows,
-    SLOTS: tl.constexpr, RING_ROWS: tl.constexpr, CELLS: tl.constexpr, VOCAB: tl.constexpr, CONTEXT: tl.constexpr,
-    NULL_SLOT: tl.constexpr, ROWS: tl.constexpr, MAX_STOP_IDS: tl.constexpr,
-):  # fmt: skip
-    number = tl.load(counter) + 1
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    slot = tl.load(sample_slots + row, mask=row < num_rows, other=NULL_SLOT).to(tl.int64)
-    ok = slot != NULL_SLOT
-    token = tl.load(tokens + row, mask=ok, other=0).to(tl.int32)
-    is_finite = tl.load(finite + row, mask=ok, other=1) != 0
-    is_alive = tl.load(state.alive + slot, mask=ok, other=0) != 0
-    position = tl.load(state.seq_len + slot, mask=ok, other=0)
-    stop_count = int_of(state.parameters, slot, _STOP_COUNT)
-    ends = position >= int_of(state.parameters, slot, _MIN_POSITION)
-    is_full = position >= int_of(state.parameters, slot, _MAX_POSITION)
-    if masks is not None:
-        ends = ends | has_grammar(slot, state.parameters)
-    s = tl.arange(0, MAX_STOP_IDS)[None, :]
-    there = s < stop_count[:, None]  # a row without stop ids loads none
-    ids = tl.load(state.stop_ids + slot[:, None] * MAX_STOP_IDS + s, mask=there, other=-1)
-    is_stop = tl.sum((ids == token[:, None]).to(tl.int32), 1) > 0
-    stopped = (is_stop & ends) | is_full | (is_finite == 0)
-    flags = tl.where(is_finite, 0, _NON_FINITE)
-    is_held = is_alive & (row < 0)
-    if masks is not None:
-        is_held = is_alive & (tl.load(masks.held + slot, mask=ok, other=0) != 0)
-        is_alive = is_alive & (is_held == 0)
-        is_empty = tl.load(nothing_left + row, mask=ok, other=0) != 0
-        stopped = stopped | is_empty
-        flags = flags | tl.where(is_empty, _NOTHING_LEFT, 0)
-        is_finite = is_finite & (is_empty == 0)  # reported; the following counts kept tokens only
-    # Later stores overwrite what other warps have read: stop ids are compared and cells made by four rows a warp.
-    tl.debug_barrier()
-    tl.store(state.last_token + slot, token, mask=ok & is_alive)
-    tl.store(state.seq_len + slot, position + 1, mask=ok & is_alive & is_finite)
-    tl.store(state.alive + slot, tl.zeros([ROWS], tl.int8), mask=ok & is_alive & stopped)
-    own = int_of(state.parameters, slot, _PENALTY_SLOT).to(tl.int64)
-    counted = ok & is_alive & is_finite & (own >= 0)
-    said = penalties.counts + own * VOCAB + token
-    tl.store(said, tl.load(said, mask=counted, other=0) + 1, mask=counted)  # a penalty slot belongs to one row
-    if history is not None:
-        tl.store(history + slot * CONTEXT + position, token, mask=ok & is_alive & is_finite)
-    low = token | tl.where(stopped, _STOPPED, 0) | flags
-    low = tl.where(is_alive, low, _VOID)
-    low = tl.where(is_held, _HELD, low)
-    cell = (number << 32) | low.to(tl.int64)  # the shift drops the number's high half
-    tl.store(cells + ((number % SLOTS) * RING_ROWS + row) * CELLS, cell, mask=ok)
-
-
-_ADVANCE_ROWS = 16
-
-
-def advance(
-    num_rows: int,
-    counter: torch.Tensor,
-    rows: RowList,
-    tokens: torch.Tensor,
-    finite: torch.Tensor,
-    state: RowState,
-    penalties: PenaltyState,
-    results: ResultRing,
-    history: torch.Tensor | None = None,
-    masks: MaskState | None = None,
-    nothing_left: torch.Tensor | None = None,
-) -> None:
-    """Advance the sampled rows, count their tokens if there are penalties, and store each one's cell: `(launch number
-    modulo 2**32) << 32 | flags | token`.
-
-    counter: int64 [1], plans applied so far: this launch's comes after S. num_rows: entries of the row list; those of
-    the null slot are skipped. tokens: int32 or int64 [num_rows]. finite: bool [num_rows]. A row that had ended stays
-    unchanged, with a VOID cell. history: int32 [slots, context], if a drafter reads it. masks: set if this launch
-    judged rows with a grammar: a held row stays unchanged, with a HELD cell. nothing_left: bool [num_rows], with masks.
-    """
-    _advance_kernel[(triton.cdiv(num_rows, _ADVANCE_ROWS),)](
-        counter,
-        rows.sample_slots,
-        tokens,
-        finite.view(torch.int8),
-        state.columns,
-        penalties,
-        history,
-        masks,
-        None if nothing_left is None else nothing_left.view(torch.int8),
-        results.cells,
-        num_rows,
-        SLOTS=results.cells.shape[0],
-        RING_ROWS=results.cells.shape[1],
-        CELLS=results.cells.shape[2],
-        VOCAB=penalties.counts.shape[1],
-        CONTEXT=0 if history is None else history.shape[1],
-        NULL_SLOT=state.slots - 1,
-        ROWS=_ADVANCE_ROWS,
-        MAX_STOP_IDS=state.stop_ids.shape[1],
-        num_warps=4,
-    )
 
 
 @triton.jit
@@ -161,47 +62,99 @@ def store_logprobs(row, at, wanted, found, top_stride, ring, MAX_TOP: tl.constex
     tl.store(ring_top_logprobs + at * MAX_TOP + i, values, mask=listed)
 
 
-@triton.jit
-def _logprobs_kernel(
-    counter, sample_slots, parameters, found, top_stride, ring, SLOTS: tl.constexpr, RING_ROWS: tl.constexpr,
-    CELLS: tl.constexpr, MAX_TOP: tl.constexpr, TOP_PAD: tl.constexpr,
+@triton.jit(do_not_specialize=["width"])
+def advance_kernel(
+    counter, sample_slots, sampled, state, penalties, history, drafts, masks, results, top_stride, width,
+    SLOTS: tl.constexpr, RING_ROWS: tl.constexpr, CELLS: tl.constexpr, VOCAB: tl.constexpr, CONTEXT: tl.constexpr,
+    NULL_SLOT: tl.constexpr, MOST: tl.constexpr, WIDTH_PAD: tl.constexpr, MAX_STOP_IDS: tl.constexpr,
+    MAX_TOP: tl.constexpr, TOP_PAD: tl.constexpr, FORCES: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0)
-    wanted = int_of(parameters, tl.load(sample_slots + row), _LOGPROBS)
-    if wanted >= 0:
-        at = (((tl.load(counter) + 1) % SLOTS) * RING_ROWS + row) * CELLS
-        store_logprobs(row, at, wanted, found, top_stride, ring, MAX_TOP, TOP_PAD)
+    """Advance one row by its run: its first token, and each next one whose predecessor equals its draft and did not end
+    the row. Kept tokens are counted if there are penalties, and each one's cell is stored: `(launch number modulo
+    2**32) << 32 | flags | token`.
 
-
-def write_logprobs(
-    num_rows: int,
-    counter: torch.Tensor,
-    rows: RowList,
-    logprob: torch.Tensor,
-    top_ids: torch.Tensor,
-    top_logprobs: torch.Tensor,
-    state: RowState,
-    results: ResultRing,
-) -> None:
-    """Write log-probabilities of each asking row's first token into the result slot, before cells are stored.
-
-    logprob: float32 [num_rows]. top_ids: int32, top_logprobs: float32 [num_rows, max_top], with equal row strides.
+    counter: int64 [1], plans applied so far: this launch's comes after S. sample_slots: those of the null slot are
+    skipped. sampled: [rows * width], each computed as if all earlier drafts were right; log-probabilities are written
+    for kept tokens of rows that asked. Values behind a row's last draft are undefined. width: 1 + K of the previous F:
+    cells written for each row, VOID behind its run, all VOID if it had ended. history: int32 [slots, CONTEXT], if a
+    drafter reads it. drafts: those verified; None with a width of 1. FORCES: they may be grammar-forced. masks: set if
+    this launch judged rows with a grammar: a held row stays unchanged, its first cell is HELD and the others VOID.
     """
-    max_top = results.top_ids.shape[3]
-    _logprobs_kernel[(num_rows,)](
-        counter,
-        rows.sample_slots,
-        state.parameters,
-        (logprob, top_ids, top_logprobs),
-        top_ids.stride(0),
-        (results.logprob, results.top_ids, results.top_logprobs),
-        SLOTS=results.cells.shape[0],
-        RING_ROWS=results.cells.shape[1],
-        CELLS=results.cells.shape[2],
-        MAX_TOP=max_top,
-        TOP_PAD=triton.next_power_of_2(max_top),
-        num_warps=1,
-    )
+    row = tl.program_id(0)
+    slot = tl.load(sample_slots + row).to(tl.int64)
+    if slot != NULL_SLOT:
+        number = tl.load(counter) + 1
+        n = tl.arange(0, WIDTH_PAD)
+        inside = n < width
+        token = tl.load(sampled.tokens + row * width + n, mask=inside, other=0).to(tl.int32)
+        is_finite = tl.load(sampled.finite + row * width + n, mask=inside, other=1) != 0
+        is_alive = tl.load(state.alive + slot) != 0
+        length = tl.load(state.seq_len + slot)
+        position = length + n
+        looked_at = tl.full([], 0, tl.int32)
+        if drafts is not None:
+            looked_at = tl.load(drafts.drafted + slot)
+        if masks is not None:
+            is_held = is_alive & (tl.load(masks.held + slot) != 0)
+            is_alive = is_alive & (is_held == 0)
+            looked_at = tl.where(is_held, 0, looked_at)
+        goes_on = n < looked_at
+        if drafts is not None:
+            goes_on = goes_on & (tl.load(drafts.proposed + slot * MOST + n, mask=goes_on, other=0) == token)
+        is_stop = n < 0
+        stop_count = int_of(state.parameters, slot, _STOP_COUNT)
+        if stop_count > 0:  # a row without stop ids loads none
+            s = tl.arange(0, MAX_STOP_IDS)
+            ids = tl.load(state.stop_ids + slot * MAX_STOP_IDS + s, mask=s < stop_count, other=-1)
+            is_stop = tl.sum((ids[None, :] == token[:, None]).to(tl.int32), 1) > 0
+        ends = position >= int_of(state.parameters, slot, _MIN_POSITION)
+        if masks is not None:
+            ends = ends | has_grammar(slot, state.parameters)
+        stops = is_stop & ends
+        stopped = stops | (position >= int_of(state.parameters, slot, _MAX_POSITION)) | (is_finite == 0)
+        flags = tl.where(is_finite, 0, _NON_FINITE)
+        if masks is not None:
+            is_empty = tl.load(sampled.nothing_left + row * width + n, mask=inside, other=0) != 0
+            stopped = stopped | is_empty
+            flags = flags | tl.where(is_empty, _NOTHING_LEFT, 0)
+            is_finite = is_finite & (is_empty == 0)  # reported; the following counts kept tokens only
+        goes_on = goes_on & (stopped == 0)
+        count = tl.min(tl.where(goes_on, WIDTH_PAD, n), 0) + 1
+        count = tl.where(is_alive, count, 0)
+        in_run = n < count
+        kept = in_run & is_finite
+        is_last = n == count - 1
+        end = tl.sum(tl.where(is_last & stopped, 1, 0), 0) > 0
+        newest = tl.sum(tl.where(is_last, token, 0), 0)
+        brought = tl.sum(kept.to(tl.int32), 0)
+        if sampled.logprob is not None:
+            wanted = int_of(state.parameters, slot, _LOGPROBS)
+            for one in range(0, tl.where(wanted >= 0, count, 0)):
+                store_logprobs(
+                    row * width + one, ((number % SLOTS) * RING_ROWS + row) * CELLS + one, wanted,
+                    (sampled.logprob, sampled.top_ids, sampled.top_logprobs), top_stride,
+                    (results.logprob, results.top_ids, results.top_logprobs), MAX_TOP, TOP_PAD,
+                )  # fmt: skip
+        own = int_of(state.parameters, slot, _PENALTY_SLOT).to(tl.int64)
+        # A run may repeat a token.
+        tl.atomic_add(penalties.counts + own * VOCAB + token, n * 0 + 1, mask=kept & (own >= 0), sem="relaxed")
+        if history is not None:
+            tl.store(history + slot * CONTEXT + position, token, mask=kept)
+        tl.debug_barrier()  # later stores overwrite what other threads of the program, one warp, have read
+        tl.store(state.last_token + slot, newest, mask=is_alive)
+        tl.store(state.seq_len + slot, length + brought, mask=is_alive)
+        tl.store(state.alive + slot, tl.where(end, 0, 1).to(tl.int8), mask=is_alive)
+        at = (number % SLOTS) * RING_ROWS + row
+        if drafts is not None:
+            if FORCES:
+                looked_at += tl.where((looked_at > 0) & (tl.load(drafts.forced + slot) != 0), _FORCED, 0)
+            tl.store(results.drafted + at, looked_at.to(tl.int8))
+        low = token | tl.where(stopped, _STOPPED, 0) | flags
+        low = tl.where(in_run, low, _VOID)
+        if masks is not None:
+            low = tl.where(is_held & (n == 0), _HELD, low)
+        cell = (number << 32) | low.to(tl.int64)  # the shift drops the number's high half
+        tl.store(results.cells + at * CELLS + n, cell, mask=inside)
 
 
 @triton.jit

@@ -7,22 +7,23 @@ from __future__ import annotations
 
 from typing import Final
 
-import torch
 import triton
 import triton.language as tl
 
-from runahead.runtime.kernels.forward_batch import ForwardBatch
-from runahead.runtime.kernels.triton.row_updates.prompt_logprobs import PromptBuffers
-
-_TILE: Final = 4096
+FINITE_TILE: Final = 4096
 
 
 @triton.jit
-def _finite_kernel(
+def finite_kernel(
     counter, hidden, query_start_loc, seq_lens, prompt, flags, HIDDEN: tl.constexpr, PEAKS: tl.constexpr,
     SLOTS: tl.constexpr, RING_ROWS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Check one row over all its query tokens. prompt: its `wanted`, and PEAKS peaks of each query token."""
+    """Write 1 for a row whose numbers are all finite, and for a masked row.
+
+    The numbers are the row's part of `hidden`, contiguous [T, HIDDEN], and its logits from `leave_prompt_logprobs` in
+    this launch. prompt: `wanted`, and PEAKS peaks of each query token; None: no prompt logits. counter: int64 [1], the
+    running launch, whose plan was applied. flags: int8 [SLOTS, RING_ROWS], mapped.
+    """
     row = tl.program_id(0)
     bad = tl.zeros([TILE], tl.int32)
     if tl.load(seq_lens + row) > 0:
@@ -41,32 +42,3 @@ def _finite_kernel(
                 bad |= (peak == float("inf")).to(tl.int32)
     at = (tl.load(counter) % SLOTS) * RING_ROWS + row
     tl.store(flags + at, (tl.max(bad, 0) == 0).to(tl.int8), mask=row < RING_ROWS)
-
-
-def write_finite(
-    counter: torch.Tensor,
-    hidden: torch.Tensor,
-    batch: ForwardBatch,
-    flags: torch.Tensor,
-    prompt: PromptBuffers | None = None,
-) -> None:
-    """Write 1 for each row of `batch` whose numbers are all finite, and for masked rows.
-
-    The numbers are the row's part of `hidden`, contiguous [T, hidden], and its logits from `leave_prompt_logprobs` in
-    this launch, whose peaks `prompt` has. None: no prompt logits. counter: int64 [1], the running launch, whose plan
-    was applied. flags: int8 [slots, rows], mapped.
-    """
-    _finite_kernel[(batch.num_rows,)](
-        counter,
-        hidden,
-        batch.query_start_loc,
-        batch.seq_lens,
-        None if prompt is None else (prompt.wanted, prompt.partial_max),
-        flags,
-        HIDDEN=hidden.shape[1],
-        PEAKS=0 if prompt is None else prompt.partial_max.shape[1],
-        SLOTS=flags.shape[0],
-        RING_ROWS=flags.shape[1],
-        TILE=_TILE,
-        num_warps=8,
-    )

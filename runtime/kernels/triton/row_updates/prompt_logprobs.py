@@ -27,6 +27,7 @@ from runahead.runtime.kernels.triton.sampling.logprobs import (
     enqueue_logprobs,
     make_logprob_buffers,
 )
+from runahead.runtime.kernels.triton.sampling.parameters import LogitRows
 
 _TILE: Final = 32  # query tokens of a logits tile
 _TARGET_TILE: Final = 128
@@ -135,7 +136,7 @@ def leave_prompt_logprobs(
 
     hidden: [T, hidden] final hidden states. logits_of: [n, hidden] to [n, vocab], or to [n, 0] on ranks other than the
     first. A query token with non-finite logits writes zeros, and a peak of +inf in `partial_max`: its row has failed
-    (`finite.write_finite`).
+    (`finite_kernel`).
     """
     tokens = hidden.shape[0]
     for first in range(0, tokens, _TILE):
@@ -147,25 +148,9 @@ def leave_prompt_logprobs(
             continue  # the first rank has them
         buffers.logits.copy_(logits)
         indexes = buffers.indexes[first : first + _TILE]
-        identity = buffers.indexes[:_TILE]
         peaks = buffers.partial_max[first : first + _TILE]
-        scan(
-            buffers.logits,
-            identity,
-            indexes,
-            buffers.wanted,
-            peaks,
-            buffers.partial_arg,
-            sampled_vocab=buffers.sampled_vocab,
-        )
-        enqueue_logprobs(
-            buffers.logits,
-            identity,
-            indexes,
-            buffers.wanted[first : first + _TILE],
-            buffers.asked,
-            peaks,
-            buffers.target[first : first + _TILE],
-            buffers.found,
-        )
+        rows = LogitRows(buffers.logits, buffers.logits.stride(0), buffers.indexes[:_TILE], indexes)
+        scan(rows, buffers.wanted, peaks, buffers.partial_arg, sampled_vocab=buffers.sampled_vocab)
+        wanted, target = buffers.wanted[first : first + _TILE], buffers.target[first : first + _TILE]
+        enqueue_logprobs(rows, wanted, buffers.asked, peaks, target, buffers.found)
         write_prompt_logprobs(counter, indexes, buffers.asked, buffers.found, results)

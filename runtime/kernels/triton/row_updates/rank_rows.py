@@ -23,30 +23,28 @@ _ALIVE, _HELD = tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def _pack_kernel(slots, last_token, seq_len, alive, held, words, num_rows, ROWS: tl.constexpr, HOLDS: tl.constexpr):
+def _words_kernel(state, slots, held, words, num_rows, ROWS: tl.constexpr, PACKS: tl.constexpr):
+    """Copy ROWS rows into `words`, with PACKS, or from there into the row state."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = row < num_rows
-    slot = tl.load(slots + row, mask=there, other=0)
-    verdict = tl.where(tl.load(alive + slot, mask=there, other=0) != 0, _ALIVE, 0)
-    if HOLDS:
-        verdict |= tl.where(tl.load(held + slot, mask=there, other=0) != 0, _HELD, 0)
-    tl.store(words + row * 4 + _SLOT, slot, mask=there)
-    tl.store(words + row * 4 + _TOKEN, tl.load(last_token + slot, mask=there, other=0).to(tl.int32), mask=there)
-    tl.store(words + row * 4 + _LENGTH, tl.load(seq_len + slot, mask=there, other=0).to(tl.int32), mask=there)
-    tl.store(words + row * 4 + _VERDICT, verdict, mask=there)
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def _unpack_kernel(last_token, seq_len, alive, held, words, num_rows, ROWS: tl.constexpr, HOLDS: tl.constexpr):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    there = row < num_rows
-    slot = tl.load(words + row * 4 + _SLOT, mask=there, other=0)
-    verdict = tl.load(words + row * 4 + _VERDICT, mask=there, other=0)
-    tl.store(last_token + slot, tl.load(words + row * 4 + _TOKEN, mask=there, other=0), mask=there)
-    tl.store(seq_len + slot, tl.load(words + row * 4 + _LENGTH, mask=there, other=0), mask=there)
-    tl.store(alive + slot, ((verdict & _ALIVE) != 0).to(tl.int8), mask=there)
-    if HOLDS:
-        tl.store(held + slot, ((verdict & _HELD) != 0).to(tl.int8), mask=there)
+    at = words + row * 4
+    if PACKS:
+        slot = tl.load(slots + row, mask=there, other=0)
+        verdict = tl.where(tl.load(state.alive + slot, mask=there, other=0) != 0, _ALIVE, 0)
+        if held is not None:
+            verdict |= tl.where(tl.load(held + slot, mask=there, other=0) != 0, _HELD, 0)
+        tl.store(at + _SLOT, slot, mask=there)
+        tl.store(at + _TOKEN, tl.load(state.last_token + slot, mask=there, other=0).to(tl.int32), mask=there)
+        tl.store(at + _LENGTH, tl.load(state.seq_len + slot, mask=there, other=0).to(tl.int32), mask=there)
+        tl.store(at + _VERDICT, verdict, mask=there)
+    else:
+        slot = tl.load(at + _SLOT, mask=there, other=0)
+        verdict = tl.load(at + _VERDICT, mask=there, other=0)
+        tl.store(state.last_token + slot, tl.load(at + _TOKEN, mask=there, other=0), mask=there)
+        tl.store(state.seq_len + slot, tl.load(at + _LENGTH, mask=there, other=0), mask=there)
+        tl.store(state.alive + slot, ((verdict & _ALIVE) != 0).to(tl.int8), mask=there)
+        if held is not None:
+            tl.store(held + slot, ((verdict & _HELD) != 0).to(tl.int8), mask=there)
 
 
 def take_over_sampled(
@@ -56,14 +54,13 @@ def take_over_sampled(
     [slots], if rows may be held.
     """
     words = torch.empty((num_rows, _WORDS), dtype=torch.int32, device=slots.device)
-    alive = state.alive.view(torch.int8)
-    grid, holds = (triton.cdiv(num_rows, _ROWS),), alive if held is None else held
-    options = {"ROWS": _ROWS, "HOLDS": held is not None, "num_warps": 4}
-    if ranks.share.is_first:
-        _pack_kernel[grid](slots, state.last_token, state.seq_len, alive, holds, words, num_rows, **options)
+    copied = (state.columns, slots, held, words, num_rows)
+    grid, is_first = (triton.cdiv(num_rows, _ROWS),), ranks.share.is_first
+    if is_first:
+        _words_kernel[grid](*copied, ROWS=_ROWS, PACKS=True, num_warps=4)
     ranks.spread(words)
-    if not ranks.share.is_first:
-        _unpack_kernel[grid](state.last_token, state.seq_len, alive, holds, words, num_rows, **options)
+    if not is_first:
+        _words_kernel[grid](*copied, ROWS=_ROWS, PACKS=False, num_warps=4)
 
 
 def take_over_drafts(

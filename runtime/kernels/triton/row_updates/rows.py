@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import triton
 from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import RingMemory
@@ -21,9 +22,9 @@ from runahead.runtime.kernels.triton.drafting.ngram import propose_drafts
 from runahead.runtime.kernels.triton.row_state.drafts import DraftState, forget_drafts
 from runahead.runtime.kernels.triton.row_state.grammar_masks import MaskState, judge
 from runahead.runtime.kernels.triton.row_state.state_slots import make_state_slots
-from runahead.runtime.kernels.triton.row_updates.apply_plan import apply_plan, make_row_list
-from runahead.runtime.kernels.triton.row_updates.commit import ResultRing, advance, write_logprobs
-from runahead.runtime.kernels.triton.row_updates.finite import write_finite
+from runahead.runtime.kernels.triton.row_updates.apply_plan import apply_plan_kernel, make_row_list
+from runahead.runtime.kernels.triton.row_updates.commit import ResultRing, advance_kernel
+from runahead.runtime.kernels.triton.row_updates.finite import FINITE_TILE, finite_kernel
 from runahead.runtime.kernels.triton.row_updates.inputs import make_query_buffers, prepare_queries
 from runahead.runtime.kernels.triton.row_updates.prompt_logprobs import (
     PromptBuffers,
@@ -31,7 +32,6 @@ from runahead.runtime.kernels.triton.row_updates.prompt_logprobs import (
     leave_prompt_logprobs,
 )
 from runahead.runtime.kernels.triton.row_updates.rank_rows import take_over_drafts, take_over_sampled
-from runahead.runtime.kernels.triton.row_updates.verify_commit import advance_verified
 from runahead.runtime.kernels.triton.row_updates.verify_inputs import prepare_verified
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.row_record import PENALTY_TENSORS, ROW_TENSORS
@@ -98,6 +98,7 @@ class DeviceRows:
         self.masks = masks
         self._held = None if masks is None else masks.held
         self._history = None if drafts is None or not drafts.has_drafter else drafts.history
+        self._context = 0 if self._history is None else self._history.shape[1]
         # Runs of rows that may be held: they outlive their F.
         self._runs = None if drafts is None or not drafts.holds else drafts
         assert drafts is None or drafts.holds == (masks is not None)
@@ -106,14 +107,6 @@ class DeviceRows:
 
     # ------------------------------------------------------------ S
 
-    def write_logprobs(
-        self, num_rows: int, logprob: torch.Tensor, top_ids: torch.Tensor, top_logprobs: torch.Tensor
-    ) -> None:
-        """Write log-probabilities before `advance`, in the full form. float32 [n], int32 [n, max_top], float32 [n,
-        max_top].
-        """
-        write_logprobs(num_rows, self.counter, self.rows, logprob, top_ids, top_logprobs, self.state, self._results)
-
     def judge(self, num_rows: int, count: int = 0) -> None:
         """Validate masks first in an S with grammars: which rows are held, and how many drafts of the others have
         masks. count: most drafts of a row that this S verifies.
@@ -121,25 +114,25 @@ class DeviceRows:
         assert self.masks is not None
         judge(num_rows, self.rows.sample_slots, self.state, self.masks, self._runs, 1 + count)
 
-    def advance(
-        self, num_rows: int, tokens: torch.Tensor, finite: torch.Tensor, nothing_left: torch.Tensor | None = None
-    ) -> None:
-        """Advance the sampled rows by their tokens [n], count them, end rows that stop, and store the result cells.
-        nothing_left: bool [n], after `judge`; None: this S reads no masks.
+    def advance(self, num_rows: int, sampled: Sampled, count: int = 0) -> None:
+        """Advance the sampled rows, count their tokens, end rows that stop, and store the result cells and, in the full
+        form, log-probabilities. count: drafts of a row of the previous F. sampled: [num_rows * (1 + count)]; its field
+        for rows with nothing left is set after `judge`.
         """
-        advance(
-            num_rows, self.counter, self.rows, tokens, finite, self.state, self.penalties, self._results,
-            self._history, None if nothing_left is None else self.masks, nothing_left,
-        )  # fmt: skip
-
-    def advance_verified(self, num_rows: int, count: int, sampled: Sampled) -> None:
-        """Advance rows like `advance` and `write_logprobs`, after an F with `count` drafts of a row. sampled: [num_rows
-        * (1 + count)]; its field for rows with nothing left is set after `judge`.
-        """
-        assert self.drafts is not None
-        advance_verified(
-            num_rows, 1 + count, self.counter, self.rows, sampled, self.state, self.penalties, self.drafts,
-            self._results, None if sampled.nothing_left is None else self.masks,
+        state, results, drafts = self.state, self._results, self.drafts if count else None
+        empty, max_top = sampled.nothing_left, results.top_ids.shape[3]
+        found = sampled._replace(
+            finite=sampled.finite.view(torch.int8), nothing_left=None if empty is None else empty.view(torch.int8)
+        )
+        advance_kernel[(num_rows,)](
+            self.counter, self.rows.sample_slots, found, state.columns, self.penalties, self._history, drafts,
+            None if empty is None else self.masks, results,
+            0 if sampled.top_ids is None else sampled.top_ids.stride(0), 1 + count,
+            SLOTS=results.cells.shape[0], RING_ROWS=results.cells.shape[1], CELLS=results.cells.shape[2],
+            VOCAB=self.penalties.counts.shape[1], CONTEXT=self._context, NULL_SLOT=state.slots - 1,
+            MOST=0 if drafts is None else drafts.most, MAX_STOP_IDS=state.stop_ids.shape[1], MAX_TOP=max_top,
+            WIDTH_PAD=1 if drafts is None else triton.next_power_of_2(1 + drafts.most),
+            TOP_PAD=triton.next_power_of_2(max_top), FORCES=drafts is not None and drafts.holds, num_warps=1,
         )  # fmt: skip
 
     def take_over_sampled(self, num_rows: int) -> None:
@@ -154,9 +147,15 @@ class DeviceRows:
         Both may exceed the plan's in a captured bucket. is_decode: every row decodes. drafts: of each row. forced: see
         `LaunchShape`.
         """
-        apply_plan(
-            self.counter, self._plan, self._bulk, self._results.status, self.rows, self.state, self.penalties,
-            self._history, self._held, None if self._runs is None else self._runs.guesses,
+        plan, bulk, status, state = self._plan, self._bulk, self._results.status, self.state
+        apply_plan_kernel[(1,)](
+            self.counter, plan, bulk, status, self.rows, state.columns, self.penalties, self._history, self._held,
+            None if self._runs is None else self._runs.guesses,
+            SLOTS=plan.shape[0], PLAN_WORDS=plan.shape[1], BULK_WORDS=bulk.shape[1], STATUS_WORDS=status.shape[1],
+            VOCAB=self.penalties.counts.shape[1], CONTEXT=self._context, MAX_BLOCKS=state.block_table.shape[1],
+            MAX_STOP_IDS=state.stop_ids.shape[1], MAX_BIAS=state.bias_ids.shape[1],
+            ALLOWED_WORDS=state.allowed.shape[1], NULL_SLOT=state.slots - 1, ROWS=self.rows.slots.shape[0],
+            num_warps=1,
         )  # fmt: skip
         if drafts:
             self.draft(num_rows, drafts, forced=forced)
@@ -270,7 +269,13 @@ class DeviceRows:
 
         prompt: the buffers after `write_prompt_logprobs`, whose logits count too.
         """
-        write_finite(self.counter, hidden, batch, self._results.finite, prompt)
+        flags = self._results.finite
+        finite_kernel[(batch.num_rows,)](
+            self.counter, hidden, batch.query_start_loc, batch.seq_lens,
+            None if prompt is None else (prompt.wanted, prompt.partial_max), flags, HIDDEN=hidden.shape[1],
+            PEAKS=0 if prompt is None else prompt.partial_max.shape[1], SLOTS=flags.shape[0],
+            RING_ROWS=flags.shape[1], TILE=FINITE_TILE, num_warps=8,
+        )  # fmt: skip
 
     def write_prompt_logprobs(
         self,

@@ -10,10 +10,10 @@ import triton
 import triton.language as tl
 
 from runahead.runtime.kernels.triton.sampling.gumbel import (
+    LOG2_E,
     NEVER,
     by_four,
     first_of_tile,
-    log2_scale_of,
     may_arrive,
     soonest_of_row,
 )
@@ -75,9 +75,7 @@ def _scan_kernel(
 
 
 def scan(
-    logits: torch.Tensor,
-    logit_rows: torch.Tensor,
-    slots: torch.Tensor,
+    rows: LogitRows,
     alive: torch.Tensor,
     partial_max: torch.Tensor,
     partial_arg: torch.Tensor,
@@ -89,14 +87,15 @@ def scan(
 ) -> None:
     """Enqueue the search for the peaks of n rows: float32 and int32 [n, tiles], for rows whose slot is alive.
 
-    logits: float32 [rows, vocab]. logit_rows, slots: int [n] each row's index there and in `alive`, int8.
+    alive: int8, by slot.
     sampled: for rows to be sampled, `seq_len` and `parameters` of the row state and the output `kinds`, int8 [n],
         written for all rows. width: consecutive rows that are the run of one row of the row state. masked: some rows
         have a grammar. sampled_vocab: logits from this index on become -inf; None: there are none. first: the id of
         the first logit.
     """
-    _scan_kernel[(partial_max.shape[1], slots.shape[0])](
-        LogitRows(logits, logits.stride(0), logit_rows, slots),
+    vocab = rows.logits.shape[1]
+    _scan_kernel[(partial_max.shape[1], rows.slots.shape[0])](
+        rows,
         alive,
         partial_max,
         partial_arg,
@@ -105,27 +104,13 @@ def scan(
         VERIFIES=width > 1,
         MASKED=masked,
         FIRST=first,
-        VOCAB=logits.shape[1],
-        SAMPLED_VOCAB=logits.shape[1] if sampled_vocab is None else sampled_vocab,
+        VOCAB=vocab,
+        SAMPLED_VOCAB=vocab if sampled_vocab is None else sampled_vocab,
         TILES=partial_max.shape[1],
         TILE=TILE,
         num_warps=4,
         enable_fp_fusion=False,
     )
-
-
-@triton.jit
-def _list(listed, i, between, TILE: tl.constexpr):
-    """Write the ids of a tile's tokens that are `between`, in order."""
-    b0, b1, b2, b3 = by_four(between, TILE)
-    i0, _, _, _ = by_four(i, TILE)
-    four = b0 + b1 + b2 + b3
-    at = listed + (tl.cumsum(four, 0) - four)
-    tl.store(at, i0, mask=b0 != 0)
-    tl.store(at + b0, i0 + 1, mask=b1 != 0)
-    tl.store(at + (b0 + b1), i0 + 2, mask=b2 != 0)
-    tl.store(at + (b0 + b1 + b2), i0 + 3, mask=b3 != 0)
-    return four
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -162,7 +147,7 @@ def draw_kernel(
                     buffers.threshold_sums, buffers.threshold_keys, row, slot, state.parameters, VOCAB, TILES, TILES_PAD
                 )
                 soonest = soonest_of_row(amount_low, slot, state.parameters, VOCAB)
-            log2_scale = log2_scale_of(temperature)
+            log2_scale = tl.minimum(1.0 / temperature * LOG2_E, 3e38)
             worst = -tl.log(soonest)  # later arrivals do not count
             peaks = buffers.partial_max + row * TILES
             if edited:
@@ -183,7 +168,15 @@ def draw_kernel(
                     if has_threshold:
                         key = key_of(score)
                         between = drawn & (key > low) & (key <= high)
-                        four = _list(buffers.listed + row * VOCAB + tile * TILE, i, between.to(tl.int32), TILE)
+                        # The ids of tokens that are `between`, in order.
+                        b0, b1, b2, b3 = by_four(between.to(tl.int32), TILE)
+                        i0, _, _, _ = by_four(i, TILE)
+                        four = b0 + b1 + b2 + b3
+                        at = buffers.listed + row * VOCAB + tile * TILE + (tl.cumsum(four, 0) - four)
+                        tl.store(at, i0, mask=b0 != 0)
+                        tl.store(at + b0, i0 + 1, mask=b1 != 0)
+                        tl.store(at + (b0 + b1), i0 + 2, mask=b2 != 0)
+                        tl.store(at + (b0 + b1 + b2), i0 + 3, mask=b3 != 0)
                         drawn = drawn & (key <= low)
                     if min_p > 0.0:
                         drawn = drawn & (exp32(score) >= min_p)

@@ -82,26 +82,17 @@ def edit_kernel(
                 x = tl.where(i == tl.load(state.stop_ids + slot * MAX_STOP_IDS + index), float("-inf"), x)
             tl.store(out + i, tl.where(lost, float("inf"), x), mask=inside)
             tl.debug_barrier()  # other threads of this program access the stored values here
-            _add_bias(
-                out, tile * TILE, tl.minimum(tile * TILE + TILE, VOCAB), state.bias_ids + slot * MAX_BIAS,
-                state.bias_values + slot * MAX_BIAS, biased, BIAS_BLOCK,
-            )  # fmt: skip
+            for start in range(0, biased, BIAS_BLOCK):  # masked logits stay, overflows become +inf
+                b = start + tl.arange(0, BIAS_BLOCK)
+                token = tl.load(state.bias_ids + slot * MAX_BIAS + b, mask=b < biased, other=-1)
+                here = (token >= tile * TILE) & (token < tl.minimum(tile * TILE + TILE, VOCAB))
+                value = tl.load(state.bias_values + slot * MAX_BIAS + b, mask=b < biased, other=0.0)
+                before = tl.load(out + token, mask=here, other=0.0, volatile=True)
+                after = before + value
+                good = (tl.abs(after) < float("inf")) | (before == float("-inf"))
+                tl.store(out + token, tl.where(good, after, float("inf")), mask=here)
             tl.debug_barrier()
             x = tl.load(out + i, mask=inside, other=float("-inf"), volatile=True)
             peak = tl.max(x, 0)
             tl.store(buffers.edited_max + row * TILES + tile, peak)
             tl.store(buffers.edited_arg + row * TILES + tile, tl.min(tl.where(x == peak, i, NO_TOKEN), 0))
-
-
-@triton.jit
-def _add_bias(logits, begin, end, ids, values, count, BLOCK: tl.constexpr):
-    """Add a row's bias to its logits of tokens begin to end: masked ones stay, overflows become +inf."""
-    for start in range(0, count, BLOCK):
-        b = start + tl.arange(0, BLOCK)
-        token = tl.load(ids + b, mask=b < count, other=-1)
-        here = (token >= begin) & (token < end)
-        value = tl.load(values + b, mask=b < count, other=0.0)
-        before = tl.load(logits + token, mask=here, other=0.0, volatile=True)
-        after = before + value
-        good = (tl.abs(after) < float("inf")) | (before == float("-inf"))
-        tl.store(logits + token, tl.where(good, after, float("inf")), mask=here)

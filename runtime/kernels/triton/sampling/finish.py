@@ -17,6 +17,7 @@ from runahead.runtime.kernels.triton.sampling.parameters import (
     has_grammar,
     logits_of_row,
     min_p_of,
+    of_tiles,
     position_of,
     seed_of,
     temperature_of,
@@ -24,13 +25,6 @@ from runahead.runtime.kernels.triton.sampling.parameters import (
 from runahead.runtime.kernels.triton.sampling.scores import inverse_of
 from runahead.runtime.kernels.triton.sampling.threshold import listed_tokens, threshold_of_row
 from runahead.runtime.kernels.triton.sampling.threshold_bracket import bracket_of_row
-
-
-@triton.jit
-def _of_tiles(values, row, other, TILES: tl.constexpr, TILES_PAD: tl.constexpr):
-    """Load a value for each of a row's tiles: [TILES_PAD]."""
-    t = tl.arange(0, TILES_PAD)
-    return tl.load(values + row * TILES + t, mask=t < TILES, other=other)
 
 
 @triton.jit
@@ -52,14 +46,14 @@ def finish_kernel(
     # Issue all loads at once, though a row needs only some.
     slot = tl.load(rows.slots + row).to(tl.int64)
     kind = tl.load(buffers.kinds + row).to(tl.int32)
-    raw_peaks = _of_tiles(buffers.partial_max, row, float("-inf"), TILES, TILES_PAD)
-    raw_tokens = _of_tiles(buffers.partial_arg, row, NO_TOKEN, TILES, TILES_PAD)
-    scores_drawn = _of_tiles(buffers.best_score, row, float("-inf"), TILES, TILES_PAD)
-    tokens_drawn = _of_tiles(buffers.best_id, row, NO_TOKEN, TILES, TILES_PAD)
+    raw_peaks = of_tiles(buffers.partial_max, row, float("-inf"), TILES, TILES_PAD)
+    raw_tokens = of_tiles(buffers.partial_arg, row, NO_TOKEN, TILES, TILES_PAD)
+    scores_drawn = of_tiles(buffers.best_score, row, float("-inf"), TILES, TILES_PAD)
+    tokens_drawn = of_tiles(buffers.best_id, row, NO_TOKEN, TILES, TILES_PAD)
     edited_peaks, edited_tokens = raw_peaks, raw_tokens
     if FULL:
-        edited_peaks = _of_tiles(buffers.edited_max, row, float("-inf"), TILES, TILES_PAD)
-        edited_tokens = _of_tiles(buffers.edited_arg, row, NO_TOKEN, TILES, TILES_PAD)
+        edited_peaks = of_tiles(buffers.edited_max, row, float("-inf"), TILES, TILES_PAD)
+        edited_tokens = of_tiles(buffers.edited_arg, row, NO_TOKEN, TILES, TILES_PAD)
     token = tl.full([], 0, tl.int32)
     is_finite = tl.full([], 1, tl.int32)
     is_nothing_left = tl.full([], 0, tl.int32)
@@ -67,7 +61,7 @@ def finish_kernel(
         peak = tl.max(raw_peaks, 0)
         edited = FULL & ((kind & EDITED) != 0)
         if MASKED:
-            lowest = tl.min(_of_tiles(buffers.lowest_allowed, row, NO_TOKEN, TILES, TILES_PAD), 0)
+            lowest = tl.min(of_tiles(buffers.lowest_allowed, row, NO_TOKEN, TILES, TILES_PAD), 0)
             empty = edited & (peak < float("inf")) & has_grammar(slot, state.parameters) & (lowest == NO_TOKEN)
             is_nothing_left = empty.to(tl.int32)
         if edited & (peak < float("inf")):
@@ -78,7 +72,7 @@ def finish_kernel(
             is_finite = tl.full([], 0, tl.int32)
             tl.store(buffers.partial_max + row * TILES, peak)  # it has no log-probabilities either
         elif peak == float("-inf"):
-            lowest = tl.min(_of_tiles(buffers.lowest_allowed, row, NO_TOKEN, TILES, TILES_PAD), 0)
+            lowest = tl.min(of_tiles(buffers.lowest_allowed, row, NO_TOKEN, TILES, TILES_PAD), 0)
             token = tl.where(lowest == NO_TOKEN, 0, lowest)
         elif (kind & DRAWS) != 0:
             highest, token = _first_of_highest(scores_drawn, tokens_drawn)
@@ -98,8 +92,8 @@ def finish_kernel(
                     highest, token = first_of_row(
                         source, peak, temperature, inverse, low, seed, position, VOCAB, TILES, TILE
                     )  # fmt: skip
-                of_tiles = _of_tiles(buffers.list_lengths, row, 0, TILES, TILES_PAD)
-                begins, length = tl.cumsum(of_tiles, 0) - of_tiles, tl.sum(of_tiles, 0)
+                lengths = of_tiles(buffers.list_lengths, row, 0, TILES, TILES_PAD)
+                begins, length = tl.cumsum(lengths, 0) - lengths, tl.sum(lengths, 0)
                 listed, scoring = (buffers.listed + row * VOCAB, begins, length), (source, peak, temperature, inverse)
                 i, score, key = listed_tokens(listed, 0, scoring, BLOCK, TILE, TILES_PAD)
                 threshold, last = threshold_of_row(

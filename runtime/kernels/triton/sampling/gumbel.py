@@ -18,7 +18,7 @@ from runahead.runtime.kernels.triton.sampling.philox import block_words, exp32, 
 from runahead.runtime.kernels.triton.sampling.scores import NO_KEY, key_of, mass_one, scores_of
 from runahead.runtime.kernels.triton.sampling.threshold import keys_left
 
-_LOG2_E = tl.constexpr(1.4426950408889634)
+LOG2_E = tl.constexpr(1.4426950408889634)  # times 1 / temperature: from a logit's distance to powers of 2
 _FARTHEST = tl.constexpr(100.0)  # distance in powers of 2 that no noise can make up for
 _RESERVE = tl.constexpr(1.0 + 2e-4)  # ten times the possible rounding of times and scores
 _PATIENCE = tl.constexpr(12.0)  # mean times to the first arrival, after which a race is run again
@@ -29,27 +29,14 @@ _GRAIN = tl.constexpr(2.0**-23)  # spacing of uniform numbers
 
 
 @triton.jit
-def _patience(amount):
-    """Return the time limit of a race among tokens of this probability mass: the first arrives before it with a
-    probability of 1 - e**-12. Infinite for an unknown or zero mass.
-    """
-    soon = _PATIENCE * mass_one / tl.maximum(amount, 1).to(tl.float32)
-    return tl.where(amount > 0, soon, NEVER)
-
-
-@triton.jit
 def soonest_of_row(amount_low, slot, parameters, VOCAB: tl.constexpr):
-    """Return the time limit of the race of a row's certainly kept tokens. Their amount is a mass unless top-k or min-p
-    drops tokens.
+    """Return the time limit of the race of a row's certainly kept tokens, of this amount: the first arrives before it
+    with a probability of 1 - e**-12. The amount is a mass unless top-k or min-p drops tokens; then, and for none, the
+    limit is infinite.
     """
     known = (has_top_k(slot, parameters, VOCAB) == 0) & (min_p_of(slot, parameters) == 0.0)
-    return tl.where(known, _patience(amount_low), NEVER)
-
-
-@triton.jit
-def log2_scale_of(temperature):
-    """Return the factor that converts a logit's distance to powers of 2."""
-    return tl.minimum(1.0 / temperature * _LOG2_E, 3e38)
+    soon = _PATIENCE * mass_one / tl.maximum(amount_low, 1).to(tl.float32)
+    return tl.where(known, tl.where(amount_low > 0, soon, NEVER), NEVER)
 
 
 @triton.jit
@@ -157,7 +144,7 @@ def first_of_row(
     highest = tl.full([], float("-inf"), tl.float32)
     chosen = tl.full([], NO_TOKEN, tl.int32)
     soonest = tl.full([], NEVER, tl.float32)
-    log2_scale = log2_scale_of(temperature)
+    log2_scale = tl.minimum(1.0 / temperature * LOG2_E, 3e38)
     for tile in range(0, TILES):
         i = tile * TILE + tl.arange(0, TILE)
         x = tl.load(source + i, mask=i < VOCAB, other=float("-inf"))

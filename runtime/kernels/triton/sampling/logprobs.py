@@ -19,8 +19,8 @@ from runahead.runtime.kernels.triton.sampling.parameters import (
     TILE,
     LogitRows,
     logits_of_row,
+    of_tiles,
     programs_for,
-    row_peak,
     tiles_of_program,
 )
 from runahead.runtime.kernels.triton.sampling.scores import mass_of, mass_one
@@ -53,22 +53,6 @@ def make_logprob_buffers(rows: int, vocab_size: int, max_top: int, device: torch
 _NOTHING = tl.constexpr(-0x7FFFFFFFFFFFFFFF)  # below every packed logit
 
 
-@triton.jit
-def _pack(x, i):
-    """Pack a float32 and its id into an int64 ordered by the float, ties by descending id."""
-    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
-    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
-    return (ordered << 32) | (0xFFFFFFFF - i.to(tl.int64))
-
-
-@triton.jit
-def _unpack(packed):
-    """Return the float32 and the id of `_pack`."""
-    ordered = (packed >> 32).to(tl.int32)
-    x = (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-    return x, (0xFFFFFFFF - (packed & 0xFFFFFFFF)).to(tl.int32)
-
-
 @triton.jit(do_not_specialize=["num_rows"])
 def _top_tile_kernel(
     rows, kinds, asked, asked_stride, partial_max, out, num_rows, MAX_TOP: tl.constexpr, TOP_PAD: tl.constexpr,
@@ -77,7 +61,7 @@ def _top_tile_kernel(
     """Compute a tile's mass and its top tokens in order."""
     row, first, end = tiles_of_program(kinds, ASKS, num_rows, TILES, ROWS_PAD)
     if first < end:
-        peak = row_peak(partial_max, row, TILES, TILES_PAD)
+        peak = tl.max(of_tiles(partial_max, row, float("-inf"), TILES, TILES_PAD), 0)
         if peak < float("inf"):
             slot = tl.load(rows.slots + row).to(tl.int64)
             count = tl.minimum(tl.load(asked + slot * asked_stride), MAX_TOP)
@@ -87,7 +71,10 @@ def _top_tile_kernel(
                 inside = i < VOCAB
                 x = tl.load(base + i, mask=inside, other=float("-inf"))
                 tl.store(out.tile_mass + row * TILES + tile, tl.sum(mass_of(x - peak), 0))
-                packed = tl.where(inside, _pack(x, i), _NOTHING)
+                # An int64 that is ordered by the logit, ties by descending id.
+                bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
+                ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
+                packed = tl.where(inside, (ordered << 32) | (0xFFFFFFFF - i.to(tl.int64)), _NOTHING)
                 for index in range(0, count):
                     best = tl.max(packed, 0)
                     tl.store(out.tile_top + (row * TILES + tile) * TOP_PAD + index, best)
@@ -110,10 +97,9 @@ def _top_finish_kernel(
     of_token = tl.full([], 0.0, tl.float32)
     count = tl.minimum(tl.minimum(tl.load(asked + slot * asked_stride), MAX_TOP), VOCAB)
     if (tl.load(kinds + row).to(tl.int32) & ASKS) != 0:
-        peak = row_peak(partial_max, row, TILES, TILES_PAD)
+        peak = tl.max(of_tiles(partial_max, row, float("-inf"), TILES, TILES_PAD), 0)
         if peak < float("inf"):
-            t = tl.arange(0, TILES_PAD)
-            total = tl.sum(tl.load(out.tile_mass + row * TILES + t, mask=t < TILES, other=0), 0)
+            total = tl.sum(of_tiles(out.tile_mass, row, 0, TILES, TILES_PAD), 0)
             normalizer = tl.log(total.to(tl.float64) / mass_one)
             base = logits_of_row(rows, row)
             x = tl.load(base + tl.load(tokens + row))
@@ -124,7 +110,9 @@ def _top_finish_kernel(
             for index in range(0, count):
                 best = tl.max(packed, 0)
                 packed = tl.where(packed == best, _NOTHING, packed)
-                value, token = _unpack(best)
+                ordered = (best >> 32).to(tl.int32)
+                value = (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+                token = (0xFFFFFFFF - (best & 0xFFFFFFFF)).to(tl.int32)
                 values = tl.where(p == index, ((value - peak).to(tl.float64) - normalizer).to(tl.float32), values)
                 ids = tl.where(p == index, token, ids)
     tl.store(out.top_ids + row * TOP_PAD + p, ids)
@@ -133,9 +121,7 @@ def _top_finish_kernel(
 
 
 def enqueue_logprobs(
-    logits: torch.Tensor,
-    logit_rows: torch.Tensor,
-    slots: torch.Tensor,
+    rows: LogitRows,
     kinds: torch.Tensor,
     asked: torch.Tensor,
     partial_max: torch.Tensor,
@@ -144,20 +130,18 @@ def enqueue_logprobs(
 ) -> None:
     """Enqueue log-probabilities of n rows, after `scan` has written their peaks to `partial_max`, float32 [n, tiles].
 
-    logits: float32 [rows, vocab]. logit_rows, slots: int [n] each row's index there and in `asked`, int32 of any
-    stride. kinds: int8 [n], with the bit `sampling.parameters.ASKS`. tokens: int64 [n] the chosen ones.
+    asked: int32 of any stride, by slot. kinds: int8 [n], with the bit `sampling.parameters.ASKS`. tokens: int64 [n] the
+    chosen ones.
     """
-    count, vocab_size, tiles = slots.shape[0], logits.shape[1], partial_max.shape[1]
+    count, tiles = rows.slots.shape[0], partial_max.shape[1]
     sizes = {
         "MAX_TOP": out.max_top,
         "TOP_PAD": out.top_ids.shape[1],
-        "VOCAB": vocab_size,
+        "VOCAB": rows.logits.shape[1],
         "TILES": tiles,
         "TILES_PAD": triton.next_power_of_2(tiles),
     }
-    source = (
-        LogitRows(logits, logits.stride(0), logit_rows, slots), kinds, asked, asked.stride(0), partial_max, out,
-    )  # fmt: skip
+    source = (rows, kinds, asked, asked.stride(0), partial_max, out)
     _top_tile_kernel[(programs_for(count, tiles),)](
         *source,
         count,

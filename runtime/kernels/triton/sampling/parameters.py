@@ -151,19 +151,21 @@ def logits_of_row(rows, row):
 
 
 @triton.jit
-def row_peak(partial_max, row, TILES: tl.constexpr, TILES_PAD: tl.constexpr):
-    """Return the highest of a row's tiles; +inf if `scan` found a NaN or an infinity."""
+def of_tiles(values, row, other, TILES: tl.constexpr, TILES_PAD: tl.constexpr):
+    """Load a value for each of a row's tiles: [TILES_PAD], with `other` past the last one. The highest of a row's peaks
+    is +inf if `scan` found a NaN or an infinity.
+    """
     t = tl.arange(0, TILES_PAD)
-    return tl.max(tl.load(partial_max + row * TILES + t, mask=t < TILES, other=float("-inf")), 0)
+    return tl.load(values + row * TILES + t, mask=t < TILES, other=other)
 
 
 @triton.jit
 def source_of_row(rows, row, edited, buffers, VOCAB: tl.constexpr, TILES: tl.constexpr, TILES_PAD: tl.constexpr):
     """Return the pointer to a row's logits, edited or raw, their maximum, and whether a token can be drawn."""
-    raw_peak = row_peak(buffers.partial_max, row, TILES, TILES_PAD)
+    raw_peak = tl.max(of_tiles(buffers.partial_max, row, float("-inf"), TILES, TILES_PAD), 0)
     source = logits_of_row(rows, row)
     peak = raw_peak
     if edited:
         source = buffers.scores + row * VOCAB
-        peak = row_peak(buffers.edited_max, row, TILES, TILES_PAD)
+        peak = tl.max(of_tiles(buffers.edited_max, row, float("-inf"), TILES, TILES_PAD), 0)
     return source, peak, (raw_peak < float("inf")) & (tl.abs(peak) < float("inf"))

@@ -249,17 +249,9 @@ class _Sampling:
         sampled = (state.seq_len, state.parameters, buffers.kinds)
         peaks = buffers.partial_max, buffers.partial_arg
         scan(
-            self.logits,
-            self.logit_rows,
-            self.slots,
-            self._alive,
-            *peaks,
-            sampled,
-            self.runs.width,
-            self.masks is not None,
-            buffers.sampled_vocab,
+            self._rows, self._alive, *peaks, sampled, self.runs.width, self.masks is not None, buffers.sampled_vocab,
             self._first,
-        )
+        )  # fmt: skip
         if self.part is not None:
             self.part.ranks.best(*peaks, self.slots.shape[0])
 
@@ -340,12 +332,5 @@ class _Sampling:
     def logprobs(self) -> None:
         buffers = self.buffers
         enqueue_logprobs(
-            self.logits,
-            self.logit_rows,
-            self.slots,
-            buffers.kinds,
-            self.state.logprobs,
-            buffers.partial_max,
-            buffers.tokens,
-            buffers.logprobs,
+            self._rows, buffers.kinds, self.state.logprobs, buffers.partial_max, buffers.tokens, buffers.logprobs
         )

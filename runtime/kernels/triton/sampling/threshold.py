@@ -132,17 +132,6 @@ def _search(
 
 
 @triton.jit
-def _mass_of_list(tokens, scoring, threshold, last, BLOCK: tl.constexpr, TILE: tl.constexpr, TILES_PAD: tl.constexpr):
-    """Return the mass of a list's tokens that (threshold, last) keeps."""
-    length = tokens[2]
-    mass = tl.full([], 0, tl.int64)
-    for start in range(0, length, BLOCK):
-        i, score, key = listed_tokens(tokens, start, scoring, BLOCK, TILE, TILES_PAD)
-        mass += tl.sum(_amount(score, keys_left(i, key, threshold, last), False), 0)
-    return mass
-
-
-@triton.jit
 def threshold_of_row(
     i, score, key, bracket, tokens, slot, parameters, scoring, VOCAB: tl.constexpr, BLOCK: tl.constexpr,
     TILE: tl.constexpr, TILES_PAD: tl.constexpr,
@@ -159,7 +148,10 @@ def threshold_of_row(
     )  # fmt: skip
     top_p = top_p_of(slot, parameters)
     if limited & (top_p < 1.0):
-        total = _mass_of_list(tokens, scoring, threshold, last, BLOCK, TILE, TILES_PAD)
+        total = tl.full([], 0, tl.int64)
+        for start in range(0, length, BLOCK):
+            far, far_score, far_key = listed_tokens(tokens, start, scoring, BLOCK, TILE, TILES_PAD)
+            total += tl.sum(_amount(far_score, keys_left(far, far_key, threshold, last), False), 0)
         first = tl.full([], -1, tl.int32)
         nothing = tl.full([], 0, tl.int64)
         new_threshold, token = _search(

@@ -10,6 +10,8 @@ from typing import Final
 import triton
 import triton.language as tl
 
+from runahead.runtime.kernels.triton.gpu.unrolled import joined, longer
+from runahead.runtime.kernels.triton.row_state.record import word
 from runahead.runtime.kernels.triton.sampling.parameters import (
     EDITED,
     HAS_THRESHOLD,
@@ -53,16 +55,12 @@ _FINE = tl.constexpr(64)  # positions between two rungs that the guess distingui
 
 
 @triton.jit
-def _rough_weight(distance, counts):
-    """Return a token's contribution to the estimate, and its distance below the highest score. It affects only the
+def _rough(x, peak, temperature, counts):
+    """Return tokens' distances below the highest score, and their contributions to the estimate. They affect only the
     search's speed, so the device's exponential suffices.
     """
-    return tl.where(counts, 1.0, tl.exp(-distance))
-
-
-@triton.jit
-def _rough_distance(x, peak, temperature):
-    return (peak - x) * tl.minimum(1.0 / temperature, 3e38)
+    distance = (peak - x) * tl.minimum(1.0 / temperature, 3e38)
+    return distance, tl.where(counts, 1.0, tl.exp(-distance))
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -92,33 +90,16 @@ def guess_kernel(
                 i = tile * TILE + e % (TILE // _SAMPLE)
                 x = tl.load(source + i, mask=i < VOCAB, other=float("-inf"))
                 sampled = x < tl.load(peaks + tile, mask=i < VOCAB, other=float("-inf"))
-                distance = _rough_distance(x, peak, temperature)
-                weight = tl.where(sampled, _rough_weight(distance, counts), 0.0)
-                ladder = buffers.ladder
-                even = tl.join(_every_fourth(weight, distance, ladder, 0), _every_fourth(weight, distance, ladder, 2))
-                odd = tl.join(_every_fourth(weight, distance, ladder, 1), _every_fourth(weight, distance, ladder, 3))
-                within = tl.sum(tl.join(even, odd), 0).reshape([_RUNGS])  # one pass between threads for all sums
+                distance, weight = _rough(x, peak, temperature, counts)
+                weight = tl.where(sampled, weight, 0.0)
+                even, odd = (), ()
+                for rung in tl.static_range(0, _RUNGS, 2):
+                    even = longer(even, tl.where(distance <= tl.load(buffers.ladder + rung), weight, 0.0))
+                    up_to = (distance <= tl.load(buffers.ladder + rung + 1)) | (rung + 1 == _RUNGS - 1)
+                    odd = longer(odd, tl.where(up_to, weight, 0.0))
+                # One pass between threads for all sums.
+                within = tl.sum(tl.join(joined(even), joined(odd)), 0).reshape([_RUNGS])
                 tl.store(buffers.guesses + (row * SAMPLES + sample) * _RUNGS + tl.arange(0, _RUNGS), within)
-
-
-@triton.jit
-def _every_fourth(weight, distance, ladder, RUNG: tl.constexpr):
-    """Return a sample's contributions to the rungs RUNG, RUNG + 4, ... of 16: [TILE, 2, 2]."""
-    return tl.join(
-        tl.join(_within(weight, distance, ladder, RUNG), _within(weight, distance, ladder, RUNG + 8)),
-        tl.join(_within(weight, distance, ladder, RUNG + 4), _within(weight, distance, ladder, RUNG + 12)),
-    )
-
-
-@triton.jit
-def _within(weight, distance, ladder, RUNG: tl.constexpr):
-    return tl.where((distance <= tl.load(ladder + RUNG)) | (RUNG == _RUNGS - 1), weight, 0.0)
-
-
-@triton.jit
-def _at(values, indexes, index):
-    """Return the value at an index of a short vector; 0 outside."""
-    return tl.sum(tl.where(indexes == index, values, 0.0), 0)
 
 
 @triton.jit
@@ -159,22 +140,20 @@ def _guess(
     g = tl.arange(0, SAMPLES_PAD)[:, None]
     parts = tl.load(guesses + (row * SAMPLES + g) * _RUNGS + s[None, :], mask=g < SAMPLES, other=0.0)
     t = tl.arange(0, TILES_PAD)[:, None]
-    distance = _rough_distance(
-        tl.load(peaks + row * TILES + t, mask=t < TILES, other=float("-inf")), peak,
-        temperature_of(slot, parameters),
-    )  # fmt: skip
+    x = tl.load(peaks + row * TILES + t, mask=t < TILES, other=float("-inf"))
     counts = has_top_k(slot, parameters, VOCAB)
+    distance, weight = _rough(x, peak, temperature_of(slot, parameters), counts)
     up_to = (distance <= rungs[None, :]) | (s[None, :] == _RUNGS - 1)
-    of_peaks = tl.where((t < TILES) & up_to, _rough_weight(distance, counts), 0.0)
+    of_peaks = tl.where((t < TILES) & up_to, weight, 0.0)
     amounts = tl.sum(parts, 0) * _SAMPLE + tl.sum(of_peaks, 0)
-    top_p_mass = top_p_of(slot, parameters) * _at(amounts, s, _RUNGS - 1)
+    top_p_mass = top_p_of(slot, parameters) * word(amounts, _RUNGS - 1)
     target = tl.where(counts, top_k_of(slot, parameters).to(tl.float32), top_p_mass)
     j = tl.minimum(tl.sum((amounts < target).to(tl.int32), 0), _RUNGS - 1)
-    low, high = _at(rungs, s, j - 1), _at(rungs, s, j)
-    begin, end = _at(amounts, s, j - 1), _at(amounts, s, j)
+    low, high = word(rungs, j - 1), word(rungs, j)
+    begin, end = word(amounts, j - 1), word(amounts, j)
     chord = _chord(end - begin, high - low)
-    before = _chord(begin - _at(amounts, s, j - 2), low - _at(rungs, s, j - 2))
-    after = _chord(_at(amounts, s, j + 1) - end, _at(rungs, s, j + 1) - high)
+    before = _chord(begin - word(amounts, j - 2), low - word(rungs, j - 2))
+    after = _chord(word(amounts, j + 1) - end, word(rungs, j + 1) - high)
     rise = (high - low) * _slope(before, chord)
     fall = (high - low) * _slope(chord, after)
     x = (tl.arange(0, _FINE) + 1).to(tl.float32) / _FINE
@@ -234,18 +213,9 @@ def bracket_kernel(
                 if first == 0:
                     tl.store(buffers.threshold_keys + line * _SPOTS + s, up_to)
                 thresholds = -up_to.to(tl.float32, bitcast=True)
-                b0, b1, b2, b3 = (
-                    _threshold_at(thresholds, 0),
-                    _threshold_at(thresholds, 1),
-                    _threshold_at(thresholds, 2),
-                    _threshold_at(thresholds, 3),
-                )
-                b4, b5, b6, b7 = (
-                    _threshold_at(thresholds, 4),
-                    _threshold_at(thresholds, 5),
-                    _threshold_at(thresholds, 6),
-                    _threshold_at(thresholds, 7),
-                )
+                spots = ()
+                for spot in tl.static_range(_SPOTS):
+                    spots = longer(spots, word(thresholds, spot))
                 temperature = temperature_of(slot, parameters)
                 inverse = inverse_of(temperature, peak)
                 within = tl.zeros([THREADS, 2, 2, 2], tl.int64)
@@ -261,49 +231,19 @@ def bracket_kernel(
                             lower = (i < VOCAB).to(tl.float32)
                         else:
                             upper, lower = limbs_of(score)
-                        counts = _joined(
-                            _counts(score, b0), _counts(score, b1), _counts(score, b2), _counts(score, b3),
-                            _counts(score, b4), _counts(score, b5), _counts(score, b6), _counts(score, b7),
-                        )  # fmt: skip
-                        uppers = tl.fma(counts, _eightfold(upper), uppers)
-                        lowers = tl.fma(counts, _eightfold(lower), lowers)
-                    within += mass_of_limbs(_of_threads(uppers, THREADS), _of_threads(lowers, THREADS))
+                        # Multiplying by 1 or 0 takes fewer instructions than selecting each limb.
+                        counts, upper_limbs, lower_limbs = (), (), ()
+                        for spot in tl.static_range(_SPOTS):
+                            counts = longer(counts, tl.where(score >= spots[spot], 1.0, 0.0))
+                            upper_limbs, lower_limbs = longer(upper_limbs, upper), longer(lower_limbs, lower)
+                        uppers = tl.fma(joined(counts), joined(upper_limbs), uppers)
+                        lowers = tl.fma(joined(counts), joined(lower_limbs), lowers)
+                    upper_sums = tl.sum(uppers.reshape([THREADS, 4, 2, 2, 2]), 1)
+                    within += mass_of_limbs(upper_sums, tl.sum(lowers.reshape([THREADS, 4, 2, 2, 2]), 1))
                 t = tl.arange(0, TILES_PAD)[:, None]
                 at = buffers.threshold_sums + (line * TILES + t) * _SPOTS + s[None, :]
                 amounts = tl.where(t == first, tl.sum(within, 0).reshape([_SPOTS])[None, :], 0)
                 tl.store(at, amounts, mask=(t >= first) & (t < end))
-
-
-@triton.jit
-def _threshold_at(thresholds, SPOT: tl.constexpr):
-    """Return one of the scores of a bracket's keys."""
-    return tl.sum(tl.where(tl.arange(0, _SPOTS) == SPOT, thresholds, 0.0), 0)
-
-
-@triton.jit
-def _counts(score, threshold):
-    """Return 1 for tokens up to a threshold, else 0: multiplying by it takes fewer instructions than selecting each
-    limb.
-    """
-    return tl.where(score >= threshold, 1.0, 0.0)
-
-
-@triton.jit
-def _joined(x0, x1, x2, x3, x4, x5, x6, x7):
-    """Join eight tensors [n] into [n, 2, 2, 2], in order."""
-    even = tl.join(tl.join(x0, x4), tl.join(x2, x6))
-    return tl.join(even, tl.join(tl.join(x1, x5), tl.join(x3, x7)))
-
-
-@triton.jit
-def _eightfold(x):
-    return _joined(x, x, x, x, x, x, x, x)
-
-
-@triton.jit
-def _of_threads(limbs, THREADS: tl.constexpr):
-    """Sum the four adjacent tokens of each thread: [THREADS, 2, 2, 2]."""
-    return tl.sum(limbs.reshape([THREADS, 4, 2, 2, 2]), 1)
 
 
 @triton.jit
