@@ -38,7 +38,7 @@ def main() -> None:
         ptx = kernel.asm["ptx"]
         units = sorted(set(re.findall(r"wgmma\.mma_async\S+", ptx)))
         fits = kernel.metadata.shared <= SHARED_MEMORY[CAPABILITY]
-        print(options["ROWS"], *units, ptx.count("griddepcontrol.wait") > 1, fits)
+        print(options["SIZES"].ROWS, *units, ptx.count("griddepcontrol.wait") > 1, fits)
 
     JITFunction.run = compile_alone
     numbers = _empty(OUTPUTS, DEPTH, dtype=torch.float8_e4m3fn)

@@ -12,7 +12,7 @@ import re
 from typing import Any
 
 from runahead.runtime.kernels.triton.gemm import int4_gemm
-from runahead.runtime.kernels.triton.gemm.epilogue import End
+from runahead.runtime.kernels.triton.gemm.epilogue import End, Sizes
 from tests.runtime.kernels.compiled_fp8 import NONE, forms_of
 
 TILINGS = ((80, 16, 8), (90, 16, 8), (90, 64, 64))  # compute capability, outputs of a program, rows of the batch
@@ -24,9 +24,9 @@ _MOVED = re.compile(r"shfl\.sync|st\.shared")
 
 def compiled(rows: int, columns: int, group: int, capability: int) -> Any:
     """A product with a matrix [1024, 512]."""
+    sizes = Sizes(1024, 512, rows, columns, SQUARES=0, STRIDE=0, STEP=1, EPILOGUE=0, GELU=False, LONE=False)
     constants = {
-        "OUTPUTS": 1024, "DEPTH": 512, "COLUMNS": columns, "ROWS": rows, "SPLITS": 1, "GROUP": group, "STAGES": 3,
-        "UNROLL": 1, "SQUARES": 0, "STRIDE": 0, "STEP": 1, "EPILOGUE": 0, "GELU": False, "HALF": True, "ON_GPU": True,
+        "SIZES": sizes, "SPLITS": 1, "GROUP": group, "STAGES": 3, "UNROLL": 1, "HALF": True, "ON_GPU": True,
     }  # fmt: skip
     return forms_of(int4_gemm._int4_product_kernel, constants, capability, rows // 16, **_POINTERS)
 

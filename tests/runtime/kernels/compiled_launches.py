@@ -43,9 +43,9 @@ SHARED_MEMORY: Final = {(8, 0): 163 << 10, (8, 9): 99 << 10, (9, 0): 227 << 10, 
 INSTRUCTIONS: Final = ("griddepcontrol.wait", "wgmma", "tcgen05", "ldmatrix")
 # Of what a form of a kernel has beside its epilogue. A part that no form compiled before had may not compile.
 _PARTS: Final = (
-    "GELU", "GATED", "ALL", "SQUARES", "SCALED", "ADDED", "GATE_FIRST", "CHAINED", "EACH", "MASKED", "HOLDS", "EVERY",
-    "SNAPSHOTS", "FORCES", "REPLAYS", "LOGISTIC", "GROUPS", "CAP", "FIRST", "SHARED", "LONE", "SPLIT", "SPREAD",
-    "RAGGED", "SUMMED", "MOST", "LISTS", "CONTEXT", "EARLY",
+    "GELU", "GATED", "ALL", "SQUARES", "SCALED", "ADDED", "GATE_FIRST", "CHAINED", "EACH", "MASKED", "HOLDS",
+    "SNAPSHOT_TOKENS", "SNAPSHOTS", "KEPT", "REPLAYS", "LOGISTIC", "GROUPS", "CAP", "FIRST", "SHARED", "LONE",
+    "SPLIT", "SPREAD", "RAGGED", "SUMMED", "MOST", "LISTS", "CONTEXT", "EARLY",
 )  # fmt: skip
 # Small models with recurrent states. `make kernels` has real sizes among its shapes.
 _MAMBA2: Final = {

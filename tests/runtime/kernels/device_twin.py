@@ -278,7 +278,9 @@ class DeviceTwin:
             assert not wanted.index.size
             return 0
         device, prompt, tokens = self.device, self._prompt, queries.token_ids.size
-        find_targets(queries.slots.size, tokens, device.counter, device._bulk, device.rows, device.state, prompt)
+        find_targets(
+            queries.slots.size, tokens, device.counter, device._bulk, device.rows, device.state, prompt, device.sizes
+        )
         asked = prompt.asked[:tokens].cpu().numpy()
         assert np.flatnonzero(asked >= 0).tolist() == np.sort(wanted.index).tolist(), "who asked"
         assert asked[wanted.index].tolist() == wanted.asked.tolist(), "how many were asked for"

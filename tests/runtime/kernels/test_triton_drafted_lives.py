@@ -20,7 +20,6 @@ DEVICE = triton_device()
 from runahead.cuda_graphs.device import LaunchShape  # noqa: E402
 from runahead.cuda_graphs.rings import STATUS_BYTES  # noqa: E402
 from runahead.runtime.kernels.triton.row_state.drafts import DraftState, make_draft_state  # noqa: E402
-from runahead.runtime.kernels.triton.row_updates.verify_inputs import prepare_verified  # noqa: E402
 from runahead.runtime.plan import read_plan  # noqa: E402
 from runahead.runtime.programs.cpu.inputs import Queries, state_slots_of  # noqa: E402
 from tests.runtime.kernels.device_twin import DeviceTwin  # noqa: E402
@@ -63,16 +62,7 @@ class DraftTwin(DeviceTwin):
         drafts.proposed.copy_(torch.from_numpy(host.proposed))
         drafts.drafted.copy_(torch.from_numpy(host.drafted))
         rows, device = queries.slots.size, self.device
-        prepare_verified(
-            rows,
-            1 + count,
-            device.rows.slots,
-            device.state,
-            drafts,
-            device.row_states,
-            host.block_size,
-            host.vocab_size,
-        )
+        device.prepare_verified(rows, 1 + count)
         self._synchronize()
         batch, live, lines = device.verify_batch(rows, count), queries.seq_lens > 0, queries.token_ids.size
         alive = np.repeat(live, np.diff(queries.query_start_loc))

@@ -14,7 +14,6 @@ DEVICE = triton_device()
 
 from runahead.cuda_graphs.device import Form  # noqa: E402
 from runahead.runtime.drafters.ngram import NO_DRAFT  # noqa: E402
-from runahead.runtime.kernels.triton.row_updates.inputs import prepare_queries  # noqa: E402
 from runahead.runtime.programs.cpu.rows import HostRows  # noqa: E402
 from runahead.runtime.row_record import PENALTY_TENSORS, ROW_TENSORS  # noqa: E402
 from tests.runtime.kernels.device_twin import compare_lines  # noqa: E402
@@ -160,11 +159,7 @@ def test_a_plain_launch_leaves_no_drafts_to_a_row_that_is_held_behind_it() -> No
     host.drafted[:ROWS] = 2
     device = device_rows(host, 5)
     assert device.drafts is not None
-    prepare_queries(
-        ROWS, ROWS, True, device.counter, device._bulk, device.rows, device.state, device.queries, device.row_states,
-        BLOCK_SIZE, 30,
-        device.drafts.history, device.masks.held if device.masks else None, device.drafts.drafted,
-    )  # fmt: skip
+    device.prepare_queries(ROWS, ROWS, is_decode=True)
     host.most_drafts = host.most_guesses = 0
     host.draft()
     assert device.drafts.drafted[:ROWS].tolist() == host.drafted[:ROWS].tolist() == [0, 2, 0, 2, 0, 2]

@@ -14,7 +14,6 @@ DEVICE = triton_device()
 from runahead.cuda_graphs.device import Form  # noqa: E402
 from runahead.runtime.kernels.layers import Fuse  # noqa: E402
 from runahead.runtime.kernels.triton.drafting.head_inputs import Joining  # noqa: E402
-from runahead.runtime.kernels.triton.row_updates.verify_inputs import prepare_verified  # noqa: E402
 from runahead.runtime.programs.cpu.rows import HostRows  # noqa: E402
 from tests.runtime.kernels.test_triton_runs import (  # noqa: E402
     BLOCK_SIZE,
@@ -39,9 +38,7 @@ def test_before_a_token_of_a_run_stands_what_its_own_row_has_left(seed: int) -> 
     device.drafts.proposed.copy_(torch.from_numpy(host.proposed))
     device.drafts.drafted.copy_(torch.from_numpy(host.drafted))
     rows = host.rows.size
-    prepare_verified(
-        rows, 1 + COUNT, device.rows.slots, device.state, device.drafts, device.row_states, BLOCK_SIZE, VOCAB
-    )
+    device.prepare_verified(rows, 1 + COUNT)
     batch = device.token_batch(rows, COUNT)
     places = int(host.block_table.max() + 1) * BLOCK_SIZE
     kept = torch.randn((places, WIDTH), generator=generator)

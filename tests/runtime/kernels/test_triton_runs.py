@@ -17,10 +17,8 @@ from runahead.cuda_graphs.device import Form  # noqa: E402
 from runahead.cuda_graphs.rings import NON_FINITE, STOPPED, VOID, RingLayout, allocate_rings  # noqa: E402
 from runahead.runtime.drafters.ngram import NO_DRAFT, NgramDrafter  # noqa: E402
 from runahead.runtime.kernels.row_state import PenaltyState, RowState  # noqa: E402
-from runahead.runtime.kernels.triton.drafting.ngram import propose_drafts  # noqa: E402
 from runahead.runtime.kernels.triton.row_state.drafts import make_draft_state  # noqa: E402
 from runahead.runtime.kernels.triton.row_updates.rows import DeviceRows  # noqa: E402
-from runahead.runtime.kernels.triton.row_updates.verify_inputs import prepare_verified  # noqa: E402
 from runahead.runtime.kernels.triton.sampling.sampler import VerifiedTokens, make_sampler_buffers, sample_rows_cuda  # noqa: E402
 from runahead.runtime.programs.cpu.inputs import NOWHERE, Queries, StateSlots, state_slots_of  # noqa: E402
 from runahead.runtime.programs.cpu.rows import HostRows  # noqa: E402
@@ -267,8 +265,7 @@ def test_drafts_and_the_lines_of_f_are_those_of_the_cpu(seed: int) -> None:
     host.draft()
     padding = int(random.integers(0, ROWS - host.rows.size + 1))
     rows = host.rows.size + padding
-    propose_drafts(rows, count, device.rows.slots, device.state, drafts)
-    prepare_verified(rows, 1 + count, device.rows.slots, device.state, drafts, device.row_states, BLOCK_SIZE, 30)
+    device.draft(rows, count)
     expected: Queries = HostRows.queries(host)
     listed = host.rows
     assert drafts.drafted.cpu().numpy()[listed].tolist() == host.drafted[listed].tolist()

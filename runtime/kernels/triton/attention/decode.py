@@ -14,7 +14,7 @@ tiles.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -279,7 +279,6 @@ def decode_attention(
     q_norm, k_norm = weights.q_norm, weights.k_norm
     dim_pad = max(triton.next_power_of_2(shape.head_dim), 16)
     lines = max(triton.next_power_of_2(shape.heads // shape.kv_heads), 16)
-    options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
     _decode_kernel[(plan.programs,)](
         qkv,
         keys,
@@ -313,5 +312,5 @@ def decode_attention(
         DEPENDENT=dependent,
         num_warps=plan.warps,
         enable_fp_fusion=False,
-        **options,
+        launch_pdl=dependent,
     )  # fmt: skip

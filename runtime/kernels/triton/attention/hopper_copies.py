@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from triton.experimental import gluon
@@ -20,17 +20,29 @@ HALF: Final = 64  # elements in one 128-byte line of swizzled shared memory
 _HALF = gl.constexpr(HALF)
 
 
+class Sizes(NamedTuple):
+    """Constants of prefill attention by groups of warps."""
+
+    Q_HEADS: int
+    KV_HEADS: int
+    DIM: int  # of a head
+    BLOCK_SIZE: int
+    WINDOW: int
+    TOKENS: int  # query tokens of a tile
+    KEYS: int  # tokens of a KV tile
+    PIECE: int  # tokens of one copy
+    STAGES: int
+    TURNS: bool  # the two groups issue a tile's products alternately
+
+
 @gluon.jit
-def _copy_tile(
-    descriptor, ring, ready, stage, column, rows, KEYS: gl.constexpr, DIM: gl.constexpr, PIECE: gl.constexpr,
-    STAGES: gl.constexpr,
-):  # fmt: skip
+def _copy_tile(descriptor, ring, ready, stage, column, rows, SIZES: gl.constexpr):
     """Issue the copies of one tile of keys or values: one for each PIECE tokens of a block and half of a head. Shared
     memory has all lines of the first half, then those of the second, as the matrix units expect.
     """
-    HALVES: gl.constexpr = DIM // _HALF
-    PIECES: gl.constexpr = KEYS // PIECE
-    pieces = ring._reinterpret(ring.dtype, [STAGES * HALVES * PIECES, PIECE, _HALF], descriptor.layout)
+    HALVES: gl.constexpr = SIZES.DIM // _HALF
+    PIECES: gl.constexpr = SIZES.KEYS // SIZES.PIECE
+    pieces = ring._reinterpret(ring.dtype, [SIZES.STAGES * HALVES * PIECES, SIZES.PIECE, _HALF], descriptor.layout)
     for half in gl.static_range(HALVES):
         for piece in gl.static_range(PIECES):
             to = pieces.index((stage * HALVES + half) * PIECES + piece)
@@ -40,35 +52,35 @@ def _copy_tile(
 @gluon.jit
 def copying_group(
     keys, values, key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, block_tables, table_stride,
-    nowhere, seq_lens, query_start_loc, items, total, KV_HEADS: gl.constexpr, DIM: gl.constexpr,
-    BLOCK_SIZE: gl.constexpr, WINDOW: gl.constexpr, TOKENS: gl.constexpr, KEYS: gl.constexpr, PIECE: gl.constexpr,
-    STAGES: gl.constexpr,
+    nowhere, seq_lens, query_start_loc, items, total, SIZES: gl.constexpr,
 ):  # fmt: skip
     """Copy every tile of keys and values for the computing groups, in their order, as ring stages become free."""
-    all_items = gl.load(total) * KV_HEADS
+    BLOCK_SIZE: gl.constexpr = SIZES.BLOCK_SIZE
+    KEYS: gl.constexpr = SIZES.KEYS
+    all_items = gl.load(total) * SIZES.KV_HEADS
     programs = gl.num_programs(0)
     brought = 0
     for turn in range(0, (all_items + programs - 1) // programs):
-        there, row, tile, kv_head = item_of(turn, items, all_items, KV_HEADS)
-        _, _, _, last, begin, end, _, _ = seen_of(there, row, tile, seq_lens, query_start_loc, TOKENS, KEYS, WINDOW)
+        there, row, tile, kv_head = item_of(turn, items, all_items, SIZES.KV_HEADS)
+        _, _, _, last, begin, end, _, _ = seen_of(
+            there, row, tile, seq_lens, query_start_loc, SIZES.TOKENS, KEYS, SIZES.WINDOW
+        )
         table = block_tables + row.to(gl.int64) * table_stride
         for first in range(begin, end, KEYS):
             # Look up blocks before the wait for a stage. Beyond the last token no block number is read: an index
             # outside the tensor makes the engine write zeros.
             rows = ()
-            for piece in gl.static_range(KEYS // PIECE):
-                token = first + piece * PIECE
+            for piece in gl.static_range(KEYS // SIZES.PIECE):
+                token = first + piece * SIZES.PIECE
                 block = gl.load(table + token // BLOCK_SIZE, mask=token < last, other=nowhere)
                 rows = rows + (block * BLOCK_SIZE + token % BLOCK_SIZE,)  # type: ignore[assignment] # noqa: RUF005
-            stage, phase = brought % STAGES, brought // STAGES & 1
+            stage, phase = brought % SIZES.STAGES, brought // SIZES.STAGES & 1
             mbarrier.wait(keys_free.index(stage), phase ^ 1)
-            mbarrier.expect(keys_ready.index(stage), KEYS * DIM * 2)
-            _copy_tile(keys, key_ring, keys_ready.index(stage), stage, kv_head * DIM, rows, KEYS, DIM, PIECE, STAGES)
+            mbarrier.expect(keys_ready.index(stage), KEYS * SIZES.DIM * 2)
+            _copy_tile(keys, key_ring, keys_ready.index(stage), stage, kv_head * SIZES.DIM, rows, SIZES)
             mbarrier.wait(values_free.index(stage), phase ^ 1)
-            mbarrier.expect(values_ready.index(stage), KEYS * DIM * 2)
-            _copy_tile(
-                values, value_ring, values_ready.index(stage), stage, kv_head * DIM, rows, KEYS, DIM, PIECE, STAGES
-            )
+            mbarrier.expect(values_ready.index(stage), KEYS * SIZES.DIM * 2)
+            _copy_tile(values, value_ring, values_ready.index(stage), stage, kv_head * SIZES.DIM, rows, SIZES)
             brought += 1
 
 

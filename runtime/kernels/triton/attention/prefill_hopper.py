@@ -27,6 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.triton.attention.hopper_copies import (
     HALF,
+    Sizes,
     copying_group,
     lines_of,
     piece_of,
@@ -45,17 +46,16 @@ _REGISTERS, _COPIERS_REGISTERS = gl.constexpr(REGISTERS), gl.constexpr(COPIERS_R
 
 @gluon.jit
 def _weights_of(
-    score, first, last, position, scale, top, mass, WINDOW: gl.constexpr, KEYS: gl.constexpr, MASKED: gl.constexpr,
-    LAYOUT: gl.constexpr,
-):  # fmt: skip
+    score, first, last, position, scale, top, mass, MASKED: gl.constexpr, LAYOUT: gl.constexpr, SIZES: gl.constexpr
+):
     """Return the softmax weights of a tile's scores, [LINES, KEYS], the factor of the previous sums, and the new
     sums.
     """
     if MASKED:
-        token = first + gl.arange(0, KEYS, gl.SliceLayout(0, LAYOUT))
+        token = first + gl.arange(0, SIZES.KEYS, gl.SliceLayout(0, LAYOUT))
         seen = (token[None, :] <= position[:, None]) & (token < last)[None, :]
-        if WINDOW > 0:
-            seen = seen & (token[None, :] > position[:, None] - WINDOW)
+        if SIZES.WINDOW > 0:
+            seen = seen & (token[None, :] > position[:, None] - SIZES.WINDOW)
         score = gl.where(seen, score, float("-inf"))
     new_top = gl.maximum(top, gl.max(score, 1) * scale)
     shift = new_top
@@ -68,18 +68,17 @@ def _weights_of(
 
 
 @gluon.jit
-def _clear_behind(
-    value_ring, stage, left, KEYS: gl.constexpr, DIM: gl.constexpr, PIECE: gl.constexpr, STAGES: gl.constexpr
-):
+def _clear_behind(value_ring, stage, left, SIZES: gl.constexpr):
     """Zero values behind a tile's first `left` tokens within their piece: unused cells of a block may hold NaN, and 0
     times NaN is NaN. Both consumer groups write the same.
     """
-    if (left < KEYS) & (left % PIECE != 0):
-        HALVES: gl.constexpr = DIM // _HALF
-        PIECES: gl.constexpr = KEYS // PIECE
+    PIECE: gl.constexpr = SIZES.PIECE
+    if (left < SIZES.KEYS) & (left % PIECE != 0):
+        HALVES: gl.constexpr = SIZES.DIM // _HALF
+        PIECES: gl.constexpr = SIZES.KEYS // PIECE
         FLAT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
         pieces = value_ring._reinterpret(
-            value_ring.dtype, [STAGES * HALVES * PIECES, PIECE, _HALF], gl.NVMMASharedLayout(128, 16, 2)
+            value_ring.dtype, [SIZES.STAGES * HALVES * PIECES, PIECE, _HALF], gl.NVMMASharedLayout(128, 16, 2)
         )
         token = gl.arange(0, PIECE, gl.SliceLayout(1, FLAT))
         for half in gl.static_range(HALVES):
@@ -92,15 +91,17 @@ def _clear_behind(
 @gluon.jit
 def _fold_tiles(
     query, key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, turns, done, begin, end, last,
-    position, scale, top, mass, acc, GROUP_OF: gl.constexpr, TURNS: gl.constexpr, DIM: gl.constexpr,
-    WINDOW: gl.constexpr, KEYS: gl.constexpr, PIECE: gl.constexpr, STAGES: gl.constexpr, MASKED: gl.constexpr,
-    SCORES: gl.constexpr, SUMS: gl.constexpr,
+    position, scale, top, mass, acc, GROUP_OF: gl.constexpr, MASKED: gl.constexpr, SCORES: gl.constexpr,
+    SUMS: gl.constexpr, SIZES: gl.constexpr,
 ):  # fmt: skip
     """Fold tokens `begin` to `end` into the online softmax. done: tiles so far, which give a ring's stage and phase.
     MASKED: lines see different tokens, and none from `last` on. TURNS: the two groups issue a tile's products
     alternately, so that one's softmax overlaps the other's products.
     """
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
+    KEYS: gl.constexpr = SIZES.KEYS
+    STAGES: gl.constexpr = SIZES.STAGES
+    TURNS: gl.constexpr = SIZES.TURNS
     if begin < end:
         nothing = gl.zeros([_LINES, KEYS], gl.float32, SCORES)
         stage, phase = done % STAGES, done // STAGES & 1
@@ -112,9 +113,7 @@ def _fold_tiles(
             mbarrier.arrive(turns.index(1 - GROUP_OF), count=1)
         score = warpgroup_mma_wait(0, deps=[coming])
         mbarrier.arrive(keys_free.index(stage), count=1)
-        weight, kept, top, mass = _weights_of(
-            score, begin, last, position, scale, top, mass, WINDOW, KEYS, MASKED, SCORES
-        )
+        weight, kept, top, mass = _weights_of(score, begin, last, position, scale, top, mass, MASKED, SCORES, SIZES)
         acc = acc * gl.convert_layout(kept, gl.SliceLayout(1, SUMS))[:, None]
         operand = gl.convert_layout(weight.to(value_ring.dtype), OPERAND)
         mbarrier.wait(values_ready.index(stage), phase)
@@ -127,15 +126,13 @@ def _fold_tiles(
                 mbarrier.wait(turns.index(GROUP_OF), done & 1 ^ (1 - GROUP_OF))
             coming = warpgroup_mma(query, key_ring.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
             if MASKED:
-                _clear_behind(value_ring, before, last - (first - KEYS), KEYS, DIM, PIECE, STAGES)
+                _clear_behind(value_ring, before, last - (first - KEYS), SIZES)
             adding = warpgroup_mma(operand, value_ring.index(before), acc, is_async=True)
             if TURNS:
                 mbarrier.arrive(turns.index(1 - GROUP_OF), count=1)
             score = warpgroup_mma_wait(1, deps=[coming])
             mbarrier.arrive(keys_free.index(stage), count=1)
-            weight, kept, top, mass = _weights_of(
-                score, first, last, position, scale, top, mass, WINDOW, KEYS, MASKED, SCORES
-            )
+            weight, kept, top, mass = _weights_of(score, first, last, position, scale, top, mass, MASKED, SCORES, SIZES)
             # The position of this wait, and the use of the weights in the next one, keep the compiler from moving the
             # softmax behind the product that it should overlap.
             mbarrier.wait(values_ready.index(stage), phase)
@@ -143,7 +140,7 @@ def _fold_tiles(
             mbarrier.arrive(values_free.index(before), count=1)
             acc = acc * gl.convert_layout(kept, gl.SliceLayout(1, SUMS))[:, None]
         if MASKED:
-            _clear_behind(value_ring, stage, last - (end - 1) // KEYS * KEYS, KEYS, DIM, PIECE, STAGES)
+            _clear_behind(value_ring, stage, last - (end - 1) // KEYS * KEYS, SIZES)
         adding = warpgroup_mma(operand, value_ring.index(stage), acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=[adding])
         mbarrier.arrive(values_free.index(stage), count=1)
@@ -154,12 +151,15 @@ def _fold_tiles(
 @gluon.jit
 def _computing_group(
     q, query, key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, turns, seq_lens, query_start_loc,
-    items, total, out, scale, GROUP_OF: gl.constexpr, TURNS: gl.constexpr, Q_HEADS: gl.constexpr,
-    KV_HEADS: gl.constexpr, DIM: gl.constexpr, WINDOW: gl.constexpr, TOKENS: gl.constexpr, KEYS: gl.constexpr,
-    PIECE: gl.constexpr, STAGES: gl.constexpr,
+    items, total, out, scale, GROUP_OF: gl.constexpr, SIZES: gl.constexpr,
 ):  # fmt: skip
     """Process the group's lines of items in order. GROUP_OF: 0 or 1, the group's index."""
-    GROUP: gl.constexpr = Q_HEADS // KV_HEADS
+    KV_HEADS: gl.constexpr = SIZES.KV_HEADS
+    GROUP: gl.constexpr = SIZES.Q_HEADS // KV_HEADS
+    DIM: gl.constexpr = SIZES.DIM
+    WINDOW: gl.constexpr = SIZES.WINDOW
+    TOKENS: gl.constexpr = SIZES.TOKENS
+    KEYS: gl.constexpr = SIZES.KEYS
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DIM, 16])
     FLAT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DIM, DIM // 8], [4, 1], [1, 0])
@@ -176,7 +176,7 @@ def _computing_group(
         i = tile * TOKENS + line // GROUP
         head = kv_head * GROUP + line % GROUP
         ok = (line < TOKENS * GROUP) & (i < count) & there
-        at = ((first_query + i).to(gl.int64) * Q_HEADS + head)[:, None] * DIM + d[None, :]
+        at = ((first_query + i).to(gl.int64) * SIZES.Q_HEADS + head)[:, None] * DIM + d[None, :]
         query.store(gl.load(q + at, mask=ok[:, None], other=0.0))
         fence_async_shared()
         line_of_scores = GROUP_OF * _LINES + gl.arange(0, _LINES, gl.SliceLayout(1, SCORES))
@@ -189,8 +189,8 @@ def _computing_group(
             if WINDOW > 0 or part > 0:
                 done, top, mass, acc = _fold_tiles(
                     query, key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, turns, done,
-                    edges[part], edges[part + 1], last, position, scale, top, mass, acc, GROUP_OF, TURNS, DIM, WINDOW,
-                    KEYS, PIECE, STAGES, part != 1, SCORES, SUMS,
+                    edges[part], edges[part + 1], last, position, scale, top, mass, acc, GROUP_OF, part != 1, SCORES,
+                    SUMS, SIZES,
                 )  # fmt: skip
         divisor = gl.convert_layout(gl.where(mass == 0.0, 1.0, mass), gl.SliceLayout(1, SUMS))
         query.store((acc / divisor[:, None]).to(out.dtype.element_ty))
@@ -200,18 +200,17 @@ def _computing_group(
 @gluon.jit(do_not_specialize=["table_stride", "nowhere"])
 def groups_kernel(
     q, keys, values, block_tables, seq_lens, query_start_loc, items, total, out, scale,
-    table_stride, nowhere, Q_HEADS: gl.constexpr, KV_HEADS: gl.constexpr, DIM: gl.constexpr, BLOCK_SIZE: gl.constexpr,
-    WINDOW: gl.constexpr, TOKENS: gl.constexpr, KEYS: gl.constexpr, PIECE: gl.constexpr, STAGES: gl.constexpr,
-    COPIERS: gl.constexpr, TURNS: gl.constexpr,
+    table_stride, nowhere, SIZES: gl.constexpr, COPIERS: gl.constexpr,
 ):  # fmt: skip
     """Process items of one KV head in order. A ring stage is ready when its bytes have arrived, and free when both
     consumer groups have released it.
     """
     TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     MARK: gl.constexpr = mbarrier.MBarrierLayout()
-    queries = gl.allocate_shared_memory(q.dtype.element_ty, [2, _LINES, DIM], TILE)
-    key_ring = gl.allocate_shared_memory(q.dtype.element_ty, [STAGES, KEYS, DIM], TILE)
-    value_ring = gl.allocate_shared_memory(q.dtype.element_ty, [STAGES, KEYS, DIM], TILE)
+    STAGES: gl.constexpr = SIZES.STAGES
+    queries = gl.allocate_shared_memory(q.dtype.element_ty, [2, _LINES, SIZES.DIM], TILE)
+    key_ring = gl.allocate_shared_memory(q.dtype.element_ty, [STAGES, SIZES.KEYS, SIZES.DIM], TILE)
+    value_ring = gl.allocate_shared_memory(q.dtype.element_ty, [STAGES, SIZES.KEYS, SIZES.DIM], TILE)
     keys_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], MARK)
     values_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], MARK)
     keys_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], MARK)
@@ -231,24 +230,21 @@ def groups_kernel(
                 _computing_group,
                 (
                     q, queries.index(0), key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, turns,
-                    seq_lens, query_start_loc, items, total, out, scale, 0, TURNS,
-                    Q_HEADS, KV_HEADS, DIM, WINDOW, TOKENS, KEYS, PIECE, STAGES,
+                    seq_lens, query_start_loc, items, total, out, scale, 0, SIZES,
                 ),
             ),
             (
                 _computing_group,
                 (
                     q, queries.index(1), key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, turns,
-                    seq_lens, query_start_loc, items, total, out, scale, 1, TURNS,
-                    Q_HEADS, KV_HEADS, DIM, WINDOW, TOKENS, KEYS, PIECE, STAGES,
+                    seq_lens, query_start_loc, items, total, out, scale, 1, SIZES,
                 ),
             ),
             (
                 copying_group,
                 (
                     keys, values, key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, block_tables,
-                    table_stride, nowhere, seq_lens, query_start_loc, items, total, KV_HEADS, DIM, BLOCK_SIZE, WINDOW,
-                    TOKENS, KEYS, PIECE, STAGES,
+                    table_stride, nowhere, seq_lens, query_start_loc, items, total, SIZES,
                 ),
             ),
         ],
@@ -279,6 +275,10 @@ def attend_in_groups(
     assert plan.lines == 2 * LINES and plan.stages > 1 and head_dim in HEAD_DIMS
     blocks, block_size, kv_heads, _ = keys.shape
     piece = piece_of(plan.keys, block_size)
+    sizes = Sizes(
+        q_heads, kv_heads, head_dim, block_size, window, plan.tokens(q_heads // kv_heads), plan.keys, piece,
+        plan.stages, plan.turns > 0,
+    )  # fmt: skip
     groups_kernel[grid](
         q,
         lines_of(keys, piece),
@@ -292,16 +292,7 @@ def attend_in_groups(
         scale,
         batch.block_tables.stride(0),
         blocks,
-        Q_HEADS=q_heads,
-        KV_HEADS=kv_heads,
-        DIM=head_dim,
-        BLOCK_SIZE=block_size,
-        WINDOW=window,
-        TOKENS=plan.tokens(q_heads // kv_heads),
-        KEYS=plan.keys,
-        PIECE=piece,
-        STAGES=plan.stages,
+        SIZES=sizes,
         COPIERS=plan.copiers,
-        TURNS=plan.turns > 0,
         num_warps=4,
     )

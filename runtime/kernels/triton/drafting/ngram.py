@@ -9,19 +9,15 @@ from __future__ import annotations
 
 from typing import Final
 
-import torch
 import triton
 import triton.language as tl
 
 from runahead.runtime.drafters import ngram
 from runahead.runtime.drafters.ngram import NO_DRAFT
-from runahead.runtime.kernels.row_state import RowState
 from runahead.runtime.kernels.triton.drafting.forced import forced_tokens
-from runahead.runtime.kernels.triton.row_state.drafts import DraftState
-from runahead.runtime.kernels.triton.row_state.grammar_masks import MaskState
 from runahead.runtime.kernels.triton.row_state.record import int_of, long_of, offset_of
 
-_TILE: Final = 2048  # positions of a tile
+LOOKUP_TILE: Final = 2048  # positions of a tile
 _MAX_POSITION = offset_of("max_position")
 _MASK_EPOCH = offset_of("mask_epoch")
 _LONGEST = tl.constexpr(ngram.LONGEST)
@@ -54,74 +50,43 @@ def _prompt_lookup(own, length, room, n, CONTEXT: tl.constexpr, TILE: tl.constex
 
 
 @triton.jit(do_not_specialize=["count"])
-def _propose_kernel(
-    row_slots, state, drafts, masks, count, CONTEXT: tl.constexpr, MOST: tl.constexpr, MOST_PAD: tl.constexpr,
-    KEPT: tl.constexpr, WORDS: tl.constexpr, WORDS_PAD: tl.constexpr, ACQUIRE: tl.constexpr, TILE: tl.constexpr,
+def propose_kernel(
+    row_slots, state, drafts, masks, count, SIZES: tl.constexpr, WORDS: tl.constexpr, WORDS_PAD: tl.constexpr,
+    ACQUIRE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Propose one row's drafts. CONTEXT: 0: no prompt lookup. masks: rows may be held and have grammars, whose
     forced tokens take precedence; slots from KEPT on get none.
     """
+    DRAFTS_PAD: tl.constexpr = SIZES.DRAFTS_PAD
     slot = tl.load(row_slots + tl.program_id(0)).to(tl.int64)
     length = tl.where(tl.load(state.alive + slot) != 0, tl.load(state.seq_len + slot), 0)
     # A token at the row's last position ends it, and no block is allocated for a later one.
     room = tl.minimum(int_of(state.parameters, slot, _MAX_POSITION) - length, count)
     if masks is not None:
-        room = tl.where(slot < KEPT, room, 0)
+        room = tl.where(slot < SIZES.KEPT, room, 0)
         most = room  # of forced tokens
         is_held = tl.load(masks.held + slot) != 0  # it keeps the drafts of an earlier F
         epoch = long_of(state.parameters, slot, _MASK_EPOCH)
         left = tl.full([], 0, tl.int32)
-        said = tl.zeros([MOST_PAD], tl.int32)
+        said = tl.zeros([DRAFTS_PAD], tl.int32)
         if (length > 0) & (epoch != 0) & (is_held == 0):
             left, said = forced_tokens(
                 masks.forced + slot * WORDS, masks.weights, epoch, length, tl.load(state.last_token + slot), WORDS,
-                WORDS_PAD, MOST_PAD, ACQUIRE,
+                WORDS_PAD, DRAFTS_PAD, ACQUIRE,
             )  # fmt: skip
         room = tl.where((left > 0) | is_held, 0, tl.minimum(room, tl.load(drafts.guesses)))
-    n = tl.arange(0, MOST_PAD)
+    n = tl.arange(0, DRAFTS_PAD)
     there = n < 0
-    token = tl.full([MOST_PAD], _NO_DRAFT, tl.int32)
-    if CONTEXT > 0:
-        there, token = _prompt_lookup(drafts.history + slot * CONTEXT, length, room, n, CONTEXT, TILE)
+    token = tl.full([DRAFTS_PAD], _NO_DRAFT, tl.int32)
+    if SIZES.CONTEXT > 0:
+        there, token = _prompt_lookup(drafts.history + slot * SIZES.CONTEXT, length, room, n, SIZES.CONTEXT, TILE)
     if masks is not None:
         is_forced = (left > 0) & (n < tl.minimum(left, most))
         there = there | is_forced
         token = tl.where(is_forced, said, token)
-        tl.store(drafts.proposed + slot * MOST + n, token, mask=(n < MOST) & (is_held == 0))
+        tl.store(drafts.proposed + slot * SIZES.DRAFTS + n, token, mask=(n < SIZES.DRAFTS) & (is_held == 0))
         tl.store(drafts.drafted + slot, tl.sum(there.to(tl.int32), 0), mask=is_held == 0)
         tl.store(drafts.forced + slot, (left > 0).to(tl.int8), mask=is_held == 0)
     else:
-        tl.store(drafts.proposed + slot * MOST + n, token, mask=n < MOST)
+        tl.store(drafts.proposed + slot * SIZES.DRAFTS + n, token, mask=n < SIZES.DRAFTS)
         tl.store(drafts.drafted + slot, tl.sum(there.to(tl.int32), 0))
-
-
-def propose_drafts(
-    num_rows: int, count: int, row_slots: torch.Tensor, state: RowState, drafts: DraftState,
-    masks: MaskState | None = None,
-) -> None:  # fmt: skip
-    """Propose up to `count` tokens for each of the first `num_rows` entries of the row list, all of which decode.
-
-    row_slots: int32 [R]. Ended rows and entries past the list get no drafts. Nothing is proposed at or beyond a row's
-    end. Without a token history only forced tokens are proposed. masks: of rows with a grammar: its forced tokens if
-    any, else at most the plan's allowed guesses; a held row keeps its drafts, and a row whose run would not be kept
-    gets none.
-    """
-    context, most = drafts.history.shape[1], drafts.most
-    assert 0 < count <= most
-    words = 1 if masks is None else masks.forced.shape[1]
-    _propose_kernel[(num_rows,)](
-        row_slots,
-        state.columns,
-        drafts,
-        masks,
-        count,
-        CONTEXT=context,
-        MOST=most,
-        MOST_PAD=triton.next_power_of_2(most),
-        KEPT=drafts.kept_slots,
-        WORDS=words,
-        WORDS_PAD=triton.next_power_of_2(words),
-        ACQUIRE=masks is not None and masks.held.device.type != "cpu",
-        TILE=min(_TILE, triton.next_power_of_2(max(context, 1))),
-        num_warps=8 if context else 1,
-    )

@@ -14,7 +14,7 @@ The groups divide a tile's rows or, where all tiles run at a time, its segments.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 from triton.experimental import gluon
@@ -30,7 +30,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from runahead.runtime.kernels.activations import is_gelu
 from runahead.runtime.kernels.layers import Activation, Linear, Norm
 from runahead.runtime.kernels.triton.gemm.copies_hopper import STEP, copying_warp, tile_at
-from runahead.runtime.kernels.triton.gemm.end_hopper import ROWS, end_tile
+from runahead.runtime.kernels.triton.gemm.end_hopper import ROWS, Sizes, end_tile
 from runahead.runtime.kernels.triton.gemm.epilogue import ADD, GATED
 from runahead.runtime.kernels.triton.gemm.small_batch_gemm import Residual
 from runahead.runtime.kernels.triton.gemm.tuning import chain_of, one_sum_tile, segments
@@ -54,10 +54,12 @@ def _no_sums(ring):
 
 
 @gluon.jit
-def _one_sum(ring, done, GROUP_OF: gl.constexpr, STEPS: gl.constexpr, STAGES: gl.constexpr):
+def _one_sum(ring, done, GROUP_OF: gl.constexpr, SIZES: gl.constexpr):
     """Return a group's sums of a tile, a tensor for each piece. done: steps before, which give a ring's stage and
     phase."""
     row_ring, rings, ready, free = ring
+    STAGES: gl.constexpr = SIZES.STAGES
+    STEPS: gl.constexpr = SIZES.DEPTH // _STEP
     accs = ()
     for piece in gl.static_range(len(rings)):
         accs = accs + (_no_sums(rings[piece]),)  # noqa: RUF005
@@ -78,22 +80,21 @@ def _one_sum(ring, done, GROUP_OF: gl.constexpr, STEPS: gl.constexpr, STAGES: gl
 
 
 @gluon.jit
-def _segment(
-    ring, order, done, GROUP_OF: gl.constexpr, CHAINS: gl.constexpr, CHAIN: gl.constexpr, SPLIT: gl.constexpr,
-    STAGES: gl.constexpr,
-):  # fmt: skip
+def _segment(ring, order, done, GROUP_OF: gl.constexpr, SIZES: gl.constexpr):
     """Return the sums of the group's next segment. PACED: the groups issue their chains alternately."""
     row_ring, rings, ready, free = ring
-    PACED: gl.constexpr = rings[0].shape[1] > 64 and not SPLIT  # measured
+    STAGES: gl.constexpr = SIZES.STAGES
+    CHAIN: gl.constexpr = SIZES.CHAIN
+    PACED: gl.constexpr = rings[0].shape[1] > 64 and not SIZES.SPLIT  # measured
     sums = _no_sums(rings[0])
-    for _ in range(CHAINS):
+    for _ in range(SIZES.DEPTH // (SIZES.SEGMENTS * CHAIN * _STEP)):
         if PACED:  # the first group does not wait for its first chain
             mbarrier.wait(order.index(GROUP_OF), done // CHAIN & 1 ^ (1 - GROUP_OF))
         chain = _no_sums(rings[0])
         for step in gl.static_range(CHAIN):
             stage, phase = (done + step) % STAGES, (done + step) // STAGES & 1
             mbarrier.wait(ready.index(stage), phase)
-            weights = rings[0].index(stage * 2 + GROUP_OF if SPLIT else stage).permute((1, 0))
+            weights = rings[0].index(stage * 2 + GROUP_OF if SIZES.SPLIT else stage).permute((1, 0))
             chain = warpgroup_mma(row_ring.index(stage * 2 + GROUP_OF), weights, chain, use_acc=step > 0, is_async=True)
         if PACED:
             mbarrier.arrive(order.index(1 - GROUP_OF), count=1)
@@ -107,64 +108,59 @@ def _segment(
 
 @gluon.jit
 def _computing_group(
-    ring, order, totals, end, row_tiles, GROUP_OF: gl.constexpr, TILES: gl.constexpr, DEPTH: gl.constexpr,
-    SEGMENTS: gl.constexpr, CHAIN: gl.constexpr, OUTPUTS: gl.constexpr, WIDTH: gl.constexpr, SPLIT: gl.constexpr,
-    STAGES: gl.constexpr, SCALED: gl.constexpr, EPILOGUE: gl.constexpr, HAS_BIAS: gl.constexpr, GELU: gl.constexpr,
-    DEPENDENT: gl.constexpr,
-):  # fmt: skip
+    ring, order, totals, end, row_tiles, GROUP_OF: gl.constexpr, SIZES: gl.constexpr, DEPENDENT: gl.constexpr
+):
     """Compute half of the rows of the tiles in order or, if SPLIT, half of their segments. GROUP_OF: 0 or 1, the
-    group's index. CHAIN: steps of a chain."""
+    group's index."""
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ring[1][0].shape[1], 16])
-    CHAINS: gl.constexpr = DEPTH // (SEGMENTS * CHAIN * _STEP)
-    STEPS: gl.constexpr = DEPTH // _STEP // (2 if SPLIT else 1)
+    SEGMENTS: gl.constexpr = SIZES.SEGMENTS
+    STEPS: gl.constexpr = SIZES.DEPTH // _STEP // (2 if SIZES.SPLIT else 1)
     wait_for_predecessors(DEPENDENT)
     done = 0
-    for tile in range(gl.program_id(0), row_tiles * TILES, gl.num_programs(0)):
-        rows, outputs = tile_at(tile, row_tiles, TILES)
-        if SPLIT:
+    for tile in range(gl.program_id(0), row_tiles * SIZES.TILES, gl.num_programs(0)):
+        rows, outputs = tile_at(tile, row_tiles, SIZES)
+        if SIZES.SPLIT:
             # Every second segment is added to those before, which the other group has left in `totals`; the second
             # group has the tile's sums.
             earlier = done // STEPS * (SEGMENTS // 2)
             total = _no_sums(totals)
             steps = done
             for segment in range(SEGMENTS // 2):
-                one, steps = _segment(ring, order, steps, GROUP_OF, CHAINS, CHAIN, True, STAGES)
+                one, steps = _segment(ring, order, steps, GROUP_OF, SIZES)
                 mbarrier.wait(order.index(GROUP_OF), (earlier + segment) & 1 ^ (1 - GROUP_OF))
                 total = totals.load(SUMS) + one
                 is_last = GROUP_OF == 1 and segment == SEGMENTS // 2 - 1
                 totals.store(gl.where(is_last, 0.0, total))
                 mbarrier.arrive(order.index(1 - GROUP_OF), count=1)
             if GROUP_OF == 1:
-                end_tile((total,), outputs, rows * _ROWS, end, DEPTH, OUTPUTS, WIDTH, SCALED, EPILOGUE, HAS_BIAS, GELU)
+                end_tile((total,), outputs, rows * _ROWS, end, SIZES)
         else:
             if SEGMENTS == 1:
-                accs = _one_sum(ring, done, GROUP_OF, STEPS, STAGES)
+                accs = _one_sum(ring, done, GROUP_OF, SIZES)
             else:
                 total = _no_sums(ring[1][0])
                 steps = done
                 for _ in range(SEGMENTS):
-                    one, steps = _segment(ring, order, steps, GROUP_OF, CHAINS, CHAIN, False, STAGES)
+                    one, steps = _segment(ring, order, steps, GROUP_OF, SIZES)
                     total += one
                 accs = (total,)
             row = (rows * 2 + GROUP_OF) * _ROWS
-            end_tile(accs, outputs, row, end, DEPTH, OUTPUTS, WIDTH, SCALED, EPILOGUE, HAS_BIAS, GELU)
+            end_tile(accs, outputs, row, end, SIZES)
         done += STEPS
 
 
 @gluon.jit(do_not_specialize=["squares_tiles", "stride", "num_rows"])
 def chains_kernel(
     x, weight, bias, squares_in, out, gamma, scaled, squares_out, eps, squares_tiles, stride, num_rows,
-    TILES: gl.constexpr, DEPTH: gl.constexpr, SEGMENTS: gl.constexpr, CHAIN: gl.constexpr, OUTPUTS: gl.constexpr,
-    PIECES: gl.constexpr, WIDTH: gl.constexpr, HALVES: gl.constexpr, BOX: gl.constexpr, SPLIT: gl.constexpr,
-    STAGES: gl.constexpr, SCALED: gl.constexpr, EPILOGUE: gl.constexpr, HAS_BIAS: gl.constexpr, GELU: gl.constexpr,
-    DEPENDENT: gl.constexpr,
+    SIZES: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
-    """Compute tiles of 128 rows, 64 if SPLIT, and WIDTH outputs. PIECES: weights that a matrix instruction takes, of
-    which a tile of one sum may need several; if GATED, gates and then as many factors. SPLIT: the groups divide the
-    segments. A ring stage is ready when its bytes have arrived, and free when both consumer groups have released it.
+    """Compute tiles of 128 rows, 64 if SPLIT, and WIDTH outputs. A tile of one sum may need several PIECES. A ring
+    stage is ready when its bytes have arrived, and free when both consumer groups have released it.
     """
     let_dependents_start(DEPENDENT)
-    COPIES: gl.constexpr = 2 if SPLIT else 1
+    STAGES: gl.constexpr = SIZES.STAGES
+    PIECES: gl.constexpr = SIZES.PIECES
+    COPIES: gl.constexpr = 2 if SIZES.SPLIT else 1
     HEIGHT: gl.constexpr = 2 * _ROWS // COPIES
     MARK: gl.constexpr = mbarrier.MBarrierLayout()
     row_ring = gl.allocate_shared_memory(x.dtype, [STAGES * 2, _ROWS, _STEP], x.layout)
@@ -181,7 +177,7 @@ def chains_kernel(
         mbarrier.init(ready.index(stage), count=1)
         mbarrier.init(free.index(stage), count=2)
     totals = order
-    if SPLIT:
+    if SIZES.SPLIT:
         totals = gl.allocate_shared_memory(gl.float32, [_ROWS, PIECES[0]], gl.NVMMASharedLayout(128, 32, 2))
         totals.store(_no_sums(rings[0]))
     fence_async_shared()
@@ -190,27 +186,9 @@ def chains_kernel(
     ring = (row_ring, rings, ready, free)
     gl.warp_specialize(
         [
-            (
-                _computing_group,
-                (
-                    ring, order, totals, end, row_tiles, 0, TILES, DEPTH, SEGMENTS, CHAIN, OUTPUTS, WIDTH, SPLIT,
-                    STAGES, SCALED, EPILOGUE, HAS_BIAS, GELU, DEPENDENT,
-                ),
-            ),
-            (
-                _computing_group,
-                (
-                    ring, order, totals, end, row_tiles, 1, TILES, DEPTH, SEGMENTS, CHAIN, OUTPUTS, WIDTH, SPLIT,
-                    STAGES, SCALED, EPILOGUE, HAS_BIAS, GELU, DEPENDENT,
-                ),
-            ),
-            (
-                copying_warp,
-                (
-                    x, weight, ring, row_tiles, TILES, DEPTH, SEGMENTS, OUTPUTS, WIDTH, HALVES, BOX, SPLIT, STAGES,
-                    DEPENDENT,
-                ),
-            ),
+            (_computing_group, (ring, order, totals, end, row_tiles, 0, SIZES, DEPENDENT)),
+            (_computing_group, (ring, order, totals, end, row_tiles, 1, SIZES, DEPENDENT)),
+            (copying_warp, (x, weight, ring, row_tiles, SIZES, DEPENDENT)),
         ],
         [4, 1],
         [_REGISTERS, _PRODUCER_REGISTERS],
@@ -249,7 +227,6 @@ def many_rows_product(
     if epilogue == ADD:
         assert norm is not None and residual is not None and tiles <= residual.squares.shape[0]
         gamma, scaled, left = norm.weight, residual.scaled, residual.squares
-    options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
     stage_bytes = 2 * STEP * (2 * ROWS + weights * (2 if split else 1))
     chains_kernel[(min(programs, ceil_div(rows, ROWS if split else 2 * ROWS) * tiles),)](
         TensorDescriptor(x, [rows, depth], [depth, 1], [ROWS, STEP], layout),
@@ -264,25 +241,27 @@ def many_rows_product(
         count,
         left.shape[1],
         rows,
-        TILES=tiles,
-        DEPTH=depth,
-        SEGMENTS=splits,
-        CHAIN=max(chain // STEP, 1),
-        OUTPUTS=outputs,
-        PIECES=pieces,
-        WIDTH=width,
-        HALVES=halves,
-        BOX=box,
-        SPLIT=split,
-        STAGES=min(_MOST_STAGES, _RING_BYTES // stage_bytes),
-        SCALED=squares is not None,
-        EPILOGUE=epilogue,
-        HAS_BIAS=linear.bias is not None,
-        GELU=is_gelu(activation),
+        SIZES=Sizes(
+            tiles,
+            depth,
+            SEGMENTS=splits,
+            CHAIN=max(chain // STEP, 1),
+            OUTPUTS=outputs,
+            PIECES=pieces,
+            WIDTH=width,
+            HALVES=halves,
+            BOX=box,
+            SPLIT=split,
+            STAGES=min(_MOST_STAGES, _RING_BYTES // stage_bytes),
+            SCALED=squares is not None,
+            EPILOGUE=epilogue,
+            HAS_BIAS=linear.bias is not None,
+            GELU=is_gelu(activation),
+        ),
         DEPENDENT=dependent,
+        launch_pdl=dependent,
         num_warps=4,
         enable_fp_fusion=False,
-        **options,
     )
     return tiles
 

@@ -7,7 +7,7 @@ holds the sums of 64 rows.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -25,43 +25,62 @@ _TILED = gl.constexpr(gl.BlockedLayout([_SQUARES, 1], [1, 32], [1, 4], [1, 0])) 
 _OF_ROWS = gl.constexpr(gl.SliceLayout(0, gl.BlockedLayout([_SQUARES, 1], [1, 32], [1, 4], [1, 0])))
 
 
+class Sizes(NamedTuple):
+    """Constants of a product of many rows."""
+
+    TILES: int  # of outputs
+    DEPTH: int
+    SEGMENTS: int
+    CHAIN: int  # steps of a chain
+    OUTPUTS: int
+    PIECES: tuple[int, ...]  # weights that a matrix instruction takes; if GATED, gates and then as many factors
+    WIDTH: int  # outputs of a tile
+    HALVES: int
+    BOX: int  # rows of the weights that are copied at a time
+    SPLIT: bool  # the groups divide the segments
+    STAGES: int
+    SCALED: bool  # a norm is before the product
+    EPILOGUE: int
+    HAS_BIAS: bool
+    GELU: bool
+
+
 @gluon.jit
 def _end_part(
-    value, up, output, row, scale, bias, out, gamma, scaled, num_rows, OUTPUTS: gl.constexpr, EPILOGUE: gl.constexpr,
-    SCALED: gl.constexpr, HAS_BIAS: gl.constexpr, GELU: gl.constexpr, COLUMNS: gl.constexpr,
-):  # fmt: skip
+    value, up, output, row, scale, bias, out, gamma, scaled, num_rows, SIZES: gl.constexpr, COLUMNS: gl.constexpr
+):
     """Apply the epilogue to rounded sums, [ROWS, COLUMNS]; up: their factors, if GATED. Returns the sums of squares,
     [ROWS]."""
     FLAT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // COLUMNS, COLUMNS // 8], [4, 1], [1, 0])
     value = gl.convert_layout(value, FLAT).to(gl.float32)
-    if EPILOGUE == _GATED:
+    if SIZES.EPILOGUE == _GATED:
         up = gl.convert_layout(up, FLAT).to(gl.float32)
     output = output + gl.arange(0, COLUMNS, gl.SliceLayout(0, FLAT))
     row = row + gl.arange(0, _ROWS, gl.SliceLayout(1, FLAT))
-    inside = output < OUTPUTS
+    inside = output < SIZES.OUTPUTS
     ok = (row < num_rows)[:, None] & inside[None, :]
-    at = row.to(gl.int64)[:, None] * OUTPUTS + output[None, :]
-    if EPILOGUE == _ADD:
+    at = row.to(gl.int64)[:, None] * SIZES.OUTPUTS + output[None, :]
+    if SIZES.EPILOGUE == _ADD:
         old = gl.load(out + at, mask=ok, other=0.0)
-    if SCALED:
+    if SIZES.SCALED:
         by = gl.convert_layout(scale, gl.SliceLayout(1, FLAT))[:, None]
         value *= by
-        if EPILOGUE == _GATED:
+        if SIZES.EPILOGUE == _GATED:
             up *= by
-    if HAS_BIAS:
+    if SIZES.HAS_BIAS:
         value += gl.load(bias + output, mask=inside, other=0.0).to(gl.float32)[None, :]
-        if EPILOGUE == _GATED:
-            up += gl.load(bias + OUTPUTS + output, mask=inside, other=0.0).to(gl.float32)[None, :]
-    if EPILOGUE == _GATED:
-        value = gated(value, up, GELU)
-    if EPILOGUE == _SQUARED:
+        if SIZES.EPILOGUE == _GATED:
+            up += gl.load(bias + SIZES.OUTPUTS + output, mask=inside, other=0.0).to(gl.float32)[None, :]
+    if SIZES.EPILOGUE == _GATED:
+        value = gated(value, up, SIZES.GELU)
+    if SIZES.EPILOGUE == _SQUARED:
         value = squared_relu(value)
-    if EPILOGUE == _ADD:
+    if SIZES.EPILOGUE == _ADD:
         value += old.to(gl.float32)
     rounded = value.to(out.dtype.element_ty)
     gl.store(out + at, rounded, mask=ok)
     squares = gl.zeros([_ROWS], gl.float64, _OF_ROWS)
-    if EPILOGUE == _ADD:
+    if SIZES.EPILOGUE == _ADD:
         following = gl.load(gamma + output, mask=inside, other=0.0).to(gl.float32)
         left = (rounded.to(gl.float32) * following[None, :]).to(scaled.dtype.element_ty)
         gl.store(scaled + at, left, mask=ok)
@@ -70,43 +89,31 @@ def _end_part(
 
 
 @gluon.jit
-def _end_piece(
-    sums, output, row, scale, bias, out, gamma, scaled, num_rows, OUTPUTS: gl.constexpr, EPILOGUE: gl.constexpr,
-    SCALED: gl.constexpr, HAS_BIAS: gl.constexpr, GELU: gl.constexpr,
-):  # fmt: skip
+def _end_piece(sums, output, row, scale, bias, out, gamma, scaled, num_rows, SIZES: gl.constexpr):
     """Apply the epilogue to the sums of one matrix instruction. Returns the next output, and the sums of squares."""
-    HALVED: gl.constexpr = sums.shape[1] > 64 or EPILOGUE == _GATED
+    HALVED: gl.constexpr = sums.shape[1] > 64 or SIZES.EPILOGUE == _GATED
     COLUMNS: gl.constexpr = sums.shape[1] // 2 if HALVED else sums.shape[1]
     value = sums.to(out.dtype.element_ty)
     other = value
     if HALVED:  # every thread has both in its own registers
         value, other = gl.split(gl.permute(gl.reshape(value, [_ROWS, 2, COLUMNS]), (0, 2, 1)))
-    squares = _end_part(
-        value, other, output, row, scale, bias, out, gamma, scaled, num_rows, OUTPUTS, EPILOGUE, SCALED, HAS_BIAS,
-        GELU, COLUMNS,
-    )  # fmt: skip
+    squares = _end_part(value, other, output, row, scale, bias, out, gamma, scaled, num_rows, SIZES, COLUMNS)
     output += COLUMNS
-    if HALVED and EPILOGUE != _GATED:
-        squares += _end_part(
-            other, other, output, row, scale, bias, out, gamma, scaled, num_rows, OUTPUTS, EPILOGUE, SCALED, HAS_BIAS,
-            GELU, COLUMNS,
-        )  # fmt: skip
+    if HALVED and SIZES.EPILOGUE != _GATED:
+        squares += _end_part(other, other, output, row, scale, bias, out, gamma, scaled, num_rows, SIZES, COLUMNS)
         output += COLUMNS
     return output, squares
 
 
 @gluon.jit
-def end_tile(
-    accs, tile, row, end, DEPTH: gl.constexpr, OUTPUTS: gl.constexpr, WIDTH: gl.constexpr, SCALED: gl.constexpr,
-    EPILOGUE: gl.constexpr, HAS_BIAS: gl.constexpr, GELU: gl.constexpr,
-):  # fmt: skip
+def end_tile(accs, tile, row, end, SIZES: gl.constexpr):
     """Apply the epilogue to a group's sums of a tile and store it. accs: a tensor for each matrix instruction, [ROWS,
     n], of which each has gates and then as many factors if GATED. tile: of WIDTH outputs. row: the group's first one.
     The sums are rounded first, as the vendor's library leaves them."""
     bias, squares_in, out, gamma, scaled, squares_out, eps, squares_tiles, stride, num_rows = end
-    output = tile * WIDTH
+    output = tile * SIZES.WIDTH
     scale = gl.zeros([_ROWS], gl.float32, _OF_ROWS)
-    if SCALED:
+    if SIZES.SCALED:
         found = gl.zeros([_ROWS], gl.float64, _OF_ROWS)
         column = row + gl.arange(0, _ROWS, _OF_ROWS)
         for first in range(0, squares_tiles, _SQUARES_STEP):
@@ -114,14 +121,11 @@ def end_tile(
             made = (some < squares_tiles)[:, None] & (column < num_rows)[None, :]
             at = squares_in + some[:, None] * stride + column[None, :]
             found += gl.sum(gl.load(at, mask=made, other=0.0), 0)
-        scale = gl.rsqrt(found.to(gl.float32) / DEPTH + eps)
+        scale = gl.rsqrt(found.to(gl.float32) / SIZES.DEPTH + eps)
     total = gl.zeros([_ROWS], gl.float64, _OF_ROWS)
     for piece in gl.static_range(len(accs)):
-        output, squares = _end_piece(
-            accs[piece], output, row, scale, bias, out, gamma, scaled, num_rows, OUTPUTS, EPILOGUE, SCALED, HAS_BIAS,
-            GELU,
-        )  # fmt: skip
+        output, squares = _end_piece(accs[piece], output, row, scale, bias, out, gamma, scaled, num_rows, SIZES)
         total += squares
-    if EPILOGUE == _ADD:
+    if SIZES.EPILOGUE == _ADD:
         column = row + gl.arange(0, _ROWS, _OF_ROWS)
         gl.store(squares_out + tile * stride + column, total, mask=column < num_rows)

@@ -24,6 +24,21 @@ EPILOGUES: Final = ("store", "add", "gated", "squared")  # their names
 _ADD, _GATED, _SQUARED = tl.constexpr(ADD), tl.constexpr(GATED), tl.constexpr(SQUARED)
 
 
+class Sizes(NamedTuple):
+    """Constants of a product's tile and its end."""
+
+    OUTPUTS: int  # of the product, half of the weights' rows if GATED
+    DEPTH: int
+    ROWS: int  # outputs of a tile
+    COLUMNS: int  # rows of the batch of a tile
+    SQUARES: int  # tiles of the sums of squares before; 0: no norm is before the product
+    STRIDE: int  # between two tiles of sums of squares
+    STEP: int  # tiles of them that are loaded at a time
+    EPILOGUE: int
+    GELU: bool
+    LONE: bool  # there is one row
+
+
 class End(NamedTuple):
     """The tensors of a product's end. None: there is no such thing."""
 
@@ -37,103 +52,95 @@ class End(NamedTuple):
 
 
 @triton.jit
-def _squares_from(
-    squares, first, column, num_rows, SQUARES: tl.constexpr, STRIDE: tl.constexpr, STEP: tl.constexpr,
-    LONE: tl.constexpr,
-):  # fmt: skip
+def _squares_from(squares, first, column, num_rows, SIZES: tl.constexpr):
     """Sums of squares of STEP tiles of the residual, from `first` on: float64 [STEP, COLUMNS], or [STEP, 1] of a lone
     row."""
-    s = first + tl.arange(0, STEP)
-    of = tl.arange(0, 1) if LONE else column
-    made = (s < SQUARES)[:, None] & (of < num_rows)[None, :]
-    return tl.load(squares + s[:, None] * STRIDE + of[None, :], mask=made, other=0.0)
+    s = first + tl.arange(0, SIZES.STEP)
+    of = tl.arange(0, 1) if SIZES.LONE else column
+    made = (s < SIZES.SQUARES)[:, None] & (of < num_rows)[None, :]
+    return tl.load(squares + s[:, None] * SIZES.STRIDE + of[None, :], mask=made, other=0.0)
 
 
 @triton.jit
-def end_weights(tile, end, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, EPILOGUE: tl.constexpr):
+def end_weights(tile, end, SIZES: tl.constexpr):
     """What the end of a tile needs of the model's weights, and a program asks for before it waits: the bias of its
     outputs, of their second half where there are two, and the weight of the norm that follows, [ROWS] each."""
-    output = tile * ROWS + tl.arange(0, ROWS)
-    ok = output < OUTPUTS
+    output = tile * SIZES.ROWS + tl.arange(0, SIZES.ROWS)
+    ok = output < SIZES.OUTPUTS
     first = 0.0
     second = 0.0
     following = 0.0
     if end.bias is not None:
         first = tl.load(end.bias + output, mask=ok, other=0.0)
-        if EPILOGUE == _GATED:
-            second = tl.load(end.bias + OUTPUTS + output, mask=ok, other=0.0)
-    if EPILOGUE == _ADD:
+        if SIZES.EPILOGUE == _GATED:
+            second = tl.load(end.bias + SIZES.OUTPUTS + output, mask=ok, other=0.0)
+    if SIZES.EPILOGUE == _ADD:
         following = tl.load(end.gamma + output, mask=ok, other=0.0)
     return first, second, following
 
 
 @triton.jit
-def end_rows(
-    tile, column, out, end, num_rows, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, SQUARES: tl.constexpr,
-    STRIDE: tl.constexpr, STEP: tl.constexpr, EPILOGUE: tl.constexpr, LONE: tl.constexpr,
-):  # fmt: skip
+def end_rows(tile, column, out, end, num_rows, SIZES: tl.constexpr):
     """What the end of a tile needs of the rows of the batch, and a program asks for as soon as they are there, so that
     it is not waited for at the end: the first sums of squares, as `_squares_from` has them, and what is added to,
-    [ROWS, COLUMNS]. LONE: there is one row."""
+    [ROWS, COLUMNS]."""
     squares = 0.0
     old = 0.0
-    if SQUARES > 0:
-        squares = _squares_from(end.squares_in, 0, column, num_rows, SQUARES, STRIDE, STEP, LONE)
-    if EPILOGUE == _ADD:
-        output = tile * ROWS + tl.arange(0, ROWS)
-        ok = (output < OUTPUTS)[:, None] & (column < num_rows)[None, :]
-        old = tl.load(out + column.to(tl.int64)[None, :] * OUTPUTS + output[:, None], mask=ok, other=0.0)
+    if SIZES.SQUARES > 0:
+        squares = _squares_from(end.squares_in, 0, column, num_rows, SIZES)
+    if SIZES.EPILOGUE == _ADD:
+        output = tile * SIZES.ROWS + tl.arange(0, SIZES.ROWS)
+        ok = (output < SIZES.OUTPUTS)[:, None] & (column < num_rows)[None, :]
+        old = tl.load(out + column.to(tl.int64)[None, :] * SIZES.OUTPUTS + output[:, None], mask=ok, other=0.0)
     return squares, old
 
 
 @triton.jit
-def product_end(
-    acc, tile, column, weights, rows, out, end, num_rows, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
-    COLUMNS: tl.constexpr, ROWS: tl.constexpr, SQUARES: tl.constexpr, STRIDE: tl.constexpr, STEP: tl.constexpr,
-    EPILOGUE: tl.constexpr, GELU: tl.constexpr, LONE: tl.constexpr,
-):  # fmt: skip
+def product_end(acc, tile, column, weights, rows, out, end, num_rows, SIZES: tl.constexpr):
     """Apply the epilogue to a tile of sums and store it. acc: [ROWS outputs, COLUMNS rows of the batch]; GATED: [2 *
     ROWS, COLUMNS], as `gated_row` has them. weights, rows: what `end_weights` and `end_rows` give. The sums are rounded
     to the dtype of `out` first, as the vendor's library leaves them."""
     acc = acc.to(out.dtype.element_ty).to(tl.float32)
     first, second, following = weights
     squares, old = rows
-    output = tile * ROWS + tl.arange(0, ROWS)
-    ok = (output < OUTPUTS)[:, None] & (column < num_rows)[None, :]
+    output = tile * SIZES.ROWS + tl.arange(0, SIZES.ROWS)
+    ok = (output < SIZES.OUTPUTS)[:, None] & (column < num_rows)[None, :]
     place = column
     if end.places is not None:
         place = tl.load(end.places + column, mask=column < num_rows, other=0)
-    at = place.to(tl.int64)[None, :] * OUTPUTS + output[:, None]
-    if SQUARES > 0:
+    at = place.to(tl.int64)[None, :] * SIZES.OUTPUTS + output[:, None]
+    if SIZES.SQUARES > 0:
+        STEP: tl.constexpr = SIZES.STEP
+        SQUARES: tl.constexpr = SIZES.SQUARES
         found = tl.sum(squares, 0)
         for later in tl.static_range(STEP, SQUARES, STEP):
-            found += tl.sum(_squares_from(end.squares_in, later, column, num_rows, SQUARES, STRIDE, STEP, LONE), 0)
-        acc *= tl.rsqrt(found.to(tl.float32) / DEPTH + end.eps)[None, :]
-    if EPILOGUE == _GATED:
-        pairs = tl.permute(tl.reshape(acc, [ROWS // 8, 2, 8, COLUMNS]), (0, 2, 3, 1))
+            found += tl.sum(_squares_from(end.squares_in, later, column, num_rows, SIZES), 0)
+        acc *= tl.rsqrt(found.to(tl.float32) / SIZES.DEPTH + end.eps)[None, :]
+    if SIZES.EPILOGUE == _GATED:
+        pairs = tl.permute(tl.reshape(acc, [SIZES.ROWS // 8, 2, 8, acc.shape[1]]), (0, 2, 3, 1))
         gate, up = tl.split(pairs)
-        gate = tl.reshape(gate, [ROWS, COLUMNS])
-        up = tl.reshape(up, [ROWS, COLUMNS])
+        gate = tl.reshape(gate, [SIZES.ROWS, acc.shape[1]])
+        up = tl.reshape(up, [SIZES.ROWS, acc.shape[1]])
         if end.bias is not None:
             gate += first.to(tl.float32)[:, None]
             up += second.to(tl.float32)[:, None]
-        acc = gated(gate, up, GELU)
+        acc = gated(gate, up, SIZES.GELU)
     elif end.bias is not None:
         acc += first.to(tl.float32)[:, None]
-    if EPILOGUE == _SQUARED:
+    if SIZES.EPILOGUE == _SQUARED:
         acc = squared_relu(acc)
-    if EPILOGUE == _ADD:
+    if SIZES.EPILOGUE == _ADD:
         acc += old.to(tl.float32)
     rounded = acc.to(out.dtype.element_ty)
-    if (LONE or end.bias is not None) and EPILOGUE == _ADD:
+    if (SIZES.LONE or end.bias is not None) and SIZES.EPILOGUE == _ADD:
         tl.debug_barrier()  # a small tile is loaded in two layouts: every warp has read what is written over
     tl.store(out + at, rounded, mask=ok)
-    if EPILOGUE == _ADD:
+    if SIZES.EPILOGUE == _ADD:
         value = rounded.to(tl.float32)
         following = value * following.to(tl.float32)[:, None]
         tl.store(end.scaled + at, following.to(end.scaled.dtype.element_ty), mask=ok)
         left = tl.sum(tl.where(ok, exact_square(rounded), 0.0), 0)
-        tl.store(end.squares_out + tile * STRIDE + column, left, mask=column < num_rows)
+        tl.store(end.squares_out + tile * SIZES.STRIDE + column, left, mask=column < num_rows)
 
 
 @triton.jit

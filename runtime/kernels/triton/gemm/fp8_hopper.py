@@ -15,7 +15,7 @@ explicit warps and layouts.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 import torch
 import triton
@@ -44,6 +44,21 @@ _COLUMNS, _LINES = gl.constexpr(FP8_COLUMNS), gl.constexpr(LINES)
 _COPIER_REGISTERS = gl.constexpr(COPIER_REGISTERS)
 
 
+class _Sizes(NamedTuple):
+    """Constants of a product with an FP8 matrix."""
+
+    ROW_SCALES: int  # of 128 columns
+    OUTPUTS: int
+    TILES: int  # of outputs
+    BLOCKS: int  # of the depth
+    ALONG: int  # scales of blocks along the depth
+    ROWS: int  # of the batch of a tile
+    STAGES: int
+    PIECES: int  # blocks of a stage
+    AT_ONCE: int  # stages whose products are in flight together, 1 or 2
+    HAS_BLOCKS: bool
+
+
 @gluon.jit
 def _copy(matrix, line, block, ready, ring, stage, PIECES: gl.constexpr):
     """Issue the copies of one stage of weights or rows: PIECES blocks of 128 columns."""
@@ -53,14 +68,14 @@ def _copy(matrix, line, block, ready, ring, stage, PIECES: gl.constexpr):
 
 
 @gluon.jit
-def _copying_group(
-    weights, rows, weight_ring, row_ring, ready, free, TILES: gl.constexpr, BLOCKS: gl.constexpr, BYTES: gl.constexpr,
-    STAGES: gl.constexpr, PIECES: gl.constexpr, DEPENDENT: gl.constexpr,
-):  # fmt: skip
-    """Copy the stages of every tile in the order of the computing group. BYTES: of a stage."""
-    PARTS: gl.constexpr = BLOCKS // PIECES
+def _copying_group(weights, rows, weight_ring, row_ring, ready, free, SIZES: gl.constexpr, DEPENDENT: gl.constexpr):
+    """Copy the stages of every tile in the order of the computing group."""
+    STAGES: gl.constexpr = SIZES.STAGES
+    PIECES: gl.constexpr = SIZES.PIECES
+    PARTS: gl.constexpr = SIZES.BLOCKS // PIECES
+    BYTES: gl.constexpr = PIECES * _COLUMNS * (_LINES + SIZES.ROWS)
     program, programs = gl.program_id(0), gl.num_programs(0)
-    parts = (TILES - program + programs - 1) // programs * PARTS
+    parts = (SIZES.TILES - program + programs - 1) // programs * PARTS
     first = gl.minimum(parts, STAGES)
     for i in range(0, first):
         line = (program + i // PARTS * programs) * _LINES
@@ -80,12 +95,14 @@ def _copying_group(
 
 @gluon.jit
 def _begun(
-    weight_ring, row_ring, ready, done, scales, of_blocks, block, nothing, LAYOUT: gl.constexpr,
-    ROW_SCALES: gl.constexpr, ROWS: gl.constexpr, STAGES: gl.constexpr, PIECES: gl.constexpr, HAS_BLOCKS: gl.constexpr,
-):  # fmt: skip
+    weight_ring, row_ring, ready, done, scales, of_blocks, block, nothing, LAYOUT: gl.constexpr, SIZES: gl.constexpr
+):
     """Begin the products of a stage's blocks, and load what they are multiplied by. done: stages before it. block: its
     first one of the depth."""
-    stage = done % STAGES
+    ROW_SCALES: gl.constexpr = SIZES.ROW_SCALES
+    ROWS: gl.constexpr = SIZES.ROWS
+    PIECES: gl.constexpr = SIZES.PIECES
+    stage = done % SIZES.STAGES
     by = ()
     for piece in gl.static_range(PIECES):
         row = gl.arange(0, ROWS, gl.SliceLayout(0, LAYOUT))
@@ -94,10 +111,10 @@ def _begun(
             found = gl.load(at, mask=row < ROW_SCALES, other=0.0)
         else:
             found = gl.load(at)
-        if HAS_BLOCKS:
+        if SIZES.HAS_BLOCKS:
             found = found * gl.load(of_blocks + block + piece)
         by = by + (gl.expand_dims(found, 0).broadcast_to([_LINES, ROWS]),)  # noqa: RUF005
-    mbarrier.wait(ready.index(stage), done // STAGES & 1)
+    mbarrier.wait(ready.index(stage), done // SIZES.STAGES & 1)
     products = ()
     for piece in gl.static_range(PIECES):
         weights, x = weight_ring.index(stage * PIECES + piece), row_ring.index(stage * PIECES + piece).permute((1, 0))
@@ -106,68 +123,62 @@ def _begun(
 
 
 @gluon.jit
-def _added(acc, products, by, free, done, STAGES: gl.constexpr, PIECES: gl.constexpr, LATER: gl.constexpr):
+def _added(acc, products, by, free, done, LATER: gl.constexpr, SIZES: gl.constexpr):
     """Add the products of a stage's blocks, and release it. LATER: products that began after them."""
+    PIECES: gl.constexpr = SIZES.PIECES
     for piece in gl.static_range(PIECES):
         made = warpgroup_mma_wait(LATER + PIECES - 1 - piece, deps=[products[piece]])
         if piece == PIECES - 1:
-            mbarrier.arrive(free.index(done % STAGES), count=1)
+            mbarrier.arrive(free.index(done % SIZES.STAGES), count=1)
         acc = gl.fma(made, by[piece], acc)
     return acc
 
 
 @gluon.jit
 def _computing_group(
-    weight_ring, row_ring, ready, free, scales, block_scales, out, num_rows, ROW_SCALES: gl.constexpr,
-    OUTPUTS: gl.constexpr, TILES: gl.constexpr, BLOCKS: gl.constexpr, ALONG: gl.constexpr, ROWS: gl.constexpr,
-    STAGES: gl.constexpr, PIECES: gl.constexpr, AT_ONCE: gl.constexpr, HAS_BLOCKS: gl.constexpr,
+    weight_ring, row_ring, ready, free, scales, block_scales, out, num_rows, SIZES: gl.constexpr,
     DEPENDENT: gl.constexpr,
 ):  # fmt: skip
-    """Compute the tiles. AT_ONCE: stages whose products are in flight together, 1 or 2."""
+    """Compute the tiles."""
+    ROWS: gl.constexpr = SIZES.ROWS
+    PIECES: gl.constexpr = SIZES.PIECES
+    AT_ONCE: gl.constexpr = SIZES.AT_ONCE
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 32])
     FLAT: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
     nothing = gl.zeros([_LINES, ROWS], gl.float32, SUMS)
     program, programs = gl.program_id(0), gl.num_programs(0)
     wait_for_predecessors(DEPENDENT)
     done = 0
-    for tile in range(program, TILES, programs):
+    for tile in range(program, SIZES.TILES, programs):
         line = tile * _LINES
-        of_blocks = block_scales + line // _COLUMNS * ALONG
+        of_blocks = block_scales + line // _COLUMNS * SIZES.ALONG
         acc = gl.zeros([_LINES, ROWS], gl.float32, SUMS)
-        for block in range(0, BLOCKS, AT_ONCE * PIECES):
-            first, by_first = _begun(
-                weight_ring, row_ring, ready, done, scales, of_blocks, block, nothing, SUMS, ROW_SCALES, ROWS, STAGES,
-                PIECES, HAS_BLOCKS,
-            )  # fmt: skip
+        for block in range(0, SIZES.BLOCKS, AT_ONCE * PIECES):
+            first, by_first = _begun(weight_ring, row_ring, ready, done, scales, of_blocks, block, nothing, SUMS, SIZES)
             if AT_ONCE > 1:
                 second, by_second = _begun(
-                    weight_ring, row_ring, ready, done + 1, scales, of_blocks, block + PIECES, nothing, SUMS,
-                    ROW_SCALES, ROWS, STAGES, PIECES, HAS_BLOCKS,
-                )  # fmt: skip
-            acc = _added(acc, first, by_first, free, done, STAGES, PIECES, (AT_ONCE - 1) * PIECES)
+                    weight_ring, row_ring, ready, done + 1, scales, of_blocks, block + PIECES, nothing, SUMS, SIZES
+                )
+            acc = _added(acc, first, by_first, free, done, (AT_ONCE - 1) * PIECES, SIZES)
             if AT_ONCE > 1:
-                acc = _added(acc, second, by_second, free, done + 1, STAGES, PIECES, 0)
+                acc = _added(acc, second, by_second, free, done + 1, 0, SIZES)
             done += AT_ONCE
         output = line + gl.arange(0, _LINES, gl.SliceLayout(1, FLAT))
         row = gl.arange(0, ROWS, gl.SliceLayout(0, FLAT))
         sums = gl.convert_layout(acc.to(out.dtype.element_ty), FLAT)
-        ok = (output < OUTPUTS)[:, None] & (row < num_rows)[None, :]
-        gl.store(out + row[None, :] * OUTPUTS + output[:, None], sums, mask=ok)
+        ok = (output < SIZES.OUTPUTS)[:, None] & (row < num_rows)[None, :]
+        gl.store(out + row[None, :] * SIZES.OUTPUTS + output[:, None], sums, mask=ok)
 
 
 @gluon.jit(do_not_specialize=["num_rows"])
-def fp8_groups_kernel(
-    weights, rows, scales, block_scales, out, num_rows, ROW_SCALES: gl.constexpr, OUTPUTS: gl.constexpr,
-    TILES: gl.constexpr, BLOCKS: gl.constexpr, ALONG: gl.constexpr, ROWS: gl.constexpr, STAGES: gl.constexpr,
-    PIECES: gl.constexpr, AT_ONCE: gl.constexpr, HAS_BLOCKS: gl.constexpr, DEPENDENT: gl.constexpr,
-):  # fmt: skip
+def fp8_groups_kernel(weights, rows, scales, block_scales, out, num_rows, SIZES: gl.constexpr, DEPENDENT: gl.constexpr):
     """One persistent program for tiles of 64 outputs and all rows of the batch."""
     let_dependents_start(DEPENDENT)
     BLOCK: gl.constexpr = gl.NVMMASharedLayout(128, 8, 2)
     MARK: gl.constexpr = mbarrier.MBarrierLayout()
-    BYTES: gl.constexpr = PIECES * _COLUMNS * (_LINES + ROWS)
-    weight_ring = gl.allocate_shared_memory(gl.float8e4nv, [STAGES * PIECES, _LINES, _COLUMNS], BLOCK)
-    row_ring = gl.allocate_shared_memory(gl.float8e4nv, [STAGES * PIECES, ROWS, _COLUMNS], BLOCK)
+    STAGES: gl.constexpr = SIZES.STAGES
+    weight_ring = gl.allocate_shared_memory(gl.float8e4nv, [STAGES * SIZES.PIECES, _LINES, _COLUMNS], BLOCK)
+    row_ring = gl.allocate_shared_memory(gl.float8e4nv, [STAGES * SIZES.PIECES, SIZES.ROWS, _COLUMNS], BLOCK)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], MARK)
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], MARK)
     for stage in gl.static_range(STAGES):
@@ -178,15 +189,9 @@ def fp8_groups_kernel(
         [
             (
                 _computing_group,
-                (
-                    weight_ring, row_ring, ready, free, scales, block_scales, out, num_rows, ROW_SCALES, OUTPUTS, TILES,
-                    BLOCKS, ALONG, ROWS, STAGES, PIECES, AT_ONCE, HAS_BLOCKS, DEPENDENT,
-                ),
+                (weight_ring, row_ring, ready, free, scales, block_scales, out, num_rows, SIZES, DEPENDENT),
             ),
-            (
-                _copying_group,
-                (weights, rows, weight_ring, row_ring, ready, free, TILES, BLOCKS, BYTES, STAGES, PIECES, DEPENDENT),
-            ),
+            (_copying_group, (weights, rows, weight_ring, row_ring, ready, free, SIZES, DEPENDENT)),
         ],
         [1],
         [_COPIER_REGISTERS],
@@ -209,7 +214,6 @@ def fp8_group_product(
     blocks, tiles = depth // FP8_COLUMNS, ceil_div(outputs, LINES)
     rows, pieces, fitting = _ring_of(num_rows, blocks)
     layout = gl.NVMMASharedLayout(128, 8, 2)
-    options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
     fp8_groups_kernel[(min(tiles, processors),)](
         TensorDescriptor(weight.numbers, [outputs, depth], [depth, 1], [LINES, FP8_COLUMNS], layout),
         TensorDescriptor(x.numbers, [len(x), depth], [depth, 1], [rows, FP8_COLUMNS], layout),
@@ -217,19 +221,21 @@ def fp8_group_product(
         weight.blocks,
         out,
         num_rows,
-        ROW_SCALES=len(x),
-        OUTPUTS=outputs,
-        TILES=tiles,
-        BLOCKS=blocks,
-        ALONG=weight.blocks.shape[1],
-        ROWS=rows,
-        STAGES=stages or fitting,
-        PIECES=pieces,
-        AT_ONCE=2 if blocks // pieces % 2 == 0 else 1,
-        HAS_BLOCKS=weight.channels is None,
+        SIZES=_Sizes(
+            len(x),
+            outputs,
+            tiles,
+            blocks,
+            ALONG=weight.blocks.shape[1],
+            ROWS=rows,
+            STAGES=stages or fitting,
+            PIECES=pieces,
+            AT_ONCE=2 if blocks // pieces % 2 == 0 else 1,
+            HAS_BLOCKS=weight.channels is None,
+        ),
         DEPENDENT=dependent,
+        launch_pdl=dependent,
         num_warps=4,
         maxnreg=REGISTERS,
         enable_fp_fusion=False,
-        **options,
     )

@@ -25,7 +25,6 @@ import torch
 import triton
 import triton.language as tl
 
-from runahead.runtime.kernels.activations import is_gelu
 from runahead.runtime.kernels.layers import Activation, Linear, Norm
 from runahead.runtime.kernels.quantized_weight import PANEL_COLUMNS, PANEL_ROWS, QuantizedWeight
 from runahead.runtime.kernels.triton.gemm.epilogue import GATED, end_rows, end_weights, product_end
@@ -93,20 +92,22 @@ def _part(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _int4_product_kernel(
-    x, words, scales, out, end, num_rows, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr,
-    ROWS: tl.constexpr, SPLITS: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr, UNROLL: tl.constexpr,
-    SQUARES: tl.constexpr, STRIDE: tl.constexpr, STEP: tl.constexpr, EPILOGUE: tl.constexpr, GELU: tl.constexpr,
-    HALF: tl.constexpr, ON_GPU: tl.constexpr,
+    x, words, scales, out, end, num_rows, SIZES: tl.constexpr, SPLITS: tl.constexpr, GROUP: tl.constexpr,
+    STAGES: tl.constexpr, UNROLL: tl.constexpr, HALF: tl.constexpr, ON_GPU: tl.constexpr,
 ):  # fmt: skip
     """One program for ROWS outputs, and of GATED as many of the second half, and COLUMNS rows of the batch."""
+    OUTPUTS: tl.constexpr = SIZES.OUTPUTS
+    DEPTH: tl.constexpr = SIZES.DEPTH
+    ROWS: tl.constexpr = SIZES.ROWS
+    COLUMNS: tl.constexpr = SIZES.COLUMNS
     tile = tl.program_id(1)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    HALVES: tl.constexpr = 2 if EPILOGUE == _GATED else 1
+    HALVES: tl.constexpr = 2 if SIZES.EPILOGUE == _GATED else 1
     BLOCKS: tl.constexpr = DEPTH // _BLOCK // SPLITS
     q = tl.arange(0, HALVES * ROWS // 2)
     # The two panels of which each 16 outputs of a tile are made; of GATED as `gated_row` has them.
     PANELS: tl.constexpr = OUTPUTS // _PANEL
-    if EPILOGUE == _GATED:
+    if HALVES == 2:
         low_panel = tl.minimum(tile * (ROWS // _PANEL) + q // 8, PANELS - 1)
         high_panel = low_panel + PANELS
     else:
@@ -119,8 +120,8 @@ def _int4_product_kernel(
     high_scale = scales + (high_panel * _PANEL + q % 8)[:, None]
     x_at = x + column.to(tl.int64)[None, :] * DEPTH + tl.arange(0, _BLOCK)[:, None]
     ok = (column < num_rows)[None, :]
-    weights = end_weights(tile, end, OUTPUTS, ROWS, EPILOGUE)
-    rows = end_rows(tile, column, out, end, num_rows, OUTPUTS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, False)
+    weights = end_weights(tile, end, SIZES)
+    rows = end_rows(tile, column, out, end, num_rows, SIZES)
     acc = tl.zeros([HALVES * ROWS, COLUMNS], tl.float32)
     acc = _part(
         low_at, high_at, low_scale, high_scale, x_at, ok, acc, 0, BLOCKS, HALVES * OUTPUTS, GROUP, STAGES, UNROLL, HALF,
@@ -131,10 +132,7 @@ def _int4_product_kernel(
             low_at, high_at, low_scale, high_scale, x_at, ok, tl.zeros([HALVES * ROWS, COLUMNS], tl.float32),
             s * BLOCKS, (s + 1) * BLOCKS, HALVES * OUTPUTS, GROUP, STAGES, UNROLL, HALF, ON_GPU,
         )  # fmt: skip
-    product_end(
-        acc, tile, column, weights, rows, out, end, num_rows, OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP,
-        EPILOGUE, GELU, False,
-    )  # fmt: skip
+    product_end(acc, tile, column, weights, rows, out, end, num_rows, SIZES)
 
 
 @triton.jit
@@ -233,30 +231,21 @@ def int4_product(
     halves = 2 if epilogue == GATED else 1
     tiling = int4_tiling(outputs, depth // splits, num_rows) if tiling is None else tiling
     assert depth % (splits * tiling.unroll * PANEL_COLUMNS) == 0
-    outputs //= halves
     rows = tiling.rows // halves
     columns = min(tiling.columns, max(triton.next_power_of_2(num_rows), _LEAST_COLUMNS))
-    end, tiles, stride = end_of(linear, epilogue, squares, norm, residual)
-    tiles_out = ceil_div(outputs, rows)
+    end, sizes = end_of(linear, epilogue, (rows, columns), squares, norm, residual, activation)
+    tiles_out = ceil_div(sizes.OUTPUTS, rows)
     _int4_product_kernel[(ceil_div(num_rows, columns), tiles_out)](
         x,
         *_tensors(weight),
         out,
         end,
         num_rows,
-        OUTPUTS=outputs,
-        DEPTH=depth,
-        COLUMNS=columns,
-        ROWS=rows,
+        SIZES=sizes,
         SPLITS=splits,
         GROUP=weight.group,
         STAGES=tiling.stages,
         UNROLL=tiling.unroll,
-        SQUARES=tiles,
-        STRIDE=stride,
-        STEP=max(1, min(triton.next_power_of_2(max(tiles, 1)), 1024 // columns)),
-        EPILOGUE=epilogue,
-        GELU=is_gelu(activation),
         HALF=weight.scales.dtype == torch.float16,
         ON_GPU=current_gpu() is not None,
         num_warps=tiling.rows // 16,

@@ -8,7 +8,7 @@ Rows that a product with an FP8 matrix reads are left in FP8 too, with the bits 
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 import triton
@@ -186,7 +186,7 @@ def _finish(
 ) -> None:
     tokens, width = sums.shape[0], sums.shape[1] // (2 if epilogue == GATED else 1)
     found, tiles, eps = (None, 0, 0.0) if squares is None else squares
-    options: dict[str, Any] = {"launch_pdl": True} if dependent and dependent_launch_works() else {}
+    dependent = dependent and dependent_launch_works()
     at_once = _ROWS if tokens >= _MANY_ROWS and epilogue != ADD else 1
     block, warps = launch_shape(width) if epilogue == ADD else (_BLOCK, 4)
     if linear is None and epilogue != ADD:
@@ -210,10 +210,10 @@ def _finish(
         STEP=triton.next_power_of_2(max(tiles, 1)),
         EPILOGUE=epilogue,
         GELU=is_gelu(activation),
-        DEPENDENT=bool(options),
+        DEPENDENT=dependent,
         num_warps=warps,
         enable_fp_fusion=False,
-        **options,
+        launch_pdl=dependent,
     )
 
 

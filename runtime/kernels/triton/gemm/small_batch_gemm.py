@@ -32,6 +32,7 @@ from runahead.runtime.kernels.triton.gemm.epilogue import (
     GATED,
     STORE,
     End,
+    Sizes,
     end_rows,
     end_weights,
     gated_row,
@@ -89,25 +90,26 @@ def _part(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _rows_product_kernel(
-    x, weight, out, end, scratch, num_rows, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, SPREAD: tl.constexpr, STAGES: tl.constexpr,
-    SQUARES: tl.constexpr, STRIDE: tl.constexpr, STEP: tl.constexpr, EPILOGUE: tl.constexpr, PREFETCHED: tl.constexpr,
-    DEPENDENT: tl.constexpr, GELU: tl.constexpr, CHAINED: tl.constexpr,
+    x, weight, out, end, scratch, num_rows, SIZES: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
+    SPREAD: tl.constexpr, STAGES: tl.constexpr, PREFETCHED: tl.constexpr, CHAINED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program for ROWS outputs and COLUMNS rows of the batch; SPREAD: and a part of the depth."""
     let_dependents_start(DEPENDENT)
     group, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    PART: tl.constexpr = DEPTH // SPLITS
-    TILE_ROWS: tl.constexpr = 2 * ROWS if EPILOGUE == _GATED else ROWS
+    ROWS: tl.constexpr = SIZES.ROWS
+    COLUMNS: tl.constexpr = SIZES.COLUMNS
+    PART: tl.constexpr = SIZES.DEPTH // SPLITS
+    TILE_ROWS: tl.constexpr = 2 * ROWS if SIZES.EPILOGUE == _GATED else ROWS
     r = tl.arange(0, TILE_ROWS)
-    if EPILOGUE == _GATED:
-        row = gated_row(tile, r, OUTPUTS, ROWS)
+    if SIZES.EPILOGUE == _GATED:
+        row = gated_row(tile, r, SIZES.OUTPUTS, ROWS)
     else:
-        row = tl.minimum(tile * ROWS + r, OUTPUTS - 1)
+        row = tl.minimum(tile * ROWS + r, SIZES.OUTPUTS - 1)
     column = group * COLUMNS + tl.arange(0, COLUMNS)
     k = tl.arange(0, BLOCK)
-    w_at = weight + row.to(tl.int64)[:, None] * DEPTH + split * PART + k[None, :]
-    x_at = x + column.to(tl.int64)[None, :] * DEPTH + split * PART + k[:, None]
+    w_at = weight + row.to(tl.int64)[:, None] * SIZES.DEPTH + split * PART + k[None, :]
+    x_at = x + column.to(tl.int64)[None, :] * SIZES.DEPTH + split * PART + k[:, None]
     ok = (column < num_rows)[None, :]
     acc = tl.zeros([TILE_ROWS, COLUMNS], tl.float32)
     # No compiler knows that it is 0: it would make one instruction of a product and the sum after it.
@@ -115,9 +117,9 @@ def _rows_product_kernel(
     held = ()
     for i in tl.static_range(PREFETCHED):  # the program's first weights are on their way before it waits
         held = longer(held, tl.load(w_at + i * BLOCK))
-    weights = end_weights(tile, end, OUTPUTS, ROWS, EPILOGUE)
+    weights = end_weights(tile, end, SIZES)
     wait_for_predecessors(DEPENDENT)
-    rows = end_rows(tile, column, out, end, num_rows, OUTPUTS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, False)
+    rows = end_rows(tile, column, out, end, num_rows, SIZES)
     for i in tl.static_range(PREFETCHED):
         acc = _with_block(acc, held[i], tl.load(x_at + i * BLOCK, mask=ok, other=0.0), zero, CHAINED)
     acc = _part(w_at, x_at, ok, acc, zero, PREFETCHED * BLOCK, PART, BLOCK, STAGES, CHAINED)
@@ -132,10 +134,7 @@ def _rows_product_kernel(
             acc = tl.load(mine, cache_modifier=".cg")
             for s in tl.static_range(1, SPLITS):
                 acc += tl.load(mine + s * SIZE, cache_modifier=".cg")
-            product_end(
-                acc, tile, column, weights, rows, out, end, num_rows, OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE,
-                STEP, EPILOGUE, GELU, False,
-            )  # fmt: skip
+            product_end(acc, tile, column, weights, rows, out, end, num_rows, SIZES)
     else:
         for s in range(1, SPLITS):
             begin = s * PART
@@ -143,10 +142,7 @@ def _rows_product_kernel(
                 w_at + begin, x_at + begin, ok, tl.zeros([TILE_ROWS, COLUMNS], tl.float32), zero, 0, PART, BLOCK,
                 STAGES, CHAINED,
             )  # fmt: skip
-        product_end(
-            acc, tile, column, weights, rows, out, end, num_rows, OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP,
-            EPILOGUE, GELU, False,
-        )  # fmt: skip
+        product_end(acc, tile, column, weights, rows, out, end, num_rows, SIZES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,18 +162,32 @@ class SplitScratch(NamedTuple):
 
 
 def end_of(
-    linear: Linear, epilogue: int, squares: tuple[torch.Tensor, int, float] | None, norm: Norm | None,
-    residual: Residual | None, places: torch.Tensor | None = None,
-) -> tuple[End, int, int]:  # fmt: skip
-    """Return the tensors of a product's end, the number of tiles of the squares before it, and the stride of squares.
-    Arguments: as `small_batch_product` has them."""
+    linear: Linear, epilogue: int, tile: tuple[int, int], squares: tuple[torch.Tensor, int, float] | None,
+    norm: Norm | None, residual: Residual | None, activation: Activation, places: torch.Tensor | None = None, *,
+    lone: bool = False,
+) -> tuple[End, Sizes]:  # fmt: skip
+    """Return the tensors and the constants of a product's end. tile: outputs and rows of the batch of one. lone: there
+    is one row. Other arguments: as `small_batch_product` has them."""
+    (outputs, depth), (rows, columns) = linear.weight.shape, tile
     found, tiles, eps = squares if squares is not None else (None, 0, 0.0)
-    stride = 0 if found is None else found.shape[1]
-    if epilogue != ADD:
-        return End(linear.bias, places, found, eps, None, None, None), tiles, stride
-    assert norm is not None and residual is not None
-    end = End(linear.bias, places, found, eps, norm.weight, residual.scaled, residual.squares)
-    return end, tiles, residual.squares.shape[1]
+    end, left = End(linear.bias, places, found, eps, None, None, None), found
+    if epilogue == ADD:
+        assert norm is not None and residual is not None
+        left = residual.squares
+        end = end._replace(gamma=norm.weight, scaled=residual.scaled, squares_out=left)
+    step = triton.next_power_of_2(max(tiles, 1))
+    return end, Sizes(
+        OUTPUTS=outputs // 2 if epilogue == GATED else outputs,
+        DEPTH=depth,
+        ROWS=rows,
+        COLUMNS=columns,
+        SQUARES=tiles,
+        STRIDE=0 if left is None else left.shape[1],
+        STEP=step if lone else max(1, min(step, _SQUARES_WORDS // columns)),
+        EPILOGUE=epilogue,
+        GELU=is_gelu(activation),
+        LONE=lone,
+    )
 
 
 def columns_of(num_rows: int) -> int:
@@ -210,12 +220,13 @@ def small_batch_product(
     places: int32 [num_rows], the row of `out` to which each row goes, with STORE; each to its own without it.
     activation: of the gate, if GATED. chained: parts are summed in chains (`chain_of`), if there are several.
     """
-    outputs, depth = linear.weight.shape
-    halves = 2 if epilogue == GATED else 1
-    outputs //= halves
-    end, tiles_in, stride = end_of(linear, epilogue, squares, norm, residual, places)
-    tiles_out, columns = ceil_div(outputs, tiling.rows), min(columns_of(num_rows), tiling.columns)
-    groups = ceil_div(num_rows, columns)
+    depth, halves = linear.weight.shape[1], 2 if epilogue == GATED else 1
+    columns = min(columns_of(num_rows), tiling.columns)
+    end, sizes = end_of(
+        linear, epilogue, (tiling.rows, columns), squares, norm, residual, activation, places,
+        lone=tiling.direct and num_rows == 1,
+    )  # fmt: skip
+    tiles_out, groups = ceil_div(sizes.OUTPUTS, tiling.rows), ceil_div(num_rows, columns)
     assert end.squares_out is None or tiles_out <= end.squares_out.shape[0]
     assert epilogue == STORE or places is None
     spread = tiling.spread and tiling.splits > 1 and not tiling.direct
@@ -228,29 +239,18 @@ def small_batch_product(
         assert scratch is not None and groups * tiles_out <= scratch.arrived.shape[0]
         assert groups * columns * tiles_out * tiling.rows * halves * tiling.splits <= SPLIT_WORDS
     options: dict[str, Any] = {
-        "OUTPUTS": outputs,
-        "DEPTH": depth,
-        "COLUMNS": columns,
-        "ROWS": tiling.rows,
+        "SIZES": sizes,
         "BLOCK": tiling.block,
-        "SQUARES": tiles_in,
-        "STRIDE": stride,
-        "STEP": max(1, min(triton.next_power_of_2(max(tiles_in, 1)), _SQUARES_WORDS // columns)),
-        "EPILOGUE": epilogue,
         "DEPENDENT": tiling.dependent,
-        "GELU": is_gelu(activation),
+        "launch_pdl": tiling.dependent,
         "num_warps": tiling.warps,
         "enable_fp_fusion": False,
     }
-    if tiling.dependent:
-        options["launch_pdl"] = True
     if tiling.direct:
         segment, tiles = depth // tiling.splits, tiling.warps // tiling.splits
         warp_outputs = tiling.rows * halves // tiles
         assert num_rows <= MOST_DIRECT and tiling.warps == tiles * tiling.splits and warp_outputs in WARP_OUTPUTS
         assert tiling.block % GRAIN == 0 and segment % tiling.block == 0
-        lone = num_rows == 1
-        options["STEP"] = max(1, triton.next_power_of_2(tiles_in)) if lone else options["STEP"]
         warp_split_k_kernel[(tiles_out,)](
             x,
             linear.weight,
@@ -260,7 +260,6 @@ def small_batch_product(
             SEGMENTS=tiling.splits,
             TILES=tiles,
             PREFETCHED=blocks_prefetched(segment, tiling.block, warp_outputs),
-            LONE=lone,
             CHAIN=chain // GRAIN,
             **options,
         )

@@ -151,19 +151,18 @@ def _in_order(acc, TILES: tl.constexpr, SEGMENTS: tl.constexpr, ROWS: tl.constex
 
 @triton.jit(do_not_specialize=["num_rows"])
 def warp_split_k_kernel(
-    x, weight, out, end, num_rows, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, SEGMENTS: tl.constexpr, TILES: tl.constexpr, PREFETCHED: tl.constexpr,
-    SQUARES: tl.constexpr, STRIDE: tl.constexpr, STEP: tl.constexpr, EPILOGUE: tl.constexpr, DEPENDENT: tl.constexpr,
-    GELU: tl.constexpr, LONE: tl.constexpr, CHAIN: tl.constexpr,
+    x, weight, out, end, num_rows, SIZES: tl.constexpr, BLOCK: tl.constexpr, SEGMENTS: tl.constexpr,
+    TILES: tl.constexpr, PREFETCHED: tl.constexpr, CHAIN: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Compute ROWS outputs of all rows, in TILES equal parts, each by as many warps as there are segments. PREFETCHED:
-    blocks that each warp loads at a time, the first ones before the dependency wait. LONE: there is one row."""
+    blocks that each warp loads at a time, the first ones before the dependency wait."""
     let_dependents_start(DEPENDENT)
     tile = tl.program_id(0)
-    PART: tl.constexpr = DEPTH // SEGMENTS
+    COLUMNS: tl.constexpr = SIZES.COLUMNS
+    PART: tl.constexpr = SIZES.DEPTH // SEGMENTS
     WARPS: tl.constexpr = TILES * SEGMENTS
     GRAINS: tl.constexpr = BLOCK // _GRAIN
-    WARP_ROWS: tl.constexpr = (2 * ROWS if EPILOGUE == _GATED else ROWS) // TILES
+    WARP_ROWS: tl.constexpr = (2 * SIZES.ROWS if SIZES.EPILOGUE == _GATED else SIZES.ROWS) // TILES
     EIGHTS: tl.constexpr = WARP_ROWS // 8
     TURNED: tl.constexpr = EIGHTS == 1  # the matrix units' left side has 16 rows
     LINE_EIGHTS: tl.constexpr = 2 if TURNED else COLUMNS // 8
@@ -172,16 +171,16 @@ def warp_split_k_kernel(
     first_row = q // (8 * SEGMENTS) * WARP_ROWS + q % 8
     w_at = ()
     for e in tl.static_range(EIGHTS):
-        if EPILOGUE == _GATED:
-            row = gated_row(tile, first_row + e * 8, OUTPUTS, ROWS)
+        if SIZES.EPILOGUE == _GATED:
+            row = gated_row(tile, first_row + e * 8, SIZES.OUTPUTS, SIZES.ROWS)
         else:
-            row = tl.minimum(tile * ROWS + first_row + e * 8, OUTPUTS - 1)
-        w_at = w_at + (weight + row.to(tl.int64)[:, None] * DEPTH + k,)
+            row = tl.minimum(tile * SIZES.ROWS + first_row + e * 8, SIZES.OUTPUTS - 1)
+        w_at = w_at + (weight + row.to(tl.int64)[:, None] * SIZES.DEPTH + k,)
     x_at = ()
     ok = ()
     for e in tl.static_range(COLUMNS // 8):
         line = e * 8 + q % 8
-        x_at = x_at + (x + line.to(tl.int64)[:, None] * DEPTH + k,)
+        x_at = x_at + (x + line.to(tl.int64)[:, None] * SIZES.DEPTH + k,)
         ok = ok + ((line < num_rows)[:, None],)
     w0 = _tiles(w_at, 0, GRAINS)
     w1 = w0
@@ -193,11 +192,11 @@ def warp_split_k_kernel(
         w2 = _tiles(w_at, 2 * BLOCK, GRAINS)
     if PREFETCHED > 3:
         w3 = _tiles(w_at, 3 * BLOCK, GRAINS)
-    weights = end_weights(tile, end, OUTPUTS, ROWS, EPILOGUE)
-    END_COLUMNS: tl.constexpr = 1 if LONE else COLUMNS
+    weights = end_weights(tile, end, SIZES)
+    END_COLUMNS: tl.constexpr = 1 if SIZES.LONE else COLUMNS
     column = tl.arange(0, END_COLUMNS)
     wait_for_predecessors(DEPENDENT)
-    rows = end_rows(tile, column, out, end, num_rows, OUTPUTS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, LONE)
+    rows = end_rows(tile, column, out, end, num_rows, SIZES)
     acc = tl.zeros([WARPS, 16, 8] if TURNED else [WARPS, WARP_ROWS, COLUMNS], tl.float32)
     zero = acc
     for first in tl.range(0, PART - PREFETCHED * BLOCK, PREFETCHED * BLOCK, num_stages=1):
@@ -234,10 +233,7 @@ def warp_split_k_kernel(
         acc = tl.permute(acc, (0, 2, 1))
         if COLUMNS == 8:
             acc, _ = tl.split(tl.permute(tl.reshape(acc, [WARPS, 8, 2, 8]), (0, 1, 3, 2)))
-    if LONE:
+    if SIZES.LONE:
         acc = tl.sum(acc, 2, keep_dims=True)  # the other columns are zeros
     acc = _in_order(acc, TILES, SEGMENTS, WARP_ROWS, END_COLUMNS)
-    product_end(
-        acc, tile, column, weights, rows, out, end, num_rows, OUTPUTS, DEPTH, END_COLUMNS, ROWS, SQUARES, STRIDE, STEP,
-        EPILOGUE, GELU, LONE,
-    )  # fmt: skip
+    product_end(acc, tile, column, weights, rows, out, end, num_rows, SIZES)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 import triton
@@ -49,7 +49,6 @@ from runahead.runtime.kernels.triton.moe.tuning import (
     FIRST_SQUARED,
     LAST,
     ExpertProduct,
-    ExpertTiling,
     expert_tiling,
 )
 from runahead.runtime.kernels.triton.ops.activation import gated, squared_relu
@@ -265,7 +264,6 @@ def expert_product(
     scaled: bool = False,
     shared: SharedProduct | None = None,
     lone: LoneToken | None = None,
-    tiling: ExpertTiling | None = None,
     dependent: bool = False,
 ) -> None:
     """Every entry's product with its expert, into `out`, contiguous [T * chosen, outputs], by entry; rows of tokens
@@ -275,10 +273,10 @@ def expert_product(
     FIRST_SQUARED: the same with weight [experts, outputs, in] and relu(product)^2; LAST: x is [T * chosen, in], weight
     [experts, outputs, in], and every entry is multiplied by its share. scaled: each token times its `routed.scale`
     first. shared: is computed beside them, or before them where they are in FP8, which it is not. lone: the only token,
-    of which `routed` is `unrouted`: the first product chooses its experts and applies its norm's scale. tiling: None
-    takes that of `expert_tiling`. dependent: launched programmatically.
+    of which `routed` is `unrouted`: the first product chooses its experts and applies its norm's scale. dependent:
+    launched programmatically.
     """
-    launch = partial(_launch, routed, chosen, out, which, scaled=scaled, lone=lone, tiling=tiling, dependent=dependent)
+    launch = partial(_launch, routed, chosen, out, which, scaled=scaled, lone=lone, dependent=dependent)
     if isinstance(weight, torch.Tensor):
         launch(x, weight, shared, routed.items)
         return
@@ -300,7 +298,6 @@ def _launch(
     shape: torch.Size | None = None,
     scaled: bool,
     lone: LoneToken | None,
-    tiling: ExpertTiling | None,
     dependent: bool,
 ) -> None:
     """The products of `items`, the first of `routed.items`, and of the shared expert; see `expert_product`. shape: of
@@ -317,11 +314,9 @@ def _launch(
         matrices, scales = weight.numbers, weight.scales
         scale_rows, scale_columns = weight.scale_rows, min(weight.group, depth)
     assert isinstance(matrices, torch.Tensor)
-    if tiling is None:
-        product = ExpertProduct(which, chosen, experts, outputs, depth, matrices.element_size())
-        tiling = expert_tiling(product, tokens, routed.block)
+    product = ExpertProduct(which, chosen, experts, outputs, depth, matrices.element_size())
+    tiling = expert_tiling(product, tokens, routed.block)
     assert not scale_rows or tiling.block == FP8_COLUMNS
-    options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
     choice, scores = _NO_CHOICE, None if shared is None else shared.scores
     if lone is not None and which != LAST:
         choice, scores = lone.choice, lone.scores
@@ -360,5 +355,5 @@ def _launch(
         DEPENDENT=dependent,
         num_warps=tiling.warps,
         enable_fp_fusion=False,
-        **options,
+        launch_pdl=dependent,
     )

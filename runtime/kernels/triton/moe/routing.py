@@ -13,7 +13,7 @@ do it, first in MegaBlocks (Gale and others, 2022, arXiv:2211.15841).
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 import triton
@@ -49,7 +49,7 @@ class Routing(NamedTuple):
     """
 
     routing_weights: torch.Tensor  # float32 [T * chosen], by entry; anything for tokens that choose nobody
-    entries: torch.Tensor  # int32 [experts, T] those that an expert has, ascending; then anything
+    entries: torch.Tensor  # int32 [experts, T] of each expert, ascending; then anything
     items: torch.Tensor  # int32 [as many as there may be, ITEM] by ascending expert; then some of 0 entries
     scale: torch.Tensor  # float32 [T] of the norm before, where there was one to find
     block: int
@@ -157,16 +157,15 @@ def route(
     squares: tuple[torch.Tensor, int, float] | None = None,
     depth: int = 0,
     dependent: bool = False,
-    warps: int | None = None,
 ) -> Routing:
     """Send tokens to experts.
 
     scores: float32 contiguous [T, experts + beside], those of experts first. live: int [T], more than 0 for tokens that
     choose. arrived: int32 [1], zero before and after. squares: float64 [tiles, T or more] sums of squares of what the
     scores were made of, how many tiles, and the eps of its norm over `depth` numbers: its scale is left too. dependent:
-    launched programmatically. warps: of the program of a token, None for the fastest. One program routes a few tokens
-    and needs neither `arrived` nor `warps`, where experts are few enough, a token's scores are a multiple of 4, so that
-    a warp has all of them, and the choice has no groups. A token's routing weights have the same bits.
+    launched programmatically. One program routes a few tokens and needs no `arrived`, where experts are few enough, a
+    token's scores are a multiple of 4, so that a warp has all of them, and the choice has no groups. A token's routing
+    weights have the same bits.
     """
     (tokens, scored), chosen = scores.shape, choice.chosen
     count = scored - beside
@@ -181,7 +180,6 @@ def route(
         block,
     )
     made, tiles, eps = (scores, 0, 0.0) if squares is None else squares
-    options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
     few = tokens <= _TOGETHER and padded(count) <= IN_COPIES and scored % 4 == 0 and not choice.limits_groups
     copies = max(triton.next_power_of_2(tokens), _WARPS_TOGETHER) if few else 1
     indexes = found.entries if few else torch.empty((tokens, count), dtype=torch.int8, device=device)
@@ -202,10 +200,10 @@ def route(
         STRIDE=0 if squares is None else made.shape[1],
         LISTS=few,
         DEPENDENT=dependent,
-        num_warps=_WARPS_TOGETHER if few else warps_for(count) if warps is None else warps,
+        num_warps=_WARPS_TOGETHER if few else warps_for(count),
         enable_fp_fusion=False,  # as where a lone token's norm is scaled: a fused multiply-add has other bits
         CHOICE=choice_sizes(choice, count, scored, copies),
-        **options,
+        launch_pdl=dependent,
     )
     if few:
         return found
@@ -225,6 +223,6 @@ def route(
         BLOCK=block,
         DEPENDENT=dependent,
         num_warps=4,
-        **options,
+        launch_pdl=dependent,
     )
     return found

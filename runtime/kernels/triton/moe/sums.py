@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 import triton
@@ -74,7 +74,6 @@ def expert_sums(
     tokens, width = out.shape
     block = min(triton.next_power_of_2(width), _SUMMED)
     tiles = ceil_div(width, block)
-    options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
     _sum_kernel[(tokens, tiles)](
         results,
         of_shared,
@@ -91,6 +90,6 @@ def expert_sums(
         STRIDE=0 if squares is None else squares.shape[1],
         DEPENDENT=dependent,
         num_warps=4,
-        **options,
+        launch_pdl=dependent,
     )
     return tiles

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 import triton
@@ -111,10 +110,9 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, dependent: bo
     tokens, width = x.shape
     out = torch.empty((tokens, width), dtype=x.dtype, device=x.device)
     block, warps = launch_shape(width)
-    options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
     _rms_norm_kernel[(tokens,)](
         x, x.stride(0), weight, None, out, None, None, eps, WIDTH=width, BLOCK=block, DEPENDENT=dependent,
-        num_warps=warps, **options,
+        num_warps=warps, launch_pdl=dependent,
     )  # fmt: skip
     return out
 

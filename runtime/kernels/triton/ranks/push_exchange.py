@@ -14,7 +14,7 @@ same position of every peer. The bits are the same. Such a sum has one step.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 import triton
@@ -211,7 +211,6 @@ def push_reduce_add(
     block = triton.next_power_of_2(part)
     assert block <= CAPACITY, "a row is longer than a mailbox"
     divided, dependent = _shares(rows * width, ranks), dependent_launch_works()
-    options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
     most = CHANNELS * (CAPACITY // block) // parts if divided else rows
     for begin in range(0, rows, most):
         there = slice(begin, min(rows, begin + most))
@@ -220,6 +219,6 @@ def push_reduce_add(
             partial[there], residual[there], following, scaled[there], squares[:, begin:], squares.stride(0),
             boxes.parts, counters.reduces, counters.control, counters.abort, counters.fault, count * width, WIDTH=part,
             PARTS=parts, RANK=rank, RANKS=ranks, BLOCK=block, ADDS=True, SHARES=divided, DEPENDENT=dependent,
-            num_warps=max(4, min(block // 512, 8)), enable_fp_fusion=False, **options,
+            num_warps=max(4, min(block // 512, 8)), enable_fp_fusion=False, launch_pdl=dependent,
         )  # fmt: skip
     return parts

@@ -12,8 +12,6 @@ window of query and key and keeps their inputs, which the others have read by th
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -221,7 +219,6 @@ def delta_of_decode_rows(
     shape, rows, queries = weights.shape, batch.num_rows, batch.decode_queries
     most = states[2].shape[1]
     tile = tiling.tile(shape.value_dim, shape.key_dim)
-    options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
     _delta_decode_kernel[(rows, shape.value_heads * triton.cdiv(shape.value_dim, tile))](
         projected,
         weights.conv_weight,
@@ -250,5 +247,5 @@ def delta_of_decode_rows(
         SNAPSHOTS=batch.states_read_from is not None,
         num_warps=tiling.warps,
         enable_fp_fusion=False,
-        **options,
+        launch_pdl=dependent,
     )

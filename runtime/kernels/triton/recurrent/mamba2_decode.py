@@ -13,7 +13,7 @@ on how states are cut: sums of squares have no order (`squares_of`), and a sum o
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 import triton
@@ -256,7 +256,6 @@ def mamba2_of_decode_rows(
     most = states[2].shape[1]
     tile = tiling.tile(shape.head_dim, shape.state)
     low, high = weights.dt_limits
-    options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
     programs, scaled = shape.heads * triton.cdiv(shape.head_dim, tile), squares is not None
     summed = scaled and (rows > 1 or not batch.is_decode)
     between = programs if summed else shape.inner
@@ -300,6 +299,6 @@ def mamba2_of_decode_rows(
         SNAPSHOTS=batch.states_read_from is not None,
         num_warps=tiling.warps,
         enable_fp_fusion=False,
-        **options,
+        launch_pdl=dependent,
     )
     return 1 if summed else programs

@@ -7,12 +7,45 @@ line.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
 from runahead.runtime.row_record import ADMIT_WORDS, ROW_RECORD
 
 ROW_WORDS = tl.constexpr(ADMIT_WORDS)
+
+
+class RowSizes(NamedTuple):
+    """Constants of the kernels that update rows."""
+
+    SLOTS: int  # launches of the rings
+    PLAN_WORDS: int
+    BULK_WORDS: int
+    STATUS_WORDS: int
+    RING_ROWS: int
+    CELLS: int  # of a row in a result slot
+    PROMPT_TOKENS: int  # of a result slot
+    MAX_TOP: int
+    TOP_PAD: int
+    VOCAB: int
+    CONTEXT: int  # tokens of a row's history; 0: no drafter reads one
+    BLOCK_SIZE: int
+    BLOCKS: int  # of a row
+    TABLE: int  # words of a row's line of the block table: blocks, then snapshots
+    NULL_SLOT: int
+    ROWS_PAD: int  # entries of the row list
+    MAX_STOP_IDS: int
+    MAX_BIAS: int
+    ALLOWED_WORDS: int
+    SNAPSHOT_TOKENS: int  # between two boundaries with a snapshot; 0: none
+    REPLAYS: bool  # rows have states and drafts
+    DRAFTS: int  # most drafts of a row
+    DRAFTS_PAD: int
+    RUN_PAD: int  # query tokens of a row with drafts
+    DRAFT_ROWS_PAD: int  # rows of a launch that verifies drafts
+    KEPT: int  # number of the lowest row slots whose drafts are kept; 0: no row may be held
 
 
 @triton.jit

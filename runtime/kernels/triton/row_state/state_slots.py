@@ -70,34 +70,31 @@ def make_state_slots(
 
 
 @triton.jit
-def snapshot_slots(
-    row, slot, start, length, state, states, TABLE: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    NULL_SLOT: tl.constexpr, EVERY: tl.constexpr, REPLAYS: tl.constexpr,
-):  # fmt: skip
+def snapshot_slots(row, slot, start, length, state, states, SIZES: tl.constexpr):
     """Write the indexes of one row of F to `states`. start: position of its first query token. length: tokens that its
-    state covers after this F; 0: masked, so its state stays. TABLE: words of a line of the block table, the first
-    BLOCKS of them blocks.
+    state covers after this F; 0: masked, so its state stays.
 
     The row continues from its state with the accepted tokens of its previous run: those between the state's length and
     its first query token. Boundaries without a snapshot are skipped.
     """
     own = int_of(state.parameters, slot, _STATE_SLOT)
     tl.store(states.slots + row, own)
-    begins = start == int_of(state.parameters, slot, _BLOCK_COUNT) * BLOCK_SIZE
+    begins = start == int_of(state.parameters, slot, _BLOCK_COUNT) * SIZES.BLOCK_SIZE
     had = start
-    if REPLAYS:
+    if SIZES.REPLAYS:
         had = tl.where(begins, start, tl.load(states.lengths + slot))
         tl.debug_barrier()  # other threads read what is written here
         tl.store(states.lengths + slot, length, mask=length > 0)
         tl.store(states.replayed + row, tl.where(length > 0, start - had, 0))
+    EVERY: tl.constexpr = SIZES.SNAPSHOT_TOKENS
     if EVERY > 0:
         # Snapshots follow the state slots, one for each row, and are numbered from 1.
         begun_as = int_of(state.parameters, slot, _BEGINS_AS)
-        tl.store(states.read_from + row, tl.where(begins & (begun_as > 0), NULL_SLOT - 1 + begun_as, own))
+        tl.store(states.read_from + row, tl.where(begins & (begun_as > 0), SIZES.NULL_SLOT - 1 + begun_as, own))
         at_boundary = (length > 0) & (length % EVERY == 0)
-        if REPLAYS:
+        if SIZES.REPLAYS:
             at_boundary = (length > 0) & (length // EVERY * EVERY > had)
             tl.store(states.copied_after + row, tl.where(at_boundary, length // EVERY * EVERY - had, 0))
-        boundary = state.block_table + slot * TABLE + BLOCKS - 1 + length // EVERY
+        boundary = state.block_table + slot * SIZES.TABLE + SIZES.BLOCKS - 1 + length // EVERY
         taken = tl.load(boundary, mask=at_boundary, other=0)
-        tl.store(states.copied_to + row, tl.where(taken > 0, NULL_SLOT - 1 + taken, -1))
+        tl.store(states.copied_to + row, tl.where(taken > 0, SIZES.NULL_SLOT - 1 + taken, -1))

@@ -34,10 +34,7 @@ def _copy(source, target, count, fill, width):
 
 
 @triton.jit
-def admit(
-    record, state, penalties, history, held, VOCAB: tl.constexpr, CONTEXT: tl.constexpr, MAX_BLOCKS: tl.constexpr,
-    MAX_STOP_IDS: tl.constexpr, MAX_BIAS: tl.constexpr, ALLOWED_WORDS: tl.constexpr,
-):  # fmt: skip
+def admit(record, state, penalties, history, held, SIZES: tl.constexpr):
     """Apply one record in one program: parameters, lists, blocks and penalty counts; the row becomes alive and is not
     held. history: if a drafter reads the row's first tokens, CONTEXT of a row.
     """
@@ -50,25 +47,25 @@ def admit(
     mask_words = word(head, _ALLOWED_WORDS)
     blocks = word(head, _BLOCK_COUNT)
     lists = record + ROW_WORDS
-    _copy(lists, state.stop_ids + slot * MAX_STOP_IDS, stops, -1, MAX_STOP_IDS)
+    _copy(lists, state.stop_ids + slot * SIZES.MAX_STOP_IDS, stops, -1, SIZES.MAX_STOP_IDS)
     lists += stops
-    _copy(lists, state.bias_ids + slot * MAX_BIAS, biases, 0, biases)
+    _copy(lists, state.bias_ids + slot * SIZES.MAX_BIAS, biases, 0, biases)
     lists += biases
     bias_words = state.bias_values.to(tl.pointer_type(tl.int32), bitcast=True)
-    _copy(lists, bias_words + slot * MAX_BIAS, biases, 0, biases)
+    _copy(lists, bias_words + slot * SIZES.MAX_BIAS, biases, 0, biases)
     lists += biases
-    _copy(lists, state.allowed + slot * ALLOWED_WORDS, mask_words, 0, mask_words)
+    _copy(lists, state.allowed + slot * SIZES.ALLOWED_WORDS, mask_words, 0, mask_words)
     lists += mask_words
-    _copy(lists, state.block_table + slot * MAX_BLOCKS, blocks, 0, MAX_BLOCKS)
+    _copy(lists, state.block_table + slot * SIZES.TABLE, blocks, 0, SIZES.TABLE)
     lists += blocks
     own = word(head, _PENALTY_SLOT)
     entries = word(head, _PENALTY_ENTRIES)
     if own >= 0:
-        begin_penalties(lists, entries, own.to(tl.int64), penalties, VOCAB, ALLOWED_WORDS)
+        begin_penalties(lists, entries, own.to(tl.int64), penalties, SIZES.VOCAB, SIZES.ALLOWED_WORDS)
     if history is not None:
         first_tokens = word(head, _HISTORY_COUNT)
         lists += entries * _COUNT_WORDS
-        _copy(lists, history + slot * CONTEXT, first_tokens, 0, first_tokens)
+        _copy(lists, history + slot * SIZES.CONTEXT, first_tokens, 0, first_tokens)
     tl.store(state.seq_len + slot, 0)
     if held is not None:
         tl.store(held + slot, tl.full((), 0, tl.int8))

@@ -66,11 +66,8 @@ def make_row_list(max_rows: int, device: torch.device) -> RowList:
 
 @triton.jit
 def apply_plan_kernel(
-    counter, plan, bulk, status, row_list, state, penalties, history, held, guesses, SLOTS: tl.constexpr,
-    PLAN_WORDS: tl.constexpr, BULK_WORDS: tl.constexpr, STATUS_WORDS: tl.constexpr, VOCAB: tl.constexpr,
-    CONTEXT: tl.constexpr, MAX_BLOCKS: tl.constexpr, MAX_STOP_IDS: tl.constexpr, MAX_BIAS: tl.constexpr,
-    ALLOWED_WORDS: tl.constexpr, NULL_SLOT: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
+    counter, plan, bulk, status, row_list, state, penalties, history, held, guesses, SIZES: tl.constexpr
+):
     """Apply the running launch's plan to the row list, the row state and the penalties, and write the number of ring
     bytes read to its result slot. A plan with another number masks every row and reports FAULT_PLAN_NUMBER.
 
@@ -81,8 +78,8 @@ def apply_plan_kernel(
     """
     number = tl.load(counter) + 1
     tl.store(counter, number)
-    ring = number % SLOTS
-    body = plan + ring * PLAN_WORDS
+    ring = number % SIZES.SLOTS
+    body = plan + ring * SIZES.PLAN_WORDS
     header = tl.load(body + tl.arange(0, _HEADER_WORDS), volatile=True)
     planned = (word(header, _NUMBER + 1).to(tl.int64) << 32) | (word(header, _NUMBER).to(tl.int64) & 0xFFFFFFFF)
     valid = planned == number
@@ -92,7 +89,7 @@ def apply_plan_kernel(
     chunks = tl.where(valid, word(header, _CHUNKS), 0)
     admissions = tl.where(valid, word(header, _ADMISSIONS), 0)
     bulk_words = tl.where(valid, word(header, _BULK_WORDS), 0)
-    tl.store(status + ring * STATUS_WORDS + _STATUS_FAULT, tl.where(valid, _FAULT_NONE, _FAULT_PLAN_NUMBER))
+    tl.store(status + ring * SIZES.STATUS_WORDS + _STATUS_FAULT, tl.where(valid, _FAULT_NONE, _FAULT_PLAN_NUMBER))
     if guesses is not None:  # of a row's drafts, those not forced by a grammar
         tl.store(guesses, tl.where(valid, word(header, _GUESSES), 0))
     append_list = body + _HEADER_WORDS + rows * listed
@@ -100,10 +97,8 @@ def apply_plan_kernel(
     admission_list = chunk_list + chunks * _CHUNK_WORDS
 
     for i in range(admissions):
-        admit(
-            bulk + ring * BULK_WORDS + tl.load(admission_list + i, volatile=True), state, penalties, history, held,
-            VOCAB, CONTEXT, MAX_BLOCKS, MAX_STOP_IDS, MAX_BIAS, ALLOWED_WORDS,
-        )  # fmt: skip
+        record = bulk + ring * SIZES.BULK_WORDS + tl.load(admission_list + i, volatile=True)
+        admit(record, state, penalties, history, held, SIZES)
     # The next part overwrites what other threads of the warp wrote for an admission.
     tl.debug_barrier()
 
@@ -113,15 +108,15 @@ def apply_plan_kernel(
         slot = tl.load(entry, mask=j < appends, other=0, volatile=True).to(tl.int64)
         index = tl.load(entry + 1, mask=j < appends, other=0, volatile=True)
         block = tl.load(entry + 2, mask=j < appends, other=0, volatile=True)
-        tl.store(state.block_table + slot * MAX_BLOCKS + index, block, mask=j < appends)
+        tl.store(state.block_table + slot * SIZES.TABLE + index, block, mask=j < appends)
 
-    r = tl.arange(0, ROWS)
+    r = tl.arange(0, SIZES.ROWS_PAD)
     kept = tl.load(row_list.slots + r)
-    sent = tl.load(body + _HEADER_WORDS + r, mask=(r < rows) & (listed == 1), other=NULL_SLOT, volatile=True)
+    sent = tl.load(body + _HEADER_WORDS + r, mask=(r < rows) & (listed == 1), other=SIZES.NULL_SLOT, volatile=True)
     slots = tl.where(listed == 1, sent, kept)
     samples = slots
     counts = tl.where(r < rows, 1, 0)
-    offsets = tl.full([ROWS], _NO_CHUNK, tl.int32)
+    offsets = tl.full([SIZES.ROWS_PAD], _NO_CHUNK, tl.int32)
     for c in range(chunks):
         chunk = chunk_list + c * _CHUNK_WORDS
         here = r == tl.load(chunk + _CHUNK_ROW, volatile=True)
@@ -129,7 +124,7 @@ def apply_plan_kernel(
         counts = tl.where(here, tokens, counts)
         offsets = tl.where(here, tl.load(chunk + _CHUNK_OFFSET, volatile=True), offsets)
         skipped = here & (tl.load(chunk + _CHUNK_SAMPLES, volatile=True) == 0)
-        samples = tl.where(skipped, NULL_SLOT, samples)
+        samples = tl.where(skipped, SIZES.NULL_SLOT, samples)
         slot = tl.sum(tl.where(here, slots, 0), 0)
         tl.store(state.seq_len + slot, tl.load(chunk + _CHUNK_START, volatile=True) + tokens)
     tl.store(row_list.slots + r, slots)
@@ -138,4 +133,4 @@ def apply_plan_kernel(
     tl.store(row_list.chunk_offset + r, offsets)
 
     words = _HEADER_WORDS + rows * listed + appends * _APPEND_WORDS + chunks * _CHUNK_WORDS + admissions + bulk_words
-    tl.store(status + ring * STATUS_WORDS + _STATUS_BYTES, words * 4)
+    tl.store(status + ring * SIZES.STATUS_WORDS + _STATUS_BYTES, words * 4)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from runahead.cuda_graphs import rings
-from runahead.runtime.kernels.triton.row_state.record import int_of, offset_of
+from runahead.runtime.kernels.triton.row_state.record import RowSizes, int_of, offset_of
 from runahead.runtime.kernels.triton.sampling.logprobs import LogprobBuffers
 from runahead.runtime.kernels.triton.sampling.parameters import has_grammar
 
@@ -47,27 +47,25 @@ class ResultRing(NamedTuple):
 
 
 @triton.jit
-def store_logprobs(row, at, wanted, found, top_stride, ring, MAX_TOP: tl.constexpr, TOP_PAD: tl.constexpr):
+def store_logprobs(row, at, wanted, found, top_stride, ring, SIZES: tl.constexpr):
     """Store a row's log-probability and its top `wanted` entries to entry `at` of the ring. found, ring: pointers to
     the log-probability, the top ids and the top log-probabilities.
     """
     logprob, top_ids, top_logprobs = found
     ring_logprob, ring_top_ids, ring_top_logprobs = ring
-    i = tl.arange(0, TOP_PAD)
-    listed = i < tl.minimum(wanted, MAX_TOP)
+    i = tl.arange(0, SIZES.TOP_PAD)
+    listed = i < tl.minimum(wanted, SIZES.MAX_TOP)
     tl.store(ring_logprob + at, tl.load(logprob + row))
     ids = tl.load(top_ids + row * top_stride + i, mask=listed, other=0)
-    tl.store(ring_top_ids + at * MAX_TOP + i, ids, mask=listed)
+    tl.store(ring_top_ids + at * SIZES.MAX_TOP + i, ids, mask=listed)
     values = tl.load(top_logprobs + row * top_stride + i, mask=listed, other=0.0)
-    tl.store(ring_top_logprobs + at * MAX_TOP + i, values, mask=listed)
+    tl.store(ring_top_logprobs + at * SIZES.MAX_TOP + i, values, mask=listed)
 
 
 @triton.jit(do_not_specialize=["width"])
 def advance_kernel(
     counter, sample_slots, sampled, state, penalties, history, drafts, masks, results, top_stride, width,
-    SLOTS: tl.constexpr, RING_ROWS: tl.constexpr, CELLS: tl.constexpr, VOCAB: tl.constexpr, CONTEXT: tl.constexpr,
-    NULL_SLOT: tl.constexpr, MOST: tl.constexpr, WIDTH_PAD: tl.constexpr, MAX_STOP_IDS: tl.constexpr,
-    MAX_TOP: tl.constexpr, TOP_PAD: tl.constexpr, FORCES: tl.constexpr,
+    SIZES: tl.constexpr, WIDTH_PAD: tl.constexpr,
 ):  # fmt: skip
     """Advance one row by its run: its first token, and each next one whose predecessor equals its draft and did not end
     the row. Kept tokens are counted if there are penalties, and each one's cell is stored: `(launch number modulo
@@ -77,12 +75,12 @@ def advance_kernel(
     skipped. sampled: [rows * width], each computed as if all earlier drafts were right; log-probabilities are written
     for kept tokens of rows that asked. Values behind a row's last draft are undefined. width: 1 + K of the previous F:
     cells written for each row, VOID behind its run, all VOID if it had ended. history: int32 [slots, CONTEXT], if a
-    drafter reads it. drafts: those verified; None with a width of 1. FORCES: they may be grammar-forced. masks: set if
-    this launch judged rows with a grammar: a held row stays unchanged, its first cell is HELD and the others VOID.
+    drafter reads it. drafts: those verified; None with a width of 1. masks: set if this launch judged rows with a
+    grammar: a held row stays unchanged, its first cell is HELD and the others VOID.
     """
     row = tl.program_id(0)
     slot = tl.load(sample_slots + row).to(tl.int64)
-    if slot != NULL_SLOT:
+    if slot != SIZES.NULL_SLOT:
         number = tl.load(counter) + 1
         n = tl.arange(0, WIDTH_PAD)
         inside = n < width
@@ -100,12 +98,12 @@ def advance_kernel(
             looked_at = tl.where(is_held, 0, looked_at)
         goes_on = n < looked_at
         if drafts is not None:
-            goes_on = goes_on & (tl.load(drafts.proposed + slot * MOST + n, mask=goes_on, other=0) == token)
+            goes_on = goes_on & (tl.load(drafts.proposed + slot * SIZES.DRAFTS + n, mask=goes_on, other=0) == token)
         is_stop = n < 0
         stop_count = int_of(state.parameters, slot, _STOP_COUNT)
         if stop_count > 0:  # a row without stop ids loads none
-            s = tl.arange(0, MAX_STOP_IDS)
-            ids = tl.load(state.stop_ids + slot * MAX_STOP_IDS + s, mask=s < stop_count, other=-1)
+            s = tl.arange(0, SIZES.MAX_STOP_IDS)
+            ids = tl.load(state.stop_ids + slot * SIZES.MAX_STOP_IDS + s, mask=s < stop_count, other=-1)
             is_stop = tl.sum((ids[None, :] == token[:, None]).to(tl.int32), 1) > 0
         ends = position >= int_of(state.parameters, slot, _MIN_POSITION)
         if masks is not None:
@@ -130,23 +128,23 @@ def advance_kernel(
         if sampled.logprob is not None:
             wanted = int_of(state.parameters, slot, _LOGPROBS)
             for one in range(0, tl.where(wanted >= 0, count, 0)):
-                store_logprobs(
-                    row * width + one, ((number % SLOTS) * RING_ROWS + row) * CELLS + one, wanted,
-                    (sampled.logprob, sampled.top_ids, sampled.top_logprobs), top_stride,
-                    (results.logprob, results.top_ids, results.top_logprobs), MAX_TOP, TOP_PAD,
-                )  # fmt: skip
+                index = row * width + one
+                to = ((number % SIZES.SLOTS) * SIZES.RING_ROWS + row) * SIZES.CELLS + one
+                found = (sampled.logprob, sampled.top_ids, sampled.top_logprobs)
+                ring = (results.logprob, results.top_ids, results.top_logprobs)
+                store_logprobs(index, to, wanted, found, top_stride, ring, SIZES)
         own = int_of(state.parameters, slot, _PENALTY_SLOT).to(tl.int64)
         # A run may repeat a token.
-        tl.atomic_add(penalties.counts + own * VOCAB + token, n * 0 + 1, mask=kept & (own >= 0), sem="relaxed")
+        tl.atomic_add(penalties.counts + own * SIZES.VOCAB + token, n * 0 + 1, mask=kept & (own >= 0), sem="relaxed")
         if history is not None:
-            tl.store(history + slot * CONTEXT + position, token, mask=kept)
+            tl.store(history + slot * SIZES.CONTEXT + position, token, mask=kept)
         tl.debug_barrier()  # later stores overwrite what other threads of the program, one warp, have read
         tl.store(state.last_token + slot, newest, mask=is_alive)
         tl.store(state.seq_len + slot, length + brought, mask=is_alive)
         tl.store(state.alive + slot, tl.where(end, 0, 1).to(tl.int8), mask=is_alive)
-        at = (number % SLOTS) * RING_ROWS + row
+        at = (number % SIZES.SLOTS) * SIZES.RING_ROWS + row
         if drafts is not None:
-            if FORCES:
+            if SIZES.KEPT > 0:  # grammars may force drafts
                 looked_at += tl.where((looked_at > 0) & (tl.load(drafts.forced + slot) != 0), _FORCED, 0)
             tl.store(results.drafted + at, looked_at.to(tl.int8))
         low = token | tl.where(stopped, _STOPPED, 0) | flags
@@ -154,29 +152,26 @@ def advance_kernel(
         if masks is not None:
             low = tl.where(is_held & (n == 0), _HELD, low)
         cell = (number << 32) | low.to(tl.int64)  # the shift drops the number's high half
-        tl.store(results.cells + at * CELLS + n, cell, mask=inside)
+        tl.store(results.cells + at * SIZES.CELLS + n, cell, mask=inside)
 
 
 @triton.jit
-def _prompt_logprobs_kernel(
-    counter, indexes, asked, found, top_stride, ring, SLOTS: tl.constexpr, RING_TOKENS: tl.constexpr,
-    MAX_TOP: tl.constexpr, TOP_PAD: tl.constexpr,
-):  # fmt: skip
+def _prompt_logprobs_kernel(counter, indexes, asked, found, top_stride, ring, SIZES: tl.constexpr):
     row = tl.program_id(0)
     index = tl.load(indexes + row)
     wanted = tl.load(asked + index)
-    if (wanted >= 0) & (index < RING_TOKENS):
-        at = (tl.load(counter) % SLOTS) * RING_TOKENS + index
-        store_logprobs(row, at, wanted, found, top_stride, ring, MAX_TOP, TOP_PAD)
+    if (wanted >= 0) & (index < SIZES.PROMPT_TOKENS):
+        at = (tl.load(counter) % SIZES.SLOTS) * SIZES.PROMPT_TOKENS + index
+        store_logprobs(row, at, wanted, found, top_stride, ring, SIZES)
 
 
 def write_prompt_logprobs(
-    counter: torch.Tensor, indexes: torch.Tensor, asked: torch.Tensor, found: LogprobBuffers, results: ResultRing
-) -> None:
+    counter: torch.Tensor, indexes: torch.Tensor, asked: torch.Tensor, found: LogprobBuffers, results: ResultRing,
+    sizes: RowSizes,
+) -> None:  # fmt: skip
     """Write log-probabilities of the query tokens `indexes`, int32 [n], into the running launch's result slot. asked:
     int32 [T] by query token; a negative one is skipped.
     """
-    max_top = results.prompt_top_ids.shape[2]
     _prompt_logprobs_kernel[(indexes.shape[0],)](
         counter,
         indexes,
@@ -184,9 +179,6 @@ def write_prompt_logprobs(
         (found.logprob, found.top_ids, found.top_logprobs),
         found.top_ids.stride(0),
         (results.prompt_logprob, results.prompt_top_ids, results.prompt_top_logprobs),
-        SLOTS=results.prompt_logprob.shape[0],
-        RING_TOKENS=results.prompt_logprob.shape[1],
-        MAX_TOP=max_top,
-        TOP_PAD=triton.next_power_of_2(max_top),
+        SIZES=sizes,
         num_warps=1,
     )

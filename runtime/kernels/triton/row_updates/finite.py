@@ -15,14 +15,14 @@ FINITE_TILE: Final = 4096
 
 @triton.jit
 def finite_kernel(
-    counter, hidden, query_start_loc, seq_lens, prompt, flags, HIDDEN: tl.constexpr, PEAKS: tl.constexpr,
-    SLOTS: tl.constexpr, RING_ROWS: tl.constexpr, TILE: tl.constexpr,
+    counter, hidden, query_start_loc, seq_lens, prompt, flags, SIZES: tl.constexpr, HIDDEN: tl.constexpr,
+    PEAKS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Write 1 for a row whose numbers are all finite, and for a masked row.
 
     The numbers are the row's part of `hidden`, contiguous [T, HIDDEN], and its logits from `leave_prompt_logprobs` in
     this launch. prompt: `wanted`, and PEAKS peaks of each query token; None: no prompt logits. counter: int64 [1], the
-    running launch, whose plan was applied. flags: int8 [SLOTS, RING_ROWS], mapped.
+    running launch, whose plan was applied. flags: int8 [launches of the ring, rows], mapped.
     """
     row = tl.program_id(0)
     bad = tl.zeros([TILE], tl.int32)
@@ -40,5 +40,5 @@ def finite_kernel(
                 made = tl.load(wanted + i // PEAKS, mask=i < end, other=0) != 0
                 peak = tl.load(peaks + i, mask=made, other=0.0)
                 bad |= (peak == float("inf")).to(tl.int32)
-    at = (tl.load(counter) % SLOTS) * RING_ROWS + row
-    tl.store(flags + at, (tl.max(bad, 0) == 0).to(tl.int8), mask=row < RING_ROWS)
+    at = (tl.load(counter) % SIZES.SLOTS) * SIZES.RING_ROWS + row
+    tl.store(flags + at, (tl.max(bad, 0) == 0).to(tl.int8), mask=row < SIZES.RING_ROWS)

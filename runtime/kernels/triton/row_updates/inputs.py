@@ -11,11 +11,10 @@ import torch
 import triton
 import triton.language as tl
 
-from runahead.runtime.kernels.row_state import RowState
-from runahead.runtime.kernels.triton.row_state.state_slots import StateSlots, snapshot_slots
-from runahead.runtime.kernels.triton.row_updates.apply_plan import NO_CHUNK, RowList
+from runahead.runtime.kernels.triton.row_state.state_slots import snapshot_slots
+from runahead.runtime.kernels.triton.row_updates.apply_plan import NO_CHUNK
 
-_TOKEN_TILE: Final = 128
+TOKEN_TILE: Final = 128
 _TABLE_TILE = tl.constexpr(256)
 _NO_CHUNK = tl.constexpr(NO_CHUNK)
 
@@ -53,11 +52,9 @@ def make_query_buffers(max_rows: int, max_tokens: int, max_blocks: int, device: 
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_tokens"])
-def _queries_kernel(
-    counter, bulk, rows, state, out, states, history, held, drafted, num_rows, num_tokens, VOCAB: tl.constexpr,
-    CONTEXT: tl.constexpr, BLOCK_SIZE: tl.constexpr, MAX_BLOCKS: tl.constexpr, SLOTS: tl.constexpr,
-    BULK_WORDS: tl.constexpr, RAGGED: tl.constexpr, NULL_SLOT: tl.constexpr, EVERY: tl.constexpr, BLOCKS: tl.constexpr,
-    REPLAYS: tl.constexpr, TOKENS: tl.constexpr,
+def queries_kernel(
+    counter, bulk, rows, state, out, states, history, held, drafted, num_rows, num_tokens, SIZES: tl.constexpr,
+    RAGGED: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """Prepare one row's tile of query tokens. RAGGED: rows have different numbers of them, and one more program resets
     tokens of no row (padding, or all if the plan was refused), so that they keep nothing of an earlier launch.
@@ -77,7 +74,7 @@ def _queries_kernel(
         is_held = tl.load(held + slot) != 0
         if tl.program_id(1) == 0:
             sampled = tl.load(rows.sample_slots + row)
-            tl.store(out.logit_slots + row, tl.where(is_alive & is_held, NULL_SLOT, sampled))
+            tl.store(out.logit_slots + row, tl.where(is_alive & is_held, SIZES.NULL_SLOT, sampled))
             if drafted is not None:  # if the row is held after this F, it has no drafts of an earlier one
                 tl.store(drafted + slot, 0, mask=is_held == 0)
         is_alive = is_alive & (is_held == 0)
@@ -93,78 +90,23 @@ def _queries_kernel(
     token = tl.load(state.last_token + slot + tl.zeros([TOKENS], tl.int32), mask=inside, other=0)
     offset = tl.load(rows.chunk_offset + row)
     is_chunk = offset != _NO_CHUNK
-    prompt = bulk + (tl.load(counter) % SLOTS) * BULK_WORDS + offset
+    prompt = bulk + (tl.load(counter) % SIZES.SLOTS) * SIZES.BULK_WORDS + offset
     token = tl.where(is_chunk, tl.load(prompt + i, mask=inside & is_chunk, other=0, volatile=True), token)
     if history is not None:
-        tl.store(history + slot * CONTEXT + position, token, mask=inside & is_chunk & is_alive)
-    token = tl.minimum(tl.maximum(token, 0), VOCAB - 1)
-    block = tl.load(state.block_table + slot * MAX_BLOCKS + position // BLOCK_SIZE, mask=inside & is_alive, other=0)
+        tl.store(history + slot * SIZES.CONTEXT + position, token, mask=inside & is_chunk & is_alive)
+    token = tl.minimum(tl.maximum(token, 0), SIZES.VOCAB - 1)
+    block = tl.load(
+        state.block_table + slot * SIZES.TABLE + position // SIZES.BLOCK_SIZE, mask=inside & is_alive, other=0
+    )
     tl.store(out.token_ids + start + i, token.to(tl.int64), mask=inside)
     tl.store(out.positions + start + i, position.to(tl.int64), mask=inside)
-    mapping = block.to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE
+    mapping = block.to(tl.int64) * SIZES.BLOCK_SIZE + position % SIZES.BLOCK_SIZE
     tl.store(out.slot_mapping + start + i, mapping, mask=inside)
     if tl.program_id(1) == 0:
         tl.store(out.seq_lens + row, length)
-        snapshot_slots(
-            row, slot, length - count, length, state, states, MAX_BLOCKS, BLOCKS, BLOCK_SIZE, NULL_SLOT, EVERY, REPLAYS
-        )
+        snapshot_slots(row, slot, length - count, length, state, states, SIZES)
         tl.store(out.last_query + row, tl.maximum(start + count - 1, 0).to(tl.int64))
-        for first in range(0, (length + BLOCK_SIZE - 1) // BLOCK_SIZE, _TABLE_TILE):
+        for first in range(0, (length + SIZES.BLOCK_SIZE - 1) // SIZES.BLOCK_SIZE, _TABLE_TILE):
             j = first + tl.arange(0, _TABLE_TILE)
-            blocks = tl.load(state.block_table + slot * MAX_BLOCKS + j, mask=j < MAX_BLOCKS, other=0)
-            tl.store(out.block_tables + row.to(tl.int64) * MAX_BLOCKS + j, blocks, mask=j < MAX_BLOCKS)
-
-
-def prepare_queries(
-    num_rows: int,
-    num_tokens: int,
-    is_decode: bool,
-    counter: torch.Tensor,
-    bulk: torch.Tensor,
-    rows: RowList,
-    state: RowState,
-    out: QueryBuffers,
-    indexes: StateSlots,
-    block_size: int,
-    vocab_size: int,
-    history: torch.Tensor | None = None,
-    held: torch.Tensor | None = None,
-    drafted: torch.Tensor | None = None,
-) -> None:
-    """Prepare the query tokens of the list's first `num_rows` entries: a decode row's newest token, a chunk's from this
-    launch's bulk slot, [slots, bulk_words].
-
-    is_decode: every row has one, and num_tokens is `num_rows`; otherwise both may exceed the plan's. Ended rows and
-        entries past the list get seq_len 0 and a slot in the null block, like query tokens of no row.
-    history: int32 [slots, context], if a drafter reads chunks' tokens by position. held: int8 [slots], if rows may be
-        held: held rows have no query token and write no logits. drafted: int32 [slots], with `held` if rows may have
-        drafts; reset for rows of this F. indexes: the states that rows continue from.
-    """
-    assert not is_decode or num_tokens == num_rows
-    grid = (num_rows, 1) if is_decode else (num_rows + 1, triton.cdiv(num_tokens, _TOKEN_TILE))
-    _queries_kernel[grid](
-        counter,
-        bulk,
-        rows,
-        state.columns,
-        out,
-        indexes,
-        history,
-        held,
-        drafted,
-        num_rows,
-        num_tokens,
-        VOCAB=vocab_size,
-        CONTEXT=0 if history is None else history.shape[1],
-        BLOCK_SIZE=block_size,
-        MAX_BLOCKS=state.block_table.shape[1],
-        SLOTS=bulk.shape[0],
-        BULK_WORDS=bulk.shape[1],
-        RAGGED=not is_decode,
-        NULL_SLOT=state.slots - 1,
-        EVERY=indexes.snapshot_tokens,
-        BLOCKS=indexes.max_blocks,
-        REPLAYS=indexes.replays,
-        TOKENS=1 if is_decode else _TOKEN_TILE,
-        num_warps=1,
-    )
+            blocks = tl.load(state.block_table + slot * SIZES.TABLE + j, mask=j < SIZES.TABLE, other=0)
+            tl.store(out.block_tables + row.to(tl.int64) * SIZES.TABLE + j, blocks, mask=j < SIZES.TABLE)

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from runahead.runtime.kernels.row_state import RowState
-from runahead.runtime.kernels.triton.row_state.record import int_of, offset_of
+from runahead.runtime.kernels.triton.row_state.record import RowSizes, int_of, offset_of
 from runahead.runtime.kernels.triton.row_updates.apply_plan import NO_CHUNK, RowList
 from runahead.runtime.kernels.triton.row_updates.commit import ResultRing, write_prompt_logprobs
 from runahead.runtime.kernels.triton.sampling.draw import scan
@@ -73,10 +73,7 @@ def make_prompt_buffers(
 
 
 @triton.jit
-def _targets_kernel(
-    counter, bulk, rows, state, asked, wanted, target, VOCAB: tl.constexpr, SLOTS: tl.constexpr,
-    BULK_WORDS: tl.constexpr, NULL_SLOT: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
+def _targets_kernel(counter, bulk, rows, state, asked, wanted, target, SIZES: tl.constexpr, TILE: tl.constexpr):
     """Process a row's tile of query tokens."""
     row = tl.program_id(0)
     slot = tl.load(rows.slots + row).to(tl.int64)
@@ -84,13 +81,13 @@ def _targets_kernel(
     offset = tl.load(rows.chunk_offset + row)
     if (tl.load(state.alive + slot) != 0) & (top >= 0) & (offset != _NO_CHUNK):
         start = tl.load(rows.query_start_loc + row)
-        samples = tl.load(rows.sample_slots + row) != NULL_SLOT
+        samples = tl.load(rows.sample_slots + row) != SIZES.NULL_SLOT
         entries = tl.load(rows.query_start_loc + row + 1) - start - samples.to(tl.int32)
         i = tl.program_id(1) * TILE + tl.arange(0, TILE)
         inside = i < entries
-        following = bulk + (tl.load(counter) % SLOTS) * BULK_WORDS + offset + 1 + i
+        following = bulk + (tl.load(counter) % SIZES.SLOTS) * SIZES.BULK_WORDS + offset + 1 + i
         token = tl.load(following, mask=inside, other=0, volatile=True)
-        token = tl.minimum(tl.maximum(token, 0), VOCAB - 1)
+        token = tl.minimum(tl.maximum(token, 0), SIZES.VOCAB - 1)
         tl.store(target + start + i, token.to(tl.int64), mask=inside)
         tl.store(asked + start + i, top + tl.zeros([TILE], tl.int32), mask=inside)
         tl.store(wanted + start + i, tl.full([TILE], 1, tl.int8), mask=inside)
@@ -104,6 +101,7 @@ def find_targets(
     rows: RowList,
     state: RowState,
     out: PromptBuffers,
+    sizes: RowSizes,
 ) -> None:
     """Find the query tokens with requested log-probabilities and their target tokens: `asked`, `wanted`, `target`."""
     out.asked[:num_tokens].fill_(-1)
@@ -116,10 +114,7 @@ def find_targets(
         out.asked,
         out.wanted,
         out.target,
-        VOCAB=out.logits.shape[1],
-        SLOTS=bulk.shape[0],
-        BULK_WORDS=bulk.shape[1],
-        NULL_SLOT=state.slots - 1,
+        SIZES=sizes,
         TILE=_TARGET_TILE,
         num_warps=4,
     )
@@ -131,6 +126,7 @@ def leave_prompt_logprobs(
     logits_of: Callable[[torch.Tensor], torch.Tensor],
     buffers: PromptBuffers,
     results: ResultRing,
+    sizes: RowSizes,
 ) -> None:
     """Write log-probabilities of the query tokens of `find_targets` into the running launch's result ring.
 
@@ -153,4 +149,4 @@ def leave_prompt_logprobs(
         scan(rows, buffers.wanted, peaks, buffers.partial_arg, sampled_vocab=buffers.sampled_vocab)
         wanted, target = buffers.wanted[first : first + _TILE], buffers.target[first : first + _TILE]
         enqueue_logprobs(rows, wanted, buffers.asked, peaks, target, buffers.found)
-        write_prompt_logprobs(counter, indexes, buffers.asked, buffers.found, results)
+        write_prompt_logprobs(counter, indexes, buffers.asked, buffers.found, results, sizes)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,21 +19,22 @@ from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.ranks import ONE_RANK, Ranks
 from runahead.runtime.kernels.reference.sampling import Sampled
 from runahead.runtime.kernels.row_state import make_penalty_state, make_row_state
-from runahead.runtime.kernels.triton.drafting.ngram import propose_drafts
+from runahead.runtime.kernels.triton.drafting.ngram import LOOKUP_TILE, propose_kernel
 from runahead.runtime.kernels.triton.row_state.drafts import DraftState, forget_drafts
 from runahead.runtime.kernels.triton.row_state.grammar_masks import MaskState, judge
+from runahead.runtime.kernels.triton.row_state.record import RowSizes
 from runahead.runtime.kernels.triton.row_state.state_slots import make_state_slots
 from runahead.runtime.kernels.triton.row_updates.apply_plan import apply_plan_kernel, make_row_list
 from runahead.runtime.kernels.triton.row_updates.commit import ResultRing, advance_kernel
 from runahead.runtime.kernels.triton.row_updates.finite import FINITE_TILE, finite_kernel
-from runahead.runtime.kernels.triton.row_updates.inputs import make_query_buffers, prepare_queries
+from runahead.runtime.kernels.triton.row_updates.inputs import TOKEN_TILE, make_query_buffers, queries_kernel
 from runahead.runtime.kernels.triton.row_updates.prompt_logprobs import (
     PromptBuffers,
     find_targets,
     leave_prompt_logprobs,
 )
 from runahead.runtime.kernels.triton.row_updates.rank_rows import take_over_drafts, take_over_sampled
-from runahead.runtime.kernels.triton.row_updates.verify_inputs import prepare_verified
+from runahead.runtime.kernels.triton.row_updates.verify_inputs import verify_inputs_kernel
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.row_record import PENALTY_TENSORS, ROW_TENSORS
 
@@ -68,6 +70,7 @@ class DeviceRows:
         self._max_blocks = max_blocks = ceil_div(context_length, block_size)
         boundaries = max_blocks * block_size // snapshot_tokens if snapshot_tokens else 0
         self._block_size = block_size
+        assert drafts is None or drafts.block_tables.shape[1] == max_blocks
         self._context_length = context_length
         self._vocab_size = vocab_size
         self._plan = torch.from_numpy(rings.plan)
@@ -98,12 +101,44 @@ class DeviceRows:
         self.masks = masks
         self._held = None if masks is None else masks.held
         self._history = None if drafts is None or not drafts.has_drafter else drafts.history
-        self._context = 0 if self._history is None else self._history.shape[1]
         # Runs of rows that may be held: they outlive their F.
         self._runs = None if drafts is None or not drafts.holds else drafts
         assert drafts is None or drafts.holds == (masks is not None)
         indexes = max(self.rows.slots.shape[0], 0 if drafts is None else drafts.token_lens.shape[0])
         self._places = torch.arange(indexes + 1, dtype=torch.int32, device=device)
+
+    @cached_property
+    def sizes(self) -> RowSizes:
+        """The constants of the kernels that update these rows."""
+        results, state, drafts, padded = self._results, self.state, self.drafts, triton.next_power_of_2
+        return RowSizes(
+            SLOTS=self._plan.shape[0],
+            PLAN_WORDS=self._plan.shape[1],
+            BULK_WORDS=self._bulk.shape[1],
+            STATUS_WORDS=results.status.shape[1],
+            RING_ROWS=results.cells.shape[1],
+            CELLS=results.cells.shape[2],
+            PROMPT_TOKENS=results.prompt_logprob.shape[1],
+            MAX_TOP=results.top_ids.shape[3],
+            TOP_PAD=padded(results.top_ids.shape[3]),
+            VOCAB=self._vocab_size,
+            CONTEXT=0 if self._history is None else self._history.shape[1],
+            BLOCK_SIZE=self._block_size,
+            BLOCKS=self._max_blocks,
+            TABLE=state.block_table.shape[1],
+            NULL_SLOT=state.slots - 1,
+            ROWS_PAD=self.rows.slots.shape[0],
+            MAX_STOP_IDS=state.stop_ids.shape[1],
+            MAX_BIAS=state.bias_ids.shape[1],
+            ALLOWED_WORDS=state.allowed.shape[1],
+            SNAPSHOT_TOKENS=self.row_states.snapshot_tokens,
+            REPLAYS=self.row_states.replays,
+            DRAFTS=0 if drafts is None else drafts.most,
+            DRAFTS_PAD=1 if drafts is None else padded(drafts.most),
+            RUN_PAD=1 if drafts is None else padded(1 + drafts.most),
+            DRAFT_ROWS_PAD=1 if drafts is None else padded(drafts.rows),
+            KEPT=0 if drafts is None else drafts.kept_slots,
+        )
 
     # ------------------------------------------------------------ S
 
@@ -119,20 +154,15 @@ class DeviceRows:
         form, log-probabilities. count: drafts of a row of the previous F. sampled: [num_rows * (1 + count)]; its field
         for rows with nothing left is set after `judge`.
         """
-        state, results, drafts = self.state, self._results, self.drafts if count else None
-        empty, max_top = sampled.nothing_left, results.top_ids.shape[3]
+        empty = sampled.nothing_left
         found = sampled._replace(
             finite=sampled.finite.view(torch.int8), nothing_left=None if empty is None else empty.view(torch.int8)
         )
         advance_kernel[(num_rows,)](
-            self.counter, self.rows.sample_slots, found, state.columns, self.penalties, self._history, drafts,
-            None if empty is None else self.masks, results,
-            0 if sampled.top_ids is None else sampled.top_ids.stride(0), 1 + count,
-            SLOTS=results.cells.shape[0], RING_ROWS=results.cells.shape[1], CELLS=results.cells.shape[2],
-            VOCAB=self.penalties.counts.shape[1], CONTEXT=self._context, NULL_SLOT=state.slots - 1,
-            MOST=0 if drafts is None else drafts.most, MAX_STOP_IDS=state.stop_ids.shape[1], MAX_TOP=max_top,
-            WIDTH_PAD=1 if drafts is None else triton.next_power_of_2(1 + drafts.most),
-            TOP_PAD=triton.next_power_of_2(max_top), FORCES=drafts is not None and drafts.holds, num_warps=1,
+            self.counter, self.rows.sample_slots, found, self.state.columns, self.penalties, self._history,
+            self.drafts if count else None, None if empty is None else self.masks, self._results,
+            0 if sampled.top_ids is None else sampled.top_ids.stride(0), 1 + count, SIZES=self.sizes,
+            WIDTH_PAD=self.sizes.RUN_PAD if count else 1, num_warps=1,
         )  # fmt: skip
 
     def take_over_sampled(self, num_rows: int) -> None:
@@ -147,35 +177,31 @@ class DeviceRows:
         Both may exceed the plan's in a captured bucket. is_decode: every row decodes. drafts: of each row. forced: see
         `LaunchShape`.
         """
-        plan, bulk, status, state = self._plan, self._bulk, self._results.status, self.state
         apply_plan_kernel[(1,)](
-            self.counter, plan, bulk, status, self.rows, state.columns, self.penalties, self._history, self._held,
-            None if self._runs is None else self._runs.guesses,
-            SLOTS=plan.shape[0], PLAN_WORDS=plan.shape[1], BULK_WORDS=bulk.shape[1], STATUS_WORDS=status.shape[1],
-            VOCAB=self.penalties.counts.shape[1], CONTEXT=self._context, MAX_BLOCKS=state.block_table.shape[1],
-            MAX_STOP_IDS=state.stop_ids.shape[1], MAX_BIAS=state.bias_ids.shape[1],
-            ALLOWED_WORDS=state.allowed.shape[1], NULL_SLOT=state.slots - 1, ROWS=self.rows.slots.shape[0],
+            self.counter, self._plan, self._bulk, self._results.status, self.rows, self.state.columns, self.penalties,
+            self._history, self._held, None if self._runs is None else self._runs.guesses, SIZES=self.sizes,
             num_warps=1,
         )  # fmt: skip
         if drafts:
             self.draft(num_rows, drafts, forced=forced)
         elif num_rows:
-            prepare_queries(
-                num_rows,
-                num_tokens,
-                is_decode,
-                self.counter,
-                self._bulk,
-                self.rows,
-                self.state,
-                self.queries,
-                self.row_states,
-                self._block_size,
-                self._vocab_size,
-                self._history,
-                self._held,
-                None if self._runs is None else self._runs.drafted,
-            )
+            self.prepare_queries(num_rows, num_tokens, is_decode)
+
+    def prepare_queries(self, num_rows: int, num_tokens: int, is_decode: bool) -> None:
+        """Prepare the query tokens of the list's first `num_rows` entries: a decode row's newest token, a chunk's from
+        this launch's bulk slot.
+
+        is_decode: every row has one, and num_tokens is `num_rows`; otherwise both may exceed the plan's. Ended rows and
+        entries past the list get length 0 and a slot in the null block, like query tokens of no row. Held rows have no
+        query token and write no logits; rows of this F that are not held have no drafts.
+        """
+        assert not is_decode or num_tokens == num_rows
+        tile = 1 if is_decode else TOKEN_TILE
+        queries_kernel[(num_rows, 1) if is_decode else (num_rows + 1, ceil_div(num_tokens, tile))](
+            self.counter, self._bulk, self.rows, self.state.columns, self.queries, self.row_states, self._history,
+            self._held, None if self._runs is None else self._runs.drafted, num_rows, num_tokens, SIZES=self.sizes,
+            RAGGED=not is_decode, TOKENS=tile, num_warps=1,
+        )  # fmt: skip
 
     def draft(self, num_rows: int, count: int, *, forced: bool = False) -> None:
         """Propose up to `count` tokens for each row of F, by its grammar or the drafter, and prepare its query tokens.
@@ -187,18 +213,34 @@ class DeviceRows:
             self._propose(num_rows, count, forced=forced)
         if not self.ranks.share.is_whole:
             take_over_drafts(num_rows, count, slots, self.drafts.proposed, self.drafts.drafted, self.ranks)
-        prepare_verified(
-            num_rows, 1 + count, slots, self.state, self.drafts, self.row_states, self._block_size, self._vocab_size,
-            self._held,
+        self.prepare_verified(num_rows, 1 + count)
+
+    def prepare_verified(self, num_rows: int, width: int) -> None:
+        """Prepare the num_rows * width query tokens of F, and the indexes of their logits for the next S, after the
+        drafts were proposed. width: 1 + K of the launch."""
+        drafts = self.drafts
+        assert drafts is not None
+        verify_inputs_kernel[(drafts.rows, width)](
+            self.rows.slots, self.state.columns, drafts, self._held, self.row_states, num_rows, width,
+            SIZES=self.sizes, num_warps=1,
         )  # fmt: skip
 
     def _propose(self, num_rows: int, count: int, *, forced: bool) -> None:
-        assert self.drafts is not None
-        slots = self.rows.slots
-        proposes = self.drafts.has_drafter or self.masks is not None
+        """Propose drafts of rows that decode: forced tokens of a grammar if any, else at most the plan's allowed
+        guesses. Ended rows and entries past the list get none, nor is anything proposed at or beyond a row's end; held
+        rows keep theirs."""
+        drafts, masks, context = self.drafts, self.masks, self.sizes.CONTEXT
+        assert drafts is not None and 0 < count <= drafts.most
+        proposes = drafts.has_drafter or masks is not None
         assert proposes or self.guess is not None, "nobody proposes anything"
         if proposes:
-            propose_drafts(num_rows, count, slots, self.state, self.drafts, self.masks)
+            words = 1 if masks is None else masks.forced.shape[1]
+            propose_kernel[(num_rows,)](
+                self.rows.slots, self.state.columns, drafts, masks, count, SIZES=self.sizes, WORDS=words,
+                WORDS_PAD=triton.next_power_of_2(words),
+                ACQUIRE=masks is not None and masks.held.device.type != "cpu",
+                TILE=min(LOOKUP_TILE, triton.next_power_of_2(max(context, 1))), num_warps=8 if context else 1,
+            )  # fmt: skip
         if self.guess is not None:
             self.guess(num_rows, 0 if forced else count)
 
@@ -269,12 +311,11 @@ class DeviceRows:
 
         prompt: the buffers after `write_prompt_logprobs`, whose logits count too.
         """
-        flags = self._results.finite
         finite_kernel[(batch.num_rows,)](
             self.counter, hidden, batch.query_start_loc, batch.seq_lens,
-            None if prompt is None else (prompt.wanted, prompt.partial_max), flags, HIDDEN=hidden.shape[1],
-            PEAKS=0 if prompt is None else prompt.partial_max.shape[1], SLOTS=flags.shape[0],
-            RING_ROWS=flags.shape[1], TILE=FINITE_TILE, num_warps=8,
+            None if prompt is None else (prompt.wanted, prompt.partial_max), self._results.finite, SIZES=self.sizes,
+            HIDDEN=hidden.shape[1], PEAKS=0 if prompt is None else prompt.partial_max.shape[1], TILE=FINITE_TILE,
+            num_warps=8,
         )  # fmt: skip
 
     def write_prompt_logprobs(
@@ -287,8 +328,10 @@ class DeviceRows:
         """Write log-probabilities of prompts that asked for them. hidden: [T, hidden]. logits_of: [n, hidden] to [n,
         vocab].
         """
-        find_targets(batch.num_rows, batch.num_tokens, self.counter, self._bulk, self.rows, self.state, buffers)
-        leave_prompt_logprobs(self.counter, hidden, logits_of, buffers, self._results)
+        find_targets(
+            batch.num_rows, batch.num_tokens, self.counter, self._bulk, self.rows, self.state, buffers, self.sizes
+        )
+        leave_prompt_logprobs(self.counter, hidden, logits_of, buffers, self._results, self.sizes)
 
     # ------------------------------------------------------------ beside the chain
 

@@ -116,7 +116,7 @@ def scan(
 @triton.jit(do_not_specialize=["count"])
 def draw_kernel(
     rows, count, state, buffers, width, FULL: tl.constexpr, VERIFIES: tl.constexpr, FIRST: tl.constexpr,
-    VOCAB: tl.constexpr, TILES: tl.constexpr, TILES_PAD: tl.constexpr, TILE: tl.constexpr, ROWS_PAD: tl.constexpr,
+    SIZES: tl.constexpr,
 ):  # fmt: skip
     """Find a tile's highest score plus noise and its id, for rows with a temperature. FIRST: id of the first logit, a
     multiple of 4; 0 if FULL.
@@ -124,12 +124,15 @@ def draw_kernel(
     With a threshold, tokens that are certainly kept are drawn here; uncertain ones are listed by ascending id, a tile's
     from its first index.
     """
-    row, first, end = tiles_of_program(buffers.kinds, DRAWS, count, TILES, ROWS_PAD)
+    VOCAB: tl.constexpr = SIZES.VOCAB
+    TILES: tl.constexpr = SIZES.TILES
+    TILE: tl.constexpr = SIZES.TILE
+    row, first, end = tiles_of_program(buffers.kinds, DRAWS, count, TILES, SIZES.ROWS_PAD)
     if first < end:
         slot = tl.load(rows.slots + row).to(tl.int64)
         kind = tl.load(buffers.kinds + row).to(tl.int32)
         edited = FULL & ((kind & EDITED) != 0)
-        source, peak, usable = source_of_row(rows, row, edited, buffers, VOCAB, TILES, TILES_PAD)
+        source, peak, usable = source_of_row(rows, row, edited, buffers, SIZES)
         source -= FIRST
         if usable:
             temperature = temperature_of(slot, state.parameters)
@@ -143,9 +146,7 @@ def draw_kernel(
             high = tl.full([], WORST_KEY, tl.int32)
             soonest = tl.full([], NEVER, tl.float32)
             if has_threshold:
-                low, high, amount_low, _, _ = bracket_of_row(
-                    buffers.threshold_sums, buffers.threshold_keys, row, slot, state.parameters, VOCAB, TILES, TILES_PAD
-                )
+                low, high, amount_low, _, _ = bracket_of_row(buffers, row, slot, state.parameters, SIZES)
                 soonest = soonest_of_row(amount_low, slot, state.parameters, VOCAB)
             log2_scale = tl.minimum(1.0 / temperature * LOG2_E, 3e38)
             worst = -tl.log(soonest)  # later arrivals do not count

@@ -31,9 +31,8 @@ _ALLOWED_WORDS = offset_of("allowed_words")
 @triton.jit(do_not_specialize=["count"])
 def edit_kernel(
     rows, count, state, penalties, mask_words, masks, buffers, runs, VERIFIES: tl.constexpr, MOST_DRAFTS: tl.constexpr,
-    MASK_AT: tl.constexpr, MASK_LINE: tl.constexpr, MASK_LINES: tl.constexpr, VOCAB: tl.constexpr, TILES: tl.constexpr,
-    TILE: tl.constexpr, ROWS_PAD: tl.constexpr, MAX_STOP_IDS: tl.constexpr, MAX_BIAS: tl.constexpr,
-    BIAS_BLOCK: tl.constexpr, SAMPLED_VOCAB: tl.constexpr,
+    MASK_AT: tl.constexpr, MASK_LINE: tl.constexpr, MASK_LINES: tl.constexpr, MAX_STOP_IDS: tl.constexpr,
+    MAX_BIAS: tl.constexpr, BIAS_BLOCK: tl.constexpr, SAMPLED_VOCAB: tl.constexpr, SIZES: tl.constexpr,
 ):  # fmt: skip
     """Copy an edited row's logits to `scores` with penalties, masks (-inf) and bias, and find each tile's highest and
     its id.
@@ -42,7 +41,10 @@ def edit_kernel(
     masks: some rows have a grammar; the launch's copies have MASK_LINES lines of each row. mask_words: of a row's
     allowed tokens. SAMPLED_VOCAB: logits of ids from here on are -inf and stay so.
     """
-    row, first, end = tiles_of_program(buffers.kinds, EDITED, count, TILES, ROWS_PAD)
+    VOCAB: tl.constexpr = SIZES.VOCAB
+    TILES: tl.constexpr = SIZES.TILES
+    TILE: tl.constexpr = SIZES.TILE
+    row, first, end = tiles_of_program(buffers.kinds, EDITED, count, TILES, SIZES.ROWS_PAD)
     if first < end:
         slot = tl.load(rows.slots + row).to(tl.int64)
         base = logits_of_row(rows, row)

@@ -37,11 +37,14 @@ def _first_of_highest(value, token):
 @triton.jit
 def finish_kernel(
     rows, alive, state, buffers, width, FULL: tl.constexpr, VERIFIES: tl.constexpr, MASKED: tl.constexpr,
-    VOCAB: tl.constexpr, TILES: tl.constexpr, TILES_PAD: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+    SIZES: tl.constexpr,
 ):  # fmt: skip
     """Choose each row's token from its tiles, and from its list if it has a threshold. A row fails if a raw or changed
     logit is not finite. MASKED: also find whether a row with a grammar has any allowed token.
     """
+    TILES: tl.constexpr = SIZES.TILES
+    TILES_PAD: tl.constexpr = SIZES.TILES_PAD
+    BLOCK: tl.constexpr = SIZES.BLOCK
     row = tl.program_id(0).to(tl.int64)
     # Issue all loads at once, though a row needs only some.
     slot = tl.load(rows.slots + row).to(tl.int64)
@@ -79,25 +82,22 @@ def finish_kernel(
             if FULL & ((kind & HAS_THRESHOLD) != 0):
                 source = logits_of_row(rows, row)
                 if edited:
-                    source = buffers.scores + row * VOCAB
+                    source = buffers.scores + row * SIZES.VOCAB
                 temperature, seed = temperature_of(slot, state.parameters), seed_of(slot, state.parameters)
                 position = position_of(state.seq_len, slot, row, width, VERIFIES)
                 inverse = inverse_of(temperature, peak)
-                bracket = bracket_of_row(
-                    buffers.threshold_sums, buffers.threshold_keys, row, slot, state.parameters, VOCAB, TILES, TILES_PAD
-                )
+                bracket = bracket_of_row(buffers, row, slot, state.parameters, SIZES)
                 low, amount_low = bracket[0], bracket[2]
-                watched = soonest_of_row(amount_low, slot, state.parameters, VOCAB) < NEVER
+                watched = soonest_of_row(amount_low, slot, state.parameters, SIZES.VOCAB) < NEVER
                 if watched & (highest == float("-inf")):
-                    highest, token = first_of_row(
-                        source, peak, temperature, inverse, low, seed, position, VOCAB, TILES, TILE
-                    )  # fmt: skip
+                    highest, token = first_of_row(source, peak, temperature, inverse, low, seed, position, SIZES)
                 lengths = of_tiles(buffers.list_lengths, row, 0, TILES, TILES_PAD)
                 begins, length = tl.cumsum(lengths, 0) - lengths, tl.sum(lengths, 0)
-                listed, scoring = (buffers.listed + row * VOCAB, begins, length), (source, peak, temperature, inverse)
-                i, score, key = listed_tokens(listed, 0, scoring, BLOCK, TILE, TILES_PAD)
+                listed = (buffers.listed + row * SIZES.VOCAB, begins, length)
+                scoring = (source, peak, temperature, inverse)
+                i, score, key = listed_tokens(listed, 0, scoring, SIZES)
                 threshold, last = threshold_of_row(
-                    i, score, key, bracket, listed, slot, state.parameters, scoring, VOCAB, BLOCK, TILE, TILES_PAD
+                    i, score, key, bracket, listed, slot, state.parameters, scoring, SIZES
                 )
                 tl.store(buffers.threshold_key + row, threshold)
                 tl.store(buffers.threshold_id + row, last)
@@ -106,7 +106,7 @@ def finish_kernel(
                     i, score, key, threshold, last, min_p, seed, position, highest, token
                 )  # fmt: skip
                 for start in range(BLOCK, length, BLOCK):
-                    i, score, key = listed_tokens(listed, start, scoring, BLOCK, TILE, TILES_PAD)
+                    i, score, key = listed_tokens(listed, start, scoring, SIZES)
                     highest, token = first_of_block(
                         i, score, key, threshold, last, min_p, seed, position, highest, token
                     )  # fmt: skip

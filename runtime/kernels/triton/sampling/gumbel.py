@@ -126,18 +126,7 @@ def first_of_block(i, score, key, threshold, last, min_p, seed, position, highes
 
 
 @triton.jit
-def first_of_row(
-    source,
-    peak,
-    temperature,
-    inverse,
-    low,
-    seed,
-    position,
-    VOCAB: tl.constexpr,
-    TILES: tl.constexpr,
-    TILE: tl.constexpr,
-):
+def first_of_row(source, peak, temperature, inverse, low, seed, position, SIZES: tl.constexpr):
     """Return the highest score plus noise of a row's tokens up to a key, and its id, for a race without an arrival
     before its time limit.
     """
@@ -145,7 +134,9 @@ def first_of_row(
     chosen = tl.full([], NO_TOKEN, tl.int32)
     soonest = tl.full([], NEVER, tl.float32)
     log2_scale = tl.minimum(1.0 / temperature * LOG2_E, 3e38)
-    for tile in range(0, TILES):
+    VOCAB: tl.constexpr = SIZES.VOCAB
+    TILE: tl.constexpr = SIZES.TILE
+    for tile in range(0, SIZES.TILES):
         i = tile * TILE + tl.arange(0, TILE)
         x = tl.load(source + i, mask=i < VOCAB, other=float("-inf"))
         drawn = (i < VOCAB) & (key_of(scores_of(x, peak, temperature, inverse)) <= low)

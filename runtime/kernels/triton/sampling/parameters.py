@@ -49,6 +49,19 @@ class LogitRows(NamedTuple):
     slots: torch.Tensor  # int32 or int64 [n] each row's slot
 
 
+class Sizes(NamedTuple):
+    """Constants of the sampler's kernels."""
+
+    VOCAB: int
+    TILES: int  # of a row; on a rank, its peers' best tokens count as tiles
+    TILES_PAD: int
+    TILE: int  # tokens of a tile
+    ROWS_PAD: int
+    SAMPLES: int  # of a row, from which its threshold is estimated
+    SAMPLES_PAD: int
+    BLOCK: int  # tokens of a row's list that the threshold search keeps in registers
+
+
 def programs_for(rows: int, tiles: int) -> int:
     """Return the number of programs of a kernel for some of `rows` rows of `tiles` tiles each."""
     return min(rows * tiles, max(rows, _PROGRAMS))
@@ -160,12 +173,12 @@ def of_tiles(values, row, other, TILES: tl.constexpr, TILES_PAD: tl.constexpr):
 
 
 @triton.jit
-def source_of_row(rows, row, edited, buffers, VOCAB: tl.constexpr, TILES: tl.constexpr, TILES_PAD: tl.constexpr):
+def source_of_row(rows, row, edited, buffers, SIZES: tl.constexpr):
     """Return the pointer to a row's logits, edited or raw, their maximum, and whether a token can be drawn."""
-    raw_peak = tl.max(of_tiles(buffers.partial_max, row, float("-inf"), TILES, TILES_PAD), 0)
+    raw_peak = tl.max(of_tiles(buffers.partial_max, row, float("-inf"), SIZES.TILES, SIZES.TILES_PAD), 0)
     source = logits_of_row(rows, row)
     peak = raw_peak
     if edited:
-        source = buffers.scores + row * VOCAB
-        peak = tl.max(of_tiles(buffers.edited_max, row, float("-inf"), TILES, TILES_PAD), 0)
+        source = buffers.scores + row * SIZES.VOCAB
+        peak = tl.max(of_tiles(buffers.edited_max, row, float("-inf"), SIZES.TILES, SIZES.TILES_PAD), 0)
     return source, peak, (raw_peak < float("inf")) & (tl.abs(peak) < float("inf"))

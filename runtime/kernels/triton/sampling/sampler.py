@@ -27,7 +27,7 @@ from runahead.runtime.kernels.triton.sampling.logprobs import (
     enqueue_logprobs,
     make_logprob_buffers,
 )
-from runahead.runtime.kernels.triton.sampling.parameters import TILE, LogitRows, programs_for
+from runahead.runtime.kernels.triton.sampling.parameters import TILE, LogitRows, Sizes, programs_for
 from runahead.runtime.kernels.triton.sampling.threshold_bracket import (
     LADDER,
     OFFSETS,
@@ -39,9 +39,7 @@ from runahead.runtime.kernels.triton.sampling.threshold_bracket import (
 
 _LIST_BLOCK: Final = 4096  # tokens of a row's list that the threshold search keeps in registers
 _BIAS_BLOCK: Final = 256
-# Of a program of a kernel that rows share: an H200's multiprocessor has registers for four programs.
-_WARPS: Final = 4
-_OPTIONS: Final = {"num_warps": _WARPS, "maxnreg": 128}
+_WARPS: Final = 4  # of a program of a kernel that rows share: an H200's multiprocessor has registers for four programs
 
 
 class SamplerBuffers(NamedTuple):
@@ -173,20 +171,11 @@ def sample_rows_cuda(
         like rows that are not alive. Full form only. part: on a rank in the plain form; `logits` and `buffers` are the
         part's. Returns views of `buffers` with `max_top` columns of top log-probabilities, valid until the next call.
     """
-    count = slots.shape[0]
-    rows = buffers.identity if logit_rows is None else logit_rows
-    run = _Sampling(
-        logits, rows, state, penalties, slots, buffers, runs or VerifiedTokens(1, buffers.identity.view(-1, 1)), masks,
-        part,
-    )  # fmt: skip
+    count, identity = slots.shape[0], buffers.identity
     if count > 0:
-        run.scan()
-        if form is Form.FULL:
-            run.edit()
-            run.find_thresholds()
-        run.draw(full=form is Form.FULL)
-        if form is Form.FULL:
-            run.logprobs()
+        rows = LogitRows(logits, logits.stride(0), identity if logit_rows is None else logit_rows, slots)
+        runs = runs or VerifiedTokens(1, identity.view(-1, 1))
+        _enqueue(rows, state, penalties, form is Form.FULL, buffers, runs, masks, part)
     tokens, finite = buffers.tokens[:count], buffers.finite[:count]
     if form is Form.PLAIN:
         return Sampled(tokens, finite)
@@ -201,136 +190,45 @@ def sample_rows_cuda(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Sampling:
-    """One call's kernels, in order."""
-
-    logits: torch.Tensor
-    logit_rows: torch.Tensor
-    state: RowState
-    penalties: PenaltyState
-    slots: torch.Tensor
-    buffers: SamplerBuffers
-    runs: VerifiedTokens
-    masks: MaskState | None
-    part: VocabPart | None
-
-    @property
-    def _rows(self) -> LogitRows:
-        return LogitRows(self.logits, self.logits.stride(0), self.logit_rows, self.slots)
-
-    @property
-    def _alive(self) -> torch.Tensor:
-        return self.state.alive.view(torch.int8) if self.masks is None else self.masks.samples
-
-    @property
-    def _sizes(self) -> dict[str, int]:
-        tiles = self.buffers.partial_max.shape[1]
-        return {"VOCAB": self.logits.shape[1], "TILES": tiles, "TILES_PAD": triton.next_power_of_2(tiles)}
-
-    @property
-    def _shared(self) -> dict[str, int | bool]:
-        """Return constants and options of a kernel whose programs are shared among rows. No fused multiply-add: bits
-        equal the reference's.
-        """
-        rows_pad = triton.next_power_of_2(self.buffers.kinds.shape[0])
-        return {**self._sizes, "TILE": TILE, "ROWS_PAD": rows_pad, **_OPTIONS, "enable_fp_fusion": False}
-
-    @property
-    def _first(self) -> int:
-        return 0 if self.part is None else self.part.first
-
-    @property
-    def _programs(self) -> tuple[int]:
-        return (programs_for(self.slots.shape[0], self.buffers.partial_max.shape[1]),)
-
-    def scan(self) -> None:
-        buffers, state = self.buffers, self.state
-        sampled = (state.seq_len, state.parameters, buffers.kinds)
-        peaks = buffers.partial_max, buffers.partial_arg
-        scan(
-            self._rows, self._alive, *peaks, sampled, self.runs.width, self.masks is not None, buffers.sampled_vocab,
-            self._first,
-        )  # fmt: skip
-        if self.part is not None:
-            self.part.ranks.best(*peaks, self.slots.shape[0])
-
-    def edit(self) -> None:
-        """Apply penalties, bias and masks; writes edited rows' logits to `scores`."""
-        state, buffers, constants = self.state, self.buffers, self._shared
-        del constants["TILES_PAD"]
-        masks = self.masks
-        edit_kernel[self._programs](
-            self._rows,
-            self.slots.shape[0],
-            state.columns,
-            self.penalties,
-            state.allowed.shape[1],
-            masks,
-            buffers,
-            self.runs,
-            VERIFIES=self.runs.width > 1,
-            MOST_DRAFTS=self.runs.drafts.shape[1],
-            MASK_AT=0 if masks is None else masks.mask_at,
+def _enqueue(
+    rows: LogitRows, state: RowState, penalties: PenaltyState, full: bool, buffers: SamplerBuffers,
+    runs: VerifiedTokens, masks: MaskState | None, part: VocabPart | None,
+) -> None:  # fmt: skip
+    """Enqueue the kernels of `sample_rows_cuda`, in order."""
+    count, (_, vocab), tiles = rows.slots.shape[0], rows.logits.shape, buffers.partial_max.shape[1]
+    samples, first, verifies = buffers.guesses.shape[1], 0 if part is None else part.first, runs.width > 1
+    alive = state.alive.view(torch.int8) if masks is None else masks.samples
+    padded = triton.next_power_of_2
+    sizes = Sizes(vocab, tiles, padded(tiles), TILE, padded(len(buffers.kinds)), samples, padded(samples), _LIST_BLOCK)
+    # For kernels whose programs compute tiles of any row. No fused multiply-add: bits equal the reference's.
+    shared: dict[str, Any] = {"SIZES": sizes, "num_warps": _WARPS, "maxnreg": 128, "enable_fp_fusion": False}
+    programs = (programs_for(count, tiles),)
+    sampled, peaks = (state.seq_len, state.parameters, buffers.kinds), (buffers.partial_max, buffers.partial_arg)
+    scan(rows, alive, *peaks, sampled, runs.width, masks is not None, buffers.sampled_vocab, first)
+    if part is not None:
+        part.ranks.best(*peaks, count)
+    if full:
+        # Apply penalties, bias and masks; writes edited rows' logits to `scores`.
+        edit_kernel[programs](
+            rows, count, state.columns, penalties, state.allowed.shape[1], masks, buffers, runs, VERIFIES=verifies,
+            MOST_DRAFTS=runs.drafts.shape[1], MASK_AT=0 if masks is None else masks.mask_at,
             MASK_LINE=0 if masks is None else masks.words.shape[2],
-            MASK_LINES=0 if masks is None else masks.words.shape[1],
-            MAX_STOP_IDS=state.stop_ids.shape[1],
-            MAX_BIAS=state.bias_ids.shape[1],
-            SAMPLED_VOCAB=buffers.sampled_vocab,
-            BIAS_BLOCK=_BIAS_BLOCK,
-            **constants,
-        )
-
-    def find_thresholds(self) -> None:
-        """Bracket the thresholds of top-k and top-p for `draw`."""
-        buffers = self.buffers
-        samples = buffers.guesses.shape[1]
-        asked = (self._rows, self.slots.shape[0], self.state.parameters, buffers)
-        programs = programs_for(self.slots.shape[0], samples)
-        guess_kernel[(programs,)](*asked, SAMPLES=samples, **self._shared)
+            MASK_LINES=0 if masks is None else masks.words.shape[1], MAX_STOP_IDS=state.stop_ids.shape[1],
+            MAX_BIAS=state.bias_ids.shape[1], SAMPLED_VOCAB=buffers.sampled_vocab, BIAS_BLOCK=_BIAS_BLOCK, **shared,
+        )  # fmt: skip
+        # Bracket the thresholds of top-k and top-p.
+        guess_kernel[(programs_for(count, samples),)](rows, count, state.parameters, buffers, **shared)
         for again in range(ROUNDS):
-            bracket_kernel[self._programs](
-                *asked,
-                AGAIN=again,
-                SAMPLES=samples,
-                SAMPLES_PAD=triton.next_power_of_2(samples),
-                THREADS=32 * _WARPS,
-                **self._shared,
-            )
-
-    def draw(self, full: bool) -> None:
-        buffers, state = self.buffers, self.state
-        draw_kernel[self._programs](
-            self._rows,
-            self.slots.shape[0],
-            state.columns,
-            buffers,
-            self.runs.width,
-            FULL=full,
-            VERIFIES=self.runs.width > 1,
-            FIRST=self._first,
-            **{**self._shared, "num_warps": 2 * _WARPS if full else _WARPS},
-        )
-        if self.part is not None:
-            self.part.ranks.best(buffers.best_score, buffers.best_id, self.slots.shape[0])
-        finish_kernel[(self.slots.shape[0],)](
-            self._rows,
-            self._alive,
-            state.columns,
-            buffers,
-            self.runs.width,
-            FULL=full,
-            VERIFIES=self.runs.width > 1,
-            MASKED=self.masks is not None,
-            BLOCK=_LIST_BLOCK,
-            TILE=TILE,
-            **self._sizes,
-            num_warps=16 if full else 1,
-            enable_fp_fusion=False,
-        )
-
-    def logprobs(self) -> None:
-        buffers = self.buffers
-        enqueue_logprobs(
-            self._rows, buffers.kinds, self.state.logprobs, buffers.partial_max, buffers.tokens, buffers.logprobs
-        )
+            bracket_kernel[programs](rows, count, state.parameters, buffers, AGAIN=again, THREADS=32 * _WARPS, **shared)
+    draw_kernel[programs](
+        rows, count, state.columns, buffers, runs.width, FULL=full, VERIFIES=verifies, FIRST=first,
+        **{**shared, "num_warps": 2 * _WARPS if full else _WARPS},
+    )  # fmt: skip
+    if part is not None:
+        part.ranks.best(buffers.best_score, buffers.best_id, count)
+    finish_kernel[(count,)](
+        rows, alive, state.columns, buffers, runs.width, FULL=full, VERIFIES=verifies, MASKED=masks is not None,
+        SIZES=sizes, num_warps=16 if full else 1, enable_fp_fusion=False,
+    )  # fmt: skip
+    if full:
+        enqueue_logprobs(rows, buffers.kinds, state.logprobs, buffers.partial_max, buffers.tokens, buffers.logprobs)

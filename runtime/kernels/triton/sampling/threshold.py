@@ -28,12 +28,14 @@ from runahead.runtime.kernels.triton.sampling.threshold_bracket import top_p_tar
 
 
 @triton.jit
-def listed_tokens(tokens, start, scoring, BLOCK: tl.constexpr, TILE: tl.constexpr, TILES_PAD: tl.constexpr):
+def listed_tokens(tokens, start, scoring, SIZES: tl.constexpr):
     """Load a block of a row's list: ids, scores and keys; invalid entries get a key above all others.
 
     tokens: the pointer to the list; int32 [TILES_PAD] the number of listed tokens before each tile, all after the last
     one; the list's length. scoring: the pointer to the row's logits, their peak, the temperature, its inverse.
     """
+    BLOCK: tl.constexpr = SIZES.BLOCK
+    TILES_PAD: tl.constexpr = SIZES.TILES_PAD
     listed, begins, length = tokens
     source, peak, temperature, inverse = scoring
     e = start + tl.arange(0, BLOCK)
@@ -42,7 +44,7 @@ def listed_tokens(tokens, start, scoring, BLOCK: tl.constexpr, TILE: tl.constexp
         if TILES_PAD >> halvings > 0:
             middle = tile + (TILES_PAD >> halvings)
             tile = tl.where(tl.gather(begins, middle, 0) <= e, middle, tile)
-    index = tile * TILE + e - tl.gather(begins, tile, 0)
+    index = tile * SIZES.TILE + e - tl.gather(begins, tile, 0)
     i = tl.load(listed + index, mask=e < length, other=0)
     x = tl.load(source + i, mask=e < length, other=float("-inf"))
     score = scores_of(x, peak, temperature, inverse)
@@ -75,7 +77,7 @@ def _up_to_two(key, each, low, first, second):
 @triton.jit
 def _search(
     i, score, key, tokens, scoring, by_count, target, low, high, amount_low, amount_high, between, threshold, last,
-    BLOCK: tl.constexpr, TILE: tl.constexpr, TILES_PAD: tl.constexpr,
+    SIZES: tl.constexpr,
 ):  # fmt: skip
     """Find the threshold among a list's tokens that (threshold, last) keeps: where their amount reaches the target. i,
     score, key: the list's first block, which is usually the whole list.
@@ -96,8 +98,8 @@ def _search(
         first = low + tl.minimum(tl.maximum(center - aside, 1), span - 1)
         second = low + tl.minimum(tl.maximum(center + aside, 1), span - 1)
         tokens_first, tokens_second, amount_first, amount_second = _up_to_two(first_key, each, low, first, second)
-        for start in range(BLOCK, length, BLOCK):
-            far, far_score, far_key = listed_tokens(tokens, start, scoring, BLOCK, TILE, TILES_PAD)
+        for start in range(SIZES.BLOCK, length, SIZES.BLOCK):
+            far, far_score, far_key = listed_tokens(tokens, start, scoring, SIZES)
             far_key = keys_left(far, far_key, threshold, last)
             more_first, more_second, further_first, further_second = _up_to_two(
                 far_key, _amount(far_score, far_key, by_count), low, first, second
@@ -122,8 +124,8 @@ def _search(
         tied = (amount_high - amount_low) // between
         number = ((target - amount_low + tied - 1) // tied).to(tl.int32)
         seen = tl.full([], 0, tl.int32)
-        for start in range(0, length, BLOCK):
-            i, _, key = listed_tokens(tokens, start, scoring, BLOCK, TILE, TILES_PAD)
+        for start in range(0, length, SIZES.BLOCK):
+            i, _, key = listed_tokens(tokens, start, scoring, SIZES)
             equal = (keys_left(i, key, threshold, last) == high).to(tl.int32)
             index = tl.cumsum(equal, 0) + seen
             found = tl.minimum(found, tl.min(tl.where((equal != 0) & (index == number), i, NO_TOKEN), 0))
@@ -132,31 +134,28 @@ def _search(
 
 
 @triton.jit
-def threshold_of_row(
-    i, score, key, bracket, tokens, slot, parameters, scoring, VOCAB: tl.constexpr, BLOCK: tl.constexpr,
-    TILE: tl.constexpr, TILES_PAD: tl.constexpr,
-):  # fmt: skip
+def threshold_of_row(i, score, key, bracket, tokens, slot, parameters, scoring, SIZES: tl.constexpr):
     """Find a row's threshold, a key and an id. The first three arguments are the list's first block. bracket:
     `bracket_of_row`'s results. tokens, scoring: as `listed_tokens` has them.
     """
     low, high, amount_low, amount_high, target = bracket
     length = tokens[2]
-    limited = has_top_k(slot, parameters, VOCAB)
+    limited = has_top_k(slot, parameters, SIZES.VOCAB)
     threshold, last = _search(
         i, score, key, tokens, scoring, limited, target, low, high, amount_low, amount_high, length, WORST_KEY,
-        NO_TOKEN, BLOCK, TILE, TILES_PAD,
+        NO_TOKEN, SIZES,
     )  # fmt: skip
     top_p = top_p_of(slot, parameters)
     if limited & (top_p < 1.0):
         total = tl.full([], 0, tl.int64)
-        for start in range(0, length, BLOCK):
-            far, far_score, far_key = listed_tokens(tokens, start, scoring, BLOCK, TILE, TILES_PAD)
+        for start in range(0, length, SIZES.BLOCK):
+            far, far_score, far_key = listed_tokens(tokens, start, scoring, SIZES)
             total += tl.sum(_amount(far_score, keys_left(far, far_key, threshold, last), False), 0)
         first = tl.full([], -1, tl.int32)
         nothing = tl.full([], 0, tl.int64)
         new_threshold, token = _search(
             i, score, key, tokens, scoring, False, top_p_target(top_p, total), first, threshold, nothing, total,
-            top_k_of(slot, parameters), threshold, last, BLOCK, TILE, TILES_PAD,
+            top_k_of(slot, parameters), threshold, last, SIZES,
         )  # fmt: skip
         last = tl.where(new_threshold == threshold, tl.minimum(token, last), token)
         threshold = new_threshold

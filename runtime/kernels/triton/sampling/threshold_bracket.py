@@ -64,32 +64,30 @@ def _rough(x, peak, temperature, counts):
 
 
 @triton.jit(do_not_specialize=["count"])
-def guess_kernel(
-    rows, count, parameters, buffers, VOCAB: tl.constexpr, TILES: tl.constexpr, TILES_PAD: tl.constexpr,
-    TILE: tl.constexpr, ROWS_PAD: tl.constexpr, SAMPLES: tl.constexpr,
-):  # fmt: skip
+def guess_kernel(rows, count, parameters, buffers, SIZES: tl.constexpr):
     """Estimate the amount of a sample's tokens up to each rung of the ladder: float32 [rows, samples, rungs].
 
     A sample is the first eighth of eight tiles without each tile's highest token: those are few and weigh most, so the
     guess counts all of them exactly.
     """
-    row, first, end = tiles_of_program(buffers.kinds, HAS_THRESHOLD, count, SAMPLES, ROWS_PAD)
+    TILE: tl.constexpr = SIZES.TILE
+    row, first, end = tiles_of_program(buffers.kinds, HAS_THRESHOLD, count, SIZES.SAMPLES, SIZES.ROWS_PAD)
     if first < end:
         slot = tl.load(rows.slots + row).to(tl.int64)
         edited = (tl.load(buffers.kinds + row).to(tl.int32) & EDITED) != 0
-        source, peak, usable = source_of_row(rows, row, edited, buffers, VOCAB, TILES, TILES_PAD)
-        peaks = buffers.partial_max + row * TILES
+        source, peak, usable = source_of_row(rows, row, edited, buffers, SIZES)
+        peaks = buffers.partial_max + row * SIZES.TILES
         if edited:
-            peaks = buffers.edited_max + row * TILES
+            peaks = buffers.edited_max + row * SIZES.TILES
         if usable:
-            counts = has_top_k(slot, parameters, VOCAB)
+            counts = has_top_k(slot, parameters, SIZES.VOCAB)
             temperature = temperature_of(slot, parameters)
             e = tl.arange(0, TILE)
             for sample in range(first, end):
                 tile = sample * _SAMPLE + e // (TILE // _SAMPLE)
                 i = tile * TILE + e % (TILE // _SAMPLE)
-                x = tl.load(source + i, mask=i < VOCAB, other=float("-inf"))
-                sampled = x < tl.load(peaks + tile, mask=i < VOCAB, other=float("-inf"))
+                x = tl.load(source + i, mask=i < SIZES.VOCAB, other=float("-inf"))
+                sampled = x < tl.load(peaks + tile, mask=i < SIZES.VOCAB, other=float("-inf"))
                 distance, weight = _rough(x, peak, temperature, counts)
                 weight = tl.where(sampled, weight, 0.0)
                 even, odd = (), ()
@@ -99,7 +97,7 @@ def guess_kernel(
                     odd = longer(odd, tl.where(up_to, weight, 0.0))
                 # One pass between threads for all sums.
                 within = tl.sum(tl.join(joined(even), joined(odd)), 0).reshape([_RUNGS])
-                tl.store(buffers.guesses + (row * SAMPLES + sample) * _RUNGS + tl.arange(0, _RUNGS), within)
+                tl.store(buffers.guesses + (row * SIZES.SAMPLES + sample) * _RUNGS + tl.arange(0, _RUNGS), within)
 
 
 @triton.jit
@@ -116,35 +114,23 @@ def _slope(below, above):
 
 
 @triton.jit
-def _guess(
-    guesses,
-    ladder,
-    peaks,
-    row,
-    slot,
-    peak,
-    parameters,
-    VOCAB: tl.constexpr,
-    TILES: tl.constexpr,
-    TILES_PAD: tl.constexpr,
-    SAMPLES: tl.constexpr,
-    SAMPLES_PAD: tl.constexpr,
-):
+def _guess(buffers, peaks, row, slot, peak, parameters, SIZES: tl.constexpr):
     """Estimate the threshold's distance below the highest score and its bracket.
 
     Between two rungs the amount is interpolated by a monotonic cubic. The bracket extends a little beyond the rungs,
     because sampling may put a threshold near a rung on the wrong side.
     """
     s = tl.arange(0, _RUNGS)
-    rungs = tl.load(ladder + s)
-    g = tl.arange(0, SAMPLES_PAD)[:, None]
-    parts = tl.load(guesses + (row * SAMPLES + g) * _RUNGS + s[None, :], mask=g < SAMPLES, other=0.0)
-    t = tl.arange(0, TILES_PAD)[:, None]
-    x = tl.load(peaks + row * TILES + t, mask=t < TILES, other=float("-inf"))
-    counts = has_top_k(slot, parameters, VOCAB)
+    rungs = tl.load(buffers.ladder + s)
+    g = tl.arange(0, SIZES.SAMPLES_PAD)[:, None]
+    inside = g < SIZES.SAMPLES
+    parts = tl.load(buffers.guesses + (row * SIZES.SAMPLES + g) * _RUNGS + s[None, :], mask=inside, other=0.0)
+    t = tl.arange(0, SIZES.TILES_PAD)[:, None]
+    x = tl.load(peaks + row * SIZES.TILES + t, mask=t < SIZES.TILES, other=float("-inf"))
+    counts = has_top_k(slot, parameters, SIZES.VOCAB)
     distance, weight = _rough(x, peak, temperature_of(slot, parameters), counts)
     up_to = (distance <= rungs[None, :]) | (s[None, :] == _RUNGS - 1)
-    of_peaks = tl.where((t < TILES) & up_to, weight, 0.0)
+    of_peaks = tl.where((t < SIZES.TILES) & up_to, weight, 0.0)
     amounts = tl.sum(parts, 0) * _SAMPLE + tl.sum(of_peaks, 0)
     top_p_mass = top_p_of(slot, parameters) * word(amounts, _RUNGS - 1)
     target = tl.where(counts, top_k_of(slot, parameters).to(tl.float32), top_p_mass)
@@ -166,11 +152,7 @@ def _guess(
 
 
 @triton.jit(do_not_specialize=["count"])
-def bracket_kernel(
-    rows, count, parameters, buffers, AGAIN: tl.constexpr, VOCAB: tl.constexpr, TILES: tl.constexpr,
-    TILES_PAD: tl.constexpr, TILE: tl.constexpr, ROWS_PAD: tl.constexpr, SAMPLES: tl.constexpr,
-    SAMPLES_PAD: tl.constexpr, THREADS: tl.constexpr,
-):  # fmt: skip
+def bracket_kernel(rows, count, parameters, buffers, AGAIN: tl.constexpr, THREADS: tl.constexpr, SIZES: tl.constexpr):
     """Compute the amount of a row's tokens up to each of a few keys: int64 [rows, rounds, tiles, spots], summed over a
     program's tiles at its first tile, and zeros at the others.
 
@@ -178,20 +160,20 @@ def bracket_kernel(
     tokens there. keys: int32 [rows, rounds, spots], ascending. A thread of THREADS processes four tokens at a time,
     whose limbs float32 adds exactly.
     """
-    row, first, end = tiles_of_program(buffers.kinds, HAS_THRESHOLD, count, TILES, ROWS_PAD)
+    TILE: tl.constexpr = SIZES.TILE
+    row, first, end = tiles_of_program(buffers.kinds, HAS_THRESHOLD, count, SIZES.TILES, SIZES.ROWS_PAD)
     if first < end:
         slot = tl.load(rows.slots + row).to(tl.int64)
         edited = (tl.load(buffers.kinds + row).to(tl.int32) & EDITED) != 0
-        source, peak, usable = source_of_row(rows, row, edited, buffers, VOCAB, TILES, TILES_PAD)
+        source, peak, usable = source_of_row(rows, row, edited, buffers, SIZES)
         line = row * _ROUNDS + AGAIN
         s = tl.arange(0, _SPOTS)
-        limited = has_top_k(slot, parameters, VOCAB)
+        limited = has_top_k(slot, parameters, SIZES.VOCAB)
         if usable:
             if AGAIN:
                 low_key, high_key, amount_low, amount_high, _ = _round_of_row(
-                    buffers.threshold_sums, buffers.threshold_keys, row * _ROUNDS, slot, parameters, VOCAB, TILES,
-                    TILES_PAD,
-                )  # fmt: skip
+                    buffers, row * _ROUNDS, slot, parameters, SIZES
+                )
                 end = tl.where(_is_long(high_key, amount_high - amount_low, limited), end, first)
                 low = tl.maximum(low_key, 0).to(tl.float32, bitcast=True)
                 high = high_key.to(tl.float32, bitcast=True)
@@ -201,10 +183,7 @@ def bracket_kernel(
                 peaks = buffers.partial_max
                 if edited:
                     peaks = buffers.edited_max
-                center, low, high = _guess(
-                    buffers.guesses, buffers.ladder, peaks, row, slot, peak, parameters, VOCAB, TILES, TILES_PAD,
-                    SAMPLES, SAMPLES_PAD,
-                )  # fmt: skip
+                center, low, high = _guess(buffers, peaks, row, slot, peak, parameters, SIZES)
             if first < end:
                 last_key = tl.where(limited, WORST_KEY, _MASSLESS_KEY)
                 at = center + (high - low) * tl.load(buffers.offsets + AGAIN * _SPOTS + s)
@@ -224,11 +203,11 @@ def bracket_kernel(
                     lowers = tl.zeros([4 * THREADS, 2, 2, 2], tl.float32)
                     for step in range(0, TILE // (4 * THREADS)):
                         i = tile * TILE + step * (4 * THREADS) + tl.arange(0, 4 * THREADS)
-                        x = tl.load(source + i, mask=i < VOCAB, other=float("-inf"))
+                        x = tl.load(source + i, mask=i < SIZES.VOCAB, other=float("-inf"))
                         score = scores_of(x, peak, temperature, inverse)
                         if limited:
                             upper = tl.zeros_like(x)
-                            lower = (i < VOCAB).to(tl.float32)
+                            lower = (i < SIZES.VOCAB).to(tl.float32)
                         else:
                             upper, lower = limbs_of(score)
                         # Multiplying by 1 or 0 takes fewer instructions than selecting each limb.
@@ -240,8 +219,8 @@ def bracket_kernel(
                         lowers = tl.fma(joined(counts), joined(lower_limbs), lowers)
                     upper_sums = tl.sum(uppers.reshape([THREADS, 4, 2, 2, 2]), 1)
                     within += mass_of_limbs(upper_sums, tl.sum(lowers.reshape([THREADS, 4, 2, 2, 2]), 1))
-                t = tl.arange(0, TILES_PAD)[:, None]
-                at = buffers.threshold_sums + (line * TILES + t) * _SPOTS + s[None, :]
+                t = tl.arange(0, SIZES.TILES_PAD)[:, None]
+                at = buffers.threshold_sums + (line * SIZES.TILES + t) * _SPOTS + s[None, :]
                 amounts = tl.where(t == first, tl.sum(within, 0).reshape([_SPOTS])[None, :], 0)
                 tl.store(at, amounts, mask=(t >= first) & (t < end))
 
@@ -260,17 +239,17 @@ def _is_long(high, between, limited):
 
 
 @triton.jit
-def _round_of_row(
-    sums, keys, line, slot, parameters, VOCAB: tl.constexpr, TILES: tl.constexpr, TILES_PAD: tl.constexpr
-):
+def _round_of_row(buffers, line, slot, parameters, SIZES: tl.constexpr):
     """Return one round's results for `bracket_of_row`. `low` is -1 if the threshold may be at the highest score."""
     s = tl.arange(0, _SPOTS)
-    t = tl.arange(0, TILES_PAD)[:, None]
-    amounts = tl.sum(tl.load(sums + (line * TILES + t) * _SPOTS + s[None, :], mask=t < TILES, other=0), 0)
-    limited = has_top_k(slot, parameters, VOCAB)
+    t = tl.arange(0, SIZES.TILES_PAD)[:, None]
+    inside = t < SIZES.TILES
+    at = buffers.threshold_sums + (line * SIZES.TILES + t) * _SPOTS + s[None, :]
+    amounts = tl.sum(tl.load(at, mask=inside, other=0), 0)
+    limited = has_top_k(slot, parameters, SIZES.VOCAB)
     target = top_p_target(top_p_of(slot, parameters), tl.max(amounts, 0))
     target = tl.where(limited, top_k_of(slot, parameters).to(tl.int64), target)
-    key = tl.load(keys + line * _SPOTS + s)
+    key = tl.load(buffers.threshold_keys + line * _SPOTS + s)
     enough = amounts >= target
     low = tl.max(tl.where(enough, -1, key), 0)
     high = tl.min(tl.where(enough, key, WORST_KEY), 0)
@@ -280,22 +259,16 @@ def _round_of_row(
 
 
 @triton.jit
-def bracket_of_row(
-    sums, keys, row, slot, parameters, VOCAB: tl.constexpr, TILES: tl.constexpr, TILES_PAD: tl.constexpr
-):
+def bracket_of_row(buffers, row, slot, parameters, SIZES: tl.constexpr):
     """Bracket a row's threshold: returns the keys `low` and `high`, the amounts up to them, and the target.
 
     Tokens up to `low` are kept, tokens above `high` dropped. With both top-k and top-p `low` is -1: top-p's threshold
     may be anywhere before top-k's.
     """
-    low, high, amount_low, amount_high, target = _round_of_row(
-        sums, keys, row * _ROUNDS, slot, parameters, VOCAB, TILES, TILES_PAD
-    )
-    limited = has_top_k(slot, parameters, VOCAB)
+    low, high, amount_low, amount_high, target = _round_of_row(buffers, row * _ROUNDS, slot, parameters, SIZES)
+    limited = has_top_k(slot, parameters, SIZES.VOCAB)
     if _is_long(high, amount_high - amount_low, limited):
-        low, high, amount_low, amount_high, target = _round_of_row(
-            sums, keys, row * _ROUNDS + 1, slot, parameters, VOCAB, TILES, TILES_PAD
-        )
+        low, high, amount_low, amount_high, target = _round_of_row(buffers, row * _ROUNDS + 1, slot, parameters, SIZES)
     if limited & (top_p_of(slot, parameters) < 1.0):
         low = tl.full([], -1, tl.int32)
         amount_low = tl.full([], 0, tl.int64)
