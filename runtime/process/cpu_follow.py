@@ -11,7 +11,7 @@ from runahead.runtime.checkpoint import Checkpoint
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.cpu_check.cpu_kernels import kernels_of
 from runahead.runtime.models.load import load_model
-from runahead.runtime.process.cpu import delays, host_program
+from runahead.runtime.process.cpu import delays, has_jitter, host_program
 from runahead.runtime.process.parts import dtype_of
 from runahead.runtime.process.pool_fit import is_out_of_memory
 from runahead.runtime.process.rank_messages import BlocksOffered, RankOrders
@@ -61,8 +61,15 @@ class CpuRank:
             self._blocks = agreed.blocks
             self._program = self._program_with(agreed)
         config = self._orders.config
-        delay = delays(config, self._orders.rank)
-        return HostDevice(self._program, self._rings, delay, launched=config.counters_from, marks=self._marks), ""
+        device = HostDevice(
+            self._program,
+            self._rings,
+            delays(config, self._orders.rank),
+            launched=config.counters_from,
+            marks=self._marks,
+            late_tail=has_jitter(config),
+        )
+        return device, ""
 
     def _program_with(self, offered: BlocksOffered) -> HostProgram:
         config, context = self._orders.config, self._orders.context
