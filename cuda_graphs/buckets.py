@@ -31,7 +31,7 @@ CLOSING: Final = "closing"  # no row is left for F
 DRAFTS: Final = "drafts"  # F has another number of drafts than S verifies
 PROMPT_LOGPROBS: Final = "prompt_logprobs"  # only because of prompt log-probabilities
 
-_CLOSING_CALLS: Final = 4  # S, apply and the marks
+_CLOSING_CALLS: Final = 5  # S, apply and the marks
 _TOKENS_A_CALL: Final = 2  # prompt log-probabilities: fewer than 16 calls for 32 tokens
 
 

@@ -24,10 +24,11 @@ from numpy.typing import NDArray
 
 from runahead.cuda_graphs import marks
 from runahead.cuda_graphs.buckets import Buckets, GraphKey, Piece
-from runahead.cuda_graphs.device import DeviceCounters, DeviceError, Form, LaunchShape, Program
+from runahead.cuda_graphs.device import NEVER, DeviceCounters, DeviceError, Form, LaunchShape, Program
 from runahead.cuda_graphs.enqueue_watch import EnqueueWatch, unwatched
 from runahead.cuda_graphs.graph_pool import GraphPool
 from runahead.cuda_graphs.rings import STATUS_BYTES, RingLayout, RingMemory, allocate_rings
+from runahead.cuda_graphs.tail import TailPlacement
 
 # Calls that the driver takes without waiting. A stream is documented to take 1,024; the rest is for a decode launch or
 # a closing one behind them.
@@ -137,11 +138,14 @@ class CudaDevice:
         self._watch = EnqueueWatch(torch.cuda.Event)
         self._counted = launched  # the newest launch whose bytes are counted
         self._fault: Exception | None = None
+        self._tail = TailPlacement()
         keys = self.graph_buckets.largest_keys() if is_trial else self.graph_buckets.every_key()
         with torch.inference_mode():
             self._warm_up(keys, () if is_trial else self.graph_buckets.pieces_tokens)
             warm = torch.cuda.mem_get_info()[0]  # the allocator still has the launches' memory
             free = free_bytes()  # without what remains, such as loaded kernels
+            if not is_trial:
+                self._tail = self._measure_tail(keys)
             self._capture_all(keys, progress)
         self.taken = Taken(free - warm, free - free_bytes())
         # Kernel by kernel a launch takes about as many calls as its graph has nodes; products may be tiled differently.
@@ -189,12 +193,16 @@ class CudaDevice:
         self._settle()
         return int(self._marks[marks.ENDED])
 
-    def wait(self, sampled: int, ended: int, wake_fds: Sequence[int], timeout_s: float) -> None:
+    def in_tail(self) -> int:
+        self._settle()
+        return int(self._marks[marks.TAIL])
+
+    def wait(self, sampled: int, ended: int, wake_fds: Sequence[int], timeout_s: float, in_tail: int = NEVER) -> None:
         self.counters.waits += 1
         begun = time.monotonic()
         checked = begun
         seen = self._marks
-        while seen[marks.SAMPLED] <= sampled and seen[marks.ENDED] <= ended:
+        while seen[marks.SAMPLED] <= sampled and seen[marks.TAIL] <= in_tail and seen[marks.ENDED] <= ended:
             now = time.monotonic()
             if now - checked >= _FAULT_CHECK_S:
                 checked = now
@@ -246,23 +254,39 @@ class CudaDevice:
                 self._after_sampling(self.graph_buckets.padded(shape), self._watch.piece)
         self.rings.idle_ns[self.rings.slot(shape.number)] = self._watch.idle_ns
 
-    def _sample(self, shape: LaunchShape) -> None:
+    def _sample(self, shape: LaunchShape, *, in_tail: bool = False) -> None:
+        """Run S. in_tail: the rest of the launch is its tail, which needs no other mark."""
         marks.start(self._counter, self._start_ns)
         self._program.sample(shape)
-        marks.sampled(self._counter, self._marks_on_device)
+        marks.sampled(self._counter, self._marks_on_device, in_tail=in_tail)
 
-    def _after_sampling(self, shape: LaunchShape, between: Callable[[], None] = unwatched) -> None:
-        """Run apply and F. between: called after each enqueued piece; not while a graph is captured."""
+    def _after_sampling(
+        self, shape: LaunchShape, between: Callable[[], None] = unwatched, *, in_tail: bool = False
+    ) -> None:
+        """Run apply and F. between: called after each enqueued piece; not while a graph is captured. in_tail: S has
+        marked all of it as the tail."""
+        left = -1 if in_tail else self._tail.layers_before(shape.tokens)
+
+        def layer() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                marks.tail(self._counter, self._marks_on_device)
+            between()
+
+        if left == 0:
+            marks.tail(self._counter, self._marks_on_device)
         self._program.apply(shape)
         between()
         if not shape.is_closing:
-            self._program.forward(shape, between)
+            self._program.forward(shape, layer)
         marks.ended(self._counter, self._marks_on_device, self._end_ns)
         between()
 
     def _whole(self, shape: LaunchShape) -> None:
-        self._sample(shape)
-        self._after_sampling(shape)
+        in_tail = self._tail.layers_before(shape.tokens) == 0
+        self._sample(shape, in_tail=in_tail)
+        self._after_sampling(shape, in_tail=in_tail)
 
     # ------------------------------------------------------------ capture
 
@@ -287,7 +311,9 @@ class CudaDevice:
                 self._whole(largest._replace(prompt_logprobs=True))
             for tokens in sorted(pieces_tokens, reverse=True):  # the largest first, whose memory the next ones use
                 self._program.warm_up_layers(self._mixed_shape(tokens))
-            self._whole(LaunchShape(0, 1, Form.PLAIN, rows=0, tokens=0, is_decode=False))
+            closing = LaunchShape(0, 1, Form.PLAIN, rows=0, tokens=0, is_decode=False)
+            self._sample(closing)
+            self._after_sampling(closing)
         self.stream.synchronize()
 
     def _mixed_shape(self, tokens: int) -> LaunchShape:
@@ -297,17 +323,42 @@ class CudaDevice:
 
     def _capture_all(self, keys: Sequence[GraphKey], progress: Callable[[int, int], None]) -> None:
         """Capture all graphs, the largest first: the smaller ones fit into its memory."""
+        for done, key in enumerate(keys):
+            progress(done, len(keys))
+            self.graphs.capture(key, self._work(key))
+            self.counters.graph_captures += 1
+        progress(len(keys), len(keys))
+
+    def _work(self, key: GraphKey) -> Callable[[], None]:
+        """Return what a graph captures."""
         work: dict[Piece, Callable[[LaunchShape], None]] = {
             Piece.LAUNCH: self._whole,
             Piece.MIXED: self._whole,
             Piece.SAMPLE: self._sample,
             Piece.FORWARD: self._after_sampling,
         }
-        for done, key in enumerate(keys):
-            progress(done, len(keys))
-            self.graphs.capture(key, partial(work[key.piece], key.shape))
-            self.counters.graph_captures += 1
-        progress(len(keys), len(keys))
+        return partial(work[key.piece], key.shape)
+
+    def _measure_tail(self, keys: Sequence[GraphKey]) -> TailPlacement:
+        """Measure the longest launch and the shortest one, and count the layers. keys: largest first."""
+        longest = next(key for key in keys if key.piece is not Piece.SAMPLE)
+        shortest = next(key for key in reversed(keys) if key.piece is Piece.LAUNCH)
+        layers = 0
+
+        def layer() -> None:
+            nonlocal layers
+            layers += 1
+
+        def forward() -> None:
+            self._program.apply(longest.shape)
+            self._program.forward(longest.shape, layer)
+
+        graphs = GraphPool(self.stream)
+        graphs.capture(longest, forward)
+        graphs.capture(shortest, self._work(shortest))
+        long_ms, short_ms = graphs.fastest_ms(longest), graphs.fastest_ms(shortest)
+        graphs.clear()
+        return TailPlacement(layers, short_ms, long_ms / longest.shape.tokens)
 
     def _forget(self, launched: int) -> None:
         """Reset counters, marks and row state to before the warm-up, on the host and on the device."""

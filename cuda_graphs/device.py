@@ -96,7 +96,8 @@ class DeviceCounters:
 
 
 class Device(Protocol):
-    """A FIFO of launches with two marks each: sampled (its tokens are readable) and ended (its F is done)."""
+    """A FIFO of launches with three marks each, in order: sampled (its tokens are readable), in its tail (the host has
+    just enough time to enqueue another one; with a short launch, once it is sampled) and ended (its F is done)."""
 
     rings: RingMemory
     counters: DeviceCounters
@@ -114,20 +115,16 @@ class Device(Protocol):
         """Return the newest launch whose results are readable. Raises DeviceError if the device failed."""
 
     def ended(self) -> int:
-        """Return the newest launch whose F has ended, which nothing on the device reads any more.
+        """Return the newest launch whose F has ended, which nothing on the device reads any more. With several ranks
+        it is the least of their marks, and resources are released by it alone. With one rank it is at most one launch
+        behind `sampled`, if that is called first. Raises DeviceError if the device failed."""
 
-        With several ranks it is the least of their marks, and resources are released by it alone. With one rank it is
-        at most one launch behind `sampled`, if that is called first.
+    def in_tail(self) -> int:
+        """Return the newest launch that is in its tail on every rank. Raises DeviceError if the device failed."""
 
-        Raises DeviceError if the device failed.
-        """
-
-    def wait(self, sampled: int, ended: int, wake_fds: Sequence[int], timeout_s: float) -> None:
-        """Block until `sampled()` > sampled and the launch before has ended, or `ended()` > ended, or a descriptor is
-        readable, or the time is up.
-
-        Only here does the engine's thread block while launches are in flight.
-        """
+    def wait(self, sampled: int, ended: int, wake_fds: Sequence[int], timeout_s: float, in_tail: int = NEVER) -> None:
+        """Block until `sampled()` > sampled and the launch before has ended, or `ended()` > ended, or `in_tail()` >
+        in_tail, or a descriptor is readable, or the time is up. The engine's thread blocks nowhere else meanwhile."""
 
     def read_rows(self) -> Mapping[str, NDArray[np.generic]]:
         """Return `Program.read_rows` after everything enqueued has ended."""

@@ -23,7 +23,7 @@ from runahead.cuda_graphs.rings import RingMemory
 
 # Jitter of the test mode: how long the worker sleeps before S, before apply and before F.
 _MAX_DELAY_S = 0.002
-_SAMPLED, _ENDED = 0, 1  # marks
+_SAMPLED, _TAIL, _ENDED = range(3)  # marks
 
 
 def no_delay() -> None:
@@ -46,8 +46,8 @@ class HostDevice:
     """Runs a `Program` on a separate thread.
 
     delay: called before each of a launch's three parts. launched: the number before the first launch's, as in the
-    program. clock: ns, monotonic; read before and after each part. marks: int64 [2], the newest sampled and the newest
-    ended launch; None: in this device's memory.
+    program. clock: ns, monotonic; read before and after each part. marks: int64 [3], the newest launch that is
+    sampled, in its tail, ended; None: in this device's memory. late_tail: for tests, only F is a launch's tail.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class HostDevice:
         launched: int = 0,
         clock: Callable[[], int] = time.monotonic_ns,
         marks: NDArray[np.int64] | None = None,
+        late_tail: bool = False,
     ) -> None:
         self.rings = rings
         self.counters = DeviceCounters()
@@ -67,11 +68,12 @@ class HostDevice:
         self.calls_at_once = NEVER
         self._program = program
         self._delay = delay
+        self._late_tail = late_tail
         self._clock = clock
         self._queue: queue.SimpleQueue[LaunchShape | None] = queue.SimpleQueue()
-        self._marks = np.zeros(2, np.int64) if marks is None else marks
+        self._marks = np.zeros(3, np.int64) if marks is None else marks
         self._marks[:] = launched
-        self._awaited = (NEVER, NEVER)  # marks beyond these wake the host
+        self._awaited = (NEVER, NEVER, NEVER)  # marks beyond these wake the host
         self._fault: BaseException | None = None
         self._mark_read, self._mark_write = os.pipe()
         os.set_blocking(self._mark_read, False)
@@ -93,18 +95,22 @@ class HostDevice:
         self._raise_fault()
         return int(self._marks[_ENDED])
 
-    def wait(self, sampled: int, ended: int, wake_fds: Sequence[int], timeout_s: float) -> None:
+    def in_tail(self) -> int:
+        self._raise_fault()
+        return int(self._marks[_TAIL])
+
+    def wait(self, sampled: int, ended: int, wake_fds: Sequence[int], timeout_s: float, in_tail: int = NEVER) -> None:
         self.counters.waits += 1
         deadline = time.monotonic() + timeout_s
         # Written before the marks are read. The worker reads it after it has set a mark, so that no mark is
         # missed.
-        self._awaited = (sampled, ended)
-        while self._fault is None and self._marks[_SAMPLED] <= sampled and self._marks[_ENDED] <= ended:
+        self._awaited = (sampled, in_tail, ended)
+        while not self._has_come():
             ready, _, _ = select.select([self._mark_read, *wake_fds], [], [], max(0.0, deadline - time.monotonic()))
             if self._mark_read not in ready:
                 break
             os.read(self._mark_read, 4096)
-        self._awaited = (NEVER, NEVER)
+        self._awaited = (NEVER, NEVER, NEVER)
 
     def read_rows(self) -> Mapping[str, NDArray[np.generic]]:
         return self._program.read_rows()
@@ -132,12 +138,17 @@ class HostDevice:
         self.rings.start_ns[slot] = self._clock()
         self._program.sample(shape)
         sampled = self._clock()
+        if not self._late_tail:
+            self._marks[_TAIL] = shape.number
         self._marks[_SAMPLED] = shape.number
         self._mark()
         self._delay()
         applying = self._clock()
         self.counters.bytes_to_device += self._program.apply(shape)
         applied = self._clock()
+        if self._late_tail:
+            self._marks[_TAIL] = shape.number
+            self._mark()
         self._delay()
         forwarding = self._clock()
         self._program.forward(shape)
@@ -148,10 +159,14 @@ class HostDevice:
 
     def _mark(self) -> None:
         """Wake the host if it waits for this mark. Each wake-up costs the worker the interpreter's lock."""
-        sampled, ended = self._awaited
-        if self._marks[_SAMPLED] > sampled or self._marks[_ENDED] > ended or self._fault is not None:
+        if self._has_come():
             with contextlib.suppress(BlockingIOError):  # the pipe is already full
                 os.write(self._mark_write, b"m")
+
+    def _has_come(self) -> bool:
+        """Return whether an awaited mark has come, or the device has failed."""
+        marks = self._marks.tolist()
+        return self._fault is not None or any(mark > than for mark, than in zip(marks, self._awaited, strict=True))
 
     def _raise_fault(self) -> None:
         if self._fault is not None:

@@ -16,9 +16,11 @@ import triton
 import triton.language as tl
 
 SAMPLED: Final = 0
-ENDED: Final = 1
-MARKS: Final = 2
+TAIL: Final = 1
+ENDED: Final = 2
+MARKS: Final = 3
 _SAMPLED = tl.constexpr(SAMPLED)
+_TAIL = tl.constexpr(TAIL)
 _ENDED = tl.constexpr(ENDED)
 
 
@@ -43,8 +45,16 @@ def _start_kernel(counter, start_ns, SLOTS: tl.constexpr):
 
 
 @triton.jit
-def _sampled_kernel(counter, marks):
-    _release(marks + _SAMPLED, tl.load(counter))
+def _sampled_kernel(counter, marks, IN_TAIL: tl.constexpr):
+    number = tl.load(counter)
+    if IN_TAIL:  # first, so that a host that sees the launch sampled sees this, too
+        _release(marks + _TAIL, number)
+    _release(marks + _SAMPLED, number)
+
+
+@triton.jit
+def _tail_kernel(counter, marks):
+    _release(marks + _TAIL, tl.load(counter))
 
 
 @triton.jit
@@ -59,9 +69,15 @@ def start(counter: torch.Tensor, start_ns: torch.Tensor) -> None:
     _start_kernel[(1,)](counter, start_ns, SLOTS=start_ns.shape[0], num_warps=1)
 
 
-def sampled(counter: torch.Tensor, marks: torch.Tensor) -> None:
-    """End S: write the launch's number into mapped `marks`, int64 [MARKS], behind a system fence."""
-    _sampled_kernel[(1,)](counter, marks, num_warps=1)
+def sampled(counter: torch.Tensor, marks: torch.Tensor, *, in_tail: bool) -> None:
+    """End S: write the launch's number into mapped `marks`, int64 [MARKS], behind a system fence. in_tail: the rest of
+    the launch is its tail."""
+    _sampled_kernel[(1,)](counter, marks, IN_TAIL=in_tail, num_warps=1)
+
+
+def tail(counter: torch.Tensor, marks: torch.Tensor) -> None:
+    """Begin the tail of F: write the launch's number into `marks`."""
+    _tail_kernel[(1,)](counter, marks, num_warps=1)
 
 
 def ended(counter: torch.Tensor, marks: torch.Tensor, end_ns: torch.Tensor) -> None:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from benchmarks.gpu_table.errors import BenchmarkError
 from benchmarks.gpu_table.settings import RUN_AHEAD, Settings
 from benchmarks.gpu_table.shapes import Shape
-from runahead.cuda_graphs.device import Device, Form, LaunchShape
+from runahead.cuda_graphs.device import NEVER, Device, Form, LaunchShape
 from runahead.runtime.checkpoint import Checkpoint, open_checkpoint
 from runahead.runtime.engine.loop import Engine
 from runahead.runtime.models.config.model_config import ModelConfig
@@ -137,11 +137,14 @@ class HoldingDevice:
     def ended(self) -> int:
         return self._device.ended()
 
-    def wait(self, sampled: int, ended: int, wake_fds: Sequence[int], timeout_s: float) -> None:
+    def in_tail(self) -> int:
+        return self._device.in_tail()
+
+    def wait(self, sampled: int, ended: int, wake_fds: Sequence[int], timeout_s: float, in_tail: int = NEVER) -> None:
         held, self._held = self._held, None
         for shape in held or ():
             self._device.launch(shape)
-        self._device.wait(sampled, ended, wake_fds, timeout_s)
+        self._device.wait(sampled, ended, wake_fds, timeout_s, in_tail)
 
     def read_rows(self) -> Mapping[str, NDArray[np.generic]]:
         return self._device.read_rows()

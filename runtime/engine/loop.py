@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from runahead.cuda_graphs.device import NEVER, Device, DeviceError
+from runahead.cuda_graphs.device import Device, DeviceError
 from runahead.cuda_graphs.rings import FAULT_NONE, STATUS_FAULT
 from runahead.runtime.engine.engine_stats import chain_facts, engine_stats
 from runahead.runtime.engine.figures import Figures, IntervalLog, LogMode, LoopTimes, Recorder, Snapshot, Totals, totals
@@ -211,21 +211,19 @@ class Engine:
         ledger, begun = self.ledger, self._clock()
         self.waits += 1
         self._links.beat(begun)
-        if ledger.waits_for_tokens:
-            self.device.wait(ledger.committed, NEVER, wake_fds, wait_s)
-        else:
-            self.device.wait(NEVER, ledger.ended, wake_fds, wait_s)
+        sampled, ended, in_tail = ledger.awaited
+        self.device.wait(sampled, ended, wake_fds, wait_s, in_tail)
         self.times.waited(begun)
 
     def _settle(self) -> None:
         """Commit, retire and release what the marks allow."""
-        sampled, ended = self.device.sampled(), self.device.ended()
+        sampled, ended, in_tail = self.device.sampled(), self.device.ended(), self.device.in_tail()
         # With several ranks a launch may be sampled on one while its predecessor has not ended on another. The
         # fence follows the end mark, and tokens wait for it, because results of the previous F are read first.
         sampled = min(sampled, ended + 1)
         seen_s = self._clock()
         before = self.ledger.ended
-        self.ledger.end(ended)
+        self.ledger.end(ended, in_tail)
         for number in range(before + 1, ended + 1):
             self._raise_fault(number)
         self._retire(seen_s)
@@ -291,7 +289,7 @@ class Engine:
 
     def _check_progress(self) -> None:
         ledger, counters = self.ledger, self.scheduler.tally.counters
-        marks = (ledger.committed, ledger.ended)
+        marks = (ledger.committed, ledger.tail, ledger.ended)
         work = (counters["generated_tokens"], counters["prefill_chunks"])
         self._watchdog.check(ledger.in_flight, marks, len(self.registry), work)
 

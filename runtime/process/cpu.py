@@ -112,7 +112,9 @@ def make_on_cpu(
         log.info("memory", **facts, **_draft_memory(config, described, context, forced))
         poison = None if config.jitter_seed is None else Poison(program, rings)
         launched = config.counters_from
-        own = HostDevice(program, rings, delays(config, 0), launched=launched, marks=ranks.marks)
+        own = HostDevice(
+            program, rings, delays(config, 0), launched=launched, marks=ranks.marks, late_tail=has_jitter(config)
+        )
         device = ranks.device(own, "", launched)
         undo.pop_all()
     made = MadeOnDevice(config, why_sizes, model, blocks, device, poison, masks, snapshots=snapshots)
@@ -124,6 +126,11 @@ def make_on_cpu(
 def delays(config: EngineConfig, rank: int) -> Callable[[], None]:
     """Return the test mode's delays, different on each rank."""
     return no_delay if config.jitter_seed is None else seeded_delays(config.jitter_seed + rank)
+
+
+def has_jitter(config: EngineConfig) -> bool:
+    """Return whether the test mode with delays is on, in which tails are late, too."""
+    return config.jitter_seed is not None
 
 
 def host_program(
@@ -224,8 +231,15 @@ class CpuRank:
             self._blocks = agreed.blocks
             self._program = self._program_with(agreed)
         config = self._orders.config
-        delay = delays(config, self._orders.rank)
-        return HostDevice(self._program, self._rings, delay, launched=config.counters_from, marks=self._marks), ""
+        device = HostDevice(
+            self._program,
+            self._rings,
+            delays(config, self._orders.rank),
+            launched=config.counters_from,
+            marks=self._marks,
+            late_tail=has_jitter(config),
+        )
+        return device, ""
 
     def _program_with(self, offered: BlocksOffered) -> HostProgram:
         config, context = self._orders.config, self._orders.context

@@ -10,9 +10,9 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.cuda_graphs.device import Device, DeviceError, LaunchShape
+from runahead.cuda_graphs.device import NEVER, Device, DeviceError, LaunchShape
 from runahead.cuda_graphs.rings import FAULT_NONE, STATUS_FAULT
-from runahead.runtime.ranks.segment import ENDED, FAULT, FAULT_PEER, LAUNCHED, SAMPLED, Segment
+from runahead.runtime.ranks.segment import ENDED, FAULT, FAULT_PEER, LAUNCHED, SAMPLED, TAIL, Segment
 
 _PAUSE_S: Final = 200e-6  # between two looks at marks of other ranks, when rank 0's own have come
 
@@ -61,22 +61,31 @@ class RankedDevice:
     def ended(self) -> int:
         """See `Device.ended`. What the other ranks have left of launches that have ended is joined to rank 0's."""
         self._own.ended()
-        least = self._least()
+        least = self._least(ENDED)
         self._raise_fault()
         for number in range(self._ended + 1, least + 1):
             self._join(self.rings.slot(number))
         self._ended = least
         return least
 
-    def wait(self, sampled: int, ended: int, wake_fds: Sequence[int], timeout_s: float) -> None:
+    def in_tail(self) -> int:
+        self._own.in_tail()
+        least = self._least(TAIL)
+        self._raise_fault()
+        return least
+
+    def wait(self, sampled: int, ended: int, wake_fds: Sequence[int], timeout_s: float, in_tail: int = NEVER) -> None:
         deadline = time.monotonic() + timeout_s
         fds = [*wake_fds, *self._followers.sentinels()]
         marks = self._views.words
-        self._own.wait(sampled, ended, fds, timeout_s)
-        while marks[0, SAMPLED] > sampled or marks[0, ENDED] > ended:  # its own marks have come; have the others'?
-            least = self._least()
+        self._own.wait(sampled, ended, fds, timeout_s, in_tail)
+        # Its own marks have come; have the others'?
+        while marks[0, SAMPLED] > sampled or marks[0, TAIL] > in_tail or marks[0, ENDED] > ended:
+            least = self._least(ENDED)
             left = deadline - time.monotonic()
             if min(int(marks[0, SAMPLED]), least + 1) > sampled or least > ended or left <= 0:
+                return
+            if self._least(TAIL) > in_tail:
                 return
             if select.select(fds, [], [], min(_PAUSE_S, left))[0]:
                 return
@@ -89,8 +98,8 @@ class RankedDevice:
         self._segment.abort()
         self._followers.close()
 
-    def _least(self) -> int:
-        return int(self._views.words[:, ENDED].min())
+    def _least(self, mark: int) -> int:
+        return int(self._views.words[:, mark].min())
 
     def _join(self, slot: int) -> None:
         """A row is finite if it is on every rank, and a fault of any rank is the launch's."""

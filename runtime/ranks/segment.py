@@ -31,11 +31,11 @@ _LINE: Final = 64  # bytes of a cache line: no two ranks write to the same one
 LAUNCHED: Final = 0  # number of the newest launch whose plan is there
 ABORT: Final = 1  # not 0: every rank stops where it waits
 # Words of each rank, a line of memory each.
-SAMPLED, ENDED = 0, 1  # marks, as `Device.sampled` and `Device.ended`
-FAULT: Final = 2  # the exchange step at which the rank gave up waiting, 0: none
-FAULT_PEER: Final = 3  # the rank that it waited for
-STEP: Final = 4  # the exchange step that the rank has written its part of
-WAITED: Final = 5  # ns that the rank has waited for others within exchanges
+SAMPLED, TAIL, ENDED = range(3)  # marks, as `Device.sampled`, `Device.in_tail` and `Device.ended`
+FAULT: Final = 3  # the exchange step at which the rank gave up waiting, 0: none
+FAULT_PEER: Final = 4  # the rank that it waited for
+STEP: Final = 5  # the exchange step that the rank has written its part of
+WAITED: Final = 6  # ns that the rank has waited for others within exchanges
 _WORDS: Final = 8
 
 
@@ -110,7 +110,7 @@ class Segment:
     def begin(self) -> None:
         """Set the marks to the launch before the first one. By the first rank, before any other maps the segment."""
         self.views.host[LAUNCHED] = self._launched
-        self.views.words[:, (SAMPLED, ENDED)] = self._launched
+        self.views.words[:, (SAMPLED, TAIL, ENDED)] = self._launched
 
     @property
     def aborted(self) -> bool:
@@ -121,7 +121,7 @@ class Segment:
         self.views.host[ABORT] = 1
 
     def marks(self, rank: int) -> NDArray[np.int64]:
-        """int64 [2], SAMPLED and ENDED of a rank, which its device writes."""
+        """int64 [3], SAMPLED, TAIL and ENDED of a rank, which its device writes."""
         return self.views.words[rank, : ENDED + 1]
 
     def rings(self, rank: int, allocate: Allocate = zeros) -> RingMemory:

@@ -2,7 +2,7 @@
 
     STAGED -> LAUNCHED -> SAMPLED -> COMMITTED -> RETIRED
 
-A launch's state follows from its number and three marks that only grow, so nothing about launches in flight is stored
+A launch's state follows from its number and four marks that only grow, so nothing about launches in flight is stored
 twice. With run_ahead=2, while the device runs F of launch 13:
 
     launch         12         13            14          15          16
@@ -11,9 +11,10 @@ twice. With run_ahead=2, while the device runs F of launch 13:
                       ^           ^                        ^
                  ended = 12   committed = 13          launched = 15
 
-Two launches are uncommitted, so launch 16 must wait for the tokens of launch 14. Everything that a launch may still use
-is released through one fence, `defer` and `due`: a block that launches 13, 14 and 15 name is deferred to launch 15, and
-due when that launch is committed and ended.
+Two launches are uncommitted, so launch 16 must wait for the tokens of launch 14, and for its tail, in which the host
+has just enough time: a later plan includes later arrivals. Everything that a launch may still use is released through
+one fence, `defer` and `due`: a block that launches 13, 14 and 15 name is deferred to launch 15, and due when that
+launch is committed and ended.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class Ledger(Generic[Resource]):
         self.run_ahead = run_ahead
         self.run_ahead_tokens = run_ahead_tokens
         # Numbers of the newest launch that has reached each mark.
-        self.launched = self.committed = self.ended = launched
+        self.launched = self.committed = self.tail = self.ended = launched
         self.deferred_total = 0
         self._launches: deque[Launch] = deque()  # not retired, oldest first
         self._last: Launch | None = None
@@ -128,8 +129,9 @@ class Ledger(Generic[Resource]):
 
     @property
     def has_room(self) -> bool:
-        """Return whether the depth allows another launch now."""
-        return self.in_flight == 0 if self.run_ahead == 0 else self.uncommitted < self.run_ahead
+        """Return whether another launch may be planned: the launch run_ahead before it is committed and in its tail."""
+        before = self.launched + 1 - self.run_ahead
+        return self.in_flight == 0 if self.run_ahead == 0 else self.committed >= before and self.tail >= before
 
     def has_room_for(self, prompt_tokens: int) -> bool:
         """Return whether a launch with these prompt tokens may be queued behind the uncommitted ones."""
@@ -147,10 +149,12 @@ class Ledger(Generic[Resource]):
         return self.run_ahead_tokens - self.uncommitted_prompt_tokens if self.uncommitted else sys.maxsize
 
     @property
-    def waits_for_tokens(self) -> bool:
-        """Return whether the oldest outstanding mark is a sampled mark. A serial engine waits for the end of F
-        first."""
-        return self.uncommitted > 0 and self.run_ahead > 0
+    def awaited(self) -> tuple[int, int, int]:
+        """The oldest outstanding mark, as launches beyond which to wait: sampled, ended, tail. Serial: only ended."""
+        never = sys.maxsize
+        if self.run_ahead and self.tail < self.committed:
+            return never, never, self.tail
+        return (self.committed, never, never) if self.run_ahead and self.uncommitted else (never, self.ended, never)
 
     def launches(self) -> Iterator[Launch]:
         """Yield the launches that have not retired, oldest first."""
@@ -197,12 +201,12 @@ class Ledger(Generic[Resource]):
             raise LedgerError(f"launch {number} was committed after {self.committed} of {self.launched}")
         self.committed = number
 
-    def end(self, number: int) -> None:
-        """Record that F of this launch and of all earlier ones has ended. Raises LedgerError if the mark goes back or
-        too far."""
-        if not self.ended <= number <= self.launched:
-            raise LedgerError(f"the end mark went from {self.ended} to {number} of {self.launched}")
-        self.ended = number
+    def end(self, number: int, in_tail: int = 0) -> None:
+        """Record that F of this launch and of all earlier ones has ended, and which launch is in its tail. Raises
+        LedgerError if a mark goes back or too far."""
+        if not self.ended <= number <= max(number, in_tail) <= self.launched:
+            raise LedgerError(f"the marks went from {self.ended} to {number}, tail {in_tail}, of {self.launched}")
+        self.ended, self.tail = number, max(self.tail, number, in_tail)
 
     def retire(self) -> list[Launch]:
         """Return the launches that have retired since the last call, in order."""

@@ -108,11 +108,12 @@ def figures(timeline: Timeline) -> list[str]:
     """Return a line for each figure, for a timeline with launches."""
     launches = timeline.launches
     chained = [(before, after) for before, after in pairwise(launches) if not after.first_after_idle]
-    overlapped = sum(after.overlapped for _, after in chained)
+    late_us = [after.launch[1] - before.device[1] for before, after in chained if not after.overlapped]
     return [
         f"launches  {launches[0].number} to {launches[-1].number}: "
         + ", ".join(f"{number} {kind}" for kind, number in sorted(Counter(each.kind for each in launches).items())),
-        f"overlap   {overlapped} of {len(chained)} that could were enqueued while the one before ran",
+        f"overlap   {len(chained) - len(late_us)} of {len(chained)} that could were enqueued while the one before ran"
+        + (f", the others up to {max(late_us):.1f} µs after its end" if late_us else ""),
         "step      " + _spread([after.device[0] - before.device[0] for before, after in chained]),
         "idle      " + _spread([_idle(before, after) for before, after in chained])
         + " between two launches",

@@ -200,7 +200,7 @@ def test_launches_of_which_nobody_guesses_a_draft_are_graphs_of_their_own_where_
         (LaunchShape(1, 3, Form.PLAIN, 3, 512, is_decode=False), 1),
         (LaunchShape(1, 3, Form.PLAIN, 3, 513, is_decode=False), 270),
         (LaunchShape(1, 3, Form.PLAIN, 3, 64, is_decode=False, prompt_logprobs=True), 270 + 32),
-        (LaunchShape(1, 3, Form.PLAIN, 0, 0, is_decode=False), 4),
+        (LaunchShape(1, 3, Form.PLAIN, 0, 0, is_decode=False), 5),
         (LaunchShape(1, 3, Form.PLAIN, 3, 6, is_decode=True, drafts=1), 2),
     ],
 )

@@ -95,6 +95,23 @@ def test_tokens_are_readable_while_f_runs(parts: tuple[HostDevice, Recorder]) ->
     wait_ended(device, 1)
 
 
+@pytest.mark.parametrize(("late_tail", "in_tail"), [(False, 1), (True, 0)])
+def test_a_launch_is_in_its_tail_once_it_is_sampled_or_late_when_apply_has_run(late_tail: bool, in_tail: int) -> None:
+    program = Recorder()
+    device = HostDevice(program, allocate_rings(RingLayout(4, 64, 64, 4, 1)), late_tail=late_tail)
+    for part in ("apply", "F"):
+        program.hold(part)
+    device.launch(shape(1))
+    device.wait(0, FAR, (), 10)
+    assert (device.sampled(), device.in_tail()) == (1, in_tail)
+    program.go["apply"].set()
+    device.wait(FAR, FAR, (), 10, in_tail=0)
+    assert (device.in_tail(), device.ended()) == (1, 0)
+    program.release()
+    wait_ended(device, 1)
+    device.close()
+
+
 def test_stamps_are_in_order(parts: tuple[HostDevice, Recorder]) -> None:
     device, _ = parts
     device.launch(shape(1))

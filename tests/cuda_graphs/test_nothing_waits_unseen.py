@@ -48,6 +48,7 @@ LOGGERS = {"logging", "structlog", "warnings"}
 # Functions that may: nothing is in flight when they run, or a test asks for them.
 MAY_WAIT = {
     "cuda_graphs/cuda_device.py": {"read_rows", "close", "_warm_up", "_forget"},
+    "cuda_graphs/graph_pool.py": {"fastest_ms"},
     "runtime/engine/loop.py": {"_retire"},  # a mask of NumPy: the engine holds no tensor
     "runtime/kernels/triton/row_updates/rows.py": {"read"},
     "runtime/kernels/triton/sampling/sampler.py": {"make_sampler_buffers"},

@@ -6,10 +6,10 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from runahead.cuda_graphs.device import LaunchShape, Program
+from runahead.cuda_graphs.device import NEVER, LaunchShape, Program
 from runahead.cuda_graphs.rings import RingMemory
 from runahead.runtime.plan import shape_of
-from tests.cuda_graphs.simulated_device import Schedule, SimulatedDevice
+from tests.cuda_graphs.simulated_device import Schedule, SimulatedDevice, seeded_tails
 
 _BETWEEN_PAUSES: Final = 40  # waits at least
 
@@ -31,7 +31,8 @@ class Clock:
 class TimedDevice(SimulatedDevice):
     """Does nothing for `pause_s` now and then, and for ever once it is stalled: a wait for it ends when its time is up.
 
-    pause_s: 0 is never. seed: of when it pauses. pauses: how many are over. rests: waits that ended without a mark.
+    pause_s: 0 is never. seed: of when it pauses, and where tails begin. pauses: how many are over. rests: waits that
+    ended without a mark.
     work: tokens and chunks that requests have received, set after construction. No pause begins before it has grown
     since the last one began, so that two pauses never meet in one wait of the watchdog for progress.
     """
@@ -40,7 +41,7 @@ class TimedDevice(SimulatedDevice):
         self, program: Program, rings: RingMemory, schedule: Schedule, clock: Clock, *, pause_s: float, seed: int,
         launched: int = 0,
     ) -> None:  # fmt: skip
-        super().__init__(program, rings, schedule, launched=launched)
+        super().__init__(program, rings, schedule, launched=launched, tails=seeded_tails(seed))
         self.is_stalled = False
         self.pauses = 0
         self.rests = 0
@@ -58,7 +59,7 @@ class TimedDevice(SimulatedDevice):
         assert shape_of(self.rings.plan[self.rings.slot(shape.number)]) == shape, "the plan says another shape"
         super().launch(shape)
 
-    def wait(self, sampled: int, ended: int, wake_fds: Sequence[int], timeout_s: float) -> None:
+    def wait(self, sampled: int, ended: int, wake_fds: Sequence[int], timeout_s: float, in_tail: int = NEVER) -> None:
         self._begin_pause()
         if self._is_resting and self._fault is None:
             slept = timeout_s if self.is_stalled else min(timeout_s, self._left_s)
@@ -69,7 +70,7 @@ class TimedDevice(SimulatedDevice):
                 self.rests += 1
                 self.counters.waits += 1
                 return
-        super().wait(sampled, ended, wake_fds, timeout_s)
+        super().wait(sampled, ended, wake_fds, timeout_s, in_tail)
 
     @property
     def _is_resting(self) -> bool:

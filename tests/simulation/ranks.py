@@ -18,7 +18,7 @@ from runahead.cuda_graphs.rings import RingLayout, RingMemory, cell_tag
 from runahead.runtime.kernels.ranks import OneRank, Share
 from runahead.runtime.plan import shape_of
 from runahead.runtime.ranks.ranked_device import RankedDevice
-from runahead.runtime.ranks.segment import ENDED, SAMPLED, Segment, SegmentLayout, segment_bytes
+from runahead.runtime.ranks.segment import ENDED, SAMPLED, TAIL, Segment, SegmentLayout, segment_bytes
 from tests.simulation.clock import TimedDevice
 from tests.simulation.programs import SimulatedProgram
 
@@ -80,10 +80,13 @@ class Follower:
             if not self.program.copies(shape):
                 self._check_cells(first.cells[rings.slot(number)], rings.cells[rings.slot(number)], number)
             self._shape, self.marks[SAMPLED] = shape, number
+            if self._dice.random() < 0.5:
+                self.marks[TAIL] = number
             return
         self.program.apply(self._shape)
         self.program.forward(self._shape)
-        self._shape, self.marks[ENDED] = None, self._waiting.popleft()
+        self.marks[TAIL] = self.marks[ENDED] = self._waiting.popleft()
+        self._shape = None
 
     def _check_cells(self, first: NDArray[np.int64], own: NDArray[np.int64], number: int) -> None:
         written = first >> _TOKEN_BITS == cell_tag(number) >> _TOKEN_BITS
@@ -101,18 +104,19 @@ class FirstDevice(TimedDevice):
         for each in self.followers:
             each.launch(shape.number)
 
-    def wait(self, sampled: int, ended: int, wake_fds: Sequence[int], timeout_s: float) -> None:
-        super().wait(sampled, ended, wake_fds, timeout_s)
-        while not self._have_come(sampled, ended) and any(each.has_work for each in self.followers):
+    def wait(self, sampled: int, ended: int, wake_fds: Sequence[int], timeout_s: float, in_tail: int = NEVER) -> None:
+        super().wait(sampled, ended, wake_fds, timeout_s, in_tail)
+        while not self._all_have_come(sampled, ended, in_tail) and any(each.has_work for each in self.followers):
             self._run(1)
 
-    def _have_come(self, sampled: int, ended: int) -> bool:
+    def _all_have_come(self, sampled: int, ended: int, in_tail: int) -> bool:
         least = min([self._ended, *(int(each.marks[ENDED]) for each in self.followers)])
-        return min(self._sampled, least + 1) > sampled or least > ended
+        tail = min([self._tail, *(int(each.marks[TAIL]) for each in self.followers)])
+        return min(self._sampled, least + 1) > sampled or least > ended or tail > in_tail
 
     def _run(self, steps: int) -> None:
         super()._run(steps)
-        self.marks[:] = self._sampled, self._ended
+        self.marks[:] = self._sampled, self._tail, self._ended
         for each in self.followers:
             each.go_on(self.rings, self._sampled, self._ended)
 

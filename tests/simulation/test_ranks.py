@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from runahead.runtime.ranks.ranked_device import RankedDevice
-from runahead.runtime.ranks.segment import ENDED
 from tests.simulation.compare import check_script
 from tests.simulation.generate import make_script
 from tests.simulation.life import Broken, Life
@@ -57,7 +56,7 @@ def test_what_is_released_before_the_last_rank_has_ended_is_seen(
     seeds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Row slots with their masks, blocks, states, and slots of the rings."""
-    monkeypatch.setattr(RankedDevice, "_least", lambda device: int(device._views.words[0, ENDED]))
+    monkeypatch.setattr(RankedDevice, "_least", lambda device, mark: int(device._views.words[0, mark]))
     broken = 0
     for script in map(script_of, seeds):
         for depth in (SERIAL, *script.world.depths):

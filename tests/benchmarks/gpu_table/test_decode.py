@@ -211,8 +211,10 @@ def test_all_rows_are_there_in_the_measured_steps_where_enqueueing_takes_longer_
     waited = HoldingDevice.wait
     turns: list[int] = []
 
-    def until_idle(self: HoldingDevice, sampled: int, ended: int, wake_fds: Sequence[int], timeout_s: float) -> None:
-        waited(self, sampled, ended, wake_fds, timeout_s)
+    def until_idle(
+        self: HoldingDevice, sampled: int, ended: int, wake_fds: Sequence[int], timeout_s: float, in_tail: int
+    ) -> None:
+        waited(self, sampled, ended, wake_fds, timeout_s, in_tail)
         launched = many.engine.ledger.launched
         while self.ended() < launched:
             self._device.wait(launched, launched - 1, (), 10.0)

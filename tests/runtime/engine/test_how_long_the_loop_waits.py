@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from runahead.cuda_graphs.device import NEVER
 from runahead.runtime.engine.intake import STATS_S, TURN_WORK
 from runahead.runtime.wire import messages as m
 from tests.runtime.chain import Chain, make_chain, no_step
@@ -31,10 +32,10 @@ class Waits:
         device_wait = chain.device.wait
         chain.links.wake_fds = lambda: (7,)  # type: ignore[method-assign]
 
-        def wait(sampled: int, ended: int, wake_fds: Sequence[int], timeout_s: float) -> None:
+        def wait(sampled: int, ended: int, wake_fds: Sequence[int], timeout_s: float, in_tail: int = NEVER) -> None:
             self.of_device.append(timeout_s)
             self.wake_fds.append(wake_fds)
-            device_wait(sampled, ended, wake_fds, timeout_s)
+            device_wait(sampled, ended, wake_fds, timeout_s, in_tail)
 
         chain.device.wait = wait  # type: ignore[method-assign]
         chain.links.wait = self.of_links.append  # type: ignore[method-assign, assignment]

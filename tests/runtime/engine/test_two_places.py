@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from runahead.cuda_graphs.device import LaunchShape
+from runahead.cuda_graphs.device import NEVER, LaunchShape
 from runahead.cuda_graphs.rings import STATUS_FAULT
 from runahead.runtime.plan import shape_of
 from runahead.runtime.wire.parameters import SamplingParams
@@ -62,12 +62,12 @@ class TwoPlaces(SimulatedDevice):
         self.late += self._sampled - 1 > least
         return least
 
-    def wait(self, sampled: int, ended: int, wake_fds: Sequence[int], timeout_s: float) -> None:
+    def wait(self, sampled: int, ended: int, wake_fds: Sequence[int], timeout_s: float, in_tail: int = NEVER) -> None:
         """Until both places have come to where a mark moves."""
         self.counters.waits += 1
         while self._queue or self._to_do:
             least = self._least()
-            if min(self._sampled, least + 1) > sampled or least > ended:
+            if min(self._sampled, least + 1) > sampled or least > ended or self._tail > in_tail:
                 return
             self._run(self._dice.choice((0, 1)))
             if self._dice.random() < 0.1:

@@ -280,9 +280,10 @@ def _launch_everything(orders: Orders) -> None:
     ):
         marks.start(counter, stamps)
         program.sample(launch)
-        marks.sampled(counter, seen)
+        marks.sampled(counter, seen, in_tail=bool(launch.drafts))
         program.apply(launch)
         program.forward(launch)
+        marks.tail(counter, seen)
         marks.ended(counter, seen, stamps)
         if without_drafts is not None and not launch.drafts:
             without_drafts.apply(launch)

@@ -28,6 +28,7 @@ from runahead.cuda_graphs import cuda_device, marks  # noqa: E402
 from runahead.cuda_graphs.buckets import GraphKey  # noqa: E402
 from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings  # noqa: E402
 from runahead.cuda_graphs.device import LaunchShape  # noqa: E402
+from runahead.cuda_graphs.tail import TailPlacement  # noqa: E402
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
 from runahead.runtime.programs.cuda.program import TritonProgram  # noqa: E402
@@ -77,6 +78,10 @@ class Played:
         self._held[key]()
         self.replayed.append(key)
 
+    def fastest_ms(self, key: GraphKey) -> float:
+        self._held[key]()
+        return 2.0 if key.rows == 1 and not key.tokens else 16.0
+
     def nodes(self, key: GraphKey) -> int:
         return 40
 
@@ -99,12 +104,20 @@ def _start(counter: torch.Tensor, start_ns: torch.Tensor) -> None:
     start_ns[int(counter) % len(start_ns)] = time.monotonic_ns()
 
 
-def _sampled(counter: torch.Tensor, said: torch.Tensor) -> None:
+def _sampled(counter: torch.Tensor, said: torch.Tensor, *, in_tail: bool) -> None:
+    if in_tail:
+        _tail(counter, said)
     said[marks.SAMPLED] = int(counter)
+
+
+def _tail(counter: torch.Tensor, said: torch.Tensor) -> None:
+    assert said[marks.TAIL] == int(counter) - 1, "each launch marks its tail once"
+    said[marks.TAIL] = int(counter)
 
 
 def _ended(counter: torch.Tensor, said: torch.Tensor, end_ns: torch.Tensor) -> None:
     end_ns[int(counter) % len(end_ns)] = time.monotonic_ns()
+    assert said[marks.TAIL] == int(counter)
     said[marks.ENDED] = int(counter)
 
 
@@ -116,7 +129,7 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Happened]]:
     gpu |= {"mem_get_info": lambda: (1 << 30, 1 << 31), "empty_cache": lambda: found.append(EMPTIED)}
     for name, stand_in in gpu.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    for name, stand_in in {"start": _start, "sampled": _sampled, "ended": _ended}.items():
+    for name, stand_in in {"start": _start, "sampled": _sampled, "tail": _tail, "ended": _ended}.items():
         monkeypatch.setattr(marks, name, stand_in)
     monkeypatch.setattr(cuda_device, "GraphPool", Played)
     monkeypatch.setattr(cuda_device, "pinned", lambda shape, dtype: np.zeros(shape, dtype))
@@ -177,6 +190,25 @@ def test_a_device_that_holds_the_memory_of_its_largest_launch_serves_as_if_it_ha
     assert dict(counters.fallbacks) == {"closing": kinds["closing"], "prompt_logprobs": 1}
     assert counters.graph_replays == sum(kinds.values()), "S of every launch is in a graph"
     assert counters.graph_captures == len(device.graph_buckets.every_key())
+
+
+@pytest.mark.parametrize("layers", [0, 1])
+def test_a_launch_whose_tail_begins_after_some_layers_serves_as_any_other(
+    happened: list[Happened], monkeypatch: pytest.MonkeyPatch, layers: int
+) -> None:
+    """The played marks check that each launch marks its tail once, before its end; launches in pieces do, too."""
+    expected = served(gpu_chain.cpu_engine(CONFIG, gpu_chain.random_weights(CONFIG), RUN_AHEAD, max_rows=ROWS))
+    places: list[tuple[int, float]] = []
+
+    def placed(self: TailPlacement, tokens: int) -> int:
+        places.append((self.layers, self.least_ms))
+        return layers if tokens else 0
+
+    monkeypatch.setattr(TailPlacement, "layers_before", placed)
+    under_test = played_engine(happened)
+    assert served(under_test) == expected
+    assert places[-1] == (CONFIG.num_layers, 2.0), "counted and measured before the graphs were captured"
+    assert under_test.engine.device.in_tail() == under_test.engine.ledger.tail == under_test.engine.ledger.launched
 
 
 def test_a_trial_runs_and_captures_the_largest_launches_alone(happened: list[Happened]) -> None:

@@ -51,10 +51,15 @@ def test_each_launch_leaves_its_own_number_and_stamps_its_own_slot(launched: int
         start_ns.zero_()
         end_ns.zero_()
         marks.start(counter, start_ns)
-        marks.sampled(counter, seen)
+        before, is_short = number - 1 if number > launched + 1 else 0, number % 2 == 0
+        marks.sampled(counter, seen, in_tail=is_short)
         finish()
-        assert seen.tolist() == [number, number - 1 if number > launched + 1 else 0], "F has not ended"
+        assert seen.tolist() == [number, number if is_short else before, before], "F has not ended"
         assert not end_ns.any()
+        if not is_short:
+            marks.tail(counter, seen)
+        finish()
+        assert seen.tolist() == [number, number, before]
         marks.ended(counter, seen, end_ns)
         finish()
         assert seen[marks.SAMPLED] == seen[marks.ENDED] == number

@@ -139,6 +139,22 @@ def test_a_launch_has_ended_when_it_has_on_every_rank(ranks: TwoRanks) -> None:
     assert ranks.second.seen == [1, 2]
 
 
+def test_a_launch_is_in_its_tail_when_it_is_on_every_rank(ranks: TwoRanks) -> None:
+    """The second rank can't sample launch 2 before it has ended launch 1."""
+    ranks.launch(1)
+    ranks.launch(2)
+    ranks.device.wait(1 << 62, 1 << 62, (), 30.0, in_tail=0)
+    assert ranks.device.in_tail() == 1
+    ranks.first.may_end.release()
+    ranks.device.wait(1 << 62, 1 << 62, (), 0.3, in_tail=1)
+    assert (ranks.device.sampled(), ranks.device.in_tail()) == (2, 1)
+    ranks.second.may_end.release()
+    ranks.device.wait(1 << 62, 1 << 62, (), 30.0, in_tail=1)
+    assert ranks.device.in_tail() == 2
+    ranks.first.may_end.release()
+    ranks.second.may_end.release()
+
+
 def test_a_descriptor_wakes_a_wait_for_another_rank(ranks: TwoRanks) -> None:
     ranks.launch(1)
     ranks.first.may_end.release()
@@ -208,11 +224,11 @@ def test_a_rank_that_gives_up_while_marks_are_read_fails_the_device(
             words[1, FAULT] = 3
             return 1
 
-        ended = sampled
+        ended = in_tail = sampled
 
     with monkeypatch.context() as played:
         played.setattr(ranks.device, "_own", Late())
-        for mark in (ranks.device.sampled, ranks.device.ended):
+        for mark in (ranks.device.sampled, ranks.device.in_tail, ranks.device.ended):
             words[1, FAULT] = 0
             with pytest.raises(DeviceError, match="rank 1 has waited too long"):
                 mark()
@@ -220,7 +236,7 @@ def test_a_rank_that_gives_up_while_marks_are_read_fails_the_device(
 
 def test_marks_begin_where_launches_do() -> None:
     two = TwoRanks(launched=1 << 40)
-    assert (two.device.sampled(), two.device.ended()) == (1 << 40, 1 << 40)
+    assert (two.device.sampled(), two.device.in_tail(), two.device.ended()) == (1 << 40, 1 << 40, 1 << 40)
     two.launch((1 << 40) + 1)
     two.first.may_end.release()
     two.second.may_end.release()

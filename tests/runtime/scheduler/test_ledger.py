@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
 from runahead.cuda_graphs.device import Form, LaunchShape
 from runahead.runtime.scheduler.ledger import Launch, Ledger, LedgerError
+
+FAR = sys.maxsize
 
 
 def launch(number: int, prompt_tokens: int = 0, calls: int = 1, samples: bool = True) -> Launch:
@@ -71,7 +75,38 @@ def test_there_is_room_for_as_many_uncommitted_launches_as_the_depth(run_ahead: 
         ledger.enqueue(launch(number))
     assert not ledger.has_room
     ledger.commit(1)
-    assert ledger.has_room, "a commit makes room, whether or not its F has ended"
+    assert not ledger.has_room, "its tokens are committed, but most of its F is to come"
+    ledger.end(0, in_tail=1)
+    assert ledger.has_room, "whether or not its F has ended"
+
+
+@pytest.mark.parametrize("run_ahead", [1, 2, 4])
+def test_the_tail_alone_makes_no_room(run_ahead: int) -> None:
+    ledger = make(run_ahead)
+    for number in range(1, run_ahead + 1):
+        ledger.enqueue(launch(number))
+    ledger.end(0, in_tail=1)
+    assert not ledger.has_room, "its tokens are not committed"
+    ledger.commit(1)
+    assert ledger.has_room
+
+
+def test_a_launch_that_has_ended_is_past_its_tail() -> None:
+    ledger = make(1)
+    ledger.enqueue(launch(1))
+    ledger.commit(1)
+    ledger.end(1)
+    assert (ledger.tail, ledger.has_room) == (1, True)
+
+
+def test_a_tail_mark_never_goes_back_nor_ahead() -> None:
+    ledger = make()
+    ledger.enqueue(launch(1))
+    with pytest.raises(LedgerError, match="the marks went from 0 to 0, tail 2, of 1"):
+        ledger.end(0, in_tail=2)
+    ledger.end(0, in_tail=1)
+    ledger.end(0, in_tail=0)
+    assert ledger.tail == 1
 
 
 def test_serial_has_room_only_when_nothing_is_in_flight() -> None:
@@ -111,14 +146,27 @@ def test_a_launch_without_prompt_tokens_is_never_held_back_by_the_bound() -> Non
     assert not ledger.has_room_for(1)
 
 
-def test_run_ahead_waits_for_tokens_and_serial_for_the_end_of_f() -> None:
-    for run_ahead in (0, 1, 4):
-        ledger = make(run_ahead)
-        assert not ledger.waits_for_tokens, "nothing is in flight"
-        ledger.enqueue(launch(1))
-        assert ledger.waits_for_tokens == (run_ahead > 0)
-        ledger.commit(1)
-        assert not ledger.waits_for_tokens, "the tokens are there, only F is outstanding"
+@pytest.mark.parametrize("run_ahead", [1, 4])
+def test_run_ahead_waits_for_tokens_then_for_the_tail(run_ahead: int) -> None:
+    ledger = make(run_ahead)
+    ledger.enqueue(launch(1))
+    ledger.enqueue(launch(2))
+    assert ledger.awaited == (0, FAR, FAR)
+    ledger.commit(1)
+    assert ledger.awaited == (FAR, FAR, 0), "the next launch is sampled after the tail of this one"
+    ledger.end(0, in_tail=1)
+    assert ledger.awaited == (1, FAR, FAR)
+    ledger.end(1, in_tail=2)
+    ledger.commit(2)
+    assert ledger.awaited == (FAR, 1, FAR), "only F is outstanding"
+
+
+def test_serial_waits_for_the_end_of_f() -> None:
+    ledger = make(0)
+    ledger.enqueue(launch(1))
+    assert ledger.awaited == (FAR, 0, FAR)
+    ledger.commit(1)
+    assert ledger.awaited == (FAR, 0, FAR)
 
 
 def test_the_fence_gives_each_resource_back_once_when_its_launch_has_retired() -> None:

@@ -196,6 +196,11 @@ class ChainMachine(RuleBasedStateMachine):
         self.ledger.commit(number)
         self._retire()
 
+    @precondition(lambda self: self.ledger.tail < self.ledger.launched)
+    @rule(data=st.data())
+    def reach_tail(self, data: st.DataObject) -> None:
+        self.ledger.end(self.ledger.ended, data.draw(st.integers(self.ledger.tail, self.ledger.launched)))
+
     @precondition(lambda self: self.ledger.ended < self.ledger.launched)
     @rule(data=st.data())
     def end_launch(self, data: st.DataObject) -> None:
@@ -210,6 +215,8 @@ class ChainMachine(RuleBasedStateMachine):
             self.ledger.commit(self.ledger.committed)
         with pytest.raises(LedgerError):
             self.ledger.end(self.ledger.launched + 1)
+        with pytest.raises(LedgerError):
+            self.ledger.end(self.ledger.ended, self.ledger.launched + 1)
         with pytest.raises(LedgerError):
             self.ledger.defer(self.ledger.launched + ahead, GivenUp(-1, ()))
 
@@ -267,6 +274,7 @@ class ChainMachine(RuleBasedStateMachine):
             range(self.ledger.retired + 1, self.ledger.launched + 1)
         )
         assert self.ledger.uncommitted <= self.ledger.run_ahead
+        assert self.ledger.ended <= self.ledger.tail <= self.ledger.launched
 
     @invariant()
     def only_what_was_made_findable_is_found(self) -> None:
