@@ -11,6 +11,7 @@ import msgspec
 import structlog
 import torch
 
+from runahead.cuda_graphs.buckets import MOST_MIXED_TOKENS
 from runahead.cuda_graphs.device import Device
 from runahead.cuda_graphs.rings import RingLayout
 from runahead.runtime.checkpoint import Checkpoint, CheckpointError
@@ -350,6 +351,7 @@ def make_scheduler(
         prefill_chunk=config.prefill_chunk,
         max_prefill_tokens=config.max_prefill_tokens,
         mixed_prefill_tokens=config.mixed_prefill_tokens,
+        mixed_graph_tokens=MOST_MIXED_TOKENS if config.device == "cuda" else 0,
         plan_words=PLAN_WORDS,
         bulk_words=ring_layout(config, model, context, forced).bulk_words,
         penalty_slots=config.penalty_slots,

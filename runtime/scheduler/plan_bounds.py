@@ -28,7 +28,7 @@ class SchedulerLimits:
     multiples of so many tokens leave the same state as a single chunk. admissions: rows that may begin with one launch,
     since making their records takes the loop's time. patience_s: how long a caller lacks a row before a row of another
     caller leaves. mixed_prefill_tokens: prompt tokens of a launch with decoding rows, at most, unless they are one
-    chunk.
+    chunk. mixed_graph_tokens, piece_tokens: see `mixed_tokens`.
     """
 
     context_length: int
@@ -53,6 +53,8 @@ class SchedulerLimits:
     admissions: int = 8
     patience_s: float = 1.0
     mixed_prefill_tokens: int = sys.maxsize
+    mixed_graph_tokens: int = 0
+    piece_tokens: int = 64
 
     @property
     def finds_prefixes(self) -> bool:
@@ -68,6 +70,20 @@ class SchedulerLimits:
         size, every = self.prefill_chunk, (self.snapshot_tokens if self.snapshots else 0) or self.prefill_chunk
         ends: NDArray[np.int64] = np.minimum((starts // size + 1) * size, (starts // every + 1) * every)
         return ends
+
+    def mixed_tokens(self, decoding: int, waiting: int) -> int:
+        """Return the most prompt tokens of a launch with `decoding` rows while `waiting` prompt tokens wait.
+
+        A launch of up to mixed_graph_tokens query tokens costs little more than its decoding rows alone, which read all
+        weights. So prompts that two such launches can take are spread over them, and more prompts over two launches of
+        twice the size. Chunks are then cut into pieces that end at multiples of piece_tokens. If more prompt tokens
+        wait, or mixed_graph_tokens is 0, the bound is mixed_prefill_tokens, and chunks stay whole.
+        """
+        for tokens in (self.mixed_graph_tokens, 2 * self.mixed_graph_tokens):
+            room = tokens - decoding
+            if 4 * self.piece_tokens <= room < self.mixed_prefill_tokens and waiting <= 2 * room:
+                return room
+        return self.mixed_prefill_tokens
 
     def cut(self, start: int) -> int:
         """Return the end of one chunk: see `cuts`."""

@@ -90,7 +90,8 @@ class PlanBuilder:
     """One launch's plan in the making.
 
     plan_words, bulk_words: int32 words of the two slots. max_prefill_tokens: prompt tokens a launch may carry.
-    mixed_prefill_tokens: the same where rows decode in it; one chunk may be longer.
+    mixed_prefill_tokens: the same where rows decode in it; one chunk may be longer. piece_tokens: a chunk that does not
+    fit is cut at a multiple of so many tokens; 0: chunks stay whole.
     prompts_owed: requests, and those of their chunks that leave log-probabilities of the prompt.
     """
 
@@ -101,6 +102,7 @@ class PlanBuilder:
         bulk_words: int,
         max_prefill_tokens: int,
         mixed_prefill_tokens: int = sys.maxsize,
+        piece_tokens: int = 0,
     ) -> None:
         self.number = number
         self._drafts = self._guesses = 0
@@ -108,6 +110,7 @@ class PlanBuilder:
         self._bulk_words = bulk_words
         self._prefill_left = self._longest_chunk = max_prefill_tokens
         self._mixed_prefill_tokens = mixed_prefill_tokens
+        self._piece_tokens = piece_tokens
         self._decode = NO_SLOTS
         self._appends: list[tuple[int, int, int]] = []
         self._chunks: list[Chunk] = []
@@ -136,6 +139,16 @@ class PlanBuilder:
             and tokens + 1 + record_words <= self._bulk_words  # one word for the chunk's target
             and words <= self._words_left(self.rows)
         )
+
+    def piece(self, start: int, end: int) -> int:
+        """Return where the piece ends that this launch takes of a chunk. Both the piece and the rest of the chunk have
+        at least piece_tokens tokens: a single token would have the bits of a decode step. A chunk that can't be cut so
+        stays whole."""
+        unit, left = self._piece_tokens, self._prefill_left
+        if not unit or end - start <= left:
+            return end
+        cut = min(start + left, end - unit) // unit * unit
+        return cut if cut - start >= unit else end
 
     def _words_left(self, rows: int) -> int:
         used = HEADER_WORDS + rows + APPEND_WORDS * len(self._appends)

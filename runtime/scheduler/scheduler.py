@@ -200,7 +200,7 @@ class Scheduler:
         number, slots = self.ledger.launched + 1, self.rows.decoding()
         chunks = (self.rows.phase == _PREFILL).nonzero()[0]
         guesses, self._steady = self.drafts.guesses(number, slots, chunks.size), None
-        builder, wanted = self._builder(number), self.drafts.kv_tokens(slots, guesses)
+        builder, wanted = self._builder(number, slots.size), self.drafts.kv_tokens(slots, guesses)
         crossing = wanted > self.rows.num_blocks[slots] * self.pool.block_size
         if chunks.size or self.holdings.paused or np.count_nonzero(crossing):
             self._ration_blocks(slots[crossing], wanted[crossing], chunks)
@@ -252,10 +252,12 @@ class Scheduler:
         masked = full and np.count_nonzero(self.rows.may_hold.take(slots) & samples)
         return slots.size, bool(full), self.ledger.last_drafts, bool(masked)
 
-    def _builder(self, number: int) -> PlanBuilder:
+    def _builder(self, number: int, decoding: int = 0) -> PlanBuilder:
         limits = self.limits
-        tokens = min(limits.max_prefill_tokens, self.ledger.prompt_room)
-        return PlanBuilder(number, limits.plan_words, limits.bulk_words, tokens, limits.mixed_prefill_tokens)
+        tokens, mixed = min(limits.max_prefill_tokens, self.ledger.prompt_room), limits.mixed_prefill_tokens
+        mixed = limits.mixed_tokens(decoding, self.prompt_tokens_wanted()) if decoding else mixed
+        piece = limits.piece_tokens if mixed < limits.mixed_prefill_tokens else 0
+        return PlanBuilder(number, limits.plan_words, limits.bulk_words, tokens, mixed, piece)
 
     def _ration_blocks(self, crossing: NDArray[np.int64], wanted: NDArray[np.int64], chunks: NDArray[np.int64]) -> None:
         """Decide which rows pause for lack of blocks, and whether a row is evicted."""
@@ -339,7 +341,7 @@ class Scheduler:
     def _plan_chunk(self, builder: PlanBuilder, slot: int) -> bool:
         rows, request = self.rows, self.holdings.request(slot)
         start, have = int(rows.least_len[slot]), len(request.blocks)
-        end = self._cut(start, request)
+        end = builder.piece(start, self._cut(start, request))
         blocks, again = self.pool.blocks_for(end) - have, self.holdings.shared.is_at_state(request, start)
         words = words_of(request, have, self.pool.block_size, self.limits) if again else 0
         if not builder.fits(end - start, blocks, words):
@@ -373,7 +375,7 @@ class Scheduler:
                 return
             request, hit = found
             start = len(hit.blocks) * pool.block_size
-            first = self._cut(start, request)
+            first = builder.piece(start, self._cut(start, request))
             words = words_of(request, len(hit.blocks), pool.block_size, self.limits)
             if not builder.fits(first - start, pool.blocks_for(first) - len(hit.blocks), words):
                 return

@@ -243,6 +243,32 @@ def test_beside_rows_that_decode_several_chunks_are_shorter(decoding: int, chunk
 
 
 @pytest.mark.parametrize(
+    ("start", "end", "piece"),
+    [
+        (0, 40, 40),  # it fits
+        (0, 41, 32),
+        (0, 100, 40),
+        (8, 100, 48),
+        (4, 100, 40),
+        (0, 47, 32),  # at least 8 tokens are left
+        (36, 80, 72),
+    ],
+)
+def test_a_chunk_is_cut_at_multiples_and_no_piece_is_short(start: int, end: int, piece: int) -> None:
+    for unit in (0, 8):
+        builder = PlanBuilder(1, 256, 1024, 64, mixed_prefill_tokens=40, piece_tokens=unit)
+        builder.decode(np.arange(2, dtype=np.int32))
+        assert builder.piece(start, end) == (piece if unit else end)
+
+
+def test_a_chunk_without_room_for_a_piece_is_not_cut() -> None:
+    builder = PlanBuilder(1, 256, 1024, 64, mixed_prefill_tokens=40, piece_tokens=8)
+    builder.decode(np.arange(2, dtype=np.int32))
+    builder.chunk(Chunk(7, 0, np.zeros(33, np.int32), True))
+    assert builder.piece(0, 20) == 20 and not builder.fits(20, 1, 0)
+
+
+@pytest.mark.parametrize(
     ("last_slots", "last_samples", "changed"),
     [([2, 4], [True, True], False), ([2, 4], [True, False], True), ([2, 5], [True, True], True), ([2], [True], True)],
     ids=["the same rows", "one was not sampled", "another row", "a row more"],

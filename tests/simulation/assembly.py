@@ -232,6 +232,7 @@ def make_chain(script: Script, depth: int, counters_from: int = 0, num_ranks: in
         forced_drafts=forced, forced_rows=2 + script.seed // 5 % 2 * 6, has_state=world.mode in STATES,
         snapshots=world.snapshots, snapshot_tokens=world.snapshot_blocks * world.block_size,
         patience_s=world.patience_s, mixed_prefill_tokens=world.mixed_prefill_tokens,
+        mixed_graph_tokens=world.mixed_graph_tokens, piece_tokens=world.block_size,
     )  # fmt: skip
     ledger = NamingLedger(depth, world.run_ahead_tokens, counters_from)
     pool = CountingPool(world.num_blocks, world.block_size)

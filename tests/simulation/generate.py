@@ -167,6 +167,7 @@ class _Author:
             log_interval=dice.choice((0, 0, 1, 3, 7)),
             log_mode=dice.choice((LogMode.EVENTS, LogMode.BARRIER)),
             **({"mixed_prefill_tokens": prefill_chunk} if self.seed % 4 == 1 else {}),
+            **({"mixed_graph_tokens": 4 * block_size + max_rows} if self.seed % 4 == 3 else {}),
             **(snapshots_of(self.seed) if mode in STATES else {}),
             **self._times(),
         )

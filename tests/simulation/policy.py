@@ -115,6 +115,9 @@ class HeldToItsWord(Scheduler):
             decodes = planned.plan.rows.size > len(chunks)
             most = self.limits.mixed_prefill_tokens if decodes else self.limits.max_prefill_tokens
             assert len(chunks) < 2 or sum(chunks) <= most, "a launch carries more prompt tokens than it may"
+            for chunk in planned.plan.chunks:
+                end, cut = chunk.start + chunk.tokens.size, self._cut(chunk.start, self.holdings.request(chunk.slot))
+                assert end == cut or end % self.limits.piece_tokens == 0, "a chunk is cut anywhere"
         return planned
 
     def _decoding(self) -> dict[int, tuple[int, bool]]:

@@ -59,8 +59,8 @@ class World:
     for which the device does nothing now and then. turn_work: pieces of work that a turn does for what has arrived; 0:
     as many as there are. snapshots: of states that there is room for, where rows have one, of a row at every
     snapshot_blocks-th border. draft_rows: above 0, launches with drafts are forms of their own, of up to so many rows
-    that all decode, as on a GPU. patience_s, mixed_prefill_tokens: see `SchedulerLimits`. Seconds are of the simulated
-    clock, and exact in binary."""
+    that all decode, as on a GPU. patience_s, mixed_prefill_tokens, mixed_graph_tokens: see `SchedulerLimits`. Seconds
+    are of the simulated clock, and exact in binary."""
 
     mode: Mode
     depths: tuple[int, ...]
@@ -88,6 +88,7 @@ class World:
     draft_rows: int = 0
     patience_s: float = 1.0
     mixed_prefill_tokens: int = sys.maxsize
+    mixed_graph_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,3 +48,10 @@ def test_a_setting_is_what_the_chain_works_with(name: str) -> None:
         config = msgspec.structs.replace(CONFIG, **{name: value})
         assert READ[name](make_scheduler(config, model, 200, 2048)) == value
     assert OTHERS[name] != getattr(CONFIG, name)
+
+
+@pytest.mark.parametrize(("device", "tokens"), [("cpu", 0), ("cuda", 512)])
+def test_only_a_gpu_spreads_prompts_over_launches_that_are_one_graph(device: str, tokens: int) -> None:
+    config = msgspec.structs.replace(CONFIG, device=device)
+    scheduler = make_scheduler(config, small_config(max_position_embeddings=2048), 200, 2048)
+    assert scheduler.limits.mixed_graph_tokens == tokens

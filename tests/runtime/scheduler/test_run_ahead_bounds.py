@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from runahead.cuda_graphs.device import LaunchShape
+from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import SamplingParams
 from tests.cuda_graphs.simulated_device import SimulatedDevice
@@ -219,6 +221,29 @@ def test_prompts_alone_fill_a_launch_whatever_they_may_beside_others() -> None:
     for handle in range(1, 7):
         chain.submit(handle, [handle] * 8, max_tokens=1, ignore_eos=True)
     assert max(prompt_tokens_of_launches(chain)) == 48
+
+
+@pytest.mark.parametrize(
+    ("decoding", "waiting", "most"),
+    [(100, 0, 412), (100, 824, 412), (100, 825, 924), (100, 1848, 924), (100, 1849, 1408), (256, 500, 256),
+     (257, 500, 767), (800, 500, 1408)],
+)  # fmt: skip
+def test_prompts_that_wait_beside_rows_are_computed_in_two_launches(decoding: int, waiting: int, most: int) -> None:
+    limits = SchedulerLimits(4096, 100, (1,), 2048, 8192, 4096, 4096, mixed_prefill_tokens=1408, mixed_graph_tokens=512)
+    assert limits.mixed_tokens(decoding, waiting) == most
+    assert replace(limits, mixed_graph_tokens=0).mixed_tokens(decoding, waiting) == 1408
+    assert replace(limits, mixed_prefill_tokens=300).mixed_tokens(decoding, waiting) == min(300, most)
+
+
+def test_two_prompts_are_cut_so_that_two_launches_are_equally_long() -> None:
+    chain = make_chain(2, schedule=no_step, max_prefill_tokens=80, prefill_chunk=80)
+    scheduler = chain.engine.scheduler
+    scheduler.limits = replace(scheduler.limits, mixed_graph_tokens=33, piece_tokens=8)
+    chain.submit(1, [3] * 4, max_tokens=100, ignore_eos=True)
+    chain.turn_until(lambda: chain.tokens())
+    for handle, length in ((2, 44), (3, 20)):
+        chain.submit(handle, [handle] * length, max_tokens=2, ignore_eos=True)
+    assert prompt_tokens_of_launches(chain) == [32, 32]
 
 
 def prompt_tokens_of_launches(chain: Chain) -> list[int]:
