@@ -45,6 +45,9 @@ class CudaProgram(Program, Protocol):
     def forward(self, shape: LaunchShape, between: Callable[[], None] = unwatched) -> None:
         """Run F. between: called after each enqueued piece, usually a layer."""
 
+    def compiling(self) -> AbstractContextManager[None]:
+        """Return a context for launches whose kernels are only compiled, by its end. They leave nothing behind."""
+
     def warming_up(self) -> AbstractContextManager[None]:
         """Return a context for warm-up launches, in which the program may wait for the device to choose the fastest
         products."""
@@ -291,30 +294,33 @@ class CudaDevice:
     # ------------------------------------------------------------ capture
 
     def _warm_up(self, keys: Sequence[GraphKey], pieces_tokens: Sequence[int]) -> None:
-        """Run every kernel once, so that it is compiled and loaded and libraries have their handles. The largest launch
-        in pieces runs first; the others fit into its memory. pieces_tokens: query tokens of further launches, for which
-        products have other kernels.
-
-        No plan is staged, so apply masks every row, and only the null block is written.
-        """
+        """Compile every kernel, then run it once, so that it is loaded and libraries have their handles. pieces_tokens:
+        query tokens of further launches, for which products have other kernels."""
         self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream), self._program.warming_up():
-            for key in keys:
-                if key.piece in (Piece.LAUNCH, Piece.MIXED):
-                    self._whole(key.shape)
-                elif key.tokens:
-                    self._program.warm_up_layers(key.shape)
-            largest = self._mixed_shape(self._mixed_tokens)
-            self._whole(largest)
-            self._whole(largest._replace(rows=1))  # a single chunk may have special kernels
-            if self.rings.layout.prompt_tokens:
-                self._whole(largest._replace(prompt_logprobs=True))
-            for tokens in sorted(pieces_tokens, reverse=True):  # the largest first, whose memory the next ones use
-                self._program.warm_up_layers(self._mixed_shape(tokens))
-            closing = LaunchShape(0, 1, Form.PLAIN, rows=0, tokens=0, is_decode=False)
-            self._sample(closing)
-            self._after_sampling(closing)
+        with torch.cuda.stream(self.stream):
+            for context in (self._program.compiling(), self._program.warming_up()):
+                with context:
+                    self._run_each(keys, pieces_tokens)
         self.stream.synchronize()
+
+    def _run_each(self, keys: Sequence[GraphKey], pieces_tokens: Sequence[int]) -> None:
+        """Run a launch of each kind, the largest in pieces first, into whose memory the others fit. No plan is staged,
+        so apply masks every row, and only the null block is written."""
+        for key in keys:
+            if key.piece in (Piece.LAUNCH, Piece.MIXED):
+                self._whole(key.shape)
+            elif key.tokens:
+                self._program.warm_up_layers(key.shape)
+        largest = self._mixed_shape(self._mixed_tokens)
+        self._whole(largest)
+        self._whole(largest._replace(rows=1))  # a single chunk may have special kernels
+        if self.rings.layout.prompt_tokens:
+            self._whole(largest._replace(prompt_logprobs=True))
+        for tokens in sorted(pieces_tokens, reverse=True):  # the largest first, whose memory the next ones use
+            self._program.warm_up_layers(self._mixed_shape(tokens))
+        closing = LaunchShape(0, 1, Form.PLAIN, rows=0, tokens=0, is_decode=False)
+        self._sample(closing)
+        self._after_sampling(closing)
 
     def _mixed_shape(self, tokens: int) -> LaunchShape:
         """Return a mixed launch with as many rows as possible, since memory depends on them, too."""

@@ -24,6 +24,7 @@ from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
 from runahead.runtime.kernels.triton.forward.tuned_tilings import use_tuned_tilings
 from runahead.runtime.kernels.triton.forward.tuning_report import tiling_counts
 from runahead.runtime.kernels.triton.gemm.cublaslt import choosing_products
+from runahead.runtime.kernels.triton.gpu.compilation import compiling
 from runahead.runtime.kernels.triton.gpu.kernel_cache import use_kernel_cache
 from runahead.runtime.kernels.triton.row_state.drafts import make_draft_state
 from runahead.runtime.kernels.triton.row_state.grammar_masks import MaskState, make_mask_state
@@ -172,8 +173,12 @@ class TritonProgram:
         if not shape.sample_rows:
             return
         self._sample(shape)
-        if not self._ranks.share.is_whole:
+        if not self._is_alone:
             self.rows.take_over_sampled(shape.sample_rows)
+
+    @property
+    def _is_alone(self) -> bool:
+        return self._ranks.share.is_whole
 
     @property
     def _is_first(self) -> bool:
@@ -215,7 +220,7 @@ class TritonProgram:
         part = self._part if form is Form.PLAIN else None
         if part is not None:
             buffers = part.buffers
-        elif not self._ranks.share.is_whole:
+        elif not self._is_alone:
             logits = cast(DeviceRanks, self._ranks).gather_rows(logits, indexes)
             indexes = self._in_order[: slots.shape[0]]
             if not self._is_first:
@@ -232,6 +237,9 @@ class TritonProgram:
             self._forward_verified(shape, between)
         elif not shape.is_closing:
             self._forward_rows(shape, between)
+
+    def compiling(self) -> AbstractContextManager[None]:
+        return compiling(self._ranks.share.rank, self._ranks.share.of)
 
     def warming_up(self) -> AbstractContextManager[None]:
         return choosing_products()
@@ -275,7 +283,7 @@ class TritonProgram:
 
     def _raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits of some prompt tokens, in the model's dtype, or in float32 if a tanh bounds them."""
-        if self._model.weights.logit_cap or not self._ranks.share.is_whole:
+        if self._model.weights.logit_cap or not self._is_alone:
             return self._model.logits(hidden)
         return self._model.kernels.linear(hidden, self._model.weights.lm_head)
 

@@ -1,0 +1,50 @@
+"""Compiles the kernels of launches before the first launch, several at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final
+
+import triton
+from triton.runtime.jit import JITFunction
+
+_MOST_THREADS: Final = 16
+
+
+@contextmanager
+def compiling(rank: int, ranks: int) -> Iterator[None]:
+    """Inside, kernels that are called are not launched, but all other calls run. On leaving, these kernels are compiled
+    with their launchers, or read from the cache, in threads: Triton compiles without the interpreter's lock. One thread
+    uses kernels meanwhile.
+
+    rank: of `ranks`, which begin with different kernels and find the others' in the cache. Raises what a compilation
+    raises.
+    """
+    run, compile_one = JITFunction.run, JITFunction._do_compile
+    asked: dict[tuple[int, Any], Callable[[], Any]] = {}
+
+    def run_without_launch(kernel: Any, *arguments: Any, warmup: bool, **options: Any) -> Any:
+        return run(kernel, *arguments, warmup=True, **options)
+
+    def note(kernel: Any, key: Any, *more: Any, **named: Any) -> None:
+        asked.setdefault((id(kernel), key), partial(compile_one, kernel, key, *more, **named))
+
+    JITFunction.run, JITFunction._do_compile = run_without_launch, note
+    try:
+        yield
+    finally:
+        JITFunction.run, JITFunction._do_compile = run, compile_one
+    kernels, first = list(asked.values()), len(asked) * rank // ranks
+    threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)) // ranks)
+    with ThreadPoolExecutor(max(1, threads), thread_name_prefix="compile") as workers:
+        for _ in workers.map(_compiled, kernels[first:] + kernels[:first]):
+            pass
+
+
+def _compiled(compile_one: Callable[[], Any]) -> None:
+    kernel = compile_one()
+    triton.runtime.driver.active.launcher_cls(kernel.src, kernel.metadata)  # is kept in the cache, too
