@@ -144,7 +144,8 @@ class CudaDevice:
         self._tail = TailPlacement()
         keys = self.graph_buckets.largest_keys() if is_trial else self.graph_buckets.every_key()
         with torch.inference_mode():
-            self._warm_up(keys, () if is_trial else self.graph_buckets.pieces_tokens)
+            tokens = () if is_trial else self.graph_buckets.pieces_tokens
+            self._warm_up(keys, tokens, self._program.compiling(), self._program.warming_up())
             warm = torch.cuda.mem_get_info()[0]  # the allocator still has the launches' memory
             free = free_bytes()  # without what remains, such as loaded kernels
             if not is_trial:
@@ -158,13 +159,11 @@ class CudaDevice:
 
     def hold_memory(self) -> None:
         """Reserve the memory of launches without a graph, for every size. Otherwise the allocator returns unused memory
-        at each capture and query, and launches with prompts would wait for it.
-
-        Call before anything is launched. Raises torch.OutOfMemoryError if there is not enough.
-        """
+        at each capture and query, and launches with prompts would wait for it. Call before anything is launched. Raises
+        torch.OutOfMemoryError if there is not enough."""
         launched = int(self._marks[marks.ENDED])
         with torch.inference_mode():
-            self._warm_up((), self.graph_buckets.pieces_tokens)
+            self._warm_up((), self.graph_buckets.pieces_tokens, self._program.warming_up())
         self._forget(launched)
 
     # ------------------------------------------------------------ the protocol
@@ -293,12 +292,14 @@ class CudaDevice:
 
     # ------------------------------------------------------------ capture
 
-    def _warm_up(self, keys: Sequence[GraphKey], pieces_tokens: Sequence[int]) -> None:
-        """Compile every kernel, then run it once, so that it is loaded and libraries have their handles. pieces_tokens:
-        query tokens of further launches, for which products have other kernels."""
+    def _warm_up(
+        self, keys: Sequence[GraphKey], pieces_tokens: Sequence[int], *contexts: AbstractContextManager[None]
+    ) -> None:
+        """Run every kernel in these contexts, in order. pieces_tokens: query tokens of further launches, for which
+        products have other kernels."""
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
-            for context in (self._program.compiling(), self._program.warming_up()):
+            for context in contexts:
                 with context:
                     self._run_each(keys, pieces_tokens)
         self.stream.synchronize()

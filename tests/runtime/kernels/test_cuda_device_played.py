@@ -224,7 +224,7 @@ def test_a_head_beside_grammars_finds_every_launch_among_the_graphs_that_were_ca
 ) -> None:
     """With the engine of the tests on a GPU, as it is there: exact, in bfloat16, masks late. Some of its launches leave
     the head's steps out."""
-    monkeypatch.setattr(CudaDevice, "_warm_up", lambda device, keys, sizes: None)  # it takes its time here
+    monkeypatch.setattr(CudaDevice, "_warm_up", lambda device, *given: None)  # it takes its time here
     monkeypatch.setattr(gpu_chain, "moved", lambda weights, device: weights)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     short = StoppingParams(max_tokens=9)
