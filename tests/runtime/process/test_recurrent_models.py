@@ -93,7 +93,7 @@ def test_without_a_prefix_cache_there_are_snapshots_for_shared_prompts_alone(fol
 def test_where_no_snapshot_has_room_no_prefix_is_found_and_the_log_says_why(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runahead.runtime.process.cpu.snapshots_in", lambda *sizes: 0)
+    monkeypatch.setattr("runahead.runtime.process.parts.snapshots_in", lambda *sizes: 0)
     with capture_logs() as events:
         parts = started(folder, state_snapshot_blocks=4)
     assert [event["why"] for event in events if event["event"] == "prefix_cache_off"] == [
