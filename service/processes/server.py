@@ -30,8 +30,8 @@ def run(config: ServerConfig) -> int:
         check_server_config(config)
         configure_logs(config.front_end.log)
         engine = config.engine
-        log.info("starting", model=engine.served_name, device=engine.device, version=full_version())
-        with contextlib.closing(Ports.reserve(config.front_end, config.engine.spelling)) as ports:
+        with contextlib.closing(Ports.reserve(config.front_end, engine.spelling)) as ports:
+            log.info("starting", model=engine.served_name, device=engine.device, version=full_version())
             return asyncio.run(supervise(config, ports))
     except FrontEndStartError as error:
         if error.exit_code != EXIT_CANNOT_START:  # a process with that code has written its reason

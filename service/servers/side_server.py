@@ -86,7 +86,6 @@ class SideServer:
         self._calls = OpenCalls()
         self._health = HealthServicer((GENERATION,), _CONNECTIONS, settings.stalled_stream_s)
         self._health.set_ready(False)
-        self._is_ready = False
         self._servers: list[grpc.aio.Server] = []
         self._engine: SocketEngineClient | None = None
         self._feed: StatsFeed | None = None
@@ -220,10 +219,7 @@ class SideServer:
             await asyncio.sleep(_CHECK_S)
 
     def _tell(self) -> None:
-        is_ready = self._is_heard and self._somebody_serves()
-        if is_ready != self._is_ready:  # each change wakes the watchers
-            self._is_ready = is_ready
-            self._health.set_ready(is_ready)
+        self._health.set_ready(self._is_heard and self._somebody_serves())
 
     def _somebody_serves(self) -> bool:
         """Whether a front end serves and its event loop shows signs of life. Forgets dead ones."""

@@ -76,9 +76,10 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # i
             self._tell()
 
     def set_ready(self, is_ready: bool) -> None:
-        """Set readiness: whether the services take calls."""
-        self._is_ready = is_ready
-        self._tell()
+        """Set readiness: whether the services take calls. Watchers are notified of a change only."""
+        if is_ready != self._is_ready:
+            self._is_ready = is_ready
+            self._tell()
 
     def close(self) -> None:
         """Set the services NOT_SERVING for good; the server stays live until its process ends. Watchers are notified

@@ -80,7 +80,7 @@ def test_every_stream_is_shown_line_by_line_and_one_is_aborted(
     assert "    line │ ── STOP, 3 tokens" in printed
     assert "    copy │ def copy_file(source, target):" in printed
     assert "    copy │ 0\n" in printed
-    assert "overlap   87.5% of launches" in printed
+    assert "overlap_ratio 0.875" in printed
 
 
 def test_a_stream_that_ends_as_it_should_not_fails_the_demo(url: str, service: ScriptedService) -> None:
@@ -104,7 +104,8 @@ def test_the_demo_on_the_bundled_model_ends_well_and_leaves_nothing_running() ->
     assert demo.returncode == 0, demo.stderr
     assert " endless │ ── ABORTED" in demo.stdout
     assert "    line │ ── STOP" in demo.stdout
-    assert re.search(r"overlap_ratio 0\.[0-9]+", demo.stdout)
+    ratio = re.search(r"overlap_ratio ([01]\.[0-9]+)", demo.stdout)
+    assert ratio and float(ratio[1]) > 0.5, demo.stdout
     depth = re.search(r"run_ahead 2, ledger_depth 0, .*launches_by_depth \(1: (\d+); 2: (\d+)\)", demo.stdout)
     assert depth, demo.stdout
     assert int(depth[2]) > int(depth[1]), "most launches are as deep as was asked for"

@@ -29,7 +29,7 @@ def held(process: int) -> int:
     return sum(1 for _ in Path(f"/proc/{process}/fd").iterdir())
 
 
-@pytest.mark.parametrize("descriptors", [12, 20])
+@pytest.mark.parametrize("descriptors", [12, 18])
 def test_a_service_without_descriptors_to_start_with_says_so(descriptors: int) -> None:
     script = f"ulimit -n {descriptors}; exec {sys.executable} -m runahead serve --port 0 {' '.join(BESIDE)}"
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=END_S)
