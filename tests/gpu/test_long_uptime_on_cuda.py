@@ -96,5 +96,5 @@ def test_marks_have_64_bits() -> None:
     device = cuda_engine(CONFIG, random_weights(CONFIG), 2, counters_from=(1 << 40) + 3).device
     found = device._marks  # type: ignore[attr-defined]
     assert (found.dtype, found.size) == (np.int64, marks.MARKS)
-    assert found.tolist() == [(1 << 40) + 3] * 2
+    assert found.tolist() == [(1 << 40) + 3] * marks.MARKS
     device.close()
