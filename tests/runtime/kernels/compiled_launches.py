@@ -45,7 +45,7 @@ INSTRUCTIONS: Final = ("griddepcontrol.wait", "wgmma", "tcgen05", "ldmatrix")
 _PARTS: Final = (
     "GELU", "GATED", "ALL", "SQUARES", "SCALED", "ADDED", "GATE_FIRST", "CHAINED", "EACH", "MASKED", "HOLDS",
     "SNAPSHOT_TOKENS", "SNAPSHOTS", "KEPT", "REPLAYS", "LOGISTIC", "GROUPS", "CAP", "FIRST", "SHARED", "LONE",
-    "SPLIT", "SPREAD", "RAGGED", "SUMMED", "MOST", "LISTS", "CONTEXT", "EARLY",
+    "SPLIT", "SPREAD", "RAGGED", "SUMMED", "DRAFTS", "LISTS", "CONTEXT", "EARLY",
 )  # fmt: skip
 # Small models with recurrent states. `make kernels` has real sizes among its shapes.
 _MAMBA2: Final = {

@@ -84,7 +84,7 @@ def make_head_rows(slots: int, rows: int, max_blocks: int, device: torch.device)
 @triton.jit(do_not_specialize=["ahead", "count"])
 def _step_kernel(
     row_slots, state, chosen, held, drafts, out, ahead, count, VOCAB: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    MAX_BLOCKS: tl.constexpr, TABLE: tl.constexpr, MOST: tl.constexpr, MOST_PAD: tl.constexpr, KEPT: tl.constexpr,
+    MAX_BLOCKS: tl.constexpr, TABLE: tl.constexpr, DRAFTS: tl.constexpr, DRAFTS_PAD: tl.constexpr, KEPT: tl.constexpr,
 ):  # fmt: skip
     """Prepare one row. chosen: None where nothing was chosen yet. held: rows may be held and have grammar-forced
     drafts: such rows, and rows in slots from KEPT on, get no guesses.
@@ -104,8 +104,9 @@ def _step_kernel(
     room = tl.where((length > 0) & (has_grammar == 0), tl.maximum(room, 0), 0)
     if chosen is None:
         token = tl.load(state.last_token + slot)
-        n = tl.arange(0, MOST_PAD)
-        tl.store(drafts.proposed + slot * MOST + n, tl.full([MOST_PAD], _NO_DRAFT, tl.int32), mask=(n < MOST) & writes)
+        n = tl.arange(0, DRAFTS_PAD)
+        none = tl.full([DRAFTS_PAD], _NO_DRAFT, tl.int32)
+        tl.store(drafts.proposed + slot * DRAFTS + n, none, mask=(n < DRAFTS) & writes)
         tl.store(drafts.drafted + slot, room, mask=writes)
         last = tl.maximum(length - 2, 0)
         block = tl.load(state.block_table + slot * TABLE + last // BLOCK_SIZE, mask=(room > 0) & (length > 1), other=0)
@@ -117,7 +118,7 @@ def _step_kernel(
             tl.store(out.block_tables + row.to(tl.int64) * MAX_BLOCKS + j, blocks, mask=j < MAX_BLOCKS)
     else:
         token = tl.load(chosen + row).to(tl.int32)
-        tl.store(drafts.proposed + slot * MOST + ahead - 1, token, mask=ahead <= room)
+        tl.store(drafts.proposed + slot * DRAFTS + ahead - 1, token, mask=ahead <= room)
     going = ahead < room
     position = tl.maximum(length - 1 + ahead, 0)
     block = tl.load(state.block_table + slot * TABLE + position // BLOCK_SIZE, mask=going, other=0)
@@ -166,8 +167,8 @@ def begin_step(
         BLOCK_SIZE=block_size,
         MAX_BLOCKS=out.block_tables.shape[1],
         TABLE=state.block_table.shape[1],
-        MOST=drafts.most,
-        MOST_PAD=triton.next_power_of_2(drafts.most),
+        DRAFTS=drafts.most,
+        DRAFTS_PAD=triton.next_power_of_2(drafts.most),
         KEPT=drafts.kept_slots,
         num_warps=1,
     )

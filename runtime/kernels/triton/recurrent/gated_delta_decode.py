@@ -25,36 +25,19 @@ from runahead.runtime.kernels.triton.recurrent.rows import softplus
 from runahead.runtime.kernels.triton.recurrent.runs import (
     convolved_of,
     drafts_of,
-    input_of,
+    inputs_of,
     keep_drafts,
-    leave_window,
-    moved_window,
+    leave_windows,
+    moved_windows,
     rows_of_runs,
     run_of,
+    run_sizes,
     taps_of,
-    window_of,
+    windows_of,
 )
 from runahead.runtime.kernels.triton.recurrent.tiling import STATES, StateTiling
 
 _LENGTH_EPS = tl.constexpr(1e-6)  # of a query's and a key's length
-
-
-@triton.jit
-def _inputs_at(
-    index, projected, kept, line, slot, q_channel, k_channel, v_channel, head, again, tokens, in_head, in_key,
-    INNER: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr, CHANNELS: tl.constexpr, VALUE_HEADS: tl.constexpr,
-    MOST: tl.constexpr,
-):  # fmt: skip
-    """What a token brings, float32: query, key, value, how much of the value is written, and how far the state decays,
-    before the bias. tokens: of the run, from where all is 0."""
-    more = index < tokens
-    q = input_of(projected, kept, line, slot, q_channel, index, again, in_key & more, INNER, WIDTH, INPUTS, MOST)
-    k = input_of(projected, kept, line, slot, k_channel, index, again, in_key & more, INNER, WIDTH, INPUTS, MOST)
-    v = input_of(projected, kept, line, slot, v_channel, index, again, in_head & more, INNER, WIDTH, INPUTS, MOST)
-    at = CHANNELS + head
-    b = input_of(projected, kept, line, slot, at, index, again, more, INNER, WIDTH, INPUTS, MOST)
-    dt = input_of(projected, kept, line, slot, at + VALUE_HEADS, index, again, more, INNER, WIDTH, INPUTS, MOST)
-    return q, k, v, b, dt
 
 
 @triton.jit
@@ -73,18 +56,16 @@ def _made_of(
 @triton.jit(do_not_specialize=["queries"])
 def _delta_decode_kernel(
     projected, conv_weight, a, dt_bias, gamma, states, rows, made, out, arrived, eps, queries, KEY_HEADS: tl.constexpr,
-    KEY_DIM: tl.constexpr, VALUE_HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, WINDOW: tl.constexpr, MOST: tl.constexpr,
-    TILE: tl.constexpr, KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, EACH_PAD: tl.constexpr, MOST_PAD: tl.constexpr,
-    DEPENDENT: tl.constexpr, SNAPSHOTS: tl.constexpr,
+    KEY_DIM: tl.constexpr, VALUE_HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, TILE: tl.constexpr,
+    KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, EACH_PAD: tl.constexpr, SIZES: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program for TILE numbers of a head of values of a row with up to `queries` query tokens."""
     let_dependents_start(DEPENDENT)
     conv_state, state, kept = states
     KEYS: tl.constexpr = KEY_HEADS * KEY_DIM
     INNER: tl.constexpr = VALUE_HEADS * VALUE_DIM
-    CHANNELS: tl.constexpr = 2 * KEYS + INNER
-    INPUTS: tl.constexpr = CHANNELS + 2 * VALUE_HEADS
-    WIDTH: tl.constexpr = INNER + INPUTS
+    WIDTH: tl.constexpr = SIZES.WIDTH
     SIZE: tl.constexpr = VALUE_HEADS * VALUE_DIM * KEY_DIM  # numbers of a slot
     EACH: tl.constexpr = VALUE_HEADS // KEY_HEADS
     TILES: tl.constexpr = (VALUE_DIM + TILE - 1) // TILE
@@ -99,85 +80,70 @@ def _delta_decode_kernel(
     index = head * VALUE_DIM + dim  # among all values
     v_channel = 2 * KEYS + index
     # Lengths, slots and what earlier launches have left are constant until this kernel writes it.
-    start, count, slot, source, copy, live, goes_on, again, after, tokens = run_of(row, queries, rows, MOST, SNAPSHOTS)
+    start, count, slot, source, copy, live, goes_on, replayed, after, tokens = run_of(row, queries, rows, SIZES)
     of_head = state + (head * VALUE_DIM + dim[:, None]) * KEY_DIM + i[None, :]
     in_tile = in_head[:, None] & in_key[None, :]
     state_tile = tl.load(of_head + source * SIZE, mask=in_tile & goes_on, other=0.0)
-    q_window = window_of(conv_state, source, q_channel, in_key & goes_on, CHANNELS, WINDOW)
-    k_window = window_of(conv_state, source, k_channel, in_key & goes_on, CHANNELS, WINDOW)
-    v_window = window_of(conv_state, source, v_channel, in_head & goes_on, CHANNELS, WINDOW)
-    q_taps = taps_of(conv_weight, None, q_channel, in_key, WINDOW)
-    k_taps = taps_of(conv_weight, None, k_channel, in_key, WINDOW)
-    v_taps = taps_of(conv_weight, None, v_channel, in_head, WINDOW)
+    channels, masks = (q_channel, k_channel, v_channel), (in_key, in_key, in_head)
+    windows = windows_of(conv_state, source, channels, masks, goes_on, SIZES)
+    taps = taps_of(conv_weight, None, channels, masks, SIZES)
     slope = tl.load(a + head)
     bias = tl.load(dt_bias + head).to(tl.float32)
     wait_for_predecessors(DEPENDENT)
     line = start.to(tl.int64)
     if live:
         own = made + row.to(tl.int64) * queries * INNER
-        ahead = _inputs_at(
-            0, projected, kept, line, slot, q_channel, k_channel, v_channel, head, again, tokens, in_head, in_key,
-            INNER, WIDTH, INPUTS, CHANNELS, VALUE_HEADS, MOST,
-        )  # fmt: skip
+        beta_column = SIZES.CHANNELS + head
+        columns = (q_channel, k_channel, v_channel, beta_column, beta_column + VALUE_HEADS)
+        of_columns = (in_key, in_key, in_head, True, True)
+        ahead = inputs_of(0, projected, kept, line, slot, columns, of_columns, replayed, tokens, SIZES)
         for step in range(tokens):
-            q_new, k_new, v_new, b, dt = ahead
-            if MOST > 0:  # what the next token brings is asked for before anything waits for this one's
-                ahead = _inputs_at(
-                    step + 1, projected, kept, line, slot, q_channel, k_channel, v_channel, head, again, tokens,
-                    in_head, in_key, INNER, WIDTH, INPUTS, CHANNELS, VALUE_HEADS, MOST,
-                )  # fmt: skip
-            query = convolved_of(q_window, q_new, q_taps, WINDOW)
-            key = convolved_of(k_window, k_new, k_taps, WINDOW)
-            value = convolved_of(v_window, v_new, v_taps, WINDOW)
-            q_window = moved_window(q_window, q_new, step == again, step + 1 == after, WINDOW, SNAPSHOTS)
-            k_window = moved_window(k_window, k_new, step == again, step + 1 == after, WINDOW, SNAPSHOTS)
-            v_window = moved_window(v_window, v_new, step == again, step + 1 == after, WINDOW, SNAPSHOTS)
+            inputs = ahead
+            if SIZES.DRAFTS > 0:  # the next token's inputs are loaded before anything waits for this one's
+                ahead = inputs_of(step + 1, projected, kept, line, slot, columns, of_columns, replayed, tokens, SIZES)
+            query, key, value = convolved_of(windows, inputs, taps, SIZES)
+            windows = moved_windows(windows, inputs, step == replayed, step + 1 == after, SIZES)
+            b, dt = inputs[3], inputs[4]
             key = key * tl.rsqrt(sum_of_squares(key) + _LENGTH_EPS)
             state_tile = state_tile * tl.exp(softplus(dt + bias) * slope)
             known = tl.sum(state_tile * key[None, :], 1)
             state_tile = state_tile + (logistic(b) * (value - known))[:, None] * key[None, :]
-            if MOST > 0:
-                if step == again:  # the newest token: what follows is not certain
+            if SIZES.DRAFTS > 0:
+                if step == replayed:  # the newest token: what follows is not certain
                     tl.store(of_head + slot * SIZE, state_tile, mask=in_tile)
-                if SNAPSHOTS:
+                if SIZES.SNAPSHOTS:
                     if (copy >= 0) & (step + 1 == after):
                         tl.store(of_head + copy * SIZE, state_tile, mask=in_tile)
-            if step >= again:
+            if step >= replayed:
                 scaled = query * (tl.rsqrt(sum_of_squares(query) + _LENGTH_EPS) * (KEY_DIM**-0.5))
                 y = tl.sum(state_tile * scaled[None, :], 1)
-                tl.store(own + (step - again) * INNER + index, y, mask=in_head)
+                tl.store(own + (step - replayed) * INNER + index, y, mask=in_head)
         tl.debug_barrier()
         meeting = arrived + row * KEY_HEADS + of_keys
         is_last = tl.atomic_add(meeting, 1, sem="acq_rel") == EACH * TILES - 1
-        if MOST == 0:
+        if SIZES.DRAFTS == 0:
             # Behind the meeting: it waits until all that was written before it is there for all to see.
             tl.store(of_head + slot * SIZE, state_tile, mask=in_tile)
-            if SNAPSHOTS:
+            if SIZES.SNAPSHOTS:
                 tl.store(of_head + copy * SIZE, state_tile, mask=in_tile & (copy >= 0))
         else:
-            v_drafts = drafts_of(projected, line, v_channel, count, in_head, INNER, WIDTH, MOST_PAD)
-        leave_window(conv_state, slot, copy, v_channel, v_window, in_head, CHANNELS, WINDOW, SNAPSHOTS)
+            v_drafts = drafts_of(projected, line, (v_channel,), count, (in_head,), SIZES)
+        leave_windows(conv_state, slot, copy, (v_channel,), windows[2:], (in_head,), SIZES)
         if is_last:
             tl.store(meeting, 0)
-            if MOST > 0:
+            if SIZES.DRAFTS > 0:
                 each = tl.arange(0, EACH_PAD)
-                steps = CHANNELS + of_keys * EACH + each
-                is_own = each < EACH
-                q_drafts = drafts_of(projected, line, q_channel, count, in_key, INNER, WIDTH, MOST_PAD)
-                k_drafts = drafts_of(projected, line, k_channel, count, in_key, INNER, WIDTH, MOST_PAD)
-                b_drafts = drafts_of(projected, line, steps, count, is_own, INNER, WIDTH, MOST_PAD)
-                step_drafts = drafts_of(projected, line, steps + VALUE_HEADS, count, is_own, INNER, WIDTH, MOST_PAD)
+                steps = SIZES.CHANNELS + of_keys * EACH + each
+                shared_columns = (q_channel, k_channel, steps, steps + VALUE_HEADS)
+                of_shared = (in_key, in_key, each < EACH, each < EACH)
+                shared_drafts = drafts_of(projected, line, shared_columns, count, of_shared, SIZES)
             j = tl.arange(0, VALUE_PAD)
             ok = j < VALUE_DIM
             weight = tl.load(gamma + j, mask=ok, other=0.0).to(tl.float32)
-            leave_window(conv_state, slot, copy, q_channel, q_window, in_key, CHANNELS, WINDOW, SNAPSHOTS)
-            leave_window(conv_state, slot, copy, k_channel, k_window, in_key, CHANNELS, WINDOW, SNAPSHOTS)
-            if MOST > 0:
-                keep_drafts(kept, slot, q_channel, q_drafts, count, in_key, INPUTS, MOST, MOST_PAD)
-                keep_drafts(kept, slot, k_channel, k_drafts, count, in_key, INPUTS, MOST, MOST_PAD)
-                keep_drafts(kept, slot, steps, b_drafts, count, is_own, INPUTS, MOST, MOST_PAD)
-                keep_drafts(kept, slot, steps + VALUE_HEADS, step_drafts, count, is_own, INPUTS, MOST, MOST_PAD)
-            outputs = (tokens - again) * EACH
+            leave_windows(conv_state, slot, copy, channels[:2], windows[:2], masks[:2], SIZES)
+            if SIZES.DRAFTS > 0:
+                keep_drafts(kept, slot, shared_columns, shared_drafts, count, of_shared, SIZES)
+            outputs = (tokens - replayed) * EACH
             made_next = _made_of(own, projected, line, of_keys * EACH, 0, j, outputs, EACH, VALUE_DIM, INNER, WIDTH)
             for number in range(outputs):
                 y, z = made_next
@@ -187,8 +153,8 @@ def _delta_decode_kernel(
                 token, at = number // EACH, (of_keys * EACH + number % EACH) * VALUE_DIM + j
                 y = y * (tl.rsqrt(sum_of_squares(y) / VALUE_DIM + eps) * weight)
                 tl.store(out + (line + token) * INNER + at, (y * z * logistic(z)).to(out.dtype.element_ty), mask=ok)
-        if MOST > 0:
-            keep_drafts(kept, slot, v_channel, v_drafts, count, in_head, INPUTS, MOST, MOST_PAD)
+        if SIZES.DRAFTS > 0:
+            keep_drafts(kept, slot, (v_channel,), v_drafts, count, (in_head,), SIZES)
     elif count <= queries:
         nothing = tl.zeros([TILE], out.dtype.element_ty)
         for token in range(count):
@@ -236,15 +202,12 @@ def delta_of_decode_rows(
         KEY_DIM=shape.key_dim,
         VALUE_HEADS=shape.value_heads,
         VALUE_DIM=shape.value_dim,
-        WINDOW=shape.window,
-        MOST=most,
         TILE=tile,
         KEY_PAD=triton.next_power_of_2(shape.key_dim),
         VALUE_PAD=triton.next_power_of_2(shape.value_dim),
         EACH_PAD=triton.next_power_of_2(shape.value_heads // shape.key_heads),
-        MOST_PAD=triton.next_power_of_2(max(most, 1)),
+        SIZES=run_sizes(shape.inner, weights.conv_weight, 2 * shape.value_heads, most, batch),
         DEPENDENT=dependent,
-        SNAPSHOTS=batch.states_read_from is not None,
         num_warps=tiling.warps,
         enable_fp_fusion=False,
         launch_pdl=dependent,

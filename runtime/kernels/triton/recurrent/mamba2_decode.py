@@ -22,20 +22,22 @@ import triton.language as tl
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import Mamba2
 from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
+from runahead.runtime.kernels.triton.gpu.unrolled import longer
 from runahead.runtime.kernels.triton.ops.gates import logistic
 from runahead.runtime.kernels.triton.ops.norms import squares_of, sum_of_squares
 from runahead.runtime.kernels.triton.recurrent.rows import step_of
 from runahead.runtime.kernels.triton.recurrent.runs import (
     convolved_of,
     drafts_of,
-    input_of,
+    inputs_of,
     keep_drafts,
-    leave_window,
-    moved_window,
+    leave_windows,
+    moved_windows,
     rows_of_runs,
     run_of,
+    run_sizes,
     taps_of,
-    window_of,
+    windows_of,
 )
 from runahead.runtime.kernels.triton.recurrent.tiling import STATES, StateTiling
 
@@ -44,18 +46,13 @@ _MOST_OF_A_THREAD: Final = 64  # outputs of one token in a thread that holds two
 
 @triton.jit
 def _inputs_at(
-    index, projected, kept, line, slot, x_channel, b_channel, c_channel, head, again, tokens, in_head, in_state,
-    INNER: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr, CHANNELS: tl.constexpr, MOST: tl.constexpr,
+    index, projected, kept, line, slot, columns, masks, replayed, tokens, x_channel, in_head, SIZES: tl.constexpr
 ):  # fmt: skip
-    """What a token brings, float32: x, B, C, how long its step is before the bias, and its gate, 0 for tokens that
-    are replayed, which have no output. tokens: of the run, from where all is 0."""
-    more = index < tokens
-    x = input_of(projected, kept, line, slot, x_channel, index, again, in_head & more, INNER, WIDTH, INPUTS, MOST)
-    b = input_of(projected, kept, line, slot, b_channel, index, again, in_state & more, INNER, WIDTH, INPUTS, MOST)
-    c = input_of(projected, kept, line, slot, c_channel, index, again, in_state & more, INNER, WIDTH, INPUTS, MOST)
-    raw = input_of(projected, kept, line, slot, CHANNELS + head, index, again, more, INNER, WIDTH, INPUTS, MOST)
-    gate = projected + (line + index - again) * WIDTH + x_channel
-    return x, b, c, raw, tl.load(gate, mask=in_head & more & (index >= again), other=0.0).to(tl.float32)
+    """`inputs_of` a token, and behind them its gate, 0 for replayed tokens, which have no output."""
+    inputs = inputs_of(index, projected, kept, line, slot, columns, masks, replayed, tokens, SIZES)
+    gate = projected + (line + index - replayed) * SIZES.WIDTH + x_channel
+    ok = in_head & (index < tokens) & (index >= replayed)
+    return longer(inputs, tl.load(gate, mask=ok, other=0.0).to(tl.float32))
 
 
 class _Weights(NamedTuple):
@@ -72,10 +69,9 @@ class _Weights(NamedTuple):
 @triton.jit(do_not_specialize=["queries"])
 def _mamba2_decode_kernel(
     projected, weights, states, rows, made, out, squares, arrived, low, high, eps, queries, HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, GROUPS: tl.constexpr, STATE: tl.constexpr, WINDOW: tl.constexpr, MOST: tl.constexpr,
-    TILE: tl.constexpr, STATE_PAD: tl.constexpr, GROUP_PAD: tl.constexpr, EACH_PAD: tl.constexpr,
-    MOST_PAD: tl.constexpr, SCALED: tl.constexpr, SUMMED: tl.constexpr, STRIDE: tl.constexpr, HOLDS_TWO: tl.constexpr,
-    DEPENDENT: tl.constexpr, SNAPSHOTS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, GROUPS: tl.constexpr, STATE: tl.constexpr, TILE: tl.constexpr, STATE_PAD: tl.constexpr,
+    GROUP_PAD: tl.constexpr, EACH_PAD: tl.constexpr, SIZES: tl.constexpr, SCALED: tl.constexpr, SUMMED: tl.constexpr,
+    STRIDE: tl.constexpr, HOLDS_TWO: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program for TILE numbers of a head of a row with up to `queries` query tokens.
 
@@ -89,13 +85,10 @@ def _mamba2_decode_kernel(
     INNER: tl.constexpr = HEADS * HEAD_DIM
     SHARE: tl.constexpr = INNER // GROUPS
     EACH: tl.constexpr = HEADS // GROUPS
-    CHANNELS: tl.constexpr = INNER + 2 * GROUPS * STATE
-    INPUTS: tl.constexpr = CHANNELS + HEADS
-    WIDTH: tl.constexpr = INNER + INPUTS
     SIZE: tl.constexpr = HEADS * HEAD_DIM * STATE  # numbers of a slot
     TILES: tl.constexpr = (HEAD_DIM + TILE - 1) // TILE
     PROGRAMS: tl.constexpr = EACH * TILES  # of a group
-    ARRIVES_EARLY: tl.constexpr = MOST == 0 and (SCALED and not SUMMED)
+    ARRIVES_EARLY: tl.constexpr = SIZES.DRAFTS == 0 and (SCALED and not SUMMED)
     row, program = tl.program_id(0), tl.program_id(1)
     head = program // TILES
     group = head // EACH
@@ -106,16 +99,13 @@ def _mamba2_decode_kernel(
     b_channel = INNER + group * STATE + n
     c_channel = b_channel + GROUPS * STATE
     # Lengths, slots and what earlier launches have left are constant until this kernel writes it.
-    start, count, slot, source, copy, live, goes_on, again, after, tokens = run_of(row, queries, rows, MOST, SNAPSHOTS)
+    start, count, slot, source, copy, live, goes_on, replayed, after, tokens = run_of(row, queries, rows, SIZES)
     of_head = state + (head * HEAD_DIM + dim[:, None]) * STATE + n[None, :]
     in_tile = in_head[:, None] & in_state[None, :]
     state_tile = tl.load(of_head + source * SIZE, mask=in_tile & goes_on, other=0.0)
-    x_window = window_of(conv_state, source, x_channel, in_head & goes_on, CHANNELS, WINDOW)
-    b_window = window_of(conv_state, source, b_channel, in_state & goes_on, CHANNELS, WINDOW)
-    c_window = window_of(conv_state, source, c_channel, in_state & goes_on, CHANNELS, WINDOW)
-    x_taps = taps_of(weights.conv_weight, weights.conv_bias, x_channel, in_head, WINDOW)
-    b_taps = taps_of(weights.conv_weight, weights.conv_bias, b_channel, in_state, WINDOW)
-    c_taps = taps_of(weights.conv_weight, weights.conv_bias, c_channel, in_state, WINDOW)
+    channels, masks = (x_channel, b_channel, c_channel), (in_head, in_state, in_state)
+    windows = windows_of(conv_state, source, channels, masks, goes_on, SIZES)
+    taps = taps_of(weights.conv_weight, weights.conv_bias, channels, masks, SIZES)
     slope, straight = tl.load(weights.a + head), tl.load(weights.d + head).to(tl.float32)
     bias = tl.load(weights.dt_bias + head).to(tl.float32)
     if SCALED:
@@ -125,38 +115,45 @@ def _mamba2_decode_kernel(
     if live:
         first = row.to(tl.int64) * queries  # of `made`
         meeting = arrived + row * GROUPS + group
+        columns = (x_channel, b_channel, c_channel, SIZES.CHANNELS + head)
+        of_columns = (in_head, in_state, in_state, True)
         ahead = _inputs_at(
-            0, projected, kept, line, slot, x_channel, b_channel, c_channel, head, again, tokens, in_head, in_state,
-            INNER, WIDTH, INPUTS, CHANNELS, MOST,
-        )  # fmt: skip
+            0, projected, kept, line, slot, columns, of_columns, replayed, tokens, x_channel, in_head, SIZES
+        )
         if ARRIVES_EARLY:
             tl.debug_barrier()
             is_last = tl.atomic_add(meeting, 1, sem="acq_rel") == PROGRAMS - 1
         for step in range(tokens):
-            x_new, b_new, c_new, raw, z = ahead
-            if MOST > 0:  # what the next token brings is asked for before anything waits for this one's
+            inputs = ahead
+            if SIZES.DRAFTS > 0:  # the next token's inputs are loaded before anything waits for this one's
                 ahead = _inputs_at(
-                    step + 1, projected, kept, line, slot, x_channel, b_channel, c_channel, head, again, tokens,
-                    in_head, in_state, INNER, WIDTH, INPUTS, CHANNELS, MOST,
-                )  # fmt: skip
-            x = convolved_of(x_window, x_new, x_taps, WINDOW)
-            b = convolved_of(b_window, b_new, b_taps, WINDOW)
-            c = convolved_of(c_window, c_new, c_taps, WINDOW)
-            x_window = moved_window(x_window, x_new, step == again, step + 1 == after, WINDOW, SNAPSHOTS)
-            b_window = moved_window(b_window, b_new, step == again, step + 1 == after, WINDOW, SNAPSHOTS)
-            c_window = moved_window(c_window, c_new, step == again, step + 1 == after, WINDOW, SNAPSHOTS)
-            dt = step_of(raw, bias, low, high)
+                    step + 1,
+                    projected,
+                    kept,
+                    line,
+                    slot,
+                    columns,
+                    of_columns,
+                    replayed,
+                    tokens,
+                    x_channel,
+                    in_head,
+                    SIZES,
+                )
+            x, b, c = convolved_of(windows, inputs, taps, SIZES)
+            windows = moved_windows(windows, inputs, step == replayed, step + 1 == after, SIZES)
+            dt, z = step_of(inputs[3], bias, low, high), inputs[4]
             state_tile = state_tile * tl.exp(dt * slope) + (x * dt)[:, None] * b[None, :]
-            if MOST > 0:
-                if step == again:  # the newest token: what follows is not certain
+            if SIZES.DRAFTS > 0:
+                if step == replayed:  # the newest token: what follows is not certain
                     tl.store(of_head + slot * SIZE, state_tile, mask=in_tile)
-                if SNAPSHOTS:
+                if SIZES.SNAPSHOTS:
                     if (copy >= 0) & (step + 1 == after):
                         tl.store(of_head + copy * SIZE, state_tile, mask=in_tile)
-            if step >= again:
+            if step >= replayed:
                 y = tl.sum(state_tile * c[None, :], 1) + straight * x
                 y = y * z * logistic(z)
-                token = step - again
+                token = step - replayed
                 if not SCALED:
                     tl.store(made + (first + token) * INNER + x_channel, y, mask=in_head)
                 else:
@@ -173,22 +170,21 @@ def _mamba2_decode_kernel(
         if not ARRIVES_EARLY:
             tl.debug_barrier()
             is_last = tl.atomic_add(meeting, 1, sem="acq_rel") == PROGRAMS - 1
-        if MOST == 0:
+        if SIZES.DRAFTS == 0:
             # Behind the meeting: it waits until all that was written before it is there for all to see.
             tl.store(of_head + slot * SIZE, state_tile, mask=in_tile)
-            if SNAPSHOTS:
+            if SIZES.SNAPSHOTS:
                 tl.store(of_head + copy * SIZE, state_tile, mask=in_tile & (copy >= 0))
         else:
-            x_drafts = drafts_of(projected, line, x_channel, count, in_head, INNER, WIDTH, MOST_PAD)
-        leave_window(conv_state, slot, copy, x_channel, x_window, in_head, CHANNELS, WINDOW, SNAPSHOTS)
+            x_drafts = drafts_of(projected, line, (x_channel,), count, (in_head,), SIZES)
+        leave_windows(conv_state, slot, copy, (x_channel,), windows[:1], (in_head,), SIZES)
         if is_last:
             tl.store(meeting, 0)
-            if MOST > 0:
+            if SIZES.DRAFTS > 0:
                 each = tl.arange(0, EACH_PAD)
-                steps = CHANNELS + group * EACH + each
-                b_drafts = drafts_of(projected, line, b_channel, count, in_state, INNER, WIDTH, MOST_PAD)
-                c_drafts = drafts_of(projected, line, c_channel, count, in_state, INNER, WIDTH, MOST_PAD)
-                step_drafts = drafts_of(projected, line, steps, count, each < EACH, INNER, WIDTH, MOST_PAD)
+                shared_columns = (b_channel, c_channel, SIZES.CHANNELS + group * EACH + each)
+                of_shared = (in_state, in_state, each < EACH)
+                shared_drafts = drafts_of(projected, line, shared_columns, count, of_shared, SIZES)
             i = tl.arange(0, GROUP_PAD)
             if not SCALED:
                 ok = i < SHARE
@@ -196,29 +192,26 @@ def _mamba2_decode_kernel(
                 own = made + first * INNER + at
                 made_next = tl.load(own, mask=ok, other=0.0, cache_modifier=".cg")
                 weight = tl.load(weights.gamma + at, mask=ok, other=0.0).to(tl.float32)
-            leave_window(conv_state, slot, copy, b_channel, b_window, in_state, CHANNELS, WINDOW, SNAPSHOTS)
-            leave_window(conv_state, slot, copy, c_channel, c_window, in_state, CHANNELS, WINDOW, SNAPSHOTS)
-            if MOST > 0:
-                keep_drafts(kept, slot, b_channel, b_drafts, count, in_state, INPUTS, MOST, MOST_PAD)
-                keep_drafts(kept, slot, c_channel, c_drafts, count, in_state, INPUTS, MOST, MOST_PAD)
-                keep_drafts(kept, slot, steps, step_drafts, count, each < EACH, INPUTS, MOST, MOST_PAD)
-            for token in range(tokens - again):
+            leave_windows(conv_state, slot, copy, channels[1:], windows[1:], masks[1:], SIZES)
+            if SIZES.DRAFTS > 0:
+                keep_drafts(kept, slot, shared_columns, shared_drafts, count, of_shared, SIZES)
+            for token in range(tokens - replayed):
                 if not SCALED:
                     value = made_next
                     after_it, more = own + (token + 1) * INNER, token + 1 < count
-                    if MOST > 0 and HOLDS_TWO:
+                    if SIZES.DRAFTS > 0 and HOLDS_TWO:
                         made_next = tl.load(after_it, mask=ok & more, other=0.0, cache_modifier=".cg")
                     scale = tl.rsqrt(sum_of_squares(value) / SHARE + eps)
                     value = (value * scale * weight).to(out.dtype.element_ty)
                     tl.store(out + (line + token) * INNER + at, value, mask=ok)
-                    if MOST > 0 and not HOLDS_TWO:
+                    if SIZES.DRAFTS > 0 and not HOLDS_TWO:
                         made_next = tl.load(after_it, mask=ok & more, other=0.0, cache_modifier=".cg")
                 if SUMMED:
                     sums = made + (first + token) * PROGRAMS + i
                     found = tl.load(sums, mask=i < PROGRAMS, other=0.0, cache_modifier=".cg")
                     tl.store(squares + line + token, tl.sum(found, 0))
-        if MOST > 0:
-            keep_drafts(kept, slot, x_channel, x_drafts, count, in_head, INPUTS, MOST, MOST_PAD)
+        if SIZES.DRAFTS > 0:
+            keep_drafts(kept, slot, (x_channel,), x_drafts, count, (in_head,), SIZES)
     elif count <= queries:
         nothing = tl.zeros([TILE], out.dtype.element_ty)
         for token in range(count):
@@ -284,19 +277,16 @@ def mamba2_of_decode_rows(
         HEAD_DIM=shape.head_dim,
         GROUPS=shape.groups,
         STATE=shape.state,
-        WINDOW=shape.window,
-        MOST=most,
         TILE=tile,
         STATE_PAD=triton.next_power_of_2(shape.state),
         GROUP_PAD=group_pad,
         EACH_PAD=triton.next_power_of_2(shape.heads // shape.groups),
-        MOST_PAD=triton.next_power_of_2(max(most, 1)),
+        SIZES=run_sizes(shape.inner, weights.conv_weight, shape.heads, most, batch),
         SCALED=scaled,
         SUMMED=summed,
         STRIDE=0 if squares is None else squares.shape[1],
         HOLDS_TWO=group_pad <= _MOST_OF_A_THREAD * 32 * tiling.warps,
         DEPENDENT=dependent,
-        SNAPSHOTS=batch.states_read_from is not None,
         num_warps=tiling.warps,
         enable_fp_fusion=False,
         launch_pdl=dependent,

@@ -108,8 +108,8 @@ def acquired(pointer):
 
 @triton.jit(do_not_specialize=["width"])
 def _judge_kernel(
-    sample_slots, state, masks, drafts, width, LINES: tl.constexpr, WORDS: tl.constexpr, MOST: tl.constexpr,
-    MOST_PAD: tl.constexpr, NULL_SLOT: tl.constexpr, ACQUIRE: tl.constexpr, VERIFIES: tl.constexpr, TILE: tl.constexpr,
+    sample_slots, state, masks, drafts, width, LINES: tl.constexpr, WORDS: tl.constexpr, DRAFTS: tl.constexpr,
+    RUN_PAD: tl.constexpr, NULL_SLOT: tl.constexpr, ACQUIRE: tl.constexpr, VERIFIES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Validate the masks of one row. ACQUIRE: False in Triton's interpreter, which has no such instruction. drafts:
     rows may have any. VERIFIES: this S verifies them.
@@ -146,7 +146,7 @@ def _judge_kernel(
                         differing |= ((i == _RUN) & (word != count)).to(tl.int32)
                         if drafts is not None:
                             at = 2 * (i - _TAG_WORDS)  # of the first of two drafts in a word
-                            proposed = drafts.proposed + slot * MOST + at
+                            proposed = drafts.proposed + slot * DRAFTS + at
                             has_first, has_second = (at >= 0) & (at < count), (at >= 0) & (at + 1 < count)
                             differs = has_first & (word.to(tl.int32) != tl.load(proposed, mask=has_first, other=0))
                             second = tl.load(proposed + 1, mask=has_second, other=0)
@@ -159,8 +159,8 @@ def _judge_kernel(
                 if found > 0:  # a draft without a following mask is dropped
                     tl.store(drafts.drafted + slot, found - 1)
                     if VERIFIES:
-                        n = tl.arange(0, MOST_PAD)
-                        nobody = tl.full([MOST_PAD], NULL_SLOT, tl.int32)
+                        n = tl.arange(0, RUN_PAD)
+                        nobody = tl.full([RUN_PAD], NULL_SLOT, tl.int32)
                         tl.store(drafts.verify_slots + row * width + n, nobody, mask=(n >= found) & (n < width))
         tl.store(masks.held + slot, is_held.to(tl.int8))
         tl.store(masks.samples + slot, (is_alive & (is_held == 0)).to(tl.int8))
@@ -189,8 +189,8 @@ def judge(
         width,
         LINES=masks.lines.shape[1],
         WORDS=masks.lines.shape[2],
-        MOST=most,
-        MOST_PAD=triton.next_power_of_2(1 + most),
+        DRAFTS=most,
+        RUN_PAD=triton.next_power_of_2(1 + most),
         NULL_SLOT=state.slots - 1,
         ACQUIRE=masks.held.device.type != "cpu",
         VERIFIES=drafts is not None and width > 1,
