@@ -24,6 +24,7 @@ from runahead.runtime.kernels.triton.ranks.waits import (
     WAITED_NS,
     Counters,
     Mailboxes,
+    WaitWords,
 )
 from runahead.runtime.ranks.peer_memory import CudaRuntime, PeerPointer, tensor_at
 from runahead.runtime.ranks.segment import START_LIMIT_S
@@ -100,9 +101,11 @@ def make_counters(
         gathers=torch.zeros(CHANNELS, dtype=torch.int32, device=device),
         bests=torch.zeros(CHANNELS, dtype=torch.int32, device=device),
         spreads=torch.zeros(1, dtype=torch.int32, device=device),
-        control=torch.zeros(CONTROL_WORDS, dtype=torch.int64, device=device),
-        abort=torch.from_numpy(abort),
-        fault=torch.from_numpy(fault),
+        wait_words=WaitWords(
+            control=torch.zeros(CONTROL_WORDS, dtype=torch.int64, device=device),
+            abort=torch.from_numpy(abort),
+            fault=torch.from_numpy(fault),
+        ),
         waited=torch.from_numpy(waited),
     )
 
@@ -126,8 +129,8 @@ class GpuRanks:
 
     def limit(self, seconds: float) -> None:
         """No wait for a peer lasts longer, from now on. Waits are counted anew. Only while no exchange is under way."""
-        self._counters.control[LIMIT_NS] = int(seconds * 1e9)
-        self._counters.control[WAITED_NS] = 0
+        self._counters.wait_words.control[LIMIT_NS] = int(seconds * 1e9)
+        self._counters.wait_words.control[WAITED_NS] = 0
         self._counters.waited.zero_()
 
     def reduce(self, partial: torch.Tensor) -> None:

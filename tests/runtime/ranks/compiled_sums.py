@@ -9,15 +9,18 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from runahead.runtime.kernels.triton.ranks import push_exchange
+from runahead.runtime.kernels.triton.ranks.waits import WaitWords
 
 RANKS = 2
 CONSTANTS: dict[str, Any] = {
     "WIDTH": 1024, "PARTS": 4, "RANK": 1, "RANKS": RANKS, "BLOCK": 1024, "ADDS": True, "SHARES": False,
     "DEPENDENT": True,
 }  # fmt: skip
-WORDS = {"squares": "*fp64", "peers": ("*i16",) * RANKS, "steps": "*i32", "n": "i32", "stride": "i32"} | dict.fromkeys(
-    ("control", "abort", "fault"), "*i64"
-)
+ADDRESSES: Any = ("*i64",) * 3
+WORDS = {
+    "squares": "*fp64", "peers": ("*i16",) * RANKS, "steps": "*i32", "n": "i32", "stride": "i32",
+    "wait_words": WaitWords(*ADDRESSES),
+}  # fmt: skip
 
 
 def ptx() -> str:

@@ -40,6 +40,7 @@ from runahead.runtime.kernels.triton.ranks.waits import (  # noqa: E402
     WAITED_NS,
     Counters,
     Mailboxes,
+    WaitWords,
 )
 from runahead.runtime.ranks.gpu_ranks import GpuRanks  # noqa: E402
 from tests.runtime.ranks.best_of_parts import bests  # noqa: E402
@@ -148,14 +149,16 @@ def run(rank: int, ranks: int, file: Path, rounds: int) -> Outcome:
     counters = Counters(
         torch.zeros(CHANNELS, dtype=torch.int32), torch.zeros(CHANNELS, dtype=torch.int32),
         torch.zeros(CHANNELS, dtype=torch.int32), torch.zeros(1, dtype=torch.int32),
-        torch.zeros(CONTROL_WORDS, dtype=torch.int64),
-        torch.from_numpy(host[:1]), torch.from_numpy(host[1:3]), torch.from_numpy(host[3:]),
+        WaitWords(
+            torch.zeros(CONTROL_WORDS, dtype=torch.int64), torch.from_numpy(host[:1]), torch.from_numpy(host[1:3])
+        ),
+        torch.from_numpy(host[3:]),
     )  # fmt: skip
     exchange = GpuRanks(Share(rank, ranks), boxes, counters, WHOLE)
     exchange.limit(LIMIT_S if rounds > 0 else 0.5)
     found, right = ([], [], []), ([], [], [])  # type: ignore[var-annotated]
     step, reduce_wait = 0, 0
-    waited = counters.control[WAITED_NS]
+    waited = counters.wait_words.control[WAITED_NS]
     for turn in range(abs(rounds)):
         if rank == ranks - 1 and rounds < 0 and turn == abs(rounds) - 1:
             break  # this rank is gone
@@ -196,7 +199,7 @@ def run(rank: int, ranks: int, file: Path, rounds: int) -> Outcome:
         exchange.spread(words)
         found[2].append(words)
         right[2].append(torch.arange(4 * (turn + 1), dtype=torch.int32) - turn * 7)
-    assert int(counters.control[LIMIT_NS]) > 0
+    assert int(counters.wait_words.control[LIMIT_NS]) > 0
     sums, gathered, spread = ((digest(one), digest(other)) for one, other in zip(right, found, strict=True))
     return Outcome(
         sums, gathered, spread, (int(host[1]), int(host[2])), reduce_wait / 1e9, (int(waited) / 1e9, int(host[3]) / 1e9)

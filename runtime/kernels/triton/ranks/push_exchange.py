@@ -46,20 +46,21 @@ _CAPACITY = tl.constexpr(CAPACITY)
 
 
 @triton.jit
-def _taken(at, ok, dead, tries, begun, waited, step, control, abort, fault, peer, BLOCK: tl.constexpr):
-    """(bits that a peer has pushed to these places, which are empty afterwards; dead, tries, begun and waited as they
-    are then)."""
+def _taken(at, ok, state, step, wait_words, peer, BLOCK: tl.constexpr):
+    """Wait for the bits that a peer pushes to these places, and empty the places. state: (whether a wait was given up,
+    tries, when the first long wait began, ns of all waits). Returns (int16 bits, the new state)."""
+    dead, tries, begun, waited = state
     bits = tl.load(at, mask=ok, other=0, volatile=True)
     if tl.max((bits == _EMPTY).to(tl.int32), 0) > 0:
         since = device_ns()
         while (tl.max((bits == _EMPTY).to(tl.int32), 0) > 0) & (dead == 0):
             tries += 1
             if tries % TRIES_AT_ONCE == 0:
-                begun, dead = given_up(begun, control, abort, fault, step + 1, peer)
+                begun, dead = given_up(begun, wait_words, step + 1, peer)
             bits = tl.load(at, mask=ok, other=0, volatile=True)
         waited += device_ns() - since
     tl.store(at, tl.full([BLOCK], _EMPTY, tl.int16), mask=ok)
-    return bits, dead, tries, begun, waited
+    return bits, (dead, tries, begun, waited)
 
 
 @triton.jit
@@ -89,9 +90,9 @@ def _use_sum(
 
 @triton.jit
 def _reduce_kernel(
-    x, residual, gamma, scaled, squares, stride, peers, steps, control, abort, fault, n, WIDTH: tl.constexpr,
-    PARTS: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr,
-    SHARES: tl.constexpr, DEPENDENT: tl.constexpr,
+    x, residual, gamma, scaled, squares, stride, peers, steps, wait_words, n, WIDTH: tl.constexpr, PARTS: tl.constexpr,
+    RANK: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr, SHARES: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Tiles of WIDTH numbers. ADDS: a row is PARTS tiles, and its sum goes on as in `separate_epilogue._add_kernel`.
     stride: between the squares of two parts. SHARES: each rank sums its share of the tiles and pushes the sums, in one
@@ -100,13 +101,13 @@ def _reduce_kernel(
     wait_for_predecessors(DEPENDENT)
     channel, channels = tl.program_id(0), tl.num_programs(0)
     begun_at = tl.load(steps + channel)
-    dead = (tl.load(control + DEAD_AT) != 0).to(tl.int32)
+    dead = (tl.load(wait_words.control + DEAD_AT) != 0).to(tl.int32)
     TILES: tl.constexpr = _CAPACITY // BLOCK  # of a step, at most
     box = channel.to(tl.int64) * (SLOTS_OF * RANKS * _CAPACITY)
     i = tl.arange(0, BLOCK)
     tiles = tl.cdiv(tl.cdiv(n, WIDTH) - channel, channels)
     count = tl.cdiv(tiles, TILES)
-    tries, begun, waited = tl.full([], 0, tl.int32), tl.full([], 0, tl.int64), tl.full([], 0, tl.int64)
+    state = (dead, tl.full([], 0, tl.int32), tl.full([], 0, tl.int64), tl.full([], 0, tl.int64))
     first = (RANK + RANKS - channel % RANKS) % RANKS if SHARES else 0
     for s in range(count + 1):  # a step is pushed before the one before it is read
         slot = box + ((begun_at + s) & (SLOTS_OF - 1)) * (RANKS * _CAPACITY)
@@ -131,9 +132,7 @@ def _reduce_kernel(
                 bits = own
                 if peer != RANK:
                     at = peers[RANK] + slot + peer * _CAPACITY + (turn - (s - 1) * TILES) * BLOCK + i
-                    bits, dead, tries, begun, waited = _taken(
-                        at, ok, dead, tries, begun, waited, step, control, abort, fault, peer, BLOCK
-                    )
+                    bits, state = _taken(at, ok, state, step, wait_words, peer, BLOCK)
                 total += _pushed(bits).to(tl.bfloat16, bitcast=True).to(tl.float32)
             rounded = total.to(tl.bfloat16)
             if SHARES:
@@ -152,13 +151,11 @@ def _reduce_kernel(
                 o = tile * WIDTH + i
                 ok = (i < WIDTH) if ADDS else (o < n)
                 at = peers[RANK] + slot + peer * _CAPACITY + turn * BLOCK + i
-                bits, dead, tries, begun, waited = _taken(
-                    at, ok, dead, tries, begun, waited, begun_at, control, abort, fault, peer, BLOCK
-                )
+                bits, state = _taken(at, ok, state, begun_at, wait_words, peer, BLOCK)
                 rounded = _pushed(bits).to(tl.bfloat16, bitcast=True)
                 old = tl.load(residual + o, mask=ok, other=0.0) if ADDS else bits
                 _use_sum(x, residual, gamma, scaled, squares, stride, rounded, old, tile, o, i, ok, WIDTH, PARTS, ADDS)
-    count_wait(waited, channel, control)
+    count_wait(state[3], channel, wait_words)
     tl.debug_barrier()  # every warp has read the counter
     tl.store(steps + channel, begun_at + count)
 
@@ -177,8 +174,8 @@ def push_reduce(partial: torch.Tensor, rank: int, boxes: Mailboxes, counters: Co
         n = piece.shape[0]
         block = _SMALL_BLOCK if n <= CHANNELS * _SMALL_BLOCK else _LARGE_BLOCK
         _reduce_kernel[(min(CHANNELS, triton.cdiv(n, block)),)](
-            piece, piece, piece, piece, counters.control, 0, boxes.parts, counters.reduces, counters.control,
-            counters.abort, counters.fault, n, WIDTH=block, PARTS=1, RANK=rank, RANKS=ranks, BLOCK=block, ADDS=False,
+            piece, piece, piece, piece, counters.wait_words.control, 0, boxes.parts, counters.reduces,
+            counters.wait_words, n, WIDTH=block, PARTS=1, RANK=rank, RANKS=ranks, BLOCK=block, ADDS=False,
             SHARES=divided, DEPENDENT=False, num_warps=4 if block == _SMALL_BLOCK else 8,
         )  # fmt: skip
 
@@ -217,8 +214,8 @@ def push_reduce_add(
         count = there.stop - begin
         _reduce_kernel[(min(CHANNELS, count * parts),)](
             partial[there], residual[there], following, scaled[there], squares[:, begin:], squares.stride(0),
-            boxes.parts, counters.reduces, counters.control, counters.abort, counters.fault, count * width, WIDTH=part,
-            PARTS=parts, RANK=rank, RANKS=ranks, BLOCK=block, ADDS=True, SHARES=divided, DEPENDENT=dependent,
+            boxes.parts, counters.reduces, counters.wait_words, count * width, WIDTH=part, PARTS=parts, RANK=rank,
+            RANKS=ranks, BLOCK=block, ADDS=True, SHARES=divided, DEPENDENT=dependent,
             num_warps=max(4, min(block // 512, 8)), enable_fp_fusion=False, launch_pdl=dependent,
         )  # fmt: skip
     return parts

@@ -47,18 +47,18 @@ _NO_TOKEN = tl.constexpr(0x7FFFFFFF)  # above all ids, as the sampler has it
 
 @triton.jit
 def _gather_kernel(
-    part, indexes, whole, flags, steps, control, abort, fault, rows, WIDTH: tl.constexpr, RANK: tl.constexpr,
+    part, indexes, whole, flags, steps, wait_words, rows, WIDTH: tl.constexpr, RANK: tl.constexpr,
     RANKS: tl.constexpr, BLOCK: tl.constexpr, INDEXED: tl.constexpr,
 ):  # fmt: skip
     channel, channels = tl.program_id(0), tl.num_programs(0)
     tag = tl.load(steps + channel) + 1
-    dead = (tl.load(control + DEAD_AT) != 0).to(tl.int32)
+    dead = (tl.load(wait_words.control + DEAD_AT) != 0).to(tl.int32)
     if RANK == 0:
         for peer in tl.static_range(1, RANKS):
             tl.atomic_xchg(flags[peer] + channel, tag, sem="release", scope="sys")
     else:
-        dead, waited = wait_for_flag(flags[RANK] + channel, tag, dead, control, abort, fault, 0)
-        count_wait(waited, channel, control)
+        dead, waited = wait_for_flag(flags[RANK] + channel, tag, dead, wait_words, 0)
+        count_wait(waited, channel, wait_words)
     i = tl.arange(0, BLOCK)
     for tile in range(channel, rows * tl.cdiv(WIDTH, BLOCK), channels):
         row = tile // tl.cdiv(WIDTH, BLOCK)
@@ -72,8 +72,8 @@ def _gather_kernel(
     if RANK == 0:
         for peer in tl.static_range(1, RANKS):
             at = flags[RANK] + peer * CHANNELS_OF + channel
-            dead, waited = wait_for_flag(at, tag, dead, control, abort, fault, peer)
-            count_wait(waited, channel, control)
+            dead, waited = wait_for_flag(at, tag, dead, wait_words, peer)
+            count_wait(waited, channel, wait_words)
     else:
         tl.atomic_xchg(flags[0] + RANK * CHANNELS_OF + channel, tag, sem="release", scope="sys")
     tl.debug_barrier()
@@ -82,13 +82,13 @@ def _gather_kernel(
 
 @triton.jit
 def _best_kernel(
-    scores, tokens, peers, steps, control, abort, fault, rows, TILES: tl.constexpr, OWN: tl.constexpr,
+    scores, tokens, peers, steps, wait_words, rows, TILES: tl.constexpr, OWN: tl.constexpr,
     OWN_PAD: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr,
 ):  # fmt: skip
     """One warp a channel: it polls a word at a time."""
     channel, channels = tl.program_id(0), tl.num_programs(0)
     tag = tl.load(steps + channel) + 1
-    dead = (tl.load(control + DEAD_AT) != 0).to(tl.int32)
+    dead = (tl.load(wait_words.control + DEAD_AT) != 0).to(tl.int32)
     box = channel.to(tl.int64) * (SLOTS_OF * RANKS * _ROW_WORDS) + (tag & (SLOTS_OF - 1)) * (RANKS * _ROW_WORDS)
     mark = tag.to(tl.int64) << 32
     count = tl.cdiv(rows - channel, channels)
@@ -117,25 +117,25 @@ def _best_kernel(
                     while ((score >> 32 != tag) | (token >> 32 != tag)) & (dead == 0):
                         tries += 1
                         if tries % TRIES_AT_ONCE == 0:
-                            begun, dead = given_up(begun, control, abort, fault, tag, peer)
+                            begun, dead = given_up(begun, wait_words, tag, peer)
                         score, token = tl.load(at, volatile=True), tl.load(at + 1, volatile=True)
                     waited += device_ns() - since
                 out = (channel + n * channels).to(tl.int64) * TILES + OWN + (peer if peer < RANK else peer - 1)
                 tl.store(scores + out, score.to(tl.int32).to(tl.float32, bitcast=True))
                 tl.store(tokens + out, token.to(tl.int32))
-    count_wait(waited, channel, control)
+    count_wait(waited, channel, wait_words)
     tl.debug_barrier()
     tl.store(steps + channel, tag)
 
 
 @triton.jit
 def _spread_kernel(
-    words, peers, flags, steps, control, abort, fault, waited_for_host, n, RANK: tl.constexpr, RANKS: tl.constexpr,
+    words, peers, flags, steps, wait_words, waited_for_host, n, RANK: tl.constexpr, RANKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    waited = tl.load(control + WAITED_AT)
+    waited = tl.load(wait_words.control + WAITED_AT)
     tag = tl.load(steps) + 1
-    dead = (tl.load(control + DEAD_AT) != 0).to(tl.int32)
+    dead = (tl.load(wait_words.control + DEAD_AT) != 0).to(tl.int32)
     slot = (tag & (SLOTS_OF - 1)) * _WORDS
     i = tl.arange(0, BLOCK)
     if RANK == 0:
@@ -145,7 +145,7 @@ def _spread_kernel(
             for peer in tl.static_range(1, RANKS):
                 tl.store(peers[peer] + slot + begin + i, word | (tag.to(tl.int64) << 32), mask=ok)
         for peer in tl.static_range(1, RANKS):
-            dead, more = wait_for_flag(flags[RANK] + peer, tag, dead, control, abort, fault, peer)
+            dead, more = wait_for_flag(flags[RANK] + peer, tag, dead, wait_words, peer)
             waited += more
     else:
         tl.atomic_xchg(flags[0] + RANK, tag, sem="release", scope="sys")
@@ -159,12 +159,12 @@ def _spread_kernel(
                 while (tl.max(((word >> 32 != tag) & ok).to(tl.int32), 0) > 0) & (dead == 0):
                     tries += 1
                     if tries % TRIES_AT_ONCE == 0:
-                        begun, dead = given_up(begun, control, abort, fault, tag, 0)
+                        begun, dead = given_up(begun, wait_words, tag, 0)
                     word = tl.load(at, mask=ok, other=0, volatile=True)
                 waited += device_ns() - since
             tl.store(words + begin + i, word.to(tl.int32), mask=ok)
     tl.debug_barrier()
-    tl.store(control + WAITED_AT, waited)
+    tl.store(wait_words.control + WAITED_AT, waited)
     tl.store(waited_for_host, waited)
     tl.store(steps, tag)
 
@@ -178,9 +178,8 @@ def push_best(
     for begin in range(0, rows, most):
         count = min(rows - begin, most)
         _best_kernel[(min(CHANNELS, count),)](
-            scores[begin:], tokens[begin:], boxes.bests, counters.bests, counters.control, counters.abort,
-            counters.fault, count, TILES=tiles, OWN=own, OWN_PAD=triton.next_power_of_2(own), RANK=rank, RANKS=ranks,
-            num_warps=1,
+            scores[begin:], tokens[begin:], boxes.bests, counters.bests, counters.wait_words, count, TILES=tiles,
+            OWN=own, OWN_PAD=triton.next_power_of_2(own), RANK=rank, RANKS=ranks, num_warps=1,
         )  # fmt: skip
 
 
@@ -193,8 +192,8 @@ def push_gather(
     width = part.shape[1]
     rows = part.shape[0] if indexes is None else indexes.shape[0]
     _gather_kernel[(min(CHANNELS, rows * triton.cdiv(width, _BLOCK)),)](
-        part, part if indexes is None else indexes, boxes.whole, boxes.gather_flags, counters.gathers, counters.control,
-        counters.abort, counters.fault, rows, WIDTH=width, RANK=rank, RANKS=len(boxes.parts), BLOCK=_BLOCK,
+        part, part if indexes is None else indexes, boxes.whole, boxes.gather_flags, counters.gathers,
+        counters.wait_words, rows, WIDTH=width, RANK=rank, RANKS=len(boxes.parts), BLOCK=_BLOCK,
         INDEXED=indexes is not None, num_warps=4,
     )  # fmt: skip
 
@@ -205,6 +204,6 @@ def push_spread(words: torch.Tensor, rank: int, boxes: Mailboxes, counters: Coun
     for begin in range(0, flat.shape[0], WORDS):
         piece = flat[begin : begin + WORDS]
         _spread_kernel[(1,)](
-            piece, boxes.words, boxes.spread_flags, counters.spreads, counters.control, counters.abort, counters.fault,
-            counters.waited, piece.shape[0], RANK=rank, RANKS=len(boxes.parts), BLOCK=_BLOCK, num_warps=4,
+            piece, boxes.words, boxes.spread_flags, counters.spreads, counters.wait_words, counters.waited,
+            piece.shape[0], RANK=rank, RANKS=len(boxes.parts), BLOCK=_BLOCK, num_warps=4,
         )  # fmt: skip

@@ -13,7 +13,7 @@ fault for the host, and no later exchange waits. The first channel counts how lo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import triton
@@ -37,6 +37,18 @@ WAITED_AT = tl.constexpr(WAITED_NS)
 TRIES_AT_ONCE = tl.constexpr(_TRIES)
 
 
+class WaitWords(NamedTuple):
+    """Memory that every wait for a peer reads and writes.
+
+    control: int64 [CONTROL_WORDS], on this rank's device. abort, fault: int64, mapped memory of the host: not 0 is to
+    stop; the step at which this rank gave up and the peer that it waited for.
+    """
+
+    control: torch.Tensor
+    abort: torch.Tensor
+    fault: torch.Tensor
+
+
 @triton.jit
 def device_ns():
     return tl.extra.cuda.globaltimer().to(tl.int64)
@@ -56,26 +68,27 @@ def store_for_host(pointer, value):
 
 
 @triton.jit
-def given_up(begun, control, abort, fault, step, peer):
-    """(when the wait began, 1 where it is over its limit or the ranks were told to stop)."""
+def given_up(begun, wait_words, step, peer):
+    """Check a wait against its limit, and whether the ranks were told to stop. Returns (when the
+    wait began, 1 where it is given up)."""
     now = device_ns()
     begun = tl.where(begun == 0, now, begun)
-    dead = (tl.load(control + DEAD_AT, volatile=True) != 0).to(tl.int32)
+    dead = (tl.load(wait_words.control + DEAD_AT, volatile=True) != 0).to(tl.int32)
     if dead == 0:
-        stopped = tl.load(abort, volatile=True) != 0
-        late = now - begun > tl.load(control + LIMIT_AT, volatile=True)
+        stopped = tl.load(wait_words.abort, volatile=True) != 0
+        late = now - begun > tl.load(wait_words.control + LIMIT_AT, volatile=True)
         if stopped | late:
             dead = 1
-            tl.store(control + DEAD_AT, tl.full([], 1, tl.int64))
-            store_for_host(fault + 1, tl.full([], 0, tl.int64) + peer)
-            store_for_host(fault, step.to(tl.int64))
+            tl.store(wait_words.control + DEAD_AT, tl.full([], 1, tl.int64))
+            store_for_host(wait_words.fault + 1, tl.full([], 0, tl.int64) + peer)
+            store_for_host(wait_words.fault, step.to(tl.int64))
     return begun, dead
 
 
 @triton.jit
-def wait_for_flag(flag, tag, dead, control, abort, fault, PEER: tl.constexpr):
-    """Until a peer's flag, int32 in this rank's memory, has reached `tag`: a peer may be a step ahead. What it has
-    stored before is then seen. Returns (1 where the wait was given up, ns that it took)."""
+def wait_for_flag(flag, tag, dead, wait_words, PEER: tl.constexpr):
+    """Wait until a peer's flag, int32 in this rank's memory, has reached `tag`: a peer may be a step ahead. What it
+    has stored before is then seen. Returns (1 where the wait was given up, ns that it took)."""
     tries = tl.full([], 0, tl.int32)
     begun = tl.full([], 0, tl.int64)
     waited = tl.full([], 0, tl.int64)
@@ -85,17 +98,17 @@ def wait_for_flag(flag, tag, dead, control, abort, fault, PEER: tl.constexpr):
         while (seen - tag < 0) & (dead == 0):
             tries += 1
             if tries % TRIES_AT_ONCE == 0:
-                begun, dead = given_up(begun, control, abort, fault, tag, PEER)
+                begun, dead = given_up(begun, wait_words, tag, PEER)
             seen = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
         waited += device_ns() - since
     return dead, waited
 
 
 @triton.jit
-def count_wait(waited, channel, control):
-    """The first channel's stands for all."""
+def count_wait(waited, channel, wait_words):
+    """Count the first channel's wait, in ns; it stands for all."""
     if (channel == 0) & (waited != 0):
-        tl.atomic_add(control + WAITED_AT, waited, sem="relaxed")
+        tl.atomic_add(wait_words.control + WAITED_AT, waited, sem="relaxed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +131,11 @@ class Mailboxes:
 @dataclass(frozen=True, slots=True)
 class Counters:
     """Counters of this rank's exchanges, on its device. reduces, gathers, bests: int32 [CHANNELS]. spreads: int32 [1].
-    control: int64 [CONTROL_WORDS]. abort, fault: int64, mapped memory of the host: not 0 is to stop; the step at which
-    this rank gave up and the peer that it waited for. waited: int64 [1], the same kind of memory: ns of waits for peers
-    so far."""
+    waited: int64 [1], mapped memory of the host: ns of waits for peers so far."""
 
     reduces: torch.Tensor
     gathers: torch.Tensor
     bests: torch.Tensor
     spreads: torch.Tensor
-    control: torch.Tensor
-    abort: torch.Tensor
-    fault: torch.Tensor
+    wait_words: WaitWords
     waited: torch.Tensor
