@@ -14,7 +14,6 @@ pytestmark = pytest.mark.usefixtures("fp8_matrix_units")
 
 from runahead.runtime.kernels.layers import Linear, Norm  # noqa: E402
 from runahead.runtime.kernels.quantized_weight import Fp8Weight, QuantizedWeight  # noqa: E402
-from runahead.runtime.kernels.triton.forward.separate_products import SeparateProducts  # noqa: E402
 from runahead.runtime.kernels.triton.forward.unfused_products import sums_of  # noqa: E402
 from runahead.runtime.kernels.triton.gemm import separate_epilogue  # noqa: E402
 from runahead.runtime.kernels.triton.gemm.cublaslt import choosing_products, vendor_library  # noqa: E402
@@ -27,7 +26,6 @@ from runahead.runtime.kernels.triton.gemm.separate_epilogue import (  # noqa: E4
     finish_product,
     fp8_rows,
 )
-from runahead.runtime.kernels.triton.gemm.small_batch_gemm import Residual  # noqa: E402
 
 OUTPUTS, DEPTH = 80, 512
 ROWS = (1, 2, 7, 16, 17, 40, 70)
@@ -180,23 +178,6 @@ def test_a_program_of_several_rows_leaves_their_bits_and_nothing_past_the_last_r
     found_in_fp8 = finish_in_fp8(given[:rows], linear, squares, GATED)
     assert torch.equal(found_in_fp8.numbers[:rows].view(torch.uint8), in_fp8.numbers[:rows].view(torch.uint8))
     assert torch.equal(found_in_fp8.scales[:, :rows], in_fp8.scales[:, :rows])
-
-
-def test_a_product_reads_the_residual_in_fp8_until_something_else_changes_it() -> None:
-    rows, draw = 3, torch.Generator().manual_seed(6)
-    x, other, before = (torch.randn((rows, DEPTH), generator=draw).to(DEVICE, torch.bfloat16) for _ in range(3))
-    linear = linear_of(quantized(0, DEPTH, DEPTH, DEVICE))
-    norm = Norm(torch.ones(DEPTH, dtype=torch.bfloat16, device=DEVICE), 1e-5)
-    squares = torch.zeros((1, 8), dtype=torch.float64, device=DEVICE)
-    sums = Residual(before, torch.empty_like(before), squares)
-    separate, never = SeparateProducts(rows, sums), lambda wanted: False
-    separate.add(x, linear, norm, never)
-    left = sums.scaled.clone()
-    sums.scaled.copy_(other)
-    found = separate.values(sums.scaled, linear, None, STORE, never)
-    assert torch.equal(found, product(left, linear)), "the rows of the sum"
-    separate.forget()
-    assert torch.equal(separate.values(sums.scaled, linear, None, STORE, never), product(other, linear))
 
 
 def assert_same(found: Fp8Rows, x: torch.Tensor) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.layers import Activation, Attention, Dense, EmbeddingAndHead, Linear, Norm, Ungated
-from runahead.runtime.kernels.quantized_weight import Fp8Weight
+from runahead.runtime.kernels.quantized_weight import FP8_COLUMNS, Fp8Weight
 from runahead.runtime.kernels.triton.attention.decode import decode_attention
 from runahead.runtime.kernels.triton.attention.schedule import AttentionWork, begin_decode
 from runahead.runtime.kernels.triton.forward.buffers import DecodeBuffers
@@ -26,11 +26,11 @@ from runahead.runtime.kernels.triton.forward.recurrent import (
     of_decode_rows,
     squares_of_norm,
 )
-from runahead.runtime.kernels.triton.forward.separate_products import SeparateProducts, Squares
-from runahead.runtime.kernels.triton.forward.unfused_products import has_end_inside, sizes_of
-from runahead.runtime.kernels.triton.gemm.epilogue import ADD, EPILOGUES, GATED, SQUARED, STORE
+from runahead.runtime.kernels.triton.forward.unfused_products import has_end_inside, sizes_of, sums_of
+from runahead.runtime.kernels.triton.gemm.epilogue import ADD, EPILOGUES, GATED, SQUARED, STORE, Squares
 from runahead.runtime.kernels.triton.gemm.fp8_rows import Fp8Rows
 from runahead.runtime.kernels.triton.gemm.int4_gemm import INT4_ROWS, int4_batch_product
+from runahead.runtime.kernels.triton.gemm.separate_epilogue import add_scaled, finish_in_fp8, finish_product
 from runahead.runtime.kernels.triton.gemm.small_batch_gemm import Residual, columns_of, small_batch_product
 from runahead.runtime.kernels.triton.gemm.tuning import is_one_sum, rows_in_table, rows_tiling
 from runahead.runtime.kernels.triton.gpu.pdl import dependent_launch_works
@@ -67,7 +67,7 @@ class RowStream:
         squares = torch.empty((tiles, columns_of(self._rows)), dtype=torch.float64, device=self._device)
         self._sums = Residual(residual, torch.empty_like(residual), squares)
         self._scratch = buffers.scratch(self._device)
-        self._separate = SeparateProducts(self._rows, self._sums)
+        self._scaled_in_fp8: Fp8Rows | None = None  # `_sums.scaled`, where the kernel that made it left it in FP8 too
         self._pending: Callable[[Norm | None], int] | None = self._embed  # given that norm, makes the residual for it
         self._following: Norm | None = None
         self._tiles = 0  # of the squares
@@ -133,8 +133,9 @@ class RowStream:
     def dense(self, weights: Dense) -> None:
         if self._is_separate(weights.gate_up) and isinstance(weights.down.quantized, Fp8Weight):
             x, squares = self._read(weights.norm)
-            gated: torch.Tensor | Fp8Rows = self._separate.gated_in_fp8(
-                x, weights.gate_up, squares, self._depends, weights.activation
+            product = self._sums_of(x, weights.gate_up)
+            gated: torch.Tensor | Fp8Rows = finish_in_fp8(
+                product, weights.gate_up, squares, GATED, weights.activation, dependent=self._depends(True)
             )
         else:
             gated = self._normed_product(weights.norm, weights.gate_up, GATED, weights.activation)
@@ -213,7 +214,7 @@ class RowStream:
     def _stored(self, x: torch.Tensor | Fp8Rows, linear: Linear, out: torch.Tensor) -> torch.Tensor:
         """out = linear(x), of contiguous rows. Returns it."""
         if self._is_separate(linear):
-            return out.copy_(self._separate.values(x, linear, None, STORE, self._depends))
+            return out.copy_(self._finished(x, linear, None, STORE))
         self._product(x, linear, out, STORE)
         return out
 
@@ -243,7 +244,7 @@ class RowStream:
         GATED. Returns [T, outputs]."""
         x, squares = self._read(norm)
         if self._is_separate(linear):
-            return self._separate.values(x, linear, squares, epilogue, self._depends, activation)
+            return self._finished(x, linear, squares, epilogue, activation)
         out = self._empty(linear, epilogue)
         self._product(x, linear, out, epilogue, activation=activation, squares=squares)
         return out
@@ -265,7 +266,7 @@ class RowStream:
             assert norm is self._following, "what was made for one norm is read by another"
             return
         pending, self._pending = self._pending, None
-        self._separate.forget()
+        self._scaled_in_fp8 = None
         self._tiles, self._following = pending(norm), norm
         self._show()
 
@@ -277,11 +278,16 @@ class RowStream:
         if post_norm is None and ranks.share.is_whole:
             assert norm is not None, "what is read without a norm is normalised before it is added"
             if self._is_separate(linear):
-                self._separate.add(x, linear, norm, self._depends, squares)
+                product = self._sums_of(x, linear)
+                self._scaled_in_fp8 = add_scaled(
+                    product, linear, sums.values, norm, sums.scaled, sums.squares, squares,
+                    in_fp8=isinstance(linear.quantized, Fp8Weight) and product.shape[1] % FP8_COLUMNS == 0,
+                    dependent=self._depends(True),
+                )  # fmt: skip
                 return 1
             return self._product(x, linear, sums.values, ADD, squares=squares, norm=norm, residual=sums)
         if self._is_separate(linear):
-            out = self._separate.values(x, linear, None, STORE, self._depends)
+            out = self._finished(x, linear, None, STORE)
         else:
             out = self._stored(x, linear, self._empty(linear, STORE))
         if post_norm is None:
@@ -290,6 +296,24 @@ class RowStream:
         made = (None, None) if norm is None else (sums.scaled, sums.squares)
         norms.add_normed(out, sums.values, post_norm, norm, *made)
         return 1
+
+    def _finished(
+        self,
+        x: torch.Tensor | Fp8Rows,
+        linear: Linear,
+        squares: Squares,
+        epilogue: int,
+        activation: Activation = "silu",
+    ) -> torch.Tensor:
+        """Compute a product, and its epilogue in a separate kernel: [T, outputs]. squares: see `_read`."""
+        product = self._sums_of(x, linear)
+        return finish_product(product, linear, squares, epilogue, activation, dependent=self._depends(True))
+
+    def _sums_of(self, x: torch.Tensor | Fp8Rows, linear: Linear) -> torch.Tensor:
+        """Compute a product without its bias and epilogue, with the rows in FP8 where both factors are there in FP8."""
+        if x is self._sums.scaled and isinstance(linear.quantized, Fp8Weight) and self._scaled_in_fp8 is not None:
+            x = self._scaled_in_fp8
+        return sums_of(x, linear, self._rows, self._depends)
 
     def _product(self, x: torch.Tensor | Fp8Rows, linear: Linear, out: torch.Tensor, epilogue: int, **more: Any) -> int:
         """Compute a product and its epilogue. more: as `small_batch_product` has it. Returns the number of tiles."""

@@ -13,7 +13,7 @@ from runahead.runtime.kernels.triton.attention.ragged import ChunkAttention
 from runahead.runtime.kernels.triton.forward.buffers import DecodeBuffers
 from runahead.runtime.kernels.triton.forward.decode import RowStream
 from runahead.runtime.kernels.triton.forward.recurrent import Recurrent, States, of_any_tokens
-from runahead.runtime.kernels.triton.forward.separate_products import Squares
+from runahead.runtime.kernels.triton.gemm.epilogue import Squares
 from runahead.runtime.kernels.triton.recurrent.scan import ChunkRows, length_of_sub_chunks
 
 

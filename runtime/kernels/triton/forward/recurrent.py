@@ -9,7 +9,7 @@ from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import GatedDelta, Mamba2, Norm
 from runahead.runtime.kernels.ranks import Ranks
 from runahead.runtime.kernels.triton.forward.buffers import DecodeBuffers
-from runahead.runtime.kernels.triton.forward.separate_products import Squares
+from runahead.runtime.kernels.triton.gemm.epilogue import Squares
 from runahead.runtime.kernels.triton.recurrent.gated_delta_decode import delta_of_decode_rows
 from runahead.runtime.kernels.triton.recurrent.gated_delta_scan import delta_of_chunks
 from runahead.runtime.kernels.triton.recurrent.mamba2_decode import mamba2_of_decode_rows

@@ -31,7 +31,7 @@ from runahead.runtime.kernels.activations import is_gelu
 from runahead.runtime.kernels.layers import Activation, Linear, Norm
 from runahead.runtime.kernels.triton.gemm.copies_hopper import STEP, copying_warp, tile_at
 from runahead.runtime.kernels.triton.gemm.end_hopper import ROWS, Sizes, end_tile
-from runahead.runtime.kernels.triton.gemm.epilogue import ADD, GATED
+from runahead.runtime.kernels.triton.gemm.epilogue import ADD, GATED, Squares
 from runahead.runtime.kernels.triton.gemm.small_batch_gemm import Residual
 from runahead.runtime.kernels.triton.gemm.tuning import chain_of, one_sum_tile, segments
 from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
@@ -201,7 +201,7 @@ def many_rows_product(
     out: torch.Tensor,
     epilogue: int,
     *,
-    squares: tuple[torch.Tensor, int, float] | None = None,
+    squares: Squares = None,
     norm: Norm | None = None,
     residual: Residual | None = None,
     activation: Activation = "silu",

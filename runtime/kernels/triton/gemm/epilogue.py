@@ -21,6 +21,9 @@ ADD: Final = 1  # out += product
 GATED: Final = 2  # out = activation(gate) * up, of the product's two halves
 SQUARED: Final = 3  # out = relu(product)^2
 EPILOGUES: Final = ("store", "add", "gated", "squared")  # their names
+# The norm before a product, whose scale the product applies: float64 [tiles, rows or more] sums of squares, how many
+# tiles they are, and epsilon. None: there is no norm, or its scale is applied already.
+Squares = tuple[torch.Tensor, int, float] | None
 _ADD, _GATED, _SQUARED = tl.constexpr(ADD), tl.constexpr(GATED), tl.constexpr(SQUARED)
 
 

@@ -17,7 +17,7 @@ import triton.language as tl
 from runahead.runtime.kernels.activations import is_gelu
 from runahead.runtime.kernels.layers import Activation, Linear, Norm
 from runahead.runtime.kernels.quantized_weight import FP8_COLUMNS, Fp8Weight
-from runahead.runtime.kernels.triton.gemm.epilogue import ADD, GATED, SQUARED, STORE
+from runahead.runtime.kernels.triton.gemm.epilogue import ADD, GATED, SQUARED, STORE, Squares
 from runahead.runtime.kernels.triton.gemm.fp8_rows import Fp8Rows, empty_rows, to_fp8
 from runahead.runtime.kernels.triton.gpu.pdl import (
     dependent_launch_works,
@@ -132,7 +132,7 @@ def _scaled(value, channels, bias, of_outputs, scale):
 def finish_product(
     sums: torch.Tensor,
     linear: Linear,
-    squares: tuple[torch.Tensor, int, float] | None,
+    squares: Squares,
     epilogue: int,
     activation: Activation = "silu",
     *,
@@ -154,7 +154,7 @@ def finish_product(
 def finish_in_fp8(
     sums: torch.Tensor,
     linear: Linear,
-    squares: tuple[torch.Tensor, int, float] | None,
+    squares: Squares,
     epilogue: int,
     activation: Activation = "silu",
     *,
@@ -176,7 +176,7 @@ def fp8_rows(x: torch.Tensor, num_rows: int, dependent: bool = False) -> Fp8Rows
 def _finish(
     sums: torch.Tensor,
     linear: Linear | None,
-    squares: tuple[torch.Tensor, int, float] | None,
+    squares: Squares,
     epilogue: int,
     activation: Activation,
     out: torch.Tensor,
@@ -229,7 +229,7 @@ def add_scaled(
     following: Norm,
     scaled: torch.Tensor,
     squares: torch.Tensor,
-    before: tuple[torch.Tensor, int, float] | None = None,
+    before: Squares = None,
     *,
     in_fp8: bool = False,
     dependent: bool = False,

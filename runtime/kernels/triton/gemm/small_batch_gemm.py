@@ -33,6 +33,7 @@ from runahead.runtime.kernels.triton.gemm.epilogue import (
     STORE,
     End,
     Sizes,
+    Squares,
     end_rows,
     end_weights,
     gated_row,
@@ -162,7 +163,7 @@ class SplitScratch(NamedTuple):
 
 
 def end_of(
-    linear: Linear, epilogue: int, tile: tuple[int, int], squares: tuple[torch.Tensor, int, float] | None,
+    linear: Linear, epilogue: int, tile: tuple[int, int], squares: Squares,
     norm: Norm | None, residual: Residual | None, activation: Activation, places: torch.Tensor | None = None, *,
     lone: bool = False,
 ) -> tuple[End, Sizes]:  # fmt: skip
@@ -204,7 +205,7 @@ def small_batch_product(
     scratch: SplitScratch | None,
     num_rows: int,
     *,
-    squares: tuple[torch.Tensor, int, float] | None = None,
+    squares: Squares = None,
     norm: Norm | None = None,
     residual: Residual | None = None,
     places: torch.Tensor | None = None,
