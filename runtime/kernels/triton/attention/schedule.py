@@ -81,7 +81,8 @@ def _begin_kernel(
     num_tokens, num_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
     MINE: tl.constexpr, GROUP: tl.constexpr, ROOM: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """Programs 0 to num_tokens - 1 embed a token each; the next ones split attention, several for each window."""
+    """Embed the tokens, one in each of the first num_tokens programs, and split attention in the next programs, several
+    for each window."""
     program = tl.program_id(0)
     if program < num_tokens:
         i = tl.arange(0, BLOCK)

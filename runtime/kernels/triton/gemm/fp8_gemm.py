@@ -44,7 +44,11 @@ def _fp8_product_kernel(
     x, x_scales, numbers, blocks, out, num_rows, padded_rows, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
     ALONG: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One program for ROWS outputs and COLUMNS rows of the batch. The weights are the matrix units' left side."""
+    """Multiply rows in FP8 by an FP8 matrix: ROWS outputs of COLUMNS rows of the batch a program.
+
+    x: float8 [num_rows, DEPTH]; x_scales: float32 [DEPTH / 128, padded_rows]. numbers: float8 [OUTPUTS, DEPTH], the
+    matrix units' left side; blocks: float32 [OUTPUTS / 128, ALONG] their scales. out: [num_rows, OUTPUTS].
+    """
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     output = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     row = tl.minimum(output, OUTPUTS - 1)

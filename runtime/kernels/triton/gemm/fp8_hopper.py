@@ -172,7 +172,7 @@ def _computing_group(
 
 @gluon.jit(do_not_specialize=["num_rows"])
 def fp8_groups_kernel(weights, rows, scales, block_scales, out, num_rows, SIZES: gl.constexpr, DEPENDENT: gl.constexpr):
-    """One persistent program for tiles of 64 outputs and all rows of the batch."""
+    """Compute tiles of 64 outputs and all rows of the batch, several in each of the persistent programs."""
     let_dependents_start(DEPENDENT)
     BLOCK: gl.constexpr = gl.NVMMASharedLayout(128, 8, 2)
     MARK: gl.constexpr = mbarrier.MBarrierLayout()

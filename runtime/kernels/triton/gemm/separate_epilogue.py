@@ -41,10 +41,12 @@ def _finish_kernel(
     ROWS: tl.constexpr, BLOCK: tl.constexpr, SQUARES: tl.constexpr, STRIDE: tl.constexpr, STEP: tl.constexpr,
     EPILOGUE: tl.constexpr, GELU: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One program for ROWS rows and BLOCK of their outputs, with ADD for whole rows, which are added to `out`. squares:
-    of the norm before the product, in SQUARES tiles. in_fp8: gets the values in FP8, with ADD what the next norm's
-    reader gets: numbers, scales, and how many scales a block has. following: with ADD, the weight of the norm that
-    follows, and where the residual times it and the residual's sums of squares go.
+    """Apply a product's epilogue to its sums: BLOCK outputs of ROWS rows a program, with ADD whole rows.
+
+    out: gets the values, or with ADD is the residual to which they are added. squares: of the norm before the product,
+    in SQUARES tiles. in_fp8: gets the values in FP8, with ADD what the next norm's reader gets: numbers, scales, and
+    how many scales a block has. following: with ADD, the weight of the norm that follows, and where the residual times
+    it and the residual's sums of squares go.
     """
     let_dependents_start(DEPENDENT)
     start = tl.program_id(0).to(tl.int64) * ROWS

@@ -95,7 +95,11 @@ def _rows_product_kernel(
     SPREAD: tl.constexpr, STAGES: tl.constexpr, PREFETCHED: tl.constexpr, CHAINED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One program for ROWS outputs and COLUMNS rows of the batch; SPREAD: and a part of the depth."""
+    """Multiply rows by a matrix and apply the epilogue: ROWS outputs of COLUMNS rows of the batch a program.
+
+    x: [num_rows, DEPTH]. weight: [OUTPUTS, DEPTH], twice as many rows if GATED. SPREAD: each of the SPLITS parts of the
+    depth has a program, and the last one to end adds the parts up, which meet in `scratch`.
+    """
     let_dependents_start(DEPENDENT)
     group, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     ROWS: tl.constexpr = SIZES.ROWS

@@ -28,11 +28,13 @@ def dependent_launch_works() -> bool:
 
 @triton.jit
 def let_dependents_start(DEPENDENT: tl.constexpr):
+    """Let the next kernel start, if this one was launched programmatically."""
     if DEPENDENT:
         tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
 def wait_for_predecessors(DEPENDENT: tl.constexpr):
+    """Wait until all earlier kernels have ended, if this one was launched programmatically."""
     if DEPENDENT:
         tl.extra.cuda.gdc_wait()

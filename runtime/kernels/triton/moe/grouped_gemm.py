@@ -113,12 +113,15 @@ def _expert_product_kernel(
     SCALE_COLUMNS: tl.constexpr, WHICH: tl.constexpr, SCALED: tl.constexpr, SHARED: tl.constexpr,
     SQUARES: tl.constexpr, ALL_SQUARES: tl.constexpr, STRIDE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One program for ROWS outputs of an item. EVEN: BLOCK divides DEPTH, and the shared expert has no last piece that
-    is less deep. SCALE_ROWS: both sides are in FP8, and so many rows of the weights have one scale, with SCALE_COLUMNS
-    columns, DEPTH or a multiple of BLOCK; 0: they are not. shared: the expert that every token gets, of width SHARED;
-    its items come first. Its last product is multiplied by the logistic function of the last of a token's SCORES
-    scores; 0: by nothing. lone: there is one token, whose experts each program of the first product finds by itself;
-    `routed.items` are their numbers. SQUARES: tiles of the squares of its norm."""
+    """Multiply the tokens of an item, which go to one expert, by its matrix: ROWS outputs of an item a program.
+
+    EVEN: BLOCK divides DEPTH, and the shared expert has no last piece that is less deep. SCALE_ROWS: both sides are in
+    FP8, and so many rows of the weights have one scale, with SCALE_COLUMNS columns, DEPTH or a multiple of BLOCK; 0:
+    they are not. shared: the expert that every token gets, of width SHARED; its items come first. Its last product is
+    multiplied by the logistic function of the last of a token's SCORES scores; 0: by nothing. lone: there is one token,
+    whose experts each program of the first product finds by itself; `routed.items` are their numbers. SQUARES: tiles of
+    the squares of its norm.
+    """
     let_dependents_start(DEPENDENT)
     tile, nth = tl.program_id(0), tl.program_id(1)
     WIDTH: tl.constexpr = DEPTH if WHICH == _LAST else OUTPUTS

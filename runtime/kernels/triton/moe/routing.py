@@ -43,7 +43,7 @@ _ITEM, _AT_ONCE = tl.constexpr(ITEM), tl.constexpr(_ITEMS_AT_ONCE)
 
 
 class Routing(NamedTuple):
-    """Of T tokens, each with `chosen` entries: entry token * chosen + place, places by ascending expert.
+    """The experts of T tokens. Each token has `chosen` entries, by ascending expert: token * chosen + index.
 
     block: entries of an item, at most.
     """
@@ -57,8 +57,10 @@ class Routing(NamedTuple):
 
 @triton.jit
 def _write_items(counts, items, num_items, PADDED: tl.constexpr, BLOCK: tl.constexpr):
-    """counts: entries of each expert, [PADDED]. Each expert's items are written at once, the first of all, then the
-    second; what is left over has no entries, and nothing else that is read."""
+    """Write the items: the first of every expert, then the second, and so on. Items that are left over get 0 entries.
+
+    counts: int32 [PADDED], entries of each expert. items: int32 [num_items, ITEM].
+    """
     e = tl.arange(0, PADDED)
     blocks = (counts + BLOCK - 1) // BLOCK
     ends = tl.cumsum(blocks, 0)
@@ -78,7 +80,12 @@ def _route_kernel(
     BLOCK: tl.constexpr, DEPTH: tl.constexpr, SQUARES: tl.constexpr, ALL_SQUARES: tl.constexpr, STRIDE: tl.constexpr,
     LISTS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One program for a token. LISTS: one for all of up to COPIES tokens, and for the lists of all experts."""
+    """Choose each token's experts and their weights, a token a program.
+
+    scores: float32 [num_tokens, scores of a token]. indexes: int8 [num_tokens, COUNT], an expert's index among the
+    token's experts, -1 if the token does not go there. LISTS: one program has all of up to COPIES tokens, and writes
+    the lists of all experts instead. routed.scale: gets the scale of the norm before, if SQUARES.
+    """
     let_dependents_start(DEPENDENT)
     t = tl.program_id(0) + tl.arange(0, CHOICE.COPIES)
     there = t < num_tokens
@@ -112,7 +119,11 @@ def _list_kernel(
     indexes, entries, counts, items, arrived, num_tokens, num_items, COUNT: tl.constexpr, CHOSEN: tl.constexpr,
     PADDED: tl.constexpr, LISTED: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One program for each expert; the one that comes last makes the items."""
+    """List the entries of each expert, an expert a program; the program that ends last makes the items.
+
+    indexes: int8 [num_tokens, COUNT], as `_route_kernel` leaves it. entries: int32 [COUNT, num_tokens]. counts: int32
+    [COUNT]. arrived: int32 [1], 0, which it is again afterwards.
+    """
     let_dependents_start(DEPENDENT)
     expert = tl.program_id(0)
     mine = entries + expert.to(tl.int64) * num_tokens
@@ -135,13 +146,13 @@ def _list_kernel(
 
 
 def warps_for(count: int) -> int:
-    """Of a token's program, with so many experts: the fastest on an H200 (docs/decisions/0036-experts.md)."""
+    """Return the warps of a token's program: the fastest on an H200 (docs/decisions/0036-experts.md)."""
     return 1 if count <= 128 else 4
 
 
 def block_of(tokens: int, count: int, chosen: int) -> int:
-    """Entries of an item: 16 in a decode launch of few rows, of more tokens about as many as an expert has on average,
-    up to 128."""
+    """Return the entries of an item: 16 in a decode launch of few rows; for more tokens about an expert's average, up
+    to 128."""
     if tokens <= FEW_TOKENS:
         return LEAST_BLOCK
     return min(max(1 << (ceil_div(tokens * chosen, count) - 1).bit_length(), LEAST_BLOCK), 128)

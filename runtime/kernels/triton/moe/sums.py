@@ -23,7 +23,11 @@ def _sum_kernel(
     results, of_shared, live, gamma, scaled, squares, out, WIDTH: tl.constexpr, CHOSEN: tl.constexpr,
     PIECES: tl.constexpr, BLOCK: tl.constexpr, ADDED: tl.constexpr, STRIDE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One program for BLOCK numbers of a token. PIECES: of the shared expert, which come last."""
+    """Sum the results of a token's experts: BLOCK numbers of a token a program.
+
+    results: float32 [tokens, CHOSEN, WIDTH]. of_shared: float32 [tokens, PIECES, WIDTH], the shared expert's pieces,
+    which are added last. ADDED: `out` is the residual to which the sum is added.
+    """
     let_dependents_start(DEPENDENT)
     token, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     i = tile * BLOCK + tl.arange(0, BLOCK)

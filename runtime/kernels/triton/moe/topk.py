@@ -104,7 +104,7 @@ def _of_best_groups(value, CHOICE: tl.constexpr):
 
 @triton.jit
 def _scores_to_weights(score, inside, LOGISTIC: tl.constexpr):
-    """Of each expert, by the softmax or the logistic function of the scores."""
+    """Return the weight of each expert: the softmax or the logistic function of the scores, float32, 0 outside."""
     if LOGISTIC:
         weight = tl.where(inside, 1.0 / (1.0 + tl.exp(-score)), 0.0)
     else:

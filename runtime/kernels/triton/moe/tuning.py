@@ -56,10 +56,12 @@ class ExpertTiling:
 
 
 def expert_tiling(product: ExpertProduct, tokens: int, columns: int) -> ExpertTiling:
-    """columns: entries of an item. What was not measured has as many bytes on their way as two programs of a
-    multiprocessor have room for: within 4 % of the fastest of the shape that was measured
-    (docs/decisions/0036-experts.md). In FP8 a block has the columns with one scale of a row, and stages are the fastest
-    of that shape."""
+    """Return the tiling of a product of experts. columns: entries of an item.
+
+    What was not measured has as many bytes on their way as two programs of a multiprocessor have room for: within 4 %
+    of the fastest of the shape that was measured (docs/decisions/0036-experts.md). In FP8 a block has the columns with
+    one scale of a row, and stages are the fastest of that shape.
+    """
     found = measured_entry(product.key(max(tokens, 2))) if product.itemsize == _MEASURED_ITEMSIZE else None
     if found is not None:
         return ExpertTiling(**found)

@@ -18,6 +18,7 @@ _BLOCK: Final = 1024
 
 @triton.jit
 def _embed_kernel(token_ids, table, out, first, count, WIDTH: tl.constexpr, BLOCK: tl.constexpr, SCALE: tl.constexpr):
+    """Look up BLOCK numbers of a token's embedding; 0 for ids outside of this rank's `count` from `first` on."""
     token = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     place = tl.load(token_ids + token) - first

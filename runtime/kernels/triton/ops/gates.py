@@ -16,6 +16,7 @@ _BLOCK: Final = 1024
 
 @triton.jit
 def logistic(x):
+    """Return 1 / (1 + exp(-x))."""
     return 1.0 / (1.0 + tl.exp(-x))
 
 

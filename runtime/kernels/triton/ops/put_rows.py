@@ -18,7 +18,7 @@ _BLOCK: Final = 2048
 def _put_kernel(
     x, places, out, WIDTH: tl.constexpr, OUT_WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Copy BLOCK numbers of a row. COLUMNS: each goes to its place in the row; otherwise the row goes to its place."""
+    """Copy BLOCK numbers of a row to another row, or with COLUMNS each number to another column of its row."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     found = tl.load(x + row * WIDTH + i, mask=i < WIDTH)

@@ -47,7 +47,7 @@ _CAPACITY = tl.constexpr(CAPACITY)
 
 @triton.jit
 def _taken(at, ok, state, step, wait_words, peer, BLOCK: tl.constexpr):
-    """Wait for the bits that a peer pushes to these places, and empty the places. state: (whether a wait was given up,
+    """Wait for the bits that a peer pushes to these places, and empty them. state: (whether a wait was given up,
     tries, when the first long wait began, ns of all waits). Returns (int16 bits, the new state)."""
     dead, tries, begun, waited = state
     bits = tl.load(at, mask=ok, other=0, volatile=True)
@@ -94,9 +94,12 @@ def _reduce_kernel(
     RANK: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr, SHARES: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Tiles of WIDTH numbers. ADDS: a row is PARTS tiles, and its sum goes on as in `separate_epilogue._add_kernel`.
-    stride: between the squares of two parts. SHARES: each rank sums its share of the tiles and pushes the sums, in one
-    step."""
+    """Sum bfloat16 partials over the ranks, in tiles of WIDTH of their n numbers, a channel a program.
+
+    peers: the ranks' mailboxes. ADDS: a row is PARTS tiles, and its sum is added to the residual and goes on as in
+    `separate_epilogue`; stride: between the squares of two parts. SHARES: each rank sums its share of the tiles and
+    pushes the sums, in one step.
+    """
     let_dependents_start(DEPENDENT)
     wait_for_predecessors(DEPENDENT)
     channel, channels = tl.program_id(0), tl.num_programs(0)

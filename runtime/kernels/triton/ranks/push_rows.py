@@ -50,6 +50,7 @@ def _gather_kernel(
     part, indexes, whole, flags, steps, wait_words, rows, WIDTH: tl.constexpr, RANK: tl.constexpr,
     RANKS: tl.constexpr, BLOCK: tl.constexpr, INDEXED: tl.constexpr,
 ):  # fmt: skip
+    """Copy this rank's columns, float32 [rows, WIDTH], into the first rank's rows, a channel a program."""
     channel, channels = tl.program_id(0), tl.num_programs(0)
     tag = tl.load(steps + channel) + 1
     dead = (tl.load(wait_words.control + DEAD_AT) != 0).to(tl.int32)
@@ -85,7 +86,11 @@ def _best_kernel(
     scores, tokens, peers, steps, wait_words, rows, TILES: tl.constexpr, OWN: tl.constexpr,
     OWN_PAD: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr,
 ):  # fmt: skip
-    """One warp a channel: it polls a word at a time."""
+    """Exchange the ranks' best tokens and their scores, a channel a program, whose one warp polls a word at a time.
+
+    scores: float32 [rows, TILES]; tokens: int32 [rows, TILES]: the first OWN are this rank's, the others get the
+    peers' best. peers: the ranks' mailboxes.
+    """
     channel, channels = tl.program_id(0), tl.num_programs(0)
     tag = tl.load(steps + channel) + 1
     dead = (tl.load(wait_words.control + DEAD_AT) != 0).to(tl.int32)
@@ -133,6 +138,10 @@ def _spread_kernel(
     words, peers, flags, steps, wait_words, waited_for_host, n, RANK: tl.constexpr, RANKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Replace n words, int32, by the first rank's, in one program, and store how long this rank has waited.
+
+    peers: the ranks' mailboxes. waited_for_host: int64 [1], ns.
+    """
     waited = tl.load(wait_words.control + WAITED_AT)
     tag = tl.load(steps) + 1
     dead = (tl.load(wait_words.control + DEAD_AT) != 0).to(tl.int32)

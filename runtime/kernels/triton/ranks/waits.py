@@ -51,6 +51,7 @@ class WaitWords(NamedTuple):
 
 @triton.jit
 def device_ns():
+    """Read the device's clock: int64, ns."""
     return tl.extra.cuda.globaltimer().to(tl.int64)
 
 

@@ -60,7 +60,11 @@ def _delta_decode_kernel(
     KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, EACH_PAD: tl.constexpr, SIZES: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One program for TILE numbers of a head of values of a row with up to `queries` query tokens."""
+    """Compute the gated delta net of rows with up to `queries` query tokens: TILE numbers of a head a program.
+
+    states: as `delta_of_decode_rows` has them. made: float32 [rows * queries, VALUE_HEADS * VALUE_DIM], outputs before
+    the norm. arrived: int32 [rows * KEY_HEADS] counts the programs of a key that have ended.
+    """
     let_dependents_start(DEPENDENT)
     conv_state, state, kept = states
     KEYS: tl.constexpr = KEY_HEADS * KEY_DIM

@@ -85,7 +85,10 @@ def _delta_solve_kernel(
     KEY_DIM: tl.constexpr, VALUE_HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, LENGTH: tl.constexpr,
     KEY_PAD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program for a sub-chunk and a head of values: the inverse, times beta by column."""
+    """Invert the triangular matrix of each sub-chunk and head of values, a program each, times beta by column.
+
+    out: [sub-chunks, VALUE_HEADS, LENGTH, LENGTH], in the model's dtype.
+    """
     KEYS: tl.constexpr = KEY_HEADS * KEY_DIM
     INNER: tl.constexpr = VALUE_HEADS * VALUE_DIM
     CHANNELS: tl.constexpr = 2 * KEYS + INNER
@@ -121,7 +124,11 @@ def _delta_scan_kernel(
     VALUE_HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, LENGTH: tl.constexpr, TILE: tl.constexpr, KEY_PAD: tl.constexpr,
     SNAPSHOTS: tl.constexpr,
 ):  # fmt: skip
-    """One program for TILE numbers of a head of values of a row."""
+    """Compute the gated delta net of a row's sub-chunks in turn: TILE numbers of a head of values a program.
+
+    convolved: [T, channels]. inverses: from `_delta_solve_kernel`. before: int32 [rows], sub-chunks of earlier rows.
+    state: float32 [state slots, VALUE_HEADS, VALUE_DIM, KEY_DIM]. y: [T, VALUE_HEADS * VALUE_DIM].
+    """
     KEYS: tl.constexpr = KEY_HEADS * KEY_DIM
     INNER: tl.constexpr = VALUE_HEADS * VALUE_DIM
     CHANNELS: tl.constexpr = 2 * KEYS + INNER

@@ -73,7 +73,7 @@ def _mamba2_decode_kernel(
     GROUP_PAD: tl.constexpr, EACH_PAD: tl.constexpr, SIZES: tl.constexpr, SCALED: tl.constexpr, SUMMED: tl.constexpr,
     STRIDE: tl.constexpr, HOLDS_TWO: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One program for TILE numbers of a head of a row with up to `queries` query tokens.
+    """Compute Mamba-2 of rows with up to `queries` query tokens: TILE numbers of a head a program.
 
     SCALED: the reader applies the norm's scale, and each program stores its sums of squares; SUMMED: the last one
     stores their sum. Otherwise the last program of a group applies the norm; HOLDS_TWO: registers can hold the group's

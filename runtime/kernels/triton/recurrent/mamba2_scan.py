@@ -39,7 +39,10 @@ def _mamba2_scan_kernel(
     GROUPS: tl.constexpr, STATE: tl.constexpr, LENGTH: tl.constexpr, TILE: tl.constexpr, STATE_PAD: tl.constexpr,
     SNAPSHOTS: tl.constexpr,
 ):  # fmt: skip
-    """One program for TILE numbers of a head of a row."""
+    """Compute Mamba-2 of a row's sub-chunks in turn: TILE numbers of a head a program.
+
+    convolved: [T, channels]. state: float32 [state slots, HEADS, HEAD_DIM, STATE]. y: [T, HEADS * HEAD_DIM].
+    """
     INNER: tl.constexpr = HEADS * HEAD_DIM
     CHANNELS: tl.constexpr = INNER + 2 * GROUPS * STATE
     WIDTH: tl.constexpr = INNER + CHANNELS + HEADS

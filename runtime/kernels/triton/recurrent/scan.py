@@ -113,7 +113,10 @@ def _convolve_kernel(
     num_tokens, FIRST: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, WINDOW: tl.constexpr,
     TOKENS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program for TOKENS tokens and BLOCK channels. Each sum has the order of `recurrent/rows.py`."""
+    """Convolve the tokens of long rows, and apply SiLU: BLOCK channels of TOKENS tokens a program.
+
+    Each sum has the order of `convolved_of` in `runs.py`. out: [num_tokens, CHANNELS].
+    """
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(row_of_token + token, mask=token < num_tokens, other=-1)
@@ -146,7 +149,7 @@ def _keep_channels_kernel(
     projected, conv_state, rows, FIRST: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr,
     WINDOW: tl.constexpr, KEPT: tl.constexpr, BLOCK: tl.constexpr, SNAPSHOTS: tl.constexpr,
 ):  # fmt: skip
-    """One program for BLOCK channels of a row."""
+    """Store the last WINDOW - 1 inputs of each long row in its slot: BLOCK channels of a row a program."""
     start, count, slot, source, copy, live, goes_on = row_of(tl.program_id(0), rows, SNAPSHOTS)
     if live & (count > 1):
         channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -169,9 +172,12 @@ def _gated_norm_kernel(
     projected, y, gamma, row_of_token, out, squares, eps, GROUPS: tl.constexpr, SHARE: tl.constexpr,
     WIDTH: tl.constexpr, GATE_FIRST: tl.constexpr, PROGRAM_GROUPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program for some groups of a token. GATE_FIRST: the norm is of what the gate has left, by a weight for every
-    number; else the gate is of the norm, whose weight is every group's. squares: gets the one group's sum of squares,
-    and what the gate has left is multiplied by the weight alone."""
+    """Apply the norm by groups and the gate: PROGRAM_GROUPS groups of a token a program.
+
+    GATE_FIRST: the norm is of what the gate has left, by a weight for every number; else the gate is of the norm, whose
+    weight is every group's. squares: gets the one group's sum of squares, and what the gate has left is multiplied by
+    the weight alone.
+    """
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1) * PROGRAM_GROUPS + tl.arange(0, PROGRAM_GROUPS)[:, None]
     i = tl.arange(0, BLOCK)[None, :]

@@ -157,6 +157,7 @@ def advance_kernel(
 
 @triton.jit
 def _prompt_logprobs_kernel(counter, indexes, asked, found, top_stride, ring, SIZES: tl.constexpr):
+    """Store a prompt token's log-probabilities in the launch's slot of the ring, if they were asked for."""
     row = tl.program_id(0)
     index = tl.load(indexes + row)
     wanted = tl.load(asked + index)

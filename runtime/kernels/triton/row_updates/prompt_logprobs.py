@@ -74,7 +74,10 @@ def make_prompt_buffers(
 
 @triton.jit
 def _targets_kernel(counter, bulk, rows, state, asked, wanted, target, SIZES: tl.constexpr, TILE: tl.constexpr):
-    """Process a row's tile of query tokens."""
+    """Write the next token of each query token of a row's tile, where its log-probabilities were asked for.
+
+    asked: int32 [T], how many top tokens. wanted: int8 [T], 1. target: int64 [T], the next token's id.
+    """
     row = tl.program_id(0)
     slot = tl.load(rows.slots + row).to(tl.int64)
     top = int_of(state.parameters, slot, _PROMPT_LOGPROBS)

@@ -135,6 +135,7 @@ def min_p_of(slot, parameters):
 
 @triton.jit
 def seed_of(slot, parameters):
+    """Return the seed, 64 bits."""
     return long_of(parameters, slot, _SEED)
 
 
