@@ -8,7 +8,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+from threading import Condition
 from typing import Any
 
 import msgspec
@@ -20,12 +22,15 @@ from runahead.runtime.kernels.triton.gpu.compilation import compiling
 from tests.runtime.kernels.pretended_gpu import Address, NoGpu
 
 SIZES = (16, 32, 64, 128)
+MORE_SIZES = (512, 1024)
+MEETING_S = 0.2  # for which a thread that parses waits for another one
 
 
 class CompiledAhead(msgspec.Struct, frozen=True):
     """What rank 1 of two did, and rank 0 after it. compiled, found: sizes of the kernels that were compiled, and of
     those in the cache, in order. launchers: how many were made. launched: for each call inside, whether it returned a
-    kernel. has: whether a call after it had its kernel. error: of a kernel that can't be compiled."""
+    kernel. has: whether a call after it had its kernel. error: of a kernel that can't be compiled. parsing: most
+    threads that parsed kernels at a time."""
 
     compiled: list[int]
     found: list[int]
@@ -33,6 +38,24 @@ class CompiledAhead(msgspec.Struct, frozen=True):
     launched: list[bool]
     has: bool
     error: str
+    parsing: int
+
+
+class Parser:
+    """Counts the threads within `ast.parse`, where each waits for another one."""
+
+    def __init__(self) -> None:
+        self.most = self._now = 0
+        self._changed, self._parse = Condition(), ast.parse
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        with self._changed:
+            self._now += 1
+            self.most = max(self.most, self._now)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self.most > 1, MEETING_S)
+            self._now -= 1
+        return self._parse(*given, **named)
 
 
 @triton.jit
@@ -67,7 +90,15 @@ def main() -> CompiledAhead:
             _add[(1,)](x, x, SIZE=256)
     except triton.CompilationError as raised:
         error = str(raised)
-    return CompiledAhead(compiled, found, len(launchers), launched, has, error)
+    os.sched_getaffinity = lambda process: {0, 1}
+    parser = Parser()
+    vars(ast)["parse"] = parser
+    done = len(launchers)
+    with compiling(0, ranks=1):
+        for size in MORE_SIZES:
+            _add[(1,)](x, x, SIZE=size)
+    assert len(launchers) == done + len(MORE_SIZES) and parser.most
+    return CompiledAhead(compiled[: len(SIZES)], found, done, launched, has, error, parser.most)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from threading import Lock
 from typing import Any, Final
 
 import triton
@@ -40,9 +41,26 @@ def compiling(rank: int, ranks: int) -> Iterator[None]:
         JITFunction.run, JITFunction._do_compile = run, compile_one
     kernels, first = list(asked.values()), len(asked) * rank // ranks
     threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)) // ranks)
-    with ThreadPoolExecutor(max(1, threads), thread_name_prefix="compile") as workers:
+    with _one_parser(), ThreadPoolExecutor(max(1, threads), thread_name_prefix="compile") as workers:
         for _ in workers.map(_compiled, kernels[first:] + kernels[:first]):
             pass
+
+
+@contextmanager
+def _one_parser() -> Iterator[None]:
+    """Inside, one thread at a time parses a kernel. Before Python 3.11.8 and 3.12.2 all threads count the depth of
+    their syntax trees in one number, and `ast.parse` raises SystemError if another thread has changed it."""
+    parse, lock = JITFunction.parse, Lock()
+
+    def parse_alone(kernel: Any) -> Any:
+        with lock:
+            return parse(kernel)
+
+    JITFunction.parse = parse_alone
+    try:
+        yield
+    finally:
+        JITFunction.parse = parse
 
 
 def _compiled(compile_one: Callable[[], Any]) -> None:
