@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from runahead.runtime.masks.masks import Masks, Stops
-from runahead.runtime.memory.slot_pool import NO_SLOT
+from runahead.runtime.memory.block_pool import NO_SLOT
 from runahead.runtime.scheduler.holdings import Holdings
 from runahead.runtime.scheduler.outcomes import Commit
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits

@@ -11,9 +11,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.runtime.memory.block_pool import BlockPool
+from runahead.runtime.memory.block_pool import NO_SLOT, BlockPool, SlotPool
 from runahead.runtime.memory.prefix_cache import NO_SNAPSHOT, Hit, PrefixWalk, SnapshotPool
-from runahead.runtime.memory.slot_pool import NO_SLOT, SlotPool
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.scheduler.callers import Callers
 from runahead.runtime.scheduler.ledger import Ledger

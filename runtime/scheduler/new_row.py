@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from runahead.runtime.memory.block_pool import NO_SLOT
 from runahead.runtime.memory.prefix_cache import NO_SNAPSHOT
-from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.plan import Admission
 from runahead.runtime.row_record import (
     ADMIT_WORDS,

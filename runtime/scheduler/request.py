@@ -19,9 +19,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.runtime.memory.block_pool import BlockPool
+from runahead.runtime.memory.block_pool import NO_SLOT, BlockPool, SlotPool
 from runahead.runtime.memory.prefix_cache import NO_SNAPSHOT, SnapshotPool
-from runahead.runtime.memory.slot_pool import NO_SLOT, SlotPool
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.wire.block_keys import PrefixKeys
 from runahead.runtime.wire.engine_config import MOST_DRAFTS

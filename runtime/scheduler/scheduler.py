@@ -17,8 +17,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.runtime.memory.block_pool import BlockPool
-from runahead.runtime.memory.slot_pool import NO_SLOT
+from runahead.runtime.memory.block_pool import NO_SLOT, BlockPool
 from runahead.runtime.plan import Chunk, LaunchPlan
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.scheduler.commits import Commits

@@ -15,8 +15,7 @@ from runahead.cuda_graphs.rings import RingLayout, RingMemory, allocate_rings
 from runahead.runtime.engine.links import RoundRobin
 from runahead.runtime.engine.loop import Engine
 from runahead.runtime.engine.poison import Poison
-from runahead.runtime.memory.block_pool import BlockPool
-from runahead.runtime.memory.slot_pool import NO_SLOT
+from runahead.runtime.memory.block_pool import NO_SLOT, BlockPool
 from runahead.runtime.plan import APPEND_WORDS, CHUNK_WORDS, HEADER_WORDS, PLAN_WORDS
 from runahead.runtime.scheduler.ledger import Launch, Ledger
 from runahead.runtime.scheduler.outcomes import Deferred, Release

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from runahead.cuda_graphs.buckets import Buckets, GraphKey
 from runahead.cuda_graphs.device import Device, Form, LaunchShape, Program
 from runahead.cuda_graphs.rings import TOKEN_MASK, VOID, RingMemory
+from runahead.runtime.memory.block_pool import NO_SLOT
 from runahead.runtime.memory.prefix_cache import NO_SNAPSHOT
-from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.plan import Admission, Chunk, LaunchPlan, shape_of, stage
 from runahead.runtime.scheduler.new_row import NO_COUNTS, admission_record, penalty_list
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams

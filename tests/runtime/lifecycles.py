@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 
-from runahead.runtime.memory.slot_pool import NO_SLOT
+from runahead.runtime.memory.block_pool import NO_SLOT
 from runahead.runtime.plan import PLAN_WORDS
 from runahead.runtime.scheduler.rows import RowPhase
 from runahead.runtime.wire import messages as m

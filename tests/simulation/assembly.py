@@ -11,9 +11,8 @@ from typing import Any, Final
 from runahead.cuda_graphs.rings import RingLayout, RingMemory
 from runahead.runtime.engine.figures import Snapshot
 from runahead.runtime.engine.loop import Engine
-from runahead.runtime.memory.block_pool import BlockPool
+from runahead.runtime.memory.block_pool import NO_SLOT, BlockPool
 from runahead.runtime.memory.prefix_cache import NO_SNAPSHOT
-from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.plan import CHUNK_ROW, read_plan
 from runahead.runtime.scheduler.ledger import Launch
 from runahead.runtime.scheduler.outcomes import Release

@@ -9,7 +9,7 @@ import pytest
 
 from runahead.runtime.engine.intake import Intake
 from runahead.runtime.engine.live_requests import Registry, Tracked
-from runahead.runtime.memory.slot_pool import NO_SLOT
+from runahead.runtime.memory.block_pool import NO_SLOT
 from runahead.runtime.scheduler.ledger import Ledger
 from runahead.runtime.scheduler.outcomes import Deferred, Eviction, Release
 from runahead.runtime.scheduler.request import Request

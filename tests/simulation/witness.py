@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
+from runahead.runtime.memory.block_pool import NO_SLOT
 from runahead.runtime.memory.prefix_cache import NO_SNAPSHOT
-from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.wire.parameters import FinishReason
 from tests.simulation.assembly import SimulatedChain
 from tests.simulation.book import Book

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runahead.runtime.memory.slot_pool import SlotPool, SlotPoolError
+from runahead.runtime.memory.block_pool import SlotPool, SlotPoolError
 
 
 def test_each_slot_is_given_out_once() -> None:

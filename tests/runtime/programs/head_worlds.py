@@ -18,7 +18,7 @@ from runahead.cuda_graphs.rings import RingLayout, allocate_rings
 from runahead.runtime.checkpoint import open_checkpoint, open_head
 from runahead.runtime.drafters.ngram import Drafter
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
-from runahead.runtime.memory.slot_pool import NO_SLOT
+from runahead.runtime.memory.block_pool import NO_SLOT
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.drafters.draft_model import DraftModelFiles, DraftNetwork, open_draft_model
 from runahead.runtime.models.drafters.eagle import open_eagle

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from runahead.runtime.memory.slot_pool import NO_SLOT
+from runahead.runtime.memory.block_pool import NO_SLOT
 from tests.runtime.launches import ENDLESS, Launches, _Row
 from tests.runtime.programs.head_worlds import ALL, BLOCK, EACH, GREEDY, PROMPT
 

@@ -16,7 +16,7 @@ from runahead.cuda_graphs.rings import NON_FINITE, STOPPED, VOID, RingLayout, al
 from runahead.runtime.checkpoint import open_checkpoint
 from runahead.runtime.drafters.ngram import NO_DRAFT, Drafter
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
-from runahead.runtime.memory.slot_pool import NO_SLOT
+from runahead.runtime.memory.block_pool import NO_SLOT
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.load import load_model
 from runahead.runtime.plan import PLAN_WORDS, Admission, Chunk, LaunchPlan, stage

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from runahead.runtime.memory.slot_pool import NO_SLOT
+from runahead.runtime.memory.block_pool import NO_SLOT
 from runahead.runtime.scheduler.ledger import Launch
 from runahead.runtime.scheduler.outcomes import PromptLogprobRange
 from runahead.runtime.scheduler.request import Request

@@ -16,8 +16,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from runahead.cuda_graphs.device import Form, LaunchShape
-from runahead.runtime.memory.block_pool import NULL_BLOCK, BlockPool, BlockPoolError
-from runahead.runtime.memory.slot_pool import SlotPool, SlotPoolError
+from runahead.runtime.memory.block_pool import NULL_BLOCK, BlockPool, BlockPoolError, SlotPool, SlotPoolError
 from runahead.runtime.scheduler.ledger import Launch, Ledger, LedgerError
 from runahead.runtime.wire.block_keys import Content
 
