@@ -82,7 +82,7 @@ def measure(rows: int, lifecycle: bool) -> HostTime:
     scheduler = Scheduler(limits, Rows(rows, MAX_STOP_IDS, CONTEXT), pool, ledger)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "engine"
-        links = SocketLinks(path, lambda: m.Welcome(m.PROTOCOL_VERSION, "bench", INFO), _refuse)
+        links = SocketLinks(path, m.Welcome(m.PROTOCOL_VERSION, "bench", INFO), _refuse)
         reader = subprocess.Popen([sys.executable, "-m", "benchmarks.host_time", str(path), str(rows)])
         with Path(os.devnull).open("w") as nowhere:
             log = structlog.wrap_logger(structlog.WriteLogger(nowhere), [structlog.processors.JSONRenderer()])

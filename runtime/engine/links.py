@@ -160,16 +160,16 @@ class Links(Protocol):
 class SocketLinks:
     """Front ends connected to a Unix socket at `path`, which is created here.
 
-    welcome: returns the answer to a Hello. refuse: called with the number of each front end whose connection is closed
-    from here, and the reason, which repeats nothing of a prompt. parent_fd: a descriptor that ends when the parent
-    process dies; `parent_gone` then is True. connected: the number before the first front end's. clock: seconds, the
+    welcome: the answer to a Hello. refuse: called with the number of each front end whose connection is closed from
+    here, and the reason, which repeats nothing of a prompt. parent_fd: a descriptor that ends when the parent process
+    dies; `parent_gone` then returns True. connected: the number before the first front end's. clock: seconds, the
     engine's and its front ends'.
     """
 
     def __init__(
         self,
         path: Path,
-        welcome: Callable[[], m.Welcome],
+        welcome: m.Welcome,
         refuse: Callable[[int, str], None],
         parent_fd: int | None = None,
         *,
@@ -180,12 +180,12 @@ class SocketLinks:
         self._welcome = welcome
         self._refuse = refuse
         self._clock = clock
-        self.parent_gone = False
+        self._parent_gone = False
         self._connections: dict[int, Connection] = {}  # by the front ends' numbers
         self._round_robin: RoundRobin[Connection] = RoundRobin()  # connections with messages
         self._strangers: deque[Connection] = deque()  # connections without a Hello at the last check, oldest first
         self._next_owner = connected + 1
-        self._frame_bound = frame_bound(welcome().info)
+        self._frame_bound = frame_bound(welcome.info)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
         self._listener.listen()
@@ -211,6 +211,9 @@ class SocketLinks:
     def wait(self, timeout_s: float) -> None:
         self._selector.select(timeout_s)
 
+    def parent_gone(self) -> bool:
+        return self._parent_gone
+
     def receive(self) -> Iterator[tuple[int, m.ToEngine | None]]:
         readable: list[Connection] = []
         for key, events in self._selector.select(0):
@@ -222,7 +225,7 @@ class SocketLinks:
             elif key.fileobj is self._listener:
                 self._accept()
             elif not os.read(key.fd, 4096):
-                self.parent_gone = True
+                self._parent_gone = True
                 self._selector.unregister(key.fd)
         if len(readable) > READS:  # those who have waited longest
             readable = nsmallest(READS, readable, key=lambda connection: connection.read_at)
@@ -337,7 +340,7 @@ class SocketLinks:
         """Raise ProtocolError for a message that no front end may send."""
         if not connection.greeted:
             raise ProtocolError("a front end spoke before its Hello")
-        check_message(message, self._welcome().info, connection.last_handle, connection.announced)
+        check_message(message, self._welcome.info, connection.last_handle, connection.announced)
         match message:
             case m.Announce(handle=handle, n=n):
                 connection.last_handle = handle + n - 1
@@ -349,12 +352,11 @@ class SocketLinks:
                 connection.announced.pop(handle, None)
 
     def _greet(self, connection: Connection, hello: m.Hello) -> None:
-        welcome = self._welcome()
         if connection.greeted:
             raise ProtocolError("a front end said Hello twice")
-        self.send(connection.owner, welcome)
-        if hello.protocol != welcome.protocol:
-            raise ProtocolError(f"a front end speaks protocol {hello.protocol}, not {welcome.protocol}")
+        self.send(connection.owner, self._welcome)
+        if hello.protocol != self._welcome.protocol:
+            raise ProtocolError(f"a front end speaks protocol {hello.protocol}, not {self._welcome.protocol}")
         connection.greet(self._frame_bound)
 
     def _flush(self, connection: Connection) -> None:

@@ -18,7 +18,6 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
@@ -38,7 +37,6 @@ from runahead.runtime.log_stream import count_dropped_lines_in, end_log
 from runahead.runtime.models.cpu_check.cpu_kernels import NoKernelsError
 from runahead.runtime.parent_death import signal_at_parents_death
 from runahead.runtime.process.assemble import assemble
-from runahead.runtime.process.parts import Assembled
 from runahead.runtime.process.progress import shown_loading
 from runahead.runtime.watchdog import LaunchHungError, LoopGuard, NoProgressError
 from runahead.runtime.wire import messages as m
@@ -83,7 +81,7 @@ def main() -> int:
         parts = assemble(orders.config, shown_loading())
         links = SocketLinks(
             Path(orders.socket),
-            _welcome(parts),
+            m.Welcome(m.PROTOCOL_VERSION, secrets.token_hex(8), parts.info),
             lambda owner, why: log.warning("front_end_refused", owner=owner, why=why),
             parent_fd=sys.stdin.fileno(),
             connected=orders.config.counters_from,
@@ -140,7 +138,7 @@ def _run(engine: Engine, links: SocketLinks, log: structlog.stdlib.BoundLogger, 
     guard = LoopGuard(lambda: engine.waits, limit_s + _TURN_S, lambda: _stop_standing(engine, log))
     guard.start()
     try:
-        engine.run(lambda: links.parent_gone)
+        engine.run(links.parent_gone)
         links.broadcast(m.Failed("SHUTDOWN", _SHUTDOWN_SENTENCE))
         log.info("engine_stopped", launches=engine.ledger.launched)
     except Exception as error:
@@ -155,7 +153,7 @@ def _run(engine: Engine, links: SocketLinks, log: structlog.stdlib.BoundLogger, 
         links.broadcast(failed)
     guard.end()
     links.close()
-    if links.parent_gone:  # nothing else can remove the folder that the parent made for the socket
+    if links.parent_gone():  # nothing else can remove the folder that the parent made for the socket
         with contextlib.suppress(OSError):
             links.path.parent.rmdir()
     if code == 0:
@@ -188,11 +186,6 @@ def _first_line() -> bytes:
             raise ConfigError("standard input ended before the engine's orders")
         line += byte
     return bytes(line)
-
-
-def _welcome(parts: Assembled) -> Callable[[], m.Welcome]:
-    welcome = m.Welcome(m.PROTOCOL_VERSION, secrets.token_hex(8), parts.info)
-    return lambda: welcome
 
 
 if __name__ == "__main__":

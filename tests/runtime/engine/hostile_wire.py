@@ -82,7 +82,7 @@ class Wire:
         chain = make_chain(2, penalty_slots=2, block_size=BLOCK, context_length=CONTEXT)
         self.links = BusyLinks(
             folder / "engine",
-            lambda: m.Welcome(m.PROTOCOL_VERSION, "server", INFO),
+            m.Welcome(m.PROTOCOL_VERSION, "server", INFO),
             lambda owner, reason: self.reasons.append(reason),
         )
         self.engine = Engine(chain.device, chain.engine.scheduler, self.links, max_queue=100)

@@ -166,7 +166,7 @@ INFO = m.EngineInfo("m", "a", 100, 500, (1,), -1, 2, 3, 4, 16, 2, "cpu", "float3
 
 
 def test_of_several_front_ends_none_waits_for_another_s_burst(tmp_path: Path) -> None:
-    links = SocketLinks(tmp_path / "engine", lambda: m.Welcome(m.PROTOCOL_VERSION, "server", INFO), nobody_is_refused)
+    links = SocketLinks(tmp_path / "engine", m.Welcome(m.PROTOCOL_VERSION, "server", INFO), nobody_is_refused)
     loud, modest = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
     for sock in (loud, modest):
         sock.connect(str(tmp_path / "engine"))
@@ -190,7 +190,7 @@ def test_front_ends_take_turns_from_one_turn_of_the_loop_to_the_next_and_an_end_
     tmp_path: Path,
 ) -> None:
     """Each turn takes four messages. Four front ends have hundreds, a fifth asks once, a sixth goes away."""
-    links = SocketLinks(tmp_path / "engine", lambda: m.Welcome(m.PROTOCOL_VERSION, "server", INFO), nobody_is_refused)
+    links = SocketLinks(tmp_path / "engine", m.Welcome(m.PROTOCOL_VERSION, "server", INFO), nobody_is_refused)
     sockets = [socket.socket(socket.AF_UNIX) for _ in range(6)]
     for sock in sockets:
         sock.connect(str(tmp_path / "engine"))
@@ -246,7 +246,7 @@ def test_those_who_wait_for_a_front_end_that_is_lost_are_given_no_row(depth: int
 
 def test_a_front_end_that_says_more_than_is_taken_is_not_read_any_further(tmp_path: Path) -> None:
     """What it says stays in its socket, and so with it: nothing grows here."""
-    links = SocketLinks(tmp_path / "engine", lambda: m.Welcome(m.PROTOCOL_VERSION, "server", INFO), nobody_is_refused)
+    links = SocketLinks(tmp_path / "engine", m.Welcome(m.PROTOCOL_VERSION, "server", INFO), nobody_is_refused)
     sock = socket.socket(socket.AF_UNIX)
     sock.connect(str(tmp_path / "engine"))
     sock.setblocking(False)

@@ -27,7 +27,7 @@ def refused() -> list[tuple[int, str]]:
 
 @pytest.fixture
 def links(tmp_path: Path, refused: list[tuple[int, str]]) -> Iterator[SocketLinks]:
-    made = SocketLinks(tmp_path / "engine", lambda: WELCOME, lambda owner, why: refused.append((owner, why)))
+    made = SocketLinks(tmp_path / "engine", WELCOME, lambda owner, why: refused.append((owner, why)))
     yield made
     made.close()
 
@@ -41,7 +41,7 @@ def test_a_front_end_is_greeted_and_heard(links: SocketLinks, tmp_path: Path) ->
 
 @pytest.mark.parametrize("border", [1 << 31, 1 << 32])
 def test_front_ends_and_their_handles_are_counted_across_a_border(tmp_path: Path, border: int) -> None:
-    links = SocketLinks(tmp_path / "engine", lambda: WELCOME, nobody_is_refused, connected=border - 2)
+    links = SocketLinks(tmp_path / "engine", WELCOME, nobody_is_refused, connected=border - 2)
     for owner in (border - 1, border, border + 1):
         with connect(tmp_path) as sock:
             sock.sendall(m.encode_frame(m.Hello(m.PROTOCOL_VERSION)) + m.encode_frame(m.Cancel(owner + 5)))
@@ -194,25 +194,25 @@ def test_what_a_full_socket_did_not_take_goes_when_there_is_room(links: SocketLi
 
 def test_the_parents_end_is_seen(tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
-    links = SocketLinks(tmp_path / "engine", lambda: WELCOME, nobody_is_refused, parent_fd=read_end)
-    assert not links.parent_gone
+    links = SocketLinks(tmp_path / "engine", WELCOME, nobody_is_refused, parent_fd=read_end)
+    assert not links.parent_gone()
     os.close(write_end)
     links.wait(10)
     links.receive()
-    assert links.parent_gone
+    assert links.parent_gone()
     assert sleeps(links), "it stays readable: the engine would wake for it again and again"
     links.close()
     os.close(read_end)
 
 
 def test_closed_links_leave_no_socket_file(tmp_path: Path) -> None:
-    made = SocketLinks(tmp_path / "engine", lambda: WELCOME, nobody_is_refused)
+    made = SocketLinks(tmp_path / "engine", WELCOME, nobody_is_refused)
     made.close()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_whoever_has_greeted_hears_now_and_again_that_the_loop_turns(tmp_path: Path) -> None:
-    links = SocketLinks(tmp_path / "engine", lambda: WELCOME, nobody_is_refused, clock=lambda: 100.0)
+    links = SocketLinks(tmp_path / "engine", WELCOME, nobody_is_refused, clock=lambda: 100.0)
     with connect(tmp_path) as sock, connect(tmp_path) as stranger:
         sock.sendall(m.encode_frame(m.Hello(m.PROTOCOL_VERSION)) + m.encode_frame(m.StatsQuery(1)))
         until(links, 1)

@@ -42,9 +42,7 @@ def refused() -> list[tuple[int, str]]:
 
 @pytest.fixture
 def links(tmp_path: Path, refused: list[tuple[int, str]], clock: Clock) -> Iterator[SocketLinks]:
-    made = SocketLinks(
-        tmp_path / "engine", lambda: WELCOME, lambda owner, why: refused.append((owner, why)), clock=clock
-    )
+    made = SocketLinks(tmp_path / "engine", WELCOME, lambda owner, why: refused.append((owner, why)), clock=clock)
     yield made
     made.close()
 

@@ -33,7 +33,7 @@ class Door:
         self.chain: Chain = make_chain(2, schedule=no_step, max_queue=1000, clock=lambda: self.now)
         engine = self.chain.engine
         welcome = m.Welcome(m.PROTOCOL_VERSION, "server", INFO)
-        self.links = SocketLinks(path, lambda: welcome, nobody_is_refused, clock=lambda: self.now)
+        self.links = SocketLinks(path, welcome, nobody_is_refused, clock=lambda: self.now)
         self.intake = Intake(
             engine.scheduler, engine.registry, engine.publisher, self.links, engine.structured, engine.stats,
             engine.recorder.trace,

@@ -59,7 +59,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
     limits = SchedulerLimits(1024, 97, (1,), 32, 64, PLAN_WORDS, 4096)
     ledger: Ledger[Deferred] = Ledger(2, 512)
     scheduler = Scheduler(limits, Rows(ROWS, MAX_STOP_IDS, 1024), BlockPool(400, 16), ledger)
-    links = SocketLinks(tmp_path / "engine", lambda: m.Welcome(m.PROTOCOL_VERSION, "s", INFO), nobody_is_refused)
+    links = SocketLinks(tmp_path / "engine", m.Welcome(m.PROTOCOL_VERSION, "s", INFO), nobody_is_refused)
     device = HostDevice(program, rings, lambda: time.sleep(0.001))  # slower than the host, which so has to wait
     engine = Engine(device, scheduler, links, max_queue=ROWS)
     yield engine

@@ -59,7 +59,7 @@ def test_the_requests_of_front_ends_that_speak_at_once_are_queued_in_turn(tmp_pa
     """Three of them ask for forty requests each, and a fourth for one: real sockets, four pieces of work a turn."""
     chain = make_chain(2, schedule=no_step, max_queue=1000)
     engine = chain.engine
-    links = SocketLinks(tmp_path / "engine", lambda: m.Welcome(m.PROTOCOL_VERSION, "server", INFO), nobody_is_refused)
+    links = SocketLinks(tmp_path / "engine", m.Welcome(m.PROTOCOL_VERSION, "server", INFO), nobody_is_refused)
     intake = Intake(
         engine.scheduler, engine.registry, engine.publisher, links, engine.structured, engine.stats,
         engine.recorder.trace, Counter(), 1000, lambda: 1.0,
