@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any, Final, Literal
@@ -100,7 +100,8 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     for several tokens a row, and each kernel with every set of the parts that it may have or lack, in its largest form.
     "one": the first form in which a launch asks for it, which is the largest. But for "all", kernels of recurrent
     states, of experts by groups and of a rank's part of experts are among them. further: changes of models whose
-    launches come after. fp8_kv: keys and values are FP8, and only kernels that read or write them are compiled."""
+    launches come after. fp8_kv: keys and values are FP8, and only kernels that read or write them are compiled. only:
+    names of the kernels to compile; empty: all."""
 
     shape: str
     changes: dict[str, Any] = {}
@@ -112,6 +113,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     forms: Literal["all", "parts", "each", "one"] = "all"
     further: tuple[dict[str, Any], ...] = ()
     fp8_kv: bool = False
+    only: Set[str] = frozenset()
 
 
 class Compiled(msgspec.Struct, frozen=True):
@@ -166,6 +168,8 @@ def _pretend(orders: Orders, found: dict[str, Compiled]) -> None:
     run, seen = JITFunction.run, set[tuple[Any, ...]]()
 
     def compile_alone(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        if orders.only and self.fn.__name__ not in orders.only:
+            return
         kinds = _kinds_of(self.fn.__name__, arguments, options, orders.forms)
         if orders.forms != "all" and kinds <= seen:
             return

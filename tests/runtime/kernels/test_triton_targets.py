@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -83,17 +84,23 @@ def check(found: Sequence[Compiled], capability: tuple[int, int], dependent: boo
     assert [kernel for kernel in direct if "ldmatrix" in kernel.has] == [], "weights go through shared memory"
 
 
-def launched_kernels(capability: tuple[int, int]) -> set[str]:
-    """Names of the functions that are launched on a grid: `name[...](...)`, or `module.name[...](...)`. Those that are
-    written in Gluon are for compute capability 9.0. Kernels of ranks and of quantized weights are in no launch of
-    an unquantized model on one GPU: other tests run them (`test_triton_fp8_order.py`)."""
-    languages = ("triton.jit", "gluon.jit") if capability == (9, 0) else ("triton.jit",)
-    nodes = [
+@cache
+def nodes_of_kernels() -> list[ast.AST]:
+    """The syntax of all files with kernels, but for ranks and quantized weights: no launch of an unquantized model on
+    one GPU has theirs, and other tests run them (`test_triton_fp8_order.py`)."""
+    return [
         node
         for path in (*KERNELS.rglob("*.py"), MARKS)
         if path.parent.name != "ranks" and not path.name.startswith(("fp8_", "int4_", "rank_rows"))
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
     ]
+
+
+def launched_kernels(capability: tuple[int, int]) -> set[str]:
+    """Names of the functions that are launched on a grid: `name[...](...)`, or `module.name[...](...)`. Those that are
+    written in Gluon are for compute capability 9.0."""
+    languages = ("triton.jit", "gluon.jit") if capability == (9, 0) else ("triton.jit",)
+    nodes = nodes_of_kernels()
     launched = {
         ast.unparse(node.func.value).split(".")[-1]
         for node in nodes
@@ -106,6 +113,20 @@ def launched_kernels(capability: tuple[int, int]) -> set[str]:
         and any(language in ast.unparse(one) for one in node.decorator_list for language in languages)
     }
     return launched & jitted
+
+
+def differing_kernels() -> set[str]:
+    """Names of the functions whose code differs between GPUs: matrix products use other instructions, and inline
+    assembly is not checked before `ptxas`. They contain either, or call a function that does."""
+    calls: dict[str, set[str]] = {}
+    for node in nodes_of_kernels():
+        if isinstance(node, ast.FunctionDef):
+            called = (one.func for one in ast.walk(node) if isinstance(one, ast.Call))
+            calls.setdefault(node.name, set()).update(ast.unparse(one).split(".")[-1] for one in called)
+    found = {"dot", "inline_asm_elementwise"}
+    while more := {name for name, called in calls.items() if called & found} - found:
+        found |= more
+    return found
 
 
 # A length that is loaded in two layouts, by one of which it is written.
@@ -148,15 +169,20 @@ def only_if_asked(request: pytest.FixtureRequest) -> None:
 def test_every_kernel_compiles_and_fits(
     capability: tuple[int, int], dependent: bool, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """For 9.0, where it is launched programmatically, with each of its parts; for 8.9 in one form, the largest that a
-    launch asks for. `make kernels` has every set of parts for all of them, and all forms."""
+    """For 9.0, where it is launched programmatically, with each of its parts; for 8.9 if its code differs there, in the
+    largest form that a launch asks for. `make kernels` has every set of parts for all of them, and all forms."""
     forms: Any = "parts" if request.config.getoption("--large") else "each" if dependent else "one"
+    wanted, differing = launched_kernels(capability), differing_kernels()
+    only = wanted & differing if forms == "one" else frozenset[str]()
     orders = Orders(
-        shape=SHAPE, capability=capability, dependent=dependent, rows=ROWS, forms=forms, further=FURTHER
+        shape=SHAPE, capability=capability, dependent=dependent, rows=ROWS, forms=forms, further=FURTHER, only=only,
     )  # fmt: skip
     found = compiled(orders, tmp_path)
-    assert {kernel.kernel for kernel in found} == launched_kernels(capability)
+    assert {kernel.kernel for kernel in found} == (only or wanted)
     check(found, capability, dependent)
+    # What is not compiled for the GPU with the least shared memory takes as much on every GPU.
+    same, least = launched_kernels((8, 9)) - differing, min(SHARED_MEMORY.values())
+    assert [kernel for kernel in found if kernel.kernel in same and kernel.shared > least] == []
 
 
 @pytest.mark.timeout(300)
