@@ -13,9 +13,10 @@ from tests.simulation.script import DRAFTING, Mode
 from tests.simulation.witness import WANTED, Witness
 
 FEW, ALL = 30, 200  # of the seeds; `make sim` runs 500
-# Of the others 43, 48, 57 and 58 find mistakes that those before do not; in 35 an abort comes long before its request,
-# and in the last two a device fails, and a row leaves before it has reached its snapshot.
-SEEDS = (*range(FEW), 35, 43, 48, 57, 58, 126, 173)
+# Most find a known mistake (`tests/mutants`). What happens in no other: in 10 the first completion of a prompt ends
+# early, in 13 a launch hangs, in 16 rows are evicted as often as any may be, in 35 an abort comes long before its
+# request, in 75 a request ends by itself before its turn to be ended, and in 126 a device fails.
+SEEDS = (0, 1, 2, 3, 4, 7, 8, 10, 11, 13, 16, 27, 29, 35, 43, 48, 57, 58, 75, 126, 173)
 
 
 @cache
@@ -43,7 +44,7 @@ def test_every_kind_of_event_happened() -> None:
 
 @pytest.mark.parametrize("mode", Mode)
 def test_each_model_has_its_share_of_the_seeds(mode: Mode) -> None:
-    """An equal share of the first seeds; those that were added for what they find may be of any model."""
+    """An equal share of the first seeds: the generator takes them in turn."""
     assert sum(mode_of(seed) is mode for seed in range(FEW)) == FEW // len(Mode)
 
 
