@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 import pytest
@@ -59,7 +60,7 @@ def played(depth: int, counts: Sequence[int], seed: int, holds: float, *, some_m
 
 
 @pytest.mark.parametrize("counts", [(0,), (3,), (0, 3, 1)], ids=str)
-@pytest.mark.parametrize("holds", [0.0, 0.3, 0.9])
+@pytest.mark.parametrize("holds", [0.0, pytest.param(0.3, marks=pytest.mark.large), 0.9])
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_rows_that_are_held_go_on_where_they_were(depth: int, holds: float, counts: Sequence[int]) -> None:
     for seed in range(2):
@@ -112,8 +113,7 @@ class Anew(Written):
         nothing_is_taken_over(self.scheduler)
 
 
-@pytest.mark.parametrize("holds", [0.0, 0.05, 0.5])
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize(("depth", "holds"), [*product(DEPTHS, (0.0, 0.05)), (2, 0.5)])
 def test_launches_of_rows_that_may_be_held_take_over_what_they_can_and_nothing_else(depth: int, holds: float) -> None:
     """Each plan, each column: what would be there if each row were looked at each time."""
     counts: Counter[str] = Counter()
