@@ -254,7 +254,8 @@ class Scheduler:
     def _builder(self, number: int, decoding: int = 0) -> PlanBuilder:
         limits = self.limits
         tokens, mixed = min(limits.max_prefill_tokens, self.ledger.prompt_room), limits.mixed_prefill_tokens
-        mixed = limits.mixed_tokens(decoding, self.prompt_tokens_wanted()) if decoding else mixed
+        if decoding and limits.mixed_graph_tokens:
+            mixed = limits.mixed_tokens(decoding, self.prompt_tokens_wanted())
         piece = limits.piece_tokens if mixed < limits.mixed_prefill_tokens else 0
         return PlanBuilder(number, limits.plan_words, limits.bulk_words, tokens, mixed, piece)
 

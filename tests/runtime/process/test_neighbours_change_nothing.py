@@ -16,8 +16,13 @@ from typing import Final, Literal
 import numpy as np
 import pytest
 
+from runahead.cuda_graphs.buckets import MOST_MIXED_TOKENS
 from runahead.runtime import models
 from runahead.runtime.engine.loop import Engine
+from runahead.runtime.plan import Chunk
+from runahead.runtime.process import parts
+from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
+from runahead.runtime.scheduler.plan_builder import PlanBuilder
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import DeviceName, EngineConfig, KvDtype
 from runahead.runtime.wire.figures import EngineStats
@@ -79,33 +84,42 @@ class Answer:
 
 
 def served(
-    device: DeviceName, run_ahead: int, order: Sequence[int], each: int, kv_dtype: KvDtype, quantize: Quantize
+    device: DeviceName,
+    run_ahead: int,
+    order: Sequence[int],
+    each: int,
+    kv_dtype: KvDtype,
+    quantize: Quantize,
+    chunk: int = CHUNK,
+    together: int = 1,
 ) -> tuple[list[Answer], EngineStats]:
     """As `answered`, of the bundled model."""
     config = EngineConfig(
         model=str(BUNDLED), device=device, dtype="bfloat16" if device == "cuda" else "float32",
-        run_ahead=run_ahead, max_rows=ROWS, context_length=512, prefill_chunk=CHUNK,
-        max_prefill_tokens=2 * CHUNK,
+        run_ahead=run_ahead, max_rows=ROWS, context_length=512, prefill_chunk=chunk,
+        max_prefill_tokens=2 * chunk,
         threads=1 if device == "cpu" else 0, kv_dtype=kv_dtype, quantize=quantize,
     )  # fmt: skip
-    return answered(config, requests(), order, each)
+    return answered(config, requests(), order, each, together)
 
 
 def answered(
-    config: EngineConfig, asked: Sequence[Asked], order: Sequence[int], each: int
+    config: EngineConfig, asked: Sequence[Asked], order: Sequence[int], each: int, together: int = 1
 ) -> tuple[list[Answer], EngineStats]:
     """The answers to all that is asked, by place, and the engine's figures. order: in which requests arrive; each after
-    `each` tokens more of those before it, or when these have ended."""
-    parts = assembled(config)
-    assert parts.info.exactness.exact
-    tell_of_marks_one_by_one(parts.device)
+    `each` tokens more of those before it, or when these have ended; at most `together` in one turn of the loop."""
+    assembly = assembled(config)
+    assert assembly.info.exactness.exact
+    tell_of_marks_one_by_one(assembly.device)
     links = MemoryLinks()
-    engine = Engine(parts.device, parts.scheduler, links, max_queue=len(asked), run_ahead_asked=config.run_ahead)
+    engine = Engine(assembly.device, assembly.scheduler, links, max_queue=len(asked), run_ahead_asked=config.run_ahead)
     answers, taken = [Answer() for _ in asked], 0
     waiting = list(order)
     while waiting or links.unread or len(engine.registry) or engine.ledger.in_flight:
         tokens = sum(len(answer.tokens) for answer in answers)
-        if waiting and (tokens >= each * (len(order) - len(waiting)) or not len(engine.registry)):
+        for _ in range(together):
+            if not waiting or (tokens < each * (len(order) - len(waiting)) and len(engine.registry)):
+                break
             place = waiting.pop(0)
             one = asked[place]
             links.tell(1, prepared_submit(place + 1, f"r{place}", np.array(one.prompt, np.int32), one.sampling,
@@ -117,7 +131,7 @@ def answered(
             take(message, answers)
         taken = len(links.sent)
     stats = engine.stats()
-    parts.device.close()
+    assembly.device.close()
     return answers, stats
 
 
@@ -171,3 +185,30 @@ def test_a_request_has_the_tokens_and_log_probabilities_that_it_has_alone(
         assert len({answer.slot for answer in crowded}) > ROWS / 2
         differing = [place for place in range(REQUESTS) if crowded[place].said != alone[place].said]
         assert differing == [], f"launches ahead: {run_ahead}"
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_pieces_of_a_chunk_change_nothing(device: DeviceName, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks are cut where prompts wait beside rows that decode; by default on a GPU alone."""
+    ends: list[tuple[int, bool]] = []  # of each planned chunk, and whether it is the prompt's last
+    plan_chunk = PlanBuilder.chunk
+
+    def noted(self: PlanBuilder, chunk: Chunk) -> None:
+        ends.append((chunk.start + chunk.tokens.size, chunk.samples))
+        plan_chunk(self, chunk)
+
+    monkeypatch.setattr(PlanBuilder, "chunk", noted)
+    monkeypatch.setattr(
+        parts,
+        "SchedulerLimits",
+        lambda **limits: SchedulerLimits(**{**limits, "mixed_graph_tokens": MOST_MIXED_TOKENS}),
+    )
+    whole = MOST_MIXED_TOKENS  # a chunk's size, of which no prompt has more
+    alone, _ = served(device, 2, range(REQUESTS), 1 << 30, "auto", "none", whole)
+    assert all(is_last for _, is_last in ends)
+    for run_ahead in (0, 2, 4):
+        ends.clear()
+        crowded, _ = served(device, run_ahead, range(REQUESTS), 0, "auto", "none", whole, together=REQUESTS)
+        pieces = [end for end, is_last in ends if not is_last]
+        assert pieces and all(end % CHUNK == 0 for end in pieces)
+        assert [one.said for one in crowded] == [one.said for one in alone], f"launches ahead: {run_ahead}"
