@@ -82,8 +82,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     run_ahead_tokens: Annotated[
         int,
         setting(
-            "prompt tokens that a launch and the uncommitted ones it is queued behind may carry; 0: by "
-            "device and model",
+            "most prompt tokens in all uncommitted launches together, the next one included; 0: by device and model",
             ge=FOUND_OUT,
             le=1 << 20,
         ),

@@ -80,14 +80,14 @@ def read_dense(
     share: float | None = None,
     activation: tuple[str, str] = ("hidden_act", "silu"),
     flags: tuple[str, ...] = (),
-    **own: Any,
+    **more: Any,
 ) -> ConfigT:
     """Read a dense decoder from `config.json`.
 
     query_heads, kv_heads, positions, head_dim, vocab, eps, tied: defaults of missing keys. None: as many KV heads as
     query heads, and hidden_size divided by these; the number of query heads and positions are then required. rope:
     reads theta and its scaling. share: rotated fraction of a head; None: all. activation: key and the only supported
-    value. flags: keys of biases, false if missing. own: fields of `kind` beside those of `DenseConfig`. Raises
+    value. flags: keys of biases, false if missing. more: fields of `kind` beside those of `DenseConfig`. Raises
     CheckpointError.
     """
     key, only = activation
@@ -114,7 +114,7 @@ def read_dense(
         rope_scaling=scaling,
         windows=windows(raw, architecture, fields["num_layers"]),
         rotated=None if share is None else rotated_of(head_dim, share),
-        **{**own, **{key: flag(raw, key) for key in flags}},
+        **{**more, **{key: flag(raw, key) for key in flags}},
     )
 
 
@@ -244,8 +244,8 @@ def attention(
         sqrt(head_dim). rope: index of the model's. norm, post_norm: tensor names. inputs: of queries, keys and values;
         0: hidden_size. Raises ShareError.
     """
-    own = f"model.layers.{layer}."
-    prefix, hidden, eps = f"{own}self_attn.", config.hidden_size, config.rms_norm_eps
+    begin = f"model.layers.{layer}."
+    prefix, hidden, eps = f"{begin}self_attn.", config.hidden_size, config.rms_norm_eps
     qkv_bias = config.attention_bias if qkv_bias is None else qkv_bias
     output_bias = config.attention_bias if output_bias is None else output_bias
     if norms_span_heads and not tensors.share.is_whole:
@@ -270,13 +270,13 @@ def attention(
     return Attention(
         part,
         config.windows[layer],
-        norm=None if norm is None else tensors.norm(own + norm, hidden, eps),
+        norm=None if norm is None else tensors.norm(begin + norm, hidden, eps),
         qkv=tensors.linear(names, rows, inputs or hidden, bias=qkv_bias, own=order),
         q_norm=head_norm("q_norm", q_width),
         k_norm=head_norm("k_norm", k_width),
         o=tensors.linear((f"{prefix}o_proj",), (hidden,), shape.q_size, bias=output_bias, inputs=attended),
         rope=rope,
-        post_norm=None if post_norm is None else tensors.norm(own + post_norm, hidden, eps),
+        post_norm=None if post_norm is None else tensors.norm(begin + post_norm, hidden, eps),
         norms_span_heads=norms_span_heads,
         kv_scales=tensors.kv_scales(prefix, shape.kv_heads),
     )
@@ -296,15 +296,15 @@ def feed_forward(
     """Build a layer's gated feed-forward, or the rank's part of its width. block: tensor prefix. projections: names of
     gate and up, or of one for both. norm, post_norm: tensor names.
     """
-    own, hidden, width = f"model.layers.{layer}.", config.hidden_size, config.intermediate_size
-    prefix, eps, bias = f"{own}{block}.", config.rms_norm_eps, config.mlp_bias
+    begin, hidden, width = f"model.layers.{layer}.", config.hidden_size, config.intermediate_size
+    prefix, eps, bias = f"{begin}{block}.", config.rms_norm_eps, config.mlp_bias
     rows = (width, width) if len(projections) == 2 else (2 * width,)
     outputs, inputs = part_of_width(width, tensors.share)
     return Dense(
-        None if norm is None else tensors.norm(own + norm, hidden, eps),
+        None if norm is None else tensors.norm(begin + norm, hidden, eps),
         tensors.linear(tuple(prefix + name for name in projections), rows, hidden, bias=bias, own=outputs),
         tensors.linear((f"{prefix}down_proj",), (hidden,), width, bias=bias, inputs=inputs),
-        None if post_norm is None else tensors.norm(own + post_norm, hidden, eps),
+        None if post_norm is None else tensors.norm(begin + post_norm, hidden, eps),
         activation,
     )
 

@@ -41,10 +41,10 @@ _read: Final = partial(read_dense, DenseConfig)
 def _layers_of(
     mixer: Mapping[str, Any], second: Mapping[str, Any]
 ) -> Callable[[DenseConfig, int, TensorReader], Layer]:
-    def layer(config: DenseConfig, number: int, tensors: TensorReader) -> Layer:
-        return Layer(attention(config, number, tensors, **mixer), feed_forward(config, number, tensors, **second))
+    def made(config: DenseConfig, layer: int, tensors: TensorReader) -> Layer:
+        return Layer(attention(config, layer, tensors, **mixer), feed_forward(config, layer, tensors, **second))
 
-    return layer
+    return made
 
 
 def _dense(
@@ -56,22 +56,22 @@ def _dense(
     kv_heads: int | None,
     positions: int,
     flags: tuple[str, ...] = (),
-    window_keys: tuple[str, ...] = (),
+    more_keys: tuple[str, ...] = (),
     unread: tuple[Unread, ...] = (),
     mixer: Mapping[str, Any] = _NOTHING,
     second: Mapping[str, Any] = _NOTHING,
     reader: Callable[..., DenseConfig] = _read,
     **read: Any,
 ) -> Architecture[DenseConfig]:
-    """Make a line of the registry. flags, read: arguments of `read_dense`, which `reader` calls. window_keys: further
-    keys that are read. mixer, second: arguments of `attention` and `feed_forward`.
+    """Make a line of the registry. flags, read: arguments of `read_dense`, which `reader` calls. more_keys: keys of
+    `config.json` that are understood besides. mixer, second: arguments of `attention` and `feed_forward`.
     """
     return Architecture(
         name=name,
         model_type=model_type,
         models=models,
         layers=("attention", "dense") if windows is no_windows else ("attention", "window", "dense"),
-        understood=READ_BY_DENSE.union(flags, window_keys),
+        understood=READ_BY_DENSE.union(flags, more_keys),
         unread=unread,
         read=partial(
             reader, architecture=name, kv_heads=kv_heads, positions=positions, windows=windows,
@@ -84,7 +84,7 @@ def _dense(
 _NO_BIAS: Final = unread(BIASES_AS_THEY_ARE, "attention_bias mlp_bias")
 _mistral = partial(_dense, kv_heads=8, positions=131072, windows=numbered_windows, unread=(_NO_BIAS,))
 _qwen = partial(
-    _dense, kv_heads=32, positions=32768, windows=switched_windows, window_keys=("max_window_layers",)
+    _dense, kv_heads=32, positions=32768, windows=switched_windows, more_keys=("max_window_layers",)
 )  # fmt: skip
 
 LLAMA: Final = _dense(
@@ -217,9 +217,9 @@ def _read_smollm3(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Smo
     )  # fmt: skip
 
 
-def _smollm3_layer(config: SmolLM3Config, number: int, tensors: TensorReader) -> Layer:
-    which = _ROTATED if config.rotates[number] else _STILL
-    return Layer(attention(config, number, tensors, rope=which), feed_forward(config, number, tensors))
+def _smollm3_layer(config: SmolLM3Config, layer: int, tensors: TensorReader) -> Layer:
+    which = _ROTATED if config.rotates[layer] else _STILL
+    return Layer(attention(config, layer, tensors, rope=which), feed_forward(config, layer, tensors))
 
 
 def _smollm3_weights(config: SmolLM3Config, tensors: TensorReader) -> ModelWeights:

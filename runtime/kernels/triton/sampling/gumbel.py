@@ -30,9 +30,8 @@ _GRAIN = tl.constexpr(2.0**-23)  # spacing of uniform numbers
 
 @triton.jit
 def soonest_of_row(amount_low, slot, parameters, VOCAB: tl.constexpr):
-    """Return the time limit of the race of a row's certainly kept tokens, of this amount: the first arrives before it
-    with a probability of 1 - e**-12. The amount is a mass unless top-k or min-p drops tokens; then, and for none, the
-    limit is infinite.
+    """Return a time before which the first token that is certainly kept arrives with a probability of 1 - e**-12.
+    amount_low: the kept tokens' mass. With top-k or min-p, or without mass, the time is infinite.
     """
     known = (has_top_k(slot, parameters, VOCAB) == 0) & (min_p_of(slot, parameters) == 0.0)
     soon = _PATIENCE * mass_one / tl.maximum(amount_low, 1).to(tl.float32)
