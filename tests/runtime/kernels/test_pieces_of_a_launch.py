@@ -17,6 +17,7 @@ from runahead.cuda_graphs.cuda_device import CudaDevice  # noqa: E402
 from runahead.cuda_graphs.device import DeviceCounters, Form, LaunchShape  # noqa: E402
 from runahead.cuda_graphs.enqueue_watch import unwatched  # noqa: E402
 from runahead.cuda_graphs.rings import RingLayout, allocate_rings  # noqa: E402
+from runahead.cuda_graphs.tail import TAIL_MS, TailPlacement  # noqa: E402
 from runahead.runtime.kernels.forward_batch import ForwardBatch  # noqa: E402
 from runahead.runtime.kernels.kernel_set import KernelSet  # noqa: E402
 from runahead.runtime.kernels.reference.forward import ReferenceKernels  # noqa: E402
@@ -70,6 +71,8 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> tuple[CudaDevice, Steps]:
     device.counters, device.graph_buckets = DeviceCounters(), Buckets((1, 4), (4,), (8, 16), (8, 16, 24))
     device._program = device.graphs = device._watch = steps  # type: ignore[assignment]
     device._counter = device._marks_on_device = device._end_ns = torch.zeros(1)
+    device._tail = TailPlacement(layers=2, least_ms=2 * TAIL_MS)
+    monkeypatch.setattr(marks, "tail", lambda *_: steps.append("tail"))
     monkeypatch.setattr(marks, "ended", lambda *_: steps.append("ended"))
     assert vars(cuda_device)["marks"] is marks
     return device, steps
@@ -105,7 +108,8 @@ def test_a_larger_mixed_launch_is_watched_after_each_of_its_pieces(parts: tuple[
     device, steps = parts
     device._enqueue(LaunchShape(5, 2, Form.PLAIN, rows=2, tokens=20, is_decode=False))
     assert steps == [
-        "begin", "replay sample", "first", "apply", "look", "layer", "look", "layer", "look", "ended", "look",
+        "begin", "replay sample", "first", "apply", "look", "layer", "tail", "look", "layer", "look", "ended",
+        "look",
     ]  # fmt: skip
     assert device.rings.idle_ns.tolist() == [STALE_NS, IDLE_NS, STALE_NS, STALE_NS]
 
@@ -137,7 +141,7 @@ def test_apply_and_f_of_a_launch_in_pieces_have_the_next_sizes_that_have_warmed_
 def test_a_closing_launch_is_watched_too(parts: tuple[CudaDevice, Steps]) -> None:
     device, steps = parts
     device._enqueue(LaunchShape(6, 2, Form.PLAIN, rows=0, tokens=0, is_decode=False))
-    assert steps == ["begin", "replay sample", "first", "apply", "look", "ended", "look"]
+    assert steps == ["begin", "replay sample", "first", "tail", "apply", "look", "ended", "look"]
     assert device.rings.idle_ns[2] == IDLE_NS
 
 
@@ -153,7 +157,7 @@ def test_a_launch_that_is_one_graph_is_not_watched_and_has_no_idle_time_inside(
 def test_nothing_is_looked_at_while_a_graph_is_captured(parts: tuple[CudaDevice, Steps]) -> None:
     device, steps = parts
     device._after_sampling(LaunchShape(8, 2, Form.PLAIN, rows=2, tokens=2, is_decode=True))
-    assert steps == ["apply", "layer", "layer", "ended"]
+    assert steps == ["apply", "layer", "tail", "layer", "ended"]
 
 
 @pytest.mark.parametrize("kernels", [ReferenceKernels(), TritonKernelSet()], ids=["reference", "triton"])
