@@ -127,19 +127,9 @@ def _mamba2_decode_kernel(
             inputs = ahead
             if SIZES.DRAFTS > 0:  # the next token's inputs are loaded before anything waits for this one's
                 ahead = _inputs_at(
-                    step + 1,
-                    projected,
-                    kept,
-                    line,
-                    slot,
-                    columns,
-                    of_columns,
-                    replayed,
-                    tokens,
-                    x_channel,
-                    in_head,
+                    step + 1, projected, kept, line, slot, columns, of_columns, replayed, tokens, x_channel, in_head,
                     SIZES,
-                )
+                )  # fmt: skip
             x, b, c = convolved_of(windows, inputs, taps, SIZES)
             windows = moved_windows(windows, inputs, step == replayed, step + 1 == after, SIZES)
             dt, z = step_of(inputs[3], bias, low, high), inputs[4]
