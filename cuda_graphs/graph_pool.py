@@ -28,11 +28,24 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
+def _graph_of_random_state() -> torch.cuda.CUDAGraph:
+    """Return a graph that is never captured and keeps the memory that torch's random state allocates for its first
+    graph. If that memory ran out when a capture begins, torch 2.11 would abort the process as it frees the graph.
+
+    Raises torch.OutOfMemoryError.
+    """
+    torch.empty(1, device="cuda")  # the allocator keeps its memory, and the random state's comes out of it
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(torch.cuda.default_generators[torch.cuda.current_device()])
+    return graph
+
+
 class GraphPool:
     """CUDA graphs that share one memory pool, which is safe because they replay one after another on one stream."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream
+        self._first = _graph_of_random_state()
         self._memory = torch.cuda.graph_pool_handle()
         self._graphs: dict[GraphKey, torch.cuda.CUDAGraph] = {}
 

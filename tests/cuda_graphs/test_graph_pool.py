@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from runahead.cuda_graphs import graph_pool
 from runahead.cuda_graphs.buckets import GraphKey, Piece
 from runahead.cuda_graphs.device import Form
 from runahead.cuda_graphs.graph_pool import GraphPool
@@ -39,6 +40,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         finally:
             said.is_capturing = False
 
+    monkeypatch.setattr(graph_pool, "_graph_of_random_state", lambda: None)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda **_: SimpleNamespace(instantiate=lambda: None))
     monkeypatch.setattr(torch.cuda, "graph", graph)
