@@ -211,6 +211,7 @@ _KINDS: Final = (
     ),
     ("hybrids", _MODELS, _models_of, {"8B-hybrid": 2, "9B-hybrid": 2, "40B-A3B-delta": 2}),
 )  # fmt: skip
+_OF_512_ROWS: Final = replace(SHAPES["8B"], batches=(512,))
 _TINY_MODELS: Final = SHAPES["tiny-experts"], SHAPES["tiny-hybrid"], SHAPES["tiny-halves"]
 _DIVIDED: Final = {"8B": (2, 4, 8), "70B": (2, 4, 8), "30B-A3B": (2, 4)}  # numbers of GPUs
 PARTS: Final = {
@@ -221,6 +222,7 @@ PARTS: Final = {
             for kind, what, measure, minutes in _KINDS
             for shape, about in minutes.items()
         ),
+        Part("rows-8B", f"8B with 512 rows: {_MODELS}", 3, partial(_models_of, _OF_512_ROWS), False),
         Part("models-tiny", f"tiny ones: {_MODELS}", 1, partial(_models, _TINY_MODELS), False),
         *(
             Part(
