@@ -1,4 +1,4 @@
-"""How a router's scores become the experts of a token and their shares."""
+"""How a router's scores select the experts of a token and their routing weights."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Final, Literal, TypeAlias
 import torch
 
 Scoring: TypeAlias = Literal["softmax", "logistic"]
-LEAST_SUM: Final = 1e-20  # is added to what shares by the logistic function are divided by, so that zeros stay zeros
+LEAST_SUM: Final = 1e-20  # added to the divisor of logistic routing weights, so that zeros stay zeros
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A token's scores give each expert a value in float32: the softmax over all experts, or the logistic function of
-    its own score. A token is sent to the `chosen` experts of the highest values, of equal ones to those of the lowest
-    numbers.
+    """The routing rule of a layer. Each expert has a value in float32: the softmax over all scores, or the logistic
+    function of the expert's score. A token is sent to the `chosen` experts with the highest values; among equal values
+    the lower expert number wins.
 
-    correction: is added to the values by which experts are chosen, and to no share; None: nothing is. groups: experts
-    lie in as many groups alike, by their numbers, and only those of the `chosen_groups` best groups are chosen from:
-    a group counts by the sum of its two highest values, corrected, of equal ones the lower number. Where neither is
-    done, the highest softmax belongs to the highest score, so scores are compared.
+    correction: added to the values for the choice only, not to the routing weights; None: no correction. groups: number
+    of equally large groups of consecutive experts. Only experts in the `chosen_groups` best groups can be chosen; a
+    group's rank is the sum of its two highest corrected values, and the lower group number wins a tie. Without
+    correction and groups, scores are compared instead of values, since the softmax keeps their order.
 
-    A chosen expert's share is its value, divided by the sum of those of all that are chosen if `renormalised`, times
-    `scale`. A score that is no number makes all shares of its token so.
+    The routing weight of a chosen expert is its value, divided by the sum of the chosen experts' values if
+    `renormalised`, times `scale`. A NaN among a token's scores makes all of its routing weights NaN.
 
     Source: DeepSeek-AI, 2024, "DeepSeek-V3 Technical Report", section 2.1.2, for the logistic function, the correction
     and the groups.

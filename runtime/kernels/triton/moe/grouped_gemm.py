@@ -1,19 +1,18 @@
-"""Products of tokens with the experts that they are sent to.
+"""Grouped products of tokens with their experts.
 
-An item is an expert and some of its tokens (`routing.py`), and a program is an item and a tile of outputs: a product
-with the expert's weights on the left of the matrix units, whose right side are the item's tokens, gathered. So each
-expert that is named is read once, and again through the cache where more tokens share it than an item holds; an expert
-that nobody has named is not read.
+A program computes a tile of outputs of an item, which is an expert and some of its tokens (`routing.py`). The expert's
+weights are the left operand of the matrix units, the item's gathered tokens the right one. So a chosen expert is read
+once, and again through the cache if its tokens need several items; other experts are not read.
 
-The expert that every token gets is in the same kernels, in pieces as wide as the others: such a piece has items of all
-tokens, which nobody has to list, and results of its own.
+The shared expert is computed by the same kernels, in pieces as wide as the other experts. A piece has items of all
+tokens, which need no list, and separate results.
 
 With weights in FP8 rows become FP8, and one float32 accumulator for each output adds the sums of 128 columns, in the
 order and with the roundings of `gemm/fp8_gemm.py`.
 
-The whole depth is summed by one program, in its order; `gemm/small_batch_gemm.py` says why a row's bits then hang on
-nothing else. A token's results are kept by its entries, in the order of the experts' numbers, and added up in that
-order, so that neither the item nor the order in which programs end leaves a trace.
+One program sums the whole depth, in ascending order, so a row's bits depend on nothing else
+(`gemm/small_batch_gemm.py`). A token's results are stored by entry, in the order of expert numbers, and added in that
+order. They depend neither on the item nor on the order in which programs end.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -62,12 +61,10 @@ _ITEM = tl.constexpr(routing.ITEM)
 
 @dataclass(frozen=True, slots=True)
 class SharedProduct:
-    """What a product has of the expert that every token gets. linear: its weights. width: of it. x: what they are
-    multiplied with: in a first product that of the others, which is read in its place; in the last one contiguous
-    [T, width]. out: contiguous
-    [T, width], in the last product float32 [T, pieces, outputs], where a piece has as many numbers as another expert's
-    width. scores: float32 contiguous [T, n]; the last product is multiplied by the logistic function of the last of
-    them; None: by nothing."""
+    """The shared expert in a product. x: input; in a first product the other experts' input, in the last one contiguous
+    [T, width]. out: contiguous [T, width], in the last product float32 [T, pieces, outputs], where a piece is as wide
+    as another expert. scores: float32 contiguous [T, n], of which the logistic function of the last one is a factor of
+    the last product; None: no factor."""
 
     linear: Linear
     width: int
@@ -78,9 +75,9 @@ class SharedProduct:
 
 @dataclass(frozen=True, slots=True)
 class LoneToken:
-    """The only token of a launch, whose experts its first product chooses. scores: float32 [1, experts or more], of
-    experts first. live: int32 [1], more than 0 for a token that is not masked. squares: float64 [tiles or more, n], the
-    first column sums of squares of its norm."""
+    """The only token of a launch, whose first product chooses its experts. scores: float32 [1, experts or more], the
+    experts' scores first. live: int32 [1], more than 0 unless the token is masked. squares: float64 [tiles or more, n];
+    the first column has the sums of squares for its norm."""
 
     scores: torch.Tensor
     live: torch.Tensor
@@ -90,7 +87,7 @@ class LoneToken:
     eps: float
 
     def unrouted(self) -> Routing:
-        """What its first product fills: `items` are the experts' numbers, int32 [chosen]."""
+        """Return a routing for the first product to fill: `items` are the expert numbers, int32 [chosen]."""
         chosen, scores = self.choice.chosen, self.scores
         numbers = torch.empty(chosen, dtype=torch.int32, device=scores.device)
         return Routing(scores.new_empty(chosen), numbers.view(1, -1)[:, :1], numbers, scores, LEAST_BLOCK)
@@ -115,12 +112,11 @@ def _expert_product_kernel(
 ):  # fmt: skip
     """Multiply the tokens of an item, which go to one expert, by its matrix: ROWS outputs of an item a program.
 
-    EVEN: BLOCK divides DEPTH, and the shared expert has no last piece that is less deep. SCALE_ROWS: both sides are in
-    FP8, and so many rows of the weights have one scale, with SCALE_COLUMNS columns, DEPTH or a multiple of BLOCK; 0:
-    they are not. shared: the expert that every token gets, of width SHARED; its items come first. Its last product is
-    multiplied by the logistic function of the last of a token's SCORES scores; 0: by nothing. lone: there is one token,
-    whose experts each program of the first product finds by itself; `routed.items` are their numbers. SQUARES: tiles of
-    the squares of its norm.
+    EVEN: BLOCK divides DEPTH, and the shared expert's last piece has the full depth. SCALE_ROWS: rows of the weights
+    with one FP8 scale, for SCALE_COLUMNS columns, DEPTH or a multiple of BLOCK; both sides are in FP8; 0: 16 bits.
+    shared: the shared expert, of width SHARED; its items come first. The logistic function of the last of a token's
+    SCORES scores is a factor of its last product; 0: no factor. lone: there is one token, whose experts each program of
+    the first product finds; `routed.items` are their numbers. SQUARES: tiles of the squares for its norm.
     """
     let_dependents_start(DEPENDENT)
     tile, nth = tl.program_id(0), tl.program_id(1)

@@ -1,4 +1,4 @@
-"""A feed-forward of experts as streams compute it: by routing, two products over items, and a sum."""
+"""A feed-forward layer of experts: routing, two grouped products, and a sum."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def _as_launched(wanted: bool) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What T tokens get of a layer's experts, float32; of tokens that are not live anything. of_chosen: of each that a
-    token has chosen, by ascending number, and times its share, [T * chosen, hidden].
-    of_shared: of the one that every token gets, in pieces, [T, pieces, hidden]; None: there is none."""
+    """Results of a layer's experts for T tokens, float32; undefined for masked tokens. of_chosen: of each chosen
+    expert, by ascending number, times its routing weight, [T * chosen, hidden]. of_shared: of the shared expert, in
+    pieces, [T, pieces, hidden]; None: there is none."""
 
     of_chosen: torch.Tensor
     of_shared: torch.Tensor | None
@@ -34,8 +34,8 @@ class Results:
 
 @dataclass(frozen=True, slots=True)
 class PackedExperts:
-    """The experts of a layer, all of a kind as one matrix after the other. A product of them has no bias. router: the
-    product that makes a token's scores; behind those of experts is that of the shared one's share, if it has one."""
+    """The experts of a layer, with the matrices of all experts stacked. Their products have no bias. router: computes
+    a token's scores; the score of the shared expert's gate, if there is one, comes last."""
 
     weights: Experts
     gate_up: torch.Tensor | ExpertFp8  # [experts, 2 * width, hidden], or [experts, width, hidden] without gates
@@ -48,7 +48,7 @@ class PackedExperts:
 
     @property
     def scored(self) -> int:
-        """Numbers of a token that its router makes."""
+        """Number of a token's scores."""
         return self.router.weight.shape[0]
 
     @property
@@ -57,7 +57,7 @@ class PackedExperts:
 
     @property
     def shared(self) -> SharedExpert | None:
-        """What every token gets beside its experts."""
+        """The expert of all tokens, or None."""
         return self.weights.shared
 
     def results(
@@ -69,11 +69,11 @@ class PackedExperts:
         depends: Callable[[bool], bool] = _as_launched,
         squares: tuple[torch.Tensor, int, float] | None = None,
     ) -> Results:
-        """What each of T tokens gets from each of its experts, times its share, and from the shared one.
+        """Compute the results of T tokens' experts and of the shared expert.
 
-        x: the norm of the residual, [T, hidden]; with squares, as `route` has them, what its scale is still to be
-        applied to. scores: float32 [T, scored]. live: int [T]. arrived: as `route` has it. depends: says of the next
-        kernel whether it is launched programmatically. The first product of a lone row routes it.
+        x: the norm of the residual, [T, hidden]; with squares (see `route`) before its scale is applied. scores:
+        float32 [T, scored]. live: int [T]. arrived: see `route`. depends: returns whether the next kernel is launched
+        programmatically. The first product of a lone row also routes it.
         """
         weights, (_, hidden, width) = self.weights, self.down.shape
         chosen, lone = weights.chosen, None
@@ -124,8 +124,8 @@ class PackedExperts:
         *,
         dependent: bool,
     ) -> int:
-        """residual += the sum of a token's `results`, [T, hidden]; scaled and squares are made for the norm that
-        follows, if there is one. Returns how many tiles the squares have."""
+        """Add the sum of each token's `results` to residual, [T, hidden], and compute scaled and squares for the next
+        norm, if there is one. Returns the number of tiles of squares."""
         made = (None, None, None) if norm is None else (norm.weight, scaled, squares)
         gamma, scaled_out, squares_out = made
         return expert_sums(
@@ -142,7 +142,7 @@ class PackedExperts:
         )
 
     def made(self, results: Results, live: torch.Tensor) -> torch.Tensor:
-        """The sum of a token's `results` by itself, rounded to the model's dtype: [T, hidden]."""
+        """Return the sum of each token's `results`, rounded to the model's dtype: [T, hidden]."""
         down = self.weights.down[0].weight
         out = torch.empty((live.shape[0], len(down)), dtype=down.dtype, device=live.device)
         expert_sums(results.of_chosen, live, self.weights.chosen, out, of_shared=results.of_shared, added=False)
@@ -150,7 +150,7 @@ class PackedExperts:
 
 
 def live_tokens(batch: ForwardBatch) -> torch.Tensor:
-    """More than 0 for query tokens of rows that are not masked, and 0 for others and padding: int32 [T]."""
+    """Return int32 [T], more than 0 for query tokens of unmasked rows, 0 for others and padding."""
     if batch.is_decode and batch.decode_queries == 1:
         return batch.seq_lens
     ends = batch.query_start_loc[1:]
@@ -160,7 +160,7 @@ def live_tokens(batch: ForwardBatch) -> torch.Tensor:
 
 
 def router_of(weights: Experts) -> Linear:
-    """The product that makes a token's scores, with that of a shared expert's share behind those of experts."""
+    """Return the router with the row of the shared expert's gate appended, if there is one."""
     router, shared = weights.router, weights.shared
     if shared is None or shared.share is None:
         return router
@@ -190,7 +190,7 @@ def _stacked(matrices: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _joined(matrices: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Their rows, [all, in]: the memory in which they lie one behind the other, as a checkpoint's do, or a copy."""
+    """Concatenate rows, [all, in]: a view if the matrices are adjacent in memory, as in a checkpoint, else a copy."""
     first = matrices[0]
     storage, begin = first.untyped_storage().data_ptr(), first.storage_offset()
     for matrix in matrices:

@@ -1,11 +1,10 @@
-"""Who of a launch's tokens is sent to which experts, found on the device and of one shape whatever it is.
+"""Assign a launch's tokens to experts on the device; output shapes are fixed.
 
-A token's scores are made by a product before. Here they become its experts and their shares, by a program for each
-token; then a program for each expert lists its tokens, ascending, and each list is cut into items: an expert and up to
-`block` of its tokens. For a few tokens one program does all of it. The number of items
-is always the largest possible one, and unused items are marked, so a captured graph holds for every choice and the host
-reads no count. Grouping tokens by expert and giving blocks of them to programs is how the published kernels for experts
-do it, first in MegaBlocks (Gale and others, 2022, arXiv:2211.15841).
+One program a token turns the router's scores into experts and routing weights. Then one program an expert lists the
+expert's tokens, ascending, and cuts the list into items: an expert and up to `block` of its tokens. For a few tokens
+one program does everything. The number of items is the largest possible one, and unused items are marked, so a captured
+graph is right for every choice and the host reads no count. Source of grouping tokens by expert in blocks: MegaBlocks
+(Gale et al., 2022, arXiv:2211.15841).
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -31,13 +30,13 @@ from runahead.runtime.kernels.triton.moe.topk import (
 )
 from runahead.runtime.rounding import ceil_div
 
-ITEM: Final = 4  # numbers of an item, so that each begins at 16 bytes: expert, first of its entries, how many; nothing
+ITEM: Final = 4  # int32 numbers of an item, 16 bytes: expert, index of its first entry, number of entries, unused
 FEW_TOKENS: Final = 64  # with at most this many tokens, an item has LEAST_BLOCK of them
 LEAST_BLOCK: Final = 16
-MOST_CHOSEN: Final = 127  # experts of a token: a place among them is kept in 8 bits
+MOST_CHOSEN: Final = 127  # experts of a token: an index among them is stored in 8 bits
 _LISTED: Final = 1024  # tokens that a program lists at a time
 _ITEMS_AT_ONCE: Final = 64
-_TOGETHER: Final = 16  # tokens of which one program does all, at most
+_TOGETHER: Final = 16  # most tokens that one program routes alone
 _WARPS_TOGETHER: Final = 8
 _ITEM, _AT_ONCE = tl.constexpr(ITEM), tl.constexpr(_ITEMS_AT_ONCE)
 
@@ -48,10 +47,10 @@ class Routing(NamedTuple):
     block: entries of an item, at most.
     """
 
-    routing_weights: torch.Tensor  # float32 [T * chosen], by entry; anything for tokens that choose nobody
-    entries: torch.Tensor  # int32 [experts, T] of each expert, ascending; then anything
-    items: torch.Tensor  # int32 [as many as there may be, ITEM] by ascending expert; then some of 0 entries
-    scale: torch.Tensor  # float32 [T] of the norm before, where there was one to find
+    routing_weights: torch.Tensor  # float32 [T * chosen], by entry; undefined for masked tokens
+    entries: torch.Tensor  # int32 [experts, T], ascending for each expert; undefined behind the last
+    items: torch.Tensor  # int32 [most items, ITEM] by ascending expert; unused ones have 0 entries
+    scale: torch.Tensor  # float32 [T], of the previous norm if `route` was given its squares
     block: int
 
 
@@ -92,16 +91,16 @@ def _route_kernel(
     token = tl.minimum(t, num_tokens - 1)[:, None]
     e = numbers_of_experts(CHOICE.PADDED, CHOICE.COPIES)
     wait_for_predecessors(DEPENDENT)
-    # All that comes from memory is asked for before anything waits for it.
+    # Issue all loads before the first use of one.
     is_live = tl.load(live + t, mask=there, other=0) > 0
     if SQUARES > 0:
         s = tl.arange(0, ALL_SQUARES)[:, None]
         of_tiles = tl.load(squares + s * STRIDE + t[None, :], mask=(s < SQUARES) & there[None, :], other=0.0)
     chosen, index, score = chosen_experts(scores, correction, token, CHOICE)
-    share = routing_weights_of(score, chosen, CHOICE)
+    weight = routing_weights_of(score, chosen, CHOICE)
     chosen = chosen & is_live[:, None]
     entry = token * CHOICE.CHOSEN + index
-    tl.store(routed.routing_weights + entry, share, mask=chosen)
+    tl.store(routed.routing_weights + entry, weight, mask=chosen)
     if LISTS:
         taken = chosen.to(tl.int32)
         nth = tl.cumsum(taken, 0) - 1
@@ -171,12 +170,12 @@ def route(
 ) -> Routing:
     """Send tokens to experts.
 
-    scores: float32 contiguous [T, experts + beside], those of experts first. live: int [T], more than 0 for tokens that
-    choose. arrived: int32 [1], zero before and after. squares: float64 [tiles, T or more] sums of squares of what the
-    scores were made of, how many tiles, and the eps of its norm over `depth` numbers: its scale is left too. dependent:
-    launched programmatically. One program routes a few tokens and needs no `arrived`, where experts are few enough, a
-    token's scores are a multiple of 4, so that a warp has all of them, and the choice has no groups. A token's routing
-    weights have the same bits.
+    scores: float32 contiguous [T, experts + beside], the experts' scores first. live: int [T], more than 0 for unmasked
+    tokens. arrived: int32 [1], zero before and after. squares: float64 [tiles, T or more] sums of squares of the
+    router's input, the number of tiles, and the eps of the input's norm over `depth` numbers; `Routing.scale` is then
+    computed. dependent: launched programmatically. One program routes a few tokens, without `arrived`, if there are at
+    most IN_COPIES experts, the number of scores is a multiple of 4 and the choice has no groups. The bits of routing
+    weights are the same.
     """
     (tokens, scored), chosen = scores.shape, choice.chosen
     count = scored - beside

@@ -1,4 +1,4 @@
-"""The sum of what a token gets of its experts, in the order of their numbers."""
+"""The sum of the results of a token's experts, in the order of expert numbers."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 # (a kernel's pointers have no Python type)

@@ -1,12 +1,12 @@
-"""Which experts a token is sent to, and by what shares: the part of a kernel that whoever needs it computes by itself.
+"""Device functions that choose a token's experts and their routing weights (`runahead.runtime.kernels.choice.Choice`
+defines both).
 
-What is computed stands at `runahead.runtime.kernels.choice.Choice`. A program has a token, or a few. It finds the
-highest value, then the highest below that, and so on: as many rounds as experts are chosen. Only where values are equal
-does it go back up. To compare every expert with every other takes about as long for 64 or 128 of them; for 512 that is
-a kernel of 750 KB in the place of one of 140 (docs/decisions/0036-experts.md).
+A program has one token or a few. Each round finds the highest value below the previous one; there is one round for each
+chosen expert. A second pass resolves equal values. Comparing every expert with every other takes about as long for 64
+or 128 experts, but for 512 the kernel has 750 KB instead of 140 (docs/decisions/0036-experts.md).
 
-Values keep two dimensions through all of it. What is reduced to one and spread out again changes places among the
-threads, by way of shared memory and with barriers.
+Values keep two dimensions throughout: a tensor that is reduced to one dimension and broadcast again moves between
+threads through shared memory, with barriers.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -43,36 +43,36 @@ class ChoiceSizes(NamedTuple):
     PADDED_GROUPS: int
     CHOSEN_GROUPS: int
     FACTOR: float  # of all routing weights
-    # With as many as the program has warps, or more, each warp has whole copies, and none waits for another in a round.
+    # With at least one copy a warp, each warp has whole copies, and no warp waits for another in a round.
     COPIES: int
 
 
 @triton.jit
 def numbers_of_experts(PADDED: tl.constexpr, COPIES: tl.constexpr):
-    """[COPIES, PADDED], 0 to PADDED - 1 in each copy. As a compiler shares such a tensor out, each warp has one of
-    several copies, and all warps together a single one."""
+    """Return [COPIES, PADDED], 0 to PADDED - 1 in each copy. The compiler gives each warp one of several copies; a
+    single copy is divided among all warps."""
     return tl.arange(0, PADDED)[None, :] + tl.zeros([COPIES, 1], tl.int32)
 
 
 @triton.jit
 def _exact_sum(x):
-    """The sum of each copy, float32 [COPIES, 1], of numbers that are not negative. They are added in float64 as
-    multiples of 2**-40 times the power of two of the greatest, so that the sum has no rounding and no order."""
+    """Sum non-negative numbers of each copy exactly, float32 [COPIES, 1]. They are added in float64 as multiples of
+    2**-40 times the greatest number's power of two, so the result does not depend on the order."""
     power = (tl.max(x, 1, keep_dims=True).to(tl.int32, bitcast=True) & _EXPONENT).to(tl.float32, bitcast=True)
-    rounder = power.to(tl.float64) * _ROUNDER  # added and taken away again, it leaves such multiples
+    rounder = power.to(tl.float64) * _ROUNDER  # adding and subtracting it leaves such multiples
     return tl.sum((x.to(tl.float64) + rounder) - rounder, 1, keep_dims=True).to(tl.float32)
 
 
 @triton.jit
 def _highest(order, e, CHOSEN: tl.constexpr):
-    """Which CHOSEN experts of each copy have the highest numbers, and of equal ones the lowest `e`. order: int32,
-    of what is no expert _BELOW_ALL."""
+    """Return whether each expert is among the CHOSEN highest of its copy; among equal ones the lowest `e` wins. order:
+    int32, _BELOW_ALL for padding."""
     least = tl.max(order, 1, keep_dims=True)
     for _ in tl.static_range(CHOSEN - 1):
         least = tl.max(tl.where(order < least, order, _BELOW_ALL), 1, keep_dims=True)
     ahead = tl.sum((order > least).to(tl.int32), 1, keep_dims=True)
     last = tl.min(tl.where(order == least, e, _ABOVE_ALL), 1, keep_dims=True)
-    if tl.max(tl.abs(ahead - (CHOSEN - 1))) > 0:  # of some copy numbers are equal: that was too low
+    if tl.max(tl.abs(ahead - (CHOSEN - 1))) > 0:  # some copy has equal numbers: `least` is too low
         while tl.max(ahead) >= CHOSEN:
             higher = tl.min(tl.where(order > least, order, _ABOVE_ALL), 1, keep_dims=True)
             least = tl.where(ahead >= CHOSEN, higher, least)
@@ -86,7 +86,7 @@ def _highest(order, e, CHOSEN: tl.constexpr):
 
 @triton.jit
 def _of_best_groups(value, CHOICE: tl.constexpr):
-    """Whether an expert's group is among the best, [PADDED]. A group counts by the sum of its two highest values."""
+    """Return whether each expert's group is among the best, [PADDED], ranked by the sum of its two highest values."""
     SIZE: tl.constexpr = CHOICE.COUNT // CHOICE.GROUPS
     e, g = tl.arange(0, CHOICE.PADDED)[None, :], tl.arange(0, CHOICE.PADDED_GROUPS)
     inside = e < CHOICE.COUNT
@@ -116,12 +116,11 @@ def _scores_to_weights(score, inside, LOGISTIC: tl.constexpr):
 
 @triton.jit
 def chosen_experts(scores, correction, token, CHOICE: tl.constexpr):
-    """Which experts a token is sent to, the place of each among its own, and the scores: of each expert, as
-    `numbers_of_experts` has them.
+    """Choose a token's experts. Returns whether each expert is chosen, its index among the token's experts, and its
+    score, all shaped like `numbers_of_experts`.
 
-    An expert is chosen if fewer than CHOSEN are ahead of it: those of higher scores, or values, and of equal ones those
-    of lower numbers. A score that is no number is behind all others. correction: of the values, or None. token: of all
-    copies, or of each, int32 [COPIES, 1].
+    Experts rank by score, or by value where it decides, then by ascending number; NaN ranks last. correction: float32
+    [COUNT] of the values, or None. token: one for all copies, or int32 [COPIES, 1].
     """
     e = numbers_of_experts(CHOICE.PADDED, CHOICE.COPIES)
     inside = e < CHOICE.COUNT
@@ -136,8 +135,7 @@ def chosen_experts(scores, correction, token, CHOICE: tl.constexpr):
         tl.static_assert(CHOICE.COPIES == 1)
         kept = _of_best_groups(tl.reshape(value, [CHOICE.PADDED]), CHOICE)
         value = tl.where(tl.reshape(kept, e.shape), value, _NEVER)
-    # Numbers that stand in the order of the values: there are two zeros, and negative ones have the higher bits the
-    # further they are from zero.
+    # Integers in the order of the values: the two zeros become one, and the bits of negative values are inverted.
     bits = tl.where(value == 0.0, 0.0, value).to(tl.int32, bitcast=True)
     order = tl.where(inside, tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits), _BELOW_ALL)
     chosen = _highest(order, e, CHOICE.CHOSEN)
@@ -146,8 +144,7 @@ def chosen_experts(scores, correction, token, CHOICE: tl.constexpr):
 
 @triton.jit
 def routing_weights_of(score, chosen, CHOICE: tl.constexpr):
-    """The share of each expert of those that `chosen_experts` has chosen. A score that is no number makes every share
-    of its token one."""
+    """Return the routing weight of each chosen expert. A NaN among a token's scores makes all of its weights NaN."""
     inside = numbers_of_experts(CHOICE.PADDED, CHOICE.COPIES) < CHOICE.COUNT
     weight = _scores_to_weights(score, inside, CHOICE.LOGISTIC)
     if CHOICE.RENORMALISED:
@@ -163,13 +160,13 @@ def routing_weights_of(score, chosen, CHOICE: tl.constexpr):
 
 
 def padded(count: int) -> int:
-    """Experts, as a program of `chosen_experts` takes them."""
+    """Return the number of experts, padded for `chosen_experts`."""
     return max(1 << (count - 1).bit_length(), 16)
 
 
 def choice_sizes(choice: Choice, count: int, scores: int, copies: int = 1) -> ChoiceSizes:
-    """Constants of the kernels that choose and share. count: experts. scores: numbers of a token. copies: the
-    number of warps, or of tokens, where experts are few enough and the choice has no groups; else one."""
+    """Return the constants of kernels that choose experts. count: experts. scores: numbers of a token. copies: number
+    of warps or tokens; it becomes one with groups or more than IN_COPIES experts."""
     copies = copies if padded(count) <= IN_COPIES and not choice.limits_groups else 1
     groups = choice.groups if choice.limits_groups else 0
     return ChoiceSizes(

@@ -1,7 +1,5 @@
-"""How the two products of a layer's experts are cut into programs: measured on a GPU for shapes that were tried, in the
-table of `gemm/tuning.py`, else a default.
-
-No bit hangs on it.
+"""Tilings of the two products of a layer's experts: measured on a GPU for known shapes, in the table of
+`gemm/tuning.py`, else a default. No bit depends on a tiling.
 """
 
 from __future__ import annotations
@@ -17,15 +15,15 @@ from runahead.runtime.kernels.triton.gpu.capability import LEAST_SHARED_MEMORY, 
 
 FIRST_GATED: Final = 0  # which of an expert's products: out = silu(gate) * up, of the product's two halves
 FIRST_SQUARED: Final = 1  # out = relu(product)^2
-LAST: Final = 2  # out = product times the token's share of the expert
+LAST: Final = 2  # out = product times the token's routing weight
 _NAMES: Final = ("gated", "squared", "last")
 _MEASURED_ITEMSIZE: Final = 2  # bytes of a weight where the table was measured
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertProduct:
-    """One of the products of a layer's experts. chosen: of `experts`, by a token. outputs: of an expert; of FIRST_GATED
-    those of its gate, and as many of `up`. depth: of the product. itemsize: bytes of a weight."""
+    """One of the products of a layer's experts. chosen: experts of a token, of `experts`. outputs: of an expert; of
+    FIRST_GATED of the gate alone, `up` has the same number. itemsize: bytes of a weight."""
 
     which: int
     chosen: int
@@ -39,7 +37,7 @@ class ExpertProduct:
         return 2 if self.which == FIRST_GATED else 1
 
     def key(self, tokens: int) -> str:
-        """What the table calls it for so many tokens, and up to the next power of two."""
+        """Return the table's key for a number of tokens, rounded up to a power of two."""
         experts = f"{self.chosen}/{self.experts} experts of {self.outputs}x{self.depth}"
         return f"{experts} {_NAMES[self.which]} {triton.next_power_of_2(tokens)}"
 
